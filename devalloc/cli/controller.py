@@ -71,6 +71,12 @@ if TYPE_CHECKING:
     help="Look at all claims this often, even when no event says that something changed.",
 )
 @click.option(
+    "--resource-claims",
+    is_flag=True,
+    help="Also allocate ResourceClaims of resource.k8s.io with the label devalloc.io/allocator: devalloc, from nodes "
+    "that are set aside (devalloc node --allocator devalloc).",
+)
+@click.option(
     "--availability-interval",
     type=duration,
     default="5s",
@@ -98,6 +104,7 @@ def controller(
     placement: str,
     deadline: float,
     resync: float,
+    resource_claims: bool,
     availability_interval: float,
     lease_seconds: float,
 ) -> int:
@@ -132,6 +139,7 @@ def controller(
             availability=availability_interval,
             admin_namespaces="labelled",
         ),
+        resource_claims=resource_claims,
         listen=address,
         tls=None if address is None else _tls(address[0], tls_certificate, tls_key),
         certificate=None if tls_certificate is None else (str(tls_certificate), str(tls_key)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,14 @@ _APIS = ("v1", "v1beta1")
     "--driver-name", default="devalloc.io", metavar="NAME", help="What DeviceClasses select as device.driver."
 )
 @click.option(
+    "--allocator",
+    type=click.Choice(("kubernetes", "devalloc")),
+    default="kubernetes",
+    envvar="DEVALLOC_ALLOCATOR",
+    help="Who gives out the devices of this node in a cluster: kube-scheduler, or devalloc's controller to claims with "
+    "the label devalloc.io/allocator: devalloc [env: DEVALLOC_ALLOCATOR].",
+)
+@click.option(
     "--pod-uid",
     metavar="UID",
     envvar="POD_UID",
@@ -73,6 +82,7 @@ def node(
     apis: tuple[str, ...],
     driver_name: str,
     pod_uid: str | None,
+    allocator: str,
     dry_run: bool,
     host_capacity: bool,
     **options: Any,
@@ -106,6 +116,8 @@ def node(
         raise BadInput("--scaling is for the VirtualMachines of a store; a cluster has none for this plugin")
     if client is not None and host_capacity:
         raise BadInput("--host-capacity is for the VirtualMachines of a store; a cluster's kubelet has its own")
+    if client is None and allocator != "kubernetes":
+        raise BadInput("--allocator is for a cluster: give --kubeconfig or --in-cluster, or leave it out")
     kubelet = _kubelet(kubelet_dir, driver_name, pod_uid, apis) if client is not None else None
     path = store_path(store)
     if client is None:
@@ -113,6 +125,7 @@ def node(
         if options["socket"] is None and not is_default(path):
             options["socket"] = options["state"] / "node.sock"  # as `devalloc up` has it
     settings = node_settings(node=name, dry_run=dry_run, kubelet=kubelet, **options)
+    settings = replace(settings, set_aside=allocator == "devalloc")
     beside = []
     with displayed() as display, on.cutting_off(display.say), ExitStack() as stack:
         host = on.host_of(settings, dry_run=dry_run, say=display.say)

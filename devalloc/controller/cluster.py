@@ -19,6 +19,7 @@ from devalloc.controller.leading import DEADLINE, NAME, NAMESPACE, SECONDS, Cont
 from devalloc.controller.lease import Lease
 from devalloc.controller.metrics import TYPE, Metrics
 from devalloc.controller.recorder import Recorder
+from devalloc.controller.resourceclaims import ResourceClaimAllocator, ResourceClaimSettings
 from devalloc.controller.site import Page, Site
 from devalloc.controller.told import changes
 from devalloc.store import Listing, Object
@@ -48,6 +49,8 @@ class ClusterSettings:
     deadline: float = DEADLINE
     """How long its holder does."""
     allocate: AllocateSettings = field(default_factory=AllocateSettings)
+    resource_claims: bool = False
+    """ResourceClaims of resource.k8s.io are allocated as well, where their label asks for it."""
     listen: tuple[str, int] | None = None
     """Where health, metrics and pages are; None: nowhere."""
     tls: ssl.SSLContext | None = None
@@ -96,6 +99,7 @@ class Cluster:
     ) -> None:
         """``pages``: more of them, by path, which read the store from threads and ask who may see them."""
         self._settings = settings
+        self._client = client
         self._on_round = on_round
         holder = f"{settings.instance}-{secrets.token_hex(4)}"
         self.lease = Lease(
@@ -158,7 +162,17 @@ class Cluster:
         self.store.close()
 
     def _loops(self) -> Mapping[str, Loop]:
-        return {"allocate": self.allocator.run}
+        loops: dict[str, Loop] = {"allocate": self.allocator.run}
+        if self._settings.resource_claims:
+            told = self._settings.allocate
+            loops["resource-claims"] = ResourceClaimAllocator(
+                self._client,
+                stamp=f"{self.lease.transitions} {self.lease.holder}",
+                may_write=lambda: self.lease.is_valid,
+                record=self.recorder.record,
+                settings=ResourceClaimSettings(told.placement, told.deadline, told.batch, told.resync, told.retry),
+            ).run
+        return loops
 
     def _aside(self, loop: Loop, over: threading.Event) -> None:
         """What shows how it is: without it nobody would know, so that its end is the end of all."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from devalloc.api.aside import plain
 from devalloc.inventory import vgpu
 from devalloc.inventory.cards import Card, Port, VirtualFunction, cards
 from devalloc.inventory.pci import Address, PciFunction, read
@@ -67,12 +68,12 @@ Located = PortDevice | VfDevice | ProfileDevice | InstanceDevice
 
 
 def locate(tree: Tree, node_name: str, pool: str, device: str) -> Located:
-    """The device of that name.
+    """The device of that name, in a pool that may be set aside (``devalloc.api.aside``).
 
     Raises DeviceUnknown or DeviceGone, with a sentence for people. Names are never used as paths unchecked.
     """
-    slot = _slot(pool)
-    if slot is None or pool_name(node_name, slot) != pool:
+    slot = _slot(plain(pool))
+    if slot is None or pool_name(node_name, slot) != plain(pool):
         raise DeviceUnknown(f"{_short(pool)} is no pool of node {node_name}")
     instance, name = _UUID.fullmatch(device), _NAME.fullmatch(device)
     if instance is not None:

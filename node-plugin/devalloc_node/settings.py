@@ -49,6 +49,8 @@ class NodeSettings:
     """Where container runtimes look for CDI specs."""
     kubelet: KubeletSettings | None = None
     """None: the kubelet is not served."""
+    set_aside: bool = False
+    """The node's devices are for devalloc's controller, and not for kube-scheduler (``devalloc.api.aside``)."""
     machines: MachineConfig = field(default_factory=MachineConfig)
     """Where machines live, and what they may name."""
     capacity: HostCapacity | None = None

@@ -8,158 +8,46 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from devalloc_node.grant import ClaimRef
-from tests.support import cards, kube_rights
-from tests.support.cards import Sriov
-from tests.support.fakehost import FakeHost
-from tests.support.faketree import memory_folder
-from tests.support.kube_images import IMAGE
-from tests.support.kube_node import NODE, Node
-from tests.support.kube_plugin import DRIVER, Bed, Plugin, plugin_bed
+from tests.support.kube_node import Node
+from tests.support.kube_plugin import DRIVER, Bed
+from tests.support.kube_pods import (
+    METADATA,
+    PODS,
+    SECONDS,
+    SLICES,
+    VFS,
+    Pods,
+    cards_of,
+    furnished,
+    pods_of,
+    published,
+    serve,
+)
 from tests.support.kubelet_client import kubelet_client
-
-RESOURCE = "/apis/resource.k8s.io/v1"
-SLICES = f"{RESOURCE}/resourceslices"
-CLAIMS = f"{RESOURCE}/namespaces/default/resourceclaims"
-TEMPLATES = f"{RESOURCE}/namespaces/default/resourceclaimtemplates"
-PODS = "/api/v1/namespaces/default/pods"
-METADATA = "/var/run/kubernetes.io/dra-device-attributes"
-CLASSES = {
-    "vf": 'device.driver == "devalloc.io" && device.attributes["devalloc.io"].function == "vf"',
-    "card": 'device.driver == "devalloc.io" && device.attributes["devalloc.io"].kind == "nic"'
-    ' && device.attributes["devalloc.io"].function != "vf"',
-    "gpu": 'device.driver == "devalloc.io" && device.attributes["devalloc.io"].kind == "gpu"',
-}
-VFS = 2
-SECONDS = 45.0
 
 
 @pytest.fixture(scope="module")
 def ready(node: Node) -> Node:
     """The node's cluster with classes and templates of claims, each for one device."""
-    kube_rights.install(node.cluster)
-    for name, expression in CLASSES.items():
-        selectors = [{"cel": {"expression": expression}}]
-        body = {"apiVersion": "resource.k8s.io/v1", "metadata": {"name": name}}
-        made = node.cluster.create(
-            f"{RESOURCE}/deviceclasses", body | {"kind": "DeviceClass", "spec": {"selectors": selectors}}
-        )
-        assert made.ok, made.message
-        spec = {"spec": {"devices": {"requests": [{"name": "device", "exactly": {"deviceClassName": name}}]}}}
-        made = node.cluster.create(TEMPLATES, body | {"kind": "ResourceClaimTemplate", "spec": spec})
-        assert made.ok, made.message
-    return node
-
-
-@dataclass
-class Pods:
-    """Pods of one test, each with one device."""
-
-    node: Node
-
-    def start(self, name: str, device_class: str) -> None:
-        patterns = ["/dev/vfio/*", f"{METADATA}/*/*/*/*"]
-        container = {
-            "name": "main",
-            "image": IMAGE,
-            "imagePullPolicy": "Never",
-            "args": ["tell", *patterns],
-            "resources": {"claims": [{"name": "device"}]},
-        }
-        spec = {
-            "hostNetwork": True,
-            "terminationGracePeriodSeconds": 1,
-            "automountServiceAccountToken": False,
-            "resourceClaims": [{"name": "device", "resourceClaimTemplateName": device_class}],
-            "containers": [container],
-        }
-        body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
-        made = self.node.cluster.create(PODS, body)
-        assert made.ok, made.message
-
-    def told(self, name: str) -> dict[str, Any]:
-        """What the pod's container sees, once it runs."""
-        lines = self.node.wait_until(f"pod {name} runs", lambda: self.node.output(name), SECONDS)
-        seen: dict[str, Any] = json.loads(lines[0])
-        return seen
-
-    def claim(self, name: str) -> dict[str, Any]:
-        """The claim that was made for the pod."""
-        status = self.node.cluster.get(f"{PODS}/{name}").content["status"]
-        (made,) = status["resourceClaimStatuses"]
-        content: dict[str, Any] = self.node.cluster.get(f"{CLAIMS}/{made['resourceClaimName']}").content
-        return content
-
-    def ref(self, name: str) -> ClaimRef:
-        metadata = self.claim(name)["metadata"]
-        return ClaimRef("default", metadata["name"], metadata["uid"])
-
-    def device(self, name: str) -> str:
-        """The device that the scheduler chose for the pod."""
-        (result,) = self.claim(name)["status"]["allocation"]["devices"]["results"]
-        assert result["driver"] == DRIVER
-        device: str = result["device"]
-        return device
-
-    def end(self, *names: str) -> None:
-        """Delete them, and wait until they are gone: the kubelet lets them go when their claims are unprepared."""
-        for name in names:
-            self.node.cluster.delete(f"{PODS}/{name}")
-        self.node.wait_until(
-            f"{names} are gone", lambda: all(self.node.cluster.get(f"{PODS}/{name}").status == 404 for name in names)
-        )
-
-    def all_gone(self) -> bool:
-        return not self.node.cluster.get(PODS).content["items"] and not self.node.cluster.get(CLAIMS).content["items"]
+    return furnished(node)
 
 
 @pytest.fixture
 def pods(ready: Node) -> Iterator[Pods]:
-    yield Pods(ready)
-    ready.cluster.delete(f"{PODS}?gracePeriodSeconds=0")
-    ready.wait_until("all pods and claims are gone", Pods(ready).all_gone)
+    with pods_of(ready) as pods:
+        yield pods
 
 
 @pytest.fixture
 def bed(ready: Node, tmp_path: Path) -> Iterator[Bed]:
-    """A host with a GPU and a NIC with two possible VFs, without a plugin yet."""
-    with memory_folder() as folder:
-        written = (str(ready.cdi_folder), str(ready.kubelet_folder / "plugins" / DRIVER))
-        host = FakeHost(Path(folder) / "host", folders=written)
-        host.add(cards.gpu(iommu_group=15))
-        host.add(cards.gpu_audio(iommu_group=15))
-        host.add(cards.nic("0000:41:00.0", sriov=Sriov(VFS, 128, 2)))
-        kubeconfig = kube_rights.kubeconfig(ready.cluster, NODE)
-        with plugin_bed(host, NODE, tmp_path, ready.cdi_folder, ready.kubelet_folder, kubeconfig) as bed:
-            yield bed
-
-
-def published(node: Node) -> dict[str, Any]:
-    """The devices in the slices, by name, once they are there."""
-
-    def found() -> dict[str, Any]:
-        items = node.cluster.get(SLICES).content["items"]
-        whole = {item["spec"]["pool"]["name"]: item["spec"]["pool"]["resourceSliceCount"] for item in items}
-        if len(whole) != 2 or len(items) != sum(whole.values()):
-            return {}
-        return {device["name"]: device for item in items for device in item["spec"].get("devices", [])}
-
-    devices: dict[str, Any] = node.wait_until("all devices are published", found)
-    return devices
-
-
-def serve(bed: Bed, node: Node, *options: str, die_before_reply: bool = False) -> Plugin:
-    """A plugin that the kubelet knows, with its devices published."""
-    plugin = bed.start(*options, die_before_reply=die_before_reply)
-    plugin.wait_for(f"the kubelet registered {DRIVER}")
-    published(node)
-    return plugin
+    with cards_of(ready, tmp_path) as bed:
+        yield bed
 
 
 def opened(seen: dict[str, Any]) -> list[str]:

@@ -50,7 +50,7 @@ class Reflector:
         """Read all objects into the mirror; the version of the API server that they are of. Raises ApiError."""
         objects: list[Object] = []
         version = ""
-        for page in self._client.list(self.resource.path, params):
+        for page in self._client.list(self.resource.path, {**self.resource.params, **(params or {})}):
             version = version or _version(page["metadata"])
             objects += [cleaned(obj, self.resource) for obj in page["items"]]
         self._mirror.relist(self.resource.kind, self.resource.namespace, objects, version, anew=anew)
@@ -80,7 +80,9 @@ class Reflector:
                 elif failures and self._has_less():
                     expired = True
                     continue
-                for event in self._client.watch(self.resource.path, {}, self._version, self._over, self._begun):
+                for event in self._client.watch(
+                    self.resource.path, self.resource.params, self._version, self._over, self._begun
+                ):
                     failures, told = 0, True
                     self._tell(event)
                 if told or time.monotonic() - began >= SHORT_SECONDS:

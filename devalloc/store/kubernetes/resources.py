@@ -24,6 +24,13 @@ class Resource:
     """It has a status, which is written by requests of its own."""
     namespace: str | None = None
     """The only one whose objects are looked at; None: all."""
+    fields: str = ""
+    """A field selector: only these objects are looked at."""
+
+    @property
+    def params(self) -> dict[str, str]:
+        """With which they are listed and watched."""
+        return {"fieldSelector": self.fields} if self.fields else {}
 
     @property
     def path(self) -> str:

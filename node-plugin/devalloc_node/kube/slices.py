@@ -9,6 +9,7 @@ pool resource, what a device draws      counter, consumed counters; left out whe
 ``devalloc.io/unavailable``             the attribute, and a taint of that name with effect NoSchedule
 ``devalloc.io/compatibilityGroup``      compatibilityGroups where the cluster has them; else the devices of one group
                                         are offered and the others tainted with ``devalloc.io/compatibility``
+a pool that is set aside                a taint ``devalloc.io/allocator`` on each device (``devalloc.api.aside``)
 resources of a device itself            cannot be told: the device is left out
 ======================================  ==============================================================================
 """
@@ -20,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from devalloc.api.aside import TAINT, is_aside
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
 from devalloc.api.pool import AttributeValue, Device, DevicePool
 from devalloc.api.problems import Problem
@@ -67,6 +69,7 @@ def sliced(pool: DevicePool, features: Features) -> SlicePool:
     """The slices of a pool. What the API cannot say is left out, and said in the problems."""
     shared = {attribute.name: attribute.value for attribute in pool.spec.attributes}
     attributes = {device.name: _attributes_of(device, shared) for device in pool.spec.devices}
+    aside = is_aside(pool.metadata.name)
     left_out: dict[str, str] = {}
     problems: list[Problem] = []
     plan = counters.Plan()
@@ -88,9 +91,13 @@ def sliced(pool: DevicePool, features: Features) -> SlicePool:
             left_out[name] = "has resources of its own, which slices do not share yet"
         elif not features.taints and (UNAVAILABLE in attributes[name] or name in closed):
             left_out[name] = "is not available, which the cluster cannot tell: DRADeviceTaints is off"
+        elif not features.taints and aside:
+            left_out[name] = "is set aside, which the cluster cannot tell: DRADeviceTaints is off"
         if name not in kept or name in left_out:
             continue
         content, unsaid_of = _device(device, attributes[name], closed.get(name))
+        if aside:
+            content["taints"] = [*content.get("taints", ()), dict(TAINT)]
         if consumed := plan.consumed.get(name):
             content["consumesCounters"] = _with_group(consumed, attributes[name], features)
         devices.append(content)

@@ -1,0 +1,357 @@
+"""The loop: pods that wait for claims of ours, a joint solve, the allocations written, Events for what is refused.
+
+Safe against a second allocator as with DeviceClaims: only the leader runs it, and before it decides it writes on each
+claim that it may allocate (``devalloc.controller.seal`` says why), so that what the leader before it still sends is
+refused. A write of whose end nobody knows is made known in the same way before anything else is decided.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from devalloc.api import meta
+from devalloc.controller.resourceclaims.solver import WarmCluster
+from devalloc.controller.resourceclaims.state import Asked, Cluster
+from devalloc.controller.resourceclaims.waiting import Key, Want, allocation, is_ours, node_of
+from devalloc.controller.told import NORMAL, WARNING, Told
+from devalloc.store import Conflict, Expired, NotFound, StoreError
+from devalloc.store import Key as ObjectKey
+from devalloc.store.errors import Forbidden, Invalid, Unknown
+from devalloc.store.kubernetes.client import ApiError, Client
+from devalloc.store.kubernetes.mirror import Mirror
+from devalloc.store.kubernetes.reflector import Reflector
+from devalloc.store.kubernetes.resources import Resource, Resources
+from devalloc.store.kubernetes.writing import Writing
+
+log = logging.getLogger(__name__)
+
+Object = dict[str, Any]
+
+FINALIZER = "resource.kubernetes.io/delete-protection"
+"""As kube-scheduler sets it: kube-controller-manager takes back what such a claim holds, and removes it."""
+_API = "resource.k8s.io"
+CLAIMS = Resource("ResourceClaim", _API, "v1", "resourceclaims", True, True)
+KINDS = (
+    CLAIMS,
+    Resource("ResourceSlice", _API, "v1", "resourceslices", False, False),
+    Resource("DeviceClass", _API, "v1", "deviceclasses", False, False),
+    Resource("DeviceTaintRule", _API, "v1", "devicetaintrules", False, False),
+    Resource("Node", "", "v1", "nodes", False, False),
+    Resource("Pod", "", "v1", "pods", True, False, fields="spec.nodeName="),
+)
+OPTIONAL = frozenset({"DeviceTaintRule"})
+"""Kinds that a cluster may not serve: in v1 since Kubernetes 1.37."""
+_NAMES = frozenset(resource.kind for resource in KINDS)
+WRITERS = 8
+DELETIONS_KEPT = 10_000
+AVOID_SECONDS = 60.0
+"""How long a claim is not given devices of a node from which kube-scheduler sent it back."""
+REFUSED_SECONDS = 60.0
+"""How long a claim is left alone whose allocation the API server refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How claims are answered."""
+
+    placement: str = "pack"
+    deadline: float | None = 10.0
+    """Seconds the solver may think about one batch; None for as long as it takes."""
+    batch: float = 0.05
+    """Seconds to wait after a change for more, so that what is made together is solved together."""
+    resync: float = 60.0
+    retry: float = 1.0
+    """Seconds to wait after a round that failed; twice as long after each further one, up to ``resync``."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known of a claim beyond what stands on it. By UID, for as long as the claim is there."""
+
+    given: str = ""
+    """The node on which it was given devices by us, as long as these pods wait."""
+    users: frozenset[str] = frozenset()
+    """Their UIDs."""
+    avoided: dict[str, float] = field(default_factory=dict)
+    """Nodes that it is not to have, and until when."""
+    refused_until: float = 0.0
+    told: str = ""
+    """The reason that was told last."""
+
+
+class ResourceClaimAllocator:
+    """One ``run`` in one thread."""
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        stamp: str,
+        may_write: Callable[[], bool] = lambda: True,
+        record: Callable[[Iterable[Told]], None] = lambda happened: None,
+        settings: Settings | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``stamp``: a text that no leader had before. ``may_write``: asked before each write. ``record``: told what is
+        to be an Event."""
+        self._settings = settings or Settings()
+        self._stamp = stamp
+        self._record = record
+        self._clock = clock
+        self._mirror = Mirror(DELETIONS_KEPT)
+        self._client = client
+        self._writing = Writing(client, Resources(KINDS), self._mirror.see, may_write)
+        self._cluster = Cluster()
+        self._solver = WarmCluster(self._settings.placement)
+        self._known: dict[str, _Known] = {}
+        self._doubtful: set[Key] = set()
+        self._stamps = 0
+        self._asked: list[Asked] = []
+        self._place = 0
+
+    def run(self, stop: threading.Event) -> None:
+        """Take over, and answer claims until ``stop`` is set. What fails is logged and tried again."""
+        reflectors = [Reflector(self._client, resource, self._mirror) for resource in KINDS]
+        versions: dict[str, str] = {}
+        try:
+            with ThreadPoolExecutor(WRITERS, thread_name_prefix="resourceclaims") as writers:
+                if not self._tried(lambda: versions.update(self._listed(reflectors)), stop):
+                    return
+                for reflector in reflectors:
+                    if reflector.resource.kind in versions:
+                        reflector.begin(versions[reflector.resource.kind])
+                while self._tried(lambda: self.round(writers), stop):
+                    self._wait(stop)
+        finally:
+            for reflector in reflectors:
+                reflector.end()
+            for reflector in reflectors:
+                reflector.join(5.0)
+
+    def _tried(self, act: Callable[[], object], stop: threading.Event) -> bool:
+        """Do it, again and again where it fails; False once ``stop`` is set."""
+        failures = 0
+        while not stop.is_set():
+            try:
+                act()
+                return True
+            except Exception as error:
+                self._asked = []
+                failures += 1
+                pause = min(self._settings.retry * 2 ** min(failures - 1, 30), self._settings.resync)
+                unexpected = None if isinstance(error, (ApiError, StoreError)) else error
+                told = "ResourceClaims cannot be answered, next try in %.0f s: %s"
+                log.warning(told, pause, error, exc_info=unexpected)
+                stop.wait(pause)
+        return False
+
+    # -- beginning -----------------------------------------------------------------------------------------------------
+
+    def _listed(self, reflectors: Sequence[Reflector]) -> dict[str, str]:
+        """Read all there is, with every claim sealed that may be allocated; the version of each kind."""
+        reflectors[0].list()
+        for claim in self._mirror.select(frozenset({CLAIMS.kind}), None).objects:
+            if is_ours(claim) and allocation(claim) is None:
+                self._settle(_key(claim))
+        versions = {}
+        for reflector in reflectors:
+            resource = reflector.resource
+            try:
+                versions[resource.kind] = reflector.list()
+            except ApiError as error:
+                if resource.kind not in OPTIONAL or error.status != 404:
+                    raise
+                log.info("the cluster does not serve %s of %s", resource.plural, resource.version)
+        return versions
+
+    def _settle(self, key: Key) -> None:
+        """Read a claim until nothing that was sent before can change it. Raises StoreError."""
+        while True:
+            try:
+                claim = self._writing.read(ObjectKey(CLAIMS.kind, *key))
+                if allocation(claim) is not None:
+                    return
+                metadata = claim["metadata"]
+                self._stamps += 1
+                annotations = {**metadata.get("annotations", {}), meta.LEADER: f"{self._stamp} {self._stamps}"}
+                self._writing.write({**claim, "metadata": {**metadata, "annotations": annotations}})
+                return
+            except NotFound:
+                return
+            except Conflict:
+                continue
+
+    # -- rounds --------------------------------------------------------------------------------------------------------
+
+    def round(self, writers: ThreadPoolExecutor) -> None:
+        """Answer all claims that pods wait for, once, where something has changed since the last time."""
+        for key in sorted(self._doubtful):
+            self._settle(key)
+            self._doubtful.discard(key)
+        self._hear()
+        now = self._clock()
+        claims = self._cluster.claims()
+        wants = self._cluster.wants()
+        self._note(claims, wants, now)
+        wants = [want for want in wants if not any(self._of(claims[key]).refused_until > now for key in want.claims)]
+        avoided = {
+            key: frozenset(node for node, until in self._of(claims[key]).avoided.items() if until > now)
+            for want in wants
+            for key in want.claims
+        }
+        asked = self._cluster.asked(wants, avoided)
+        is_new = self._solver.tell(self._cluster.documents())
+        if asked == self._asked and not is_new:
+            return
+        documents = [document for each in asked for document in each.documents]
+        answers = {
+            (each["namespace"], each["name"]): each
+            for each in (self._solver.solve(documents, self._settings.deadline) if documents else ())
+        }
+        outcomes = list(writers.map(lambda each: self._answer(each, answers, claims), asked))
+        self._record([told for happened, _ in outcomes for told in happened])
+        for error in (error for _, error in outcomes if error is not None):
+            raise error
+        self._asked = asked
+
+    def _hear(self) -> None:
+        try:
+            events, self._place = self._mirror.events(_NAMES, self._place, deletions=self._place > 0)
+        except Expired:
+            self._cluster.clear()
+            events, self._place = self._mirror.events(_NAMES, 0, deletions=False)
+        self._cluster.tell(events)
+
+    def _of(self, claim: Object) -> _Known:
+        return self._known.setdefault(claim["metadata"]["uid"], _Known())
+
+    def _note(self, claims: Mapping[Key, Object], wants: Sequence[Want], now: float) -> None:
+        """See which claims were sent back, and forget those that are gone."""
+        there = {claim["metadata"]["uid"] for claim in claims.values()}
+        for uid in [uid for uid in self._known if uid not in there]:
+            del self._known[uid]
+        happened = []
+        for want in wants:
+            for key in want.claims:
+                known = self._of(claims[key])
+                given, known.given = known.given, ""
+                if given and known.users & {pod["metadata"]["uid"] for pod in want.pods}:
+                    known.avoided[given] = now + AVOID_SECONDS
+                    note = f"pod {_names(want)} found no place on node {given}, which is left out for a while"
+                    happened.append(_told(claims[key], WARNING, "SentBack", note))
+        self._record(happened)
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def _answer(
+        self, asked: Asked, answers: Mapping[Key, Mapping[str, Any]], claims: Mapping[Key, Object]
+    ) -> tuple[list[Told], StoreError | None]:
+        """Write what a want is given, or say why it is not; an error that concerns more than it."""
+        want = asked.want
+        refusals = [answers[key] for key in want.claims if key in answers and not answers[key]["allocated"]]
+        # Of a group most are told no more than that another one is in the way.
+        refused = min(refusals, key=lambda each: each["reason"] == "GroupUnsatisfiable", default=None)
+        try:
+            if asked.misfit is None and refused is None:
+                return [self._give(want, claims[key], answers[key], key) for key in want.claims], None
+            for key in want.held:
+                self._take_back(want, claims[key])
+        except (Conflict, NotFound) as error:
+            log.info("left for the next round: %s", error)
+            return [], None
+        except (Forbidden, Invalid) as error:
+            return self._refused(want, claims, "Refused", str(error), wait=True), None
+        except StoreError as error:
+            return [], error
+        reason = "NoSuitableNode" if refused is None else str(refused["reason"])
+        message = asked.misfit or str(refused and refused["message"])
+        if asked.expression:
+            message = message.replace(asked.expression, "<a node that suits the pod>")
+        return self._refused(want, claims, reason, message), None
+
+    def _give(self, want: Want, claim: Object, answer: Mapping[str, Any], key: Key) -> Told:
+        metadata = claim["metadata"]
+        known = self._of(claim)
+        if FINALIZER not in metadata.get("finalizers", ()):
+            kept = {**metadata, "finalizers": [*metadata.get("finalizers", ()), FINALIZER]}
+            claim = self._writing.write({**claim, "metadata": kept})
+        given = {**answer["allocations"], "allocationTimestamp": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
+        status = {**claim.get("status", {}), "allocation": given, "reservedFor": want.users(key)}
+        claim = self._written(key, {**claim, "status": status})
+        known.given, known.told = node_of(given) or "", ""
+        known.users = frozenset(each["uid"] for each in status["reservedFor"])
+        results = given["devices"].get("results", [])
+        names = ", ".join(f"{each['pool']}/{each['device']}" for each in results[:8])
+        more = f" and {len(results) - 8} more" if len(results) > 8 else ""
+        return _told(claim, NORMAL, "Allocated", f"for pod {_names(want)} on node {known.given}: {names}{more}")
+
+    def _take_back(self, want: Want, claim: Object) -> None:
+        """What a pod holds that cannot have the rest is free for others, and for itself elsewhere: it does not run."""
+        users = {pod["metadata"]["uid"] for pod in want.pods}
+        status = claim.get("status", {})
+        if {each.get("uid") for each in status.get("reservedFor") or ()} <= users:
+            kept = {
+                name: value for name, value in status.items() if name not in ("allocation", "reservedFor", "devices")
+            }
+            self._of(claim).given = ""
+            self._written(_key(claim), {**claim, "status": kept})
+
+    def _written(self, key: Key, claim: Object) -> Object:
+        try:
+            return self._writing.write_status(claim)
+        except Unknown:
+            self._doubtful.add(key)
+            raise
+
+    def _refused(
+        self, want: Want, claims: Mapping[Key, Object], reason: str, message: str, *, wait: bool = False
+    ) -> list[Told]:
+        """Told once for each reason, of the claims and the pods."""
+        news = [claims[key] for key in want.claims if self._of(claims[key]).told != reason]
+        for key in want.claims:
+            known = self._of(claims[key])
+            known.told = reason
+            if wait:
+                known.refused_until = self._clock() + REFUSED_SECONDS
+        if not news:
+            return []
+        return [_told(each, WARNING, reason, message) for each in (*news, *want.pods)]
+
+    # -- waiting -------------------------------------------------------------------------------------------------------
+
+    def _wait(self, stop: threading.Event) -> None:
+        """Until something was heard of, or a time is over that somebody waits for."""
+        until = time.monotonic() + self._settings.resync
+        if self._known:
+            ends = [t for each in self._known.values() for t in (*each.avoided.values(), each.refused_until)]
+            left = [end - self._clock() for end in ends if end > self._clock()]
+            until = min([until, *(time.monotonic() + each + 0.1 for each in left)])
+        while not stop.is_set() and time.monotonic() < until:
+            with self._mirror.changed:
+                if self._mirror.newest > self._place:
+                    break
+                self._mirror.changed.wait(0.2)
+        stop.wait(self._settings.batch)
+
+
+def _key(claim: Object) -> Key:
+    return claim["metadata"]["namespace"], claim["metadata"]["name"]
+
+
+def _names(want: Want) -> str:
+    names = [pod["metadata"]["name"] for pod in want.pods]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _told(obj: Object, kind: str, reason: str, note: str) -> Told:
+    metadata = obj["metadata"]
+    about = {"apiVersion": obj["apiVersion"], "kind": obj["kind"]}
+    about |= {name: metadata[name] for name in ("namespace", "name", "uid", "resourceVersion") if metadata.get(name)}
+    return Told(about, kind, reason, "Allocate", note)

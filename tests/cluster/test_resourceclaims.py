@@ -1,0 +1,249 @@
+"""ResourceClaims that devalloc's controller allocates on a real API server, with its shipped rights and policy."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from devalloc.api.aside import ALLOCATOR
+from devalloc.store.kubernetes import ApiError, Client
+from tests.support import kube_claims
+from tests.support.kube import SCHEDULER, Cluster
+from tests.support.kube_claims import RULES, Space, allocating, eventually
+
+ANY = 'device.driver == "devalloc.io"'
+_NUMBERS = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def api(cluster: Cluster) -> Cluster:
+    kube_claims.install(cluster)
+    return cluster
+
+
+@pytest.fixture(scope="module")
+def client(api: Cluster) -> Client:
+    found = kube_claims.controller(api)
+
+    def may() -> bool:
+        try:
+            found.get("/api/v1/pods")
+        except ApiError:
+            return False
+        return True
+
+    eventually(may, "the controller's rights count")
+    return found
+
+
+@pytest.fixture
+def space(api: Cluster) -> Iterator[Space]:
+    """With the class ``any``, and two nodes that are set aside: of two and of four devices."""
+    number = next(_NUMBERS)
+    found = kube_claims.make_space(api, f"claims-{number}")
+    found.device_class(f"any-{number}", f'{ANY} && device.attributes["devalloc.io"].of == "{found.name}"')
+    for node, devices in (("small", 2), ("large", 4)):
+        found.node(f"{node}-{number}", size=node)
+        found.slice(f"{node}-{number}", (f"{node}-{index}" for index in range(devices)), of=found.name)
+    yield found
+    found.clear()
+
+
+def any_of(space: Space) -> str:
+    return f"any-{space.name.removeprefix('claims-')}"
+
+
+def on(space: Space, node: str) -> str:
+    return f"{node}-{space.name.removeprefix('claims-')}"
+
+
+# -- who gets what -----------------------------------------------------------------------------------------------------
+
+
+def test_what_pods_wait_for_is_allocated_jointly_and_reserved_for_them(space: Space, client: Client) -> None:
+    """The small node is full with one pod's two claims, so the large one's four are whole: no first fit finds that."""
+    space.claim("four", any_of(space), 4)
+    for name in ("a", "b"):
+        space.claim(name, any_of(space))
+    uid = space.pod("pair", "a", "b")
+    space.pod("whole", "four")
+    space.claim("unused", any_of(space))
+    with allocating(client) as found:
+        a, b, four = space.all_given("a", "b", "four")
+        assert (a | b, len(four)) == ({"small-0", "small-1"}, 4)
+        claim = space.get("a")
+        assert claim["status"]["reservedFor"] == [{"resource": "pods", "name": "pair", "uid": uid}]
+        assert claim["metadata"]["finalizers"] == ["resource.kubernetes.io/delete-protection"]
+        assert space.node_of("a") == on(space, "small")
+        eventually(lambda: len(found.notes("Allocated")) == 3, "each is told")
+        assert not space.given("unused"), "no pod waits for it"
+        assert {each.regarding["name"] for each in found.told} == {"a", "b", "four"}
+
+
+def test_only_set_aside_devices_go_to_labelled_claims_only(space: Space, client: Client) -> None:
+    space.node("open")
+    space.slice("open", ["open-0"], aside=False, of=space.name)
+    space.claim("seven", any_of(space), 5)
+    space.claim("not-ours", any_of(space), ours=False)
+    space.claim("ours", any_of(space))
+    space.pod("p1", "seven")
+    space.pod("p2", "not-ours")
+    space.pod("p3", "ours")
+    with allocating(client) as found:
+        space.all_given("ours")
+        assert space.node_of("ours") != "open"
+        (note,) = eventually(lambda: found.notes("NotEnoughDevices"), "it is told why")
+        assert "5" in note
+    assert not space.given("seven")
+    assert not space.given("not-ours")
+
+
+def test_a_pod_is_not_sent_where_it_may_not_run(space: Space, client: Client) -> None:
+    space.claim("a", any_of(space))
+    space.claim("b", any_of(space))
+    space.pod("p1", "a", nodeSelector={"size": "large"})
+    space.pod("p2", "b", nodeSelector={"size": "huge"})
+    with allocating(client) as found:
+        space.all_given("a")
+        assert space.node_of("a") == on(space, "large")
+        (note,) = eventually(lambda: found.notes("NoSuitableNode"), "it is told why")
+        assert "suits pod p2" in note
+        assert space.get("a")["spec"]["devices"]["requests"][0]["exactly"].get("selectors") is None
+
+
+def test_device_taint_rules_count_from_the_moment_they_are_there(space: Space, client: Client) -> None:
+    space.rule(f"{space.name}-small", pool=f"{on(space, 'small')}-card.devalloc")
+    space.rule(f"{space.name}-one", device="large-0", driver="devalloc.io")
+    space.rule(f"{space.name}-none", device="large-1", driver="gpu.example.com")
+    space.claim("a", any_of(space), 4)
+    space.pod("p", "a")
+    with allocating(client) as found:
+        eventually(lambda: found.notes("NotEnoughDevices") or found.notes("NoMatchingDevices"), "it is refused")
+        assert space.cluster.delete(f"{RULES}/{space.name}-one").ok
+        (devices,) = space.all_given("a")
+        assert devices == {f"large-{number}" for number in range(4)}
+
+
+def test_what_becomes_free_goes_to_who_waits(space: Space, client: Client) -> None:
+    space.claim("first", any_of(space), 4)
+    space.pod("p1", "first")
+    with allocating(client):
+        space.all_given("first")
+        space.claim("second", any_of(space), 4)
+        space.pod("p2", "second")
+        first = space.get("first")
+        space.cluster.delete(f"{space.pods}/p1?gracePeriodSeconds=0")
+        assert space.cluster.replace(f"{space.claims}/first/status", {**first, "status": {}}).ok
+        space.all_given("second")
+    assert not space.given("first"), "its pod is gone"
+
+
+def test_a_claim_that_is_sent_back_is_tried_elsewhere(space: Space, client: Client) -> None:
+    """As kube-scheduler does where the pod does not fit on the node."""
+    space.claim("a", any_of(space))
+    space.pod("p", "a")
+    with allocating(client) as found:
+        space.all_given("a")
+        before = space.node_of("a")
+        assert space.cluster.replace(f"{space.claims}/a/status", {**space.get("a"), "status": {}}).ok
+        eventually(lambda: space.given("a") and space.node_of("a") != before, "it is on the other node")
+        (note,) = found.notes("SentBack")
+        assert before in note
+
+
+def test_what_a_pod_holds_without_the_rest_is_given_back_for_a_place_with_all(space: Space, client: Client) -> None:
+    """As a crash between two writes leaves it."""
+    space.claim("a", any_of(space))
+    space.pod("p", "a", nodeSelector={"size": "small"})
+    with allocating(client):
+        space.all_given("a")
+        assert space.node_of("a") == on(space, "small")
+    uid = space.get("a")["status"]["reservedFor"][0]["uid"]
+    space.cluster.delete(f"{space.pods}/p?gracePeriodSeconds=0")
+    space.claim("b", any_of(space), 3)
+    again = space.pod("q", "a", "b")
+    stale = space.get("a")
+    stale["status"]["reservedFor"] = [{"resource": "pods", "name": "q", "uid": again}]
+    assert uid != again
+    assert space.cluster.replace(f"{space.claims}/a/status", stale).ok
+    with allocating(client):
+        eventually(lambda: space.given("b") and space.given("a"), "both have devices")
+        eventually(lambda: {space.node_of("a"), space.node_of("b")} == {on(space, "large")}, "on one node")
+
+
+# -- who may -----------------------------------------------------------------------------------------------------------
+
+
+def allocation(space: Space, pool: str, device: str, **more: Any) -> dict[str, Any]:
+    results = [{"request": "r", "driver": "devalloc.io", "pool": pool, "device": device, **more}]
+    return {"allocation": {"devices": {"results": results}}}
+
+
+def test_the_policy_keeps_scheduler_and_controller_apart(space: Space, client: Client) -> None:
+    """Whatever tolerations a claim has, and whatever either has missed."""
+    space.claim("ours", any_of(space))
+    space.claim("theirs", any_of(space), ours=False)
+    scheduler = space.cluster.as_user(SCHEDULER)
+    pool = f"{on(space, 'large')}-card.devalloc"
+
+    def refused(claim: str, words: str, status: dict[str, Any]) -> None:
+        def tried() -> bool:
+            answer = scheduler.replace(
+                f"{space.claims}/{claim}/status", {**space.get(claim), "status": status}, dry_run=True
+            )
+            return words in answer.message
+
+        eventually(tried, f"{claim}: {words}")
+
+    refused("theirs", "given out by devalloc's controller only", allocation(space, pool, "large-0"))
+    refused("ours", "leaves this claim to devalloc's controller", allocation(space, "other", "open-0"))
+    plain = {**space.get("theirs"), "status": allocation(space, "other", "open-0")}
+    assert scheduler.replace(f"{space.claims}/theirs/status", plain, dry_run=True).ok
+    for claim, where in (("theirs", pool), ("ours", "other")):
+        body = {**space.get(claim), "status": allocation(space, where, "large-0")}
+        with pytest.raises(ApiError, match="gives out devices of nodes that are set aside only"):
+            client.replace(f"{space.claims}/{claim}/status", body)
+    body = {**space.get("ours"), "status": allocation(space, pool, "large-0")}
+    assert client.replace(f"{space.claims}/ours/status", body, {"dryRun": "All"})
+
+
+def test_what_an_old_leader_still_writes_is_refused(space: Space, client: Client) -> None:
+    """It read the claim while it led; the new one has written on it before it decides."""
+    space.claim("a", any_of(space), 9)
+    space.claim("not-ours", any_of(space), ours=False)
+    space.pod("p", "a")
+    seen, other = space.get("a"), space.get("not-ours")
+    with allocating(client, "2 new") as found:
+        eventually(lambda: found.notes("NotEnoughDevices"), "it leads")
+        body = {**seen, "status": allocation(space, f"{on(space, 'large')}-card.devalloc", "large-0")}
+        with pytest.raises(ApiError) as late:
+            client.replace(f"{space.claims}/a/status", body)
+        assert late.value.is_conflict
+        assert space.get("a")["metadata"]["annotations"]["devalloc.io/leader"].startswith("2 new")
+        assert space.get("not-ours") == other
+        version = space.get("a")["metadata"]["resourceVersion"]
+        time.sleep(1.0)
+        assert space.get("a")["metadata"]["resourceVersion"] == version, "nothing is written while nothing changes"
+
+
+def test_a_claim_without_the_label_any_more_still_counts_for_what_it_holds(space: Space, client: Client) -> None:
+    space.claim("a", any_of(space), 4)
+    space.pod("p", "a")
+    with allocating(client):
+        space.all_given("a")
+    bare = space.get("a")
+    del bare["metadata"]["labels"][ALLOCATOR]
+    assert space.cluster.replace(f"{space.claims}/a", bare).ok
+    space.claim("b", any_of(space), 4)
+    space.claim("c", any_of(space))
+    space.pod("q", "b")
+    space.pod("r", "c")
+    with allocating(client) as found:
+        space.all_given("c")
+        assert space.node_of("c") == on(space, "small")
+        eventually(lambda: found.notes("DevicesInUse"), "it is told what is in the way")
+    assert not space.given("b")

@@ -1,0 +1,205 @@
+"""Who gives out devices of resource.k8s.io in a whole cluster: kube-scheduler, and beside it devalloc's controller.
+
+Scheduler, controller manager and kubelet are the real ones; the plugin's kernel is played, as in ``test_kubelet``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devalloc.store.kubernetes import ApiError, Client
+from tests.support import kube_claims
+from tests.support.kube_claims import RULES, allocating, eventually
+from tests.support.kube_node import Node
+from tests.support.kube_plugin import DRIVER, Bed
+from tests.support.kube_pods import OURS, PODS, Pods, cards_of, furnished, pods_of, published, serve
+
+
+@pytest.fixture(scope="module")
+def ready(node: Node) -> Node:
+    kube_claims.install(node.cluster)
+    return furnished(node)
+
+
+@pytest.fixture(scope="module")
+def client(ready: Node) -> Client:
+    return kube_claims.controller(ready.cluster)
+
+
+@pytest.fixture
+def pods(ready: Node) -> Iterator[Pods]:
+    with pods_of(ready) as pods:
+        yield pods
+
+
+@pytest.fixture
+def bed(ready: Node, tmp_path: Path) -> Iterator[Bed]:
+    with cards_of(ready, tmp_path) as bed:
+        yield bed
+
+
+def unschedulable(node: Node, pod: str, path: str = PODS) -> Callable[[], str]:
+    """Why kube-scheduler has no node for the pod; empty as long as it has not said so."""
+
+    def found() -> str:
+        conditions = node.cluster.get(f"{path}/{pod}").content["status"].get("conditions", [])
+        refused = (c for c in conditions if c["type"] == "PodScheduled" and c["status"] == "False")
+        return next((str(c["message"]) for c in refused), "")
+
+    return found
+
+
+def rule(device: str, effect: str) -> dict[str, Any]:
+    taint = {"key": "example.com/broken", "effect": effect}
+    spec = {"deviceSelector": {"driver": DRIVER, "device": device}, "taint": taint}
+    version = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceTaintRule"}
+    return version | {"metadata": {"name": f"broken-{effect.lower()}"}, "spec": spec}
+
+
+# -- kube-scheduler ----------------------------------------------------------------------------------------------------
+
+
+def test_rules_keep_pods_off_a_device_and_drive_them_out_of_it(bed: Bed, ready: Node, pods: Pods) -> None:
+    before = bed.host.snapshot()
+    serve(bed, ready)
+    no_more, out = rule("0000-01-00-0", "NoSchedule"), rule("0000-01-00-0", "NoExecute")
+    try:
+        assert ready.cluster.create(RULES, no_more).ok
+        pods.start("p1", "gpu")
+        ready.wait_until("the GPU is not given", unschedulable(ready, "p1"))
+        assert ready.cluster.delete(f"{RULES}/broken-noschedule").ok
+        pods.told("p1")
+        assert bed.host.snapshot() != before
+        assert ready.cluster.create(RULES, out).ok
+        ready.wait_until("the pod is driven out", lambda: ready.cluster.get(f"{PODS}/p1").status == 404)
+        ready.wait_until("its device is given back", lambda: bed.host.snapshot() == before)
+    finally:
+        for each in (no_more, out):
+            ready.cluster.delete(f"{RULES}/{each['metadata']['name']}")
+
+
+# -- devalloc's controller ---------------------------------------------------------------------------------------------
+
+
+def test_the_same_pod_with_its_claim_allocated_by_the_controller(
+    bed: Bed, ready: Node, pods: Pods, client: Client
+) -> None:
+    before = bed.host.snapshot()
+    serve(bed, ready, "--allocator=devalloc")
+    pods.start("theirs", "vf")
+    pods.start("ours", f"vf{OURS}")
+    ready.wait_until("set aside from kube-scheduler", unschedulable(ready, "theirs"))
+    ready.wait_until("left to the controller", unschedulable(ready, "ours"))
+    with allocating(client) as found:
+        seen = pods.told("ours")
+        device = pods.device("ours")
+        assert seen["env"][f"DEVALLOC_PCI_{device.replace('-', '_')}"] in bed.host.vf_addresses("0000:41:00.0")
+        assert "taints" in published(ready)[device]
+        status = pods.claim("ours")["status"]
+        assert [each["pool"] for each in status["allocation"]["devices"]["results"]] == ["node-a-0000-41-00.devalloc"]
+        assert [each["name"] for each in status["reservedFor"]] == ["ours"]
+        told = ready.wait_until("its device is told", lambda: pods.claim("ours")["status"].get("devices"))
+        assert told[0]["pool"] == "node-a-0000-41-00.devalloc"
+        assert found.notes("Allocated")
+        pods.end("ours")
+        ready.wait_until("unprepare follows", lambda: bed.host.snapshot() == before)
+
+        pods.start("again", f"card{OURS}")  # the VFs are free again, so the card is whole
+        pods.told("again")
+        pods.end("again", "theirs")
+    assert bed.host.snapshot() == before
+
+
+class Owners:
+    """Who held which device, at each version of each claim, from a watch."""
+
+    def __init__(self) -> None:
+        self.now: dict[str, set[str]] = {}
+        self.twice: list[str] = []
+        self.seen = 0
+
+    def tell(self, event: dict[str, Any]) -> None:
+        claim = event["object"]
+        name = f"{claim['metadata']['namespace']}/{claim['metadata']['name']}"
+        held = (claim.get("status", {}).get("allocation") or {}).get("devices", {}).get("results", ())
+        devices = {f"{each['pool']}/{each['device']}" for each in held} if event["type"] != "DELETED" else set()
+        others = {device: other for other, theirs in self.now.items() if other != name for device in theirs}
+        self.twice += [f"{device}: {name} and {others[device]}" for device in devices & others.keys()]
+        self.now[name] = devices
+        self.seen += 1
+
+
+@contextmanager
+def watched(node: Node, path: str) -> Iterator[Owners]:
+    client = Client.connect(node.cluster.kubeconfig("admin"))
+    owners, stop = Owners(), threading.Event()
+    version = client.get(path)["metadata"]["resourceVersion"]
+
+    def run() -> None:
+        try:
+            for event in client.watch(path, {}, version, stop):
+                if event["type"] != "BOOKMARK":
+                    owners.tell(event)
+        except ApiError as error:
+            if not stop.is_set():
+                owners.twice.append(str(error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield owners
+    finally:
+        stop.set()
+        thread.join(30)
+
+
+def test_beside_a_busy_scheduler_no_device_has_two_owners(ready: Node, client: Client) -> None:
+    """Each node offers devices to both; some claims tolerate every taint, so that kube-scheduler sees all of them."""
+    space = kube_claims.make_space(ready.cluster, "beside")
+    everything = [{"operator": "Exists"}]
+    space.device_class("beside", 'device.attributes["devalloc.io"].of == "beside"')
+    for node in ("beside-1", "beside-2"):
+        space.node(node, room=50)
+        for aside in (True, False):
+            space.slice(node, (f"d{number}" for number in range(3)), aside=aside, of="beside")
+    mine = [f"mine-{number}" for number in range(8)]
+    theirs: dict[str, Any] = {f"theirs-{number}": {} for number in range(4)}
+    theirs |= {f"greedy-{number}": {"tolerations": everything} for number in range(4)}
+    try:
+        with watched(ready, space.claims) as owners, allocating(client) as found:
+            for ours, (other, more) in zip(mine, theirs.items(), strict=True):
+                space.claim(ours, "beside")
+                space.claim(other, "beside", ours=False, **more)
+                for claim in (ours, other):
+                    space.pod(claim, claim, tolerations=everything)
+
+            def count(names: Iterable[str]) -> int:
+                return sum(bool(owners.now.get(f"beside/{name}")) for name in names)
+
+            eventually(lambda: count(mine) == 6 and count(theirs) == 6, "all devices are given out")
+            eventually(lambda: found.notes("DevicesInUse") or found.notes("LostToCompetition"), "two are told why not")
+
+            def bound() -> list[str]:
+                items = ready.cluster.get(space.pods).content["items"]
+                names = [pod["metadata"]["name"] for pod in items if pod["spec"].get("nodeName")]
+                return [name for name in names if name in mine]
+
+            taken = eventually(lambda: len(found := bound()) == 6 and found, "pods are where their devices are")
+            for name in taken[:3]:
+                ready.cluster.delete(f"{space.pods}/{name}?gracePeriodSeconds=0")
+            eventually(lambda: count(mine) == 5 == len(bound()), "what is given back goes to those that waited")
+        assert owners.twice == []
+        assert owners.seen > 40
+        pools = {name: {device.partition("/")[0] for device in held} for name, held in owners.now.items() if held}
+        assert all(
+            all(pool.endswith(".devalloc") == ("mine" in name) for pool in found) for name, found in pools.items()
+        )
+    finally:
+        space.clear()
+        eventually(lambda: not ready.cluster.get(space.claims).content["items"], "nothing is left")

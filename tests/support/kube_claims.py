@@ -1,0 +1,211 @@
+"""ResourceClaims, pods that wait for them and nodes that are set aside, on a real API server."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from devalloc.api.aside import ALLOCATOR, DEVALLOC, TAINT, set_aside
+from devalloc.controller.resourceclaims import ResourceClaimAllocator, ResourceClaimSettings
+from devalloc.controller.told import Told
+from devalloc.store.kubernetes import Client
+from tests.support import kube_rights
+from tests.support.kube import Cluster
+
+RESOURCE = "/apis/resource.k8s.io/v1"
+SLICES = f"{RESOURCE}/resourceslices"
+RULES = f"{RESOURCE}/devicetaintrules"
+CLASSES = f"{RESOURCE}/deviceclasses"
+DRIVER = "devalloc.io"
+SHIPPED = Path(__file__).parents[2] / "deploy" / "base" / "resourceclaims.yaml"
+SECONDS = 60.0
+_ACCOUNT = "/api/v1/namespaces/devalloc-system/serviceaccounts"
+
+
+def install(cluster: Cluster) -> None:
+    """The controller's account with its rights for ResourceClaims, and the policy, as they are shipped."""
+    kube_rights.install(cluster)
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "devalloc-controller"}}
+    bodies = [(_ACCOUNT, account)]
+    bodies += [(kube_rights.path_of(body), body) for body in yaml.safe_load_all(SHIPPED.read_text())]
+    for path, body in bodies:
+        answer = cluster.create(path, body)
+        assert answer.ok or answer.status == 409, f"{body['kind']}: {answer.message}"
+
+
+def controller(cluster: Cluster) -> Client:
+    """With a token as the controller's pods have."""
+    asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    answer = cluster.create(f"{_ACCOUNT}/devalloc-controller/token", asked)
+    assert answer.ok, answer.message
+    path = cluster.folder / "devalloc-controller.kubeconfig"
+    path.touch(0o600)
+    path.write_text(cluster.kubeconfig("admin").read_text().replace(cluster.token, answer.content["status"]["token"]))
+    return Client.connect(path)
+
+
+def eventually(found: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + SECONDS
+    while not (answer := found()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+    return answer
+
+
+@dataclass
+class Space:
+    """A namespace of one test, and the slices and nodes that it made."""
+
+    cluster: Cluster
+    name: str
+    made: list[str] = field(default_factory=list)
+
+    @property
+    def claims(self) -> str:
+        return f"{RESOURCE}/namespaces/{self.name}/resourceclaims"
+
+    @property
+    def pods(self) -> str:
+        return f"/api/v1/namespaces/{self.name}/pods"
+
+    def create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        answer = self.cluster.create(path, body)
+        assert answer.ok, answer.message
+        self.made.append(f"{path}/{body['metadata']['name']}")
+        return answer.content
+
+    def node(self, name: str, room: int = 0, **labels: str) -> None:
+        """``room``: for so many pods, with the taints that a node has whose kubelet does not answer."""
+        body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
+        path = f"/api/v1/nodes/{name}"
+        self.create("/api/v1/nodes", body)
+        there = {"pods": str(room), "cpu": "64", "memory": "64Gi"}
+        status = {"allocatable": there, "capacity": there}
+
+        def written() -> bool:
+            found = self.cluster.get(path).content
+            if room:
+                return self.cluster.replace(f"{path}/status", {**found, "status": status}).ok
+            return self.cluster.replace(path, {**found, "spec": {**found["spec"], "taints": []}}).ok
+
+        eventually(written, f"node {name} is as it should be")
+
+    def slice(self, node: str, devices: Iterable[str], *, aside: bool = True, **attributes: str) -> None:
+        """A pool of one slice."""
+        pool = set_aside(f"{node}-card") if aside else f"{node}-card"
+        told: dict[str, Any] = {"attributes": {name: {"string": value} for name, value in attributes.items()}}
+        told |= {"taints": [TAINT]} if aside else {}
+        header = {"name": pool, "generation": 1, "resourceSliceCount": 1}
+        spec = {"driver": DRIVER, "nodeName": node, "pool": header, "devices": [{"name": d, **told} for d in devices]}
+        metadata = {"name": f"{self.name}-{pool}"}
+        self.create(SLICES, _of("ResourceSlice", metadata, spec))
+
+    def device_class(self, name: str, expression: str) -> None:
+        self.create(CLASSES, _of("DeviceClass", {"name": name}, {"selectors": [{"cel": {"expression": expression}}]}))
+
+    def rule(self, name: str, effect: str = "NoSchedule", **selector: str) -> None:
+        taint = {"key": "example.com/broken", "effect": effect}
+        self.create(RULES, _of("DeviceTaintRule", {"name": name}, {"deviceSelector": selector, "taint": taint}))
+
+    def claim(self, name: str, device_class: str, count: int = 1, *, ours: bool = True, **more: Any) -> None:
+        exactly = {"deviceClassName": device_class, "count": count, **more}
+        labels = {ALLOCATOR: DEVALLOC} if ours else {}
+        spec = {"devices": {"requests": [{"name": "r", "exactly": exactly}]}}
+        self.create(self.claims, _of("ResourceClaim", {"name": name, "labels": labels}, spec))
+
+    def pod(self, name: str, *claims: str, **more: Any) -> str:
+        """A pod that waits for claims; its UID."""
+        used = [{"name": claim, "resourceClaimName": claim} for claim in claims]
+        container = {"name": "main", "image": "none"}
+        spec = {"containers": [container], "resourceClaims": used, "automountServiceAccountToken": False, **more}
+        body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+        uid: str = self.create(self.pods, body)["metadata"]["uid"]
+        return uid
+
+    def get(self, claim: str) -> dict[str, Any]:
+        content: dict[str, Any] = self.cluster.get(f"{self.claims}/{claim}").content
+        return content
+
+    def given(self, claim: str) -> set[str]:
+        """The names of a claim's devices; none while it has none."""
+        held = self.get(claim).get("status", {}).get("allocation") or {}
+        return {each["device"] for each in held.get("devices", {}).get("results", ())}
+
+    def all_given(self, *claims: str) -> list[set[str]]:
+        """Those of several, once they all have some."""
+        eventually(lambda: all(self.given(claim) for claim in claims), f"{claims} are allocated")
+        return [self.given(claim) for claim in claims]
+
+    def node_of(self, claim: str) -> str:
+        terms = self.get(claim)["status"]["allocation"]["nodeSelector"]["nodeSelectorTerms"]
+        node: str = terms[0]["matchFields"][0]["values"][0]
+        return node
+
+    def clear(self) -> None:
+        """As kube-controller-manager would: claims lose finalizer and allocation."""
+        for path in reversed(self.made):
+            found = self.cluster.get(path)
+            if found.ok and found.content["metadata"].get("finalizers") and found.content["kind"] == "ResourceClaim":
+                if found.content.get("status", {}).get("allocation"):
+                    found = self.cluster.replace(f"{path}/status", {**found.content, "status": {}})
+                metadata = {**found.content["metadata"], "finalizers": []}
+                self.cluster.replace(path, {**found.content, "metadata": metadata})
+            grace = "?gracePeriodSeconds=0" if "/pods/" in path else ""
+            self.cluster.delete(f"{path}{grace}")
+
+
+def make_space(cluster: Cluster, name: str) -> Space:
+    space = Space(cluster, name)
+    for path, kind, called in (
+        ("/api/v1/namespaces", "Namespace", name),
+        (f"/api/v1/namespaces/{name}/serviceaccounts", "ServiceAccount", "default"),
+    ):
+        answer = cluster.create(path, {"apiVersion": "v1", "kind": kind, "metadata": {"name": called}})
+        assert answer.ok or answer.status == 409, answer.message
+    return space
+
+
+def _of(kind: str, metadata: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": "resource.k8s.io/v1", "kind": kind, "metadata": metadata, "spec": spec}
+
+
+@dataclass
+class Allocating:
+    """An allocator that runs, and what it told."""
+
+    told: list[Told] = field(default_factory=list)
+
+    def notes(self, reason: str) -> list[str]:
+        return [each.note for each in self.told if each.reason == reason and each.regarding["kind"] == "ResourceClaim"]
+
+
+@contextmanager
+def allocating(client: Client, stamp: str = "1 test") -> Iterator[Allocating]:
+    found = Allocating()
+    settings = ResourceClaimSettings(retry=0.2)
+    one = ResourceClaimAllocator(client, stamp=stamp, record=found.told.extend, settings=settings)
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            one.run(stop)
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield found
+    finally:
+        stop.set()
+        thread.join(SECONDS)
+    assert failures == []
+    assert not thread.is_alive()
