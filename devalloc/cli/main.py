@@ -47,6 +47,10 @@ VERBS: dict[str, dict[str, str]] = {
     "Inside a machine": {
         "guest-monitor": "measure its memory, ask for more, agree to less, bring what is plugged online",
     },
+    "On Kubernetes": {
+        "install": "bring devalloc to a cluster, or print all manifests",
+        "uninstall": "take it off again, with nothing left behind",
+    },
     "Care": {
         "cordon": "keep devices or a node from being allocated",
         "uncordon": "let them be allocated again",

@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support import kube_controllers
 from tests.support.go_build import Unavailable
-from tests.support.kube import CONTROLLERS, SCHEDULER, START_SECONDS, Cluster, Processes, last_lines, running
+from tests.support.kube import SCHEDULER, START_SECONDS, Cluster, Processes, last_lines, running
 from tests.support.kube_images import IMAGE
 from tests.support.kube_runc import Runc
 
@@ -160,31 +161,18 @@ def node_running(programs: Programs) -> Iterator[Node]:
 
 
 def _start_control_plane(node: Node, processes: Processes) -> None:
-    for name, user, options in (
-        (
-            "kube-controller-manager",
-            CONTROLLERS,
-            [
-                f"--service-account-private-key-file={node.cluster.folder / 'sa.key'}",
-                "--use-service-account-credentials",
-                "--node-monitor-period=1s",
-                f"--root-ca-file={node.cluster.folder / 'certs' / 'apiserver.crt'}",
-            ],
-        ),
-        ("kube-scheduler", SCHEDULER, []),
-    ):
-        config = node.cluster.kubeconfig(user)
-        command: list[str | Path] = [
-            node.programs.node / name,
-            f"--kubeconfig={config}",
-            f"--authentication-kubeconfig={config}",
-            f"--authorization-kubeconfig={config}",
-            "--bind-address=127.0.0.1",
-            "--secure-port=0",
-            "--leader-elect=false",
-            *options,
-        ]
-        processes.start(name, command)
+    kube_controllers.start(node.cluster, node.programs.node, processes, "--node-monitor-period=1s")
+    config = node.cluster.kubeconfig(SCHEDULER)
+    command: list[str | Path] = [
+        node.programs.node / "kube-scheduler",
+        f"--kubeconfig={config}",
+        f"--authentication-kubeconfig={config}",
+        f"--authorization-kubeconfig={config}",
+        "--bind-address=127.0.0.1",
+        "--secure-port=0",
+        "--leader-elect=false",
+    ]
+    processes.start("kube-scheduler", command)
 
 
 def _import(node: Node) -> None:

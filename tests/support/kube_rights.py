@@ -1,4 +1,4 @@
-"""The rights of the node plugin as `deploy/node/rights.yaml` gives them, and tokens of its service account."""
+"""The rights of controller and nodes as ``devalloc install`` gives them, and tokens of their service accounts."""
 
 from __future__ import annotations
 
@@ -6,41 +6,49 @@ import json
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from devalloc.install.manifests import Options, Publish, collection_of, manifests
 from tests.support.kube import Answer, Cluster
 
-MANIFESTS = Path(__file__).parents[2] / "deploy" / "node" / "rights.yaml"
-ACCOUNT = "/api/v1/namespaces/devalloc-system/serviceaccounts/devalloc-node"
-_PLURALS = {"ValidatingAdmissionPolicy": "validatingadmissionpolicies"}
+NAMESPACE = "devalloc-system"
+NODE = "devalloc-node"
+CONTROLLER = "devalloc-controller"
 
 
-def install(cluster: Cluster) -> None:
-    """Create all of it, once."""
-    for body in yaml.safe_load_all(MANIFESTS.read_text()):
-        answer = cluster.create(path_of(body), body)
+def install(cluster: Cluster, publish: Publish = "slices") -> None:
+    """Accounts, rights and policies, without anything that runs; those that are there already stay.
+
+    But for slices the CRDs must be served: a policy whose parameters are of a kind that nobody knows refuses all.
+    """
+    for body in manifests(Options(publish=publish), ["namespace", "rbac", "policies"]):
+        answer = cluster.create(collection_of(body), body)
         assert answer.ok or answer.status == 409, f"{body['kind']}: {answer.message}"
-
-
-def path_of(body: dict[str, Any]) -> str:
-    """Where objects of this kind are created."""
-    version = body["apiVersion"]
-    root = f"/apis/{version}" if "/" in version else f"/api/{version}"
-    namespace = body["metadata"].get("namespace")
-    plural = _PLURALS.get(body["kind"], f"{body['kind'].lower()}s")
-    return f"{root}/namespaces/{namespace}/{plural}" if namespace else f"{root}/{plural}"
 
 
 def kubeconfig(cluster: Cluster, node: str) -> Path:
     """A kubeconfig with a token as the plugin's pods on that node have."""
     uid = cluster.get(f"/api/v1/nodes/{node}").content["metadata"]["uid"]
     bound = {"kind": "Node", "apiVersion": "v1", "name": node, "uid": uid}
-    asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"boundObjectRef": bound}}
-    answer: Answer = cluster.create(f"{ACCOUNT}/token", asked)
+    return _kubeconfig(cluster, f"plugin-{node}", token(cluster, NODE, bound))
+
+
+def controller_kubeconfig(cluster: Cluster) -> Path:
+    """A kubeconfig with a token as the controller's pods have."""
+    return _kubeconfig(cluster, CONTROLLER, token(cluster, CONTROLLER))
+
+
+def token(cluster: Cluster, account: str, bound: dict[str, Any] | None = None) -> str:
+    """A token of a service account. ``bound``: the object that it is bound to."""
+    asked: dict[str, Any] = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    asked["spec"] |= {"boundObjectRef": bound} if bound else {}
+    answer: Answer = cluster.create(f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{account}/token", asked)
     assert answer.ok, answer.message
+    return str(answer.content["status"]["token"])
+
+
+def _kubeconfig(cluster: Cluster, name: str, token: str) -> Path:
     content = json.loads(cluster.kubeconfig("admin").read_text())
-    content["users"][0]["user"]["token"] = answer.content["status"]["token"]
-    path = cluster.folder / f"plugin-{node}.kubeconfig"
+    content["users"][0]["user"]["token"] = token
+    path = cluster.folder / f"{name}.kubeconfig"
     path.touch(0o600)
     path.write_text(json.dumps(content))
     return path

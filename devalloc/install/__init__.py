@@ -1,0 +1,1 @@
+"""Installing devalloc on a Kubernetes cluster: manifests from ``deploy/`` and ``crds/``, applied and removed."""

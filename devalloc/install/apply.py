@@ -1,0 +1,130 @@
+"""Bringing manifests to a cluster, and what is there of earlier ones."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from devalloc.install.kustomize import Object
+from devalloc.install.manifests import LABEL, Options, collection, manifests, path_of, title
+from devalloc.store.kubernetes.client import ApiError, Client
+
+Say = Callable[[str], None]
+MANAGER = "devalloc"
+"""Whose fields they are, for server-side apply."""
+PAUSE = 0.2
+_SERVED = {"resourceVersion", "managedFields", "generation", "creationTimestamp", "uid"}
+
+
+class NotInstalled(Exception):
+    """Something could not be written, or is not as it should be; the text says what, and what to do."""
+
+
+def install(client: Client, objects: Sequence[Object], say: Say, until: float) -> None:
+    """Apply all in their order; says of each what became of it. CRDs are served before what comes after them.
+
+    ``until``: of the monotonic clock. Raises NotInstalled; what was applied until then stays, and doing it again goes
+    on.
+    """
+    crds: list[Object] = []
+    for one in objects:
+        if crds and one["kind"] != "CustomResourceDefinition":
+            _wait_for_crds(client, crds, until)
+            crds = []
+        outcome, stored = _applied(client, one)
+        say(f"{title(one)} {outcome}")
+        crds += [stored] if one["kind"] == "CustomResourceDefinition" else []
+    _wait_for_crds(client, crds, until)
+
+
+def prune(client: Client, objects: Iterable[Object], namespace: str, say: Say) -> None:
+    """Delete what an earlier ``install`` applied and is no more among the objects: of an earlier version, or of a node
+    that published otherwise. CRDs stay: claims would go with them. Raises NotInstalled."""
+    wanted = {path_of(one) for one in objects}
+    for one in installed(client, namespace):
+        if path_of(one) not in wanted and one["kind"] not in ("CustomResourceDefinition", "Namespace"):
+            delete(client, one, say)
+
+
+def installed(client: Client, namespace: str) -> Iterator[Object]:
+    """What is there of us: what ``install`` applied, whichever version it was. In the reverse order of creation.
+    Raises NotInstalled."""
+    for api_version, kind, namespaced in _kinds():
+        path = collection(api_version, kind, namespace if namespaced else None)
+        listed = found(client, path, labelSelector="=".join(LABEL))
+        for item in listed["items"] if listed else ():
+            managers = {entry.get("manager") for entry in item["metadata"].get("managedFields", ())}
+            if MANAGER in managers:
+                yield {"apiVersion": api_version, "kind": kind, **item}
+
+
+def delete(client: Client, one: Object, say: Say, propagation: str = "") -> None:
+    """Raises NotInstalled."""
+    try:
+        client.delete(path_of(one), one["metadata"]["uid"], propagation=propagation)
+    except ApiError as error:
+        raise NotInstalled(f"{title(one)} cannot be deleted: {error}") from None
+    say(f"{title(one)} deleted")
+
+
+def wait_until(true: Callable[[], bool], until: float) -> bool:
+    """Ask again and again; False where it is not true in time."""
+    while not true():
+        if time.monotonic() > until:
+            return False
+        threading.Event().wait(PAUSE)
+    return True
+
+
+def found(client: Client, path: str, **params: str) -> Object | None:
+    """The object or list; None where there is none, or nobody knows its kind. Raises NotInstalled."""
+    try:
+        return client.get(path, params)
+    except ApiError as error:
+        if error.status == 404:
+            return None
+        raise NotInstalled(f"{path} cannot be read: {error}") from None
+
+
+def _kinds() -> Iterator[tuple[str, str, bool]]:
+    """API version, kind and whether it is in a namespace, of all that is ever installed; last created first."""
+    every = [one for publish in ("both", "slices") for one in manifests(Options(publish=publish, version="any"))]
+    every += manifests(Options(version="any", service_monitor=True), only=["monitoring"])
+    kinds = {(one["apiVersion"], one["kind"]): "namespace" in one["metadata"] for one in every}
+    yield from ((*key, namespaced) for key, namespaced in reversed(kinds.items()))
+
+
+def _applied(client: Client, one: Object) -> tuple[str, Object]:
+    before = found(client, path_of(one))
+    try:
+        after = client.apply(path_of(one), one, MANAGER)
+    except ApiError as error:
+        hint = ""
+        if error.status == 403:
+            hint = "; whoever installs needs the rights of a cluster's administrator"
+        elif one["kind"] == "ServiceMonitor" and error.status == 404:
+            hint = "; the Prometheus operator is not installed here"
+        raise NotInstalled(f"{title(one)} cannot be applied: {error}{hint}") from None
+    if before is None:
+        return "created", after
+    return ("unchanged" if _content(before) == _content(after) else "configured"), after
+
+
+def _content(stored: Object) -> Object:
+    metadata = {name: value for name, value in stored["metadata"].items() if name not in _SERVED}
+    return {name: value for name, value in stored.items() if name != "status"} | {"metadata": metadata}
+
+
+def _wait_for_crds(client: Client, crds: Iterable[Object], until: float) -> None:
+    for crd in crds:
+        spec = crd["spec"]
+        served = f"/apis/{spec['group']}/{spec['versions'][0]['name']}/{spec['names']['plural']}"
+
+        def is_served(crd: Object = crd, served: str = served) -> bool:
+            now = found(client, path_of(crd)) or {}
+            conditions = {each["type"]: each["status"] for each in now.get("status", {}).get("conditions", ())}
+            return conditions.get("Established") == "True" and found(client, served, limit="1") is not None
+
+        if not wait_until(is_served, until):
+            raise NotInstalled(f"{title(crd)} is not served in time; kubectl describe crd {crd['metadata']['name']}")

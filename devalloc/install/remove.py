@@ -1,0 +1,186 @@
+"""Taking devalloc off a cluster, so that nothing is left behind: first what nodes hold, while they are there to put it
+back, then what runs, then everything else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from devalloc.api import meta
+from devalloc.api.kinds import KINDS
+from devalloc.install.apply import NotInstalled, Say, delete, found, installed, wait_until
+from devalloc.install.kustomize import Object
+from devalloc.install.manifests import DRIVER, Options, manifests, path_of, title
+from devalloc.store.kubernetes.client import ApiError, Client
+
+_RUNS = ("DaemonSet", "Deployment")
+_KEPT = ("CustomResourceDefinition",)
+_SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+_CLAIMS = "/apis/resource.k8s.io/v1/resourceclaims"
+FORCE_SECONDS = 5.0
+"""How long nodes are waited for where devices need not be put back."""
+WAKE_SECONDS = 3.0
+"""After which a CRD that does not go is touched."""
+_HELD = ("VirtualMachine", "DeviceClaim")
+"""What nodes hold, by a finalizer."""
+
+
+def uninstall(client: Client, namespace: str, say: Say, until: float, *, crds: bool, force: bool) -> None:
+    """Delete what was installed in this namespace and beside it, however that was done.
+
+    ``crds``: the CRDs too, and with them every claim, machine, pool and class. ``force``: also while devices are
+    prepared, which then stay so on their nodes. Raises NotInstalled; doing it again goes on.
+    """
+    there = list(_there(client, namespace))
+    if crds:
+        _delete_held(client, say, until, force=force)
+    if in_use := sorted(_in_use(client)):
+        if not force:
+            raise NotInstalled(
+                f"devices are in use: {_some(in_use)}; without devalloc on their nodes nobody puts them back. Delete "
+                "these first, or use --force, which leaves the devices as they are"
+            )
+        say(f"still in use, and left so on their nodes: {_some(in_use)}")
+    for one in there:
+        if one["kind"] in _RUNS:
+            delete(client, one, say)
+    _wait_for_pods(client, namespace, until)
+    for one in _listed(client, _SLICES, fieldSelector=f"spec.driver={DRIVER}"):
+        delete_at(client, f"{_SLICES}/{one['metadata']['name']}", one, say, "resourceslice.resource.k8s.io")
+    last = [one for one in there if one["kind"] in ("Namespace", *(_KEPT if crds else ()))]
+    for one in there:
+        if one["kind"] not in (*_RUNS, *_KEPT, "Namespace"):
+            delete(client, one, say)
+    for one in last:
+        delete(client, one, say)
+    for one in last:
+        _wait_until_gone(client, path_of(one), title(one), until)
+
+
+def _there(client: Client, namespace: str) -> Iterator[Object]:
+    """What ``install`` applied, of whichever version, and by its name what was brought by other means."""
+    seen = set()
+    for one in installed(client, namespace):
+        seen.add(path_of(one))
+        yield one
+    by_name: dict[str, Object] = {}
+    for publish in ("both", "pools", "slices"):
+        options = Options(publish=publish, namespace=namespace, version="any", service_monitor=publish != "slices")
+        by_name |= {path_of(one): one for one in reversed(manifests(options))}
+    for path, one in by_name.items():
+        if path not in seen and (stored := found(client, path)) is not None:
+            yield {**stored, "apiVersion": one["apiVersion"], "kind": one["kind"]}
+
+
+def _delete_held(client: Client, say: Say, until: float, *, force: bool) -> None:
+    """Machines, then claims: their nodes end what runs, and put devices back."""
+    for kind in (KINDS[name] for name in _HELD):
+        path = f"/apis/{kind.api_version}/{kind.plural}"
+        for one in _listed(client, path):
+            delete_at(client, _place(path, one), one, say, f"{kind.singular}.{kind.group}")
+
+        def is_empty(path: str = path) -> bool:
+            return not list(_listed(client, path))
+
+        if wait_until(is_empty, min(until, time.monotonic() + FORCE_SECONDS) if force else until):
+            continue
+        left = list(_listed(client, path))
+        if not force:
+            raise NotInstalled(
+                f"still there: {_some(sorted(map(_told, left)))}; look at the node plugins there, or use --force, "
+                "which leaves their devices as they are on the nodes"
+            )
+        for one in left:
+            _let_go(client, _place(path, one), one)
+            say(f"{kind.singular}.{kind.group}/{one['metadata']['name']} let go; {_told(one)}")
+
+
+def _let_go(client: Client, path: str, one: Object) -> None:
+    """Take the finalizer of its node off."""
+    finalizers = [name for name in one["metadata"].get("finalizers", ()) if name != meta.NODE_FINALIZER]
+    try:
+        client.replace(path, {**one, "metadata": {**one["metadata"], "finalizers": finalizers}})
+    except ApiError as error:
+        if not error.is_not_found:
+            raise NotInstalled(f"{path} cannot be let go of: {error}; try again") from None
+
+
+def _in_use(client: Client) -> Iterator[str]:
+    """What has devices of ours that a node has prepared."""
+    for kind in (KINDS[name] for name in _HELD):
+        for one in _listed(client, f"/apis/{kind.api_version}/{kind.plural}"):
+            if meta.NODE_FINALIZER in one["metadata"].get("finalizers", ()):
+                yield f"{kind.singular} {_told(one)}"
+    for one in _listed(client, _CLAIMS):
+        status: dict[str, Any] = one.get("status") or {}
+        results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or ()
+        if status.get("reservedFor") and any(result["driver"] == DRIVER for result in results):
+            users = ", ".join(user["name"] for user in status["reservedFor"])
+            yield f"resourceclaim {one['metadata']['namespace']}/{one['metadata']['name']} of pod {users}"
+
+
+def _wait_for_pods(client: Client, namespace: str, until: float) -> None:
+    """Until what ran has ended: a node plugin would publish again."""
+    names = "app.kubernetes.io/name in (devalloc-controller,devalloc-node,devalloc-node-pools)"
+    path = f"/api/v1/namespaces/{namespace}/pods"
+
+    def are_gone() -> bool:
+        return not list(_listed(client, path, labelSelector=names))
+
+    if not wait_until(are_gone, until):
+        left = ", ".join(one["metadata"]["name"] for one in _listed(client, path, labelSelector=names))
+        raise NotInstalled(f"pods do not end: {left}; kubectl -n {namespace} describe pods")
+
+
+def _wait_until_gone(client: Client, path: str, what: str, until: float) -> None:
+    while not wait_until(lambda: found(client, path) is None, min(until, time.monotonic() + WAKE_SECONDS)):
+        now = found(client, path) or {}
+        if time.monotonic() > until:
+            conditions = now.get("status", {}).get("conditions", ())
+            why = "; ".join(each["message"] for each in conditions if each["status"] == "True" and "message" in each)
+            raise NotInstalled(f"{what} is being deleted, and not gone yet: {why or 'the server does not say why'}")
+        if now.get("kind") == "CustomResourceDefinition":
+            _wake(client, path, now)
+
+
+def _wake(client: Client, path: str, crd: Object) -> None:
+    """Have the API server look at it again: one that is deleted soon after it was made may be forgotten for five
+    minutes, because its first try fails and the second one takes its own note of that for somebody else's change."""
+    annotations = {**crd["metadata"].get("annotations", {}), "devalloc.io/deleting": str(time.time_ns())}
+    try:
+        client.replace(path, {**crd, "metadata": {**crd["metadata"], "annotations": annotations}})
+    except ApiError as error:
+        if not (error.is_not_found or error.is_conflict):
+            raise NotInstalled(f"{path} cannot be written: {error}") from None
+
+
+def delete_at(client: Client, path: str, one: Object, say: Say, kind: str) -> None:
+    """Raises NotInstalled."""
+    try:
+        client.delete(path, one["metadata"]["uid"])
+    except ApiError as error:
+        raise NotInstalled(f"{path} cannot be deleted: {error}") from None
+    say(f"{kind}/{one['metadata']['name']} deleted")
+
+
+def _listed(client: Client, path: str, **params: str) -> Iterator[Object]:
+    listed = found(client, path, **params)
+    yield from listed["items"] if listed else ()
+
+
+def _place(path: str, one: Object) -> str:
+    """The path of an object of a list over all namespaces."""
+    root, _, plural = path.rpartition("/")
+    return f"{root}/namespaces/{one['metadata']['namespace']}/{plural}/{one['metadata']['name']}"
+
+
+def _told(one: Object) -> str:
+    metadata = one["metadata"]
+    node = metadata.get("annotations", {}).get(meta.PREPARED_ON)
+    return f"{metadata['namespace']}/{metadata['name']}" + (f" on node {node}" if node else "")
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more

@@ -1,0 +1,329 @@
+"""devalloc is brought to a real cluster, changed there, and taken off again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from devalloc.api.kinds import KINDS
+from devalloc.cli.main import run
+from devalloc.install import remove
+from devalloc.install.kustomize import render
+from devalloc.install.manifests import PUBLISH, Options, collection_of, manifests, path_of
+from tests.support import kube_build, kube_controllers
+from tests.support.go_build import Progress, Unavailable
+from tests.support.kube import Cluster, Processes, running
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 120.0
+NODES = {name: {"devalloc.io/publish": name} if name != "slices" else {} for name in ("slices", "pools", "none")}
+"""By name their labels, which say what they are to publish."""
+PODS = "/api/v1/namespaces/devalloc-system/pods"
+DAEMONSETS = "/apis/apps/v1/namespaces/devalloc-system/daemonsets"
+CLAIMS = "/apis/devmgmtproto.k8s.io/v1alpha1/namespaces/default/deviceclaims"
+RESOURCE_CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+Install = Callable[..., list[str]]
+Kubectl = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def own(progress: Progress, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster of its own, with the controllers that bring forth pods and clear up, and nodes that run none."""
+    processes = Processes(tmp_path_factory.mktemp("controllers"))
+    try:
+        folder = tmp_path_factory.mktemp("kubernetes")
+        with running(kube_build.binaries(progress), folder) as cluster:
+            kube_controllers.start(
+                cluster,
+                kube_build.node_binaries(progress),
+                processes,
+                "--concurrent-gc-syncs=4",
+                "--controllers=namespace-controller,garbage-collector-controller,daemonset-controller,"
+                "deployment-controller,replicaset-controller,clusterrole-aggregation-controller,"
+                "serviceaccount-controller",
+            )
+            for name, labels in NODES.items():
+                metadata = {"name": name, "labels": {"kubernetes.io/os": "linux"} | labels}
+                assert cluster.create("/api/v1/nodes", {"kind": "Node", "metadata": metadata}).ok
+            path = "/api/v1/namespaces/default/serviceaccounts/default"
+            eventually(lambda: cluster.get(path).ok, "the controllers work")
+            yield cluster
+    except Unavailable as reason:
+        pytest.skip(f"no Kubernetes controllers: {reason}")
+    finally:
+        processes.stop()
+
+
+@pytest.fixture(scope="module")
+def kubectl(own: Cluster, progress: Progress, tmp_path_factory: pytest.TempPathFactory) -> Kubectl:
+    """kubectl as the cluster's administrator; what it prints."""
+    program, home = kube_build.kubectl(progress), tmp_path_factory.mktemp("home")
+    environment = {"HOME": str(home), "KUBECONFIG": str(own.kubeconfig("admin")), "PATH": os.environ["PATH"]}
+
+    def call(*arguments: str) -> str:
+        done = subprocess.run(
+            [program, *arguments], env=environment, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        assert "Warning" not in done.stderr, done.stderr
+        return done.stdout
+
+    return call
+
+
+@pytest.fixture
+def devalloc(own: Cluster, capfd: pytest.CaptureFixture[str]) -> Install:
+    """The command as somebody types it; the lines it prints."""
+
+    def call(*arguments: str, code: int = 0) -> list[str]:
+        capfd.readouterr()
+        ended = run([*arguments, f"--kubeconfig={own.kubeconfig('admin')}"])
+        said = capfd.readouterr()
+        assert ended == code, said.err + said.out
+        return (said.out + said.err).splitlines()
+
+    return call
+
+
+def eventually(true: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + SECONDS
+    while not (answer := true()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+    return answer
+
+
+def everything(cluster: Cluster) -> set[str]:
+    """All objects there are, of every kind that is served, but those that the control plane makes for itself."""
+    groups = cluster.get("/apis").content["groups"]
+    roots = ["/api/v1", *(f"/apis/{group['preferredVersion']['groupVersion']}" for group in groups)]
+    names = set()
+    for root in roots:
+        for kind in cluster.get(root).content["resources"]:
+            if "list" not in kind["verbs"] or kind["name"] in ("events", "leases", "componentstatuses"):
+                continue
+            items = cluster.get(f"{root}/{kind['name']}").content.get("items", [])
+            names |= {f"{root}/{kind['name']}/{name_of(item)}" for item in items}
+    return names
+
+
+def name_of(item: dict[str, Any]) -> str:
+    return f"{item['metadata'].get('namespace', '')}/{item['metadata']['name']}"
+
+
+def outcomes(lines: list[str]) -> dict[str, str]:
+    return dict(line.split(" ", 1) for line in lines)
+
+
+@pytest.fixture
+def installed(devalloc: Install) -> None:
+    """Installed, whatever the test before has made of it."""
+    devalloc("install")
+
+
+# -- what is installed -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlay", [*PUBLISH, "service-monitor"])
+def test_the_manifests_are_those_of_kubectl(overlay: str, kubectl: Kubectl) -> None:
+    """Our reading of kustomize's files and kubectl's."""
+
+    def by_path(objects: list[dict[str, Any]]) -> dict[str, Any]:
+        return {path_of(one): one for one in objects}
+
+    folder = ROOT / "deploy" / "overlays" / overlay
+    theirs = by_path(list(yaml.safe_load_all(kubectl("kustomize", str(folder)))))
+    assert by_path(render(folder)) == theirs
+    if overlay in PUBLISH:
+        chosen = next(each for each in PUBLISH if each == overlay)
+        assert by_path(manifests(Options(publish=chosen))) == theirs
+
+
+def test_it_is_installed_used_and_taken_off_with_nothing_left(
+    own: Cluster, devalloc: Install, kubectl: Kubectl
+) -> None:
+    before = everything(own)
+    said = devalloc("install")
+    assert all(line.endswith(" created") for line in said), said
+    assert len(said) == len(manifests(Options()))
+    assert said[0] == "namespace/devalloc-system created"
+
+    generations = {path_of(one): own.get(path_of(one)).content["metadata"]["generation"] for one in generated()}
+    again = devalloc("install")
+    assert all(line.endswith(" unchanged") for line in again), again
+    for path, generation in generations.items():
+        assert own.get(path).content["metadata"]["generation"] == generation, path
+
+    kubectl("apply", "-f", "examples/whole-gpu")
+    shown = kubectl("get", "dpool,dclass,dclaim")
+    assert "devicepool.devmgmtproto.k8s.io/node-b-l40s" in shown
+    assert "deviceclaim.devmgmtproto.k8s.io/train" in shown
+    slice_of_ours(own)
+
+    where = {"slices": "--publish=slices", "pools": "--publish=pools"}
+    eventually(lambda: published(own) == where, "each node has the pod that its label says")
+    assert len(controllers(own)) == 2
+
+    gone = devalloc("uninstall", "--crds")
+    assert "deviceclaim.devmgmtproto.k8s.io/train deleted" in gone
+    assert "resourceslice.resource.k8s.io/p deleted" in gone
+    eventually(lambda: everything(own) == before, "nothing is left")
+    assert devalloc("uninstall", "--crds") == []
+
+
+def published(cluster: Cluster) -> dict[str, str]:
+    """What the pods publish that are meant for each node."""
+    found = {}
+    for pod in cluster.get(f"{PODS}?labelSelector=app.kubernetes.io/name!=devalloc-controller").content["items"]:
+        affinity = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        (field,) = affinity["nodeSelectorTerms"][0]["matchFields"]
+        (container,) = pod["spec"]["containers"]
+        found[field["values"][0]] = next(text for text in container["args"] if text.startswith("--publish"))
+    return found
+
+
+def controllers(cluster: Cluster) -> list[dict[str, Any]]:
+    path = f"{PODS}?labelSelector=app.kubernetes.io/name=devalloc-controller"
+    return list(cluster.get(path).content["items"])
+
+
+def slice_of_ours(cluster: Cluster) -> None:
+    pool = {"name": "p", "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": "devalloc.io", "nodeName": "slices", "pool": pool, "devices": [{"name": "d"}]}
+    body = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": "p"}, "spec": spec}
+    assert cluster.create(SLICES, body).ok
+
+
+def generated() -> list[dict[str, Any]]:
+    """Those whose changes the server counts."""
+    kinds = ("CustomResourceDefinition", "Deployment", "DaemonSet", "ValidatingAdmissionPolicy", "NetworkPolicy")
+    return [one for one in manifests(Options()) if one["kind"] in kinds]
+
+
+def test_what_kubectl_brought_is_taken_off_too_but_not_from_under_a_claim(
+    own: Cluster, devalloc: Install, kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remove, "FORCE_SECONDS", 0.5)
+    if own.get(DAEMONSETS).content["items"]:
+        devalloc("uninstall", "--crds", "--force")
+    before = everything(own)
+    kubectl("apply", "--server-side", "-k", "deploy")
+    kubectl("wait", "--for=condition=Established", "crd/deviceclaims.devmgmtproto.k8s.io", "--timeout=60s")
+    metadata = {
+        "name": "held",
+        "finalizers": ["devalloc.io/node"],
+        "annotations": {"devalloc.io/prepared-on": "pools", "devalloc.io/allocated-node": "pools"},
+    }
+    claim = {"apiVersion": KINDS["DeviceClaim"].api_version, "kind": "DeviceClaim", "metadata": metadata}
+    body = {**claim, "spec": {"claims": [{"deviceType": "gpu.devalloc.io"}]}}
+    eventually(lambda: own.create(CLAIMS, body).status in (201, 409), "claims are served")
+
+    refused = " ".join(devalloc("uninstall", code=1))
+    assert "devices are in use: deviceclaim default/held on node pools" in refused
+    refused = " ".join(devalloc("uninstall", "--crds", "--timeout=1s", code=1))
+    assert "still there: default/held on node pools" in refused
+    assert own.get(f"{DAEMONSETS}/devalloc-node").ok
+    devalloc("uninstall", "--force")
+    assert own.get(f"{CLAIMS}/held").ok, "claims stay without --crds"
+    said = devalloc("uninstall", "--crds", "--force")
+    assert "deviceclaim.devmgmtproto.k8s.io/held let go; default/held on node pools" in said
+    eventually(lambda: everything(own) == before, "nothing is left")
+
+
+def test_every_object_says_only_what_the_server_knows(own: Cluster, installed: None) -> None:
+    refused = {}
+    for one in manifests(Options()):
+        one["metadata"]["name"] += "-again" if one["kind"] not in ("Namespace", "CustomResourceDefinition") else ""
+        answer = own.create(collection_of(one), one, dry_run=True)
+        if not (answer.ok or answer.status == 409) or answer.warnings:
+            refused[path_of(one)] = [answer.message, *answer.warnings]
+    assert refused == {}
+
+
+def test_the_controllers_pods_are_admitted_where_pods_are_restricted(own: Cluster) -> None:
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "restricted", "labels": labels}}
+    assert own.create("/api/v1/namespaces", namespace).ok
+    account = "/api/v1/namespaces/restricted/serviceaccounts"
+    body = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "devalloc-controller"}}
+    assert own.create(account, body).ok
+    template = next(one for one in manifests(Options()) if one["kind"] == "Deployment")["spec"]["template"]
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "controller"}, "spec": template["spec"]}
+    answer = own.create("/api/v1/namespaces/restricted/pods", pod, dry_run=True)
+    assert answer.ok, answer.message
+    pod["spec"]["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = True
+    assert "violates PodSecurity" in own.create("/api/v1/namespaces/restricted/pods", pod, dry_run=True).message
+    own.delete("/api/v1/namespaces/restricted")
+
+
+# -- changes -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_another_way_of_publishing_does_not_have_is_taken_off(
+    own: Cluster, devalloc: Install, installed: None
+) -> None:
+    said = outcomes(devalloc("install", "--publish=pools"))
+    assert said["daemonset.apps/devalloc-node"] == "deleted"
+    assert said["daemonset.apps/devalloc-node-pools"] == "configured"
+    assert said["clusterrole.rbac.authorization.k8s.io/devalloc-node-slices"] == "deleted"
+    assert said["deployment.apps/devalloc-controller"] == "unchanged"
+    said = outcomes(devalloc("install", "--publish=slices"))
+    assert said["deployment.apps/devalloc-controller"] == "deleted"
+    assert own.get("/apis/devmgmtproto.k8s.io/v1alpha1/devicepools").ok, "CRDs stay"
+
+
+def test_somebody_elses_objects_and_fields_stay(devalloc: Install, kubectl: Kubectl, installed: None) -> None:
+    kubectl("create", "clusterrole", "ours", "--verb=get", "--resource=pods")
+    kubectl("label", "clusterrole", "ours", "app.kubernetes.io/part-of=devalloc")
+    deployment = "deployment/devalloc-controller"
+    kubectl("-n", "devalloc-system", "annotate", deployment, "team.example.com/owner=ops")
+    said = outcomes(devalloc("install", "--image-prefix=registry.example.com/x/", "--version=9.9"))
+    assert said["deployment.apps/devalloc-controller"] == "configured"
+    assert "clusterrole.rbac.authorization.k8s.io/ours" not in said
+    found = yaml.safe_load(kubectl("-n", "devalloc-system", "get", deployment, "-o", "yaml"))
+    assert found["metadata"]["annotations"]["team.example.com/owner"] == "ops"
+    (container,) = found["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "registry.example.com/x/devalloc-controller:9.9"
+    kubectl("delete", "clusterrole", "ours")
+
+
+# -- what is in use ----------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_taken_off_while_a_pod_has_devices(own: Cluster, devalloc: Install, installed: None) -> None:
+    body = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "used"}}
+    requests = [{"name": "gpu", "exactly": {"deviceClassName": "any"}}]
+    claim = own.create(RESOURCE_CLAIMS, {**body, "spec": {"devices": {"requests": requests}}}).content
+    results = [{"request": "gpu", "driver": "devalloc.io", "pool": "p", "device": "d"}]
+    user = {"resource": "pods", "name": "trainer", "uid": "6c1b2f3e-9d41-4b25-8a3f-000000000001"}
+    claim["status"] = {"allocation": {"devices": {"results": results}}, "reservedFor": [user]}
+    answer = own.replace(f"{RESOURCE_CLAIMS}/used/status", claim)
+    assert answer.ok, answer.message
+    refused = " ".join(devalloc("uninstall", code=1))
+    assert "resourceclaim default/used of pod trainer" in refused
+    assert own.get(f"{DAEMONSETS}/devalloc-node").ok
+    stored = own.get(f"{RESOURCE_CLAIMS}/used").content
+    del stored["status"]["reservedFor"], stored["status"]["allocation"]
+    assert own.replace(f"{RESOURCE_CLAIMS}/used/status", stored).ok
+    own.delete(f"{RESOURCE_CLAIMS}/used")
+
+
+# -- what goes wrong ---------------------------------------------------------------------------------------------------
+
+
+def test_who_has_no_rights_is_told_so(own: Cluster, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["install", f"--kubeconfig={own.kubeconfig('system:node:node-a')}"]) == 1
+    assert 'User "system:node:node-a" cannot get resource "namespaces"' in capfd.readouterr().err
+
+
+def test_a_server_without_the_prometheus_operator_is_told(devalloc: Install, installed: None) -> None:
+    said = devalloc("install", "--service-monitor", "--only=monitoring", code=1)
+    assert "the Prometheus operator is not installed here" in said[-1]

@@ -1,0 +1,231 @@
+"""What is installed on a cluster, before any cluster sees it."""
+
+from __future__ import annotations
+
+import shutil
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devalloc.install import kustomize
+from devalloc.install import manifests as module
+from devalloc.install.manifests import PARTS, PUBLISH, Options, manifests, part_of, path_of
+
+ROOT = Path(__file__).parents[3]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def pods(options: Options) -> dict[str, dict[str, Any]]:
+    """Specs of pods, by what makes them."""
+    found = [one for one in manifests(options) if one["kind"] in ("Deployment", "DaemonSet")]
+    return {one["metadata"]["name"]: one["spec"]["template"]["spec"] for one in found}
+
+
+def texts(content: Any) -> list[str]:
+    if isinstance(content, dict):
+        return [text for each in content.values() for text in texts(each)]
+    if isinstance(content, list):
+        return [text for each in content for text in texts(each)]
+    return [content] if isinstance(content, str) else []
+
+
+# -- what there is -----------------------------------------------------------------------------------------------------
+
+
+def test_a_node_that_publishes_slices_needs_neither_crds_nor_a_controller() -> None:
+    kinds = {one["kind"] for one in manifests(Options(publish="slices"))}
+    assert not kinds & {"CustomResourceDefinition", "Deployment"}
+    assert list(pods(Options(publish="slices"))) == ["devalloc-node"]
+
+
+def test_where_pools_are_published_nobody_may_publish_slices() -> None:
+    names = {path_of(one) for one in manifests(Options(publish="pools"))}
+    assert not any("slices" in name for name in names)
+    assert list(pods(Options(publish="pools"))) == ["devalloc-controller", "devalloc-node-pools"]
+
+
+@pytest.mark.parametrize("publish", PUBLISH)
+def test_the_order_is_that_of_creation(publish: Any) -> None:
+    """Who runs is confined before it starts; what is in a namespace, or of a kind, comes after that."""
+    parts = [part_of(one) for one in manifests(Options(publish=publish))]
+    assert parts == sorted(parts, key=PARTS.index)
+    assert parts[0] == "namespace"
+
+
+def test_parts_add_up_to_the_whole() -> None:
+    whole = manifests(Options(service_monitor=True))
+    parts = [one for part in PARTS for one in manifests(Options(service_monitor=True), [part])]
+    assert parts == whole
+
+
+@pytest.mark.parametrize("publish", PUBLISH)
+def test_every_object_has_the_label_by_which_it_is_found_again(publish: Any) -> None:
+    monitor = publish != "slices"
+    for one in manifests(Options(publish=publish, service_monitor=monitor)):
+        assert one["metadata"]["labels"]["app.kubernetes.io/part-of"] == "devalloc", path_of(one)
+
+
+# -- what is set -------------------------------------------------------------------------------------------------------
+
+
+def test_another_namespace_leaves_no_word_of_the_usual_one() -> None:
+    objects = manifests(Options(namespace="devices"))
+    assert not [text for text in texts(objects) if "devalloc-system" in text]
+    accounts = {s["namespace"] for one in objects for s in one.get("subjects", ())}
+    assert accounts == {"devices"}
+    assert any('"system:serviceaccount:devices:devalloc-node"' in text for text in texts(objects))
+
+
+def test_images_have_prefix_and_tag() -> None:
+    found = pods(Options(image_prefix="registry.example.com:5000/team/", version="1.2.3"))
+    images = {pod["containers"][0]["image"] for pod in found.values()}
+    prefix = "registry.example.com:5000/team/devalloc"
+    assert images == {f"{prefix}-controller:1.2.3", f"{prefix}-node:1.2.3"}
+
+
+def test_the_tag_is_the_version_of_this_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "installed_version", lambda: "1.0.0+local.1")
+    assert pods(Options())["devalloc-node"]["containers"][0]["image"] == "devalloc-node:1.0.0_local.1"
+    monkeypatch.setattr(module, "installed_version", lambda: "unknown")
+    assert manifests(Options(), ["crds"])
+    with pytest.raises(ValueError, match="which version this is cannot be told"):
+        manifests(Options())
+
+
+def test_the_images_of_the_files_are_of_this_version() -> None:
+    """For those who apply the folder with kubectl."""
+    objects = kustomize.render(ROOT / "deploy")
+    containers = [
+        one["spec"]["template"]["spec"]["containers"][0] for one in objects if "template" in one.get("spec", {})
+    ]
+    version = PROJECT["project"]["version"]
+    assert {each["image"].partition(":")[2] for each in containers} == {version}
+
+
+def test_another_kubelet_folder_is_told_to_the_plugin_and_mounted() -> None:
+    found = pods(Options(kubelet_dir="/var/lib/k0s/kubelet/"))
+    pod = found["devalloc-node"]
+    assert "--kubelet-dir=/var/lib/k0s/kubelet" in pod["containers"][0]["args"]
+    mounts = {each["name"]: each["mountPath"] for each in pod["containers"][0]["volumeMounts"]}
+    paths = {each["name"]: each["hostPath"]["path"] for each in pod["volumes"] if "hostPath" in each}
+    assert mounts["kubelet-plugins"] == paths["kubelet-plugins"] == "/var/lib/k0s/kubelet/plugins"
+    assert "/var/lib/kubelet" not in str(found)
+    assert "--kubelet-dir" not in str(found["devalloc-node-pools"])
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (Options(namespace='x" || true || "'), "namespace"),
+        (Options(namespace="Upper"), "namespace"),
+        (Options(image_prefix="a b/"), "image prefix"),
+        (Options(version="a/b"), "tag"),
+        (Options(kubelet_dir="var/lib"), "kubelet dir"),
+        (Options(kubelet_dir="/var/../etc"), "kubelet dir"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(options: Options, what: str) -> None:
+    with pytest.raises(ValueError, match=f"^{what} '"):
+        manifests(options)
+
+
+def test_there_is_no_monitor_where_there_is_no_controller() -> None:
+    with pytest.raises(ValueError, match="no controller"):
+        manifests(Options(publish="slices", service_monitor=True))
+
+
+# -- what pods may -----------------------------------------------------------------------------------------------------
+
+
+def test_the_controller_may_nothing_on_its_host() -> None:
+    pod = pods(Options())["devalloc-controller"]
+    (container,) = pod["containers"]
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert pod["securityContext"]["runAsUser"] != 0
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    confined = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+    assert container["securityContext"] == confined
+    assert not {"hostPID", "hostNetwork", "hostIPC"} & pod.keys()
+    assert not [volume for volume in pod["volumes"] if "hostPath" in volume]
+
+
+@pytest.mark.parametrize("name", ["devalloc-node", "devalloc-node-pools"])
+def test_a_nodes_pod_sees_of_its_host_what_is_named_here(name: str) -> None:
+    pod = pods(Options())[name]
+    (container,) = pod["containers"]
+    paths = {volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
+    common = {"/dev", "/sys", "/run/udev", "/run/devalloc", "/var/lib/devalloc"}
+    kubelet = {"/var/run/cdi", "/var/lib/kubelet/plugins", "/var/lib/kubelet/plugins_registry"}
+    assert paths == (common | kubelet if name == "devalloc-node" else common)
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    assert "ports" not in container, "with the host's network each port of a pod is one of the host"
+
+
+def test_service_accounts_give_tokens_to_pods_of_ours_only() -> None:
+    accounts = [one for one in manifests(Options()) if one["kind"] == "ServiceAccount"]
+    assert {one["automountServiceAccountToken"] for one in accounts} == {False}
+    assert {pod["automountServiceAccountToken"] for pod in pods(Options()).values()} == {True}
+
+
+# -- rights ------------------------------------------------------------------------------------------------------------
+
+
+def test_nobody_is_given_everything() -> None:
+    """Wildcards grant what nobody has thought of yet."""
+    for one in manifests(Options(), ["rbac"]):
+        for rule in one.get("rules", ()):
+            granted = [*rule.get("verbs", ()), *rule.get("resources", ()), *rule.get("apiGroups", ())]
+            assert "*" not in granted, path_of(one)
+
+
+def test_nobody_of_ours_reads_secrets_or_changes_rights() -> None:
+    for one in manifests(Options(), ["rbac"]):
+        resources = {resource for rule in one.get("rules", ()) for resource in rule.get("resources", ())}
+        assert not resources & {"secrets", "pods/exec", "serviceaccounts/token", "clusterroles", "roles"}, path_of(one)
+
+
+def test_who_may_edit_a_namespace_writes_neither_statuses_nor_what_is_only_asked_of_policies() -> None:
+    roles = {one["metadata"]["name"]: one for one in manifests(Options(), ["rbac"]) if one["kind"] == "ClusterRole"}
+    for name in ("devalloc-view", "devalloc-edit", "devalloc-fleet"):
+        for rule in roles[name]["rules"]:
+            assert not [resource for resource in rule["resources"] if "/" in resource], name
+            assert not {"allocate", "prepare"} & set(rule["verbs"]), name
+
+
+# -- where it comes from -----------------------------------------------------------------------------------------------
+
+
+def test_the_wheel_holds_all_that_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    included = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    for origin, place in included.items():
+        shutil.copytree(ROOT / origin, tmp_path / place)
+    expected = [manifests(Options(publish=publish)) for publish in PUBLISH]
+    packaged = tmp_path / "devalloc" / "install" / "data"
+    monkeypatch.setattr(module, "source", lambda: packaged)
+    assert [manifests(Options(publish=publish)) for publish in PUBLISH] == expected
+
+
+def test_the_crds_are_all_of_crds() -> None:
+    (content,) = kustomize.load(ROOT / "crds" / "Kustomization")
+    assert content["resources"] == sorted(path.name for path in (ROOT / "crds").glob("*.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("namePrefix: x-", "namePrefix is not known here"),
+        ("labels: [{pairs: {a: b}, includeSelectors: true}]", "only pairs"),
+        ("patches: [{path: other.yaml, target: {kind: A, name: a}}]", "only an inline patch"),
+        ("patches: [{target: {kind: A, name: b}, patch: '[]'}]", "no A b to patch"),
+        ("patches: [{target: {kind: A, name: a}, patch: '[{op: remove, path: /kind}]'}]", "remove of /kind"),
+        ("patches: [{target: {kind: A, name: a}, patch: '[{op: replace, path: /x, value: 1}]'}]", "replace of /x"),
+    ],
+)
+def test_what_is_not_known_of_kustomize_is_an_error(text: str, what: str, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("kind: A\nmetadata: {name: a}\n")
+    (tmp_path / "kustomization.yaml").write_text(f"resources: [a.yaml]\n{text}\n")
+    with pytest.raises(ValueError, match=what):
+        kustomize.render(tmp_path)
