@@ -71,7 +71,8 @@ class AllocateSettings:
     resync: float = 60.0
     """Seconds after which everything is looked at again though nothing is known to have changed."""
     availability: float = 0.0
-    """Least seconds between two writes of a pool's availableDevices: on a cluster each is a request."""
+    """Least seconds from one count of what is available to the next, and so between two writes of a pool's
+    availableDevices: on a cluster each is a request."""
     retry: float = 1.0
     """Seconds to wait after a round that failed; twice as long after each further one, up to ``resync``."""
 
@@ -97,7 +98,7 @@ class Round:
     pools: int
     devices: int
     available: int
-    """Devices that could still be allocated."""
+    """Devices that could still be allocated. Numbers of pools and devices are as of the last count."""
     problems: Sequence[str]
     """Objects that the solver left out, and why."""
     optimal: bool
@@ -131,9 +132,11 @@ class Allocator:
         self._now = now
         self._clock = clock
         self._counted = -math.inf
-        """When availableDevices was written last."""
+        """When it was counted last what is available, by ``clock``."""
+        self._numbers = 0, 0, 0
+        """Of pools, devices and available devices then."""
         self._is_behind = False
-        """Some of it is still to be written."""
+        """It is to be counted again."""
         self.began: float | None = None
         """When the round that goes on began, by ``clock``; None in between."""
         self._stop = threading.Event()
@@ -179,7 +182,9 @@ class Allocator:
         freed = {key for unit in units if unit.released for key in unit.keys}
         self._own_writes = {obj["metadata"]["resourceVersion"] for key, obj in written.items() if key not in freed}
         state = [written.get(Key.of(obj), obj) for obj in documents]
-        pools, devices, available = self._publish_availability(state)
+        self._is_behind = self._clock() - self._counted < self._settings.availability
+        if not self._is_behind:
+            self._publish_availability(state)
         self._publish_counts(state)
         claims = claims_among(state)
         waiting = [c for c in claims if not allocations(c) and not is_deleting(c)]
@@ -191,9 +196,9 @@ class Allocator:
             waiting=len(waiting),
             granted=[key for unit in units if unit.granted for key in unit.keys & written.keys()],
             stale=[key for unit in units for key in unit.keys - written.keys()],
-            pools=pools,
-            devices=devices,
-            available=available,
+            pools=self._numbers[0],
+            devices=self._numbers[1],
+            available=self._numbers[2],
             problems=problems,
             optimal=answer["optimal"],
             seconds=answer["seconds"],
@@ -233,9 +238,8 @@ class Allocator:
                 written |= {Key.of(obj): obj for obj in outcome}
         return written
 
-    def _publish_availability(self, state: Sequence[Object]) -> tuple[int, int, int]:
-        """Write availableDevices where it differs, if it is time to; returns the numbers of pools, devices and
-        available devices."""
+    def _publish_availability(self, state: Sequence[Object]) -> None:
+        """Write availableDevices where it differs."""
         pools = devices = total = 0
         units = []
         for one in count(state).pools:
@@ -247,12 +251,9 @@ class Allocator:
                 units.append(
                     Unit((Change(Key.of(doc), version, {**status, "availableDevices": available}),), granted=False)
                 )
-        self._is_behind = bool(units) and self._clock() - self._counted < self._settings.availability
-        if units and not self._is_behind:
-            done = self._commit(units, fence=None)
-            self._counted = self._clock()
-            self._own_writes |= {obj["metadata"]["resourceVersion"] for obj in done.values()}
-        return pools, devices, total
+        done = self._commit(units, fence=None)
+        self._own_writes |= {obj["metadata"]["resourceVersion"] for obj in done.values()}
+        self._counted, self._numbers = self._clock(), (pools, devices, total)
 
     def _publish_counts(self, state: Sequence[Object]) -> None:
         """Write how much of quotas is used where that differs."""
@@ -266,16 +267,23 @@ class Allocator:
             self._limits[key] = gate.reads(done[key]) if key in done else None
 
     def _wait(self, version: str, stop: threading.Event) -> None:
-        """Until somebody else changed something after ``version``, something is due, or ``stop`` is set."""
-        seconds = self._settings.resync
-        if self._is_behind:
-            seconds = min(seconds, max(0.0, self._counted + self._settings.availability - self._clock()))
-        with closing(self._store.watch(self._kinds, version, timeout=seconds, stop=stop)) as events:
-            for event in events:
-                written = event.object["metadata"]["resourceVersion"]
-                if written not in self._own_writes and self._matters(event):
-                    stop.wait(self._settings.batch)
-                    return
+        """Until somebody else changed something after ``version``, the resync is due, or ``stop`` is set; on the way
+        availableDevices are written when that is due."""
+        until = self._clock() + self._settings.resync
+        while not stop.is_set() and (now := self._clock()) < until:
+            due = min(until, self._counted + self._settings.availability) if self._is_behind else until
+            with closing(self._store.watch(self._kinds, version, timeout=max(0.0, due - now), stop=stop)) as events:
+                for event in events:
+                    written = event.object["metadata"]["resourceVersion"]
+                    if written not in self._own_writes and self._matters(event):
+                        stop.wait(self._settings.batch)
+                        return
+            if self._is_behind and self._clock() >= due and not stop.is_set():
+                listed = self._store.list(self._kinds).objects
+                self._publish_availability(
+                    [with_cordons(doc) if doc["kind"] == "DevicePool" else doc for doc in listed]
+                )
+                self._is_behind = False
 
     def _matters(self, event: Event) -> bool:
         """Of namespaces and quotas much changes that nobody here reads: in a cluster all day long."""

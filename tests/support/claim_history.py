@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import threading
+import time
 import urllib.request
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -53,6 +54,8 @@ class History:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self.events: list[tuple[str, Object]] = []
+        self.times: list[float] = []
+        """When each was heard of, by the monotonic clock."""
         self._seen: dict[str, Object] = {}
         self.broken: str | None = None
         """Why it is not whole."""
@@ -86,7 +89,7 @@ class History:
                 last = self._seen.pop(base64.b64decode(event["kv"]["key"]).decode())
                 version = event["kv"]["mod_revision"]
                 gone = {**last, "metadata": {**last["metadata"], "resourceVersion": version}}
-                self.events.append(("DELETED", gone))
+                self._note("DELETED", gone)
             else:
                 self._put(event["kv"])
 
@@ -94,7 +97,11 @@ class History:
         obj = json.loads(base64.b64decode(entry["value"]))
         obj["metadata"]["resourceVersion"] = entry["mod_revision"]
         self._seen[base64.b64decode(entry["key"]).decode()] = obj
-        self.events.append(("MODIFIED", obj))
+        self._note("MODIFIED", obj)
+
+    def _note(self, type_: str, obj: Object) -> None:
+        self.times.append(time.monotonic())
+        self.events.append((type_, obj))
 
     def close(self) -> None:
         """When all that was written until now is there."""
@@ -106,6 +113,14 @@ class History:
         assert answer.ok, answer.message
         self._thread.join(120)
         assert self._cluster.delete(f"{path}/last-of-all").ok
+
+    def answered(self) -> dict[str, float]:
+        """When each claim got its first answer, devices or a reason, by name."""
+        found: dict[str, float] = {}
+        for at, (type_, obj) in zip(self.times, [*self.events], strict=False):
+            if type_ != "DELETED" and (_held(obj) or REASON in obj["metadata"].get("annotations", {})):
+                found.setdefault(obj["metadata"]["name"], at)
+        return found
 
     def judge(self) -> Verdict:
         """Who had what at each resourceVersion. Whole devices only."""

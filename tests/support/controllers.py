@@ -42,7 +42,8 @@ def prepare(cluster: Cluster) -> None:
 class Process:
     """One controller; started again whenever it has ended, as a Deployment would."""
 
-    def __init__(self, cluster: Cluster, folder: Path, name: str, lease: str) -> None:
+    def __init__(self, cluster: Cluster, folder: Path, name: str, lease: str, *options: str) -> None:
+        """``options``: more for the command."""
         self.name = name
         self.log = folder / f"{name}.log"
         self.starts = 0
@@ -51,6 +52,7 @@ class Process:
         self.user = "admin"
         self._cluster = cluster
         self._lease = lease
+        self._options = options
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = False
@@ -66,7 +68,7 @@ class Process:
             command = [
                 sys.executable, "-m", "devalloc.cli", "controller", "--kubeconfig",
                 str(self._cluster.kubeconfig(self.user)), "--name", self.name, "--listen", "", "--lease", self._lease,
-                "--availability-interval", "2s", "--log-level", "info",
+                "--availability-interval", "2s", "--log-level", "info", *self._options,
             ]  # fmt: skip
             with self.log.open("ab") as log:
                 self._process = subprocess.Popen(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from typing import Any
@@ -370,3 +371,34 @@ class TestLoop:
     def test_looks_again_now_and_then(self, store: SQLiteStore) -> None:
         with Loop(store, settings=AllocateSettings(resync=0.05)) as loop:
             loop.until(lambda: len(loop.rounds) >= 3)
+
+
+class TestAvailabilityNowAndThen:
+    """On a cluster each write of availableDevices is a request: they wait for each other, and never for long."""
+
+    def test_it_is_written_when_it_is_due_and_then_without_another_round(self, store: SQLiteStore) -> None:
+        fill(store, gpu_pool(devices=4), gpu_class(), gpu_claim("a"))
+        rounds: list[Round] = []
+        stop = threading.Event()
+
+        def progress(done: Round) -> None:
+            rounds.append(done)
+            if len(rounds) == 1:
+                store.create(gpu_claim("b"))
+
+        settings = AllocateSettings(availability=0.4, batch=0.0, resync=600)
+        allocator = Allocator(store, settings=settings, progress=progress)
+        thread = threading.Thread(target=allocator.run, args=(stop,))
+        thread.start()
+
+        def says() -> int:
+            return int(store.get("DevicePool", None, "p").get("status", {}).get("availableDevices", -1))
+
+        deadline = time.monotonic() + 60
+        while not (len(rounds) == 2 and says() == 2) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        stop.set()
+        thread.join(60)
+        assert [done.available for done in rounds] == [3, 3], "as of the last count"
+        assert says() == 2
+        assert len(rounds) == 2
