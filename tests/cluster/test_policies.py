@@ -16,6 +16,7 @@ from devalloc.api import meta
 from devalloc.api.decode import decode
 from devalloc.api.kinds import KINDS
 from devalloc.controller.allocate import AllocateSettings, Allocator
+from devalloc.install.manifests import collection_of as path_of_manifest
 from devalloc.store.kubernetes import Client, KubernetesStore
 from devalloc.store.kubernetes.resources import AROUND, OURS
 from tests.support import kube_crds
@@ -24,7 +25,6 @@ from tests.support.fleets import gpu_claim, gpu_class, gpu_pool
 from tests.support.good_manifests import good
 from tests.support.kube import Answer, Cluster
 from tests.support.kube_crds import path_of
-from tests.support.kube_rights import path_of as path_of_manifest
 
 MANIFESTS = Path(__file__).parents[2] / "deploy" / "base" / "policies-objects.yaml"
 SECONDS = 120.0

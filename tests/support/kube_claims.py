@@ -15,6 +15,7 @@ import yaml
 from devalloc.api.aside import ALLOCATOR, DEVALLOC, TAINT, set_aside
 from devalloc.controller.resourceclaims import ResourceClaimAllocator, ResourceClaimSettings
 from devalloc.controller.told import Told
+from devalloc.install.manifests import collection_of
 from devalloc.store.kubernetes import Client
 from tests.support import kube_rights
 from tests.support.kube import Cluster
@@ -34,7 +35,7 @@ def install(cluster: Cluster) -> None:
     kube_rights.install(cluster)
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "devalloc-controller"}}
     bodies = [(_ACCOUNT, account)]
-    bodies += [(kube_rights.path_of(body), body) for body in yaml.safe_load_all(SHIPPED.read_text())]
+    bodies += [(collection_of(body), body) for body in yaml.safe_load_all(SHIPPED.read_text())]
     for path, body in bodies:
         answer = cluster.create(path, body)
         assert answer.ok or answer.status == 409, f"{body['kind']}: {answer.message}"
