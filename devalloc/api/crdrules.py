@@ -5,6 +5,7 @@ Every list, map and text that a rule walks over is bounded, which keeps the rule
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -51,20 +52,22 @@ _DETAIL_RULES = (
     _names("limits"),
     *(
         Rule(
-            f"!has(self.{field}) || !('count' in self.{field}) || {_is_whole(field, 'count')}",
+            f"!has(self.{field}) || !('count' in self.{field}) || !isQuantity(string(self.{field}['count'])) || "
+            f"{_is_whole(field, 'count')}",
             "count must be a whole number",
             f".{field}",
         )
         for field in ("requests", "limits")
     ),
     Rule(
-        "!has(self.limits) || !('count' in self.limits) || "
+        "!has(self.limits) || !('count' in self.limits) || !isQuantity(string(self.limits['count'])) || "
         "quantity(string(self.limits['count'])).isGreaterThan(quantity('0'))",
         "count must be at least 1: an allocation has at least one device",
         ".limits",
     ),
     Rule(
         "!has(self.limits) || !has(self.requests) || self.limits.all(name, !(name in self.requests) || "
+        "!isQuantity(string(self.limits[name])) || "
         "quantity(string(self.limits[name])).compareTo(quantity(string(self.requests[name]))) >= 0)",
         "a limit must not be below its request",
         ".limits",
@@ -76,6 +79,12 @@ _METHOD = "(has(self.method) ? self.method : 'virtio-mem')"
 
 def _amount(name: str) -> str:
     return f"quantity(string(self.{name}))"
+
+
+def _about(names: Iterable[str], rule: str, message: str, field: str = "") -> Rule:
+    """A rule about amounts; where one of them is none, that is told already."""
+    none = " || ".join(f"(has(self.{name}) && !isQuantity(string(self.{name})))" for name in names)
+    return Rule(f"{none} || ({rule})", message, field)
 
 
 def _integer(name: str) -> str:
@@ -91,8 +100,9 @@ def _is_multiple(name: str, block: int) -> str:
 
 
 _BOUNDS = (
-    Rule(f"{_amount('min')}.compareTo({_amount('max')}) <= 0", "max must not be below min", ".max"),
-    Rule(
+    _about(("min", "max"), f"{_amount('min')}.compareTo({_amount('max')}) <= 0", "max must not be below min", ".max"),
+    _about(
+        ("min", "max", "use"),
         f"!has(self.use) || ({_amount('min')}.compareTo({_amount('use')}) <= 0 && "
         f"{_amount('use')}.compareTo({_amount('max')}) <= 0)",
         "use must be between min and max",
@@ -140,13 +150,14 @@ RULES: dict[str, tuple[Rule, ...]] = {
     ),
     "CpuBounds": (
         *_BOUNDS,
-        Rule(f"{_amount('min')}.compareTo(quantity('10m')) >= 0", "min must be at least 10m", ".min"),
-        Rule(f"{_amount('max')}.compareTo(quantity('1024')) <= 0", "max must not be above 1024", ".max"),
+        _about(("min",), f"{_amount('min')}.compareTo(quantity('10m')) >= 0", "min must be at least 10m", ".min"),
+        _about(("max",), f"{_amount('max')}.compareTo(quantity('1024')) <= 0", "max must not be above 1024", ".max"),
     ),
     "MemoryBounds": (
         *_BOUNDS,
         *(
-            Rule(
+            _about(
+                (name,),
                 f"!has(self.{name}) || {_is_multiple(name, size * 2**20)}",
                 f"{name} must be a multiple of {size}Mi",
                 f".{name}",
@@ -158,7 +169,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
             "slotSize is required with method dimm, and goes with no other",
         ),
         *(
-            Rule(
+            _about(
+                ("min", "slotSize", name),
                 f"!has(self.slotSize) || !has(self.{name}) || "
                 f"({_integer(name)} - {_integer('min')}) % {_integer('slotSize')} == 0",
                 f"{name} must be min and a multiple of slotSize more",
@@ -166,7 +178,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
             )
             for name in ("max", "use")
         ),
-        Rule(
+        _about(
+            ("min", "max", "slotSize"),
             f"!has(self.slotSize) || ({_integer('max')} - {_integer('min')}) / {_integer('slotSize')} <= 255",
             "max must be at most 255 times slotSize above min",
             ".max",
@@ -174,7 +187,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
     ),
     "MachineScaling": (
         *(
-            Rule(
+            _about(
+                (name,),
                 f"!has(self.{name}) || {_amount(name)}.compareTo(quantity('{most}')) < 0",
                 f"{name} must be less than {most}",
                 f".{name}",

@@ -12,7 +12,7 @@ from typing import Any
 from devalloc.api.crdcolumns import COLUMNS, SELECTABLE
 from devalloc.api.crdrules import RULES
 from devalloc.api.fielddocs import docs_of
-from devalloc.api.fields import ApiModel
+from devalloc.api.fields import WORDS, ApiModel
 from devalloc.api.kinds import KINDS, Kind
 from devalloc.api.shapes import fields_of, model_shape
 from devalloc.api.yamldump import dump_yaml
@@ -100,6 +100,7 @@ _KEPT = (
     "maxProperties",
     "required",
     "x-kubernetes-int-or-string",
+    WORDS,
 )
 _TEXT = {"type": "string"}
 
@@ -107,10 +108,51 @@ _TEXT = {"type": "string"}
 def _schema(kind: Kind) -> dict[str, Any]:
     generated = kind.model.model_json_schema(by_alias=True)
     schema = _structural(generated, generated.get("$defs", {}))
+    if kind.kind not in _WITHOUT_WORDS:
+        _with_words(schema["properties"]["spec"])
     # the API server owns these three and refuses anything more said about them
     schema["properties"] |= {"apiVersion": _TEXT, "kind": _TEXT, "metadata": {"type": "object"}}
     schema["required"] = [name for name in schema.get("required", ()) if name not in ("apiVersion", "kind", "metadata")]
+    _without_words(schema)
     return {key: value for key, value in schema.items() if value != []}
+
+
+_WITHOUT_WORDS = ("DevicePool",)
+"""Kinds with so many texts that a rule for each is beyond the API server's budget; programs write them."""
+
+
+def _with_words(node: dict[str, Any], *, amounts_only: bool = False) -> None:
+    """Have whoever writes a text wrong be told so in words, and not by the pattern that it does not match.
+
+    ``amounts_only``: there can be too many texts for a rule each.
+    """
+    is_amount = "x-kubernetes-int-or-string" in node
+    if WORDS in node and (is_amount or not amounts_only):
+        pattern = node.pop("pattern")
+        rule = _is_amount(node.get("minimum")) if is_amount else f"self.matches(r'{pattern}')"
+        node["x-kubernetes-validations"] = [{"rule": rule, "message": node.pop(WORDS)}]
+    for name, below in _below(node):
+        _with_words(below, amounts_only=amounts_only or name == "oneOf")
+
+
+def _is_amount(least: int | None) -> str:
+    """Quantities as the API server reads them, which are the same but at the ends of their range."""
+    rule = "isQuantity(string(self))"
+    if least is None:
+        return rule
+    return f"{rule} && quantity(string(self)).compareTo(quantity('0')) {'>' if least else '>='} 0"
+
+
+def _without_words(node: dict[str, Any]) -> None:
+    node.pop(WORDS, None)
+    for _, below in _below(node):
+        _without_words(below)
+
+
+def _below(node: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Nodes of fields, with their names, or of entries."""
+    found = [*node.get("properties", {}).items(), ("", node.get("items")), ("", node.get("additionalProperties"))]
+    return [(name, one) for name, one in found if isinstance(one, dict)]
 
 
 def _structural(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:

@@ -31,8 +31,6 @@ _SUBDOMAIN = re.compile(rf"{_DNS_LABEL}(\.{_DNS_LABEL})*", re.ASCII)
 _LABEL = re.compile(_DNS_LABEL, re.ASCII)
 _PLAIN = re.compile(r"[^\x00-\x1f\x7f]+")
 
-SUBDOMAIN_PATTERN = rf"^{_DNS_LABEL}(\.{_DNS_LABEL})*$"
-
 
 class ApiModel(BaseModel):
     """Base of all API types: immutable, JSON names in camelCase, unknown fields refused."""
@@ -139,13 +137,23 @@ def _object_name(value: object) -> object:
 _SUFFIX = r"([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,4})?"
 
 
-def _int_or_string(pattern: str, **bounds: int) -> WithJsonSchema:
+WORDS = "words"
+"""In the JSON schema of a text: what is told where its pattern does not match, for CRDs."""
+
+
+def pattern_schema(pattern: str, words: str, **bounds: int) -> WithJsonSchema:
+    """Declares in the CRD what a validator of texts checks."""
+    return WithJsonSchema({"type": "string", **bounds, "pattern": f"^{pattern}$", WORDS: words})
+
+
+def _int_or_string(pattern: str, words: str, **bounds: int) -> WithJsonSchema:
     return WithJsonSchema(
         {
             "anyOf": [{"type": "integer"}, {"type": "string"}],
             "x-kubernetes-int-or-string": True,
             "maxLength": MAX_LENGTH,
             "pattern": f"^{pattern}{_SUFFIX}$",
+            WORDS: f"must be an amount such as 2, 500m, 1.5G or 10Gi{words}",
             **bounds,
         }
     )
@@ -155,33 +163,40 @@ QuantityField = Annotated[
     Quantity,
     BeforeValidator(Quantity.parse),
     PlainSerializer(str, return_type=str),
-    _int_or_string(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)"),
+    _int_or_string(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)", ""),
 ]
-NotNegative = Annotated[QuantityField, _int_or_string(r"(-[0.]+|\+?([0-9]+\.?[0-9]*|\.[0-9]+))", minimum=0)]
+NotNegative = Annotated[
+    QuantityField, _int_or_string(r"(-[0.]+|\+?([0-9]+\.?[0-9]*|\.[0-9]+))", ", and not negative", minimum=0)
+]
 """Declares in the CRD what ``not_negative`` checks."""
 Positive = Annotated[
-    QuantityField, _int_or_string(r"\+?([0-9]*[1-9][0-9]*\.?[0-9]*|[0-9]*\.[0-9]*[1-9][0-9]*)", minimum=1)
+    QuantityField,
+    _int_or_string(r"\+?([0-9]*[1-9][0-9]*\.?[0-9]*|[0-9]*\.[0-9]*[1-9][0-9]*)", ", and more than zero", minimum=1),
 ]
 """Declares in the CRD what ``positive`` checks."""
 SemVerField = Annotated[
     SemVer,
     BeforeValidator(SemVer.parse),
     PlainSerializer(str, return_type=str),
-    WithJsonSchema({"type": "string", "maxLength": semver.MAX_LENGTH, "pattern": f"^{semver.PATTERN}$"}),
+    pattern_schema(semver.PATTERN, "must be a version such as 1.8.2", maxLength=semver.MAX_LENGTH),
 ]
 Int64 = Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)]
 SubdomainName = Annotated[
     str,
     BeforeValidator(subdomain_name),
-    WithJsonSchema({"type": "string", "maxLength": 253, "pattern": SUBDOMAIN_PATTERN}),
+    pattern_schema(
+        rf"{_DNS_LABEL}(\.{_DNS_LABEL})*", "must be a name of lower-case letters, digits, '-' and '.'", maxLength=253
+    ),
 ]
 LabelName = Annotated[
-    str, BeforeValidator(label_name), WithJsonSchema({"type": "string", "maxLength": 63, "pattern": f"^{_DNS_LABEL}$"})
+    str,
+    BeforeValidator(label_name),
+    pattern_schema(_DNS_LABEL, "must be a name of lower-case letters, digits and '-'", maxLength=63),
 ]
 PlainName = Annotated[
     str,
     BeforeValidator(_plain_name),
-    WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 253, "pattern": f"^{_PLAIN.pattern}$"}),
+    pattern_schema(_PLAIN.pattern, "must have no control characters", minLength=1, maxLength=253),
 ]
 
 Text = Annotated[str, Field(max_length=253)]
@@ -191,7 +206,9 @@ Expression = Annotated[str, Field(max_length=10 * 1024)]
 ObjectName = Annotated[str, BeforeValidator(_object_name)]
 """The name of an object of any API; some allow more than DNS names."""
 Mac = Annotated[
-    str, BeforeValidator(_mac), WithJsonSchema({"type": "string", "maxLength": 17, "pattern": f"^{_MAC.pattern}$"})
+    str,
+    BeforeValidator(_mac),
+    pattern_schema(_MAC.pattern, "must be a unicast MAC address such as '02:00:00:12:34:56'", maxLength=17),
 ]
 
 

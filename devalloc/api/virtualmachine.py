@@ -7,7 +7,7 @@ from functools import reduce
 from operator import add
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from devalloc.api.claim import DeviceAllocation
 from devalloc.api.fields import (
@@ -21,6 +21,7 @@ from devalloc.api.fields import (
     Positive,
     SubdomainName,
     Text,
+    pattern_schema,
     refuse,
     shown,
     unique_by,
@@ -84,25 +85,26 @@ def _interface(value: object) -> object:
     return value
 
 
+_PATH_WORDS = "must be an absolute path without '.', '..' and doubled '/'"
 Path = Annotated[
     str,
     BeforeValidator(_path),
-    WithJsonSchema({"type": "string", "maxLength": 4096, "pattern": f"^{_PATH.pattern}$"}),
+    pattern_schema(_PATH.pattern, _PATH_WORDS, maxLength=4096),
 ]
 SocketPath = Annotated[
     str,
     BeforeValidator(_socket),
-    WithJsonSchema({"type": "string", "maxLength": MAX_SOCKET_PATH, "pattern": f"^{_PATH.pattern}$"}),
+    pattern_schema(_PATH.pattern, _PATH_WORDS, maxLength=MAX_SOCKET_PATH),
 ]
 CommandLine = Annotated[
     str,
     BeforeValidator(_line),
-    WithJsonSchema({"type": "string", "maxLength": MAX_LINE, "pattern": f"^{_LINE.pattern}$"}),
+    pattern_schema(_LINE.pattern, "must be one line without control characters", maxLength=MAX_LINE),
 ]
 InterfaceName = Annotated[
     str,
     BeforeValidator(_interface),
-    WithJsonSchema({"type": "string", "maxLength": 15, "pattern": f"^{_INTERFACE.pattern}$"}),
+    pattern_schema(_INTERFACE.pattern, "must be the name of a network interface", maxLength=15),
 ]
 
 

@@ -88,9 +88,9 @@ BAD: list[tuple[str, str, Any, str]] = [
     ("DevicePool", "spec.resources.0.capacity", "-1", "should match"),
     ("DevicePool", "spec.devices.0.requests", {"": 1}, "1 to 253 characters"),
     ("DeviceClass", "spec.adminAccess", "yes", "must be of type boolean"),
-    ("DeviceClass", "spec.configs.0.name", "A", "should match"),
+    ("DeviceClass", "spec.configs.0.name", "A", "must be a name of lower-case letters, digits"),
     ("DeviceClaim", "spec.claims", [], "at least 1 items"),
-    ("DeviceClaim", "spec.claims.0.requests.count", "0", "should match"),
+    ("DeviceClaim", "spec.claims.0.requests.count", "0", "such as 2, 500m, 1.5G or 10Gi, and more than zero"),
     ("DeviceClaim", "spec.claims.0.requests.count", "1.5", "whole number"),
     ("DeviceClaim", "spec.claims.0.limits.count", 1, "must not be below its request"),
     ("DeviceClaim", "spec.claims.1.oneOf.0.limits", {"count": 0}, "at least 1"),
@@ -107,7 +107,7 @@ BAD: list[tuple[str, str, Any, str]] = [
     ("VirtualMachine", "spec.memory.min", "513M", "min must be a multiple of 2Mi"),
     ("VirtualMachine", "spec.memory.method", "virtio-mem", "slotSize is required with method dimm"),
     ("VirtualMachine", "spec.start", {}, "a kernel is required where there are no disks"),
-    ("VirtualMachine", "spec.start.kernel", "/var/../etc/shadow", "should match"),
+    ("VirtualMachine", "spec.start.kernel", "/var/../etc/shadow", "must be an absolute path without"),
     ("VirtualMachine", "spec.start.disks.0.format", None, "format: Required"),
     ("VirtualMachine", "spec.adopt", {"qmpSocket": "/run/a.qmp"}, "exactly one of both"),
     ("VirtualMachine", "spec.nics.0.interface", None, "interface is required with backend tap"),
@@ -116,6 +116,19 @@ BAD: list[tuple[str, str, Any, str]] = [
     ("VirtualMachine", "spec.claims.1", "train", "a claim can be named once"),
     ("VirtualMachine", "spec.pciSlots", 1, "at least one for each claim"),
 ]
+
+
+def test_what_is_no_amount_is_told_so_once(installed: Cluster) -> None:
+    """And not by expressions that fail on it, nor by a pattern."""
+    claim, machine = good("DeviceClaim"), good("VirtualMachine")
+    claim["spec"]["claims"] = [{"requests": {"count": "four", "memory": "10GB"}, "limits": {"memory": "12GB"}}]
+    machine["spec"] |= {"cpu": {"min": "1", "max": "two"}, "memory": {"min": "1GB", "max": "2Gi"}}
+    for content, count in ((claim, 3), (machine, 2)):
+        answer = offer(installed, content)
+        assert answer.status == 422
+        causes = [cause["message"] for cause in answer.content["details"]["causes"]]
+        assert len(causes) == count, causes
+        assert all("must be an amount such as 2, 500m, 1.5G or 10Gi" in cause for cause in causes)
 
 
 @pytest.mark.parametrize(("kind", "where", "value", "words"), BAD)
