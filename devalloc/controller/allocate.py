@@ -258,7 +258,7 @@ class Allocator:
     def _publish_counts(self, state: Sequence[Object]) -> None:
         """Write how much of quotas is used where that differs."""
         units = []
-        for doc, status in quota.statuses(as_allocated(state)):
+        for doc, status in quota.statuses(state):
             units.append(Unit((Change(Key.of(doc), doc["metadata"]["resourceVersion"], status),), granted=False))
         done = self._commit(units, fence=None)
         self._own_writes |= {obj["metadata"]["resourceVersion"] for obj in done.values()}

@@ -17,7 +17,7 @@ from devalloc.api.claim import COUNT, DeviceClaim, DeviceClaimDetail
 from devalloc.api.decode import decode
 from devalloc.api.deviceclass import DeviceClass
 from devalloc.api.quantity import Quantity
-from devalloc.controller.claims import allocations, claims_among
+from devalloc.controller.claims import allocations, as_allocated, claims_among
 from devalloc.store import Object
 
 KIND = "ResourceQuota"
@@ -136,12 +136,12 @@ def _details(claim: DeviceClaim) -> Iterator[list[DeviceClaimDetail]]:
 def statuses(documents: Sequence[Object]) -> list[tuple[Object, Object]]:
     """Quotas whose status does not say how much of them is used, with the status that does.
 
-    Others may count in the same status, so the rest of it stays. ``documents``: as they count.
+    Others may count in the same status, so the rest of it stays.
     """
     quotas = [(doc, bounds) for doc in documents if is_quota(doc) and (bounds := bounds_of(doc))]
     if not quotas:
         return []
-    used = held(documents, [bound for _, bounds in quotas for bound in bounds], classes_among(documents))
+    used = held(as_allocated(documents), [bound for _, bounds in quotas for bound in bounds], classes_among(documents))
     found = []
     for doc, bounds in quotas:
         before = doc.get("status") or {}

@@ -231,6 +231,18 @@ def test_who_writes_what_of_a_claims_status(
         expect(answer, told.get(user), user)
 
 
+def test_a_status_brings_nothing_else_along(ruled: As, allocated: dict[str, Any]) -> None:
+    """The API server keeps the metadata: who may write the status gets around no policy by it."""
+    content = deep_changed(allocated, f"annotations.{meta.ALLOCATED_NODE}", "elsewhere")
+    content = deep_changed(content, "finalizers", [meta.NODE_FINALIZER])
+    status = {**allocated["status"], "podNames": ["web"]}
+    answer = ruled("plugin").replace(f"{CLAIMS}/held/status", content | {"status": status}, dry_run=True)
+    assert answer.ok, answer.message
+    assert answer.content["status"]["podNames"] == ["web"]
+    assert answer.content["metadata"]["annotations"] == allocated["metadata"]["annotations"]
+    assert "finalizers" not in answer.content["metadata"]
+
+
 def test_a_prepared_claim_is_let_go_of_by_its_node_alone(ruled: As, allocated: dict[str, Any]) -> None:
     """Whoever removes the mark has the devices given to somebody else while a machine has them."""
     plugin, path = ruled("plugin"), f"{CLAIMS}/held"
