@@ -36,6 +36,7 @@ from devalloc.store import (
     Key,
     Object,
     Store,
+    StoreError,
     Unusable,
 )
 
@@ -117,18 +118,23 @@ class Allocator:
         solve: Solve | None = None,
         progress: Callable[[Round], None] = lambda done: None,
         wrote: Callable[[Object, Object], None] = lambda before, after: None,
+        settle: Callable[[threading.Event], None] = lambda stop: None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``kinds``: what is read to decide; None for all. ``solve`` None: a Fleet that is kept warm. ``progress`` is
         called after each round, in the loop's thread, and ``wrote`` of each object that an answer was written on, with
-        what it was before and is now."""
+        what it was before and is now. ``settle`` is called before the round after one that could not write: what that
+        has sent may be on its way still, and when ``settle`` returns it cannot be done any more."""
         self._store = store
         self._settings = settings
         self._kinds = None if kinds is None else frozenset(kinds)
         self._solve: Solve = WarmSolver() if solve is None else solve
         self._progress = progress
         self._wrote = wrote
+        self._settle = settle
+        self._in_doubt = False
+        """Something may have been sent of which nobody knows whether it will be done."""
         self._now = now
         self._clock = clock
         self._counted = -math.inf
@@ -152,6 +158,9 @@ class Allocator:
         while not stop.is_set():
             try:
                 self.began = self._clock()
+                if self._in_doubt:
+                    self._settle(stop)
+                    self._in_doubt = False
                 done = self.round()
                 failures, self.began = 0, None
                 self._progress(done)
@@ -160,7 +169,8 @@ class Allocator:
                 continue
             except Unusable:
                 raise
-            except Exception:
+            except Exception as error:
+                self._in_doubt |= isinstance(error, StoreError)
                 failures, self.began = failures + 1, None
                 delay = min(self._settings.retry * 2 ** min(failures - 1, 30), self._settings.resync)
                 log.exception("could not answer the claims; next try in %.0f s", delay)

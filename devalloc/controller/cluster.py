@@ -8,6 +8,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -20,6 +21,7 @@ from devalloc.controller.lease import Lease
 from devalloc.controller.metrics import TYPE, Metrics
 from devalloc.controller.recorder import Recorder
 from devalloc.controller.resourceclaims import ResourceClaimAllocator, ResourceClaimSettings
+from devalloc.controller.seal import Interrupted, seal
 from devalloc.controller.site import Page, Site
 from devalloc.controller.told import changes
 from devalloc.store import Listing, Object
@@ -101,6 +103,7 @@ class Cluster:
         self._settings = settings
         self._client = client
         self._on_round = on_round
+        self._settled = 0
         holder = f"{settings.instance}-{secrets.token_hex(4)}"
         self.lease = Lease(
             Singles(client, settings.namespace),
@@ -119,6 +122,7 @@ class Cluster:
             kinds=(resource.kind for resource in (*OURS, *AROUND)),
             progress=self._progress,
             wrote=lambda before, after: self.recorder.record(changes(before, after)),
+            settle=self._settle,
         )
         self.controller = Controller(self.lease, self.store, self._loops, on_state=on_state)
         self._site: Site | None = None
@@ -173,6 +177,12 @@ class Cluster:
                 settings=ResourceClaimSettings(told.placement, told.deadline, told.batch, told.resync, told.retry),
             ).run
         return loops
+
+    def _settle(self, stop: threading.Event) -> None:
+        """Have nothing that this process has sent and knows no end of be done any more. Raises StoreError."""
+        self._settled += 1
+        with suppress(Interrupted):
+            seal(self.store, f"{self.lease.transitions} {self.lease.holder} {self._settled}", stop)
 
     def _aside(self, loop: Loop, over: threading.Event) -> None:
         """What shows how it is: without it nobody would know, so that its end is the end of all."""

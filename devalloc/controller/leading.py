@@ -96,13 +96,14 @@ class Controller:
             while not self._is_stopped(LOOK_SECONDS):
                 self._check()
             self._say("stopping", "stopping: waiting for what is under way")
+            over.set()
+            until = time.monotonic() + self._grace
+            while leader.is_alive() and time.monotonic() < until:
+                leader.join(LOOK_SECONDS)
+                self._check()
         finally:
             over.set()
-        until = time.monotonic() + self._grace
-        while leader.is_alive() and time.monotonic() < until:
-            leader.join(LOOK_SECONDS)
-            self._check()
-        minded.set()
+            minded.set()
         minder.join(self._grace)
         if leader.is_alive() or minder.is_alive():
             log.warning("something is still under way, so the lease is not given back but left to run out")

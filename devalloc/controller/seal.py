@@ -5,6 +5,8 @@ are written on, before it decides anything: what the one before still sends is t
 the API server refuses it. Objects that are made later the old leader can only have read after its lease had run out by
 its own clock, which it asks before each write. In between nobody needs to agree on the time.
 
+A leader does the same to itself after a write whose answer was lost: it may be on its way still.
+
 Not sealed is what holds devices already: a write there takes them back, says how they are, or leaves them. Only where
 a commit of several objects was cut off (a mark of the store) it may still be finished, so that is sealed as well.
 """

@@ -16,7 +16,7 @@ from devalloc.controller.cluster import Cluster as Controller
 from devalloc.controller.cluster import ClusterSettings
 from devalloc.controller.lease import Lost
 from devalloc.controller.seal import seal
-from devalloc.store.kubernetes import Client
+from devalloc.store.kubernetes import ApiError, Client
 from tests.support import kube_build, kube_crds
 from tests.support.claim_history import History, holders, unanswered
 from tests.support.claim_storm import Storm
@@ -237,6 +237,49 @@ def test_what_an_old_leader_still_sends_is_refused(
         assert doubles == []
         assert [*holders(cluster)] == ["soon"]
         assert any("refused" in answer for answer in old.answers)
+    else:
+        assert doubles, "else this test would show nothing"
+
+
+@pytest.mark.parametrize("settled", [True, False], ids=["sealed", "without the seal"])
+def test_a_write_whose_answer_was_lost_is_not_done_later(
+    cluster: Cluster, settled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader's own: the connection broke, and the request arrives when the device has gone to somebody else."""
+    if not settled:
+        monkeypatch.setattr(Controller, "_settle", lambda self, stop: None)
+    history, lost = History(cluster), list[tuple[str, Object]]()
+
+    class Broken(Gated):
+        def replace(self, path: str, body: Object, params: Mapping[str, str] | None = None) -> Object:
+            if path.endswith("/deviceclaims/late/status") and not self.gate.is_set():
+                lost.append((path, body))
+                raise ApiError(0, "NoAnswer", "connection reset")
+            if path.endswith("/late") and "devalloc.io/reason" in body["metadata"].get("annotations", {}):
+                assert self.waiting.wait(300)
+            return super().replace(path, body, params)
+
+    client = Broken.connect(cluster.kubeconfig("admin"))
+    assert isinstance(client, Broken)
+    create(cluster, gpu_pool("p", devices=1), gpu_claim("late"))
+    controller, thread, _ = run_controller(cluster, "one", client)
+    try:
+        until(lambda: lost, "it has sent what nobody answers")
+        create(cluster, gpu_claim("soon", priority="5"))
+        until(lambda: "soon" in holders(cluster), "the device goes to another claim")
+        refused = cluster.replace(*lost[0]).status
+        client.gate.set()
+        client.waiting.set()
+        until(lambda: not unanswered(cluster), "every claim has an answer")
+    finally:
+        client.gate.set()
+        client.waiting.set()
+        controller.stop()
+        thread.join(120)
+    history.close()
+    doubles = history.judge().doubles
+    if settled:
+        assert (refused, doubles) == (409, [])
     else:
         assert doubles, "else this test would show nothing"
 

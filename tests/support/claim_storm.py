@@ -125,7 +125,8 @@ class Storm:
                 made += 1
             there = self._list()["items"]
             for _ in range(rng.choice((0, 1, 1, 2)) if len(there) > 12 else 0):
-                self._change(rng, rng.choice(there))
+                held = [claim for claim in there if _devices(claim)]
+                self._change(rng, rng.choice(held if held and rng.random() < 0.7 else there))
 
     def _change(self, rng: random.Random, claim: Object) -> None:
         metadata, has = claim["metadata"], (claim.get("status") or {}).get("allocations")
