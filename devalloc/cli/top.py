@@ -47,10 +47,15 @@ def top(once: bool, interval: float, output: str, store: Path | None, kubeconfig
     from devalloc.cli.output import dump
     from devalloc.controller.page.sight import LEAST_SECONDS, Sight
 
-    if in_cluster and kubeconfig is not None:
-        raise BadInput("--in-cluster and --kubeconfig: give one of them")
-    if store is not None and (in_cluster or kubeconfig is not None):
-        raise BadInput("--store is of this machine; give it, or --kubeconfig or --in-cluster")
+    given = {name for name in ("store", "kubeconfig", "in_cluster") if _is_said(name)}
+    if len(given) > 1:
+        raise BadInput("--store, --kubeconfig and --in-cluster: give one of them")
+    if "store" in given:
+        kubeconfig, in_cluster = None, False
+    elif "kubeconfig" in given:
+        in_cluster = False
+    elif in_cluster:
+        kubeconfig = None
     with _source(store, kubeconfig, in_cluster) as source:
         sight = Sight(source)
         if output in ("json", "yaml"):
@@ -64,6 +69,13 @@ def top(once: bool, interval: float, output: str, store: Path | None, kubeconfig
                     show(sight.latest())
                     time.sleep(max(interval, LEAST_SECONDS))
     return 0
+
+
+def _is_said(name: str) -> bool:
+    """On the command line, which counts more than what variables say."""
+    from click.core import ParameterSource
+
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 @contextmanager

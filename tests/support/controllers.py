@@ -100,10 +100,12 @@ class Process:
 
 
 @contextmanager
-def controllers(cluster: Cluster, folder: Path, count: int = 2, *, lease: str = "6s") -> Iterator[list[Process]]:
-    """So many that run, until the end."""
+def controllers(
+    cluster: Cluster, folder: Path, count: int = 2, *options: str, lease: str = "6s"
+) -> Iterator[list[Process]]:
+    """So many that run, until the end. ``options``: more for the command."""
     prepare(cluster)
-    processes = [Process(cluster, folder, f"controller-{number}", lease) for number in range(count)]
+    processes = [Process(cluster, folder, f"controller-{number}", lease, *options) for number in range(count)]
     try:
         for process in processes:
             process.start()
