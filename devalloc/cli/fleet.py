@@ -21,6 +21,8 @@ NETWORK = "(network)"
 """Devices without a node, as `devalloc get pools` has it."""
 _COUNTS = ("DEVICES", "AVAILABLE", "IN USE", "UNAVAILABLE", "EXCLUDED")
 _STYLES = {"free": "green", "shared": "cyan", "held": "blue", "unavailable": "red", "excluded": "bright_black"}
+_WIDEST = 40
+"""Columns of a cell that is not shortened."""
 _MESSAGE = 300
 """Characters of a message in a table; `devalloc explain` has all."""
 
@@ -60,9 +62,10 @@ def summary(found: Overview) -> str:
 def _numbers(found: Overview) -> tuple[str, str]:
     counts = found.counts
     nodes = sum(bool(node.name) for node in found.nodes)
+    both = f" ({counts.shared} of these are both)" if counts.shared else ""
     return (
         f"{nodes} nodes, {found.cards} cards, {counts.devices} devices: {counts.available} available, "
-        f"{counts.in_use} in use, {counts.unavailable} unavailable, {counts.excluded} excluded.",
+        f"{counts.in_use} in use{both}, {counts.unavailable} unavailable, {counts.excluded} excluded.",
         f"Claims: {found.allocated} allocated, {found.pending} pending. Machines: {len(found.machines)}.",
     )
 
@@ -124,7 +127,7 @@ def picture(seen: Seen, height: int, *, wide: bool = False) -> RenderableType:
     tables = parts(found, wide=wide)
     rooms = _rooms([len(part.rows) for part in tables], height - len(shown) - 3 * len(tables))
     for part, room in zip(tables, rooms, strict=True):
-        shown += [Text(), Text(_title(part, room), style="bold"), _table(part.headers, part.rows[:room])]
+        shown += [Text(), Text(_title(part, room), style="bold"), *_table(part.headers, part.rows[:room])]
     return Group(*shown)
 
 
@@ -142,17 +145,26 @@ def _title(part: Part, shown: int) -> str:
     return f"{part.title}: {len(part.rows)}" + (f", of which {more} do not fit" if more else "")
 
 
-def _table(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> RenderableType:
-    from rich.table import Table
+def _table(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Iterator[RenderableType]:
+    """Lines, cut where the terminal ends."""
     from rich.text import Text
 
-    grid = Table(box=None, header_style="dim", padding=(0, 2, 0, 0), expand=False)
-    for i, header in enumerate(headers):
-        grid.add_column(header, overflow="ellipsis", no_wrap=True, justify="right" if header in _COUNTS else "left")
-        grid.columns[i].min_width = min(len(header), 9)
-    for row in rows:
-        grid.add_row(*(Text(plain(cell), style=cell.style if isinstance(cell, Styled) else "") for cell in row))
-    return grid
+    texts = [headers, *([plain(cell) for cell in row] for row in rows)]
+    widths = [min(_WIDEST, max(len(text[i]) for text in texts)) for i in range(len(headers))]
+    widths[-1] = 0  # it may be a long sentence, and has what is left
+    for row in [[Styled(header, "dim") for header in headers], *rows]:
+        line = Text(no_wrap=True, overflow="ellipsis")
+        for header, cell, width in zip(headers, row, widths, strict=True):
+            text = plain(cell)
+            if 0 < width < len(text):
+                text = f"{text[: width - 1]}…"
+            line.append(
+                text.rjust(width) if header in _COUNTS else text.ljust(width),
+                cell.style if isinstance(cell, Styled) else "",
+            )
+            line.append("  ")
+        line.rstrip()
+        yield line
 
 
 def _nodes(found: Overview) -> Iterator[list[Cell]]:

@@ -153,6 +153,8 @@ def _totals(found: Overview) -> Markup:
         ("Claims pending", found.pending, "pending" if found.pending else ""),
         ("Machines", len(found.machines), ""),
     ]
+    words = f"{many(counts.shared, 'device')} in use, and available too: more of what is shared can be had."
+    shared = tag("p", words, id="shared", class_="quiet") if counts.shared else None
     settled = None if found.is_settled else tag("p", "The controller is counting.", id="settling", class_="quiet")
     return tag(
         "section",
@@ -164,6 +166,7 @@ def _totals(found: Overview) -> Markup:
                 for what, number, style in tiles
             ),
         ),
+        shared,
         settled,
         id="totals",
     )
