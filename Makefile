@@ -31,7 +31,7 @@ PERMIT_REQUESTS ?= 100000
 # At which points `make soak` cuts the power, such as prepare:3-9; default: at all.
 SOAK_CUTS ?=
 
-.PHONY: help setup demo test test-unit test-conformance test-machine test-cluster images oci-images lint format protos bench fuzz faults soak controllers-soak permits-soak partitions cuts guest-soak timeline clean
+.PHONY: help setup demo test test-unit test-conformance test-machine test-cluster images oci-images lint format protos bench fuzz faults soak controllers-soak permits-soak partitions cuts guest-soak timeline screenshots clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -135,6 +135,9 @@ guest-soak: setup ## a machine with a VF by VFIO, inside an emulated host with S
 
 timeline: setup ## docs/scaling-timeline.svg and .json anew, from a real machine that is scaled
 	DEVALLOC_UPDATE_DOCS=1 $(PYTEST) tests/machine/test_guest_scaling.py -n 1 $(ARGS)
+
+screenshots: setup ## docs/page-light.png, page-dark.png and top.svg anew, of a fleet of examples
+	$(BIN)/python -m tests.support.screenshots
 
 clean: ## remove .venv and everything that was built
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache benchmarks/out

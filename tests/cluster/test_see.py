@@ -81,11 +81,13 @@ def fleet(cluster: Cluster) -> Iterator[Cluster]:
     ]
     made += [(f"{DEVMGMT}/devicepools", broken), *named.items()]
     made += [(f"{DEVMGMT}/namespaces/{SPACE}/deviceclaims", gpu_claim("big", 99, SPACE))]
+    here = []
     for path, obj in made:
         answer = cluster.create(path, obj)
         assert answer.ok or answer.status == 409, answer.message
+        here += [(path, obj)] if answer.ok else []
     yield cluster
-    for path, obj in reversed(made):
+    for path, obj in reversed(here):  # what others made stays theirs
         cluster.delete(f"{path}/{obj['metadata']['name']}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 import tempfile
 from contextlib import closing
@@ -54,7 +55,8 @@ def draw(store: SQLiteStore) -> str:
     console = Console(width=118, height=34, record=True, file=io.StringIO(), force_terminal=True)
     seen = Seen("", overview(store.list().objects), datetime.now(UTC))
     console.print(picture(seen, 34))
-    return console.export_svg(title="devalloc top", unique_id="top")
+    svg = console.export_svg(title="devalloc top", unique_id="top")
+    return re.sub(r"@font-face \{.*?\}\n", "", svg, flags=re.DOTALL)  # they would be asked of somebody else's server
 
 
 def opened(page: Page, *rows: str) -> None:
