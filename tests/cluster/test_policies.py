@@ -16,6 +16,7 @@ from devalloc.api import meta
 from devalloc.api.decode import decode
 from devalloc.api.kinds import KINDS
 from devalloc.controller.allocate import AllocateSettings, Allocator
+from devalloc.install.manifests import Options, manifests
 from devalloc.install.manifests import collection_of as path_of_manifest
 from devalloc.store.kubernetes import Client, KubernetesStore
 from devalloc.store.kubernetes.resources import AROUND, OURS
@@ -27,22 +28,18 @@ from tests.support.kube import Answer, Cluster
 from tests.support.kube_crds import path_of
 
 MANIFESTS = Path(__file__).parents[2] / "deploy" / "base" / "policies-objects.yaml"
+SHIPPED = manifests(Options(publish="pools"), ["rbac"])
 SECONDS = 120.0
 SPACE, WATCHERS, COUNTED = "policies", "policies-watchers", "policies-counted"
 CLAIMS, MACHINES = path_of(KINDS["DeviceClaim"], SPACE), path_of(KINDS["VirtualMachine"], SPACE)
-EDITS = ["get", "list", "watch", "create", "update", "patch", "delete"]
-STATUSES = ["deviceclaims/status", "virtualmachines/status"]
-RIGHTS: Mapping[str, list[tuple[list[str], list[str]]]] = {
-    # who: resources and verbs; people have the status here, too, so that it is the policies that keep them from it
-    "person": [(["deviceclaims", "virtualmachines"], EDITS), (STATUSES, EDITS)],
-    "controller": [
-        (["deviceclaims", "virtualmachines"], [*EDITS, "allocate"]),
-        ([*STATUSES, "devicepools/status", "resourcequotas/status"], ["update", "patch"]),
-        (["devicepools", "deviceclasses", "vfconfigs", "vfioconfigs", "vgpuconfigs"], ["get", "list", "watch"]),
-        (["namespaces", "resourcequotas"], ["get", "list", "watch"]),
-    ],
-    "plugin": [(["deviceclaims", "virtualmachines"], [*EDITS, "prepare"]), (STATUSES, EDITS)],
+ROLES: Mapping[str, tuple[str, ...]] = {
+    # who: the cluster roles that are shipped for that
+    "person": ("devalloc-view", "devalloc-edit"),
+    "controller": ("devalloc-controller",),
+    "plugin": ("devalloc-node-pools",),
 }
+STATUSES = {"resources": ["deviceclaims/status", "virtualmachines/status"], "verbs": ["update"]}
+"""People have these here, too, so that it is the policies that keep them from it."""
 As = Callable[[str], Cluster]
 
 
@@ -56,8 +53,9 @@ def ensure(cluster: Cluster, body: dict[str, Any]) -> bool:
 def account(cluster: Cluster, name: str) -> str:
     """A token of a service account with its rights."""
     rbac = {"apiVersion": "rbac.authorization.k8s.io/v1"}
-    groups = ["devmgmtproto.k8s.io", "devalloc.io", ""]
-    rules = [{"apiGroups": groups, "resources": resources, "verbs": verbs} for resources, verbs in RIGHTS[name]]
+    shipped = {body["metadata"]["name"]: body for body in SHIPPED if body["kind"] == "ClusterRole"}
+    rules = [rule for role in ROLES[name] for rule in shipped[role]["rules"]]
+    rules += [{"apiGroups": ["devmgmtproto.k8s.io", "devalloc.io"], **STATUSES}] if name == "person" else []
     subject = {"kind": "ServiceAccount", "name": name, "namespace": SPACE}
     role = {"kind": "ClusterRole", "name": f"policies-{name}", "apiGroup": "rbac.authorization.k8s.io"}
     named = {"name": f"policies-{name}"}
@@ -85,9 +83,9 @@ def ruled(cluster: Cluster) -> Iterator[As]:
     kube_crds.install(cluster)
     for name, labels in ((SPACE, {}), (COUNTED, {}), (WATCHERS, {meta.ADMIN_ACCESS: "true"})):
         ensure(cluster, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
-    tokens = {name: account(cluster, name) for name in RIGHTS}
+    tokens = {name: account(cluster, name) for name in ROLES}
     tokens["admin"] = cluster.token
-    manifests = [body for body in yaml.safe_load_all(MANIFESTS.read_text()) if ensure(cluster, body)]
+    made = [body for body in yaml.safe_load_all(MANIFESTS.read_text()) if ensure(cluster, body)]
     classes = path_of(KINDS["DeviceClass"])
     for body in (gpu_class("policies-gpu"), gpu_class("policies-watch", adminAccess=True)):
         assert cluster.create(classes, body).ok
@@ -105,7 +103,7 @@ def ruled(cluster: Cluster) -> Iterator[As]:
             until("policies", lambda path=path, body=body: person.create(path, body, dry_run=True), 403)  # type: ignore[misc]
         yield as_user
     finally:
-        for body in reversed(manifests):
+        for body in reversed(made):
             cluster.delete(f"{path_of_manifest(body)}/{body['metadata']['name']}")
         for name in ("policies-gpu", "policies-watch"):
             cluster.delete(f"{classes}/{name}")
@@ -184,7 +182,7 @@ def test_who_writes_what_of_a_claims_metadata(
     ruled: As, allocated: dict[str, Any], where: str, value: Any, told: Mapping[str, str]
 ) -> None:
     content = deep_changed(allocated, where, value)
-    for user in (*RIGHTS, "admin"):
+    for user in (*ROLES, "admin"):
         answer = ruled(user).replace(f"{CLAIMS}/held", content, dry_run=True)
         expect(answer, told.get(user), user)
 
@@ -226,7 +224,7 @@ def test_who_writes_what_of_a_claims_status(
 ) -> None:
     status = {name: text for name, text in allocated["status"].items() if name != where}
     status |= {} if value is None else {where: value}
-    for user in (*RIGHTS, "admin"):
+    for user in (*ROLES, "admin"):
         answer = ruled(user).replace(f"{CLAIMS}/held/status", allocated | {"status": status}, dry_run=True)
         expect(answer, told.get(user), user)
 
