@@ -108,8 +108,7 @@ _TEXT = {"type": "string"}
 def _schema(kind: Kind) -> dict[str, Any]:
     generated = kind.model.model_json_schema(by_alias=True)
     schema = _structural(generated, generated.get("$defs", {}))
-    if kind.kind not in _WITHOUT_WORDS:
-        _with_words(schema["properties"]["spec"])
+    _with_words(schema["properties"]["spec"])
     # the API server owns these three and refuses anything more said about them
     schema["properties"] |= {"apiVersion": _TEXT, "kind": _TEXT, "metadata": {"type": "object"}}
     schema["required"] = [name for name in schema.get("required", ()) if name not in ("apiVersion", "kind", "metadata")]
@@ -117,8 +116,8 @@ def _schema(kind: Kind) -> dict[str, Any]:
     return {key: value for key, value in schema.items() if value != []}
 
 
-_WITHOUT_WORDS = ("DevicePool",)
-"""Kinds with so many texts that a rule for each is beyond the API server's budget; programs write them."""
+_MANY, _MOST = "oneOf", "devices"
+"""Lists with so many texts that a rule for each is beyond the API server's budget, but for amounts, or altogether."""
 
 
 def _with_words(node: dict[str, Any], *, amounts_only: bool = False) -> None:
@@ -132,7 +131,8 @@ def _with_words(node: dict[str, Any], *, amounts_only: bool = False) -> None:
         rule = _is_amount(node.get("minimum")) if is_amount else f"self.matches(r'{pattern}')"
         node["x-kubernetes-validations"] = [{"rule": rule, "message": node.pop(WORDS)}]
     for name, below in _below(node):
-        _with_words(below, amounts_only=amounts_only or name == "oneOf")
+        if name != _MOST:
+            _with_words(below, amounts_only=amounts_only or name == _MANY)
 
 
 def _is_amount(least: int | None) -> str:
