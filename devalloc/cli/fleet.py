@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from devalloc.controller.overview import Amounts, Claim, Device, Holder, Machine
-    from devalloc.controller.page.sight import Seen
+    from devalloc.controller.sight import Seen
 
 NETWORK = "(network)"
 """Devices without a node, as `devalloc get pools` has it."""

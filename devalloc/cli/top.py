@@ -45,7 +45,7 @@ def top(once: bool, interval: float, output: str, store: Path | None, kubeconfig
     """
     from devalloc.cli.fleet import content, lines_of, watched
     from devalloc.cli.output import dump
-    from devalloc.controller.page.sight import LEAST_SECONDS, Sight
+    from devalloc.controller.sight import LEAST_SECONDS, Sight
 
     given = {name for name in ("store", "kubeconfig", "in_cluster") if _is_said(name)}
     if len(given) > 1:

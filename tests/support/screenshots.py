@@ -17,7 +17,7 @@ from devalloc.cli.fleet import picture
 from devalloc.controller.allocate import Allocator
 from devalloc.controller.cordon import Target, cordon
 from devalloc.controller.overview import overview
-from devalloc.controller.page.sight import Seen
+from devalloc.controller.sight import Seen
 from devalloc.store import Key
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.browser import Page, running

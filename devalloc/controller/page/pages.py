@@ -18,7 +18,7 @@ from devalloc.controller.http import Response, read_some
 from devalloc.controller.page import login, render
 from devalloc.controller.page.html import Markup
 from devalloc.controller.page.parts import Asked
-from devalloc.controller.page.sight import Seen, Sight
+from devalloc.controller.sight import Seen, Sight
 from devalloc.controller.site import Page
 from devalloc.store import Store, StoreError
 

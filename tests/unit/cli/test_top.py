@@ -16,7 +16,7 @@ from rich.console import Console
 from devalloc.cli.fleet import picture, summary
 from devalloc.controller.allocate import Allocator
 from devalloc.controller.overview import overview
-from devalloc.controller.page.sight import Seen
+from devalloc.controller.sight import Seen
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fleets import fill, gpu_claim, gpu_class, gpu_pool
 from tests.support.shell import Shell

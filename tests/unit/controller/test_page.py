@@ -20,8 +20,8 @@ from devalloc.controller.page import login
 from devalloc.controller.page.html import tag
 from devalloc.controller.page.parts import Asked
 from devalloc.controller.page.render import MAX_ROWS, page, view
-from devalloc.controller.page.sight import Sight
 from devalloc.controller.page.tree import MAX_NODES
+from devalloc.controller.sight import Sight
 from devalloc.store import Listing, Store, Unavailable
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fleets import fill, gpu_claim, gpu_class, gpu_pool
