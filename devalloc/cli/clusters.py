@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import click
 
 if TYPE_CHECKING:
     from devalloc.store.kubernetes import Client
@@ -18,3 +22,31 @@ def connect(kubeconfig: Path | None) -> Client:
         return Client.connect(kubeconfig)
     except ApiError as error:
         raise Failed(f"no way to the API server: {error}") from error
+
+
+def kubeconfig_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """--kubeconfig PATH of an administrator: passed as ``kubeconfig: Path | None``."""
+    return click.option(
+        "--kubeconfig",
+        type=click.Path(dir_okay=False, exists=True, path_type=Path),
+        metavar="PATH",
+        envvar=["DEVALLOC_KUBECONFIG", "KUBECONFIG"],
+        help="The cluster, by its current context [env: DEVALLOC_KUBECONFIG, KUBECONFIG; default: ~/.kube/config].",
+    )(function)
+
+
+def administered(kubeconfig: Path | None) -> Client:
+    """The cluster of a kubeconfig, by default that of kubectl. Raises Failed."""
+    from devalloc.cli.verb import Failed
+
+    path = kubeconfig or Path(os.environ.get("HOME") or "/") / ".kube" / "config"
+    if not path.exists():
+        raise Failed(f"there is no {path}; name a kubeconfig with --kubeconfig")
+    return connect(path)
+
+
+def install_namespace_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """-n NAMESPACE: passed as ``namespace: str``."""
+    return click.option(
+        "-n", "--namespace", default="devalloc-system", metavar="NAME", help="Where controller and nodes' pods run."
+    )(function)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from devalloc.cli.cluster import client_of, install_namespace_option, kubeconfig_option
+from devalloc.cli.clusters import administered, install_namespace_option, kubeconfig_option
 from devalloc.cli.options import duration
 from devalloc.cli.verb import BadInput, Failed, verb
 
@@ -38,6 +38,12 @@ _PARTS = ("namespace", "crds", "rbac", "policies", "network", "controller", "nod
 @click.option("--kubelet-dir", default="/var/lib/kubelet", metavar="DIR", help="The kubelets' --root-dir.")
 @click.option("--service-monitor", is_flag=True, help="A ServiceMonitor for the Prometheus operator, too.")
 @click.option(
+    "--resource-claims",
+    is_flag=True,
+    help="The controller allocates ResourceClaims with the label devalloc.io/allocator=devalloc, jointly, from nodes "
+    "that are set aside for it.",
+)
+@click.option(
     "--only",
     multiple=True,
     type=click.Choice(_PARTS),
@@ -55,6 +61,7 @@ def install(
     tag: str,
     kubelet_dir: str,
     service_monitor: bool,
+    resource_claims: bool,
     only: tuple[str, ...],
     timeout: float,
 ) -> int:
@@ -71,7 +78,7 @@ def install(
     from devalloc.install.manifests import PUBLISH, Options, manifests
 
     (chosen,) = (each for each in PUBLISH if each == publish)
-    options = Options(chosen, image_prefix, tag, namespace, kubelet_dir, service_monitor)
+    options = Options(chosen, image_prefix, tag, namespace, kubelet_dir, service_monitor, resource_claims)
     try:
         objects = manifests(options, only)
     except ValueError as error:
@@ -81,7 +88,7 @@ def install(
         return 0
     from devalloc.install import apply
 
-    client = client_of(kubeconfig)
+    client = administered(kubeconfig)
     try:
         apply.install(client, objects, click.echo, time.monotonic() + timeout)
         if not only:

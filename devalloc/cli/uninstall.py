@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from devalloc.cli.cluster import client_of, install_namespace_option, kubeconfig_option
+from devalloc.cli.clusters import administered, install_namespace_option, kubeconfig_option
 from devalloc.cli.options import duration
 from devalloc.cli.verb import Failed, verb
 
@@ -40,7 +40,7 @@ def uninstall(kubeconfig: Path | None, namespace: str, crds: bool, force: bool, 
     from devalloc.install.apply import NotInstalled
     from devalloc.install.remove import uninstall
 
-    client = client_of(kubeconfig)
+    client = administered(kubeconfig)
     try:
         uninstall(client, namespace, click.echo, time.monotonic() + timeout, crds=crds, force=force)
     except NotInstalled as error:

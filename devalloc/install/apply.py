@@ -89,8 +89,7 @@ def found(client: Client, path: str, **params: str) -> Object | None:
 
 def _kinds() -> Iterator[tuple[str, str, bool]]:
     """API version, kind and whether it is in a namespace, of all that is ever installed; last created first."""
-    every = [one for publish in ("both", "slices") for one in manifests(Options(publish=publish, version="any"))]
-    every += manifests(Options(version="any", service_monitor=True), only=["monitoring"])
+    every = manifests(Options(version="any", service_monitor=True, resource_claims=True))
     kinds = {(one["apiVersion"], one["kind"]): "namespace" in one["metadata"] for one in every}
     yield from ((*key, namespaced) for key, namespaced in reversed(kinds.items()))
 

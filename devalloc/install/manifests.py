@@ -55,6 +55,8 @@ class Options:
     kubelet_dir: str = KUBELET
     """The kubelet's --root-dir."""
     service_monitor: bool = False
+    resource_claims: bool = False
+    """The controller allocates labelled ResourceClaims, too."""
 
     @property
     def tag(self) -> str:
@@ -75,10 +77,14 @@ def manifests(options: Options, only: Iterable[str] = ()) -> list[Object]:
     _check(options)
     deploy = source() / "deploy"
     objects = render(deploy / "overlays" / options.publish)
+    if options.publish == "slices" and (options.service_monitor or options.resource_claims):
+        raise ValueError("there is no controller to monitor, or to allocate, where nodes publish slices only")
     if options.service_monitor:
-        if options.publish == "slices":
-            raise ValueError("there is no controller whose metrics could be monitored where nodes publish slices only")
         objects += _labelled(load(deploy / "overlays" / "service-monitor" / "monitor.yaml"))
+    if options.resource_claims:
+        objects += _labelled(load(deploy / "resourceclaims" / "rights.yaml"))
+        controller = next(one for one in objects if one["kind"] == "Deployment")
+        controller["spec"]["template"]["spec"]["containers"][0]["args"].append("--resource-claims")
     kinds = list(_KINDS)
     wanted = frozenset(only) or frozenset(PARTS)
     chosen = [one for one in objects if part_of(one) in wanted]

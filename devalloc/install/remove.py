@@ -11,7 +11,7 @@ from devalloc.api import meta
 from devalloc.api.kinds import KINDS
 from devalloc.install.apply import NotInstalled, Say, delete, found, installed, wait_until
 from devalloc.install.kustomize import Object
-from devalloc.install.manifests import DRIVER, Options, manifests, path_of, title
+from devalloc.install.manifests import DRIVER, PUBLISH, Options, manifests, path_of, title
 from devalloc.store.kubernetes.client import ApiError, Client
 
 _RUNS = ("DaemonSet", "Deployment")
@@ -65,8 +65,9 @@ def _there(client: Client, namespace: str) -> Iterator[Object]:
         seen.add(path_of(one))
         yield one
     by_name: dict[str, Object] = {}
-    for publish in ("both", "pools", "slices"):
-        options = Options(publish=publish, namespace=namespace, version="any", service_monitor=publish != "slices")
+    for publish in PUBLISH:
+        more = publish != "slices"
+        options = Options(publish, "", "any", namespace, service_monitor=more, resource_claims=more)
         by_name |= {path_of(one): one for one in reversed(manifests(options))}
     for path, one in by_name.items():
         if path not in seen and (stored := found(client, path)) is not None:

@@ -16,7 +16,7 @@ from devalloc.api.kinds import KINDS
 from devalloc.cli.main import run
 from devalloc.install import remove
 from devalloc.install.kustomize import render
-from devalloc.install.manifests import PUBLISH, Options, collection_of, manifests, path_of
+from devalloc.install.manifests import Options, collection_of, manifests, path_of
 from tests.support import kube_build, kube_controllers
 from tests.support.go_build import Progress, Unavailable
 from tests.support.kube import Cluster, Processes, running
@@ -132,9 +132,18 @@ def installed(devalloc: Install) -> None:
 # -- what is installed -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("overlay", [*PUBLISH, "service-monitor"])
+OVERLAYS = {
+    "slices": Options(publish="slices"),
+    "pools": Options(publish="pools"),
+    "both": Options(),
+    "service-monitor": Options(service_monitor=True),
+    "resource-claims": Options(resource_claims=True),
+}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_manifests_are_those_of_kubectl(overlay: str, kubectl: Kubectl) -> None:
-    """Our reading of kustomize's files and kubectl's."""
+    """What we make of kustomize's files, and what kubectl does."""
 
     def by_path(objects: list[dict[str, Any]]) -> dict[str, Any]:
         return {path_of(one): one for one in objects}
@@ -142,9 +151,8 @@ def test_the_manifests_are_those_of_kubectl(overlay: str, kubectl: Kubectl) -> N
     folder = ROOT / "deploy" / "overlays" / overlay
     theirs = by_path(list(yaml.safe_load_all(kubectl("kustomize", str(folder)))))
     assert by_path(render(folder)) == theirs
-    if overlay in PUBLISH:
-        chosen = next(each for each in PUBLISH if each == overlay)
-        assert by_path(manifests(Options(publish=chosen))) == theirs
+    assert by_path(manifests(OVERLAYS[overlay])) == theirs
+    assert {path.name for path in folder.parent.iterdir()} == OVERLAYS.keys()
 
 
 def test_it_is_installed_used_and_taken_off_with_nothing_left(
@@ -240,7 +248,7 @@ def test_what_kubectl_brought_is_taken_off_too_but_not_from_under_a_claim(
 
 def test_every_object_says_only_what_the_server_knows(own: Cluster, installed: None) -> None:
     refused = {}
-    for one in manifests(Options()):
+    for one in manifests(Options(resource_claims=True)):
         one["metadata"]["name"] += "-again" if one["kind"] not in ("Namespace", "CustomResourceDefinition") else ""
         answer = own.create(collection_of(one), one, dry_run=True)
         if not (answer.ok or answer.status == 409) or answer.warnings:

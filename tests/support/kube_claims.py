@@ -25,7 +25,7 @@ SLICES = f"{RESOURCE}/resourceslices"
 RULES = f"{RESOURCE}/devicetaintrules"
 CLASSES = f"{RESOURCE}/deviceclasses"
 DRIVER = "devalloc.io"
-SHIPPED = Path(__file__).parents[2] / "deploy" / "base" / "resourceclaims.yaml"
+SHIPPED = Path(__file__).parents[2] / "deploy" / "resourceclaims" / "rights.yaml"
 SECONDS = 60.0
 _ACCOUNT = "/api/v1/namespaces/devalloc-system/serviceaccounts"
 

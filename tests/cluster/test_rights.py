@@ -1,0 +1,420 @@
+"""What is installed gives each part what it needs, and refuses it all else (T30).
+
+The table is everything that an account may do, asked of the API server for every resource it serves and every verb.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devalloc.api import meta
+from devalloc.api.kinds import KINDS
+from devalloc.install.manifests import Options, collection_of, manifests
+from devalloc.store import Change
+from devalloc.store.key import Key
+from devalloc.store.kubernetes import Client, KubernetesStore
+from devalloc_node import marks
+from devalloc_node.errors import Failed
+from devalloc_node.grant import ClaimRef
+from devalloc_node.vms import objects
+from tests.support import kube_build, kube_crds, kube_rights
+from tests.support.change import changed
+from tests.support.fleets import gpu_claim, gpu_class, gpu_pool
+from tests.support.go_build import Progress, Unavailable
+from tests.support.good_manifests import good
+from tests.support.kube import NODES, Answer, Cluster, running
+
+SECONDS = 120.0
+VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection", "allocate", "prepare")
+SYNTHETIC = {
+    "rbac.authorization.k8s.io/clusterroles": ("bind", "escalate"),
+    "rbac.authorization.k8s.io/roles": ("bind", "escalate"),
+    "/users": ("impersonate",),
+    "/groups": ("impersonate",),
+    "/serviceaccounts": ("impersonate",),
+    "resource.k8s.io/resourceclaims/binding": ("update", "patch"),
+    "resource.k8s.io/resourceclaims/driver": tuple(
+        f"{where}:{verb}" for where in ("associated-node", "arbitrary-node") for verb in ("update", "patch")
+    ),
+}
+"""Verbs and resources that no path is served for, and that the API server asks about."""
+
+ANYBODY = {
+    "authentication.k8s.io/selfsubjectreviews": "create",
+    "authorization.k8s.io/selfsubjectaccessreviews": "create",
+    "authorization.k8s.io/selfsubjectrulesreviews": "create",
+    "certificates.k8s.io/clustertrustbundles": "get list watch",
+}
+"""What Kubernetes gives every service account."""
+READ = "get list watch"
+CONTROLLER = {
+    **ANYBODY,
+    "devmgmtproto.k8s.io/deviceclaims": f"{READ} update patch allocate",
+    "devmgmtproto.k8s.io/deviceclaims/status": "update patch",
+    "devmgmtproto.k8s.io/deviceclasses": READ,
+    "devmgmtproto.k8s.io/devicepools": READ,
+    "devmgmtproto.k8s.io/devicepools/status": "update patch",
+    "devalloc.io/virtualmachines": f"{READ} update patch allocate",
+    "devalloc.io/virtualmachines/status": "update patch",
+    "devalloc.io/vfconfigs": READ,
+    "devalloc.io/vfioconfigs": READ,
+    "devalloc.io/vgpuconfigs": READ,
+    "/namespaces": READ,
+    "/resourcequotas": READ,
+    "/resourcequotas/status": "update patch",
+    "events.k8s.io/events": "create update",
+    "authentication.k8s.io/tokenreviews": "create",
+    "authorization.k8s.io/subjectaccessreviews": "create",
+}
+OF_ITS_NAMESPACE = {
+    "coordination.k8s.io/leases": "create",
+    "/configmaps": f"{READ} create update delete",
+}
+NODE = {**ANYBODY, "/nodes": "get"}
+SLICES = {
+    "resource.k8s.io/resourceclaims": "get",
+    "resource.k8s.io/resourceclaims/status": "patch",
+    "resource.k8s.io/resourceslices": "list watch create update delete",
+}
+POOLS = {
+    "devmgmtproto.k8s.io/devicepools": f"{READ} create update delete",
+    "devmgmtproto.k8s.io/deviceclasses": READ,
+    "devmgmtproto.k8s.io/deviceclaims": f"{READ} update prepare",
+    "devmgmtproto.k8s.io/deviceclaims/status": "update",
+    "devalloc.io/virtualmachines": f"{READ} update prepare",
+    "devalloc.io/virtualmachines/status": "update",
+}
+"""By ``group/resource``: the verbs that are allowed, of objects of any name."""
+
+
+@pytest.fixture(scope="module")
+def ruled(progress: Progress, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster of its own with all that is installed but what runs, and two nodes."""
+    try:
+        with running(kube_build.binaries(progress), tmp_path_factory.mktemp("kubernetes")) as cluster:
+            kube_crds.install(cluster)
+            kube_rights.install(cluster, "both")
+            for body in manifests(Options(resource_claims=True), ["policies"]):
+                cluster.create(collection_of(body), body)
+            for name in NODES:
+                node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
+                assert cluster.create("/api/v1/nodes", node).ok
+            for body in (gpu_class(), gpu_pool("of-a", 2, "node-a")):
+                assert cluster.create(place(body), body).ok
+            policies_count(cluster)
+            yield cluster
+    except Unavailable as reason:
+        pytest.skip(f"no Kubernetes API server: {reason}")
+
+
+def policies_count(cluster: Cluster) -> None:
+    """Wait: policies take effect a moment after they are created."""
+    node = as_node(cluster, "node-b")
+    for body in of_node_a():
+        refused(lambda body=body: node.create(place(body), body, dry_run=True))  # type: ignore[misc]
+    for body in (gpu_claim("probe"), good("VirtualMachine") | {"metadata": {"name": "probe", "namespace": "default"}}):
+        stored = cluster.create(place(body), body)
+        assert stored.ok, stored.message
+        path = f"{place(body)}/probe"
+        labelled = changed(stored.content, "metadata.labels", {"a": "b"})
+        refused(lambda path=path, body=labelled: node.replace(path, body, dry_run=True))  # type: ignore[misc]
+        assert cluster.delete(path).ok
+
+
+def refused(asked: Callable[[], Answer]) -> None:
+    """Wait until it is, by a policy of node identity."""
+    eventually(lambda: "the token of node node-b writes no" in asked().message, "policies count")
+
+
+def of_node_a() -> list[dict[str, Any]]:
+    """What node-a publishes."""
+    pool = {"name": "p", "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": "devalloc.io", "nodeName": "node-a", "pool": pool, "devices": [{"name": "d"}]}
+    slices = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": "of-a"}, "spec": spec}
+    return [slices, gpu_pool("another-of-a", 2, "node-a")]
+
+
+def place(body: dict[str, Any]) -> str:
+    """Where objects of its kind are created."""
+    if body["kind"] == "ResourceSlice":
+        return "/apis/resource.k8s.io/v1/resourceslices"
+    return kube_crds.path_of(KINDS[body["kind"]], body["metadata"].get("namespace"))
+
+
+def as_node(cluster: Cluster, name: str) -> Cluster:
+    """The API as the plugin of a node sees it."""
+    return as_user(cluster, kube_rights.kubeconfig(cluster, name))
+
+
+def as_user(cluster: Cluster, kubeconfig: Path) -> Cluster:
+    return replace(cluster, token=json.loads(kubeconfig.read_text())["users"][0]["user"]["token"])
+
+
+def eventually(true: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + SECONDS
+    while not (answer := true()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+    return answer
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+def resources(client: Client) -> list[str]:
+    """Every resource that is served, as ``group/resource``, with subresources, and those that only rights name."""
+    groups = [group["preferredVersion"]["groupVersion"] for group in client.get("/apis")["groups"]]
+    found = {f"/{kind['name']}" for kind in client.get("/api/v1")["resources"]}
+    for version in groups:
+        group = version.partition("/")[0]
+        found |= {f"{group}/{kind['name']}" for kind in client.get(f"/apis/{version}")["resources"]}
+    return sorted(found | SYNTHETIC.keys())
+
+
+def allowed(client: Client, name: str) -> dict[str, str]:
+    """All that an account may do, in the form of the table."""
+    found = {}
+    for resource in resources(client):
+        verbs = dict.fromkeys([*VERBS, *SYNTHETIC.get(resource, ())])
+        if may := [verb for verb in verbs if is_allowed(client, name, resource, verb)]:
+            found[resource] = " ".join(may)
+    return found
+
+
+def is_allowed(
+    client: Client, name: str, resource: str, verb: str, named: str = "", namespace: str = "devalloc-system"
+) -> bool:
+    """Whether a service account may do that to an object of that name; without one to objects of any name."""
+    group, _, rest = resource.partition("/")
+    kind, _, subresource = rest.partition("/")
+    asked = {"group": group, "resource": kind, "subresource": subresource, "verb": verb, "namespace": namespace}
+    spec = {
+        "user": f"system:serviceaccount:devalloc-system:{name}",
+        "groups": ["system:serviceaccounts", "system:serviceaccounts:devalloc-system", "system:authenticated"],
+        "resourceAttributes": asked | ({"name": named} if named else {}),
+    }
+    body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
+    answer = client.create("/apis/authorization.k8s.io/v1/subjectaccessreviews", body)
+    return bool(answer["status"]["allowed"])
+
+
+def as_table(table: dict[str, str]) -> dict[str, set[str]]:
+    return {resource: set(verbs.split()) for resource, verbs in table.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("devalloc-controller", CONTROLLER | OF_ITS_NAMESPACE),
+        ("devalloc-node", NODE | SLICES | POOLS),
+    ],
+)
+def test_this_is_all_that_it_may_do(ruled: Cluster, name: str, expected: dict[str, str]) -> None:
+    """In the namespace where it runs; elsewhere the controller may not do what is of its own namespace."""
+    client = Client.connect(ruled.kubeconfig("admin"))
+    assert as_table(allowed(client, name)) == as_table(expected)
+    for resource, verbs in OF_ITS_NAMESPACE.items():
+        for verb in verbs.split():
+            assert not is_allowed(client, name, resource, verb, namespace="default")
+
+
+def test_what_is_allowed_by_name_is_allowed_by_that_name_only(ruled: Cluster) -> None:
+    client = Client.connect(ruled.kubeconfig("admin"))
+
+    def may(name: str, verb: str, resource: str, named: str) -> bool:
+        return is_allowed(client, name, resource, verb, named)
+
+    for verb in ("get", "update"):
+        assert may("devalloc-controller", verb, "coordination.k8s.io/leases", "devalloc-controller")
+        assert not may("devalloc-controller", verb, "coordination.k8s.io/leases", "other")
+    assert may("devalloc-node", "get", "/namespaces", "kube-system")
+    assert not may("devalloc-node", "get", "/namespaces", "default")
+    assert may("devalloc-node", "associated-node:patch", "resource.k8s.io/resourceclaims/driver", "devalloc.io")
+    assert not may("devalloc-node", "associated-node:patch", "resource.k8s.io/resourceclaims/driver", "gpu.nvidia.com")
+    assert not may("devalloc-node", "arbitrary-node:patch", "resource.k8s.io/resourceclaims/driver", "devalloc.io")
+
+
+# -- what each part does, it may do ------------------------------------------------------------------------------------
+
+
+def store_of(kubeconfig: Path) -> KubernetesStore:
+    return KubernetesStore(Client.connect(kubeconfig))
+
+
+@pytest.fixture
+def claim(ruled: Cluster) -> Iterator[dict[str, Any]]:
+    """A claim that the controller has allocated on node-a, with its own token."""
+    body = gpu_claim("held")
+    assert ruled.create(place(body), body).ok
+    with closing(store_of(kube_rights.controller_kubeconfig(ruled))) as store:
+        pending = store.get("DeviceClaim", "default", "held")
+        annotations = {meta.ALLOCATED_NODE: "node-a"}
+        status = {"allocations": [{"devicePoolName": "of-a", "deviceName": "d0"}]}
+        version = pending["metadata"]["resourceVersion"]
+        store.commit([Change(Key.of(pending), version, status, annotations)])
+        yield store.get("DeviceClaim", "default", "held")
+    path = f"{place(body)}/held"
+    left = ruled.get(path).content
+    left["metadata"].pop("finalizers", None)
+    assert ruled.replace(path, left).ok
+    assert ruled.delete(path).ok
+
+
+@pytest.fixture
+def machine(ruled: Cluster) -> Iterator[dict[str, Any]]:
+    """A machine that is to run on node-a."""
+    body = good("VirtualMachine") | {"metadata": {"name": "vm", "namespace": "default"}}
+    body["spec"]["nodeName"] = "node-a"
+    stored = ruled.create(place(body), body)
+    assert stored.ok, stored.message
+    yield stored.content
+    path = f"{place(body)}/vm"
+    left = ruled.get(path).content
+    left["metadata"].pop("finalizers", None)
+    assert ruled.replace(path, left).ok
+    assert ruled.delete(path).ok
+
+
+def ref_of(claim: dict[str, Any]) -> ClaimRef:
+    return ClaimRef("default", claim["metadata"]["name"], claim["metadata"]["uid"])
+
+
+def test_a_node_keeps_its_pools_claims_and_machines(
+    ruled: Cluster, claim: dict[str, Any], machine: dict[str, Any]
+) -> None:
+    with closing(store_of(kube_rights.kubeconfig(ruled, "node-a"))) as store:
+        pool = store.create(gpu_pool("mine", 1, "node-a"))
+        pool = store.replace(changed(pool, "spec.devices", [{"name": "other"}]))
+        store.delete("DevicePool", None, "mine")
+
+        ref = ref_of(claim)
+        marks.mark(store, "node-a", ref)
+        marks.set_users(store, ref, ["vm"])
+        ready = {"type": "Ready", "status": "True", "reason": "Prepared", "message": ""}
+        marks.set_conditions(store, ref, {("of-a", "d0"): [ready]})
+        assert marks.is_marked(store.get("DeviceClaim", "default", "held"))
+        marks.unmark(store, "node-a", ref)
+        assert not marks.is_marked(store.get("DeviceClaim", "default", "held"))
+
+        held = objects.hold(store, machine, "node-a")
+        assert held is not None
+        objects.tell(store, held, {"phase": "Running", "reason": "", "message": ""})
+        assert store.get("VirtualMachine", "default", "vm")["status"]["phase"] == "Running"
+        objects.let_go(store, held, "node-a")
+        assert objects.holder_of(store.get("VirtualMachine", "default", "vm")) is None
+
+
+# -- the token of another node -----------------------------------------------------------------------------------------
+
+
+def test_a_stolen_token_writes_no_pools_of_another_node(ruled: Cluster) -> None:
+    stolen = as_node(ruled, "node-b")
+    path = f"{place(gpu_pool())}/of-a"
+    before = ruled.get(path).content
+    attempts = [
+        stolen.create(place(gpu_pool()), gpu_pool("new-of-a", 2, "node-a")),
+        stolen.create(place(gpu_pool()), gpu_pool("of-nobody", 2, None)),
+        stolen.replace(path, changed(before, "spec.devices", [{"name": "gone"}])),
+        stolen.delete(path),
+    ]
+    assert_refused(attempts, "the token of node node-b writes no pools of no")
+    assert stolen.replace(path, changed(before, "spec.nodeName", "node-b")).status == 422
+    own = stolen.create(place(gpu_pool()), gpu_pool("of-b", 2, "node-b"))
+    assert own.ok, own.message
+    moved = stolen.replace(f"{place(gpu_pool())}/of-b", changed(own.content, "spec.nodeName", "node-a"))
+    assert moved.status in (403, 422), moved.message
+    assert ruled.get(path).content == before
+    assert stolen.delete(f"{place(gpu_pool())}/of-b").ok
+
+
+def test_a_stolen_token_writes_no_slices_of_another_node(ruled: Cluster) -> None:
+    stolen, own = as_node(ruled, "node-b"), as_node(ruled, "node-a")
+    body, _ = of_node_a()
+    stored = own.create(place(body), body)
+    assert stored.ok, stored.message
+    path = f"{place(body)}/of-a"
+    attempts = [
+        stolen.create(place(body), changed(body, "metadata.name", "again")),
+        stolen.replace(path, changed(stored.content, "spec.devices", [{"name": "gone"}])),
+        stolen.delete(path),
+    ]
+    assert_refused(attempts, "the token of node node-b writes no slices of node node-a")
+    assert own.delete(path).ok
+
+
+def test_a_stolen_token_touches_no_claim_of_another_node(ruled: Cluster, claim: dict[str, Any]) -> None:
+    stolen, path = as_node(ruled, "node-b"), f"{place(claim)}/held"
+    with closing(store_of(kube_rights.kubeconfig(ruled, "node-b"))) as store:
+        for attempt in (
+            lambda: marks.mark(store, "node-a", ref_of(claim)),
+            lambda: marks.set_users(store, ref_of(claim), ["mine"]),
+        ):
+            with pytest.raises(Failed, match="the token of node node-b writes no claims of node node-a"):
+                attempt()
+    with closing(store_of(kube_rights.kubeconfig(ruled, "node-a"))) as store:
+        marks.mark(store, "node-a", ref_of(claim))
+    marked = ruled.get(path).content
+    attempts = [
+        stolen.replace(path, changed(marked, "metadata.finalizers", [])),
+        stolen.replace(path, changed(marked, "metadata.annotations", {meta.ALLOCATED_NODE: "node-a"})),
+        stolen.replace(path, changed(marked, "metadata.labels", {"a": "b"})),
+        stolen.replace(f"{path}/status", changed(marked, "status.podNames", ["mine"])),
+    ]
+    assert_refused(attempts, "the token of node node-b writes no claims of node node-a")
+    assert ruled.get(path).content == marked
+
+
+def test_a_node_writes_of_its_own_claim_the_mark_and_the_status_only(ruled: Cluster, claim: dict[str, Any]) -> None:
+    own, path = as_node(ruled, "node-a"), f"{place(claim)}/held"
+    annotations = claim["metadata"]["annotations"]
+    attempts = [
+        own.replace(path, changed(claim, "metadata.labels", {"a": "b"})),
+        own.replace(path, changed(claim, "metadata.annotations", annotations | {"a": "b"})),
+        own.replace(path, changed(claim, "metadata.finalizers", ["example.com/mine"])),
+    ]
+    assert_refused(attempts, "of a claim a node writes its mark and the status, and nothing else")
+    mark = {"finalizers": [meta.NODE_FINALIZER], "annotations": annotations | {meta.PREPARED_ON: "node-b"}}
+    elsewhere = {**claim, "metadata": claim["metadata"] | mark}
+    assert_refused([own.replace(path, elsewhere)], "the token of node node-a marks claims for its own node only")
+    other = changed(claim, "status.allocations", [{"devicePoolName": "of-a", "deviceName": "d1"}])
+    assert_refused([own.replace(f"{path}/status", other)], "only the controller of devalloc writes status.allocations")
+    assert ruled.get(path).content["metadata"]["resourceVersion"] == claim["metadata"]["resourceVersion"]
+
+
+def test_a_stolen_token_touches_no_machine_of_another_node(ruled: Cluster, machine: dict[str, Any]) -> None:
+    stolen, own, path = as_node(ruled, "node-b"), as_node(ruled, "node-a"), f"{place(machine)}/vm"
+    attempts = [
+        stolen.replace(path, changed(machine, "metadata.finalizers", [meta.NODE_FINALIZER])),
+        stolen.replace(path, changed(machine, "spec.nodeName", "node-b")),
+        stolen.replace(f"{path}/status", {**machine, "status": {"phase": "Failed"}}),
+    ]
+    assert_refused(attempts, "the token of node node-b writes no machines of node node-a")
+    assert_refused(
+        [own.replace(path, changed(machine, "spec.nodeName", "node-b"))],
+        "of a machine a node writes its mark and the status, and nothing else",
+    )
+    placed = {**machine, "status": {"phase": "Pending", "nodeName": "node-b"}}
+    assert not own.replace(f"{path}/status", placed).ok, "a node does not choose"
+    assert own.delete(path).status == 403
+    assert ruled.get(path).content == machine
+
+
+def test_a_token_that_names_no_node_writes_nothing(ruled: Cluster) -> None:
+    """As one has who makes it from the account, without a pod."""
+    unbound = replace(ruled, token=kube_rights.token(ruled, "devalloc-node"))
+    for body in of_node_a():
+        assert "the token names no node" in unbound.create(place(body), body).message
+
+
+def assert_refused(attempts: list[Answer], words: str) -> None:
+    for number, answer in enumerate(attempts):
+        assert answer.status in (403, 422), f"{number}: {answer.status} {answer.message}"
+        assert words in answer.message, f"{number}: {answer.message}"
