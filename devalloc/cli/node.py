@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -16,6 +16,7 @@ from devalloc.cli.options import duration, inventory_options, store_option
 from devalloc.cli.verb import BadInput, Failed, verb
 
 if TYPE_CHECKING:
+    from devalloc.store import Store
     from devalloc_node.settings import KubeletSettings
 
 _APIS = ("v1", "v1beta1")
@@ -31,9 +32,17 @@ _APIS = ("v1", "v1beta1")
     type=click.Path(dir_okay=False, exists=True, path_type=Path),
     metavar="PATH",
     envvar="DEVALLOC_KUBECONFIG",
-    help="Serve the kubelet, and publish ResourceSlices to this cluster [env: DEVALLOC_KUBECONFIG].",
+    help="Work for this cluster instead of a store [env: DEVALLOC_KUBECONFIG].",
 )
 @click.option("--in-cluster", is_flag=True, help="As --kubeconfig, with the service account of the pod this runs in.")
+@click.option(
+    "--publish",
+    "dialect",
+    type=click.Choice(["slices", "pools"]),
+    envvar="DEVALLOC_PUBLISH",
+    help="What this node's devices are in a cluster: ResourceSlices, for the ResourceClaims of pods (the default), or "
+    "DevicePools, for DeviceClaims and VirtualMachines; never both [env: DEVALLOC_PUBLISH].",
+)
 @click.option(
     "--kubelet-dir",
     type=click.Path(file_okay=False, path_type=Path),
@@ -81,6 +90,7 @@ def node(
     kubelet_dir: Path,
     apis: tuple[str, ...],
     driver_name: str,
+    dialect: Literal["slices", "pools"] | None,
     pod_uid: str | None,
     allocator: str,
     dry_run: bool,
@@ -90,9 +100,9 @@ def node(
     """Bind the devices of this host's claims and hand them to machines and pods, until Ctrl-C (SIGTERM does the same).
 
     Without a cluster it serves the DeviceClaims of the store and publishes DevicePools to it; with --kubeconfig or
-    --in-cluster the ResourceClaims of pods. What is prepared, and machines, stay as they are when it ends; it may be
-    killed at any moment and started again. SIGHUP makes it look at devices and claims now. Exit code 0 after a clean
-    stop.
+    --in-cluster the ResourceClaims of pods, or with --publish pools the DeviceClaims and VirtualMachines of the
+    cluster. What is prepared, and machines, stay as they are when it ends; it may be killed at any moment and started
+    again. SIGHUP makes it look at devices and claims now. Exit code 0 after a clean stop.
     """
     import socket
 
@@ -102,6 +112,7 @@ def node(
     from devalloc.cli.nodeoptions import node_settings
     from devalloc.cli.storage import is_default, node_state, store_path
     from devalloc.controller.up import signals
+    from devalloc.store.kubernetes.store import KubernetesStore
     from devalloc.store.sqlite import SQLiteStore
     from devalloc_node.daemon import run
     from devalloc_node.errors import NodeError
@@ -112,13 +123,18 @@ def node(
     client = connect(kubeconfig) if kubeconfig is not None or in_cluster else None
     if client is not None and not is_subdomain(name):
         raise BadInput(f"--node-name: a node of a cluster cannot be called {name!r}; say what it is called there")
-    if client is not None and options["scaling"]:
-        raise BadInput("--scaling is for the VirtualMachines of a store; a cluster has none for this plugin")
-    if client is not None and host_capacity:
-        raise BadInput("--host-capacity is for the VirtualMachines of a store; a cluster's kubelet has its own")
-    if client is None and allocator != "kubernetes":
-        raise BadInput("--allocator is for a cluster: give --kubeconfig or --in-cluster, or leave it out")
-    kubelet = _kubelet(kubelet_dir, driver_name, pod_uid, apis) if client is not None else None
+    if client is None and dialect is not None:
+        raise BadInput("--publish is for a cluster: name it (--kubeconfig, --in-cluster); to a store go DevicePools")
+    slices = client is not None and dialect != "pools"
+    if slices and options["scaling"]:
+        raise BadInput("--scaling is for VirtualMachines; to serve those of a cluster: --publish pools")
+    if slices and host_capacity:
+        raise BadInput("--host-capacity is for VirtualMachines; to serve those of a cluster: --publish pools")
+    if client is not None and options["scaling"] and options["permits"] is None:
+        raise BadInput("--scaling on a cluster needs --permits: its controller gives them, and no node for itself")
+    if not slices and allocator != "kubernetes":
+        raise BadInput("--allocator is for ResourceClaims: give --kubeconfig or --in-cluster, or leave it out")
+    kubelet = _kubelet(kubelet_dir, driver_name, pod_uid, apis) if slices else None
     path = store_path(store)
     if client is None:
         options["state"] = node_state(options["state"], path)
@@ -130,19 +146,32 @@ def node(
     with displayed() as display, on.cutting_off(display.say), ExitStack() as stack:
         host = on.host_of(settings, dry_run=dry_run, say=display.say)
         try:
-            if client is not None:
+            if client is not None and slices:
                 display.say(f"node {name}, claims of the cluster; Ctrl-C stops")
                 plugin = stack.enter_context(opened(settings, host, on.cluster_source(client, driver_name, name)))
                 publishing = stack.enter_context(on.cluster_publishing(client, driver_name, plugin))
             else:
-                display.say(f"node {name}, claims of store {path}; Ctrl-C stops")
-                pools = stack.enter_context(closing(SQLiteStore(path)))
+                pools: Store
+                if client is None:
+                    display.say(f"node {name}, claims of store {path}; Ctrl-C stops")
+                    pools, place = SQLiteStore(path), path
+                else:
+                    display.say(f"node {name}, DeviceClaims and VirtualMachines of the cluster; Ctrl-C stops")
+                    pools, place = KubernetesStore(client), settings.state / "pools"
+                stack.enter_context(closing(pools))
                 plugin = stack.enter_context(opened(settings, host, on.store_source(pools, name)))
                 look: Look = plugin.survey.discover
                 if host_capacity and not dry_run:  # where no machine is run none is to be placed
-                    look = with_host_pool(look, settings.root, name, path, options["limits"])
+                    look = with_host_pool(look, settings.root, name, place, options["limits"])
                 publishing = stack.enter_context(
-                    on.store_publishing(pools, plugin, look, lambda done: say_published(display, done))
+                    on.store_publishing(
+                        pools,
+                        plugin,
+                        look,
+                        lambda done: say_published(display, done),
+                        place=place,
+                        owner=lambda: None if client is None else on.node_reference(client, name),
+                    )
                 )
                 if not dry_run:  # nothing is started in one, and nothing ended either
                     beside += on.store_loops(pools, plugin, options["limits"], alone=False, say=display.say)

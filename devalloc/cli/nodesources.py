@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from devalloc.inventory import Discovery, Known
     from devalloc.store import Store
     from devalloc.store.kubernetes.client import Client
-    from devalloc.store.sqlite import SQLiteStore
     from devalloc_node.daemon import Loop, Publishing
     from devalloc_node.host.boundary import Host
     from devalloc_node.node import Node, Source
@@ -98,16 +98,23 @@ def store_source(store: Store, node_name: str) -> Source:
 
 @contextmanager
 def store_publishing(
-    store: SQLiteStore, node: Node, look: Callable[[Known], Discovery], on_published: Callable[[Published], None]
+    store: Store,
+    node: Node,
+    look: Callable[[Known], Discovery],
+    on_published: Callable[[Published], None],
+    *,
+    place: Path,
+    owner: Callable[[], Mapping[str, Any] | None] = lambda: None,
 ) -> Iterator[Publishing]:
-    """What ``look`` finds on the node as DevicePools of the store."""
+    """What ``look`` finds on the node as DevicePools of the store. ``place``: a path beside which the locks lie by
+    which processes of this host take turns. ``owner``: an owner reference for the pools."""
     from devalloc.controller.host import Host, Inventory
     from devalloc.controller.turn import Turn
     from devalloc.inventory.events import UdevSource
     from devalloc_node.daemon import Publishing
 
     settings = node.settings
-    turn = Turn(store.path, settings.node_name, first=True)
+    turn = Turn(place, settings.node_name, first=True)
     with closing(turn), closing(UdevSource()) as events:
         inventory = Inventory(settings.node_name, look, first=True)
         host = Host(
@@ -118,8 +125,26 @@ def store_publishing(
             resync=settings.resync,
             on_published=on_published,
             on_failed=node.metrics.publish_failed,
+            owner=owner,
         )
         yield Publishing((host.watch, host.repair), host.rescan)
+
+
+def node_reference(client: Client, node_name: str) -> Mapping[str, Any] | None:
+    """A cluster's Node as an owner, so that what it owns goes when it is deleted; None where there is none."""
+    import logging
+
+    from devalloc.store.kubernetes.client import ApiError, segment
+
+    try:
+        uid = client.get(f"/api/v1/nodes/{segment(node_name)}")["metadata"]["uid"]
+    except ApiError as error:
+        if not error.is_not_found:
+            logging.getLogger(__name__).warning("the node %s cannot be read: %s", node_name, error)
+        return None
+    except (KeyError, TypeError):
+        return None
+    return {"apiVersion": "v1", "kind": "Node", "name": node_name, "uid": str(uid)}
 
 
 def store_loops(store: Store, node: Node, limits: dict[str, Any], *, alone: bool, say: Say) -> list[Loop]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from devalloc.controller.availability import held_on
 from devalloc.controller.claims import as_allocated
@@ -46,9 +47,10 @@ class Host:
         resync: float,
         on_published: Callable[[Published], None],
         on_failed: Callable[[], None] = lambda: None,
+        owner: Callable[[], Mapping[str, Any] | None] = lambda: None,
     ) -> None:
         """``resync``: seconds between looks at the devices without any event. ``on_failed``: called for each look or
-        publication that failed."""
+        publication that failed. ``owner``: of the pools (``Publisher``)."""
         self.looked = threading.Event()
         """Set once the host's pools are published, or could not be."""
         self._turn = turn
@@ -57,7 +59,7 @@ class Host:
         self._inventory = inventory
         self._on_published = on_published
         self._resync = resync
-        self._publisher = Publisher(store, inventory.node_name)
+        self._publisher = Publisher(store, inventory.node_name, owner)
         self._watcher = watch.InventoryWatcher(
             self._discover,
             self._publish,

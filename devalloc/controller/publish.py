@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from devalloc.api.cordon import cordons, is_noted, with_cordons
 from devalloc.api.meta import CORDONED_NODE, PUBLISHED_BY
@@ -48,8 +49,12 @@ class Publisher:
     is cordoned outlives its card, without devices. A card that comes to a cordoned node is cordoned.
     """
 
-    def __init__(self, store: Store, node_name: str) -> None:
+    def __init__(
+        self, store: Store, node_name: str, owner: Callable[[], Mapping[str, Any] | None] = lambda: None
+    ) -> None:
+        """``owner``: an owner reference for the pools, asked for at each publication; with what it names they go."""
         self._store = store
+        self._owner = owner
         self._node_name = node_name
         self._generations: dict[str, int] = {}
         self._cordons: dict[str, dict[str, str]] = {}
@@ -58,7 +63,9 @@ class Publisher:
     def publish(self, pools: Sequence[DevicePool]) -> Published:
         """Make the store say that these are the node's pools. Raises StoreError."""
         with self._publishing:
-            published = self._publish({pool.metadata.name: _labelled(pool.to_manifest()) for pool in pools})
+            owner = self._owner()
+            owned = [_owned(_labelled(pool.to_manifest()), owner) for pool in pools]
+            published = self._publish({pool["metadata"]["name"]: pool for pool in owned})
         log.info("pools of node %s: %s", self._node_name, published)
         return published
 
@@ -146,10 +153,18 @@ def _labelled(pool: Object) -> Object:
     return {**pool, "metadata": {**metadata, "labels": {**metadata.get("labels", {}), PUBLISHED_BY: INVENTORY}}}
 
 
+def _owned(pool: Object, owner: Mapping[str, Any] | None) -> Object:
+    if owner is None:
+        return pool
+    return {**pool, "metadata": {**pool["metadata"], "ownerReferences": [dict(owner)]}}
+
+
 def _updated(old: Object, new: Object) -> Object:
-    """``old`` with the spec of ``new``, and the labels that ``new`` has."""
+    """``old`` with the spec of ``new``, and the labels and the owner that ``new`` has."""
     metadata = dict(old["metadata"])
     metadata["labels"] = {**metadata.get("labels", {}), **new["metadata"].get("labels", {})}
+    if owners := new["metadata"].get("ownerReferences"):
+        metadata["ownerReferences"] = owners
     return {**new, "metadata": metadata}
 
 

@@ -70,6 +70,8 @@ def _check(claim: Object, node_name: str, ref: ClaimRef) -> None:
         raise Denied("ClaimElsewhere", f"claim {ref} is prepared on {prepared_on(claim)}, and this is {node_name}")
     if not claim.get("status", {}).get("allocations"):
         raise Denied("ClaimNotAllocated", f"claim {ref} holds no devices (yet)", retryable=True)
+    if is_unsettled(claim):
+        raise Denied("ClaimNotAllocated", f"claim {ref} is just being allocated, with others", retryable=True)
     node = metadata.get("annotations", {}).get(meta.ALLOCATED_NODE)
     if node is not None and node != node_name:
         raise Denied("ClaimElsewhere", f"claim {ref} holds devices of node {node}, and this is {node_name}")
@@ -114,6 +116,12 @@ def set_conditions(store: Store, ref: ClaimRef, devices: Devices, now: datetime 
 def is_marked(claim: Object) -> bool:
     """Whether a node holds the claim's devices, or is about to."""
     return meta.NODE_FINALIZER in finalizers(claim)
+
+
+def is_unsettled(claim: Object) -> bool:
+    """Whether what the claim holds may still be taken back, because others that are given theirs with it are not
+    written yet. What is marked stays as it is."""
+    return meta.TRANSACTION in claim["metadata"].get("annotations", {}) and not is_marked(claim)
 
 
 def prepared_on(claim: Object) -> str | None:

@@ -69,7 +69,9 @@ class Bed:
     def running(self) -> Iterator[tuple[Node, NodeStub]]:
         with opened(self.settings, LocalHost(self.host), store_source(self.store, NODE)) as node:
             serving = threading.Event()
-            with store_publishing(self.store, node, node.survey.discover, self.published.append) as publishing:
+            with store_publishing(
+                self.store, node, node.survey.discover, self.published.append, place=self.folder / "db"
+            ) as publishing:
                 thread = threading.Thread(target=run, args=(node, publishing, lambda text: serving.set()))
                 thread.start()
                 try:

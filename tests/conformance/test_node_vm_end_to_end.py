@@ -63,7 +63,9 @@ def running(bed: Bed) -> Iterator[NodeStub]:
     """The plugin, with its loop of machines."""
     with opened(bed.settings, LocalHost(bed.host), store_source(bed.store, NODE)) as node:
         serving = threading.Event()
-        with store_publishing(bed.store, node, node.survey.discover, bed.published.append) as publishing:
+        with store_publishing(
+            bed.store, node, node.survey.discover, bed.published.append, place=bed.folder / "db"
+        ) as publishing:
             loops = store_machines(bed.store, node)
             thread = threading.Thread(
                 target=run, args=(node, publishing, lambda text: serving.set()), kwargs={"beside": loops}

@@ -60,6 +60,8 @@ def _not_ready(claim: Object, node_name: str) -> Outcome | None:
     ref = claim_ref(claim)
     if not claim.get("status", {}).get("allocations"):
         return Outcome("ClaimNotAllocated", f"claim {ref} holds no devices yet")
+    if marks.is_unsettled(claim):
+        return Outcome("ClaimNotAllocated", f"claim {ref} is just being allocated, with others")
     if marks.is_wanted_back(claim):
         return Outcome("ClaimReleased", f"claim {ref} is being released")
     node = claim["metadata"].get("annotations", {}).get(meta.ALLOCATED_NODE)

@@ -39,11 +39,17 @@ def namespace_of(obj: Object) -> str:
 
 def node_of(obj: Object) -> str | None:
     """The node that is to run it: the one its spec names, else the one that was chosen for it."""
-    for part in (obj.get("spec"), obj.get("status")):
+    is_chosen = not is_unsettled(obj) or meta.NODE_FINALIZER in obj["metadata"].get("finalizers", [])
+    for part in (obj.get("spec"), obj.get("status") if is_chosen else None):
         name = part.get("nodeName") if isinstance(part, dict) else None
         if isinstance(name, str) and name:
             return name
     return None
+
+
+def is_unsettled(obj: Object) -> bool:
+    """Whether what the allocator says of it may still be taken back: what belongs to it is not written yet."""
+    return meta.TRANSACTION in obj["metadata"].get("annotations", {})
 
 
 def kept_on(obj: Object, node_name: str) -> list[Any]:
@@ -54,7 +60,7 @@ def kept_on(obj: Object, node_name: str) -> list[Any]:
 def is_admitted(obj: Object, node_name: str, spec: VirtualMachineSpec) -> bool:
     """Whether this node keeps for it what it needs."""
     kept = kept_on(obj, node_name)
-    return bool(kept) and not lacking(spec, kept)
+    return bool(kept) and not lacking(spec, kept) and not is_unsettled(obj)
 
 
 def why_not_admitted(obj: Object) -> str:
@@ -64,7 +70,7 @@ def why_not_admitted(obj: Object) -> str:
         if isinstance(one, dict) and one.get("type") in ("Placed", FITS) and one.get("status") == "False":
             return str(one.get("message") or one.get("reason") or "nobody says why")
     answered = "kept more for" if (obj.get("status") or {}).get("allocations") else "placed"
-    return f"nobody has {answered} it yet: is `devalloc up` running on this store?"
+    return f"nobody has {answered} it yet: is `devalloc up`, or on a cluster the controller, running?"
 
 
 def announce(store: Store, obj: Object, node_name: str, spec: VirtualMachineSpec, amounts: Amounts) -> bool:
