@@ -37,8 +37,8 @@ class Bed:
     kubeconfig: Path
     running: list[Plugin] = field(default_factory=list)
 
-    def start(self, *options: str, die_before_reply: bool = False) -> Plugin:
-        """Start an instance, and wait until it serves. ``options``: more for the command line."""
+    def start(self, *options: str, die_before_reply: bool = False, ready: str = "serving the kubelet") -> Plugin:
+        """Start an instance, and wait until it says that it is ready. ``options``: more for the command line."""
         command = [
             "node",
             f"--sysfs-root={self.host.root}",
@@ -64,7 +64,7 @@ class Bed:
         )
         plugin = Plugin(process)
         self.running.append(plugin)
-        plugin.wait_for("serving the kubelet")
+        plugin.wait_for(ready)
         return plugin
 
 

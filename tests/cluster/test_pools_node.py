@@ -1,0 +1,189 @@
+"""`devalloc node --publish pools`, with no more rights than it is given: pools that follow the host, claims from
+allocation to the initial state, and what is told on machines. Its host is a fake one; the allocator has the rights of
+the controller."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from devalloc.api import meta
+from devalloc.controller.allocate import Allocator
+from devalloc.store import Key, NotFound
+from devalloc.store.kubernetes import Client, KubernetesStore
+from devalloc_node.pb import node_pb2 as pb
+from devalloc_node.pb.node_pb2_grpc import NodeStub
+from tests.support import cards, kube_crds, kube_rights
+from tests.support.fakehost import FakeHost
+from tests.support.faketree import memory_folder
+from tests.support.kube import Cluster
+from tests.support.kube_plugin import Bed, plugin_bed
+from tests.support.objects import claim
+from tests.support.toymachines import vm
+
+NODE = "pools-node"
+POOL = f"{NODE}-0000-01-00"
+GPU = "0000:01:00.0"
+OPTIONS = ("--publish=pools",)
+READY = "DeviceClaims and VirtualMachines of the cluster"
+PATIENCE = 120.0
+CLASS = {
+    "apiVersion": "devmgmtproto.k8s.io/v1alpha1",
+    "kind": "DeviceClass",
+    "metadata": {"name": "pools-node-gpu"},
+    "spec": {"constraints": "device.kind == 'gpu'"},
+}
+CLAIM = {**claim("pools-node"), "spec": {"claims": [{"deviceClass": "pools-node-gpu"}]}}
+REF = pb.ClaimRef(namespace="default", name="pools-node")
+KEY = Key.of(CLAIM)
+
+
+@pytest.fixture(scope="module")
+def furnished(cluster: Cluster) -> Iterator[Cluster]:
+    kube_crds.install(cluster)
+    kube_rights.install(cluster, "pools")
+    body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}
+    assert cluster.create("/api/v1/nodes", body).ok
+    yield cluster
+    assert cluster.delete(f"/api/v1/nodes/{NODE}").ok
+
+
+@pytest.fixture
+def bed(furnished: Cluster, tmp_path: Path) -> Iterator[Bed]:
+    with memory_folder() as folder:
+        host = FakeHost(Path(folder) / "host", folders=(str(tmp_path / "cdi"),))
+        host.add(cards.gpu(iommu_group=15))
+        host.add(cards.gpu_audio(iommu_group=15))
+        kubeconfig = kube_rights.kubeconfig(furnished, NODE)
+        with plugin_bed(host, NODE, Path(folder), tmp_path / "cdi", tmp_path / "kubelet", kubeconfig) as bed:
+            yield bed
+
+
+@pytest.fixture
+def store(furnished: Cluster) -> Iterator[KubernetesStore]:
+    """As the controller has it; and an admin who takes away in the end what is left."""
+    with closing(KubernetesStore(Client.connect(kube_rights.controller_kubeconfig(furnished)))) as store:
+        yield store
+    with closing(KubernetesStore(Client.connect(furnished.kubeconfig("admin")))) as admin:
+        for obj in admin.list(("DeviceClaim", "VirtualMachine", "DevicePool", "DeviceClass")).objects:
+            if not obj["metadata"]["name"].startswith("pools-node"):
+                continue
+            if obj["metadata"].get("finalizers"):
+                obj = admin.replace({**obj, "metadata": {**obj["metadata"], "finalizers": []}})
+            with suppress(NotFound):
+                admin.delete(*Key.of(obj))
+
+
+@pytest.fixture
+def user(furnished: Cluster) -> Iterator[KubernetesStore]:
+    """Whoever makes classes, claims and machines."""
+    with closing(KubernetesStore(Client.connect(furnished.kubeconfig("admin")))) as store:
+        yield store
+
+
+def until(holds: Callable[[], Any], what: str, bed: Bed) -> Any:
+    deadline = time.monotonic() + PATIENCE
+    while not (found := holds()):
+        said = "\n".join(line for plugin in bed.running for line in plugin.said)
+        assert time.monotonic() < deadline, f"never: {what}\n{said}"
+        time.sleep(0.1)
+    return found
+
+
+def pools(store: KubernetesStore) -> dict[str, Any]:
+    found = store.list("DevicePool").objects
+    return {obj["metadata"]["name"]: obj for obj in found if obj["spec"].get("nodeName") == NODE}
+
+
+def conditions(store: KubernetesStore) -> dict[str, str]:
+    status = store.get(*KEY).get("status", {})
+    found = [each for device in status.get("deviceStatuses", ()) for each in device.get("conditions", ())]
+    return {each["type"]: each["status"] for each in found}
+
+
+def test_pools_follow_the_host_and_belong_to_the_node(bed: Bed, store: KubernetesStore, furnished: Cluster) -> None:
+    plugin = bed.start(*OPTIONS, ready=READY)
+    until(lambda: pools(store).keys() == {POOL}, "the pool is published", bed)
+    uid = furnished.get(f"/api/v1/nodes/{NODE}").content["metadata"]["uid"]
+    owners = pools(store)[POOL]["metadata"]["ownerReferences"]
+    assert owners == [{"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": uid}]
+    bed.host.add(cards.nic("0000:41:00.0"))
+    until(lambda: len(pools(store)) == 2, "a card that was plugged in is published", bed)
+    bed.host.remove_function("0000:41:00.0")
+    until(lambda: pools(store).keys() == {POOL}, "the pool of a card that was taken out is gone", bed)
+    before = pools(store)[POOL]["metadata"]["resourceVersion"]
+    plugin.stop()
+    bed.start(*OPTIONS, ready=READY).wait_for("nothing changed")
+    assert pools(store)[POOL]["metadata"]["resourceVersion"] == before, "another start writes nothing"
+
+
+def test_a_claim_from_allocation_to_the_initial_state(bed: Bed, store: KubernetesStore, user: KubernetesStore) -> None:
+    bed.start(*OPTIONS, ready=READY)
+    until(lambda: POOL in pools(store), "the pool is published", bed)
+    user.create(CLASS)
+    user.create(CLAIM)
+    until(lambda: any(Key.of(obj) == KEY for obj in store.list("DeviceClaim").objects), "the claim is seen", bed)
+    Allocator(store).round()
+    assert store.get(*KEY)["status"]["allocations"]
+    before = bed.host.snapshot()
+    with grpc.insecure_channel(f"unix:{bed.state / 'node.sock'}") as channel:
+        stub = NodeStub(channel)
+        marked = annotated(user, {meta.TRANSACTION: "devalloc-transaction-0"})
+        reply = stub.PrepareClaim(pb.PrepareClaimRequest(claim=REF), timeout=60, wait_for_ready=True)
+        assert reply.result.code == "ClaimNotAllocated", "it is written together with others, and may be put back"
+        assert store.get(*KEY) == marked
+        annotated(user, {meta.TRANSACTION: None})
+
+        reply = stub.PrepareClaim(pb.PrepareClaimRequest(claim=REF), timeout=60)
+        assert reply.result.outcome == pb.Result.DONE, reply.result
+        assert bed.host.functions[GPU].driver == "vfio-pci"
+        metadata = store.get(*KEY)["metadata"]
+        assert metadata["finalizers"] == [meta.NODE_FINALIZER]
+        assert metadata["annotations"][meta.PREPARED_ON] == NODE
+        until(lambda: conditions(store).get("Ready") == "True", "the claim says that its device is ready", bed)
+
+        reply = stub.UnprepareClaim(pb.UnprepareClaimRequest(claim=REF), timeout=60)
+        assert reply.result.outcome == pb.Result.DONE, reply.result
+    assert bed.host.snapshot() == before
+    until(lambda: conditions(store).get("Ready") == "False", "the claim says that its device is not prepared", bed)
+    assert not store.get(*KEY)["metadata"].get("finalizers")
+
+
+def annotated(user: KubernetesStore, annotations: dict[str, str | None]) -> dict[str, Any]:
+    obj = user.get(*KEY)
+    merged = {**obj["metadata"].get("annotations", {}), **annotations}
+    kept = {name: value for name, value in merged.items() if value is not None}
+    return user.replace({**obj, "metadata": {**obj["metadata"], "annotations": kept}})
+
+
+def test_a_machine_of_the_node_is_held_and_told_what_it_waits_for(
+    bed: Bed, store: KubernetesStore, user: KubernetesStore
+) -> None:
+    bed.start(*OPTIONS, ready=READY)
+    machine = vm("pools-node", "pools-node")
+    machine["spec"]["nodeName"] = NODE
+    user.create(machine)
+    key = Key.of(machine)
+
+    def told() -> str:
+        return str(store.get(*key).get("status", {}).get("reason"))
+
+    until(lambda: told() == "ClaimNotFound", "it says that there is no such claim", bed)
+    user.create(CLAIM)
+    until(lambda: told() == "ClaimNotAllocated", "it says that nobody has answered the claim", bed)
+    user.delete(*key)
+
+    def gone() -> bool:
+        try:
+            store.get(*key)
+        except NotFound:
+            return True
+        return False
+
+    until(gone, "the machine is let go", bed)
