@@ -157,7 +157,7 @@ def node(
                     pools, place = SQLiteStore(path), path
                 else:
                     display.say(f"node {name}, DeviceClaims and VirtualMachines of the cluster; Ctrl-C stops")
-                    pools, place = KubernetesStore(client), settings.state / "pools"
+                    pools, place = KubernetesStore(client, node=name), settings.state / "pools"
                 stack.enter_context(closing(pools))
                 plugin = stack.enter_context(opened(settings, host, on.store_source(pools, name)))
                 look: Look = plugin.survey.discover

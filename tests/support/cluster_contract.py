@@ -94,6 +94,28 @@ class TestDifferences:
         store.delete("Lease", "default", "l")
         assert store.list("Lease").objects == []
 
+    def test_a_node_looks_at_its_own_pools(self, store: KubernetesStore) -> None:
+        def of(name: str, node: str) -> Object:
+            return {**pool(name), "spec": {"driver": "d", "nodeName": node}}
+
+        mine = store.create(of("mine", "a"))
+        store.create(of("theirs", "b"))
+        store.create(claim())
+        own = KubernetesStore(store.client, node="a")
+        try:
+            assert own.list(["DevicePool", "DeviceClaim"]).objects == [store.get(*A), mine]
+            assert own.get("DevicePool", None, "theirs")["spec"]["nodeName"] == "b"
+            since = now(own)
+            store.create(of("theirs-too", "b"))
+            store.delete(*Key.of(mine))
+            for event in own.watch("DevicePool", since, timeout=60):
+                assert (event.type, event.object["metadata"]["name"]) == (EventType.DELETED, "mine")
+                break
+            own.refresh()
+            assert seen(own, since, "DevicePool") == [(EventType.DELETED, "mine")]
+        finally:
+            own.close()
+
     def test_it_is_known_by_its_cluster(self, store: KubernetesStore) -> None:
         other = KubernetesStore(store.client)
         assert re.fullmatch(r"[0-9a-f-]{36}", store.identity())

@@ -123,21 +123,23 @@ class FakeKube:
                 if when > revision and _is_in(at, path):
                     assert type_ == "ADDED", "this fake remembers no former states"
                     found.pop(at, None)
+            if selector := params.get("fieldSelector"):
+                found = {at: obj for at, obj in found.items() if _is_of(obj, selector)}
             if selector := params.get("labelSelector"):
                 name, _, value = selector.partition("=")
                 found = {at: o for at, o in found.items() if o["metadata"].get("labels", {}).get(name) == value}
             items = copy.deepcopy([*found.values()])
             return {"metadata": {"resourceVersion": str(revision)}, "items": items}
 
-    def watch(self, path: str, revision: int, stop: threading.Event) -> Iterator[Object]:
+    def watch(self, path: str, params: Params, revision: int, stop: threading.Event) -> Iterator[Object]:
+        selector = (params or {}).get("fieldSelector", "")
         if revision < self.forgotten:
             raise ApiError(410, "Expired", "too old resource version")
         cuts = self.cuts
         while not stop.is_set():
             with self.changed:
-                found = [
-                    (when, type_, obj) for when, type_, at, obj in self.history if when > revision and _is_in(at, path)
-                ]
+                since = [each for each in self.history if each[0] > revision and _is_in(each[2], path)]
+                found = [(when, type_, obj) for when, type_, _, obj in since if _is_of(obj, selector)]
                 if not found:
                     if self.cuts != cuts:
                         return
@@ -216,7 +218,7 @@ class FakeClient:
     ) -> Iterator[Object]:
         self._count("watch")
         begun()
-        yield from self.kube.watch(path, int(resource_version), stop)
+        yield from self.kube.watch(path, params, int(resource_version), stop)
 
     def _write(self, verb: str, path: str, do: Callable[[], Object]) -> Object:
         with self._lock:
@@ -245,6 +247,12 @@ def _is_in(at: str, path: str) -> bool:
     return (
         folder.startswith(f"{root}/namespaces/") and folder.rpartition("/")[2] == plural and "/namespaces/" not in path
     )
+
+
+def _is_of(obj: Object, selector: str) -> bool:
+    name, _, value = selector.partition("=")
+    assert name in ("", "spec.nodeName")
+    return not name or obj["spec"].get("nodeName") == value
 
 
 def _spec(obj: Object) -> Object:

@@ -100,12 +100,10 @@ class Mirror:
                 self._untold[uid] = key.kind
             self._lose(key, uid, last)
 
-    def relist(
-        self, kind: str, namespace: str | None, objects: Iterable[Object], version: str, *, anew: bool = False
-    ) -> None:
-        """All objects of a kind, in a namespace or everywhere, as of a version of the API server; what differs is told
-        as events. Nothing happens where more is known already; ``anew``: then the server has forgotten it (a backup was
-        put back), and this counts."""
+    def relist(self, kind: str, objects: Iterable[Object], version: str, *, anew: bool = False) -> None:
+        """All objects of a kind that are looked at, as of a version of the API server; what differs is told as events.
+        Nothing happens where more is known already; ``anew``: then the server has forgotten it (a backup was put back),
+        and this counts."""
         floor = version_of(version)
         with self.changed:
             if floor < self._floors.get(kind, 0) and not anew:
@@ -117,9 +115,7 @@ class Mirror:
                 self._dead -= uids
             for key in list(self._kinds.get(kind, ())):
                 entry = self._entries[key]
-                if key in there or namespace not in (None, key.namespace):
-                    continue
-                if anew or entry.version <= floor:
+                if key not in there and (anew or entry.version <= floor):
                     self._lose(key, entry.uid, marshal.loads(entry.content))
             for obj in there.values():
                 self._see(obj, anew=anew)

@@ -53,7 +53,7 @@ class Reflector:
         for page in self._client.list(self.resource.path, {**self.resource.params, **(params or {})}):
             version = version or _version(page["metadata"])
             objects += [cleaned(obj, self.resource) for obj in page["items"]]
-        self._mirror.relist(self.resource.kind, self.resource.namespace, objects, version, anew=anew)
+        self._mirror.relist(self.resource.kind, objects, version, anew=anew)
         return version
 
     def begin(self, version: str) -> None:

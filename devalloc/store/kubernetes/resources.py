@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from devalloc.api.kinds import KINDS
 from devalloc.store.errors import Invalid
-from devalloc.store.key import Key
+from devalloc.store.key import Key, Object
 from devalloc.store.kubernetes.client import segment
 
 
@@ -25,7 +26,7 @@ class Resource:
     namespace: str | None = None
     """The only one whose objects are looked at; None: all."""
     fields: str = ""
-    """A field selector: only these objects are looked at."""
+    """A field selector, such as ``spec.nodeName=a``: only these objects are looked at."""
 
     @property
     def params(self) -> dict[str, str]:
@@ -36,6 +37,16 @@ class Resource:
     def path(self) -> str:
         """Of all its objects, to list and watch them."""
         return self.within(self.namespace)
+
+    def covers(self, obj: Object) -> bool:
+        """Whether it is among those that are looked at."""
+        if self.namespace not in (None, obj["metadata"].get("namespace")):
+            return False
+        field, _, value = self.fields.partition("=")
+        found: Any = obj
+        for part in filter(None, field.split(".")):
+            found = found.get(part) if isinstance(found, dict) else None
+        return not field or (found or "") == value
 
     def within(self, namespace: str | None) -> str:
         """Of the objects of a namespace; None: of all, or of those that have none."""

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 from devalloc.api.meta import TRANSACTION
 from devalloc.store import lifecycle
@@ -61,16 +62,20 @@ class KubernetesStore:
         client: Client,
         *,
         namespace: str = NAMESPACE,
+        node: str | None = None,
         may_write: Callable[[], bool] | None = None,
         deletions_kept: int = DELETIONS_KEPT,
     ) -> None:
-        """``namespace``: of devalloc itself, where Leases and records of transactions are. ``may_write``: asked just
-        before each write of ``commit``, ``commit_each`` and ``recover``, which raise Deposed when it says no."""
+        """``namespace``: of devalloc itself, where Leases and records of transactions are. ``node``: the one whose
+        DevicePools are listed and watched; else those of all nodes. ``may_write``: asked just before each write of
+        ``commit``, ``commit_each`` and ``recover``, which raise Deposed when it says no."""
         self.client = client
         self.namespace = namespace
         self._mirror = Mirror(deletions_kept)
-        self._resources = Resources((*OURS, *AROUND, lease(namespace)))
-        known = Resources((*OURS, *AROUND, lease(namespace), _CONFIG_MAPS))
+        fields = f"spec.nodeName={node}" if node is not None else ""
+        ours = [replace(each, fields=fields) if each.kind == "DevicePool" else each for each in OURS]
+        self._resources = Resources((*ours, *AROUND, lease(namespace)))
+        known = Resources((*ours, *AROUND, lease(namespace), _CONFIG_MAPS))
         self._plain = Writing(client, self._resources, self._heard)
         self._granting = Writing(client, known, self._heard, may_write)
         self._reflectors: dict[str, Reflector] = {}
@@ -225,7 +230,7 @@ class KubernetesStore:
         return old
 
     def _heard(self, obj: Object) -> None:
-        if obj["kind"] == transaction.KIND:
+        if obj["kind"] == transaction.KIND or not self._resources.of(obj["kind"]).covers(obj):
             return
         if lifecycle.is_deleting(obj) and not lifecycle.finalizers(obj):
             self._mirror.lose(obj)

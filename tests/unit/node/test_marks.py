@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from devalloc.api import meta
 from devalloc.controller.allocate import Allocator
 from devalloc.controller.release import InUse, release
 from devalloc.store import NotFound, Object, Store
@@ -92,6 +93,21 @@ class TestMarking:
                 mark(store, node, which)
             assert refused.value.code == code
         assert store.list() == before
+
+    def test_nor_what_is_just_being_allocated_with_others(self, store: SQLiteStore) -> None:
+        """On a cluster, where that is several writes: it may be put back. What is marked already stays."""
+        before = claim(store)
+        annotations = {**before["metadata"]["annotations"], meta.TRANSACTION: "devalloc-transaction-0"}
+        during = store.replace({**before, "metadata": {**before["metadata"], "annotations": annotations}})
+        with pytest.raises(Denied) as refused:
+            mark(store, "n", ref(store))
+        assert (refused.value.code, refused.value.retryable) == ("ClaimNotAllocated", True)
+        assert claim(store) == during
+        store.replace({**during, "metadata": {**during["metadata"], "annotations": before["metadata"]["annotations"]}})
+        marked_one = mark(store, "n", ref(store))
+        annotations = {**marked_one["metadata"]["annotations"], meta.TRANSACTION: "devalloc-transaction-1"}
+        during = store.replace({**marked_one, "metadata": {**marked_one["metadata"], "annotations": annotations}})
+        assert mark(store, "n", ref(store)) == during
 
     def test_nor_what_is_being_deleted(self, store: SQLiteStore) -> None:
         store.replace({**claim(store), "metadata": {**claim(store)["metadata"], "finalizers": ["other"]}})

@@ -26,7 +26,7 @@ from devalloc_node.machine.view import Amounts
 from devalloc_node.service.watching import Pulse
 from devalloc_node.vms import Settings, VirtualMachines
 from devalloc_node.vms.claims import due, unprepare
-from devalloc_node.vms.objects import permitted_on
+from devalloc_node.vms.objects import node_of, permitted_on
 from devalloc_solver import solve_manifests
 from tests.support.faketree import memory_folder
 from tests.support.hosts import host
@@ -355,6 +355,29 @@ class TestChange:
         assert [device["claim"] for device in world.status()["devices"]] == ["nic"]
         assert world.is_free("gpu")
         assert world.machines.told.count("start default/web") == 1
+
+    def test_what_is_just_being_given_with_others_does_not_count_yet(self, world: World) -> None:
+        """On a cluster, where that is several writes: it may be put back."""
+        world.claim("gpu", "a/slot-0")
+        obj = vm("web", "gpu")
+        world.apply(obj)
+        found = world.store.get("DeviceClaim", "default", "gpu")
+        annotations = found["metadata"].get("annotations", {})
+        mark = {**annotations, meta.TRANSACTION: "devalloc-transaction-0"}
+        found = world.store.replace({**found, "metadata": {**found["metadata"], "annotations": mark}})
+        world.round(times=2)
+        assert (world.status()["phase"], world.status()["reason"]) == ("Pending", "ClaimNotAllocated")
+        assert "just being allocated" in world.status()["message"]
+        world.store.replace({**found, "metadata": {**found["metadata"], "annotations": annotations}})
+        world.round(times=2)
+        assert world.status()["phase"] == "Running"
+
+    def test_a_machine_is_placed_when_that_is_written_whole(self, world: World) -> None:
+        placed = {**vm("web"), "status": {"nodeName": NODE}}
+        del placed["spec"]["nodeName"]
+        unsettled = {**placed, "metadata": {**placed["metadata"], "annotations": {meta.TRANSACTION: "t"}}}
+        held = {**unsettled, "metadata": {**unsettled["metadata"], "finalizers": [meta.NODE_FINALIZER]}}
+        assert [node_of(obj) for obj in (placed, unsettled, held)] == [NODE, None, NODE]
 
     def test_a_claim_that_is_not_allocated_yet_does_not_stop_a_machine_that_runs(self, world: World) -> None:
         world.apply(vm("web"))

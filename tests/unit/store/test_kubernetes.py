@@ -31,7 +31,7 @@ def test_a_watch_that_is_far_behind_brings_nothing_back() -> None:
     mirror = Mirror(5)
     with closing(KubernetesStore(FakeClient(kube))) as other:  # type: ignore[arg-type]
         made = [other.create(claim(f"n{number}")) for number in range(20)]
-    mirror.relist("DeviceClaim", None, [], "1")
+    mirror.relist("DeviceClaim", [], "1")
     for obj in made:
         mirror.see(obj)
         mirror.lose(obj)
