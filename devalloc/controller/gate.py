@@ -9,7 +9,7 @@ not depend on where there is room.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -37,6 +37,18 @@ ADMIN_ACCESS_DENIED = "AdminAccessDenied"
 AdminNamespaces = Literal["all", "labelled"]
 _PASSES = 16
 """How often claims that find no place let those behind them ask; the rest wait for the next round."""
+_SECONDS = 5.0
+"""After which no further pass is begun."""
+_OF_THE_BATCH = {
+    reason.value
+    for reason in (
+        Reason.LOST_TO_HIGHER_PRIORITY,
+        Reason.LOST_TO_COMPETITION,
+        Reason.GROUP_UNSATISFIABLE,
+        Reason.SEARCH_LIMIT,
+    )
+}
+"""Reasons of claims that could have found a place if others of their batch, or of their group, had asked for less."""
 Answer = dict[str, Any]
 
 
@@ -94,21 +106,40 @@ def answered(
     room = {bound: most - held[bound] for bound, most in bounds.items()}
     failed: dict[ClaimKey, Answer] = {}
     seconds = 0.0
-    for turn in range(_PASSES):
-        admitted, refused = _in_turn([unit for unit in units if not unit.keys & failed.keys()], room, bounds)
-        withheld = {*denied, *refused, *failed}
+
+    def ask(withheld: Container[ClaimKey]) -> Answer:
+        nonlocal seconds
         answer = solve([doc for doc in told if doc.get("kind") != "DeviceClaim" or claim_key(doc) not in withheld])
         seconds += answer["seconds"]
-        found = {(one["namespace"], one["name"]): one for one in answer["claims"]}
+        return answer
+
+    for turn in range(_PASSES):
+        admitted, refused = _in_turn([unit for unit in units if not unit.keys & failed.keys()], room, bounds)
+        answer = ask({*denied, *refused, *failed})
+        found = _by_claim(answer)
         short = {bound for one in refused.values() for bound in one.bounds}
         lost = [unit for unit in admitted if short & unit.wants.keys() and not _is_given(unit, found)]
-        if not lost or turn == _PASSES - 1:
+        if not lost or turn == _PASSES - 1 or seconds > _SECONDS:
             break
         failed |= {key: found[key] for unit in lost for key in unit.keys}
+        if turn == 0:  # whoever would not find a place without any quota either, all at once
+            found = _by_claim(ask({*denied, *failed}))
+            hopeless = [unit for unit in units if not unit.keys & failed.keys() and _is_hopeless(unit, found)]
+            failed |= {key: found[key] for unit in hopeless for key in unit.keys}
     reasons = {key: one.why for key, one in refused.items()} | denied
     others = [_refusal(key, why) for key, why in reasons.items()]
     claims = sorted([*answer["claims"], *failed.values(), *others], key=lambda one: (one["namespace"], one["name"]))
     return {**answer, "claims": claims, "seconds": seconds}
+
+
+def _by_claim(answer: Answer) -> dict[ClaimKey, Answer]:
+    return {(one["namespace"], one["name"]): one for one in answer["claims"]}
+
+
+def _is_hopeless(unit: _Unit, found: Mapping[ClaimKey, Answer]) -> bool:
+    """Whether one of them finds no place whoever else of this batch finds one."""
+    reasons = {found[key]["reason"] for key in unit.keys if not found[key]["allocated"]}
+    return bool(reasons - _OF_THE_BATCH)
 
 
 def _is_given(unit: _Unit, found: Mapping[ClaimKey, Answer]) -> bool:

@@ -94,6 +94,22 @@ class TestCounts:
         allocator.round()
         assert store.list().resource_version == version, "and then there is nothing to write"
 
+    def test_no_number_of_waiting_claims_keeps_others_from_their_turn(self, store: SQLiteStore) -> None:
+        fill(store, gpu_pool(devices=3), gpu_class(), limit(1))
+        fill(store, *(gpu_claim(f"a{number:02}", node="nowhere") for number in range(40)), gpu_claim("z"))
+        Allocator(store).round()
+        assert held(store, "z") == ["p/d0"]
+        assert {reason(store, f"a{number:02}") for number in range(40)} == {"NodeUnavailable"}
+
+    def test_who_loses_to_others_of_the_batch_takes_nothing_either(self, store: SQLiteStore) -> None:
+        """The first of this namespace loses to one of another, and the room in the quota is its neighbour's."""
+        fill(store, gpu_pool(devices=1), gpu_pool("q", 1, node="m"), gpu_class(), limit(1))
+        high = gpu_claim("high", namespace="other", priority="9", node="n")
+        fill(store, high, gpu_claim("a", node="n"), gpu_claim("b", node="m"))
+        Allocator(store).round()
+        assert held(store, "high", "other") == ["p/d0"]
+        assert (held(store, "b"), reason(store, "a")) == (["q/d0"], "LostToHigherPriority")
+
     def test_a_lowered_quota_takes_nothing_away(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=8), gpu_class(), gpu_claim("a", 4), limit(8))
         allocator = Allocator(store)
