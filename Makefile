@@ -31,7 +31,7 @@ PERMIT_REQUESTS ?= 100000
 # At which points `make soak` cuts the power, such as prepare:3-9; default: at all.
 SOAK_CUTS ?=
 
-.PHONY: help setup demo test test-unit test-conformance test-machine test-cluster images oci-images lint format protos bench fuzz faults soak controllers-soak permits-soak partitions cuts guest-soak timeline screenshots clean
+.PHONY: help setup demo test test-unit test-conformance test-machine test-cluster dev-cluster images oci-images lint format protos bench fuzz faults soak controllers-soak permits-soak partitions cuts guest-soak timeline screenshots clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -75,6 +75,9 @@ test-machine: setup ## real QEMU and kernel (skips where there is none)
 test-cluster: setup ## a real Kubernetes control plane (skips where there is none)
 	@$(BIN)/python -m tests.support.kube_build > /dev/null || true  # no test's time is measured by what is built once
 	$(call tier,cluster)
+
+dev-cluster: setup ## a Kubernetes to play with, until Ctrl-C; as root with a node
+	@$(BIN)/python -m tests.support.dev_cluster
 
 images: setup ## test machines, built from Debian packages into the user's cache; tests do it when they need to
 	$(BIN)/python -m tests.support.images

@@ -176,8 +176,8 @@ def test_it_is_installed_used_and_taken_off_with_nothing_left(
     assert "deviceclaim.devmgmtproto.k8s.io/train" in shown
     slice_of_ours(own)
 
-    where = {"slices": "--publish=slices", "pools": "--publish=pools"}
-    eventually(lambda: published(own) == where, "each node has the pod that its label says")
+    where = {"slices": "devalloc-node", "pools": "devalloc-node-pools"}
+    eventually(lambda: plugins(own) == where, "each node has the pod that its label says")
     assert len(controllers(own)) == 2
 
     gone = devalloc("uninstall", "--crds")
@@ -187,14 +187,13 @@ def test_it_is_installed_used_and_taken_off_with_nothing_left(
     assert devalloc("uninstall", "--crds") == []
 
 
-def published(cluster: Cluster) -> dict[str, str]:
-    """What the pods publish that are meant for each node."""
+def plugins(cluster: Cluster) -> dict[str, str]:
+    """By node the DaemonSet whose pod is meant for it."""
     found = {}
     for pod in cluster.get(f"{PODS}?labelSelector=app.kubernetes.io/name!=devalloc-controller").content["items"]:
         affinity = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
         (field,) = affinity["nodeSelectorTerms"][0]["matchFields"]
-        (container,) = pod["spec"]["containers"]
-        found[field["values"][0]] = next(text for text in container["args"] if text.startswith("--publish"))
+        found[field["values"][0]] = pod["metadata"]["ownerReferences"][0]["name"]
     return found
 
 

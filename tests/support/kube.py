@@ -193,7 +193,7 @@ def running(binaries: Path, folder: Path, *options: str) -> Iterator[Cluster]:
     """
     processes = Processes(folder)
     try:
-        etcd_client, etcd_peer, api = _free_ports(3)
+        etcd_client, etcd_peer, api = free_ports(3)
         etcd_url = f"http://127.0.0.1:{etcd_client}"
         etcd = [
             f"--data-dir={folder / 'etcd'}",
@@ -263,7 +263,8 @@ def last_lines(folder: Path, name: str) -> str:
     return " ".join((folder / f"{name}.log").read_text(errors="replace").splitlines()[-3:])[-900:]
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Ports of loopback that nobody has."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for one in sockets:

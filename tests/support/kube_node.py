@@ -22,7 +22,7 @@ from typing import Any
 
 from tests.support import kube_controllers
 from tests.support.go_build import Unavailable
-from tests.support.kube import SCHEDULER, START_SECONDS, Cluster, Processes, last_lines, running
+from tests.support.kube import SCHEDULER, START_SECONDS, Cluster, Processes, free_ports, last_lines, running
 from tests.support.kube_images import IMAGE
 from tests.support.kube_runc import Runc
 
@@ -328,7 +328,7 @@ def _kubelet(folder: Path, cgroup: str) -> dict[str, Any]:
         "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
         "authorization": {"mode": "AlwaysAllow"},
         "address": "127.0.0.1",
-        "port": 0,
+        "port": free_ports(1)[0],  # 0 would be 10250, which another cluster on this machine may have
         "readOnlyPort": 0,
         "healthzPort": 0,
         "failSwapOn": False,
