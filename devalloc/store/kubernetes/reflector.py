@@ -17,7 +17,7 @@ from devalloc.store.versions import version_of
 
 log = logging.getLogger(__name__)
 
-FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 0.25, 30.0
+FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 0.25, 10.0
 """Before it is tried again after a failure, twice as long after each further one, up to the second; times something
 between a half and one and a half, so that not all clients of a server that comes back ask at once."""
 SHORT_SECONDS = 1.0

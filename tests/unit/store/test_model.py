@@ -12,13 +12,45 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
 
 from devalloc.store import AlreadyExists, Change, Conflict, EventType, Expired, Fence, Key, NotFound
+from devalloc.store.kubernetes import KubernetesStore
 from devalloc.store.sqlite import SQLiteStore
+from tests.support.fake_kube import FakeClient, FakeKube
 
 Object = dict[str, Any]
-KEYS = [Key("A", None, "x"), Key("A", "n", "x"), Key("A", "n", "y"), Key("B", None, "x")]
+NAMESPACED, CLUSTER = "DeviceClaim", "DevicePool"
+KEYS = [Key(CLUSTER, None, "x"), Key(NAMESPACED, "n", "x"), Key(NAMESPACED, "n", "y"), Key(CLUSTER, None, "y")]
 keys = st.sampled_from(KEYS)
 values = st.integers(0, 2)
 finalizers = st.lists(st.sampled_from(["f", "g"]), unique=True)
+
+
+class Embedded:
+    """A file, and the stores that are opened on it one after the other."""
+
+    def __init__(self) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+
+    def open(self) -> SQLiteStore:
+        return SQLiteStore(Path(self.folder.name) / "db", deletions_kept=5)
+
+    def end(self, store: Any) -> None:
+        assert store.check() == []
+        store.close()
+        self.folder.cleanup()
+
+
+class OnCluster:
+    """The same of an API server, in memory."""
+
+    def __init__(self) -> None:
+        self.kube = FakeKube()
+
+    def open(self) -> KubernetesStore:
+        return KubernetesStore(FakeClient(self.kube), deletions_kept=5)  # type: ignore[arg-type]
+
+    def end(self, store: Any) -> None:
+        store.close()
+        assert not any("/configmaps/" in path for path in self.kube.objects)
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -26,20 +58,23 @@ class StoreMachine(RuleBasedStateMachine):
 
     listings = Bundle("listings")
     reads = Bundle("reads")
+    place: type[Embedded | OnCluster] = Embedded
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = tempfile.TemporaryDirectory()
-        self.store = SQLiteStore(Path(self.folder.name) / "db", deletions_kept=5)
+        self.at = self.place()
+        self.store: SQLiteStore | KubernetesStore = self.at.open()
         self.model: dict[Key, Object] = {}
-        self.status_writes: list[int] = []
+        self.status_writes: dict[str, int] = {}
+        """By UID: the place in the history at which it was written last."""
         self.followed: dict[Key, Object] = {}
         self.position = "0"
 
     def teardown(self) -> None:
-        assert self.store.check() == []
-        self.store.close()
-        self.folder.cleanup()
+        self.at.end(self.store)
+
+    def now(self) -> int:
+        return int(self.store.list([]).resource_version)
 
     @rule(key=keys, value=values, names=finalizers, target=reads)
     def create(self, key: Key, value: int, names: list[str]) -> Any:
@@ -114,7 +149,7 @@ class StoreMachine(RuleBasedStateMachine):
             return
         assert self.is_current(obj)
         if self.model[Key.of(obj)].get("status") != {"v": value}:
-            self.status_writes.append(int(after["metadata"]["resourceVersion"]))
+            self.status_writes[after["metadata"]["uid"]] = self.now()
         self.written(after, status={"v": value})
 
     @rule(target=listings)
@@ -125,24 +160,28 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(listing=listings, value=values, fenced=st.booleans())
     def commit(self, listing: Any, value: int, fenced: bool) -> None:
-        fence = Fence(listing.resource_version, statuses=frozenset({"A", "B"})) if fenced else None
+        fence = Fence(listing.resource_version, statuses=frozenset({NAMESPACED, CLUSTER})) if fenced else None
         changes = [
             Change(Key.of(obj), obj["metadata"]["resourceVersion"], {"v": value}, {"n": str(value)})
             for obj in listing.objects
         ]
         blocked = not all(self.is_current(obj) for obj in listing.objects)
         if fenced:
-            gone = {int(o["metadata"]["resourceVersion"]) for o in self.model.values()}
             since = int(listing.resource_version)
-            blocked |= any(at > since for at in self.status_writes if at in gone)
+            there = [obj["metadata"]["uid"] for obj in self.model.values()]
+            blocked |= any(self.status_writes.get(uid, 0) > since for uid in there)
         try:
             done = self.store.commit(changes, fence).objects
         except Conflict:
+            assert blocked
+            return
+        except Expired:
+            assert fenced
             return
         assert not blocked
         for old, after in zip(listing.objects, done, strict=True):
             if old.get("status") != {"v": value}:
-                self.status_writes.append(int(after["metadata"]["resourceVersion"]))
+                self.status_writes[after["metadata"]["uid"]] = self.now()
             self.written(after, status={"v": value})
 
     @rule(key=keys)
@@ -158,7 +197,7 @@ class StoreMachine(RuleBasedStateMachine):
         else:
             del self.model[key]
 
-    @rule(listing=listings, kinds=st.sampled_from([None, "A", "B"]))
+    @rule(listing=listings, kinds=st.sampled_from([None, NAMESPACED, CLUSTER]))
     def watch_from(self, listing: Any, kinds: str | None) -> None:
         """What a watch tells, put on top of the listing it starts from, is what there is now."""
         state = {Key.of(obj): obj for obj in listing.objects if kinds in (None, obj["kind"])}
@@ -196,7 +235,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def open_again(self) -> None:
         self.store.close()
-        self.store = SQLiteStore(Path(self.folder.name) / "db", deletions_kept=5)
+        self.store = self.at.open()
 
     @invariant()
     def holds_what_the_model_holds(self) -> None:
@@ -205,3 +244,11 @@ class StoreMachine(RuleBasedStateMachine):
 
 StoreMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestStoreAgainstModel = StoreMachine.TestCase
+
+
+class ClusterMachine(StoreMachine):
+    place = OnCluster
+
+
+ClusterMachine.TestCase.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)
+TestClusterStoreAgainstModel = ClusterMachine.TestCase
