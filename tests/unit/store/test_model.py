@@ -250,5 +250,5 @@ class ClusterMachine(StoreMachine):
     place = OnCluster
 
 
-ClusterMachine.TestCase.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)
+ClusterMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestClusterStoreAgainstModel = ClusterMachine.TestCase
