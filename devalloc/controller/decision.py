@@ -114,10 +114,14 @@ def _granted(claim: Object, answer: Mapping[str, Any], admin: frozenset[str]) ->
     status = {name: value for name, value in claim.get("status", {}).items() if name not in written}
     status |= {name: answer[name] for name in written if answer.get(name)}
     annotations = {**answer.get("annotations", {}), meta.ALLOCATED_SPEC: spec_text(claim), meta.RELEASE: None}
-    annotations[meta.ALLOCATED_DEVICES] = devices_text(answer["allocations"])[:_LENGTH]
+    annotations[meta.ALLOCATED_DEVICES] = _shown(answer["allocations"])
     if named := sorted(admin & classes_named(claim)):
         annotations[meta.ADMIN_CLASSES] = json.dumps(named)
     return _change(claim, status, annotations)
+
+
+def _shown(entries: Sequence[Any]) -> str:
+    return devices_text(entries)[:_LENGTH]
 
 
 def _refused(claim: Object, answer: Mapping[str, Any]) -> Change:
@@ -144,8 +148,10 @@ def _kept(claim: Object, answer: Mapping[str, Any], now: str) -> Change:
         )
     lost = {(entry["devicePoolName"], entry["deviceName"]) for entry in answer.get("lost", ())}
     status = dict(claim["status"])
-    if _is_readable(status) and (statuses := _device_statuses(claim, lost, now)):
-        status["deviceStatuses"] = statuses
+    if _is_readable(status):
+        said[meta.ALLOCATED_DEVICES] = _shown(allocations(claim))  # of versions before this, too
+        if statuses := _device_statuses(claim, lost, now):
+            status["deviceStatuses"] = statuses
     return _change(claim, status, {**kept, **said})
 
 

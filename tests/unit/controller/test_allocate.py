@@ -35,6 +35,20 @@ class TestAnswers:
         assert (done.pools, done.devices, done.available) == (1, 2, 1)
         assert [key.name for key in done.granted] == ["a"]
 
+    def test_what_kubectl_shows_of_a_claim_is_mended(self, store: SQLiteStore) -> None:
+        """Claims of versions that did not write it, and what somebody else put there."""
+        fill(store, gpu_pool(), gpu_class(), gpu_claim("a", 2))
+        allocator = Allocator(store)
+        allocator.round()
+        assert annotations(store, "a")["allocated-devices"] == "p/d0, d1"
+        for text in (None, "none at all"):
+            claim = store.get("DeviceClaim", "default", "a")
+            noted = {**claim["metadata"]["annotations"], "devalloc.io/allocated-devices": text}
+            noted = {name: value for name, value in noted.items() if value is not None}
+            store.replace({**claim, "metadata": {**claim["metadata"], "annotations": noted}})
+            allocator.round()
+            assert annotations(store, "a")["allocated-devices"] == "p/d0, d1"
+
     def test_a_claim_without_devices_says_why_until_it_has_them(self, store: SQLiteStore) -> None:
         fill(store, gpu_class(), gpu_claim("a"))
         allocator = Allocator(store)
