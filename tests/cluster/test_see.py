@@ -108,9 +108,11 @@ def test_page_top_and_kubectl_say_the_same(fleet: Cluster, tmp_path: Path, progr
     def top() -> Object:
         return dict(devalloc("top", "-o", "json", "--kubeconfig", kubeconfig).json)
 
-    with controllers(fleet, tmp_path, 1, "--listen", "127.0.0.1:0") as (process,):
-        found = until(lambda: re.search(r"pages at (https://\S+)", process.said()), "it listens")
-        url = f"{found[1]}/devalloc/"
+    with controllers(fleet, tmp_path, 2, "--listen", "127.0.0.1:0") as processes:
+        pages = [
+            until(lambda one=one: re.search(r"pages at (https://\S+)", one.said()), "it listens") for one in processes
+        ]
+        url, other = (f"{page[1]}/devalloc/" for page in pages)  # one of them leads, the other stands by
         viewer = {"Authorization": f"Bearer {token(fleet, 'viewer')}"}
         assert ask(url, "view", Authorization="Bearer nonsense")[0] == 401
         assert ask(url, "view", Authorization=f"Bearer {token(fleet, 'stranger')}")[0] == 403
@@ -120,7 +122,10 @@ def test_page_top_and_kubectl_say_the_same(fleet: Cluster, tmp_path: Path, progr
         assert status == 303
 
         def numbers() -> dict[str, int]:
-            status, _, page = ask(url, "view", **cookie)
+            return shown(url)
+
+        def shown(at: str) -> dict[str, int]:
+            status, _, page = ask(at, "view", **cookie)
             assert status == 200, page
             return Tiles(page).numbers
 
@@ -129,6 +134,7 @@ def test_page_top_and_kubectl_say_the_same(fleet: Cluster, tmp_path: Path, progr
             seen = until(
                 lambda: (n := numbers())["Available"] == available and n["Claims pending"] == pending and n, ""
             )
+            until(lambda: shown(other) == seen, "who stands by shows the same, to whom the other signed in")
             until(lambda: (found := top())["settled"] and found["counts"]["available"] == available, "top")
             rows = [line.split() for line in kubectl("get", "dpool").splitlines()]
             column = rows[0].index("AVAILABLE")
