@@ -23,8 +23,8 @@ NAMES = ("base", "dependencies", "devalloc")
 """From below."""
 BOM = "usr/share/devalloc/bom.json"
 LAUNCHER = "usr/bin/devalloc"
-KEPT = 6
-"""Layers of devalloc itself that stay in the cache."""
+KEPT = 4
+"""How many versions of a layer stay in the cache."""
 
 _PASSWD = "root:x:0:0:root:/:/nonexistent\nnonroot:x:65532:65532:nonroot:/:/nonexistent\n"
 _GROUP = "root:x:0:\nnonroot:x:65532:\n"
@@ -106,6 +106,26 @@ def _dependencies(image: Image, contents: Contents, base: Path, progress: Progre
 
 
 def _devalloc(image: Image, contents: Contents, below: list[Path], progress: Progress) -> Path:
+    package = _package(contents, below[0], progress)
+
+    def write(root: Path) -> list[bom.Component]:
+        tree.unpack(package / "layer.tar", root)
+        tree.remove(root / contents.base.site, image.packages_left_out)
+        launcher = root / LAUNCHER
+        _put(launcher, f"#!/usr/bin/python{contents.base.python} -IBu\nfrom devalloc.cli.main import main\n\nmain()\n")
+        launcher.chmod(0o755)
+        everything = [one for folder in (package, *below) for one in components(folder)]
+        _put(root / BOM, bom.document(image.name, version(), everything).decode())
+        return components(package)
+
+    made = [image.key, package.name, repr(image.packages_left_out)]
+    made += [(folder / "components.json").read_text() for folder in below]
+    return _kept(f"{image.key}-devalloc", made, [], write, progress)
+
+
+def _package(contents: Contents, base: Path, progress: Progress) -> Path:
+    """devalloc's own wheel where it lies in an image, compiled: the same for all of them."""
+
     def write(root: Path) -> list[bom.Component]:
         site = root / contents.base.site
         site.mkdir(parents=True)
@@ -114,24 +134,11 @@ def _devalloc(image: Image, contents: Contents, below: list[Path], progress: Pro
         for path in site.glob("*.dist-info"):
             for name in ("RECORD", "WHEEL"):  # which build backend packed it is of no interest
                 (path / name).unlink()
-        tree.remove(site, image.packages_left_out)
-        _compile(root, contents, below[0])
-        launcher = root / LAUNCHER
-        _put(launcher, f"#!/usr/bin/python{contents.base.python} -IBu\nfrom devalloc.cli.main import main\n\nmain()\n")
-        launcher.chmod(0o755)
-        ours = bom.wheels(site)
-        everything = [*ours, *(one for folder in below for one in components(folder))]
-        _put(root / BOM, bom.document(image.name, version(), everything).decode())
-        return ours
+        _compile(root, contents, base)
+        return bom.wheels(site)
 
-    made = [image.key, repr(contents.base), contents.base.site, repr(image.packages_left_out), _sources()]
-    made += [(folder / "components.json").read_text() for folder in below]
-    folder = _kept(f"{image.key}-devalloc", made, [wheels, debs], write, progress)
-    folder.touch()
-    same = sorted(folder.parent.glob(f"{image.key}-devalloc-*"), key=lambda path: path.stat().st_mtime)
-    for old in same[:-KEPT]:
-        shutil.rmtree(old, ignore_errors=True)
-    return folder
+    made = [repr(contents.base), contents.base.site, _sources()]
+    return _kept("package", made, [wheels, debs], write, progress)
 
 
 def _compile(root: Path, contents: Contents, base: Path) -> None:
@@ -159,6 +166,9 @@ def _kept(
                 shutil.rmtree(folder, ignore_errors=True)
                 new.rename(folder)
             progress(f"built {folder}")
+        folder.touch()
+        for old in sorted(shelf.glob(f"{name}-*"), key=lambda path: path.stat().st_mtime)[:-KEPT]:
+            shutil.rmtree(old)
     return folder
 
 

@@ -144,7 +144,7 @@ def node_running(programs: Programs) -> Iterator[Node]:
         with running(programs.control_plane, control) as cluster:
             node = Node(cluster, folder, programs, processes, init.pid)
             _start_control_plane(node, processes)
-            _import(node)
+            import_image(node, programs.image)
             node.start_kubelet()
             try:
                 node.wait_until("the node is ready", node.takes_pods)
@@ -175,28 +175,28 @@ def _start_control_plane(node: Node, processes: Processes) -> None:
     processes.start("kube-scheduler", command)
 
 
-def _import(node: Node) -> None:
-    """Wait for containerd, and give it the image."""
-    socket = node.folder / "containerd.sock"
-    node.wait_until("containerd listens", socket.exists)
-    ctr: list[str | Path] = [
-        node.programs.runtime / "ctr",
-        "--address",
-        socket,
-        "-n",
-        "k8s.io",
-        "images",
-        "import",
-        node.programs.image,
-    ]
+def import_image(node: Node, archive: Path) -> None:
+    """Wait until containerd listens, and give it an image. Raises Unavailable where it does not take it."""
+    node.wait_until("containerd listens", (node.folder / "containerd.sock").exists)
     deadline = time.monotonic() + START_SECONDS
-    while True:
-        done = subprocess.run([*_inside(node._init), *ctr], capture_output=True, text=True, check=False)
-        if done.returncode == 0:
-            return
+    while (why := _ctr(node, "import", archive)) is not None:
         if time.monotonic() > deadline:
-            raise Unavailable(f"containerd does not take the image: {done.stderr[-400:]}")
+            raise Unavailable(f"containerd does not take {archive.name}: {why}")
         time.sleep(0.2)
+
+
+def tag_image(node: Node, name: str, other: str) -> None:
+    """Give an image another name, too. Both are full names."""
+    why = _ctr(node, "tag", "--force", name, other)
+    assert why is None, why
+
+
+def _ctr(node: Node, *words: str | Path) -> str | None:
+    """Why containerd does not do this with its images; None where it did."""
+    ctr: list[str | Path] = [node.programs.runtime / "ctr", "--address", node.folder / "containerd.sock"]
+    command = [*_inside(node._init), *ctr, "-n", "k8s.io", "images", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stderr[-400:] if done.returncode else None
 
 
 def leftovers(folder: Path) -> list[str]:

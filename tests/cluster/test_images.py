@@ -1,0 +1,287 @@
+"""The container images on a real node: what is in them, and devalloc out of them, by the manifests that are shipped.
+
+Only the kernel's /sys is played, by files: its cards are with vfio-pci already, so that nothing there has to answer.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.images.build import Built, build
+from deploy.images.contents import contents, version
+from deploy.images.oci import full_name
+from deploy.images.shelf import Progress, Unavailable
+from tests.support import cards, kube_installed
+from tests.support.fakehost import FakeHost
+from tests.support.go_build import untimed
+from tests.support.kube_images import IMAGE
+from tests.support.kube_node import NODE, Node, import_image, tag_image
+from tests.support.kube_plugin import BOOT
+
+NEXT = "next"
+"""The tag of a version to upgrade to."""
+RESOURCE = "/apis/resource.k8s.io/v1"
+SLICES = f"{RESOURCE}/resourceslices"
+CLASSES = f"{RESOURCE}/deviceclasses"
+CLAIMS = f"{RESOURCE}/namespaces/default/resourceclaims"
+TEMPLATES = f"{RESOURCE}/namespaces/default/resourceclaimtemplates"
+WORK = "/api/v1/namespaces/default/pods"
+PLUGIN, CONTROLLER = "devalloc-node", "devalloc-controller"
+DAEMONSET = f"/apis/apps/v1/namespaces/{kube_installed.NAMESPACE}/daemonsets/{PLUGIN}"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "whole-gpu"
+SECONDS = kube_installed.SECONDS
+
+
+@pytest.fixture(scope="module")
+def images(progress: Progress, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Built]:
+    """The images by what they are of; what is not in the cache is built, which takes a minute or two at first."""
+    found, folder = contents(), tmp_path_factory.mktemp("images")
+    try:
+        with untimed():
+            return {
+                key: build(image, found, f"{image.name}:{version()}", folder / f"{key}.tar", progress)
+                for key, image in found.images.items()
+            }
+    except Unavailable as reason:
+        pytest.skip(f"no images: {reason}")
+
+
+# -- what is in them ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["controller", "node"])
+def members(request: pytest.FixtureRequest, images: dict[str, Built]) -> dict[str, tarfile.TarInfo]:
+    """All files of an image, by path."""
+    found = {}
+    for layer in images[request.param].layers:
+        with tarfile.open(layer.path) as tar:
+            found |= {member.name: member for member in tar}
+    return found
+
+
+SITE = "usr/local/lib/python3.11/dist-packages"
+NOT_IN = {
+    "controller": ["grpc", "pyroute2", "pyudev", "qemu", "devalloc_node"],
+    "node": ["ortools", "numpy", "pandas", "cel_expr_python", "re2"],
+}
+
+
+def test_no_file_gives_rights_or_is_written_by_others(members: dict[str, tarfile.TarInfo]) -> None:
+    assert {(member.uid, member.gid) for member in members.values()} == {(0, 0)}
+    files = [member for member in members.values() if not member.issym()]
+    assert [member.name for member in files if member.mode & 0o6000] == []
+    assert [member.name for member in files if member.mode & 0o022] == ["tmp"]
+    assert members["tmp"].mode == 0o1777
+    assert [member.name for member in files if not member.isfile() and not member.isdir()] == []
+
+
+def test_nothing_is_in_them_that_only_builds_or_tests(members: dict[str, tarfile.TarInfo]) -> None:
+    programs = [name for name, member in members.items() if "bin" in name.split("/") and not member.isdir()]
+    assert sorted(programs) == ["usr/bin/devalloc", "usr/bin/python3.11"]
+    names = {name.split("/")[0] for name in (path.removeprefix(f"{SITE}/") for path in members if SITE in path)}
+    assert not names & {"pip", "setuptools", "wheel", "pytest", "hypothesis", "mypy", "tests"}
+    assert [name for name in members if re.search(r"\.(a|deb|h|pyx|whl)$|/conftest\.py$|/tests/", name)] == []
+    compiled = {name for name in members if name.endswith(".pyc")}
+    sources = [name for name in members if name.startswith(f"{SITE}/devalloc") and name.endswith(".py")]
+    assert sources
+    assert [name for name in sources if _compiled(name) not in compiled] == []
+
+
+@pytest.mark.parametrize("key", NOT_IN)
+def test_neither_has_what_the_other_one_is_for(images: dict[str, Built], key: str) -> None:
+    found = set()
+    for layer in images[key].layers:
+        with tarfile.open(layer.path) as tar:
+            found |= {name.removeprefix(f"{SITE}/").split("/")[0] for name in tar.getnames() if name.startswith(SITE)}
+    assert "devalloc" in found
+    assert not found & set(NOT_IN[key])
+
+
+def test_what_changes_with_each_version_is_small(images: dict[str, Built]) -> None:
+    """A node has the base from either image, and fetches the last layer of a new version."""
+    assert images["node"].layers[0] == images["controller"].layers[0]
+    for built in images.values():
+        assert [layer.size < 20e6 for layer in built.layers] == [False, False, True]
+
+
+def _compiled(name: str) -> str:
+    folder, _, file = name.rpartition("/")
+    return f"{folder}/__pycache__/{file.removesuffix('.py')}.cpython-311.pyc"
+
+
+# -- the node's plugin -------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Bed:
+    """A node whose plugin runs as a pod, as a DaemonSet wants it."""
+
+    node: Node
+    host: FakeHost
+
+    def published(self) -> list[str]:
+        """The devices in its slices, once both cards are."""
+
+        def found() -> list[str]:
+            items = self.node.cluster.get(SLICES).content["items"]
+            devices = [device["name"] for item in items for device in item["spec"].get("devices", [])]
+            kube_installed.check(self.node, kube_installed.pods_of(self.node.cluster, PLUGIN))
+            return sorted(devices) if len(items) == 2 else []
+
+        devices: list[str] = self.node.wait_until("devices are published", found, SECONDS)
+        return devices
+
+    def start(self, name: str) -> None:
+        """A pod with one card."""
+        container = {
+            "name": "main",
+            "image": IMAGE,
+            "imagePullPolicy": "Never",
+            "args": ["tell", "/dev/vfio/*"],
+            "resources": {"claims": [{"name": "card"}]},
+        }
+        spec = {
+            "hostNetwork": True,
+            "terminationGracePeriodSeconds": 1,
+            "automountServiceAccountToken": False,
+            "resourceClaims": [{"name": "card", "resourceClaimTemplateName": "image-card"}],
+            "containers": [container],
+        }
+        made = self.node.cluster.create(
+            WORK, {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+        )
+        assert made.ok, made.message
+
+    def groups(self, name: str) -> list[str]:
+        """The VFIO groups that the pod's container can open, once it runs."""
+        lines = self.node.wait_until(f"pod {name} runs", lambda: self.node.output(name), SECONDS)
+        return [entry["path"] for entry in json.loads(lines[0])["paths"] if entry["opens"] == "ok"]
+
+    def end(self, name: str) -> None:
+        """Delete it and wait until it is gone: the kubelet lets it go when its claim is unprepared."""
+        self.node.cluster.delete(f"{WORK}/{name}")
+        self.node.wait_until(f"{name} is gone", lambda: self.node.cluster.get(f"{WORK}/{name}").status == 404, SECONDS)
+
+
+@pytest.fixture
+def bed(node: Node, images: dict[str, Built], tmp_path: Path) -> Iterator[Bed]:
+    """Two cards, and the DaemonSet of this version."""
+    import_image(node, images["node"].archive)
+    tag_image(node, full_name(f"{PLUGIN}:{version()}"), full_name(f"{PLUGIN}:{NEXT}"))
+    host = FakeHost(tmp_path / "host")
+    host.proc("sys/kernel/random/boot_id", f"{BOOT}\n")
+    host.add(cards.gpu(iommu_group=15, driver="vfio-pci"))
+    host.add(cards.gpu("0000:02:00.0", iommu_group=16, driver="vfio-pci"))
+    (tmp_path / "state").mkdir()
+    selectors = [{"cel": {"expression": 'device.driver == "devalloc.io"'}}]
+    request = {"requests": [{"name": "card", "exactly": {"deviceClassName": "image-card"}}]}
+    named = {"apiVersion": "resource.k8s.io/v1", "metadata": {"name": "image-card"}}
+    wanted = {
+        CLASSES: named | {"kind": "DeviceClass", "spec": {"selectors": selectors}},
+        TEMPLATES: named | {"kind": "ResourceClaimTemplate", "spec": {"spec": {"devices": request}}},
+    }
+    with kube_installed.installed(node, kube_installed.node_plugin(node, version(), host.root, tmp_path / "state")):
+        for path, body in wanted.items():
+            made = node.cluster.create(path, body)
+            assert made.ok, made.message
+        yield Bed(node, host)
+        node.cluster.delete(f"{WORK}?gracePeriodSeconds=0")
+        node.wait_until(
+            "all pods and claims are gone",
+            lambda: not node.cluster.get(WORK).content["items"] and not node.cluster.get(CLAIMS).content["items"],
+            SECONDS,
+        )
+        for path in wanted:
+            node.cluster.delete(f"{path}/image-card")
+    node.cluster.delete(SLICES)  # they would go with their node
+
+
+def test_the_shipped_daemonset_serves_pods_and_is_upgraded_under_them(bed: Bed) -> None:
+    cluster, first = bed.node.cluster, kube_installed.running(bed.node, PLUGIN)
+    assert bed.published() == ["0000-01-00-0", "0000-02-00-0"]
+    (item, *_) = cluster.get(SLICES).content["items"]
+    assert item["spec"]["nodeName"] == NODE
+    lines = kube_installed.said(bed.node, first)
+    assert [line for line in lines if "no device events" in str(line)] == [], "libudev is in the image, and found"
+
+    bed.start("one")
+    held = bed.groups("one")
+    assert len(held) == 2
+    before = cluster.get(f"{WORK}/one").content
+
+    def upgraded() -> bool:
+        found = cluster.get(DAEMONSET).content
+        found["spec"]["template"]["spec"]["containers"][0]["image"] = f"devalloc-node:{NEXT}"
+        return cluster.replace(DAEMONSET, found).ok  # not where its controller has written meanwhile
+
+    bed.node.wait_until("the DaemonSet names the next version", upgraded)
+
+    def replaced() -> bool:
+        pods = kube_installed.pods_of(cluster, PLUGIN)
+        return [pod["spec"]["containers"][0]["image"] for pod in pods] == [f"devalloc-node:{NEXT}"]
+
+    bed.node.wait_until("the next version runs alone", replaced, SECONDS)
+    assert kube_installed.running(bed.node, PLUGIN)["metadata"]["uid"] != first["metadata"]["uid"]
+    after = cluster.get(f"{WORK}/one").content
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
+    (container,) = after["status"]["containerStatuses"]
+    assert container["restartCount"] == 0
+    assert container["containerID"] == before["status"]["containerStatuses"][0]["containerID"]
+
+    bed.start("two")
+    assert set(bed.groups("two")) != set(held)
+    bed.end("one")  # which the version before it prepared
+    bed.end("two")
+    assert list(bed.node.cdi_folder.glob("devalloc.io_claim_*")) == []
+
+
+# -- the controller ----------------------------------------------------------------------------------------------------
+
+
+def test_the_shipped_controller_is_confined_and_answers_claims(node: Node, images: dict[str, Built]) -> None:
+    import_image(node, images["controller"].archive)
+    with kube_installed.installed(node, kube_installed.controller(node, version())):
+        pod = kube_installed.running(node, CONTROLLER)
+        process = kube_installed.process_of(pod)
+        assert process is not None
+        status = dict(line.split(":\t", 1) for line in (process / "status").read_text().splitlines())
+        assert set(status["Uid"].split()) == {"65532"}
+        assert set(status["Gid"].split()) == {"65532"}
+        assert int(status["CapEff"], 16) == int(status["CapBnd"], 16) == 0
+        assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
+        root = next(line for line in (process / "mountinfo").read_text().splitlines() if line.split()[4] == "/")
+        assert "ro" in root.split()[5].split(",")
+
+        documents = [each for file in sorted(EXAMPLE.glob("*.yaml")) for each in yaml.safe_load_all(file.read_text())]
+        paths = [collection(each) for each in documents]
+        for path, each in zip(paths, documents, strict=True):
+            node.wait_until(f"{each['kind']} is served", lambda path=path: node.cluster.get(path).ok)
+            made = node.cluster.create(path, each)
+            assert made.ok, made.message
+        claims = next(path for path in paths if path.endswith("/deviceclaims"))
+
+        def allocated() -> bool:
+            kube_installed.check(node, kube_installed.pods_of(node.cluster, CONTROLLER))
+            items = node.cluster.get(claims).content["items"]
+            return bool(items) and all(item.get("status", {}).get("allocations") for item in items)
+
+        node.wait_until("all claims are allocated", allocated, SECONDS)
+        for path, each in reversed(list(zip(paths, documents, strict=True))):
+            node.cluster.delete(f"{path}/{each['metadata']['name']}")
+        node.wait_until("the claims are gone", lambda: not node.cluster.get(claims).content["items"], SECONDS)
+
+
+def collection(document: dict[str, Any]) -> str:
+    """Where objects of its kind are."""
+    namespace = "/namespaces/default" if document["kind"] == "DeviceClaim" else ""
+    plural = {"DeviceClass": "deviceclasses"}.get(document["kind"], f"{document['kind'].lower()}s")
+    return f"/apis/{document['apiVersion']}{namespace}/{plural}"

@@ -1,0 +1,152 @@
+"""devalloc on the test bed's node as it is shipped: the images of ``deploy/images`` and the manifests of ``deploy/``.
+
+What is changed in the manifests is only what the test bed has elsewhere, and all of it here: the API server is on
+loopback (pods use the host's network, and are told the address), folders of the kubelet and of CDI are the test bed's,
+the plugin's state is in a folder of the test, and the kernel's /sys is a fake tree, for no test binds a real device.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from devalloc.install.manifests import Options, collection_of, manifests, path_of
+from tests.support.kube import Cluster
+from tests.support.kube_node import Node
+
+NAMESPACE = "devalloc-system"
+PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+SECONDS = 180.0
+"""For what a machine does in five that has nothing else to do."""
+Object = dict[str, Any]
+
+
+def node_plugin(node: Node, tag: str, host: Path, state: Path) -> list[Object]:
+    """The plugin that publishes ResourceSlices, with what it needs."""
+    options = Options(publish="slices", version=tag, kubelet_dir=str(node.kubelet_folder))
+    objects = manifests(options)
+    for one in objects:
+        if one["kind"] == "DaemonSet":
+            pod = _adapted(one, node.cluster, ["--resync=2s", "--grace=1s", f"--sysfs-root={host}"])
+            pod["volumes"].append({"name": "host", "hostPath": {"path": str(host), "type": "Directory"}})
+            pod["containers"][0]["volumeMounts"].append({"name": "host", "mountPath": str(host)})
+            moved = {"state": state, "cdi": node.cdi_folder, "modules": host}
+            for volume in pod["volumes"]:
+                if volume["name"] in moved:
+                    volume["hostPath"]["path"] = str(moved[volume["name"]])
+    return objects
+
+
+def controller(node: Node, tag: str) -> list[Object]:
+    """The controller, once, with what it needs; nothing of the nodes."""
+    parts = ["namespace", "crds", "rbac", "policies", "network", "controller"]
+    objects = manifests(Options(publish="pools", version=tag), parts)
+    for one in objects:
+        if one["kind"] == "Deployment":
+            one["spec"]["replicas"] = 1  # two would want one port of the host's network
+            one["spec"]["strategy"] = {"type": "Recreate"}
+            _adapted(one, node.cluster, [])["hostNetwork"] = True
+    return objects
+
+
+@contextmanager
+def installed(node: Node, objects: Sequence[Object]) -> Iterator[None]:
+    """The objects are on the cluster, and in the end those are gone that were not there before; accounts stay, for
+    others may have a token."""
+    made = create(node.cluster, objects)
+    try:
+        yield
+    finally:
+        for path in made:
+            if "/apis/apps/" in path:
+                node.cluster.delete(path)
+                name = path.rpartition("/")[2]
+                node.wait_until(f"{name} has ended", lambda name=name: not pods_of(node.cluster, name), SECONDS)
+        for path in made:
+            if f"/namespaces/{NAMESPACE}" not in path:
+                node.cluster.delete(path)
+
+
+def create(cluster: Cluster, objects: Sequence[Object]) -> list[str]:
+    """Create what is not there yet; the paths of what was made, the last one first."""
+    made = []
+    for one in objects:
+        answer = cluster.create(collection_of(one), one)
+        assert answer.ok or answer.status == 409, f"{one['kind']} {one['metadata']['name']}: {answer.message}"
+        if answer.ok:
+            made.append(path_of(one))
+    return made[::-1]
+
+
+def pods_of(cluster: Cluster, name: str) -> list[Object]:
+    """The pods of a DaemonSet or Deployment, oldest first."""
+    items: list[Object] = cluster.get(f"{PODS}?labelSelector=app.kubernetes.io%2Fname%3D{name}").content["items"]
+    return sorted(items, key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"]))
+
+
+def running(node: Node, name: str) -> Object:
+    """The one pod of a DaemonSet or Deployment, once it is ready and no other is there. Fails where devalloc ended."""
+
+    def alone() -> Object | None:
+        pods = pods_of(node.cluster, name)
+        check(node, pods)
+        return pods[0] if len(pods) == 1 and is_ready(pods[0]) else None
+
+    pod: Object = node.wait_until(f"one pod of {name} is ready", alone, SECONDS)
+    return pod
+
+
+def is_ready(pod: Object) -> bool:
+    conditions = pod["status"].get("conditions", [])
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+
+def check(node: Node, pods: Sequence[Object]) -> None:
+    """Fails with what it said where devalloc ended in one of them."""
+    for pod in pods:
+        for container in pod["status"].get("containerStatuses", []):
+            ended = container["restartCount"] or "terminated" in container["state"]
+            assert not ended or "deletionTimestamp" in pod["metadata"], said(node, pod)
+
+
+def said(node: Node, pod: Object) -> list[dict[str, Any]]:
+    """What it wrote to its log, line by line; a line that is no JSON stands under ``text``."""
+    return [_parsed(line) for line in node.output(pod["metadata"]["name"], NAMESPACE)]
+
+
+def process_of(pod: Object) -> Path | None:
+    """The folder in /proc of the pod's devalloc, as this machine sees it."""
+    uid = pod["metadata"]["uid"]
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if uid in (folder / "cgroup").read_text() and b"/usr/bin/devalloc" in (folder / "cmdline").read_bytes():
+                return folder
+        except OSError:
+            continue
+    return None
+
+
+def _adapted(one: Object, cluster: Cluster, more: Sequence[str]) -> Object:
+    """Its pod's spec, which is changed."""
+    pod: Object = one["spec"]["template"]["spec"]
+    address = urlsplit(cluster.url)
+    container = pod["containers"][0]
+    container["env"] += [
+        {"name": "KUBERNETES_SERVICE_HOST", "value": str(address.hostname)},
+        {"name": "KUBERNETES_SERVICE_PORT", "value": str(address.port)},
+    ]
+    container["args"] += more
+    pod["terminationGracePeriodSeconds"] = 10
+    return pod
+
+
+def _parsed(line: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return {"text": line}
+    return found if isinstance(found, dict) else {"text": line}
