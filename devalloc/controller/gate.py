@@ -166,7 +166,7 @@ def _in_turn(
             if len(numbers) < len(wants) or sum(numbers) > left[bound]:
                 over[bound] = wants
         if over:
-            why = {key: _exceeds(bound, wants, left, bounds) for bound, wants in over.items() for key in wants}
+            why = {key: _exceeds(bound, wants, bounds) for bound, wants in over.items() for key in wants}
             told = _for_all(unit, why)
             refused |= {key: _Refused(one, frozenset(over)) for key, one in told.items()}
             continue
@@ -176,9 +176,7 @@ def _in_turn(
     return admitted, refused
 
 
-def _exceeds(
-    bound: Bound, wants: Mapping[ClaimKey, int | str], left: Mapping[Bound, int], bounds: Mapping[Bound, int]
-) -> tuple[str, str]:
+def _exceeds(bound: Bound, wants: Mapping[ClaimKey, int | str], bounds: Mapping[Bound, int]) -> tuple[str, str]:
     namespace, name, device_class = bound
     quota_named = f"quota {namespace}/{name}"
     most = f"{bounds[bound]} {'device' if bounds[bound] == 1 else 'devices'} of class {device_class}"
@@ -190,12 +188,10 @@ def _exceeds(
                 "so limits.count must say how many it may get at most"
             )
     asked = sum(number for number in wants.values() if isinstance(number, int))
-    taken = bounds[bound] - left[bound]
     who = "this claim" if len(wants) == 1 else f"{len(wants)} claims of its group"
-    return QUOTA_EXCEEDED, (
-        f"{quota_named} allows {most}: {taken} {'is' if taken == 1 else 'are'} held by others or for earlier claims, "
-        f"and {who} may get up to {asked}"
-    )
+    # How many are left is not said: whatever is given or released would have all that wait told anew.
+    others = "" if asked > bounds[bound] else "; others hold them or come first"
+    return QUOTA_EXCEEDED, f"{quota_named} allows {most}{others}, and {who} may get up to {asked}"
 
 
 def _for_all(unit: _Unit, why: Mapping[ClaimKey, tuple[str, str]]) -> dict[ClaimKey, tuple[str, str]]:

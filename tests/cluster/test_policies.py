@@ -263,6 +263,15 @@ def test_a_copied_manifest_is_told_what_to_leave_out(ruled: As, name: str) -> No
     assert f"devalloc.io/{name}" in refused.message
 
 
+@pytest.mark.parametrize("path", [CLAIMS, MACHINES], ids=["claim", "machine"])
+def test_nobody_is_born_with_a_nodes_mark(ruled: As, path: str) -> None:
+    body = a_claim("born") if path == CLAIMS else a_machine("born")
+    body["metadata"]["finalizers"] = [meta.NODE_FINALIZER]
+    refused = ruled("person").create(path, body, dry_run=True)
+    assert refused.status == 403
+    assert "only a node sets it" in refused.message
+
+
 VALUES = ["0", "-5", "+7", "007", "9223372036854775807", "-9223372036854775807", "9223372036854775808"]
 VALUES += ["", "high", "1.5", "1 ", "99999999999999999999", "-00000000000000000001", "000000000000000000001", "\u0661"]
 
@@ -436,7 +445,7 @@ def test_the_controller_holds_claims_to_quotas_and_labels(ruled: As) -> None:
         told = {name: noted[name].get(meta.REASON) for name in "abc"}
         assert told == {"a": None, "b": "QuotaExceeded", "c": "AdminAccessDenied"}
         assert len(found["a"]["status"]["allocations"]) == 2
-        few = f"quota {COUNTED}/compute allows 3 devices of class policies-gpu: 2 are held"
+        few = f"quota {COUNTED}/compute allows 3 devices of class policies-gpu; others hold them"
         assert noted["b"][meta.MESSAGE].startswith(few)
         assert used == {name: "2"}
         assert admin.get(f"{watched}/w").content["status"]["allocations"]

@@ -58,7 +58,7 @@ class TestCounts:
         assert held(store, "d", "other") != []
         assert reason(store, "b") == "QuotaExceeded"
         assert annotations(store, "b")["message"] == (
-            "quota default/compute allows 3 devices of class gpu: 2 are held by others or for earlier claims, "
+            "quota default/compute allows 3 devices of class gpu; others hold them or come first, "
             "and this claim may get up to 2"
         )
         assert used(store) == {"gpu": "3"}
@@ -75,6 +75,18 @@ class TestCounts:
         store.delete("DeviceClaim", "default", "b")
         allocator.round()
         assert used(store) == {"gpu": "0"}
+
+    def test_who_waits_is_not_told_anew_whenever_somebody_else_gets_or_gives_back(self, store: SQLiteStore) -> None:
+        fill(store, gpu_pool(devices=8), gpu_class(), limit(2))
+        fill(store, *(gpu_claim(name, 2) for name in "abcdef"))
+        allocator = Allocator(store)
+        allocator.round()
+        before = store.get("DeviceClaim", "default", "f")
+        for name in "abc":
+            store.delete("DeviceClaim", "default", name)
+            allocator.round()
+        assert len(held(store, "d")) == 2
+        assert store.get("DeviceClaim", "default", "f") == before
 
     def test_priority_comes_before_age(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=8), gpu_class(), limit(1), gpu_claim("old"), gpu_claim("high", priority="5"))
@@ -124,7 +136,9 @@ class TestCounts:
     def test_the_strictest_of_several_quotas_counts(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=8), gpu_class(), limit(8), limit(1, name="tight"), gpu_claim("a", 2))
         Allocator(store).round()
-        assert annotations(store, "a")["message"].startswith("quota default/tight allows 1 device of class gpu: 0 are ")
+        assert annotations(store, "a")["message"] == (
+            "quota default/tight allows 1 device of class gpu, and this claim may get up to 2"
+        )
 
     def test_groups_get_all_or_nothing_of_it(self, store: SQLiteStore) -> None:
         other = claim("c", {"deviceClass": "nic"}, group="g")
