@@ -152,10 +152,9 @@ def _changed(one: Object, options: Options) -> Object:
     for container in pod["containers"]:
         name = container["image"].partition(":")[0]
         container["image"] = f"{options.image_prefix}{name}:{options.tag}"
-    if options.kubelet_dir != KUBELET and any(volume["name"] == "kubelet-plugins" for volume in pod["volumes"]):
+    if options.kubelet_dir != KUBELET:
         folder = options.kubelet_dir.rstrip("/")
-        one["spec"]["template"]["spec"] = pod = _texts(pod, lambda text: text.replace(KUBELET, folder))
-        pod["containers"][0]["args"].append(f"--kubelet-dir={folder}")
+        one["spec"]["template"]["spec"] = _texts(pod, lambda text: text.replace(KUBELET, folder))
     return one
 
 

@@ -14,10 +14,20 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.support.go_build import Progress, Unavailable, cache_folder, locked, packages_built, run, toolchain
+from tests.support.go_build import (
+    OLDEST_GO,
+    Progress,
+    Unavailable,
+    cache_folder,
+    locked,
+    packages_built,
+    run,
+    toolchain,
+)
 
 KUBERNETES = "1.37.1"
 CONTAINERD = "2.2.1"
+HELM = "4.3.1"
 API_SERVER = {"kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver", "etcd": "go.etcd.io/etcd/server/v3"}
 NODE = {name: f"k8s.io/kubernetes/cmd/{name}" for name in ("kube-scheduler", "kube-controller-manager", "kubelet")}
 KUBECTL = {"kubectl": "k8s.io/kubernetes/cmd/kubectl"}
@@ -44,6 +54,25 @@ def node_binaries(progress: Progress = lambda line: None) -> Path:
 def kubectl(progress: Progress = lambda line: None) -> Path:
     """kubectl of the same version; one on PATH may be any. Raises Unavailable."""
     return _kubernetes(KUBECTL, progress) / "kubectl"
+
+
+def helm(progress: Progress = lambda line: None) -> Path:
+    """helm, which shares most of its packages with kubectl. Raises Unavailable."""
+    folder = cache_folder() / f"helm-{HELM}"
+    package = "helm.sh/helm/v4/cmd/helm"
+    with locked(folder):
+        if _missing(folder, {"helm": package}):
+            go = toolchain(progress)
+            source = folder / "source"
+            shutil.rmtree(source, ignore_errors=True)
+            source.mkdir()
+            progress(f"helm {HELM}: downloading Go modules (0.2 GB)")
+            lines = ["module testbed", f"go {'.'.join(map(str, OLDEST_GO))}", f"require helm.sh/helm/v4 v{HELM}"]
+            (source / "go.mod").write_text("\n".join([*lines, f"tool {package}", ""]))
+            run([go, "mod", "tidy"], source)
+            _build(go, source, "helm", package, ["-ldflags", "-s -w"], folder, progress)
+            shutil.rmtree(source)
+    return folder / "helm"
 
 
 def runtime_binaries(progress: Progress = lambda line: None) -> Path:
@@ -146,7 +175,8 @@ if __name__ == "__main__":
     from tests.support.kube_node import why_not
 
     try:
-        for built in (binaries, kubectl) if why_not() else (binaries, kubectl, node_binaries, runtime_binaries):
+        of_a_node = () if why_not() else (runtime_binaries,)
+        for built in (binaries, kubectl, helm, node_binaries, *of_a_node):
             print(built(lambda line: print(line, file=sys.stderr)))
     except Unavailable as reason:
         sys.exit(f"no Kubernetes: {reason}")

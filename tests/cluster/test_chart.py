@@ -1,0 +1,118 @@
+"""Helm makes of the chart what kustomize and ``devalloc install`` make of the same manifests."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from devalloc.install.manifests import NAMESPACE, Options, manifests, path_of
+from tests.support import kube_build
+from tests.support.go_build import Progress, Unavailable
+
+CHART = Path(__file__).parents[2] / "deploy" / "helm"
+Helm = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="module")
+def helm(progress: Progress, tmp_path_factory: pytest.TempPathFactory) -> Helm:
+    try:
+        program, home = kube_build.helm(progress), tmp_path_factory.mktemp("home")
+    except Unavailable as reason:
+        pytest.skip(f"no helm: {reason}")
+
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [program, *arguments]
+        return subprocess.run(
+            command, env={"HOME": str(home)}, capture_output=True, text=True, check=False, timeout=120
+        )
+
+    return call
+
+
+def rendered(helm: Helm, *settings: str, namespace: str = NAMESPACE) -> dict[str, Any]:
+    """What would be installed, by path."""
+    chosen = [part for setting in settings for part in ("--set", setting)]
+    done = helm("template", "devalloc", str(CHART), f"--namespace={namespace}", *chosen)
+    assert done.returncode == 0, done.stderr
+    return {path_of(one): without_helm(one) for one in yaml.safe_load_all(done.stdout)}
+
+
+def without_helm(one: dict[str, Any]) -> dict[str, Any]:
+    """Without what is there for Helm alone: that CRDs stay, and lists that are empty."""
+    annotations = one["metadata"].pop("annotations", {})
+    annotations.pop("helm.sh/resource-policy", None)
+    if annotations:
+        one["metadata"]["annotations"] = annotations
+    if one["kind"] in ("Deployment", "DaemonSet"):
+        pod = one["spec"]["template"]["spec"]
+        for name in ("imagePullSecrets", "nodeSelector"):
+            if name in pod and not pod[name]:
+                del pod[name]
+    return one
+
+
+def expected(options: Options) -> dict[str, Any]:
+    return {path_of(one): one for one in manifests(options) if one["kind"] != "Namespace"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "options"),
+    [
+        ([], Options()),
+        (["publish=pools"], Options("pools")),
+        (["publish=slices"], Options("slices")),
+        (
+            ["image.prefix=registry.example.com/team/", "image.tag=9.9", "node.kubeletDir=/var/lib/k0s/kubelet"],
+            Options(image_prefix="registry.example.com/team/", version="9.9", kubelet_dir="/var/lib/k0s/kubelet"),
+        ),
+        (["serviceMonitor=true", "resourceClaims=true"], Options(service_monitor=True, resource_claims=True)),
+    ],
+    ids=["both", "pools", "slices", "images", "more"],
+)
+def test_helm_makes_the_same_objects(helm: Helm, settings: list[str], options: Options) -> None:
+    assert rendered(helm, *settings) == expected(options)
+
+
+def test_the_namespace_is_that_of_the_release(helm: Helm) -> None:
+    assert rendered(helm, namespace="devices") == expected(Options(namespace="devices"))
+
+
+def test_what_runs_can_be_set(helm: Helm) -> None:
+    found = rendered(
+        helm,
+        "controller.replicas=3",
+        "controller.args={--placement=spread}",
+        "node.args={--allow=gpu,--grace=1m}",
+        "node.tolerations=null",
+        "node.nodeSelector.gpu=yes",
+        "image.pullSecrets[0].name=registry",
+    )
+    controller = found["/apis/apps/v1/namespaces/devalloc-system/deployments/devalloc-controller"]["spec"]
+    assert controller["replicas"] == 3
+    assert controller["template"]["spec"]["containers"][0]["args"][-1] == "--placement=spread"
+    node = found["/apis/apps/v1/namespaces/devalloc-system/daemonsets/devalloc-node"]["spec"]["template"]["spec"]
+    assert node["containers"][0]["args"][-2:] == ["--allow=gpu", "--grace=1m"]
+    assert node["nodeSelector"] == {"gpu": "yes", "kubernetes.io/os": "linux"}
+    assert node["imagePullSecrets"] == [{"name": "registry"}]
+    assert not node["tolerations"]
+
+
+def test_crds_can_be_left_out(helm: Helm) -> None:
+    assert not [path for path in rendered(helm, "crds=false") if "customresourcedefinitions" in path]
+
+
+@pytest.mark.parametrize("setting", ["publish=neither", "image.prefx=x", "controller.replicas=0"])
+def test_a_value_that_makes_no_sense_is_refused(helm: Helm, setting: str) -> None:
+    done = helm("template", "devalloc", str(CHART), "--set", setting)
+    assert done.returncode != 0
+    assert "values don't meet the specifications" in done.stderr
+
+
+def test_the_chart_has_no_faults_that_helm_knows(helm: Helm) -> None:
+    done = helm("lint", "--strict", str(CHART))
+    assert done.returncode == 0, done.stdout
