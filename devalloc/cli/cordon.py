@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from devalloc.cli.options import store_option
+from devalloc.cli.place import Place, place_options
 from devalloc.cli.verb import verb
 
 
 @verb("cordon")
 @click.argument("names", nargs=-1, metavar="[DEVICE | POOL/DEVICE | pool/NAME | node/NAME]...")
 @click.option("--reason", default="", metavar="TEXT", help="Why, for whoever wonders later.")
-@store_option
-def cordon(names: tuple[str, ...], reason: str, store: Path | None) -> int:
+@place_options
+def cordon(names: tuple[str, ...], reason: str, place: Place) -> int:
     """Keep devices, pools or all of a node from being allocated. Without a name: list what is cordoned.
 
     Claims keep what they hold. A card is cordoned with its functions and vGPUs, a node with the cards that come to it,
@@ -27,10 +25,10 @@ def cordon(names: tuple[str, ...], reason: str, store: Path | None) -> int:
     from datetime import UTC, datetime
 
     from devalloc.cli.output import table
-    from devalloc.cli.storage import opened
+    from devalloc.cli.place import opened
     from devalloc.controller import cordon as cordons
 
-    with opened(store) as objects:
+    with opened(place) as objects:
         if not names:
             rows = list(cordons.listed(objects))
             if rows:

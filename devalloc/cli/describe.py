@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from devalloc.cli import suggestions
 from devalloc.cli.names import keys_of
-from devalloc.cli.options import namespace_option, store_option
+from devalloc.cli.options import namespace_option
+from devalloc.cli.place import Place, place_options
 from devalloc.cli.verb import BadInput, verb
 
 if TYPE_CHECKING:
-    from devalloc.store.sqlite import SQLiteStore
+    from devalloc.store import Store
 
 Object = dict[str, Any]
 
@@ -27,17 +27,17 @@ DEADLINE = 10.0
     "what", nargs=-1, required=True, metavar="KIND NAME... | KIND/NAME...", shell_complete=suggestions.objects
 )
 @namespace_option
-@store_option
-def describe(what: tuple[str, ...], namespace: str, store: Path | None) -> int:
+@place_options
+def describe(what: tuple[str, ...], namespace: str, place: Place) -> int:
     """Show all about objects: a claim with its devices, a pool with who uses what.
 
     \b
     devalloc describe dclaim/train
     devalloc describe pool node-a-l40s
     """
-    from devalloc.cli.storage import opened
+    from devalloc.cli.place import opened
 
-    with opened(store) as objects:
+    with opened(place) as objects:
         keys = keys_of(what, namespace, store=objects)
         if not keys:
             raise BadInput(f"which {what[0]}? Name it, such as {what[0]}/NAME; `devalloc get {what[0]}` lists them")
@@ -48,7 +48,7 @@ def describe(what: tuple[str, ...], namespace: str, store: Path | None) -> int:
     return 0
 
 
-def _describe(store: SQLiteStore, obj: Object) -> None:
+def _describe(store: Store, obj: Object) -> None:
     from devalloc.cli.columns import age
 
     metadata = obj["metadata"]
@@ -114,7 +114,7 @@ def _claim_facts(claim: Object) -> list[tuple[str, str]]:
     ]
 
 
-def _machines_of(store: SQLiteStore, claim: Object) -> list[str]:
+def _machines_of(store: Store, claim: Object) -> list[str]:
     """The machines that name a claim, with where they are: it is placed with the first one."""
     from devalloc.api.inwords import machine_node
 
@@ -138,7 +138,7 @@ def _machine_facts(machine: Object) -> list[tuple[str, str]]:
     ]
 
 
-def _claim(store: SQLiteStore, claim: Object) -> None:
+def _claim(store: Store, claim: Object) -> None:
     from devalloc.cli.inventory import effective
     from devalloc.cli.output import heading, table
 
@@ -164,7 +164,7 @@ def _claim(store: SQLiteStore, claim: Object) -> None:
     _as_yaml("Configs of the claim", status.get("claimConfigs"))
 
 
-def _why_not(store: SQLiteStore, claim: Object) -> None:
+def _why_not(store: Store, claim: Object) -> None:
     """Why a claim holds nothing, as things stand now: in the store, and not in its last answer."""
     from devalloc.cli.explanation import show
     from devalloc.controller.placing import solve_with_machines
@@ -180,7 +180,7 @@ def _why_not(store: SQLiteStore, claim: Object) -> None:
         show(found, only_would=found["allocated"])
 
 
-def _pool(store: SQLiteStore, pool: Object) -> None:
+def _pool(store: Store, pool: Object) -> None:
     from devalloc.cli.inventory import effective
     from devalloc.cli.output import heading, table
 

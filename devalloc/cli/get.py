@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from devalloc.cli import suggestions
 from devalloc.cli.names import keys_of, kind_of, shown
-from devalloc.cli.options import all_namespaces_option, namespace_option, output_option, store_option
+from devalloc.cli.options import all_namespaces_option, namespace_option, output_option
 from devalloc.cli.output import dump, dump_objects, note, table
+from devalloc.cli.place import Place, place_options
 from devalloc.cli.verb import BadInput, verb
 from devalloc.store.key import Key
 
 if TYPE_CHECKING:
     from devalloc.api.kinds import Kind
     from devalloc.cli.output import Cell, Feed
-    from devalloc.store.sqlite import SQLiteStore
+    from devalloc.store import Store
 
 Object = dict[str, Any]
 
@@ -30,10 +30,8 @@ Object = dict[str, Any]
 @all_namespaces_option
 @output_option()
 @click.option("-w", "--watch", is_flag=True, help="Go on with every change, until Ctrl-C.")
-@store_option
-def get(
-    what: tuple[str, ...], namespace: str, all_namespaces: bool, output: str, watch: bool, store: Path | None
-) -> int:
+@place_options
+def get(what: tuple[str, ...], namespace: str, all_namespaces: bool, output: str, watch: bool, place: Place) -> int:
     """List objects, or print them.
 
     \b
@@ -41,20 +39,20 @@ def get(
     devalloc get claims -A -o wide
     devalloc get dclaim/train -o yaml
     """
-    from devalloc.cli.storage import opened
+    from devalloc.cli.place import opened
 
     if "/" not in what[0] and len(what) == 1:
-        with opened(store) as objects:
+        with opened(place) as objects:
             kinds = [kind_of(word, objects) for word in what[0].split(",")]
             return _list(objects, kinds, None if all_namespaces else namespace, output, watch)
     if all_namespaces:
         raise BadInput("a name and --all-namespaces do not go together; say the namespace with -n")
-    with opened(store) as objects:
+    with opened(place) as objects:
         keys = keys_of(what, namespace, store=objects)
         return _named(objects, keys, output, watch)
 
 
-def _list(store: SQLiteStore, kinds: list[Kind], namespace: str | None, output: str, watch: bool) -> int:
+def _list(store: Store, kinds: list[Kind], namespace: str | None, output: str, watch: bool) -> int:
     wanted = {kind.kind: namespace if kind.namespaced else None for kind in kinds}
     listing = store.list(wanted)
     found = [
@@ -71,7 +69,7 @@ def _list(store: SQLiteStore, kinds: list[Kind], namespace: str | None, output: 
     return 0
 
 
-def _named(store: SQLiteStore, keys: list[Key], output: str, watch: bool) -> int:
+def _named(store: Store, keys: list[Key], output: str, watch: bool) -> int:
     from devalloc.store.errors import NotFound
 
     version = store.list(()).resource_version
@@ -91,7 +89,7 @@ def _named(store: SQLiteStore, keys: list[Key], output: str, watch: bool) -> int
     return 1 if missing else 0
 
 
-def _elsewhere(store: SQLiteStore, key: Key) -> str:
+def _elsewhere(store: Store, key: Key) -> str:
     """Where else an object of that kind and name is, as the end of a sentence."""
     namesakes = [obj["metadata"] for obj in store.list(key.kind).objects if obj["metadata"]["name"] == key.name]
     spaces = ", ".join(metadata["namespace"] for metadata in namesakes if metadata.get("namespace"))
@@ -99,7 +97,7 @@ def _elsewhere(store: SQLiteStore, key: Key) -> str:
 
 
 def _follow(
-    store: SQLiteStore, kinds: set[str], since: str, keys: set[Key] | None, namespace: str | None, output: str
+    store: Store, kinds: set[str], since: str, keys: set[Key] | None, namespace: str | None, output: str
 ) -> None:
     from devalloc.cli.output import Feed
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from devalloc.cli import suggestions
 from devalloc.cli.names import keys_of, shown
-from devalloc.cli.options import duration, namespace_option, store_option
+from devalloc.cli.options import duration, namespace_option
 from devalloc.cli.output import note, working
+from devalloc.cli.place import Place, place_options
 from devalloc.cli.verb import BadInput, verb
 
 if TYPE_CHECKING:
+    from devalloc.store import Store
     from devalloc.store.key import Key
-    from devalloc.store.sqlite import SQLiteStore
 
 
 @verb("release")
@@ -33,10 +33,8 @@ if TYPE_CHECKING:
 )
 @click.option("--timeout", type=duration, default="60s", metavar="DURATION", help="How long to wait for the node.")
 @namespace_option
-@store_option
-def release(
-    names: tuple[str, ...], force: bool, abandon: bool, timeout: float, namespace: str, store: Path | None
-) -> int:
+@place_options
+def release(names: tuple[str, ...], force: bool, abandon: bool, timeout: float, namespace: str, place: Place) -> int:
     """Clear what claims hold and keep the claims: they are allocated anew, with their spec as it is now.
 
     What is prepared on a node, for a machine or a pod, is released only by force: then the node is asked to let go of
@@ -45,7 +43,7 @@ def release(
     \b
     devalloc release train
     """
-    from devalloc.cli.storage import opened
+    from devalloc.cli.place import opened
     from devalloc.controller.release import release as let_go
 
     keys = keys_of(names, namespace, default="claims")
@@ -53,7 +51,7 @@ def release(
         if key.kind != "DeviceClaim":
             raise BadInput(f"{key} holds no devices; only claims are released")
     asked = []
-    with opened(store) as objects:
+    with opened(place) as objects:
         for key in keys:
             outcome = let_go(objects, key.namespace or "default", key.name, force=force, abandon=abandon)
             if outcome == "asked":
@@ -72,7 +70,7 @@ def release(
     return 1 if late else 0
 
 
-def _wait(store: SQLiteStore, keys: list[Key], timeout: float) -> list[Key]:
+def _wait(store: Store, keys: list[Key], timeout: float) -> list[Key]:
     """Those that their node still has when time is up. The others are released, by the allocator or here."""
     until = time.monotonic() + timeout
     since = store.list(()).resource_version
@@ -86,7 +84,7 @@ def _wait(store: SQLiteStore, keys: list[Key], timeout: float) -> list[Key]:
     return waiting
 
 
-def _let_go(store: SQLiteStore, key: Key) -> bool:
+def _let_go(store: Store, key: Key) -> bool:
     from devalloc.controller.claims import is_prepared, wants_release
     from devalloc.controller.release import release as let_go
     from devalloc.store.errors import NotFound

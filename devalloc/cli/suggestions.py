@@ -29,10 +29,12 @@ def claims(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
 def _names(ctx: click.Context, word: str) -> list[str]:
     """Nothing when there is no store or no such kind: a completion must not fail."""
     from devalloc.cli.names import kind_of
-    from devalloc.cli.storage import opened
+    from devalloc.cli.place import Place, opened
     from devalloc.store.errors import StoreError
 
-    with suppress(click.ClickException, StoreError), opened(ctx.params.get("store")) as store:
+    said = ctx.params.get
+    place = Place(said("store"), said("kubeconfig"), bool(said("in_cluster")))
+    with suppress(click.ClickException, StoreError), opened(place) as store:
         kind = kind_of(word)
         within = ctx.params.get("namespace") or "default"
         if ctx.params.get("all_namespaces") or not kind.namespaced:

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from devalloc.cli.options import store_option
+from devalloc.cli.place import Place, place_options
 from devalloc.cli.verb import verb
 
 
 @verb("uncordon")
 @click.argument("names", nargs=-1, required=True, metavar="DEVICE | POOL/DEVICE | pool/NAME | node/NAME...")
-@store_option
-def uncordon(names: tuple[str, ...], store: Path | None) -> int:
+@place_options
+def uncordon(names: tuple[str, ...], place: Place) -> int:
     """Let what was cordoned be allocated again. Name it as it was cordoned; `devalloc cordon` lists what is.
 
     \b
     devalloc uncordon 0000-08-00-0
     """
-    from devalloc.cli.storage import opened
+    from devalloc.cli.place import opened
     from devalloc.controller import cordon as cordons
 
-    with opened(store) as objects:
+    with opened(place) as objects:
         targets = [cordons.find(objects, name) for name in names]
         for target in targets:
             changed = cordons.cordon(objects, target, None)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from devalloc.cli import suggestions
 from devalloc.cli.names import keys_of, shown
-from devalloc.cli.options import duration, namespace_option, store_option
+from devalloc.cli.options import duration, namespace_option
 from devalloc.cli.output import note, working
+from devalloc.cli.place import Place, place_options
 from devalloc.cli.verb import BadInput, verb
 
 if TYPE_CHECKING:
+    from devalloc.store import Store
     from devalloc.store.key import Key
-    from devalloc.store.sqlite import SQLiteStore
 
 STATES = {"DeviceClaim": ("allocated", "released", "deleted"), "VirtualMachine": ("running", "stopped", "deleted")}
 """What each kind can be waited for to be, first what is meant where nothing is said."""
@@ -32,8 +32,8 @@ STATES = {"DeviceClaim": ("allocated", "released", "deleted"), "VirtualMachine":
 )
 @click.option("--timeout", type=duration, default="30s", metavar="DURATION", help="How long to wait at most.")
 @namespace_option
-@store_option
-def wait(names: tuple[str, ...], state: str | None, timeout: float, namespace: str, store: Path | None) -> int:
+@place_options
+def wait(names: tuple[str, ...], state: str | None, timeout: float, namespace: str, place: Place) -> int:
     """Wait until claims are allocated, released (hold nothing) or deleted, machines running, stopped or deleted.
 
     Exit code 1 when time is up.
@@ -42,9 +42,9 @@ def wait(names: tuple[str, ...], state: str | None, timeout: float, namespace: s
     devalloc wait train --for=allocated --timeout 1m
     devalloc wait vm/web
     """
-    from devalloc.cli.storage import opened
+    from devalloc.cli.place import opened
 
-    with opened(store) as objects:
+    with opened(place) as objects:
         keys = keys_of(names, namespace, default="claims")
         state = _state(keys, state)
         if state != "deleted":
@@ -72,7 +72,7 @@ def _state(keys: list[Key], asked: str | None) -> str:
     return state or "allocated"
 
 
-def _advice(store: SQLiteStore, key: Key) -> str:
+def _advice(store: Store, key: Key) -> str:
     """Why a claim is not allocated, or a machine does not run, and what to do; as the end of a sentence."""
     from devalloc.api import meta
     from devalloc.store.errors import NotFound
@@ -96,7 +96,7 @@ def _advice(store: SQLiteStore, key: Key) -> str:
     return f": {annotations[meta.REASON]}; see: devalloc explain {key.name} -n {key.namespace}"
 
 
-def _wait(store: SQLiteStore, keys: list[Key], state: str, timeout: float) -> list[Key]:
+def _wait(store: Store, keys: list[Key], state: str, timeout: float) -> list[Key]:
     """The keys that did not reach the state in time."""
     until = time.monotonic() + timeout
     since = store.list(()).resource_version
@@ -110,7 +110,7 @@ def _wait(store: SQLiteStore, keys: list[Key], state: str, timeout: float) -> li
     return waiting
 
 
-def _reached(store: SQLiteStore, key: Key, state: str) -> bool:
+def _reached(store: Store, key: Key, state: str) -> bool:
     from devalloc.store.errors import NotFound
 
     try:

@@ -86,21 +86,24 @@ def listed(store: Store) -> Iterator[tuple[str, str, str, str]]:
 def _commit(
     store: Store, meant: Callable[[Object], bool], annotations: Callable[[Object], Mapping[str, str | None]]
 ) -> bool:
-    """Write annotations on all the pools at once, so that of a node nothing is left out."""
+    """Write annotations on all the pools, each by itself, until none is left out: the one that was written first is
+    cordoned first."""
+    was_changed = False
     while True:
         pools = [pool for pool in store.list("DevicePool").objects if meant(pool)]
         if not pools:
             raise NotThere("it is not there any more; `devalloc get pools -o wide` lists what there is")
-        changes = [
-            Change(Key.of(pool), pool["metadata"]["resourceVersion"], pool.get("status"), annotations(pool))
-            for pool in pools
-        ]
-        try:
-            done = store.commit(changes).objects
-        except Conflict:
-            continue
-        before = [pool["metadata"]["resourceVersion"] for pool in pools]
-        return before != [pool["metadata"]["resourceVersion"] for pool in done]
+        left = False
+        for pool in pools:
+            version = pool["metadata"]["resourceVersion"]
+            try:
+                (done,), _ = store.commit([Change(Key.of(pool), version, pool.get("status"), annotations(pool))])
+            except Conflict:
+                left = True
+            else:
+                was_changed |= done["metadata"]["resourceVersion"] != version
+        if not left:
+            return was_changed
 
 
 def _with_parts(pool: Object, device: Mapping[str, Any]) -> Sequence[str | None]:

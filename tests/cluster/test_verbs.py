@@ -1,0 +1,90 @@
+"""The verbs for people, on a cluster: what they show and do is what they do on the embedded store."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+
+from devalloc.controller.allocate import Allocator
+from devalloc.store import Key, NotFound
+from devalloc.store.kubernetes import Client, KubernetesStore
+from tests.support import kube_crds
+from tests.support.kube import Cluster
+from tests.support.objects import claim
+from tests.support.shell import Shell, devalloc
+
+__all__ = ["devalloc"]
+POOL = {
+    "apiVersion": "devmgmtproto.k8s.io/v1alpha1",
+    "kind": "DevicePool",
+    "metadata": {"name": "verbs-pool"},
+    "spec": {
+        "driver": "d",
+        "nodeName": "verbs-node",
+        "attributes": [{"name": "kind", "stringValue": "verbs"}],
+        "devices": [{"name": "one"}],
+    },
+}
+CLASS = {
+    "apiVersion": "devmgmtproto.k8s.io/v1alpha1",
+    "kind": "DeviceClass",
+    "metadata": {"name": "verbs-class"},
+    "spec": {"constraints": "device.kind == 'verbs'"},
+}
+CLAIMS = [{**claim(name), "spec": {"claims": [{"deviceClass": "verbs-class"}]}} for name in ("verbs-a", "verbs-b")]
+
+
+@pytest.fixture
+def kubeconfig(cluster: Cluster) -> Path:
+    kube_crds.install(cluster)
+    return cluster.kubeconfig("admin")
+
+
+@pytest.fixture
+def store(kubeconfig: Path) -> Iterator[KubernetesStore]:
+    with closing(KubernetesStore(Client.connect(kubeconfig))) as store:
+        yield store
+        for obj in (POOL, CLASS, *CLAIMS):
+            with suppress(NotFound):
+                store.delete(*Key.of(obj))
+
+
+def test_what_people_do_with_claims_and_devices(devalloc: Shell, store: KubernetesStore, kubeconfig: Path) -> None:
+    def run(*words: str, code: int = 0) -> str:
+        result = devalloc(*words, "--kubeconfig", str(kubeconfig))
+        assert result.code == code, (words, result.out, result.err)
+        return result.out + result.err
+
+    for obj in (POOL, CLASS, *CLAIMS):
+        store.create(obj)
+    assert "there is no" not in run("cordon", "pool/verbs-pool", "--reason", "test")
+    assert "verbs-pool" in run("cordon")
+    store.refresh()
+    Allocator(store).round()
+    assert "verbs-a is not allocated" in run("wait", "verbs-a", "--timeout", "0.1s", code=1)
+    run("uncordon", "pool/verbs-pool")
+    store.refresh()
+    waiting = threading.Thread(target=Allocator(store).round)
+    waiting.start()
+    assert "allocated" in run("wait", "verbs-a", "--timeout", "60s")
+    waiting.join()
+    shown = {each["metadata"]["name"]: each for each in json.loads(run("get", "claims", "-o", "json"))["items"]}
+    assert shown["verbs-a"]["status"]["allocations"]
+    assert "status" not in shown["verbs-b"]
+    assert "verbs-pool   one" in run("describe", "dclaim/verbs-a")
+    assert "verbs-pool" in run("get", "pools")
+    assert "no devices" not in run("release", "verbs-a")
+    assert "allocations" not in store.get(*Key.of(CLAIMS[0])).get("status", {})
+    assert "DeviceClaim default/nobody does not exist" in run("get", "dclaim/nobody", code=1)
+
+
+@pytest.mark.parametrize("options", [("--store", "x", "--in-cluster"), ("--in-cluster",)])
+def test_one_place_and_one_that_is_there(devalloc: Shell, options: tuple[str, ...]) -> None:
+    result = devalloc("get", "pools", *options)
+    assert result.code == (2 if "--store" in options else 1)
+    assert ("give one of them" if "--store" in options else "no way to the API server") in result.err
