@@ -1,4 +1,7 @@
-"""The page of the controller, `devalloc top` and `kubectl get` say the same numbers, to those who may see them."""
+"""The page of the controller, `devalloc top` and `kubectl get` say the same numbers, to those who may see them.
+
+The controllers have the rights that `devalloc install` gives them, and no more.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from tests.support import kube_build, kube_crds
-from tests.support.controllers import DEVMGMT, controllers, until
+from devalloc.install.manifests import Options, collection_of, manifests
+from tests.support import kube_build, kube_crds, kube_rights
+from tests.support.controllers import DEVMGMT, controllers, prepare, until
 from tests.support.fleets import gpu_claim, gpu_class, gpu_pool
 from tests.support.go_build import Progress
 from tests.support.kube import Cluster
@@ -49,17 +52,17 @@ class Tiles(HTMLParser):
 
 @pytest.fixture
 def fleet(cluster: Cluster) -> Iterator[Cluster]:
-    """Three pools, a claim that fits and one that does not, and users: `viewer` may see the page, `stranger` not."""
+    """Three pools, a claim that fits and one that does not, the rights that are installed, and users: `viewer` may see
+    the page, `stranger` may not."""
     kube_crds.install(cluster)
     broken = gpu_pool("see-c", 2, "see-2")
     broken["spec"]["devices"][0]["attributes"] = [{"name": "devalloc.io/unavailable", "stringValue": "in use: qemu"}]
-    shipped = yaml.safe_load_all(Path("deploy/base/users.yaml").read_text())
-    role = next(obj for obj in shipped if obj["metadata"]["name"] == "devalloc-page")
+    prepare(cluster)
+    rights = [(collection_of(body), body) for body in manifests(Options(), ["rbac"])]
     viewer = {"kind": "ServiceAccount", "name": "viewer", "namespace": SPACE}
     named: dict[str, Object] = {
         f"{DEVMGMT}/deviceclasses": gpu_class(),
         f"{DEVMGMT}/namespaces/{SPACE}/deviceclaims": gpu_claim("fits", 2, SPACE),
-        f"{ROLES}/clusterroles": role,
         f"{ROLES}/clusterrolebindings": {
             "apiVersion": "rbac.authorization.k8s.io/v1",
             "kind": "ClusterRoleBinding",
@@ -68,7 +71,7 @@ def fleet(cluster: Cluster) -> Iterator[Cluster]:
             "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "devalloc-page"},
         },
     }
-    made = [("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE}})]
+    made = [*rights, ("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE}})]
     made += [
         (
             f"/api/v1/namespaces/{SPACE}/serviceaccounts",
@@ -108,7 +111,8 @@ def test_page_top_and_kubectl_say_the_same(fleet: Cluster, tmp_path: Path, progr
     def top() -> Object:
         return dict(devalloc("top", "-o", "json", "--kubeconfig", kubeconfig).json)
 
-    with controllers(fleet, tmp_path, 2, "--listen", "127.0.0.1:0") as processes:
+    shipped = ["--kubeconfig", str(kube_rights.controller_kubeconfig(fleet))]
+    with controllers(fleet, tmp_path, 2, "--listen", "127.0.0.1:0", *shipped) as processes:
         pages = [
             until(lambda one=one: re.search(r"pages at (https://\S+)", one.said()), "it listens") for one in processes
         ]
@@ -129,28 +133,41 @@ def test_page_top_and_kubectl_say_the_same(fleet: Cluster, tmp_path: Path, progr
             assert status == 200, page
             return Tiles(page).numbers
 
-        def agreed(available: int, pending: int) -> None:
-            """Once the controller has counted, all three say what is right."""
-            seen = until(
-                lambda: (n := numbers())["Available"] == available and n["Claims pending"] == pending and n, ""
-            )
-            until(lambda: shown(other) == seen, "who stands by shows the same, to whom the other signed in")
-            until(lambda: (found := top())["settled"] and found["counts"]["available"] == available, "top")
+        def agreed(available: int) -> None:
+            """Once the controller has counted so many of ours, all three say what is right of all."""
+
+            def ours() -> int:
+                cards = (card for node in top()["nodes"] for card in node["cards"])
+                return sum(card["counts"]["available"] for card in cards if card["name"].startswith("see-"))
+
+            until(lambda: ours() == available and top()["settled"], f"{available} of ours are available")
+            counted, told = top(), json.loads(kubectl("get", "dpool", "-o", "json"))["items"]
             rows = [line.split() for line in kubectl("get", "dpool").splitlines()]
             column = rows[0].index("AVAILABLE")
-            assert sum(int(row[column]) for row in rows[1:]) == seen["Available"]
-            counts, told = top()["counts"], json.loads(kubectl("get", "dpool", "-o", "json"))["items"]
-            assert seen["Devices"] == counts["devices"] == sum(len(pool["spec"]["devices"]) for pool in told)
-            assert (seen["In use"], seen["Unavailable"]) == (counts["inUse"], counts["unavailable"])
             claims = json.loads(kubectl("get", "dclaim", "-A", "-o", "json"))["items"]
-            without = [claim["metadata"]["name"] for claim in claims if not claim.get("status", {}).get("allocations")]
-            assert seen["Claims pending"] == len(without) == top()["pending"]
-            cards = {card["name"]: card["counts"]["available"] for node in top()["nodes"] for card in node["cards"]}
+            right = {
+                "Devices": sum(len(pool["spec"]["devices"]) for pool in told),
+                "Available": sum(int(row[column]) for row in rows[1:]),
+                "Claims pending": sum(not claim.get("status", {}).get("allocations") for claim in claims),
+                "Claims allocated": sum(bool(claim.get("status", {}).get("allocations")) for claim in claims),
+            }
+            until(lambda: right.items() <= numbers().items(), f"the page says {right}")
+            seen = numbers()
+            until(lambda: shown(other) == seen, "who stands by shows the same, to whom the other signed in")
+            counts = counted["counts"]
+            assert right == {
+                "Devices": counts["devices"],
+                "Available": counts["available"],
+                "Claims pending": counted["pending"],
+                "Claims allocated": counted["allocated"],
+            }
+            assert (seen["In use"], seen["Unavailable"]) == (counts["inUse"], counts["unavailable"])
+            cards = {card["name"]: card["counts"]["available"] for node in counted["nodes"] for card in node["cards"]}
             assert cards == {pool["metadata"]["name"]: pool["status"]["availableDevices"] for pool in told}
 
-        agreed(available=4, pending=1)
+        agreed(available=4)
         page = ask(url, "view?open=node:see-1&open=card:see-a&open=node:see-2&open=card:see-b", **viewer)[2].decode()
         assert "NotEnoughDevices" in page
         assert f"{SPACE}/fits" in page
         assert fleet.delete(f"{DEVMGMT}/namespaces/{SPACE}/deviceclaims/fits").ok
-        agreed(available=6, pending=1)
+        agreed(available=6)
