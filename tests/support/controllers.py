@@ -55,7 +55,6 @@ class Process:
         self._options = options
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._stopped = False
 
     def start(self) -> None:
         """Unless it runs."""
@@ -80,14 +79,17 @@ class Process:
         with self._lock:
             if self._process is not None and self._process.poll() is None:
                 self._process.send_signal(number)
-                self._stopped = number == signal.SIGSTOP
 
-    def end(self, seconds: float = PATIENCE) -> int:
-        """Ask it to end; its exit code."""
+    def wait(self, seconds: float = PATIENCE) -> int:
+        """Until it has ended; its exit code."""
         assert self._process is not None
+        return self._process.wait(seconds)
+
+    def end(self) -> int:
+        """Ask it to end; its exit code."""
         self.signal(signal.SIGCONT)
         self.signal(signal.SIGTERM)
-        return self._process.wait(seconds)
+        return self.wait()
 
     def close(self) -> None:
         """At once."""
