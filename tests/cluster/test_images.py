@@ -11,10 +11,8 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from deploy.images.build import Built, build
 from deploy.images.contents import contents, version
@@ -37,22 +35,37 @@ TEMPLATES = f"{RESOURCE}/namespaces/default/resourceclaimtemplates"
 WORK = "/api/v1/namespaces/default/pods"
 PLUGIN, CONTROLLER = "devalloc-node", "devalloc-controller"
 DAEMONSET = f"/apis/apps/v1/namespaces/{kube_installed.NAMESPACE}/daemonsets/{PLUGIN}"
-EXAMPLE = Path(__file__).parents[2] / "examples" / "whole-gpu"
+OURS = "devmgmtproto.k8s.io/v1alpha1"
+DEVICES = {
+    "DeviceClass": f"/apis/{OURS}/deviceclasses",
+    "DeviceClaim": f"/apis/{OURS}/namespaces/default/deviceclaims",
+}
+WANTED = {
+    "DeviceClass": {"metadata": {"name": "image-card"}, "spec": {"driver": "gpu.devalloc.io", "deviceType": "gpu"}},
+    "DeviceClaim": {
+        "metadata": {"name": "image-cards"},
+        "spec": {"claims": [{"deviceClass": "image-card", "requests": {"count": 2}}]},
+    },
+}
+"""A claim for both cards."""
 SECONDS = kube_installed.SECONDS
 
 
 @pytest.fixture(scope="module")
-def images(progress: Progress, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Built]:
+def images(progress: Progress, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Built]]:
     """The images by what they are of; what is not in the cache is built, which takes a minute or two at first."""
     found, folder = contents(), tmp_path_factory.mktemp("images")
     try:
         with untimed():
-            return {
+            built = {
                 key: build(image, found, f"{image.name}:{version()}", folder / f"{key}.tar", progress)
                 for key, image in found.images.items()
             }
     except Unavailable as reason:
         pytest.skip(f"no images: {reason}")
+    yield built
+    for image in built.values():  # pytest keeps the folders of some runs, and these are half a gigabyte
+        image.archive.unlink()
 
 
 # -- what is in them ---------------------------------------------------------------------------------------------------
@@ -126,7 +139,6 @@ class Bed:
     """A node whose plugin runs as a pod, as a DaemonSet wants it."""
 
     node: Node
-    host: FakeHost
 
     def published(self) -> list[str]:
         """The devices in its slices, once both cards are."""
@@ -173,14 +185,20 @@ class Bed:
 
 
 @pytest.fixture
-def bed(node: Node, images: dict[str, Built], tmp_path: Path) -> Iterator[Bed]:
-    """Two cards, and the DaemonSet of this version."""
-    import_image(node, images["node"].archive)
-    tag_image(node, full_name(f"{PLUGIN}:{version()}"), full_name(f"{PLUGIN}:{NEXT}"))
+def host(tmp_path: Path) -> FakeHost:
+    """Two cards."""
     host = FakeHost(tmp_path / "host")
     host.proc("sys/kernel/random/boot_id", f"{BOOT}\n")
     host.add(cards.gpu(iommu_group=15, driver="vfio-pci"))
     host.add(cards.gpu("0000:02:00.0", iommu_group=16, driver="vfio-pci"))
+    return host
+
+
+@pytest.fixture
+def bed(node: Node, images: dict[str, Built], host: FakeHost, tmp_path: Path) -> Iterator[Bed]:
+    """The DaemonSet of this version, for pods."""
+    import_image(node, images["node"].archive)
+    tag_image(node, full_name(f"{PLUGIN}:{version()}"), full_name(f"{PLUGIN}:{NEXT}"))
     (tmp_path / "state").mkdir()
     selectors = [{"cel": {"expression": 'device.driver == "devalloc.io"'}}]
     request = {"requests": [{"name": "card", "exactly": {"deviceClassName": "image-card"}}]}
@@ -189,11 +207,12 @@ def bed(node: Node, images: dict[str, Built], tmp_path: Path) -> Iterator[Bed]:
         CLASSES: named | {"kind": "DeviceClass", "spec": {"selectors": selectors}},
         TEMPLATES: named | {"kind": "ResourceClaimTemplate", "spec": {"spec": {"devices": request}}},
     }
-    with kube_installed.installed(node, kube_installed.node_plugin(node, version(), host.root, tmp_path / "state")):
+    objects = kube_installed.shipped(node, "slices", version(), host.root, tmp_path / "state")
+    with kube_installed.installed(node, objects):
         for path, body in wanted.items():
             made = node.cluster.create(path, body)
             assert made.ok, made.message
-        yield Bed(node, host)
+        yield Bed(node)
         node.cluster.delete(f"{WORK}?gracePeriodSeconds=0")
         node.wait_until(
             "all pods and claims are gone",
@@ -211,6 +230,9 @@ def test_the_shipped_daemonset_serves_pods_and_is_upgraded_under_them(bed: Bed) 
     (item, *_) = cluster.get(SLICES).content["items"]
     assert item["spec"]["nodeName"] == NODE
     lines = kube_installed.said(bed.node, first)
+    mounts = kube_installed.mounts(kube_installed.process_of(first))
+    assert {"/dev", "/sys", "/run/devalloc", "/var/lib/devalloc", "/var/run/cdi", "/lib/modules"} <= set(mounts)
+    assert "ro" in mounts["/"]
     assert [line for line in lines if "no device events" in str(line)] == [], "libudev is in the image, and found"
 
     bed.start("one")
@@ -244,44 +266,42 @@ def test_the_shipped_daemonset_serves_pods_and_is_upgraded_under_them(bed: Bed) 
     assert list(bed.node.cdi_folder.glob("devalloc.io_claim_*")) == []
 
 
-# -- the controller ----------------------------------------------------------------------------------------------------
+# -- the whole of it, for virtual machines -----------------------------------------------------------------------------
 
 
-def test_the_shipped_controller_is_confined_and_answers_claims(node: Node, images: dict[str, Built]) -> None:
-    import_image(node, images["controller"].archive)
-    with kube_installed.installed(node, kube_installed.controller(node, version())):
+def test_the_shipped_controller_is_confined_and_allocates_what_the_shipped_plugin_publishes(
+    node: Node, images: dict[str, Built], host: FakeHost, tmp_path: Path
+) -> None:
+    for image in images.values():
+        import_image(node, image.archive)
+    (tmp_path / "state").mkdir()
+    objects = kube_installed.shipped(node, "pools", version(), host.root, tmp_path / "state")
+    with kube_installed.installed(node, objects):
         pod = kube_installed.running(node, CONTROLLER)
         process = kube_installed.process_of(pod)
-        assert process is not None
         status = dict(line.split(":\t", 1) for line in (process / "status").read_text().splitlines())
         assert set(status["Uid"].split()) == {"65532"}
         assert set(status["Gid"].split()) == {"65532"}
         assert int(status["CapEff"], 16) == int(status["CapBnd"], 16) == 0
         assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
-        root = next(line for line in (process / "mountinfo").read_text().splitlines() if line.split()[4] == "/")
-        assert "ro" in root.split()[5].split(",")
+        assert "ro" in kube_installed.mounts(process)["/"]
 
-        documents = [each for file in sorted(EXAMPLE.glob("*.yaml")) for each in yaml.safe_load_all(file.read_text())]
-        paths = [collection(each) for each in documents]
-        for path, each in zip(paths, documents, strict=True):
-            node.wait_until(f"{each['kind']} is served", lambda path=path: node.cluster.get(path).ok)
-            made = node.cluster.create(path, each)
+        kube_installed.running(node, f"{PLUGIN}-pools")
+        for name in ("DeviceClass", "DeviceClaim"):
+            made = node.cluster.create(DEVICES[name], {"apiVersion": OURS, "kind": name, **WANTED[name]})
             assert made.ok, made.message
-        claims = next(path for path in paths if path.endswith("/deviceclaims"))
 
-        def allocated() -> bool:
-            kube_installed.check(node, kube_installed.pods_of(node.cluster, CONTROLLER))
-            items = node.cluster.get(claims).content["items"]
-            return bool(items) and all(item.get("status", {}).get("allocations") for item in items)
+        def allocated() -> list[str]:
+            for name in (CONTROLLER, f"{PLUGIN}-pools"):
+                kube_installed.check(node, kube_installed.pods_of(node.cluster, name))
+            claim = node.cluster.get(f"{DEVICES['DeviceClaim']}/image-cards").content
+            return sorted(device["deviceName"] for device in claim.get("status", {}).get("allocations", []))
 
-        node.wait_until("all claims are allocated", allocated, SECONDS)
-        for path, each in reversed(list(zip(paths, documents, strict=True))):
-            node.cluster.delete(f"{path}/{each['metadata']['name']}")
-        node.wait_until("the claims are gone", lambda: not node.cluster.get(claims).content["items"], SECONDS)
-
-
-def collection(document: dict[str, Any]) -> str:
-    """Where objects of its kind are."""
-    namespace = "/namespaces/default" if document["kind"] == "DeviceClaim" else ""
-    plural = {"DeviceClass": "deviceclasses"}.get(document["kind"], f"{document['kind'].lower()}s")
-    return f"/apis/{document['apiVersion']}{namespace}/{plural}"
+        assert node.wait_until("the claim is allocated", allocated, SECONDS) == ["0000-01-00-0", "0000-02-00-0"]
+        node.cluster.delete(f"{DEVICES['DeviceClaim']}/image-cards")
+        node.wait_until(
+            "the claim is gone",
+            lambda: node.cluster.get(f"{DEVICES['DeviceClaim']}/image-cards").status == 404,
+            SECONDS,
+        )
+        node.cluster.delete(f"{DEVICES['DeviceClass']}/image-card")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from devalloc.install.manifests import Options, collection_of, manifests, path_of
+from devalloc.install.manifests import Options, Publish, collection_of, manifests, path_of
 from tests.support.kube import Cluster
 from tests.support.kube_node import Node
 
@@ -25,10 +25,9 @@ SECONDS = 180.0
 Object = dict[str, Any]
 
 
-def node_plugin(node: Node, tag: str, host: Path, state: Path) -> list[Object]:
-    """The plugin that publishes ResourceSlices, with what it needs."""
-    options = Options(publish="slices", version=tag, kubelet_dir=str(node.kubelet_folder))
-    objects = manifests(options)
+def shipped(node: Node, publish: Publish, tag: str, host: Path, state: Path) -> list[Object]:
+    """All of it where nodes publish their devices so. ``host``: where the fake /sys is; ``state``: for the journal."""
+    objects = manifests(Options(publish=publish, version=tag, kubelet_dir=str(node.kubelet_folder)))
     for one in objects:
         if one["kind"] == "DaemonSet":
             pod = _adapted(one, node.cluster, ["--resync=2s", "--grace=1s", f"--sysfs-root={host}"])
@@ -38,15 +37,7 @@ def node_plugin(node: Node, tag: str, host: Path, state: Path) -> list[Object]:
             for volume in pod["volumes"]:
                 if volume["name"] in moved:
                     volume["hostPath"]["path"] = str(moved[volume["name"]])
-    return objects
-
-
-def controller(node: Node, tag: str) -> list[Object]:
-    """The controller, once, with what it needs; nothing of the nodes."""
-    parts = ["namespace", "crds", "rbac", "policies", "network", "controller"]
-    objects = manifests(Options(publish="pools", version=tag), parts)
-    for one in objects:
-        if one["kind"] == "Deployment":
+        elif one["kind"] == "Deployment":
             one["spec"]["replicas"] = 1  # two would want one port of the host's network
             one["spec"]["strategy"] = {"type": "Recreate"}
             _adapted(one, node.cluster, [])["hostNetwork"] = True
@@ -118,7 +109,7 @@ def said(node: Node, pod: Object) -> list[dict[str, Any]]:
     return [_parsed(line) for line in node.output(pod["metadata"]["name"], NAMESPACE)]
 
 
-def process_of(pod: Object) -> Path | None:
+def process_of(pod: Object) -> Path:
     """The folder in /proc of the pod's devalloc, as this machine sees it."""
     uid = pod["metadata"]["uid"]
     for folder in Path("/proc").glob("[0-9]*"):
@@ -127,7 +118,13 @@ def process_of(pod: Object) -> Path | None:
                 return folder
         except OSError:
             continue
-    return None
+    raise AssertionError(f"pod {pod['metadata']['name']} has no process")
+
+
+def mounts(process: Path) -> dict[str, list[str]]:
+    """The options of what is mounted where in a process's container."""
+    lines = [line.split() for line in (process / "mountinfo").read_text().splitlines()]
+    return {line[4]: line[5].split(",") for line in lines}
 
 
 def _adapted(one: Object, cluster: Cluster, more: Sequence[str]) -> Object:

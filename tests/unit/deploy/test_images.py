@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import os
 import socket
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from deploy.images import bom, dockerfile, oci, tree, wheels
-from deploy.images.contents import contents, requirements
+from deploy.images.contents import HERE, contents, requirements
 from deploy.images.shelf import Unavailable
 
 CONTENTS = contents()
@@ -140,6 +142,15 @@ class TestContents:
     def test_the_dockerfile_is_what_the_script_does(self) -> None:
         """Where not: python -m deploy.images dockerfile."""
         assert dockerfile.FILE.read_text() == dockerfile.text(CONTENTS)
+
+    def test_the_script_needs_nothing_but_python(self) -> None:
+        """The Dockerfile's builder has no other package."""
+        for file in sorted(HERE.glob("*.py")):
+            for node in ast.walk(ast.parse(file.read_text())):
+                names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                for name in names:
+                    assert name.split(".")[0] in {*sys.stdlib_module_names, "deploy"}, f"{file.name} imports {name}"
 
     def test_the_controller_is_not_root(self) -> None:
         assert CONTENTS.images["controller"].user == "65532:65532"
