@@ -27,12 +27,14 @@ from devalloc_node.grant import ClaimRef
 from devalloc_node.vms import objects
 from tests.support import kube_build, kube_crds, kube_rights
 from tests.support.change import changed
+from tests.support.controllers import Process
 from tests.support.fleets import gpu_claim, gpu_class, gpu_pool
 from tests.support.go_build import Progress, Unavailable
 from tests.support.good_manifests import good
 from tests.support.kube import NODES, Answer, Cluster, running
 
 SECONDS = 120.0
+CONTROLLER_USER = "devalloc-controller"
 VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection", "allocate", "prepare")
 SYNTHETIC = {
     "rbac.authorization.k8s.io/clusterroles": ("bind", "escalate"),
@@ -285,6 +287,43 @@ def machine(ruled: Cluster) -> Iterator[dict[str, Any]]:
 
 def ref_of(claim: dict[str, Any]) -> ClaimRef:
     return ClaimRef("default", claim["metadata"]["name"], claim["metadata"]["uid"])
+
+
+def test_the_controller_answers_claims_and_says_why_not(ruled: Cluster, tmp_path: Path) -> None:
+    """The process as it is installed, but for its address."""
+    own = replace(ruled, tokens={**ruled.tokens, CONTROLLER_USER: kube_rights.token(ruled, "devalloc-controller")})
+    process = Process(own, tmp_path, "controller", "6s")
+    process.user = CONTROLLER_USER
+    members = [gpu_claim(name, group="pair") for name in ("one", "two")]
+    bodies = [gpu_pool("big", 3, "node-b"), *members, gpu_claim("greedy", 9)]
+    for body in bodies:
+        stored = ruled.create(place(body), body)
+        assert stored.ok, stored.message
+    try:
+        process.start()
+
+        def says(name: str) -> dict[str, Any]:
+            return dict(ruled.get(f"{place(members[0])}/{name}").content)
+
+        eventually(lambda: all("allocations" in says(name).get("status", {}) for name in ("one", "two")), "a group")
+        eventually(lambda: meta.REASON in says("greedy")["metadata"].get("annotations", {}), "a reason")
+        events = "/apis/events.k8s.io/v1/namespaces/default/events"
+        eventually(lambda: names_of(ruled, events) >= {"one", "two", "greedy"}, "Events")
+        pool = f"{place(bodies[0])}/big"
+        eventually(
+            lambda: ruled.get(pool).content.get("status", {}).get("availableDevices") is not None, "what is left"
+        )
+        assert process.end() == 0
+        assert "forbidden" not in process.said().lower(), process.said()
+    finally:
+        process.close()
+        for body in bodies:
+            ruled.delete(f"{place(body)}/{body['metadata']['name']}")
+
+
+def names_of(cluster: Cluster, events: str) -> set[str]:
+    """What Events are about."""
+    return {item["regarding"]["name"] for item in cluster.get(events).content["items"]}
 
 
 def test_a_node_keeps_its_pools_claims_and_machines(

@@ -156,7 +156,7 @@ def test_a_nodes_pod_sees_of_its_host_what_is_named_here(name: str) -> None:
     pod = pods(Options())[name]
     (container,) = pod["containers"]
     paths = {volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
-    common = {"/dev", "/sys", "/run/udev", "/run/devalloc", "/var/lib/devalloc"}
+    common = {"/dev", "/sys", "/lib/modules", "/run/udev", "/run/devalloc", "/var/lib/devalloc"}
     kubelet = {"/var/run/cdi", "/var/lib/kubelet/plugins", "/var/lib/kubelet/plugins_registry"}
     assert paths == (common | kubelet if name == "devalloc-node" else common)
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
