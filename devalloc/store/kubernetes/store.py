@@ -269,13 +269,9 @@ class KubernetesStore:
         """Bring transactions to their end that were left, by this process or another, and take away marks that belong
         to none. For the one who decides, before he does: raises StoreError, and then nothing is to be decided."""
         self._recover(None)
-        known = {record.id for record in self._records()} | self._live
         for obj in self.list(_GRANTED).objects:
-            mark = transaction.mark_of(obj)
-            if mark is not None and mark not in known:
-                log.warning("%s has the mark %s, for which there is no record; it is taken away", Key.of(obj), mark)
-                with suppress(Conflict, NotFound):
-                    self._granting.write(lifecycle.annotated(obj, {TRANSACTION: None}))
+            if (mark := transaction.mark_of(obj)) is not None:
+                self._unmark_stray(obj, mark)
 
     def _recover(self, names: frozenset[str] | None) -> None:
         """Only those, or all."""
@@ -420,11 +416,23 @@ class KubernetesStore:
                 conflicts[change.key] = changed(change.key, old, change.resource_version)
             elif (mark := transaction.mark_of(old)) and (len(changes) > 1 or change.status != old.get("status")):
                 # What it says may be put back. An annotation may be written: then it is the other that conflicts.
+                self._unmark_stray(old, mark)
                 conflicts[change.key] = f"{change.key} is being written together with others ({mark}); try again"
             olds.append(old)
         if conflicts:
             raise Conflict(conflicts)
         return olds
+
+    def _unmark_stray(self, obj: Object, mark: str) -> None:
+        """Take a mark away whose record is gone: somebody else wrote it, or it arrived after all was put back. Raises
+        StoreError."""
+        with suppress(Invalid, Conflict, NotFound):
+            try:
+                self._granting.read(Key.checked(transaction.KIND, self.namespace, mark))
+                return
+            except (Invalid, NotFound):
+                log.warning("%s has the mark %s, for which there is no record; it is taken away", Key.of(obj), mark)
+            self._granting.write(lifecycle.annotated(obj, {TRANSACTION: None}))
 
     # The mirror.
 

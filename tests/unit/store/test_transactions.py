@@ -321,6 +321,21 @@ def test_a_mark_without_a_record_goes_and_a_forged_record_is_not_read_from_objec
         assert told(store.get("DeviceClaim", "default", "a")) == ({}, {})
 
 
+@pytest.mark.parametrize("mark", ["devalloc-transaction-0", "../secrets/x", "x y", ""])
+def test_a_mark_without_a_record_keeps_a_claim_from_being_written_once(mark: str) -> None:
+    """Such as one that arrives after all was put back, because its answer had been lost."""
+    kube = FakeKube()
+    store, _ = opened(kube)
+    with closing(store):
+        obj = store.create(claim("a", annotations={"devalloc.io/transaction": mark, "stays": "1"}))
+        outcomes = []
+        for _ in range(2):
+            now = store.get("DeviceClaim", "default", "a")
+            outcomes += store.commit_each([[Change(Key.of(obj), now["metadata"]["resourceVersion"], AFTER)]])
+        assert isinstance(outcomes[0], Conflict) == bool(mark)
+        assert told(store.get("DeviceClaim", "default", "a")) == (AFTER, {"stays": "1"} if mark else told(obj)[1])
+
+
 @pytest.mark.parametrize("data", [None, {}, {"state": "odd", "members": "[]"}, {"state": COMMITTED, "members": "{"}])
 def test_a_record_that_cannot_be_read_keeps_everybody_from_deciding(data: Object | None) -> None:
     kube = FakeKube()
