@@ -187,3 +187,34 @@ def test_a_machine_of_the_node_is_held_and_told_what_it_waits_for(
         return False
 
     until(gone, "the machine is let go", bed)
+
+
+def test_a_group_is_allocated_as_one_with_the_rights_of_the_controller(
+    store: KubernetesStore, user: KubernetesStore, furnished: Cluster
+) -> None:
+    pool = {
+        "apiVersion": "devmgmtproto.k8s.io/v1alpha1",
+        "kind": "DevicePool",
+        "metadata": {"name": "pools-node-group"},
+        "spec": {
+            "driver": "d",
+            "nodeName": "pools-node-other",
+            "attributes": [{"name": "kind", "stringValue": "gpu"}],
+            "devices": [{"name": "one"}, {"name": "two"}],
+        },
+    }
+    group = {meta.GROUP: "pools-node"}
+    claims = [{**CLAIM, **claim(f"pools-node-{name}", annotations=group), "spec": CLAIM["spec"]} for name in "ab"]
+    for obj in (pool, CLASS, *claims):
+        user.create(obj)
+    store.list()
+    store.refresh()
+    done = Allocator(store).round()
+    assert {key.name for key in done.granted} == {"pools-node-a", "pools-node-b"}
+    for obj in claims:
+        now = store.get(*Key.of(obj))
+        assert len(now["status"]["allocations"]) == 1
+        assert meta.TRANSACTION not in now["metadata"]["annotations"]
+    assert store.client.requests()["create", 201] == 1, "the record of the transaction"
+    path = "/api/v1/namespaces/devalloc-system/configmaps?labelSelector=devalloc.io/transaction"
+    assert furnished.get(path).content["items"] == [], "which is gone"
