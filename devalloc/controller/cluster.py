@@ -16,7 +16,7 @@ from aiohttp import web
 from devalloc.controller.access import Access
 from devalloc.controller.allocate import AllocateSettings, Allocator, Round
 from devalloc.controller.http import Response
-from devalloc.controller.leading import DEADLINE, NAME, NAMESPACE, SECONDS, Controller, Loop
+from devalloc.controller.leading import DEADLINE, NAME, SECONDS, Controller, Loop
 from devalloc.controller.lease import Lease
 from devalloc.controller.metrics import TYPE, Metrics
 from devalloc.controller.recorder import Recorder
@@ -26,7 +26,7 @@ from devalloc.controller.site import Page, Site
 from devalloc.controller.told import changes
 from devalloc.store import Listing, Object
 from devalloc.store.key import Key
-from devalloc.store.kubernetes import Client, KubernetesStore
+from devalloc.store.kubernetes import NAMESPACE, Client, KubernetesStore
 from devalloc.store.kubernetes.resources import AROUND, OURS, Resources, lease
 from devalloc.store.kubernetes.writing import Writing
 

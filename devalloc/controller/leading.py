@@ -19,7 +19,8 @@ from devalloc.store import Store, StoreError
 
 log = logging.getLogger(__name__)
 
-NAME, NAMESPACE = "devalloc-controller", "devalloc-system"
+NAME = "devalloc-controller"
+"""Of the lease."""
 SECONDS, DEADLINE = 15.0, 10.0
 """How long others believe the lease without a renewal, and how long its holder does."""
 LOOK_SECONDS = 0.2
@@ -74,9 +75,6 @@ class Controller:
     def stop(self) -> None:
         """End ``run`` soon. From any thread or signal handler."""
         self._messages.put("stop")
-
-    def rescan(self) -> None:
-        """There are no devices to look at here."""
 
     def run(self) -> None:
         """Wait for the lease, then lead, until ``stop``.

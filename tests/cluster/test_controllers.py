@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -255,6 +257,41 @@ def controlling(cluster: Cluster, **settings: float) -> Iterator[tuple[Controlle
         yield controller, client
     finally:
         client.gate.set()
+        controller.stop()
+        thread.join(120)
+
+
+def test_health_is_for_all_and_metrics_for_those_whom_the_cluster_lets_read_them(cluster: Cluster) -> None:
+    at: list[tuple[str, int]] = []
+    client = Client.connect(cluster.kubeconfig("admin"))
+    settings = ClusterSettings("one", seconds=60.0, deadline=40.0, listen=("127.0.0.1", 0))
+    controller = Controller(client, settings, on_listening=at.append)
+    thread = threading.Thread(target=controller.run, daemon=True)
+    thread.start()
+
+    def ask(path: str, token: str | None = None) -> tuple[int, str]:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        request = urllib.request.Request(f"http://{at[0][0]}:{at[0][1]}{path}", headers=headers)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    try:
+        create(cluster, gpu_pool("p", devices=2), gpu_claim("a"))
+        until(lambda: "a" in holders(cluster), "it leads, and answers")
+        assert ask("/healthz") == (200, "ok")
+        assert ask("/readyz") == (200, f"leading, as {controller.lease.holder}")
+        assert ask("/metrics")[0] == 401
+        assert ask("/metrics", "made-up")[0] == 401
+        assert ask("/metrics", cluster.tokens["system:node:node-a"])[0] == 403
+        until(lambda: "devalloc_claims" in ask("/metrics", cluster.token)[1], "a round is over")
+        found = ask("/metrics", cluster.token)[1]
+        for line in ('devalloc_claims{state="allocated"} 1.0', "devalloc_leading 1.0", "devalloc_devices 2.0"):
+            assert line in found
+        assert 'devalloc_api_requests_total{code="200",verb="update"}' in found
+    finally:
         controller.stop()
         thread.join(120)
 
