@@ -16,11 +16,13 @@ FUZZ_SECONDS ?= 60
 FUZZ_INSTANCES ?= 20000
 # How many instances of each kind it compares with exhaustive search; the tests look at the first of them.
 FUZZ_EXAMPLES ?= 400
-SEARCHED := scaling_world.py normal_form.py place_properties.py place_partitions.py place_spots.py blockers_of_cards.py
+SEARCHED := scaling_world.py normal_form.py place_properties.py place_partitions.py place_spots.py blockers_of_cards.py \
+  reasons_true.py twins.py joint_dra.py check.py
 # Workers of the quick tiers, of which one that has nothing left takes over from another; cluster tests own the machine.
 JOBS ?= auto
-# Of the unit tier: each waits a fifth of its time, for threads and for what is meant to hang, so there is one to spare.
-UNIT_JOBS ?= $(if $(filter auto,$(JOBS)),$(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1))),$(JOBS))
+# Of the unit and conformance tiers: each waits a fifth of its time, for threads, processes and what is meant to hang, so
+# there is one to spare.
+QUICK_JOBS ?= $(if $(filter auto,$(JOBS)),$(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1))),$(JOBS))
 # Of the machine tier: emulated machines compute, and each worker keeps a CPU busy.
 MACHINE_JOBS ?= 2
 # Bytecode is kept: without it each worker, and each child that tests start, compiles all anew: a fifth of the unit tier
@@ -61,12 +63,12 @@ define tier
 endef
 
 test-unit: setup ## seconds: properties, fakes
-	$(call tier,unit,-n $(UNIT_JOBS) --dist worksteal)
+	$(call tier,unit,-n $(QUICK_JOBS) --dist worksteal)
 
 test-conformance: setup ## cases with known answers, examples, oracles
 	@$(BIN)/python -m tests.support.upstream > /dev/null || true  # says how far it is, which workers cannot
 	@$(BIN)/python -m tests.support.chromium > /dev/null || true
-	$(call tier,conformance,-n $(JOBS) --dist worksteal)
+	$(call tier,conformance,-n $(QUICK_JOBS) --dist worksteal)
 
 test-machine: setup ## real QEMU and kernel (skips where there is none)
 	@$(BIN)/python -m tests.support.images > /dev/null || true  # says how far it is, which workers cannot

@@ -33,7 +33,7 @@ def until(true: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + SECONDS
     while not true():
         assert time.monotonic() < deadline, f"never: {what}"
-        time.sleep(0.05)
+        time.sleep(0.2)  # to look takes a while
 
 
 def at_once(work: Callable[[int], Any], count: int = MANY) -> list[Any]:

@@ -1,7 +1,11 @@
-"""The solver's check of answers against a second judge, on right answers and on damaged ones."""
+"""The solver's check of answers against a second judge, on right answers and on damaged ones.
+
+DEVALLOC_FUZZ_EXAMPLES sets how many instances; `make fuzz` looks at more.
+"""
 
 from __future__ import annotations
 
+import os
 from random import Random
 from typing import Any
 
@@ -18,6 +22,7 @@ from tests.support.damage import damaged
 from tests.support.oracle_instance import read
 from tests.support.verdict import broken_rules
 
+EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "100"))
 Documents = list[dict[str, Any]]
 
 
@@ -39,7 +44,7 @@ def _objects(documents: Documents) -> tuple[list[DevicePool], list[DeviceClass],
     )
 
 
-@pytest.mark.parametrize("first", range(0, 200, 50))
+@pytest.mark.parametrize("first", range(0, EXAMPLES, 50))
 def test_check_and_second_judge_refuse_the_same_answers(first: int) -> None:
     refused = passed = 0
     for seed in range(first, first + 50):

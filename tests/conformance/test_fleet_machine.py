@@ -222,7 +222,7 @@ class FleetMachine(RuleBasedStateMachine):
 
 
 settings_of_machine = settings(
-    max_examples=25, stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=16, stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestFleet = FleetMachine.TestCase
 TestFleet.settings = settings_of_machine

@@ -1,8 +1,12 @@
-"""Many claims of resource.k8s.io over several nodes: as many of each priority as trying everything finds, checked."""
+"""Many claims of resource.k8s.io over several nodes: as many of each priority as trying everything finds, checked.
+
+DEVALLOC_FUZZ_EXAMPLES sets how many instances of each kind; `make fuzz` looks at more.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 from random import Random
 
 import pytest
@@ -13,6 +17,7 @@ from devalloc_solver import Fleet, dra
 from tests.support.dra_differential import violations
 from tests.support.dra_joint import Joint, TooLarge, best, counts, joint, networked, placed
 
+EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "40"))
 BATCH = 20
 JOINTS = st.randoms(use_true_random=False).map(joint)
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
@@ -33,14 +38,14 @@ def complaints(one: Joint) -> tuple[list[str], bool]:
     return found, True
 
 
-@pytest.mark.parametrize("first", range(0, 60, BATCH))
+@pytest.mark.parametrize("first", range(0, EXAMPLES, BATCH))
 def test_counts_agree_with_trying_everything(first: int) -> None:
     told = {seed: complaints(joint(Random(seed))) for seed in range(first, first + BATCH)}
     assert {seed: found for seed, (found, _) in told.items() if found} == {}
     assert sum(is_compared for _, is_compared in told.values()) > BATCH * 3 // 4
 
 
-@pytest.mark.parametrize("first", range(0, 120, 2 * BATCH))
+@pytest.mark.parametrize("first", range(0, 2 * EXAMPLES, 2 * BATCH))
 def test_devices_that_several_nodes_reach_are_judged_node_by_node(first: int) -> None:
     """Above all ``All``: it differs from node to node, and one where it cannot be had says nothing of others."""
     told = {seed: complaints(networked(Random(seed))) for seed in range(first, first + 2 * BATCH)}
@@ -63,7 +68,7 @@ def test_the_order_of_documents_does_not_matter(one: Joint, seed: int) -> None:
     assert json.dumps(first | {"seconds": 0}) == json.dumps(second | {"seconds": 0})
 
 
-@pytest.mark.parametrize("first", range(0, 60, BATCH))
+@pytest.mark.parametrize("first", range(0, EXAMPLES, BATCH))
 def test_pools_that_every_node_names_alike_never_end_in_a_bug(first: int) -> None:
     """Devices of one name with whatever in them, from counters to admin access; each answer is checked."""
     warned = 0

@@ -22,8 +22,8 @@ from tests.support.faults import ONCE, Faults, Point
 from tests.support.machine_faults import OF_MACHINES, MachineFaults
 from tests.support.machine_scenarios import SCENARIOS as MACHINES
 
-MOST_OF_BINDINGS = 24
-MOST = 12
+MOST_OF_BINDINGS = 12
+MOST = 8
 """Points of a scenario with bindings, and with machines, that are tried here; the longer ones have more."""
 ONCE_EACH = ("fail", "after")
 """What is killed before a call has come as far as what is killed after the one before it: `make faults` tries both."""
@@ -47,7 +47,7 @@ def test_nor_is_it_left_where_a_failure_is_no_failure_or_stays(how: str) -> None
     with memory_folder() as folder:
         faults = Faults(SCENARIOS["vf-with-settings"], Path(folder))
         points = faults.points([how])
-        for point in random.Random(how).sample(points, min(len(points), MOST_OF_BINDINGS // 2)):
+        for point in random.Random(how).sample(points, min(len(points), MOST_OF_BINDINGS)):
             faults.check(point)
 
 
@@ -60,7 +60,7 @@ def test_whatever_fails_or_dies_with_machines_they_and_the_host_are_as_they_shou
         others = [point for point in points if point not in of_machines]
         draw = random.Random(name)
         drawn = draw.sample(of_machines, min(len(of_machines), MOST))
-        for point in drawn + draw.sample(others, min(len(others), 4)):
+        for point in drawn + draw.sample(others, min(len(others), 3)):
             faults.check(point)
 
 

@@ -1,6 +1,6 @@
 """The solver against exhaustive search, on random small fleets that meet every rule.
 
-DEVALLOC_FUZZ_EXAMPLES sets how many instances (default 300); `python -m tests.conformance.fuzz` goes on by the clock.
+DEVALLOC_FUZZ_EXAMPLES sets how many instances (default 150); `python -m tests.conformance.fuzz` goes on by the clock.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.conformance.fuzz import judge
 from tests.support import random_fleets
 from tests.support.hash_seeds import outputs
 
-EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "300"))
+EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "150"))
 BATCH = 50
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 

@@ -1,9 +1,13 @@
-"""Devices that several nodes publish under one name are one device: never given twice, and never a crash."""
+"""Devices that several nodes publish under one name are one device: never given twice, and never a crash.
+
+DEVALLOC_FUZZ_EXAMPLES sets how many instances are drawn; `make fuzz` looks at more.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
@@ -17,6 +21,7 @@ from tests.support.dra import claim, counter_slice, device, request, slice_
 API = "resource.k8s.io/v1"
 CLASS = {"apiVersion": API, "kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {}}
 NODES = ("n0", "n1", "n2")
+EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "100"))
 COUNTS = {"apiVersion": API, "kind": "ResourceSlice"}
 Manifest = dict[str, Any]
 
@@ -189,7 +194,7 @@ def drawn(rng: Random) -> Drawn:
     return Drawn(devices, tuple(claims))
 
 
-@pytest.mark.parametrize("first", range(0, 200, 50))
+@pytest.mark.parametrize("first", range(0, EXAMPLES, 50))
 def test_as_many_claims_as_trying_everything_finds(first: int) -> None:
     for seed in range(first, first + 50):
         one = drawn(Random(seed))

@@ -22,7 +22,7 @@ from tests.support.upstream import Peer
 
 # The first one waits until the peer is built.
 pytestmark = pytest.mark.timeout(1200)
-INSTANCES = 2000
+INSTANCES = 1000
 CHUNK = 250
 CASES = SHARED / "upstream-dra.json"
 
