@@ -59,7 +59,7 @@ def test_it_serves_an_agent_and_gauges_and_ends_with_a_signal(way: str) -> None:
         assert int(gauges["host_memory_total_bytes"]) == total
         assert float(gauges["host_load1"]) >= 0
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
 
 
 def test_it_imports_little() -> None:

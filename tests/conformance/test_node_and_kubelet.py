@@ -35,8 +35,8 @@ from tests.support import cards
 from tests.support.fakehost import FakeHost, LocalHost
 from tests.support.faketree import memory_folder
 from tests.support.kubelet_client import KubeletClient, kubelet_client
-from tests.support.machines import until
 from tests.support.steps import pool_of
+from tests.support.waiting import until
 
 NODE = "node-a"
 GPU, GPU_FUNCTIONS = "0000-01-00-0", ("0000:01:00.0", "0000:01:00.1")
@@ -136,13 +136,13 @@ class Bed:
             thread = threading.Thread(target=run, args=(node, None, say))
             thread.start()
             try:
-                assert serving.wait(10), self.said
+                assert serving.wait(60), self.said
                 name = "dra.sock" if pod_uid is None else f"dra-{pod_uid}.sock"
                 with kubelet_client(settings.data / name) as kubelet:
                     yield node, kubelet
             finally:
                 node.stop()
-                thread.join(20)
+                thread.join(60)
             assert not thread.is_alive()
 
     def driver(self, address: str) -> str | None:
@@ -255,7 +255,7 @@ def test_two_instances_of_a_rolling_update_share_what_is_prepared(bed: Bed) -> N
 def test_the_newer_instance_takes_over_what_only_one_can_serve(bed: Bed) -> None:
     def answers() -> str:
         with grpc.insecure_channel(f"unix:{bed.folder / 'node.sock'}") as channel:
-            return NodeStub(channel).GetNode(pb.GetNodeRequest(), timeout=10, wait_for_ready=True).node_name
+            return NodeStub(channel).GetNode(pb.GetNodeRequest(), timeout=60, wait_for_ready=True).node_name
 
     with ExitStack() as old:
         old.enter_context(bed.running("old-1"))
@@ -367,10 +367,7 @@ def test_claims_that_are_gone_are_taken_back_when_the_plugin_looks(bed: Bed) -> 
         assert kubelet.prepare([ref])[ref.uid].error == ""
         del bed.grants.granted[ref.uid]
         node.rescan()
-        for _ in range(1000):
-            if bed.host.snapshot() == bed.before:
-                break
-            threading.Event().wait(0.01)
+        until(lambda: bed.host.snapshot() == bed.before, "all is taken back")
     assert bed.host.snapshot() == bed.before
     assert any("default/training" in text for text in bed.said)
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from devalloc_node.settings import NodeSettings
 from tests.support import cards
 from tests.support.fakehost import FakeHost, LocalHost
 from tests.support.faketree import memory_folder
+from tests.support.waiting import until
 
 NODE = "node-a"
 POOL = "node-a-0000-01-00"
@@ -75,12 +75,12 @@ class Bed:
                 thread = threading.Thread(target=run, args=(node, publishing, lambda text: serving.set()))
                 thread.start()
                 try:
-                    assert serving.wait(10)
+                    assert serving.wait(60)
                     with grpc.insecure_channel(f"unix:{self.settings.socket}") as channel:
                         yield node, NodeStub(channel)
                 finally:
                     node.stop()
-                    thread.join(20)
+                    thread.join(60)
                 assert not thread.is_alive()
 
     def drivers(self) -> set[str | None]:
@@ -96,14 +96,6 @@ class Bed:
         status = self.store.get("DeviceClaim", "default", "training").get("status", {})
         found = [each for device in status.get("deviceStatuses", ()) for each in device.get("conditions", ())]
         return {each["type"]: each["status"] for each in found}
-
-
-def until(holds: Callable[[], bool], what: str) -> None:
-    for _ in range(2000):
-        if holds():
-            return
-        time.sleep(0.005)
-    pytest.fail(f"never: {what}")
 
 
 @pytest.fixture
@@ -130,16 +122,16 @@ def test_a_claim_from_publication_to_the_initial_state(bed: Bed) -> None:
         bed.host.add(cards.nic())
         before = bed.host.snapshot()
 
-        reply = stub.PrepareClaim(pb.PrepareClaimRequest(claim=ref), timeout=30)
+        reply = stub.PrepareClaim(pb.PrepareClaimRequest(claim=ref), timeout=90)
         assert reply.result.outcome == pb.Result.DONE, reply.result
         assert bed.drivers() == {"vfio-pci"}
         until(lambda: bed.conditions() == {"Ready": "True", "Healthy": "True"}, "the device is well")
 
-        looked = stub.Rescan(pb.RescanRequest(), timeout=30)
+        looked = stub.Rescan(pb.RescanRequest(), timeout=90)
         assert (looked.result.outcome, looked.pools) == (pb.Result.DONE, 2)
         assert bed.unavailable() is None, "what its own claim uses is not in use by others"
 
-        reply = stub.UnprepareClaim(pb.UnprepareClaimRequest(claim=ref), timeout=30)
+        reply = stub.UnprepareClaim(pb.UnprepareClaimRequest(claim=ref), timeout=90)
         assert reply.result.outcome == pb.Result.DONE, reply.result
         assert bed.host.snapshot() == before
         until(lambda: bed.conditions()["Ready"] == "False", "the claim says that its device is not prepared")
@@ -149,13 +141,13 @@ def test_a_claim_from_publication_to_the_initial_state(bed: Bed) -> None:
 def test_a_prepared_device_that_loses_its_driver_is_withheld_until_it_is_well(bed: Bed) -> None:
     with bed.running() as (node, stub):
         ref = allocated(bed)
-        assert stub.PrepareClaim(pb.PrepareClaimRequest(claim=ref), timeout=30).result.outcome == pb.Result.DONE
+        assert stub.PrepareClaim(pb.PrepareClaimRequest(claim=ref), timeout=90).result.outcome == pb.Result.DONE
         until(lambda: bed.conditions().get("Healthy") == "True", "the device is well")
         bed.host.unbind("vfio-pci", GPU[0])
         node.rescan()
         until(lambda: bed.conditions().get("Healthy") == "False", "the claim says that its device is unwell")
         until(lambda: "unhealthy" in (bed.unavailable() or ""), "the pool says that the device is unwell")
-        (device,) = stub.ListDevices(pb.ListDevicesRequest(), timeout=30).devices
+        (device,) = stub.ListDevices(pb.ListDevicesRequest(), timeout=90).devices
         assert (device.device, device.health) == ("0000-01-00-0", pb.Device.UNHEALTHY)
         bed.host.bind("vfio-pci", GPU[0])
         node.rescan()
@@ -165,7 +157,7 @@ def test_a_prepared_device_that_loses_its_driver_is_withheld_until_it_is_well(be
 
 def test_the_node_tells_about_itself(bed: Bed) -> None:
     with bed.running() as (_, stub):
-        about = stub.GetNode(pb.GetNodeRequest(), timeout=30)
+        about = stub.GetNode(pb.GetNodeRequest(), timeout=90)
     assert (about.node_name, about.boot_id) == (NODE, "boot-1")
     assert list(about.allowed_kinds) == ["gpu", "vf", "vgpu"]
     assert about.journal.prepared_claims == 0

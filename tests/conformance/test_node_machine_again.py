@@ -14,7 +14,7 @@ from devalloc_node.vms.restarts import Restarts
 from tests.support.faketree import memory_folder
 from tests.support.machine_faults import KEY, MachineFaults, MachinePlugin, MachineScenario, amounts, soon
 from tests.support.machine_scenarios import DIMMS
-from tests.support.machines import until
+from tests.support.waiting import until
 
 MIB = 1 << 20
 

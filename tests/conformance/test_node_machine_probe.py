@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from devalloc_node.machine import accel
-from tests.support.machines import until
 from tests.support.shared import REPO
+from tests.support.waiting import until
 
 PLUGIN = """
 import sys, threading

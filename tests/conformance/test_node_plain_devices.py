@@ -21,8 +21,8 @@ from devalloc_node.machine import house, paths, plain, spawn
 from devalloc_node.machine.monitor import QmpMonitor
 from devalloc_node.machine.spec import Disk, Nic, PlainDevice, own_mac
 from tests.support.fake_qmp import FakeQemu
-from tests.support.machines import until
 from tests.support.patience import patience
+from tests.support.waiting import until
 from tests.unit.node.test_machine_adopted import KEY, adopting, config, machines
 
 __all__ = ["config", "machines"]

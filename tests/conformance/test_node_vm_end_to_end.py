@@ -72,12 +72,12 @@ def running(bed: Bed) -> Iterator[NodeStub]:
             )
             thread.start()
             try:
-                assert serving.wait(10)
+                assert serving.wait(60)
                 with grpc.insecure_channel(f"unix:{bed.settings.socket}") as channel:
                     yield NodeStub(channel)
             finally:
                 node.stop()
-                thread.join(20)
+                thread.join(60)
             assert not thread.is_alive()
 
 

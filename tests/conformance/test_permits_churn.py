@@ -23,6 +23,7 @@ from devalloc.store import Fence, Object, StoreError
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.faketree import memory_folder
 from tests.support.permit_bench import KIND, Bench, amounts, machine, running, serving, tell
+from tests.support.waiting import until
 
 NAMES = [f"m{number}" for number in range(6)]
 HOSTS = {"node-a": Host(amounts(20_000, 40))}
@@ -126,12 +127,7 @@ def test_a_server_that_saw_all_changes_knows_what_one_that_begins_reads(path: Pa
         for thread in threads:
             thread.join()
         book = bench.server.book
-        for _ in range(500):
-            fresh = begun(bench.store.list(KIND).objects)
-            if ledger(book) == ledger(fresh):
-                break
-            threading.Event().wait(0.02)
-        assert ledger(book) == ledger(fresh)
+        until(lambda: ledger(book) == ledger(begun(bench.store.list(KIND).objects)), "it knows what there is")
         for name, node in book.nodes.items():
             assert sorted(node.machines) == sorted(key for key, record in book.records.items() if record.node == name)
         assert store.wrong == []

@@ -19,8 +19,8 @@ from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.agent.settings import ScalingSettings, ServerPorts
 from devalloc_node.binding.config import BindingConfig
 from devalloc_node.settings import NodeSettings
-from tests.support.machines import until
 from tests.support.permit_bench import machine, node_of, running, serving
+from tests.support.waiting import until
 
 
 def somebody() -> socket.socket:

@@ -29,6 +29,7 @@ from devalloc.scaling.permits.ledger import Key
 from devalloc.scaling.resources import Resources
 from devalloc.store import Fence, Object, Unavailable
 from devalloc.store.sqlite import SQLiteStore
+from tests.support import waiting
 from tests.support.faketree import memory_folder
 from tests.support.permit_bench import Bench, amounts, machine, node_of, permit_of, running, serving, tell
 from tests.support.permit_storm import Storm
@@ -55,11 +56,7 @@ def create(path: Path, *machines: Object, use: Resources | None = None) -> None:
 
 def until(true: Any) -> None:
     """Wait for what another thread does."""
-    for _ in range(600):
-        if true():
-            return
-        time.sleep(0.02)
-    pytest.fail("it does not come about")
+    waiting.until(true, "it comes about")
 
 
 # -- what survives ---------------------------------------------------------------------------------------------------
@@ -202,7 +199,7 @@ class Gated(SQLiteStore):
         self.open.clear()
         self.waiting.clear()
         holding = sent(bench, name, "500m", 7)
-        assert self.waiting.wait(30)
+        assert self.waiting.wait(60)
         return holding
 
 
@@ -335,7 +332,7 @@ def test_one_server_at_a_time_answers_and_another_takes_over(path: Path) -> None
         second = threading.Thread(target=_serve_once, args=(path, ready, quick))
         second.start()
         assert not ready.wait(0.3), "the first one has the lease"
-    assert ready.wait(30), "the first one has given it away"
+    assert ready.wait(60), "the first one has given it away"
     second.join()
 
 
@@ -376,7 +373,7 @@ def test_servers_of_two_nodes_answer_each_for_its_own_machines(path: Path) -> No
         assert not ready.wait(1.5), "one for all nodes would know nothing of what these grant"
         assert first.ask("a", 4, "4Gi")["permit"] == {"vCPUs": 4, "mem": "4Gi"}
         first.ask("a", 3, "3Gi")
-    assert ready.wait(30), "both have gone"
+    assert ready.wait(60), "both have gone"
     for_all.join()
 
 

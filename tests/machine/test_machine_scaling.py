@@ -27,11 +27,11 @@ from tests.support.machines import (
     short_folder,
     soon,
     tap_interface,
-    until,
     virtual_machine,
 )
 from tests.support.nodeservice import serving
 from tests.support.shell import Shell, devalloc
+from tests.support.waiting import until
 
 __all__ = ["devalloc"]
 GIB = 1 << 30

@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,7 +21,7 @@ import yaml
 
 from devalloc_node.machine.process import process
 from devalloc_node.service.server import answers
-from tests.support import tiny_guest
+from tests.support import tiny_guest, waiting
 from tests.support.images import Image
 from tests.support.machines import short_folder
 
@@ -128,10 +127,7 @@ def _is_ours(entry: Path, folder: Path) -> bool:
 
 
 def until(true: Callable[[], object], what: str, said: Callable[[], str]) -> None:
-    deadline = time.monotonic() + 120
-    while not true():
-        assert time.monotonic() < deadline, f"never: {what}\n{said()}"
-        time.sleep(0.1)
+    waiting.until(true, what, told=said)
 
 
 def test_a_machine_from_its_manifest_to_its_end(host: Host) -> None:

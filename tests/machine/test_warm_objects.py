@@ -19,7 +19,7 @@ from devalloc_node.errors import NodeError
 from devalloc_node.machine.monitor import QmpMonitor
 from devalloc_node.machine.process import process
 from devalloc_node.warm import network
-from tests.support import tiny_guest, warm_bed
+from tests.support import tiny_guest, waiting, warm_bed
 from tests.support.images import Image
 from tests.support.shared import REPO
 from tests.support.warm_bed import in_a_bed, snapshot
@@ -91,10 +91,7 @@ class Host:
 
 
 def until(true: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 120
-    while not true():
-        assert time.monotonic() < deadline, f"never: {what}\n{Path('/run/log').read_text()}"
-        time.sleep(0.05)
+    waiting.until(true, what, told=Path("/run/log").read_text)
 
 
 @contextmanager

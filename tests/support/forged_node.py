@@ -94,7 +94,7 @@ class ForgedNode:
             thread = threading.Thread(target=live)
             thread.start()
             try:
-                assert serving.wait(30)
+                assert serving.wait(60)
                 with grpc.insecure_channel(f"unix:{settings.socket}") as channel:
                     yield node, NodeStub(channel)
             finally:

@@ -10,7 +10,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import ssl
 import subprocess
 import time
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.go_build import Unavailable
+from tests.support.ports import free_ports
 
 START_SECONDS = 120
 STOP_SECONDS = 20
@@ -261,18 +261,6 @@ def _wait_ready(cluster: Cluster, processes: Processes) -> None:
 def last_lines(folder: Path, name: str) -> str:
     """The end of a daemon's log, on one line."""
     return " ".join((folder / f"{name}.log").read_text(errors="replace").splitlines()[-3:])[-900:]
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody has."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 def _service_account_key(folder: Path) -> tuple[Path, Path]:

@@ -22,9 +22,10 @@ from typing import Any
 
 from tests.support import kube_controllers
 from tests.support.go_build import Unavailable
-from tests.support.kube import SCHEDULER, START_SECONDS, Cluster, Processes, free_ports, last_lines, running
+from tests.support.kube import SCHEDULER, START_SECONDS, Cluster, Processes, last_lines, running
 from tests.support.kube_images import IMAGE
 from tests.support.kube_runc import Runc
+from tests.support.ports import free_ports
 
 NODE = "node-a"
 VFIO_GROUPS = 64
@@ -238,7 +239,7 @@ def _namespaces(folder: Path) -> subprocess.Popen[bytes]:
     script = " && ".join(steps)
     command = ["unshare", "--mount", "--propagation=private", "--pid", "--fork", "--kill-child", "--mount-proc"]
     holder = subprocess.Popen([*command, "sh", "-c", script], stdin=subprocess.DEVNULL, start_new_session=True)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not ready.exists():
         if holder.poll() is not None or time.monotonic() > deadline:
             holder.kill()
@@ -264,7 +265,7 @@ def _hierarchies() -> list[Path]:
 
 def _remove_cgroups(name: str) -> None:
     """A cgroup goes when its last process has ended, which takes the kernel a moment after a kill."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     for hierarchy in _hierarchies():
         for folder, _, _ in os.walk(hierarchy / name, topdown=False):
             while True:

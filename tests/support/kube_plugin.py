@@ -100,7 +100,7 @@ class Plugin:
     def stop(self) -> None:
         """As a service manager does."""
         self.process.terminate()
-        assert self.process.wait(30) == 0, "\n".join(self.said)
+        assert self.process.wait(60) == 0, "\n".join(self.said)
 
     def kill(self) -> None:
         self.process.kill()

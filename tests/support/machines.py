@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -126,10 +125,3 @@ def tap_interface() -> Iterator[str]:
             yield name
         finally:
             host.link("del", index=host.link_lookup(ifname=name)[0])
-
-
-def until(true: Callable[[], object], what: str, seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
-        time.sleep(0.05)

@@ -13,9 +13,9 @@ from devalloc.controller import up
 from devalloc.store import Unavailable
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.step import Value
-from tests.support.machines import until
 from tests.support.shell import Shell
 from tests.support.toyhost import Bench
+from tests.support.waiting import until
 
 
 def test_it_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch, devalloc: Shell) -> None:

@@ -19,6 +19,7 @@ from devalloc_node.agent.dumping import dumped
 from devalloc_node.agent.metrics import REQUESTS, RESULTS, ScalingMetrics
 from devalloc_node.agent.report import Report
 from devalloc_node.errors import Denied, Failed, Unknown
+from tests.support.ports import free_ports
 from tests.support.scaling_around import BOUNDS, Around
 from tests.support.scaling_world import CONFIG, UNIT
 from tests.support.virtual_time import run
@@ -166,14 +167,9 @@ async def got(port: int, method: str = "GET", path: str = "/", body: str | None 
     return await asyncio.get_running_loop().run_in_executor(None, get)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        return int(door.getsockname()[1])
-
-
 class TestDump:
     def test_all_that_is_known_of_each_machine_is_at_the_port(self) -> None:
-        shown, port = Shown(a=Around(UNIT, load=3), b=failing("look", Failed("ItBroke", "no"))), free_port()
+        shown, port = Shown(a=Around(UNIT, load=3), b=failing("look", Failed("ItBroke", "no"))), free_ports(1)[0]
 
         async def look(agent: Agent) -> None:
             async with dumped(agent, port):

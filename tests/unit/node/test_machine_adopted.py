@@ -37,8 +37,11 @@ from devalloc_node.prepared import Prepared, PreparedDevice
 from devalloc_node.service import replies
 from devalloc_node.step import ForcibleKind
 from tests.support.fake_qmp import Error, FakeQemu
-from tests.support.machines import until, virtual_machine
+from tests.support.machines import (
+    virtual_machine,
+)
 from tests.support.patience import patience
+from tests.support.waiting import until
 
 KEY = "default/m"
 REF = ClaimRef("default", "c", "11111111-2222-3333-4444-555555555555")
@@ -207,7 +210,7 @@ def test_a_strangers_socket_is_refused_also_where_the_file_was_given_to_us(machi
     stranger = subprocess.Popen([sys.executable, "-I", "-c", script, str(path)])
     allowed = Machines(replace(machines.config, socket_folders=(Path("/tmp"),)), MemoryRecords())
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not path.exists():
             assert time.monotonic() < deadline
             time.sleep(0.01)

@@ -16,7 +16,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, Unknown
 from devalloc_node.machine.monitor import Peer, QmpMonitor, Refused
 from tests.support.fake_qmp import FakeQemu, Trouble
-from tests.support.machines import until
+from tests.support.waiting import until
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from devalloc_node.machine.monitor import Event, QmpMonitor, Refused
 from devalloc_node.machine.spec import memory_text
 from devalloc_node.prepared import PreparedDevice
 from tests.support.fake_qmp import FakeQemu
-from tests.support.machines import until
 from tests.support.patience import patience
+from tests.support.waiting import until
 
 GIB = 1 << 30
 MIB = 1 << 20

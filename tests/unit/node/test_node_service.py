@@ -28,6 +28,7 @@ from devalloc_node.service import calls
 from tests.support.faketree import memory_folder
 from tests.support.nodeservice import Served, served
 from tests.support.toymachines import ToyMachines
+from tests.support.waiting import until
 
 DONE, DENIED, FAILED, UNKNOWN = pb.Result.DONE, pb.Result.DENIED, pb.Result.FAILED, pb.Result.UNKNOWN
 
@@ -665,14 +666,14 @@ class TestWatch:
         assert plugin.node.GetNode(pb.GetNodeRequest()).node_name == "node-a"
         for stream in streams:
             stream.cancel()
-        for _ in range(100):
+
+        def is_told() -> bool:
             try:
-                assert next(plugin.node.WatchMachines(pb.WatchMachinesRequest())).change == pb.CHANGE_SYNCED
-                break
+                return next(plugin.node.WatchMachines(pb.WatchMachinesRequest())).change == pb.CHANGE_SYNCED
             except grpc.RpcError:
-                threading.Event().wait(0.02)
-        else:
-            pytest.fail("the places of those who left are not free again")
+                return False
+
+        until(is_told, "the places of those who left are free again")
 
 
 class TestCallers:

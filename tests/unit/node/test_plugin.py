@@ -33,7 +33,7 @@ class Nothing:
 
     def prepare(self, ref: ClaimRef, deadline: Deadline) -> Prepared:
         self.asked.set()
-        self.gate.wait(30)
+        self.gate.wait(60)
         return Prepared(ref, ())
 
     def unprepare(self, ref: ClaimRef, deadline: Deadline) -> None:
@@ -133,7 +133,7 @@ def test_it_signs_off_first_and_calls_under_way_are_answered(folder: Path) -> No
     with kubelet_client(folder / "plugins" / "d.io" / "dra.sock") as kubelet:
         caller = threading.Thread(target=lambda: answers.append(kubelet.prepare([REF])[REF.uid].error))
         caller.start()
-        assert nothing.asked.wait(10)
+        assert nothing.asked.wait(60)
         stopper = threading.Thread(target=sockets.stop)
         stopper.start()
         while names(folder):

@@ -19,7 +19,7 @@ from devalloc_node.kube.publisher import SlicePublisher
 from tests.support import cards
 from tests.support.discovered import Found
 from tests.support.fakesysfs import FakeSysfs
-from tests.support.machines import until
+from tests.support.waiting import until
 
 NODE = "/api/v1/nodes/node-a"
 Object = dict[str, Any]

@@ -16,9 +16,9 @@ from devalloc_node.machine.view import Amounts
 from devalloc_node.service.watching import Pulse
 from devalloc_node.vms.restarts import Restarts
 from tests.support.faketree import memory_folder
-from tests.support.machines import until
 from tests.support.nodeservice import platform_of, toy_bench
 from tests.support.toymachines import ToyMachines, machine_of, vm
+from tests.support.waiting import until
 
 
 def at_once(work: Callable[[], None]) -> None:

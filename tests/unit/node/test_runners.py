@@ -25,6 +25,7 @@ from devalloc_node.service.watching import Pulse
 from devalloc_node.vms import VirtualMachines
 from tests.support.faketree import memory_folder
 from tests.support.nodeservice import platform_of, toy_bench
+from tests.support.ports import free_ports
 from tests.support.toymachines import ToyMachines, vm
 
 KEY = "default/web"
@@ -177,11 +178,6 @@ class TestShare:
         assert "scale default/web" not in world.machines.told
 
 
-def free_port() -> int:
-    with socket.create_server((HERE, 0)) as door:
-        return int(door.getsockname()[1])
-
-
 async def asked(port: int, milli: int | None = None) -> Response:
     if milli is None:
         return await call(HERE, port, Request("GET", "/cpu_current", b""), 5)
@@ -208,7 +204,7 @@ def test_a_controller_is_served_for_as_long_as_it_is_said_and_a_port_that_is_tak
     news: list[str] = []
 
     async def main() -> None:
-        stop, port = threading.Event(), free_port()
+        stop, port = threading.Event(), free_ports(1)[0]
         runners = Runners(world.platform, NETWORKS, changed=news.append)
 
         async def is_told(problem: bool) -> bool:
@@ -259,7 +255,7 @@ def test_whoever_fails_to_hear_that_one_listens_does_not_end_the_others(
         raise ZeroDivisionError("a bug")
 
     async def main() -> None:
-        stop, port = threading.Event(), free_port()
+        stop, port = threading.Event(), free_ports(1)[0]
         runners = Runners(world.platform, NETWORKS, changed=fails)
         serving = asyncio.create_task(runners.serve(stop))
         await asyncio.sleep(0.05)

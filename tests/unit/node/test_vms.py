@@ -33,6 +33,7 @@ from tests.support.hosts import host
 from tests.support.nodeservice import platform_of, toy_bench
 from tests.support.toyhost import Bench
 from tests.support.toymachines import ToyMachines, machine_of, vm
+from tests.support.waiting import until
 
 NODE = "node-a"
 
@@ -846,7 +847,7 @@ class TestLoop:
         finally:
             stop.set()
             pulse.beat()
-            thread.join(10)
+            thread.join(60)
         assert not thread.is_alive()
 
 
@@ -893,11 +894,7 @@ def _due() -> Any:
 
 
 def _until(true: Callable[[], object]) -> None:
-    for _ in range(500):
-        if true():
-            return
-        threading.Event().wait(0.02)
-    pytest.fail("it did not come to that within 10 s")
+    until(true, "it comes to that")
 
 
 class TestPlaced:

@@ -135,7 +135,7 @@ def test_setups_are_made_at_the_same_time_and_never_under_the_lock(tmp_path: Pat
 
     def wait(setup: Setup) -> None:
         assert pool.status().making == 3
-        together.wait(10)
+        together.wait(60)
 
     toy.making = wait
     with opened(tmp_path, toy, workers=3) as pool:
