@@ -19,8 +19,10 @@ from tests.support.capacity import host as capacity
 from tests.support.forged_node import NODE, ForgedNode, forged_node
 from tests.support.hosts import host, machine, placed
 
+pytestmark = pytest.mark.timeout(1200)
 MANY, ROOM = 200, 50
-SECONDS = 120.0
+SECONDS = 600.0
+"""On a machine that others use as well, hundreds of threads and processes take their time."""
 
 
 @pytest.fixture
@@ -123,4 +125,4 @@ def test_of_200_objects_50_run_and_the_others_say_why(node: ForgedNode) -> None:
             )
         finally:
             stop.set()
-            allocator.join(60)
+            allocator.join(SECONDS)

@@ -94,12 +94,12 @@ class ForgedNode:
             thread = threading.Thread(target=live)
             thread.start()
             try:
-                assert serving.wait(60)
+                assert serving.wait(120)
                 with grpc.insecure_channel(f"unix:{settings.socket}") as channel:
                     yield node, NodeStub(channel)
             finally:
                 node.stop()
-                thread.join(60)
+                thread.join(300)
                 assert not thread.is_alive()
         if failed:
             raise failed[0]
