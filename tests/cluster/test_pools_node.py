@@ -162,31 +162,12 @@ def annotated(user: KubernetesStore, annotations: dict[str, str | None]) -> dict
     return user.replace({**obj, "metadata": {**obj["metadata"], "annotations": kept}})
 
 
-def test_a_machine_of_the_node_is_held_and_told_what_it_waits_for(
-    bed: Bed, store: KubernetesStore, user: KubernetesStore
-) -> None:
-    bed.start(*OPTIONS, ready=READY)
-    machine = vm("pools-node", "pools-node")
-    machine["spec"]["nodeName"] = NODE
-    user.create(machine)
-    key = Key.of(machine)
-
-    def told() -> str:
-        return str(store.get(*key).get("status", {}).get("reason"))
-
-    until(lambda: told() == "ClaimNotFound", "it says that there is no such claim", bed)
-    user.create(CLAIM)
-    until(lambda: told() == "ClaimNotAllocated", "it says that nobody has answered the claim", bed)
-    user.delete(*key)
-
-    def gone() -> bool:
-        try:
-            store.get(*key)
-        except NotFound:
-            return True
-        return False
-
-    until(gone, "the machine is let go", bed)
+def status_of(store: KubernetesStore, key: Key) -> dict[str, Any]:
+    """Empty where it is gone."""
+    try:
+        return dict(store.get(*key).get("status", {}))
+    except NotFound:
+        return {}
 
 
 def test_a_group_is_allocated_as_one_with_the_rights_of_the_controller(
@@ -218,3 +199,25 @@ def test_a_group_is_allocated_as_one_with_the_rights_of_the_controller(
     assert store.client.requests()["create", 201] == 1, "the record of the transaction"
     path = "/api/v1/namespaces/devalloc-system/configmaps?labelSelector=devalloc.io/transaction"
     assert furnished.get(path).content["items"] == [], "which is gone"
+
+
+def test_a_machine_is_placed_with_its_claim_and_taken_up_by_its_node(
+    bed: Bed, store: KubernetesStore, user: KubernetesStore
+) -> None:
+    bed.host.proc("meminfo", "MemTotal: 16777216 kB\nMemAvailable: 16777216 kB\n")
+    bed.start(*OPTIONS, "--host-capacity", "--qemu=/does/not/exist", ready=READY)
+    until(lambda: len(pools(store)) == 2, "the host's pool is published beside the card's", bed)
+    machine = vm("pools-node", "pools-node")
+    del machine["spec"]["nodeName"]
+    for obj in (CLASS, CLAIM, machine):
+        user.create(obj)
+    key = Key.of(machine)
+    until(lambda: {Key.of(o) for o in store.list().objects} >= {key, KEY}, "both are seen", bed)
+    assert {got.kind for got in Allocator(store).round().granted} == {"DeviceClaim", "VirtualMachine"}
+    until(lambda: status_of(store, key).get("reason") == "QemuMissing", "its node says why it cannot start", bed)
+    found = store.get(*key)
+    assert (found["metadata"]["finalizers"], found["status"]["nodeName"]) == ([meta.NODE_FINALIZER], NODE)
+    assert found["metadata"]["annotations"] == {meta.PREPARED_ON: NODE}
+    user.delete(*key)
+    until(lambda: status_of(store, key) == {}, "the machine is let go", bed)
+    until(lambda: not store.get(*KEY)["metadata"].get("finalizers"), "and its claim", bed)
