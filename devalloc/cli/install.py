@@ -41,7 +41,7 @@ _PARTS = ("namespace", "crds", "rbac", "policies", "network", "controller", "nod
     "--resource-claims",
     is_flag=True,
     help="The controller allocates ResourceClaims with the label devalloc.io/allocator=devalloc, jointly, from nodes "
-    "that are set aside for it.",
+    "with the label devalloc.io/publish=set-aside.",
 )
 @click.option(
     "--only",

@@ -74,7 +74,8 @@ def _conditioned() -> Iterator[tuple[str, Object]]:
     for path, one in _objects(more).items():
         if path not in marked["both"]:
             value = "serviceMonitor" if one["kind"] == "ServiceMonitor" else "resourceClaims"
-            yield f'and .Values.{value} (ne .Values.publish "slices")', one
+            way = 'ne .Values.publish "slices"' if value == "serviceMonitor" else 'eq .Values.publish "both"'
+            yield f"and .Values.{value} ({way})", _marked(one)
 
 
 def _is_one_of(ways: list[str], one: Object) -> str:
@@ -95,7 +96,7 @@ def _marked(one: Object) -> Object:
     (container,) = pod["containers"]
     if name == "controller":
         one["spec"]["replicas"] = "<<.Values.controller.replicas>>"
-        container["args"].append("<<if .Values.resourceClaims: --resource-claims>>")
+        container["args"].append('<<if and .Values.resourceClaims (eq .Values.publish "both"): --resource-claims>>')
     container["args"].append(f"<<range .Values.{name}.args>>")
     for place, values in ((pod, ("nodeSelector", "tolerations")), (container, ("resources",))):
         for value in values:
@@ -150,7 +151,8 @@ def _values(objects: Mapping[str, Object]) -> str:
 publish: both
 # The CRDs. They stay when the release is deleted, and claims and machines with them.
 crds: true
-# The controller allocates ResourceClaims with the label devalloc.io/allocator=devalloc, too.
+# With `both`: the controller allocates ResourceClaims with the label devalloc.io/allocator=devalloc, too, from nodes
+# labelled devalloc.io/publish=set-aside.
 resourceClaims: false
 # A ServiceMonitor for the Prometheus operator.
 serviceMonitor: false

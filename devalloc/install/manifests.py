@@ -56,7 +56,7 @@ class Options:
     """The kubelet's --root-dir."""
     service_monitor: bool = False
     resource_claims: bool = False
-    """The controller allocates labelled ResourceClaims, too."""
+    """The controller allocates labelled ResourceClaims, too, from nodes that are set aside by their label."""
 
     @property
     def tag(self) -> str:
@@ -77,12 +77,14 @@ def manifests(options: Options, only: Iterable[str] = ()) -> list[Object]:
     _check(options)
     deploy = source() / "deploy"
     objects = render(deploy / "overlays" / options.publish)
-    if options.publish == "slices" and (options.service_monitor or options.resource_claims):
-        raise ValueError("there is no controller to monitor, or to allocate, where nodes publish slices only")
+    if options.publish == "slices" and options.service_monitor:
+        raise ValueError("there is no controller to monitor where nodes publish slices only")
+    if options.publish != "both" and options.resource_claims:
+        raise ValueError("whose devices go to labelled ResourceClaims a node's label says, which needs publish both")
     if options.service_monitor:
         objects += _labelled(load(deploy / "overlays" / "service-monitor" / "monitor.yaml"))
     if options.resource_claims:
-        objects += _labelled(load(deploy / "resourceclaims" / "rights.yaml"))
+        objects += _labelled(render(deploy / "resourceclaims"))
         controller = next(one for one in objects if one["kind"] == "Deployment")
         controller["spec"]["template"]["spec"]["containers"][0]["args"].append("--resource-claims")
     kinds = list(_KINDS)

@@ -66,8 +66,9 @@ def _there(client: Client, namespace: str) -> Iterator[Object]:
         yield one
     by_name: dict[str, Object] = {}
     for publish in PUBLISH:
-        more = publish != "slices"
-        options = Options(publish, "", "any", namespace, service_monitor=more, resource_claims=more)
+        options = Options(
+            publish, "", "any", namespace, service_monitor=publish != "slices", resource_claims=publish == "both"
+        )
         by_name |= {path_of(one): one for one in reversed(manifests(options))}
     for path, one in by_name.items():
         if path not in seen and (stored := found(client, path)) is not None:
@@ -123,7 +124,7 @@ def _in_use(client: Client) -> Iterator[str]:
 
 def _wait_for_pods(client: Client, namespace: str, until: float) -> None:
     """Until what ran has ended: a node plugin would publish again."""
-    names = "app.kubernetes.io/name in (devalloc-controller,devalloc-node,devalloc-node-pools)"
+    names = "app.kubernetes.io/name in (devalloc-controller,devalloc-node,devalloc-node-pools,devalloc-node-set-aside)"
     path = f"/api/v1/namespaces/{namespace}/pods"
 
     def are_gone() -> bool:

@@ -136,6 +136,32 @@ def test_there_is_no_monitor_where_there_is_no_controller() -> None:
         manifests(Options(publish="slices", service_monitor=True))
 
 
+@pytest.mark.parametrize("publish", ["slices", "pools"])
+def test_nodes_are_set_aside_only_where_their_labels_count(publish: Any) -> None:
+    with pytest.raises(ValueError, match="needs publish both"):
+        manifests(Options(publish=publish, resource_claims=True))
+
+
+def test_each_label_of_a_node_is_meant_for_one_daemonset() -> None:
+    """Of two a node would publish its devices twice."""
+    wanted: dict[str, list[str]] = {"pools": [], "set-aside": [], "none": [], "": []}
+    for name, pod in pods(Options(resource_claims=True)).items():
+        if name == "devalloc-controller":
+            continue
+        required = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        ((expression,),) = [term["matchExpressions"] for term in required["nodeSelectorTerms"]]
+        assert expression["key"] == "devalloc.io/publish"
+        for label in wanted:
+            if (label in expression["values"]) == (expression["operator"] == "In"):
+                wanted[label].append(name)
+    assert wanted == {
+        "pools": ["devalloc-node-pools"],
+        "set-aside": ["devalloc-node-set-aside"],
+        "none": [],
+        "": ["devalloc-node"],
+    }
+
+
 # -- what pods may -----------------------------------------------------------------------------------------------------
 
 
@@ -151,14 +177,14 @@ def test_the_controller_may_nothing_on_its_host() -> None:
     assert not [volume for volume in pod["volumes"] if "hostPath" in volume]
 
 
-@pytest.mark.parametrize("name", ["devalloc-node", "devalloc-node-pools"])
+@pytest.mark.parametrize("name", ["devalloc-node", "devalloc-node-pools", "devalloc-node-set-aside"])
 def test_a_nodes_pod_sees_of_its_host_what_is_named_here(name: str) -> None:
-    pod = pods(Options())[name]
+    pod = pods(Options(resource_claims=True))[name]
     (container,) = pod["containers"]
     paths = {volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
     common = {"/dev", "/sys", "/lib/modules", "/run/udev", "/run/devalloc", "/var/lib/devalloc"}
     kubelet = {"/var/run/cdi", "/var/lib/kubelet/plugins", "/var/lib/kubelet/plugins_registry"}
-    assert paths == (common | kubelet if name == "devalloc-node" else common)
+    assert paths == (common if name == "devalloc-node-pools" else common | kubelet)
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
     assert container["securityContext"]["readOnlyRootFilesystem"]
     assert "ports" not in container, "with the host's network each port of a pod is one of the host"
