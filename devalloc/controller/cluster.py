@@ -159,8 +159,10 @@ class Cluster:
         threads = [threading.Thread(target=self._aside, args=(loop, over), daemon=True) for loop in asides]
         for thread in threads:
             thread.start()
-        self.controller.run()
-        over.set()
+        try:
+            self.controller.run()
+        finally:
+            over.set()
         for thread in threads:
             thread.join(2.0)
         self.store.close()

@@ -1,0 +1,59 @@
+"""``devalloc controller``: what is wrong with its options is said before anything begins."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from devalloc.cli.controller import controller
+
+SERVER = {"server": "https://127.0.0.1:1"}
+CONTENT = {
+    "apiVersion": "v1",
+    "kind": "Config",
+    "clusters": [{"name": "c", "cluster": SERVER}],
+    "users": [{"name": "u", "user": {"token": "t"}}],
+    "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+    "current-context": "x",
+}
+
+
+@pytest.fixture
+def kubeconfig(tmp_path: Path) -> Path:
+    path = tmp_path / "kubeconfig"
+    path.write_text(json.dumps(CONTENT))
+    return path
+
+
+def test_it_wants_to_know_which_cluster() -> None:
+    done = CliRunner().invoke(controller, [])
+    assert done.exit_code == 2
+    assert "--kubeconfig or --in-cluster" in done.output
+
+
+def test_outside_a_pod_there_is_no_service_account() -> None:
+    done = CliRunner().invoke(controller, ["--in-cluster"])
+    assert done.exit_code == 1
+    assert "not in a pod" in done.output
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--listen", "10301"], "--listen must be HOST:PORT"),
+        (["--listen", "localhost:http"], "--listen must be HOST:PORT"),
+        (["--listen", "localhost:70000"], "--listen must be HOST:PORT"),
+        (["--lease", "500ms"], "--lease must be at least 1s"),
+        (["--lease", "soon"], "is no duration"),
+        (["--tls-certificate", "KUBECONFIG"], "go together"),
+        (["--tls-certificate", "KUBECONFIG", "--tls-key", "KUBECONFIG"], "--tls-certificate"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(kubeconfig: Path, options: list[str], told: str) -> None:
+    given = [str(kubeconfig) if option == "KUBECONFIG" else option for option in options]
+    done = CliRunner().invoke(controller, ["--kubeconfig", str(kubeconfig), *given])
+    assert done.exit_code == 2, done.output
+    assert told in done.output
