@@ -1,7 +1,7 @@
 """Claims, machines and pools in a few words, the same in every table and on the page.
 
-What is read are manifests as a store has them. Where they are not what the API says, AttributeError, KeyError or
-TypeError is raised: another program wrote that.
+What is read are manifests as a store has them. Where they are not what the API says, AttributeError, KeyError,
+TypeError or ValueError is raised: another program wrote that.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def header_and_rows(
 def _cell(column: Column, obj: Object) -> Cell:
     try:
         return column.cell(obj)
-    except (AttributeError, KeyError, TypeError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         return Styled("(unreadable)", "red")  # another program wrote something that the API does not have
 
 

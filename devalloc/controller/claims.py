@@ -38,13 +38,15 @@ def claim_key(claim: Object) -> ClaimKey:
 
 def annotation(claim: Object, name: str) -> str | None:
     """The value of an annotation."""
-    value: str | None = claim["metadata"].get("annotations", {}).get(name)
-    return value
+    noted = claim["metadata"].get("annotations")
+    value = noted.get(name) if isinstance(noted, dict) else None
+    return value if isinstance(value, str) else None
 
 
 def allocations(claim: Object) -> list[Any]:
     """The entries of status.allocations, well formed or not; empty for a claim that is not allocated."""
-    found = claim.get("status", {}).get("allocations")
+    status = claim.get("status")
+    found = status.get("allocations") if isinstance(status, dict) else None
     return found if isinstance(found, list) else []
 
 

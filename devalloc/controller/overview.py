@@ -393,7 +393,7 @@ def _problems(documents: Iterable[Object]) -> Iterable[str]:
 def _said(tell: Callable[[Object], str], doc: Object) -> str:
     try:
         return _short(tell(doc))
-    except (AttributeError, KeyError, TypeError, StopIteration):
+    except (AttributeError, KeyError, TypeError, ValueError, StopIteration):
         return UNREADABLE
 
 

@@ -69,7 +69,11 @@ class Pages:
         self._work.shutdown(wait=False, cancel_futures=True)
 
     async def _home(self, request: web.BaseRequest) -> Response:
-        return _moved(PATH.lstrip("/")) if request.path == "/" else Response(404, b"there is nothing here")
+        return (
+            _moved(PATH.lstrip("/"))
+            if request.path in ("/", PATH.rstrip("/"))
+            else Response(404, b"there is nothing here")
+        )
 
     async def _respond(self, request: web.BaseRequest) -> Response:
         found = await self._answered(request, request.path.removeprefix(PATH))

@@ -68,7 +68,9 @@ def head(headers: Iterable[str]) -> Markup:
 
 
 def none(what: str, asked: Asked) -> Markup:
-    return tag("p", f"{what} has {asked.search!r} in it." if asked.search else f"{what} there is.", class_="quiet")
+    return tag(
+        "p", f"No {what} has {asked.search!r} in it." if asked.search else f"There is no {what}.", class_="quiet"
+    )
 
 
 def more(found: int, most: int, what: str) -> Markup | None:

@@ -184,7 +184,7 @@ def _claims(found: Overview, asked: Asked) -> Markup:
             [_claim_row(claim) for claim in fits[:MAX_ROWS]],
         )
         if fits
-        else none("No claim", asked),
+        else none("claim", asked),
         more(len(fits), MAX_ROWS, "claims"),
         id="claims",
         tabindex=-1,
@@ -217,7 +217,7 @@ def _machines(found: Overview, asked: Asked) -> Markup:
         tag("h2", "Machines ", tag("small", str(len(fits)))),
         table("machines-table", headers, [_machine_row(machine) for machine in fits[:MAX_ROWS]])
         if fits
-        else none("No machine", asked),
+        else none("machine", asked),
         more(len(fits), MAX_ROWS, "machines"),
         id="machines",
         tabindex=-1,

@@ -37,7 +37,7 @@ def nodes(found: Overview, asked: Asked) -> Markup:
         "section",
         tag("h2", "Nodes ", tag("small", str(len(fits)))),
         tag("p", "Arrow keys walk, right and left open and close, / searches.", class_="quiet keys", id="keys"),
-        scrolled(grid) if fits else none("No node", asked),
+        scrolled(grid) if fits else none("node", asked),
         more(len(fits), MAX_NODES, "nodes"),
         id="nodes",
         tabindex=-1,

@@ -28,7 +28,7 @@ _TOLD = ("permitted", "applied", "observed")
 def machines_among(documents: Iterable[Object]) -> list[Object]:
     """The VirtualMachines, in the order in which they are placed."""
     found = [doc for doc in documents if doc.get("kind") == KIND and doc.get("apiVersion") == meta.DEVALLOC]
-    return sorted(found, key=lambda doc: (doc["metadata"].get("creationTimestamp") or "~", machine_key(doc)))
+    return sorted(found, key=lambda doc: (str(doc["metadata"].get("creationTimestamp") or "~"), machine_key(doc)))
 
 
 def machine_key(machine: Object) -> MachineKey:
@@ -122,13 +122,13 @@ def entries_of_running(machine: VirtualMachine, pool: Object, taken: Taken) -> l
 
     Devices with the most room come first; what has room nowhere is on the first of them.
     """
-    name, devices = pool["metadata"]["name"], pool["spec"].get("devices", [])
+    name, devices = pool["metadata"]["name"], pool["spec"].get("devices") or []
     given: dict[str, dict[str, int]] = defaultdict(dict)
     for resource, amount in wants(machine.spec).items():
         rooms = {
             device["name"]: nano_of(one.get("capacity")) - taken.get((name, device["name"], resource), 0)
             for device in devices
-            for one in device.get("resources", ())
+            for one in device.get("resources") or ()
             if one.get("name") == resource
         }
         left = amount.nano
@@ -150,8 +150,8 @@ def elsewhere(pool: Object, taken: Taken) -> list[Any]:
     the room that the others seem to have is not there either.
     """
     name, rooms = pool["metadata"]["name"], defaultdict[str, dict[str, int]](dict)
-    for device in pool["spec"].get("devices", ()):
-        for one in device.get("resources", ()):
+    for device in pool["spec"].get("devices") or ():
+        for one in device.get("resources") or ():
             used = taken.get((name, device["name"], one.get("name")), 0)
             rooms[one.get("name")][device["name"]] = nano_of(one.get("capacity")) - used
     given: dict[str, dict[str, int]] = defaultdict(dict)
@@ -180,7 +180,7 @@ def numa_of(entries: Sequence[Any], pools: Mapping[str, Object]) -> int | None:
     found = set()
     for entry in entries:
         pool = pools.get(entry["devicePoolName"], {"spec": {}})
-        for device in pool["spec"].get("devices", ()):
+        for device in pool["spec"].get("devices") or ():
             if device.get("name") == entry["deviceName"]:
                 found |= {one["intValue"] for one in device.get("attributes", ()) if one.get("name") == "numa"}
     return found.pop() if len(found) == 1 else None

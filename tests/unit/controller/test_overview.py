@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,37 +13,18 @@ from hypothesis import strategies as st
 from devalloc.api.manifests import load
 from devalloc.cli.columns import header_and_rows
 from devalloc.controller.allocate import Allocator
-from devalloc.controller.overview import MAX_TEXT, STATES, UNREADABLE, Device, Overview, overview
+from devalloc.controller.overview import MAX_TEXT, UNREADABLE, Device, Overview, overview
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver.naming import natural
 from tests.support.fleets import fill, gpu_claim, gpu_class, gpu_pool
+from tests.support.overviews import adds_up, devices_of
 
 Object = dict[str, Any]
 EXAMPLES = sorted(path.parent for path in Path("examples").glob("*/pools.yaml"))
 
 
-def devices_of(found: Overview) -> list[tuple[str, Device]]:
-    return [(card.name, device) for node in found.nodes for card in node.cards for device in card.devices]
-
-
 def only_device(found: Overview, name: str) -> Device:
     return next(device for _, device in devices_of(found) if device.name == name)
-
-
-def adds_up(found: Overview) -> None:
-    """Whatever the fleet: the sums are those of their parts, which name each device once."""
-    devices = devices_of(found)
-    assert len(devices) == len({(pool, device.name) for pool, device in devices}) == found.counts.devices
-    states = Counter(device.state for _, device in devices)
-    assert {state: getattr(found.counts, state) for state in STATES} == {state: states[state] for state in STATES}
-    assert found.counts.available == states["free"] + states["shared"]
-    for node in found.nodes:
-        assert node.counts.devices == sum(len(card.devices) for card in node.cards)
-        for card in node.cards:
-            assert card.counts.devices == len(card.devices)
-    held = {(pool, device.name) for pool, device in devices if any(not each.is_admin for each in device.holders)}
-    assert {(pool, device.name) for pool, device in devices if device.state in ("held", "shared")} == held
-    assert found.pending == sum(claim.is_pending for claim in found.claims)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
