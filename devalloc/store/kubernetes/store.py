@@ -90,6 +90,7 @@ class KubernetesStore:
         """Transactions that were begun and are not at their end."""
         self._live: set[str] = set()
         """Those of them that a thread is at."""
+        self._recovering = threading.Lock()
 
     # Reading.
 
@@ -268,7 +269,8 @@ class KubernetesStore:
     def recover(self) -> None:
         """Bring transactions to their end that were left, by this process or another, and take away marks that belong
         to none. For the one who decides, before he does: raises StoreError, and then nothing is to be decided."""
-        self._recover(None)
+        with self._recovering:
+            self._recover(None)
         for obj in self.list(_GRANTED).objects:
             if (mark := transaction.mark_of(obj)) is not None:
                 self._unmark_stray(obj, mark)
@@ -299,8 +301,9 @@ class KubernetesStore:
     @contextmanager
     def _fenced(self, units: Sequence[Sequence[Change]], fence: Fence | None) -> Iterator[None]:
         """While this writes, no other commit of this process that its writes would matter to begins."""
-        if left := frozenset(self._open - self._live):
-            self._recover(left)  # what is read half written must not be decided on
+        with self._recovering:
+            if left := frozenset(self._open - self._live):
+                self._recover(left)  # what is read half written must not be decided on
         writes = Counter({change.key.kind for unit in units for change in unit})
         depends = fence.specs | fence.statuses if fence is not None else frozenset()
         self._begin(self._resources.named(depends))
