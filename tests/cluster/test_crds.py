@@ -290,6 +290,7 @@ def test_our_short_names_are_nobody_elses(installed: Cluster) -> None:
 # -- agreement -----------------------------------------------------------------------------------------------------
 
 
+# What annotations say is judged by policies (test_policies), which may be there or not.
 DIFFERENCES: list[tuple[str, str, Any, bool, str]] = [
     # kind, where, what stands there, whether decode() takes it, why the server does the opposite
     ("DeviceClass", "spec.Driver", "x", True, "malformed tags of the prototype are read leniently"),
@@ -299,7 +300,6 @@ DIFFERENCES: list[tuple[str, str, Any, bool, str]] = [
     ("DevicePool", "spec.resources.0.capacity", "0.1n", False, "Kubernetes rounds, S4a refuses"),
     ("DevicePool", "spec.resources.0.capacity", "1e30", False, "Kubernetes caps, S4a refuses"),
     ("DevicePool", "spec.devices.0.requests", {"a\u0007": 1}, False, "rules see the keys of a map, patterns do not"),
-    ("DeviceClaim", "metadata.annotations", {"devalloc.io/priority": "high"}, False, "only policies see annotations"),
     ("DeviceClaim", "spec.claims.0.limits.count", "8Ei", False, "Kubernetes caps, S4a refuses"),
     ("VirtualMachine", "spec.memory", {"min": "1Gi", "max": "7Ei"}, True, "no machine has as much; floats end there"),
     ("DeviceClaim", "status", "x", False, "a creation drops the status unread"),
