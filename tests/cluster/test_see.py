@@ -165,6 +165,11 @@ def test_page_top_and_kubectl_say_the_same(fleet: Cluster, tmp_path: Path, progr
             cards = {card["name"]: card["counts"]["available"] for node in counted["nodes"] for card in node["cards"]}
             assert cards == {pool["metadata"]["name"]: pool["status"]["availableDevices"] for pool in told}
 
+        content = json.loads(kubeconfig.read_text())
+        content["users"][0]["user"]["token"] = token(fleet, "stranger")
+        (tmp_path / "stranger").write_text(json.dumps(content))
+        refused = devalloc("top", "--kubeconfig", tmp_path / "stranger")
+        assert (refused.code, "cannot list" in refused.err) == (1, True), refused.err
         agreed(available=4)
         page = ask(url, "view?open=node:see-1&open=card:see-a&open=node:see-2&open=card:see-b", **viewer)[2].decode()
         assert "NotEnoughDevices" in page

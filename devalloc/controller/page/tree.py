@@ -39,6 +39,9 @@ def nodes(found: Overview, asked: Asked) -> Markup:
         tag("p", "Arrow keys walk, right and left open and close, / searches.", class_="quiet keys", id="keys"),
         scrolled(grid) if fits else none("node", asked),
         more(len(fits), MAX_NODES, "nodes"),
+        None
+        if found.nodes
+        else tag("p", "Only what nodes publish as DevicePools is shown, not ResourceSlices.", class_="quiet"),
         id="nodes",
         tabindex=-1,
     )
