@@ -35,24 +35,26 @@ def is_quota(doc: Object) -> bool:
 
 def bounds_of(quota: Object) -> dict[Bound, int]:
     """How many devices it allows; empty for one that says nothing of devices. What cannot be read allows none."""
-    spec, metadata = quota.get("spec"), quota["metadata"]
-    if not isinstance(spec, dict) or spec.get("scopes") or spec.get("scopeSelector"):
+    spec, metadata = _map(quota.get("spec")), quota["metadata"]
+    if spec.get("scopes") or spec.get("scopeSelector"):
         return {}  # those with scopes are of pods
-    if not isinstance(hard := spec.get("hard"), dict):
-        return {}
     namespace = metadata.get("namespace") or "default"
     return {
         (namespace, metadata["name"], name.removesuffix(SUFFIX)): _whole(amount)
-        for name, amount in hard.items()
+        for name, amount in _map(spec.get("hard")).items()
         if isinstance(name, str) and name.endswith(SUFFIX) and name.removesuffix(SUFFIX) != hostpool.CLASS
     }
 
 
 def told_of(quota: Object) -> dict[str, Any]:
     """What its status says of devices."""
-    status = quota.get("status")
-    used = status.get("used") if isinstance(status, dict) else None
-    return {name: n for name, n in used.items() if name.endswith(SUFFIX)} if isinstance(used, dict) else {}
+    used = _map(_map(quota.get("status")).get("used"))
+    return {name: number for name, number in used.items() if name.endswith(SUFFIX)}
+
+
+def _map(content: Any) -> dict[str, Any]:
+    """Content as it should be; empty where it is something else."""
+    return content if isinstance(content, dict) else {}
 
 
 def _whole(amount: Any) -> int:
@@ -144,10 +146,10 @@ def statuses(documents: Sequence[Object]) -> list[tuple[Object, Object]]:
     used = held(as_allocated(documents), [bound for _, bounds in quotas for bound in bounds], classes_among(documents))
     found = []
     for doc, bounds in quotas:
-        before = doc.get("status") or {}
+        before = _map(doc.get("status"))
         hard = {f"{bound[2]}{SUFFIX}": str(most) for bound, most in bounds.items()}
         mine = {f"{bound[2]}{SUFFIX}": str(used[bound]) for bound in bounds}
-        status = {**before, "hard": {**before.get("hard", {}), **hard}, "used": {**before.get("used", {}), **mine}}
+        status = {**before, "hard": _map(before.get("hard")) | hard, "used": _map(before.get("used")) | mine}
         if status != before:
             found.append((doc, status))
     return found

@@ -210,6 +210,19 @@ class TestCounts:
         Allocator(store).round()
         assert reason(store, "a") == "QuotaExceeded"
 
+    @pytest.mark.parametrize("status", [{"hard": 1, "used": []}, {"used": None}])
+    def test_a_status_that_cannot_be_read_is_written_anew(self, store: SQLiteStore, status: Any) -> None:
+        fill(store, gpu_pool(), gpu_class(), limit(1), gpu_claim("a"))
+        store.replace_status({**store.get("ResourceQuota", "default", "compute"), "status": status})
+        Allocator(store).round()
+        assert store.get("ResourceQuota", "default", "compute")["status"]["used"] == {COUNTED: "1"}
+
+    @pytest.mark.parametrize("spec", ["x", None, {"hard": "x"}, {"hard": None}])
+    def test_a_quota_that_says_nothing_bounds_nothing(self, store: SQLiteStore, spec: Any) -> None:
+        fill(store, gpu_pool(), gpu_class(), {**limit(0), "spec": spec}, gpu_claim("a"))
+        Allocator(store).round()
+        assert len(held(store, "a")) == 1
+
     def test_quotas_of_pods_and_what_others_count_are_left_alone(self, store: SQLiteStore) -> None:
         scoped = limit(0, name="scoped")
         scoped["spec"]["scopes"] = ["BestEffort"]
