@@ -149,6 +149,8 @@ class Allocator:
         self._own_writes: set[str] = set()
         self._limits: dict[Key, Any] = {}
         """what was read of namespaces and quotas"""
+        self._held: dict[Key, Any] = {}
+        """What there is to know of each allocated claim, as of the last round."""
         self._problems: frozenset[str] = frozenset()
 
     def run(self, stop: threading.Event) -> None:
@@ -192,6 +194,7 @@ class Allocator:
         freed = {key for unit in units if unit.released for key in unit.keys}
         self._own_writes = {obj["metadata"]["resourceVersion"] for key, obj in written.items() if key not in freed}
         state = [written.get(Key.of(obj), obj) for obj in documents]
+        self._held = {Key.of(doc): held for doc in state if (held := _held(doc)) is not None}
         self._is_behind = self._clock() - self._counted < self._settings.availability
         if not self._is_behind:
             self._publish_availability(state)
@@ -296,7 +299,11 @@ class Allocator:
                 self._is_behind = False
 
     def _matters(self, event: Event) -> bool:
-        """Of namespaces and quotas much changes that nobody here reads: in a cluster all day long."""
+        """Of namespaces and quotas much changes that nobody here reads, and of allocated claims what nodes say of their
+        devices: in a cluster all day long."""
+        held = _held(event.object) if event.type is not EventType.DELETED else None
+        if held is not None and held == self._held.get(Key.of(event.object)):
+            return False
         if not gate.is_read(event.object):
             return True
         is_there = event.type is not EventType.DELETED
@@ -324,6 +331,15 @@ def _basis(documents: Iterable[Object]) -> dict[Key, Any]:
         elif doc["kind"] == placing.KIND and (kept := placing.counted(doc)):
             found[Key.of(doc)] = (metadata["uid"], kept)
     return found
+
+
+def _held(doc: Object) -> Any:
+    """Of an allocated claim all that a round may decide on; None of anything else."""
+    if doc["kind"] != "DeviceClaim" or not allocations(doc):
+        return None
+    metadata = doc["metadata"]
+    names = ("uid", "generation", "annotations", "finalizers", "deletionTimestamp")
+    return allocations(doc), doc.get("spec"), *(metadata.get(name) for name in names)
 
 
 def _sentence(problem: dict[str, Any]) -> str:

@@ -106,9 +106,9 @@ def test_claims_are_answered_and_events_tell_the_refused_why(cluster: Cluster, t
 def test_nothing_is_written_while_nothing_happens(cluster: Cluster, tmp_path: Path) -> None:
     create(cluster, gpu_pool("p", devices=1), gpu_claim("a"), gpu_claim("b"))
 
-    def label(value: str) -> str:
+    def note(value: str) -> str:
         obj = cluster.get(f"{CLAIMS}/a").content
-        obj["metadata"]["labels"] = {"l": value}
+        obj["metadata"]["annotations"]["n"] = value
         return str(cluster.replace(f"{CLAIMS}/a", obj).content["metadata"]["resourceVersion"])
 
     def versions() -> dict[str, str]:
@@ -117,13 +117,13 @@ def test_nothing_is_written_while_nothing_happens(cluster: Cluster, tmp_path: Pa
 
     with controllers(cluster, tmp_path, 1):
         until(lambda: not unanswered(cluster) and available(cluster) == 0, "all is answered and written")
-        label("1")  # the loser of a batch finds, in the next one, the device in use
+        note("1")  # the loser of a batch finds, in the next one, the device in use
         until(lambda: ("b", "Warning", "DevicesInUse") in events(cluster), "and told")
         before, uid = versions(), cluster.get(f"{CLAIMS}/a").content["metadata"]["uid"]
         # What does not matter to it wakes it up, and it still writes nothing.
-        labelled = label("2")
+        noted = note("2")
         time.sleep(4)
-        assert versions() == {**before, uid: labelled}
+        assert versions() == {**before, uid: noted}
 
 
 def test_one_that_lost_the_lease_ends_with_1(cluster: Cluster, tmp_path: Path) -> None:

@@ -416,3 +416,33 @@ class TestAvailabilityNowAndThen:
         assert [done.available for done in rounds] == [3, 3], "as of the last count"
         assert says() == 2
         assert len(rounds) == 2
+
+
+def test_what_a_node_says_of_devices_is_no_reason_to_decide_again(store: SQLiteStore) -> None:
+    fill(store, gpu_pool(devices=2), gpu_class(), gpu_claim("a"))
+    rounds: list[Round] = []
+    stop = threading.Event()
+
+    def wait_for(number: int) -> None:
+        deadline = time.monotonic() + 60
+        while len(rounds) < number:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    settings = AllocateSettings(batch=0.0, resync=600)
+    thread = threading.Thread(target=Allocator(store, settings=settings, progress=rounds.append).run, args=(stop,))
+    thread.start()
+    wait_for(1)
+    claim = store.get("DeviceClaim", "default", "a")
+    statuses = [{"devicePoolName": "p", "deviceName": "d0", "conditions": [{"type": "Healthy", "status": "True"}]}]
+    claim = store.replace_status({**claim, "status": {**claim["status"], "deviceStatuses": statuses}})
+    store.create(gpu_claim("b"))
+    wait_for(2)
+    assert held(store, "b") == ["p/d1"]
+    time.sleep(0.3)
+    assert len(rounds) == 2, "the claim, and not what its device is like"
+    metadata = {**claim["metadata"], "annotations": {**claim["metadata"]["annotations"], "devalloc.io/release": "x"}}
+    store.replace({**claim, "metadata": metadata})
+    wait_for(3)
+    stop.set()
+    thread.join(60)
