@@ -1,0 +1,301 @@
+"""ResourceClaims that the controller allocates: which wait together, where, and of which devices; the rest is asked of
+a real API server (``tests/cluster/test_resourceclaims.py``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from devalloc.api.aside import is_aside, plain, set_aside
+from devalloc.controller.resourceclaims import slices
+from devalloc.controller.resourceclaims.solver import WarmCluster
+from devalloc.controller.resourceclaims.state import Cluster
+from devalloc.controller.resourceclaims.suiting import suits
+from devalloc.controller.resourceclaims.waiting import Want, wants
+from devalloc.store import Event, EventType
+
+Object = dict[str, Any]
+
+
+def pod(name: str, *claims: str, uid: str = "", spec: Object | None = None, **metadata: Any) -> Object:
+    used = [{"name": claim, "resourceClaimName": claim} for claim in claims]
+    about = {"namespace": "a", "name": name, "uid": uid or f"uid-{name}", **metadata}
+    return {"kind": "Pod", "metadata": about, "spec": {"resourceClaims": used, **(spec or {})}}
+
+
+def claim(name: str, *, node: str = "", ours: bool = True, device: str = "", **metadata: Any) -> Object:
+    labels = {"devalloc.io/allocator": "devalloc"} if ours else {}
+    requests = [{"name": "r", "exactly": {"deviceClassName": "any", "allocationMode": "ExactCount", "count": 1}}]
+    about = {"namespace": "a", "name": name, "uid": f"uid-{name}", "labels": labels, **metadata}
+    found: Object = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": about}
+    found["spec"] = {"devices": {"requests": requests}}
+    if node:
+        results = [{"request": "r", "driver": "devalloc.io", "pool": f"{node}.devalloc", "device": device or "d"}]
+        field = {"key": "metadata.name", "operator": "In", "values": [node]}
+        selector = {"nodeSelectorTerms": [{"matchFields": [field]}]}
+        found["status"] = {"allocation": {"devices": {"results": results}, "nodeSelector": selector}}
+    return found
+
+
+def waiting(pods: list[Object], claims: list[Object]) -> list[Want]:
+    return wants(pods, {("a", each["metadata"]["name"]): each for each in claims})
+
+
+def names(found: list[Want]) -> list[tuple[list[str], list[str]]]:
+    """Of each want the claims and the pods."""
+    return [([key[1] for key in each.claims], [p["metadata"]["name"] for p in each.pods]) for each in found]
+
+
+# -- which wait --------------------------------------------------------------------------------------------------------
+
+
+def test_the_claims_of_a_pod_belong_together_and_so_do_pods_that_share_one() -> None:
+    pods = [pod("p1", "x", "y"), pod("p2", "y", "z"), pod("p3", "w"), pod("p4", "not-ours", "v")]
+    claims = [claim(name) for name in "vwxyz"] + [claim("not-ours", ours=False)]
+    found = waiting(pods, claims)
+    assert names(found) == [(["v"], ["p4"]), (["w"], ["p3"]), (["x", "y", "z"], ["p1", "p2"])]
+    assert found[2].users(("a", "y")) == [
+        {"resource": "pods", "name": name, "uid": f"uid-{name}"} for name in ("p1", "p2")
+    ]
+    assert [user["name"] for user in found[2].users(("a", "z"))] == ["p2"]
+
+
+def test_a_group_belongs_together_across_pods() -> None:
+    marks = {"annotations": {"devalloc.io/group": "g"}}
+    found = waiting(
+        [pod("p1", "x"), pod("p2", "y"), pod("p3", "z")], [claim("x", **marks), claim("y", **marks), claim("z")]
+    )
+    assert names(found) == [(["x", "y"], ["p1", "p2"]), (["z"], ["p3"])]
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        pod("p", "x", spec={"nodeName": "n"}),
+        pod("p", "x", spec={"schedulingGates": [{"name": "later"}]}),
+        pod("p", "x", deletionTimestamp="2026-01-01T00:00:00Z"),
+        pod("p", "x") | {"status": {"phase": "Failed"}},
+        pod("p", "x", "nobody"),
+        pod("p", spec={"resourceClaims": [{"name": "x", "resourceClaimTemplateName": "t"}]}),
+        pod("p", "not-ours"),
+        pod("p"),
+    ],
+)
+def test_a_pod_that_is_not_to_be_scheduled_or_not_complete_waits_for_nothing(one: Object) -> None:
+    assert waiting([one], [claim("x"), claim("not-ours", ours=False)]) == []
+
+
+def test_a_claim_of_a_template_is_its_own_pods_alone() -> None:
+    made = claim("p-x-1", ownerReferences=[{"kind": "Pod", "name": "p", "uid": "uid-p", "controller": True}])
+    used = {"resourceClaims": [{"name": "x", "resourceClaimTemplateName": "t"}]}
+    named = {"status": {"resourceClaimStatuses": [{"name": "x", "resourceClaimName": "p-x-1"}]}}
+    assert names(waiting([pod("p", spec=used) | named], [made])) == [(["p-x-1"], ["p"])]
+    assert waiting([pod("p", uid="another", spec=used) | named], [made]) == []
+    needless = {"status": {"resourceClaimStatuses": [{"name": "x"}]}}
+    assert waiting([pod("p", spec=used) | needless], [made]) == []
+
+
+def test_other_claims_of_the_pod_and_pins_say_where() -> None:
+    pinned = claim("y", annotations={"devalloc.io/node": "n1"})
+    (found,) = waiting([pod("p", "x", "held")], [claim("x"), claim("held", node="n2")])
+    assert (found.nodes, found.held) == (frozenset({"n2"}), (("a", "held"),))
+    (found,) = waiting([pod("p", "x", "y")], [claim("x"), pinned])
+    assert found.nodes == frozenset({"n1"})
+    (found,) = waiting([pod("p", "held", "y")], [claim("held", node="n2"), pinned])
+    assert found.nodes == frozenset()
+    (found,) = waiting([pod("p", "x", "theirs")], [claim("x"), claim("theirs", node="n3", ours=False)])
+    assert (found.nodes, found.held) == (frozenset({"n3"}), ())
+
+
+# -- where -------------------------------------------------------------------------------------------------------------
+
+
+def node(name: str = "n", *, unschedulable: bool = False, taints: list[Object] | None = None, **labels: str) -> Object:
+    spec: Object = {"taints": taints or []} | ({"unschedulable": True} if unschedulable else {})
+    return {"kind": "Node", "metadata": {"name": name, "labels": labels}, "spec": spec}
+
+
+def wishing(**spec: Any) -> Object:
+    return pod("p", spec=spec)
+
+
+def affinity(*terms: Object) -> Object:
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": list(terms)}}
+    return {"nodeAffinity": required}
+
+
+def expression(operator: str, *values: str) -> Object:
+    told: Object = {"key": "zone", "operator": operator}
+    return {"matchExpressions": [told | ({"values": list(values)} if values else {})]}
+
+
+DEDICATED = {"key": "dedicated", "value": "gpu", "effect": "NoSchedule"}
+
+
+@pytest.mark.parametrize(
+    ("one", "where", "does"),
+    [
+        (wishing(), node(), True),
+        (wishing(nodeSelector={"zone": "a"}), node(zone="a"), True),
+        (wishing(nodeSelector={"zone": "a"}), node(zone="b"), False),
+        (wishing(affinity=affinity(expression("In", "a", "b"))), node(zone="b"), True),
+        (wishing(affinity=affinity(expression("NotIn", "b"), expression("Exists"))), node(zone="b"), True),
+        (wishing(affinity=affinity(expression("DoesNotExist"))), node(zone="b"), False),
+        (wishing(affinity={"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}), node(), True),
+        (wishing(), node(unschedulable=True), False),
+        (wishing(tolerations=[{"operator": "Exists"}]), node(unschedulable=True, taints=[DEDICATED]), True),
+        (wishing(), node(taints=[DEDICATED]), False),
+        (wishing(), node(taints=[DEDICATED | {"effect": "PreferNoSchedule"}]), True),
+        (wishing(tolerations=[{"key": "dedicated", "value": "gpu"}]), node(taints=[DEDICATED]), True),
+        (wishing(tolerations=[{"key": "dedicated", "value": "cpu"}]), node(taints=[DEDICATED]), False),
+        (wishing(tolerations=[{"key": "dedicated", "operator": "Exists"}]), node(taints=[DEDICATED]), True),
+        (
+            wishing(tolerations=[{"key": "dedicated", "operator": "Exists", "effect": "NoExecute"}]),
+            node(taints=[DEDICATED]),
+            False,
+        ),
+    ],
+)
+def test_where_a_pod_may_run(one: Object, where: Object, does: bool) -> None:
+    assert suits(one, where) == does
+
+
+# -- of which devices --------------------------------------------------------------------------------------------------
+
+
+def test_a_pool_that_is_set_aside_says_so_in_its_name() -> None:
+    assert (is_aside("node-a-0000-41-00"), is_aside(set_aside("node-a-0000-41-00"))) == (False, True)
+    assert plain(set_aside("p")) == plain("p") == "p"
+
+
+def a_slice(name: str, *, pool: str = "p.devalloc", on: str = "n", devices: int = 1, **device: Any) -> Object:
+    header = {"name": pool, "generation": 1, "resourceSliceCount": 1}
+    told = [{"name": f"d{number}", **device} for number in range(devices)]
+    spec = {"driver": "devalloc.io", "nodeName": on, "pool": header, "devices": told}
+    metadata = {"name": name, "uid": f"uid-{name}", "resourceVersion": "1"}
+    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": metadata, "spec": spec}
+
+
+def a_rule(name: str, selector: Object | None, effect: str = "NoSchedule") -> Object:
+    spec: Object = {"taint": {"key": name, "effect": effect}}
+    told = spec | ({} if selector is None else {"deviceSelector": selector})
+    return {"kind": "DeviceTaintRule", "metadata": {"name": name}, "spec": told}
+
+
+@pytest.mark.parametrize(
+    ("selector", "tainted"),
+    [
+        (None, []),
+        ({}, ["d0", "d1"]),
+        ({"driver": "devalloc.io"}, ["d0", "d1"]),
+        ({"driver": "gpu.example.com"}, []),
+        ({"pool": "p.devalloc", "device": "d1"}, ["d1"]),
+        ({"pool": "p"}, []),
+        ({"device": "d0"}, ["d0"]),
+    ],
+)
+def test_rules_taint_the_devices_that_they_select(selector: Object | None, tainted: list[str]) -> None:
+    found = slices.prepared(a_slice("s", devices=2), [a_rule("r", selector)], 7)
+    assert [d["name"] for d in found["spec"]["devices"] if d.get("taints")] == tainted
+    assert all(d["attributes"]["controller.devalloc.io/node"] == {"int": 7} for d in found["spec"]["devices"])
+
+
+def test_only_the_taint_that_sets_aside_is_taken_off() -> None:
+    aside = {"key": "devalloc.io/allocator", "value": "devalloc", "effect": "NoSchedule"}
+    broken = {"key": "devalloc.io/unavailable", "effect": "NoSchedule"}
+    (device,) = slices.prepared(a_slice("s", taints=[broken, aside]), [], 0)["spec"]["devices"]
+    assert device["taints"] == [broken]
+    (device,) = slices.prepared(a_slice("s", taints=[aside]), [], 0)["spec"]["devices"]
+    assert "taints" not in device
+
+
+# -- together ----------------------------------------------------------------------------------------------------------
+
+ANY = {
+    "apiVersion": "resource.k8s.io/v1",
+    "kind": "DeviceClass",
+    "metadata": {"name": "any"},
+    "spec": {"selectors": [{"cel": {"expression": "device.driver == 'devalloc.io'"}}]},
+}
+
+
+class Played:
+    """A cluster that is told of objects, and the solver behind it."""
+
+    def __init__(self, *objects: Object) -> None:
+        self.cluster, self.solver = Cluster(), WarmCluster()
+        self.tell(ANY, *objects)
+
+    def tell(self, *objects: Object) -> None:
+        self.cluster.tell(Event(EventType.MODIFIED, each, "1") for each in objects)
+
+    def lose(self, *objects: Object) -> None:
+        self.cluster.tell(Event(EventType.DELETED, each, "1") for each in objects)
+
+    def answers(self, **avoided: str) -> dict[str, str]:
+        """Of each claim that is waited for the devices, with their pool, or why not."""
+        kept = {("a", name): frozenset({where}) for name, where in avoided.items()}
+        asked = self.cluster.asked(self.cluster.wants(), kept)
+        self.solver.tell(self.cluster.documents())
+        found = {key[1]: "no node" for each in asked if each.misfit for key in each.want.claims}
+        documents = [document for each in asked for document in each.documents]
+        for each in self.solver.solve(documents, None) if documents else ():
+            results = (each["allocations"] or {}).get("devices", {}).get("results", ())
+            told = ", ".join(f"{result['pool'].removesuffix('.devalloc')}/{result['device']}" for result in results)
+            found[each["name"]] = told or each["reason"]
+        return found
+
+
+def test_the_answer_follows_what_is_told() -> None:
+    one = Played(node("n"), a_slice("s", pool="n.devalloc"), a_slice("open", pool="n"), claim("x"), pod("p", "x"))
+    assert one.answers() == {"x": "n/d0"}
+    one.tell(a_rule("broken", {"device": "d0"}))
+    assert one.answers()["x"] == "NoMatchingDevices"
+    one.lose(a_rule("broken", {"device": "d0"}))
+    assert one.answers() == {"x": "n/d0"}
+    holder = claim("other", node="n", device="d0")
+    one.tell(holder)
+    assert one.answers()["x"] == "DevicesInUse"
+    one.lose(holder)
+    one.tell(node("n", unschedulable=True))
+    assert one.answers() == {"x": "no node"}
+    one.lose(node("n"))
+    one.tell(node("n"))
+    assert one.answers(x="n") == {"x": "no node"}
+    one.lose(a_slice("s"))
+    assert one.answers()["x"] == "NoMatchingDevices"
+
+
+def test_a_claim_holds_also_without_its_label_and_whatever_else_it_has() -> None:
+    holder = claim("other", node="n", device="d0", ours=False)
+    theirs = {"request": "r", "driver": "nic.example.com", "pool": "q", "device": "e", "shareID": "?"}
+    holder["status"]["allocation"]["devices"]["results"].append(theirs)
+    one = Played(node("n"), a_slice("s", pool="n.devalloc", devices=2), claim("x"), pod("p", "x"), holder)
+    assert one.answers() == {"x": "n/d1"}
+
+
+def test_admin_access_holds_nothing() -> None:
+    holder = claim("other", node="n", device="d0")
+    holder["status"]["allocation"]["devices"]["results"][0]["adminAccess"] = True
+    one = Played(node("n"), a_slice("s", pool="n.devalloc"), claim("x"), pod("p", "x"), holder)
+    assert one.answers() == {"x": "n/d0"}
+
+
+def test_a_pods_priority_is_its_claims_unless_that_says_another_one() -> None:
+    low, high = pod("low", "x", spec={"priority": 1}), pod("high", "y", spec={"priority": 2})
+    one = Played(node("n"), a_slice("s", pool="n.devalloc"), claim("x"), claim("y"), low, high)
+    assert one.answers() == {"x": "LostToHigherPriority", "y": "n/d0"}
+    one.tell(claim("x", annotations={"devalloc.io/priority": "3"}))
+    assert one.answers() == {"x": "n/d0", "y": "LostToHigherPriority"}
+
+
+def test_a_pod_is_kept_to_its_nodes_and_its_claims_to_one() -> None:
+    there = [node(name, zone=name) for name in ("n1", "n2", "n3")]
+    cards = [a_slice(name, pool=f"{name}.devalloc", on=name, devices=2) for name in ("n1", "n2", "n3")]
+    within = affinity(expression("In", "n2", "n3"))
+    one = Played(*there, *cards, claim("x"), claim("y"), pod("p", "x", "y", spec={"affinity": within}))
+    assert one.answers() == {"x": "n2/d0", "y": "n2/d1"}
+    one.tell(claim("held", node="n2", device="d0"))
+    assert one.answers() == {"x": "n3/d0", "y": "n3/d1"}
+    assert one.answers(x="n3") == {"x": "DevicesInUse", "y": "DevicesInUse"}
