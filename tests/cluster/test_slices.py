@@ -184,6 +184,86 @@ def test_a_taint_keeps_its_time(api: Cluster, tmp_path: Path) -> None:
     assert pf()["taints"] == [before]
 
 
+class Watcher:
+    """What a reader of slices takes a pool for at each moment, by the rules of the API: only the newest generation
+    counts, and only when as many slices of it are there as each of them says."""
+
+    def __init__(self) -> None:
+        self.slices: dict[str, dict[str, Any]] = {}
+        self.generation = 0
+        self.whole: list[set[str]] = []
+        """The devices of the pool, each time it is whole and another than before."""
+        self.wrong: list[str] = []
+
+    def tell(self, event: dict[str, Any]) -> None:
+        content = event["object"]
+        name = content["metadata"]["name"]
+        if event["type"] == "DELETED":
+            self.slices.pop(name, None)
+        else:
+            self.slices[name] = content["spec"]
+        if not self.slices:
+            return
+        newest = max(spec["pool"]["generation"] for spec in self.slices.values())
+        if newest < self.generation:
+            self.wrong.append(f"generation {newest} after {self.generation}")
+        self.generation = newest
+        members = [spec for spec in self.slices.values() if spec["pool"]["generation"] == newest]
+        counts = {spec["pool"]["resourceSliceCount"] for spec in members}
+        if len(counts) > 1:
+            self.wrong.append(f"generation {newest} has {sorted(counts)} slices")
+        if counts == {len(members)}:
+            names = [device["name"] for spec in members for device in spec.get("devices", [])]
+            if len(set(names)) != len(names):
+                self.wrong.append(f"generation {newest} has a device twice")
+            sets = {each["name"] for spec in members for each in spec.get("sharedCounters", [])}
+            used = {
+                use["counterSet"]
+                for spec in members
+                for d in spec.get("devices", [])
+                for use in d.get("consumesCounters", [])
+            }
+            if not used <= sets:
+                self.wrong.append(f"generation {newest} lacks counters {used - sets}")
+            if not self.whole or self.whole[-1] != set(names):
+                self.whole.append(set(names))
+
+
+def test_a_watcher_sees_no_pool_that_is_whole_and_wrong(api: Cluster, tmp_path: Path) -> None:
+    """Growing, shrinking, written by another instance, wiped: between two states nothing is ever complete."""
+    watcher, stop = Watcher(), threading.Event()
+    version = api.get(SLICES).content["metadata"]["resourceVersion"]
+    reader = Client.connect(api.kubeconfig("admin"))
+    heard = threading.Event()
+
+    def watch() -> None:
+        for event in reader.watch(SLICES, {}, version, stop):
+            if event["type"] != "BOOKMARK":
+                if event["object"]["metadata"]["name"] == "the-end":
+                    heard.set()
+                    return
+                watcher.tell(event)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    small, large = nic(tmp_path / "small", 4), nic(tmp_path / "large", 200)
+    one = publisher(api)
+    for pools in (small, large, small):
+        one.publish(pools)
+    publisher(api).publish(large)
+    assert api.as_user("system:node:node-a").delete(f"{SLICES}?fieldSelector=spec.nodeName%3Dnode-a").ok
+    one.publish(small)
+    end = {"name": "the-end", "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": "gpu.example.com", "nodeName": "node-a", "pool": end}
+    body = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": "the-end"}, "spec": spec}
+    assert api.create(SLICES, body).ok
+    assert heard.wait(SECONDS * 2)
+    stop.set()
+    assert watcher.wrong == []
+    few, many = ({device.name for device in pools[0].spec.devices} for pools in (small, large))
+    assert watcher.whole == [few, many, few, many, few]
+
+
 # -- loops -------------------------------------------------------------------------------------------------------------
 
 

@@ -169,8 +169,8 @@ def test_beside_a_busy_scheduler_no_device_has_two_owners(ready: Node, client: C
         for aside in (True, False):
             space.slice(node, (f"d{number}" for number in range(3)), aside=aside, of="beside")
     mine = [f"mine-{number}" for number in range(8)]
-    theirs: dict[str, Any] = {f"theirs-{number}": {} for number in range(4)}
-    theirs |= {f"greedy-{number}": {"tolerations": everything} for number in range(4)}
+    theirs: dict[str, Any] = {f"greedy-{number}": {"tolerations": everything} for number in range(2)}
+    theirs |= {f"theirs-{number}": {} for number in range(6)}
     try:
         with watched(ready, space.claims) as owners, allocating(client) as found:
             for ours, (other, more) in zip(mine, theirs.items(), strict=True):
