@@ -334,5 +334,6 @@ def cluster_publishing(client: Client, driver: str, node: Node) -> Iterator[Publ
             events,
             resync=resync,
             failed=node.metrics.publish_failed,
+            held=lambda: {device.pool for claim in node.claims.prepared() for device in claim.devices},
         )
         yield Publishing(slices.loops, slices.rescan)

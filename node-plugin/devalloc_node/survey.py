@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from devalloc.api.aside import set_aside
 from devalloc.api.pool import DevicePool
 from devalloc.inventory import Discovery, Known, discover
 from devalloc_node.deadline import Deadline
@@ -37,8 +36,6 @@ class Survey:
         config = self._settings.inventory.knowing(self._known(known))
         config = replace(config, allowed=self._settings.bindings.allowed)
         found = discover(self._settings.root, node_name=self._settings.node_name, config=config)
-        if self._settings.set_aside:
-            found = replace(found, pools=[_set_aside(pool) for pool in found.pools])
         with self._looked:
             if found.pools or not any(problem.is_error for problem in found.problems):
                 self.pools = found.pools
@@ -62,8 +59,3 @@ class Survey:
         """What is published of the devices is out of date."""
         if self.rescan is not None:
             self.rescan()
-
-
-def _set_aside(pool: DevicePool) -> DevicePool:
-    name = set_aside(pool.metadata.name)
-    return pool.model_copy(update={"metadata": pool.metadata.model_copy(update={"name": name})})

@@ -27,17 +27,7 @@ def api(cluster: Cluster) -> Cluster:
 
 @pytest.fixture(scope="module")
 def client(api: Cluster) -> Client:
-    found = kube_claims.controller(api)
-
-    def may() -> bool:
-        try:
-            found.get("/api/v1/pods")
-        except ApiError:
-            return False
-        return True
-
-    eventually(may, "the controller's rights count")
-    return found
+    return kube_claims.controller(api)
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ import pytest
 
 from devalloc.store.kubernetes import ApiError, Client
 from tests.support import kube_claims
-from tests.support.kube_claims import RULES, allocating, eventually
-from tests.support.kube_node import Node
+from tests.support.kube_claims import RULES, SLICES, allocating, eventually
+from tests.support.kube_node import NODE, Node
 from tests.support.kube_plugin import DRIVER, Bed
 from tests.support.kube_pods import OURS, PODS, Pods, cards_of, furnished, pods_of, published, serve
 
@@ -55,6 +55,26 @@ def unschedulable(node: Node, pod: str, path: str = PODS) -> Callable[[], str]:
     return found
 
 
+NIC, GPU, ASIDE = "node-a-0000-41-00", "node-a-0000-01-00", ".devalloc"
+
+
+def pools(node: Node) -> list[str]:
+    items = node.cluster.get(SLICES).content["items"]
+    return sorted({item["spec"]["pool"]["name"] for item in items if item["spec"]["nodeName"] == NODE})
+
+
+@contextmanager
+def set_aside(node: Node) -> Iterator[None]:
+    """As kubectl label does."""
+    admin, path = Client.connect(node.cluster.kubeconfig("admin")), f"/api/v1/nodes/{NODE}"
+    label = "/metadata/labels/devalloc.io~1allocator"
+    admin.patch(path, [{"op": "add", "path": label, "value": "devalloc"}])
+    try:
+        yield
+    finally:
+        admin.patch(path, [{"op": "remove", "path": label}])
+
+
 def rule(device: str, effect: str) -> dict[str, Any]:
     taint = {"key": "example.com/broken", "effect": effect}
     spec = {"deviceSelector": {"driver": DRIVER, "device": device}, "taint": taint}
@@ -91,28 +111,34 @@ def test_the_same_pod_with_its_claim_allocated_by_the_controller(
     bed: Bed, ready: Node, pods: Pods, client: Client
 ) -> None:
     before = bed.host.snapshot()
-    serve(bed, ready, "--allocator=devalloc")
-    pods.start("theirs", "vf")
-    pods.start("ours", f"vf{OURS}")
-    ready.wait_until("set aside from kube-scheduler", unschedulable(ready, "theirs"))
-    ready.wait_until("left to the controller", unschedulable(ready, "ours"))
-    with allocating(client) as found:
+    serve(bed, ready)
+    pods.start("first", "vf")
+    pods.told("first")
+    with set_aside(ready), allocating(client) as found:
+        ready.wait_until("what is free is set aside", lambda: pools(ready) == [GPU + ASIDE, NIC])
+        pods.start("ours", f"vf{OURS}")
+        ready.wait_until("there is nothing for it yet", lambda: found.notes("NoMatchingDevices"))
+        pods.end("first")
+        ready.wait_until("now that is free, too", lambda: pools(ready) == [GPU + ASIDE, NIC + ASIDE])
+        pods.start("theirs", "vf")
         seen = pods.told("ours")
         device = pods.device("ours")
         assert seen["env"][f"DEVALLOC_PCI_{device.replace('-', '_')}"] in bed.host.vf_addresses("0000:41:00.0")
         assert "taints" in published(ready)[device]
         status = pods.claim("ours")["status"]
-        assert [each["pool"] for each in status["allocation"]["devices"]["results"]] == ["node-a-0000-41-00.devalloc"]
+        assert [each["pool"] for each in status["allocation"]["devices"]["results"]] == [NIC + ASIDE]
         assert [each["name"] for each in status["reservedFor"]] == ["ours"]
         told = ready.wait_until("its device is told", lambda: pods.claim("ours")["status"].get("devices"))
-        assert told[0]["pool"] == "node-a-0000-41-00.devalloc"
-        assert found.notes("Allocated")
+        assert told[0]["pool"] == NIC + ASIDE
+        ready.wait_until("it is set aside from kube-scheduler", unschedulable(ready, "theirs"))
         pods.end("ours")
         ready.wait_until("unprepare follows", lambda: bed.host.snapshot() == before)
 
         pods.start("again", f"card{OURS}")  # the VFs are free again, so the card is whole
         pods.told("again")
-        pods.end("again", "theirs")
+        pods.end("again")
+    pods.told("theirs")
+    pods.end("theirs")
     assert bed.host.snapshot() == before
 
 
@@ -169,8 +195,8 @@ def test_beside_a_busy_scheduler_no_device_has_two_owners(ready: Node, client: C
         for aside in (True, False):
             space.slice(node, (f"d{number}" for number in range(3)), aside=aside, of="beside")
     mine = [f"mine-{number}" for number in range(8)]
-    theirs: dict[str, Any] = {f"greedy-{number}": {"tolerations": everything} for number in range(2)}
-    theirs |= {f"theirs-{number}": {} for number in range(6)}
+    theirs: dict[str, Any] = {f"theirs-{number}": {} for number in range(6)}
+    theirs |= {f"greedy-{number}": {"tolerations": everything} for number in range(2)}
     try:
         with watched(ready, space.claims) as owners, allocating(client) as found:
             for ours, (other, more) in zip(mine, theirs.items(), strict=True):
@@ -182,14 +208,18 @@ def test_beside_a_busy_scheduler_no_device_has_two_owners(ready: Node, client: C
             def count(names: Iterable[str]) -> int:
                 return sum(bool(owners.now.get(f"beside/{name}")) for name in names)
 
-            eventually(lambda: count(mine) == 6 and count(theirs) == 6, "all devices are given out")
-            eventually(lambda: found.notes("DevicesInUse") or found.notes("LostToCompetition"), "two are told why not")
+            def refused() -> bool:
+                items = ready.cluster.get("/api/v1/namespaces/beside/events").content["items"]
+                return any("given out by devalloc's controller only" in item["message"] for item in items)
 
             def bound() -> list[str]:
                 items = ready.cluster.get(space.pods).content["items"]
                 names = [pod["metadata"]["name"] for pod in items if pod["spec"].get("nodeName")]
                 return [name for name in names if name in mine]
 
+            eventually(lambda: count(mine) == 6 and count(theirs) >= 3, "devices are given out by both")
+            eventually(refused, "kube-scheduler has tried to give out what is set aside")
+            eventually(lambda: found.notes("DevicesInUse") or found.notes("LostToCompetition"), "two are told why not")
             taken = eventually(lambda: len(found := bound()) == 6 and found, "pods are where their devices are")
             for name in taken[:3]:
                 ready.cluster.delete(f"{space.pods}/{name}?gracePeriodSeconds=0")

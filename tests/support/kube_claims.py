@@ -7,17 +7,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from devalloc.api.aside import ALLOCATOR, DEVALLOC, TAINT, set_aside
 from devalloc.controller.resourceclaims import ResourceClaimAllocator, ResourceClaimSettings
 from devalloc.controller.told import Told
-from devalloc.install.manifests import collection_of
-from devalloc.store.kubernetes import Client
-from tests.support import kube_rights
+from devalloc.store.kubernetes import ApiError, Client
+from tests.support import kube_crds, kube_rights
 from tests.support.kube import Cluster
 
 RESOURCE = "/apis/resource.k8s.io/v1"
@@ -25,31 +21,27 @@ SLICES = f"{RESOURCE}/resourceslices"
 RULES = f"{RESOURCE}/devicetaintrules"
 CLASSES = f"{RESOURCE}/deviceclasses"
 DRIVER = "devalloc.io"
-SHIPPED = Path(__file__).parents[2] / "deploy" / "resourceclaims" / "rights.yaml"
 SECONDS = 60.0
-_ACCOUNT = "/api/v1/namespaces/devalloc-system/serviceaccounts"
 
 
 def install(cluster: Cluster) -> None:
-    """The controller's account with its rights for ResourceClaims, and the policy, as they are shipped."""
-    kube_rights.install(cluster)
-    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "devalloc-controller"}}
-    bodies = [(_ACCOUNT, account)]
-    bodies += [(collection_of(body), body) for body in yaml.safe_load_all(SHIPPED.read_text())]
-    for path, body in bodies:
-        answer = cluster.create(path, body)
-        assert answer.ok or answer.status == 409, f"{body['kind']}: {answer.message}"
+    """The rights of the controller and of nodes, and the policies, as they are shipped."""
+    kube_crds.install(cluster)
+    kube_rights.install(cluster, "both", resource_claims=True)
 
 
 def controller(cluster: Cluster) -> Client:
-    """With a token as the controller's pods have."""
-    asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-    answer = cluster.create(f"{_ACCOUNT}/devalloc-controller/token", asked)
-    assert answer.ok, answer.message
-    path = cluster.folder / "devalloc-controller.kubeconfig"
-    path.touch(0o600)
-    path.write_text(cluster.kubeconfig("admin").read_text().replace(cluster.token, answer.content["status"]["token"]))
-    return Client.connect(path)
+    """With a token as the controller's pods have, once its rights count."""
+    found = Client.connect(kube_rights.controller_kubeconfig(cluster))
+
+    def may() -> bool:
+        try:
+            return bool(found.get("/api/v1/pods", {"limit": "1"}))
+        except ApiError:
+            return False
+
+    eventually(may, "the controller's rights count")
+    return found
 
 
 def eventually(found: Callable[[], Any], what: str) -> Any:

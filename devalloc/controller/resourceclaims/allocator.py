@@ -137,7 +137,7 @@ class ResourceClaimAllocator:
 
     def _tried(self, act: Callable[[], object], stop: threading.Event) -> bool:
         """Do it, again and again where it fails; False once ``stop`` is set."""
-        failures = 0
+        failures, said = 0, ""
         while not stop.is_set():
             try:
                 act()
@@ -147,8 +147,10 @@ class ResourceClaimAllocator:
                 failures += 1
                 pause = min(self._settings.retry * 2 ** min(failures - 1, 30), self._settings.resync)
                 unexpected = None if isinstance(error, (ApiError, StoreError)) else error
+                news = str(error) != said
+                said = str(error)
                 told = "ResourceClaims cannot be answered, next try in %.0f s: %s"
-                log.warning(told, pause, error, exc_info=unexpected)
+                log.log(logging.WARNING if news else logging.DEBUG, told, pause, error, exc_info=unexpected)
                 stop.wait(pause)
         return False
 
