@@ -35,7 +35,7 @@ def space(api: Cluster) -> Iterator[Space]:
     """With the class ``any``, and two nodes that are set aside: of two and of four devices."""
     number = next(_NUMBERS)
     found = kube_claims.make_space(api, f"claims-{number}")
-    found.device_class(f"any-{number}", f'{ANY} && device.attributes["devalloc.io"].of == "{found.name}"')
+    found.device_class(f"any-{number}", f'{ANY} && device.attributes["devalloc.io"].?of.orValue("") == "{found.name}"')
     for node, devices in (("small", 2), ("large", 4)):
         found.node(f"{node}-{number}", size=node)
         found.slice(f"{node}-{number}", (f"{node}-{index}" for index in range(devices)), of=found.name)

@@ -186,24 +186,29 @@ def watched(node: Node, path: str) -> Iterator[Owners]:
 
 
 def test_beside_a_busy_scheduler_no_device_has_two_owners(ready: Node, client: Client) -> None:
-    """Each node offers devices to both; some claims tolerate every taint, so that kube-scheduler sees all of them."""
+    """Each node offers devices to both; some claims want what is set aside, and tolerate every taint."""
     space = kube_claims.make_space(ready.cluster, "beside")
     everything = [{"operator": "Exists"}]
-    space.device_class("beside", 'device.attributes["devalloc.io"].of == "beside"')
+    ours, open_ = (
+        f'device.attributes["devalloc.io"].?allocator.orValue("") {sign} "devalloc"' for sign in ("==", "!=")
+    )
+    space.device_class("beside", f'device.attributes["devalloc.io"].of == "beside" && {ours}')
+    space.device_class("beside-open", f'device.attributes["devalloc.io"].of == "beside" && {open_}')
     for node in ("beside-1", "beside-2"):
         space.node(node, room=50)
         for aside in (True, False):
             space.slice(node, (f"d{number}" for number in range(3)), aside=aside, of="beside")
-    mine = [f"mine-{number}" for number in range(8)]
-    theirs: dict[str, Any] = {f"theirs-{number}": {} for number in range(6)}
-    theirs |= {f"greedy-{number}": {"tolerations": everything} for number in range(2)}
+    mine, theirs = [f"mine-{number}" for number in range(8)], [f"theirs-{number}" for number in range(6)]
     try:
         with watched(ready, space.claims) as owners, allocating(client) as found:
-            for ours, (other, more) in zip(mine, theirs.items(), strict=True):
-                space.claim(ours, "beside")
-                space.claim(other, "beside", ours=False, **more)
-                for claim in (ours, other):
-                    space.pod(claim, claim, tolerations=everything)
+            for number, claim in enumerate(mine):
+                space.claim(claim, "beside")
+                if number < len(theirs):
+                    space.claim(theirs[number], "beside-open", ours=False)
+                else:
+                    space.claim(f"greedy-{number}", "beside", ours=False, tolerations=everything)
+                for name in (claim, theirs[number] if number < len(theirs) else f"greedy-{number}"):
+                    space.pod(name, name, tolerations=everything)
 
             def count(names: Iterable[str]) -> int:
                 return sum(bool(owners.now.get(f"beside/{name}")) for name in names)
@@ -217,7 +222,7 @@ def test_beside_a_busy_scheduler_no_device_has_two_owners(ready: Node, client: C
                 names = [pod["metadata"]["name"] for pod in items if pod["spec"].get("nodeName")]
                 return [name for name in names if name in mine]
 
-            eventually(lambda: count(mine) == 6 and count(theirs) >= 3, "devices are given out by both")
+            eventually(lambda: count(mine) == 6 == count(theirs), "devices are given out by both")
             eventually(refused, "kube-scheduler has tried to give out what is set aside")
             eventually(lambda: found.notes("DevicesInUse") or found.notes("LostToCompetition"), "two are told why not")
             taken = eventually(lambda: len(found := bound()) == 6 and found, "pods are where their devices are")

@@ -93,6 +93,7 @@ class Space:
     def slice(self, node: str, devices: Iterable[str], *, aside: bool = True, **attributes: str) -> None:
         """A pool of one slice."""
         pool = set_aside(f"{node}-card") if aside else f"{node}-card"
+        attributes |= {"allocator": DEVALLOC} if aside else {}
         told: dict[str, Any] = {"attributes": {name: {"string": value} for name, value in attributes.items()}}
         told |= {"taints": [TAINT]} if aside else {}
         header = {"name": pool, "generation": 1, "resourceSliceCount": 1}

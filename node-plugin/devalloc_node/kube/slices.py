@@ -9,7 +9,7 @@ pool resource, what a device draws      counter, consumed counters; left out whe
 ``devalloc.io/unavailable``             the attribute, and a taint of that name with effect NoSchedule
 ``devalloc.io/compatibilityGroup``      compatibilityGroups where the cluster has them; else the devices of one group
                                         are offered and the others tainted with ``devalloc.io/compatibility``
-a pool that is set aside                a taint ``devalloc.io/allocator`` on each device (``devalloc.api.aside``)
+a pool that is set aside                the attribute ``allocator`` and a taint on each device (``devalloc.api.aside``)
 resources of a device itself            cannot be told: the device is left out
 ======================================  ==============================================================================
 """
@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from devalloc.api.aside import TAINT, is_aside
+from devalloc.api.aside import DEVALLOC, TAINT, is_aside
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
 from devalloc.api.pool import AttributeValue, Device, DevicePool
 from devalloc.api.problems import Problem
@@ -95,7 +95,8 @@ def sliced(pool: DevicePool, features: Features) -> SlicePool:
             left_out[name] = "is set aside, which the cluster cannot tell: DRADeviceTaints is off"
         if name not in kept or name in left_out:
             continue
-        content, unsaid_of = _device(device, attributes[name], closed.get(name))
+        said = {"allocator": DEVALLOC, **attributes[name]} if aside else attributes[name]
+        content, unsaid_of = _device(device, said, closed.get(name))
         if aside:
             content["taints"] = [*content.get("taints", ()), dict(TAINT)]
         if consumed := plan.consumed.get(name):
