@@ -189,11 +189,10 @@ def test_beside_a_busy_scheduler_no_device_has_two_owners(ready: Node, client: C
     """Each node offers devices to both; some claims want what is set aside, and tolerate every taint."""
     space = kube_claims.make_space(ready.cluster, "beside")
     everything = [{"operator": "Exists"}]
-    ours, open_ = (
-        f'device.attributes["devalloc.io"].?allocator.orValue("") {sign} "devalloc"' for sign in ("==", "!=")
-    )
-    space.device_class("beside", f'device.attributes["devalloc.io"].of == "beside" && {ours}')
-    space.device_class("beside-open", f'device.attributes["devalloc.io"].of == "beside" && {open_}')
+    of_this_test = 'device.attributes["devalloc.io"].?of.orValue("") == "beside"'
+    allocator = 'device.attributes["devalloc.io"].?allocator.orValue("")'
+    space.device_class("beside", f'{of_this_test} && {allocator} == "devalloc"')
+    space.device_class("beside-open", f'{of_this_test} && {allocator} == ""')
     for node in ("beside-1", "beside-2"):
         space.node(node, room=50)
         for aside in (True, False):
