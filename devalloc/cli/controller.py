@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     "--resource-claims",
     is_flag=True,
     help="Also allocate ResourceClaims of resource.k8s.io with the label devalloc.io/allocator: devalloc, from nodes "
-    "that are set aside by the same label.",
+    "that are set aside (devalloc node --allocator devalloc).",
 )
 @click.option(
     "--availability-interval",

@@ -334,6 +334,7 @@ def cluster_publishing(client: Client, driver: str, node: Node) -> Iterator[Publ
             events,
             resync=resync,
             failed=node.metrics.publish_failed,
+            aside=node.settings.set_aside,
             held=lambda: {device.pool for claim in node.claims.prepared() for device in claim.devices},
         )
         yield Publishing(slices.loops, slices.rescan)

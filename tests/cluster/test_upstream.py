@@ -63,18 +63,6 @@ def pools(node: Node) -> list[str]:
     return sorted({item["spec"]["pool"]["name"] for item in items if item["spec"]["nodeName"] == NODE})
 
 
-@contextmanager
-def set_aside(node: Node) -> Iterator[None]:
-    """As kubectl label does."""
-    admin, path = Client.connect(node.cluster.kubeconfig("admin")), f"/api/v1/nodes/{NODE}"
-    label = "/metadata/labels/devalloc.io~1allocator"
-    admin.patch(path, [{"op": "add", "path": label, "value": "devalloc"}])
-    try:
-        yield
-    finally:
-        admin.patch(path, [{"op": "remove", "path": label}])
-
-
 def rule(device: str, effect: str) -> dict[str, Any]:
     taint = {"key": "example.com/broken", "effect": effect}
     spec = {"deviceSelector": {"driver": DRIVER, "device": device}, "taint": taint}
@@ -111,10 +99,12 @@ def test_the_same_pod_with_its_claim_allocated_by_the_controller(
     bed: Bed, ready: Node, pods: Pods, client: Client
 ) -> None:
     before = bed.host.snapshot()
-    serve(bed, ready)
+    plugin = serve(bed, ready)
     pods.start("first", "vf")
     pods.told("first")
-    with set_aside(ready), allocating(client) as found:
+    plugin.stop()
+    serve(bed, ready, "--allocator=devalloc")
+    with allocating(client) as found:
         ready.wait_until("what is free is set aside", lambda: pools(ready) == [GPU + ASIDE, NIC])
         pods.start("ours", f"vf{OURS}")
         ready.wait_until("there is nothing for it yet", lambda: found.notes("NoMatchingDevices"))
@@ -136,9 +126,7 @@ def test_the_same_pod_with_its_claim_allocated_by_the_controller(
 
         pods.start("again", f"card{OURS}")  # the VFs are free again, so the card is whole
         pods.told("again")
-        pods.end("again")
-    pods.told("theirs")
-    pods.end("theirs")
+        pods.end("again", "theirs")
     assert bed.host.snapshot() == before
 
 
