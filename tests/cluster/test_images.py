@@ -68,14 +68,29 @@ def images(progress: Progress, tmp_path_factory: pytest.TempPathFactory) -> Iter
         image.archive.unlink()
 
 
+@pytest.fixture(scope="module")
+def loaded(node: Node, images: dict[str, Built]) -> Node:
+    """The node has the images, that of the plugin also as the next version."""
+    for image in images.values():
+        import_image(node, image.archive)
+    tag_image(node, full_name(f"{PLUGIN}:{version()}"), full_name(f"{PLUGIN}:{NEXT}"))
+    return node
+
+
 # -- what is in them ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module", params=["controller", "node"])
-def members(request: pytest.FixtureRequest, images: dict[str, Built]) -> dict[str, tarfile.TarInfo]:
+def key(request: pytest.FixtureRequest) -> str:
+    """Which image."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def members(key: str, images: dict[str, Built]) -> dict[str, tarfile.TarInfo]:
     """All files of an image, by path."""
     found = {}
-    for layer in images[request.param].layers:
+    for layer in images[key].layers:
         with tarfile.open(layer.path) as tar:
             found |= {member.name: member for member in tar}
     return found
@@ -109,12 +124,8 @@ def test_nothing_is_in_them_that_only_builds_or_tests(members: dict[str, tarfile
     assert [name for name in sources if _compiled(name) not in compiled] == []
 
 
-@pytest.mark.parametrize("key", NOT_IN)
-def test_neither_has_what_the_other_one_is_for(images: dict[str, Built], key: str) -> None:
-    found = set()
-    for layer in images[key].layers:
-        with tarfile.open(layer.path) as tar:
-            found |= {name.removeprefix(f"{SITE}/").split("/")[0] for name in tar.getnames() if name.startswith(SITE)}
+def test_neither_has_what_the_other_one_is_for(key: str, members: dict[str, tarfile.TarInfo]) -> None:
+    found = {name.removeprefix(f"{SITE}/").split("/")[0] for name in members if name.startswith(f"{SITE}/")}
     assert "devalloc" in found
     assert not found & set(NOT_IN[key])
 
@@ -130,6 +141,34 @@ def test_what_changes_with_each_version_is_small(images: dict[str, Built]) -> No
 def _compiled(name: str) -> str:
     folder, _, file = name.rpartition("/")
     return f"{folder}/__pycache__/{file.removesuffix('.py')}.cpython-311.pyc"
+
+
+def test_each_starts_as_whom_it_says_and_knows_its_version(loaded: Node) -> None:
+    """With nothing told to it but what to do; the controller's user is checked by the kubelet."""
+    for name, settings in {CONTROLLER: {"runAsNonRoot": True}, PLUGIN: {}}.items():
+        container = {
+            "name": "main",
+            "image": f"{name}:{version()}",
+            "imagePullPolicy": "Never",
+            "args": ["--version"],
+            "securityContext": {"readOnlyRootFilesystem": True, **settings},
+        }
+        spec = {
+            "hostNetwork": True,
+            "restartPolicy": "Never",
+            "automountServiceAccountToken": False,
+            "containers": [container],
+        }
+        made = loaded.cluster.create(
+            WORK, {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"version-of-{name}"}, "spec": spec}
+        )
+        assert made.ok, made.message
+    for name in (CONTROLLER, PLUGIN):
+        pod = f"version-of-{name}"
+        assert loaded.wait_until(f"{pod} has spoken", lambda pod=pod: loaded.output(pod), SECONDS) == [
+            f"devalloc {version()}"
+        ]
+        loaded.cluster.delete(f"{WORK}/{pod}?gracePeriodSeconds=0")
 
 
 # -- the node's plugin -------------------------------------------------------------------------------------------------
@@ -193,15 +232,6 @@ def host(tmp_path: Path) -> FakeHost:
     host.add(cards.gpu(iommu_group=15, driver="vfio-pci"))
     host.add(cards.gpu("0000:02:00.0", iommu_group=16, driver="vfio-pci"))
     return host
-
-
-@pytest.fixture(scope="module")
-def loaded(node: Node, images: dict[str, Built]) -> Node:
-    """The node has the images, that of the plugin also as the next version."""
-    for image in images.values():
-        import_image(node, image.archive)
-    tag_image(node, full_name(f"{PLUGIN}:{version()}"), full_name(f"{PLUGIN}:{NEXT}"))
-    return node
 
 
 @pytest.fixture
