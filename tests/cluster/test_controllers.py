@@ -369,14 +369,14 @@ def test_it_goes_on_when_the_api_server_comes_back(cluster: Cluster) -> None:
 
 def test_clocks_of_the_two_need_not_agree(cluster: Cluster) -> None:
     create(cluster, gpu_pool("p", devices=2), gpu_claim("a"))
-    with controlling(cluster, seconds=15.0, deadline=10.0) as (first, _):
+    with controlling(cluster, seconds=30.0, deadline=20.0) as (first, _):
         until(lambda: "a" in holders(cluster), "it answers")
         other = Gated.connect(cluster.kubeconfig("admin"))
         assert isinstance(other, Gated)
-        second, thread, _ = run_controller(cluster, "two", other, seconds=15.0, deadline=10.0, skew=86_400.0)
+        second, thread, _ = run_controller(cluster, "two", other, seconds=30.0, deadline=20.0, skew=86_400.0)
         try:
             until(lambda: "held by one-" in second.controller.told, "it has looked at the lease")
-            time.sleep(5)  # it looks every two seconds
+            time.sleep(6)  # it looks every four seconds
             assert (first.controller.state, second.controller.state) == ("leading", "waiting")
             first.stop()
             until(lambda: second.controller.state == "leading", "it was given back")

@@ -22,7 +22,7 @@ CLAIMS = f"{DEVMGMT}/namespaces/default/deviceclaims"
 NODES, CARDS, DEVICES = 4, 2, 4
 LEASE = 6.0
 WANTED = "devalloc.io/prepared-on"
-SETTLE_SECONDS = 300.0
+SETTLE_SECONDS = 150.0
 
 
 @dataclass
