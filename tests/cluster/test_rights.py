@@ -59,26 +59,26 @@ ANYBODY = {
 READ = "get list watch"
 CONTROLLER = {
     **ANYBODY,
-    "devmgmtproto.k8s.io/deviceclaims": f"{READ} update patch allocate",
-    "devmgmtproto.k8s.io/deviceclaims/status": "update patch",
+    "devmgmtproto.k8s.io/deviceclaims": f"{READ} update allocate",
+    "devmgmtproto.k8s.io/deviceclaims/status": "update",
     "devmgmtproto.k8s.io/deviceclasses": READ,
     "devmgmtproto.k8s.io/devicepools": READ,
-    "devmgmtproto.k8s.io/devicepools/status": "update patch",
-    "devalloc.io/virtualmachines": f"{READ} update patch allocate",
-    "devalloc.io/virtualmachines/status": "update patch",
+    "devmgmtproto.k8s.io/devicepools/status": "update",
+    "devalloc.io/virtualmachines": f"{READ} update allocate",
+    "devalloc.io/virtualmachines/status": "update",
     "devalloc.io/vfconfigs": READ,
     "devalloc.io/vfioconfigs": READ,
     "devalloc.io/vgpuconfigs": READ,
     "/namespaces": READ,
     "/resourcequotas": READ,
-    "/resourcequotas/status": "update patch",
+    "/resourcequotas/status": "update",
     "events.k8s.io/events": "create update",
     "authentication.k8s.io/tokenreviews": "create",
     "authorization.k8s.io/subjectaccessreviews": "create",
 }
 OF_ITS_NAMESPACE = {
     "coordination.k8s.io/leases": "create",
-    "/configmaps": f"{READ} create update delete",
+    "/configmaps": "get list create update delete",
 }
 NODE = {**ANYBODY, "/nodes": "get"}
 SLICES = {
@@ -292,7 +292,7 @@ def ref_of(claim: dict[str, Any]) -> ClaimRef:
 def test_the_controller_answers_claims_and_says_why_not(ruled: Cluster, tmp_path: Path) -> None:
     """The process as it is installed, but for its address."""
     own = replace(ruled, tokens={**ruled.tokens, CONTROLLER_USER: kube_rights.token(ruled, "devalloc-controller")})
-    process = Process(own, tmp_path, "controller", "6s")
+    process = Process(own, tmp_path, "controller", "60s")
     process.user = CONTROLLER_USER
     members = [gpu_claim(name, group="pair") for name in ("one", "two")]
     bodies = [gpu_pool("big", 3, "node-b"), *members, gpu_claim("greedy", 9)]
