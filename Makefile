@@ -18,13 +18,15 @@ FUZZ_INSTANCES ?= 20000
 FUZZ_EXAMPLES ?= 400
 SEARCHED := scaling_world.py normal_form.py place_properties.py place_partitions.py place_spots.py blockers_of_cards.py \
   reasons_true.py twins.py joint_dra.py check.py
-# Workers of the quick tiers, of which one that has nothing left takes over from another; cluster tests own the machine.
+# Workers of the quick tiers, of which one that has nothing left takes over from another.
 JOBS ?= auto
 # Of the unit and conformance tiers: each waits a fifth of its time, for threads, processes and what is meant to hang, so
 # there is one to spare.
 QUICK_JOBS ?= $(if $(filter auto,$(JOBS)),$(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1))),$(JOBS))
 # Of the machine tier: emulated machines compute, and each worker keeps a CPU busy.
 MACHINE_JOBS ?= 2
+# Of the cluster tier: its tests mostly wait for control planes and the kubelet.
+CLUSTER_JOBS ?= 2
 # Bytecode is kept: without it each worker, and each child that tests start, compiles all anew: a fifth of the unit tier
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -76,7 +78,7 @@ test-machine: setup ## real QEMU and kernel (skips where there is none)
 
 test-cluster: setup ## a real Kubernetes control plane (skips where there is none)
 	@$(BIN)/python -m tests.support.kube_build > /dev/null || true  # no test's time is measured by what is built once
-	$(call tier,cluster)
+	$(call tier,cluster,-n $(CLUSTER_JOBS))
 
 dev-cluster: setup ## a Kubernetes to play with, until Ctrl-C; as root with a node
 	@$(BIN)/python -m tests.support.dev_cluster

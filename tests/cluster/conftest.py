@@ -1,8 +1,10 @@
-"""One control plane for all tests of the tier, and one node with a kubelet for those that need it."""
+"""One control plane for all tests of a worker, and one node with a kubelet for those that need it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +12,28 @@ from tests.support import kube_build, kube_images, kube_node, kube_runc
 from tests.support.go_build import Progress, Unavailable
 from tests.support.kube import Cluster, running
 from tests.support.kube_node import Node, Programs, leftovers, node_running
+
+HERE = Path(__file__).parent
+ON_A_NODE = ("test_kubelet.py", "test_upstream.py", "test_images.py")
+"""Modules whose tests share the node, and so run one after the other: first, for they take the longest."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {name: number for number, name in enumerate(ON_A_NODE)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)) if item.path.parent == HERE else -1)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With several workers: a module at a time, each worker with a control plane of its own."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByModule(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            module = nodeid.partition("::")[0].rpartition("/")[2]
+            return "on a node" if module in ON_A_NODE else module
+
+    config.option.loadscopereorder = False  # in the order of ``ON_A_NODE``
+    return ByModule(config, log)
 
 
 @pytest.fixture(scope="session")
