@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from devalloc.install.manifests import Options, Publish, collection_of, manifests, path_of
-from tests.support.kube import Cluster
+from tests.support.kube import Cluster, free_ports
 from tests.support.kube_node import Node
 
 NAMESPACE = "devalloc-system"
@@ -40,7 +40,10 @@ def shipped(node: Node, publish: Publish, tag: str, host: Path, state: Path) -> 
         elif one["kind"] == "Deployment":
             one["spec"]["replicas"] = 1  # two would want one port of the host's network
             one["spec"]["strategy"] = {"type": "Recreate"}
-            _adapted(one, node.cluster, [])["hostNetwork"] = True
+            (port,) = free_ports(1)  # of the host's network, in which others may run the same test
+            pod = _adapted(one, node.cluster, [f"--listen=0.0.0.0:{port}"])
+            pod["hostNetwork"] = True
+            pod["containers"][0]["ports"] = [{"name": "https", "containerPort": port}]
     return objects
 
 
