@@ -170,7 +170,8 @@ def test_it_is_installed_used_and_taken_off_with_nothing_left(
     for path, generation in generations.items():
         assert own.get(path).content["metadata"]["generation"] == generation, path
 
-    kubectl("apply", "-f", "examples/whole-gpu")
+    kubectl("create", "namespace", "network")
+    kubectl("apply", "-R", "-f", "examples")
     shown = kubectl("get", "dpool,dclass,dclaim")
     assert "devicepool.devmgmtproto.k8s.io/node-b-l40s" in shown
     assert "deviceclaim.devmgmtproto.k8s.io/train" in shown
@@ -183,6 +184,8 @@ def test_it_is_installed_used_and_taken_off_with_nothing_left(
     gone = devalloc("uninstall", "--crds")
     assert "deviceclaim.devmgmtproto.k8s.io/train deleted" in gone
     assert "resourceslice.resource.k8s.io/p deleted" in gone
+    kubectl("delete", "-R", "-f", "examples/dra", "--ignore-not-found", "--wait=false")
+    kubectl("delete", "namespace", "network", "--wait=false")
     eventually(lambda: everything(own) == before, "nothing is left")
     assert devalloc("uninstall", "--crds") == []
 
