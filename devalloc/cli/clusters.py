@@ -28,7 +28,7 @@ def kubeconfig_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """--kubeconfig PATH of an administrator: passed as ``kubeconfig: Path | None``."""
     return click.option(
         "--kubeconfig",
-        type=click.Path(dir_okay=False, exists=True, path_type=Path),
+        type=click.Path(path_type=Path),  # several with colons between them, as in KUBECONFIG
         metavar="PATH",
         envvar=["DEVALLOC_KUBECONFIG", "KUBECONFIG"],
         help="The cluster, by its current context [env: DEVALLOC_KUBECONFIG, KUBECONFIG; default: ~/.kube/config].",
@@ -40,7 +40,7 @@ def administered(kubeconfig: Path | None) -> Client:
     from devalloc.cli.verb import Failed
 
     path = kubeconfig or Path(os.environ.get("HOME") or "/") / ".kube" / "config"
-    if not path.exists():
+    if not any(Path(each).is_file() for each in str(path).split(os.pathsep)):
         raise Failed(f"there is no {path}; name a kubeconfig with --kubeconfig")
     return connect(path)
 
