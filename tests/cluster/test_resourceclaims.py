@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 from devalloc.api.aside import ALLOCATOR
 from devalloc.store.kubernetes import ApiError, Client
-from tests.support import kube_claims
+from tests.support import kube_claims, kube_rights
+from tests.support.cut_proxy import CutProxy
 from tests.support.kube import SCHEDULER, Cluster
 from tests.support.kube_claims import RULES, Space, allocating, eventually
 
@@ -237,3 +240,33 @@ def test_a_claim_without_the_label_any_more_still_counts_for_what_it_holds(space
         assert space.node_of("c") == on(space, "small")
         eventually(lambda: found.notes("DevicesInUse"), "it is told what is in the way")
     assert not space.given("b")
+
+
+# -- the API server is away, and answers are lost ----------------------------------------------------------------------
+
+
+def test_answers_that_are_lost_give_no_device_twice(space: Space, api: Cluster, tmp_path: Path) -> None:
+    """Connections are cut in the middle of answers again and again: what was written stays hidden until it is read."""
+    proxy = CutProxy(int(api.url.rpartition(":")[2]))
+    path = kube_rights.controller_kubeconfig(api)
+    around = tmp_path / "around.kubeconfig"
+    around.write_text(path.read_text().replace(api.url, f"https://127.0.0.1:{proxy.port}"))
+    names = [f"c{number}" for number in range(6)]
+    chance = Random(7)
+    try:
+        with allocating(Client.connect(around)):
+            for name in names:
+                space.claim(name, any_of(space))
+                space.pod(name, name)
+                proxy.cut_after(chance.randrange(200, 6000))
+            deadline = time.monotonic() + 60
+            while not all(space.given(name) for name in names):
+                assert time.monotonic() < deadline, {name: space.given(name) for name in names}
+                proxy.cut_after(chance.randrange(200, 20000))
+                time.sleep(chance.uniform(0.05, 0.4))
+            proxy.cut_after(None)
+    finally:
+        proxy.close()
+    given = [device for name in names for device in space.given(name)]
+    assert sorted(given) == sorted(set(given))
+    assert len(given) == len(names)
