@@ -12,13 +12,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from devalloc.store.kubernetes import ApiError, Client
 from tests.support import kube_claims
 from tests.support.kube_claims import RULES, SLICES, allocating, eventually
 from tests.support.kube_node import NODE, Node
 from tests.support.kube_plugin import DRIVER, Bed
-from tests.support.kube_pods import OURS, PODS, Pods, cards_of, furnished, pods_of, published, serve
+from tests.support.kube_pods import (
+    OURS,
+    PODS,
+    RESOURCE,
+    TEMPLATES,
+    Pods,
+    cards_of,
+    furnished,
+    pods_of,
+    published,
+    serve,
+)
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +67,7 @@ def unschedulable(node: Node, pod: str, path: str = PODS) -> Callable[[], str]:
     return found
 
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "pods"
 NIC, GPU, ASIDE = "node-a-0000-41-00", "node-a-0000-01-00", ".devalloc"
 
 
@@ -92,25 +105,35 @@ def test_rules_keep_pods_off_a_device_and_drive_them_out_of_it(bed: Bed, ready: 
             ready.cluster.delete(f"{RULES}/{each['metadata']['name']}")
 
 
+def apply_example(node: Node) -> None:
+    """Classes and templates of examples/pods; its pods are only offered, for nobody here has their image."""
+    paths = {"DeviceClass": f"{RESOURCE}/deviceclasses", "ResourceClaimTemplate": TEMPLATES, "Pod": PODS}
+    for file in ("classes", "claims", "pods"):
+        for body in yaml.safe_load_all((EXAMPLE / f"{file}.yaml").read_text()):
+            made = node.cluster.create(paths[body["kind"]], body, dry_run=file == "pods")
+            assert made.ok or made.status == 409, made.message
+
+
 # -- devalloc's controller ---------------------------------------------------------------------------------------------
 
 
 def test_the_same_pod_with_its_claim_allocated_by_the_controller(
     bed: Bed, ready: Node, pods: Pods, client: Client
 ) -> None:
+    apply_example(ready)
     before = bed.host.snapshot()
     plugin = serve(bed, ready)
-    pods.start("first", "vf")
+    pods.start("first", "by-scheduler")
     pods.told("first")
     plugin.stop()
     serve(bed, ready, "--allocator=devalloc")
     with allocating(client) as found:
         ready.wait_until("what is free is set aside", lambda: pools(ready) == [GPU + ASIDE, NIC])
-        pods.start("ours", f"vf{OURS}")
+        pods.start("ours", "by-controller")
         ready.wait_until("there is nothing for it yet", lambda: found.notes("NoMatchingDevices"))
         pods.end("first")
         ready.wait_until("now that is free, too", lambda: pools(ready) == [GPU + ASIDE, NIC + ASIDE])
-        pods.start("theirs", "vf")
+        pods.start("theirs", "by-scheduler")
         seen = pods.told("ours")
         device = pods.device("ours")
         assert seen["env"][f"DEVALLOC_PCI_{device.replace('-', '_')}"] in bed.host.vf_addresses("0000:41:00.0")

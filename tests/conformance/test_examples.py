@@ -16,8 +16,8 @@ from tests.support import readme
 from tests.support.shared import REPO
 
 FOLDERS = sorted(path for path in (REPO / "examples").iterdir() if path.is_dir())
-EXAMPLES = [path for path in FOLDERS if path.name != "dra"]
-"""Those of our own API; the one of resource.k8s.io has its tests with that dialect."""
+EXAMPLES = [path for path in FOLDERS if path.name not in ("dra", "pods")]
+"""Those of our own API; those of resource.k8s.io have their tests with that dialect and on a cluster."""
 DOCUMENTS = [REPO / "README.md", *sorted((REPO / "docs").glob("*.md")), *(path / "README.md" for path in FOLDERS)]
 BLOCKS = [block for document in DOCUMENTS if document.exists() for block in readme.blocks(document)]
 _EXPECT = re.compile(r"^```yaml expect\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -217,7 +217,7 @@ def good_manifests() -> list[dict[str, Any]]:
 def examples() -> Iterator[tuple[str, dict[str, Any]]]:
     """(source, content) of everything below examples/ that is of our API; snapshots and other data are left out."""
     if EXAMPLES.is_dir() and any(EXAMPLES.iterdir()):
-        for document in load(path for path in sorted(EXAMPLES.iterdir()) if path.name != "dra").documents:
+        for document in load(path for path in sorted(EXAMPLES.iterdir()) if path.name not in ("dra", "pods")).documents:
             yield document.source, document.content
 
 
