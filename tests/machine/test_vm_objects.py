@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -136,8 +137,9 @@ def test_a_machine_from_its_manifest_to_its_end(host: Host) -> None:
         until(lambda: host.status().get("phase") == "Running", "it runs", host.log)
         host("apply", "-f", "-", stdin=host.manifest(cpu={"min": 1, "max": 4, "use": 3}))
         until(lambda: host.status().get("observed") == {"cpus": "3", "memory": "64Mi"}, "it has grown", host.log)
-        row = host("top", "--interval", "200ms").splitlines()[1].split()
-        assert (row[:3], row[4]) == (["default/web", "Running", "3"], "64Mi")
+        header, row = (re.split(" {2,}", line) for line in host("vm", "top", "--interval", "200ms").splitlines())
+        shown = dict(zip(header, row, strict=False))
+        assert (shown["NAME"], shown["PHASE"], shown["OBSERVED"]) == ("default/web", "Running", "3 64Mi")
         assert "MachineOfStore" in host("vm", "scale", "web", "--vcpus", "2", code=1)
     assert process(host.status()["pid"]) is not None, "it needs no plugin"
     host("delete", "vm/web")
