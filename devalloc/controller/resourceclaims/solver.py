@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from devalloc.api.meta import GROUP, PRIORITY
+
 if TYPE_CHECKING:
     from devalloc_solver.dra.fleet import ResourceFleet
 
 Object = dict[str, Any]
+JOINT = 200
+"""How many claims are decided about jointly at most."""
 Name = tuple[str, str, str]
 """Kind, namespace and name."""
 
@@ -46,14 +50,55 @@ class WarmCluster:
         return bool(gone or differing)
 
     def solve(self, claims: Sequence[Object], deadline: float | None) -> list[dict[str, Any]]:
-        """The answers to claims that wait, jointly; in the form of ``solve_manifests``."""
+        """The answers to claims that wait, in the form of ``solve_manifests``.
+
+        One after the other first: where all get devices there is no better answer. Else jointly, but for more claims
+        than ``JOINT``, which that would take too long for: then those that come first have what they got.
+        """
         fleet, self._fleet = self._fleet, None  # an error leaves nothing behind
         assert fleet is not None, "it is told what there is first"
-        answers = [fleet.allocate(claims[0])] if len(claims) == 1 else fleet.allocate_all(claims, deadline)["claims"]
         by_key = {(claim["metadata"]["namespace"], claim["metadata"]["name"]): claim for claim in claims}
+        answers: list[dict[str, Any]] = []
+        for unit in _units(claims):
+            answers += [fleet.allocate(unit[0])] if len(unit) == 1 else fleet.allocate_all(unit, deadline)["claims"]
         answers = [each for each in answers if (each["namespace"], each["name"]) in by_key]
-        for each in answers:
-            if each["allocated"]:
-                fleet.delete(by_key[each["namespace"], each["name"]])
+        self._take_back(fleet, answers, by_key)
+        if len(claims) > 1 and len(claims) <= JOINT and not all(each["allocated"] for each in answers):
+            found = fleet.allocate_all(claims, deadline)["claims"]
+            answers = [each for each in found if (each["namespace"], each["name"]) in by_key]
+            self._take_back(fleet, answers, by_key)
         self._fleet = fleet
         return answers
+
+    def _take_back(
+        self, fleet: ResourceFleet, answers: Sequence[Mapping[str, Any]], claims: Mapping[tuple[str, str], Object]
+    ) -> None:
+        for each in answers:
+            if each["allocated"]:
+                fleet.delete(claims[each["namespace"], each["name"]])
+
+
+def _units(claims: Sequence[Object]) -> list[list[Object]]:
+    """Groups and single claims, the most urgent first, then the oldest."""
+    units: dict[tuple[str, str], list[Object]] = {}
+    for claim in claims:
+        metadata = claim["metadata"]
+        group = metadata.get("annotations", {}).get(GROUP)
+        units.setdefault((metadata["namespace"], f"g/{group}" if group else f"c/{metadata['name']}"), []).append(claim)
+
+    def turn(unit: list[Object]) -> tuple[int, str, str, str]:
+        first = min(unit, key=lambda claim: (claim["metadata"].get("creationTimestamp", ""), claim["metadata"]["name"]))
+        metadata = first["metadata"]
+        return (
+            -max(map(_priority, unit)),
+            metadata.get("creationTimestamp", ""),
+            metadata["namespace"],
+            metadata["name"],
+        )
+
+    return sorted(units.values(), key=turn)
+
+
+def _priority(claim: Object) -> int:
+    text = claim["metadata"].get("annotations", {}).get(PRIORITY, "0")
+    return int(text) if text.removeprefix("-").isdecimal() and len(text) < 20 else 0

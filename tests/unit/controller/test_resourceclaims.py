@@ -299,3 +299,34 @@ def test_a_pod_is_kept_to_its_nodes_and_its_claims_to_one() -> None:
     one.tell(claim("held", node="n2", device="d0"))
     assert one.answers() == {"x": "n3/d0", "y": "n3/d1"}
     assert one.answers(x="n3") == {"x": "DevicesInUse", "y": "DevicesInUse"}
+
+
+def test_claims_that_cannot_all_have_devices_are_weighed_jointly() -> None:
+    """One after the other, the older one would take both devices of the node that the younger one is kept to."""
+    there = [node("n1", zone="n1"), node("n2", zone="n2")]
+    cards = [a_slice("s1", pool="n1.devalloc", on="n1", devices=2), a_slice("s2", pool="n2.devalloc", on="n2")]
+    old, young = (
+        claim("old", creationTimestamp="2026-01-01T00:00:00Z"),
+        claim("young", creationTimestamp="2026-01-02T00:00:00Z"),
+    )
+    two = {**young, "spec": {"devices": {"requests": [_count(young, 2)]}}}
+    one = Played(*there, *cards, old, two, pod("p1", "old"), pod("p2", "young"))
+    assert one.answers() == {"old": "n2/d0", "young": "n1/d0, n1/d1"}
+
+
+def _count(content: Object, count: int) -> Object:
+    (request,) = content["spec"]["devices"]["requests"]
+    return {**request, "exactly": {**request["exactly"], "count": count}}
+
+
+def test_a_thousand_claims_are_answered_one_after_the_other() -> None:
+    one = Played()
+    for number in range(100):
+        one.tell(node(f"n{number}"), a_slice(f"s{number}", pool=f"n{number}.devalloc", on=f"n{number}", devices=10))
+    for number in range(1001):
+        late = number == 500
+        stamp = f"2026-01-0{2 if late else 1}T00:00:00Z"
+        one.tell(claim(f"c{number}", creationTimestamp=stamp), pod(f"p{number}", f"c{number}"))
+    answers = one.answers()
+    assert [name for name, told in answers.items() if "/" not in told] == ["c500"], "the youngest"
+    assert len({told for told in answers.values() if "/" in told}) == 1000

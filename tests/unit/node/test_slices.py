@@ -14,6 +14,7 @@ from devalloc.api.pool import Attribute, AttributeValue, Device, DevicePool, Dev
 from devalloc.api.quantity import Quantity
 from devalloc.api.semver import SemVer
 from devalloc_node.kube.names import label, label_value, object_name, text_value
+from devalloc_node.kube.node_slices import _named
 from devalloc_node.kube.slices import COMPATIBILITY_TAINT, Features, SlicePool, sliced
 from devalloc_node.names import is_label, is_subdomain
 from tests.support import cards
@@ -278,3 +279,34 @@ def test_names_of_slices_have_room() -> None:
     assert is_subdomain(long)
     assert long.endswith("-000")
     assert object_name("node-a-0000-08-00", "devalloc.io", "001") == "node-a-0000-08-00-devalloc.io-001"
+
+
+# -- set aside ---------------------------------------------------------------------------------------------------------
+
+
+def test_devices_that_are_set_aside_say_so_and_keep_kube_scheduler_off() -> None:
+    aside = _named(pool([device("a", devalloc_io__unavailable="in use"), device("b")]), frozenset(), aside=True)
+    (content,) = sliced(aside, Features()).slices
+    taints = {each["name"]: [taint["key"] for taint in each["taints"]] for each in content["devices"]}
+    assert taints == {"a": ["devalloc.io/unavailable", "devalloc.io/allocator"], "b": ["devalloc.io/allocator"]}
+    assert all(each["attributes"]["allocator"] == {"string": "devalloc"} for each in content["devices"])
+    kept = sliced(aside, Features(taints=False))
+    assert kept.slices == ({},)
+    assert any("set aside" in problem.message for problem in kept.problems)
+
+
+@pytest.mark.parametrize(
+    ("held", "aside", "name"),
+    [
+        ([], False, "p"),
+        ([], True, "p.devalloc"),
+        (["p"], True, "p"),
+        (["p.devalloc"], False, "p.devalloc"),
+        (["p.devalloc"], True, "p.devalloc"),
+        (["q"], True, "p.devalloc"),
+    ],
+)
+def test_a_pool_changes_hands_when_it_is_free(held: list[str], aside: bool, name: str) -> None:
+    one = pool([device("a")])
+    one = one.model_copy(update={"metadata": one.metadata.model_copy(update={"name": "p"})})
+    assert _named(one, frozenset(held), aside=aside).metadata.name == name
