@@ -5,6 +5,9 @@ are written on, before it decides anything: what the one before still sends is t
 the API server refuses it. Objects that are made later the old leader can only have read after its lease had run out by
 its own clock, which it asks before each write. In between nobody needs to agree on the time.
 
+What refuses the annotation (an object that has as many of them as the API server takes) gets a label instead. What
+refuses that as well is left: it refuses the leader before the same, and nothing may wait for one object.
+
 A leader does the same to itself after a write whose answer was lost: it may be on its way still.
 
 Not sealed is what holds devices already: a write there takes them back, says how they are, or leaves them. Only where
@@ -14,13 +17,14 @@ a commit of several objects was cut off (a mark of the store) it may still be fi
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 from collections.abc import Callable
 
 from devalloc.api import meta
 from devalloc.controller import placing
 from devalloc.controller.claims import allocations, annotation
-from devalloc.store import Change, Conflict, Key, Object, Store
+from devalloc.store import Change, Conflict, Forbidden, Invalid, Key, NotFound, Object, Store
 
 log = logging.getLogger(__name__)
 
@@ -40,17 +44,53 @@ def seal(store: Store, stamp: str, stop: threading.Event, *, pause: Callable[[fl
     ``stamp``: a text that no leader had before. Raises StoreError, and Interrupted once ``stop`` is set.
     """
     sealed = 0
+    refused: dict[str, str] = {}
+    """By UID, the states on which the stamp was not to be written."""
+    done: set[str] = set()
+    """UIDs of what is sealed otherwise, or cannot be."""
     while not stop.is_set():
-        left = [obj for obj in store.list(KINDS).objects if _is_open(obj) and annotation(obj, meta.LEADER) != stamp]
+        left = [
+            obj
+            for obj in store.list(KINDS).objects
+            if _is_open(obj) and annotation(obj, meta.LEADER) != stamp and obj["metadata"]["uid"] not in done
+        ]
         if not left:
             return sealed
+        # Where nobody was faster it is the stamp that is refused.
+        stuck = [obj for obj in left if refused.get(obj["metadata"]["uid"]) == obj["metadata"]["resourceVersion"]]
+        for obj in stuck:
+            refused.pop(obj["metadata"]["uid"])
+            if (is_sealed := _is_labelled(store, obj)) is not None:
+                done.add(obj["metadata"]["uid"])
+                sealed += is_sealed
+        if stuck:
+            continue
         outcomes = store.commit_each([[_stamped(obj, stamp)] for obj in left])
-        refused = [outcome for outcome in outcomes if isinstance(outcome, Conflict)]
-        sealed += len(outcomes) - len(refused)
-        if refused:  # somebody was faster, and what is there now is to be read
-            log.debug("read again: %s", refused[0])
+        conflicts = [
+            (obj["metadata"], outcome)
+            for obj, outcome in zip(left, outcomes, strict=True)
+            if isinstance(outcome, Conflict)
+        ]
+        sealed += len(outcomes) - len(conflicts)
+        if conflicts:  # somebody was faster, and what is there now is to be read
+            log.debug("read again: %s", conflicts[0][1])
+            refused |= {metadata["uid"]: metadata["resourceVersion"] for metadata, _ in conflicts}
             (pause or stop.wait)(RETRY_SECONDS)
     raise Interrupted
+
+
+def _is_labelled(store: Store, obj: Object) -> bool | None:
+    """Sealed by a label that is another than before; None: to be tried again, somebody was faster."""
+    metadata = obj["metadata"]
+    labels = {**metadata.get("labels", {}), meta.LEADER: secrets.token_hex(8)}
+    try:
+        store.replace({**obj, "metadata": {**metadata, "labels": labels}})
+    except (Conflict, NotFound):
+        return None
+    except (Invalid, Forbidden) as error:
+        log.error("%s cannot be sealed, and whoever wrote it is to make it smaller: %s", Key.of(obj), error)
+        return False
+    return True
 
 
 def _is_open(obj: Object) -> bool:

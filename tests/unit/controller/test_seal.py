@@ -13,9 +13,12 @@ from devalloc.api.meta import LEADER, TRANSACTION
 from devalloc.controller.allocate import Allocator
 from devalloc.controller.seal import Interrupted, seal
 from devalloc.store import Change, Conflict, Key, Listing, Object
+from devalloc.store.kubernetes import ApiError, KubernetesStore
 from devalloc.store.sqlite import SQLiteStore
+from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.faketree import memory_folder
 from tests.support.fleets import fill, gpu_claim, gpu_class, gpu_pool
+from tests.support.objects import claim
 
 
 @pytest.fixture
@@ -85,3 +88,43 @@ def test_it_stops_where_it_is_to(store: SQLiteStore) -> None:
 
 def _annotated(obj: Object, name: str, value: str) -> Change:
     return Change(Key.of(obj), obj["metadata"]["resourceVersion"], obj.get("status"), {name: value})
+
+
+class TestWhatRefusesTheStamp:
+    """The API server takes 256 KiB of annotations, and whoever makes a claim may fill them."""
+
+    def test_it_is_sealed_by_a_label(self) -> None:
+        client = FakeClient(FakeKube())
+        with closing(KubernetesStore(client)) as store:  # type: ignore[arg-type]
+            full, other = store.create(claim("full")), store.create(claim("other"))
+
+            def before(number: int, what: str) -> None:
+                if what.endswith("/full"):  # the first write, which is that of the annotation
+                    client.before = lambda number, what: None
+                    raise ApiError(422, "Invalid", "metadata.annotations: Too long")
+
+            client.before = before
+            assert seal(store, "1 a", threading.Event(), pause=lambda seconds: None) == 2
+            for old in (full, other):
+                late = Change(Key.of(old), old["metadata"]["resourceVersion"], {"podNames": ["late"]})
+                assert isinstance(store.commit_each([[late]])[0], Conflict)
+            assert labels(client, "full").keys() == {LEADER}
+
+    def test_what_takes_no_label_either_keeps_nobody_waiting(self) -> None:
+        client = FakeClient(FakeKube())
+        with closing(KubernetesStore(client)) as store:  # type: ignore[arg-type]
+            store.create(claim("full"))
+            store.create(claim("other"))
+
+            def before(number: int, what: str) -> None:
+                if what.endswith("/full"):
+                    raise ApiError(422, "Invalid", "it is too large")
+
+            client.before = before
+            assert seal(store, "1 a", threading.Event(), pause=lambda seconds: None) == 1
+
+
+def labels(client: FakeClient, name: str) -> dict[str, str]:
+    path = f"/apis/devmgmtproto.k8s.io/v1alpha1/namespaces/default/deviceclaims/{name}"
+    found: dict[str, str] = client.kube.get(path)["metadata"].get("labels", {})
+    return found
