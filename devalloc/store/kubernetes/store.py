@@ -344,7 +344,11 @@ class KubernetesStore:
         due = [at for at, (old, new) in enumerate(zip(olds, news, strict=True)) if old != new]
         written = [*olds]
         if len(due) == 1:
-            written[due[0]] = self._one(olds[due[0]], news[due[0]])
+            try:
+                written[due[0]] = self._one(olds[due[0]], news[due[0]])
+            except NotFound:
+                key = changes[due[0]].key
+                raise Conflict({key: f"{key} is gone"}) from None
         elif due:
             some = self._several([olds[at] for at in due], [changes[at] for at in due])
             for at, obj in zip(due, some, strict=True):
@@ -367,10 +371,8 @@ class KubernetesStore:
             if sets:
                 return api.write_status({**first, "status": new["status"]})
             return api.write({**first, "metadata": {**first["metadata"], "annotations": annotations}})
-        except (Conflict, NotFound, Invalid, Forbidden) as error:
+        except (Conflict, NotFound, Invalid, Forbidden):
             self._put_back(old, first)
-            if isinstance(error, NotFound):
-                raise Conflict({Key.of(old): f"{Key.of(old)} is gone"}) from None
             raise
 
     def _put_back(self, old: Object, first: Object) -> None:
@@ -378,6 +380,8 @@ class KubernetesStore:
         key = Key.of(old)
         try:
             now = self._granting.read(key)
+            if now["metadata"]["uid"] != old["metadata"]["uid"] or now.get("status") != first.get("status"):
+                return  # it may be our status after all, of which the answer was lost, and belongs to the annotations
             before, mine = (obj["metadata"].get("annotations", {}) for obj in (old, first))
             theirs = now["metadata"].get("annotations", {})
             back = {k: before.get(k) for k in before.keys() | mine.keys() if theirs.get(k) == mine.get(k)}

@@ -9,8 +9,9 @@ from contextlib import closing
 
 import pytest
 
-from devalloc.store import EventType, Key
-from devalloc.store.kubernetes import KubernetesStore
+from devalloc.api.meta import ALLOCATED_SPEC
+from devalloc.store import Change, Conflict, EventType, Key
+from devalloc.store.kubernetes import ApiError, KubernetesStore
 from devalloc.store.kubernetes.mirror import Mirror
 from tests.support.cluster_contract import *  # noqa: F403
 from tests.support.fake_kube import FakeClient, FakeKube
@@ -42,6 +43,45 @@ def test_a_watch_that_is_far_behind_brings_nothing_back() -> None:
         mirror.tell("DeviceClaim", "DELETED", last)
     assert mirror.newest == place
     assert mirror.select(frozenset({"DeviceClaim"}), None).objects == []
+
+
+def test_what_is_gone_and_was_not_heard_of_yet_is_a_conflict_of_its_unit_alone() -> None:
+    kube = FakeKube()
+    client = FakeClient(kube)
+    with closing(KubernetesStore(client)) as store, closing(KubernetesStore(FakeClient(kube))) as other:  # type: ignore[arg-type]
+        goes, stays = store.create(claim("goes")), store.create(claim("stays"))
+
+        def before(number: int, what: str) -> None:
+            if what.endswith("/goes/status"):
+                other.delete(*Key.of(goes))
+
+        client.before = before
+        said = {"podNames": ["x"]}
+        units = [[Change(Key.of(obj), obj["metadata"]["resourceVersion"], said)] for obj in (goes, stays)]
+        gone, written = store.commit_each(units)
+        assert isinstance(gone, Conflict)
+        assert not isinstance(written, Conflict)
+
+
+def test_a_grant_of_which_the_answer_is_lost_keeps_its_annotations_when_its_node_was_fast() -> None:
+    kube = FakeKube()
+    client = FakeClient(kube)
+    with closing(KubernetesStore(client)) as store, closing(KubernetesStore(FakeClient(kube))) as other:  # type: ignore[arg-type]
+        old = store.create(claim("a"))
+
+        def after(number: int, what: str) -> None:
+            if what.endswith("/a/status"):
+                there = other.get(*Key.of(old))
+                other.replace_status({**there, "status": {**there["status"], "podNames": ["machine"]}})
+                raise ApiError(504, "Timeout", "the answer is lost")
+
+        client.after = after
+        given = {"allocations": [{"devicePoolName": "p", "deviceName": "d"}]}
+        noted = {ALLOCATED_SPEC: "{}"}
+        outcomes = store.commit_each([[Change(Key.of(old), old["metadata"]["resourceVersion"], given, noted)]])
+        assert isinstance(outcomes[0], Conflict)
+        there = store.get(*Key.of(old))
+        assert (there["status"]["allocations"], there["metadata"]["annotations"]) == (given["allocations"], noted)
 
 
 class TestReflector:
