@@ -172,7 +172,9 @@ class Mirror:
         if uid in self._dead:
             return
         entry = self._entries.get(key)
-        if entry is not None and entry.uid == uid:
+        if entry is not None and entry.uid != uid:
+            return  # one that was there before it: that it went is told by the one that is there
+        if entry is not None:
             del self._entries[key]
             self._kinds[key.kind].discard(key)
         self._gone.append(_Gone(key, marshal.dumps(last), uid, self._next()))

@@ -70,31 +70,32 @@ class Reflector:
             self._thread.join(seconds)
 
     def _run(self) -> None:
-        failures, expired = 0, False
+        failures, expired, listed = 0, False, False
         while not self._over.is_set():
             began, told = time.monotonic(), False
             try:
                 if expired:
                     self._relist()
-                    expired = False
+                    expired, listed = False, True
                 elif failures and self._has_less():
                     expired = True
                     continue
                 for event in self._client.watch(
                     self.resource.path, self.resource.params, self._version, self._over, self._begun
                 ):
-                    failures, told = 0, True
+                    failures, told, listed = 0, True, False
                     self._tell(event)
                 if told or time.monotonic() - began >= SHORT_SECONDS:
-                    failures = 0
+                    failures, listed = 0, False
                     continue
                 why = "the watch ends at once"
             except ApiError as error:
                 if error.is_gone:
                     log.info("the watch of %s is too old and is begun anew: %s", self.resource.plural, error)
-                    if not expired:
+                    if not expired and not listed:
                         expired = True
                         continue
+                    expired = True
                 why = str(error)
                 self._on_cut()
             except Exception as error:  # whatever the server says, this thread goes on

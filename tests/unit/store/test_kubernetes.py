@@ -13,6 +13,8 @@ from devalloc.api.meta import ALLOCATED_SPEC
 from devalloc.store import Change, Conflict, EventType, Key
 from devalloc.store.kubernetes import ApiError, KubernetesStore
 from devalloc.store.kubernetes.mirror import Mirror
+from devalloc.store.kubernetes.reflector import Reflector
+from devalloc.store.kubernetes.resources import OURS, Resources
 from tests.support.cluster_contract import *  # noqa: F403
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.objects import claim
@@ -84,7 +86,42 @@ def test_a_grant_of_which_the_answer_is_lost_keeps_its_annotations_when_its_node
         assert (there["status"]["allocations"], there["metadata"]["annotations"]) == (given["allocations"], noted)
 
 
+def test_one_who_is_told_late_that_a_name_was_another_objects_loses_nothing() -> None:
+    kube, mirror = FakeKube(), Mirror(5)
+    with closing(KubernetesStore(FakeClient(kube))) as store:  # type: ignore[arg-type]
+        first = store.create(claim("a"))
+        gone = store.delete(*Key.of(first))
+        there = store.create(claim("a"))
+    mirror.see(there)  # as it was read, with the watch far behind
+    place = mirror.newest
+    version = str(int(gone["metadata"]["resourceVersion"]) + 1)
+    mirror.tell("DeviceClaim", "DELETED", {**gone, "metadata": {**gone["metadata"], "resourceVersion": version}})
+    mirror.tell("DeviceClaim", "ADDED", there)
+    assert mirror.events(frozenset({"DeviceClaim"}), place, deletions=True)[0] == []
+    assert mirror.select(frozenset({"DeviceClaim"}), None).objects == [there]
+
+
 class TestReflector:
+    def test_a_server_that_has_forgotten_what_it_just_listed_is_left_alone_for_a_while(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        client = FakeClient(FakeKube())
+        reflector = Reflector(client, Resources(OURS).of("DeviceClaim"), Mirror(5))  # type: ignore[arg-type]
+        pauses = []
+
+        def watch(*of: object) -> Iterator[dict[str, object]]:
+            client._count("watch")
+            if client.requests()["watch", 200] > 20:
+                reflector.end()
+            raise ApiError(410, "Expired", "too old resource version")
+            yield
+
+        monkeypatch.setattr(client, "watch", watch)
+        monkeypatch.setattr(reflector._over, "wait", pauses.append)
+        reflector._run()
+        assert len(pauses) > 10
+        assert pauses[5] > pauses[0]
+
     def test_a_watch_that_the_server_has_forgotten_is_begun_anew_and_tells_what_differs(self) -> None:
         kube = FakeKube()
         with closing(KubernetesStore(FakeClient(kube))) as store, closing(KubernetesStore(FakeClient(kube))) as other:  # type: ignore[arg-type]
