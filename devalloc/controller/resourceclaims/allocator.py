@@ -8,6 +8,7 @@ refused. A write of whose end nobody knows is made known in the same way before 
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -174,21 +175,31 @@ class ResourceClaimAllocator:
         return versions
 
     def _settle(self, key: Key) -> None:
-        """Read a claim until nothing that was sent before can change it. Raises StoreError."""
+        """Write on a claim, after which nothing that was sent before can change it: no grant, and no taking back from a
+        pod that begins to run meanwhile. Raises StoreError.
+
+        One that has as many annotations as the API server takes gets a label instead; what refuses that as well is
+        left, as in ``devalloc.controller.seal``.
+        """
+        place = "annotations"
         while True:
             try:
                 claim = self._writing.read(ObjectKey(CLAIMS.kind, *key))
-                if allocation(claim) is not None:
-                    return
                 metadata = claim["metadata"]
                 self._stamps += 1
-                annotations = {**metadata.get("annotations", {}), meta.LEADER: f"{self._stamp} {self._stamps}"}
-                self._writing.write({**claim, "metadata": {**metadata, "annotations": annotations}})
+                stamp = f"{self._stamp} {self._stamps}" if place == "annotations" else secrets.token_hex(8)
+                marked = {**metadata.get(place, {}), meta.LEADER: stamp}
+                self._writing.write({**claim, "metadata": {**metadata, place: marked}})
                 return
             except NotFound:
                 return
             except Conflict:
                 continue
+            except (Forbidden, Invalid) as error:
+                if place == "labels":
+                    log.error("ResourceClaim %s cannot be sealed: %s", "/".join(key), error)
+                    return
+                place = "labels"
 
     # -- rounds --------------------------------------------------------------------------------------------------------
 

@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 
 from devalloc.api.aside import is_aside, plain, set_aside
-from devalloc.controller.resourceclaims import slices
+from devalloc.api.meta import LEADER
+from devalloc.controller.resourceclaims import ResourceClaimAllocator, slices
 from devalloc.controller.resourceclaims.solver import WarmCluster
 from devalloc.controller.resourceclaims.state import Cluster
 from devalloc.controller.resourceclaims.suiting import suits
 from devalloc.controller.resourceclaims.waiting import Want, wants
 from devalloc.store import Event, EventType
+from devalloc.store.kubernetes import ApiError
+from tests.support.fake_kube import FakeClient, FakeKube
 
 Object = dict[str, Any]
 
@@ -330,3 +333,46 @@ def test_a_thousand_claims_are_answered_one_after_the_other() -> None:
     answers = one.answers()
     assert [name for name, told in answers.items() if "/" not in told] == ["c500"], "the youngest"
     assert len({told for told in answers.values() if "/" in told}) == 1000
+
+
+# -- what was sent before ----------------------------------------------------------------------------------------------
+
+
+class TestSettling:
+    PATH = "/apis/resource.k8s.io/v1/namespaces/a/resourceclaims"
+
+    def settled(self, held: bool, refused: tuple[str, ...] = ()) -> tuple[Object, Object]:
+        """A claim before and after; ``refused``: fields of metadata in which the API server takes nothing more."""
+        client = FakeClient(FakeKube())
+        client.create(self.PATH, claim("c"))
+        if held:
+            client.replace(
+                f"{self.PATH}/c/status", client.get(f"{self.PATH}/c") | {"status": claim("c", node="n")["status"]}
+            )
+        before = client.get(f"{self.PATH}/c")
+        replace = client.replace
+
+        def refusing(path: str, body: Object) -> Object:
+            for name in refused:
+                if body["metadata"].get(name) != before["metadata"].get(name):
+                    raise ApiError(422, "Invalid", f"metadata.{name}: Too long")
+            return replace(path, body)
+
+        client.replace = refusing  # type: ignore[method-assign]
+        ResourceClaimAllocator(client, stamp="1 a")._settle(("a", "c"))  # type: ignore[arg-type]
+        return before, client.get(f"{self.PATH}/c")
+
+    @pytest.mark.parametrize("held", [False, True])
+    def test_nothing_that_was_sent_before_can_be_done_after(self, held: bool) -> None:
+        """Of one that holds devices neither: to take them back late would take them from a pod that runs."""
+        before, after = self.settled(held)
+        assert before["metadata"]["resourceVersion"] != after["metadata"]["resourceVersion"]
+        assert before.get("status") == after.get("status")
+
+    def test_a_claim_that_is_full_of_annotations_gets_a_label(self) -> None:
+        before, after = self.settled(False, ("annotations",))
+        assert after["metadata"]["labels"].keys() - before["metadata"]["labels"].keys() == {LEADER}
+
+    def test_a_claim_that_takes_nothing_keeps_nobody_waiting(self) -> None:
+        before, after = self.settled(False, ("annotations", "labels"))
+        assert before == after
