@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from fractions import Fraction
@@ -22,19 +22,15 @@ from devalloc.inventory.capacity import CapacityConfig, discover_capacity
 from devalloc.store import Conflict, Store
 from devalloc_node.deadline import Deadline
 from devalloc_node.pb import node_pb2 as pb
-from tests.support import machines
 from tests.support.forged_node import NODE, ForgedNode, forged_node
 from tests.support.hosts import host
 from tests.support.permit_bench import GIB, KIND, machine, node_of, serving
+from tests.support.waiting import until
 
 LIMIT = 16_000
 """Thousandths of a CPU that the played host has."""
 SCALED = 4
 LIMITS: dict[str, Any] = {"ratios": {"cpu": Fraction(1)}}
-
-
-def until(true: Callable[[], object], what: str) -> None:
-    machines.until(true, what, 180)
 
 
 @pytest.fixture
