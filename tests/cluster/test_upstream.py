@@ -211,21 +211,24 @@ def test_beside_a_busy_scheduler_no_device_has_two_owners(ready: Node, client: C
     mine, theirs = [f"mine-{number}" for number in range(8)], [f"theirs-{number}" for number in range(6)]
     try:
         with watched(ready, space.claims) as owners, allocating(client) as found:
-            for number, claim in enumerate(mine):
-                space.claim(claim, "beside")
-                if number < len(theirs):
-                    space.claim(theirs[number], "beside-open", ours=False)
-                else:
-                    space.claim(f"greedy-{number}", "beside", ours=False, tolerations=everything)
-                for name in (claim, theirs[number] if number < len(theirs) else f"greedy-{number}"):
-                    space.pod(name, name, tolerations=everything)
-
-            def count(names: Iterable[str]) -> int:
-                return sum(bool(owners.now.get(f"beside/{name}")) for name in names)
+            for name in ("greedy-1", "greedy-2"):
+                space.claim(name, "beside", ours=False, tolerations=everything)
+                space.pod(name, name, tolerations=everything)
 
             def refused() -> bool:
                 items = ready.cluster.get("/api/v1/namespaces/beside/events").content["items"]
                 return any("given out by devalloc's controller only" in item["message"] for item in items)
+
+            eventually(refused, "kube-scheduler tries to give out what is set aside")
+            for number, claim in enumerate(mine):
+                space.claim(claim, "beside")
+                space.pod(claim, claim, tolerations=everything)
+                if number < len(theirs):
+                    space.claim(theirs[number], "beside-open", ours=False)
+                    space.pod(theirs[number], theirs[number], tolerations=everything)
+
+            def count(names: Iterable[str]) -> int:
+                return sum(bool(owners.now.get(f"beside/{name}")) for name in names)
 
             def bound() -> list[str]:
                 items = ready.cluster.get(space.pods).content["items"]
@@ -233,7 +236,6 @@ def test_beside_a_busy_scheduler_no_device_has_two_owners(ready: Node, client: C
                 return [name for name in names if name in mine]
 
             eventually(lambda: count(mine) == 6 == count(theirs), "devices are given out by both")
-            eventually(refused, "kube-scheduler has tried to give out what is set aside")
             eventually(lambda: found.notes("DevicesInUse") or found.notes("LostToCompetition"), "two are told why not")
             taken = eventually(lambda: len(found := bound()) == 6 and found, "pods are where their devices are")
             for name in taken[:3]:

@@ -41,7 +41,23 @@ def controller(cluster: Cluster) -> Client:
             return False
 
     eventually(may, "the controller's rights count")
+    _await_policy(cluster)
     return found
+
+
+def _await_policy(cluster: Cluster) -> None:
+    """A policy counts a moment after it is created."""
+    space = Space(cluster, "default")
+    space.claim("probe", "any")
+    body = {**space.get("probe"), "status": {"allocation": {"devices": {"results": []}}}}
+    words = "leaves this claim to devalloc's controller"
+    try:
+        eventually(
+            lambda: words in cluster.replace(f"{space.claims}/probe/status", body, dry_run=True).message,
+            "the policy counts",
+        )
+    finally:
+        space.clear()
 
 
 def eventually(found: Callable[[], Any], what: str) -> Any:
