@@ -90,6 +90,8 @@ def install(
 
     client = administered(kubeconfig)
     try:
+        if set(only) != {"crds"}:
+            apply.refuse_elsewhere(client, namespace)
         apply.install(client, objects, click.echo, time.monotonic() + timeout)
         if not only:
             apply.prune(client, objects, namespace, click.echo)

@@ -14,11 +14,27 @@ Say = Callable[[str], None]
 MANAGER = "devalloc"
 """Whose fields they are, for server-side apply."""
 PAUSE = 0.2
+_BINDING = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding"}
+_BINDINGS = ("devalloc-controller", "devalloc-node")
+"""Their subjects say in which namespace devalloc is, however it was installed."""
 _SERVED = {"resourceVersion", "managedFields", "generation", "creationTimestamp", "uid"}
 
 
 class NotInstalled(Exception):
     """Something could not be written, or is not as it should be; the text says what, and what to do."""
+
+
+def refuse_elsewhere(client: Client, namespace: str) -> None:
+    """Raises NotInstalled where devalloc is in another namespace of the cluster: roles, bindings and policies are there
+    once, and would be taken from it."""
+    for name in _BINDINGS:
+        binding = found(client, path_of({**_BINDING, "metadata": {"name": name}})) or {}
+        for subject in binding.get("subjects", ()):
+            if (other := subject.get("namespace")) not in (None, namespace):
+                raise NotInstalled(
+                    f"devalloc is installed in namespace {other}, and a cluster has it once: say --namespace {other}; "
+                    "to have it elsewhere, uninstall it there first"
+                )
 
 
 def install(client: Client, objects: Sequence[Object], say: Say, until: float) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from devalloc.api import meta
 from devalloc.api.kinds import KINDS
-from devalloc.install.apply import NotInstalled, Say, delete, found, installed, wait_until
+from devalloc.install.apply import NotInstalled, Say, delete, found, installed, refuse_elsewhere, wait_until
 from devalloc.install.kustomize import Object
 from devalloc.install.manifests import DRIVER, PUBLISH, Options, manifests, path_of, title
 from devalloc.store.kubernetes.client import ApiError, Client
@@ -32,6 +32,7 @@ def uninstall(client: Client, namespace: str, say: Say, until: float, *, crds: b
     ``crds``: the CRDs too, and with them every claim, machine, pool and class. ``force``: also while devices are
     prepared, which then stay so on their nodes. Raises NotInstalled; doing it again goes on.
     """
+    refuse_elsewhere(client, namespace)
     there = list(_there(client, namespace))
     if crds:
         _delete_held(client, say, until, force=force)

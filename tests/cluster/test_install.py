@@ -329,9 +329,19 @@ def test_nothing_is_taken_off_while_a_pod_has_devices(own: Cluster, devalloc: In
 # -- what goes wrong ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("verb", ["install", "uninstall"])
+def test_a_cluster_has_it_in_one_namespace(verb: str, own: Cluster, devalloc: Install, installed: None) -> None:
+    said = devalloc(verb, "--namespace=elsewhere", code=1)
+    assert "installed in namespace devalloc-system" in said[-1]
+    assert not own.get("/api/v1/namespaces/elsewhere").ok
+    assert set(outcomes(devalloc("install")).values()) == {"unchanged"}
+    if verb == "install":
+        assert all("unchanged" in line for line in devalloc(verb, "--only=crds", "--namespace=elsewhere"))
+
+
 def test_who_has_no_rights_is_told_so(own: Cluster, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["install", f"--kubeconfig={own.kubeconfig('system:node:node-a')}"]) == 1
-    assert 'User "system:node:node-a" cannot get resource "namespaces"' in capfd.readouterr().err
+    assert 'User "system:node:node-a" cannot get resource "clusterrolebindings"' in capfd.readouterr().err
 
 
 def test_a_server_without_the_prometheus_operator_is_told(devalloc: Install, installed: None) -> None:
