@@ -1,4 +1,5 @@
-"""Whether somebody may read a path, as the cluster says: who a token is, and what that one may do (T31).
+"""Whether somebody may read a path, as the cluster says: who a token is, and what that one may do (T31); and how often
+one may guess.
 
 Asked is what Kubernetes' own components ask: a TokenReview, then a SubjectAccessReview for ``get`` of the path, which
 a role allows by ``nonResourceURLs``. Answers are kept for a few seconds, so that one who looks every second is not
@@ -11,8 +12,9 @@ import hashlib
 import logging
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +27,12 @@ MOST_KEPT = 1000
 MAX_TOKEN = 16 << 10
 TOKENS = "/apis/authentication.k8s.io/v1/tokenreviews"
 ACCESS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+TRIES = 5
+"""Wrong tokens from one address, one after the other; then one more each REFILL_SECONDS."""
+REFILL_SECONDS = 3.0
+MOST_ADDRESSES = 4096
+KNOWN_SECONDS = 300.0
+"""A token that was good so long ago may be asked about however many wrong ones come from the same address."""
 
 
 class Access:
@@ -71,6 +79,56 @@ class Access:
         }
         asked = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
         return 200 if _map(self._post(ACCESS, asked).get("status")).get("allowed") is True else 403
+
+
+class Judge(Protocol):
+    """Who may read what: ``Access``, or one who knows a single token."""
+
+    def status(self, token: str | None, path: str) -> int:
+        """200, 401, 403 or 503."""
+
+
+class Guard:
+    """Asks who may see, and not too often for those who guess. Use from any thread."""
+
+    def __init__(self, access: Judge, path: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._access = access
+        self._path = path
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """By address: how many tries were left, and when."""
+        self._known: OrderedDict[bytes, float] = OrderedDict()
+
+    def status(self, token: str | None, address: str, path: str | None = None) -> int:
+        """200, 401, 403, 503, or 429 after too many wrong tokens from there. ``path``: another than the usual one."""
+        if not token:
+            return 401
+        digest = hashlib.sha256(token.encode("utf-8", "replace")).digest()
+        with self._lock:
+            now = self._clock()
+            is_known = now - self._known.get(digest, -KNOWN_SECONDS) < KNOWN_SECONDS
+            left = self._tries(address, now)
+            if not is_known:
+                if left < 1:
+                    return 429
+                self._left[address] = left - 1, now  # until it turns out to be a good one
+        status = self._access.status(token, self._path if path is None else path)
+        with self._lock:
+            if not is_known and status != 401:
+                self._left[address] = min(TRIES, self._tries(address, now) + 1), now
+            if status == 200:
+                self._known[digest] = now
+            elif status == 401:
+                self._known.pop(digest, None)
+            for kept, most in ((self._left, MOST_ADDRESSES), (self._known, MOST_ADDRESSES)):
+                while len(kept) > most:
+                    kept.popitem(last=False)
+        return status
+
+    def _tries(self, address: str, now: float) -> float:
+        left, since = self._left.get(address, (float(TRIES), now))
+        return min(TRIES, left + (now - since) / REFILL_SECONDS)
 
 
 def _map(value: object) -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from devalloc.controller.access import Access
+from devalloc.controller.access import REFILL_SECONDS, Guard, Judge
 from devalloc.controller.http import Bounds, Door, Response
 
 log = logging.getLogger(__name__)
@@ -27,6 +27,7 @@ LOOK_SECONDS = 60.0
 _REFUSED = {
     401: b"a token is needed: Authorization: Bearer ...",
     403: b"this user may not read this path; a ClusterRole with nonResourceURLs and the verb get allows it",
+    429: b"too many wrong tokens from this address; wait some seconds",
     503: b"the API server does not tell who may read this; try again",
 }
 _SAFE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -49,7 +50,7 @@ class Site:
     def __init__(
         self,
         pages: Mapping[str, Page],
-        access: Access | None,
+        access: Judge | None,
         *,
         host: str = "127.0.0.1",
         port: int = PORT,
@@ -61,7 +62,7 @@ class Site:
         that ``tls`` was made of, to be read again when they change. ``on_ready``: told host and port in the site's
         thread."""
         self._pages = dict(pages)
-        self._access = access
+        self._guard = None if access is None else Guard(access, "/")
         self._at = host, port
         self._tls = tls
         self._certificate = certificate
@@ -104,13 +105,16 @@ class Site:
             return Response(404, b"there is nothing here", headers=_SAFE)
         if request.method not in page.methods:
             return Response(405, b"must be GET", headers={**_SAFE, "Allow": ", ".join(sorted(page.methods))})
-        if not page.is_open and self._access is not None:
+        if not page.is_open and self._guard is not None:
             scheme, _, token = request.headers.get("Authorization", "").partition(" ")
             given = token.strip() if scheme.lower() == "bearer" else None
             loop = asyncio.get_running_loop()
-            status = await loop.run_in_executor(self._asking, self._access.status, given, request.path)
+            status = await loop.run_in_executor(
+                self._asking, self._guard.status, given, request.remote or "", request.path
+            )
             if status != 200:
                 asked = {"WWW-Authenticate": 'Bearer realm="devalloc"'} if status == 401 else {}
+                asked |= {"Retry-After": str(int(REFILL_SECONDS))} if status == 429 else {}
                 return Response(status, _REFUSED[status], headers={**_SAFE, **asked})
         answer = await page.respond(request)
         return Response(answer.status, answer.body, answer.type, {**_SAFE, **answer.headers})

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from devalloc.controller.access import Judge
 from devalloc.controller.page import OneToken, Pages
-from devalloc.controller.page.login import Access
 from devalloc.controller.site import Site
 from devalloc.store import Store
 
@@ -17,7 +17,7 @@ TOKEN = "a-token.of_the-page"
 
 
 @contextmanager
-def served(store: Store, access: Access | None = None, tls: ssl.SSLContext | None = None) -> Iterator[str]:
+def served(store: Store, access: Judge | None = None, tls: ssl.SSLContext | None = None) -> Iterator[str]:
     """The address of the page."""
     stop, ready, at = threading.Event(), threading.Event(), []
 

@@ -5,15 +5,9 @@ The cookie holds the token itself, so that each replica knows it and a restart f
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import re
-import threading
-import time
-from collections import OrderedDict
-from collections.abc import Callable
 from http.cookies import SimpleCookie
-from typing import Protocol
 from urllib.parse import parse_qs, urlsplit
 
 from aiohttp import web
@@ -21,22 +15,9 @@ from aiohttp import web
 MAX_TOKEN = 3800
 """Characters; a browser keeps no longer cookies."""
 MAX_FORM = 8192
-TRIES = 5
-"""Wrong tokens from one address, one after the other; then one more each REFILL_SECONDS."""
-REFILL_SECONDS = 3.0
-MOST_ADDRESSES = 4096
-KNOWN_SECONDS = 300.0
-"""A token that was good so long ago may be asked about however many wrong ones come from the same address."""
 
 _PORT = re.compile(r":(\d{1,5})$", re.ASCII)
 _TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*")
-
-
-class Access(Protocol):
-    """Who may read what: ``devalloc.controller.access``, or ``OneToken``."""
-
-    def status(self, token: str | None, path: str) -> int:
-        """200, 401, 403 or 503."""
 
 
 class OneToken:
@@ -48,49 +29,6 @@ class OneToken:
     def status(self, token: str | None, path: str) -> int:
         """200 or 401."""
         return 200 if token and hmac.compare_digest(token.encode("utf-8", "replace"), self._token) else 401
-
-
-class Guard:
-    """Asks who may see, and not too often for those who guess. Use from any thread."""
-
-    def __init__(self, access: Access, path: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._access = access
-        self._path = path
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """By address: how many tries were left, and when."""
-        self._known: OrderedDict[bytes, float] = OrderedDict()
-
-    def status(self, token: str | None, address: str) -> int:
-        """200, 401, 403, 503, or 429 after too many wrong tokens from there."""
-        if not token:
-            return 401
-        digest = hashlib.sha256(token.encode("utf-8", "replace")).digest()
-        with self._lock:
-            now = self._clock()
-            is_known = now - self._known.get(digest, -KNOWN_SECONDS) < KNOWN_SECONDS
-            left = self._tries(address, now)
-            if not is_known:
-                if left < 1:
-                    return 429
-                self._left[address] = left - 1, now  # until it turns out to be a good one
-        status = self._access.status(token, self._path)
-        with self._lock:
-            if not is_known and status != 401:
-                self._left[address] = min(TRIES, self._tries(address, now) + 1), now
-            if status == 200:
-                self._known[digest] = now
-            elif status == 401:
-                self._known.pop(digest, None)
-            for kept, most in ((self._left, MOST_ADDRESSES), (self._known, MOST_ADDRESSES)):
-                while len(kept) > most:
-                    kept.popitem(last=False)
-        return status
-
-    def _tries(self, address: str, now: float) -> float:
-        left, since = self._left.get(address, (float(TRIES), now))
-        return min(TRIES, left + (now - since) / REFILL_SECONDS)
 
 
 def cookie_name(request: web.BaseRequest) -> str:

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from aiohttp import web
 
+from devalloc.controller.access import REFILL_SECONDS, Guard, Judge
 from devalloc.controller.http import Response, read_some
 from devalloc.controller.page import login, render
 from devalloc.controller.page.html import Markup
@@ -49,10 +50,10 @@ HEADERS = {
 class Pages:
     """The page of a store; ``mounted`` goes into a ``Site``."""
 
-    def __init__(self, store: Store, access: login.Access, *, hint: Markup | None = None) -> None:
+    def __init__(self, store: Store, access: Judge, *, hint: Markup | None = None) -> None:
         """``hint``: how those who have no token get one."""
         self._sight = Sight(store)
-        self._guard = login.Guard(access, PATH)
+        self._guard = Guard(access, PATH)
         self._hint = hint
         # Apart from the loop's own threads, which others wait for
         self._work = ThreadPoolExecutor(4, "page")
@@ -127,7 +128,7 @@ class Pages:
         return self._form(status)
 
     def _form(self, status: int) -> Response:
-        headers = {"Retry-After": str(int(login.REFILL_SECONDS))} if status == 429 else {}
+        headers = {"Retry-After": str(int(REFILL_SECONDS))} if status == 429 else {}
         body = render.page(render.login_form(status, self._hint), signed_in=status == 403)
         return _html(status, body, headers)
 

@@ -13,6 +13,7 @@ from aiohttp.test_utils import make_mocked_request
 from hypothesis import given
 from hypothesis import strategies as st
 
+from devalloc.controller import access
 from devalloc.controller.allocate import Allocator
 from devalloc.controller.certificate import self_signed
 from devalloc.controller.overview import Overview, overview
@@ -176,24 +177,24 @@ class Clock:
 
 def test_who_guesses_is_slowed_down_and_nobody_else() -> None:
     clock, tokens = Clock(), Tokens(good=200, barred=403, away=503)
-    guard = login.Guard(tokens, "/devalloc/", clock=clock)
+    guard = access.Guard(tokens, "/devalloc/", clock=clock)
     assert [guard.status("good", "1.2.3.4") for _ in range(20)] == [200] * 20
     assert [guard.status("barred", "1.2.3.4") for _ in range(20)] == [403] * 20
     assert [guard.status("away", "1.2.3.4") for _ in range(20)] == [503] * 20
     wrong = [guard.status(f"wrong{i}", "1.2.3.4") for i in range(8)]
-    assert wrong == [401] * login.TRIES + [429] * 3
+    assert wrong == [401] * access.TRIES + [429] * 3
     asked = tokens.asked
     assert guard.status("wrong", "1.2.3.4") == 429
     assert tokens.asked == asked, "nobody is asked any more"
     assert guard.status("good", "1.2.3.4") == 200, "who is known is let in from there all the same"
     assert guard.status("wrong", "5.6.7.8") == 401
-    clock.now += login.REFILL_SECONDS
+    clock.now += access.REFILL_SECONDS
     assert [guard.status(f"other{i}", "1.2.3.4") for i in range(2)] == [401, 429]
 
 
 def test_a_token_that_is_withdrawn_is_good_no_more() -> None:
     tokens = Tokens(good=200)
-    guard = login.Guard(tokens, "/devalloc/", clock=Clock())
+    guard = access.Guard(tokens, "/devalloc/", clock=Clock())
     assert guard.status("good", "a") == 200
     tokens.known.clear()
     assert guard.status("good", "a") == 401
@@ -201,8 +202,8 @@ def test_a_token_that_is_withdrawn_is_good_no_more() -> None:
 
 
 def test_of_addresses_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(login, "MOST_ADDRESSES", 10)
-    guard = login.Guard(Tokens(), "/devalloc/", clock=Clock())
+    monkeypatch.setattr(access, "MOST_ADDRESSES", 10)
+    guard = access.Guard(Tokens(), "/devalloc/", clock=Clock())
     for number in range(100):
         guard.status("wrong", f"10.0.0.{number}")
     assert len(guard._left) == 10
@@ -294,8 +295,8 @@ def test_who_may_not_see_it_is_told_what_is_missing(store: SQLiteStore) -> None:
         assert (status, b"may not see this page" in body) == (403, True)
         status, _, body = ask(url, Authorization="Bearer away")
         assert (status, b"cannot be told now" in body) == (503, True)
-        answers = [ask(url, "login", method="POST", body=f"token=wrong{i}") for i in range(login.TRIES + 1)]
-        assert [answer[0] for answer in answers] == [401] * login.TRIES + [429]
+        answers = [ask(url, "login", method="POST", body=f"token=wrong{i}") for i in range(access.TRIES + 1)]
+        assert [answer[0] for answer in answers] == [401] * access.TRIES + [429]
         assert answers[-1][1]["Retry-After"] == "3"
 
 

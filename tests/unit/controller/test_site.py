@@ -110,6 +110,17 @@ def test_an_api_server_that_is_away_lets_nobody_in_and_is_asked_again() -> None:
         assert ask(f"{url}/metrics", "good")[0] == 200
 
 
+def test_who_guesses_does_not_keep_the_api_server_busy() -> None:
+    cluster = Cluster({"good": "reader"}, {("reader", "/metrics")})
+    with served(Access(cluster.post)) as url:
+        assert ask(f"{url}/metrics", "good")[0] == 200
+        answers = [ask(f"{url}/metrics", f"made up {i}") for i in range(30)]
+        assert {status for status, *_ in answers} == {401, 429}
+        assert answers[-1][2]["Retry-After"] == "3"
+        assert cluster.asked < 2 + 30
+        assert ask(f"{url}/metrics", "good")[0] == 200, "who is known is let in from there all the same"
+
+
 def test_answers_are_kept_for_some_seconds() -> None:
     cluster = Cluster({"good": "reader"}, {("reader", "/metrics")})
     now = 0.0
