@@ -15,8 +15,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from devalloc.install.manifests import Options, Publish, collection_of, manifests, path_of
-from tests.support.kube import Cluster, free_ports
+from tests.support.kube import Cluster
 from tests.support.kube_node import Node
+from tests.support.ports import free_ports
 
 NAMESPACE = "devalloc-system"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
