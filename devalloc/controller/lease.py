@@ -15,7 +15,7 @@ own.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -26,6 +26,10 @@ KIND = "Lease"
 SECONDS = 15.0
 LONGEST = 3600.0
 """Seconds for which a lease that nobody renews is believed at most, whatever it says."""
+
+
+_DELETED = "deleted"
+"""Instead of a resourceVersion."""
 
 
 class Lost(Exception):
@@ -107,6 +111,8 @@ class Lease:
         # All are looked at, so that the time of each runs.
         are_free = {name: self._is_free(obj, began) for name, obj in leases.items()}
         self.held_by = next((self._told(leases[name]) for name, free in are_free.items() if not free), None)
+        if self.held_by is None and self._was_deleted(leases, began):
+            self.held_by = f"the lease {self.namespace}/{self.name}, which was deleted while somebody held it"
         if self.held_by is not None:
             return False
         with suppress(AlreadyExists, Conflict, NotFound):
@@ -194,6 +200,14 @@ class Lease:
             # Renewed until now for all we know: it may have been while we were waiting for the answer.
             self._seen[name] = (version, self._clock())
         return began - self._seen[name][1] > self._believed(obj)
+
+    def _was_deleted(self, leases: Container[str], began: float) -> bool:
+        """Whether a lease that somebody else held is not there any more, and its holder may not know yet."""
+        if self.name in leases or self.name not in self._seen:
+            return False
+        if self._seen[self.name][0] != _DELETED:
+            self._seen[self.name] = (_DELETED, self._clock())
+        return began - self._seen[self.name][1] <= self.seconds
 
     def _believed(self, obj: Object) -> float:
         """For how many seconds that nobody renews it somebody else's is taken for held."""

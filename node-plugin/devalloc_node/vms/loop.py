@@ -18,6 +18,7 @@ from functools import partial
 
 from devalloc.api.meta import RELEASE
 from devalloc.store import Expired, NotFound, Object, Store, StoreError, Unusable
+from devalloc_node import marks
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
 from devalloc_node.machine.view import Machine
@@ -277,7 +278,12 @@ def _depends(obj: Object, claims: Claims, machine: Machine | None) -> Hashable:
     """What must change for a machine to be worth another look before its time."""
     metadata = obj["metadata"]
     versions = [
-        (claim["metadata"]["generation"], claim["metadata"].get("annotations", {}).get(RELEASE), bool(allocated))
+        (
+            claim["metadata"]["generation"],
+            claim["metadata"].get("annotations", {}).get(RELEASE),
+            bool(allocated),
+            marks.is_unsettled(claim),
+        )
         for name in objects.claim_names(obj)
         if (claim := claims.get((objects.namespace_of(obj), name))) is not None
         for allocated in [claim.get("status", {}).get("allocations")]
@@ -289,5 +295,11 @@ def _depends(obj: Object, claims: Claims, machine: Machine | None) -> Hashable:
     )
     status = obj.get("status") or {}
     kept = status.get("allocations")
-    placed = (status.get("nodeName"), status.get("numaNode"), repr(kept), kept and objects.why_not_admitted(obj))
+    placed = (
+        status.get("nodeName"),
+        status.get("numaNode"),
+        repr(kept),
+        kept and objects.why_not_admitted(obj),
+        objects.is_unsettled(obj),
+    )
     return (metadata["generation"], tuple(versions), seen, placed)

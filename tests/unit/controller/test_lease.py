@@ -191,6 +191,21 @@ def test_one_that_was_deleted_is_lost_and_can_be_taken(store: Slow) -> None:
     assert second.take()
 
 
+def test_one_that_was_deleted_under_its_holder_is_taken_when_that_must_know(store: Slow) -> None:
+    clock = Clock()
+    first, second = lease(store, "first", clock), lease(store, "second", clock)
+    assert first.take()
+    assert not second.take()
+    store.store.delete("Lease", NAMESPACE, "devalloc-controller")
+    for clock.now in (0.0, 9.9, 15.0):
+        assert not second.take(), "the first may not have heard of it"
+    assert second.held_by is not None
+    assert "deleted" in second.held_by
+    assert not first.is_valid
+    clock.now = 15.1
+    assert second.take()
+
+
 def test_one_that_is_given_back_is_taken_at_once_and_never_given_twice(store: Slow) -> None:
     clock = Clock()
     first, second = lease(store, "first", clock), lease(store, "second", clock)

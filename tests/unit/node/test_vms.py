@@ -370,7 +370,7 @@ class TestChange:
         assert (world.status()["phase"], world.status()["reason"]) == ("Pending", "ClaimNotAllocated")
         assert "just being allocated" in world.status()["message"]
         world.store.replace({**found, "metadata": {**found["metadata"], "annotations": annotations}})
-        world.round(times=2)
+        world.round(times=2, pause=0.0)  # that the mark goes is news: it waits for no turn
         assert world.status()["phase"] == "Running"
 
     def test_a_machine_is_placed_when_that_is_written_whole(self, world: World) -> None:
