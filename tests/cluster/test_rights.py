@@ -131,6 +131,21 @@ def policies_count(cluster: Cluster) -> None:
         assert cluster.delete(path).ok
 
 
+def test_a_nodes_token_writes_no_slices_of_other_drivers(ruled: Cluster) -> None:
+    (ours, _), node = of_node_a(), as_node(ruled, "node-a")
+    theirs = {**ours, "spec": {**ours["spec"], "driver": "gpu.example.com"}, "metadata": {"name": "of-another-driver"}}
+    path = place(ours)
+    eventually(
+        lambda: "its driver devalloc.io only" in node.create(path, theirs, dry_run=True).message, "policies count"
+    )
+    assert node.create(path, ours, dry_run=True).ok
+    assert ruled.create(path, theirs).ok
+    try:
+        assert "its driver devalloc.io only" in node.delete(f"{path}/of-another-driver").message
+    finally:
+        assert ruled.delete(f"{path}/of-another-driver").ok
+
+
 def refused(asked: Callable[[], Answer]) -> None:
     """Wait until it is, by a policy of node identity."""
     eventually(lambda: "the token of node node-b writes no" in asked().message, "policies count")
