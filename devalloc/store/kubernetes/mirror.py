@@ -22,6 +22,9 @@ from devalloc.store.lifecycle import spec_of
 from devalloc.store.protocol import Event, EventType, Fence, Listing
 from devalloc.store.versions import version_of
 
+BYTES_KEPT = 64 << 20
+"""Of deleted objects, however many: who may make and delete objects must not fill this process's memory."""
+
 
 @dataclass(slots=True)
 class _Entry:
@@ -59,6 +62,7 @@ class Mirror:
         """In the order of their last change."""
         self._kinds: dict[str, set[Key]] = {}
         self._gone: deque[_Gone] = deque()
+        self._gone_bytes = 0
         self._dead: set[str] = set()
         """UIDs of what is gone; none comes back."""
         self._untold: dict[str, str] = {}
@@ -177,10 +181,13 @@ class Mirror:
         if entry is not None:
             del self._entries[key]
             self._kinds[key.kind].discard(key)
-        self._gone.append(_Gone(key, marshal.dumps(last), uid, self._next()))
+        content = marshal.dumps(last)
+        self._gone.append(_Gone(key, content, uid, self._next()))
+        self._gone_bytes += len(content)
         self._dead.add(uid)
-        while len(self._gone) > self._deletions_kept:
+        while len(self._gone) > self._deletions_kept or self._gone_bytes > BYTES_KEPT:
             oldest = self._gone.popleft()
+            self._gone_bytes -= len(oldest.content)
             self._dead.discard(oldest.uid)
             self._forgotten = oldest.at
 

@@ -10,7 +10,7 @@ from contextlib import closing
 import pytest
 
 from devalloc.api.meta import ALLOCATED_SPEC
-from devalloc.store import Change, Conflict, EventType, Key
+from devalloc.store import Change, Conflict, EventType, Expired, Key
 from devalloc.store.kubernetes import ApiError, KubernetesStore
 from devalloc.store.kubernetes.mirror import Mirror
 from devalloc.store.kubernetes.reflector import Reflector
@@ -99,6 +99,23 @@ def test_one_who_is_told_late_that_a_name_was_another_objects_loses_nothing() ->
     mirror.tell("DeviceClaim", "ADDED", there)
     assert mirror.events(frozenset({"DeviceClaim"}), place, deletions=True)[0] == []
     assert mirror.select(frozenset({"DeviceClaim"}), None).objects == [there]
+
+
+def test_large_objects_that_go_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("devalloc.store.kubernetes.mirror.BYTES_KEPT", 10_000)
+    mirror = Mirror(1000)
+    with closing(KubernetesStore(FakeClient(FakeKube()))) as store:  # type: ignore[arg-type]
+        made = [store.create(claim(f"n{number}", annotations={"large": "x" * 3000})) for number in range(9)]
+    places = []
+    for obj in made:
+        mirror.see(obj)
+        mirror.lose(obj)
+        places.append(str(mirror.newest))
+    since = int(places[-3])
+    told = mirror.events(frozenset({"DeviceClaim"}), since, deletions=True)[0]
+    assert [event.object["metadata"]["name"] for event in told] == ["n7", "n8"]
+    with pytest.raises(Expired):
+        mirror.events(frozenset({"DeviceClaim"}), int(places[0]), deletions=True)
 
 
 class TestReflector:
