@@ -329,6 +329,11 @@ def test_nothing_is_taken_off_while_a_pod_has_devices(own: Cluster, devalloc: In
 # -- what goes wrong ---------------------------------------------------------------------------------------------------
 
 
+def test_kubectl_goes_on_with_what_was_installed(devalloc: Install, kubectl: Kubectl, installed: None) -> None:
+    kubectl("apply", "--server-side", "--force-conflicts", "-k", "deploy")
+    assert set(outcomes(devalloc("install")).values()) == {"unchanged"}
+
+
 @pytest.mark.parametrize("verb", ["install", "uninstall"])
 def test_a_cluster_has_it_in_one_namespace(verb: str, own: Cluster, devalloc: Install, installed: None) -> None:
     said = devalloc(verb, "--namespace=elsewhere", code=1)
