@@ -26,6 +26,7 @@ from devalloc.store.errors import (
     NotFound,
     StoreError,
     Unavailable,
+    Unknown,
 )
 from devalloc.store.key import Key, Object
 from devalloc.store.kubernetes import transaction
@@ -261,7 +262,8 @@ class KubernetesStore:
                 try:
                     outcomes.append(future.result())
                 except BaseException as error:
-                    failed = failed or error
+                    # Whether all is known that was sent counts more than anything else.
+                    failed = error if failed is None or isinstance(error, Unknown) else failed
             if failed is not None:
                 raise failed
             return outcomes
@@ -435,10 +437,12 @@ class KubernetesStore:
         StoreError."""
         with suppress(Invalid, Conflict, NotFound):
             try:
-                self._granting.read(Key.checked(transaction.KIND, self.namespace, mark))
-                return
+                found = self._granting.read(Key.checked(transaction.KIND, self.namespace, mark))
+                if found["metadata"].get("labels", {}).get(TRANSACTION) == "record":
+                    return
             except (Invalid, NotFound):
-                log.warning("%s has the mark %s, for which there is no record; it is taken away", Key.of(obj), mark)
+                pass
+            log.warning("%s has the mark %s, for which there is no record; it is taken away", Key.of(obj), mark)
             self._granting.write(lifecycle.annotated(obj, {TRANSACTION: None}))
 
     # The mirror.

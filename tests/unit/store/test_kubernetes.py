@@ -9,7 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from devalloc.api.meta import ALLOCATED_SPEC
+from devalloc.api.meta import ALLOCATED_SPEC, TRANSACTION
 from devalloc.store import Change, Conflict, EventType, Expired, Key
 from devalloc.store.kubernetes import ApiError, KubernetesStore
 from devalloc.store.kubernetes.mirror import Mirror
@@ -116,6 +116,19 @@ def test_large_objects_that_go_do_not_fill_the_memory(monkeypatch: pytest.Monkey
     assert [event.object["metadata"]["name"] for event in told] == ["n7", "n8"]
     with pytest.raises(Expired):
         mirror.events(frozenset({"DeviceClaim"}), int(places[0]), deletions=True)
+
+
+def test_a_mark_that_names_what_is_no_record_is_taken_away() -> None:
+    """Each namespace has a ConfigMap kube-root-ca.crt."""
+    client = FakeClient(FakeKube())
+    client.create(
+        "/api/v1/namespaces/devalloc-system/configmaps",
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "kube-root-ca.crt"}},
+    )
+    with closing(KubernetesStore(client)) as store:  # type: ignore[arg-type]
+        obj = store.create(claim("a", annotations={TRANSACTION: "kube-root-ca.crt"}))
+        store.recover()
+        assert TRANSACTION not in store.get(*Key.of(obj))["metadata"].get("annotations", {})
 
 
 class TestReflector:
