@@ -24,6 +24,7 @@ from devalloc.controller import gate, placing, quota
 from devalloc.controller.availability import count
 from devalloc.controller.claims import allocations, as_allocated, claims_among, is_deleting
 from devalloc.controller.decision import Unit, decide
+from devalloc.controller.refused import Refusals, in_words
 from devalloc.controller.warm import WarmSolver
 from devalloc.store import (
     Change,
@@ -35,6 +36,7 @@ from devalloc.store import (
     FenceBroken,
     Key,
     Object,
+    Refused,
     Store,
     StoreError,
     Unusable,
@@ -152,6 +154,11 @@ class Allocator:
         self._held: dict[Key, Any] = {}
         """What there is to know of each allocated claim, as of the last round."""
         self._problems: frozenset[str] = frozenset()
+        self._refusals = Refusals(clock)
+        self._growing: frozenset[Key] = frozenset()
+        """Machines that the last round would give more."""
+        self._is_again = False
+        """Devices were set aside in vain, so that another round is due."""
 
     def run(self, stop: threading.Event) -> None:
         """Round after round until ``stop`` is set. Raises Unusable; all else is logged and tried again."""
@@ -166,7 +173,8 @@ class Allocator:
                 done = self.round()
                 failures, self.began = 0, None
                 self._progress(done)
-                self._wait(done.resource_version, stop)
+                if not self._is_again:
+                    self._wait(done.resource_version, stop)
             except Expired:
                 continue
             except Unusable:
@@ -184,7 +192,10 @@ class Allocator:
         documents = [with_cordons(doc) if doc["kind"] == "DevicePool" else doc for doc in listed]
         self._limits = {Key.of(doc): gate.reads(doc) for doc in documents if gate.is_read(doc)}
         asked = placing.with_machines(as_allocated(documents))
-        answer = gate.answered(asked.documents, self._answer, self._settings.admin_namespaces)
+        self._is_again = False
+        self._growing = frozenset(Key.of(growth.machine) for growth in asked.growing.values())
+        kept_out = in_words(self._refusals.look(documents), asked)
+        answer = gate.answered(asked.documents, self._answer, self._settings.admin_namespaces, kept_out)
         now = self._now().isoformat(timespec="seconds").replace("+00:00", "Z")
         units = placing.decide_machines(asked, answer, decide(documents, answer, now), now)
         written = self._commit(units, Fence(version, EXCLUSIVE_SPECS, EXCLUSIVE_STATUSES), _basis(documents))
@@ -228,6 +239,7 @@ class Allocator:
         ``basis``: what the decision rests on. A node that only says how its devices are breaks the fence as well; while
         nothing of this changed the decision holds, and long ones would otherwise never be written on a busy host.
         """
+        units = [unit for unit in units if not self._refusals.is_known(unit)]
         if self._stop.is_set() or not units:
             return {}
         renewals = _RENEWALS
@@ -244,8 +256,12 @@ class Allocator:
                 log.info("decided on a state that is over, deciding again: %s", broken)
                 return {}
         written: dict[Key, Object] = {}
-        for outcome in outcomes:
-            if isinstance(outcome, Conflict):
+        for unit, outcome in zip(units, outcomes, strict=True):
+            if isinstance(outcome, Refused):
+                gives = unit.granted or bool(unit.keys & self._growing)
+                self._refusals.note(unit, outcome.why, gives=gives)
+                self._is_again |= gives
+            elif isinstance(outcome, Conflict):
                 log.info("left for the next round: %s", outcome)
             else:
                 written |= {Key.of(obj): obj for obj in outcome}

@@ -90,14 +90,17 @@ def answered(
     documents: Sequence[Object],
     solve: Callable[[list[Object]], Answer],
     admin_namespaces: AdminNamespaces = "all",
+    kept_out: Mapping[ClaimKey, tuple[str, str]] | None = None,
 ) -> Answer:
     """The solver's answer to the claims that may ask, and the others' with a reason of ours.
 
     ``documents``: the solver's input, with groups as they are placed, and with Namespaces and ResourceQuotas.
+    ``kept_out``: claims that are not to be asked for, with reason and message; nor is who is in a group with them.
     """
     told = [doc for doc in documents if not is_read(doc)]
     bounds = {bound: most for doc in documents if quota.is_quota(doc) for bound, most in quota.bounds_of(doc).items()}
     denied = _denied(documents) if admin_namespaces == "labelled" else {}
+    denied |= _with_groups(documents, kept_out or {})
     if not bounds and not denied:
         return solve(told)
     classes = quota.classes_among(told)
@@ -280,6 +283,17 @@ def _denied(documents: Sequence[Object]) -> dict[ClaimKey, tuple[str, str]]:
                 )
         if why:
             found |= _for_all(_Unit(members, {}), why)
+    return found
+
+
+def _with_groups(
+    documents: Sequence[Object], why: Mapping[ClaimKey, tuple[str, str]]
+) -> dict[ClaimKey, tuple[str, str]]:
+    """Those of them that wait, and who is in a group with them."""
+    found: dict[ClaimKey, tuple[str, str]] = {}
+    for members in _waiting(documents) if why else ():
+        if mine := {key: why[key] for key in map(claim_key, members) if key in why}:
+            found |= _for_all(_Unit(members, {}), mine)
     return found
 
 

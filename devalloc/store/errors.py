@@ -34,6 +34,16 @@ class Conflict(StoreError):
         """One sentence for each object in the way."""
 
 
+class Refused(Conflict):
+    """The store does not take what was to be written, whatever it is based on: decided again as it is, it would be
+    refused again."""
+
+    def __init__(self, conflicts: Mapping[Key, str], why: str) -> None:
+        super().__init__(conflicts)
+        self.why = why
+        """For all of it."""
+
+
 class FenceBroken(Conflict):
     """What a decision read has changed, so all of it is to be made again."""
 

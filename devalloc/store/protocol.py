@@ -43,7 +43,7 @@ fence                    checked and written in one transaction      checked aga
                                                                      writes included, then written; that nobody else
                                                                      grants meanwhile is for the leader's lease and seal
 lost answers             none                                        read back; Unknown where that fails as well
-units that are refused   Invalid, and nothing is written             of ``commit_each``: a Conflict of that unit alone
+units that are refused   Invalid, and nothing is written             of ``commit_each``: Refused, of that unit alone
 identity                 of the file                                 UID of the namespace kube-system
 =======================  ==========================================  ===================================================
 """

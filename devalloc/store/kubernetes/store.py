@@ -24,6 +24,7 @@ from devalloc.store.errors import (
     Forbidden,
     Invalid,
     NotFound,
+    Refused,
     StoreError,
     Unavailable,
     Unknown,
@@ -330,8 +331,8 @@ class KubernetesStore:
         except Conflict as conflict:
             return conflict
         except (Invalid, Forbidden) as refused:  # of this unit's objects; the others are not to wait for it
-            log.error("the API server refuses what was decided: %s", refused)
-            return Conflict({change.key: str(refused) for change in unit})
+            said = str(refused)
+            return Refused({change.key: said for change in unit}, said)
 
     def _unit(self, changes: Sequence[Change]) -> builtins.list[Object]:
         """All or none."""

@@ -113,10 +113,11 @@ def test_every_reason_has_advice() -> None:
     from devalloc.cli.explanation import ADVICE
     from devalloc.controller.gate import ADMIN_ACCESS_DENIED, QUOTA_EXCEEDED
     from devalloc.controller.placing.words import NO_ROOM, TOO_SMALL
+    from devalloc.controller.refused import REFUSED
     from devalloc_solver import Reason
 
     of_namespaces = {ADMIN_ACCESS_DENIED, QUOTA_EXCEEDED}
-    assert ADVICE.keys() == {reason.value for reason in Reason} | {NO_ROOM, TOO_SMALL} | of_namespaces
+    assert ADVICE.keys() == {reason.value for reason in Reason} | {NO_ROOM, TOO_SMALL, REFUSED} | of_namespaces
 
 
 def test_validate_shows_errors_of_fields_and_of_expressions(devalloc: Shell) -> None:

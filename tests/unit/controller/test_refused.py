@@ -1,0 +1,167 @@
+"""Objects that the API server refuses to write on: told, left alone, and in nobody's way."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from devalloc.controller.allocate import Allocator
+from devalloc.store.kubernetes import ApiError, KubernetesStore
+from tests.support.fake_kube import FakeClient, FakeKube
+from tests.support.fleets import annotations, fill, gpu_claim, gpu_class, gpu_pool, held
+from tests.support.hosts import host, machine, placed, status
+
+
+class Bed:
+    """A controller's allocator, and an API server that refuses writes whose words contain one of ``refused``."""
+
+    def __init__(self) -> None:
+        kube = FakeKube()
+        self.client, self.refused = FakeClient(kube), ["claims/a/status"]
+        self.client.before = self._before
+        self.store = KubernetesStore(self.client)  # type: ignore[arg-type]
+        self.users = KubernetesStore(FakeClient(kube))  # type: ignore[arg-type]
+        self.now = 0.0
+        self.allocator = Allocator(self.store, clock=lambda: self.now)
+
+    def _before(self, number: int, what: str) -> None:
+        if any(each in what for each in self.refused):
+            raise ApiError(422, "Invalid", "metadata.annotations: Too long")
+
+    def rounds(self, number: int = 3) -> list[str]:
+        """So many; the writes of the last one."""
+        for _ in range(number):
+            self.client.writes.clear()
+            self.allocator.round()
+        return self.client.writes
+
+    def annotate(self, name: str, **noted: str) -> None:
+        """As a user does, of whom the controller has heard."""
+        obj = self.users.get("DeviceClaim", "default", name)
+        metadata = {**obj["metadata"], "annotations": {**obj["metadata"].get("annotations", {}), **noted}}
+        written = self.users.replace({**obj, "metadata": metadata})
+        self._heard(written)
+
+    def _heard(self, obj: dict[str, Any]) -> None:
+        self.store.refresh()
+
+
+@pytest.fixture
+def bed() -> Iterator[Bed]:
+    made = Bed()
+    with closing(made.store), closing(made.users):
+        yield made
+
+
+def test_a_claim_that_cannot_be_given_devices_is_told_so_and_others_get_them(bed: Bed) -> None:
+    fill(bed.users, gpu_class(), gpu_pool(devices=1), gpu_claim("a", priority="9"), gpu_claim("b"))
+    bed.rounds()
+    assert annotations(bed.users, "a")["reason"] == "Refused"
+    assert "annotations: Too long" in annotations(bed.users, "a")["message"]
+    assert held(bed.users, "b") == ["p/d0"]
+    assert bed.rounds() == [], "nothing is tried in vain"
+
+
+def test_the_next_round_is_due_at_once(bed: Bed) -> None:
+    """Nothing has changed that would wake the loop up, and devices were set aside for what was refused."""
+    fill(bed.users, gpu_class(), gpu_pool(devices=1), gpu_claim("a", priority="9"), gpu_claim("b"))
+    stop, due = threading.Event(), []
+
+    def progress(done: Any) -> None:
+        due.append(held(bed.users, "b"))
+        if due[-1] or len(due) > 5:
+            stop.set()
+
+    allocator = Allocator(bed.store, progress=progress)
+    ended = threading.Thread(target=allocator.run, args=(stop,))
+    ended.start()
+    ended.join(50)
+    stop.set()
+    ended.join(60)
+    assert due[-1] == ["p/d0"]
+
+
+def test_it_is_logged_once(bed: Bed, caplog: pytest.LogCaptureFixture) -> None:
+    fill(bed.users, gpu_class(), gpu_pool(), gpu_claim("a"))
+    bed.refused = ["claims/a"]
+    with caplog.at_level(logging.INFO):
+        assert bed.rounds(2) != [], "that it is refused cannot be told either"
+        assert bed.rounds(5) == []
+    errors = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    assert len(errors) == 2, "its devices, and why it has none"
+    assert all("DeviceClaim default/a" in error for error in errors)
+
+
+@pytest.mark.parametrize("change", ["annotation", "class", "time"])
+def test_it_is_asked_for_again_when_something_has_changed(bed: Bed, change: str) -> None:
+    fill(bed.users, gpu_class(), gpu_pool(), gpu_claim("a"))
+    bed.rounds()
+    bed.refused = []
+    assert bed.rounds() == []
+    if change == "annotation":
+        bed.annotate("a", less="1")
+    elif change == "class":
+        obj = bed.users.get("DeviceClass", None, "gpu")
+        bed.users.replace({**obj, "spec": {**obj["spec"], "constraints": "true"}})
+        bed.store.refresh()
+    else:
+        bed.now += 61
+    bed.rounds()
+    assert held(bed.users, "a") == ["p/d0"]
+    assert "reason" not in annotations(bed.users, "a")
+
+
+def test_it_is_tried_ever_more_seldom(bed: Bed) -> None:
+    fill(bed.users, gpu_class(), gpu_pool(), gpu_claim("a"))
+    tried = []
+    for second in range(0, 600, 10):
+        bed.now = float(second)
+        if any(what.endswith("/a/status") for what in bed.rounds(1)):
+            tried.append(second)
+    assert tried == [0, 60, 180, 420]
+
+
+def test_a_group_is_refused_as_one_and_asked_for_without_the_member_that_was_too_much(bed: Bed) -> None:
+    fill(bed.users, gpu_class(), gpu_pool(devices=4), *(gpu_claim(name, group="g") for name in "ab"))
+    bed.rounds()
+    assert [held(bed.users, name) for name in "ab"] == [[], []]
+    assert {annotations(bed.users, name)["reason"] for name in "ab"} == {"Refused"}
+    fill(bed.users, gpu_claim("c", group="g"))
+    bed.store.refresh()
+    bed.rounds()
+    assert held(bed.users, "c") == [], "all of a group or none"
+    assert annotations(bed.users, "c")["reason"] == "GroupUnsatisfiable"
+    bed.users.delete("DeviceClaim", "default", "a")
+    bed.store.refresh()
+    bed.rounds()
+    assert [len(held(bed.users, name)) for name in "bc"] == [1, 1]
+
+
+def test_a_machine_whose_claim_is_refused_waits_with_it_and_another_has_its_room(bed: Bed) -> None:
+    fill(bed.users, gpu_class(), gpu_pool(devices=2), host("n", cpus=2), gpu_claim("a"))
+    fill(bed.users, machine("first", "2", "1Gi", "a"), machine("second", "2", "1Gi"))
+    bed.rounds()
+    assert placed(bed.users) == {"second": "n"}
+    assert status(bed.users, "first")["reason"] == "Refused"
+    assert annotations(bed.users, "a")["reason"] == "Refused"
+    assert bed.rounds() == []
+
+
+def test_what_a_machine_cannot_be_given_more_another_has(bed: Bed) -> None:
+    first = machine("first", "1", "1Gi")
+    first["metadata"]["annotations"] = {"devalloc.io/priority": "9"}
+    fill(bed.users, host("n", cpus=4), first)
+    bed.rounds()
+    bed.refused = ["machines/first/status"]
+    grown = bed.users.get("VirtualMachine", "default", "first")
+    bed.users.replace({**grown, "spec": {**grown["spec"], "cpu": machine("x", "3", "1Gi")["spec"]["cpu"]}})
+    fill(bed.users, machine("second", "3", "1Gi"))
+    bed.store.refresh()
+    bed.rounds()
+    assert placed(bed.users) == {"first": "n", "second": "n"}
+    assert bed.rounds() == []
