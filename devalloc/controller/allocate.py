@@ -155,8 +155,6 @@ class Allocator:
         """What there is to know of each allocated claim, as of the last round."""
         self._problems: frozenset[str] = frozenset()
         self._refusals = Refusals(clock)
-        self._growing: frozenset[Key] = frozenset()
-        """Machines that the last round would give more."""
         self._is_again = False
         """Devices were set aside in vain, so that another round is due."""
 
@@ -193,7 +191,6 @@ class Allocator:
         self._limits = {Key.of(doc): gate.reads(doc) for doc in documents if gate.is_read(doc)}
         asked = placing.with_machines(as_allocated(documents))
         self._is_again = False
-        self._growing = frozenset(Key.of(growth.machine) for growth in asked.growing.values())
         kept_out = in_words(self._refusals.look(documents), asked)
         answer = gate.answered(asked.documents, self._answer, self._settings.admin_namespaces, kept_out)
         now = self._now().isoformat(timespec="seconds").replace("+00:00", "Z")
@@ -258,9 +255,7 @@ class Allocator:
         written: dict[Key, Object] = {}
         for unit, outcome in zip(units, outcomes, strict=True):
             if isinstance(outcome, Refused):
-                gives = unit.granted or bool(unit.keys & self._growing)
-                self._refusals.note(unit, outcome.why, gives=gives)
-                self._is_again |= gives
+                self._is_again |= self._refusals.note(unit, outcome.why)
             elif isinstance(outcome, Conflict):
                 log.info("left for the next round: %s", outcome)
             else:

@@ -51,6 +51,8 @@ class Unit:
     """It gives devices to claims that had none."""
     released: bool = False
     """It takes devices from a claim, so that another round is due."""
+    grows: bool = False
+    """It gives more to a machine that has some."""
 
     @property
     def keys(self) -> frozenset[Key]:

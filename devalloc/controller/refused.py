@@ -74,9 +74,10 @@ class Refusals:
         one = self._refused.get((False, unit.keys))
         return one is not None and one.state == _based_on(unit) and self._clock() < one.until
 
-    def note(self, unit: Unit, why: str, *, gives: bool) -> None:
-        """That it was refused, in a round on the documents of the last ``look``; logged once. ``gives``: something was
-        set aside for it."""
+    def note(self, unit: Unit, why: str) -> bool:
+        """That it was refused, in a round on the documents of the last ``look``; logged once. Whether something was set
+        aside for it that is free again when it is kept out."""
+        gives = unit.granted or unit.grows
         state = _of(unit.keys, self._states()) if gives else _based_on(unit)
         before = self._refused.get((gives, unit.keys))
         is_old = before is not None and before.state == state
@@ -88,7 +89,10 @@ class Refusals:
             ", ".join(sorted(map(str, unit.keys))[:8]),
             why,
         )
-        self._refused[gives, unit.keys] = _Refused(why, state, self._clock() + pause, pause)
+        now = self._clock()
+        was_kept_out = before is not None and is_old and now < before.until
+        self._refused[gives, unit.keys] = _Refused(why, state, now + pause, pause)
+        return gives and not was_kept_out
 
     def _states(self) -> dict[Key | None, Any]:
         """What is looked at of each claim and machine, and (None) of all classes and configurations."""

@@ -59,7 +59,8 @@ def decide_machines(placing: Placing, answer: Mapping[str, Any], units: Iterable
         one = answers[growth.part]
         if one["allocated"]:
             entries = growth.grown(one["allocations"])
-            done.append(Unit((_taken_up(growth.machine, entries, placing.pools, now),), granted=False))
+            change = _taken_up(growth.machine, entries, placing.pools, now)
+            done.append(Unit((change,), granted=False, grows=True))
         else:
             reason, message, _ = words.why(key, one)
             done += _told(growth.machine, reason, f"{message}; what is kept for it stays as it is", now, FITS)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from devalloc.api.meta import NODE_FINALIZER, PREPARED_ON
 from devalloc.controller.allocate import Allocator
 from devalloc.store.kubernetes import ApiError, KubernetesStore
 from tests.support.fake_kube import FakeClient, FakeKube
@@ -159,7 +160,13 @@ def test_what_a_machine_cannot_be_given_more_another_has(bed: Bed) -> None:
     bed.rounds()
     bed.refused = ["machines/first/status"]
     grown = bed.users.get("VirtualMachine", "default", "first")
-    bed.users.replace({**grown, "spec": {**grown["spec"], "cpu": machine("x", "3", "1Gi")["spec"]["cpu"]}})
+    held_by_node = {
+        "finalizers": [NODE_FINALIZER],
+        "annotations": {**first["metadata"]["annotations"], PREPARED_ON: "n"},
+    }
+    grown = bed.users.replace_status({**grown, "status": {**grown["status"], "phase": "Running"}})
+    more = {**grown["spec"], "cpu": {"min": "3", "max": "8"}}
+    bed.users.replace({**grown, "metadata": {**grown["metadata"], **held_by_node}, "spec": more})
     fill(bed.users, machine("second", "3", "1Gi"))
     bed.store.refresh()
     bed.rounds()
