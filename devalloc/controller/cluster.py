@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
+from devalloc.controller import health
 from devalloc.controller.access import Access
 from devalloc.controller.allocate import AllocateSettings, Allocator, Round
 from devalloc.controller.http import Response
@@ -32,10 +33,9 @@ from devalloc.store.kubernetes.writing import Writing
 
 log = logging.getLogger(__name__)
 
-STILL_SECONDS = 60.0
-"""After which a main loop that does not go round is not healthy: it does several times a second."""
-ROUND_SECONDS = 900.0
-"""After which a round is not healthy."""
+LEASE_TRIES = 3
+"""How often a request for the lease can hang, on a connection that is dead, before the lease is lost: after so many of
+its deadline it is given up, and sent again on another one."""
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,10 @@ class Cluster:
         self._client = client
         self._on_round = on_round
         self._settled = 0
+        self._resource_claims: ResourceClaimAllocator | None = None
         holder = f"{settings.instance}-{secrets.token_hex(4)}"
         self.lease = Lease(
-            Singles(client, settings.namespace),
+            Singles(client.within(settings.deadline / LEASE_TRIES), settings.namespace),
             holder,
             NAME,
             namespace=settings.namespace,
@@ -171,13 +172,14 @@ class Cluster:
         loops: dict[str, Loop] = {"allocate": self.allocator.run}
         if self._settings.resource_claims:
             told = self._settings.allocate
-            loops["resource-claims"] = ResourceClaimAllocator(
+            self._resource_claims = ResourceClaimAllocator(
                 self._client,
                 stamp=f"{self.lease.transitions} {self.lease.holder}",
                 may_write=lambda: self.lease.is_valid,
                 record=self.recorder.record,
                 settings=ResourceClaimSettings(told.placement, told.deadline, told.batch, told.resync, told.retry),
-            ).run
+            )
+            loops["resource-claims"] = self._resource_claims.run
         return loops
 
     def _settle(self, stop: threading.Event) -> None:
@@ -200,18 +202,20 @@ class Cluster:
     # -- pages -------------------------------------------------------------------------------------------------------
 
     async def _health(self, request: web.BaseRequest) -> Response:
-        now, began = time.monotonic(), self.allocator.began
-        if now - self.controller.beat > STILL_SECONDS:
-            return Response(503, b"the main loop stands still")
-        if began is not None and now - began > ROUND_SECONDS:
-            return Response(503, b"a round does not end")
-        return Response(200, b"ok")
+        wrong = self._seen().unhealthy(time.monotonic())
+        return Response(200, b"ok") if wrong is None else Response(503, wrong.encode())
 
     async def _ready(self, request: web.BaseRequest) -> Response:
         """One that stands by is ready as well: only one leads, and a rolling update waits for the new one."""
-        if self.controller.state == "stopping":
-            return Response(503, b"stopping")
-        return Response(200, self.controller.told.encode())
+        wrong, told = self._seen().unready(time.monotonic()), self.controller.told
+        return Response(200, told.encode()) if wrong is None else Response(503, f"{wrong}\n{told}".encode())
+
+    def _seen(self) -> health.Seen:
+        controller, others = self.controller, self._resource_claims
+        loops = [health.Loop("DeviceClaims", self.allocator.began, silent_seconds=self.store.silent_seconds)]
+        if others is not None:
+            loops.append(health.Loop("ResourceClaims", others.began, others.failing, others.silent_seconds))
+        return health.Seen(controller.state, controller.beat, controller.taking_over, tuple(loops))
 
     async def _metrics(self, request: web.BaseRequest) -> Response:
         return Response(200, self.metrics.text(), TYPE)

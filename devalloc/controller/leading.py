@@ -64,6 +64,8 @@ class Controller:
         """The state as a sentence."""
         self.beat = time.monotonic()
         """When the main loop went round last."""
+        self.taking_over: float | None = None
+        """Since when it takes over, by the monotonic clock."""
         self._store = store
         self._loops = loops
         self._on_state = on_state
@@ -161,17 +163,20 @@ class Controller:
     def _take_over(self, over: threading.Event) -> None:
         """Until nobody else grants anything on the store. Raises Interrupted."""
         stamp, pause = f"{self.lease.transitions} {self.lease.holder}", RETRY_SECONDS
+        self.taking_over = time.monotonic()
+        self._say("taking over", "taking over from the last leader")
         while not over.is_set():
             try:
-                self._say("taking over", "taking over from the last leader")
                 self._store.refresh()
                 sealed = seal(self._store, stamp, over)
                 self._store.recover()
                 self._store.refresh()
                 log.info("took over, %d objects sealed", sealed)
+                self.taking_over = None
                 return
             except StoreError as error:
                 log.warning("cannot take over yet: %s", error)
+                self.told = f"cannot take over yet: {error}"
                 over.wait(pause)
                 pause = min(2 * pause, MOST_RETRY_SECONDS)
         raise Interrupted

@@ -183,6 +183,8 @@ class FakeClient:
         self.kube = kube
         self.before: Callable[[int, str], None] = lambda number, what: None
         self.after: Callable[[int, str], None] = lambda number, what: None
+        self.patience = 10.0
+        """Seconds after which it gives a request up."""
         self.writes: list[str] = []
         self._lock = threading.Lock()
         self._asked: Counter[tuple[str, int]] = Counter()
@@ -190,6 +192,12 @@ class FakeClient:
     def requests(self) -> dict[tuple[str, int], int]:
         with self._lock:
             return dict(self._asked)
+
+    def within(self, seconds: float) -> FakeClient:
+        """The same process with less patience."""
+        other = copy.copy(self)
+        other.patience = seconds
+        return other
 
     def get(self, path: str, params: Params = None) -> Object:
         if params and "limit" in params:

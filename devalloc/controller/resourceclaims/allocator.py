@@ -116,10 +116,20 @@ class ResourceClaimAllocator:
         self._stamps = 0
         self._asked: list[Asked] = []
         self._place = 0
+        self._reflectors: list[Reflector] = []
+        self.began: float | None = None
+        """When what it is at began, by the monotonic clock; None in between."""
+        self.failing: float | None = None
+        """Since when all that it tries fails."""
+
+    @property
+    def silent_seconds(self) -> float:
+        """For how long it has not been told of what changes of some kind; 0 while it is."""
+        return max((reflector.silent_seconds for reflector in self._reflectors), default=0.0)
 
     def run(self, stop: threading.Event) -> None:
         """Take over, and answer claims until ``stop`` is set. What fails is logged and tried again."""
-        reflectors = [Reflector(self._client, resource, self._mirror) for resource in KINDS]
+        reflectors = self._reflectors = [Reflector(self._client, resource, self._mirror) for resource in KINDS]
         versions: dict[str, str] = {}
         try:
             with ThreadPoolExecutor(WRITERS, thread_name_prefix="resourceclaims") as writers:
@@ -141,9 +151,12 @@ class ResourceClaimAllocator:
         failures, said = 0, ""
         while not stop.is_set():
             try:
+                self.began = time.monotonic()
                 act()
+                self.began = self.failing = None
                 return True
             except Exception as error:
+                self.failing, self.began = self.failing or self.began, None
                 self._asked = []
                 failures += 1
                 pause = min(self._settings.retry * 2 ** min(failures - 1, 30), self._settings.resync)

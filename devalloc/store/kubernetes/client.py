@@ -8,6 +8,7 @@ of one whose answer was lost nobody knows whether it was done (``ApiError.is_unk
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import logging
@@ -96,6 +97,8 @@ class Client:
         """``load``: makes an ApiClient of the kubernetes library, with the credentials as they are then."""
         self._load = load
         self._api = load()
+        self._answer_seconds: float | None = None
+        """Instead of ``ANSWER_SECONDS``."""
         self._asked: Counter[tuple[str, int]] = Counter()
         self._counting = threading.Lock()
 
@@ -104,6 +107,17 @@ class Client:
         status, 0 where there was no answer."""
         with self._counting:
             return dict(self._asked)
+
+    def within(self, seconds: float) -> Client:
+        """The same user, of whom each try is given up after so long, where that is sooner. They count together."""
+        other = copy.copy(self)
+        other._answer_seconds = min(seconds, self._most)
+        return other
+
+    @property
+    def _most(self) -> float:
+        """How long one try may take."""
+        return ANSWER_SECONDS if self._answer_seconds is None else self._answer_seconds
 
     @classmethod
     def connect(cls, kubeconfig: Path | None = None) -> Client:
@@ -133,7 +147,7 @@ class Client:
             more = {"continue": str(token)}
 
     def _read(self, verb: str, path: str, params: Params | None, until: float | None) -> Object:
-        due = time.monotonic() + TRIES * ANSWER_SECONDS if until is None else until
+        due = time.monotonic() + TRIES * self._most if until is None else until
         for number in range(TRIES):
             try:
                 return self._request(verb, "GET", path, params, None, due)
@@ -214,7 +228,7 @@ class Client:
             raw.close()
 
     def _write(self, verb: str, method: str, path: str, params: Params | None, body: Any, form: str = _JSON) -> Object:
-        due = time.monotonic() + TRIES * ANSWER_SECONDS
+        due = time.monotonic() + TRIES * self._most
         for number in range(TRIES):
             try:
                 return self._request(verb, method, path, params, body, due, form)
@@ -231,7 +245,7 @@ class Client:
         left = due - time.monotonic()
         if left <= 0:
             raise ApiError(0, "NoTime", f"{method} {path}: no time is left")
-        response = self._send(verb, method, path, params, body, min(ANSWER_SECONDS, left), form)
+        response = self._send(verb, method, path, params, body, min(self._most, left), form)
         try:
             content = response.response.read(MAX_ANSWER + 1)
         except _broken() as error:

@@ -32,6 +32,9 @@ class Server:
         self.replies: list[Reply | None] = [(200, b"{}")]
         self.asked: list[tuple[str, str, str | None]] = []
         self.retry_after: str | None = None
+        self.silences = 0
+        """Requests that are not answered before it ``speaks``."""
+        self.speaks = threading.Event()
 
     def next(self) -> Reply | None:
         return self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
@@ -50,6 +53,9 @@ def client(server: Server, tmp_path: Path) -> Iterator[Client]:
             length = int(self.headers.get("Content-Length") or 0)
             self.rfile.read(length)
             server.asked.append((self.command, self.path, self.headers.get("Authorization")))
+            if server.silences:
+                server.silences -= 1
+                server.speaks.wait(60)
             reply = server.next()
             if reply is None:
                 self.close_connection = True
@@ -76,6 +82,7 @@ def client(server: Server, tmp_path: Path) -> Iterator[Client]:
     }
     (tmp_path / "kubeconfig").write_text(json.dumps(config))
     yield Client.connect(tmp_path / "kubeconfig")
+    server.speaks.set()
     listener.shutdown()
     listener.server_close()
 
@@ -181,6 +188,18 @@ def test_writes_are_not_tried_again(client: Client, server: Server, reply: Reply
         with pytest.raises(ApiError):
             write("/x", {})
         assert len(server.asked) == 1
+
+
+def test_who_has_less_time_gives_up_sooner_and_asks_on_another_connection(client: Client, server: Server) -> None:
+    server.silences = 1
+    hurried = client.within(0.2)
+    with pytest.raises(ApiError) as raised:
+        hurried.replace("/x", {})
+    assert (raised.value.reason, raised.value.is_unknown) == ("NoAnswer", True)
+    assert not server.speaks.is_set(), "it would not have answered"
+    assert hurried.replace("/x", {}) == {}
+    assert client.requests() == {("update", 0): 1, ("update", 200): 1}
+    server.speaks.set()
 
 
 def test_a_write_that_was_put_off_is_tried_again(client: Client, server: Server) -> None:

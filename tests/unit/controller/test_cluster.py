@@ -1,0 +1,168 @@
+"""One process of the controller on an API server in memory: how long it believes what, and what it says of itself."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from devalloc.controller import health
+from devalloc.controller.cluster import Cluster, ClusterSettings
+from devalloc.controller.health import Loop, Seen
+from devalloc.store.kubernetes import ApiError
+from tests.support.fake_kube import FakeClient, FakeKube
+
+
+class Clock:
+    now = 0.0
+
+
+class Dead(FakeClient):
+    """Some of its connections are dead: a request takes all the time that it has, and nobody hears of it."""
+
+    def __init__(self, kube: FakeKube, clock: Clock) -> None:
+        super().__init__(kube)
+        self.clock, self.connections = clock, ["good"]
+        self.sent: list[float] = []
+        """When the lease was written."""
+
+    def replace(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        self.sent.append(self.clock.now)
+        if self.connections.pop() == "dead":
+            self.clock.now += self.patience
+            raise ApiError(0, "NoAnswer", "timed out")
+        return super().replace(path, body)
+
+
+@pytest.mark.parametrize("seconds", [15.0, 3.0])
+def test_one_dead_connection_does_not_cost_the_lease(seconds: float) -> None:
+    clock, deadline = Clock(), seconds * 2 / 3
+    client = Dead(FakeKube(), clock)
+    cluster = Cluster(client, ClusterSettings("one", seconds=seconds, deadline=deadline))  # type: ignore[arg-type]
+    cluster.lease._clock = lambda: clock.now
+    assert cluster.lease.take()
+    clock.now += seconds / 3  # when it is renewed
+    client.connections[:] = ["good", "dead"]
+    cluster.lease.renew()
+    hung, again = client.sent
+    assert (hung, again) == (pytest.approx(seconds / 3), clock.now)
+    assert again < deadline, "it was sent again in time"
+    cluster.store.close()
+
+
+# -- health ------------------------------------------------------------------------------------------------------------
+
+
+def seen(state: str = "leading", taking_over: float | None = None, **loop: Any) -> Seen:
+    return Seen(
+        state, 1000.0, taking_over, (Loop("DeviceClaims", None), Loop("ResourceClaims", **{"began": None} | loop))
+    )
+
+
+@pytest.mark.parametrize(
+    ("what", "late", "stuck"),
+    [
+        (seen(), None, None),
+        (seen(taking_over=990), None, None),
+        (seen(taking_over=930), "taking over from the last leader for 70 s", None),
+        (seen(taking_over=10), "taking over", "taking over from the last leader does not end"),
+        (seen(began=200.0), None, None),
+        (seen(began=10.0), "a round of ResourceClaims does not end", "a round of ResourceClaims does not end"),
+        (seen(failing=930.0), "ResourceClaims: all that is tried fails, for 70 s", None),
+        (seen(failing=10.0), "ResourceClaims: all that is tried fails", None),
+        (seen(silent_seconds=70.0), "ResourceClaims: what changes in the cluster is not heard of, for 70 s", None),
+        (seen(silent_seconds=901.0), "is not heard of", "is not heard of"),
+        (seen("waiting", silent_seconds=901.0), "is not heard of", None),
+        (seen("stopping"), "stopping", None),
+        (Seen("leading", 930.0, None, ()), "stands still", "the main loop stands still"),
+    ],
+)
+def test_who_is_late_is_not_ready_and_who_is_stuck_not_healthy(what: Seen, late: str | None, stuck: str | None) -> None:
+    for told, expected in ((what.unready(1000.0), late), (what.unhealthy(1000.0), stuck)):
+        assert (told is None) == (expected is None)
+        assert (expected or "") in (told or "")
+
+
+@contextmanager
+def running(client: FakeClient, **settings: Any) -> Iterator[Cluster]:
+    cluster = Cluster(client, ClusterSettings("one", seconds=600, deadline=500, **settings))  # type: ignore[arg-type]
+    thread = threading.Thread(target=cluster.run)
+    thread.start()
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def until(met: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not met():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def ready(cluster: Cluster) -> tuple[int, str]:
+    answer = asyncio.run(cluster._ready(None))  # type: ignore[arg-type]
+    return answer.status, answer.body.decode()
+
+
+def healthy(cluster: Cluster) -> int:
+    return asyncio.run(cluster._health(None)).status  # type: ignore[arg-type]
+
+
+def test_a_take_over_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    kube = FakeKube()
+    record = {"name": "r", "namespace": "devalloc-system", "labels": {"devalloc.io/transaction": "record"}}
+    kube.create("/api/v1/namespaces/devalloc-system/configmaps", {"kind": "ConfigMap", "metadata": record})
+    with running(FakeClient(kube)) as cluster:
+        until(lambda: "cannot take over yet" in cluster.controller.told)
+        assert (ready(cluster)[0], healthy(cluster)) == (200, 200), "not late yet"
+        monkeypatch.setattr(health, "LATE_SECONDS", 0.0)
+        assert (ready(cluster)[0], healthy(cluster)) == (503, 200)
+        assert "ConfigMap devalloc-system/r is no record" in ready(cluster)[1]
+        monkeypatch.setattr(health, "ROUND_SECONDS", 0.0)
+        assert healthy(cluster) == 503
+
+
+def test_watches_that_are_silent_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    kube = FakeKube()
+    client = FakeClient(kube)
+    with running(client) as cluster:
+        until(lambda: cluster.controller.state == "leading")
+
+        def no_watch(*args: Any) -> Any:
+            raise ApiError(403, "Forbidden", "no watch for you")
+
+        client.watch = no_watch  # type: ignore[method-assign]
+        kube.cut()
+        until(lambda: cluster.store.silent_seconds > 0)
+        assert (ready(cluster)[0], healthy(cluster)) == (200, 200), "it may go by"
+        monkeypatch.setattr(health, "LATE_SECONDS", 0.0)
+        assert ready(cluster)[0] == 503
+        assert "DeviceClaims: what changes in the cluster is not heard of" in ready(cluster)[1]
+
+
+def test_resource_claims_that_cannot_be_answered_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = FakeClient(FakeKube())
+    whole = client.list
+
+    def some(path: str, params: Any = None) -> Iterator[dict[str, Any]]:
+        if "resource.k8s.io" in path:
+            raise ApiError(403, "Forbidden", "no list for you")
+        yield from whole(path, params)
+
+    client.list = some  # type: ignore[method-assign]
+    with running(client, resource_claims=True) as cluster:
+        until(lambda: cluster.controller.state == "leading")
+        until(lambda: cluster._seen().loops[-1].failing is not None)
+        assert (ready(cluster)[0], healthy(cluster)) == (200, 200), "not for long"
+        monkeypatch.setattr(health, "LATE_SECONDS", 0.0)
+        until(lambda: ready(cluster)[0] == 503)
+        assert "ResourceClaims: all that is tried fails" in ready(cluster)[1]
