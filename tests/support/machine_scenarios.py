@@ -43,7 +43,7 @@ def _delete(plugin: MachinePlugin) -> None:
 
 
 def _delete_by_force(plugin: MachinePlugin) -> None:
-    plugin.platform.delete(KEY, 0.01, soon(), force=True)
+    plugin.platform.delete(KEY, 0.1, soon(), force=True)  # enough to ask the guest once
     _unprepare(plugin)
 
 
