@@ -123,6 +123,7 @@ def perform(
             raise Conflict({change.key: str(error) for change in changes}) from error
         raise
     try:
+        # As they were when it counted, where others came between: their write is not to look like one of this.
         done = [_unmarked(api, state, name) or state for state in states]
         api.remove(record)
     except Deposed:
@@ -202,13 +203,15 @@ def _put_back(api: Api, member: Member, name: str) -> None:
 
 
 def _unmarked(api: Api, state: Object, name: str) -> Object | None:
-    """Without its mark; None where it is gone."""
-    key, uid = Key.of(state), state["metadata"]["uid"]
+    """Without its mark; None where it is gone, or somebody else has written it meanwhile: what is there then is news to
+    whoever knows only what this wrote."""
+    key, uid, version = (Key.of(state), *(state["metadata"][part] for part in ("uid", "resourceVersion")))
     for _ in range(_TRIES):
         if state["metadata"]["uid"] != uid or mark_of(state) != name:
-            return state
+            return None
         try:
-            return api.write(annotated(state, {TRANSACTION: None}))
+            done = api.write(annotated(state, {TRANSACTION: None}))
+            return done if state["metadata"]["resourceVersion"] == version else None
         except Conflict:
             pass
         except NotFound:

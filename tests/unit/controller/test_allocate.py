@@ -14,8 +14,10 @@ import pytest
 from devalloc.controller.allocate import AllocateSettings, Allocator, Round
 from devalloc.controller.release import release
 from devalloc.store import Unusable
+from devalloc.store.kubernetes import KubernetesStore
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests
+from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.fleets import annotations, fill, gpu_claim, gpu_class, gpu_pool, held, owners
 
 Object = dict[str, Any]
@@ -446,3 +448,36 @@ def test_what_a_node_says_of_devices_is_no_reason_to_decide_again(store: SQLiteS
     wait_for(3)
     stop.set()
     thread.join(60)
+
+
+def test_what_a_user_writes_while_a_group_is_being_written_wakes_the_loop() -> None:
+    """After its devices count, and before the mark is taken off its claim, which the same event tells of."""
+    kube = FakeKube()
+    client = FakeClient(kube)
+    with closing(KubernetesStore(client)) as own, closing(KubernetesStore(FakeClient(kube))) as users:  # type: ignore[arg-type]
+        fill(users, gpu_pool(devices=2), gpu_class(), gpu_claim("a", group="g"), gpu_claim("b", group="g"))
+        asked: list[str] = []
+
+        def before(number: int, what: str) -> None:
+            asked.append(what)
+            if what.endswith("/deviceclaims/a") and asked.count(what) == 2:
+                claim = users.get("DeviceClaim", "default", "a")
+                assert "devalloc.io/transaction" in claim["metadata"]["annotations"]
+                metadata = claim["metadata"]
+                noted = {**metadata["annotations"], "devalloc.io/release": "asked"}
+                users.replace({**claim, "metadata": {**metadata, "annotations": noted}})
+
+        client.before = before
+        rounds: list[Round] = []
+        stop = threading.Event()
+        settings = AllocateSettings(batch=0.0, resync=600)
+        thread = threading.Thread(target=Allocator(own, settings=settings, progress=rounds.append).run, args=(stop,))
+        thread.start()
+        try:
+            deadline = time.monotonic() + 60
+            while len(rounds) < 2:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        finally:
+            stop.set()
+            thread.join(60)

@@ -363,3 +363,31 @@ def test_what_is_too_large_for_a_record_is_refused_before_anything_is_written() 
         with pytest.raises(Invalid, match="smaller"):
             store.commit([Change(Key.of(obj), obj["metadata"]["resourceVersion"], large) for obj in (a, b)])
         assert client.writes == []
+
+
+def test_what_somebody_wrote_before_a_mark_went_does_not_look_like_a_write_of_this() -> None:
+    """It is known by its resourceVersion, which the write that took the mark away must not give as its own."""
+    kube = FakeKube()
+    store, client = opened(kube)
+    other, _ = opened(kube)
+
+    def meddle(number: int, what: str) -> None:
+        if number == POINT + 1:
+            now = other.get("DeviceClaim", "default", "a")
+            noted = {**now["metadata"]["annotations"], "mine": "1"}
+            other.replace({**now, "metadata": {**now["metadata"], "annotations": noted}})
+
+    with closing(store), closing(other):
+        olds = prepared(store)
+        client.writes.clear()
+        client.before = meddle
+        done = store.commit([change(obj) for obj in olds]).objects
+        there = store.list("DeviceClaim").objects
+    assert [obj["metadata"]["annotations"].get("mine") for obj in there] == ["1", None, None]
+    assert all("devalloc.io/transaction" not in obj["metadata"]["annotations"] for obj in there)
+    known = [
+        one["metadata"]["resourceVersion"] == obj["metadata"]["resourceVersion"]
+        for one, obj in zip(done, there, strict=True)
+    ]
+    assert known == [False, True, True]
+    assert records(kube) == []
