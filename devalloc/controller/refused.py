@@ -32,9 +32,22 @@ _LENGTH = 1000
 """Characters of what the server says that are told."""
 _OURS = frozenset({*OF_ALLOCATION, meta.LEADER, meta.TRANSACTION, meta.RELEASE})
 """Annotations that the controller writes, or takes away."""
-_ON_WHICH = frozenset({"DeviceClaim", KIND})
-_NO_PART = frozenset({*_ON_WHICH, "DevicePool", "Namespace", "ResourceQuota"})
+_NO_PART = frozenset({"DeviceClaim", KIND, "DevicePool", "Namespace", "ResourceQuota"})
 """Kinds that say nothing of what is copied onto a claim, as classes and configurations do."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Which:
+    """Units that are alike: what is refused of one is of the next."""
+
+    gives: bool
+    """Something was set aside for it."""
+    takes: bool
+    keys: frozenset[Key]
+
+    @classmethod
+    def of(cls, unit: Unit) -> _Which:
+        return cls(unit.granted or unit.grows, unit.released, unit.keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,35 +64,35 @@ class Refusals:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._refused: dict[tuple[bool, frozenset[Key]], _Refused] = {}
-        """By whether it gave something to them, and by the objects of the unit."""
+        self._refused: dict[_Which, _Refused] = {}
         self._documents: list[Object] = []
 
     def look(self, documents: Iterable[Object]) -> dict[Key, str]:
         """What is not to be asked for in a round on these documents, and why."""
         self._documents = [*documents]
-        states = self._states() if self._refused else {}
-        self._refused = {
-            (gives, keys): one
-            for (gives, keys), one in self._refused.items()
-            if one.state == (_of(keys, states) if gives else self._versions(keys))
-        }
+        if self._refused:
+            there = self._there()
+            self._refused = {
+                which: one for which, one in self._refused.items() if one.state == self._state(which, there)
+            }
         now = self._clock()
         return {
-            key: one.why for (gives, keys), one in self._refused.items() if gives and now < one.until for key in keys
+            key: one.why
+            for which, one in self._refused.items()
+            if which.gives and now < one.until
+            for key in which.keys
         }
 
     def is_known(self, unit: Unit) -> bool:
-        """Whether a write that gives nothing was refused on just these states, and is not to be tried again yet."""
-        one = self._refused.get((False, unit.keys))
-        return one is not None and one.state == _based_on(unit) and self._clock() < one.until
+        """Whether a write that gives nothing was refused, and nothing has changed since that would help."""
+        one = self._refused.get(which := _Which.of(unit))
+        return one is not None and not which.gives and self._clock() < one.until
 
     def note(self, unit: Unit, why: str) -> bool:
         """That it was refused, in a round on the documents of the last ``look``; logged once. Whether something was set
         aside for it that is free again when it is kept out."""
-        gives = unit.granted or unit.grows
-        state = _of(unit.keys, self._states()) if gives else _based_on(unit)
-        before = self._refused.get((gives, unit.keys))
+        which = _Which.of(unit)
+        state, before = self._state(which, self._there()), self._refused.get(which)
         is_old = before is not None and before.state == state
         pause = min(2 * before.pause, MOST_SECONDS) if before is not None and is_old else FIRST_SECONDS
         why = why if len(why) <= _LENGTH else f"{why[:_LENGTH]} ..."
@@ -91,20 +104,20 @@ class Refusals:
         )
         now = self._clock()
         was_kept_out = before is not None and is_old and now < before.until
-        self._refused[gives, unit.keys] = _Refused(why, state, now + pause, pause)
-        return gives and not was_kept_out
+        self._refused[which] = _Refused(why, state, now + pause, pause)
+        return which.gives and not was_kept_out
 
-    def _states(self) -> dict[Key | None, Any]:
-        """What is looked at of each claim and machine, and (None) of all classes and configurations."""
+    def _there(self) -> dict[Key, Object]:
+        return {Key.of(doc): doc for doc in self._documents}
+
+    def _state(self, which: _Which, there: Mapping[Key, Object]) -> Any:
+        """What it depends on. What is given is copied from classes and configurations; what is said is of the object's
+        status. Not its resourceVersion: of two writes the first may have been done, and put back."""
+        members = {key: _written(there.get(key), with_status=not which.gives) for key in which.keys}
+        if not which.gives:
+            return members
         around = [doc["metadata"] for doc in self._documents if doc["kind"] not in _NO_PART]
-        found: dict[Key | None, Any] = {
-            Key.of(doc): _state(doc["metadata"]) for doc in self._documents if doc["kind"] in _ON_WHICH
-        }
-        found[None] = sorted((each["uid"], each.get("generation", 0)) for each in around)
-        return found
-
-    def _versions(self, keys: frozenset[Key]) -> Any:
-        return {key: doc["metadata"]["resourceVersion"] for doc in self._documents if (key := Key.of(doc)) in keys}
+        return members, sorted((each["uid"], each.get("generation", 0)) for each in around)
 
 
 def in_words(kept_out: Mapping[Key, str], placing: Placing) -> dict[tuple[str, str], tuple[str, str]]:
@@ -120,16 +133,11 @@ def in_words(kept_out: Mapping[Key, str], placing: Placing) -> dict[tuple[str, s
     return found
 
 
-def _state(metadata: Mapping[str, Any]) -> Any:
-    """What others have written of an object, but for its status."""
-    annotations = metadata.get("annotations", {})
-    noted = {name: value for name, value in annotations.items() if name not in _OURS}
-    return [metadata.get(name) for name in ("uid", "generation", "labels", "finalizers", "deletionTimestamp")], noted
-
-
-def _of(keys: Iterable[Key], states: Mapping[Key | None, Any]) -> Any:
-    return {key: states.get(key) for key in keys}, states[None]
-
-
-def _based_on(unit: Unit) -> Any:
-    return {change.key: change.resource_version for change in unit.changes}
+def _written(obj: Object | None, *, with_status: bool) -> Any:
+    """What others have written of an object."""
+    if obj is None:
+        return None
+    metadata = obj["metadata"]
+    noted = {name: value for name, value in metadata.get("annotations", {}).items() if name not in _OURS}
+    known = [metadata.get(name) for name in ("uid", "generation", "labels", "finalizers", "deletionTimestamp")]
+    return known, noted, obj.get("status") if with_status else None

@@ -172,3 +172,21 @@ def test_what_a_machine_cannot_be_given_more_another_has(bed: Bed) -> None:
     bed.rounds()
     assert placed(bed.users) == {"first": "n", "second": "n"}
     assert bed.rounds() == []
+
+
+def test_what_cannot_be_said_of_a_claim_that_holds_devices_is_not_tried_in_each_round(bed: Bed) -> None:
+    """Its annotations are written and put back, which makes another state of it."""
+    bed.refused = []
+    fill(bed.users, gpu_class(), gpu_pool(), gpu_claim("a"))
+    bed.rounds()
+    bed.annotate("a", **{"devalloc.io/allocated-devices": "none at all"})
+    bed.users.delete("DevicePool", None, "p")
+    bed.store.refresh()
+    bed.refused = ["claims/a/status"]
+    assert len(bed.rounds(1)) == 3
+    assert bed.rounds(2) == []
+    bed.now += 61
+    bed.refused = []
+    bed.rounds(1)
+    (device,) = bed.users.get("DeviceClaim", "default", "a")["status"]["deviceStatuses"]
+    assert device["conditions"][0]["type"] == "DeviceLost"
