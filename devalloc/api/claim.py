@@ -23,6 +23,7 @@ from devalloc.api.fields import (
     SubdomainName,
     Text,
     not_negative,
+    plain_name,
     positive,
     refuse,
     shown,
@@ -215,6 +216,20 @@ def check_annotations(annotations: Mapping[str, str]) -> None:
         _check_priority(text)
     if meta.GROUP_MATCH in annotations:
         _check_group_match(annotations)
+    for name in (meta.GROUP, meta.NODE):
+        if text := annotations.get(name):  # "" is none
+            _check_name(name, text)
+    if annotations.get(meta.RELEASE, meta.RELEASES[0]) not in meta.RELEASES:
+        told = f"must be {' or '.join(meta.RELEASES)}, not {shown(annotations[meta.RELEASE])}"
+        refuse([(("metadata", "annotations", meta.RELEASE), told)])
+
+
+@lru_cache(maxsize=1024)
+def _check_name(name: str, text: str) -> None:
+    try:
+        plain_name(text)
+    except ValueError as error:
+        refuse([(("metadata", "annotations", name), str(error))])
 
 
 def _check_group_match(annotations: Mapping[str, str]) -> None:

@@ -93,7 +93,7 @@ def label_name(value: object) -> object:
     return value
 
 
-def _plain_name(value: object) -> object:
+def plain_name(value: object) -> object:
     if not isinstance(value, str) or not 0 < len(value) <= 253 or _PLAIN.fullmatch(value) is None:
         raise ValueError(f"must be a text of 1 to 253 printable characters, not {shown(value)}")
     return value
@@ -195,7 +195,7 @@ LabelName = Annotated[
 ]
 PlainName = Annotated[
     str,
-    BeforeValidator(_plain_name),
+    BeforeValidator(plain_name),
     pattern_schema(_PLAIN.pattern, "must have no control characters", minLength=1, maxLength=253),
 ]
 

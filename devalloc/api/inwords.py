@@ -53,11 +53,13 @@ def claim_state(claim: Object) -> str:
     """Allocated, Prepared (its node has bound the devices), Pending, Releasing or Deleting."""
     if claim["metadata"].get("deletionTimestamp"):
         return "Deleting"
-    if annotation(claim, meta.RELEASE):
+    is_prepared = meta.NODE_FINALIZER in claim["metadata"].get("finalizers", [])
+    holds = bool(claim.get("status", {}).get("allocations"))
+    if annotation(claim, meta.RELEASE) and (holds or is_prepared):
         return "Releasing"
-    if meta.NODE_FINALIZER in claim["metadata"].get("finalizers", []):
+    if is_prepared:
         return "Prepared"
-    return "Allocated" if claim.get("status", {}).get("allocations") else "Pending"
+    return "Allocated" if holds else "Pending"
 
 
 def annotation(obj: Object, name: str) -> str:

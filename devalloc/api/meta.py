@@ -46,6 +46,8 @@ PREPARED_ON = "devalloc.io/prepared-on"
 RELEASE = "devalloc.io/release"
 """On an allocated claim: its devices are wanted back, whoever uses them. Its node ends the machines that do not let go;
 then the allocator releases the claim and removes this."""
+RELEASES = ("asked", "forced")
+"""Its values. A node does the same for both."""
 LEADER = "devalloc.io/leader"
 """On a claim without devices and on a machine: which leader of the controller took over last while it was so. What one
 before it still writes is based on a state without that (``devalloc.controller.seal``)."""

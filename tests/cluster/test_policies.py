@@ -18,6 +18,7 @@ from devalloc.api.kinds import KINDS
 from devalloc.controller.allocate import AllocateSettings, Allocator
 from devalloc.install.manifests import Options, manifests
 from devalloc.install.manifests import collection_of as path_of_manifest
+from devalloc.store import Change, Conflict, Invalid, Key
 from devalloc.store.kubernetes import Client, KubernetesStore
 from devalloc.store.kubernetes.resources import AROUND, OURS
 from tests.support import kube_crds
@@ -101,6 +102,9 @@ def ruled(cluster: Cluster) -> Iterator[As]:
         for body in refused_at_once():
             path = path_of(KINDS[body["kind"]], SPACE)
             until("policies", lambda path=path, body=body: person.create(path, body, dry_run=True), 403)  # type: ignore[misc]
+        for path, body in ((CLAIMS, a_claim("probe")), (MACHINES, a_machine("probe"))):
+            full = deep_changed(body, "labels", {f"a{number}": "b" for number in range(65)})
+            until("policies", lambda path=path, full=full: person.create(path, full, dry_run=True), 422)  # type: ignore[misc]
         yield as_user
     finally:
         for body in reversed(made):
@@ -311,6 +315,72 @@ def test_group_matches_are_judged_as_decode_judges_them(ruled: As, group: str | 
     answer = ruled("person").create(CLAIMS, content, dry_run=True)
     assert answer.ok == (decode(content).object is not None), answer.message
     assert answer.ok or "metadata.annotations[devalloc.io/group-match]: " in answer.message
+
+
+NAMES = ["vm", "", "a b/c ü", "../../etc", "a\x07b", "a\x1b[2J", "a\nb", "x" * 253, "x" * 254]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        *((name, text) for name in ("group", "node") for text in NAMES),
+        *(("release", text) for text in ("asked", "forced", "now", "", "Forced")),
+    ],
+    ids=lambda value: ascii(value)[:20],
+)
+def test_names_and_releases_are_judged_as_decode_judges_them(ruled: As, name: str, text: str) -> None:
+    content = a_claim("a", **{name: text})
+    answer = ruled("person").create(CLAIMS, content, dry_run=True)
+    assert answer.ok == (decode(content).object is not None), answer.message
+    assert answer.ok or f"metadata.annotations[devalloc.io/{name}]: must be " in answer.message
+
+
+# -- room for the mark of a new leader ---------------------------------------------------------------------------------
+
+FULL = {f"team-{number}": "x" for number in range(64)}
+
+
+@pytest.mark.parametrize("path", [CLAIMS, MACHINES], ids=["claim", "machine"])
+def test_people_leave_room_for_the_mark_of_a_new_leader(ruled: As, path: str) -> None:
+    person, controller = ruled("person"), ruled("controller")
+    body = a_claim("full") if path == CLAIMS else a_machine("full")
+    most = {"b": "é" * ((64 << 10) - 1) + "x"}  # 128 KiB of UTF-8 with the name
+    for part, values, words in (
+        ("labels", FULL | {"more": "x"}, "metadata.labels: must be at most 64"),
+        ("annotations", {**most, "c": ""}, "metadata.annotations: must be at most 128 KiB in all"),
+    ):
+        refused = person.create(path, deep_changed(body, part, values), dry_run=True)
+        assert refused.status == 422, refused.message
+        assert words in refused.message
+    stored = person.create(path, deep_changed(deep_changed(body, "labels", FULL), "annotations", most))
+    assert stored.ok, stored.message
+    try:
+        for where in (f"annotations.{meta.LEADER}", f"labels.{meta.LEADER}"):
+            answer = controller.replace(f"{path}/full", deep_changed(stored.content, where, "7"), dry_run=True)
+            assert answer.ok, answer.message
+    finally:
+        assert ruled("admin").delete(f"{path}/full").ok
+
+
+def test_what_etcd_has_no_room_for_keeps_no_leader_from_deciding(ruled: As) -> None:
+    """No policy bounds all of an object, and etcd's 1.5 MiB are told as an error of the server: it is certain that
+    nothing was written."""
+    admin = ruled("admin")
+    store = KubernetesStore(Client.connect(kubeconfig(ruled("controller"), "controller")))
+    try:
+        for size in range(1_573_000, 1_560_000, -1000):
+            owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "x" * size, "uid": "u"}
+            if admin.create(CLAIMS, deep_changed(a_claim("huge"), "ownerReferences", [owner])).ok:
+                break
+        found = store.get("DeviceClaim", SPACE, "huge")
+        stamp = Change(Key.of(found), found["metadata"]["resourceVersion"], None, {meta.LEADER: "7" * 4000})
+        assert isinstance(store.commit_each([[stamp]])[0], Conflict)
+        with pytest.raises(Invalid, match="request is too large"):
+            store.replace(deep_changed(found, "annotations", {meta.LEADER: "7" * 4000}))
+        assert store.get("DeviceClaim", SPACE, "huge") == found
+    finally:
+        store.close()
+        admin.delete(f"{CLAIMS}/huge")
 
 
 def test_what_is_wrong_already_is_no_obstacle_to_something_else(ruled: As) -> None:

@@ -18,6 +18,7 @@ import pytest
 from devalloc.api import meta
 from devalloc.api.kinds import KINDS
 from devalloc.install.manifests import Options, collection_of, manifests
+from devalloc.inventory.pools import name_on
 from devalloc.store import Change
 from devalloc.store.key import Key
 from devalloc.store.kubernetes import Client, KubernetesStore
@@ -156,7 +157,7 @@ def of_node_a() -> list[dict[str, Any]]:
     pool = {"name": "p", "generation": 1, "resourceSliceCount": 1}
     spec = {"driver": "devalloc.io", "nodeName": "node-a", "pool": pool, "devices": [{"name": "d"}]}
     slices = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": "of-a"}, "spec": spec}
-    return [slices, gpu_pool("another-of-a", 2, "node-a")]
+    return [slices, gpu_pool("node-a-0000-02-00", 2, "node-a")]
 
 
 def place(body: dict[str, Any]) -> str:
@@ -345,9 +346,9 @@ def test_a_node_keeps_its_pools_claims_and_machines(
     ruled: Cluster, claim: dict[str, Any], machine: dict[str, Any]
 ) -> None:
     with closing(store_of(kube_rights.kubeconfig(ruled, "node-a"))) as store:
-        pool = store.create(gpu_pool("mine", 1, "node-a"))
+        pool = store.create(gpu_pool("node-a-0000-01-00", 1, "node-a"))
         pool = store.replace(changed(pool, "spec.devices", [{"name": "other"}]))
-        store.delete("DevicePool", None, "mine")
+        store.delete("DevicePool", None, "node-a-0000-01-00")
 
         ref = ref_of(claim)
         marks.mark(store, "node-a", ref)
@@ -381,12 +382,67 @@ def test_a_stolen_token_writes_no_pools_of_another_node(ruled: Cluster) -> None:
     ]
     assert_refused(attempts, "the token of node node-b writes no pools of no")
     assert stolen.replace(path, changed(before, "spec.nodeName", "node-b")).status == 422
-    own = stolen.create(place(gpu_pool()), gpu_pool("of-b", 2, "node-b"))
+    own = stolen.create(place(gpu_pool()), gpu_pool("node-b-host", 2, "node-b"))
     assert own.ok, own.message
-    moved = stolen.replace(f"{place(gpu_pool())}/of-b", changed(own.content, "spec.nodeName", "node-a"))
+    moved = stolen.replace(f"{place(gpu_pool())}/node-b-host", changed(own.content, "spec.nodeName", "node-a"))
     assert moved.status in (403, 422), moved.message
     assert ruled.get(path).content == before
-    assert stolen.delete(f"{place(gpu_pool())}/of-b").ok
+    assert stolen.delete(f"{place(gpu_pool())}/node-b-host").ok
+
+
+LONG = ".".join(["n-" * 31 + "n"] * 3 + ["n-" * 26 + "n"])
+"""The name of a node, of 245 characters: of the names of its pools some are cut."""
+
+
+def test_a_node_names_its_pools_after_itself(ruled: Cluster) -> None:
+    """Else the token of one node takes the names that another one's pools are to have."""
+    pools = place(gpu_pool())
+
+    def answers(node: str, names: list[str]) -> list[Answer]:
+        """To the creation of its pools by these names."""
+        uid = ruled.get(f"/api/v1/nodes/{node}").content["metadata"]["uid"]
+        bound = {"kind": "Node", "apiVersion": "v1", "name": node, "uid": uid}
+        plugin = replace(ruled, token=kube_rights.token(ruled, "devalloc-node", bound))
+        return [plugin.create(pools, gpu_pool(name, 1, node), dry_run=True) for name in names]
+
+    for name in (LONG, "node-a-0000"):
+        assert ruled.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}).ok
+    for node in ("node-a", "node-a-0000", LONG):
+        own = [name_on(node, what) for what in ("host", "0000-3b-00", "10000-e1-1f")]
+        assert [answer.message for answer in answers(node, own) if not answer.ok] == []
+    for node, names in {
+        "node-a": ["node-b-host", "node-a-0000-host", "node-a-0000-0000-3b-00", "node-a", "mine", "node-ahost"],
+        "node-a-0000": ["node-a-host", "node-a-0000-3b-00"],
+        LONG: [name_on(f"m{LONG[1:]}", "0000-3b-00"), f"{LONG[:230]}-0000-3b-00", f"{LONG[:200]}-01234567-0000-3b-00"],
+    }.items():
+        assert_refused(answers(node, names), f"the token of node {node} writes pools named {node}-host, and ")
+
+
+def test_a_claim_leaves_room_for_the_mark_of_a_new_leader(ruled: Cluster) -> None:
+    path = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+    requests = [{"name": "r", "exactly": {"deviceClassName": "any"}}]
+    many = {f"team-{number}": "x" for number in range(64)}
+    ours = {"devalloc.io/allocator": "devalloc"}
+
+    def claim(labels: dict[str, str], annotations: dict[str, str]) -> dict[str, Any]:
+        metadata = {"name": "full", "namespace": "default", "labels": labels, "annotations": annotations}
+        about = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": metadata}
+        return {**about, "spec": {"devices": {"requests": requests}}}
+
+    large = {"a": "x" * (128 << 10)}
+    for full, words in (
+        (claim(many | ours, {}), "metadata.labels: must be at most 64"),
+        (claim(ours, large), "metadata.annotations: must be at most 128 KiB"),
+    ):
+        eventually(lambda full=full, words=words: words in ruled.create(path, full, dry_run=True).message, words)  # type: ignore[misc]
+    assert ruled.create(path, claim(ours, {"a": "x" * ((128 << 10) - 1)}), dry_run=True).ok
+    other = ruled.create(path, claim({}, large))
+    assert other.ok, "of claims that are not the controller's it says nothing"
+    try:
+        marked = changed(other.content, "metadata.labels", ours)
+        assert "at most 128 KiB" in ruled.replace(f"{path}/full", marked, dry_run=True).message
+    finally:
+        assert ruled.delete(f"{path}/full").ok
 
 
 def test_a_stolen_token_writes_no_slices_of_another_node(ruled: Cluster) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import Any
 
 from devalloc.api import hostpool, meta
+from devalloc.api.claim import MAX_NAME
 from devalloc.store import Object
 
 _FUNCTION = "device.function == '{}'"
@@ -30,6 +32,12 @@ def priority(machine: Object) -> dict[str, str]:
     """The annotation of a machine that its claims have too; empty where it has none."""
     said = machine["metadata"].get("annotations", {}).get(meta.PRIORITY)
     return {} if said is None else {meta.PRIORITY: said}
+
+
+def group_of(machine: str) -> str:
+    """The label of the group that a machine and its claims are, as long at most as groups' names are."""
+    label = f"of machine {machine}"
+    return label if len(label) <= MAX_NAME else f"{label[: MAX_NAME - 17]}-{sha256(machine.encode()).hexdigest()[:16]}"
 
 
 def _detail(function: str, amounts: Mapping[str, Any]) -> Object:

@@ -284,7 +284,7 @@ class _Reader:
             groups = [name for kind, _, name in members if kind == "group"]
             owners = [name for kind, _, name in members if kind == "machine"]
             if owners:
-                label = groups[0] if len(groups) == 1 else f"of machine {owners[0]}"
+                label = groups[0] if len(groups) == 1 else asked.group_of(owners[0])
                 labels |= dict.fromkeys((one for one in members if one[0] != "group"), label)
         return labels
 

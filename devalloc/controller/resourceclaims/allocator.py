@@ -1,8 +1,8 @@
 """The loop: pods that wait for claims of ours, a joint solve, the allocations written, Events for what is refused.
 
 Safe against a second allocator as with DeviceClaims: only the leader runs it, and before it decides it writes on each
-claim that it may allocate (``devalloc.controller.seal`` says why), so that what the leader before it still sends is
-refused. A write of whose end nobody knows is made known in the same way before anything else is decided.
+claim of its own (``devalloc.controller.seal`` says why), so that what the leader before it still sends is refused. A
+write of whose end nobody knows is made known in the same way before anything else is decided.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import count
 from typing import Any
 
 from devalloc.api import meta
 from devalloc.controller.resourceclaims.solver import WarmCluster
 from devalloc.controller.resourceclaims.state import Asked, Cluster
-from devalloc.controller.resourceclaims.waiting import Key, Want, allocation, is_ours, node_of
+from devalloc.controller.resourceclaims.waiting import Key, Want, is_ours, node_of
 from devalloc.controller.told import NORMAL, WARNING, Told
 from devalloc.store import Conflict, Expired, NotFound, StoreError
 from devalloc.store import Key as ObjectKey
@@ -113,7 +114,7 @@ class ResourceClaimAllocator:
         self._solver = WarmCluster(self._settings.placement)
         self._known: dict[str, _Known] = {}
         self._doubtful: set[Key] = set()
-        self._stamps = 0
+        self._stamps = count(1)
         self._asked: list[Asked] = []
         self._place = 0
         self._reflectors: list[Reflector] = []
@@ -133,7 +134,7 @@ class ResourceClaimAllocator:
         versions: dict[str, str] = {}
         try:
             with ThreadPoolExecutor(WRITERS, thread_name_prefix="resourceclaims") as writers:
-                if not self._tried(lambda: versions.update(self._listed(reflectors)), stop):
+                if not self._tried(lambda: versions.update(self._listed(reflectors, writers)), stop):
                     return
                 for reflector in reflectors:
                     if reflector.resource.kind in versions:
@@ -170,12 +171,16 @@ class ResourceClaimAllocator:
 
     # -- beginning -----------------------------------------------------------------------------------------------------
 
-    def _listed(self, reflectors: Sequence[Reflector]) -> dict[str, str]:
-        """Read all there is, with every claim sealed that may be allocated; the version of each kind."""
+    def _listed(self, reflectors: Sequence[Reflector], writers: ThreadPoolExecutor) -> dict[str, str]:
+        """Read all there is, with every claim of ours sealed; the version of each kind.
+
+        Those that hold devices too: the leader before may have sent that they are taken back, since when their pod may
+        have been scheduled, and no mark of a node on the claim refuses it.
+        """
         reflectors[0].list()
-        for claim in self._mirror.select(frozenset({CLAIMS.kind}), None).objects:
-            if is_ours(claim) and allocation(claim) is None:
-                self._settle(_key(claim))
+        claims = [claim for claim in self._mirror.select(frozenset({CLAIMS.kind}), None).objects if is_ours(claim)]
+        for _ in writers.map(self._settle, [_key(claim) for claim in claims], claims):
+            pass  # raises what one of them did
         versions = {}
         for reflector in reflectors:
             resource = reflector.resource
@@ -187,20 +192,19 @@ class ResourceClaimAllocator:
                 log.info("the cluster does not serve %s of %s", resource.plural, resource.version)
         return versions
 
-    def _settle(self, key: Key) -> None:
+    def _settle(self, key: Key, known: Object | None = None) -> None:
         """Write on a claim, after which nothing that was sent before can change it: no grant, and no taking back from a
         pod that begins to run meanwhile. Raises StoreError.
 
         One that has as many annotations as the API server takes gets a label instead; what refuses that as well is
-        left, as in ``devalloc.controller.seal``.
+        left, as in ``devalloc.controller.seal``. ``known``: the claim as it was read just now.
         """
         place = "annotations"
         while True:
             try:
-                claim = self._writing.read(ObjectKey(CLAIMS.kind, *key))
+                claim, known = known or self._writing.read(ObjectKey(CLAIMS.kind, *key)), None
                 metadata = claim["metadata"]
-                self._stamps += 1
-                stamp = f"{self._stamp} {self._stamps}" if place == "annotations" else secrets.token_hex(8)
+                stamp = f"{self._stamp} {next(self._stamps)}" if place == "annotations" else secrets.token_hex(8)
                 marked = {**metadata.get(place, {}), meta.LEADER: stamp}
                 self._writing.write({**claim, "metadata": {**metadata, place: marked}})
                 return

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from devalloc.api.inwords import claim_state
+from devalloc.api.meta import RELEASE
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.grant import ClaimRef
 from devalloc_node.marks import is_wanted_back, mark, set_users, unmark
@@ -76,6 +78,12 @@ def test_a_claim_of_a_node_that_is_gone_is_abandoned(devalloc: Shell, prepared: 
 def test_its_deletion_waits(devalloc: Shell, prepared: ClaimRef) -> None:
     assert devalloc("delete", "dclaim/uplink").out == "deviceclaim/uplink deleted once devalloc.io/node let go\n"
     assert "Deleting" in devalloc("get", "claims").out
+
+
+def test_a_claim_that_holds_nothing_is_not_being_released() -> None:
+    wanted = {"metadata": {"name": "a", "annotations": {RELEASE: "forced"}}}
+    assert claim_state(wanted) == "Pending"
+    assert claim_state({**wanted, "status": {"allocations": [{}]}}) == "Releasing"
 
 
 def test_machines_are_listed_with_what_they_have_and_are_to_have(devalloc: Shell, prepared: ClaimRef) -> None:

@@ -73,6 +73,15 @@ class TestWhere:
         rounds(store)
         assert (placed(store), held(store, "gpu")) == ({"web": "b"}, ["p/d0"])
 
+    def test_so_are_those_of_machines_whose_long_names_begin_alike(self, store: SQLiteStore) -> None:
+        names = [f"{'m' * 250}-{number}" for number in (1, 2)]
+        fill(store, gpu_class(), *(host(node, cpus=2) for node in "ab"), *(gpus(f"p{n}", n, 0) for n in "ab"))
+        for number, name in enumerate(names):
+            fill(store, gpu_claim(f"g{number}"), machine(name, "2", "1Gi", f"g{number}"))
+        rounds(store)
+        assert sorted(placed(store)) == names
+        assert sorted(placed(store).values()) == ["a", "b"]
+
     def test_neither_is_given_where_both_do_not_fit(self, store: SQLiteStore) -> None:
         fill(store, gpu_class(), host("a", cpus=8), host("b", cpus=2), gpu_pool("p", node="b"))
         fill(store, gpu_claim("gpu"), machine("web", "4", "1Gi", "gpu"))

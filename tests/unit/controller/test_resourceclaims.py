@@ -3,6 +3,7 @@ a real API server (``tests/cluster/test_resourceclaims.py``)."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -10,12 +11,14 @@ import pytest
 from devalloc.api.aside import is_aside, plain, set_aside
 from devalloc.api.meta import LEADER
 from devalloc.controller.resourceclaims import ResourceClaimAllocator, slices
+from devalloc.controller.resourceclaims.allocator import CLAIMS
 from devalloc.controller.resourceclaims.solver import WarmCluster
 from devalloc.controller.resourceclaims.state import Cluster
 from devalloc.controller.resourceclaims.suiting import suits
 from devalloc.controller.resourceclaims.waiting import Want, wants
 from devalloc.store import Event, EventType
 from devalloc.store.kubernetes import ApiError
+from devalloc.store.kubernetes.reflector import Reflector
 from tests.support.fake_kube import FakeClient, FakeKube
 
 Object = dict[str, Any]
@@ -368,6 +371,26 @@ class TestSettling:
         before, after = self.settled(held)
         assert before["metadata"]["resourceVersion"] != after["metadata"]["resourceVersion"]
         assert before.get("status") == after.get("status")
+
+    def test_a_new_leader_settles_what_is_held_as_well(self) -> None:
+        """The one before may have sent that it is taken back, and its pod may run by now."""
+        client = FakeClient(FakeKube())
+        for each in (claim("open"), claim("held"), claim("theirs", ours=False)):
+            client.create(self.PATH, each)
+        held = client.get(f"{self.PATH}/held") | {"status": claim("held", node="n")["status"]}
+        client.replace(f"{self.PATH}/held/status", held)
+        before = {name: client.get(f"{self.PATH}/{name}") for name in ("open", "held", "theirs")}
+        allocator = ResourceClaimAllocator(client, stamp="2 b")  # type: ignore[arg-type]
+        reflectors = [Reflector(client, CLAIMS, allocator._mirror)]  # type: ignore[arg-type]
+        with ThreadPoolExecutor(2) as writers:
+            allocator._listed(reflectors, writers)
+        late = {name: {**each, "status": {}} for name, each in before.items()}
+        for name in ("open", "held"):
+            with pytest.raises(ApiError) as refused:
+                client.replace(f"{self.PATH}/{name}/status", late[name])
+            assert refused.value.is_conflict
+        client.replace(f"{self.PATH}/theirs/status", late["theirs"])
+        assert client.get(f"{self.PATH}/held")["status"] == held["status"]
 
     def test_a_claim_that_is_full_of_annotations_gets_a_label(self) -> None:
         before, after = self.settled(False, ("annotations",))

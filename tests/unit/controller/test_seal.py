@@ -110,7 +110,16 @@ class TestWhatRefusesTheStamp:
                 assert isinstance(store.commit_each([[late]])[0], Conflict)
             assert labels(client, "full").keys() == {LEADER}
 
-    def test_what_takes_no_label_either_keeps_nobody_waiting(self) -> None:
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            ApiError(422, "Invalid", "it is too large"),
+            ApiError(500, "", "etcdserver: request is too large"),
+            ApiError(500, "", "rpc error: trying to send message larger than max (2097200 vs. 2097152)"),
+        ],
+        ids=["Invalid", "etcd", "grpc"],
+    )
+    def test_what_takes_no_label_either_keeps_nobody_waiting(self, answer: ApiError) -> None:
         client = FakeClient(FakeKube())
         with closing(KubernetesStore(client)) as store:  # type: ignore[arg-type]
             store.create(claim("full"))
@@ -118,7 +127,7 @@ class TestWhatRefusesTheStamp:
 
             def before(number: int, what: str) -> None:
                 if what.endswith("/full"):
-                    raise ApiError(422, "Invalid", "it is too large")
+                    raise answer
 
             client.before = before
             assert seal(store, "1 a", threading.Event(), pause=lambda seconds: None) == 1
