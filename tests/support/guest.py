@@ -70,6 +70,9 @@ class Guest:
                 time.sleep(0.02)
         self._left = b""
         self._line_until("READY", deadline)
+        # The shell's first `read` gives up each second, and what it has read of a line by then is lost. An empty line
+        # has no part to lose, and ends that.
+        self._socket.sendall(b"\n")
 
     def run(self, command: str, *, seconds: float = 120) -> Answer:
         """Run a command of sh in the guest. Raises GuestGone, or TimeoutError with what it had printed."""
