@@ -185,7 +185,7 @@ def test_it_is_installed_used_and_taken_off_with_nothing_left(
     assert "deviceclaim.devmgmtproto.k8s.io/train deleted" in gone
     assert "resourceslice.resource.k8s.io/p deleted" in gone
     kubectl("delete", "-R", "-f", "examples/dra", "--ignore-not-found", "--wait=false")
-    kubectl("delete", "-R", "-f", "examples/pods", "--ignore-not-found", "--wait=false", "--force")
+    kubectl("delete", "-R", "-f", "examples/pods", "--ignore-not-found", "--wait=false")
     kubectl("delete", "namespace", "network", "--wait=false")
     eventually(lambda: everything(own) == before, "nothing is left")
     assert devalloc("uninstall", "--crds") == []
