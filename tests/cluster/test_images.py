@@ -278,6 +278,12 @@ def test_the_shipped_daemonset_serves_pods_and_is_upgraded_under_them(bed: Bed) 
     bed.start("one")
     held = bed.groups("one")
     assert len(held) == 2
+
+    def told() -> bool:
+        found = cluster.get(f"{WORK}/one").content["status"].get("containerStatuses", [{}])
+        return "containerID" in found[0]
+
+    bed.node.wait_until("the kubelet says which container it is", told)
     before = cluster.get(f"{WORK}/one").content
 
     def upgraded() -> bool:
