@@ -99,7 +99,7 @@ format: setup ## rewrite to the house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-chart: setup ## the Helm chart of deploy/helm anew, from the manifests beside it
+chart: setup ## the Helm chart of deploy/helm anew from the manifests beside it, and their version from devalloc/version.py
 	$(BIN)/python -m devalloc.install.chart deploy/helm
 
 protos: setup ## generate the wire code of node-plugin/devalloc_node/pb anew from its .proto files

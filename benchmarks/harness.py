@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+from devalloc.version import VERSION
+
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -94,7 +96,8 @@ def machine() -> str:
 
 def _versions(packages: tuple[str, ...]) -> Iterator[str]:
     yield f"Python {platform.python_version()}"
-    for package in ("devalloc", *packages):
+    yield f"devalloc {VERSION}"
+    for package in packages:
         yield f"{package} {version(package)}"
 
 

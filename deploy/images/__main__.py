@@ -9,8 +9,9 @@ from pathlib import Path
 
 from deploy.images import dockerfile, layers, tree, wheels
 from deploy.images.build import Built, build
-from deploy.images.contents import Contents, Image, contents, version
+from deploy.images.contents import Contents, Image, contents
 from deploy.images.shelf import Unavailable
+from devalloc.version import VERSION
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,7 +43,7 @@ def _parser(found: Contents) -> argparse.ArgumentParser:
     making.add_argument("images", nargs="*", default=[*found.images], metavar="IMAGE", help=", ".join(found.images))
     making.add_argument("--out", type=Path, default=Path("dist"), metavar="DIR", help="default: dist")
     making.add_argument("--prefix", default="", metavar="REGISTRY/PATH", help="before the names of the images")
-    making.add_argument("--tag", default=version(), help=f"default: {version()}")
+    making.add_argument("--tag", default=VERSION, help=f"default: {VERSION}")
     making.add_argument("--label", action="append", default=[], metavar="KEY=VALUE", help="one more; may be repeated")
     making.add_argument("--fresh", action="store_true", help="ask Debian for newer packages than the cache has")
     stacking = verbs.add_parser("layers", help="write an image's layers as folders, for the Dockerfile")

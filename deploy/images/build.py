@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from deploy.images import layers, oci
-from deploy.images.contents import Contents, Image, version
+from deploy.images.contents import Contents, Image
 from deploy.images.shelf import Progress
+from devalloc.version import VERSION
 
 ENTRYPOINT = f"/{layers.LAUNCHER}"
 PATH = "/usr/bin:/bin"
@@ -63,7 +64,7 @@ def labelled(image: Image) -> dict[str, str]:
     return {
         "org.opencontainers.image.title": image.title,
         "org.opencontainers.image.description": image.description,
-        "org.opencontainers.image.version": version(),
+        "org.opencontainers.image.version": VERSION,
         "org.opencontainers.image.licenses": "Apache-2.0",
         "io.devalloc.bom": f"/{layers.BOM}",
     }

@@ -90,11 +90,6 @@ def contents() -> Contents:
     return Contents(Base(**_frozen(told["base"])), Dependencies(**_frozen(told["dependencies"])), images)
 
 
-def version() -> str:
-    """Of devalloc."""
-    return str(tomllib.loads((SOURCE / "pyproject.toml").read_text())["project"]["version"])
-
-
 def requirements(image: Image) -> list[str]:
     """What the distribution and the image's extras ask for, as pyproject.toml has it; each once."""
     project = tomllib.loads((SOURCE / "pyproject.toml").read_text())["project"]

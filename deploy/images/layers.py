@@ -16,8 +16,9 @@ from pathlib import Path
 from types import ModuleType
 
 from deploy.images import bom, debs, tree, wheels
-from deploy.images.contents import SOURCE, Contents, Image, version
+from deploy.images.contents import SOURCE, Contents, Image
 from deploy.images.shelf import Progress, Unavailable, cache_folder, locked
+from devalloc.version import VERSION
 
 NAMES = ("base", "dependencies", "devalloc")
 """From below."""
@@ -115,7 +116,7 @@ def _devalloc(image: Image, contents: Contents, below: list[Path], progress: Pro
         _put(launcher, f"#!/usr/bin/python{contents.base.python} -IBu\nfrom devalloc.cli.main import main\n\nmain()\n")
         launcher.chmod(0o755)
         everything = [one for folder in (package, *below) for one in components(folder)]
-        _put(root / BOM, bom.document(image.name, version(), everything).decode())
+        _put(root / BOM, bom.document(image.name, VERSION, everything).decode())
         return components(package)
 
     made = [image.key, package.name, repr(image.packages_left_out)]

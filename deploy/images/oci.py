@@ -44,7 +44,7 @@ def write(
     config: Mapping[str, Any],
     annotations: Mapping[str, str] | None = None,
 ) -> str:
-    """Write the image, called such as ``devalloc-node:0.1.0``; the digest of its manifest.
+    """Write the image, called such as ``devalloc-node:1.2.0``; the digest of its manifest.
 
     ``config``: what a container starts with, as OCI's image configuration has it. Layers are not compressed: the same
     files make the same digest wherever it is built, and who pushes or pulls compresses.

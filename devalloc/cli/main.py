@@ -113,9 +113,9 @@ def _add_variables(command: click.Command, prefix: str) -> None:
 def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if not wanted or ctx.resilient_parsing:
         return
-    from devalloc.version import installed_version
+    from devalloc.version import VERSION
 
-    click.echo(f"devalloc {installed_version()}")
+    click.echo(f"devalloc {VERSION}")
     ctx.exit()
 
 

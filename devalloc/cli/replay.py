@@ -25,7 +25,7 @@ def replay(path: Path) -> int:
 
     Only the time it took may differ. Exit code 1 when anything else does.
     """
-    from devalloc.version import installed_version
+    from devalloc.version import VERSION
     from devalloc_solver import solve_manifests
 
     content = _read(path)
@@ -42,7 +42,7 @@ def replay(path: Path) -> int:
         return 0
     for line in _differences(before, now):
         click.echo(line)
-    versions = f"{content['devalloc']}, this is {installed_version()}"
+    versions = f"{content['devalloc']}, this is {VERSION}"
     note(f"error: {path}: another answer than the recorded one (of devalloc {versions})")
     return 1
 

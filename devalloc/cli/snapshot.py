@@ -31,7 +31,7 @@ def snapshot(
     """
     from devalloc.cli.output import working
     from devalloc.cli.solve import documents
-    from devalloc.version import installed_version
+    from devalloc.version import VERSION
     from devalloc_solver import solve_manifests
 
     contents, _, code = documents(files, namespace, store)
@@ -39,7 +39,7 @@ def snapshot(
         answer = solve_manifests(contents, placement=placement, deadline=deadline)
     content: dict[str, Any] = {
         "format": FORMAT,
-        "devalloc": installed_version(),
+        "devalloc": VERSION,
         "options": {"placement": placement, "deadline": deadline},
         "documents": contents,
         "answer": answer,

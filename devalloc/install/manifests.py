@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from devalloc.install.kustomize import Object, load, render
-from devalloc.version import UNKNOWN, installed_version
+from devalloc.version import VERSION
 
 Publish = Literal["slices", "pools", "both"]
 PUBLISH: Final = ("slices", "pools", "both")
@@ -60,7 +60,7 @@ class Options:
 
     @property
     def tag(self) -> str:
-        return self.version or installed_version().replace("+", "_")
+        return self.version or VERSION.replace("+", "_")
 
 
 def source() -> Path:
@@ -148,8 +148,6 @@ def _changed(one: Object, options: Options) -> Object:
         one = _texts(one, lambda text: text.replace(NAMESPACE, options.namespace))
     if one["kind"] not in ("Deployment", "DaemonSet"):
         return one
-    if options.tag == UNKNOWN:
-        raise ValueError("which version this is cannot be told, so say which images are to run")
     pod = one["spec"]["template"]["spec"]
     for container in pod["containers"]:
         name = container["image"].partition(":")[0]

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-from devalloc.version import installed_version
+from devalloc.version import VERSION
 from devalloc_node import tally
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Failed
@@ -60,7 +60,7 @@ def serving(node: Node, say: Say) -> Iterator[None]:
 
 def _about(node: Node) -> About:
     return About(
-        version=installed_version(),
+        version=VERSION,
         boot_id=node.boot_id(),
         started_ms=int(time.time() * 1000),
         journal=lambda: tally.journal_of(node.journal),

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from deploy.images.build import Built, build
-from deploy.images.contents import contents, version
+from deploy.images.contents import contents
 from deploy.images.oci import full_name
 from deploy.images.shelf import Progress, Unavailable
+from devalloc.version import VERSION
 from tests.support import cards, kube_installed
 from tests.support.fakehost import FakeHost
 from tests.support.go_build import untimed
@@ -58,7 +59,7 @@ def images(progress: Progress, tmp_path_factory: pytest.TempPathFactory) -> Iter
     try:
         with untimed():
             built = {
-                key: build(image, found, f"{image.name}:{version()}", folder / f"{key}.tar", progress)
+                key: build(image, found, f"{image.name}:{VERSION}", folder / f"{key}.tar", progress)
                 for key, image in found.images.items()
             }
     except Unavailable as reason:
@@ -73,7 +74,7 @@ def loaded(node: Node, images: dict[str, Built]) -> Node:
     """The node has the images, that of the plugin also as the next version."""
     for image in images.values():
         import_image(node, image.archive)
-    tag_image(node, full_name(f"{PLUGIN}:{version()}"), full_name(f"{PLUGIN}:{NEXT}"))
+    tag_image(node, full_name(f"{PLUGIN}:{VERSION}"), full_name(f"{PLUGIN}:{NEXT}"))
     return node
 
 
@@ -148,7 +149,7 @@ def test_each_starts_as_whom_it_says_and_knows_its_version(loaded: Node) -> None
     for name, settings in {CONTROLLER: {"runAsNonRoot": True}, PLUGIN: {}}.items():
         container = {
             "name": "main",
-            "image": f"{name}:{version()}",
+            "image": f"{name}:{VERSION}",
             "imagePullPolicy": "Never",
             "args": ["--version"],
             "securityContext": {"readOnlyRootFilesystem": True, **settings},
@@ -166,7 +167,7 @@ def test_each_starts_as_whom_it_says_and_knows_its_version(loaded: Node) -> None
     for name in (CONTROLLER, PLUGIN):
         pod = f"version-of-{name}"
         assert loaded.wait_until(f"{pod} has spoken", lambda pod=pod: loaded.output(pod), SECONDS) == [
-            f"devalloc {version()}"
+            f"devalloc {VERSION}"
         ]
         loaded.cluster.delete(f"{WORK}/{pod}?gracePeriodSeconds=0")
 
@@ -246,7 +247,7 @@ def bed(loaded: Node, host: FakeHost, tmp_path: Path) -> Iterator[Bed]:
         CLASSES: named | {"kind": "DeviceClass", "spec": {"selectors": selectors}},
         TEMPLATES: named | {"kind": "ResourceClaimTemplate", "spec": {"spec": {"devices": request}}},
     }
-    objects = kube_installed.shipped(node, "slices", version(), host.root, tmp_path / "state")
+    objects = kube_installed.shipped(node, "slices", VERSION, host.root, tmp_path / "state")
     with kube_installed.installed(node, objects):
         for path, body in wanted.items():
             made = node.cluster.create(path, body)
@@ -321,7 +322,7 @@ def test_the_shipped_controller_is_confined_and_allocates_what_the_shipped_plugi
 ) -> None:
     node = loaded
     (tmp_path / "state").mkdir()
-    objects = kube_installed.shipped(node, "pools", version(), host.root, tmp_path / "state")
+    objects = kube_installed.shipped(node, "pools", VERSION, host.root, tmp_path / "state")
     with kube_installed.installed(node, objects):
         pod = kube_installed.running(node, CONTROLLER)
         process = kube_installed.process_of(pod)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tomllib
 from pathlib import Path
 
 from deploy.images import debs
@@ -109,19 +108,10 @@ def project_disk(image: Image, disk: Path) -> Path:
     with locked(cache_folder() / "images" / "project") as _:
         folder = cache_folder() / "images" / "project" / "tree"
         _mirror(folder)
-        _write_metadata(folder)
         python = debs.program(image.folder / "root", "usr/bin/python3.13")
         subprocess.run([*python, "-I", "-m", "compileall", "-q", str(folder)], check=False, capture_output=True)
         sriov_image.make_disk(image.folder / "root", folder, disk, "project", mebibytes=64, journal=False)
     return disk
-
-
-def _write_metadata(folder: Path) -> None:
-    """What an installation leaves of a package, so that devalloc knows its version."""
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    metadata = folder / f"{project['name']}-{project['version']}.dist-info" / "METADATA"
-    metadata.parent.mkdir(exist_ok=True)
-    metadata.write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
 
 
 def _mirror(folder: Path) -> None:

@@ -1,20 +1,31 @@
-"""Which version this is: what the installation says, and an answer where there is none."""
+"""Which version this is: one place says it, and the changes, the package and the command say the same."""
 
 from __future__ import annotations
 
-from importlib import metadata
+import re
+import tomllib
+from pathlib import Path
 
 import pytest
 
-from devalloc.version import installed_version
+from devalloc.cli.main import main
+from devalloc.version import VERSION
+
+ROOT = Path(__file__).parents[2]
 
 
-def test_the_installation_says_it() -> None:
-    assert installed_version() == metadata.version("devalloc")
+def test_the_package_has_it_from_there() -> None:
+    said = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert said["project"]["dynamic"] == ["version"]
+    assert said["tool"]["hatch"]["version"]["path"] == "devalloc/version.py"
 
 
-def test_packages_in_a_folder_that_was_never_installed_have_one_that_is_not_known(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(metadata.Distribution, "discover", lambda **search: iter(()))
-    assert installed_version() == "unknown"
+def test_the_first_chapter_of_the_changes_is_its() -> None:
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    assert re.findall(r"^## (\S+) \((?:unreleased|\d{4}-\d\d-\d\d)\)$", changes, re.MULTILINE)[0] == VERSION
+
+
+def test_the_command_says_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == f"devalloc {VERSION}\n"

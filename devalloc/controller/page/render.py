@@ -12,7 +12,7 @@ from devalloc.controller.overview import Claim, Machine, Overview
 from devalloc.controller.page.html import Markup, joined, tag
 from devalloc.controller.page.parts import MAX_SEARCH, Asked, age, amounts, has, many, more, none, table
 from devalloc.controller.page.tree import nodes
-from devalloc.version import installed_version
+from devalloc.version import VERSION
 
 MAX_ROWS = 200
 """Of claims, machines and problems."""
@@ -48,7 +48,7 @@ def _document(body: Markup, signed_in: bool, asked: Asked | None) -> Markup:
                 _sign_out() if signed_in else None,
             ),
             body,
-            tag("footer", tag("p", f"devalloc {installed_version()}. Read only: nothing can be changed here.")),
+            tag("footer", tag("p", f"devalloc {VERSION}. Read only: nothing can be changed here.")),
         ),
         lang="en",
     )

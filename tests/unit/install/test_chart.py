@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 
 import pytest
 
 from devalloc.install import chart as module
+from devalloc.version import VERSION
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "deploy" / "helm"
 
 
 def test_the_files_are_what_the_manifests_say() -> None:
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     written = {str(path.relative_to(FOLDER)): path.read_text() for path in FOLDER.rglob("*") if path.is_file()}
-    assert written == module.chart(version), "write them anew with: make chart"
+    assert written == module.chart(VERSION), "write them anew with: make chart"
 
 
 def test_what_helm_would_take_for_an_expression_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
