@@ -134,7 +134,8 @@ def node_reference(client: Client, node_name: str) -> Mapping[str, Any] | None:
     """A cluster's Node as an owner, so that what it owns goes when it is deleted; None where there is none."""
     import logging
 
-    from devalloc.store.kubernetes.client import ApiError, segment
+    from devalloc.store.kubernetes.apierror import ApiError
+    from devalloc.store.kubernetes.client import segment
 
     try:
         uid = client.get(f"/api/v1/nodes/{segment(node_name)}")["metadata"]["uid"]
@@ -296,7 +297,8 @@ def store_permits(
 
 def cluster_source(client: Client, driver: str, node_name: str) -> Source:
     """The ResourceClaims of a cluster."""
-    from devalloc.store.kubernetes.client import ApiError, segment
+    from devalloc.store.kubernetes.apierror import ApiError
+    from devalloc.store.kubernetes.client import segment
     from devalloc_node.errors import Failed
     from devalloc_node.kube.claim_status import ResourceClaimStatuses
     from devalloc_node.kube.grants import CLAIMS, ResourceClaimGrants

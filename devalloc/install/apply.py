@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from devalloc.install.kustomize import Object
 from devalloc.install.manifests import LABEL, Options, collection, manifests, path_of, title
-from devalloc.store.kubernetes.client import ApiError, Client
+from devalloc.store.kubernetes.apierror import ApiError
+from devalloc.store.kubernetes.client import Client
 
 Say = Callable[[str], None]
 MANAGER = "devalloc"

@@ -12,7 +12,8 @@ from devalloc.api.kinds import KINDS
 from devalloc.install.apply import NotInstalled, Say, delete, found, installed, refuse_elsewhere, wait_until
 from devalloc.install.kustomize import Object
 from devalloc.install.manifests import DRIVER, PUBLISH, Options, manifests, path_of, title
-from devalloc.store.kubernetes.client import ApiError, Client
+from devalloc.store.kubernetes.apierror import ApiError
+from devalloc.store.kubernetes.client import Client
 
 _RUNS = ("DaemonSet", "Deployment")
 _KEPT = ("CustomResourceDefinition",)

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from devalloc.store.kubernetes.client import ApiError, Client
+from devalloc.store.kubernetes.apierror import ApiError
+from devalloc.store.kubernetes.client import Client
 from devalloc_node.binding.binding import Health
 from devalloc_node.feed import Checkup, DeviceHealth
 from devalloc_node.grant import ClaimRef

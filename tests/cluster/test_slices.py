@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from devalloc.api.pool import DevicePool
-from devalloc.store.kubernetes.client import ApiError, Client
+from devalloc.store.kubernetes.apierror import ApiError
+from devalloc.store.kubernetes.client import Client
 from devalloc_node.kube.features import SLICES, probed
 from devalloc_node.kube.publisher import SlicePublisher
 from devalloc_node.kube.slices import Features

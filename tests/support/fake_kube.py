@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from devalloc.store.kubernetes.client import ApiError
+from devalloc.store.kubernetes.apierror import ApiError
 
 Object = dict[str, Any]
 Params = Mapping[str, str] | None

@@ -26,7 +26,8 @@ from devalloc.controller.told import NORMAL, WARNING, Told
 from devalloc.store import Conflict, Expired, NotFound, StoreError
 from devalloc.store import Key as ObjectKey
 from devalloc.store.errors import Forbidden, Invalid, Unknown
-from devalloc.store.kubernetes.client import ApiError, Client
+from devalloc.store.kubernetes.apierror import ApiError
+from devalloc.store.kubernetes.client import Client
 from devalloc.store.kubernetes.mirror import Mirror
 from devalloc.store.kubernetes.reflector import Reflector
 from devalloc.store.kubernetes.resources import Resource, Resources

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from devalloc.store.errors import Forbidden, Invalid, StoreError, Unavailable, Unknown
-from devalloc.store.kubernetes.client import ApiError
+from devalloc.store.kubernetes.apierror import ApiError
 
 _TOO_LARGE = ("etcdserver: request is too large", "trying to send message larger than max")
 

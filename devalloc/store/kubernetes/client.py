@@ -9,24 +9,23 @@ of one whose answer was lost nobody knows whether it was done (``ApiError.is_unk
 from __future__ import annotations
 
 import copy
-import importlib
 import json
 import logging
-import os
-import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from devalloc.store.kubernetes.apierror import ApiError, Object, parsed, refusal
+from devalloc.store.kubernetes.credentials import broken, loaded, no_credentials, not_connected
+from devalloc.store.kubernetes.eventstream import Cutter, event_of, lines
+
 log = logging.getLogger(__name__)
 
-Object = dict[str, Any]
 Params = Mapping[str, str]
 
 ANSWER_SECONDS = 10.0
@@ -36,58 +35,13 @@ PAUSE_SECONDS = 0.2
 """Before the second try; twice as long before the third."""
 MAX_ANSWER = 64 << 20
 """Bytes of an answer; a list of a node's slices is a few hundred KiB."""
-MAX_EVENT = 4 << 20
-"""Bytes of a line of a watch; etcd holds 1.5 MiB an object."""
 WATCH_SECONDS = 240
 """After which the server ends a watch, and it is begun again."""
 PAGE = 500
 """Objects of a page of a list."""
-CONNECTIONS = 32
-"""Kept open: those of watches, and of writes side by side."""
-_QUIET_SECONDS = 15
-"""Of a connection, after which the kernel asks whether the other side is still there, and again each third of that."""
 
 _JSON = "application/json"
 _APPLY = "application/apply-patch+yaml"
-
-
-class ApiError(Exception):
-    """The API server refused, or did not answer."""
-
-    def __init__(
-        self,
-        status: int,
-        reason: str,
-        message: str,
-        details: Mapping[str, Any] | None = None,
-        retry_after: float = 0.0,
-    ) -> None:
-        """``status``: of HTTP, 0 where there was no answer. ``reason``: the API's word, such as ``NotFound``.
-        ``retry_after``: seconds that the server wants to be left alone."""
-        super().__init__(message)
-        self.retry_after = retry_after
-        self.status = status
-        self.reason = reason
-        self.details = details or {}
-
-    @property
-    def is_not_found(self) -> bool:
-        """The API says that this object does not exist; not that it does not know the path."""
-        return self.status == 404 and self.reason == "NotFound" and bool(self.details.get("name"))
-
-    @property
-    def is_unknown(self) -> bool:
-        """A write that this is the answer to may have been done, or may still be."""
-        return (self.status == 0 and self.reason in ("NoAnswer", "TooLarge")) or self.status >= 500
-
-    @property
-    def is_conflict(self) -> bool:
-        return self.status == 409
-
-    @property
-    def is_gone(self) -> bool:
-        """A watch's resource version is too old."""
-        return self.status == 410
 
 
 class Client:
@@ -125,7 +79,7 @@ class Client:
 
         Raises ApiError when there are no credentials; whether the server answers is not tried.
         """
-        return cls(partial(_loaded, kubeconfig))
+        return cls(partial(loaded, kubeconfig))
 
     def get(self, path: str, params: Params | None = None, *, until: float | None = None) -> Object:
         """``until``: the moment of the monotonic clock by which the answer is due. Raises ApiError."""
@@ -213,13 +167,13 @@ class Client:
         raw, over = response.response, threading.Event()
         try:
             if response.status >= 300:
-                raise _error(response, raw.read(MAX_ANSWER))
-            _Cutter(raw, stop, over).start()
+                raise refusal(response, raw.read(MAX_ANSWER))
+            Cutter(raw, stop, over).start()
             begun()
-            for line in _lines(raw):
+            for line in lines(raw):
                 if stop.is_set():
                     return
-                yield _event(line)
+                yield event_of(line)
         except ApiError:
             if not stop.is_set():
                 raise
@@ -248,15 +202,15 @@ class Client:
         response = self._send(verb, method, path, params, body, min(self._most, left), form)
         try:
             content = response.response.read(MAX_ANSWER + 1)
-        except _broken() as error:
+        except broken() as error:
             raise ApiError(0, "NoAnswer", f"{method} {path}: the answer broke off: {error}") from None
         finally:
             response.response.release_conn()
         if response.status >= 300:
-            raise _error(response, content)
+            raise refusal(response, content)
         if len(content) > MAX_ANSWER:
             raise ApiError(0, "TooLarge", f"{method} {path}: the answer has more than {MAX_ANSWER >> 20} MiB")
-        if (answer := _parsed(content)) is None:
+        if (answer := parsed(content)) is None:
             raise ApiError(0, "NoAnswer", f"{method} {path}: the answer is no JSON object")
         return answer
 
@@ -288,7 +242,7 @@ class Client:
                 method, path, query_params=[*(params or {}).items()], header_params=headers,
                 auth_settings=["BearerToken"],
             )  # fmt: skip
-        except _no_credentials() as error:  # it reads a token that is due to be replaced
+        except no_credentials() as error:  # it reads a token that is due to be replaced
             raise ApiError(0, "NoCredentials", f"{method} {path}: no credentials: {error}") from None
         status = 0
         try:
@@ -297,133 +251,13 @@ class Client:
             return response
         except ApiException as error:  # TLS
             raise ApiError(0, "NoAnswer", f"{method} {path}: {error.reason}") from None
-        except _not_connected() as error:
+        except not_connected() as error:
             raise ApiError(0, "NoConnection", f"{method} {path}: {error}") from None
-        except _broken() as error:
+        except broken() as error:
             raise ApiError(0, "NoAnswer", f"{method} {path}: {error}") from None
         finally:
             with self._counting:
                 self._asked[verb, status] += 1
-
-
-class _Cutter(threading.Thread):
-    """Cuts a watch's connection when it is to end: who reads it would else wait for the next event."""
-
-    def __init__(self, raw: Any, stop: threading.Event, over: threading.Event) -> None:
-        super().__init__(name="watch-end", daemon=True)
-        self._stop_asked, self._over = stop, over
-        connection = getattr(raw, "connection", None)
-        sock = getattr(connection, "sock", None)
-        # A descriptor of our own: that of the connection may be another's by the time this one is used.
-        self._descriptor = os.dup(sock.fileno()) if sock is not None else None
-
-    def run(self) -> None:
-        try:
-            while not self._over.is_set() and not self._stop_asked.wait(0.25):
-                pass
-            if self._descriptor is not None and not self._over.is_set():
-                with suppress(OSError), socket.socket(fileno=os.dup(self._descriptor)) as sock:
-                    sock.shutdown(socket.SHUT_RDWR)
-        finally:
-            if self._descriptor is not None:
-                os.close(self._descriptor)
-
-
-def _loaded(kubeconfig: Path | None) -> Any:
-    from kubernetes import client  # half a second and 40 MB, for those that need it
-
-    config: Any = importlib.import_module("kubernetes.config")  # says it is typed, and is not
-    settings = client.Configuration()
-    try:
-        if kubeconfig is not None:
-            config.load_kube_config(str(kubeconfig), client_configuration=settings, persist_config=False)
-        else:
-            config.load_incluster_config(settings)
-    except _no_credentials() as error:
-        source = f"kubeconfig {kubeconfig}" if kubeconfig else "not in a pod, and no kubeconfig is given"
-        raise ApiError(0, "NoCredentials", f"{source}: {error}") from None
-    settings.retries = False
-    settings.connection_pool_maxsize = CONNECTIONS
-    # A server that went away without a word is noticed by its watches.
-    third = _QUIET_SECONDS // 3
-    settings.socket_options = [
-        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _QUIET_SECONDS),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, third),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-    ]
-    return client.ApiClient(settings)
-
-
-def _no_credentials() -> tuple[type[Exception], ...]:
-    """What the library raises where it cannot read them."""
-    config: Any = importlib.import_module("kubernetes.config")
-    return config.ConfigException, OSError, ValueError
-
-
-def _not_connected() -> tuple[type[Exception], ...]:
-    """What is raised where nothing was sent."""
-    from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
-
-    return NewConnectionError, ConnectTimeoutError
-
-
-def _broken() -> tuple[type[Exception], ...]:
-    """What connections raise."""
-    from urllib3.exceptions import HTTPError
-
-    return HTTPError, OSError
-
-
-def _lines(raw: Any) -> Iterator[bytes]:
-    """The lines of a stream. Raises ApiError."""
-    rest = b""
-    try:
-        for chunk in raw.stream(1 << 16):
-            rest += chunk
-            *lines, rest = rest.split(b"\n")
-            yield from (line for line in lines if line.strip())
-            if len(rest) > MAX_EVENT:
-                raise ApiError(0, "TooLarge", f"an event of the watch has more than {MAX_EVENT >> 20} MiB")
-    except _broken() as error:
-        raise ApiError(0, "NoAnswer", f"the watch broke: {error}") from None
-
-
-def _event(line: bytes) -> Object:
-    """An event whose object has metadata. Raises ApiError, also for what the server says is an error."""
-    event = _parsed(line)
-    content = event.get("object") if event else None
-    if event is None or not isinstance(content, dict):
-        raise ApiError(0, "NoAnswer", f"the watch says what is no event: {line[:80]!r}")
-    if event.get("type") == "ERROR":
-        code = content.get("code")
-        message = str(content.get("message", ""))
-        raise ApiError(code if isinstance(code, int) else 500, str(content.get("reason", "")), message)
-    if not isinstance(content.get("metadata"), dict):
-        raise ApiError(0, "NoAnswer", f"the watch tells of an object without metadata: {line[:80]!r}")
-    return event
-
-
-def _parsed(content: bytes) -> Object | None:
-    """A JSON object; None where it is something else."""
-    try:
-        found = json.loads(content)
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def _error(response: Any, content: bytes) -> ApiError:
-    """From a Status of the API, or from whatever text somebody in between sent."""
-    status, told, after = response.status, _parsed(content), response.response.headers.get("Retry-After", "")
-    seconds = float(after) if after.isdecimal() else 0.0  # the API server gives no dates
-    if told is None or told.get("kind") != "Status":
-        text = f"HTTP {status}: {' '.join(content.decode(errors='replace').split())[:400]}"
-        return ApiError(status, "", text, retry_after=seconds)
-    found = told.get("details")
-    details = found if isinstance(found, dict) else None
-    return ApiError(status, str(told.get("reason", "")), str(told.get("message", "")), details, seconds)
 
 
 def segment(name: str) -> str:

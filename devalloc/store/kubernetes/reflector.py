@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 
 from devalloc.store.errors import Invalid
 from devalloc.store.key import Object
-from devalloc.store.kubernetes.client import ApiError, Client
+from devalloc.store.kubernetes.apierror import ApiError
+from devalloc.store.kubernetes.client import Client
 from devalloc.store.kubernetes.mirror import Mirror
 from devalloc.store.kubernetes.resources import Resource
 from devalloc.store.versions import version_of

@@ -7,7 +7,6 @@ kinds asked for at once are read as of one moment. Single objects are read from 
 from __future__ import annotations
 
 import builtins
-import logging
 import threading
 import time
 from collections import Counter
@@ -16,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from devalloc.api.meta import TRANSACTION
 from devalloc.store import lifecycle
 from devalloc.store.errors import (
     Conflict,
@@ -25,22 +23,21 @@ from devalloc.store.errors import (
     Invalid,
     NotFound,
     Refused,
-    StoreError,
     Unavailable,
     Unknown,
 )
 from devalloc.store.key import Key, Object
-from devalloc.store.kubernetes import transaction
+from devalloc.store.kubernetes import pair, transaction
 from devalloc.store.kubernetes.answers import explained
-from devalloc.store.kubernetes.client import ApiError, Client
+from devalloc.store.kubernetes.apierror import ApiError
+from devalloc.store.kubernetes.client import Client
 from devalloc.store.kubernetes.mirror import Mirror
-from devalloc.store.kubernetes.reflector import Reflector, cleaned
-from devalloc.store.kubernetes.resources import AROUND, OURS, Resource, Resources, lease
+from devalloc.store.kubernetes.reflector import Reflector
+from devalloc.store.kubernetes.resources import AROUND, OURS, Resources, lease
+from devalloc.store.kubernetes.underway import RECORDS, Underway
 from devalloc.store.kubernetes.writing import Writing
 from devalloc.store.protocol import Change, Event, Fence, Listing, Written
 from devalloc.store.versions import another, changed, version_of
-
-log = logging.getLogger(__name__)
 
 NAMESPACE = "devalloc-system"
 DELETIONS_KEPT = 10_000
@@ -50,7 +47,6 @@ _FIRST_LISTS = 3
 """How often the first lists are begun anew, because the moment that they are of is forgotten before the last."""
 _GRANTED = ("DeviceClaim", "VirtualMachine")
 """Kinds whose objects are written several at once."""
-_CONFIG_MAPS = Resource(transaction.KIND, "", "v1", "configmaps", True, False)
 _STOP_SECONDS = 0.2
 """How long a watch may take to see that it is to stop."""
 _JOIN_SECONDS = 5.0
@@ -77,7 +73,7 @@ class KubernetesStore:
         fields = f"spec.nodeName={node}" if node is not None else ""
         ours = [replace(each, fields=fields) if each.kind == "DevicePool" else each for each in OURS]
         self._resources = Resources((*ours, *AROUND, lease(namespace)))
-        known = Resources((*ours, *AROUND, lease(namespace), _CONFIG_MAPS))
+        known = Resources((*ours, *AROUND, lease(namespace), RECORDS))
         self._plain = Writing(client, self._resources, self._heard)
         self._granting = Writing(client, known, self._heard, may_write)
         self._reflectors: dict[str, Reflector] = {}
@@ -88,11 +84,7 @@ class KubernetesStore:
         self._in_flight: Counter[str] = Counter()
         """Kinds of which objects are being written under a fence, or without one, by ``commit`` and ``commit_each``."""
         self._landed = threading.Condition()
-        self._open: set[str] = set()
-        """Transactions that were begun and are not at their end."""
-        self._live: set[str] = set()
-        """Those of them that a thread is at."""
-        self._recovering = threading.Lock()
+        self._underway = Underway(client, self._granting, namespace)
 
     # Reading.
 
@@ -272,41 +264,14 @@ class KubernetesStore:
     def recover(self) -> None:
         """Bring transactions to their end that were left, by this process or another, and take away marks that belong
         to none. For the one who decides, before he does: raises StoreError, and then nothing is to be decided."""
-        with self._recovering:
-            self._recover(None)
+        self._underway.end_all()
         for obj in self.list(_GRANTED).objects:
-            if (mark := transaction.mark_of(obj)) is not None:
-                self._unmark_stray(obj, mark)
-
-    def _recover(self, names: frozenset[str] | None) -> None:
-        """Only those, or all."""
-        for record in self._records():
-            if record.id in self._live or (names is not None and record.id not in names):
-                continue
-            log.warning("%s was left while it was %s; it is brought to its end", record.id, record.state)
-            try:
-                transaction.recover(self._granting, record)
-            except (Conflict, NotFound) as error:
-                raise Unavailable(f"{record.id} is brought to its end by somebody else: {error}") from error
-        with self._landed:
-            self._open &= self._live if names is None else self._open - names
-
-    def _records(self) -> builtins.list[transaction.Record]:
-        found: builtins.list[transaction.Record] = []
-        try:
-            path = _CONFIG_MAPS.within(self.namespace)
-            for page in self.client.list(path, {"labelSelector": f"{TRANSACTION}=record"}):
-                found += [transaction.read(cleaned(obj, _CONFIG_MAPS)) for obj in page["items"]]
-        except ApiError as error:
-            raise explained(error, f"list records of transactions in namespace {self.namespace}") from error
-        return found
+            self._underway.unmark_stray(obj)
 
     @contextmanager
     def _fenced(self, units: Sequence[Sequence[Change]], fence: Fence | None) -> Iterator[None]:
         """While this writes, no other commit of this process that its writes would matter to begins."""
-        with self._recovering:
-            if left := frozenset(self._open - self._live):
-                self._recover(left)  # what is read half written must not be decided on
+        self._underway.end_left()  # what is read half written must not be decided on
         writes = Counter({change.key.kind for unit in units for change in unit})
         depends = fence.specs | fence.statuses if fence is not None else frozenset()
         self._begin(self._resources.named(depends))
@@ -348,67 +313,15 @@ class KubernetesStore:
         written = [*olds]
         if len(due) == 1:
             try:
-                written[due[0]] = self._one(olds[due[0]], news[due[0]])
+                written[due[0]] = pair.write(self._granting, olds[due[0]], news[due[0]])
             except NotFound:
                 key = changes[due[0]].key
                 raise Conflict({key: f"{key} is gone"}) from None
         elif due:
-            some = self._several([olds[at] for at in due], [changes[at] for at in due])
+            some = self._underway.perform([olds[at] for at in due], [changes[at] for at in due])
             for at, obj in zip(due, some, strict=True):
                 written[at] = obj
         return written
-
-    def _one(self, old: Object, new: Object) -> Object:
-        """Two requests, where status and annotations change. The status is what counts: it comes last where it is set,
-        and goes first where it is removed."""
-        api = self._granting
-        status_differs = old.get("status") != new.get("status")
-        annotations = new["metadata"].get("annotations", {})
-        if old["metadata"].get("annotations", {}) == annotations:
-            return api.write_status(new)
-        if not status_differs:
-            return api.write(new)
-        sets = bool(new.get("status"))
-        first = api.write({**new, "status": old.get("status")}) if sets else api.write_status({**old, "status": None})
-        try:
-            if sets:
-                return api.write_status({**first, "status": new["status"]})
-            return api.write({**first, "metadata": {**first["metadata"], "annotations": annotations}})
-        except (Conflict, NotFound, Invalid, Forbidden):
-            self._put_back(old, first)
-            raise
-
-    def _put_back(self, old: Object, first: Object) -> None:
-        """After the first of two writes, when the second is refused. Whoever came between keeps what he wrote."""
-        key = Key.of(old)
-        try:
-            now = self._granting.read(key)
-            if now["metadata"]["uid"] != old["metadata"]["uid"] or now.get("status") != first.get("status"):
-                return  # it may be our status after all, of which the answer was lost, and belongs to the annotations
-            before, mine = (obj["metadata"].get("annotations", {}) for obj in (old, first))
-            theirs = now["metadata"].get("annotations", {})
-            back = {k: before.get(k) for k in before.keys() | mine.keys() if theirs.get(k) == mine.get(k)}
-            meant = lifecycle.annotated(now, back)
-            if meant != now:
-                self._granting.write(meant)
-        except StoreError as error:
-            log.warning("the annotations of %s say what its status does not; the next write mends it: %s", key, error)
-
-    def _several(self, olds: Sequence[Object], changes: Sequence[Change]) -> builtins.list[Object]:
-        name = transaction.new_name()
-        with self._landed:
-            self._open.add(name)
-            self._live.add(name)
-
-        def ended() -> None:
-            with self._landed:
-                self._open.discard(name)
-
-        try:
-            return transaction.perform(self._granting, self.namespace, name, olds, changes, ended)
-        finally:
-            with self._landed:
-                self._live.discard(name)
 
     def _olds(self, changes: Sequence[Change]) -> builtins.list[Object]:
         """What the changes are based on. Raises Conflict that names all that are not so any more."""
@@ -426,25 +339,12 @@ class KubernetesStore:
                 conflicts[change.key] = changed(change.key, old, change.resource_version)
             elif (mark := transaction.mark_of(old)) and (len(changes) > 1 or change.status != old.get("status")):
                 # What it says may be put back. An annotation may be written: then it is the other that conflicts.
-                self._unmark_stray(old, mark)
+                self._underway.unmark_stray(old)
                 conflicts[change.key] = f"{change.key} is being written together with others ({mark}); try again"
             olds.append(old)
         if conflicts:
             raise Conflict(conflicts)
         return olds
-
-    def _unmark_stray(self, obj: Object, mark: str) -> None:
-        """Take a mark away whose record is gone: somebody else wrote it, or it arrived after all was put back. Raises
-        StoreError."""
-        with suppress(Invalid, Conflict, NotFound):
-            try:
-                found = self._granting.read(Key.checked(transaction.KIND, self.namespace, mark))
-                if found["metadata"].get("labels", {}).get(TRANSACTION) == "record":
-                    return
-            except (Invalid, NotFound):
-                pass
-            log.warning("%s has the mark %s, for which there is no record; it is taken away", Key.of(obj), mark)
-            self._granting.write(lifecycle.annotated(obj, {TRANSACTION: None}))
 
     # The mirror.
 

@@ -10,7 +10,8 @@ from contextlib import suppress
 from devalloc.store.errors import AlreadyExists, Conflict, Deposed, Invalid, NotFound, StoreError, Unknown
 from devalloc.store.key import Key, Object
 from devalloc.store.kubernetes.answers import explained
-from devalloc.store.kubernetes.client import PAUSE_SECONDS, TRIES, ApiError, Client
+from devalloc.store.kubernetes.apierror import ApiError
+from devalloc.store.kubernetes.client import PAUSE_SECONDS, TRIES, Client
 from devalloc.store.kubernetes.reflector import cleaned
 from devalloc.store.kubernetes.resources import Resource, Resources
 from devalloc.store.lifecycle import encode, finalizers, is_deleting, spec_of

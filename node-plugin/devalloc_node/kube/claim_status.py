@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from devalloc.store.kubernetes.client import ApiError, Client, Object, segment
+from devalloc.store.kubernetes.apierror import ApiError, Object
+from devalloc.store.kubernetes.client import Client, segment
 from devalloc_node.binding.handover import MAC
 from devalloc_node.feed import Checkup
 from devalloc_node.grant import ClaimRef

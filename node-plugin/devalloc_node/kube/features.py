@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from devalloc.store.kubernetes.client import ApiError, Client, Object
+from devalloc.store.kubernetes.apierror import ApiError, Object
+from devalloc.store.kubernetes.client import Client
 from devalloc_node.kube.names import object_name
 from devalloc_node.kube.slices import Features
 

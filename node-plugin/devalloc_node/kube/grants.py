@@ -7,7 +7,8 @@ from typing import Any
 
 from devalloc.api.configs import VfConfig, VfioConfig, VgpuConfig
 from devalloc.api.decode import decode
-from devalloc.store.kubernetes.client import ApiError, Client, Object, segment
+from devalloc.store.kubernetes.apierror import ApiError, Object
+from devalloc.store.kubernetes.client import Client, segment
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.grant import ClaimRef, Configs, Grant, GrantedDevice

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
-from devalloc.store.kubernetes.client import ApiError, Client, Object, segment
+from devalloc.store.kubernetes.apierror import ApiError, Object
+from devalloc.store.kubernetes.client import Client, segment
 from devalloc_node.kube.features import SLICES, probed, slice_object
 from devalloc_node.kube.names import object_name
 from devalloc_node.kube.slices import Features, SlicePool, sliced

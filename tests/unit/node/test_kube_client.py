@@ -14,7 +14,9 @@ import pytest
 from kubernetes.config import incluster_config
 
 from devalloc.store.kubernetes import client as kube_client
-from devalloc.store.kubernetes.client import ApiError, Client
+from devalloc.store.kubernetes import eventstream
+from devalloc.store.kubernetes.apierror import ApiError
+from devalloc.store.kubernetes.client import Client
 from devalloc_node.deadline import Deadline
 
 Reply = tuple[int, bytes]
@@ -272,7 +274,7 @@ def test_a_watch_that_is_too_old_says_so(client: Client, server: Server) -> None
 def test_a_watch_of_nonsense_is_an_error(
     client: Client, server: Server, monkeypatch: pytest.MonkeyPatch, content: bytes
 ) -> None:
-    monkeypatch.setattr(kube_client, "MAX_EVENT", 100)
+    monkeypatch.setattr(eventstream, "MAX_EVENT", 100)
     server.replies = [(200, content)]
     with pytest.raises(ApiError):
         list(client.watch("/x", {}, "7", threading.Event()))

@@ -12,7 +12,8 @@ from typing import Any, cast
 import pytest
 
 from devalloc.api.pool import DevicePool
-from devalloc.store.kubernetes.client import ApiError, Client
+from devalloc.store.kubernetes.apierror import ApiError
+from devalloc.store.kubernetes.client import Client
 from devalloc_node.kube import publisher as publishing
 from devalloc_node.kube.features import SLICES
 from devalloc_node.kube.publisher import SlicePublisher
