@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from devalloc.api.machinestart import MachineStart
 from devalloc.api.quantity import NANO
-from devalloc.api.virtualmachine import MachineStart, VirtualMachine
+from devalloc.api.virtualmachine import VirtualMachine
 from devalloc.cli.verb import BadInput
 from devalloc_node.pb import node_pb2 as pb
 
 if TYPE_CHECKING:
-    from devalloc.api.virtualmachine import CpuBounds, MemoryBounds
+    from devalloc.api.machinebounds import CpuBounds, MemoryBounds
 
 
 def request_of(manifest: dict[str, Any]) -> pb.CreateMachineRequest | pb.AdoptMachineRequest:

@@ -155,7 +155,7 @@ def _unit(text: str) -> Resources:
 
 
 def _whole(unit: Resources, name: str) -> Resources:
-    from devalloc.api.virtualmachine import MEMORY_BLOCK
+    from devalloc.api.machinebounds import MEMORY_BLOCK
     from devalloc.scaling.scalars import bytes_to_quantity, cpu_to_quantity
 
     if unit.cpu == 0 or unit.memory == 0 or unit.memory % MEMORY_BLOCK:

@@ -14,9 +14,9 @@ from typing import Any
 
 from devalloc.api import meta
 from devalloc.api.hostpool import CPU, MEMORY
+from devalloc.api.machinebounds import MEMORY_BLOCK
 from devalloc.api.quantity import NANO, Format, Quantity, QuantityError
 from devalloc.api.reservation import amount_of, reserved
-from devalloc.api.virtualmachine import MEMORY_BLOCK
 from devalloc.scaling.permits.ledger import NOTHING, Key
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.vminfo import ANNOTATION_BILLING, LABEL_ALWAYS_MIGRATE, LABEL_MIGRATION, LABEL_SCALING

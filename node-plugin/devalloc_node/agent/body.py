@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from devalloc.api.virtualmachine import MEMORY_BLOCK
+from devalloc.api.machinebounds import MEMORY_BLOCK
 from devalloc.scaling.resources import Resources
 from devalloc_node.agent.channels import Refused
 from devalloc_node.agent.lanes import Lanes

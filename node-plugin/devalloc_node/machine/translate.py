@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from devalloc.api.virtualmachine import MachineNic, VirtualMachine
+from devalloc.api.machinestart import MachineNic
+from devalloc.api.virtualmachine import VirtualMachine
 from devalloc_node.machine.home import TAP
 from devalloc_node.machine.spec import Bounds, Disk, MachineSpec, Nic
 

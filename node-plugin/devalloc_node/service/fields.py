@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from devalloc.api.decode import decode
+from devalloc.api.machinebounds import MAX_CPUS
 from devalloc.api.meta import DEVALLOC
-from devalloc.api.virtualmachine import MAX_CLAIMS, MAX_CPUS, VirtualMachine
+from devalloc.api.virtualmachine import MAX_CLAIMS, VirtualMachine
 from devalloc_node.grant import ClaimRef
 from devalloc_node.machine.spec import MAX_PLAIN_NAME, PlainDevice
 from devalloc_node.machine.translate import spec_of

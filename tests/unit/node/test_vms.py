@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from devalloc.api import meta
-from devalloc.api.virtualmachine import VirtualMachine, VirtualMachineStatus
+from devalloc.api.machinestatus import VirtualMachineStatus
+from devalloc.api.virtualmachine import VirtualMachine
 from devalloc.controller.allocate import Allocator
 from devalloc.controller.release import release
 from devalloc.store import Key, NotFound, Object, Unavailable

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devalloc.api.virtualmachine import MEMORY_BLOCK
+from devalloc.api.machinebounds import MEMORY_BLOCK
 from devalloc.scaling.bounds import Bounds
 from devalloc.scaling.config import ANNOTATION
 from devalloc.scaling.eras import Era
