@@ -12,7 +12,7 @@ from typing import Any
 
 from devalloc.api import hostpool, meta
 from devalloc.api.decode import decode
-from devalloc.api.reservation import lacking, reserved, wants
+from devalloc.api.reservation import lacking, wants
 from devalloc.api.virtualmachine import VirtualMachine
 from devalloc.controller.claims import (
     ClaimKey,
@@ -21,13 +21,11 @@ from devalloc.controller.claims import (
     claim_key,
     claims_among,
     group_of,
-    is_deleting,
-    is_prepared,
-    wants_release,
 )
 from devalloc.controller.placing import asked, growth, machines
 from devalloc.controller.placing.joined import Joined
 from devalloc.controller.placing.machines import MachineKey
+from devalloc.controller.placing.standing import standing_of
 from devalloc.store import Object
 
 Group = tuple[str, str]
@@ -89,10 +87,10 @@ def with_machines(documents: Sequence[Object]) -> Placing:
     pools = [doc for doc in named if decode(doc).object is not None]
     if not found or (not pools and all(machines.spec_of(doc).get("nodeName") for doc in found)):
         return Placing(documents)
-    return _Reader(documents, found, pools).read()
+    return _Writer(documents, found, pools).written()
 
 
-class _Reader:
+class _Writer:
     """Lives for one call."""
 
     def __init__(self, documents: Sequence[Object], found: Sequence[Object], pools: Iterable[Object]) -> None:
@@ -101,150 +99,37 @@ class _Reader:
         self.hosts = {node: pool for pool in pools if (node := hostpool.node_of_host_pool(pool)) is not None}
         self.pools = {pool["metadata"]["name"]: pool for pool in self.hosts.values()}
         self.claims = {claim_key(doc): doc for doc in claims_among(documents)}
-        self.owners: dict[ClaimKey, MachineKey] = {}
+        self.standing = standing_of(found, self.hosts, self.claims)
         self.extra: list[Object] = []
         """claims that stand for machines"""
         self.names: dict[ClaimKey, MachineKey] = {}
-        self.waiting: dict[MachineKey, tuple[str, str]] = {}
-        self.running: dict[MachineKey, list[Any]] = {}
-        self.freed: set[MachineKey] = set()
-        self.asking: dict[MachineKey, tuple[Object, VirtualMachine]] = {}
-        self.placed: dict[MachineKey, tuple[Object, list[Any]]] = {}
         self.growing: dict[MachineKey, growth.Growth] = {}
         self.fitted: dict[MachineKey, list[Any]] = {}
-        self.agree: set[MachineKey] = set()
-        """machines that are to be on one NUMA node with their devices"""
         self.blocked: dict[Group, tuple[str, str]] = {}
         """groups that are not asked for, and why"""
-        self.unowned: dict[ClaimKey, MachineKey] = {}
-        """claims that wait with their machine"""
 
-    def read(self) -> Placing:
-        taken: dict[tuple[str, str, str], int] = {}
-        for doc in self.found:
-            if entries := self._held(doc):
-                self.placed[machines.machine_key(doc)] = doc, entries
-                for place, nano in machines.taken_by(entries).items():
-                    taken[place] = taken.get(place, 0) + nano
-        for doc in self.found:
-            key = machines.machine_key(doc)
-            if key not in self.placed:
-                self._sort(key, doc, taken)
-        for key, (doc, _) in self.placed.items():
-            self._own(key, doc)
-        for key, (doc, machine) in list(self.asking.items()):
-            if (why := self._obstacle(key, doc)) is not None:
-                del self.asking[key]
-                self.waiting[key] = why
-                self.unowned |= {claim: key for claim in self._claims_of(doc) if claim not in self.owners}
-            else:
-                self._own(key, doc)
-                if machine.spec.numa_policy == machines.SINGLE_NUMA:
-                    self.agree.add(key)
-        return self._written()
-
-    # -- which machine is what ---------------------------------------------------------------------------------------
-
-    def _held(self, doc: Object) -> list[Any]:
-        """What a placed machine counts for, on a node that still says what it has."""
-        key, holder = machines.machine_key(doc), machines.holder_of(doc)
-        spec, status = machines.spec_of(doc), machines.status_of(doc)
-        if not reserved(doc) or status["nodeName"] not in self.hosts:
-            return []
-        if holder is None and not machines.is_deleting(doc):
-            if spec.get("running") is False or self._has_outgrown(doc):
-                self.freed.add(key)
-            if spec.get("nodeName") not in (None, status["nodeName"]):
-                return []  # it was sent elsewhere before its node began anything
-        return machines.counted(doc)
-
-    def _has_outgrown(self, doc: Object) -> bool:
-        """Whether it was placed with less than what it is to be started with by now: then it is placed anew."""
-        machine = decode(doc).object
-        return isinstance(machine, VirtualMachine) and bool(lacking(machine.spec, reserved(doc)))
-
-    def _sort(self, key: MachineKey, doc: Object, taken: dict[tuple[str, str, str], int]) -> None:
-        """What becomes of a machine that nothing is kept for."""
-        decoded = decode(doc)
-        machine = decoded.object if isinstance(decoded.object, VirtualMachine) else None
-        holder = machines.holder_of(doc)
-        if machine is None:
-            if machines.spec_of(doc).get("nodeName") not in (None, *self.hosts):
-                return
-            problem = next((problem for problem in decoded.problems if problem.is_error), None)
-            self.waiting[key] = "MachineInvalid", str(problem or "it cannot be read")
-        elif machines.runs(doc):
-            if (node := machines.running_on(doc)) in self.hosts:
-                entries = machines.entries_of_running(machine, self.hosts[node], taken)
-                self.running[key] = entries
-                self.placed[key] = doc, entries
-                for place, nano in machines.taken_by(entries).items():
-                    taken[place] = taken.get(place, 0) + nano
-        elif machines.is_deleting(doc) or not machine.spec.running or machines.has_ended(machine):
-            return
-        elif machine.node is None and not self.hosts:
-            self.waiting[key] = (
-                "NoHostCapacity",
-                "no node says what it has for machines: run its plugin or `devalloc up` with --host-capacity, "
-                "or name the node in spec.nodeName",
-            )
-        elif machine.node is not None and machine.node not in self.hosts:
-            return  # its node admits whatever it is told to run
-        elif holder in (None, machine.node):
-            self.asking[key] = doc, machine
-
-    def _obstacle(self, key: MachineKey, doc: Object) -> tuple[str, str] | None:
-        """What must change before it makes sense to look for a place."""
-        for claim in self._claims_of(doc):
-            name, found = "/".join(claim), self.claims.get(claim)
-            if found is None:
-                return "ClaimNotFound", f"claim {name} does not exist"
-            if allocations(found):
-                if wants_release(found):
-                    return "ClaimReleased", f"claim {name} is being released"
-            elif is_deleting(found):
-                return "ClaimBeingDeleted", f"claim {name} is being deleted"
-            elif is_prepared(found):
-                return "StillPrepared", f"the node of claim {name} has not let go of what the claim held before"
-            elif (owner := self.owners.get(claim, key)) != key:
-                return "ClaimNotAllocated", f"claim {name} is placed with machine {'/'.join(owner)} first"
-        return None
-
-    def _claims_of(self, doc: Object) -> list[ClaimKey]:
-        namespace = machines.machine_key(doc)[0]
-        return [(namespace, name) for name in machines.claim_names(doc)]
-
-    def _own(self, key: MachineKey, doc: Object) -> None:
-        for claim in self._claims_of(doc):
-            if claim in self.claims:
-                self.owners.setdefault(claim, key)
-        policy = machines.spec_of(doc).get("numaPolicy")
-        if policy == machines.SINGLE_NUMA:
-            self.agree.add(key)
-
-    # -- the input ---------------------------------------------------------------------------------------------------
-
-    def _written(self) -> Placing:
-        labels = self._labels()
+    def written(self) -> Placing:
+        labels, standing = self._labels(), self.standing
+        waiting = {**standing.waiting}
         kept_back = self._kept_back(labels)
         members: dict[Group, set[ClaimKey]] = {}
         changed: dict[ClaimKey, Object] = {}
         for claim, doc in self.claims.items():
             label = labels.get(("claim", *claim))
             if label is not None and claim not in kept_back:
-                agree = self.owners.get(claim) in self.agree
+                agree = standing.owners.get(claim) in standing.agree
                 changed[claim] = asked.labelled(doc, label, agree=agree)
                 if not allocations(doc):
                     members.setdefault((claim[0], label), set()).add(claim)
         wishes = {}
-        for key, (doc, entries) in self.placed.items():
+        for key, (doc, entries) in standing.placed.items():
             self._hold(key, doc, entries, labels.get(("machine", *key)))
             self._resize(key, doc, entries)
         self._fill()
-        for key, (doc, machine) in self.asking.items():
+        for key, (doc, machine) in standing.asking.items():
             label = labels.get(("machine", *key))
             if label is not None and (key[0], label) in self.blocked:
-                self.waiting[key] = self.blocked[key[0], label]
+                waiting[key] = self.blocked[key[0], label]
                 continue
             wishes[key] = self._ask(key, doc, machine, label)
         rest = [
@@ -255,13 +140,13 @@ class _Reader:
         return Placing(
             documents=[*rest, _CLASS, *self.extra],
             wishes=wishes,
-            waiting=self.waiting,
-            running=self.running,
+            waiting=waiting,
+            running=standing.running,
             growing=self.growing,
             fitted=self.fitted,
-            freed=frozenset(self.freed),
+            freed=standing.freed,
             members={group: frozenset(claims) for group, claims in members.items()},
-            owners={**self.unowned, **self.owners},
+            owners={**standing.unowned, **standing.owners},
             kept_back=frozenset(kept_back),
             names=self.names,
             pools=self.pools,
@@ -274,7 +159,7 @@ class _Reader:
         A group that claims name themselves takes in their machine, and with it its other claims.
         """
         joined = Joined()
-        for claim, owner in self.owners.items():
+        for claim, owner in self.standing.owners.items():
             joined.join(("machine", *owner), ("claim", *claim))
         for claim, doc in self.claims.items():
             if (group := group_of(doc)) is not None:
@@ -290,7 +175,9 @@ class _Reader:
 
     def _kept_back(self, labels: Mapping[tuple[str, str, str], str]) -> set[ClaimKey]:
         """Claims that are not asked for: those of machines that wait, and whoever is in one group with them."""
-        waiting = {claim for claim in self.unowned if claim in self.claims and not allocations(self.claims[claim])}
+        waiting = {
+            claim for claim in self.standing.unowned if claim in self.claims and not allocations(self.claims[claim])
+        }
         groups = {(claim[0], group) for claim in waiting if (group := group_of(self.claims[claim])) is not None}
         for claim, doc in self.claims.items():
             if not allocations(doc) and (claim[0], group_of(doc)) in groups:
@@ -302,9 +189,9 @@ class _Reader:
 
     def _hold(self, key: MachineKey, doc: Object, entries: Sequence[Any], label: str | None) -> None:
         """A machine that is placed, as claims that hold: those on NUMA nodes apart where others are to agree."""
-        node = machines.running_on(doc) if key in self.running else machines.status_of(doc)["nodeName"]
+        node = machines.running_on(doc) if key in self.standing.running else machines.status_of(doc)["nodeName"]
         notes = {meta.ALLOCATED_NODE: str(node)}
-        if label is None or key not in self.agree:
+        if label is None or key not in self.standing.agree:
             self._add(key, "", doc, [{}], notes | ({} if label is None else {meta.GROUP: label}), entries)
             return
         notes[meta.GROUP] = label
@@ -317,19 +204,19 @@ class _Reader:
     def _fill(self) -> None:
         """Hold what machines count for beyond what the devices that it is counted on have, on others of their pool."""
         taken: dict[tuple[str, str, str], int] = {}
-        for _, entries in self.placed.values():
+        for _, entries in self.standing.placed.values():
             for place, nano in machines.taken_by(entries).items():
                 taken[place] = taken.get(place, 0) + nano
         for node, pool in self.hosts.items():
             if entries := machines.elsewhere(pool, taken):
                 name = pool["metadata"]["name"]
-                on_it = ((key, doc) for key, (doc, held) in self.placed.items() if _is_of(name, held))
+                on_it = ((key, doc) for key, (doc, held) in self.standing.placed.items() if _is_of(name, held))
                 key, doc = next(on_it)  # none of it is there without one
                 self._add(key, "over", doc, [{}], {meta.ALLOCATED_NODE: node}, entries)
 
     def _ask(self, key: MachineKey, doc: Object, machine: VirtualMachine, label: str | None) -> Wish:
         compute, *io = asked.details(wants(machine.spec))
-        if key in self.agree:
+        if key in self.standing.agree:
             compute["limits"] = {"count": "1"}
         if (start := machine.spec.start) is not None and start.numa_node is not None:
             asked.keep_on_numa(compute, start.numa_node)
@@ -337,7 +224,7 @@ class _Reader:
         if (node := self._pin(doc, machine)) is not None:
             notes[meta.NODE] = node
         notes |= asked.priority(doc)
-        if label is None or key not in self.agree:
+        if label is None or key not in self.standing.agree:
             parts = [self._add(key, "", doc, [compute, *io], notes)]
         else:
             parts = [self._add(key, "", doc, [compute], notes | {meta.GROUP_MATCH: "numa"})]
@@ -351,8 +238,8 @@ class _Reader:
         if (
             not isinstance(machine, VirtualMachine)
             or not machine.spec.running
-            or key in self.running
-            or key in self.freed
+            or key in self.standing.running
+            or key in self.standing.freed
         ):
             return
         if machines.is_deleting(doc) or machines.has_ended(machine) or machine.spec.node_name not in (None, node):
@@ -371,7 +258,7 @@ class _Reader:
         """The node it must be on: its own, or that of a claim that another machine brought there."""
         if machine.node is not None:
             return machine.node
-        held = (self.claims[claim] for claim in self._claims_of(doc))
+        held = (self.claims[claim] for claim in machines.claims_of(doc))
         return next((node for claim in held if (node := annotation(claim, meta.ALLOCATED_NODE)) is not None), None)
 
     def _add(

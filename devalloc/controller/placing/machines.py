@@ -10,6 +10,7 @@ from devalloc.api import hostpool, meta
 from devalloc.api.quantity import Quantity
 from devalloc.api.reservation import amount_of, nano_of, reserved, wants
 from devalloc.api.virtualmachine import VirtualMachine
+from devalloc.controller.claims import ClaimKey
 from devalloc.store import Object
 
 KIND = "VirtualMachine"
@@ -61,6 +62,12 @@ def claim_names(machine: Object) -> list[str]:
     """What its spec says, also where the rest of it makes no sense."""
     names = spec_of(machine).get("claims")
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+def claims_of(machine: Object) -> list[ClaimKey]:
+    """Namespace and name of each claim that its spec names."""
+    namespace = machine_key(machine)[0]
+    return [(namespace, name) for name in claim_names(machine)]
 
 
 def is_deleting(machine: Object) -> bool:
