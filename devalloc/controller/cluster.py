@@ -25,7 +25,7 @@ from devalloc.controller.resourceclaims import ResourceClaimAllocator, ResourceC
 from devalloc.controller.seal import Interrupted, seal
 from devalloc.controller.site import Page, Site
 from devalloc.controller.told import changes
-from devalloc.store import Listing, Object
+from devalloc.store import Object
 from devalloc.store.key import Key
 from devalloc.store.kubernetes import NAMESPACE, Client, KubernetesStore
 from devalloc.store.kubernetes.resources import AROUND, OURS, Resources, lease
@@ -72,10 +72,6 @@ class Singles:
     def get(self, kind: str, namespace: str | None, name: str) -> Object:
         """Raises NotFound, StoreError."""
         return self._writing.read(Key(kind, namespace, name))
-
-    def list(self, kinds: str, namespace: str | None) -> Listing:
-        """Nobody here has rivals."""
-        raise NotImplementedError
 
     def create(self, obj: Object) -> Object:
         """Raises AlreadyExists, StoreError."""

@@ -17,10 +17,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from devalloc.store import AlreadyExists, Conflict, Listing, NotFound, Object
+from devalloc.store import AlreadyExists, Conflict, NotFound, Object
 
 KIND = "Lease"
 SECONDS = 15.0
@@ -41,15 +42,21 @@ class Leases(Protocol):
 
     def get(self, kind: str, namespace: str | None, name: str) -> Object: ...
 
-    def list(self, kinds: str, namespace: str | None) -> Listing: ...
-
     def create(self, obj: Object) -> Object: ...
 
     def replace(self, obj: Object) -> Object: ...
 
 
-def _nobody(name: str) -> bool:
-    return False
+@dataclass(frozen=True, slots=True)
+class Rivals:
+    """Which other leases of a namespace keep one from being taken."""
+
+    listed: Callable[[], Iterable[Object]]
+    """All leases there are, also others. Raises StoreError."""
+    is_one: Callable[[str], bool]
+    """Of a lease, by its name."""
+    whose: Callable[[str], str]
+    """What those are called, for people, who have it."""
 
 
 class Lease:
@@ -67,17 +74,14 @@ class Lease:
         namespace: str = "default",
         seconds: float = SECONDS,
         deadline: float | None = None,
-        is_rival: Callable[[str], bool] | None = None,
-        whose: Callable[[str], str] = lambda name: "another",
+        rivals: Rivals | None = None,
         alone: bool = False,
         clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
     ) -> None:
         """``holder``: a name that no other process has, not even the next one here. ``seconds``: how long others take
         it for held without seeing it renewed. ``deadline``: how long its holder does, from when the last renewal began;
-        None: as long. ``is_rival``: whether a lease of this name and namespace keeps ours from being taken, ``whose``:
-        what those are called who have it. ``alone``: this process holds a lock by which it knows that no other lives,
-        so it need not wait until the lease of the one before has run out. ``clock``: one that also goes while the host
-        is suspended."""
+        None: as long. ``alone``: this process holds a lock by which it knows that no other lives, so it need not wait
+        until the lease of the one before has run out. ``clock``: one that also goes while the host is suspended."""
         self.holder = holder
         self.seconds = seconds
         self.name = name
@@ -85,9 +89,7 @@ class Lease:
         self.transitions = 0
         """How often it has changed hands, as of the last time that it was ours."""
         self._deadline = seconds if deadline is None else deadline
-        self._is_rival = is_rival or _nobody
-        self._has_rivals = is_rival is not None
-        self._whose = whose
+        self._rivals = rivals
         self._store = store
         self._alone = alone
         self._clock = clock
@@ -151,7 +153,7 @@ class Lease:
         metadata = obj["metadata"]
         name = metadata["name"]
         return metadata.get("namespace", self.namespace) == self.namespace and (
-            name == self.name or self._is_rival(name)
+            name == self.name or (self._rivals is not None and self._rivals.is_one(name))
         )
 
     def check(self, leases: Iterable[Object]) -> None:
@@ -170,8 +172,8 @@ class Lease:
         if name == self.name:
             if holder != self.holder:
                 raise self._lost()
-        elif holder:
-            raise Lost(f"{self._whose(name)} holds the lease {self.namespace}/{name}")
+        elif holder and self._rivals is not None:
+            raise Lost(f"{self._rivals.whose(name)} holds the lease {self.namespace}/{name}")
 
     def give(self) -> None:
         """Let another have it at once. Raises StoreError."""
@@ -183,9 +185,8 @@ class Lease:
 
     def _found(self) -> dict[str, Object]:
         """This one and those of rivals, as far as they are there."""
-        if self._has_rivals:
-            found = self._store.list(KIND, self.namespace).objects
-            return {obj["metadata"]["name"]: obj for obj in found if self.is_meant(obj)}
+        if self._rivals is not None:
+            return {obj["metadata"]["name"]: obj for obj in self._rivals.listed() if self.is_meant(obj)}
         try:
             return {self.name: self._store.get(KIND, self.namespace, self.name)}
         except NotFound:

@@ -10,11 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from devalloc.controller.lease import SECONDS, Lease, Leases, Lost
-from devalloc.store import Object
+from devalloc.controller.lease import KIND, SECONDS, Lease, Leases, Lost, Rivals
+from devalloc.store import Listing, Object
 
 NAME = "devalloc-permits"
 """Of the lease for all nodes; that for one has the node's name behind it."""
+
+
+class ListedLeases(Leases, Protocol):
+    """The part of a ``Store`` that is needed where there are rivals."""
+
+    def list(self, kinds: str, namespace: str | None) -> Listing: ...
 
 
 class Right(Protocol):
@@ -53,7 +59,7 @@ class Right(Protocol):
 
 
 def permits_lease(
-    store: Leases,
+    store: ListedLeases,
     holder: str,
     *,
     node: str | None = None,
@@ -64,13 +70,17 @@ def permits_lease(
     """The lease of a server for one node, or (None) all. ``more``: as ``Lease`` has it."""
     name = NAME if node is None else f"{NAME}-{node}"
 
+    def listed() -> Iterable[Object]:
+        return store.list(KIND, lease.namespace).objects
+
     def is_rival(other: str) -> bool:
         return other.startswith(f"{NAME}-") if node is None else other == NAME
 
     def whose(other: str) -> str:
         return f"a server of permits for {'all nodes' if other == NAME else 'single nodes'}"
 
-    return Lease(store, holder, name, seconds=seconds, is_rival=is_rival, whose=whose, alone=alone, **more)
+    lease = Lease(store, holder, name, seconds=seconds, rivals=Rivals(listed, is_rival, whose), alone=alone, **more)
+    return lease
 
 
 class OfProcess:
