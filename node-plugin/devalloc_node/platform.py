@@ -8,17 +8,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 
 from devalloc.api.virtualmachine import VirtualMachine
 from devalloc_node.agent.report import Report
 from devalloc_node.audit import audit
+from devalloc_node.beginning import check_slots, refuse_other
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.grant import ClaimRef
 from devalloc_node.held import UNDO_SECONDS, Held, HeldClaims, problem_of
-from devalloc_node.machine.spec import MachineSpec, PlainDevice
+from devalloc_node.machine.spec import PlainDevice
 from devalloc_node.machine.translate import spec_of
 from devalloc_node.machine.view import Amounts, Machine, Plug
 from devalloc_node.parts import Machines
@@ -166,7 +167,7 @@ class Platform:
                 self._owned(key, machine.metadata.uid or "")
             begins = there is None or not there.runs or there.is_paused
             if there is not None and not begins:
-                _refuse_other(there, spec_of(machine))
+                refuse_other(there, spec_of(machine))
                 if there.reason == "StopWanted" or (there.reason in STANDING and not is_adopted):
                     self.machines.resume(key, due)
             if not begins and all(self.claims.is_in(ref, key) for ref in refs):
@@ -180,7 +181,7 @@ class Platform:
                     self._clear(key, there, due, caller)
                 prepared = [self._prepared(ref, due, caller) for ref in refs]
                 if begins:
-                    _check_slots(machine, prepared)
+                    check_slots(machine, prepared)
                     if is_adopted:
                         self.machines.adopt(machine, due)
                     else:
@@ -391,35 +392,6 @@ class Platform:
             yield
         finally:
             self._changed()
-
-
-def _check_slots(machine: VirtualMachine, claims: Sequence[Prepared]) -> None:
-    """Raises Denied (``TooFewPciSlots``) where a machine that is to be started can never have all devices: it is not to
-    be started for that, and ended again."""
-    needed = sum(not device.admin for claim in claims for device in claim.devices)
-    there = machine.spec.slots
-    if machine.spec.adopt is None and needed > there:
-        raise Denied(
-            "TooFewPciSlots",
-            f"the claims of machine {'/'.join(machine.key)} have {needed} devices, and it has {there} PCI slots: "
-            f"each device needs one; set pciSlots to {needed} or more",
-        )
-
-
-def _refuse_other(there: Machine, asked: MachineSpec) -> None:
-    """Raises Denied (``MachineExists``) where a machine that runs was started as something else than is asked for: only
-    its claims, and with them its slots, come and go while it runs."""
-    if there.started is None:
-        return
-    then, now = (replace(spec, claims=(), pci_slots=0) for spec in (there.started, asked))
-    other = [
-        field.name.replace("_", " ") for field in fields(then) if getattr(then, field.name) != getattr(now, field.name)
-    ]
-    if other:
-        raise Denied(
-            "MachineExists",
-            f"machine {there.key} runs already, with other {', '.join(other)}; scale it, or delete it first",
-        )
 
 
 def _note(what: str, key: str, caller: str, **more: object) -> None:
