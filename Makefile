@@ -35,7 +35,7 @@ PERMIT_REQUESTS ?= 100000
 # At which points `make soak` cuts the power, such as prepare:3-9; default: at all.
 SOAK_CUTS ?=
 
-.PHONY: help setup demo test test-unit test-conformance test-machine test-cluster dev-cluster images oci-images lint format chart protos bench fuzz faults soak controllers-soak permits-soak partitions cuts guest-soak timeline screenshots clean
+.PHONY: help setup demo test test-unit test-conformance test-machine test-cluster dev-cluster images oci-images lint format chart previous protos bench fuzz faults soak controllers-soak permits-soak partitions cuts guest-soak timeline screenshots clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -101,6 +101,9 @@ format: setup ## rewrite to the house style
 
 chart: setup ## the Helm chart of deploy/helm anew from the manifests beside it, and their version from devalloc/version.py
 	$(BIN)/python -m devalloc.install.chart deploy/helm
+
+previous: setup ## after a release: keep the sources of TAG=v0.1.0 for the tests of upgrades
+	$(BIN)/python -m tests.support.previous $(TAG)
 
 protos: setup ## generate the wire code of node-plugin/devalloc_node/pb anew from its .proto files
 	$(BIN)/python -m grpc_tools.protoc -I node-plugin \

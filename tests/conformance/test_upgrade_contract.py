@@ -1,0 +1,183 @@
+"""What two versions that follow one another must agree on, read from their sources: kinds of objects, annotations, the
+node's service, the journal and the store. Where this fails, either keep the old way beside the new one, or say in
+docs/install.md what is lost on the way back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import yaml
+
+from devalloc.version import VERSION
+from tests.support.crd_changes import losses
+from tests.support.previous import FOLDER, KEPT, PRESENT, Version, archive, previous
+from tests.support.shared import REPO
+
+GUIDE = REPO / "docs" / "install.md"
+KINDS = sorted(path.name for path in (REPO / "crds").glob("*.yaml") if path.name != "kustomization.yaml")
+ASKED = """
+import json, sys
+from devalloc.api import meta
+from devalloc.store.migrations import STEPS
+from devalloc_node.binding.table import step_kinds
+from devalloc_node.journal.schema import SCHEMA
+from devalloc_node.pb import node_pb2, warm_pb2
+
+class Host:
+    def __getattr__(self, name):
+        return None
+
+def fields(message):
+    yield from ((f"{message.full_name}.{f.name}", [f.number, f.type, f.is_repeated]) for f in message.fields)
+    for nested in message.nested_types:
+        yield from fields(nested)
+
+def wire(file):
+    found = {}
+    for message in file.message_types_by_name.values():
+        found |= dict(fields(message))
+    for service in file.services_by_name.values():
+        found |= {
+            f"{service.full_name}/{m.name}": [m.input_type.full_name, m.output_type.full_name, m.server_streaming]
+            for m in service.methods
+        }
+    for message in file.message_types_by_name.values():
+        for enum in message.enum_types:
+            found |= {f"{enum.full_name}.{v.name}": v.number for v in enum.values}
+    return found
+
+json.dump({
+    "words": {name: value for name, value in vars(meta).items() if name.isupper() and isinstance(value, str)},
+    "store": STEPS,
+    "journal": SCHEMA.steps,
+    "steps": sorted(step_kinds(Host())),
+    "wire": wire(node_pb2.DESCRIPTOR) | wire(warm_pb2.DESCRIPTOR),
+}, sys.stdout)
+"""
+
+
+def told(version: Version) -> dict[str, Any]:
+    """What the version's own code says of itself."""
+    done = subprocess.run(version.python("-c", ASKED), env=version.environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def before() -> dict[str, Any]:
+    return told(previous())
+
+
+@pytest.fixture(scope="module")
+def now() -> dict[str, Any]:
+    return told(PRESENT)
+
+
+def definition(version: Version, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((version.tree / "crds" / name).read_text())
+    return found
+
+
+# -- what is kept of the release before --------------------------------------------------------------------------------
+
+
+def test_the_sources_that_are_kept_are_those_of_the_release_before() -> None:
+    assert (
+        FOLDER / "SHA256SUMS"
+    ).read_text() == f"{hashlib.sha256(archive().read_bytes()).hexdigest()}  {archive().name}\n"
+    released = re.findall(r"^## (\S+) \(\d{4}-\d\d-\d\d\)$", (REPO / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert previous().name == next(each for each in released if each != VERSION), "make previous TAG=v…"
+
+
+def test_where_the_tag_is_known_they_are_the_tags() -> None:
+    """A shallow clone has no tags, and nothing to compare with but the digest."""
+    tree = previous().tree
+    listed = subprocess.run(
+        ["git", "ls-tree", "-r", f"v{previous().name}", "--", *KEPT], cwd=REPO, capture_output=True, text=True
+    )
+    for line in listed.stdout.splitlines():
+        (_, _, digest), path = line.partition("\t")[0].split(), line.partition("\t")[2]
+        if (file := tree / path).exists():
+            content = file.read_bytes()
+            assert hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest() == digest, path
+        else:
+            assert path.startswith(("deploy/helm/", "deploy/images/", "deploy/node/systemd/")), path
+
+
+# -- kinds of objects --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_nothing_that_the_release_before_wrote_is_refused_or_dropped(name: str) -> None:
+    if (previous().tree / "crds" / name).exists():
+        assert losses(definition(previous(), name), definition(PRESENT, name)) == []
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_guide_names_what_the_release_before_would_refuse_or_drop(name: str) -> None:
+    guide = GUIDE.read_text()
+    if not (previous().tree / "crds" / name).exists():
+        assert f"`{definition(PRESENT, name)['spec']['names']['kind']}`" in guide
+        return
+    lost = losses(definition(PRESENT, name), definition(previous(), name))
+    assert [one for one in lost if f"`{one.partition(':')[0]}`" not in guide] == []
+
+
+NARROWER = {
+    "a field is gone": lambda spec: spec["properties"].pop("claims"),
+    "a field is required": lambda spec: spec.setdefault("required", []).append("limits"),
+    "fewer items": lambda spec: spec["properties"]["claims"].update(maxItems=1),
+    "another type": lambda spec: spec["properties"]["claims"].update(type="string"),
+    "a pattern": lambda spec: spec["properties"]["claims"]["items"]["properties"]["deviceClass"].update(pattern="^a$"),
+    "one of few": lambda spec: spec["properties"]["claims"]["items"]["properties"]["deviceClass"].update(enum=["a"]),
+    "a rule": lambda spec: spec.setdefault("x-kubernetes-validations", []).append({"rule": "false"}),
+    "what is not known": lambda spec: spec.update({"x-kubernetes-new": True}),
+}
+
+
+@pytest.mark.parametrize("how", NARROWER)
+def test_a_narrower_kind_is_found(how: str) -> None:
+    wide = definition(PRESENT, "deviceclaims.yaml")
+    narrow = deepcopy(wide)
+    NARROWER[how](narrow["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"])  # type: ignore[no-untyped-call]
+    assert len(losses(wide, narrow)) == 1
+    assert losses(wide, wide) == []
+
+
+# -- words, wire and files ---------------------------------------------------------------------------------------------
+
+
+def test_annotations_labels_and_finalizers_keep_their_names(before: dict[str, Any], now: dict[str, Any]) -> None:
+    assert {name: now["words"].get(name) for name in before["words"]} == before["words"]
+
+
+def test_the_nodes_service_keeps_its_fields_and_methods(before: dict[str, Any], now: dict[str, Any]) -> None:
+    assert {name: now["wire"].get(name) for name in before["wire"]} == before["wire"]
+
+
+def test_a_new_field_takes_no_number_of_an_old_one(before: dict[str, Any], now: dict[str, Any]) -> None:
+    taken = {(name.rpartition(".")[0], what[0]) for name, what in before["wire"].items() if isinstance(what, list)}
+    new = {name: what for name, what in now["wire"].items() if name not in before["wire"] and isinstance(what, list)}
+    assert not [name for name, what in new.items() if (name.rpartition(".")[0], what[0]) in taken]
+
+
+@pytest.mark.parametrize("file", ["store", "journal"])
+def test_the_files_have_the_tables_of_the_release_before(
+    file: str, before: dict[str, Any], now: dict[str, Any]
+) -> None:
+    """A new step is a file that the release before refuses: it needs a way back, and a row in the guide."""
+    assert now[file][: len(before[file])] == before[file], "a step that was released is never edited"
+    assert len(now[file]) == len(before[file]) or f"schema {len(now[file])} of the {file}" in GUIDE.read_text()
+
+
+def test_the_release_before_can_undo_every_step(before: dict[str, Any], now: dict[str, Any]) -> None:
+    assert set(before["steps"]) <= set(now["steps"]), "what the release before did is undone"
+    guide = GUIDE.read_text()
+    assert [kind for kind in set(now["steps"]) - set(before["steps"]) if f"`{kind}`" not in guide] == []

@@ -1,0 +1,93 @@
+"""What of one CRD's objects another CRD of the same kind would refuse or drop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Schema = Mapping[str, Any]
+_LOWER = ("minimum", "minLength", "minItems", "minProperties")
+_UPPER = ("maximum", "maxLength", "maxItems", "maxProperties")
+_SAME = (
+    "type", "pattern", "format", "multipleOf", "exclusiveMinimum", "exclusiveMaximum", "uniqueItems", "not", "allOf",
+    "anyOf", "oneOf", "x-kubernetes-int-or-string", "x-kubernetes-list-type", "x-kubernetes-list-map-keys",
+    "x-kubernetes-map-type", "x-kubernetes-embedded-resource",
+)  # fmt: skip
+_KEPT = "x-kubernetes-preserve-unknown-fields"
+_RULES = "x-kubernetes-validations"
+_READ = {
+    *_LOWER, *_UPPER, *_SAME, _KEPT, _RULES, "properties", "items", "additionalProperties", "required", "enum",
+    "nullable", "description", "default", "title", "example",
+}  # fmt: skip
+
+
+def losses(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Where ``after`` is narrower than ``before``, as ``PATH: what``: nothing where each object that is valid under the
+    first is kept whole by the second. What a rule or a pattern means is not asked: another one counts as narrower."""
+    return list(_of_definitions(before["spec"], after["spec"]))
+
+
+def _of_definitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    kind = before["names"]["kind"]
+    for name in ("group", "scope"):
+        if before[name] != after[name]:
+            yield f"{kind}: {name} is {after[name]}"
+    for name, value in before["names"].items():
+        there = after["names"].get(name)
+        if not set(value) <= set(there or ()) if isinstance(value, list) else value != there:
+            yield f"{kind}: {name} is {there}"
+    versions = {version["name"]: version for version in after["versions"]}
+    for version in before["versions"]:
+        where = f"{kind}.{version['name']}"
+        other = versions.get(version["name"], {})
+        if any(version[name] and not other.get(name) for name in ("served", "storage")):
+            yield f"{where}: no more served or stored"
+            continue
+        fields = {each["jsonPath"] for each in version.get("selectableFields", ())}
+        if not fields <= {each["jsonPath"] for each in other.get("selectableFields", ())}:
+            yield f"{where}: lacks a selectable field"
+        if not version.get("subresources", {}).keys() <= other.get("subresources", {}).keys():
+            yield f"{where}: lacks a subresource"
+        yield from _of_schemas(version["schema"]["openAPIV3Schema"], other["schema"]["openAPIV3Schema"], kind)
+
+
+def _of_schemas(before: Schema, after: Schema, path: str) -> Iterator[str]:
+    if unknown := sorted((before.keys() | after.keys()) - _READ):
+        yield f"{path}: nobody knows here what {unknown[0]} means"
+    if before.get(_KEPT) and not after.get(_KEPT):
+        yield f"{path}: drops unknown fields"
+    for word in _SAME:
+        if word in after and before.get(word) != after[word]:
+            yield f"{path}: {word} is {after[word]!r}, was {before.get(word)!r}"
+    if "type" in before and "type" not in after and not after.get("x-kubernetes-int-or-string"):
+        yield f"{path}: has no type"
+    for word, sign in (*((word, 1) for word in _LOWER), *((word, -1) for word in _UPPER)):
+        if word in after and (word not in before or sign * after[word] > sign * before[word]):
+            yield f"{path}: {word} is {after[word]}, was {before.get(word)}"
+    if "enum" in after and not ("enum" in before and set(before["enum"]) <= set(after["enum"])):
+        yield f"{path}: must be one of {after['enum']}"
+    if before.get("nullable") and not after.get("nullable"):
+        yield f"{path}: may not be null"
+    for name in sorted(set(after.get("required", ())) - set(before.get("required", ()))):
+        yield f"{path}.{name}: required"
+    known = {rule["rule"] for rule in before.get(_RULES, ())}
+    for rule in after.get(_RULES, ()):
+        if rule["rule"] not in known:
+            yield f"{path}: {rule['rule']}"
+    yield from _of_parts(before, after, path)
+
+
+def _of_parts(before: Schema, after: Schema, path: str) -> Iterator[str]:
+    for name, schema in before.get("properties", {}).items():
+        if name in after.get("properties", {}):
+            yield from _of_schemas(schema, after["properties"][name], f"{path}.{name}")
+        elif isinstance(after.get("additionalProperties"), Mapping):
+            yield from _of_schemas(schema, after["additionalProperties"], f"{path}.{name}")
+        elif not after.get(_KEPT):
+            yield f"{path}.{name}: dropped"
+    for word, each in (("items", "[]"), ("additionalProperties", ".*")):
+        theirs, ours = before.get(word), after.get(word)
+        if isinstance(theirs, Mapping) and isinstance(ours, Mapping):
+            yield from _of_schemas(theirs, ours, path + each)
+        elif theirs and not ours and not after.get(_KEPT):
+            yield f"{path}{each}: dropped"
