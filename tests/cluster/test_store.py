@@ -18,8 +18,10 @@ from urllib.parse import urlsplit
 import pytest
 
 from devalloc.api.kinds import KINDS
+from devalloc.api.meta import TRANSACTION
 from devalloc.store import Change, Conflict, EventType, Key, NotFound, StoreError, Unavailable, Unknown
-from devalloc.store.kubernetes import ApiError, Client, KubernetesStore, transaction, writing
+from devalloc.store.kubernetes import NAMESPACE, ApiError, Client, KubernetesStore, transaction, writing
+from devalloc.store.kubernetes.underway import RECORDS
 from tests.support import kube_build, kube_crds
 from tests.support.cluster_contract import *  # noqa: F403
 from tests.support.cut_proxy import CutProxy
@@ -32,6 +34,13 @@ from tests.support.store_contract import *  # noqa: F403
 Object = dict[str, Any]
 PATIENCE = 120.0
 ALL = (*KINDS, "Lease")
+
+
+def records(store: KubernetesStore) -> list[Object]:
+    """Of transactions."""
+    (page,) = store.client.list(RECORDS.within(NAMESPACE), {"labelSelector": f"{TRANSACTION}=record"})
+    found: list[Object] = page["items"]
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +79,7 @@ def store(opened: KubernetesStore) -> Iterator[KubernetesStore]:
             if metadata.get("finalizers"):
                 opened.replace({**obj, "metadata": {**metadata, "finalizers": []}})
             opened.delete(*Key.of(obj))
-    assert opened._records() == []
+    assert records(opened) == []
 
 
 @pytest.fixture
@@ -241,7 +250,7 @@ class TestLostAnswers:
                 a, b = done.objects
                 assert [store.get(*Key.of(obj)) for obj in (a, b)] == [a, b]
                 assert [obj["metadata"]["annotations"] for obj in (a, b)] == [{"n": str(lost)}] * 2
-                assert mine._records() == []
+                assert records(mine) == []
 
 
 def both(obj: Object, value: int) -> Change:
@@ -307,4 +316,4 @@ def test_a_process_that_ends_in_the_middle_leaves_what_another_brings_to_its_end
         for old in (a, b):
             now = heir.get(*Key.of(old))
             assert (now.get("status"), now["metadata"].get("annotations")) == (None, None)
-        assert heir._records() == []
+        assert records(heir) == []

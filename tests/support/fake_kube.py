@@ -32,8 +32,8 @@ class FakeKube:
         self.revision = 100
         self.objects: dict[str, Object] = {}
         """By path."""
-        self.history: list[tuple[int, str, str, Object]] = []
-        """Revision, type, path, object."""
+        self.history: list[tuple[int, str, str, Object, Object | None]] = []
+        """Revision, type, path, object, and what was there before."""
         self.forgotten = 0
         self.cuts = 0
         """How often all watches were cut."""
@@ -119,7 +119,7 @@ class FakeKube:
             if revision < self.forgotten:
                 raise ApiError(410, "Expired", "The resourceVersion for the provided list is too old.")
             found = {at: obj for at, obj in self.objects.items() if _is_in(at, path)}
-            for when, type_, at, _ in reversed(self.history):
+            for when, type_, at, _, _ in reversed(self.history):
                 if when > revision and _is_in(at, path):
                     assert type_ == "ADDED", "this fake remembers no former states"
                     found.pop(at, None)
@@ -139,7 +139,11 @@ class FakeKube:
         while not stop.is_set():
             with self.changed:
                 since = [each for each in self.history if each[0] > revision and _is_in(each[2], path)]
-                found = [(when, type_, obj) for when, type_, _, obj in since if _is_of(obj, selector)]
+                found = [
+                    (when, told, obj)
+                    for when, type_, _, obj, before in since
+                    if (told := _told(type_, obj, before, selector))
+                ]
                 if not found:
                     if self.cuts != cuts:
                         return
@@ -160,8 +164,8 @@ class FakeKube:
         self.revision += 1
         obj["metadata"]["resourceVersion"] = str(self.revision)
         obj["metadata"].setdefault("uid", str(uuid.uuid4()))
-        self.objects[at] = obj
-        self.history.append((self.revision, type_, at, copy.deepcopy(obj)))
+        before, self.objects[at] = self.objects.get(at), obj
+        self.history.append((self.revision, type_, at, copy.deepcopy(obj), copy.deepcopy(before)))
         self.changed.notify_all()
         return copy.deepcopy(obj)
 
@@ -170,7 +174,7 @@ class FakeKube:
         del self.objects[at]
         last = copy.deepcopy(last)
         last["metadata"]["resourceVersion"] = str(self.revision)
-        self.history.append((self.revision, "DELETED", at, last))
+        self.history.append((self.revision, "DELETED", at, last, copy.deepcopy(last)))
         self.changed.notify_all()
         return copy.deepcopy(last)
 
@@ -261,6 +265,13 @@ def _is_of(obj: Object, selector: str) -> bool:
     name, _, value = selector.partition("=")
     assert name in ("", "spec.nodeName")
     return not name or obj["spec"].get("nodeName") == value
+
+
+def _told(type_: str, obj: Object, before: Object | None, selector: str) -> str:
+    """What an event is to a watch of those that a selector chooses; empty for none. One that is chosen no more is told
+    as deleted."""
+    was, is_ = before is not None and _is_of(before, selector), type_ != "DELETED" and _is_of(obj, selector)
+    return {(True, True): type_, (False, True): "ADDED", (True, False): "DELETED", (False, False): ""}[was, is_]
 
 
 def _spec(obj: Object) -> Object:

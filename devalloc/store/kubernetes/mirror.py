@@ -48,6 +48,8 @@ class _Gone:
     content: bytes
     uid: str
     at: int
+    version: int
+    """The API server's, at which it was gone."""
 
 
 class Mirror:
@@ -63,8 +65,9 @@ class Mirror:
         self._kinds: dict[str, set[Key]] = {}
         self._gone: deque[_Gone] = deque()
         self._gone_bytes = 0
-        self._dead: set[str] = set()
-        """UIDs of what is gone; none comes back."""
+        self._dead: dict[str, int] = {}
+        """UIDs of what is gone, with the version as of which it was: what is older says nothing. What is newer does: of
+        objects that are looked at by a field one may leave them and come back."""
         self._untold: dict[str, str] = {}
         """UIDs of what this process deleted, and their kinds, until the watch has told of it: it may be far behind."""
         self._floors: dict[str, int] = {}
@@ -102,7 +105,7 @@ class Mirror:
             key, uid = Key.of(last), last["metadata"]["uid"]
             if uid not in self._dead:
                 self._untold[uid] = key.kind
-            self._lose(key, uid, last)
+            self._lose(key, uid, last, _version(last))
 
     def relist(self, kind: str, objects: Iterable[Object], version: str, *, anew: bool = False) -> None:
         """All objects of a kind that are looked at, as of a version of the API server; what differs is told as events.
@@ -116,11 +119,11 @@ class Mirror:
             uids = {obj["metadata"]["uid"] for obj in there.values()}
             self._untold = {uid: of for uid, of in self._untold.items() if of != kind or (uid in uids and not anew)}
             if anew:
-                self._dead -= uids
+                self._dead = {uid: at for uid, at in self._dead.items() if uid not in uids}
             for key in list(self._kinds.get(kind, ())):
                 entry = self._entries[key]
                 if key not in there and (anew or entry.version <= floor):
-                    self._lose(key, entry.uid, marshal.loads(entry.content))
+                    self._lose(key, entry.uid, marshal.loads(entry.content), floor)
             for obj in there.values():
                 self._see(obj, anew=anew)
             self._floors[kind] = floor
@@ -142,21 +145,22 @@ class Mirror:
     def _tell(self, key: Key, type_: str, obj: Object) -> None:
         if type_ == EventType.DELETED.value:
             if self._untold.pop(obj["metadata"]["uid"], None) is None:
-                self._lose(key, obj["metadata"]["uid"], obj)
+                self._lose(key, obj["metadata"]["uid"], obj, _version(obj))
         else:
             self._see(obj)
 
     def _see(self, obj: Object, *, anew: bool = False) -> None:
         metadata, key = obj["metadata"], Key.of(obj)
         uid, version = metadata["uid"], _version(obj)
-        if uid in self._dead or uid in self._untold:
+        if version <= self._dead.get(uid, -1) or uid in self._untold:
             return
         entry = self._entries.get(key)
         if entry is not None and (version == entry.version if anew else version <= entry.version):
             return
         if entry is not None and entry.uid != uid:
-            self._lose(key, entry.uid, marshal.loads(entry.content))
+            self._lose(key, entry.uid, marshal.loads(entry.content), version)
             entry = None
+        self._dead.pop(uid, None)
         at = self._next()
         if entry is None:
             born = _Entry(marshal.dumps(obj), uid, version, at, at, at, at if obj.get("status") else 0)
@@ -172,7 +176,7 @@ class Mirror:
         del self._entries[key]
         self._entries[key] = entry  # the last to have changed
 
-    def _lose(self, key: Key, uid: str, last: Object) -> None:
+    def _lose(self, key: Key, uid: str, last: Object, version: int) -> None:
         if uid in self._dead:
             return
         entry = self._entries.get(key)
@@ -182,13 +186,14 @@ class Mirror:
             del self._entries[key]
             self._kinds[key.kind].discard(key)
         content = marshal.dumps(last)
-        self._gone.append(_Gone(key, content, uid, self._next()))
+        self._gone.append(_Gone(key, content, uid, self._next(), version))
         self._gone_bytes += len(content)
-        self._dead.add(uid)
+        self._dead[uid] = version
         while len(self._gone) > self._deletions_kept or self._gone_bytes > BYTES_KEPT:
             oldest = self._gone.popleft()
             self._gone_bytes -= len(oldest.content)
-            self._dead.discard(oldest.uid)
+            if self._dead.get(oldest.uid) == oldest.version:
+                del self._dead[oldest.uid]
             self._forgotten = oldest.at
 
     def _next(self) -> int:

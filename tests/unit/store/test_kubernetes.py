@@ -17,7 +17,7 @@ from devalloc.store.kubernetes.reflector import Reflector
 from devalloc.store.kubernetes.resources import OURS, Resources
 from tests.support.cluster_contract import *  # noqa: F403
 from tests.support.fake_kube import FakeClient, FakeKube
-from tests.support.objects import claim
+from tests.support.objects import claim, pool
 from tests.support.store_contract import *  # noqa: F403
 
 
@@ -129,6 +129,19 @@ def test_a_mark_that_names_what_is_no_record_is_taken_away() -> None:
         obj = store.create(claim("a", annotations={TRANSACTION: "kube-root-ca.crt"}))
         store.recover()
         assert TRANSACTION not in store.get(*Key.of(obj))["metadata"].get("annotations", {})
+
+
+def test_what_leaves_a_field_and_comes_back_is_heard_of_again(store: KubernetesStore) -> None:
+    """Pools keep their node by a rule of their kind; a mirror knows no kinds."""
+    with closing(KubernetesStore(store.client, node="here")) as here:
+        made = store.create({**pool(), "spec": {"driver": "d", "nodeName": "here"}})
+        with closing(here.watch("DevicePool", here.list("DevicePool").resource_version, timeout=60)) as events:
+            left = store.replace({**made, "spec": {"driver": "d", "nodeName": "elsewhere"}})
+            assert next(events).type is EventType.DELETED
+            back = store.replace({**left, "spec": {"driver": "d", "nodeName": "here"}})
+            told = next(events)
+        assert (told.type, told.object) == (EventType.ADDED, back)
+        assert here.list("DevicePool").objects == [back]
 
 
 class TestReflector:
