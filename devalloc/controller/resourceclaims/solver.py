@@ -57,11 +57,12 @@ class WarmCluster:
         """
         fleet, self._fleet = self._fleet, None  # an error leaves nothing behind
         assert fleet is not None, "it is told what there is first"
-        by_key = {(claim["metadata"]["namespace"], claim["metadata"]["name"]): claim for claim in claims}
+        by_key = {_key(claim): claim for claim in claims}
         answers: list[dict[str, Any]] = []
         for unit in _units(claims):
-            answers += [fleet.allocate(unit[0])] if len(unit) == 1 else fleet.allocate_all(unit, deadline)["claims"]
-        answers = [each for each in answers if (each["namespace"], each["name"]) in by_key]
+            found = [fleet.allocate(unit[0])] if len(unit) == 1 else fleet.allocate_all(unit, deadline)["claims"]
+            asked = {_key(claim) for claim in unit}  # those that hold devices are answered as well
+            answers += [each for each in found if (each["namespace"], each["name"]) in asked]
         self._take_back(fleet, answers, by_key)
         if len(claims) > 1 and len(claims) <= JOINT and not all(each["allocated"] for each in answers):
             found = fleet.allocate_all(claims, deadline)["claims"]
@@ -97,6 +98,10 @@ def _units(claims: Sequence[Object]) -> list[list[Object]]:
         )
 
     return sorted(units.values(), key=turn)
+
+
+def _key(claim: Object) -> tuple[str, str]:
+    return claim["metadata"]["namespace"], claim["metadata"]["name"]
 
 
 def _priority(claim: Object) -> int:

@@ -307,6 +307,18 @@ def test_a_pod_is_kept_to_its_nodes_and_its_claims_to_one() -> None:
     assert one.answers(x="n3") == {"x": "DevicesInUse", "y": "DevicesInUse"}
 
 
+def test_two_pods_with_several_claims_each_are_answered() -> None:
+    """Whoever is asked for second is answered with those that have devices by then."""
+    there = [node("n1"), node("n2")]
+    cards = [a_slice(f"s{name}", pool=f"{name}.devalloc", on=name, devices=2) for name in ("n1", "n2")]
+    claims = [claim(name) for name in ("a", "b", "x", "y")]
+    one = Played(*there, *cards, *claims, pod("p", "a", "b"), pod("q", "x", "y"))
+    assert one.answers() == {"a": "n1/d0", "b": "n1/d1", "x": "n2/d0", "y": "n2/d1"}
+    one.lose(cards[1])
+    assert [*one.answers().values()].count("DevicesInUse") == 0
+    assert one.answers() == one.answers(), "nothing of it is left in the solver"
+
+
 def test_claims_that_cannot_all_have_devices_are_weighed_jointly() -> None:
     """One after the other, the older one would take both devices of the node that the younger one is kept to."""
     there = [node("n1", zone="n1"), node("n2", zone="n2")]
