@@ -8,6 +8,7 @@ history of watches when told to. Any request can be made to fail before or after
 from __future__ import annotations
 
 import copy
+import json
 import threading
 import uuid
 from collections import Counter
@@ -35,6 +36,8 @@ class FakeKube:
         self.history: list[tuple[int, str, str, Object, Object | None]] = []
         """Revision, type, path, object, and what was there before."""
         self.forgotten = 0
+        self.stores: Callable[[Object], Object] = lambda status: status
+        """What it makes of a status that is written: it may fill in defaults, and drop what the kind does not have."""
         self.cuts = 0
         """How often all watches were cut."""
         with self.changed:
@@ -55,7 +58,7 @@ class FakeKube:
 
     def create(self, path: str, body: Object) -> Object:
         with self.changed:
-            obj = copy.deepcopy(body)
+            obj = _sent(body)
             obj.pop("status", None)
             at = f"{path}/{obj['metadata']['name']}"
             if at in self.objects:
@@ -72,12 +75,12 @@ class FakeKube:
     def replace(self, path: str, body: Object) -> Object:
         with self.changed:
             is_status, at = path.endswith("/status"), path.removesuffix("/status")
-            old, new = self._there(at), copy.deepcopy(body)
+            old, new = self._there(at), _sent(body)
             for name in ("uid", "resourceVersion"):
                 if new["metadata"].get(name) not in (None, old["metadata"][name]):
                     raise ApiError(409, "Conflict", f"the object has been modified: {name}", {"name": at})
             if is_status:
-                meant = {**old, "status": new.get("status")}
+                meant = {**old, "status": new.get("status") and self.stores(new["status"])}
             else:
                 own = ("uid", "creationTimestamp", "generation", "deletionTimestamp", "resourceVersion")
                 kept = {name: old["metadata"][name] for name in own if name in old["metadata"]}
@@ -272,6 +275,12 @@ def _told(type_: str, obj: Object, before: Object | None, selector: str) -> str:
     as deleted."""
     was, is_ = before is not None and _is_of(before, selector), type_ != "DELETED" and _is_of(obj, selector)
     return {(True, True): type_, (False, True): "ADDED", (True, False): "DELETED", (False, False): ""}[was, is_]
+
+
+def _sent(body: Object) -> Object:
+    """As it arrives: by JSON, which knows no tuples."""
+    arrived: Object = json.loads(json.dumps(body))
+    return arrived
 
 
 def _spec(obj: Object) -> Object:

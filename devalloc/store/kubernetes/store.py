@@ -301,6 +301,7 @@ class KubernetesStore:
 
     def _unit(self, changes: Sequence[Change]) -> builtins.list[Object]:
         """All or none."""
+        changes = [replace(change, status=change.status and lifecycle.plain(change.status)) for change in changes]
         olds = self._olds(changes)
         news = [
             lifecycle.plain(lifecycle.annotated(lifecycle.with_status(old, change.status), change.annotations))

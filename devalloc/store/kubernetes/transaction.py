@@ -184,7 +184,7 @@ def _put_back(api: Api, member: Member, name: str) -> None:
             return
         status = {k: v for k, v in state.get("status", {}).items() if v is not None}
         for field, (before, after) in member.status.items():
-            if status.get(field) == after:
+            if _is_as_sent(status.get(field), after):
                 status[field] = before
         annotations = {
             field: before
@@ -200,6 +200,16 @@ def _put_back(api: Api, member: Member, name: str) -> None:
         except (Conflict, NotFound):
             continue
     raise Conflict({member.key: f"{member.key} keeps changing and cannot be put back"})
+
+
+def _is_as_sent(stored: Any, sent: Any) -> bool:
+    """Whether a field of a status has what was written: of maps the API server may have filled fields in that were left
+    out, and dropped those that the kind does not have."""
+    if isinstance(stored, dict) and isinstance(sent, dict):
+        return all(_is_as_sent(stored[name], value) for name, value in sent.items() if name in stored)
+    if isinstance(stored, list) and isinstance(sent, list):
+        return len(stored) == len(sent) and all(map(_is_as_sent, stored, sent))
+    return bool(stored == sent)
 
 
 def _unmarked(api: Api, state: Object, name: str) -> Object | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing, suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -225,6 +226,27 @@ def test_what_others_write_to_an_object_meanwhile_is_not_put_back() -> None:
         status, annotations = told(store.get("DeviceClaim", "default", "a"))
         assert status == {**BEFORE, "observed": "here"}
         assert annotations == {"goes": "1", "changes": "by user", "stays": "1"}
+
+
+@pytest.mark.parametrize("at", [5, POINT])
+def test_what_the_server_fills_in_or_drops_is_put_back_all_the_same(at: int) -> None:
+    def stores(status: Object) -> Object:
+        given = [{"at": "once", **{k: v for k, v in each.items() if k != "odd"}} for each in status.get("given", [])]
+        return {**status, "given": given} if given else status
+
+    kube = FakeKube()
+    kube.stores = stores
+    store, client = opened(kube)
+    heir, _ = opened(kube)
+    with closing(store), closing(heir):
+        olds = prepared(store)
+        client.writes.clear()
+        client.after = dying(at - 1)
+        after = {**AFTER, "given": ({"device": "d", "odd": 1},)}
+        with pytest.raises(Killed):
+            store.commit([replace(change(obj), status=after) for obj in olds])
+        heir.recover()
+        assert [told(obj) for obj in heir.list("DeviceClaim").objects] == [OLD] * 3
 
 
 def test_one_who_commits_late_loses_against_one_who_put_it_back() -> None:
