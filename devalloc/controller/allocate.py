@@ -147,6 +147,8 @@ class Allocator:
         """It is to be counted again."""
         self.began: float | None = None
         """When the round that goes on began, by ``clock``; None in between."""
+        self.failing: float | None = None
+        """Since when all rounds fail."""
         self._stop = threading.Event()
         self._own_writes: set[str] = set()
         self._limits: dict[Key, Any] = {}
@@ -169,7 +171,7 @@ class Allocator:
                     self._settle(stop)
                     self._in_doubt = False
                 done = self.round()
-                failures, self.began = 0, None
+                failures, self.began, self.failing = 0, None, None
                 self._progress(done)
                 if not self._is_again:
                     self._wait(done.resource_version, stop)
@@ -179,6 +181,7 @@ class Allocator:
                 raise
             except Exception as error:
                 self._in_doubt |= isinstance(error, StoreError)
+                self.failing = self.began if self.failing is None else self.failing
                 failures, self.began = failures + 1, None
                 delay = min(self._settings.retry * 2 ** min(failures - 1, 30), self._settings.resync)
                 log.exception("could not answer the claims; next try in %.0f s", delay)

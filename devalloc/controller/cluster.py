@@ -208,7 +208,8 @@ class Cluster:
 
     def _seen(self) -> health.Seen:
         controller, others = self.controller, self._resource_claims
-        loops = [health.Loop("DeviceClaims", self.allocator.began, silent_seconds=self.store.silent_seconds)]
+        claims = self.allocator
+        loops = [health.Loop("DeviceClaims", claims.began, claims.failing, self.store.silent_seconds)]
         if others is not None:
             loops.append(health.Loop("ResourceClaims", others.began, others.failing, others.silent_seconds))
         return health.Seen(controller.state, controller.beat, controller.taking_over, tuple(loops))

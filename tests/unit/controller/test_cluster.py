@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from devalloc.controller import health
+from devalloc.controller.allocate import AllocateSettings
 from devalloc.controller.cluster import Cluster, ClusterSettings
 from devalloc.controller.health import Loop, Seen
 from devalloc.store.kubernetes import ApiError
@@ -147,6 +148,21 @@ def test_watches_that_are_silent_are_told(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(health, "LATE_SECONDS", 0.0)
         assert ready(cluster)[0] == 503
         assert "DeviceClaims: what changes in the cluster is not heard of" in ready(cluster)[1]
+
+
+def test_claims_that_cannot_be_answered_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = FakeClient(FakeKube())
+    settings = AllocateSettings(retry=0.01, resync=0.01)
+    with running(client, allocate=settings) as cluster:
+        until(lambda: cluster.controller.state == "leading")
+        monkeypatch.setattr(cluster.allocator, "round", lambda: 1 / 0)
+        until(lambda: cluster.allocator.failing is not None)
+        assert (ready(cluster)[0], healthy(cluster)) == (200, 200), "not for long"
+        monkeypatch.setattr(health, "LATE_SECONDS", 0.0)
+        until(lambda: ready(cluster)[0] == 503)
+        assert "DeviceClaims: all that is tried fails" in ready(cluster)[1]
+        monkeypatch.undo()
+        until(lambda: ready(cluster)[0] == 200)
 
 
 def test_resource_claims_that_cannot_be_answered_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
