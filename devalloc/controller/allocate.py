@@ -41,6 +41,7 @@ from devalloc.store import (
     StoreError,
     Unusable,
 )
+from devalloc.store.lifecycle import annotated, with_status
 
 log = logging.getLogger(__name__)
 
@@ -126,8 +127,9 @@ class Allocator:
     ) -> None:
         """``kinds``: what is read to decide; None for all. ``solve`` None: a Fleet that is kept warm. ``progress`` is
         called after each round, in the loop's thread, and ``wrote`` of each object that an answer was written on, with
-        what it was before and is now. ``settle`` is called before the round after one that could not write: what that
-        has sent may be on its way still, and when ``settle`` returns it cannot be done any more."""
+        what it was before and is now, or was to say where it cannot be written. ``settle`` is called before the round
+        after one that could not write: what that has sent may be on its way still, and when ``settle`` returns it
+        cannot be done any more."""
         self._store = store
         self._settings = settings
         self._kinds = None if kinds is None else frozenset(kinds)
@@ -159,6 +161,8 @@ class Allocator:
         self._refusals = Refusals(clock)
         self._is_again = False
         """Devices were set aside in vain, so that another round is due."""
+        self._unsaid: list[Unit] = []
+        """What the last round wanted to say on objects, and they could not be written."""
 
     def run(self, stop: threading.Event) -> None:
         """Round after round until ``stop`` is set. Raises Unusable; all else is logged and tried again."""
@@ -193,7 +197,7 @@ class Allocator:
         documents = [with_cordons(doc) if doc["kind"] == "DevicePool" else doc for doc in listed]
         self._limits = {Key.of(doc): gate.reads(doc) for doc in documents if gate.is_read(doc)}
         asked = placing.with_machines(as_allocated(documents))
-        self._is_again = False
+        self._is_again, self._unsaid = False, []
         kept_out = in_words(self._refusals.look(documents), asked)
         answer = gate.answered(asked.documents, self._answer, self._settings.admin_namespaces, kept_out)
         now = self._now().isoformat(timespec="seconds").replace("+00:00", "Z")
@@ -202,6 +206,9 @@ class Allocator:
         before = {Key.of(obj): obj for obj in listed}
         for key, obj in written.items():
             self._wrote(before[key], obj)
+        for change in (change for unit in self._unsaid for change in unit.changes):
+            old = before[change.key]
+            self._wrote(old, annotated(with_status(old, change.status), change.annotations))
         freed = {key for unit in units if unit.released for key in unit.keys}
         self._own_writes = {obj["metadata"]["resourceVersion"] for key, obj in written.items() if key not in freed}
         state = [written.get(Key.of(obj), obj) for obj in documents]
@@ -259,6 +266,8 @@ class Allocator:
         for unit, outcome in zip(units, outcomes, strict=True):
             if isinstance(outcome, Refused):
                 self._is_again |= self._refusals.note(unit, outcome.why)
+                if not (unit.granted or unit.grows or unit.released) and fence is not None:
+                    self._unsaid.append(unit)
             elif isinstance(outcome, Conflict):
                 log.info("left for the next round: %s", outcome)
             else:

@@ -12,6 +12,7 @@ import pytest
 
 from devalloc.api.meta import NODE_FINALIZER, PREPARED_ON
 from devalloc.controller.allocate import Allocator
+from devalloc.controller.told import Told, changes
 from devalloc.store.kubernetes import ApiError, KubernetesStore
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.fleets import annotations, fill, gpu_claim, gpu_class, gpu_pool, held
@@ -96,6 +97,17 @@ def test_it_is_logged_once(bed: Bed, caplog: pytest.LogCaptureFixture) -> None:
     errors = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
     assert len(errors) == 2, "its devices, and why it has none"
     assert all("DeviceClaim default/a" in error for error in errors)
+
+
+def test_what_cannot_be_written_on_it_is_told_beside_it(bed: Bed) -> None:
+    """By an Event: an object that takes no more annotations would else wait without a word."""
+    told: list[Told] = []
+    bed.allocator = Allocator(bed.store, clock=lambda: bed.now, wrote=lambda old, new: told.extend(changes(old, new)))
+    fill(bed.users, gpu_class(), gpu_pool(devices=1), gpu_claim("a"))
+    bed.refused = ["claims/a"]
+    bed.rounds(5)
+    assert [(each.regarding["name"], each.type, each.reason) for each in told] == [("a", "Warning", "Refused")]
+    assert "annotations: Too long" in told[0].note
 
 
 @pytest.mark.parametrize("change", ["annotation", "class", "time"])
