@@ -1,11 +1,14 @@
 """`devalloc node` as a process of its own, with the kernel of a `FakeHost` that the tests' process plays; all else, the
 command line, the sockets, the journal, the API server's client and the files, is real.
 
-A process can be told to die between what it did and its reply (`die_before_reply`): it kills itself with SIGKILL.
+A process can be told to die between what it did and its reply (`die_before_reply`): it kills itself with SIGKILL. And
+it can be told to give its machines, which are real, an emulated device where the host's one would be passed through
+(`emulated`), for a card that is played is nothing that VFIO knows.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,11 +16,16 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from devalloc_node.binding.config import OFFERS
 from tests.support.fakehost import FakeHost, RemoteHost, serving
+
+if TYPE_CHECKING:
+    from devalloc_node.machine.pci import PciDevice
+    from devalloc_node.prepared import PreparedDevice
 
 DRIVER = "devalloc.io"
 BOOT = "8a5f3a7e-0000-4000-8000-00000000b007"
@@ -37,7 +45,13 @@ class Bed:
     kubeconfig: Path
     running: list[Plugin] = field(default_factory=list)
 
-    def start(self, *options: str, die_before_reply: bool = False, ready: str = "serving the kubelet") -> Plugin:
+    def start(
+        self,
+        *options: str,
+        die_before_reply: bool = False,
+        emulated: bool = False,
+        ready: str = "serving the kubelet",
+    ) -> Plugin:
         """Start an instance, and wait until it says that it is ready. ``options``: more for the command line."""
         command = [
             "node",
@@ -54,8 +68,9 @@ class Bed:
             "--log-level=info",
             *options,
         ]
+        played = {"die_before_reply": die_before_reply, "emulated": emulated}
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.kube_plugin", self.address, str(die_before_reply), *command],
+            [sys.executable, "-m", "tests.support.kube_plugin", self.address, json.dumps(played), *command],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -124,7 +139,7 @@ def plugin_bed(host: FakeHost, node: str, folder: Path, cdi: Path, kubelet: Path
                 plugin.kill()
 
 
-def _run(address: str, die_before_reply: bool, command: list[str]) -> None:
+def _run(address: str, die_before_reply: bool, emulated: bool, command: list[str]) -> None:
     """The command, with another host than this machine."""
     from devalloc.cli import main, nodesources
     from devalloc_node.deadline import Deadline
@@ -146,8 +161,31 @@ def _run(address: str, die_before_reply: bool, command: list[str]) -> None:
             raise AssertionError("killed")
 
         Node.prepare = killed  # type: ignore[method-assign]
+    if emulated:
+        _emulate(Path(next(word for word in command if word.startswith("--sysfs-root=")).partition("=")[2]))
     main.main(command)
 
 
+def _emulate(root: Path) -> None:
+    """Machines get an emulated device for each function, which locks none of their memory; the nodes of VFIO are those
+    of the played host."""
+    from devalloc_node.machine import adopt, pci
+
+    stat, passed_through = os.stat, pci.passed_through
+
+    def instead(name: str, device: PreparedDevice) -> PciDevice:
+        real = passed_through(name, device)
+        return replace(real, functions=({"driver": "virtio-rng-pci"},) * len(real.functions))
+
+    def stat_of(path: Any, *args: Any, **kwargs: Any) -> os.stat_result:
+        return stat(
+            root / path[1:] if isinstance(path, str) and path.startswith("/dev/vfio/") else path, *args, **kwargs
+        )
+
+    pci.passed_through = instead
+    adopt.check_memlock = lambda *_: None
+    os.stat = stat_of  # type: ignore[assignment]
+
+
 if __name__ == "__main__":
-    _run(sys.argv[1], sys.argv[2] == "True", sys.argv[3:])
+    _run(sys.argv[1], **json.loads(sys.argv[2]), command=sys.argv[3:])

@@ -28,12 +28,12 @@ def kubeconfig(cluster: Cluster, node: str) -> Path:
     """A kubeconfig with a token as the plugin's pods on that node have."""
     uid = cluster.get(f"/api/v1/nodes/{node}").content["metadata"]["uid"]
     bound = {"kind": "Node", "apiVersion": "v1", "name": node, "uid": uid}
-    return _kubeconfig(cluster, f"plugin-{node}", token(cluster, NODE, bound))
+    return with_token(cluster, f"plugin-{node}", token(cluster, NODE, bound))
 
 
 def controller_kubeconfig(cluster: Cluster) -> Path:
     """A kubeconfig with a token as the controller's pods have."""
-    return _kubeconfig(cluster, CONTROLLER, token(cluster, CONTROLLER))
+    return with_token(cluster, CONTROLLER, token(cluster, CONTROLLER))
 
 
 def token(cluster: Cluster, account: str, bound: dict[str, Any] | None = None) -> str:
@@ -45,7 +45,8 @@ def token(cluster: Cluster, account: str, bound: dict[str, Any] | None = None) -
     return str(answer.content["status"]["token"])
 
 
-def _kubeconfig(cluster: Cluster, name: str, token: str) -> Path:
+def with_token(cluster: Cluster, name: str, token: str) -> Path:
+    """A kubeconfig of that name with that token."""
     content = json.loads(cluster.kubeconfig("admin").read_text())
     content["users"][0]["user"]["token"] = token
     path = cluster.folder / f"{name}.kubeconfig"
