@@ -17,7 +17,7 @@ from devalloc.store.errors import (
     Unusable,
 )
 from devalloc.store.key import Key, Object
-from devalloc.store.protocol import Change, Event, EventType, Fence, Listing, Store, Written
+from devalloc.store.protocol import Change, Event, EventType, Fence, Listing, Outcomes, Store, Written
 
 __all__ = [
     "AlreadyExists",
@@ -36,6 +36,7 @@ __all__ = [
     "Listing",
     "NotFound",
     "Object",
+    "Outcomes",
     "Refused",
     "Store",
     "StoreError",

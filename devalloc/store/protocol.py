@@ -50,7 +50,6 @@ identity                 of the file                                 UID of the 
 
 from __future__ import annotations
 
-import builtins
 import threading
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -95,6 +94,15 @@ class Written(NamedTuple):
     resource_version: str
     """A place in the store's history up to which nothing that the fence forbids happened but this commit: the next
     fence may be of it."""
+
+
+class Outcomes(list[Sequence[Object] | Conflict]):
+    """What ``commit_each`` made of its units, in their order: the objects as stored, or why they were not written."""
+
+    def __init__(self, outcomes: Iterable[Sequence[Object] | Conflict], resource_version: str) -> None:
+        """``resource_version``: as that of ``Written``."""
+        super().__init__(outcomes)
+        self.resource_version = resource_version
 
 
 @dataclass(frozen=True)
@@ -169,11 +177,9 @@ class Store(Protocol):
         crash leaves a part.
         """
 
-    def commit_each(
-        self, units: Sequence[Sequence[Change]], fence: Fence | None = None
-    ) -> builtins.list[Sequence[Object] | Conflict]:
+    def commit_each(self, units: Sequence[Sequence[Change]], fence: Fence | None = None) -> Outcomes:
         """As ``commit`` for each unit by itself: its objects as stored, or why it was not written. No two units change
-        one object.
+        one object. A change that changes nothing makes sure that the object is as it says.
 
         Raises FenceBroken and Expired, and then nothing of any unit is written.
         """

@@ -26,7 +26,7 @@ from devalloc.store.errors import AlreadyExists, Conflict, Expired, FenceBroken,
 from devalloc.store.key import Key, Object
 from devalloc.store.lease import hold
 from devalloc.store.paths import file_at, log_of, prepare_folder
-from devalloc.store.protocol import Change, Event, Fence, Listing, Written
+from devalloc.store.protocol import Change, Event, Fence, Listing, Outcomes, Written
 from devalloc.store.rows import Rows
 from devalloc.store.versions import another, changed, version_of
 
@@ -122,9 +122,7 @@ class SQLiteStore:
             _hold(rows, fence)
             return Written(_write(rows, changes), str(rows.version()))
 
-    def commit_each(
-        self, units: Sequence[Sequence[Change]], fence: Fence | None = None
-    ) -> builtins.list[Sequence[Object] | Conflict]:
+    def commit_each(self, units: Sequence[Sequence[Change]], fence: Fence | None = None) -> Outcomes:
         done: builtins.list[Sequence[Object] | Conflict] = []
         with self._transaction() as rows:
             _hold(rows, fence)
@@ -133,7 +131,7 @@ class SQLiteStore:
                     done.append(_write(rows, unit))
                 except Conflict as conflict:
                     done.append(conflict)
-        return done
+            return Outcomes(done, str(rows.version()))
 
     def delete(
         self,

@@ -19,7 +19,7 @@ from devalloc.controller.permits import Host, Settings
 from devalloc.controller.permits.book import Book
 from devalloc.controller.permits.records import key_of
 from devalloc.scaling.permits.ledger import Key
-from devalloc.store import Fence, Object, StoreError
+from devalloc.store import Conflict, Fence, Object, StoreError
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.faketree import memory_folder
 from tests.support.permit_bench import KIND, Bench, amounts, machine, running, serving, tell
@@ -46,11 +46,11 @@ class Judging(SQLiteStore):
         self.wrong: list[str] = []
         self.writes = 0
 
-    def commit(self, changes: Any, fence: Fence | None = None) -> Any:
+    def commit_each(self, units: Any, fence: Fence | None = None) -> Any:
         before = {key_of(obj): obj for obj in self.list(KIND).objects}
-        done = super().commit(changes, fence)
+        done = super().commit_each(units, fence)
         self.writes += 1
-        after = before | {key_of(obj): obj for obj in done.objects}
+        after = before | {key_of(obj): obj for unit in done if not isinstance(unit, Conflict) for obj in unit}
         had, has = (begun(objects.values()).nodes["node-a"] for objects in (before, after))
         if has.counted.exceeds(has.total.most(had.counted)):
             self.wrong.append(f"{has.counted} is taken of {has.total}, and was {had.counted}")

@@ -23,7 +23,7 @@ from tests.support.waiting import LONG, until
 
 LIMIT = amounts(10_000, 20)
 SETTINGS = replace(Settings(port=0, dump_port=0), resync=0.05)
-CALLS = ("get", "list", "create", "replace", "commit")
+CALLS = ("get", "list", "create", "replace", "commit_each")
 BILLED = {"autoscaling.neon.tech/billing-endpoint-id": "ep"}
 
 

@@ -135,14 +135,14 @@ def test_a_machine_that_comes_counts_before_anything_is_granted_that_would_take_
     class Racing(SQLiteStore):
         raced = False
 
-        def commit(self, changes: Any, fence: Fence | None = None) -> Any:
-            if not Racing.raced and any(change.status.get("permitted", {}).get("cpus") == "10" for change in changes):
+        def commit_each(self, units: Any, fence: Fence | None = None) -> Any:
+            if not Racing.raced and any(unit[0].status.get("permitted", {}).get("cpus") == "10" for unit in units):
                 Racing.raced = True
                 if comes == "created":
                     self.create(machine("late", least=amounts(4000, 4)))
                 else:
                     tell(self, "waiting", nodeName="node-a", allocations=[{"kept": "for it"}])
-            return super().commit(changes, fence)
+            return super().commit_each(units, fence)
 
     with closing(Racing(path)) as store, serving(path, TEN, store=store) as bench, closing(bench.client()) as client:
         client.ask("a", 1, "1Gi")
@@ -156,10 +156,10 @@ def test_a_store_that_fails_is_told_and_nothing_is_granted(path: Path) -> None:
     class Failing(SQLiteStore):
         broken = False
 
-        def commit(self, changes: Any, fence: Fence | None = None) -> Any:
+        def commit_each(self, units: Any, fence: Fence | None = None) -> Any:
             if self.broken:
                 raise Unavailable("no space left")
-            return super().commit(changes, fence)
+            return super().commit_each(units, fence)
 
     with closing(Failing(path)) as store, serving(path, TEN, store=store) as bench, closing(bench.client()) as client:
         client.ask("a", 1, "1Gi")
@@ -181,15 +181,15 @@ class Gated(SQLiteStore):
         self.permitted: list[tuple[str, str]] = []
         self.broken = False
 
-    def commit(self, changes: Any, fence: Fence | None = None) -> Any:
+    def commit_each(self, units: Any, fence: Fence | None = None) -> Any:
         self.waiting.set()
         assert self.open.wait(60)
         if self.broken:
             raise Unavailable("no space left")
-        done = super().commit(changes, fence)
+        done = super().commit_each(units, fence)
         self.permitted += [
             (change.key.name, change.status["permitted"]["cpus"])
-            for change in changes
+            for (change,) in units
             if change.status and "permitted" in change.status
         ]
         return done

@@ -318,6 +318,21 @@ class TestCommitEach:
     def test_nothing_is_nothing(self, store: Store) -> None:
         assert store.commit_each([]) == []
 
+    def test_a_fence_goes_on_from_what_was_written_under_it(self, store: Store) -> None:
+        kinds, objects = frozenset({"DeviceClaim"}), [store.create(claim(name)) for name in "ab"]
+        at = store.list().resource_version
+        for number in range(3):
+            units = [[Change(Key.of(obj), version(obj), {"podNames": [str(number)]})] for obj in objects]
+            done = store.commit_each(units, Fence(at, statuses=kinds))
+            objects, at = [], done.resource_version
+            for unit in done:
+                assert not isinstance(unit, Conflict)
+                objects += unit
+        a, b = objects
+        store.replace_status({**a, "status": {}})
+        with pytest.raises(FenceBroken):
+            store.commit_each([[Change(Key.of(b), version(b), {"podNames": ["x"]})]], Fence(at, statuses=kinds))
+
 
 def test_a_fence_goes_on_from_what_was_written_under_it(store: Store) -> None:
     a = store.create(claim("a"))

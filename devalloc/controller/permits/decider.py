@@ -1,7 +1,8 @@
 """The one task that decides: what is asked and what has to be written, one after the other, on what the store has.
 
-It takes what has come in since the last write, and writes it all at once: the more is asked, the more go with one
-write. What changes nothing is not written. What is to be written unasked stays due until it is.
+It takes what has come in since the last write, and has it all written at once: in one transaction where the store has
+them, else side by side, each machine by itself. Of each is told what was written of it. What changes nothing is not
+written. What is to be written unasked stays due until it is.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from devalloc.controller.http import Response
 from devalloc.controller.lease import KIND as LEASE
 from devalloc.controller.lease import Lost
 from devalloc.controller.permits.book import Book
-from devalloc.controller.permits.draft import Draft, Granted, Told
+from devalloc.controller.permits.draft import Draft, Granted, Later, Told
 from devalloc.controller.permits.hosts import Host, Still
 from devalloc.controller.permits.lease import Right
 from devalloc.controller.permits.metrics import Metrics
 from devalloc.controller.permits.records import KIND, key_of
-from devalloc.scaling.messages.plugin import Refused, Request
+from devalloc.scaling.messages.plugin import Refused as BadRequest
+from devalloc.scaling.messages.plugin import Request
 from devalloc.scaling.permits.ledger import Key
 from devalloc.store import (
     Change,
@@ -38,9 +40,10 @@ from devalloc.store import (
     FenceBroken,
     NotFound,
     Object,
+    Outcomes,
+    Refused,
     Store,
     StoreError,
-    Written,
 )
 
 log = logging.getLogger(__name__)
@@ -58,8 +61,14 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class _Asked:
     request: Request
+    node: str | None
+    """The one whose machines who asks may ask for; None: all."""
     has_gone: Callable[[], bool]
     answer: asyncio.Future[Response | Granted]
+
+
+_Told = tuple[_Asked, Response | Granted]
+"""A request, and what is to be told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +157,13 @@ class Decider:
         self._due.setdefault(key, _Due()).conditions.update(conditions)
         self._queue.put_nowait(_Wake())
 
-    async def ask(self, request: Request, has_gone: Callable[[], bool]) -> Response | Granted:
-        """What is answered, after it is written. ``has_gone``: whether nobody is there any more to hear it."""
+    async def ask(self, request: Request, has_gone: Callable[[], bool], node: str | None = None) -> Response | Granted:
+        """What is answered, after it is written. ``has_gone``: whether nobody is there any more to hear it. ``node``:
+        the one whose machines may be asked for; None: all."""
         if self._queue.qsize() >= MOST_WAITING:
             return Response(503, b"too many are waiting; ask again")
         answer: asyncio.Future[Response | Granted] = asyncio.get_running_loop().create_future()
-        self._queue.put_nowait(_Asked(request, has_gone, answer))
+        self._queue.put_nowait(_Asked(request, node, has_gone, answer))
         return await answer
 
     async def in_writer(self, work: Callable[[], T]) -> T:
@@ -243,15 +253,13 @@ class Decider:
         while True:
             some, waiting = self._one_each(waiting)
             due, self._due = self._due, {}
-            written = False
             try:
-                written = await self._decide_some(some, due)
+                waiting += await self._decide_some(some, due)
             finally:
-                if not written:
-                    for key, one in due.items():
-                        newer = self._due.setdefault(key, _Due())
-                        newer.conditions = {**one.conditions, **newer.conditions}
-                        newer.retract |= one.retract
+                for key, one in due.items():  # what is not written
+                    newer = self._due.setdefault(key, _Due())
+                    newer.conditions = {**one.conditions, **newer.conditions}
+                    newer.retract |= one.retract
             if not waiting:
                 return
 
@@ -263,15 +271,17 @@ class Decider:
         for item in asked:
             try:
                 key = self.book.find((item.request.pod.namespace, item.request.pod.name)).key
-            except Refused:
+            except BadRequest:
                 first.append(item)
                 continue
             (others if key in known else first).append(item)
             known.add(key)
         return first, others
 
-    async def _decide_some(self, asked: Sequence[_Asked], due: Mapping[Key, _Due]) -> bool:
-        """Whether what is due is written: someone may write the objects again and again. Raises StoreError, Lost."""
+    async def _decide_some(self, asked: Sequence[_Asked], due: dict[Key, _Due]) -> list[_Asked]:
+        """Those that are to be decided after this. What is written of ``due`` is taken off it: someone may write the
+        objects again and again. Raises StoreError, Lost."""
+        later: list[_Asked] = []
         for _ in range(ATTEMPTS):
             if self._stale:
                 await self._reload()
@@ -282,54 +292,93 @@ class Decider:
                 draft.tell(key, one.conditions)
                 if one.retract:
                     draft.retract(key)
-            told = [(item, self._decided(draft, item.request)) for item in asked if not _is_over(item)]
+            told: list[_Told] = []
+            for item in asked:
+                if not _is_over(item):
+                    try:
+                        told.append((item, self._decided(draft, item)))
+                    except Later:
+                        later.append(item)
+            asked = [item for item, _ in told]
             changes = draft.changes()
             if not changes:
                 draft.adopt([])
+                due.clear()
                 self._tell(told)
-                return True
-            self._tell([(item, answer) for item, answer in told if not _is_written(draft, answer)])
+                return later
+            self._tell((item, answer) for item, answer in told if not _is_written(draft, answer))
             try:
-                stored = await self.in_writer(partial(self._commit, changes))
+                outcomes = await self.in_writer(partial(self._commit, changes))
             except _HostsMoved as moved:
                 self._limit(moved.hosts)
             except (FenceBroken, Expired):
                 # A machine came, went, was placed or seen to have something else, or the lease was written.
                 self._metrics.commits.labels("fenced").inc()
                 await self._reload()
-            except Conflict as conflict:
-                self._metrics.commits.labels("conflict").inc()
-                await self._reread([(key.namespace or "default", key.name) for key in conflict.conflicts])
             else:
-                self._metrics.commits.labels("done").inc()
-                draft.adopt(stored.objects)
-                self.seen = stored.resource_version
-                self._tell(told)
-                return True
+                asked = await self._take_over(draft, told, outcomes, changes, due)
+                if not asked and not due:
+                    return later
         _answer_all(asked, Response(503, b"the VirtualMachine keeps changing; ask again"))
-        return False
+        return later
 
-    def _commit(self, changes: Sequence[Change]) -> Written:
+    async def _take_over(
+        self,
+        draft: Draft,
+        told: Sequence[_Told],
+        outcomes: Outcomes,
+        changes: Sequence[Change],
+        due: dict[Key, _Due],
+    ) -> list[_Asked]:
+        """What is written counts, and is told. Those who are to be decided again, because it is not."""
+        ends = {_key_of(change): outcome for change, outcome in zip(changes, outcomes, strict=True)}
+        lost = {key: outcome for key, outcome in ends.items() if isinstance(outcome, Conflict)}
+        self._metrics.commits.labels("conflict" if lost else "done").inc()
+        draft.adopt([obj for outcome in ends.values() if not isinstance(outcome, Conflict) for obj in outcome], lost)
+        self.seen = outcomes.resource_version
+        refused = {key: outcome.why for key, outcome in lost.items() if isinstance(outcome, Refused)}
+        for key in [*due]:
+            if key not in lost or key in refused:
+                del due[key]
+        self._tell((item, answer) for item, answer in told if not isinstance(answer, Granted) or answer.key not in lost)
+        left = []
+        for item, answer in told:
+            if isinstance(answer, Granted) and answer.key in refused:
+                log.warning("no permit can be written on %s/%s: %s", *answer.key, refused[answer.key])
+                _answer_all(
+                    [item], Response(503, b"the store does not take the permit: " + refused[answer.key].encode())
+                )
+            elif isinstance(answer, Granted) and answer.key in lost:
+                left.append(item)
+        await self._reread(lost)
+        return left
+
+    def _commit(self, changes: Sequence[Change]) -> Outcomes:
+        """Each by itself: see ``Draft``."""
         began = time.perf_counter()
         try:
             with nullcontext(self._hosts) if self._still is None else self._still() as hosts:
                 if hosts != self._hosts:
                     raise _HostsMoved(hosts)
-                return self._store.commit(changes, Fence(self.seen, specs=self.kinds, statuses=self.kinds))
+                fence = Fence(self.seen, specs=self.kinds, statuses=self.kinds)
+                return self._store.commit_each([[change] for change in changes], fence)
         finally:
             self._metrics.committing.observe(time.perf_counter() - began)
 
-    def _decided(self, draft: Draft, request: Request) -> Response | Granted:
+    def _decided(self, draft: Draft, item: _Asked) -> Response | Granted:
+        """Raises Later."""
         try:
-            return draft.answer(request)
-        except Refused as refused:
+            return draft.answer(item.request, item.node)
+        except Later:
+            raise
+        except BadRequest as refused:
             log.debug("refused: %s", refused)
             return Response(refused.status, refused.text.encode("utf-8", "replace"))
         except Exception:
-            log.exception("a request of %s could not be decided", request.pod)
+            log.exception("a request of %s could not be decided", item.request.pod)
             return Response(500, b"internal error")
 
-    def _tell(self, told: Iterable[tuple[_Asked, Response | Granted]]) -> None:
+    def _tell(self, told: Iterable[_Told]) -> None:
         for item, answer in told:
             if item.answer.done():  # told before, or whoever asked has gone
                 continue
@@ -371,6 +420,10 @@ def _is_over(item: _Asked) -> bool:
         return item.answer.cancelled()
     item.answer.set_result(Response(503, b"you have gone"))
     return True
+
+
+def _key_of(change: Change) -> Key:
+    return change.key.namespace or "default", change.key.name
 
 
 def _is_written(draft: Draft, answer: Response | Granted) -> bool:

@@ -1,6 +1,8 @@
 """Decisions that nobody knows of yet.
 
-Once what a draft wants written is in the store the book takes it over; else it is dropped, and nothing has happened.
+What a draft wants written is written machine by machine, in any order, and each write may be the last one before a
+crash. So what a decision of a draft gives back no other one of the same draft gives away: with whatever part of its
+writes no node has given more than it has. What is in the store the book takes over; what is not, has not happened.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from devalloc.store import Change, Object
 
 PRESSURE = "NodePressure"
 """The reason of conditions that say that a machine should leave its node."""
+
+NOT_YOURS = "this machine is not on the node that the token names"
 
 Told = tuple[bool, str, str]
 """Of a condition: whether it is true, the reason, the message."""
@@ -44,6 +48,10 @@ class Granted:
     """What to say where the machine is on its way already."""
 
 
+class Later(Exception):
+    """There may be more for this request when what others of the draft gave back is written."""
+
+
 class Draft:
     """Decisions, one on top of the other."""
 
@@ -53,16 +61,23 @@ class Draft:
         self._given_by = given_by
         self._now = now
         self._nodes: dict[str, Node] = {}
+        self._given_back: dict[str, Resources] = {}
+        """By node, what decisions of this draft freed of it."""
         self._conditions: dict[Key, dict[str, Told]] = {}
         self._permits: dict[Key, Resources | None] = {}
         self._kept: dict[Key, Resources] = {}
         self._unsure: set[Key] = set()
 
-    def answer(self, request: Request) -> Granted:
-        """Checks 10 to 15, in order, and the decision. Raises Refused, and then nothing is decided."""
+    def answer(self, request: Request, of: str | None = None) -> Granted:
+        """Checks 10 to 15, in order, and the decision. Raises Refused and Later, and then nothing is decided.
+
+        ``of``: the node whose machines whoever asks may ask for; None: all.
+        """
         book, settings = self._book, self._book.settings
         record = book.find((request.pod.namespace, request.pod.name))
         key = record.key
+        if of not in (None, record.node):
+            raise Refused(403, NOT_YOURS, f"{key[0]}/{key[1]} is on node {record.node}, and node {of} asks")
         ask = in_bytes(request, record.slot, settings.unit)
         node = self._node(record.node)
         if node.machines[key].migrating:
@@ -70,12 +85,20 @@ class Draft:
         leaves = settings.era is not Era.NEWEST and should_leave(node, key)
         begins = leaves and book.migrates
         told = self._conditions_of(record, node, leaves)
+        before = node.machines[key].counted
+        given_back = self._given_back.get(record.node, NOTHING)
+        total = node.total
+        node = node.limited(total.above(given_back), node.watermark)
         node = met(node, key, None if settings.era is Era.V0_12 else ask.last_permit)
         had = node.machines[key].told
         node = events.changed(node, key, _with_what_it_knows(node.machines[key], request, record.slot))
         node = answer(node, key, ask.resources, self._factor(request, record, ask), leaving=begins, era=settings.era)
         machine = node.machines[key]
         permit = machine.told
+        if given_back != NOTHING and not begins and ask.resources.exceeds(permit):
+            raise Later
+        self._given_back[record.node] = given_back + before.above(machine.counted)
+        node = node.limited(total, node.watermark)
         kept = machine.kept if machine.kept.exceeds(permit) else NOTHING
         bodies = [
             encode_reply(request.version, permit, record.slot, settings.unit, migrate=migrate)
@@ -132,8 +155,13 @@ class Draft:
                 )
         return found
 
-    def adopt(self, stored: Iterable[Object]) -> None:
-        """It is written: the book has it now."""
+    def adopt(self, stored: Iterable[Object], lost: Iterable[Key] = ()) -> None:
+        """It is written: the book has it now. ``lost``: the machines of which it is not."""
+        for key in lost:
+            record = self._book.records[key]
+            if record.node in self._nodes:
+                as_it_was = self._book.nodes[record.node].machines[key]
+                self._nodes[record.node] = events.changed(self._nodes[record.node], key, as_it_was)
         self._book.nodes.update(self._nodes)
         for obj in stored:
             self._book.put(obj)

@@ -31,12 +31,13 @@ from devalloc.store.kubernetes import pair, transaction
 from devalloc.store.kubernetes.answers import explained
 from devalloc.store.kubernetes.apierror import ApiError
 from devalloc.store.kubernetes.client import Client
+from devalloc.store.kubernetes.doubts import Doubts
 from devalloc.store.kubernetes.mirror import Mirror
 from devalloc.store.kubernetes.reflector import Reflector
 from devalloc.store.kubernetes.resources import AROUND, OURS, Resources, lease
 from devalloc.store.kubernetes.underway import RECORDS, Underway
 from devalloc.store.kubernetes.writing import Writing
-from devalloc.store.protocol import Change, Event, Fence, Listing, Written
+from devalloc.store.protocol import Change, Event, Fence, Listing, Outcomes, Written
 from devalloc.store.versions import another, changed, version_of
 
 NAMESPACE = "devalloc-system"
@@ -85,6 +86,7 @@ class KubernetesStore:
         """Kinds of which objects are being written under a fence, or without one, by ``commit`` and ``commit_each``."""
         self._landed = threading.Condition()
         self._underway = Underway(client, self._granting, namespace)
+        self._doubts = Doubts(self._granting)
 
     # Reading.
 
@@ -237,16 +239,18 @@ class KubernetesStore:
     def commit(self, changes: Sequence[Change], fence: Fence | None = None) -> Written:
         with self._fenced([changes], fence):
             done = self._unit(changes)
-            # What others do to these objects is held back meanwhile; what they did to others must not be passed over.
-            with self._mirror.changed:
-                place = str(self._mirror.newest)
-                if fence is not None and self._mirror.broken(fence, frozenset(change.key for change in changes)):
-                    place = fence.resource_version
-            return Written(done, place)
+            return Written(done, self._place([changes], fence))
 
-    def commit_each(
-        self, units: Sequence[Sequence[Change]], fence: Fence | None = None
-    ) -> builtins.list[Sequence[Object] | Conflict]:
+    def _place(self, written: Iterable[Sequence[Change]], fence: Fence | None) -> str:
+        """Where the next fence may begin. What others do to the objects that are written is held back meanwhile; what
+        they did to others must not be passed over."""
+        keys = frozenset(change.key for unit in written for change in unit)
+        with self._mirror.changed:
+            if fence is not None and self._mirror.broken(fence, keys):
+                return fence.resource_version
+            return str(self._mirror.newest)
+
+    def commit_each(self, units: Sequence[Sequence[Change]], fence: Fence | None = None) -> Outcomes:
         with self._fenced(units, fence):
             futures = [self._writers.submit(self._each, unit) for unit in units]
             outcomes: builtins.list[Sequence[Object] | Conflict] = []
@@ -259,7 +263,8 @@ class KubernetesStore:
                     failed = error if failed is None or isinstance(error, Unknown) else failed
             if failed is not None:
                 raise failed
-            return outcomes
+            done = [unit for unit, outcome in zip(units, outcomes, strict=True) if not isinstance(outcome, Conflict)]
+            return Outcomes(outcomes, self._place(done, fence))
 
     def recover(self) -> None:
         """Bring transactions to their end that were left, by this process or another, and take away marks that belong
@@ -276,12 +281,17 @@ class KubernetesStore:
         depends = fence.specs | fence.statuses if fence is not None else frozenset()
         self._begin(self._resources.named(depends))
         keys = [change.key for unit in units for change in unit]
-        with self._landed:
-            while any(self._in_flight[kind] for kind in depends):
-                self._landed.wait()
-            if fence is not None and (broken := self._mirror.broken(fence)):
-                raise FenceBroken(broken)
-            self._in_flight += writes
+        while True:
+            self._doubts.settle()
+            with self._landed:
+                while any(self._in_flight[kind] for kind in depends):
+                    self._landed.wait()
+                if self._doubts:  # what ended meanwhile
+                    continue
+                if fence is not None and (broken := self._mirror.broken(fence)):
+                    raise FenceBroken(broken)
+                self._in_flight += writes
+                break
         try:
             with self._mirror.holding(keys):
                 yield
@@ -289,6 +299,16 @@ class KubernetesStore:
             with self._landed:
                 self._in_flight -= writes
                 self._landed.notify_all()
+
+    def _make_sure(self, changes: Sequence[Change]) -> None:
+        """What is known here may be behind, and nothing is written that would tell. Raises Conflict."""
+        for key, version in ((change.key, change.resource_version) for change in changes):
+            try:
+                now = self._plain.read(key)
+            except NotFound:
+                raise Conflict({key: f"{key} is gone"}) from None
+            if now["metadata"]["resourceVersion"] != version:
+                raise Conflict({key: changed(key, now, version)})
 
     def _each(self, unit: Sequence[Change]) -> Sequence[Object] | Conflict:
         try:
@@ -318,7 +338,12 @@ class KubernetesStore:
             except NotFound:
                 key = changes[due[0]].key
                 raise Conflict({key: f"{key} is gone"}) from None
-        elif due:
+            except Unknown:
+                self._doubts.note([changes[due[0]].key])
+                raise
+        elif not due:
+            self._make_sure(changes)
+        else:
             some = self._underway.perform([olds[at] for at in due], [changes[at] for at in due])
             for at, obj in zip(due, some, strict=True):
                 written[at] = obj

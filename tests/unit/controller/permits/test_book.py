@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from devalloc.controller.permits.book import Book, leaving_by_age
-from devalloc.controller.permits.draft import Draft, Granted
+from devalloc.controller.permits.draft import Draft, Granted, Later
 from devalloc.controller.permits.dump import dump
 from devalloc.controller.permits.hosts import Host
 from devalloc.controller.permits.settings import Settings
@@ -414,3 +415,94 @@ def test_a_server_of_one_node_knows_its_machines_only() -> None:
     world.write({**obj, "spec": {**obj["spec"], "nodeName": "node-b"}})
     assert world.ask("a", 1, "1Gi") == 404
     assert world.book.nodes["node-a"].counted == NOTHING
+
+
+# -- several machines at once ------------------------------------------------------------------------------------------
+
+
+def request(name: str, wanted: Resources, last: Resources | None = None) -> Any:
+    """As it comes."""
+    content = {
+        "protoVersion": 7,
+        "pod": {"namespace": "default", "name": name},
+        "computeUnit": {"vCPUs": "250m", "mem": "1Gi"},
+        "resources": {"vCPUs": f"{wanted.cpu}m", "mem": str(wanted.memory)},
+        "lastPermit": None if last is None else {"vCPUs": f"{last.cpu}m", "mem": str(last.memory)},
+        "metrics": {"loadAvg1M": 0.5},
+    }
+    return decode(json.dumps(content).encode())
+
+
+def test_what_one_gives_back_another_gets_when_that_is_written() -> None:
+    world = World()
+    for name, cpu in (("a", 8), ("b", 2)):
+        world.runs(name)
+        world.ask(name, cpu, "2Gi")
+    draft = Draft(world.book, "server", NOW)
+    assert permit(draft.answer(request("a", amounts(1000, 2)))) == amounts(1000, 2)
+    with pytest.raises(Later):
+        draft.answer(request("b", amounts(6000, 2)))
+    world.commit(draft)
+    assert permit(world.ask("b", 6, "2Gi")) == amounts(6000, 2)
+
+
+def test_what_there_is_anyway_need_not_wait() -> None:
+    world = World()
+    for name in ("a", "b"):
+        world.runs(name)
+        world.ask(name, 4, "2Gi")
+    draft = Draft(world.book, "server", NOW)
+    draft.answer(request("a", amounts(1000, 2)))
+    assert permit(draft.answer(request("b", amounts(6000, 2)))) == amounts(6000, 2)
+
+
+amount_of = st.builds(amounts, st.integers(1, 6).map(lambda cpus: cpus * 1000), st.sampled_from([1, 6, 8]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    before=st.lists(st.tuples(st.sampled_from(NAMES), amount_of), max_size=6),
+    uses=st.lists(st.tuples(st.sampled_from(NAMES), amount_of), max_size=2),
+    asked=st.lists(
+        st.tuples(st.sampled_from(NAMES), amount_of, st.none() | amount_of), min_size=2, unique_by=lambda each: each[0]
+    ),
+    written=st.sets(st.sampled_from(NAMES)),
+)
+@example([], [], [("a", amounts(1000, 1), None), ("b", amounts(5000, 6), None)], {"b"})
+def test_whatever_part_of_a_draft_is_written_no_node_has_given_more_than_it_has(
+    before: list[tuple[str, Resources]],
+    uses: list[tuple[str, Resources]],
+    asked: list[tuple[str, Resources, Resources | None]],
+    written: set[str],
+) -> None:
+    """In any order, and whoever goes on from there: this server, or the next one."""
+    world = World()
+    for name in NAMES:
+        world.runs(name)
+        world.ask(name, 3, "6Gi")
+    for name, amount in before:
+        world.ask(name, f"{amount.cpu}m", str(amount.memory))
+    for name, amount in uses:
+        has = world.book.nodes["node-a"].machines["default", name].reserved
+        use = {"cpus": f"{min(amount.cpu, has.cpu)}m", "memory": str(min(amount.memory, has.memory))}
+        world.write(world.objects[name], observed=use)
+    draft = Draft(world.book, "server", NOW)
+    for name, amount, last in asked:
+        with suppress(Later):
+            draft.answer(request(name, amount, last))
+    stored, lost = [], []
+    for change in draft.changes():
+        key = (change.key.namespace or "default", change.key.name)
+        if key[1] not in written:
+            lost.append(key)
+            continue
+        obj = world.objects[key[1]]
+        version = str(int(obj["metadata"]["resourceVersion"]) + 1000)
+        world.objects[key[1]] = {**replace_version(obj, version), "status": change.status}
+        stored.append(world.objects[key[1]])
+    draft.adopt(stored, lost)
+    for book in (world.book, world.anew()):
+        assert not book.nodes["node-a"].counted.exceeds(LIMIT)
+    assert world.reserved() == {
+        key[1]: machine.reserved for key, machine in world.anew().nodes["node-a"].machines.items()
+    }

@@ -1,0 +1,142 @@
+"""Writes of which the answer is lost, and nothing can be read for a while: nobody decides before they are certain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from devalloc.api.meta import LEADER
+from devalloc.store import Change, Conflict, Fence, FenceBroken, Key, Object, StoreError, Unknown
+from devalloc.store.kubernetes import ApiError, KubernetesStore, writing
+from tests.support.fake_kube import FakeClient, FakeKube
+from tests.support.permit_bench import KIND, machine
+
+LOST = ApiError(0, "NoAnswer", "the answer is lost")
+FEW = {"permitted": {"cpus": "1"}}
+MANY = {"permitted": {"cpus": "8"}}
+
+
+class Cut(FakeClient):
+    """Of one whose connection breaks: the next write of a status goes out, and arrives when the test wants."""
+
+    def __init__(self, kube: FakeKube) -> None:
+        super().__init__(kube)
+        self.is_cut = self.breaks = False
+        self.on_its_way: list[tuple[str, Object]] = []
+
+    def get(self, path: str, params: Any = None) -> Object:
+        if self.is_cut:
+            raise LOST
+        return super().get(path, params)
+
+    def replace(self, path: str, body: Object) -> Object:
+        if self.breaks and path.endswith("/status"):
+            self.on_its_way.append((path, body))
+            self.is_cut, self.breaks = True, False
+        if self.is_cut:
+            raise LOST
+        return super().replace(path, body)
+
+    def arrive(self) -> str:
+        """What the server makes of it."""
+        try:
+            self.kube.replace(*self.on_its_way[0])
+        except ApiError as error:
+            return error.reason
+        return "done"
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Cut:
+    monkeypatch.setattr(writing, "PAUSE_SECONDS", 0.001)
+    return Cut(FakeKube())
+
+
+@pytest.fixture
+def store(client: Cut) -> Iterator[KubernetesStore]:
+    with closing(KubernetesStore(client)) as opened:  # type: ignore[arg-type]
+        yield opened
+
+
+def one(obj: Object, status: Object) -> list[Change]:
+    return [Change(Key.of(obj), obj["metadata"]["resourceVersion"], status)]
+
+
+def lost(store: KubernetesStore, client: Cut) -> tuple[Object, Object, Fence]:
+    """Two machines, and a fence of before one of them was written and nobody knows how that ended."""
+    a, b = (store.create(machine(name)) for name in "ab")
+    fence = Fence(store.list(KIND).resource_version, specs=frozenset({KIND}), statuses=frozenset({KIND}))
+    client.breaks = True
+    with pytest.raises(Unknown):
+        store.commit_each([one(a, MANY)], fence)
+    return a, b, fence
+
+
+def test_nothing_is_written_while_it_is_not_known(client: Cut, store: KubernetesStore) -> None:
+    _, b, fence = lost(store, client)
+    for _ in range(2):
+        with pytest.raises(StoreError):
+            store.commit_each([one(b, FEW)], fence)
+    client.is_cut = False
+    assert "status" not in store.get(*Key.of(b))
+
+
+def test_what_was_not_done_is_not_done_any_more_once_somebody_decides(client: Cut, store: KubernetesStore) -> None:
+    a, b, fence = lost(store, client)
+    client.is_cut = False
+    assert not isinstance(store.commit_each([one(b, FEW)], fence)[0], Conflict)
+    assert client.arrive() == "Conflict"
+    there = store.get(*Key.of(a))
+    assert "status" not in there
+    assert LEADER in there["metadata"]["annotations"]
+    writes = len(client.writes)
+    store.commit_each([one(store.get(*Key.of(b)), MANY)])
+    assert len(client.writes) == writes + 1, "it is certain from then on"
+
+
+def test_what_was_done_breaks_the_fence_of_who_did_not_know(client: Cut, store: KubernetesStore) -> None:
+    _, b, fence = lost(store, client)
+    assert client.arrive() == "done"
+    client.is_cut = False
+    with pytest.raises(FenceBroken, match="a changed meanwhile"):
+        store.commit_each([one(b, FEW)], fence)
+    assert {obj["metadata"]["name"]: obj.get("status") for obj in store.list(KIND).objects} == {"a": MANY, "b": None}
+
+
+def test_one_that_takes_no_annotation_is_labelled(client: Cut, store: KubernetesStore) -> None:
+    a, b, fence = lost(store, client)
+    client.is_cut = False
+
+    def before(number: int, what: str) -> None:
+        client.before = lambda number, what: None
+        raise ApiError(422, "Invalid", "too many annotations")
+
+    client.before = before
+    assert not isinstance(store.commit_each([one(b, FEW)], fence)[0], Conflict)
+    assert client.arrive() == "Conflict"
+    assert LEADER in store.get(*Key.of(a))["metadata"]["labels"]
+
+
+def test_one_that_is_gone_is_certain(client: Cut, store: KubernetesStore) -> None:
+    a, b, _ = lost(store, client)
+    client.is_cut = False
+    store.delete(*Key.of(a))
+    assert not isinstance(store.commit_each([one(b, FEW)])[0], Conflict)
+    assert client.arrive() == "NotFound"
+
+
+def test_a_change_that_changes_nothing_is_made_sure_of_by_the_server(client: Cut, store: KubernetesStore) -> None:
+    """Also where nobody has told yet what somebody else did to the object."""
+    (obj,) = store.commit_each([one(store.create(machine("a")), FEW)])[0]
+    writes = len(client.writes)
+    assert store.commit_each([one(obj, FEW)]) == [[obj]]
+    assert len(client.writes) == writes
+    # The store holds no kind yet, so that no watch tells it anything.
+    with closing(KubernetesStore(FakeClient(client.kube))) as other:  # type: ignore[arg-type]
+        other.replace_status({**other.get(*Key.of(obj)), "status": MANY})
+        assert isinstance(store.commit_each([one(obj, FEW)])[0], Conflict)
+        other.delete(*Key.of(obj))
+        assert isinstance(store.commit_each([one(obj, FEW)])[0], Conflict)
