@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,8 @@ def capacity(
 ) -> int:
     """Count how many more claims like one fit beside all that are allocated. Pending claims are left aside.
 
+    No more than ResourceQuotas allow.
+
     The claim is one of the store, by NAME, or one of the manifests. It is counted on what the store has, or on the
     manifests alone when there are pools among them.
 
@@ -79,7 +82,7 @@ def capacity(
     documents, claims = _read(files, namespace, store)
     claim = _chosen(claims, name, namespace)
     with working("counting"):
-        found = count(documents, claim)
+        found = _within_quotas(count(documents, claim), documents, claim)
     if output in ("json", "yaml"):
         by_node = [{"node": node, "count": number} for node, number in found.by_node.items()]
         identity = {"namespace": claim["metadata"].get("namespace", "default"), "name": claim["metadata"]["name"]}
@@ -125,6 +128,17 @@ def _read(files: tuple[str, ...], namespace: str, store: Path | None) -> tuple[l
             own = {_identity(document) for document in given}
             documents = [*given, *(obj for obj in snapshot(objects) if _identity(obj) not in own)]
     return documents, [document for document in given or documents if document["kind"] == "DeviceClaim"]
+
+
+def _within_quotas(found: Capacity, documents: list[Object], claim: Object) -> Capacity:
+    """No more than they allow, and then not where: there is room for more."""
+    from devalloc.controller.quota import left_for
+
+    left = left_for(documents, claim)
+    if left is None or found.reason is not None or left[0] >= found.count:
+        return found
+    told = f"{left[1]}; there is room for {found.count} more"
+    return replace(found, count=left[0], proven=True, by_node={}, reason="QuotaExceeded", message=told)
 
 
 def _identity(obj: Object) -> tuple[str, str | None, str]:

@@ -17,7 +17,7 @@ from devalloc.api.claim import COUNT, DeviceClaim, DeviceClaimDetail
 from devalloc.api.decode import decode
 from devalloc.api.deviceclass import DeviceClass
 from devalloc.api.quantity import Quantity
-from devalloc.controller.claims import allocations, as_allocated, claims_among
+from devalloc.controller.claims import allocations, as_allocated, claim_key, claims_among
 from devalloc.store import Object
 
 KIND = "ResourceQuota"
@@ -133,6 +133,27 @@ def _details(claim: DeviceClaim) -> Iterator[list[DeviceClaimDetail]]:
             yield every
         else:
             yield [entries[index[0]].alternatives[index[1] or 0]]
+
+
+def left_for(documents: Sequence[Object], manifest: Object) -> tuple[int, str] | None:
+    """How many more claims like one the quotas of its namespace allow beside all that are allocated, and which of them
+    says so; None where none does. ``documents``: as they count (``as_allocated``)."""
+    namespace, claim = claim_key(manifest)[0], decode(manifest).object
+    bounds = {bound: number for doc in documents if is_quota(doc) for bound, number in bounds_of(doc).items()}
+    bounds = {bound: number for bound, number in bounds.items() if bound[0] == namespace}
+    if not bounds or not isinstance(claim, DeviceClaim):
+        return None
+    classes = classes_among(documents)
+    used = held(documents, bounds, classes)
+    found = []
+    for bound, number in bounds.items():
+        each = most(claim, bound[2], classes)
+        if each != 0:
+            copies = 0 if isinstance(each, str) else max(0, number - used[bound]) // each
+            devices = f"{number} {'device' if number == 1 else 'devices'} of class {bound[2]}"
+            may = f"{each} has no limits.count" if isinstance(each, str) else f"each may get up to {each}"
+            found.append((copies, f"quota {namespace}/{bound[1]} allows {devices}, {used[bound]} are held, and {may}"))
+    return min(found, default=None)
 
 
 def statuses(documents: Sequence[Object]) -> list[tuple[Object, Object]]:

@@ -20,7 +20,11 @@ _LAST = datetime.max.replace(tzinfo=UTC)
 
 @lru_cache(maxsize=200_000)
 def natural(name: str) -> tuple[NaturalKey, str]:
-    """A key that sorts ``gpu-2`` before ``gpu-10``; the name itself breaks ties such as ``gpu-02``."""
+    """A key that sorts ``gpu-2`` before ``gpu-10``; the name itself breaks ties such as ``gpu-02``.
+
+    Numbers are decimal: a name does not say that it has a PCI address in it, and all that matters of ``0000-1f-00``
+    before ``0000-09-00`` is that it is so each time.
+    """
     parts = tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in _DIGITS.split(name) if part)
     return parts, name
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,21 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     config.option.loadscopereorder = False  # in the order of ``ON_A_NODE``
     return ByModule(config, log)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def all_watches_end() -> Iterator[None]:
+    """A store that is left open goes on asking an API server that other tests count the requests of."""
+    before = watching()
+    yield
+    until = time.monotonic() + 60
+    while left := watching() - before:
+        assert time.monotonic() < until, f"left open: {sorted(thread.name for thread in left)}"
+        time.sleep(0.05)
+
+
+def watching() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("watch-")}
 
 
 @pytest.fixture(scope="session")

@@ -217,6 +217,35 @@ def test_capacity_on_manifests_alone(devalloc: Shell) -> None:
     assert found.json["proven"]
 
 
+@pytest.mark.parametrize(
+    ("hard", "asked", "answer"),
+    [
+        ("9", {}, "6 more like default/train: 4 on node-a, 2 on node-b\n"),
+        ("3", {}, "2 more like default/train\nQuotaExceeded: quota default/compute allows 3 devices of class "),
+        ("1", {}, "0 more like default/train\nQuotaExceeded: quota default/compute allows 1 device of class "),
+        (
+            "6",
+            {"count": 2},
+            "2 more like default/pair\nQuotaExceeded: quota default/compute allows 6 devices of class ",
+        ),
+    ],
+)
+def test_capacity_is_no_more_than_a_quota_allows(
+    devalloc: Shell, hard: str, asked: dict[str, int], answer: str
+) -> None:
+    counted = f"{device_class()['metadata']['name']}.deviceclass.devmgmtproto.k8s.io/devices"
+    named = {"metadata": {"name": "compute", "namespace": "default"}, "spec": {"hard": {counted: hard}}}
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", **named}
+    objects = (pool(devices=5), pool("more", node="node-b"), device_class(), claim(), quota)
+    devalloc("apply", "-f", "-", stdin=text(*objects))
+    devalloc.allocate()
+
+    if asked:
+        assert devalloc("capacity", "-f", "-", stdin=text(claim("pair", **asked))).out.startswith(answer)
+    else:
+        assert devalloc("capacity", "train").out.startswith(answer)
+
+
 def test_capacity_of_what_can_never_fit_says_why(devalloc: Shell) -> None:
     found = devalloc("capacity", "-f", "-", stdin=text(*FLEET, claim(deviceClass="gpus")))
 
