@@ -233,7 +233,7 @@ class MachineFaults(Faults):
         with self.life() as plugin:
             report = plugin.recover()
         assert not report.stuck, f"{when}: {report.stuck}"
-        self._sound(f"{when}: recovered")
+        self.sound(f"{when}: recovered")
         if point.act == "prepare" and again:
             with self.life() as plugin:
                 assert plugin.prepare("") == self.answer, f"{when}: another answer"
@@ -241,9 +241,9 @@ class MachineFaults(Faults):
         with self.life() as plugin:
             plugin.unprepare("")
         assert_same(self.state(), self.initial, f"{when}: taken back")
-        self._sound(f"{when}: taken back")
+        self.sound(f"{when}: taken back")
 
-    def _sound(self, when: str) -> None:
+    def sound(self, when: str) -> None:
         """What must be so at any time that nobody is at work."""
         host = self.outside.host
         assert isinstance(host, HeldHost)

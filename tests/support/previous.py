@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from devalloc.version import VERSION
 from tests.support.go_build import cache_folder, locked
 from tests.support.shared import REPO
 
@@ -49,7 +48,7 @@ class Version:
         """The command."""
         return self.python("-m", "devalloc.cli", *words)
 
-    def start(self, command: Sequence[str], **more: str) -> subprocess.Popen[str]:
+    def start(self, command: Sequence[str], *, pass_fds: Sequence[int] = (), **more: str) -> subprocess.Popen[str]:
         """What it prints comes line by line, errors among it. ``more``: of the environment."""
         return subprocess.Popen(
             command,
@@ -58,10 +57,11 @@ class Version:
             stderr=subprocess.STDOUT,
             text=True,
             env=self.environment(**more),
+            pass_fds=pass_fds,
         )
 
 
-PRESENT = Version(VERSION, REPO)
+PRESENT = Version("this version", REPO)
 
 
 def archive() -> Path:

@@ -1,0 +1,97 @@
+"""A node plugin is killed in the middle of a change, and one of another version takes its journal up: this version that
+of the release before, and the other way round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+
+from tests.support.faketree import memory_folder
+from tests.support.faults import Faults, assert_same, is_prepared
+from tests.support.gates import KILLS
+from tests.support.machine_faults import MachineFaults, MachineScenario
+from tests.support.other_life import SCENARIOS, Lives, lives
+from tests.support.previous import PRESENT, previous
+
+TRIES = 5
+"""Taking back waits for others a little and then goes on without them, so that a change may not be reached."""
+BINDINGS = ("vfio-with-audio", "vf-with-settings", "mdev", "vgpu")
+MACHINES = ("machine-attach-vf", "machine-scaled")
+POINTS = 2
+POINTS_WITH_MACHINES = 1
+"""Of each act, evenly."""
+
+
+@pytest.fixture(scope="module")
+def versions() -> Iterator[tuple[Lives, Lives]]:
+    """The release before, and this version."""
+    with lives(previous()) as before, lives(PRESENT) as now:
+        yield before, now
+
+
+def drawn(calls: list[str], count: int) -> list[tuple[int, str]]:
+    """So many of the changes, evenly, and whether it is killed before or after them."""
+    return list(zip(range(len(calls), 0, -max(1, len(calls) // count)), cycle(KILLS), strict=False))[:count]
+
+
+def killed(faults: Faults, plugin: Lives, act: str, number: int, how: str) -> None:
+    for _ in range(TRIES):
+        if act == "unprepare":
+            plugin.go(faults, "prepare")
+        if plugin.live(faults, act, number, how).calls is None:
+            return
+    raise AssertionError(f"{act}, change {number}: was not reached")
+
+
+def taken_up(faults: Faults, gone: Lives, other: Lives, count: int) -> None:
+    """Prepared by the one and put back by the other; then the one is killed at so many points of each act, the other
+    goes on, and the one puts back what the other did."""
+    prepared, unprepared = (gone.live(faults, act).calls for act in ("prepare", "unprepare"))
+    gone.go(faults, "prepare")
+    assert_same(faults.state(), faults.prepared, "prepared by the one")
+    assert other.go(faults, "recover") == []
+    assert_same(faults.state(), faults.prepared, "taken up by the other")
+    other.go(faults, "unprepare")
+    assert_same(faults.state(), faults.initial, "put back by it")
+    for act, calls in (("prepare", prepared), ("unprepare", unprepared)):
+        assert calls is not None
+        for number, how in drawn(calls, count):
+            when = f"{act}, {calls[number - 1]}, {how}"
+            killed(faults, gone, act, number, how)
+            assert other.go(faults, "recover") == [], when
+            if isinstance(faults, MachineFaults):
+                faults.sound(when)
+            else:
+                if is_prepared(faults.state(), faults.uid):
+                    other.go(faults, "prepare")  # it may not be known to be attached: its platform asks again
+                wanted = faults.prepared if is_prepared(faults.state(), faults.uid) else faults.initial
+                assert_same(faults.state(), wanted, when)
+            if act == "prepare":
+                other.go(faults, "prepare")
+                assert_same(faults.state(), faults.prepared, f"{when}: asked again")
+            gone.go(faults, "unprepare")
+            assert_same(faults.state(), faults.initial, f"{when}: put back by the one that was killed")
+
+
+@pytest.mark.parametrize("name", BINDINGS)
+def test_what_a_killed_plugin_left_is_finished_or_undone_by_the_other_version(
+    name: str, versions: tuple[Lives, Lives]
+) -> None:
+    before, now = versions
+    with memory_folder() as folder:
+        faults = Faults(SCENARIOS[name], Path(folder))
+        taken_up(faults, before, now, POINTS)
+        taken_up(faults, now, before, POINTS)
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_machines_run_on_under_the_other_version(name: str, versions: tuple[Lives, Lives]) -> None:
+    before, now = versions
+    scenario = SCENARIOS[name]
+    assert isinstance(scenario, MachineScenario)
+    with memory_folder() as folder, MachineFaults(scenario, Path(folder)) as faults:
+        taken_up(faults, before, now, POINTS_WITH_MACHINES)
+        taken_up(faults, now, before, POINTS_WITH_MACHINES)
