@@ -158,7 +158,7 @@ def controller(
         process = Cluster(
             connect(kubeconfig),
             settings,
-            pages=lambda store, access: Pages(store, access, hint=_hint()).mounted(),
+            pages=lambda store, shown, access: Pages(store, access, beside=shown, hint=_hint()).mounted(),
             on_state=lambda state, text: display.say(text),
             on_round=answered,
             on_listening=lambda at: display.say(f"health, metrics and pages at https://{at[0]}:{at[1]}"),

@@ -14,7 +14,7 @@ from devalloc.controller.overview import STATES, Counts, Overview
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from devalloc.controller.overview import Amounts, Claim, Device, Holder, Machine
+    from devalloc.controller.overview import Amounts, Card, Claim, Device, Machine, Quota
     from devalloc.controller.sight import Seen
 
 NETWORK = "(network)"
@@ -72,7 +72,7 @@ def _numbers(found: Overview) -> tuple[str, str]:
 
 def parts(found: Overview, *, wide: bool) -> list[Part]:
     """Its tables; those that would be empty are left out."""
-    nodes = Part("Nodes", ("NODE", "CARDS", *_COUNTS, "CORDONED"), list(_nodes(found)))
+    nodes = Part("Nodes", ("NODE", "CARDS", *_COUNTS, "PUBLISHED AS", "CORDONED"), list(_nodes(found)))
     if wide:
         headers = ("NODE", "CARD, DEVICE", "WHAT", *_COUNTS, "STATE", "HELD BY, OR WHY NOT")
         nodes = Part("Nodes, cards, devices that are not free", headers, list(_cards(found)))
@@ -85,6 +85,11 @@ def parts(found: Overview, *, wide: bool) -> list[Part]:
             ("MACHINE", "PHASE", "NODE", "WANTED", "PERMITTED", "APPLIED", "OBSERVED", "DEVICES", "REASON", "AGE"),
             [_machine(machine) for machine in found.machines],
         ),
+        Part(
+            "Quotas",
+            ("QUOTA", "DEVICES", "USED", "HARD"),
+            [[f"{each.namespace}/{each.name}", each.resource, each.used, _hard(each)] for each in found.quotas],
+        ),
         Part("Objects that cannot be read", ("OBJECT",), [[problem] for problem in found.problems]),
     ]
     return [part for part in every if part.rows]
@@ -93,6 +98,7 @@ def parts(found: Overview, *, wide: bool) -> list[Part]:
 def lines_of(found: Overview, *, wide: bool) -> Iterator[str]:
     """As text without colours."""
     yield summary(found)
+    yield from map(plain, found.notes)
     for part in parts(found, wide=wide):
         yield ""
         yield from lines(part.headers, part.rows)
@@ -121,6 +127,7 @@ def picture(seen: Seen, height: int, *, wide: bool = False) -> RenderableType:
     told += map(Text, _numbers(found))
     if not found.is_settled:
         told[-1].append(" The controller is counting.", style="dim")
+    told += [Text(plain(note), style="dim") for note in found.notes]
     for line in told:
         line.no_wrap, line.overflow = True, "ellipsis"
     shown: list[RenderableType] = [*told]
@@ -169,14 +176,14 @@ def _table(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Iterator[R
 
 def _nodes(found: Overview) -> Iterator[list[Cell]]:
     for node in found.nodes:
-        yield [node.name or NETWORK, str(len(node.cards)), *_counts(node.counts), node.cordoned]
+        yield [node.name or NETWORK, str(len(node.cards)), *_counts(node.counts), node.published_as, node.cordoned]
 
 
 def _cards(found: Overview) -> Iterator[list[Cell]]:
     for node in found.nodes:
-        yield [node.name or NETWORK, "", "", *_counts(node.counts), "", node.cordoned]
+        yield [node.name or NETWORK, "", node.published_as, *_counts(node.counts), "", node.cordoned]
         for card in node.cards:
-            yield ["", card.name, card.model or card.driver, *_counts(card.counts), "", card.cordoned]
+            yield ["", card.name, card.model or card.driver, *_counts(card.counts), "", _remarks(card)]
             for device in card.devices:
                 if device.state != "free":
                     name = "  " * (device.level + 1) + device.name
@@ -195,19 +202,21 @@ def _counts(counts: Counts) -> list[Cell]:
 
 
 def _held_by(device: Device) -> str:
-    return "; ".join([*map(_holder, device.holders), *([device.why] if device.why else [])])
+    return "; ".join([*(each.text for each in device.holders), *([device.why] if device.why else [])])
 
 
-def _holder(holder: Holder) -> str:
-    amounts = f" ({holder.amounts})" if holder.amounts else ""
-    kind = "machine " if holder.kind == "VirtualMachine" else ""
-    machine = f" for machine {holder.machine}" if holder.machine else ""
-    return f"{kind}{holder.namespace}/{holder.name}{amounts}{machine}{', admin access' if holder.is_admin else ''}"
+def _remarks(card: Card) -> str:
+    return "; ".join([*([card.cordoned] if card.cordoned else []), *card.remarks])
+
+
+def _hard(quota: Quota) -> Cell:
+    return Styled(quota.hard, "yellow") if quota.is_full else quota.hard
 
 
 def _claim(claim: Claim) -> list[Cell]:
     short = claim.message if len(claim.message) <= _MESSAGE else f"{claim.message[:_MESSAGE]}..."
-    return [f"{claim.namespace}/{claim.name}", claim.wants, Styled(claim.reason, "yellow"), short]
+    kind = "resourceclaim " if claim.kind == "ResourceClaim" else ""
+    return [f"{kind}{claim.namespace}/{claim.name}", claim.wants, Styled(claim.reason, "yellow"), short]
 
 
 def _machine(machine: Machine) -> list[Cell]:

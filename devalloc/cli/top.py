@@ -38,7 +38,7 @@ def top(once: bool, interval: float, output: str, place: Place) -> int:
     from devalloc.controller.sight import LEAST_SECONDS, Sight
 
     with opened(place) as source:
-        sight = Sight(source)
+        sight = Sight(source, source if place.is_cluster else None)
         if output in ("json", "yaml"):
             dump(content(sight.latest().overview), output)
         elif once or not sys.stdout.isatty():

@@ -90,12 +90,13 @@ class Cluster:
         client: Client,
         settings: ClusterSettings,
         *,
-        pages: Callable[[KubernetesStore, Access], Mapping[str, Page]] = lambda store, access: {},
+        pages: Callable[[KubernetesStore, KubernetesStore, Access], Mapping[str, Page]] = lambda *of: {},
         on_state: Callable[[str, str], None] = lambda state, text: None,
         on_round: Callable[[Round], None] = lambda done: None,
         on_listening: Callable[[tuple[str, int]], None] = lambda address: None,
     ) -> None:
-        """``pages``: more of them, by path, which read the store from threads and ask who may see them."""
+        """``pages``: more of them, by path, which read the stores from threads and ask who may see them. The second
+        store is for what is only shown: whether it can be read says nothing of how this process is."""
         self._settings = settings
         self._client = client
         self._on_round = on_round
@@ -111,6 +112,7 @@ class Cluster:
             deadline=settings.deadline,
         )
         self.store = KubernetesStore(client, namespace=settings.namespace, may_write=lambda: self.lease.is_valid)
+        self._shown = KubernetesStore(client, namespace=settings.namespace)
         self.recorder = Recorder(client, settings.instance)
         self.metrics = Metrics(lambda: self.controller.state == "leading", self.recorder, client.requests)
         self.allocator = Allocator(
@@ -130,7 +132,7 @@ class Cluster:
                     "/healthz": Page(self._health, is_open=True),
                     "/readyz": Page(self._ready, is_open=True),
                     "/metrics": Page(self._metrics, is_open=settings.open_metrics),
-                    **pages(self.store, access),
+                    **pages(self.store, self._shown, access),
                 },
                 access,
                 host=settings.listen[0],
@@ -162,6 +164,7 @@ class Cluster:
             over.set()
         for thread in threads:
             thread.join(2.0)
+        self._shown.close()
         self.store.close()
 
     def _loops(self) -> Mapping[str, Loop]:

@@ -7,18 +7,25 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from devalloc.controller.overview import Overview, overview
-from devalloc.store import Store, StoreError
+from devalloc.controller.overview.claims import has_untold
+from devalloc.store import Forbidden, NotServed, Object, Store, StoreError
 
 log = logging.getLogger(__name__)
 
 KINDS = ("DevicePool", "DeviceClass", "DeviceClaim", "VirtualMachine")
+BESIDE = ("ResourceQuota", "ResourceSlice", "ResourceClaim", "DeviceTaintRule")
+"""What is shown as well where it can be read."""
 LEAST_SECONDS = 1.0
 SHARE = 10
 """However many look, and however large the fleet is: no more than one part in so many of a CPU is spent."""
+AGAIN_SECONDS = 30.0
+"""After which a kind is asked for again that could not be read."""
+SILENT_SECONDS = 10.0
+"""For so long a cluster's watches may be begun anew before what is shown is said to be old."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +41,29 @@ class Seen:
     """Why the store cannot be read; what is shown is the last that was."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Read:
+    objects: list[Object] = field(default_factory=list)
+    versions: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
 class Sight:
     """Use from any thread."""
 
-    def __init__(self, store: Store, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, store: Store, beside: Store | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """``beside``: where on a cluster that is read which not everybody may read, and which nothing else depends on:
+        what cannot be read is said, and the rest shown. None: all is in ``store``."""
         self._store = store
+        self._beside = beside
         self._clock = clock
         self._lock = threading.Lock()
         self._seen: Seen | None = None
-        self._read = ""
+        self._read: tuple[tuple[str, ...], tuple[str, ...]] = (), ()
+        self._refused: dict[str, tuple[float, str]] = {}
+        """By kind that could not be read: until when it is left alone, and what is said of it."""
         self._run, self._number = secrets.token_hex(4), 0
         self._next = 0.0
 
@@ -63,16 +84,60 @@ class Sight:
             return self._seen
 
     def _looked(self, before: Seen | None) -> Seen:
-        objects, version = self._store.list(KINDS)
-        now = datetime.now(UTC)
-        if before is not None and version == self._read:
-            return before if not before.trouble else Seen(self._version(), before.overview, now)
-        found = overview(objects)
-        self._read = version
-        if before is not None and before.overview == found and not before.trouble:
+        objects, version = self._store.list(KINDS if self._beside is not None else (*KINDS, *BESIDE))
+        more = _Read() if self._beside is None else self._read_beside(self._beside)
+        trouble = self._silence()
+        now, read = datetime.now(UTC), ((version, *more.versions), more.notes)
+        if before is not None and read == self._read:
+            if before.trouble == trouble:
+                return replace(before, at=now)
+            return Seen(self._version(), before.overview, now, trouble)
+        found = overview([*objects, *more.objects], more.notes)
+        self._read = read
+        if before is not None and before.overview == found and before.trouble == trouble:
             return replace(before, at=now)
-        return Seen(self._version(), found, now)
+        return Seen(self._version(), found, now, trouble)
+
+    def _read_beside(self, store: Store) -> _Read:
+        """Each kind for itself."""
+        objects: list[Object] = []
+        versions: list[str] = []
+        notes: list[str] = []
+        kinds = [*BESIDE]
+        for kind in kinds:
+            if (refused := self._refused.get(kind)) is None or self._clock() >= refused[0]:
+                try:
+                    found, version = store.list(kind)
+                except StoreError as error:
+                    refused = self._refused[kind] = self._clock() + AGAIN_SECONDS, _note(kind, error)
+                else:
+                    self._refused.pop(kind, None)
+                    objects += found
+                    versions.append(version)
+                    if kind == "ResourceClaim" and has_untold(found):
+                        kinds.append("Event")  # which only these need
+                    continue
+            versions.append("")
+            notes += [refused[1]] if refused[1] else []
+        return _Read(objects, tuple(versions), tuple(notes))
+
+    def _silence(self) -> str:
+        """Of a cluster: what is listed is what was heard last, however long ago."""
+        stores = [self._store, *([self._beside] if self._beside is not None else [])]
+        if max(float(getattr(each, "silent_seconds", 0.0)) for each in stores) < SILENT_SECONDS:
+            return ""
+        return "the API server does not answer"
 
     def _version(self) -> str:
         self._number += 1
         return f"{self._run}-{self._number}"
+
+
+def _note(kind: str, error: StoreError) -> str:
+    """Why a kind is not shown; "" where there can be nothing of it."""
+    if isinstance(error, NotServed):
+        return ""
+    what = "Why labelled ResourceClaims wait" if kind == "Event" else f"What there is of {kind}s"
+    if isinstance(error, Forbidden):
+        return f"{what} is not shown: list and watch of them are not allowed here."
+    return f"{what} is not shown: {error}"

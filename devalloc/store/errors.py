@@ -57,6 +57,10 @@ class Unavailable(StoreError):
     help."""
 
 
+class NotServed(Unavailable):
+    """The store knows no objects of this kind (yet)."""
+
+
 class Unusable(StoreError):
     """The file is not one this program can or may use: damaged, too new, of another program or user."""
 

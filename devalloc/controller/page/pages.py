@@ -50,9 +50,9 @@ HEADERS = {
 class Pages:
     """The page of a store; ``mounted`` goes into a ``Site``."""
 
-    def __init__(self, store: Store, access: Judge, *, hint: Markup | None = None) -> None:
-        """``hint``: how those who have no token get one."""
-        self._sight = Sight(store)
+    def __init__(self, store: Store, access: Judge, *, beside: Store | None = None, hint: Markup | None = None) -> None:
+        """``beside``: as of ``Sight``. ``hint``: how those who have no token get one."""
+        self._sight = Sight(store, beside)
         self._guard = Guard(access, PATH)
         self._hint = hint
         # Apart from the loop's own threads, which others wait for

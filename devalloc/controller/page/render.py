@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from devalloc.controller.overview import Claim, Machine, Overview
+from devalloc.controller.overview import Claim, Machine, Overview, Quota
+from devalloc.controller.overview.facts import users_text
 from devalloc.controller.page.html import Markup, joined, tag
 from devalloc.controller.page.parts import MAX_SEARCH, Asked, age, amounts, has, many, more, none, table
 from devalloc.controller.page.tree import nodes
@@ -63,9 +64,11 @@ def view(found: Overview, asked: Asked, trouble: str = "") -> Markup:
         else None,
         tag("p", summary(found), id="news", role="status", class_="unseen"),
         _totals(found),
+        *(tag("p", note, id=f"note:{i}", class_="quiet") for i, note in enumerate(found.notes)),
         _claims(found, asked),
         nodes(found, asked),
         _machines(found, asked),
+        _quotas(found, asked),
         _problems(found),
         id="view",
     )
@@ -197,15 +200,48 @@ def _claim_row(claim: Claim) -> Markup:
         if claim.is_pending or not claim.devices
         else claim.devices
     )
+    is_theirs = claim.kind == "ResourceClaim"
     return tag(
         "tr",
-        tag("th", f"{claim.namespace}/{claim.name}", scope="row"),
+        tag("th", f"{claim.namespace}/{claim.name}", _kind(claim.kind) if is_theirs else None, scope="row"),
         tag("td", tag("span", claim.state, class_=f"badge {'pending' if claim.is_pending else 'held'}")),
         tag("td", claim.wants, class_="short"),
         tag("td", claim.node, class_="short"),
-        tag("td", why, f" for machine {claim.machine}" if claim.machine else None, class_="long"),
+        tag("td", why, users_text(claim.machine, claim.pods), class_="long"),
         tag("td", age(claim.created)),
-        id=f"claim:{claim.namespace}/{claim.name}",
+        id=f"{'resourceclaim' if is_theirs else 'claim'}:{claim.namespace}/{claim.name}",
+    )
+
+
+def _kind(kind: str) -> Markup:
+    return tag("small", kind, class_="kind")
+
+
+def _quotas(found: Overview, asked: Asked) -> Markup | None:
+    fits = [quota for quota in found.quotas if has(asked, f"{quota.namespace}/{quota.name}\n{quota.resource}".lower())]
+    if not fits:
+        return None
+    return tag(
+        "section",
+        tag("h2", "Quotas ", tag("small", str(len(fits)))),
+        table(
+            "quotas-table", ("Quota", "Devices", "Used", "Hard", ""), [_quota_row(quota) for quota in fits[:MAX_ROWS]]
+        ),
+        more(len(fits), MAX_ROWS, "quotas"),
+        id="quotas",
+        tabindex=-1,
+    )
+
+
+def _quota_row(quota: Quota) -> Markup:
+    return tag(
+        "tr",
+        tag("th", f"{quota.namespace}/{quota.name}", scope="row"),
+        tag("td", quota.resource, class_="long"),
+        tag("td", quota.used or "-", class_="number"),
+        tag("td", quota.hard, class_="number"),
+        tag("td", tag("span", "full", class_="badge pending") if quota.is_full else None),
+        id=f"quota:{quota.namespace}/{quota.name}/{quota.resource}",
     )
 
 
@@ -253,8 +289,8 @@ def _problems(found: Overview) -> Markup | None:
 
 
 def _claim_words(claim: Claim) -> str:
-    words = (claim.state, claim.wants, claim.node, claim.devices, claim.reason, claim.message, claim.machine)
-    return "\n".join([f"{claim.namespace}/{claim.name}", *words]).lower()
+    words = (claim.kind, claim.state, claim.wants, claim.node, claim.devices, claim.reason, claim.message)
+    return "\n".join([f"{claim.namespace}/{claim.name}", *words, claim.machine, *claim.pods]).lower()
 
 
 def _machine_words(machine: Machine) -> str:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from functools import lru_cache
 
-from devalloc.controller.overview import STATES, Card, Counts, Device, Holder, Node, Overview
+from devalloc.controller.overview import STATES, Card, Counts, Device, Node, Overview
 from devalloc.controller.page.html import Child, Markup, tag
 from devalloc.controller.page.parts import Asked, cordoned, has, head, many, more, none, scrolled
 
@@ -41,7 +41,7 @@ def nodes(found: Overview, asked: Asked) -> Markup:
         more(len(fits), MAX_NODES, "nodes"),
         None
         if found.nodes
-        else tag("p", "Only what nodes publish as DevicePools is shown, not ResourceSlices.", class_="quiet"),
+        else tag("p", "A node is here once devalloc node runs there and publishes its devices.", class_="quiet"),
         id="nodes",
         tabindex=-1,
     )
@@ -52,7 +52,7 @@ def _node_rows(node: Node, place: int, of: int, asked: Asked, fits: list[Node]) 
     needle = asked.search.lower()
     within = bool(needle) and needle not in name.lower()
     is_open = row in asked.open or (within and len(fits) <= FEW)
-    what = f"{many(len(node.cards), 'card')}: {_models(node)}"
+    what = f"{many(len(node.cards), 'card')} in {node.published_as}: {_models(node)}"
     yield _row(row, 1, place, of, is_open, asked, name, what, node.counts, cordoned(node.cordoned))
     if is_open:
         cards = [card for card in node.cards if not within or needle in _card_words(card)]
@@ -61,18 +61,28 @@ def _node_rows(node: Node, place: int, of: int, asked: Asked, fits: list[Node]) 
 
 
 def _card_rows(card: Card, place: int, of: int, asked: Asked, *, opened: bool) -> Iterable[Markup]:
-    row = f"card:{card.name}"
+    row = _card_id(card)
     is_open = row in asked.open or opened
     numa = f"NUMA {card.numa}" if card.numa else ""
     what = ", ".join(filter(None, (card.model, card.driver, numa)))
-    yield _row(row, 2, place, of, is_open, asked, card.name, what, card.counts, cordoned(card.cordoned))
+    yield _row(row, 2, place, of, is_open, asked, card.name, what, card.counts, _remarks(card))
     if is_open:
         devices = card.devices[:MAX_DEVICES]
         for i, device in enumerate(devices, 1):
             yield _device_row(card, device, i, len(devices))
         if len(devices) < len(card.devices):
             more = f"{len(card.devices) - len(devices)} more devices"
-            yield tag("tr", tag("td", more, colspan=7), aria_level=3, role="row", id=f"more:{card.name}", tabindex=-1)
+            yield tag("tr", tag("td", more, colspan=7), aria_level=3, role="row", id=f"more:{row}", tabindex=-1)
+
+
+def _card_id(card: Card) -> str:
+    """A node that goes from one dialect to the other may have a card in both."""
+    return f"card:{card.name}" if card.dialect == "DevicePool" else f"card:slices:{card.name}"
+
+
+def _remarks(card: Card) -> Child:
+    words = "; ".join(card.remarks)
+    return (cordoned(card.cordoned), " " if card.cordoned and words else None, words)
 
 
 def _row(
@@ -113,7 +123,7 @@ def _device_row(card: Card, device: Device, place: int, of: int) -> Markup:
         tag("td", tag("span", device.state, class_=f"badge {device.state}"), role="gridcell"),
         tag("td", _holders(device), role="gridcell", class_="long"),
         role="row",
-        id=f"device:{card.name}/{device.name}",
+        id=f"{_card_id(card).replace('card:', 'device:', 1)}/{device.name}",
         tabindex=-1,
         aria_level=3,
         aria_posinset=place,
@@ -122,21 +132,10 @@ def _device_row(card: Card, device: Device, place: int, of: int) -> Markup:
 
 
 def _holders(device: Device) -> Child:
-    shown = [_holder(each) for each in device.holders[:MAX_HOLDERS]]
+    shown = [each.text for each in device.holders[:MAX_HOLDERS]]
     more = len(device.holders) - len(shown)
     texts = [*shown, *([f"{more} more"] if more else []), *([device.why] if device.why else [])]
     return "; ".join(texts)
-
-
-def _holder(holder: Holder) -> str:
-    name = f"{holder.namespace}/{holder.name}"
-    if holder.kind == "VirtualMachine":
-        name = f"machine {name}"
-    if holder.amounts:
-        name += f" ({holder.amounts})"
-    if holder.machine:
-        name += f" for machine {holder.machine}"
-    return f"{name}, admin access" if holder.is_admin else name
 
 
 @lru_cache(maxsize=4096)
@@ -165,7 +164,8 @@ def _node_words(node: Node) -> str:
 @lru_cache(maxsize=8192)
 def _card_words(card: Card) -> str:
     devices = (f"{each.name}\n{each.what}\n{each.state}\n{_holders(each)}" for each in card.devices)
-    return "\n".join([card.name, card.driver, card.model, card.cordoned, *devices]).lower()
+    words = (card.name, card.driver, card.model, card.dialect, card.cordoned, card.note)
+    return "\n".join([*words, *devices]).lower()
 
 
 def _models(node: Node) -> str:

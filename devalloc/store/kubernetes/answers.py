@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from devalloc.store.errors import Forbidden, Invalid, StoreError, Unavailable, Unknown
+from devalloc.store.errors import Forbidden, Invalid, NotServed, StoreError, Unavailable, Unknown
 from devalloc.store.kubernetes.apierror import ApiError
 
 _TOO_LARGE = ("etcdserver: request is too large", "trying to send message larger than max")
@@ -16,7 +16,7 @@ def explained(error: ApiError, what: str, *, writes: bool = False) -> StoreError
     if error.status in (401, 403):
         return Forbidden(f"the API server does not allow this user to {what}: {error}")
     if error.status == 404:
-        return Unavailable(
+        return NotServed(
             f"cannot {what}: the API server does not know that kind or namespace ({error}); are devalloc's CRDs "
             "installed (`devalloc crds | kubectl apply -f -`)?"
         )

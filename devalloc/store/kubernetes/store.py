@@ -34,7 +34,7 @@ from devalloc.store.kubernetes.client import Client
 from devalloc.store.kubernetes.doubts import Doubts
 from devalloc.store.kubernetes.mirror import Mirror
 from devalloc.store.kubernetes.reflector import Reflector
-from devalloc.store.kubernetes.resources import AROUND, OURS, Resources, lease
+from devalloc.store.kubernetes.resources import AROUND, OURS, SHOWN, Resources, lease
 from devalloc.store.kubernetes.underway import RECORDS, Underway
 from devalloc.store.kubernetes.writing import Writing
 from devalloc.store.protocol import Change, Event, Fence, Listing, Outcomes, Written
@@ -73,7 +73,7 @@ class KubernetesStore:
         self._mirror = Mirror(deletions_kept)
         fields = f"spec.nodeName={node}" if node is not None else ""
         ours = [replace(each, fields=fields) if each.kind == "DevicePool" else each for each in OURS]
-        self._resources = Resources((*ours, *AROUND, lease(namespace)))
+        self._resources = Resources((*ours, *AROUND, *SHOWN, lease(namespace)))
         known = Resources((*ours, *AROUND, lease(namespace), RECORDS))
         self._plain = Writing(client, self._resources, self._heard)
         self._granting = Writing(client, known, self._heard, may_write)

@@ -1,0 +1,116 @@
+"""The fleet at a glance: nodes, their cards and what these are cut into, who holds what, who waits and why. Pure.
+
+What is shown to people (``devalloc top``, the page) is made here, so that they cannot differ. What is available of a
+DevicePool and who holds it is told by ``availability``, as ``DevicePool.status.availableDevices`` is. ``facts`` is what
+an overview consists of; ``pools`` and ``slices`` make cards of the two dialects (T1), ``claims``, ``machines`` and
+``quotas`` the rest of it, in ``words`` that can be printed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from devalloc.api import meta
+from devalloc.api.cordon import with_cordons
+from devalloc.api.decode import decode
+from devalloc.api.kinds import KINDS
+from devalloc.controller.availability import CountedPool, count
+from devalloc.controller.claims import allocations, claims_among
+from devalloc.controller.overview import claims, machines, pools, slices
+from devalloc.controller.overview.facts import (
+    STATES,
+    Amounts,
+    Card,
+    Claim,
+    Counts,
+    Device,
+    Holder,
+    Machine,
+    Node,
+    Overview,
+    Quota,
+    Supply,
+)
+from devalloc.controller.overview.quotas import quotas
+from devalloc.controller.overview.words import MAX_TEXT, UNREADABLE, annotation, short
+from devalloc.controller.placing.machines import machines_among
+from devalloc.store import Object
+from devalloc_solver.naming import natural
+
+__all__ = [
+    "MAX_TEXT",
+    "STATES",
+    "UNREADABLE",
+    "Amounts",
+    "Card",
+    "Claim",
+    "Counts",
+    "Device",
+    "Holder",
+    "Machine",
+    "Node",
+    "Overview",
+    "Quota",
+    "Supply",
+    "overview",
+]
+
+
+def overview(documents: Iterable[Object], notes: Sequence[str] = ()) -> Overview:
+    """Of all objects that there are. Never raises for their content. ``notes``: what could not be read, and why."""
+    docs = [with_cordons(doc) if doc["kind"] == "DevicePool" else doc for doc in documents]
+    counted = count(docs)
+    users = machines.users(docs)
+    holders = pools.holders(counted, users)
+    by_node: dict[str, list[Card]] = defaultdict(list)
+    cordoned: dict[str, str] = {}
+    for one in sorted(counted.pools, key=lambda one: natural(one.pool.metadata.name)):
+        name = one.pool.spec.node_name or ""
+        by_node[name].append(pools.card(one, holders))
+        cordoned[name] = cordoned.get(name) or _cordoned(one)
+    used, rules = slices.uses(docs), slices.rules_among(docs)
+    for pool in slices.pools(docs):
+        by_node[short(pool.node)].append(slices.card(pool, used, rules))
+    nodes = tuple(_node(name, by_node[name], cordoned.get(name, "")) for name in sorted(by_node, key=natural))
+    theirs, told = claims.resource_claims_among(docs), claims.reasons(docs)
+    found = [claims.device_claim(doc, users) for doc in claims_among(docs)]
+    found += [claims.resource_claim(doc, told) for doc in theirs]
+    bounds, is_said = quotas(docs)
+    return Overview(
+        nodes=nodes,
+        claims=tuple(sorted(found, key=claims.order)),
+        machines=tuple(
+            sorted(map(machines.machine, machines_among(docs)), key=lambda m: (m.namespace, natural(m.name)))
+        ),
+        quotas=tuple(bounds),
+        classes=sum(doc["kind"] == "DeviceClass" for doc in docs),
+        problems=tuple(_problems(docs)),
+        notes=tuple(map(short, notes)),
+        counts=sum((node.counts for node in nodes), Counts()),
+        cards=sum(len(node.cards) for node in nodes),
+        pending=sum(claim.is_pending for claim in found),
+        allocated=sum(bool(allocations(doc)) for doc in claims_among(docs)) + sum(map(claims.is_allocated, theirs)),
+        is_settled=is_said and all(pools.status_says(one) == len(one.available) for one in counted.pools),
+    )
+
+
+def _node(name: str, cards: Sequence[Card], cordoned: str) -> Node:
+    counts = sum((card.counts for card in cards), Counts())
+    return Node(name, cordoned, tuple(cards), counts, tuple(dict.fromkeys(card.dialect for card in cards)))
+
+
+def _cordoned(one: CountedPool) -> str:
+    return annotation(one.manifest, meta.CORDONED_NODE)
+
+
+def _problems(documents: Iterable[Object]) -> Iterable[str]:
+    """One line for each object of ours that cannot be read."""
+    for doc in documents:
+        if doc["kind"] in KINDS:
+            read = decode(doc)
+            if read.object is None:
+                metadata = doc["metadata"]
+                name = "/".join(filter(None, (metadata.get("namespace"), metadata["name"])))
+                why = next((str(problem) for problem in read.problems if problem.is_error), "it cannot be read")
+                yield short(f"{doc['kind']} {name}: {why}")
