@@ -74,6 +74,9 @@ CONTROLLER = {
     "/resourcequotas": READ,
     "/resourcequotas/status": "update",
     "events.k8s.io/events": "create update",
+    "resource.k8s.io/resourceslices": "list watch",
+    "resource.k8s.io/resourceclaims": "list watch",
+    "resource.k8s.io/devicetaintrules": "list watch",
     "authentication.k8s.io/tokenreviews": "create",
     "authorization.k8s.io/subjectaccessreviews": "create",
 }

@@ -21,9 +21,38 @@ from devalloc.store import Key
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fleets import fill
 from tests.support.overviews import adds_up
+from tests.support.resource_api import (
+    counters,
+    device,
+    resource_claim,
+    resource_quota,
+    slice_of,
+    taint_rule,
+    warning,
+)
 
 JUNK = [None, 0, -1, 1.5, True, "", "x", "9" * 400, "\ud800", [], [None], [1], [{}], {}, {"a": 1}, {"name": None}]
 """What somebody may have written anywhere but in the metadata, which are the store's."""
+
+
+def _theirs() -> list[Any]:
+    """Of Kubernetes' own claims."""
+    shared = device("s") | {"allowMultipleAllocations": True, "capacity": {"m": {"value": "4"}}}
+    parts = [device("d", {"key": "a", "effect": "NoExecute"}, draws={"m": "2"}, function="vf", pciBusID="0"), shared]
+    waiting = resource_claim("waiting", ours=True)
+    return [
+        slice_of("card", "n", of=2, name="sets", sharedCounters=[counters(m="4")]),
+        slice_of("card", "n", parts, of=2),
+        resource_claim("has", "card/d", pods=("p",)),
+        resource_claim("shares", "card/s", shareID="1", consumedCapacity={"m": "1"}),
+        waiting,
+        warning(waiting, "NotEnoughDevices", "why"),
+        taint_rule("rule", pool="card", device="s"),
+        resource_quota("quota", used={"x.deviceclass.resource.k8s.io/devices": "1"}, gpu="1"),
+    ]
+
+
+THEIRS = _theirs()
 
 
 def places(content: Any) -> Iterator[tuple[Any, Any]]:
@@ -42,10 +71,15 @@ def test_whatever_somebody_wrote_the_rest_is_shown(tmp_path: Path, seed: int) ->
         Allocator(store).round()
         listed, random = store.list().objects, Random(seed)
     for _ in range(40):
-        documents = deepcopy(listed)
+        documents = deepcopy([*listed, *THEIRS])
         for _ in range(random.choice([1, 1, 2, 5])):
             document = random.choice(documents)
-            container, key = random.choice([*places(document.get("spec")), *places(document.get("status"))])
+            within = [
+                *places(document.get("spec")),
+                *places(document.get("status")),
+                *places(document.get("regarding")),
+            ]
+            container, key = random.choice(within)
             if random.random() < 0.2 and isinstance(container, dict):
                 container.pop(key, None)
             elif key in container if isinstance(container, dict) else key < len(container):

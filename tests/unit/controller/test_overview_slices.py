@@ -1,0 +1,236 @@
+"""What nodes publish as ResourceSlices in the overview, by the rules of resource.k8s.io; and quotas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from devalloc.api.aside import TAINT, set_aside
+from devalloc.controller.overview import Card, overview
+from devalloc.controller.overview.claims import SCHEDULER, UNTOLD
+from devalloc.controller.sight import Sight
+from devalloc.store import Forbidden, Listing, NotServed, Unavailable
+from tests.support.fleets import gpu_claim, gpu_class, gpu_pool
+from tests.support.overviews import adds_up, devices_of
+from tests.support.resource_api import (
+    counters,
+    device,
+    resource_claim,
+    resource_quota,
+    slice_of,
+    taint_rule,
+    warning,
+)
+
+Object = dict[str, Any]
+BROKEN = {"key": "devalloc.io/unavailable", "value": "bus-error", "effect": "NoSchedule"}
+
+
+def only_card(*documents: Object) -> Card:
+    found = overview(documents)
+    adds_up(found)
+    (node,) = found.nodes
+    (card,) = node.cards
+    return card
+
+
+def states(card: Card) -> dict[str, str]:
+    return {each.name: each.state for each in card.devices}
+
+
+def test_partitions_exclude_each_other_by_their_counters() -> None:
+    """The counters come in a slice of their own; what one holds, the others lack."""
+    parts = [
+        device("whole", draws={"memory": "40Gi", "slices": "7"}, function="whole", model="A100"),
+        device("mig-3g-0", draws={"memory": "20Gi", "slices": "3"}, function="mdev", profile="3g.20gb"),
+        device("mig-3g-1", draws={"memory": "20Gi", "slices": "3"}, function="mdev", profile="3g.20gb"),
+        device("mig-4g-0", draws={"memory": "20Gi", "slices": "5"}, function="mdev", profile="4g.20gb"),
+        device("odd", draws={"memory": "1Gi", "nothing": "1"}),
+    ]
+    sets = slice_of("card", "n", of=2, name="sets", sharedCounters=[counters(memory="40Gi", slices="7")])
+    card = only_card(sets, slice_of("card", "n", parts, of=2), resource_claim("c", "card/mig-3g-0", pods=("p1", "p2")))
+    assert states(card) == {
+        "whole": "excluded",
+        "mig-3g-0": "held",
+        "mig-3g-1": "free",
+        "mig-4g-0": "excluded",
+        "odd": "excluded",
+    }
+    assert card.remarks == ("20Gi of 40Gi memory left", "4 of 7 slices left")
+    (holder,) = next(each for each in card.devices if each.state == "held").holders
+    assert holder.text == "resourceclaim default/c for pod p1, p2"
+    assert (card.model, card.dialect, card.devices[0].name) == ("A100", "ResourceSlice", "whole")
+
+
+def test_taints_keep_devices_back_and_say_why() -> None:
+    devices = [
+        device("broken", BROKEN, **{"devalloc.io__unavailable": "AER: bus error"}),
+        device("drained", {"key": "a", "effect": "NoExecute"}),
+        device("noted", {"key": "a", "effect": "None"}),
+        device("ruled"),
+        device("used", BROKEN),
+    ]
+    rules = [
+        taint_rule("one", pool="card", device="ruled"),
+        taint_rule("elsewhere", pool="other"),
+        taint_rule("of-others", driver="gpu.example.com"),
+        {"kind": "DeviceTaintRule", "metadata": {"name": "none"}, "spec": {"taint": BROKEN}},
+    ]
+    card = only_card(slice_of("card", "n", devices), *rules, resource_claim("c", "card/used"))
+    assert {each.name: (each.state, each.why) for each in card.devices} == {
+        "broken": ("unavailable", "AER: bus error"),
+        "drained": ("unavailable", "taint a:NoExecute"),
+        "noted": ("free", ""),
+        "ruled": ("unavailable", "taint example.com/broken:NoSchedule"),
+        "used": ("held", "taint devalloc.io/unavailable=bus-error:NoSchedule"),
+    }
+
+
+def test_a_node_that_is_set_aside_offers_its_devices_to_devallocs_controller() -> None:
+    card = only_card(slice_of(set_aside("card"), "n", [device("d", TAINT)]))
+    assert (states(card), card.remarks) == ({"d": "free"}, ("set aside for devalloc's controller",))
+
+
+def test_of_a_pool_the_newest_slices_count_once_all_are_there() -> None:
+    old, new = slice_of("card", "n", [device("gone")]), slice_of("card", "n", [device("d")], of=2, generation=2)
+    card = only_card(old, new)
+    assert {each.name: (each.state, each.why) for each in card.devices} == {
+        "d": ("unavailable", "it is being published: 1 of 2 slices are there")
+    }
+    second = slice_of("card", "n", [device("e")], of=2, generation=2, name="second")
+    assert states(only_card(old, new, second)) == {"d": "free", "e": "free"}
+    twice = slice_of("card", "n", [device("d")], of=2, generation=2, name="second")
+    assert states(only_card(new, twice)) == {"d": "unavailable"}
+
+
+@pytest.mark.parametrize(
+    ("shares", "state"), [(["1Gi"], "shared"), (["1Gi", "2Gi"], "shared"), (["3Gi", "4Gi"], "held"), ([None], "held")]
+)
+def test_of_a_device_that_is_shared_there_may_be_more(shares: list[str | None], state: str) -> None:
+    """Each share takes at least 2Gi."""
+    policy = {"default": "4Gi", "validRange": {"min": "2Gi", "step": "1Gi"}}
+    shared = device("d") | {"allowMultipleAllocations": True}
+    shared["capacity"] = {"memory": {"value": "8Gi", "requestPolicy": policy}}
+    claims = [
+        resource_claim(f"c{i}", "card/d", **({"shareID": str(i), "consumedCapacity": {"memory": each}} if each else {}))
+        for i, each in enumerate(shares)
+    ]
+    card = only_card(slice_of("card", "n", [shared]), *claims)
+    assert states(card) == {"d": state}
+    if shares[0]:
+        assert card.devices[0].holders[0].text == f"resourceclaim default/c0 (memory {shares[0]})"
+
+
+def test_who_only_looks_on_holds_nothing() -> None:
+    card = only_card(slice_of("card", "n", [device("d")]), resource_claim("c", "card/d", adminAccess=True))
+    assert (states(card), card.devices[0].holders[0].is_admin) == ({"d": "free"}, True)
+
+
+def test_nodes_tell_what_they_publish_as() -> None:
+    found = overview([gpu_pool("a", node="n1"), gpu_pool("b", node="n2"), slice_of("b", "n2", [device("d")])])
+    adds_up(found)
+    assert [(node.name, node.published_as) for node in found.nodes] == [
+        ("n1", "DevicePools"),
+        ("n2", "DevicePools and ResourceSlices"),
+    ]
+    assert (found.counts.devices, found.cards, len(devices_of(found))) == (5, 3, 5)
+
+
+def test_claims_of_both_kinds_wait_for_their_own_reasons() -> None:
+    ours, silent, theirs = (resource_claim(name, ours=name != "theirs") for name in ("ours", "silent", "theirs"))
+    generated = resource_claim("generated")
+    generated["metadata"]["ownerReferences"] = [{"kind": "Pod", "name": "web-0", "controller": True}]
+    elsewhere = resource_claim("elsewhere", "p/d")
+    elsewhere["status"]["allocation"]["devices"]["results"][0]["driver"] = "gpu.example.com"
+    going = resource_claim("going")
+    going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    events = [
+        warning(ours, "NoSuitableNode", "too early"),
+        warning(ours, "NotEnoughDevices", "9 are wanted", "2026-01-01T00:00:02.000000Z"),
+        warning(ours, "SentBack", "between", "2026-01-01T00:00:01.000000Z"),
+        warning(silent, "Allocated", "long ago", type="Normal"),
+    ]
+    has = resource_claim("has", "p/d", pods=("w",))
+    found = overview([*events, ours, silent, theirs, generated, elsewhere, going, has, gpu_claim("dc"), gpu_class()])
+    told = {claim.name: (claim.kind, claim.state, claim.reason, claim.message) for claim in found.claims}
+    assert told == {
+        "dc": ("DeviceClaim", "Pending", "", ""),
+        "ours": ("ResourceClaim", "Pending", "NotEnoughDevices", "9 are wanted"),
+        "silent": ("ResourceClaim", "Pending", "", UNTOLD),
+        "theirs": ("ResourceClaim", "Pending", "", SCHEDULER),
+        "generated": ("ResourceClaim", "Pending", "", f"{SCHEDULER}: kubectl describe pod web-0"),
+        "going": ("ResourceClaim", "Deleting", "", ""),
+        "has": ("ResourceClaim", "Reserved", "", ""),
+    }
+    assert (found.pending, found.allocated) == (5, 1)
+    assert [claim.is_pending for claim in found.claims] == [True] * 5 + [False] * 2
+    (held,) = (claim for claim in found.claims if claim.name == "has")
+    assert (held.wants, held.devices, held.pods) == ("1 gpu", "p/d", ("w",))
+
+
+def test_quotas_say_what_is_used_now_and_whether_their_status_does() -> None:
+    claim = {
+        **gpu_claim("c", 2),
+        "status": {"allocations": [{"devicePoolName": "p", "deviceName": f"d{i}"} for i in (0, 1)]},
+    }
+    theirs = {"vf.deviceclass.resource.k8s.io/devices": "2", "count/pods": "1"}
+    documents = [gpu_class(), gpu_pool(), claim, resource_quota("q", used=theirs, gpu="3", any="2")]
+    found = overview(documents)
+    assert [(each.resource.partition(".")[0], each.used, each.hard, each.is_full) for each in found.quotas] == [
+        ("any", "0", "2", False),
+        ("gpu", "2", "3", False),
+        ("vf", "2", "2", True),
+    ]
+    assert not found.is_settled
+    assert overview([resource_quota("of-pods", used={"count/pods": "1"})]).quotas == ()
+
+
+class Cluster:
+    """A store of some kinds; the others it refuses."""
+
+    def __init__(self, **of: list[Object] | Exception) -> None:
+        self.of, self.asked = of, []  # type: list[str]
+        self.silent_seconds = 0.0
+
+    def list(self, kinds: Any = None, namespace: str | None = None) -> Listing:
+        found: list[Object] = []
+        for kind in [kinds] if isinstance(kinds, str) else kinds:
+            self.asked.append(kind)
+            told = self.of.get(kind, [])
+            if isinstance(told, Exception):
+                raise told
+            found += told
+        return Listing(found, str(len(self.asked)))
+
+
+def test_what_may_not_be_read_is_said_and_the_rest_is_shown() -> None:
+    now = 0.0
+    store = Cluster(DevicePool=[gpu_pool()])
+    beside = Cluster(
+        ResourceSlice=Forbidden("no"),
+        ResourceClaim=[resource_claim("c", ours=True)],
+        DeviceTaintRule=NotServed("no such kind"),
+        Event=Unavailable("no answer"),
+    )
+    sight = Sight(store, beside, clock=lambda: now)  # type: ignore[arg-type]  all that it needs
+    seen = sight.latest().overview
+    assert seen.notes == (
+        "What there is of ResourceSlices is not shown: list and watch of them are not allowed here.",
+        "Why labelled ResourceClaims wait is not shown: no answer",
+    )
+    assert (seen.counts.devices, seen.pending) == (2, 1)
+    now, beside.of["ResourceSlice"] = 2.0, [slice_of("card", "m", [device("d")])]
+    assert sight.latest().overview.counts.devices == 2
+    assert beside.asked.count("ResourceSlice") == 1, "it is not asked for again and again"
+    now = 60.0
+    assert sight.latest().overview.counts.devices == 3
+    assert "Event" in beside.asked
+    beside.silent_seconds, now = 100.0, 120.0
+    assert sight.latest().trouble == "the API server does not answer"
+
+
+def test_events_are_read_for_those_only_who_are_told_nowhere_else() -> None:
+    beside = Cluster(ResourceClaim=[resource_claim("theirs"), resource_claim("has", "p/d", ours=True)])
+    Sight(Cluster(), beside).latest()  # type: ignore[arg-type]
+    assert "Event" not in beside.asked
