@@ -6,7 +6,9 @@ the API server refuses it. Objects that are made later the old leader can only h
 its own clock, which it asks before each write. In between nobody needs to agree on the time.
 
 What refuses the annotation (an object that has as many of them as the API server takes) gets a label instead. What
-refuses that as well is left: it refuses the leader before the same, and nothing may wait for one object.
+refuses that as well is left: it refuses the leader before the same, and nothing may wait for one object. That goes for
+what is refused because of the object. Where an API server that was just started knows no rights and policies yet, or
+the rights are missing, nobody knows what it will let through later: then this fails, and is begun anew.
 
 A leader does the same to itself after a write whose answer was lost: it may be on its way still.
 
@@ -24,7 +26,7 @@ from collections.abc import Callable
 from devalloc.api import meta
 from devalloc.controller import placing
 from devalloc.controller.claims import allocations, annotation
-from devalloc.store import Change, Conflict, Forbidden, Invalid, Key, NotFound, Object, Store
+from devalloc.store import Change, Conflict, Invalid, Key, NotFound, Object, Store
 
 log = logging.getLogger(__name__)
 
@@ -80,14 +82,15 @@ def seal(store: Store, stamp: str, stop: threading.Event, *, pause: Callable[[fl
 
 
 def _is_labelled(store: Store, obj: Object) -> bool | None:
-    """Sealed by a label that is another than before; None: to be tried again, somebody was faster."""
+    """Sealed by a label that is another than before; None: to be tried again, somebody was faster. Raises
+    StoreError."""
     metadata = obj["metadata"]
     labels = {**metadata.get("labels", {}), meta.LEADER: secrets.token_hex(8)}
     try:
         store.replace({**obj, "metadata": {**metadata, "labels": labels}})
     except (Conflict, NotFound):
         return None
-    except (Invalid, Forbidden) as error:
+    except Invalid as error:
         log.error("%s cannot be sealed, and whoever wrote it is to make it smaller: %s", Key.of(obj), error)
         return False
     return True

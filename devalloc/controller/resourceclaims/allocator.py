@@ -214,6 +214,8 @@ class ResourceClaimAllocator:
             except Conflict:
                 continue
             except (Forbidden, Invalid) as error:
+                if place == "labels" and isinstance(error, Forbidden):
+                    raise
                 if place == "labels":
                     log.error("ResourceClaim %s cannot be sealed: %s", "/".join(key), error)
                     return

@@ -16,7 +16,7 @@ from devalloc.controller.resourceclaims.solver import WarmCluster
 from devalloc.controller.resourceclaims.state import Cluster
 from devalloc.controller.resourceclaims.suiting import suits
 from devalloc.controller.resourceclaims.waiting import Want, wants
-from devalloc.store import Event, EventType
+from devalloc.store import Event, EventType, Forbidden
 from devalloc.store.kubernetes import ApiError
 from devalloc.store.kubernetes.reflector import Reflector
 from tests.support.fake_kube import FakeClient, FakeKube
@@ -407,6 +407,19 @@ class TestSettling:
     def test_a_claim_that_is_full_of_annotations_gets_a_label(self) -> None:
         before, after = self.settled(False, ("annotations",))
         assert after["metadata"]["labels"].keys() - before["metadata"]["labels"].keys() == {LEADER}
+
+    def test_a_claim_that_may_not_be_written_is_not_passed_over(self) -> None:
+        """For want of rights, that is: what the last leader still sends may find them there."""
+        client = FakeClient(FakeKube())
+        client.create(self.PATH, claim("c"))
+
+        def refusing(number: int, what: str) -> None:
+            if what.startswith("update"):
+                raise ApiError(403, "Forbidden", 'claims "c" is forbidden: User "u" cannot update resource "claims"')
+
+        client.before = refusing
+        with pytest.raises(Forbidden):
+            ResourceClaimAllocator(client, stamp="1 a")._settle(("a", "c"))  # type: ignore[arg-type]
 
     def test_a_claim_that_takes_nothing_keeps_nobody_waiting(self) -> None:
         before, after = self.settled(False, ("annotations", "labels"))

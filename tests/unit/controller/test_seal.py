@@ -12,7 +12,7 @@ import pytest
 from devalloc.api.meta import LEADER, TRANSACTION
 from devalloc.controller.allocate import Allocator
 from devalloc.controller.seal import Interrupted, seal
-from devalloc.store import Change, Conflict, Key, Listing, Object
+from devalloc.store import Change, Conflict, Key, Listing, Object, StoreError
 from devalloc.store.kubernetes import ApiError, KubernetesStore
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fake_kube import FakeClient, FakeKube
@@ -131,6 +131,29 @@ class TestWhatRefusesTheStamp:
 
             client.before = before
             assert seal(store, "1 a", threading.Event(), pause=lambda seconds: None) == 1
+
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            ApiError(422, "Invalid", "denied request: paramKind kind `Class` not yet synced to use for admission"),
+            ApiError(403, "Forbidden", 'claims "c" is forbidden: not yet ready to handle request'),
+            ApiError(403, "Forbidden", 'claims "c" is forbidden: User "u" cannot update resource "claims": RBAC: '),
+        ],
+        ids=["policies", "admission", "rights"],
+    )
+    def test_where_a_server_that_begins_refuses_it_nothing_is_decided(self, answer: ApiError) -> None:
+        """What the last leader still sends may find one that lets it through."""
+        client = FakeClient(FakeKube())
+        with closing(KubernetesStore(client)) as store:  # type: ignore[arg-type]
+            store.create(claim("a"))
+
+            def before(number: int, what: str) -> None:
+                if what.endswith("/a"):
+                    raise answer
+
+            client.before = before
+            with pytest.raises(StoreError, match=r"is forbidden|not yet"):
+                seal(store, "1 a", threading.Event(), pause=lambda seconds: None)
 
 
 def labels(client: FakeClient, name: str) -> dict[str, str]:
