@@ -182,6 +182,8 @@ def run_controller(
             ended.append("stopped")
         except BaseException as error:
             ended.append(error)
+        finally:
+            controller.store.close()  # one who loses the lease leaves that to the end of its process
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
