@@ -14,8 +14,8 @@ Object = dict[str, Any]
 Key = tuple[str, str]
 """Namespace and name."""
 
-MOST_CONSUMERS = 256
-"""As the API limits ``reservedFor``."""
+MOST_CONSUMERS = 255
+"""One less than the API allows in ``reservedFor``: for pods of a PodGroup beyond these kube-scheduler adds that."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,20 @@ def test_a_pod_that_is_not_to_be_scheduled_or_not_complete_waits_for_nothing(one
     assert waiting([one], [claim("x"), claim("not-ours", ours=False)]) == []
 
 
+def test_a_claim_that_a_pod_group_shares_is_reserved_for_its_pods_with_room_for_the_group() -> None:
+    """For a pod beyond these kube-scheduler adds the PodGroup, and the API server takes 256."""
+    group = [{"kind": "PodGroup", "name": "g", "uid": "uid-g", "controller": True}]
+    used = {
+        "schedulingGroup": {"podGroupName": "g"},
+        "resourceClaims": [{"name": "x", "resourceClaimTemplateName": "t"}],
+    }
+    named = {"status": {"resourceClaimStatuses": [{"name": "x", "resourceClaimName": "g-x-1"}]}}
+    pods = [pod(f"p{number:03}", spec=used) | named for number in range(300)]
+    (found,) = waiting(pods, [claim("g-x-1", ownerReferences=group)])
+    assert len(found.pods) == 300
+    assert len(found.users(("a", "g-x-1"))) == 255
+
+
 def test_a_claim_of_a_template_is_its_own_pods_alone() -> None:
     made = claim("p-x-1", ownerReferences=[{"kind": "Pod", "name": "p", "uid": "uid-p", "controller": True}])
     used = {"resourceClaims": [{"name": "x", "resourceClaimTemplateName": "t"}]}
