@@ -19,10 +19,10 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from devalloc.api.cordon import with_cordons
-from devalloc.api.meta import ADMIN_CLASSES, ALLOCATED_NODE, ALLOCATED_SPEC, ALLOCATION_DETAILS
+from devalloc.api.meta import ADMIN_CLASSES, ALLOCATED_NODE, ALLOCATED_SPEC, ALLOCATION_DETAILS, TRANSACTION
 from devalloc.controller import gate, placing, quota
 from devalloc.controller.availability import count
-from devalloc.controller.claims import allocations, as_allocated, claims_among, is_deleting
+from devalloc.controller.claims import allocations, annotation, as_allocated, claims_among, is_deleting
 from devalloc.controller.decision import Unit, decide
 from devalloc.controller.refused import Refusals, in_words
 from devalloc.controller.warm import WarmSolver
@@ -139,6 +139,9 @@ class Allocator:
         self._settle = settle
         self._in_doubt = False
         """Something may have been sent of which nobody knows whether it will be done."""
+        self._is_unfinished = False
+        """Something that was written is marked still as not yet given: the store takes the marks away before it writes
+        anything else."""
         self._now = now
         self._clock = clock
         self._counted = -math.inf
@@ -177,7 +180,9 @@ class Allocator:
                 done = self.round()
                 failures, self.began, self.failing = 0, None, None
                 self._progress(done)
-                if not self._is_again:
+                if self._is_unfinished:
+                    stop.wait(self._settings.retry)
+                elif not self._is_again:
                     self._wait(done.resource_version, stop)
             except Expired:
                 continue
@@ -247,7 +252,7 @@ class Allocator:
         nothing of this changed the decision holds, and long ones would otherwise never be written on a busy host.
         """
         units = [unit for unit in units if not self._refusals.is_known(unit)]
-        if self._stop.is_set() or not units:
+        if self._stop.is_set() or not (units or self._is_unfinished):
             return {}
         renewals = _RENEWALS
         while True:
@@ -272,6 +277,7 @@ class Allocator:
                 log.info("left for the next round: %s", outcome)
             else:
                 written |= {Key.of(obj): obj for obj in outcome}
+        self._is_unfinished = any(annotation(obj, TRANSACTION) is not None for obj in written.values())
         return written
 
     def _publish_availability(self, state: Sequence[Object]) -> None:

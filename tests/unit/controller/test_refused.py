@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from devalloc.api.meta import NODE_FINALIZER, PREPARED_ON
-from devalloc.controller.allocate import Allocator
+from devalloc.api.meta import NODE_FINALIZER, PREPARED_ON, TRANSACTION
+from devalloc.controller.allocate import AllocateSettings, Allocator
 from devalloc.controller.told import Told, changes
 from devalloc.store.kubernetes import ApiError, KubernetesStore
 from tests.support.fake_kube import FakeClient, FakeKube
@@ -202,3 +202,33 @@ def test_what_cannot_be_said_of_a_claim_that_holds_devices_is_not_tried_in_each_
     bed.rounds(1)
     (device,) = bed.users.get("DeviceClaim", "default", "a")["status"]["deviceStatuses"]
     assert device["conditions"][0]["type"] == "DeviceLost"
+
+
+def test_marks_that_could_not_be_taken_away_go_as_soon_as_they_can(bed: Bed) -> None:
+    """Nodes take nothing for given that has one, and on a quiet cluster nothing else is to be written."""
+    quiet = AllocateSettings(availability=1000)
+    bed.allocator = Allocator(bed.store, settings=quiet, clock=lambda: bed.now)
+    fill(bed.users, gpu_class(), gpu_pool(devices=2))
+    bed.refused = []
+    bed.rounds()
+    fill(bed.users, *(gpu_claim(name, group="g") for name in "ab"))
+    bed.store.refresh()
+    committed, failed = threading.Event(), list[str]()
+
+    def after(number: int, what: str) -> None:
+        if what.startswith("update") and "/configmaps/" in what:
+            committed.set()
+
+    def before(number: int, what: str) -> None:
+        if committed.is_set() and what.endswith("/deviceclaims/a"):
+            committed.clear()
+            failed.append("a")
+            bed.client.after = lambda number, what: None
+            raise ApiError(0, "NoConnection", what)
+
+    bed.client.before, bed.client.after = before, after
+    bed.rounds(2)
+    assert failed == ["a"]
+    for name in "ab":
+        assert TRANSACTION not in bed.users.get("DeviceClaim", "default", name)["metadata"]["annotations"]
+        assert held(bed.users, name)
