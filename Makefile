@@ -35,7 +35,7 @@ PERMIT_REQUESTS ?= 100000
 # At which points `make soak` cuts the power, such as prepare:3-9; default: at all.
 SOAK_CUTS ?=
 
-.PHONY: help setup demo test test-unit test-conformance test-machine test-cluster dev-cluster images oci-images lint format chart previous protos bench fuzz faults soak controllers-soak permits-soak partitions cuts guest-soak timeline screenshots clean
+.PHONY: help setup demo test built built-machine built-cluster test-unit test-conformance test-machine test-cluster dev-cluster images oci-images lint format chart previous protos bench fuzz faults soak controllers-soak permits-soak partitions cuts guest-soak timeline screenshots clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -55,7 +55,9 @@ $(STAMP): pyproject.toml
 demo: setup ## the main job, shown on this machine in a few seconds
 	@$(BIN)/devalloc demo
 
-test: test-unit test-conformance test-machine test-cluster ## all tiers
+test: test-unit test-conformance built ## all tiers, the last two side by side
+	@echo "== machine and cluster"
+	@$(PYTEST) tests/machine tests/cluster -n $$(($(MACHINE_JOBS) + $(CLUSTER_JOBS))) $(ARGS)
 
 # $(call tier,NAME,PYTEST OPTIONS): a tier without tests yet passes, and says so.
 define tier
@@ -72,13 +74,18 @@ test-conformance: setup ## cases with known answers, examples, oracles
 	@$(BIN)/python -m tests.support.chromium > /dev/null || true
 	$(call tier,conformance,-n $(QUICK_JOBS) --dist worksteal)
 
-test-machine: setup ## real QEMU and kernel (skips where there is none)
-	@$(BIN)/python -m tests.support.images > /dev/null || true  # says how far it is, which workers cannot
+test-machine: built-machine ## real QEMU and kernel (skips where there is none)
 	$(call tier,machine,-n $(MACHINE_JOBS))
 
-test-cluster: setup ## a real Kubernetes control plane (skips where there is none)
-	@$(BIN)/python -m tests.support.kube_build > /dev/null || true  # no test's time is measured by what is built once
+test-cluster: built-cluster ## a real Kubernetes control plane (skips where there is none)
 	$(call tier,cluster,-n $(CLUSTER_JOBS))
+
+# What is built once, which says how far it is: no test's time is measured by it, and workers cannot say.
+built: built-machine built-cluster
+built-machine: setup
+	@$(BIN)/python -m tests.support.images > /dev/null || true
+built-cluster: setup
+	@$(BIN)/python -m tests.support.kube_build > /dev/null || true
 
 dev-cluster: setup ## a Kubernetes to play with, until Ctrl-C; as root with a node
 	@$(BIN)/python -m tests.support.dev_cluster

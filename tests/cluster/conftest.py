@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,28 +12,9 @@ from tests.support import kube_build, kube_images, kube_node, kube_runc
 from tests.support.go_build import Progress, Unavailable
 from tests.support.kube import Cluster, running
 from tests.support.kube_node import Node, Programs, leftovers, node_running
+from tests.support.scheduler import pytest_collection_modifyitems, pytest_xdist_make_scheduler
 
-HERE = Path(__file__).parent
-ON_A_NODE = ("test_kubelet.py", "test_upstream.py", "test_images.py")
-"""Modules whose tests share the node, and so run one after the other: first, for they take the longest."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    order = {name: number for number, name in enumerate(ON_A_NODE)}
-    items.sort(key=lambda item: order.get(item.path.name, len(order)) if item.path.parent == HERE else -1)
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With several workers: a module at a time, each worker with a control plane of its own."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class ByModule(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            module = nodeid.partition("::")[0].rpartition("/")[2]
-            return "on a node" if module in ON_A_NODE else module
-
-    config.option.loadscopereorder = False  # in the order of ``ON_A_NODE``
-    return ByModule(config, log)
+__all__ = ["pytest_collection_modifyitems", "pytest_xdist_make_scheduler"]
 
 
 @pytest.fixture(scope="module", autouse=True)

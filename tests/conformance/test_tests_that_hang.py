@@ -45,3 +45,35 @@ def test_the_run_ends_with_what_hung_and_what_did_not(tmp_path: Path) -> None:
     assert "1 failed, 2 passed" in done.stdout
     assert "Timeout (>0.5s)" in done.stdout
     assert "in later" in done.stderr, "the thread that kept the process is told"
+
+
+ENDS_ITS_WORKER = """
+import os
+
+
+def test_before():
+    pass
+
+
+def test_that_ends_its_worker():
+    os._exit(1)  # as faulthandler does where a test hangs in a library
+
+
+def test_after():
+    pass
+"""
+
+
+def test_a_test_that_ends_its_worker_is_told_and_not_run_again(tmp_path: Path) -> None:
+    """In the tiers that need a machine; elsewhere xdist has it so. It would hang for as long in each new worker."""
+    for tier, content in {"machine": ENDS_ITS_WORKER, "cluster": "def test_there():\n    pass\n"}.items():
+        folder = tmp_path / "tests" / tier
+        folder.mkdir(parents=True)
+        (folder / f"test_of_{tier}.py").write_text(content)
+    root = Path(__file__).parents[2]
+    words = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", "-p", "tests.support.scheduler"]
+    words += ["-c", str(root / "pyproject.toml"), "--rootdir", str(tmp_path), str(tmp_path / "tests")]
+    done = subprocess.run(words, cwd=root, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "1 failed, 3 passed" in done.stdout
+    assert "crashed while running 'tests/machine/test_of_machine.py::test_that_ends_its_worker'" in done.stdout

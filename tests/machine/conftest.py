@@ -7,7 +7,6 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,45 +15,9 @@ from tests.support.go_build import Progress, Unavailable
 from tests.support.images import Image
 from tests.support.machines import MIB
 from tests.support.qemu import Machine, micro_arguments
+from tests.support.scheduler import pytest_collection_modifyitems, pytest_xdist_make_scheduler
 
-HERE = Path(__file__).parent
-TOGETHER = {
-    **dict.fromkeys(("test_power_cut.py", "test_sriov_bindings.py"), "they share a host"),
-    **dict.fromkeys(
-        ("test_guest_partitions.py", "test_guest_scaling.py", "test_vm_objects.py"), "they run the plugin as users do"
-    ),
-    **dict.fromkeys(
-        ("test_machine_model.py", "test_machine_owners.py", "test_machine_scaling.py", "test_machine_survival.py"),
-        "their machines have one name, and so one cgroup",
-    ),
-}
-"""Modules whose tests run one after the other, also where several workers run tests at the same time."""
-FIRST = (
-    *("test_guest_scaling.py", "test_guest_partitions.py", "test_vm_objects.py", "test_sriov_host.py"),
-    *("test_machine_scaling.py", "test_machine_survival.py", "test_machine_owners.py", "test_machine_model.py"),
-    *("test_power_cut.py", "test_sriov_bindings.py", "test_warm_objects.py", "test_crash.py"),
-)
-"""Modules that take the longest: what is begun last is to be short, so that no worker is left with nothing to do."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    order = {name: number for number, name in enumerate(FIRST)}
-    items.sort(key=lambda item: order.get(item.path.name, len(order)) if item.path.parent == HERE else -1)
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With several workers: a module at a time, and what belongs together by the one that began it. (Marks for
-    `--dist loadgroup` would say the same, but are not seen with pytest 9.2.)"""
-    from xdist.scheduler import LoadScopeScheduling
-
-    config.option.loadscopereorder = False  # in the order of ``FIRST``
-
-    class ByModule(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            module = nodeid.partition("::")[0].rpartition("/")[2]
-            return TOGETHER.get(module, module)
-
-    return ByModule(config, log)
+__all__ = ["pytest_collection_modifyitems", "pytest_xdist_make_scheduler"]
 
 
 def built(request: pytest.FixtureRequest, image: Callable[[Progress], Image]) -> Image:
