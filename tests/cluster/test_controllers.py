@@ -23,11 +23,12 @@ from devalloc.store.kubernetes import ApiError, Client
 from tests.support import kube_build, kube_crds
 from tests.support.claim_history import PREPARED, History, holders, unanswered
 from tests.support.claim_storm import Storm
-from tests.support.controllers import DEVMGMT, LEASE, controllers, holder, leads, prepare, until
+from tests.support.controllers import DEVMGMT, LEASE, controllers, holder, leads, prepare
 from tests.support.fleets import gpu_claim, gpu_class, gpu_pool
 from tests.support.go_build import Progress, Unavailable
 from tests.support.hosts import host, machine
 from tests.support.kube import Cluster, running
+from tests.support.waiting import until
 
 Object = dict[str, Any]
 CLAIMS = f"{DEVMGMT}/namespaces/default/deviceclaims"

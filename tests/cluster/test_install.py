@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,9 @@ from devalloc.install.manifests import Options, collection_of, manifests, path_o
 from tests.support import kube_build, kube_controllers
 from tests.support.go_build import Progress, Unavailable
 from tests.support.kube import Cluster, Processes, running
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 120.0
 NODES = {name: {"devalloc.io/publish": name} if name != "slices" else {} for name in ("slices", "pools", "none")}
 """By name their labels, which say what they are to publish."""
 PODS = "/api/v1/namespaces/devalloc-system/pods"
@@ -54,7 +53,7 @@ def own(progress: Progress, tmp_path_factory: pytest.TempPathFactory) -> Iterato
                 metadata = {"name": name, "labels": {"kubernetes.io/os": "linux"} | labels}
                 assert cluster.create("/api/v1/nodes", {"kind": "Node", "metadata": metadata}).ok
             path = "/api/v1/namespaces/default/serviceaccounts/default"
-            eventually(lambda: cluster.get(path).ok, "the controllers work")
+            until(lambda: cluster.get(path).ok, "the controllers work")
             yield cluster
     except Unavailable as reason:
         pytest.skip(f"no Kubernetes controllers: {reason}")
@@ -91,14 +90,6 @@ def devalloc(own: Cluster, capfd: pytest.CaptureFixture[str]) -> Install:
         return (said.out + said.err).splitlines()
 
     return call
-
-
-def eventually(true: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + SECONDS
-    while not (answer := true()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
-    return answer
 
 
 def everything(cluster: Cluster) -> set[str]:
@@ -178,7 +169,7 @@ def test_it_is_installed_used_and_taken_off_with_nothing_left(
     slice_of_ours(own)
 
     where = {"slices": "devalloc-node", "pools": "devalloc-node-pools"}
-    eventually(lambda: plugins(own) == where, "each node has the pod that its label says")
+    until(lambda: plugins(own) == where, "each node has the pod that its label says")
     assert len(controllers(own)) == 2
 
     gone = devalloc("uninstall", "--crds")
@@ -187,7 +178,7 @@ def test_it_is_installed_used_and_taken_off_with_nothing_left(
     kubectl("delete", "-R", "-f", "examples/dra", "--ignore-not-found", "--wait=false")
     kubectl("delete", "-R", "-f", "examples/pods", "--ignore-not-found", "--wait=false")
     kubectl("delete", "namespace", "network", "--wait=false")
-    eventually(lambda: everything(own) == before, "nothing is left")
+    until(lambda: everything(own) == before, "nothing is left")
     assert devalloc("uninstall", "--crds") == []
 
 
@@ -235,7 +226,7 @@ def test_what_kubectl_brought_is_taken_off_too_but_not_from_under_a_claim(
     }
     claim = {"apiVersion": KINDS["DeviceClaim"].api_version, "kind": "DeviceClaim", "metadata": metadata}
     body = {**claim, "spec": {"claims": [{"deviceType": "gpu.devalloc.io"}]}}
-    eventually(lambda: own.create(CLAIMS, body).status in (201, 409), "claims are served")
+    until(lambda: own.create(CLAIMS, body).status in (201, 409), "claims are served")
 
     refused = " ".join(devalloc("uninstall", code=1))
     assert "devices are in use: deviceclaim default/held on node pools" in refused
@@ -246,7 +237,7 @@ def test_what_kubectl_brought_is_taken_off_too_but_not_from_under_a_claim(
     assert own.get(f"{CLAIMS}/held").ok, "claims stay without --crds"
     said = devalloc("uninstall", "--crds", "--force")
     assert "deviceclaim.devmgmtproto.k8s.io/held let go; default/held on node pools" in said
-    eventually(lambda: everything(own) == before, "nothing is left")
+    until(lambda: everything(own) == before, "nothing is left")
 
 
 def test_every_object_says_only_what_the_server_knows(own: Cluster, installed: None) -> None:

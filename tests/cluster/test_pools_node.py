@@ -4,7 +4,6 @@ the controller."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -19,7 +18,7 @@ from devalloc.store import Key, NotFound
 from devalloc.store.kubernetes import Client, KubernetesStore
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.pb.node_pb2_grpc import NodeStub
-from tests.support import cards, kube_crds, kube_rights
+from tests.support import cards, kube_crds, kube_rights, waiting
 from tests.support.fakehost import FakeHost
 from tests.support.faketree import memory_folder
 from tests.support.kube import Cluster
@@ -32,7 +31,6 @@ POOL = f"{NODE}-0000-01-00"
 GPU = "0000:01:00.0"
 OPTIONS = ("--publish=pools",)
 READY = "DeviceClaims and VirtualMachines of the cluster"
-PATIENCE = 120.0
 CLASS = {
     "apiVersion": "devmgmtproto.k8s.io/v1alpha1",
     "kind": "DeviceClass",
@@ -88,12 +86,7 @@ def user(furnished: Cluster) -> Iterator[KubernetesStore]:
 
 
 def until(holds: Callable[[], Any], what: str, bed: Bed) -> Any:
-    deadline = time.monotonic() + PATIENCE
-    while not (found := holds()):
-        said = "\n".join(line for plugin in bed.running for line in plugin.said)
-        assert time.monotonic() < deadline, f"never: {what}\n{said}"
-        time.sleep(0.1)
-    return found
+    return waiting.until(holds, what, told=lambda: "\n".join(line for plugin in bed.running for line in plugin.said))
 
 
 def pools(store: KubernetesStore) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from devalloc.store.kubernetes import ApiError, Client
 from tests.support import kube_claims, kube_rights
 from tests.support.cut_proxy import CutProxy
 from tests.support.kube import SCHEDULER, Cluster
-from tests.support.kube_claims import RULES, Space, allocating, eventually
+from tests.support.kube_claims import RULES, Space, allocating
+from tests.support.waiting import until
 
 ANY = 'device.driver == "devalloc.io"'
 _NUMBERS = itertools.count()
@@ -72,7 +73,7 @@ def test_what_pods_wait_for_is_allocated_jointly_and_reserved_for_them(space: Sp
         assert claim["status"]["reservedFor"] == [{"resource": "pods", "name": "pair", "uid": uid}]
         assert claim["metadata"]["finalizers"] == ["resource.kubernetes.io/delete-protection"]
         assert space.node_of("a") == on(space, "small")
-        eventually(lambda: len(found.notes("Allocated")) == 3, "each is told")
+        until(lambda: len(found.notes("Allocated")) == 3, "each is told")
         assert not space.given("unused"), "no pod waits for it"
         assert {each.regarding["name"] for each in found.told} == {"a", "b", "four"}
 
@@ -89,7 +90,7 @@ def test_only_set_aside_devices_go_to_labelled_claims_only(space: Space, client:
     with allocating(client) as found:
         space.all_given("ours")
         assert space.node_of("ours") != "open"
-        (note,) = eventually(lambda: found.notes("NotEnoughDevices"), "it is told why")
+        (note,) = until(lambda: found.notes("NotEnoughDevices"), "it is told why")
         assert "5" in note
     assert not space.given("seven")
     assert not space.given("not-ours")
@@ -103,7 +104,7 @@ def test_a_pod_is_not_sent_where_it_may_not_run(space: Space, client: Client) ->
     with allocating(client) as found:
         space.all_given("a")
         assert space.node_of("a") == on(space, "large")
-        (note,) = eventually(lambda: found.notes("NoSuitableNode"), "it is told why")
+        (note,) = until(lambda: found.notes("NoSuitableNode"), "it is told why")
         assert "suits pod p2" in note
         assert space.get("a")["spec"]["devices"]["requests"][0]["exactly"].get("selectors") is None
 
@@ -115,7 +116,7 @@ def test_device_taint_rules_count_from_the_moment_they_are_there(space: Space, c
     space.claim("a", any_of(space), 4)
     space.pod("p", "a")
     with allocating(client) as found:
-        eventually(lambda: found.notes("NotEnoughDevices") or found.notes("NoMatchingDevices"), "it is refused")
+        until(lambda: found.notes("NotEnoughDevices") or found.notes("NoMatchingDevices"), "it is refused")
         assert space.cluster.delete(f"{RULES}/{space.name}-one").ok
         (devices,) = space.all_given("a")
         assert devices == {f"large-{number}" for number in range(4)}
@@ -143,7 +144,7 @@ def test_a_claim_that_is_sent_back_is_tried_elsewhere(space: Space, client: Clie
         space.all_given("a")
         before = space.node_of("a")
         assert space.cluster.replace(f"{space.claims}/a/status", {**space.get("a"), "status": {}}).ok
-        eventually(lambda: space.given("a") and space.node_of("a") != before, "it is on the other node")
+        until(lambda: space.given("a") and space.node_of("a") != before, "it is on the other node")
         (note,) = found.notes("SentBack")
         assert before in note
 
@@ -164,8 +165,8 @@ def test_what_a_pod_holds_without_the_rest_is_given_back_for_a_place_with_all(sp
     assert uid != again
     assert space.cluster.replace(f"{space.claims}/a/status", stale).ok
     with allocating(client):
-        eventually(lambda: space.given("b") and space.given("a"), "both have devices")
-        eventually(lambda: {space.node_of("a"), space.node_of("b")} == {on(space, "large")}, "on one node")
+        until(lambda: space.given("b") and space.given("a"), "both have devices")
+        until(lambda: {space.node_of("a"), space.node_of("b")} == {on(space, "large")}, "on one node")
 
 
 # -- who may -----------------------------------------------------------------------------------------------------------
@@ -190,7 +191,7 @@ def test_the_policy_keeps_scheduler_and_controller_apart(space: Space, client: C
             )
             return words in answer.message
 
-        eventually(tried, f"{claim}: {words}")
+        until(tried, f"{claim}: {words}")
 
     refused("theirs", "given out by devalloc's controller only", allocation(space, pool, "large-0"))
     refused("ours", "leaves this claim to devalloc's controller", allocation(space, "other", "open-0"))
@@ -211,7 +212,7 @@ def test_what_an_old_leader_still_writes_is_refused(space: Space, client: Client
     space.pod("p", "a")
     seen, other = space.get("a"), space.get("not-ours")
     with allocating(client, "2 new") as found:
-        eventually(lambda: found.notes("NotEnoughDevices"), "it leads")
+        until(lambda: found.notes("NotEnoughDevices"), "it leads")
         body = {**seen, "status": allocation(space, f"{on(space, 'large')}-card.devalloc", "large-0")}
         with pytest.raises(ApiError) as late:
             client.replace(f"{space.claims}/a/status", body)
@@ -238,7 +239,7 @@ def test_a_claim_without_the_label_any_more_still_counts_for_what_it_holds(space
     with allocating(client) as found:
         space.all_given("c")
         assert space.node_of("c") == on(space, "small")
-        eventually(lambda: found.notes("DevicesInUse"), "it is told what is in the way")
+        until(lambda: found.notes("DevicesInUse"), "it is told what is in the way")
     assert not space.given("b")
 
 

@@ -6,7 +6,6 @@ The table is everything that an account may do, asked of the API server for ever
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -33,8 +32,8 @@ from tests.support.fleets import gpu_claim, gpu_class, gpu_pool
 from tests.support.go_build import Progress, Unavailable
 from tests.support.good_manifests import good
 from tests.support.kube import NODES, Answer, Cluster, running
+from tests.support.waiting import until
 
-SECONDS = 120.0
 CONTROLLER_USER = "devalloc-controller"
 VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection", "allocate", "prepare")
 SYNTHETIC = {
@@ -139,9 +138,7 @@ def test_a_nodes_token_writes_no_slices_of_other_drivers(ruled: Cluster) -> None
     (ours, _), node = of_node_a(), as_node(ruled, "node-a")
     theirs = {**ours, "spec": {**ours["spec"], "driver": "gpu.example.com"}, "metadata": {"name": "of-another-driver"}}
     path = place(ours)
-    eventually(
-        lambda: "its driver devalloc.io only" in node.create(path, theirs, dry_run=True).message, "policies count"
-    )
+    until(lambda: "its driver devalloc.io only" in node.create(path, theirs, dry_run=True).message, "policies count")
     assert node.create(path, ours, dry_run=True).ok
     assert ruled.create(path, theirs).ok
     try:
@@ -152,7 +149,7 @@ def test_a_nodes_token_writes_no_slices_of_other_drivers(ruled: Cluster) -> None
 
 def refused(asked: Callable[[], Answer]) -> None:
     """Wait until it is, by a policy of node identity."""
-    eventually(lambda: "the token of node node-b writes no" in asked().message, "policies count")
+    until(lambda: "the token of node node-b writes no" in asked().message, "policies count")
 
 
 def of_node_a() -> list[dict[str, Any]]:
@@ -177,14 +174,6 @@ def as_node(cluster: Cluster, name: str) -> Cluster:
 
 def as_user(cluster: Cluster, kubeconfig: Path) -> Cluster:
     return replace(cluster, token=json.loads(kubeconfig.read_text())["users"][0]["user"]["token"])
-
-
-def eventually(true: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + SECONDS
-    while not (answer := true()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
-    return answer
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
@@ -324,14 +313,12 @@ def test_the_controller_answers_claims_and_says_why_not(ruled: Cluster, tmp_path
         def says(name: str) -> dict[str, Any]:
             return dict(ruled.get(f"{place(members[0])}/{name}").content)
 
-        eventually(lambda: all("allocations" in says(name).get("status", {}) for name in ("one", "two")), "a group")
-        eventually(lambda: meta.REASON in says("greedy")["metadata"].get("annotations", {}), "a reason")
+        until(lambda: all("allocations" in says(name).get("status", {}) for name in ("one", "two")), "a group")
+        until(lambda: meta.REASON in says("greedy")["metadata"].get("annotations", {}), "a reason")
         events = "/apis/events.k8s.io/v1/namespaces/default/events"
-        eventually(lambda: names_of(ruled, events) >= {"one", "two", "greedy"}, "Events")
+        until(lambda: names_of(ruled, events) >= {"one", "two", "greedy"}, "Events")
         pool = f"{place(bodies[0])}/big"
-        eventually(
-            lambda: ruled.get(pool).content.get("status", {}).get("availableDevices") is not None, "what is left"
-        )
+        until(lambda: ruled.get(pool).content.get("status", {}).get("availableDevices") is not None, "what is left")
         assert process.end() == 0
         assert "forbidden" not in process.said().lower(), process.said()
     finally:
@@ -437,7 +424,7 @@ def test_a_claim_leaves_room_for_the_mark_of_a_new_leader(ruled: Cluster) -> Non
         (claim(many | ours, {}), "metadata.labels: must be at most 64"),
         (claim(ours, large), "metadata.annotations: must be at most 128 KiB"),
     ):
-        eventually(lambda full=full, words=words: words in ruled.create(path, full, dry_run=True).message, words)  # type: ignore[misc]
+        until(lambda full=full, words=words: words in ruled.create(path, full, dry_run=True).message, words)  # type: ignore[misc]
     assert ruled.create(path, claim(ours, {"a": "x" * ((128 << 10) - 1)}), dry_run=True).ok
     other = ruled.create(path, claim({}, large))
     assert other.ok, "of claims that are not the controller's it says nothing"

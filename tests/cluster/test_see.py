@@ -17,12 +17,13 @@ import pytest
 
 from devalloc.install.manifests import Options, collection_of, manifests
 from tests.support import kube_build, kube_crds, kube_rights
-from tests.support.controllers import DEVMGMT, controllers, prepare, until
+from tests.support.controllers import DEVMGMT, controllers, prepare
 from tests.support.fleets import gpu_claim, gpu_class, gpu_pool
 from tests.support.go_build import Progress
 from tests.support.kube import Cluster
 from tests.support.page import ask
 from tests.support.shell import Shell, devalloc
+from tests.support.waiting import until
 
 __all__ = ["devalloc"]
 

@@ -9,7 +9,7 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,9 @@ from tests.support.go_build import Unavailable as NoCluster
 from tests.support.kube import Cluster, running
 from tests.support.objects import claim
 from tests.support.store_contract import *  # noqa: F403
+from tests.support.waiting import until
 
 Object = dict[str, Any]
-PATIENCE = 120.0
 ALL = (*KINDS, "Lease")
 
 
@@ -91,14 +91,6 @@ def cut(own_cluster: Cluster, tmp_path: Path) -> Iterator[tuple[CutProxy, Client
     (tmp_path / "kubeconfig").write_text(json.dumps(config))
     yield proxy, Client.connect(tmp_path / "kubeconfig")
     proxy.close()
-
-
-def until(holds: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + PATIENCE
-    while not (found := holds()):
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.05)
-    return found
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import yaml
 
 from devalloc.store.kubernetes import ApiError, Client
 from tests.support import kube_claims
-from tests.support.kube_claims import RULES, SLICES, allocating, eventually
+from tests.support.kube_claims import RULES, SLICES, allocating
 from tests.support.kube_node import NODE, Node
 from tests.support.kube_plugin import DRIVER, Bed
 from tests.support.kube_pods import (
@@ -31,6 +31,7 @@ from tests.support.kube_pods import (
     published,
     serve,
 )
+from tests.support.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +194,7 @@ def watched(node: Node, path: str) -> Iterator[Owners]:
         yield owners
     finally:
         stop.set()
-        thread.join(30)
+        thread.join(60)
 
 
 def test_beside_a_busy_scheduler_no_device_has_two_owners(ready: Node, client: Client) -> None:
@@ -219,7 +220,7 @@ def test_beside_a_busy_scheduler_no_device_has_two_owners(ready: Node, client: C
                 items = ready.cluster.get("/api/v1/namespaces/beside/events").content["items"]
                 return any("given out by devalloc's controller only" in item["message"] for item in items)
 
-            eventually(refused, "kube-scheduler tries to give out what is set aside")
+            until(refused, "kube-scheduler tries to give out what is set aside")
             for number, claim in enumerate(mine):
                 space.claim(claim, "beside")
                 space.pod(claim, claim, tolerations=everything)
@@ -235,12 +236,12 @@ def test_beside_a_busy_scheduler_no_device_has_two_owners(ready: Node, client: C
                 names = [pod["metadata"]["name"] for pod in items if pod["spec"].get("nodeName")]
                 return [name for name in names if name in mine]
 
-            eventually(lambda: count(mine) == 6 == count(theirs), "devices are given out by both")
-            eventually(lambda: found.notes("DevicesInUse") or found.notes("LostToCompetition"), "two are told why not")
-            taken = eventually(lambda: len(found := bound()) == 6 and found, "pods are where their devices are")
+            until(lambda: count(mine) == 6 == count(theirs), "devices are given out by both")
+            until(lambda: found.notes("DevicesInUse") or found.notes("LostToCompetition"), "two are told why not")
+            taken = until(lambda: len(found := bound()) == 6 and found, "pods are where their devices are")
             for name in taken[:3]:
                 ready.cluster.delete(f"{space.pods}/{name}?gracePeriodSeconds=0")
-            eventually(lambda: count(mine) == 5 == len(bound()), "what is given back goes to those that waited")
+            until(lambda: count(mine) == 5 == len(bound()), "what is given back goes to those that waited")
         assert owners.twice == []
         assert owners.seen > 40
         pools = {name: {device.partition("/")[0] for device in held} for name, held in owners.now.items() if held}
@@ -249,4 +250,4 @@ def test_beside_a_busy_scheduler_no_device_has_two_owners(ready: Node, client: C
         )
     finally:
         space.clear()
-        eventually(lambda: not ready.cluster.get(space.claims).content["items"], "nothing is left")
+        until(lambda: not ready.cluster.get(space.claims).content["items"], "nothing is left")

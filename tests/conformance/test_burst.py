@@ -4,10 +4,10 @@ why, and when all are deleted nothing is left. Through all of the plugin, with a
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ import pytest
 from devalloc.controller.allocate import Allocator
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.pb.node_pb2_grpc import NodeStub
+from tests.support import waiting
 from tests.support.capacity import host as capacity
 from tests.support.forged_node import NODE, ForgedNode, forged_node
 from tests.support.hosts import host, machine, placed
@@ -23,19 +24,13 @@ pytestmark = pytest.mark.timeout(1200)
 MANY, ROOM = 200, 50
 SECONDS = 600.0
 """On a machine that others use as well, hundreds of threads and processes take their time."""
+until = partial(waiting.until, seconds=SECONDS)
 
 
 @pytest.fixture
 def node() -> Iterator[ForgedNode]:
     with forged_node() as made:
         yield made
-
-
-def until(true: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not true():
-        assert time.monotonic() < deadline, f"never: {what}"
-        time.sleep(0.2)  # to look takes a while
 
 
 def at_once(work: Callable[[int], Any], count: int = MANY) -> list[Any]:

@@ -211,7 +211,7 @@ def test_what_hangs_is_told_before_the_caller_gives_up(kubelet: KubeletClient, c
     hanging = [claim(number) for number in range(9)]
     claims.holds.update({ref.uid: threading.Event() for ref in hanging})
     claims.known.update({ref.uid: prepared(ref) for ref in hanging})
-    impatient = replace(kubelet, timeout=1.3)
+    impatient = replace(kubelet, timeout=3.0)
     answers = impatient.prepare([GOOD, *hanging])
     assert answers[GOOD.uid].error == ""
     texts = sorted({answers[ref.uid].error.partition(":")[0] for ref in hanging})

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from tests.support import tiny_guest
 from tests.support.guest import GuestGone
 from tests.support.images import Image
 from tests.support.qemu import TCG, Machine, Monitor
+from tests.support.waiting import until
 
 
 def test_a_machine_of_packages_boots_and_can_be_looked_into(machine: Machine) -> None:
@@ -51,13 +50,6 @@ def tiny_machine(image: Image, folder: Path, *, ejects: bool) -> tuple[subproces
     monitor = Monitor(folder / "qmp")
     until(lambda: (folder / "console").read_bytes() == b"K")
     return process, monitor
-
-
-def until(true: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it has not come about"
-        time.sleep(0.02)
 
 
 def test_the_tiny_guest_lets_go_of_what_is_unplugged_and_obeys_the_power_button(micro: Image, tmp_path: Path) -> None:

@@ -22,13 +22,14 @@ import yaml
 from pyroute2 import IPRoute
 
 from devalloc_node.machine.spec import machine_id
-from tests.machine.test_guest_scaling import gauges_are_served, host, machine
+from tests.machine.test_guest_scaling import PATIENCE, gauges_are_served, host, machine
 from tests.machine.test_vm_objects import Host
 from tests.support import scaled_guest, tiny_guest
-from tests.support.cut_bed import GIB, RIVAL, WATCHED, Between, Has, Rival, Server, Watcher, locked, wait_until
+from tests.support.cut_bed import GIB, RIVAL, WATCHED, Between, Has, Rival, Server, Watcher, locked
 from tests.support.guest import Guest
 from tests.support.machines import MIB
 from tests.support.private_network import HOST, NETWORK
+from tests.support.waiting import until
 
 __all__ = ["host"]
 pytestmark = [
@@ -77,7 +78,7 @@ class Bed:
         return self.host.log()[-6000:], guest, self.watcher.has, self.watcher.permits(), self.host.status(), self.rival
 
     def until(self, true: Callable[[], object], what: str) -> None:
-        wait_until(true, what, self.told)
+        until(true, what, PATIENCE, told=self.told)
 
     def settles(self, level: int) -> None:
         """Everybody agrees on the level, and the guest has what it says."""
@@ -255,16 +256,17 @@ def bed_of(host: Host, limit: Has) -> Iterator[Bed]:
         web["spec"] |= {"cpu": {"min": 1, "max": most}, "memory": {"min": "1Gi", "max": f"{most}Gi"}}
         web["spec"]["start"]["disks"] = [{"path": str(image / "data"), "format": "raw"}]
         host("apply", "-f", "-", stdin=yaml.safe_dump_all([web, rival_of(host)]))
-        wait_until(
+        until(
             lambda: (host.status().get("permitted") or {}).get("givenBy"),
             "it has a permit",
-            lambda: (host.log(), host.status()),
+            PATIENCE,
+            told=lambda: (host.log(), host.status()),
         )
         folder = host.folder / "run" / machine_id("default/web")
         guest = stack.enter_context(Guest(folder / "agent"))
         guest.check(PREPARE)
         guest.check(scaled_guest.start(HOST, *MONITOR))
-        wait_until(gauges_are_served, "the monitor runs", host.log)
+        until(gauges_are_served, "the monitor runs", PATIENCE, told=host.log)
         watcher = stack.enter_context(closing(Watcher(host.folder / "store.db", folder / "cuts", "web", limit, DEVICE)))
         rival = stack.enter_context(closing(Rival(server, limit)))
         yield Bed(host, server, between, watcher, rival, guest, plugin, process)

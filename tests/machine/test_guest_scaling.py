@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.machine.test_vm_objects import Host
-from tests.support import python_image, scaled_guest, scaling_plot
+from tests.support import python_image, scaled_guest, scaling_plot, waiting
 from tests.support.guest import Guest
 from tests.support.images import Image
 from tests.support.machines import MIB, MICRO_APPEND, short_folder
@@ -100,10 +100,7 @@ def gauges_are_served() -> bool:
 
 
 def until(true: Callable[[], object], what: str, said: Callable[[], str]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not true():
-        assert time.monotonic() < deadline, f"never: {what}\n{said()}"
-        time.sleep(0.5)
+    waiting.until(true, what, PATIENCE, told=said)
 
 
 def happens(record: Record, what: str, after: float = 0.0, **amounts: float) -> Event:

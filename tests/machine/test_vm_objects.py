@@ -25,6 +25,7 @@ from devalloc_node.service.server import answers
 from tests.support import tiny_guest, waiting
 from tests.support.images import Image
 from tests.support.machines import short_folder
+from tests.support.store_file import machine_statuses
 
 
 class Host:
@@ -81,13 +82,9 @@ class Host:
     def log(self) -> str:
         return (self.folder / "node.log").read_text()
 
-    def machine(self) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads(self("get", "vm/web", "-o", "json"))
-        return content
-
     def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.machine().get("status", {})
-        return found
+        """From the store's file: who looks again and again by the command keeps a CPU busy with it."""
+        return machine_statuses(self.folder / "store.db")["web"]
 
     def manifest(self, **spec: Any) -> str:
         """A machine with a kernel that is up at once and obeys the power button; what real guests do with CPUs and

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.claim_history import PREPARED, History, Verdict
-from tests.support.controllers import DEVMGMT, Process, controllers, leads, until
+from tests.support.controllers import DEVMGMT, Process, controllers, leads
 from tests.support.fleets import gpu_claim, gpu_pool
 from tests.support.kube import Answer, Cluster
+from tests.support.waiting import until
 
 Object = dict[str, Any]
 CLAIMS = f"{DEVMGMT}/namespaces/default/deviceclaims"

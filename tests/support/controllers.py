@@ -7,8 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,15 +20,6 @@ DEVMGMT = "/apis/devmgmtproto.k8s.io/v1alpha1"
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/devalloc-controller"
 PATIENCE = 120.0
 """Seconds that anything may take on a machine that is busy with other things."""
-
-
-def until(met: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
-    """The first answer that is true."""
-    deadline = time.monotonic() + seconds
-    while not (found := met()):
-        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
-        time.sleep(0.1)
-    return found
 
 
 def prepare(cluster: Cluster) -> None:

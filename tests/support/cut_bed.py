@@ -15,7 +15,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from typing import Any
 
 from tests.support.permit_bench import Client
 from tests.support.qemu import Monitor
+from tests.support.store_file import machine_statuses
 
 GIB = 2**30
 RIVAL = "rival"
@@ -207,15 +207,11 @@ class Watcher:
 
     def permits(self) -> dict[str, Has]:
         """What is written down, by name."""
-        return {name: Has.told(status["permitted"]) for name, status in self._statuses().items() if _is_given(status)}
-
-    def _statuses(self) -> dict[str, dict[str, Any]]:
-        store = sqlite3.connect(f"file:{self.store}?mode=ro", uri=True, timeout=30)
-        try:
-            rows = store.execute("SELECT name, content FROM objects WHERE kind = 'VirtualMachine'").fetchall()
-        finally:
-            store.close()
-        return {name: json.loads(content).get("status") or {} for name, content in rows}
+        return {
+            name: Has.told(status["permitted"])
+            for name, status in machine_statuses(self.store).items()
+            if _is_given(status)
+        }
 
     def _every(self, look: Callable[[], None]) -> None:
         while not self._over.wait(0.02):
@@ -266,10 +262,3 @@ def locked(store: Path) -> Iterator[Callable[[], None]]:
         yield lambda: connection.execute("BEGIN IMMEDIATE") and None
     finally:
         connection.close()
-
-
-def wait_until(true: Callable[[], object], what: str, told: Callable[[], object], seconds: float = 180.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}\n{told()}"
-        time.sleep(0.05)

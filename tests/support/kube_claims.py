@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +14,7 @@ from devalloc.controller.told import Told
 from devalloc.store.kubernetes import ApiError, Client
 from tests.support import kube_crds, kube_rights
 from tests.support.kube import Cluster
+from tests.support.waiting import until
 
 RESOURCE = "/apis/resource.k8s.io/v1"
 SLICES = f"{RESOURCE}/resourceslices"
@@ -40,7 +40,7 @@ def controller(cluster: Cluster) -> Client:
         except ApiError:
             return False
 
-    eventually(may, "the controller's rights count")
+    until(may, "the controller's rights count")
     _await_policy(cluster)
     return found
 
@@ -52,20 +52,12 @@ def _await_policy(cluster: Cluster) -> None:
     body = {**space.get("probe"), "status": {"allocation": {"devices": {"results": []}}}}
     words = "leaves this claim to devalloc's controller"
     try:
-        eventually(
+        until(
             lambda: words in cluster.replace(f"{space.claims}/probe/status", body, dry_run=True).message,
             "the policy counts",
         )
     finally:
         space.clear()
-
-
-def eventually(found: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + SECONDS
-    while not (answer := found()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
-    return answer
 
 
 @dataclass
@@ -104,7 +96,7 @@ class Space:
                 return self.cluster.replace(f"{path}/status", {**found, "status": status}).ok
             return self.cluster.replace(path, {**found, "spec": {**found["spec"], "taints": []}}).ok
 
-        eventually(written, f"node {name} is as it should be")
+        until(written, f"node {name} is as it should be")
 
     def slice(self, node: str, devices: Iterable[str], *, aside: bool = True, **attributes: str) -> None:
         """A pool of one slice."""
@@ -150,7 +142,7 @@ class Space:
 
     def all_given(self, *claims: str) -> list[set[str]]:
         """Those of several, once they all have some."""
-        eventually(lambda: all(self.given(claim) for claim in claims), f"{claims} are allocated")
+        until(lambda: all(self.given(claim) for claim in claims), f"{claims} are allocated")
         return [self.given(claim) for claim in claims]
 
     def node_of(self, claim: str) -> str:

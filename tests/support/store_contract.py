@@ -489,7 +489,7 @@ class TestWatch:
             store.create(claim(name))
             assert arrived.acquire(timeout=30)
         stop.set()
-        follower.join(30)
+        follower.join(60)
         assert not follower.is_alive()
         assert got == ["a", "b", "c"]
 

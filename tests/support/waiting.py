@@ -1,18 +1,38 @@
-"""Waiting for what others do: a thread, a process, a machine."""
+"""Waiting for what others do: a thread, a process, a machine, a server."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 LONG = 120.0
 """Seconds after which something is taken to hang: others may use this machine as well."""
+_LONGEST_PAUSE = 0.1
+
+Found = TypeVar("Found")
 
 
-def until(true: Callable[[], object], what: str, seconds: float = LONG, *, told: Callable[[], object] = str) -> None:
-    """Look again and again. AssertionError with what never came, and with what ``told`` says then."""
+def until(
+    found: Callable[[], Found],
+    what: str = "it comes about",
+    seconds: float = LONG,
+    *,
+    told: Callable[[], object] | None = None,
+) -> Found:
+    """Look again and again; the first answer that is true. AssertionError with what never came, with the last answer,
+    and with what ``told`` says then.
+
+    A look may cost: it is given at most half of the time, for what is waited for is done on the same machine.
+    """
     deadline, pause = time.monotonic() + seconds, 0.001
-    while not true():
-        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}\n{told()}"
-        time.sleep(pause)
-        pause = min(2 * pause, 0.05)
+    while True:
+        began = time.monotonic()
+        if answer := found():
+            return answer
+        now = time.monotonic()
+        if now >= deadline:
+            more = "" if told is None else f"\n{told()}"
+            raise AssertionError(f"not within {seconds:.0f} s: {what}; the last answer: {answer!r}{more}")
+        time.sleep(max(pause, min(now - began, 1.0)))
+        pause = min(2 * pause, _LONGEST_PAUSE)

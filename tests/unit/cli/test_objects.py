@@ -238,7 +238,7 @@ def test_a_claim_that_is_deleted_meanwhile_is_released(devalloc: Shell) -> None:
     with closing(SQLiteStore(devalloc.store)) as store:
         soon = threading.Timer(0.3, store.delete, ("DeviceClaim", "default", "train"))
         soon.start()
-        assert devalloc("wait", "train", "--for=released", "--timeout", "20s").out == "deviceclaim/train released\n"
+        assert devalloc("wait", "train", "--for=released", "--timeout", "60s").out == "deviceclaim/train released\n"
         soon.join()
 
 

@@ -65,7 +65,7 @@ def test_it_is_released_by_force_alone_and_when_its_node_has_let_go(devalloc: Sh
     plugin = threading.Thread(target=node)
     plugin.start()
     released = devalloc("release", "uplink", "--force", "--timeout", "30s")
-    plugin.join(30)
+    plugin.join(60)
     assert (released.code, released.out) == (0, "deviceclaim/uplink released\n")
     assert "status" not in devalloc("get", "dclaim/uplink", "-o", "json").json
 

@@ -325,7 +325,7 @@ class Loop:
 
     def until(self, condition: Callable[[], bool]) -> None:
         with self.news:
-            assert self.news.wait_for(condition, 30)
+            assert self.news.wait_for(condition, 60)
 
     def __enter__(self) -> Loop:
         self.thread.start()
@@ -333,7 +333,7 @@ class Loop:
 
     def __exit__(self, *error: object) -> None:
         self.stop.set()
-        self.thread.join(30)
+        self.thread.join(60)
         assert not self.thread.is_alive()
 
 
@@ -381,7 +381,7 @@ class TestLoop:
             raise Unusable("damaged")
 
         with Loop(store, solve=meanwhile(break_down)) as loop:
-            loop.thread.join(30)
+            loop.thread.join(60)
         assert isinstance(loop.error, Unusable)
 
     def test_looks_again_now_and_then(self, store: SQLiteStore) -> None:

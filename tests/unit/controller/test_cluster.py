@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +16,7 @@ from devalloc.controller.cluster import Cluster, ClusterSettings
 from devalloc.controller.health import Loop, Seen
 from devalloc.store.kubernetes import ApiError
 from tests.support.fake_kube import FakeClient, FakeKube
+from tests.support.waiting import until
 
 
 class Clock:
@@ -100,13 +100,6 @@ def running(client: FakeClient, **settings: Any) -> Iterator[Cluster]:
         cluster.stop()
         thread.join(60)
         assert not thread.is_alive()
-
-
-def until(met: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not met():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def ready(cluster: Cluster) -> tuple[int, str]:

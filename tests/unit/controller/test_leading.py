@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from devalloc.store import NotFound, Unavailable
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.faketree import memory_folder
 from tests.support.fleets import fill, gpu_claim
+from tests.support.waiting import until
 
 NAME, NAMESPACE = "devalloc-controller", "devalloc-system"
 
@@ -105,13 +106,6 @@ def running(controller: Controller) -> Iterator[Run]:
     finally:
         controller.stop()
         run.ended()
-
-
-def until(met: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not met():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_it_seals_and_recovers_before_it_decides_and_gives_the_lease_back(bed: Bed) -> None:

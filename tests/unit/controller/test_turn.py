@@ -13,7 +13,8 @@ from devalloc.controller.turn import Turn
 from devalloc.inventory import watch
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fleets import gpu_pool
-from tests.unit.controller.test_up import Host, pools, running, until
+from tests.support.waiting import until
+from tests.unit.controller.test_up import Host, pools, running
 
 
 def turn(path: Path, node: str = "n", *, first: bool = False) -> closing[Turn]:

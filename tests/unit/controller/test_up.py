@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -21,6 +20,7 @@ from devalloc.store import Held, Unusable
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests
 from tests.support.fleets import gpu_claim, gpu_class, gpu_pool, held
+from tests.support.waiting import until
 
 Object = dict[str, Any]
 
@@ -69,18 +69,10 @@ def running(store: SQLiteStore, host: Host | None, **settings: Any) -> Iterator[
         yield up
     finally:
         up.stop()
-        thread.join(30)
+        thread.join(60)
     assert not thread.is_alive()
     if errors:
         raise errors[0]
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait; the limit only keeps a failure from hanging."""
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end, "it never came true"
-        time.sleep(0.02)
 
 
 def pools(store: SQLiteStore) -> set[str]:
@@ -210,11 +202,11 @@ def test_stops_in_the_middle_of_a_long_solve_and_writes_nothing_of_it(
         store.create(obj)
     before = store.list()
     with running(store, None, solve=solve, on_round=lambda done: over.set()) as up:
-        assert thinking.wait(30)
+        assert thinking.wait(60)
     assert store.list() == before
     with pytest.raises(Held):  # the abandoned thread could still write: nobody else may
         Up(store.path, None).run()
     enough.set()
-    assert over.wait(30)
+    assert over.wait(60)
     assert store.list() == before, "an answer that came too late"
     del up  # until here the lock is held

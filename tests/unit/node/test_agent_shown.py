@@ -157,7 +157,7 @@ class TestMetrics:
 
 async def got(port: int, method: str = "GET", path: str = "/", body: str | None = None) -> tuple[int, str]:
     def get() -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         connection.request(method, path, body)
         answer = connection.getresponse()
         found = answer.status, answer.read().decode()

@@ -121,7 +121,7 @@ class TestWatching:
         listener.start()
         ward.states[0] = SICK
         ward.watch.look()
-        listener.join(30)
+        listener.join(60)
         assert woken == [True]
 
     def test_the_loop_looks_when_it_is_poked_and_survives_what_it_meets(self) -> None:
@@ -148,7 +148,7 @@ class TestWatching:
                 assert looks.acquire(timeout=30)
         finally:
             stop.set()
-            thread.join(30)
+            thread.join(60)
         assert not thread.is_alive()
         assert [each.health for each in watch.snapshot().devices] == [WELL]
 

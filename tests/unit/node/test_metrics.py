@@ -124,7 +124,7 @@ def test_is_served_on_loopback(address: str) -> None:
     metrics.removed("claim")
     with served(metrics, address) as where:
         host, _, port = where.rpartition(":")
-        connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=10)
+        connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=60)
         connection.request("GET", "/metrics")
         assert b'devalloc_node_reconcile_removals_total{what="claim"} 1.0' in connection.getresponse().read()
 

@@ -394,7 +394,7 @@ class TestMachines:
         for name in names:
             plugin.node.CreateMachine(creation(name))
         stops = [plugin.node.StopMachine.future(pb.StopMachineRequest(machine=web(name))) for name in names]
-        assert all(waiting.acquire(timeout=20) for _ in names), "each has its thread"
+        assert all(waiting.acquire(timeout=60) for _ in names), "each has its thread"
         assert len(plugin.node.ListMachines(pb.ListMachinesRequest(), timeout=30).machines) == len(names)
         over.set()
         assert {stop.result(timeout=60).result.outcome for stop in stops} == {DONE}

@@ -185,7 +185,7 @@ async def asked(port: int, milli: int | None = None) -> Response:
 
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not await holds():
             await asyncio.sleep(0.02)
 

@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def serving(path: Path) -> bool:
     with grpc.insecure_channel(f"unix:{path}") as channel:
-        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
     return answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
@@ -222,7 +222,7 @@ def test_reflection_lists_what_is_served(folder: Path) -> None:
         with grpc.insecure_channel(f"unix:{path}") as channel:
             stub = reflection_pb2_grpc.ServerReflectionStub(channel)
             asked = reflection_pb2.ServerReflectionRequest(list_services="")
-            (answer,) = stub.ServerReflectionInfo(iter([asked]), timeout=10)
+            (answer,) = stub.ServerReflectionInfo(iter([asked]), timeout=60)
     finally:
         server.stop()
     names = {service.name for service in answer.list_services_response.service}

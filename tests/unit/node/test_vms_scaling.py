@@ -450,7 +450,7 @@ class TestBody:
 
         def slow(key: str, what: str, amount: int, deadline: Deadline) -> None:
             going.set()
-            assert go_on.wait(30)
+            assert go_on.wait(60)
             scale(key, what, amount, deadline)
 
         world.machines.scale = slow  # type: ignore[method-assign]

@@ -416,7 +416,7 @@ class TestRestore:
         store.backup(tmp_path / "copy.db")
         store.create(claim("later"))
         identity, since = store.identity(), store.list().resource_version
-        with closing(store.watch(since=since, timeout=10)) as events:
+        with closing(store.watch(since=since, timeout=60)) as events:
             store.create(claim("last"))
             assert next(events).object["metadata"]["name"] == "last"
             aside = restore(tmp_path / "copy.db", path)
@@ -447,7 +447,7 @@ class TestRestore:
         store.create(claim("kept"))
         store.backup(tmp_path / "copy.db")
         since = store.create(claim("later"))["metadata"]["resourceVersion"]
-        with closing(store.watch(since=since, timeout=10)) as events:
+        with closing(store.watch(since=since, timeout=60)) as events:
             store.create(claim("last"))
             assert next(events).object["metadata"]["name"] == "last"
             path.rename(tmp_path / "away.db")
