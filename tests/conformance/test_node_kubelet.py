@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from devalloc_node.prepared import Prepared, PreparedDevice
 from devalloc_node.service.kubelet import MOST_CLAIMS, VERSIONS, KubeletPlugin
 from devalloc_node.service.server import serve
 from tests.support.kubelet_client import KubeletClient, kubelet_client
+from tests.support.waiting import until
 
 GOOD = ClaimRef("default", "gpu", "11111111-2222-3333-4444-555555555555")
 ANSWERS = (dra_v1_pb2.NodeUnprepareResourcesResponse, dra_v1_pb2.NodePrepareResourcesResponse)
@@ -63,7 +65,7 @@ class StoredClaims:
             self.busy += 1
             self.most_busy = max(self.busy, self.most_busy)
         if hold := self.holds.get(ref.uid):
-            hold.wait(30)
+            hold.wait(60)
         if failure := self.failures.get(ref.uid):
             self._leave()
             raise failure
@@ -199,8 +201,16 @@ def test_a_call_works_on_a_few_claims_at_a_time(kubelet: KubeletClient, claims: 
     claims.known.update({ref.uid: prepared(ref) for ref in refs})
     gate = threading.Event()
     claims.holds.update({ref.uid: gate for ref in refs})
-    threading.Timer(0.2, gate.set).start()
+
+    def open_it() -> None:
+        until(lambda: claims.most_busy > 1, "several are worked on")
+        time.sleep(0.2)  # in which more would begin, if more might
+        gate.set()
+
+    opening = threading.Thread(target=open_it)
+    opening.start()
     answers = kubelet.prepare(refs)
+    opening.join()
     assert sorted(answers) == sorted(ref.uid for ref in refs)
     assert {answer.error for answer in answers.values()} == {""}
     assert sorted(claims.prepared) == sorted(ref.uid for ref in refs)
