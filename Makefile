@@ -25,7 +25,7 @@ JOBS ?= auto
 QUICK_JOBS ?= $(if $(filter auto,$(JOBS)),$(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1))),$(JOBS))
 # Of the machine tier: emulated machines compute, and each worker keeps a CPU busy.
 MACHINE_JOBS ?= 2
-# Of the cluster tier: its tests mostly wait for control planes and the kubelet.
+# Of the cluster tier, which `make test` runs beside it: its tests mostly wait for control planes and the kubelet.
 CLUSTER_JOBS ?= 2
 # Bytecode is kept: without it each worker, and each child that tests start, compiles all anew: a fifth of the unit tier
 unexport PYTHONDONTWRITEBYTECODE

@@ -17,6 +17,7 @@ import pytest
 from tests.support import sriov_host, tiny_guest
 from tests.support.guest import Answer
 from tests.support.host_commands import LONG, HostCommands
+from tests.support.inside_plugin import InsidePlugin
 from tests.support.qemu import Machine
 
 pytestmark = pytest.mark.timeout(900)
@@ -111,6 +112,7 @@ class Node:
 
 @pytest.fixture(scope="module")
 def node(host: Machine) -> Iterator[Node]:
+    InsidePlugin(host.guest).kill()  # of the modules before
     lines = HostCommands(host.guest)
     before = lines.snapshot()
     host.guest.check(f"mkdir -p {IMAGES} {MANIFESTS}")

@@ -14,8 +14,9 @@ LONGEST_FIRST: dict[str, tuple[str, ...]] = {
     "they run the plugin as users do": (
         *("machine/test_guest_scaling.py", "machine/test_guest_partitions.py", "machine/test_vm_objects.py"),
     ),
-    "its host has a machine inside": ("machine/test_sriov_host.py",),
-    "they share a host": ("machine/test_power_cut.py", "machine/test_sriov_bindings.py"),
+    "they share a host, in which the last one has a daemon run": (
+        *("machine/test_power_cut.py", "machine/test_sriov_bindings.py", "machine/test_sriov_host.py"),
+    ),
     "their machines have one name, and so one cgroup": (
         *("machine/test_machine_scaling.py", "machine/test_machine_survival.py"),
         *("machine/test_machine_owners.py", "machine/test_machine_model.py"),
