@@ -15,9 +15,10 @@ from typing import Any
 from benchmarks.harness import Row, benchmark
 from tests.support import kube_build, kube_crds
 from tests.support.claim_history import History
-from tests.support.controllers import DEVMGMT, Process, prepare, until
+from tests.support.controllers import DEVMGMT, Process, prepare
 from tests.support.fleets import gpu_claim, gpu_class, gpu_pool
 from tests.support.kube import Cluster, running
+from tests.support.waiting import until
 
 Object = dict[str, Any]
 NODES, DEVICES, CLAIMS = 1_000, 16, 1_000

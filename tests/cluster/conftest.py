@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +12,7 @@ from tests.support.go_build import Progress, Unavailable
 from tests.support.kube import Cluster, running
 from tests.support.kube_node import Node, Programs, leftovers, node_running
 from tests.support.scheduler import pytest_collection_modifyitems, pytest_xdist_make_scheduler
+from tests.support.waiting import until
 
 __all__ = ["pytest_collection_modifyitems", "pytest_xdist_make_scheduler"]
 
@@ -22,10 +22,7 @@ def all_watches_end() -> Iterator[None]:
     """A store that is left open goes on asking an API server that other tests count the requests of."""
     before = watching()
     yield
-    until = time.monotonic() + 60
-    while left := watching() - before:
-        assert time.monotonic() < until, f"left open: {sorted(thread.name for thread in left)}"
-        time.sleep(0.05)
+    until(lambda: watching() <= before, "no watch is left open", told=lambda: watching() - before)
 
 
 def watching() -> set[threading.Thread]:

@@ -25,13 +25,14 @@ from devalloc_node.machine.cgroup import OURS
 from devalloc_node.machine.process import process
 from devalloc_node.machine.spec import machine_id
 from tests.support import cards, kube_build, kube_rights, micro_image, tiny_guest
-from tests.support.controllers import DEVMGMT, Process, until
+from tests.support.controllers import DEVMGMT, Process
 from tests.support.fakehost import FakeHost
 from tests.support.go_build import Progress, Unavailable
 from tests.support.images import Image
 from tests.support.kube import Cluster
 from tests.support.kube_plugin import Bed, Plugin, plugin_bed
 from tests.support.machines import short_folder
+from tests.support.waiting import until
 
 NODE = "machines-node"
 SPACE = "machines"
