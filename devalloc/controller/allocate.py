@@ -16,14 +16,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Protocol
 
 from devalloc.api.cordon import with_cordons
 from devalloc.api.meta import ADMIN_CLASSES, ALLOCATED_NODE, ALLOCATED_SPEC, ALLOCATION_DETAILS, TRANSACTION
 from devalloc.controller import gate, placing, quota
-from devalloc.controller.availability import count
+from devalloc.controller.availability import numbers
 from devalloc.controller.claims import allocations, annotation, as_allocated, claims_among, is_deleting
 from devalloc.controller.decision import Unit, decide
+from devalloc.controller.reading import Made, Reading
 from devalloc.controller.refused import Refusals, in_words
 from devalloc.controller.warm import WarmSolver
 from devalloc.store import (
@@ -156,10 +158,12 @@ class Allocator:
         """Since when all rounds fail."""
         self._stop = threading.Event()
         self._own_writes: set[str] = set()
-        self._limits: dict[Key, Any] = {}
-        """what was read of namespaces and quotas"""
-        self._held: dict[Key, Any] = {}
-        """What there is to know of each allocated claim, as of the last round."""
+        self._reading = Reading(store, self._kinds)
+        self._made = Made()
+        self._last: Round | None = None
+        """The last round, where one more on the same objects would come to the same."""
+        self._seen: Mapping[Key, Object] = {}
+        """All objects as of the last round, with what it wrote."""
         self._problems: frozenset[str] = frozenset()
         self._refusals = Refusals(clock)
         self._is_again = False
@@ -198,26 +202,28 @@ class Allocator:
 
     def round(self) -> Round:
         """Answer every claim there is, once."""
-        listed, version = self._store.list(self._kinds)
-        documents = [with_cordons(doc) if doc["kind"] == "DevicePool" else doc for doc in listed]
-        self._limits = {Key.of(doc): gate.reads(doc) for doc in documents if gate.is_read(doc)}
-        asked = placing.with_machines(as_allocated(documents))
+        objects, version, is_new = self._reading.look()
+        if not is_new and self._last is not None and not self._refusals.are_there():
+            return replace(self._last, seconds=0.0)
+        self._last = None
+        self._made.turn()
+        documents = self._with_cordons(objects.values())
+        asked = placing.with_machines(as_allocated(documents, self._made), self._made)
         self._is_again, self._unsaid = False, []
         kept_out = in_words(self._refusals.look(documents), asked)
         answer = gate.answered(asked.documents, self._answer, self._settings.admin_namespaces, kept_out)
         now = self._now().isoformat(timespec="seconds").replace("+00:00", "Z")
-        units = placing.decide_machines(asked, answer, decide(documents, answer, now), now)
-        written = self._commit(units, Fence(version, EXCLUSIVE_SPECS, EXCLUSIVE_STATUSES), _basis(documents))
-        before = {Key.of(obj): obj for obj in listed}
+        units = placing.decide_machines(asked, answer, decide(documents, answer, now, self._made), now)
+        written = self._commit(units, Fence(version, EXCLUSIVE_SPECS, EXCLUSIVE_STATUSES), documents)
         for key, obj in written.items():
-            self._wrote(before[key], obj)
+            self._wrote(objects[key], obj)
         for change in (change for unit in self._unsaid for change in unit.changes):
-            old = before[change.key]
+            old = objects[change.key]
             self._wrote(old, annotated(with_status(old, change.status), change.annotations))
         freed = {key for unit in units if unit.released for key in unit.keys}
         self._own_writes = {obj["metadata"]["resourceVersion"] for key, obj in written.items() if key not in freed}
-        state = [written.get(Key.of(obj), obj) for obj in documents]
-        self._held = {Key.of(doc): held for doc in state if (held := _held(doc)) is not None}
+        self._seen = {**objects, **written}
+        state = self._with_cordons(self._seen.values())
         self._is_behind = self._clock() - self._counted < self._settings.availability
         if not self._is_behind:
             self._publish_availability(state)
@@ -225,7 +231,7 @@ class Allocator:
         claims = claims_among(state)
         waiting = [c for c in claims if not allocations(c) and not is_deleting(c)]
         self._report(problems := tuple(map(_sentence, answer["problems"])))
-        return Round(
+        done = Round(
             resource_version=version,
             claims=len(claims),
             allocated=sum(bool(allocations(claim)) for claim in claims),
@@ -239,17 +245,31 @@ class Allocator:
             optimal=answer["optimal"],
             seconds=answer["seconds"],
         )
+        if not units and answer["optimal"] and not self._is_behind and not (waiting and self._has_quotas()):
+            self._last = done
+        return done
+
+    def _with_cordons(self, objects: Iterable[Object]) -> list[Object]:
+        return [
+            self._made.of("cordons", obj, partial(with_cordons, obj)) if obj["kind"] == "DevicePool" else obj
+            for obj in objects
+        ]
+
+    def _has_quotas(self) -> bool:
+        """Those that wait for one may be asked for again: how often, in one round, has a bound."""
+        return any(quota.is_quota(obj) for obj in self._seen.values())
 
     def _answer(self, documents: Sequence[Object]) -> dict[str, Any]:
         return self._solve(documents, placement=self._settings.placement, deadline=self._settings.deadline)
 
     def _commit(
-        self, units: Sequence[Unit], fence: Fence | None, basis: Mapping[Key, Any] | None = None
+        self, units: Sequence[Unit], fence: Fence | None, documents: Sequence[Object] = ()
     ) -> dict[Key, Object]:
         """Write the units whose objects are still as they were; none when the fence is broken, or after a stop.
 
-        ``basis``: what the decision rests on. A node that only says how its devices are breaks the fence as well; while
-        nothing of this changed the decision holds, and long ones would otherwise never be written on a busy host.
+        ``documents``: what the decision rests on. A node that only says how its devices are breaks the fence as well;
+        while nothing changed that matters the decision holds, and long ones would otherwise never be written on a busy
+        host.
         """
         units = [unit for unit in units if not self._refusals.is_known(unit)]
         if self._stop.is_set() or not (units or self._is_unfinished):
@@ -262,7 +282,7 @@ class Allocator:
             except FenceBroken as broken:
                 if fence is not None and renewals:
                     now = self._store.list(EXCLUSIVE_SPECS | EXCLUSIVE_STATUSES)
-                    if _basis(now.objects) == basis:
+                    if _basis(now.objects) == _basis(documents):
                         fence, renewals = replace(fence, resource_version=now.resource_version), renewals - 1
                         continue
                 log.info("decided on a state that is over, deciding again: %s", broken)
@@ -284,9 +304,8 @@ class Allocator:
         """Write availableDevices where it differs."""
         pools = devices = total = 0
         units = []
-        for one in count(state).pools:
-            doc, available = one.manifest, len(one.available)
-            pools, devices, total = pools + 1, devices + len(one.pool.spec.devices), total + available
+        for doc, size, available in numbers(state, self._made):
+            pools, devices, total = pools + 1, devices + size, total + available
             status = doc.get("status", {})
             if status.get("availableDevices") != available:
                 version = doc["metadata"]["resourceVersion"]
@@ -304,9 +323,9 @@ class Allocator:
             units.append(Unit((Change(Key.of(doc), doc["metadata"]["resourceVersion"], status),), granted=False))
         done = self._commit(units, fence=None)
         self._own_writes |= {obj["metadata"]["resourceVersion"] for obj in done.values()}
-        for key in (key for unit in units for key in unit.keys):
-            # what somebody else wrote meanwhile is a reason to look again, whatever it is
-            self._limits[key] = gate.reads(done[key]) if key in done else None
+        # what somebody else wrote meanwhile is a reason to look again, whatever it is
+        unread = {key for unit in units for key in unit.keys} - done.keys()
+        self._seen = {key: obj for key, obj in {**self._seen, **done}.items() if key not in unread}
 
     def _wait(self, version: str, stop: threading.Event) -> None:
         """Until somebody else changed something after ``version``, the resync is due, or ``stop`` is set; on the way
@@ -321,22 +340,18 @@ class Allocator:
                         stop.wait(self._settings.batch)
                         return
             if self._is_behind and self._clock() >= due and not stop.is_set():
-                listed = self._store.list(self._kinds).objects
-                self._publish_availability(
-                    [with_cordons(doc) if doc["kind"] == "DevicePool" else doc for doc in listed]
-                )
+                self._publish_availability(self._with_cordons(self._reading.look().objects.values()))
                 self._is_behind = False
 
     def _matters(self, event: Event) -> bool:
         """Of namespaces and quotas much changes that nobody here reads, and of allocated claims what nodes say of their
         devices: in a cluster all day long."""
-        held = _held(event.object) if event.type is not EventType.DELETED else None
-        if held is not None and held == self._held.get(Key.of(event.object)):
-            return False
-        if not gate.is_read(event.object):
-            return True
-        is_there = event.type is not EventType.DELETED
-        return bool((gate.reads(event.object) if is_there else None) != self._limits.get(Key.of(event.object)))
+        now = event.object if event.type is not EventType.DELETED else None
+        before = self._seen.get(Key.of(event.object))
+        if gate.is_read(event.object):
+            return bool(_reads(now) != _reads(before))
+        held = None if now is None else _held(now)
+        return held is None or before is None or held != _held(before)
 
     def _report(self, problems: Sequence[str]) -> None:
         """Log each problem when it comes, not every time it is seen."""
@@ -344,6 +359,10 @@ class Allocator:
             if problem not in self._problems:
                 log.warning("%s", problem)
         self._problems = frozenset(problems)
+
+
+def _reads(doc: Object | None) -> Any:
+    return None if doc is None else gate.reads(doc)
 
 
 def _basis(documents: Iterable[Object]) -> dict[Key, Any]:

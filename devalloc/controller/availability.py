@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from devalloc.api.claim import DeviceAllocation, DeviceClaim
 from devalloc.api.decode import decode
@@ -16,6 +17,7 @@ from devalloc.api.salvage import salvaged_status
 from devalloc.controller import placing
 from devalloc.controller.claims import ClaimKey, as_allocated, claim_key, claims_among
 from devalloc.controller.placing.machines import MachineKey
+from devalloc.controller.reading import Made
 from devalloc.store import Object
 from devalloc_solver.holdings import admin_entries
 
@@ -43,14 +45,22 @@ class Holding:
     """Of an admin detail: it holds nothing (S14)."""
 
 
-def holdings(documents: Iterable[Object], classes: Mapping[str, DeviceClass]) -> Iterator[Holding]:
+def holdings(
+    documents: Iterable[Object], classes: Mapping[str, DeviceClass], made: Made | None = None
+) -> Iterator[Holding]:
     """What the allocated claims among documents hold. One that cannot be read holds what its status names (S13)."""
+    made = made or Made()
+    admin = frozenset(name for name, each in classes.items() if each.spec.admin_access)
     for doc in claims_among(documents):
-        claim = decode(doc).object
-        if isinstance(claim, DeviceClaim):
-            yield from _holdings(claim, classes)
-        elif (status := salvaged_status(doc.get("status"))) is not None:
-            yield from (Holding(claim_key(doc), entry) for entry in status.allocations)
+        yield from made.of("holdings", doc, partial(_read_holdings, doc, classes), admin)
+
+
+def _read_holdings(doc: Object, classes: Mapping[str, DeviceClass]) -> tuple[Holding, ...]:
+    claim = decode(doc).object
+    if isinstance(claim, DeviceClaim):
+        return (*_holdings(claim, classes),)
+    status = salvaged_status(doc.get("status"))
+    return () if status is None else tuple(Holding(claim_key(doc), entry) for entry in status.allocations)
 
 
 def _holdings(claim: DeviceClaim, classes: Mapping[str, DeviceClass]) -> Iterator[Holding]:
@@ -108,18 +118,40 @@ class Counted:
 
 def count(documents: Sequence[Object]) -> Counted:
     """Of all objects, of which the pools are ``with_cordons``."""
-    placed = placing.with_machines(as_allocated(documents))
-    pools = [(doc, decode(doc).object) for doc in placed.documents if doc["kind"] == "DevicePool"]
-    classes = [decode(doc).object for doc in placed.documents if doc["kind"] == "DeviceClass"]
-    by_name = {each.metadata.name: each for each in classes if isinstance(each, DeviceClass)}
-    held = list(holdings(placed.documents, by_name))
+    placed, held = _held(documents, Made())
     used = uses(held)
     counted = [
         CountedPool(doc, pool, use := used.get(pool.metadata.name, {}), available(pool, use))
-        for doc, pool in pools
-        if isinstance(pool, DevicePool)
+        for doc in placed.documents
+        if doc["kind"] == "DevicePool" and isinstance(pool := decode(doc).object, DevicePool)
     ]
     return Counted(counted, held, placed.names)
+
+
+def numbers(documents: Sequence[Object], made: Made) -> list[tuple[Object, int, int]]:
+    """The same as numbers: each pool that can be read, with how many devices it has and how many are available. What
+    was ``made`` of documents before is not read again."""
+    placed, held = _held(documents, made)
+    used = uses(held)
+    found = []
+    for doc in placed.documents:
+        if doc["kind"] == "DevicePool":
+            use = used.get(doc["metadata"]["name"], {})
+            if (number := made.of("available", doc, partial(_numbers, doc, use), use)) is not None:
+                found.append((doc, *number))
+    return found
+
+
+def _held(documents: Sequence[Object], made: Made) -> tuple[placing.Placing, list[Holding]]:
+    placed = placing.with_machines(as_allocated(documents, made), made)
+    classes = [decode(doc).object for doc in placed.documents if doc["kind"] == "DeviceClass"]
+    by_name = {each.metadata.name: each for each in classes if isinstance(each, DeviceClass)}
+    return placed, list(holdings(placed.documents, by_name, made))
+
+
+def _numbers(doc: Object, use: PoolUse) -> tuple[int, int] | None:
+    pool = decode(doc).object
+    return (len(pool.spec.devices), len(available(pool, use))) if isinstance(pool, DevicePool) else None
 
 
 def available(pool: DevicePool, use: PoolUse) -> frozenset[str]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from devalloc.api import meta
 from devalloc.api.claim import DeviceClaim
 from devalloc.api.decode import decode
+from devalloc.controller.reading import Made
 from devalloc.store import Object
 
 ClaimKey = tuple[str, str]
@@ -113,15 +115,21 @@ _ONCE_ADMIN: Object = {
 """Stands for the classes that had admin access when a claim was allocated, and have it no more."""
 
 
-def as_allocated(documents: Sequence[Object]) -> list[Object]:
+def as_allocated(documents: Sequence[Object], made: Made | None = None) -> list[Object]:
     """The documents as they count: what allocated claims are, is fixed until they are released (S18).
 
     Were an edit of the claim, or admin access given to its class later, to count, a claim would look as if it held
     nothing while it still does; and were admin access taken from its class to count, as if it held what others have.
     """
-    admin = admin_classes(documents)
-    counted = [_as_allocated(doc, admin) if doc.get("kind") == "DeviceClaim" else doc for doc in documents]
-    once_admin = any(_admin_when_allocated(doc) - admin for doc in claims_among(documents))
+    admin, made = admin_classes(documents), made or Made()
+    counted, once_admin = [], False
+    for doc in documents:
+        if doc.get("kind") == "DeviceClaim":
+            as_it_counts, had_admin = made.of("as-allocated", doc, partial(_as_allocated, doc, admin), admin)
+            counted.append(as_it_counts)
+            once_admin = once_admin or had_admin
+        else:
+            counted.append(doc)
     return [*counted, _ONCE_ADMIN] if once_admin else counted
 
 
@@ -133,13 +141,16 @@ def _admin_when_allocated(claim: Object) -> frozenset[str]:
         return frozenset()  # somebody else wrote there
 
 
-def _as_allocated(claim: Object, admin: frozenset[str]) -> Object:
+def _as_allocated(claim: Object, admin: frozenset[str]) -> tuple[Object, bool]:
+    """The claim as it counts, and whether a class that it names has lost admin access since."""
+    recorded = _admin_when_allocated(claim) if claim.get("apiVersion") == meta.DEVMGMT else frozenset()
+    once_admin = bool(recorded - admin)
     if not allocations(claim) or annotation(claim, meta.ALLOCATED_SPEC) is None:
-        return claim
+        return claim, once_admin
     recorded = _admin_when_allocated(claim)
     instead = {**dict.fromkeys(admin - recorded), **dict.fromkeys(recorded - admin, _ONCE_ADMIN["metadata"]["name"])}
     spec = _with_classes(allocated_spec(claim), instead)
-    return claim if spec == claim.get("spec") else {**claim, "spec": spec}
+    return claim if spec == claim.get("spec") else {**claim, "spec": spec}, once_admin
 
 
 def _with_classes(content: Any, instead: Mapping[str, str | None]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
@@ -28,6 +29,7 @@ from devalloc.controller.claims import (
     spec_text,
     wants_release,
 )
+from devalloc.controller.reading import Made
 from devalloc.controller.release import released
 from devalloc.store import Change, Key, Object
 from devalloc_solver.reasons import Reason
@@ -59,13 +61,13 @@ class Unit:
         return frozenset(change.key for change in self.changes)
 
 
-def decide(documents: Sequence[Object], answer: Mapping[str, Any], now: str) -> list[Unit]:
+def decide(documents: Sequence[Object], answer: Mapping[str, Any], now: str, made: Made | None = None) -> list[Unit]:
     """What to write so that the claims say what ``answer`` (of ``solve_manifests`` for these documents) says.
 
     Claims that say it already are left out. ``now`` is the time of conditions that change, RFC 3339.
     """
     answers: dict[ClaimKey, Mapping[str, Any]] = {(a["namespace"], a["name"]): a for a in answer["claims"]}
-    admin = admin_classes(documents)
+    admin, made = admin_classes(documents), made or Made()
     groups: dict[tuple[str, str], list[Change]] = {}
     blocked = {(claim_key(claim)[0], group_of(claim)) for claim in claims_among(documents) if _is_held_back(claim)}
     units = []
@@ -79,7 +81,9 @@ def decide(documents: Sequence[Object], answer: Mapping[str, Any], now: str) -> 
             units.append(Unit((released(claim),), granted=False, released=True))
             continue
         if allocations(claim):
-            change = _kept(claim, found, now)
+            if (kept := made.of("kept", claim, partial(_kept_if_new, claim, found, now), found)) is None:
+                continue
+            change = kept
         elif is_deleting(claim):
             continue
         elif _is_held_back(claim):
@@ -128,6 +132,11 @@ def _shown(entries: Sequence[Any]) -> str:
 
 def _refused(claim: Object, answer: Mapping[str, Any]) -> Change:
     return _change(claim, claim.get("status"), {meta.REASON: answer["reason"], meta.MESSAGE: answer["message"]})
+
+
+def _kept_if_new(claim: Object, answer: Mapping[str, Any], now: str) -> Change | None:
+    change = _kept(claim, answer, now)
+    return change if _says_anything(change, claim) else None
 
 
 def _kept(claim: Object, answer: Mapping[str, Any], now: str) -> Change:

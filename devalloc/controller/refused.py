@@ -67,6 +67,10 @@ class Refusals:
         self._refused: dict[_Which, _Refused] = {}
         self._documents: list[Object] = []
 
+    def are_there(self) -> bool:
+        """Whether anything may have to be asked for again though nothing changes."""
+        return bool(self._refused)
+
     def look(self, documents: Iterable[Object]) -> dict[Key, str]:
         """What is not to be asked for in a round on these documents, and why."""
         self._documents = [*documents]

@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from devalloc.controller.claims import allocations
+from devalloc.controller.claims import allocations, claim_key, group_of, is_deleting
 from devalloc.store import Object
 
 if TYPE_CHECKING:
     from devalloc_solver import Fleet
 
 _Name = tuple[str, str, str, str]
+_ClaimKey = tuple[str, str]
+_Answer = dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Standing:
+    """What the last round came to, for one in which little has changed."""
+
+    answers: dict[_ClaimKey, _Answer]
+    """Of the claims that hold something."""
+    problems: list[_Answer]
+    about: frozenset[_Name] = field(init=False)
+    """What the problems are of."""
+
+    def __post_init__(self) -> None:
+        parts = ("kind", "namespace", "name")
+        told = [[str(each.get(part) or "") for part in parts] for each in self.problems]
+        self.about = frozenset(("", kind, namespace or "default", name) for kind, namespace, name in told)
 
 
 class WarmSolver:
-    """Called with all documents round after round; answers as ``solve_manifests`` does of each. Not thread-safe.
+    """Called with all documents round after round; answers as ``solve_manifests`` does of each, but for ``objective``.
+    Not thread-safe.
 
-    What a round decided is not believed until the next one sees it in the documents: it may not have been written.
+    What a round decided is not believed until the next one sees it in the documents: it may not have been written. A
+    round that finds one simple claim more, or some fewer, than the last costs what these cost.
     """
 
     def __init__(self) -> None:
@@ -25,17 +47,36 @@ class WarmSolver:
         self._placement = ""
         self._told: dict[_Name, Object] = {}
         """what the fleet was told: everything but claims that hold nothing and have a spec"""
+        self._standing: _Standing | None = None
 
-    def __call__(self, documents: Iterable[Object], *, placement: str, deadline: float | None) -> dict[str, Any]:
+    def __call__(self, documents: Iterable[Object], *, placement: str, deadline: float | None) -> _Answer:
         """The dict of ``solve_manifests`` for these documents. An error leaves nothing behind."""
         documents = list(documents)
         fleet, self._fleet = self._fleet, None
-        fleet = self._told_anew(documents, placement) if fleet is None else self._told_of(fleet, documents, placement)
-        claims = [document for document in documents if _is_claim(document)]
-        answer = fleet.allocate_all(claims, deadline=deadline)
-        self._take_back(fleet, claims, answer)
-        self._fleet = fleet
+        standing, self._standing = self._standing, None
+        if fleet is None or placement != self._placement:
+            fleet, changed = self._told_anew(documents, placement), None
+        else:
+            changed = self._told_of(fleet, documents)
+        waiting = [document for document in documents if _is_claim(document) and _name(document) not in self._told]
+        answer = None
+        if changed is not None and standing is not None and len(waiting) <= 1:
+            answer = self._little(fleet, standing, changed, waiting)
+        if answer is None:
+            claims = [document for document in documents if _is_claim(document)]
+            answer = fleet.allocate_all((claim for claim in claims if not self._is_held(fleet, claim)), deadline)
+            self._take_back(fleet, waiting, answer["claims"])
+            told = {name[2:] for name in self._told if name[1] == "DeviceClaim"}
+            held = {key: each for each in answer["claims"] if (key := (each["namespace"], each["name"])) in told}
+            standing = _Standing(held, answer["problems"])
+            if any(("", *_name(claim)[1:]) in standing.about for claim in waiting):
+                standing = None  # they may be gone next time
+        self._fleet, self._standing = fleet, standing
         return answer
+
+    def _is_held(self, fleet: Fleet, claim: Object) -> bool:
+        """Whether the fleet answers for it without being asked: as it was told."""
+        return _name(claim) in self._told and fleet.holds(*claim_key(claim))
 
     def _told_anew(self, documents: list[Object], placement: str) -> Fleet:
         from devalloc_solver import Fleet  # takes a while to load
@@ -44,30 +85,73 @@ class WarmSolver:
         self._placement = placement
         return Fleet.from_manifests(self._told.values(), placement=placement)
 
-    def _told_of(self, fleet: Fleet, documents: list[Object], placement: str) -> Fleet:
-        """Tell the fleet of what is new, has changed, or is gone."""
-        if placement != self._placement:
-            return self._told_anew(documents, placement)
+    def _told_of(self, fleet: Fleet, documents: list[Object]) -> dict[_Name, Object | None]:
+        """Tell the fleet of what is new, has changed, or (None) is gone."""
         now = {_name(document): document for document in documents if _counts(document)}
-        for name in self._told.keys() - now.keys():
+        changed: dict[_Name, Object | None] = dict.fromkeys(self._told.keys() - now.keys())
+        for name in changed:
             fleet.delete(self._told[name])
         for name, document in now.items():
             if not _same(self._told.get(name), document):
                 fleet.update(document)
+                changed[name] = document
         self._told = now
-        return fleet
+        return changed
 
-    def _take_back(self, fleet: Fleet, claims: list[Object], answer: dict[str, Any]) -> None:
+    def _little(
+        self, fleet: Fleet, standing: _Standing, changed: Mapping[_Name, Object | None], waiting: list[Object]
+    ) -> _Answer | None:
+        """The answer where all that has changed are claims that hold something and are well, and one at most waits
+        that is simple and gets its devices; None where that is not so, and all are to be looked at."""
+        began = time.monotonic()
+        if any(name[1] != "DeviceClaim" or ("", *name[1:]) in standing.about for name in changed):
+            return None
+        if not all(_is_simple(claim) and group_of(claim) is None and not is_deleting(claim) for claim in waiting):
+            return None
+        for name, document in changed.items():
+            standing.answers.pop(name[2:], None)
+            if document is not None:
+                if not fleet.holds(*name[2:]) or not self._has_classes(document, standing):
+                    return None
+                answer = fleet.allocate(document)
+                if not answer["allocated"] or answer.get("lost") or answer.get("warnings"):
+                    return None
+                standing.answers[name[2:]] = answer
+        given = [fleet.allocate(claim) for claim in waiting]
+        self._take_back(fleet, waiting, given)
+        if not all(each["allocated"] for each in given):
+            return None
+        answers = sorted([*standing.answers.values(), *given], key=lambda each: (each["namespace"], each["name"]))
+        seconds = round(time.monotonic() - began, 6)
+        return {"claims": answers, "problems": standing.problems, "optimal": True, "seconds": seconds}
+
+    def _has_classes(self, claim: Object, standing: _Standing) -> bool:
+        """Whether the claim is simple, and the class that it names is there and well."""
+        if not _is_simple(claim):
+            return False
+        named = claim["spec"]["claims"][0].get("deviceClass")
+        place = (claim["apiVersion"], "DeviceClass", "default", str(named))
+        return not named or (place in self._told and ("", *place[1:]) not in standing.about)
+
+    def _take_back(self, fleet: Fleet, claims: list[Object], answers: Iterable[_Answer]) -> None:
         """Forget what was given now: the documents of the next round say what of it was written."""
-        given = {(each["namespace"], each["name"]) for each in answer["claims"] if each["allocated"]}
+        given = {(each["namespace"], each["name"]) for each in answers if each["allocated"]}
         for claim in claims:
-            name = _name(claim)
-            if name not in self._told and name[2:] in given:
+            if _name(claim)[2:] in given:
                 fleet.delete(claim)
 
 
 def _is_claim(document: Object) -> bool:
     return document.get("kind") == "DeviceClaim"
+
+
+def _is_simple(claim: Object) -> bool:
+    """Whether it asks for one thing, without alternatives: then it is placed in no time, and needs no deadline."""
+    spec = claim.get("spec")
+    entries = spec.get("claims") if isinstance(spec, dict) else None
+    if not isinstance(entries, list) or len(entries) != 1 or not isinstance(entries[0], dict):
+        return False
+    return not entries[0].get("oneOf")
 
 
 def _counts(document: Object) -> bool:
@@ -77,14 +161,22 @@ def _counts(document: Object) -> bool:
 
 
 def _same(told: Object | None, document: Object) -> bool:
-    """Of claims all counts: what an allocated one is depends on more than itself (``as_allocated``)."""
+    """Of claims all counts: what an allocated one is depends on more than itself (``as_allocated``). Of pools the
+    status does not: it says what claims hold."""
+    if told is document:
+        return True
     if told is None or _is_claim(document):
         return told == document
     before, now = told["metadata"], document["metadata"]
     version = now.get("resourceVersion")
     if version is not None and (before.get("uid"), before.get("resourceVersion")) == (now.get("uid"), version):
         return True
-    return told == document
+    return _without_status(told) == _without_status(document)
+
+
+def _without_status(document: Object) -> Object:
+    metadata = {name: value for name, value in document["metadata"].items() if name != "resourceVersion"}
+    return {**{name: value for name, value in document.items() if name != "status"}, "metadata": metadata}
 
 
 def _name(document: Object) -> _Name:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from devalloc.api import hostpool, meta
@@ -26,6 +27,7 @@ from devalloc.controller.placing import asked, growth, machines
 from devalloc.controller.placing.joined import Joined
 from devalloc.controller.placing.machines import MachineKey
 from devalloc.controller.placing.standing import standing_of
+from devalloc.controller.reading import Made
 from devalloc.store import Object
 
 Group = tuple[str, str]
@@ -80,14 +82,18 @@ class Placing:
     """All machines."""
 
 
-def with_machines(documents: Sequence[Object]) -> Placing:
+def with_machines(documents: Sequence[Object], made: Made | None = None) -> Placing:
     """The input for documents in which allocated claims are as they count (``as_allocated``)."""
-    found = machines.machines_among(documents)
+    found, made = machines.machines_among(documents), made or Made()
     named = (doc for doc in documents if hostpool.node_of_host_pool(doc) is not None)
-    pools = [doc for doc in named if decode(doc).object is not None]
+    pools = [doc for doc in named if made.of("readable", doc, partial(_is_readable, doc))]
     if not found or (not pools and all(machines.spec_of(doc).get("nodeName") for doc in found)):
         return Placing(documents)
     return _Writer(documents, found, pools).written()
+
+
+def _is_readable(pool: Object) -> bool:
+    return decode(pool).object is not None
 
 
 class _Writer:

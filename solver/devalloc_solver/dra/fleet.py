@@ -143,6 +143,10 @@ class ResourceFleet:
         if self._world is not None:
             self._world.free((namespace, name))
 
+    def holds(self, namespace: str, name: str) -> bool:
+        """Whether a claim of that name has an allocation."""
+        return any(is_held(one) for one in self._state.objects.get(("ResourceClaim", namespace, name), ()))
+
     # -- objects -----------------------------------------------------------------------------------------------------
 
     def update(self, document: Manifest) -> list[dict[str, Any]]:

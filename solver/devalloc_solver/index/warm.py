@@ -92,6 +92,10 @@ class ClaimFleet:
         if not self._state.release((namespace, name)):
             raise KeyError(f"no claim {namespace}/{name} holds devices")
 
+    def holds(self, namespace: str, name: str) -> bool:
+        """Whether a claim of that name has devices."""
+        return (namespace, name) in self._state.kept
+
     # -- objects -----------------------------------------------------------------------------------------------------
 
     def update(self, document: Mapping[str, Any]) -> list[dict[str, Any]]:

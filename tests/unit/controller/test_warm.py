@@ -50,7 +50,8 @@ def test_an_error_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None
     warm = WarmSolver()
     warm(state[:2], placement="pack", deadline=None)
     with monkeypatch.context() as patch:
-        patch.setattr(Fleet, "allocate_all", _refusing)
+        for verb in ("allocate", "allocate_all"):
+            patch.setattr(Fleet, verb, _refusing)
         with pytest.raises(AnswerRefused):
             warm(state, placement="pack", deadline=None)
     assert warm(state, placement="pack", deadline=None)["claims"][0]["allocated"]

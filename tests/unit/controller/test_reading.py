@@ -1,0 +1,106 @@
+"""What did not change is not read again, and what was made of it is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devalloc.controller import availability, decision
+from devalloc.controller.allocate import Allocator
+from devalloc.controller.reading import Made, Reading
+from devalloc.store import Key, Store
+from devalloc.store.sqlite import SQLiteStore
+from tests.support.fleets import fill, gpu_claim, gpu_class, gpu_pool
+
+
+def test_an_object_that_did_not_change_is_the_same_one(store: Store) -> None:
+    fill(store, gpu_pool("p"), gpu_pool("r"), gpu_class())
+    reading = Reading(store, None)
+    before = reading.look()
+    assert not reading.look().is_new
+    pool = store.get("DevicePool", None, "r")
+    store.replace({**pool, "spec": {**pool["spec"], "devices": []}})
+    store.delete("DeviceClass", None, "gpu")
+    fill(store, gpu_pool("q"))
+    after = reading.look()
+    assert after.is_new
+    assert [*after.objects.values()] == store.list().objects
+    assert after.objects[Key("DevicePool", None, "p")] is before.objects[Key("DevicePool", None, "p")]
+    assert before.objects.keys() != after.objects.keys(), "a look stays as it is"
+
+
+def test_one_of_the_same_name_is_another_object(store: Store) -> None:
+    fill(store, gpu_pool("p"))
+    reading = Reading(store, ["DevicePool"])
+    before = reading.look()
+    store.delete("DevicePool", None, "p")
+    fill(store, gpu_pool("p"), gpu_class())
+    assert [*reading.look().objects.values()] == store.list("DevicePool").objects != [*before.objects.values()]
+
+
+def test_what_was_missed_is_listed_anew_and_the_rest_known_again(tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path / "store.db", deletions_kept=1)
+    fill(store, gpu_pool("p"), gpu_pool("q"), gpu_pool("r"))
+    reading = Reading(store, None)
+    before = reading.look()
+    for name in ("q", "r"):
+        store.delete("DevicePool", None, name)
+    after = reading.look()
+    assert [*after.objects.values()] == store.list().objects
+    assert after.objects[Key("DevicePool", None, "p")] is before.objects[Key("DevicePool", None, "p")]
+    store.close()
+
+
+def test_what_was_made_is_known_as_long_as_it_is_asked_for() -> None:
+    made, numbers, obj = Made(), iter(range(10)), {"a": 1}
+
+    def ask(given: Any = None) -> int:
+        return made.of("number", obj, lambda: next(numbers), given)
+
+    assert [ask(), ask()] == [0, 0]
+    made.turn()
+    assert [ask(), ask("other")] == [0, 1]
+    made.turn()
+    made.turn()
+    assert ask("other") == 2
+    assert made.of("number", dict(obj), lambda: next(numbers)) == 3, "an equal object is not the same one"
+
+
+def test_a_round_reads_what_has_changed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(store, gpu_class(), *(gpu_pool(f"p{n}", node=f"n{n}") for n in range(3)), gpu_claim("a"), gpu_claim("b"))
+    asked, read = [], []
+    allocator = Allocator(store)
+    monkeypatch.setattr(allocator, "_solve", _noting(allocator._solve, lambda *_: asked.append(1)))
+    while allocator.round().granted:
+        pass
+    allocator.round()
+    for module, name in ((availability, "_numbers"), (decision, "_kept")):
+        noting = _noting(getattr(module, name), lambda doc, *_: read.append(doc["metadata"]["name"]))
+        monkeypatch.setattr(module, name, noting)
+    asked.clear()
+    first, again = allocator.round(), allocator.round()
+    assert (asked, read) == ([], []), "nothing has changed"
+    assert (first.claims, first.allocated, first.available) == (2, 2, 4)
+    assert again.granted == again.stale == []
+    fill(store, gpu_claim("c"))
+    assert [key.name for key in allocator.round().granted] == ["c"]
+    assert asked == [1]
+    assert len(read) == 1, "of the pool alone that it got a device of"
+
+
+def test_nobody_changes_what_is_kept(store: Store) -> None:
+    fill(store, gpu_class(), gpu_pool("p"), gpu_claim("a"), gpu_claim("b", release="now"))
+    allocator = Allocator(store)
+    for _ in range(4):
+        allocator.round()
+    assert [*allocator._reading.look().objects.values()] == store.list().objects
+
+
+def _noting(method: Any, note: Any) -> Any:
+    def noting(*arguments: Any, **named: Any) -> Any:
+        note(*arguments)
+        return method(*arguments, **named)
+
+    return noting
