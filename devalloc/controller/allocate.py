@@ -167,7 +167,9 @@ class Allocator:
         self._problems: frozenset[str] = frozenset()
         self._refusals = Refusals(clock)
         self._is_again = False
-        """Devices were set aside in vain, so that another round is due."""
+        """Devices were set aside in vain, or refusals left to the next round, so that another is due."""
+        self._left: frozenset[Key] = frozenset()
+        """Refusals that the last round left to this one."""
         self._unsaid: list[Unit] = []
         """What the last round wanted to say on objects, and they could not be written."""
 
@@ -203,7 +205,7 @@ class Allocator:
     def round(self) -> Round:
         """Answer every claim there is, once."""
         objects, version, is_new = self._reading.look()
-        if not is_new and self._last is not None and not self._refusals.are_there():
+        if self._last is not None and not (is_new or self._is_unfinished or self._refusals.are_there()):
             return replace(self._last, seconds=0.0)
         self._last = None
         self._made.turn()
@@ -214,6 +216,7 @@ class Allocator:
         answer = gate.answered(asked.documents, self._answer, self._settings.admin_namespaces, kept_out)
         now = self._now().isoformat(timespec="seconds").replace("+00:00", "Z")
         units = placing.decide_machines(asked, answer, decide(documents, answer, now, self._made), now)
+        units = self._without_passing(units)
         written = self._commit(units, Fence(version, EXCLUSIVE_SPECS, EXCLUSIVE_STATUSES), documents)
         for key, obj in written.items():
             self._wrote(objects[key], obj)
@@ -248,6 +251,15 @@ class Allocator:
         if not units and answer["optimal"] and not self._is_behind and not (waiting and self._has_quotas()):
             self._last = done
         return done
+
+    def _without_passing(self, units: Sequence[Unit]) -> list[Unit]:
+        """Without refusals that others of the batch are the reason of, where these are given something: who has it then
+        is a reason that lasts, and is written by the round after, which comes at once. What a round left to the next is
+        written in that, whatever it gives."""
+        told = {key for unit in units if unit.passing for key in unit.keys} - self._left
+        self._left = frozenset(told) if any(unit.granted or unit.grows for unit in units) else frozenset()
+        self._is_again = bool(self._left)
+        return [unit for unit in units if not (unit.passing and unit.keys & self._left)]
 
     def _with_cordons(self, objects: Iterable[Object]) -> list[Object]:
         return [

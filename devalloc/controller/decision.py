@@ -40,6 +40,8 @@ STILL_PREPARED = "StillPrepared"
 """Reason on a claim that holds nothing any more: its node has not let go of what it held."""
 _LENGTH = 300
 """Characters that a column shows of a claim's devices."""
+OF_THE_BATCH = frozenset({Reason.LOST_TO_HIGHER_PRIORITY.value, Reason.LOST_TO_COMPETITION.value})
+"""Reasons of claims that would have found a place, had others that are answered with them asked for less."""
 DEVICE_LOST = "DeviceLost"
 """Condition of an allocated device that exists no more (S18)."""
 
@@ -55,6 +57,8 @@ class Unit:
     """It takes devices from a claim, so that another round is due."""
     grows: bool = False
     """It gives more to a machine that has some."""
+    passing: bool = False
+    """It says that others of the batch were given what is wanted: a reason that holds until these have it."""
 
     @property
     def keys(self) -> frozenset[Key]:
@@ -76,7 +80,7 @@ def decide(documents: Sequence[Object], answer: Mapping[str, Any], now: str, mad
         found = answers.get(key)
         if found is None:
             continue
-        granted = False
+        granted = passing = False
         if allocations(claim) and wants_release(claim) and not is_prepared(claim):
             units.append(Unit((released(claim),), granted=False, released=True))
             continue
@@ -93,14 +97,14 @@ def decide(documents: Sequence[Object], answer: Mapping[str, Any], now: str, mad
         elif found["allocated"]:
             change, granted = _granted(claim, found, admin), True
         else:
-            change = _refused(claim, found)
+            change, passing = _refused(claim, found), found["reason"] in OF_THE_BATCH
         if not _says_anything(change, claim):
             continue
         group = group_of(claim)
         if granted and group is not None:
             groups.setdefault((key[0], group), []).append(change)
         else:
-            units.append(Unit((change,), granted))
+            units.append(Unit((change,), granted, passing=passing))
     return units + [Unit(tuple(changes), granted=True) for changes in groups.values()]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from devalloc.api.reservation import FITS
 from devalloc.controller.claims import ClaimKey
-from devalloc.controller.decision import Unit
+from devalloc.controller.decision import OF_THE_BATCH, Unit
 from devalloc.controller.placing import machines
 from devalloc.controller.placing.documents import Placing
 from devalloc.controller.placing.words import Words
@@ -100,7 +100,9 @@ def _told(machine: Object, reason: str, message: str, now: str, condition: str =
     status = {**before, "conditions": _conditions(machine, condition, "False", reason, message[:4096], now)}
     if machines.holder_of(machine) is None:  # else its node says how it is
         status |= {"phase": "Pending", "reason": reason, "message": message[:4096]}
-    return [] if status == before else [Unit((_change(machine, status),), granted=False)]
+    return (
+        [] if status == before else [Unit((_change(machine, status),), granted=False, passing=reason in OF_THE_BATCH)]
+    )
 
 
 def _freed(machine: Object) -> Change:

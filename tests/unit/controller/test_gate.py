@@ -118,9 +118,12 @@ class TestCounts:
         fill(store, gpu_pool(devices=1), gpu_pool("q", 1, node="m"), gpu_class(), limit(1))
         high = gpu_claim("high", namespace="other", priority="9", node="n")
         fill(store, high, gpu_claim("a", node="n"), gpu_claim("b", node="m"))
-        Allocator(store).round()
+        allocator = Allocator(store)
+        allocator.round()
         assert held(store, "high", "other") == ["p/d0"]
-        assert (held(store, "b"), reason(store, "a")) == (["q/d0"], "LostToHigherPriority")
+        assert (held(store, "b"), reason(store, "a")) == (["q/d0"], None)
+        allocator.round()
+        assert reason(store, "a") == "QuotaExceeded"
 
     def test_a_lowered_quota_takes_nothing_away(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=8), gpu_class(), gpu_claim("a", 4), limit(8))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,10 @@ from devalloc.controller import availability, decision
 from devalloc.controller.allocate import Allocator
 from devalloc.controller.reading import Made, Reading
 from devalloc.store import Key, Store
+from devalloc.store.kubernetes import KubernetesStore
 from devalloc.store.sqlite import SQLiteStore
-from tests.support.fleets import fill, gpu_claim, gpu_class, gpu_pool
+from tests.support.fake_kube import FakeClient, FakeKube
+from tests.support.fleets import annotations, fill, gpu_claim, gpu_class, gpu_pool
 
 
 def test_an_object_that_did_not_change_is_the_same_one(store: Store) -> None:
@@ -104,3 +108,17 @@ def _noting(method: Any, note: Any) -> Any:
         return method(*arguments, **named)
 
     return noting
+
+
+def test_who_loses_in_a_batch_is_told_once_who_has_it() -> None:
+    kube = FakeKube()
+    client = FakeClient(kube)
+    with closing(KubernetesStore(client)) as store:  # type: ignore[arg-type]
+        fill(store, gpu_class(), gpu_pool(devices=2), *(gpu_claim(f"c{number}") for number in range(6)))
+        allocator = Allocator(store)
+        client.writes.clear()
+        for _ in range(4):
+            allocator.round()
+        written = Counter(what.split("/")[-1] for what in client.writes if "deviceclaims" in what)
+        assert written == {"status": 2} | {f"c{number}": 1 for number in range(6)}
+        assert {annotations(store, f"c{number}").get("reason") for number in range(6)} == {None, "DevicesInUse"}
