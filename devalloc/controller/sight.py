@@ -22,6 +22,9 @@ BESIDE = ("ResourceQuota", "ResourceSlice", "ResourceClaim", "DeviceTaintRule")
 LEAST_SECONDS = 1.0
 SHARE = 10
 """However many look, and however large the fleet is: no more than one part in so many of a CPU is spent."""
+NO_KINDS = (
+    "There are no DevicePools, DeviceClaims or VirtualMachines: devalloc's own kinds are not installed in this cluster."
+)
 AGAIN_SECONDS = 30.0
 """After which a kind is asked for again that could not be read."""
 SILENT_SECONDS = 10.0
@@ -84,8 +87,14 @@ class Sight:
             return self._seen
 
     def _looked(self, before: Seen | None) -> Seen:
-        objects, version = self._store.list(KINDS if self._beside is not None else (*KINDS, *BESIDE))
         more = _Read() if self._beside is None else self._read_beside(self._beside)
+        try:
+            objects, version = self._store.list(KINDS if self._beside is not None else (*KINDS, *BESIDE))
+        except NotServed:
+            if self._beside is None:
+                raise
+            # Nodes publish ResourceSlices only
+            objects, version, more = [], "", replace(more, notes=(NO_KINDS, *more.notes))
         trouble = self._silence()
         now, read = datetime.now(UTC), ((version, *more.versions), more.notes)
         if before is not None and read == self._read:

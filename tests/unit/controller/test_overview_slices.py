@@ -9,7 +9,7 @@ import pytest
 from devalloc.api.aside import TAINT, set_aside
 from devalloc.controller.overview import Card, overview
 from devalloc.controller.overview.claims import SCHEDULER, UNTOLD
-from devalloc.controller.sight import Sight
+from devalloc.controller.sight import NO_KINDS, Sight
 from devalloc.store import Forbidden, Listing, NotServed, Unavailable
 from tests.support.fleets import gpu_claim, gpu_class, gpu_pool
 from tests.support.overviews import adds_up, devices_of
@@ -228,6 +228,12 @@ def test_what_may_not_be_read_is_said_and_the_rest_is_shown() -> None:
     assert "Event" in beside.asked
     beside.silent_seconds, now = 100.0, 120.0
     assert sight.latest().trouble == "the API server does not answer"
+
+
+def test_a_cluster_of_slices_alone_is_shown() -> None:
+    beside = Cluster(ResourceSlice=[slice_of("card", "n", [device("d")])])
+    seen = Sight(Cluster(DevicePool=NotServed("no CRDs")), beside).latest()  # type: ignore[arg-type]
+    assert (seen.overview.counts.devices, seen.overview.notes, seen.trouble) == (1, (NO_KINDS,), "")
 
 
 def test_events_are_read_for_those_only_who_are_told_nowhere_else() -> None:
