@@ -40,7 +40,6 @@ from devalloc.store import (
     Object,
     Refused,
     Store,
-    StoreError,
     Unusable,
 )
 from devalloc.store.lifecycle import annotated, with_status
@@ -123,24 +122,18 @@ class Allocator:
         solve: Solve | None = None,
         progress: Callable[[Round], None] = lambda done: None,
         wrote: Callable[[Object, Object], None] = lambda before, after: None,
-        settle: Callable[[threading.Event], None] = lambda stop: None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``kinds``: what is read to decide; None for all. ``solve`` None: a Fleet that is kept warm. ``progress`` is
         called after each round, in the loop's thread, and ``wrote`` of each object that an answer was written on, with
-        what it was before and is now, or was to say where it cannot be written. ``settle`` is called before the round
-        after one that could not write: what that has sent may be on its way still, and when ``settle`` returns it
-        cannot be done any more."""
+        what it was before and is now, or was to say where it cannot be written."""
         self._store = store
         self._settings = settings
         self._kinds = None if kinds is None else frozenset(kinds)
         self._solve: Solve = WarmSolver() if solve is None else solve
         self._progress = progress
         self._wrote = wrote
-        self._settle = settle
-        self._in_doubt = False
-        """Something may have been sent of which nobody knows whether it will be done."""
         self._is_unfinished = False
         """Something that was written is marked still as not yet given: the store takes the marks away before it writes
         anything else."""
@@ -180,9 +173,6 @@ class Allocator:
         while not stop.is_set():
             try:
                 self.began = self._clock()
-                if self._in_doubt:
-                    self._settle(stop)
-                    self._in_doubt = False
                 done = self.round()
                 failures, self.began, self.failing = 0, None, None
                 self._progress(done)
@@ -194,8 +184,7 @@ class Allocator:
                 continue
             except Unusable:
                 raise
-            except Exception as error:
-                self._in_doubt |= isinstance(error, StoreError)
+            except Exception:
                 self.failing = self.began if self.failing is None else self.failing
                 failures, self.began = failures + 1, None
                 delay = min(self._settings.retry * 2 ** min(failures - 1, 30), self._settings.resync)

@@ -8,7 +8,6 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -22,7 +21,6 @@ from devalloc.controller.lease import Lease
 from devalloc.controller.metrics import TYPE, Metrics
 from devalloc.controller.recorder import Recorder
 from devalloc.controller.resourceclaims import ResourceClaimAllocator, ResourceClaimSettings
-from devalloc.controller.seal import Interrupted, seal
 from devalloc.controller.site import Page, Site
 from devalloc.controller.told import changes
 from devalloc.store import Object
@@ -100,7 +98,6 @@ class Cluster:
         self._settings = settings
         self._client = client
         self._on_round = on_round
-        self._settled = 0
         self._resource_claims: ResourceClaimAllocator | None = None
         holder = f"{settings.instance}-{secrets.token_hex(4)}"
         self.lease = Lease(
@@ -121,7 +118,6 @@ class Cluster:
             kinds=(resource.kind for resource in (*OURS, *AROUND)),
             progress=self._progress,
             wrote=lambda before, after: self.recorder.record(changes(before, after)),
-            settle=self._settle,
         )
         self.controller = Controller(self.lease, self.store, self._loops, on_state=on_state)
         self._site: Site | None = None
@@ -180,12 +176,6 @@ class Cluster:
             )
             loops["resource-claims"] = self._resource_claims.run
         return loops
-
-    def _settle(self, stop: threading.Event) -> None:
-        """Have nothing that this process has sent and knows no end of be done any more. Raises StoreError."""
-        self._settled += 1
-        with suppress(Interrupted):
-            seal(self.store, f"{self.lease.transitions} {self.lease.holder} {self._settled}", stop)
 
     def _aside(self, loop: Loop, over: threading.Event) -> None:
         """What shows how it is: without it nobody would know, so that its end is the end of all."""

@@ -10,7 +10,7 @@ refuses that as well is left: it refuses the leader before the same, and nothing
 what is refused because of the object. Where an API server that was just started knows no rights and policies yet, or
 the rights are missing, nobody knows what it will let through later: then this fails, and is begun anew.
 
-A leader does the same to itself after a write whose answer was lost: it may be on its way still.
+The store does the same to an object of which it does not know whether what this process sent will still be done.
 
 Not sealed is what holds devices already: a write there takes them back, says how they are, or leaves them. Only where
 a commit of several objects was cut off (a mark of the store) it may still be finished, so that is sealed as well.

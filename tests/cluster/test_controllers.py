@@ -20,6 +20,7 @@ from devalloc.controller.cluster import ClusterSettings
 from devalloc.controller.lease import Lost
 from devalloc.controller.seal import seal
 from devalloc.store.kubernetes import ApiError, Client
+from devalloc.store.kubernetes.doubts import Doubts
 from tests.support import kube_build, kube_crds
 from tests.support.claim_history import PREPARED, History, holders, unanswered
 from tests.support.claim_storm import Storm
@@ -390,13 +391,13 @@ def test_clocks_of_the_two_need_not_agree(cluster: Cluster) -> None:
             thread.join(120)
 
 
-@pytest.mark.parametrize("settled", [True, False], ids=["sealed", "without the seal"])
+@pytest.mark.parametrize("settled", [True, False], ids=["settled", "left in doubt"])
 def test_a_write_whose_answer_was_lost_is_not_done_later(
     cluster: Cluster, settled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The leader's own: the connection broke, and the request arrives when the device has gone to somebody else."""
     if not settled:
-        monkeypatch.setattr(Controller, "_settle", lambda self, stop: None)
+        monkeypatch.setattr(Doubts, "note", lambda self, keys: None)
     history, lost = History(cluster), list[tuple[str, Object]]()
 
     class Broken(Gated):
