@@ -33,7 +33,7 @@ from devalloc.store.kubernetes.apierror import ApiError
 from devalloc.store.kubernetes.client import Client
 from devalloc.store.kubernetes.doubts import Doubts
 from devalloc.store.kubernetes.mirror import Mirror
-from devalloc.store.kubernetes.reflector import Reflector
+from devalloc.store.kubernetes.reflectors import Reflectors
 from devalloc.store.kubernetes.resources import AROUND, OURS, SHOWN, Resources, lease
 from devalloc.store.kubernetes.underway import RECORDS, Underway
 from devalloc.store.kubernetes.writing import Writing
@@ -44,13 +44,10 @@ NAMESPACE = "devalloc-system"
 DELETIONS_KEPT = 10_000
 WRITERS = 8
 """Units written side by side."""
-_FIRST_LISTS = 3
-"""How often the first lists are begun anew, because the moment that they are of is forgotten before the last."""
 _GRANTED = ("DeviceClaim", "VirtualMachine")
 """Kinds whose objects are written several at once."""
 _STOP_SECONDS = 0.2
 """How long a watch may take to see that it is to stop."""
-_JOIN_SECONDS = 5.0
 
 
 class KubernetesStore:
@@ -77,10 +74,8 @@ class KubernetesStore:
         known = Resources((*ours, *AROUND, lease(namespace), RECORDS))
         self._plain = Writing(client, self._resources, self._heard)
         self._granting = Writing(client, known, self._heard, may_write)
-        self._reflectors: dict[str, Reflector] = {}
-        self._beginning = threading.Lock()
+        self._reflectors = Reflectors(client, self._resources, self._mirror, on_cut=self._forget_identity)
         self._writers = ThreadPoolExecutor(WRITERS, thread_name_prefix="commit")
-        self._over = threading.Event()
         self._identity: str | None = None
         self._in_flight: Counter[str] = Counter()
         """Kinds of which objects are being written under a fence, or without one, by ``commit`` and ``commit_each``."""
@@ -95,7 +90,7 @@ class KubernetesStore:
 
     def list(self, kinds: str | Iterable[str] | None = None, namespace: str | None = None) -> Listing:
         wanted = self._resources.named(kinds)
-        self._begin(wanted)
+        self._reflectors.hold(wanted)
         return self._mirror.select(wanted, namespace)
 
     def watch(
@@ -108,7 +103,7 @@ class KubernetesStore:
     ) -> Generator[Event, None, None]:
         wanted, place = self._resources.named(kinds), version_of(since)
         until = None if timeout is None else time.monotonic() + timeout
-        self._begin(wanted)
+        self._reflectors.hold(wanted)
         looked = False
         while stop is None or not stop.is_set():
             # One who starts from 0 is told what there is, and from then on also what goes.
@@ -125,9 +120,7 @@ class KubernetesStore:
     def refresh(self) -> None:
         """Read anew all kinds that are held: what is listed from here on is no older than this call. Raises
         StoreError."""
-        with self._beginning:
-            for reflector in self._reflectors.values():
-                _read_all(reflector)
+        self._reflectors.refresh()
 
     def identity(self) -> str:
         """The UID of the namespace kube-system, which lives as long as the cluster. Needs the right to get it."""
@@ -144,16 +137,12 @@ class KubernetesStore:
     @property
     def silent_seconds(self) -> float:
         """For how long the API server cannot be heard, for the kind of which that is longest; 0 while it can."""
-        return max((reflector.silent_seconds for reflector in [*self._reflectors.values()]), default=0.0)
+        return self._reflectors.silent_seconds
 
     def close(self) -> None:
-        self._over.set()
+        self._reflectors.refuse()
         self._writers.shutdown(wait=True)
-        with self._beginning:
-            for reflector in self._reflectors.values():
-                reflector.end()
-            for reflector in self._reflectors.values():
-                reflector.join(_JOIN_SECONDS)
+        self._reflectors.end()
 
     # Writing one object.
 
@@ -279,7 +268,7 @@ class KubernetesStore:
         self._underway.end_left()  # what is read half written must not be decided on
         writes = Counter({change.key.kind for unit in units for change in unit})
         depends = fence.specs | fence.statuses if fence is not None else frozenset()
-        self._begin(self._resources.named(depends))
+        self._reflectors.hold(self._resources.named(depends))
         keys = [change.key for unit in units for change in unit]
         while True:
             self._doubts.settle()
@@ -372,51 +361,8 @@ class KubernetesStore:
             raise Conflict(conflicts)
         return olds
 
-    # The mirror.
-
-    def _begin(self, kinds: frozenset[str]) -> None:
-        """Hold these kinds from here on. Raises StoreError."""
-        if kinds <= self._reflectors.keys():
-            return
-        with self._beginning:
-            missing = sorted(kinds - self._reflectors.keys())
-            if not missing:
-                return
-            if self._over.is_set():
-                raise Unavailable("the store is closed")
-            reflectors = [
-                Reflector(self.client, self._resources.of(kind), self._mirror, on_cut=self._forget_identity)
-                for kind in missing
-            ]
-            version = self._first_lists(reflectors)
-            for reflector in reflectors:
-                reflector.begin(version)
-            self._reflectors |= {reflector.resource.kind: reflector for reflector in reflectors}
-
-    def _first_lists(self, reflectors: Sequence[Reflector]) -> str:
-        """The version of the API server that all of them are of."""
-        for number in range(_FIRST_LISTS):
-            first, *others = reflectors
-            version = _read_all(first)
-            moment = {"resourceVersion": version, "resourceVersionMatch": "Exact"}
-            try:
-                for reflector in others:
-                    reflector.list(moment)
-                return version
-            except ApiError as error:
-                if not error.is_gone or number == _FIRST_LISTS - 1:
-                    raise explained(error, f"list {reflector.resource.plural}") from error
-        raise AssertionError("the last try raises")
-
     def _forget_identity(self) -> None:
         self._identity = None
-
-
-def _read_all(reflector: Reflector) -> str:
-    try:
-        return reflector.list()
-    except ApiError as error:
-        raise explained(error, f"list {reflector.resource.plural}") from error
 
 
 __all__ = ["NAMESPACE", "KubernetesStore"]
