@@ -50,6 +50,7 @@ VERBS: dict[str, dict[str, str]] = {
     "On Kubernetes": {
         "install": "bring devalloc to a cluster, or print all manifests",
         "uninstall": "take it off again, with nothing left behind",
+        "kubeconfig": "keep for a node plugin outside pods what it reaches the cluster by",
     },
     "Care": {
         "cordon": "keep devices or a node from being allocated",

@@ -17,6 +17,7 @@ from devalloc.cli.verb import BadInput, Failed, verb
 
 if TYPE_CHECKING:
     from devalloc.store import Store
+    from devalloc_node.seat import Way
     from devalloc_node.settings import KubeletSettings
 
 _APIS = ("v1", "v1beta1")
@@ -114,6 +115,7 @@ def node(
     from devalloc.controller.up import signals
     from devalloc.store.kubernetes.store import KubernetesStore
     from devalloc.store.sqlite import SQLiteStore
+    from devalloc_node import seat
     from devalloc_node.daemon import run
     from devalloc_node.errors import NodeError
     from devalloc_node.names import is_subdomain
@@ -146,6 +148,10 @@ def node(
     with displayed() as display, on.cutting_off(display.say), ExitStack() as stack:
         host = on.host_of(settings, dry_run=dry_run, say=display.say)
         try:
+            if client is not None and not dry_run:
+                way: Way = ("set-aside" if settings.set_aside else "slices") if slices else "pools"
+                place = (settings.socket or settings.state / "node.sock").parent
+                stack.enter_context(seat.taken(place, way, display.say))
             if client is not None and slices:
                 display.say(f"node {name}, claims of the cluster; Ctrl-C stops")
                 plugin = stack.enter_context(opened(settings, host, on.cluster_source(client, driver_name, name)))

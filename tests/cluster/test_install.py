@@ -22,7 +22,9 @@ from tests.support.kube import Cluster, Processes, running
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
-NODES = {name: {"devalloc.io/publish": name} if name != "slices" else {} for name in ("slices", "pools", "none")}
+NODES = {
+    name: {"devalloc.io/publish": name} if name != "slices" else {} for name in ("slices", "pools", "host", "none")
+}
 """By name their labels, which say what they are to publish."""
 PODS = "/api/v1/namespaces/devalloc-system/pods"
 DAEMONSETS = "/apis/apps/v1/namespaces/devalloc-system/daemonsets"
@@ -168,7 +170,7 @@ def test_it_is_installed_used_and_taken_off_with_nothing_left(
     assert "deviceclaim.devmgmtproto.k8s.io/train" in shown
     slice_of_ours(own)
 
-    where = {"slices": "devalloc-node", "pools": "devalloc-node-pools"}
+    where = {"slices": "devalloc-node", "pools": "devalloc-node-pools", "host": "devalloc-node-host"}
     until(lambda: plugins(own) == where, "each node has the pod that its label says")
     assert len(controllers(own)) == 2
 
@@ -264,6 +266,61 @@ def test_the_controllers_pods_are_admitted_where_pods_are_restricted(own: Cluste
     pod["spec"]["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = True
     assert "violates PodSecurity" in own.create("/api/v1/namespaces/restricted/pods", pod, dry_run=True).message
     own.delete("/api/v1/namespaces/restricted")
+
+
+# -- rights of people --------------------------------------------------------------------------------------------------
+
+
+VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection", "allocate", "prepare")
+OF_A_NAMESPACE = (
+    "devmgmtproto.k8s.io/deviceclaims",
+    *(f"devalloc.io/{plural}" for plural in ("virtualmachines", "vfconfigs", "vfioconfigs", "vgpuconfigs")),
+)
+OF_THE_CLUSTER = ("devmgmtproto.k8s.io/deviceclasses", "devmgmtproto.k8s.io/devicepools")
+STATUSES = tuple(f"{one}/status" for one in (*OF_A_NAMESPACE[:2], OF_THE_CLUSTER[1]))
+READ = frozenset(VERBS[:3])
+EDIT = frozenset(VERBS[:8])
+
+
+def test_rights_come_with_the_roles_that_a_cluster_has_anyway(own: Cluster, kubectl: Kubectl, installed: None) -> None:
+    """Kubernetes puts `view`, `edit` and `admin` together of what has their labels."""
+    for role in ("view", "edit", "admin"):
+        kubectl("create", "rolebinding", f"{role}-here", f"--clusterrole={role}", f"--user={role}-here")
+    kubectl("create", "clusterrolebinding", "view-all", "--clusterrole=view", "--user=view-all")
+    kubectl("create", "clusterrolebinding", "fleet", "--clusterrole=devalloc-fleet", "--user=fleet")
+    kubectl("create", "clusterrolebinding", "classes", "--clusterrole=devalloc-classes", "--user=classes")
+    everywhere = (*OF_A_NAMESPACE, *OF_THE_CLUSTER, *STATUSES)
+    expected: dict[str, dict[str, frozenset[str]]] = {
+        "view-here": dict.fromkeys(OF_A_NAMESPACE, READ),
+        "edit-here": dict.fromkeys(OF_A_NAMESPACE, EDIT),
+        "admin-here": dict.fromkeys(OF_A_NAMESPACE, EDIT),
+        "view-all": dict.fromkeys((*OF_A_NAMESPACE, *OF_THE_CLUSTER), READ),
+        "fleet": dict.fromkeys(OF_THE_CLUSTER, EDIT),
+        "classes": {OF_THE_CLUSTER[0]: READ},
+        "stranger": {},
+    }
+    try:
+        until(lambda: is_allowed(own, "admin-here", OF_A_NAMESPACE[-1], "delete"), "the roles are put together")
+        for user, rights in expected.items():
+            may = {
+                one: found
+                for one in everywhere
+                if (found := frozenset(verb for verb in VERBS if is_allowed(own, user, one, verb)))
+            }
+            assert may == rights, user
+        assert not is_allowed(own, "edit-here", OF_A_NAMESPACE[0], "get", "kube-system")
+    finally:
+        kubectl("delete", "rolebinding", "view-here", "edit-here", "admin-here")
+        kubectl("delete", "clusterrolebinding", "view-all", "fleet", "classes")
+
+
+def is_allowed(cluster: Cluster, user: str, resource: str, verb: str, namespace: str = "default") -> bool:
+    group, kind, *below = resource.split("/")
+    asked = {"group": group, "resource": kind, "subresource": "".join(below), "verb": verb}
+    place = {} if resource in OF_THE_CLUSTER else {"namespace": namespace}
+    spec = {"user": user, "resourceAttributes": asked | place}
+    body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
+    return bool(cluster.create("/apis/authorization.k8s.io/v1/subjectaccessreviews", body).content["status"]["allowed"])
 
 
 # -- changes -----------------------------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ GPU = "0000:01:00.0"
 READY = "DeviceClaims and VirtualMachines of the cluster"
 MACHINES = f"/apis/devalloc.io/v1alpha1/namespaces/{SPACE}/virtualmachines"
 CLAIMS = f"{DEVMGMT}/namespaces/{SPACE}/deviceclaims"
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 EVENTS = f"/apis/events.k8s.io/v1/namespaces/{SPACE}/events"
 ROLES = "/apis/rbac.authorization.k8s.io/v1"
 USER = "machines-user"
@@ -98,7 +99,7 @@ def installed(cluster: Cluster) -> Iterator[Cluster]:
     account = {"kind": "ServiceAccount", "name": USER, "namespace": kube_rights.NAMESPACE}
     made = {
         "/api/v1/namespaces": {"metadata": {"name": SPACE}},
-        "/api/v1/nodes": {"metadata": {"name": NODE, "labels": {"devalloc.io/publish": "none"}}},
+        "/api/v1/nodes": {"metadata": {"name": NODE, "labels": {"devalloc.io/publish": "host"}}},
         f"/api/v1/namespaces/{kube_rights.NAMESPACE}/serviceaccounts": {"metadata": {"name": USER}},
     }
     for path, body in made.items():
@@ -281,6 +282,11 @@ def test_a_machine_from_kubectl_apply_to_kubectl_delete(site: Site, kubectl: Kub
     assert process(qemu.pid) is None
     assert site.bed.host.snapshot() == before
     assert site.left() == []
+
+    other = site.bed.start("--publish=slices", ready="has the devices of this host")
+    assert "publishes them as DevicePools and runs machines; waiting" in "\n".join(other.said)
+    other.kill()
+    assert items(site.cluster, SLICES) == [], "a pod that was not to be there offers nothing"
 
     kubectl("apply", "-f", "-", stdin=manifest(site, "huge").replace("min: 1, max: 4", "min: 1000, max: 1000"))
     site.until(lambda: columns(kubectl("get", "vmachine")).get("REASON") == "NodesTooSmall", "it says why")

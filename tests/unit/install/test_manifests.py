@@ -44,7 +44,7 @@ def test_a_node_that_publishes_slices_needs_neither_crds_nor_a_controller() -> N
 def test_where_pools_are_published_nobody_may_publish_slices() -> None:
     names = {path_of(one) for one in manifests(Options(publish="pools"))}
     assert not any("slices" in name for name in names)
-    assert list(pods(Options(publish="pools"))) == ["devalloc-controller", "devalloc-node-pools"]
+    assert list(pods(Options(publish="pools"))) == ["devalloc-controller", "devalloc-node-pools", "devalloc-node-host"]
 
 
 @pytest.mark.parametrize("publish", PUBLISH)
@@ -140,7 +140,7 @@ def test_nodes_are_set_aside_only_where_their_labels_count(publish: Any) -> None
 
 def test_each_label_of_a_node_is_meant_for_one_daemonset() -> None:
     """Of two a node would publish its devices twice."""
-    wanted: dict[str, list[str]] = {"pools": [], "set-aside": [], "none": [], "": []}
+    wanted: dict[str, list[str]] = {"pools": [], "host": [], "set-aside": [], "none": [], "": []}
     for name, pod in pods(Options(resource_claims=True)).items():
         if name == "devalloc-controller":
             continue
@@ -152,6 +152,7 @@ def test_each_label_of_a_node_is_meant_for_one_daemonset() -> None:
                 wanted[label].append(name)
     assert wanted == {
         "pools": ["devalloc-node-pools"],
+        "host": ["devalloc-node-host"],
         "set-aside": ["devalloc-node-set-aside"],
         "none": [],
         "": ["devalloc-node"],
@@ -186,10 +187,26 @@ def test_a_nodes_pod_sees_of_its_host_what_is_named_here(name: str) -> None:
     assert "ports" not in container, "with the host's network each port of a pod is one of the host"
 
 
+def test_a_pod_that_keeps_a_hosts_access_sees_one_folder_of_it_and_may_nothing() -> None:
+    pod = pods(Options())["devalloc-node-host"]
+    (container,) = pod["containers"]
+    assert [volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume] == [
+        "/run/devalloc/cluster"
+    ]
+    context = container["securityContext"]
+    assert context["capabilities"] == {"drop": ["ALL"]}
+    assert (context["allowPrivilegeEscalation"], context["readOnlyRootFilesystem"]) == (False, True)
+    assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert "privileged" not in context
+    assert not {"hostPID", "hostNetwork", "hostIPC"} & pod.keys()
+
+
 def test_service_accounts_give_tokens_to_pods_of_ours_only() -> None:
     accounts = [one for one in manifests(Options()) if one["kind"] == "ServiceAccount"]
     assert {one["automountServiceAccountToken"] for one in accounts} == {False}
-    assert {pod["automountServiceAccountToken"] for pod in pods(Options()).values()} == {True}
+    mounted = {name: pod["automountServiceAccountToken"] for name, pod in pods(Options()).items()}
+    assert mounted.pop("devalloc-node-host") is False, "its own is good for an hour, as its volume says"
+    assert set(mounted.values()) == {True}
 
 
 # -- rights ------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,104 @@
+"""What a pod keeps in a folder of its host, so that a plugin outside pods reaches the cluster by it."""
+
+from __future__ import annotations
+
+import json
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from devalloc_node.errors import Failed
+from devalloc_node.kube import access
+from devalloc_node.kube.access import Access
+from tests.support.waiting import until
+
+
+@pytest.fixture
+def account(tmp_path: Path) -> Path:
+    """As the kubelet has it: links, which it turns at once."""
+    folder = tmp_path / "account"
+    (folder / "..first").mkdir(parents=True)
+    (folder / "..data").symlink_to("..first")
+    for name, content in {"token": "first", "ca.crt": "certificate"}.items():
+        (folder / "..first" / name).write_text(content)
+        (folder / name).symlink_to(f"..data/{name}")
+    return folder
+
+
+@pytest.fixture
+def kept(tmp_path: Path, account: Path) -> Access:
+    return Access(tmp_path / "cluster", account, "https://10.0.0.1:443", "node-a")
+
+
+def renew(account: Path, token: str) -> None:
+    (account / "..first" / "token").write_text(token)
+
+
+def test_a_service_finds_what_it_needs_and_nobody_else_does(kept: Access) -> None:
+    kept.folder.mkdir(mode=0o755)
+    assert kept.write() == ["ca.crt", "token", "kubeconfig", "environment"]
+    assert stat.S_IMODE(kept.folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in kept.folder.iterdir()} == {0o600}
+    config = json.loads((kept.folder / "kubeconfig").read_text())
+    (cluster,), (user,) = config["clusters"], config["users"]
+    assert cluster["cluster"] == {"server": "https://10.0.0.1:443", "certificate-authority": "ca.crt"}
+    assert user["user"] == {"tokenFile": "token"}
+    assert (kept.folder / "environment").read_text() == "DEVALLOC_NODE_NODE_NAME=node-a\n"
+
+
+def test_only_what_differs_is_written(kept: Access, account: Path) -> None:
+    kept.write()
+    assert kept.write() == []
+    renew(account, "second")
+    assert kept.write() == ["token"]
+    (kept.folder / "token").chmod(0o644)
+    (kept.folder / "ca.crt").unlink()
+    assert kept.write() == ["ca.crt", "token"]
+    assert (kept.folder / "token").read_text() == "second"
+
+
+def test_a_link_is_replaced_and_not_followed(kept: Access, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_text("first")
+    (tmp_path / "elsewhere").chmod(0o600)
+    kept.folder.mkdir()
+    (kept.folder / "token").symlink_to(tmp_path / "elsewhere")
+    kept.write()
+    assert not (kept.folder / "token").is_symlink()
+    kept.folder.rename(tmp_path / "moved")
+    kept.folder.symlink_to(tmp_path / "moved")
+    with pytest.raises(Failed, match="is a link"):
+        kept.write()
+
+
+def test_the_token_is_kept_fresh_and_taken_away_in_the_end(
+    kept: Access, account: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "LOOK_SECONDS", 0.01)
+    stop, said = threading.Event(), list[str]()
+    thread = threading.Thread(target=kept.keep, args=(stop, said.append))
+    thread.start()
+    token = kept.folder / "token"
+    until(lambda: token.exists(), "the token is there")
+    renew(account, "")  # nobody writes it so
+    until(lambda: any("no content" in line for line in said), "it says that there is none")
+    assert token.read_text() == "first"
+    renew(account, "second")
+    until(lambda: token.read_text() == "second", "the next token is there")
+    stop.set()
+    thread.join(60)
+    assert not token.exists()
+
+
+def test_the_token_of_the_pod_that_came_after_stays(kept: Access, account: Path) -> None:
+    kept.write()
+    (kept.folder / "token").write_text("of the next pod")
+    kept.withdraw()
+    assert (kept.folder / "token").read_text() == "of the next pod"
+
+
+def test_a_pod_without_a_token_says_so(kept: Access, account: Path) -> None:
+    (account / "token").unlink()
+    with pytest.raises(Failed, match=r"cannot be kept in .*account/token"):
+        kept.keep(threading.Event(), print)
