@@ -143,7 +143,7 @@ def node(
         if options["socket"] is None and not is_default(path):
             options["socket"] = options["state"] / "node.sock"  # as `devalloc up` has it
     settings = node_settings(node=name, dry_run=dry_run, kubelet=kubelet, **options)
-    settings = replace(settings, set_aside=allocator == "devalloc")
+    settings = replace(settings, set_aside=allocator == "devalloc", rolling=bool(pod_uid))
     beside = []
     with displayed() as display, on.cutting_off(display.say), ExitStack() as stack:
         host = on.host_of(settings, dry_run=dry_run, say=display.say)

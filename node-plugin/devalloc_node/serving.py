@@ -46,8 +46,8 @@ def serving(node: Node, say: Say) -> Iterator[None]:
             own = NodeService(node.platform, _about(node), node.metrics, node.pulse).service()
             setups = WarmService(node.warm, node.metrics).service()
             what = f"{own.name} on {path}"
-            rolling = kubelet is not None and kubelet.pod_uid is not None
-            stack.enter_context(taken(what, partial(_own, what, path, (own, setups)), wait=rolling, say=say))
+            wait = node.settings.rolling
+            stack.enter_context(taken(what, partial(_own, what, path, (own, setups)), wait=wait, say=say))
         if kubelet is not None:
             paths = kubelet_paths(kubelet.folder, kubelet.driver, kubelet.pod_uid)
             what = f"the kubelet on {paths.endpoint}"

@@ -25,7 +25,8 @@ class KubeletSettings:
     driver: str = "devalloc.io"
     """The name that ResourceSlices and ResourceClaims call this driver."""
     pod_uid: str | None = None
-    """Of the pod that this instance runs in. With it the old and the new pod of a rolling update serve side by side."""
+    """Of the pod that this instance runs in. With it the kubelet is served by the old and the new pod of a rolling
+    update side by side."""
     versions: tuple[str, ...] = VERSIONS
     """What of that is served."""
 
@@ -47,6 +48,8 @@ class NodeSettings:
     """Where our own service answers. None: it is not served."""
     cdi: Path = Path("/var/run/cdi")
     """Where container runtimes look for CDI specs."""
+    rolling: bool = False
+    """Whether another instance may still have the socket, the old pod of a rolling update, which is then waited for."""
     kubelet: KubeletSettings | None = None
     """None: the kubelet is not served."""
     set_aside: bool = False

@@ -117,6 +117,7 @@ class Bed:
             socket=self.folder / "node.sock",
             cdi=self.folder / self.cdi,
             kubelet=KubeletSettings(self.folder / "kubelet", pod_uid=pod_uid),
+            rolling=pod_uid is not None,
             metrics=self.metrics or f"unix:{self.folder / 'metrics.sock'}",
             grace=0,
         )

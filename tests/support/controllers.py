@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.kube import Cluster
+from tests.support.previous import PRESENT
 
 Object = dict[str, Any]
 NAMESPACE = "devalloc-system"
@@ -40,6 +39,9 @@ class Process:
         self.codes: list[int] = []
         """How it ended each time."""
         self.user = "admin"
+        self.kubeconfig: Path | None = None
+        """In place of that user's."""
+        self.version = PRESENT
         self._cluster = cluster
         self._lease = lease
         self._options = options
@@ -54,14 +56,19 @@ class Process:
                     return
                 self.codes.append(self._process.returncode)
             self.starts += 1
+            kubeconfig = self.kubeconfig or self._cluster.kubeconfig(self.user)
             command = [
-                sys.executable, "-m", "devalloc.cli", "controller", "--kubeconfig",
-                str(self._cluster.kubeconfig(self.user)), "--name", self.name, "--listen", "", "--lease", self._lease,
+                *self.version.devalloc("controller", "--kubeconfig"), str(kubeconfig),
+                "--name", self.name, "--listen", "", "--lease", self._lease,
                 "--availability-interval", "2s", "--log-level", "info", *self._options,
             ]  # fmt: skip
             with self.log.open("ab") as log:
                 self._process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env={**os.environ}
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=self.version.environment(),
                 )
 
     def signal(self, number: int) -> None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from devalloc_node.binding.config import OFFERS
 from tests.support.fakehost import FakeHost, RemoteHost, serving
+from tests.support.previous import PRESENT, Version
 
 if TYPE_CHECKING:
     from devalloc_node.machine.pci import PciDevice
@@ -51,6 +52,7 @@ class Bed:
         die_before_reply: bool = False,
         emulated: bool = False,
         ready: str = "serving the kubelet",
+        version: Version = PRESENT,
     ) -> Plugin:
         """Start an instance, and wait until it says that it is ready. ``options``: more for the command line."""
         command = [
@@ -70,12 +72,11 @@ class Bed:
         ]
         played = {"die_before_reply": die_before_reply, "emulated": emulated}
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.kube_plugin", self.address, json.dumps(played), *command],
+            version.python("-m", "tests.support.kube_plugin", self.address, json.dumps(played), *command),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=os.environ
-            | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "PYTHONUNBUFFERED": "1"},
+            env=version.environment(),
         )
         plugin = Plugin(process)
         self.running.append(plugin)
