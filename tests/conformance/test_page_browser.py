@@ -15,11 +15,13 @@ from devalloc.controller.allocate import Allocator
 from devalloc.controller.certificate import self_signed
 from devalloc.store import Key
 from devalloc.store.sqlite import SQLiteStore
+from tests.support import screenshots
 from tests.support.browser import Browser, Page, running
 from tests.support.chromium import chromium
 from tests.support.fleets import fill, gpu_claim, gpu_class, gpu_pool
 from tests.support.go_build import Unavailable
-from tests.support.page import TOKEN, served
+from tests.support.page import TOKEN, Fixed, served
+from tests.support.resource_api import device, resource_claim, slice_of
 
 Object = dict[str, Any]
 CONTRAST = """(() => {
@@ -67,11 +69,12 @@ def store(tmp_path: Path) -> Iterator[SQLiteStore]:
 # Before the server goes, which a page would complain of: `url` stands before `page` in a test's arguments.
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
-    """At the end nothing may have been complained of."""
+    """At the end nothing may have been complained of, nor asked of anybody else."""
     with closing(browser.page()) as opened:
         opened.size(1280, 900)
         yield opened
         assert opened.complaints == []
+        assert all(each.startswith(("http://127.0.0.1:", "https://127.0.0.1:", "data:")) for each in opened.asked)
 
 
 @pytest.fixture
@@ -189,13 +192,19 @@ def test_roles_and_names_are_those_of_a_tree(url: str, page: Page, store: SQLite
     assert page.evaluate("document.querySelectorAll('#tree [tabindex=\"0\"]').length") == 1
 
 
+@pytest.fixture(scope="module")
+def all_kinds() -> Iterator[str]:
+    """As on the pictures of the docs: both dialects, quotas, machines."""
+    with served(Fixed(screenshots.objects())) as address:
+        yield address
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_light_and_dark_are_both_to_be_read(url: str, page: Page, store: SQLiteStore, scheme: str) -> None:
-    example(store, "mig-partitions", "unsatisfiable", "virtual-machine", "admin-access")
+def test_light_and_dark_are_both_to_be_read(all_kinds: str, page: Page, scheme: str) -> None:
     page.colours(scheme)
-    page.go(url)
+    page.go(all_kinds)
     assert page.evaluate(CONTRAST) == []
-    sign_in(page, url)
+    sign_in(page, all_kinds)
     page.evaluate("document.getElementById('node:dgx-a').click()")
     page.wait("document.querySelector('[id^=\"card:dgx-a\"]')")
     page.evaluate("document.querySelector('[id^=\"card:dgx-a\"]').click()")
@@ -203,6 +212,12 @@ def test_light_and_dark_are_both_to_be_read(url: str, page: Page, store: SQLiteS
     assert page.evaluate(CONTRAST) == []
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, background.removeprefix("rgb(").removesuffix(")").split(","))) > 382) == (scheme == "light")
+    assert "pod notebook-0" in page.text()
+    page.size(400, 900)
+    assert page.evaluate("document.documentElement.scrollWidth") == 400, "in a narrow window nothing is beside it"
+    messages = "[...document.querySelectorAll('#claims-table .long')]"
+    assert page.evaluate(f"{messages}.every((each) => each.getBoundingClientRect().right <= 400)")
+    assert page.evaluate(CONTRAST) == []
 
 
 def test_what_happens_shows_without_a_word(url: str, page: Page, store: SQLiteStore) -> None:
@@ -297,10 +312,23 @@ def test_without_scripts_it_shows_all_the_same(url: str, page: Page, store: SQLi
     page.wait("document.querySelectorAll('[id^=\"claim:\"]').length === 1")
 
 
-def test_a_thousand_nodes_are_walked_and_searched(url: str, page: Page, store: SQLiteStore) -> None:
-    pools = [gpu_pool(f"node-{i}-c{card}", 8, f"node-{i}", model="A100") for i in range(1000) for card in range(2)]
-    fill(store, gpu_class(), *pools, *(gpu_claim(f"c{i}") for i in range(100)))
-    sign_in(page, url)
+@pytest.fixture
+def large() -> Iterator[str]:
+    """A thousand nodes of 16 devices, every other one publishes slices."""
+    names = [(f"node-{i}", f"node-{i}-c{card}", i % 2) for i in range(1000) for card in range(2)]
+    pools = [gpu_pool(pool, 8, node, model="A100") for node, pool, odd in names if odd]
+    slices = [
+        slice_of(pool, node, [device(f"d{number}", model="A100") for number in range(8)])
+        for node, pool, odd in names
+        if not odd
+    ]
+    waiting = [claim for i in range(50) for claim in (gpu_claim(f"c{i}"), resource_claim(f"r{i}"))]
+    with served(Fixed([gpu_class(), *pools, *slices, *waiting])) as address:
+        yield address
+
+
+def test_a_thousand_nodes_are_walked_and_searched(large: str, page: Page) -> None:
+    sign_in(page, large)
     assert (total(page, "Nodes"), total(page, "Devices")) == ("1000", "16000")
     assert page.evaluate("document.querySelectorAll('#tree tbody tr').length") == 1000
     page.evaluate("document.getElementById('node:node-0').focus()")
@@ -313,5 +341,5 @@ def test_a_thousand_nodes_are_walked_and_searched(url: str, page: Page, store: S
     page.press("/")
     page.type("node-500-c1")
     page.wait("document.querySelectorAll('[id^=\"node:\"]').length === 1")
-    page.wait("document.getElementById('device:node-500-c1/d7')")
+    page.wait("document.getElementById('device:slices:node-500-c1/d7')")
     assert len(page.evaluate("document.documentElement.outerHTML")) < 1_000_000

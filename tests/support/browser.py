@@ -51,6 +51,8 @@ class Page:
     def __init__(self, browser: Browser, context: str, session: str) -> None:
         self.complaints: list[str] = []
         """Errors and warnings of the console, what broke a policy of the page, requests that failed."""
+        self.asked: list[str] = []
+        """The addresses of all requests."""
         self._browser, self._context, self._session = browser, context, session
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.send(f"{domain}.enable")
@@ -125,6 +127,8 @@ class Page:
         """Called by the browser with each event of this tab."""
         if method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
             self.complaints.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
+        elif method == "Network.requestWillBeSent":
+            self.asked.append(str(params["request"]["url"]))
         elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
             self.complaints.append(str(params["args"]))
         elif method == "Runtime.exceptionThrown":

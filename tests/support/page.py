@@ -5,19 +5,31 @@ from __future__ import annotations
 import http.client
 import ssl
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from devalloc.controller.access import Judge
 from devalloc.controller.page import OneToken, Pages
 from devalloc.controller.site import Site
-from devalloc.store import Store
+from devalloc.store import Listing, Object, Store
 
 TOKEN = "a-token.of_the-page"
 
 
+class Fixed:
+    """All of a store that a page reads: these objects, as they are."""
+
+    def __init__(self, objects: Iterable[Object]) -> None:
+        self._objects = list(objects)
+
+    def list(self, kinds: Any = None, namespace: str | None = None) -> Listing:
+        wanted = (kinds,) if isinstance(kinds, str) else kinds
+        return Listing([obj for obj in self._objects if obj["kind"] in wanted], "1")
+
+
 @contextmanager
-def served(store: Store, access: Judge | None = None, tls: ssl.SSLContext | None = None) -> Iterator[str]:
+def served(store: Store | Fixed, access: Judge | None = None, tls: ssl.SSLContext | None = None) -> Iterator[str]:
     """The address of the page."""
     stop, ready, at = threading.Event(), threading.Event(), []
 
@@ -25,7 +37,8 @@ def served(store: Store, access: Judge | None = None, tls: ssl.SSLContext | None
         at.append(address)
         ready.set()
 
-    pages = Pages(store, access or OneToken(TOKEN))
+    beside = store if isinstance(store, Fixed) else None
+    pages = Pages(store, access or OneToken(TOKEN), beside=beside)  # type: ignore[arg-type]  a page only lists
     site = Site(pages.mounted(), None, port=0, tls=tls, on_ready=on_ready)
     thread = threading.Thread(target=site.run, args=(stop,))
     thread.start()

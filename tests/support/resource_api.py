@@ -45,6 +45,7 @@ def resource_claim(
 ) -> Object:
     """One of one request of the class ``gpu``, with devices as ``pool/device``; ``count``, ``ours``, ``node``."""
     labels = {ALLOCATOR: DEVALLOC} if more.pop("ours", False) else {}
+    node = more.pop("node", "")
     asked = {"deviceClassName": "gpu", "count": more.pop("count", max(1, len(devices)))}
     metadata = {"name": name, "namespace": namespace, "uid": f"uid-{name}", "labels": labels}
     claim = _of("ResourceClaim", metadata, {"devices": {"requests": [{"name": "r", "exactly": asked}]}})
@@ -52,6 +53,9 @@ def resource_claim(
         named = (each.rpartition("/") for each in devices)
         results = [{"request": "r", "driver": DRIVER, "pool": pool, "device": one, **more} for pool, _, one in named]
         claim["status"] = {"allocation": {"devices": {"results": results}}}
+        if node:
+            field = {"key": "metadata.name", "operator": "In", "values": [node]}
+            claim["status"]["allocation"]["nodeSelector"] = {"nodeSelectorTerms": [{"matchFields": [field]}]}
         claim["status"]["reservedFor"] = [{"resource": "pods", "name": pod, "uid": pod} for pod in pods]
     return claim
 

@@ -12,6 +12,7 @@ from devalloc.controller.page.html import Child, Markup, tag
 
 MAX_OPEN = 64
 MAX_SEARCH = 200
+LONG_NAME = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,12 @@ class Asked:
         others = [each for each in self.open if each != row]
         opened = others if row in self.open else [*others, row]
         return "?" + urlencode([*([("q", self.search)] if self.search else []), *(("open", each) for each in opened)])
+
+
+def name(text: str, *more: Child, **attributes: str) -> Markup:
+    """The head of a row. A long name is broken, a short one never."""
+    style = " ".join(filter(None, [attributes.pop("class_", ""), "named" if len(text) > LONG_NAME else ""]))
+    return tag("th", more or text, scope="row", class_=style or None, **attributes)
 
 
 def has(asked: Asked, words: str) -> bool:

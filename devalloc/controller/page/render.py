@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from devalloc.controller.overview import Claim, Machine, Overview, Quota
 from devalloc.controller.overview.facts import users_text
 from devalloc.controller.page.html import Markup, joined, tag
-from devalloc.controller.page.parts import MAX_SEARCH, Asked, age, amounts, has, many, more, none, table
+from devalloc.controller.page.parts import MAX_SEARCH, Asked, age, amounts, has, many, more, name, none, table
 from devalloc.controller.page.tree import nodes
 from devalloc.version import VERSION
 
@@ -200,10 +200,10 @@ def _claim_row(claim: Claim) -> Markup:
         if claim.is_pending or not claim.devices
         else claim.devices
     )
-    is_theirs = claim.kind == "ResourceClaim"
+    full, is_theirs = f"{claim.namespace}/{claim.name}", claim.kind == "ResourceClaim"
     return tag(
         "tr",
-        tag("th", f"{claim.namespace}/{claim.name}", _kind(claim.kind) if is_theirs else None, scope="row"),
+        name(full, full, _kind(claim.kind) if is_theirs else None),
         tag("td", tag("span", claim.state, class_=f"badge {'pending' if claim.is_pending else 'held'}")),
         tag("td", claim.wants, class_="short"),
         tag("td", claim.node, class_="short"),
@@ -236,7 +236,7 @@ def _quotas(found: Overview, asked: Asked) -> Markup | None:
 def _quota_row(quota: Quota) -> Markup:
     return tag(
         "tr",
-        tag("th", f"{quota.namespace}/{quota.name}", scope="row"),
+        name(f"{quota.namespace}/{quota.name}"),
         tag("td", quota.resource, class_="long"),
         tag("td", quota.used or "-", class_="number"),
         tag("td", quota.hard, class_="number"),
@@ -265,7 +265,7 @@ def _machine_row(machine: Machine) -> Markup:
     style = {"Running": "free", "Failed": "unavailable", "Unknown": "unavailable"}.get(machine.phase, "pending")
     return tag(
         "tr",
-        tag("th", f"{machine.namespace}/{machine.name}", scope="row"),
+        name(f"{machine.namespace}/{machine.name}"),
         tag("td", tag("span", machine.phase, class_=f"badge {style}")),
         tag("td", machine.node, class_="short"),
         *(tag("td", amounts(each), class_="short") for each in told),

@@ -9,6 +9,7 @@ from functools import lru_cache
 from devalloc.controller.overview import STATES, Card, Counts, Device, Node, Overview
 from devalloc.controller.page.html import Child, Markup, tag
 from devalloc.controller.page.parts import Asked, cordoned, has, head, many, more, none, scrolled
+from devalloc.controller.page.parts import name as head_of
 
 MAX_NODES = 1000
 MAX_DEVICES = 512
@@ -36,7 +37,9 @@ def nodes(found: Overview, asked: Asked) -> Markup:
     return tag(
         "section",
         tag("h2", "Nodes ", tag("small", str(len(fits)))),
-        tag("p", "Arrow keys walk, right and left open and close, / searches.", class_="quiet keys", id="keys"),
+        tag("p", "Arrow keys walk, right and left open and close, / searches.", class_="quiet keys", id="keys")
+        if fits
+        else None,
         scrolled(grid) if fits else none("node", asked),
         more(len(fits), MAX_NODES, "nodes"),
         None
@@ -91,12 +94,8 @@ def _row(
 ) -> Markup:  # fmt: skip
     return tag(
         "tr",
-        tag(
-            "th",
-            tag("a", name, href=asked.toggled(row), class_="toggle"),
-            scope="row",
-            role="rowheader",
-            class_=f"level{level}",
+        head_of(
+            name, tag("a", name, href=asked.toggled(row), class_="toggle"), role="rowheader", class_=f"level{level}"
         ),
         tag("td", what, role="gridcell", class_="long"),
         tag("td", str(counts.devices), role="gridcell", class_="number"),
@@ -117,7 +116,7 @@ def _row(
 def _device_row(card: Card, device: Device, place: int, of: int) -> Markup:
     return tag(
         "tr",
-        tag("th", device.name, scope="row", role="rowheader", class_=f"level{min(3 + device.level, 5)}"),
+        head_of(device.name, role="rowheader", class_=f"level{min(3 + device.level, 5)}"),
         tag("td", device.what, role="gridcell", class_="long"),
         *(tag("td", role="gridcell") for _ in range(3)),
         tag("td", tag("span", device.state, class_=f"badge {device.state}"), role="gridcell"),

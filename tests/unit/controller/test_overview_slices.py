@@ -151,7 +151,7 @@ def test_claims_of_both_kinds_wait_for_their_own_reasons() -> None:
         warning(ours, "SentBack", "between", "2026-01-01T00:00:01.000000Z"),
         warning(silent, "Allocated", "long ago", type="Normal"),
     ]
-    has = resource_claim("has", "p/d", pods=("w",))
+    has = resource_claim("has", "p/d", pods=("w",), node="n")
     found = overview([*events, ours, silent, theirs, generated, elsewhere, going, has, gpu_claim("dc"), gpu_class()])
     told = {claim.name: (claim.kind, claim.state, claim.reason, claim.message) for claim in found.claims}
     assert told == {
@@ -166,7 +166,7 @@ def test_claims_of_both_kinds_wait_for_their_own_reasons() -> None:
     assert (found.pending, found.allocated) == (5, 1)
     assert [claim.is_pending for claim in found.claims] == [True] * 5 + [False] * 2
     (held,) = (claim for claim in found.claims if claim.name == "has")
-    assert (held.wants, held.devices, held.pods) == ("1 gpu", "p/d", ("w",))
+    assert (held.wants, held.devices, held.node, held.pods) == ("1 gpu", "p/d", "n", ("w",))
 
 
 def test_quotas_say_what_is_used_now_and_whether_their_status_does() -> None:

@@ -27,6 +27,7 @@ from devalloc.store import Listing, Store, Unavailable
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fleets import fill, gpu_claim, gpu_class, gpu_pool
 from tests.support.page import TOKEN, ask, served
+from tests.support.resource_api import counters, device, resource_claim, resource_quota, slice_of, warning
 
 Object = dict[str, Any]
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
@@ -90,8 +91,18 @@ def test_names_and_messages_of_others_are_no_html() -> None:
         "spec": {"nodeName": HOSTILE, "cpu": {"min": HOSTILE}},
         "status": {"phase": HOSTILE, "reason": HOSTILE, "devices": [{"pool": HOSTILE, "device": HOSTILE}]},
     }
-    found = overview([pool, claim, machine, gpu_class()])
-    asked = Asked(HOSTILE, (f"node:{HOSTILE}", "card:card"))
+    waiting = resource_claim(HOSTILE, ours=True)
+    theirs = [
+        slice_of(HOSTILE, HOSTILE, [device(HOSTILE, {"key": HOSTILE, "value": HOSTILE, "effect": "NoExecute"})]),
+        slice_of("taken", HOSTILE, [device("d", draws={HOSTILE: "1"})], sharedCounters=[counters(**{HOSTILE: "2"})]),
+        resource_claim(f"has {HOSTILE}", "taken/d", namespace=HOSTILE, pods=(HOSTILE,)),
+        waiting,
+        warning(waiting, HOSTILE, HOSTILE),
+        resource_quota(HOSTILE, HOSTILE, used={f"{HOSTILE}.deviceclass.resource.k8s.io/devices": HOSTILE}, gpu=HOSTILE),
+    ]
+    found = overview([pool, claim, machine, gpu_class(), *theirs], [HOSTILE])
+    opened = (f"node:{HOSTILE}", "card:card", f"card:slices:{HOSTILE}", "card:slices:taken")
+    asked = Asked(HOSTILE, opened)
     for one in (asked, replace(asked, search="")):
         read = Read(page(view(found, one, HOSTILE), signed_in=True, asked=one))
         assert read.tags <= TAGS
