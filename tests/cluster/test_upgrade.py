@@ -100,6 +100,38 @@ def refuses_or_drops(cluster: Cluster) -> dict[str, str]:
     return wrong
 
 
+TORN = """
+import sys
+from contextlib import closing
+from pathlib import Path
+from devalloc.store import Change, Key, StoreError
+from devalloc.store.kubernetes import Client, KubernetesStore
+
+client = Client.connect(Path(sys.argv[1]))
+if sys.argv[2] == "recover":
+    with closing(KubernetesStore(client)) as store:
+        store.recover()
+for last in map(int, sys.argv[3:]):
+    written = []
+    def may_write():
+        written.append(1)
+        return len(written) <= last
+    with closing(KubernetesStore(client)) as store:
+        claims = [store.get("DeviceClaim", "default", f"torn-{last}-{name}") for name in "ab"]
+    with closing(KubernetesStore(client, may_write=may_write)) as store:
+        try:
+            store.commit([
+                Change(Key.of(one), one["metadata"]["resourceVersion"], {"podNames": ["x"]}, {"devalloc.io/x": "x"})
+                for one in claims
+            ])
+        except StoreError:
+            pass
+"""
+WRITES = (1, 3, 5, 6, 7)
+"""After which of its writes a controller is gone that writes two claims as one: with the record, a mark and a status
+each, the record again, which is the point from which it counts, a mark off each, and the record off."""
+
+
 class World:
     """A node, its users, and controllers that come and go."""
 
@@ -162,9 +194,16 @@ class World:
         return {one.claim.name: one.state for one in claims}
 
 
-@pytest.fixture
-def world(cluster: Cluster, tmp_path: Path) -> Iterator[World]:
+@pytest.fixture(scope="module")
+def furnished(cluster: Cluster) -> Cluster:
+    """With the release before."""
     install(previous(), cluster)
+    return cluster
+
+
+@pytest.fixture
+def world(furnished: Cluster, tmp_path: Path) -> Iterator[World]:
+    cluster = furnished
     with memory_folder() as folder:
         host = FakeHost(Path(folder) / "host", folders=(str(tmp_path / "cdi"),))
         for number, address in enumerate(GPUS):
@@ -246,3 +285,41 @@ def test_each_part_works_beside_parts_of_the_other_version_and_after_them(cluste
     assert cluster.get(LEASE).ok
     history.close()
     assert history.judge().wrong == []
+
+
+@pytest.mark.parametrize("way", ["up", "back"])
+def test_what_one_version_was_writing_as_one_is_finished_or_put_back_by_the_other(furnished: Cluster, way: str) -> None:
+    one, other = (previous(), PRESENT) if way == "up" else (PRESENT, previous())
+    claims = [f"torn-{last}-{name}" for last in WRITES for name in "ab"]
+    body = {"apiVersion": "devmgmtproto.k8s.io/v1alpha1", "kind": "DeviceClaim"}
+    spec = {"claims": [{"deviceClass": "nobodys"}]}
+    for name in claims:
+        assert furnished.create(CLAIMS, {**body, "metadata": {"name": name}, "spec": spec}).ok
+    kubeconfig = str(furnished.kubeconfig("admin"))
+
+    def call(version: Version, *words: str) -> None:
+        command = version.python("-c", TORN, kubeconfig, *words)
+        done = run(command, env=version.environment(), capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+    def found() -> dict[str, tuple[Any, bool]]:
+        """Of each claim its pods, and whether it is being written with another."""
+        items = {name: furnished.get(f"{CLAIMS}/{name}").content for name in claims}
+        return {
+            name: (obj.get("status", {}).get("podNames"), meta.TRANSACTION in obj["metadata"].get("annotations", {}))
+            for name, obj in items.items()
+        }
+
+    call(one, "tear", *map(str, WRITES))
+    left = found()
+    assert {marked for _, marked in left.values()} == {True, False}, left
+    call(other, "recover")
+    now = found()
+    assert not any(marked for _, marked in now.values()), now
+    pods = {last: [now[f"torn-{last}-{name}"][0] for name in "ab"] for last in WRITES}
+    assert all(first == second for first, second in pods.values()), pods
+    assert {tuple(first or ()) for first, _ in pods.values()} == {(), ("x",)}, f"some counted, and some did not: {pods}"
+    records = furnished.get(f"/api/v1/namespaces/devalloc-system/configmaps?labelSelector={meta.TRANSACTION}")
+    assert records.content["items"] == []
+    for name in claims:
+        assert furnished.delete(f"{CLAIMS}/{name}").ok
