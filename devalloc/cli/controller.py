@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from devalloc.controller.allocate import Round
     from devalloc.controller.page.html import Markup
+    from devalloc.controller.permits.leader import Listening
 
 
 @verb("controller")
@@ -55,6 +57,20 @@ if TYPE_CHECKING:
     "--tls-key", type=click.Path(dir_okay=False, exists=True, path_type=Path), metavar="PATH", help="Its key."
 )
 @click.option("--open-metrics", is_flag=True, help="Let anybody read /metrics who can connect, without a token.")
+@click.option(
+    "--permits",
+    metavar="HOST:PORT",
+    envvar="DEVALLOC_PERMITS_LISTEN",
+    help="While it leads, give permits to machines that are scaled: their nodes ask here, by TLS and with their own "
+    "tokens (devalloc node --scaling). Usually 0.0.0.0:10299; port 0: any that is free. Nowhere by default [env: "
+    "DEVALLOC_PERMITS_LISTEN].",
+)
+@click.option(
+    "--permits-address",
+    metavar="ADDRESS",
+    envvar="POD_IP",
+    help="Where nodes reach --permits [env: POD_IP; default: its HOST].",
+)
 @placement_option
 @click.option(
     "--deadline",
@@ -101,6 +117,8 @@ def controller(
     tls_certificate: Path | None,
     tls_key: Path | None,
     open_metrics: bool,
+    permits: str | None,
+    permits_address: str | None,
     placement: str,
     deadline: float,
     resync: float,
@@ -144,6 +162,7 @@ def controller(
         tls=None if address is None else _tls(address[0], tls_certificate, tls_key),
         certificate=None if tls_certificate is None else (str(tls_certificate), str(tls_key)),
         open_metrics=open_metrics,
+        permits=_listening(permits, permits_address),
     )
     with displayed() as display:
 
@@ -162,6 +181,7 @@ def controller(
             on_state=lambda state, text: display.say(text),
             on_round=answered,
             on_listening=lambda at: display.say(f"health, metrics and pages at https://{at[0]}:{at[1]}"),
+            on_permits=lambda url: display.say(f"permits are given at {url}"),
         )
         with signals(process):
             try:
@@ -189,13 +209,27 @@ def _hint() -> Markup:
     )
 
 
-def _address(text: str) -> tuple[str, int] | None:
+def _address(text: str, option: str = "--listen", example: str = "0.0.0.0:10301") -> tuple[str, int] | None:
     if not text:
         return None
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
-        raise BadInput(f"--listen must be HOST:PORT such as 0.0.0.0:10301, not {text!r}")
+        raise BadInput(f"{option} must be HOST:PORT such as {example}, not {text!r}")
     return host.strip("[]"), int(port)
+
+
+def _listening(text: str | None, address: str | None) -> Listening | None:
+    from devalloc.controller.permits.leader import Listening
+
+    at = _address(text or "", "--permits", "0.0.0.0:10299")
+    if at is None:
+        return None
+    reached = address or at[0]
+    if reached in ("0.0.0.0", "::"):
+        raise BadInput(f"--permits {text} is everywhere on this host: --permits-address must say where nodes reach it")
+    if not re.fullmatch(r"[0-9A-Za-z.:-]+", reached):
+        raise BadInput(f"--permits-address must be an address or a name, not {reached!r}")
+    return Listening(*at, reached)
 
 
 def _tls(host: str, certificate: Path | None, key: Path | None) -> ssl.SSLContext:

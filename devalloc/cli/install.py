@@ -44,6 +44,12 @@ _PARTS = ("namespace", "crds", "rbac", "policies", "network", "controller", "nod
     "with the label devalloc.io/publish=set-aside.",
 )
 @click.option(
+    "--permits",
+    is_flag=True,
+    help="The controller gives permits to machines that are scaled, at port 10299 of its pods; nodes ask there "
+    "(devalloc node --scaling).",
+)
+@click.option(
     "--only",
     multiple=True,
     type=click.Choice(_PARTS),
@@ -62,6 +68,7 @@ def install(
     kubelet_dir: str,
     service_monitor: bool,
     resource_claims: bool,
+    permits: bool,
     only: tuple[str, ...],
     timeout: float,
 ) -> int:
@@ -78,7 +85,7 @@ def install(
     from devalloc.install.manifests import PUBLISH, Options, manifests
 
     (chosen,) = (each for each in PUBLISH if each == publish)
-    options = Options(chosen, image_prefix, tag, namespace, kubelet_dir, service_monitor, resource_claims)
+    options = Options(chosen, image_prefix, tag, namespace, kubelet_dir, service_monitor, resource_claims, permits)
     try:
         objects = manifests(options, only)
     except ValueError as error:

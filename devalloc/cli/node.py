@@ -77,6 +77,14 @@ _APIS = ("v1", "v1beta1")
     "[env: POD_UID].",
 )
 @click.option(
+    "--namespace",
+    default="devalloc-system",
+    metavar="NAME",
+    envvar="POD_NAMESPACE",
+    help="Where the cluster's controller is, which says there where machines that are scaled get permits [env: "
+    "POD_NAMESPACE].",
+)
+@click.option(
     "--resync",
     type=duration,
     default="60s",
@@ -93,6 +101,7 @@ def node(
     driver_name: str,
     dialect: Literal["slices", "pools"] | None,
     pod_uid: str | None,
+    namespace: str,
     allocator: str,
     dry_run: bool,
     host_capacity: bool,
@@ -132,8 +141,12 @@ def node(
         raise BadInput("--scaling is for VirtualMachines; to serve those of a cluster: --publish pools")
     if slices and host_capacity:
         raise BadInput("--host-capacity is for VirtualMachines; to serve those of a cluster: --publish pools")
-    if client is not None and options["scaling"] and options["permits"] is None:
-        raise BadInput("--scaling on a cluster needs --permits: its controller gives them, and no node for itself")
+    of_controller = client is not None and options["scaling"] and options["permits"] is None
+    if of_controller:
+        for option in ("permits_port", "permits_dump_port", "permits_token_file"):
+            if options[option] is not None:
+                told = f"--{option.replace('_', '-')}"
+                raise BadInput(f"{told} is of no use on a cluster, whose controller says where permits are given")
     if not slices and allocator != "kubernetes":
         raise BadInput("--allocator is for ResourceClaims: give --kubeconfig or --in-cluster, or leave it out")
     kubelet = _kubelet(kubelet_dir, driver_name, pod_uid, apis) if slices else None
@@ -144,6 +157,9 @@ def node(
             options["socket"] = options["state"] / "node.sock"  # as `devalloc up` has it
     settings = node_settings(node=name, dry_run=dry_run, kubelet=kubelet, **options)
     settings = replace(settings, set_aside=allocator == "devalloc", rolling=bool(pod_uid))
+    if of_controller and settings.scaling is not None:
+        settings = replace(settings, scaling=replace(settings.scaling, server=None))
+    whom = on.cluster_permits(client, namespace) if client is not None and of_controller else None
     beside = []
     with displayed() as display, on.cutting_off(display.say), ExitStack() as stack:
         host = on.host_of(settings, dry_run=dry_run, say=display.say)
@@ -180,7 +196,7 @@ def node(
                     )
                 )
                 if not dry_run:  # nothing is started in one, and nothing ended either
-                    beside += on.store_loops(pools, plugin, options["limits"], alone=False, say=display.say)
+                    beside += on.store_loops(pools, plugin, options["limits"], alone=False, say=display.say, whom=whom)
             with signals(plugin):
                 run(plugin, publishing, display.say, beside=beside)
         except NodeError as error:

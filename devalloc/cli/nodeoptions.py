@@ -104,8 +104,8 @@ def node_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "--permits",
             metavar="URL",
             envvar="DEVALLOC_PERMITS",
-            help="Ask this server for permits; without it one is run here, at http://127.0.0.1:10299/ [env: "
-            "DEVALLOC_PERMITS].",
+            help="Ask this server for permits; without it that of the cluster's controller, or where there is no "
+            "cluster one that is run here, at http://127.0.0.1:10299/ [env: DEVALLOC_PERMITS].",
         ),
         click.option(
             "--permits-port",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from devalloc.inventory import Discovery, Known
     from devalloc.store import Store
     from devalloc.store.kubernetes.client import Client
+    from devalloc_node.agent.whom import Whom
     from devalloc_node.daemon import Loop, Publishing
     from devalloc_node.host.boundary import Host
     from devalloc_node.node import Node, Source
@@ -148,18 +149,48 @@ def node_reference(client: Client, node_name: str) -> Mapping[str, Any] | None:
     return {"apiVersion": "v1", "kind": "Node", "name": node_name, "uid": str(uid)}
 
 
-def store_loops(store: Store, node: Node, limits: dict[str, Any], *, alone: bool, say: Say) -> list[Loop]:
+def cluster_permits(client: Client, namespace: str) -> Whom:
+    """The server of permits of a cluster's controller, as a ConfigMap of its namespace says; asked with the token that
+    this node has for the API server."""
+    from devalloc.scaling.permits.place import NAME, Place, place_of
+    from devalloc.store.kubernetes import ApiError
+    from devalloc.store.kubernetes.client import segment
+    from devalloc_node.agent.whom import OfCluster
+    from devalloc_node.errors import Failed
+
+    def read() -> tuple[Place, str]:
+        path = f"/api/v1/namespaces/{segment(namespace)}/configmaps/{NAME}"
+        where = f"where permits are given is not known: ConfigMap {namespace}/{NAME}"
+        try:
+            place, token = place_of(client.get(path)), client.token()
+        except ApiError as error:
+            hint = "; devalloc controller --permits writes it" if error.is_not_found else ""
+            raise Failed("Unreachable", f"{where}: {error}{hint}") from None
+        except ValueError as error:
+            raise Failed("Unreachable", f"{where}: {error}") from None
+        if token is None:
+            raise Failed("Unreachable", "permits are asked for with the node's token, and the kubeconfig has none")
+        return place, token
+
+    return OfCluster(read)
+
+
+def store_loops(
+    store: Store, node: Node, limits: dict[str, Any], *, alone: bool, say: Say, whom: Whom | None = None
+) -> list[Loop]:
     """All that the plugin does for the VirtualMachines of a store. ``limits``: what the host may promise; ``alone``: no
-    other process runs such loops on the store."""
+    other process runs such loops on the store; ``whom``: who is asked for permits instead of whom the settings tell."""
     not_ours = threading.Event()
-    loops = store_machines(store, node, not_ours)
+    loops = store_machines(store, node, not_ours, whom)
     scaling = node.settings.scaling
     if scaling is not None and scaling.server is not None:
         loops.append(store_permits(store, node, limits, not_ours, alone=alone, say=say))
     return loops
 
 
-def store_machines(store: Store, node: Node, not_ours: threading.Event | None = None) -> list[Loop]:
+def store_machines(
+    store: Store, node: Node, not_ours: threading.Event | None = None, whom: Whom | None = None
+) -> list[Loop]:
     """The loops that run machines as the store's VirtualMachines say, and scale those that are to be.
 
     ``not_ours``: whether somebody else listens where our own server of permits should. He may have another ledger, so
@@ -178,6 +209,7 @@ def store_machines(store: Store, node: Node, not_ours: threading.Event | None = 
             changed=lambda key: node.pulse.beat(),
             registry=node.metrics.registry,
             may_ask=lambda: not_ours is None or not not_ours.is_set(),
+            whom=whom,
         )
         node.platform.report = scalers.report
     runners = None

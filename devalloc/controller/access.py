@@ -65,20 +65,31 @@ class Access:
         return status
 
     def _asked(self, token: str, path: str) -> int:
-        review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
-        told = _map(self._post(TOKENS, review).get("status"))
-        user = _map(told.get("user"))
-        if told.get("authenticated") is not True or not user.get("username"):
+        user = user_of(self._post, token)
+        if user is None:
             return 401
-        spec = {
-            "user": user["username"],
-            "uid": user.get("uid", ""),
-            "groups": user.get("groups") or [],
-            "extra": user.get("extra") or {},
-            "nonResourceAttributes": {"path": path, "verb": "get"},
-        }
-        asked = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
-        return 200 if _map(self._post(ACCESS, asked).get("status")).get("allowed") is True else 403
+        return 200 if may(self._post, user, {"nonResourceAttributes": {"path": path, "verb": "get"}}) else 403
+
+
+def user_of(post: Post, token: str) -> Mapping[str, Any] | None:
+    """Whose token it is, as TokenReviews have it; None for one that is not good. Raises what ``post`` does."""
+    review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
+    told = _map(post(TOKENS, review).get("status"))
+    user = _map(told.get("user"))
+    return user if told.get("authenticated") is True and user.get("username") else None
+
+
+def may(post: Post, user: Mapping[str, Any], what: Object) -> bool:
+    """Whether somebody is allowed to do that. ``what``: as in the spec of SubjectAccessReviews. Raises what ``post``
+    does."""
+    who = {
+        "user": user["username"],
+        "uid": user.get("uid", ""),
+        "groups": user.get("groups") or [],
+        "extra": user.get("extra") or {},
+    }
+    asked = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": {**who, **what}}
+    return _map(post(ACCESS, asked).get("status")).get("allowed") is True
 
 
 class Judge(Protocol):

@@ -15,10 +15,12 @@ from aiohttp import web
 from devalloc.controller import health
 from devalloc.controller.access import Access
 from devalloc.controller.allocate import AllocateSettings, Allocator, Round
-from devalloc.controller.http import Response
+from devalloc.controller.http import JSON, Response
 from devalloc.controller.leading import DEADLINE, NAME, SECONDS, Controller, Loop
 from devalloc.controller.lease import Lease
 from devalloc.controller.metrics import TYPE, Metrics
+from devalloc.controller.permits.leader import LeaderPermits, Listening
+from devalloc.controller.permits.lease import OfProcess
 from devalloc.controller.recorder import Recorder
 from devalloc.controller.resourceclaims import ResourceClaimAllocator, ResourceClaimSettings
 from devalloc.controller.site import Page, Site
@@ -27,6 +29,7 @@ from devalloc.store import Object
 from devalloc.store.key import Key
 from devalloc.store.kubernetes import NAMESPACE, Client, KubernetesStore
 from devalloc.store.kubernetes.resources import AROUND, OURS, Resources, lease
+from devalloc.store.kubernetes.underway import RECORDS
 from devalloc.store.kubernetes.writing import Writing
 
 log = logging.getLogger(__name__)
@@ -58,14 +61,16 @@ class ClusterSettings:
     """The files that ``tls`` is of."""
     open_metrics: bool = False
     """Metrics need no token."""
+    permits: Listening | None = None
+    """Where nodes ask for permits of the one that leads; None: nowhere."""
 
 
 class Singles:
-    """Objects of the controller's own namespace, each asked for and written by itself and never watched: of leases
-    there is one for each node elsewhere."""
+    """Leases and ConfigMaps of the controller's own namespace, each asked for and written by itself and never watched:
+    of leases there is one for each node elsewhere."""
 
-    def __init__(self, client: Client, namespace: str) -> None:
-        self._writing = Writing(client, Resources([lease(namespace)]), lambda obj: None)
+    def __init__(self, client: Client, namespace: str, may_write: Callable[[], bool] | None = None) -> None:
+        self._writing = Writing(client, Resources([lease(namespace), RECORDS]), lambda obj: None, may_write)
 
     def get(self, kind: str, namespace: str | None, name: str) -> Object:
         """Raises NotFound, StoreError."""
@@ -92,12 +97,16 @@ class Cluster:
         on_state: Callable[[str, str], None] = lambda state, text: None,
         on_round: Callable[[Round], None] = lambda done: None,
         on_listening: Callable[[tuple[str, int]], None] = lambda address: None,
+        on_permits: Callable[[str], None] = lambda url: None,
     ) -> None:
         """``pages``: more of them, by path, which read the stores from threads and ask who may see them. The second
-        store is for what is only shown: whether it can be read says nothing of how this process is."""
+        store is for what is only shown: whether it can be read says nothing of how this process is. ``on_permits``:
+        told where nodes ask for permits from now on."""
         self._settings = settings
         self._client = client
         self._on_round = on_round
+        self._on_permits = on_permits
+        self._permits: LeaderPermits | None = None
         self._resource_claims: ResourceClaimAllocator | None = None
         holder = f"{settings.instance}-{secrets.token_hex(4)}"
         self.lease = Lease(
@@ -128,6 +137,7 @@ class Cluster:
                     "/healthz": Page(self._health, is_open=True),
                     "/readyz": Page(self._ready, is_open=True),
                     "/metrics": Page(self._metrics, is_open=settings.open_metrics),
+                    "/permits": Page(self._ledgers),
                     **pages(self.store, self._shown, access),
                 },
                 access,
@@ -175,6 +185,18 @@ class Cluster:
                 settings=ResourceClaimSettings(told.placement, told.deadline, told.batch, told.resync, told.retry),
             )
             loops["resource-claims"] = self._resource_claims.run
+        if self._settings.permits is not None:
+            # Of the allocator's store: what either of them writes the other one's fence knows.
+            self._permits = LeaderPermits(
+                self.store,
+                OfProcess(self.lease.holder, lambda: self.lease.is_valid, self.lease.seconds),
+                self._client.create,
+                Singles(self._client, self._settings.namespace, lambda: self.lease.is_valid),
+                self._settings.namespace,
+                self._settings.permits,
+                on_serving=self._on_permits,
+            )
+            loops["permits"] = self._permits.run
         return loops
 
     def _aside(self, loop: Loop, over: threading.Event) -> None:
@@ -208,4 +230,11 @@ class Cluster:
         return health.Seen(controller.state, controller.beat, controller.taking_over, tuple(loops))
 
     async def _metrics(self, request: web.BaseRequest) -> Response:
-        return Response(200, self.metrics.text(), TYPE)
+        served = None if self._permits is None else self._permits.server
+        more = None if served is None else await served.seen(served.metrics.text)
+        return Response(200, self.metrics.text() + (more or b""), TYPE)
+
+    async def _ledgers(self, request: web.BaseRequest) -> Response:
+        served = None if self._permits is None else self._permits.server
+        shown = None if served is None else await served.seen(served.shown)
+        return Response(503, b"no permits are given here") if shown is None else Response(200, shown, JSON)

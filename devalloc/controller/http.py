@@ -160,9 +160,14 @@ class Door:
     def _knows(self, request: web.BaseRequest) -> bool:
         if self._token is None:
             return True
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        sent = given.strip().encode("utf-8", "surrogateescape")  # whatever bytes they were
-        return scheme.lower() == "bearer" and hmac.compare_digest(sent, self._token)
+        sent = (bearer(request) or "").encode("utf-8", "surrogateescape")  # whatever bytes they were
+        return hmac.compare_digest(sent, self._token)
+
+
+def bearer(request: web.BaseRequest) -> str | None:
+    """The token that was sent along."""
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else None
 
 
 async def read_some(request: web.BaseRequest, most: int, seconds: float) -> bytes:

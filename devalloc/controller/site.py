@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from devalloc.controller.access import REFILL_SECONDS, Guard, Judge
-from devalloc.controller.http import Bounds, Door, Response
+from devalloc.controller.http import Bounds, Door, Response, bearer
 
 log = logging.getLogger(__name__)
 
@@ -106,11 +106,9 @@ class Site:
         if request.method not in page.methods:
             return Response(405, b"must be GET", headers={**_SAFE, "Allow": ", ".join(sorted(page.methods))})
         if not page.is_open and self._guard is not None:
-            scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-            given = token.strip() if scheme.lower() == "bearer" else None
             loop = asyncio.get_running_loop()
             status = await loop.run_in_executor(
-                self._asking, self._guard.status, given, request.remote or "", request.path
+                self._asking, self._guard.status, bearer(request), request.remote or "", request.path
             )
             if status != 200:
                 asked = {"WWW-Authenticate": 'Bearer realm="devalloc"'} if status == 401 else {}

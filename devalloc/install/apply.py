@@ -106,7 +106,7 @@ def found(client: Client, path: str, **params: str) -> Object | None:
 
 def _kinds() -> Iterator[tuple[str, str, bool]]:
     """API version, kind and whether it is in a namespace, of all that is ever installed; last created first."""
-    every = manifests(Options(version="any", service_monitor=True, resource_claims=True))
+    every = manifests(Options(version="any", service_monitor=True, resource_claims=True, permits=True))
     kinds = {(one["apiVersion"], one["kind"]): "namespace" in one["metadata"] for one in every}
     yield from ((*key, namespaced) for key, namespaced in reversed(kinds.items()))
 

@@ -18,6 +18,8 @@ DRIVER: Final = "devalloc.io"
 LABEL: Final = ("app.kubernetes.io/part-of", "devalloc")
 """On every object."""
 KUBELET: Final = "/var/lib/kubelet"
+PERMITS: Final = "--permits=0.0.0.0:10299"
+"""Of the controller's pods, where it gives permits."""
 IMAGES: Final = ("devalloc-controller", "devalloc-node")
 
 _KINDS: Final = {
@@ -57,6 +59,8 @@ class Options:
     service_monitor: bool = False
     resource_claims: bool = False
     """The controller allocates labelled ResourceClaims, too, from nodes that are set aside by their label."""
+    permits: bool = False
+    """The controller gives permits to machines that are scaled."""
 
     @property
     def tag(self) -> str:
@@ -83,10 +87,16 @@ def manifests(options: Options, only: Iterable[str] = ()) -> list[Object]:
         raise ValueError("whose devices go to labelled ResourceClaims a node's label says, which needs publish both")
     if options.service_monitor:
         objects += _labelled(load(deploy / "overlays" / "service-monitor" / "monitor.yaml"))
-    if options.resource_claims:
-        objects += _labelled(render(deploy / "resourceclaims"))
-        controller = next(one for one in objects if one["kind"] == "Deployment")
-        controller["spec"]["template"]["spec"]["containers"][0]["args"].append("--resource-claims")
+    if options.publish == "slices" and options.permits:
+        raise ValueError("there is no controller to give permits where nodes publish slices only")
+    for wanted_too, folder, argument in (
+        (options.resource_claims, "resourceclaims", "--resource-claims"),
+        (options.permits, "permits", PERMITS),
+    ):
+        if wanted_too:
+            objects += _labelled(render(deploy / folder))
+            controller = next(one for one in objects if one["kind"] == "Deployment")
+            controller["spec"]["template"]["spec"]["containers"][0]["args"].append(argument)
     kinds = list(_KINDS)
     wanted = frozenset(only) or frozenset(PARTS)
     chosen = [one for one in objects if part_of(one) in wanted]

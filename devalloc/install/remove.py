@@ -69,7 +69,13 @@ def _there(client: Client, namespace: str) -> Iterator[Object]:
     by_name: dict[str, Object] = {}
     for publish in PUBLISH:
         options = Options(
-            publish, "", "any", namespace, service_monitor=publish != "slices", resource_claims=publish == "both"
+            publish,
+            "",
+            "any",
+            namespace,
+            service_monitor=publish != "slices",
+            resource_claims=publish == "both",
+            permits=publish != "slices",
         )
         by_name |= {path_of(one): one for one in reversed(manifests(options))}
     for path, one in by_name.items():

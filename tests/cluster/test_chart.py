@@ -70,7 +70,10 @@ def expected(options: Options) -> dict[str, Any]:
             ["image.prefix=registry.example.com/team/", "image.tag=9.9", "node.kubeletDir=/var/lib/k0s/kubelet"],
             Options(image_prefix="registry.example.com/team/", version="9.9", kubelet_dir="/var/lib/k0s/kubelet"),
         ),
-        (["serviceMonitor=true", "resourceClaims=true"], Options(service_monitor=True, resource_claims=True)),
+        (
+            ["serviceMonitor=true", "resourceClaims=true", "permits=true"],
+            Options(service_monitor=True, resource_claims=True, permits=True),
+        ),
     ],
     ids=["both", "pools", "slices", "images", "more"],
 )

@@ -131,6 +131,7 @@ OVERLAYS = {
     "both": Options(),
     "service-monitor": Options(service_monitor=True),
     "resource-claims": Options(resource_claims=True),
+    "permits": Options(permits=True),
 }
 
 

@@ -106,7 +106,7 @@ def ruled(progress: Progress, tmp_path_factory: pytest.TempPathFactory) -> Itera
     try:
         with running(kube_build.binaries(progress), tmp_path_factory.mktemp("kubernetes")) as cluster:
             kube_crds.install(cluster)
-            kube_rights.install(cluster, "both")
+            kube_rights.install(cluster, "both", permits=True)
             for body in manifests(Options(resource_claims=True), ["policies"]):
                 cluster.create(collection_of(body), body)
             for name in NODES:
@@ -245,6 +245,8 @@ def test_what_is_allowed_by_name_is_allowed_by_that_name_only(ruled: Cluster) ->
     for verb in ("get", "update"):
         assert may("devalloc-controller", verb, "coordination.k8s.io/leases", "devalloc-controller")
         assert not may("devalloc-controller", verb, "coordination.k8s.io/leases", "other")
+    assert may("devalloc-node", "get", "/configmaps", "devalloc-permits")
+    assert not may("devalloc-node", "get", "/configmaps", "devalloc-permits-usage")
     assert may("devalloc-node", "get", "/namespaces", "kube-system")
     assert not may("devalloc-node", "get", "/namespaces", "default")
     assert may("devalloc-node", "associated-node:patch", "resource.k8s.io/resourceclaims/driver", "devalloc.io")

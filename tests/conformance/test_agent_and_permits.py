@@ -21,6 +21,7 @@ from devalloc_node.agent.permits import HttpPermits
 from devalloc_node.agent.report import Report
 from devalloc_node.agent.scaler import Scaler
 from devalloc_node.agent.waits import Waits
+from devalloc_node.agent.whom import Told
 from tests.support.faketree import memory_folder
 from tests.support.permit_bench import machine, node_of, running, serving
 from tests.support.scaling_around import Around
@@ -83,7 +84,7 @@ async def _with_agent(
 
             def channels(scaler: Scaler, name: str = name, around: Around = around) -> Channels:
                 around.scaler = scaler
-                permits = HttpPermits(session, f"http://{host}:{port}/", PodName("default", name), UNIT)
+                permits = HttpPermits(session, Told(f"http://{host}:{port}/"), PodName("default", name), UNIT)
                 return Channels(permits, around, around, around)
 
             await agent.scale(Machine(name, "run-1", Bounds(UNIT, UNIT * 6), CONFIG, channels))

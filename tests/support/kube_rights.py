@@ -14,12 +14,15 @@ NODE = "devalloc-node"
 CONTROLLER = "devalloc-controller"
 
 
-def install(cluster: Cluster, publish: Publish = "slices", *, resource_claims: bool = False) -> None:
+def install(
+    cluster: Cluster, publish: Publish = "slices", *, resource_claims: bool = False, permits: bool = False
+) -> None:
     """Accounts, rights and policies, without anything that runs; those that are there already stay.
 
     But for slices the CRDs must be served: a policy whose parameters are of a kind that nobody knows refuses all.
     """
-    for body in manifests(Options(publish=publish, resource_claims=resource_claims), ["namespace", "rbac", "policies"]):
+    options = Options(publish=publish, resource_claims=resource_claims, permits=permits)
+    for body in manifests(options, ["namespace", "rbac", "policies"]):
         answer = cluster.create(collection_of(body), body)
         assert answer.ok or answer.status == 409, f"{body['kind']}: {answer.message}"
 

@@ -35,6 +35,7 @@ from devalloc_node.agent.permits import HttpPermits
 from devalloc_node.agent.report import Report
 from devalloc_node.agent.scaler import Scaler
 from devalloc_node.agent.waits import Waits
+from devalloc_node.agent.whom import Told
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from devalloc_node.guest.program import GuestMonitor
 from devalloc_node.guest.settings import Settings as MonitorSettings
@@ -345,7 +346,7 @@ class World:
             _Counted(
                 self,
                 "ask",
-                HttpPermits(self._http, f"http://{PERMITS[0]}:{PERMITS[1]}/", PodName("default", NAME), UNIT),
+                HttpPermits(self._http, Told(f"http://{PERMITS[0]}:{PERMITS[1]}/"), PodName("default", NAME), UNIT),
             ),
             _Counted(self, "change", MachineBody(Platform(self), NAME, "uid", self.run, self._lanes)),
             _Counted(self, "guest", MonitorConnection(NAME, *MONITOR, scaler)),
@@ -430,7 +431,7 @@ class World:
     async def compete(self) -> None:
         """The rival asks for what it wants every second, and has at once what it is permitted."""
         async with session() as http:
-            permits = HttpPermits(http, f"http://{PERMITS[0]}:{PERMITS[1]}/", PodName("default", RIVAL), UNIT)
+            permits = HttpPermits(http, Told(f"http://{PERMITS[0]}:{PERMITS[1]}/"), PodName("default", RIVAL), UNIT)
             last: Resources | None = None
             while True:
                 with suppress(NodeError, TimeoutError):

@@ -17,12 +17,13 @@ import socket
 import subprocess
 import sys
 import threading
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.scalars import bytes_to_json, cpu_to_json
+from devalloc.store import Store
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.permit_bench import GIB, KIND, NODE, machine, permit_of, running, tell
 
@@ -88,10 +89,20 @@ class Storm:
         self._port = 0
         self._on_the_way: list[bytes] = []
         """Requests that were given up by those who sent them, and come later."""
+        self._headers = b""
+        """More lines of each request."""
         self._links: dict[str, tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
-        with closing(SQLiteStore(path)) as store:
+        with self._opened() as store:
             for agent in self._agents:
                 running(store, machine(agent.name, least=LEAST, most=MOST))
+
+    def _opened(self) -> AbstractContextManager[Store]:
+        """The store as nodes and users have it."""
+        return closing(SQLiteStore(self._path))
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """To the server. Raises OSError."""
+        return await asyncio.open_connection("127.0.0.1", self._port)
 
     def run(self, requests: int, *, between_kills: int) -> Tally:
         """So many requests; the server is ended each time about ``between_kills`` of them have been made."""
@@ -136,7 +147,7 @@ class Storm:
 
     async def _rounds(self, requests: int, between_kills: int) -> None:
         draw, next_kill = self._random, between_kills
-        with closing(SQLiteStore(self._path)) as store:
+        with self._opened() as store:
             while self.tally.requests < requests:
                 some = draw.sample(self._agents, draw.randint(1, len(self._agents)))
                 for agent in some:
@@ -145,7 +156,7 @@ class Storm:
                 if len(self._on_the_way) > draw.randint(0, 3):
                     late = self._on_the_way.pop(draw.randrange(len(self._on_the_way)))
                     asked.append(asyncio.create_task(self._come(late)))
-                if self.tally.requests >= next_kill and (self.tally.kills + self.tally.replaced) % 3 == 2:
+                if self.tally.requests >= next_kill and self._is_replaced():
                     next_kill += between_kills
                     await asyncio.gather(*asked)
                     await self._replace(store)
@@ -165,7 +176,11 @@ class Storm:
                 self._check_agents(store)
             self._hang_up()
 
-    async def _replace(self, store: SQLiteStore) -> None:
+    def _is_replaced(self) -> bool:
+        """Whether the next server that ends is replaced by another one."""
+        return (self.tally.kills + self.tally.replaced) % 3 == 2
+
+    async def _replace(self, store: Store) -> None:
         """The server stands still with requests, another one takes its place and answers, and it goes on."""
         self.tally.replaced += 1
         old, draw = self._process, self._random
@@ -188,7 +203,7 @@ class Storm:
         await asyncio.to_thread(self._end, signal.SIGKILL)
         self._process = new
 
-    def _live(self, store: SQLiteStore, agent: Agent) -> None:
+    def _live(self, store: Store, agent: Agent) -> None:
         """Use more or less of what it may have; or end, and begin anew. Its node tells of it, or is late."""
         draw = self._random
         if draw.random() < 0.004:
@@ -248,7 +263,7 @@ class Storm:
                 self.tally.wrong.append(f"{agent.name} was answered {status} {body!r} to {message}")
             return
         told = json.loads(body)["permit"]
-        permit = Resources(_milli(told["vCPUs"]), _bytes(told["mem"]))
+        permit = Resources(milli(told["vCPUs"]), in_bytes(told["mem"]))
         for name in ("cpu", "memory"):
             got, asked, before = (getattr(r, name) for r in (permit, wanted, had))
             if not min(before, asked) <= got <= max(asked, before):
@@ -261,9 +276,9 @@ class Storm:
         try:
             link = self._links.get(agent.name)
             if link is None:
-                link = self._links[agent.name] = await asyncio.open_connection("127.0.0.1", self._port)
+                link = self._links[agent.name] = await self._connect()
             reader, writer = link
-            writer.write(_posted(body))
+            writer.write(posted(body, self._headers))
             await writer.drain()
             if lose:
                 await asyncio.sleep(self._random.random() * 0.005)
@@ -289,7 +304,7 @@ class Storm:
             return
         self.tally.late += 1
         with suppress(OSError):
-            await asyncio.to_thread(_send_and_go, process, port, _posted(body))
+            await asyncio.to_thread(_send_and_go, process, port, posted(body))
 
     def _drop(self, name: str) -> None:
         link = self._links.pop(name, None)
@@ -303,7 +318,7 @@ class Storm:
 
     # -- what has to hold --------------------------------------------------------------------------------------------
 
-    def _check_agents(self, store: SQLiteStore) -> None:
+    def _check_agents(self, store: Store) -> None:
         """Between two rounds nobody is waiting for an answer."""
         has = Resources(sum(agent.has.cpu for agent in self._agents), sum(agent.has.memory for agent in self._agents))
         self.tally.full += not (self.limit.above(has).cpu >= UNIT.cpu and self.limit.above(has).memory >= UNIT.memory)
@@ -313,24 +328,25 @@ class Storm:
             permit = permit_of(store, agent.name)
             if agent.permit is not None and (
                 permit is None
-                or agent.permit.exceeds(Resources(_milli(permit["cpus"]), _bytes(permit["memory"])).most(agent.use))
+                or agent.permit.exceeds(Resources(milli(permit["cpus"]), in_bytes(permit["memory"])).most(agent.use))
             ):
                 self.tally.wrong.append(f"{agent.name} heard {agent.permit}, and written down is {permit}")
 
     def _check_store(self, over: threading.Event) -> None:
         """At every moment what is written down is within the limit."""
-        with closing(SQLiteStore(self._path)) as store:
+        with self._opened() as store:
             while not over.wait(0.01):
                 cpu = memory = 0
                 for obj in store.list(KIND).objects:
                     permit = obj.get("status", {}).get("permitted") or {"cpus": f"{LEAST.cpu}m", "memory": LEAST.memory}
-                    cpu, memory = cpu + _milli(permit["cpus"]), memory + _bytes(permit["memory"])
+                    cpu, memory = cpu + milli(permit["cpus"]), memory + in_bytes(permit["memory"])
                 if Resources(cpu, memory).exceeds(self.limit):
                     self.tally.wrong.append(f"written down are {cpu}m and {memory} bytes of {self.limit}")
 
 
-def _posted(body: bytes) -> bytes:
-    return b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+def posted(body: bytes, headers: bytes = b"") -> bytes:
+    """A request. ``headers``: more lines."""
+    return b"POST / HTTP/1.1\r\nHost: x\r\n%bContent-Length: %d\r\n\r\n%b" % (headers, len(body), body)
 
 
 def _send_and_go(process: subprocess.Popen[str], port: int, data: bytes) -> None:
@@ -344,12 +360,12 @@ def _send_and_go(process: subprocess.Popen[str], port: int, data: bytes) -> None
         process.send_signal(signal.SIGCONT)
 
 
-def _milli(value: object) -> int:
+def milli(value: object) -> int:
     text = str(value)
     return int(text[:-1]) if text.endswith("m") else int(text) * 1000
 
 
-def _bytes(value: object) -> int:
+def in_bytes(value: object) -> int:
     text = str(value)
     for suffix, unit in (("Ki", 2**10), ("Mi", 2**20), ("Gi", 2**30), ("Ti", 2**40)):
         if text.endswith(suffix):

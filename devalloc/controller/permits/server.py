@@ -15,12 +15,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from aiohttp import web
 
-from devalloc.controller.http import JSON, Bounds, Door, Response, has_hung_up, read_some
+from devalloc.controller.http import JSON, Bounds, Door, Response, bearer, has_hung_up, read_some
 from devalloc.controller.lease import Lost
 from devalloc.controller.permits.book import Book, nothing_more, without_devices
+from devalloc.controller.permits.callers import NotKnown
 from devalloc.controller.permits.decider import RETRY_SECONDS, Decider, Seen
 from devalloc.controller.permits.draft import Granted
 from devalloc.controller.permits.dump import dump
@@ -29,7 +31,7 @@ from devalloc.controller.permits.lease import Right, permits_lease
 from devalloc.controller.permits.metrics import TYPE, Metrics
 from devalloc.controller.permits.migration import Migrations, Migrator
 from devalloc.controller.permits.settings import Settings
-from devalloc.controller.permits.usage import Usage
+from devalloc.controller.permits.usage import NAMESPACE, Shelf, Usage
 from devalloc.scaling.messages.plugin import MAX_BODY, Refused, decode
 from devalloc.store import Expired, Store, StoreError, Unavailable
 
@@ -63,13 +65,16 @@ class PermitServer:
         still: Still | None = None,
         lease_seconds: float = 15.0,
         right: Right | None = None,
+        shelf: Shelf | None = None,
+        namespace: str = NAMESPACE,
         on_ready: Callable[[Addresses], None] = lambda addresses: None,
         on_waiting: Callable[[str], None] = log.warning,
     ) -> None:
         """``node``: answer for the machines of this node only, beside the servers of other nodes; None: for those of
         all. ``alone``: the caller holds a lock (``devalloc.store.lease.hold``) by which no other server lives on this
         store. ``still``: what a permit is written within, where others take of the hosts too, so that these are as they
-        were when it was decided. ``right``: what it may grant by, instead of a lease of its own. From the server's
+        were when it was decided. ``right``: what it may grant by, instead of a lease of its own. ``shelf``,
+        ``namespace``: where it writes down what is billed; None: in the store. From the server's
         thread ``on_ready`` is told each time it begins to listen, and ``on_waiting`` each time it begins to wait for
         somebody else's lease.
         """
@@ -77,7 +82,7 @@ class PermitServer:
         self.book = Book(self.settings, overhead=overhead, can_move=can_move, migrates=migrator is not None, node=node)
         holder = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self.lease = right or permits_lease(store, holder, node=node, seconds=lease_seconds, alone=alone)
-        self.usage = Usage(store, self.book, self.lease.name, self.lease.holder)
+        self.usage = Usage(shelf or store, self.book, self.lease.name, self.lease.holder, namespace=namespace)
         self.metrics = Metrics(self.book, lambda: self.usage.told)
         self._store = store
         self._hosts = hosts
@@ -86,17 +91,25 @@ class PermitServer:
         self._on_ready = on_ready
         self._on_waiting = on_waiting
         self._waits_for: str | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """While it serves."""
+        # Apart from the threads of the store, which write while tokens are looked at.
+        self._asking: ThreadPoolExecutor | None = None
 
     def run(self, stop: threading.Event) -> None:
         """Serve until ``stop`` is set: whenever this server has the lease.
 
         What is wrong with the store for a time is waited out. Raises OSError where it cannot listen for requests.
         """
+        if self.settings.callers is not None:
+            self._asking = ThreadPoolExecutor(4, "permits-callers")
         try:
             self._run(stop)
         finally:
             with suppress(StoreError):
                 self.lease.give()
+            if self._asking is not None:
+                self._asking.shutdown(wait=False, cancel_futures=True)
 
     def _run(self, stop: threading.Event) -> None:
         while not stop.is_set():
@@ -156,6 +169,7 @@ class PermitServer:
                 )
             ]
             try:
+                self._loop = asyncio.get_running_loop()
                 asked = await doors[0].listen(s.host, s.port, s.tls)
                 shown = await self._listen_for_people(doors[1])
                 if shown is None and s.dump_port is not None:
@@ -166,6 +180,7 @@ class PermitServer:
                 for task in done:
                     task.result()
             finally:
+                self._loop = None
                 over.set()
                 for task in tasks:
                     task.cancel()
@@ -248,11 +263,12 @@ class PermitServer:
     async def _respond(self, request: web.BaseRequest, decider: Decider, moves: Migrations) -> Response:
         began, version = time.perf_counter(), "none"
         try:
+            node = await self._node_of(request)
             posted = request.method == "POST"
             body = await read_some(request, MAX_BODY, self.settings.request_seconds) if posted else b""
             decoded = decode(body, request.method)
             version = str(decoded.version)
-            told = await decider.ask(decoded, lambda: has_hung_up(request))
+            told = await decider.ask(decoded, lambda: has_hung_up(request), node)
             response = await moves.answered(told) if isinstance(told, Granted) else told
         except Refused as refused:
             log.debug("refused: %s", refused)
@@ -261,18 +277,40 @@ class PermitServer:
         self.metrics.seconds.observe(time.perf_counter() - began)
         return response
 
+    async def _node_of(self, request: web.BaseRequest) -> str | None:
+        """For whose machines it may be asked; None: all. Raises Refused."""
+        callers = self.settings.callers
+        if callers is None:
+            return None
+        asked = partial(callers.node_of, bearer(request), request.remote or "")
+        found = await asyncio.get_running_loop().run_in_executor(self._asking, asked)
+        if isinstance(found, NotKnown):
+            raise Refused(found.status, found.text, found.text)
+        return found
+
     async def _show(self, request: web.BaseRequest, decider: Decider) -> Response:
         if request.method not in ("GET", "HEAD"):
             return Response(405, b"must be GET")
         if request.path == "/metrics":
             return Response(200, self.metrics.text(), TYPE)
-        shown = {
-            "holder": self.lease.holder,
-            "leaseValid": self.lease.is_valid,
-            "waiting": decider.waiting,
-            **dump(self.book),
-        }
-        return Response(200, json.dumps(shown, indent=1).encode(), JSON)
+        return Response(200, self.shown(waiting=decider.waiting), JSON)
+
+    async def seen(self, show: Callable[[], bytes]) -> bytes | None:
+        """What ``shown`` or the metrics' ``text`` tells, for another event loop; None while nothing is served."""
+        if (loop := self._loop) is None:
+            return None
+
+        async def made() -> bytes:
+            return show()
+
+        with suppress(TimeoutError, RuntimeError, asyncio.CancelledError):  # it ends just now
+            return await asyncio.wait_for(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(made(), loop)), 5.0)
+        return None
+
+    def shown(self, **more: object) -> bytes:
+        """The ledgers, as JSON. In the server's own thread."""
+        shown = {"holder": self.lease.holder, "leaseValid": self.lease.is_valid, **more, **dump(self.book)}
+        return json.dumps(shown, indent=1).encode()
 
 
 def _watch(store: Store, decider: Decider, over: threading.Event, tell: Callable[[Seen], None]) -> None:

@@ -6,6 +6,7 @@ import ipaddress
 import ssl
 from dataclasses import dataclass
 
+from devalloc.controller.permits.callers import Callers
 from devalloc.scaling.eras import Era
 from devalloc.scaling.messages.plugin import PORT as PORT
 from devalloc.scaling.permits.ledger import NOTHING, ONCE, fraction_of
@@ -32,6 +33,8 @@ class Settings:
     """For the state and the metrics; None: not at all."""
     token: str | None = None
     """What those who ask have to send as ``Authorization: Bearer``. Without TLS it can be read on its way."""
+    callers: Callers | None = None
+    """Who those are that ask, where each has a token of his own. It needs TLS."""
     tls: ssl.SSLContext | None = None
     """Serve by TLS; with ``verify_mode=CERT_REQUIRED`` only those whose certificate is good can ask."""
     era: Era = Era.V0_31
@@ -67,7 +70,9 @@ class Settings:
             mark = getattr(self, name)
             if mark is not None and not 0 < mark <= 1:
                 raise ValueError(f"{name} must be above 0 and at most 1, not {mark}")
-        known = self.tls is not None and self.tls.verify_mode is ssl.CERT_REQUIRED
+        if self.callers is not None and self.tls is None:
+            raise NotSafe("tokens of nodes could be read on their way: give a TLS context")
+        known = self.tls is not None and (self.tls.verify_mode is ssl.CERT_REQUIRED or self.callers is not None)
         if not _is_loopback(self.host) and self.token is None and not known:
             raise NotSafe(
                 f"on {self.host} anybody could ask for permits: give a token, or a TLS context that verifies clients, "

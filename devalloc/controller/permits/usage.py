@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from devalloc.controller.permits.book import Book
-from devalloc.store import AlreadyExists, Conflict, NotFound, Object, Store, StoreError
+from devalloc.store import AlreadyExists, Conflict, NotFound, Object, StoreError
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,16 @@ class InWriter(Protocol):
     """Runs what speaks with the store in its thread."""
 
     def __call__(self, work: Callable[[], T], /) -> Awaitable[T]: ...
+
+
+class Shelf(Protocol):
+    """The part of a ``Store`` that is needed here."""
+
+    def get(self, kind: str, namespace: str | None, name: str) -> Object: ...
+
+    def create(self, obj: Object) -> Object: ...
+
+    def replace(self, obj: Object) -> Object: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +59,23 @@ class Usage:
     """Use from one event loop at a time."""
 
     def __init__(
-        self, store: Store, book: Book, lease: str, holder: str, *, clock: Callable[[], float] = time.time
+        self,
+        store: Shelf,
+        book: Book,
+        lease: str,
+        holder: str,
+        *,
+        namespace: str = NAMESPACE,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        """``lease``: the name of the one under which it is written; ``holder``: who writes. ``clock``: seconds since
-        1970, which the next server goes by as well."""
+        """``lease``: the name of the one under which it is written; ``holder``: who writes; ``namespace``: where.
+        ``clock``: seconds since 1970, which the next server goes by as well."""
         self.told: Mapping[str, Total] = {}
         """As it is written down."""
         self._store = store
         self._book = book
         self._name = f"{lease}-usage"
+        self._namespace = namespace
         self._holder = holder
         self._clock = clock
         self._totals: dict[str, Total] = {}
@@ -125,7 +143,7 @@ class Usage:
 
     def _read(self) -> Object | None:
         try:
-            return self._store.get(KIND, NAMESPACE, self._name)
+            return self._store.get(KIND, self._namespace, self._name)
         except NotFound:
             return None
 
@@ -135,7 +153,7 @@ class Usage:
         data = {"holder": self._holder, "untilMilliseconds": str(until), "totals": content}
         if self._found is not None:
             return self._store.replace({**self._found, "data": data})
-        metadata = {"name": self._name, "namespace": NAMESPACE}
+        metadata = {"name": self._name, "namespace": self._namespace}
         return self._store.create({"apiVersion": "v1", "kind": KIND, "metadata": metadata, "data": data})
 
 

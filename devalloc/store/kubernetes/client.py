@@ -62,6 +62,16 @@ class Client:
         with self._counting:
             return dict(self._asked)
 
+    def token(self) -> str | None:
+        """The token that requests are sent with, as it is now; None for credentials that are none. Raises ApiError."""
+        try:
+            headers: dict[str, str] = self._api.param_serialize("GET", "/", auth_settings=["BearerToken"])[2]
+        except no_credentials() as error:
+            raise ApiError(0, "NoCredentials", f"no credentials: {error}") from None
+        sent = next((value for name, value in headers.items() if name.lower() == "authorization"), "")
+        scheme, _, token = sent.partition(" ")
+        return token.strip() or None if scheme.lower() == "bearer" else None
+
     def within(self, seconds: float) -> Client:
         """The same user, of whom each try is given up after so long, where that is sooner. They count together."""
         other = copy.copy(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass
 
 import aiohttp
@@ -49,21 +50,27 @@ async def fetch(
     *,
     body: bytes | None = None,
     headers: dict[str, str] | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> Answer:
-    """One request. ``most``: bytes of the answer. The caller bounds the time.
+    """One request. ``most``: bytes of the answer. ``tls``: by which the server is known; None: the host's. The caller
+    bounds the time.
 
     Raises:
         Failed: nobody was reached (``Unreachable``), or the answer is too long (``AnswerTooLong``).
         Unknown: it was sent, and no whole answer came (``NoAnswer``).
     """
     try:
-        async with session.request(method, url, data=body, headers=headers, allow_redirects=False) as response:
+        async with session.request(
+            method, url, data=body, headers=headers, allow_redirects=False, ssl=tls or True
+        ) as response:
             answer = bytearray()
             async for part in response.content.iter_chunked(1 << 16):
                 answer += part
                 if len(answer) > most:
                     raise Failed("AnswerTooLong", f"{url} answers with more than {most} bytes")
             return Answer(response.status, bytes(answer))
+    except aiohttp.ClientSSLError as error:
+        raise Failed("Unreachable", f"{url} is not who is meant, or speaks no TLS: {error}") from None
     except aiohttp.ClientConnectorError as error:
         raise Failed("Unreachable", f"{url} cannot be reached: {error.os_error.strerror or error}") from None
     except (aiohttp.ClientError, OSError, ValueError) as error:

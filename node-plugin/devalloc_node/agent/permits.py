@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import aiohttp
@@ -20,7 +21,8 @@ from devalloc.scaling.peerjson import Unreadable
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import PluginVersion
 from devalloc_node.agent.fetch import fetch
-from devalloc_node.errors import Denied, Failed
+from devalloc_node.agent.whom import Whom
+from devalloc_node.errors import Denied, Failed, Unknown
 
 VERSION = PluginVersion(7)
 """v5.0, the newest: an agent sends one version, and a server that does not know it refuses."""
@@ -32,19 +34,14 @@ class HttpPermits:
     def __init__(
         self,
         session: aiohttp.ClientSession,
-        url: str,
+        whom: Whom,
         pod: PodName,
         unit: Resources,
-        token: str | None = None,
         may_ask: Callable[[], bool] = lambda: True,
     ) -> None:
-        """``url``: of the server, such as ``http://127.0.0.1:10299/``; ``pod``: what the machine is called there;
-        ``may_ask``: whether who listens there is that server."""
-        self._session, self._url, self._pod, self._may_ask = session, url, pod, may_ask
+        """``pod``: what the machine is called there; ``may_ask``: whether who listens there is that server."""
+        self._session, self._whom, self._pod, self._may_ask = session, whom, pod, may_ask
         self._unit = WireResources(unit.cpu, unit.memory)
-        self._headers = {"Content-Type": "application/json"}
-        if token is not None:
-            self._headers["Authorization"] = f"Bearer {token}"
 
     async def ask(self, last: Resources | None, target: Resources, metrics: SystemMetrics | None) -> Resources:
         """What the machine may have in all.
@@ -55,8 +52,9 @@ class HttpPermits:
                 nonsense (``PermitFailed``).
             Unknown: no answer came (``NoAnswer``).
         """
+        server = await self._whom.server()
         if not self._may_ask():
-            raise Failed("Unreachable", f"the server of permits of this node does not serve at {self._url}")
+            raise Failed("Unreachable", f"the server of permits of this node does not serve at {server.url}")
         request = Request(
             VERSION,
             self._pod,
@@ -65,16 +63,27 @@ class HttpPermits:
             None if last is None else _wire(last),
             None if metrics is None else Metrics(metrics.load1),
         )
+        headers = {"Content-Type": "application/json"}
+        if server.token is not None:
+            headers["Authorization"] = f"Bearer {server.token}"
         body = encode_request(request)
-        answer = await fetch(self._session, "POST", self._url, MAX_BODY, body=body, headers=self._headers)
+        try:
+            answer = await fetch(
+                self._session, "POST", server.url, MAX_BODY, body=body, headers=headers, tls=server.tls
+            )
+        except (Failed, Unknown, asyncio.CancelledError):
+            self._whom.doubt()
+            raise
+        if answer.status in (401, 403) or answer.status >= 500:
+            self._whom.doubt()
         if answer.status >= 500:
-            raise Failed("PermitFailed", f"{self._url} answers {answer.status}: {answer.shown}")
+            raise Failed("PermitFailed", f"{server.url} answers {answer.status}: {answer.shown}")
         if answer.status != 200:
-            raise Denied("PermitRefused", f"{self._url} answers {answer.status}: {answer.shown}", retryable=True)
+            raise Denied("PermitRefused", f"{server.url} answers {answer.status}: {answer.shown}", retryable=True)
         try:
             reply = decode_reply(answer.body)
         except Unreadable as error:
-            raise Failed("PermitFailed", f"{self._url} answers what cannot be read: {error}") from None
+            raise Failed("PermitFailed", f"{server.url} answers what cannot be read: {error}") from None
         if reply.migrate:
             raise Denied("MachineMigrating", f"{self._pod} is about to be migrated and stays as it is", retryable=True)
         return Resources(reply.permit.cpu, reply.permit.memory)

@@ -25,6 +25,7 @@ from devalloc_node.agent.scaled import Scaled
 from devalloc_node.agent.scaler import Scaler
 from devalloc_node.agent.settings import ScalingSettings
 from devalloc_node.agent.waits import waits_of
+from devalloc_node.agent.whom import Whom
 from devalloc_node.agent.wiring import Wiring
 from devalloc_node.platform import Platform
 
@@ -44,13 +45,16 @@ class Scalers:
         changed: Callable[[str], None] = lambda key: None,
         registry: CollectorRegistry | None = None,
         may_ask: Callable[[], bool] = lambda: True,
+        whom: Whom | None = None,
     ) -> None:
         """``changed`` is told of machines whose report is another one now. ``registry``: where the metrics go.
-        ``may_ask``: whether who listens where permits are asked for is who is meant."""
+        ``may_ask``: whether who listens where permits are asked for is who is meant. ``whom``: who is asked instead of
+        whom the settings tell."""
         self.settings = settings
         self._platform = platform
         self._changed = changed
         self._may_ask = may_ask
+        self._whom = whom
         self._mutex = threading.Lock()
         self._wanted: dict[str, Scaled] = {}
         self._reports: dict[str, Report] = {}
@@ -103,7 +107,7 @@ class Scalers:
             stack.callback(lanes.close)
             permits = await stack.enter_async_context(new_session())
             guests = await stack.enter_async_context(new_session())
-            wiring = Wiring(self._platform, self.settings, permits, guests, lanes, self._may_ask)
+            wiring = Wiring(self._platform, self.settings, permits, guests, lanes, self._may_ask, self._whom)
             rules = Rules(self.settings.unit, self.settings.timing, self.settings.era)
             metrics = self._metrics
             agent = Agent(

@@ -19,6 +19,7 @@ from devalloc_node.agent.permits import HttpPermits
 from devalloc_node.agent.scaled import Scaled
 from devalloc_node.agent.scaler import Scaler
 from devalloc_node.agent.settings import ScalingSettings
+from devalloc_node.agent.whom import Told, Whom
 from devalloc_node.platform import Platform
 
 
@@ -35,13 +36,16 @@ class Wiring:
     """Where the platform is waited for."""
     may_ask: Callable[[], bool] = lambda: True
     """Whether the server of permits is who is meant."""
+    whom: Whom | None = None
+    """Who is asked for permits; None: whom the settings tell."""
 
     def channels(self, scaled: Scaled, scaler: Scaler) -> Channels:
         """Those of one machine."""
         settings, address = self.settings, scaled.address
         namespace, _, name = scaled.key.partition("/")
         pod = PodName(namespace, name)
-        permits = HttpPermits(self.permits, settings.permits, pod, settings.unit, settings.token, self.may_ask)
+        whom = self.whom or Told(settings.permits, settings.token)
+        permits = HttpPermits(self.permits, whom, pod, settings.unit, self.may_ask)
         body = MachineBody(self.platform, scaled.key, scaled.uid, scaled.run, self.lanes)
 
         def metrics(port: int | Callable[[], int]) -> HttpMetrics:

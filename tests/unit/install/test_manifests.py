@@ -130,6 +130,8 @@ def test_what_makes_no_sense_is_refused(options: Options, what: str) -> None:
 def test_there_is_no_monitor_where_there_is_no_controller() -> None:
     with pytest.raises(ValueError, match="no controller"):
         manifests(Options(publish="slices", service_monitor=True))
+    with pytest.raises(ValueError, match="no controller"):
+        manifests(Options(publish="slices", permits=True))
 
 
 @pytest.mark.parametrize("publish", ["slices", "pools"])

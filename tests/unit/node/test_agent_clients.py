@@ -16,6 +16,7 @@ from devalloc.scaling.resources import Resources
 from devalloc_node.agent.fetch import new_session
 from devalloc_node.agent.measure import HttpMetrics
 from devalloc_node.agent.permits import HttpPermits
+from devalloc_node.agent.whom import Told
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from tests.support.virtual_time import run
 
@@ -51,7 +52,7 @@ async def answering(handler: Handler) -> AsyncIterator[int]:
 
 async def _asked(handler: Handler) -> Resources:
     async with answering(handler) as port, new_session() as session:
-        permits = HttpPermits(session, f"http://127.0.0.1:{port}/", PodName("ns", "vm-1"), UNIT, token="secret" * 4)
+        permits = HttpPermits(session, Told(f"http://127.0.0.1:{port}/", "secret" * 4), PodName("ns", "vm-1"), UNIT)
         return await permits.ask(UNIT, Resources(500, 2 * GIB), SystemMetrics(0.3))
 
 
@@ -128,7 +129,7 @@ def test_who_listens_and_is_not_the_one_meant_is_asked_nothing() -> None:
     async def asked() -> None:
         async with answering(stranger) as port, new_session() as session:
             pod = PodName("ns", "vm")
-            permits = HttpPermits(session, f"http://127.0.0.1:{port}/", pod, UNIT, "secret" * 4, lambda: False)
+            permits = HttpPermits(session, Told(f"http://127.0.0.1:{port}/", "secret" * 4), pod, UNIT, lambda: False)
             await permits.ask(None, UNIT, None)
 
     with pytest.raises(Failed, match="does not serve at") as failed:
@@ -141,7 +142,9 @@ def test_nobody_there_is_a_failure_and_an_answer_cut_off_is_unknown() -> None:
         async with answering(_says()) as port:
             pass
         async with new_session() as session:
-            await HttpPermits(session, f"http://127.0.0.1:{port}/", PodName("ns", "vm"), UNIT).ask(None, UNIT, None)
+            await HttpPermits(session, Told(f"http://127.0.0.1:{port}/"), PodName("ns", "vm"), UNIT).ask(
+                None, UNIT, None
+            )
 
     async def cut(request: web.Request) -> web.StreamResponse:
         assert request.transport is not None

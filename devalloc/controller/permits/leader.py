@@ -1,0 +1,130 @@
+"""The server of permits of a controller on a cluster: it serves while its process leads, and says where.
+
+One that stands by does not listen. Nodes find the one that does by a ConfigMap, which each leader writes when it
+serves, with the certificate that only this process has the key of; so there is nothing to route, and no key to keep.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from ipaddress import ip_address
+
+from devalloc.controller.access import Post
+from devalloc.controller.certificate import own
+from devalloc.controller.permits.callers import NodeTokens
+from devalloc.controller.permits.hosts import published
+from devalloc.controller.permits.lease import Right
+from devalloc.controller.permits.server import Addresses, PermitServer
+from devalloc.controller.permits.settings import Settings
+from devalloc.controller.permits.usage import Shelf
+from devalloc.scaling.permits.place import NAME, Place
+from devalloc.store import NotFound, Object, Store, StoreError
+
+log = logging.getLogger(__name__)
+
+KIND = "ConfigMap"
+LOOK_SECONDS = 60.0
+"""How often it is looked whether the ConfigMap still says where this server is."""
+RETRY_SECONDS, MOST_RETRY_SECONDS = 2.0, 60.0
+_LIFETIME = timedelta(days=3650)
+"""Of a certificate that goes with its process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Where nodes ask for permits."""
+
+    host: str
+    port: int
+    """0: any that is free."""
+    address: str
+    """Where nodes reach it: an address or a name."""
+
+
+class LeaderPermits:
+    """``run`` in a thread, once, while the process leads."""
+
+    def __init__(
+        self,
+        store: Store,
+        right: Right,
+        post: Post,
+        shelf: Shelf,
+        namespace: str,
+        at: Listening,
+        *,
+        on_serving: Callable[[str], None] = lambda url: None,
+    ) -> None:
+        """``post``: asks the API server whose a token is. ``shelf``: where the ConfigMaps of ``namespace`` are."""
+        self._at = at
+        self._shelf = shelf
+        self._namespace = namespace
+        self._on_serving = on_serving
+        context, self._certificate = own([at.address], _LIFETIME)
+        self._place: Place | None = None
+        self._news = threading.Event()
+        settings = Settings(host=at.host, port=at.port, dump_port=None, tls=context, callers=NodeTokens(post))
+        self.server = PermitServer(
+            store, published(store), settings, right=right, shelf=shelf, namespace=namespace, on_ready=self._ready
+        )
+
+    def run(self, stop: threading.Event) -> None:
+        """Serve, until ``stop``. A port that somebody else has is waited for: claims are answered without it."""
+        telling = threading.Thread(target=self._tell, args=(stop,), name="permits-place", daemon=True)
+        telling.start()
+        pause = RETRY_SECONDS
+        while not stop.is_set():
+            try:
+                self.server.run(stop)
+            except OSError as error:
+                why = os.strerror(error.errno or 0)
+                log.error("no permits are given: %s port %d (--permits): %s", self._at.host, self._at.port, why)
+                stop.wait(pause)
+                pause = min(2 * pause, MOST_RETRY_SECONDS)
+        self._news.set()
+        telling.join(MOST_RETRY_SECONDS)
+
+    def _ready(self, found: Addresses) -> None:
+        self._place = Place(f"https://{_in_url(self._at.address)}:{found.requests[1]}/", self._certificate)
+        self._news.set()
+
+    def _tell(self, stop: threading.Event) -> None:
+        """Have the ConfigMap say where the server is, from when it serves."""
+        told = False
+        while not stop.is_set():
+            pause = LOOK_SECONDS
+            self._news.clear()
+            if (place := self._place) is not None:
+                try:
+                    self._write(place)
+                    if not told:
+                        self._on_serving(place.url)
+                    told = True
+                except StoreError as error:
+                    log.warning("nodes cannot be told where permits are given: %s; trying again", error)
+                    pause = RETRY_SECONDS
+            self._news.wait(pause)
+
+    def _write(self, place: Place) -> None:
+        """Raises StoreError."""
+        metadata = {"name": NAME, "namespace": self._namespace}
+        meant: Object = {"apiVersion": "v1", "kind": KIND, "metadata": metadata, "data": place.data}
+        try:
+            there = self._shelf.get(KIND, self._namespace, NAME)
+        except NotFound:
+            self._shelf.create(meant)
+        else:
+            if there.get("data") != place.data:
+                self._shelf.replace({**there, "data": place.data})
+
+
+def _in_url(address: str) -> str:
+    try:
+        return f"[{address}]" if ip_address(address).version == 6 else address
+    except ValueError:
+        return address
