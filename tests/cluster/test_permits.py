@@ -22,11 +22,12 @@ from devalloc_node.agent.fetch import new_session
 from devalloc_node.agent.permits import HttpPermits
 from devalloc_node.errors import Denied
 from tests.support import kube_rights
-from tests.support.controllers import NAMESPACE, until
+from tests.support.controllers import NAMESPACE
 from tests.support.hosts import host
 from tests.support.kube import Cluster
 from tests.support.permit_bench import GIB, amounts, machine, permit_of, running
 from tests.support.permit_storm_cluster import POOLS, ClusterStorm, controller, furnished, listens, place
+from tests.support.waiting import until
 
 UNIT = Resources(250, GIB // 4)
 OTHER = "permits-other"

@@ -21,11 +21,12 @@ from devalloc.scaling.resources import Resources
 from devalloc.store import Object, Store
 from devalloc.store.kubernetes import ApiError, Client, KubernetesStore
 from tests.support import kube_crds, kube_rights
-from tests.support.controllers import LEASE, NAMESPACE, Process, leads, until
+from tests.support.controllers import LEASE, NAMESPACE, Process, leads
 from tests.support.hosts import host
 from tests.support.kube import Cluster
 from tests.support.permit_bench import GIB, NODE
 from tests.support.permit_storm import Storm, in_bytes, milli
+from tests.support.waiting import until
 
 OPTIONS = ("--permits", "127.0.0.1:0")
 MACHINES = "/apis/devalloc.io/v1alpha1/namespaces/default/virtualmachines"
@@ -142,7 +143,7 @@ class ClusterStorm(Storm):
         assert cluster.create(POOLS, host(NODE, cpus=units // 4, memory=units // 4, numa=1)).ok
         super().__init__(folder, seed, machines=machines, units=units)
         assert self.limit == Resources(units * 250, units * GIB // 4)
-        self._processes = [controller(cluster, folder, f"controller-{number}") for number in range(2)]
+        self._processes = [controller(cluster, folder, f"controller-{number}", "4s") for number in range(2)]
         kubeconfig = kube_rights.kubeconfig(cluster, NODE)
         token = Client.connect(kubeconfig).token()
         assert token is not None
