@@ -87,8 +87,8 @@ def parts(found: Overview, *, wide: bool) -> list[Part]:
         ),
         Part(
             "Quotas",
-            ("QUOTA", "DEVICES", "USED", "HARD"),
-            [[f"{each.namespace}/{each.name}", each.resource, each.used, _hard(each)] for each in found.quotas],
+            ("QUOTA", "USED", "HARD", "RESOURCE"),
+            [[f"{each.namespace}/{each.name}", each.used, _hard(each), each.resource] for each in found.quotas],
         ),
         Part("Objects that cannot be read", ("OBJECT",), [[problem] for problem in found.problems]),
     ]

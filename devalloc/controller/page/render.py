@@ -225,7 +225,7 @@ def _quotas(found: Overview, asked: Asked) -> Markup | None:
         "section",
         tag("h2", "Quotas ", tag("small", str(len(fits)))),
         table(
-            "quotas-table", ("Quota", "Devices", "Used", "Hard", ""), [_quota_row(quota) for quota in fits[:MAX_ROWS]]
+            "quotas-table", ("Quota", "Resource", "Used", "Hard", ""), [_quota_row(quota) for quota in fits[:MAX_ROWS]]
         ),
         more(len(fits), MAX_ROWS, "quotas"),
         id="quotas",

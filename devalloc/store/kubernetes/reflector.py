@@ -6,7 +6,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from devalloc.store.errors import Invalid
 from devalloc.store.key import Object
@@ -149,12 +149,25 @@ def cleaned(obj: Object, resource: Resource) -> Object:
     metadata = {k: v for k, v in obj["metadata"].items() if k != "managedFields"}
     rest = {k: v for k, v in obj.items() if k not in ("apiVersion", "kind", "metadata")}
     version = f"{resource.group}/{resource.version}" if resource.group else resource.version
-    return {
+    found = {
         "apiVersion": obj.get("apiVersion", version),
         "kind": obj.get("kind", resource.kind),
         "metadata": metadata,
         **rest,
     }
+    for path in resource.without:
+        found = _without(found, path)
+    return found
+
+
+def _without(content: Object, path: Sequence[str]) -> Object:
+    """A copy as far as it differs."""
+    name, *rest = path
+    if not isinstance(content.get(name), (dict, list)):
+        return content
+    if rest:
+        return {**content, name: _without(content[name], rest)} if isinstance(content[name], dict) else content
+    return {key: value for key, value in content.items() if key != name}
 
 
 def _version(metadata: Object) -> str:

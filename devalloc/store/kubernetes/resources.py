@@ -28,6 +28,9 @@ class Resource:
     fields: str = ""
     """A field selector, such as ``spec.nodeName=a``: only these objects are looked at. Of kinds that are
     written here it has one field."""
+    without: tuple[tuple[str, ...], ...] = ()
+    """Paths of fields that are not kept, for kinds that are only read: who may write them should not fill this
+    process's memory."""
 
     @property
     def params(self) -> dict[str, str]:
@@ -71,24 +74,6 @@ AROUND = (
     Resource("ResourceQuota", "", "v1", "resourcequotas", True, True),
 )
 """What else a controller decides by: only who names these kinds needs the right to read them."""
-
-
-_RESOURCE_API = "resource.k8s.io"
-SHOWN = (
-    Resource("ResourceSlice", _RESOURCE_API, "v1", "resourceslices", False, False, fields="spec.driver=devalloc.io"),
-    Resource("ResourceClaim", _RESOURCE_API, "v1", "resourceclaims", True, True),
-    Resource("DeviceTaintRule", _RESOURCE_API, "v1", "devicetaintrules", False, False),
-    Resource(
-        "Event",
-        "events.k8s.io",
-        "v1",
-        "events",
-        True,
-        False,
-        fields="regarding.kind=ResourceClaim,reportingController=devalloc.io/controller",
-    ),
-)
-"""What of Kubernetes' own claims is shown to people, where they may see it; no decision depends on it."""
 
 
 def lease(namespace: str) -> Resource:

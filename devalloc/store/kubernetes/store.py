@@ -34,7 +34,8 @@ from devalloc.store.kubernetes.client import Client
 from devalloc.store.kubernetes.doubts import Doubts
 from devalloc.store.kubernetes.mirror import Mirror
 from devalloc.store.kubernetes.reflectors import Reflectors
-from devalloc.store.kubernetes.resources import AROUND, OURS, SHOWN, Resources, lease
+from devalloc.store.kubernetes.resources import AROUND, OURS, Resources, lease
+from devalloc.store.kubernetes.shown import SHOWN
 from devalloc.store.kubernetes.underway import RECORDS, Underway
 from devalloc.store.kubernetes.writing import Writing
 from devalloc.store.protocol import Change, Event, Fence, Listing, Outcomes, Written

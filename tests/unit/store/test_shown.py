@@ -1,0 +1,41 @@
+"""What is only shown is kept without what nobody is shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from devalloc.controller.overview import overview
+from devalloc.controller.sight import BESIDE
+from devalloc.store.kubernetes.reflector import cleaned
+from devalloc.store.kubernetes.shown import SHOWN
+from tests.support.resource_api import resource_claim, slice_of, warning
+
+BY_KIND = {resource.kind: resource for resource in SHOWN}
+HUGE = {"opaque": {"driver": "devalloc.io", "parameters": {"text": "x" * 9999}}}
+
+
+def test_all_that_is_shown_beside_has_a_place() -> None:
+    assert {*BESIDE, "Event"} - {"ResourceQuota"} == BY_KIND.keys()
+
+
+def test_what_anybody_can_make_large_is_not_kept() -> None:
+    claim = resource_claim("c", "p/d", pods=("w",), node="n")
+    large = {**claim, "metadata": {**claim["metadata"], "annotations": {"a": "x" * 9999}, "managedFields": [HUGE]}}
+    large["spec"] = {
+        "devices": {**claim["spec"]["devices"], "config": [HUGE], "constraints": [{"requests": ["r"] * 999}]}
+    }
+    held = claim["status"]["allocation"]
+    held = {**held, "devices": {**held["devices"], "config": [HUGE]}}
+    large["status"] = {**claim["status"], "allocation": held, "devices": [{"data": HUGE}]}
+    assert cleaned(large, BY_KIND["ResourceClaim"]) == claim
+    assert overview([cleaned(large, BY_KIND["ResourceClaim"])]).claims == overview([claim]).claims
+    assert large["spec"]["devices"]["config"] == [HUGE], "nobody else's is changed"
+
+
+@pytest.mark.parametrize(
+    "content", [slice_of("p", "n", []), warning(resource_claim("c"), "R", "note"), resource_claim("c")]
+)
+def test_what_is_not_there_need_not_be_left_out(content: dict[str, object]) -> None:
+    assert cleaned(content, BY_KIND[str(content["kind"])]) == content
+    odd = {**content, "spec": None, "status": []}
+    assert cleaned(odd, BY_KIND[str(content["kind"])])["spec"] is None
