@@ -9,6 +9,7 @@ import json
 import re
 import tarfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,13 +19,15 @@ from deploy.images.build import Built, build
 from deploy.images.contents import contents
 from deploy.images.oci import full_name
 from deploy.images.shelf import Progress, Unavailable
+from devalloc.api.aside import ALLOCATOR, DEVALLOC
 from devalloc.version import VERSION
 from tests.support import cards, kube_installed
 from tests.support.fakehost import FakeHost
+from tests.support.faketree import memory_folder
 from tests.support.go_build import untimed
 from tests.support.kube_images import IMAGE
 from tests.support.kube_node import NODE, Node, import_image, tag_image
-from tests.support.kube_plugin import BOOT
+from tests.support.kube_plugin import BOOT, plugin_bed
 
 NEXT = "next"
 """The tag of a version to upgrade to."""
@@ -34,6 +37,7 @@ CLASSES = f"{RESOURCE}/deviceclasses"
 CLAIMS = f"{RESOURCE}/namespaces/default/resourceclaims"
 TEMPLATES = f"{RESOURCE}/namespaces/default/resourceclaimtemplates"
 WORK = "/api/v1/namespaces/default/pods"
+POOLS = "/apis/devmgmtproto.k8s.io/v1alpha1/devicepools"
 PLUGIN, CONTROLLER = "devalloc-node", "devalloc-controller"
 DAEMONSET = f"/apis/apps/v1/namespaces/{kube_installed.NAMESPACE}/daemonsets/{PLUGIN}"
 OURS = "devmgmtproto.k8s.io/v1alpha1"
@@ -240,28 +244,35 @@ def bed(loaded: Node, host: FakeHost, tmp_path: Path) -> Iterator[Bed]:
     """The DaemonSet of this version, for pods."""
     node = loaded
     (tmp_path / "state").mkdir()
+    objects = kube_installed.shipped(node, "slices", VERSION, host.root, tmp_path / "state")
+    with kube_installed.installed(node, objects), wanted_by_pods(node, {}):
+        yield Bed(node)
+    node.cluster.delete(SLICES)  # they would go with their node
+
+
+@contextmanager
+def wanted_by_pods(node: Node, labels: dict[str, str]) -> Iterator[None]:
+    """A class of cards, and a template of claims for one of them; in the end no pod and no claim is left."""
     selectors = [{"cel": {"expression": 'device.driver == "devalloc.io"'}}]
     request = {"requests": [{"name": "card", "exactly": {"deviceClassName": "image-card"}}]}
+    template = {"metadata": {"labels": labels}, "spec": {"devices": request}}
     named = {"apiVersion": "resource.k8s.io/v1", "metadata": {"name": "image-card"}}
     wanted = {
         CLASSES: named | {"kind": "DeviceClass", "spec": {"selectors": selectors}},
-        TEMPLATES: named | {"kind": "ResourceClaimTemplate", "spec": {"spec": {"devices": request}}},
+        TEMPLATES: named | {"kind": "ResourceClaimTemplate", "spec": template},
     }
-    objects = kube_installed.shipped(node, "slices", VERSION, host.root, tmp_path / "state")
-    with kube_installed.installed(node, objects):
-        for path, body in wanted.items():
-            made = node.cluster.create(path, body)
-            assert made.ok, made.message
-        yield Bed(node)
-        node.cluster.delete(f"{WORK}?gracePeriodSeconds=0")
-        node.wait_until(
-            "all pods and claims are gone",
-            lambda: not node.cluster.get(WORK).content["items"] and not node.cluster.get(CLAIMS).content["items"],
-            SECONDS,
-        )
-        for path in wanted:
-            node.cluster.delete(f"{path}/image-card")
-    node.cluster.delete(SLICES)  # they would go with their node
+    for path, body in wanted.items():
+        made = node.cluster.create(path, body)
+        assert made.ok, made.message
+    yield
+    node.cluster.delete(f"{WORK}?gracePeriodSeconds=0")
+    node.wait_until(
+        "all pods and claims are gone",
+        lambda: not node.cluster.get(WORK).content["items"] and not node.cluster.get(CLAIMS).content["items"],
+        SECONDS,
+    )
+    for path in wanted:
+        node.cluster.delete(f"{path}/image-card")
 
 
 @pytest.mark.timeout(900)
@@ -313,16 +324,24 @@ def test_the_shipped_daemonset_serves_pods_and_is_upgraded_under_them(bed: Bed) 
     assert list(bed.node.cdi_folder.glob("devalloc.io_claim_*")) == []
 
 
-# -- the whole of it, for virtual machines -----------------------------------------------------------------------------
+# -- the whole of it, with a controller --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def labelled(loaded: Node) -> Iterator[Node]:
+    """A node that publishes pools."""
+    kube_installed.label(loaded, "pools")
+    yield loaded
+    kube_installed.label(loaded, None)
 
 
 @pytest.mark.timeout(900)
-def test_the_shipped_controller_is_confined_and_allocates_what_the_shipped_plugin_publishes(
-    loaded: Node, host: FakeHost, tmp_path: Path
+def test_the_shipped_controller_is_confined_and_the_label_of_a_node_says_whom_it_serves(
+    labelled: Node, host: FakeHost, tmp_path: Path
 ) -> None:
-    node = loaded
-    (tmp_path / "state").mkdir()
-    objects = kube_installed.shipped(node, "pools", VERSION, host.root, tmp_path / "state")
+    node, state = labelled, tmp_path / "state"
+    state.mkdir()
+    objects = kube_installed.shipped(node, "both", VERSION, host.root, state, resource_claims=True)
     with kube_installed.installed(node, objects):
         pod = kube_installed.running(node, CONTROLLER)
         process = kube_installed.process_of(pod)
@@ -332,23 +351,80 @@ def test_the_shipped_controller_is_confined_and_allocates_what_the_shipped_plugi
         assert int(status["CapEff"], 16) == int(status["CapBnd"], 16) == 0
         assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
         assert "ro" in kube_installed.mounts(process)["/"]
-
         kube_installed.running(node, f"{PLUGIN}-pools")
-        for name in ("DeviceClass", "DeviceClaim"):
-            made = node.cluster.create(DEVICES[name], {"apiVersion": OURS, "kind": name, **WANTED[name]})
-            assert made.ok, made.message
+        gives_to_machines(node)
 
-        def allocated() -> list[str]:
-            for name in (CONTROLLER, f"{PLUGIN}-pools"):
-                kube_installed.check(node, kube_installed.pods_of(node.cluster, name))
-            claim = node.cluster.get(f"{DEVICES['DeviceClaim']}/image-cards").content
-            return sorted(device["deviceName"] for device in claim.get("status", {}).get("allocations", []))
+        kube_installed.label(node, "set-aside")
+        kube_installed.running(node, f"{PLUGIN}-set-aside")
+        gives_to_pods(node)
 
-        assert node.wait_until("the claim is allocated", allocated, SECONDS) == ["0000-01-00-0", "0000-02-00-0"]
-        node.cluster.delete(f"{DEVICES['DeviceClaim']}/image-cards")
-        node.wait_until(
-            "the claim is gone",
-            lambda: node.cluster.get(f"{DEVICES['DeviceClaim']}/image-cards").status == 404,
-            SECONDS,
-        )
-        node.cluster.delete(f"{DEVICES['DeviceClass']}/image-card")
+        kube_installed.label(node, "host")
+        kube_installed.running(node, kube_installed.ACCESS)
+        serves_as_a_service(node, host, state, tmp_path)
+    assert not (state / "cluster" / "token").exists(), "the last pod takes its token along"
+    node.cluster.delete(SLICES)
+
+
+def gives_to_machines(node: Node) -> None:
+    """Both cards, from DevicePools, to a DeviceClaim."""
+    for name in ("DeviceClass", "DeviceClaim"):
+        made = node.cluster.create(DEVICES[name], {"apiVersion": OURS, "kind": name, **WANTED[name]})
+        assert made.ok, made.message
+
+    def allocated() -> list[str]:
+        for name in (CONTROLLER, f"{PLUGIN}-pools"):
+            kube_installed.check(node, kube_installed.pods_of(node.cluster, name))
+        claim = node.cluster.get(f"{DEVICES['DeviceClaim']}/image-cards").content
+        return sorted(device["deviceName"] for device in claim.get("status", {}).get("allocations", []))
+
+    assert node.wait_until("the claim is allocated", allocated, SECONDS) == ["0000-01-00-0", "0000-02-00-0"]
+    node.cluster.delete(f"{DEVICES['DeviceClaim']}/image-cards")
+    node.wait_until(
+        "the claim is gone",
+        lambda: node.cluster.get(f"{DEVICES['DeviceClaim']}/image-cards").status == 404,
+        SECONDS,
+    )
+    node.cluster.delete(f"{DEVICES['DeviceClass']}/image-card")
+
+
+def gives_to_pods(node: Node) -> None:
+    """A card, from ResourceSlices that kube-scheduler may not use, to the labelled claim of a pod."""
+    with wanted_by_pods(node, {ALLOCATOR: DEVALLOC}):
+        bed = Bed(node)
+        bed.start("ours")
+        held = bed.groups("ours")
+        assert len(held) == 2, held
+        (claim,) = node.cluster.get(CLAIMS).content["items"]
+        (given,) = claim["status"]["allocation"]["devices"]["results"]
+        assert given["pool"].endswith(".devalloc"), given
+        bed.end("ours")
+    assert list(node.cdi_folder.glob("devalloc.io_claim_*")) == []
+
+
+def serves_as_a_service(node: Node, host: FakeHost, state: Path, folder: Path) -> None:
+    """A plugin outside pods, with what the pod beside it keeps; also after that pod was replaced."""
+    access = state / "cluster"
+    node.wait_until("there is a kubeconfig", (access / "environment").exists)
+    assert (access / "environment").read_text() == f"DEVALLOC_NODE_NODE_NAME={NODE}\n"
+    assert access.stat().st_mode & 0o777 == 0o700
+
+    def published() -> int:
+        items = node.cluster.get(f"{POOLS}?fieldSelector=spec.nodeName={NODE}").content["items"]
+        return len(items)
+
+    with memory_folder() as memory, plugin_bed(
+        host, NODE, Path(memory), folder / "cdi", folder / "kubelet", access / "kubeconfig"
+    ) as bed:  # fmt: skip
+        bed.start("--publish=pools", ready="VirtualMachines of the cluster")
+        host.add(cards.nic("0000:41:00.0"))
+        node.wait_until("the service publishes", lambda: published() == 3, SECONDS)
+        (pod,) = kube_installed.pods_of(node.cluster, kube_installed.ACCESS)
+        before = (access / "token").read_text()
+        node.cluster.delete(f"{kube_installed.PODS}/{pod['metadata']['name']}")
+
+        def renewed() -> bool:
+            return (access / "token").exists() and (access / "token").read_text() != before
+
+        node.wait_until("the next pod's token is there", renewed, SECONDS)
+        host.remove_function("0000:41:00.0")
+        node.wait_until("the service goes on", lambda: published() == 2, SECONDS)

@@ -218,6 +218,8 @@ def site(installed: Cluster, image: Image, tmp_path: Path, monkeypatch: pytest.M
                 yield made
             finally:
                 controller.close()
+                for plugin in bed.running:
+                    plugin.kill()  # it would publish its pools again
                 made.end_machines()
                 clear(installed)
 

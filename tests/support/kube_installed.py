@@ -16,21 +16,35 @@ from urllib.parse import urlsplit
 
 from devalloc.install.manifests import Options, Publish, collection_of, manifests, path_of
 from tests.support.kube import Cluster
-from tests.support.kube_node import Node
+from tests.support.kube_node import NODE, Node
 from tests.support.ports import free_ports
 
 NAMESPACE = "devalloc-system"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+PUBLISH = "devalloc.io/publish"
+"""The label by which a node says what it publishes."""
+ACCESS = "devalloc-node-host"
 SECONDS = 180.0
 """For what a machine does in five that has nothing else to do."""
 Object = dict[str, Any]
 
 
-def shipped(node: Node, publish: Publish, tag: str, host: Path, state: Path) -> list[Object]:
-    """All of it where nodes publish their devices so. ``host``: where the fake /sys is; ``state``: for the journal."""
-    objects = manifests(Options(publish=publish, version=tag, kubelet_dir=str(node.kubelet_folder)))
+def shipped(
+    node: Node, publish: Publish, tag: str, host: Path, state: Path, *, resource_claims: bool = False
+) -> list[Object]:
+    """All of it where nodes publish their devices so. ``host``: where the fake /sys is; ``state``: for the journal, and
+    below it ``cluster`` for what a service of the host reaches the cluster by."""
+    options = Options(
+        publish=publish, version=tag, kubelet_dir=str(node.kubelet_folder), resource_claims=resource_claims
+    )
+    objects = manifests(options)
     for one in objects:
-        if one["kind"] == "DaemonSet":
+        if one["metadata"]["name"] == ACCESS:
+            pod = _adapted(one, node.cluster, [])
+            pod["hostNetwork"] = True
+            (folder,) = (volume for volume in pod["volumes"] if volume["name"] == "access")
+            folder["hostPath"]["path"] = str(state / "cluster")
+        elif one["kind"] == "DaemonSet":
             pod = _adapted(one, node.cluster, ["--resync=2s", "--grace=1s", f"--sysfs-root={host}"])
             pod["volumes"].append({"name": "host", "hostPath": {"path": str(host), "type": "Directory"}})
             pod["containers"][0]["volumeMounts"].append({"name": "host", "mountPath": str(host)})
@@ -75,6 +89,18 @@ def create(cluster: Cluster, objects: Sequence[Object]) -> list[str]:
         if answer.ok:
             made.append(path_of(one))
     return made[::-1]
+
+
+def label(node: Node, value: str | None) -> None:
+    """Say what the node is to publish; None: take the label away."""
+
+    def done() -> bool:
+        found = node.cluster.get(f"/api/v1/nodes/{NODE}").content
+        labels = {name: text for name, text in found["metadata"]["labels"].items() if name != PUBLISH}
+        found["metadata"]["labels"] = labels | ({} if value is None else {PUBLISH: value})
+        return node.cluster.replace(f"/api/v1/nodes/{NODE}", found).ok  # not where the kubelet has written meanwhile
+
+    node.wait_until(f"the node has the label {value}", done)
 
 
 def pods_of(cluster: Cluster, name: str) -> list[Object]:
