@@ -32,10 +32,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # How many requests `make permits-soak` makes.
 PERMIT_REQUESTS ?= 100000
-# At which points `make soak` cuts the power, such as prepare:3-9; default: at all.
+# At which points `make power-cuts` cuts the power, such as prepare:3-9; default: at all.
 SOAK_CUTS ?=
 
-.PHONY: help setup demo test built built-machine built-cluster test-unit test-conformance test-machine test-cluster dev-cluster images oci-images lint format chart previous protos bench fuzz faults soak controllers-soak permits-soak partitions cuts guest-soak timeline screenshots clean
+.PHONY: help setup demo test built built-machine built-cluster test-unit test-conformance test-machine test-cluster dev-cluster images oci-images lint format chart previous protos bench fuzz faults soak power-cuts controllers-soak permits-soak partitions cuts guest-soak timeline screenshots clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -135,10 +135,12 @@ faults: setup ## fail and kill the node plugin at every state-changing call; a t
 	$(BIN)/python -m tests.conformance.faults
 	DEVALLOC_WARM_STRIDE=1 DEVALLOC_WARM_ROUNDS=100 $(PYTEST) tests/machine/test_warm_pool.py tests/machine/test_warm_machines.py tests/machine/test_warm_objects.py
 
-soak: setup ## cut the power of a test machine after every change of host and journal, and boot it again: long
+soak: power-cuts controllers-soak ## what must hold before a release: power cuts of a test host, and the storm on a cluster: long
+
+power-cuts: setup ## cut the power of a test machine after every change of host and journal, and boot it again: long
 	$(BIN)/python -m tests.machine.power_cuts $(SOAK_CUTS)
 
-controllers-soak: setup ## 500 claims in ten minutes while two controllers and the API server are killed and stand still
+controllers-soak: setup ## 500 claims in ten minutes while two controllers, the API server and etcd are disturbed; two minutes without it
 	$(BIN)/python -m tests.cluster.controllers_soak $(ARGS)
 
 permits-soak: setup ## PERMIT_REQUESTS=100000 for a full node, with servers killed and replies lost: minutes

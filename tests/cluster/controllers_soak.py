@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from tests.support import kube_build, kube_crds
-from tests.support.claim_storm import Storm
-from tests.support.controllers import DEVMGMT, prepare
+from tests.support.claim_storm import SERVER, Storm
+from tests.support.controllers import DEVMGMT
 from tests.support.fleets import gpu_class
 from tests.support.kube import running
 
@@ -20,20 +20,19 @@ from tests.support.kube import running
 def main() -> int:
     """Exit code 1 where anything was wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.cluster.controllers_soak", description=__doc__)
-    parser.add_argument("--claims", type=int, default=500, help="how many in all (default: 500)")
+    parser.add_argument("--claims", type=int, default=500, help="how many in all, machines included (default: 500)")
     parser.add_argument("--minutes", type=float, default=10.0, help="for so long (default: 10)")
     parser.add_argument("--away", type=float, default=120.0, help="seconds without API server, once (default: 120)")
     parser.add_argument("--seed", type=int, default=None, help="default: another one each time")
     options = parser.parse_args()
     seed = random.randrange(2**31) if options.seed is None else options.seed
     say = partial(print, flush=True)
-    say(f"two controllers, 32 devices on 4 nodes, seed {seed}")
+    say(f"two controllers, 4 nodes with 32 devices and 16 CPUs, 2 set aside with 8 devices, seed {seed}")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "server").mkdir()
-        with running(kube_build.binaries(say), folder / "server") as cluster:
+        with running(kube_build.binaries(say), folder / "server", *SERVER) as cluster:
             kube_crds.install(cluster)
-            prepare(cluster)
             assert cluster.create(f"{DEVMGMT}/deviceclasses", gpu_class()).ok
             began = time.monotonic()
             tell = lambda text: say(f"{time.monotonic() - began:5.0f} s  {text}")  # noqa: E731

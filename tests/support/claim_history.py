@@ -1,6 +1,5 @@
-"""Every state that DeviceClaims of an API server ever had, and who had what in each.
-
-This is to judge controllers by, so it shares nothing with them: plain HTTP, plain JSON, and a few lines of counting.
+"""Every state that objects of an API server ever had, from etcd: that remembers all while the API server is away, which
+forgets with each restart what was before. ``claim_judge`` judges them.
 """
 
 from __future__ import annotations
@@ -10,60 +9,62 @@ import json
 import threading
 import time
 import urllib.request
-from collections import defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from http.client import HTTPException
 from typing import Any
 
+from tests.support.claim_judge import (
+    CLAIM,
+    MACHINE,
+    POD,
+    POOL,
+    PREPARED,
+    REASON,
+    RECORD,
+    RESOURCE_CLAIM,
+    State,
+    Verdict,
+)
+from tests.support.claim_judge import held as held_by
+from tests.support.claim_judge import judge as judged
 from tests.support.kube import Cluster
 
 Object = dict[str, Any]
 CLAIMS = "/apis/devmgmtproto.k8s.io/v1alpha1/deviceclaims"
-REASON = "devalloc.io/reason"
-_PREFIX = b"/registry/devmgmtproto.k8s.io/deviceclaims/"
-_RANGE = {
-    "key": base64.b64encode(_PREFIX).decode(),
-    "range_end": base64.b64encode(_PREFIX[:-1] + bytes([_PREFIX[-1] + 1])).decode(),
+PLACES = {
+    "devmgmtproto.k8s.io/deviceclaims": CLAIM,
+    "devmgmtproto.k8s.io/devicepools": POOL,
+    "devalloc.io/virtualmachines": MACHINE,
+    "configmaps/devalloc-system": RECORD,
+    "resourceclaims": RESOURCE_CLAIM,
+    "pods": POD,
 }
-MARK = f"{_PREFIX.decode()}default/last-of-all"
-PREPARED = "devalloc.io/node"
-"""The finalizer by which a node says that it has a claim's devices."""
-
-
-@dataclass
-class Verdict:
-    """What a history shows."""
-
-    states: int = 0
-    grants: int = 0
-    doubles: list[str] = field(default_factory=list)
-    """Devices that two claims had at one resourceVersion."""
-    moved: list[str] = field(default_factory=list)
-    """Claims whose devices became others without being taken back first."""
-    torn: list[str] = field(default_factory=list)
-    """Claims whose devices were taken back while their node had them prepared."""
-
-    @property
-    def wrong(self) -> list[str]:
-        return [*self.doubles, *self.moved, *self.torn]
+"""Where etcd has them, and the kind."""
+OURS = (CLAIM, MACHINE, POOL)
+"""What etcd has as JSON; for the rest the API server needs ``--storage-media-type=application/json``."""
+_ALL = "/registry/"
+_MARK = "/registry/devmgmtproto.k8s.io/deviceclaims/default/last-of-all"
 
 
 class History:
-    """Records from when it is made until ``close``: from etcd, which remembers all while the API server is away (that
-    forgets with each restart what was before)."""
+    """Records from when it is made until ``close``."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, kinds: Iterable[str] = OURS) -> None:
         self._cluster = cluster
-        self.events: list[tuple[str, Object]] = []
+        self._kinds = frozenset(kinds)
+        self.states: list[State] = []
         self.times: list[float] = []
         """When each was heard of, by the monotonic clock."""
         self._seen: dict[str, Object] = {}
         self.broken: str | None = None
         """Why it is not whole."""
-        found = json.load(self._ask("/v3/kv/range", _RANGE))
+        self.newest = 0
+        """The version up to which all is known."""
+        self._closing = False
+        found = json.load(self._ask("/v3/kv/range", _range()))
         for entry in found.get("kvs", []):
             self._put(entry)
-        self._begin = int(found["header"]["revision"]) + 1
-        self._closing = False
+        self.newest = int(found["header"]["revision"])
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -73,84 +74,85 @@ class History:
 
     def _run(self) -> None:
         try:
-            with self._ask("/v3/watch", {"create_request": {**_RANGE, "start_revision": self._begin}}) as response:
-                for line in response:
-                    self._take(json.loads(line)["result"])
-                    if self._closing and MARK in self._seen:
-                        return
+            while not (self._closing and _MARK in self._seen):
+                try:
+                    self._follow()
+                except (OSError, HTTPException):
+                    time.sleep(0.1)  # it is started again
         except Exception as error:
             self.broken = f"{type(error).__name__}: {error}"
 
+    def _follow(self) -> None:
+        """Until etcd ends it."""
+        with self._ask("/v3/watch", {"create_request": {**_range(), "start_revision": self.newest + 1}}) as response:
+            for line in response:
+                self._take(json.loads(line)["result"])
+                if self._closing and _MARK in self._seen:
+                    return
+
     def _take(self, result: Object) -> None:
         if result.get("canceled"):
-            raise OSError(f"the watch was cancelled: {result}")
+            raise ValueError(f"the watch was cancelled: {result}")
         for event in result.get("events", []):
+            version = int(event["kv"]["mod_revision"])
             if event.get("type") == "DELETE":
-                last = self._seen.pop(base64.b64decode(event["kv"]["key"]).decode())
-                version = event["kv"]["mod_revision"]
-                gone = {**last, "metadata": {**last["metadata"], "resourceVersion": version}}
-                self._note("DELETED", gone)
+                key = base64.b64decode(event["kv"]["key"]).decode()
+                if (last := self._seen.pop(key, None)) is not None:
+                    self._note(State(version, _kind(key) or "", last, gone=True))
             else:
                 self._put(event["kv"])
+            self.newest = version
 
     def _put(self, entry: Object) -> None:
+        key = base64.b64decode(entry["key"]).decode()
+        if (kind := _kind(key)) not in self._kinds or kind is None:
+            return
         obj = json.loads(base64.b64decode(entry["value"]))
         obj["metadata"]["resourceVersion"] = entry["mod_revision"]
-        self._seen[base64.b64decode(entry["key"]).decode()] = obj
-        self._note("MODIFIED", obj)
+        self._seen[key] = obj
+        self._note(State(int(entry["mod_revision"]), kind, obj))
 
-    def _note(self, type_: str, obj: Object) -> None:
+    def _note(self, state: State) -> None:
         self.times.append(time.monotonic())
-        self.events.append((type_, obj))
+        self.states.append(state)
 
     def close(self) -> None:
         """When all that was written until now is there."""
         self._closing = True
         mark = {"name": "last-of-all", "namespace": "default"}
-        claim = {"apiVersion": "devmgmtproto.k8s.io/v1alpha1", "kind": "DeviceClaim", "metadata": mark, "spec": {}}
+        claim = {"apiVersion": "devmgmtproto.k8s.io/v1alpha1", "kind": CLAIM, "metadata": mark, "spec": {}}
         path = "/apis/devmgmtproto.k8s.io/v1alpha1/namespaces/default/deviceclaims"
         answer = self._cluster.create(path, {**claim, "spec": {"claims": [{"deviceClass": "gpu"}]}})
         assert answer.ok, answer.message
         self._thread.join(120)
+        if self._thread.is_alive():
+            self.broken = self.broken or "the last state did not come within two minutes"
         assert self._cluster.delete(f"{path}/last-of-all").ok
 
     def answered(self) -> dict[str, float]:
         """When each claim got its first answer, devices or a reason, by name."""
         found: dict[str, float] = {}
-        for at, (type_, obj) in zip(self.times, [*self.events], strict=False):
-            if type_ != "DELETED" and (_held(obj) or REASON in obj["metadata"].get("annotations", {})):
-                found.setdefault(obj["metadata"]["name"], at)
+        for at, state in zip(self.times, [*self.states], strict=False):
+            if state.kind == CLAIM and not state.gone:
+                obj = state.obj
+                if held_by(CLAIM, obj) or REASON in obj["metadata"].get("annotations", {}):
+                    found.setdefault(obj["metadata"]["name"], at)
         return found
 
     def judge(self) -> Verdict:
-        """Who had what at each resourceVersion. Whole devices only."""
-        verdict = Verdict()
-        claims: dict[tuple[str, str], tuple[str, ...]] = {}
-        owners: dict[str, set[tuple[str, str]]] = defaultdict(set)
-        for type_, obj in self.events:
-            metadata = obj["metadata"]
-            key = (metadata["namespace"], metadata["name"])
-            before = claims.pop(key, ())
-            for device in before:
-                owners[device].discard(key)
-            now = () if type_ == "DELETED" else _held(obj)
-            verdict.states += 1
-            verdict.grants += bool(now) and not before
-            if before and now and before != now:
-                verdict.moved.append(f"{key} at {metadata['resourceVersion']}: {before} became {now}")
-            if before and not now and type_ != "DELETED" and PREPARED in metadata.get("finalizers", []):
-                verdict.torn.append(f"{key} at {metadata['resourceVersion']}: {before}")
-            claims[key] = now
-            for device in now:
-                owners[device].add(key)
-                if len(owners[device]) > 1:
-                    verdict.doubles.append(f"{device} at {metadata['resourceVersion']}: {sorted(owners[device])}")
-        return verdict
+        """Who had what at each resourceVersion."""
+        return judged(self.states)
 
 
-def _held(claim: Object) -> tuple[str, ...]:
-    entries = (claim.get("status") or {}).get("allocations") or []
-    return tuple(sorted(f"{entry['devicePoolName']}/{entry['deviceName']}" for entry in entries))
+def _range() -> Object:
+    """Everything, so that there is one order; in Kubernetes' part of etcd little else happens."""
+    end = _ALL[:-1] + chr(ord(_ALL[-1]) + 1)
+    return {"key": base64.b64encode(_ALL.encode()).decode(), "range_end": base64.b64encode(end.encode()).decode()}
+
+
+def _kind(key: str) -> str | None:
+    place = key.removeprefix(_ALL)
+    return next((kind for prefix, kind in PLACES.items() if place.startswith(f"{prefix}/")), None)
 
 
 def unanswered(cluster: Cluster) -> list[str]:
@@ -158,11 +160,14 @@ def unanswered(cluster: Cluster) -> list[str]:
     return [
         claim["metadata"]["name"]
         for claim in cluster.get(CLAIMS).content["items"]
-        if not _held(claim) and REASON not in claim["metadata"].get("annotations", {})
+        if not held_by(CLAIM, claim) and REASON not in claim["metadata"].get("annotations", {})
     ]
 
 
 def holders(cluster: Cluster) -> dict[str, tuple[str, ...]]:
     """What each claim that has devices has, by name."""
-    found = {claim["metadata"]["name"]: _held(claim) for claim in cluster.get(CLAIMS).content["items"]}
+    found = {claim["metadata"]["name"]: held_by(CLAIM, claim) for claim in cluster.get(CLAIMS).content["items"]}
     return {name: held for name, held in found.items() if held}
+
+
+__all__ = ["PREPARED", "History", "holders", "unanswered"]

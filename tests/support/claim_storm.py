@@ -1,29 +1,43 @@
-"""Claims that come and go while two controllers are killed, stand still, and lose the API server."""
+"""Claims, machines and pods that come and go while two controllers, the API server and etcd are disturbed."""
 
 from __future__ import annotations
 
 import random
-import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from tests.support.claim_history import PREPARED, History, Verdict
-from tests.support.controllers import DEVMGMT, Process, controllers, leads
-from tests.support.fleets import gpu_claim, gpu_pool
-from tests.support.kube import Answer, Cluster
+from tests.support import kube_claims, kube_rights
+from tests.support.claim_history import PLACES, History
+from tests.support.claim_judge import CLAIM, GROUP, MACHINE, REASON, RESOURCE_CLAIM, Verdict, held
+from tests.support.controllers import DEVMGMT, NAMESPACE, Process, holder, leads
+from tests.support.cut_proxy import CutProxy
+from tests.support.fleets import gpu_pool
+from tests.support.hosts import host
+from tests.support.kube import Cluster
+from tests.support.kube_claims import Space, make_space
+from tests.support.storm_chaos import Chaos, Controller
+from tests.support.storm_people import CLAIMS, MACHINES, Kubernetes, People, annotations
 from tests.support.waiting import until
 
 Object = dict[str, Any]
-CLAIMS = f"{DEVMGMT}/namespaces/default/deviceclaims"
-NODES, CARDS, DEVICES = 4, 2, 4
+POOLS = f"{DEVMGMT}/devicepools"
+RECORDS = f"/api/v1/namespaces/{NAMESPACE}/configmaps?labelSelector=devalloc.io/transaction"
+NODES, CARDS, DEVICES, CPUS = 4, 2, 4, 4
+ASIDE, ASIDE_DEVICES = 2, 4
+"""Nodes whose devices are for ResourceClaims, and how many each has."""
 LEASE = 6.0
-WANTED = "devalloc.io/prepared-on"
+SKEW = 6 * 3600.0
+"""Seconds by which the wall clocks of the two are wrong, one behind and one ahead."""
 SETTLE_SECONDS = 150.0
+SERVER = ("--storage-media-type=application/json",)
+"""Options of its API server: what etcd has is then read by the judge."""
 
 
 @dataclass
@@ -34,7 +48,9 @@ class Tally:
     verdict: Verdict = field(default_factory=Verdict)
     unanswered: list[str] = field(default_factory=list)
     idle: list[str] = field(default_factory=list)
-    """Claims that wait though there is room for them."""
+    """Those that wait though there is room for them."""
+    left: list[str] = field(default_factory=list)
+    """What is there when all was deleted."""
     ends: Counter[int] = field(default_factory=Counter)
     """Exit codes of controllers."""
     broken: str | None = None
@@ -44,227 +60,213 @@ class Tally:
 
     @property
     def wrong(self) -> list[str]:
-        return [*self.verdict.wrong, *self.unanswered, *self.idle, *([self.broken] if self.broken else [])]
+        broken = [self.broken] if self.broken else []
+        return [*self.verdict.wrong, *self.unanswered, *self.idle, *self.left, *broken]
 
     def __str__(self) -> str:
         did = ", ".join(f"{number} {what}" for what, number in sorted(self.did.items()))
+        found = self.verdict
         return (
-            f"{did}; {self.verdict.states} states of claims with {self.verdict.grants} grants; controllers ended with "
-            f"{dict(self.ends)}; quiet after {self.slowest:.0f} s: {len(self.wrong)} wrong"
+            f"{did}; {found.states} states with {found.grants} grants, {found.joint} of several objects at once, "
+            f"{found.undone} such put back; controllers ended with {dict(self.ends)}; quiet after "
+            f"{self.slowest:.0f} s: {len(self.wrong)} wrong"
         )
 
 
+def prepare(cluster: Cluster) -> None:
+    """The kinds, the rights and policies as they are shipped, and the nodes and devices of the storm."""
+    kube_claims.install(cluster)
+    for node in range(NODES):
+        pools = [gpu_pool(f"storm-{node}-{card}", devices=DEVICES, node=f"storm-{node}") for card in range(CARDS)]
+        for pool in (*pools, host(f"storm-{node}", cpus=CPUS)):
+            answer = cluster.create(POOLS, pool)
+            assert answer.ok, answer.message
+
+
 class Storm:
-    """On an API server of its own, with the class gpu and no other claims or pools."""
+    """On an API server of its own (with the options ``SERVER``), with the class gpu and no other claims or pools."""
 
     def __init__(
         self, cluster: Cluster, folder: Path, seed: int, say: Callable[[str], None] = lambda text: None
     ) -> None:
         self._cluster = cluster
         self._folder = folder
-        self._people, self._chaos = random.Random(seed), random.Random(seed + 1)
+        self._people, self._disturbing = random.Random(seed), random.Random(seed + 1)
         self._say = say
-        self._over = threading.Event()
+        self._over, self._ended = threading.Event(), threading.Event()
         self._tally = Tally()
         self._failure: BaseException | None = None
 
-    def run(self, claims: int, seconds: float, *, away: float = 0.0) -> Tally:
-        """So many claims within so many seconds; ``away``: half-way the API server is away for so long besides. Raises
-        what broke the storm itself."""
-        for node in range(NODES):
-            for card in range(CARDS):
-                pool = gpu_pool(f"storm-{node}-{card}", devices=DEVICES, node=f"storm-{node}")
-                assert self._cluster.create(f"{DEVMGMT}/devicepools", pool).ok
-        history = History(self._cluster)
-        with controllers(self._cluster, self._folder, 2, lease=f"{LEASE:.0f}s") as processes:
+    def run(self, count: int, seconds: float, *, away: float = 0.0) -> Tally:
+        """So many claims, machines and ResourceClaims within so many seconds; ``away``: half-way the API server is away
+        for so long besides. Raises what broke the storm itself."""
+        prepare(self._cluster)
+        space = self._space()
+        history = History(self._cluster, PLACES.values())
+        people = People(self._cluster, space, self._people, self._tally.did)
+        kubernetes = Kubernetes(self._cluster, space, self._tally.did)
+        with self._controllers() as controllers:
+            processes = [one.process for one in controllers]
             until(lambda: leads(self._cluster, processes), "one leads")
-            threads = [
-                threading.Thread(target=self._guarded, args=(work, *more), daemon=True)
-                for work, *more in (
-                    (self._come_and_go, claims, seconds),
-                    (self._disturb, processes, seconds, away),
-                    (self._keep_running, processes),
-                )
+            chaos = Chaos(
+                self._cluster, controllers, self._disturbing, self._over, LEASE, kube_rights.CONTROLLER, self._say
+            )
+            chaos.did = self._tally.did
+            works: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
+                (people.come_and_go, (count, seconds, self._over)),
+                (chaos.disturb, (seconds, away)),
+                (kubernetes.run, (self._ended,)),
+                (self._keep_running, (processes,)),
             ]
+            threads = [threading.Thread(target=self._guarded, args=work, daemon=True) for work in works]
             for thread in threads:
                 thread.start()
             for thread in threads[:2]:
                 thread.join()
-            self._settle(processes)
-            self._over.set()
-            threads[2].join()
+            chaos.heal()
+            people.nodes_let_go()
+            self._settle(people, space)
+            self._say("all is deleted")
+            people.all_go()
+            self._clear(people, space)
+            self._ended.set()
+            for thread in threads[2:]:
+                thread.join()
             for process in processes:
-                process.start()
-                self._tally.ends.update([*process.codes, process.end()])
+                self._tally.ends.update(process.codes)
+                self._tally.ends.update([process.end()])
+            if left := holder(self._cluster):
+                self._tally.left.append(f"the lease is still held, by {left}")
         if self._failure is not None:
             raise self._failure
         history.close()
         self._tally.broken, self._tally.verdict = history.broken, history.judge()
         return self._tally
 
-    def _guarded(self, work: Callable[..., None], *more: Any) -> None:
+    def _space(self) -> Space:
+        space = make_space(self._cluster, "storm")
+        space.device_class("storm", 'device.driver == "devalloc.io"')
+        for node in range(ASIDE):
+            space.node(f"aside-{node}")
+            space.slice(f"aside-{node}", (f"aside-{node}-{number}" for number in range(ASIDE_DEVICES)))
+        return space
+
+    @contextmanager
+    def _controllers(self) -> Iterator[list[Controller]]:
+        """Two with the rights of the shipped account, each by a way of its own, with clocks twelve hours apart."""
+        port = urlsplit(self._cluster.url).port
+        assert port is not None
+        found = []
+        for name, skew in (("controller-0", -SKEW), ("controller-1", SKEW)):
+            way = CutProxy(port)
+            tokens = {**self._cluster.tokens, name: kube_rights.token(self._cluster, kube_rights.CONTROLLER)}
+            own = replace(self._cluster, url=f"https://127.0.0.1:{way.port}", tokens=tokens)
+            process = Process(own, self._folder, name, f"{LEASE:.0f}s", "--resource-claims")
+            process.user, process.skew = name, skew
+            found.append(Controller(process, way))
+        try:
+            for one in found:
+                one.process.start()
+            yield found
+        finally:
+            for one in found:
+                one.process.close()
+                one.way.close()
+
+    def _guarded(self, work: Callable[..., None], more: tuple[Any, ...]) -> None:
         try:
             work(*more)
         except BaseException as error:
             self._failure = self._failure or error
             self._over.set()
 
-    # -- those who want devices, and the nodes that have them ----------------------------------------------------------
-
-    def _come_and_go(self, claims: int, seconds: float) -> None:
-        rng, began, made = self._people, time.monotonic(), 0
-        while made < claims and not self._over.is_set():
-            due = began + seconds * made / claims
-            self._over.wait(max(0.0, due - time.monotonic()) * rng.uniform(0.5, 1.5))
-            if rng.random() < 0.25:
-                for member in ("a", "b"):
-                    self._create(gpu_claim(f"c{made}{member}", count=rng.choice((1, 2)), group=f"g{made}"))
-                made += 2
-            else:
-                priority = {"priority": str(rng.choice((1, 5)))} if rng.random() < 0.3 else {}
-                self._create(gpu_claim(f"c{made}", count=rng.choice((1, 1, 2, 3)), **priority))
-                made += 1
-            there = self._list()["items"]
-            for _ in range(rng.choice((0, 1, 1, 2)) if len(there) > 12 else 0):
-                held = [claim for claim in there if _devices(claim)]
-                self._change(rng, rng.choice(held if held and rng.random() < 0.7 else there))
-
-    def _change(self, rng: random.Random, claim: Object) -> None:
-        metadata, has = claim["metadata"], (claim.get("status") or {}).get("allocations")
-        path, prepared = f"{CLAIMS}/{metadata['name']}", PREPARED in metadata.get("finalizers", [])
-        if prepared:  # its node lets go
-            annotations = {k: v for k, v in metadata.get("annotations", {}).items() if k != WANTED}
-            changed = {**claim, "metadata": {**metadata, "finalizers": [], "annotations": annotations}}
-            self._did("unprepared", self._ask(lambda: self._cluster.replace(path, changed)))
-        elif has and rng.random() < 0.3:  # as a node does: based on the state that it read
-            annotations = {**metadata.get("annotations", {}), WANTED: "node"}
-            changed = {**claim, "metadata": {**metadata, "finalizers": [PREPARED], "annotations": annotations}}
-            self._did("prepared", self._ask(lambda: self._cluster.replace(path, changed)))
-            if rng.random() < 0.5:
-                self._did("deleted while prepared", self._ask(lambda: self._cluster.delete(path)))
-        elif has and rng.random() < 0.3:
-            annotations = {**metadata.get("annotations", {}), "devalloc.io/release": "asked"}
-            changed = {**claim, "metadata": {**metadata, "annotations": annotations}}
-            self._did("released", self._ask(lambda: self._cluster.replace(path, changed)))
-        else:
-            self._did("deleted", self._ask(lambda: self._cluster.delete(path)))
-
-    def _create(self, claim: Object) -> None:
-        answer = self._ask(lambda: self._cluster.create(CLAIMS, claim))
-        assert answer.ok or answer.status == 409, answer.message  # 409: the answer to the try before was lost
-        self._did("created", answer, always=True)
-
-    def _did(self, what: str, answer: Answer, *, always: bool = False) -> None:
-        if answer.ok or always:
-            self._tally.did[what] += 1
-
-    def _ask(self, request: Callable[[], Answer]) -> Answer:
-        """However often it takes."""
-        deadline = time.monotonic() + 600
-        while True:
-            try:
-                answer = request()
-                if answer.status < 500 and answer.status not in (401, 403, 429):  # those while the server begins
-                    return answer
-                error: object = answer.message
-            except (OSError, ValueError) as broken:
-                error = broken
-            assert time.monotonic() < deadline, f"the API server does not come back: {error}"
-            time.sleep(0.2)
-
-    def _list(self) -> Object:
-        return self._ask(lambda: self._cluster.get(CLAIMS)).content
-
-    # -- what goes wrong -----------------------------------------------------------------------------------------------
-
-    def _disturb(self, processes: list[Process], seconds: float, away: float) -> None:
-        rng, began = self._chaos, time.monotonic()
-        until_ = began + seconds
-        kinds = ["kill the leader", "stop the leader", "restart the API server", "kill one", "stop one briefly"]
-        order = list(kinds)
-        while not self._over.wait(rng.uniform(1.0, 5.0)) and time.monotonic() < until_:
-            if away and time.monotonic() > began + seconds / 2:
-                self._say(f"API server away for {away:.0f} s")
-                self._restart(away)
-                self._tally.did["API server away for long"] += 1
-                away = 0.0
-            if not order:
-                order = rng.sample(kinds, len(kinds))
-            what = order.pop(0)
-            leader = self._leader(processes)
-            one = leader or rng.choice(processes)
-            self._say(f"{what}: {one.name}")
-            if what == "kill the leader":
-                one.signal(signal.SIGKILL)
-            elif what == "kill one":
-                rng.choice(processes).signal(signal.SIGKILL)
-            elif what == "restart the API server":
-                self._restart(rng.uniform(0.0, 3.0))
-            else:
-                still = LEASE + rng.uniform(1.0, 4.0) if what == "stop the leader" else rng.uniform(0.2, LEASE)
-                one.signal(signal.SIGSTOP)
-                self._over.wait(still)
-                one.signal(signal.SIGCONT)
-            self._tally.did[what] += 1
-
-    def _leader(self, processes: list[Process]) -> Process | None:
-        try:
-            return leads(self._cluster, processes)
-        except (OSError, ValueError):
-            return None
-
-    def _restart(self, pause: float) -> None:
-        assert self._cluster.server is not None
-        self._cluster.server.kill()
-        self._over.wait(pause)
-        self._cluster.server.start(self._cluster)
-
     def _keep_running(self, processes: list[Process]) -> None:
         """As a Deployment does."""
-        while not self._over.wait(0.5):
+        while not self._ended.wait(0.5):
             for process in processes:
                 process.start()
 
     # -- when it is quiet again ----------------------------------------------------------------------------------------
 
-    def _settle(self, processes: list[Process]) -> None:
-        for process in processes:
-            process.signal(signal.SIGCONT)
-        for claim in self._list()["items"]:
-            if PREPARED in claim["metadata"].get("finalizers", []):
-                self._change(self._people, claim)
+    def _settle(self, people: People, space: Space) -> None:
         began = time.monotonic()
         while time.monotonic() < began + SETTLE_SECONDS and self._failure is None:
-            claims = self._list()["items"]
-            self._tally.unanswered, self._tally.idle = _unanswered(claims), _idle(claims)
+            claims, machines = people.list(CLAIMS), people.list(MACHINES)
+            pods, others = people.list(space.pods), people.list(space.claims)
+            self._tally.unanswered = _unanswered(claims, machines)
+            self._tally.idle = [*_idle(claims, machines), *_idle_pods(pods, others)]
             self._tally.slowest = time.monotonic() - began
             if not self._tally.unanswered and not self._tally.idle:
                 return
             time.sleep(0.5)
 
+    def _clear(self, people: People, space: Space) -> None:
+        """Until nothing is left of all that was asked for."""
+        began = time.monotonic()
+        while time.monotonic() < began + SETTLE_SECONDS and self._failure is None:
+            paths = (CLAIMS, MACHINES, space.claims, space.pods, RECORDS)
+            self._tally.left = [
+                f"{path.rpartition('/')[2].partition('?')[0]} {obj['metadata']['name']} is left: {obj['metadata']}"
+                for path in paths
+                for obj in people.list(path)
+            ]
+            for pool in people.list(POOLS):
+                there, free = len(pool["spec"]["devices"]), pool.get("status", {}).get("availableDevices")
+                if there != free:
+                    self._tally.left.append(f"pool {pool['metadata']['name']} says that {free} of {there} are free")
+            if not self._tally.left:
+                return
+            time.sleep(0.5)
 
-def _devices(claim: Object) -> list[Object]:
-    return (claim.get("status") or {}).get("allocations") or []
+
+def _unanswered(claims: list[Object], machines: list[Object]) -> list[str]:
+    """Those that have neither what they asked for nor a reason."""
+    waiting = [claim for claim in claims if not held(CLAIM, claim) and REASON not in annotations(claim)]
+    others = [one for one in machines if not held(MACHINE, one) and not one.get("status", {}).get("reason")]
+    return [f"{one['kind']} {one['metadata']['name']} has no answer" for one in (*waiting, *others)]
 
 
-def _unanswered(claims: list[Object]) -> list[str]:
-    """Those that have neither devices nor a reason."""
-    return [
-        f"{claim['metadata']['name']} has no answer"
-        for claim in claims
-        if not _devices(claim) and "devalloc.io/reason" not in claim["metadata"].get("annotations", {})
-    ]
-
-
-def _idle(claims: list[Object]) -> list[str]:
-    """Those that wait alone, and of which one node has as many free devices as they want."""
-    free = Counter({f"storm-{node}": CARDS * DEVICES for node in range(NODES)})
-    free.subtract(entry["devicePoolName"].rpartition("-")[0] for claim in claims for entry in _devices(claim))
-    most = max(free.values())
-    return [
+def _idle(claims: list[Object], machines: list[Object]) -> list[str]:
+    """Those that wait alone, and of which one node has as many free devices, or CPUs, as they want."""
+    free, cpus = Counter[str](), Counter[str]()
+    for node in range(NODES):
+        free[f"storm-{node}"], cpus[f"storm-{node}"] = CARDS * DEVICES, CPUS
+    free.subtract(name.partition("/")[0].rpartition("-")[0] for claim in claims for name in held(CLAIM, claim))
+    named = {name for one in machines for name in one["spec"].get("claims") or ()}
+    for one in machines:
+        if held(MACHINE, one):
+            cpus[one["status"]["nodeName"]] -= int(one["spec"]["cpu"]["min"])
+    most, room = max(free.values()), max(cpus.values())
+    waiting = [
         f"{claim['metadata']['name']} waits though a node has {most} free devices"
         for claim in claims
-        if not _devices(claim)
-        and "devalloc.io/group" not in claim["metadata"].get("annotations", {})
+        if not held(CLAIM, claim)
+        and GROUP not in annotations(claim)
+        and claim["metadata"]["name"] not in named
         and claim["spec"]["claims"][0]["requests"]["count"] <= most
     ]
+    others = [
+        f"{one['metadata']['name']} waits though a node has {room} free CPUs"
+        for one in machines
+        if not held(MACHINE, one) and not one["spec"].get("claims") and int(one["spec"]["cpu"]["min"]) <= room
+    ]
+    return [*waiting, *others]
+
+
+def _idle_pods(pods: list[Object], claims: list[Object]) -> list[str]:
+    """Pods that wait, share nothing with others, and have claims that a node has enough free devices for."""
+    there = {claim["metadata"]["name"]: claim for claim in claims}
+    free = Counter({f"aside-{node}-card": ASIDE_DEVICES for node in range(ASIDE)})
+    free.subtract(name.split("/")[1].removesuffix(".devalloc") for one in claims for name in held(RESOURCE_CLAIM, one))
+    most = max(free.values())
+    uses = Counter(used["resourceClaimName"] for pod in pods for used in pod["spec"]["resourceClaims"])
+    found = []
+    for pod in pods:
+        names = [used["resourceClaimName"] for used in pod["spec"]["resourceClaims"]]
+        own = [there[name] for name in names if name in there and not there[name]["metadata"].get("deletionTimestamp")]
+        if pod["spec"].get("nodeName") or len(own) < len(names) or any(uses[name] > 1 for name in names):
+            continue
+        wanted = sum(one["spec"]["devices"]["requests"][0]["exactly"]["count"] for one in own)
+        if wanted <= most or all(held(RESOURCE_CLAIM, one) for one in own):
+            found.append(f"pod {pod['metadata']['name']} waits for {wanted} devices, and a node has {most} free")
+    return found

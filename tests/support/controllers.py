@@ -42,9 +42,12 @@ class Process:
         self.kubeconfig: Path | None = None
         """In place of that user's."""
         self.version = PRESENT
+        self.skew = 0.0
+        """Seconds by which its wall clock is ahead."""
         self._cluster = cluster
         self._lease = lease
-        self._options = options
+        self.options: tuple[str, ...] = options
+        """Of the next start."""
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -57,10 +60,11 @@ class Process:
                 self.codes.append(self._process.returncode)
             self.starts += 1
             kubeconfig = self.kubeconfig or self._cluster.kubeconfig(self.user)
+            program = ["tests.support.wrong_clock", str(self.skew)] if self.skew else ["devalloc.cli"]
             command = [
-                *self.version.devalloc("controller", "--kubeconfig"), str(kubeconfig),
+                *self.version.python("-m", *program, "controller", "--kubeconfig"), str(kubeconfig),
                 "--name", self.name, "--listen", "", "--lease", self._lease,
-                "--availability-interval", "2s", "--log-level", "info", *self._options,
+                "--availability-interval", "2s", "--log-level", "info", *self.options,
             ]  # fmt: skip
             with self.log.open("ab") as log:
                 self._process = subprocess.Popen(

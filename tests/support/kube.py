@@ -49,19 +49,20 @@ class Answer:
 
 
 class Server:
-    """The API server's process."""
+    """The process of the API server, or of etcd."""
 
-    def __init__(self, processes: Processes, command: Sequence[str | Path]) -> None:
+    def __init__(self, processes: Processes, name: str, command: Sequence[str | Path]) -> None:
         self._processes = processes
+        self._name = name
         self._command = command
 
     def kill(self) -> None:
         """At once, with all connections."""
-        self._processes.kill_one("kube-apiserver")
+        self._processes.kill_one(self._name)
 
     def start(self, cluster: Cluster) -> None:
-        """Again, and wait until it is ready. Raises Unavailable."""
-        self._processes.start("kube-apiserver", self._command)
+        """Again, and wait until the API server is ready. Raises Unavailable."""
+        self._processes.start(self._name, self._command)
         _wait_ready(cluster, self._processes)
 
 
@@ -76,6 +77,8 @@ class Cluster:
     """By user."""
     server: Server | None = field(default=None, repr=False, compare=False)
     """Its process, for tests that have a cluster to themselves."""
+    keeper: Server | None = field(default=None, repr=False, compare=False)
+    """That of etcd."""
     etcd: str = field(default="", repr=False)
     """The URL of what it keeps its objects in."""
 
@@ -127,6 +130,11 @@ class Cluster:
 
     def delete(self, path: str) -> Answer:
         return self.request("DELETE", path)
+
+    def compact(self) -> None:
+        """Have etcd forget all that was before: whoever watches from there is told 410."""
+        newest = int(_etcd(self, "range", {"key": "AA=="})["header"]["revision"])
+        _etcd(self, "compaction", {"revision": newest, "physical": True})
 
 
 class Processes:
@@ -202,6 +210,7 @@ def running(binaries: Path, folder: Path, *options: str) -> Iterator[Cluster]:
             f"--advertise-client-urls={etcd_url}",
             f"--listen-peer-urls=http://127.0.0.1:{etcd_peer}",
         ]
+        keeper = Server(processes, "etcd", [binaries / "etcd", *etcd])
         processes.start("etcd", [binaries / "etcd", *etcd])
         tokens = _tokens(folder)
         key, public = _service_account_key(folder)
@@ -223,12 +232,24 @@ def running(binaries: Path, folder: Path, *options: str) -> Iterator[Cluster]:
         command = [binaries / "kube-apiserver", *server]
         processes.start("kube-apiserver", command)
         cluster = Cluster(
-            f"https://127.0.0.1:{api}", tokens["admin"], folder, tokens, Server(processes, command), etcd_url
+            f"https://127.0.0.1:{api}",
+            tokens["admin"],
+            folder,
+            tokens,
+            Server(processes, "kube-apiserver", command),
+            keeper,
+            etcd_url,
         )
         _wait_ready(cluster, processes)
         yield cluster
     finally:
         processes.stop()
+
+
+def _etcd(cluster: Cluster, call: str, body: Any) -> Any:
+    request = urllib.request.Request(f"{cluster.etcd}/v3/kv/{call}", json.dumps(body).encode())
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return json.load(response)
 
 
 def _tokens(folder: Path) -> dict[str, str]:

@@ -117,19 +117,26 @@ class Space:
         self.create(RULES, _of("DeviceTaintRule", {"name": name}, {"deviceSelector": selector, "taint": taint}))
 
     def claim(self, name: str, device_class: str, count: int = 1, *, ours: bool = True, **more: Any) -> None:
+        self.create(self.claims, self.claim_of(name, device_class, count, ours=ours, **more))
+
+    def claim_of(
+        self, name: str, device_class: str, count: int = 1, *, ours: bool = True, **more: Any
+    ) -> dict[str, Any]:
         exactly = {"deviceClassName": device_class, "count": count, **more}
         labels = {ALLOCATOR: DEVALLOC} if ours else {}
         spec = {"devices": {"requests": [{"name": "r", "exactly": exactly}]}}
-        self.create(self.claims, _of("ResourceClaim", {"name": name, "labels": labels}, spec))
+        return _of("ResourceClaim", {"name": name, "labels": labels}, spec)
 
     def pod(self, name: str, *claims: str, **more: Any) -> str:
         """A pod that waits for claims; its UID."""
+        uid: str = self.create(self.pods, self.pod_of(name, *claims, **more))["metadata"]["uid"]
+        return uid
+
+    def pod_of(self, name: str, *claims: str, **more: Any) -> dict[str, Any]:
         used = [{"name": claim, "resourceClaimName": claim} for claim in claims]
         container = {"name": "main", "image": "none"}
         spec = {"containers": [container], "resourceClaims": used, "automountServiceAccountToken": False, **more}
-        body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
-        uid: str = self.create(self.pods, body)["metadata"]["uid"]
-        return uid
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
 
     def get(self, claim: str) -> dict[str, Any]:
         content: dict[str, Any] = self.cluster.get(f"{self.claims}/{claim}").content
