@@ -203,6 +203,7 @@ class Allocator:
         self._is_again, self._unsaid = False, []
         kept_out = in_words(self._refusals.look(documents), asked)
         answer = gate.answered(asked.documents, self._answer, self._settings.admin_namespaces, kept_out)
+        answer = {**answer, "claims": [*answer["claims"], *placing.kept_back(asked)]}
         now = self._now().isoformat(timespec="seconds").replace("+00:00", "Z")
         units = placing.decide_machines(asked, answer, decide(documents, answer, now, self._made), now)
         units = self._without_passing(units)

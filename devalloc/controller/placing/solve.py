@@ -42,7 +42,7 @@ def solve_with_machines(documents: Iterable[Any], *, placement: str = "pack", de
 def _with_machines_named(answer: Answer, placing: Placing) -> Answer:
     claims = {(one["namespace"], one["name"]): one for one in answer["claims"]}
     own = [_told(one, placing) for key, one in claims.items() if key not in placing.names]
-    own += [_kept_back(claim, placing) for claim in placing.kept_back]
+    own += kept_back(placing)
     own.sort(key=lambda one: (one["namespace"], one["name"]))
     found, words = [], Words(placing, answer["claims"])
     for key, machine in sorted(placing.objects.items()):
@@ -97,6 +97,11 @@ def _told(answer: Answer, placing: Placing) -> Answer:
     owner = placing.owners.get((answer["namespace"], answer["name"]))
     told = answer if answer["message"] is None else {**answer, "message": named(answer["message"], placing)}
     return told if owner is None else {**told, "machine": "/".join(owner)}
+
+
+def kept_back(placing: Placing) -> list[Answer]:
+    """The answers of claims that wait with a machine and are not asked for."""
+    return [_kept_back(claim, placing) for claim in sorted(placing.kept_back)]
 
 
 def _kept_back(claim: tuple[str, str], placing: Placing) -> Answer:

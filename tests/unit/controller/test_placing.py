@@ -13,7 +13,7 @@ from devalloc.controller.allocate import Allocator
 from devalloc.store import Store
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests
-from tests.support.fleets import fill, gpu_claim, gpu_class, gpu_pool, held
+from tests.support.fleets import annotations, fill, gpu_claim, gpu_class, gpu_pool, held
 from tests.support.hosts import host, kept, machine, placed, status
 
 Object = dict[str, Any]
@@ -396,6 +396,13 @@ class TestClaims:
             "ClaimNotFound",
             "claim default/nic does not exist",
         )
+        assert annotations(store, "gpu") == {
+            "reason": "GroupUnsatisfiable",
+            "message": "it is placed with machine default/web, which waits: claim default/nic does not exist",
+        }
+        version = store.get("DeviceClaim", "default", "gpu")["metadata"]["resourceVersion"]
+        rounds(store, 1)
+        assert store.get("DeviceClaim", "default", "gpu")["metadata"]["resourceVersion"] == version
         store.create(gpu_claim("nic"))
         rounds(store)
         assert (placed(store), held(store, "nic")) == ({"web": "a"}, ["p/d1"])
