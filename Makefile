@@ -143,7 +143,7 @@ power-cuts: setup ## cut the power of a test machine after every change of host 
 controllers-soak: setup ## 500 claims in ten minutes while two controllers, the API server and etcd are disturbed; two minutes without it
 	$(BIN)/python -m tests.cluster.controllers_soak $(ARGS)
 
-permits-soak: setup ## PERMIT_REQUESTS=100000 for a full node, with servers killed and replies lost: minutes
+permits-soak: setup ## PERMIT_REQUESTS=100000 for a full node, with servers killed and replies lost: minutes; ARGS=--cluster for controllers of a real API server
 	$(BIN)/python -m tests.conformance.permits_soak --requests $(PERMIT_REQUESTS) $(ARGS)
 
 partitions: setup ## cut off or kill anybody at every step of a machine that is scaled, in virtual time: many minutes

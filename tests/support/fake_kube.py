@@ -40,6 +40,10 @@ class FakeKube:
         """What it makes of a status that is written: it may fill in defaults, and drop what the kind does not have."""
         self.cuts = 0
         """How often all watches were cut."""
+        self.users: dict[str, Object] = {}
+        """By token."""
+        self.allowed: Callable[[Object], bool] = lambda spec: True
+        """Whether somebody may, by the spec of a SubjectAccessReview."""
         with self.changed:
             self._put("/api/v1/namespaces/kube-system", {"metadata": {"name": "kube-system"}}, "ADDED")
 
@@ -95,6 +99,13 @@ class FakeKube:
             if "deletionTimestamp" in meant["metadata"] and not meant["metadata"].get("finalizers"):
                 return self._gone(at, meant)
             return self._put(at, meant, "MODIFIED")
+
+    def review(self, body: Object) -> Object:
+        """Who a token is, or what somebody may."""
+        if body["kind"] == "SubjectAccessReview":
+            return {**body, "status": {"allowed": self.allowed(body["spec"])}}
+        user = self.users.get(body["spec"]["token"])
+        return {**body, "status": {} if user is None else {"authenticated": True, "user": user}}
 
     def delete(self, path: str, uid: str, resource_version: str) -> Object:
         with self.changed:
@@ -215,6 +226,8 @@ class FakeClient:
         yield self._counted("list", lambda: self.kube.list(path, params))
 
     def create(self, path: str, body: Object) -> Object:
+        if body["kind"] in ("TokenReview", "SubjectAccessReview"):
+            return self._counted("create", lambda: self.kube.review(body))
         return self._write("create", f"{path}/{body['metadata']['name']}", lambda: self.kube.create(path, body))
 
     def replace(self, path: str, body: Object) -> Object:

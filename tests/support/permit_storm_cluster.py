@@ -149,6 +149,8 @@ class ClusterStorm(Storm):
         assert token is not None
         self._headers = b"Authorization: Bearer " + token.encode() + b"\r\n"
         self._place: Place | None = None
+        self.states = 0
+        """Of machines, that were looked at."""
 
     def close(self) -> None:
         for process in self._processes:
