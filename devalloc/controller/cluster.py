@@ -182,6 +182,7 @@ class Cluster:
                 stamp=f"{self.lease.transitions} {self.lease.holder}",
                 may_write=lambda: self.lease.is_valid,
                 record=self.recorder.record,
+                progress=self.metrics.count_resources,
                 settings=ResourceClaimSettings(told.placement, told.deadline, told.batch, told.resync, told.retry),
             )
             loops["resource-claims"] = self._resource_claims.run

@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from devalloc.controller.allocate import Round
 from devalloc.controller.recorder import Recorder
+from devalloc.controller.resourceclaims.allocator import Round as ResourceRound
 
 TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -26,6 +27,7 @@ class Metrics:
         """``requests``: to the API server, by verb and status."""
         self._registry = CollectorRegistry()
         self._last: Round | None = None
+        self._last_of_resources: ResourceRound | None = None
         made = self._registry
         ProcessCollector(registry=made)
         self._rounds = Counter("devalloc_rounds", "Rounds in which all claims were answered.", registry=made)
@@ -39,6 +41,16 @@ class Metrics:
             "devalloc_stale_answers", "Answers dropped because something changed meanwhile.", registry=made
         )
         self._registry.register(_Now(leads, recorder, requests, lambda: self._last))
+        self._resource_rounds = Counter(
+            "devalloc_resource_claim_rounds", "Rounds in which all ResourceClaims of ours were answered.", registry=made
+        )
+        self._resource_solving = Histogram(
+            "devalloc_resource_claim_solve_seconds",
+            "What the solver thought about such a round.",
+            buckets=_SECONDS,
+            registry=made,
+        )
+        self._registry.register(_Resources(leads, lambda: self._last_of_resources))
 
     def count(self, done: Round) -> None:
         """A round."""
@@ -48,6 +60,13 @@ class Metrics:
         self._stale.inc(len(done.stale))
         for key in done.granted:
             self._granted.labels(key.kind).inc()
+
+    def count_resources(self, done: ResourceRound) -> None:
+        """A round of ResourceClaims."""
+        self._last_of_resources = done
+        self._resource_rounds.inc()
+        self._resource_solving.observe(done.seconds)
+        self._granted.labels("ResourceClaim").inc(done.granted)
 
     def text(self) -> bytes:
         """The page."""
@@ -92,3 +111,21 @@ class _Now:
         )
         yield GaugeMetricFamily("devalloc_pools", "DevicePools.", value=done.pools)
         yield GaugeMetricFamily("devalloc_problems", "Objects that are left out.", value=len(done.problems))
+
+
+class _Resources:
+    """The same of ResourceClaims that this controller allocates, where it does."""
+
+    def __init__(self, leads: Callable[[], bool], last: Callable[[], ResourceRound | None]) -> None:
+        self._leads = leads
+        self._last = last
+
+    def collect(self) -> Iterator[Metric]:
+        """As of the last round."""
+        done = self._last()
+        if done is None or not self._leads():
+            return
+        claims = GaugeMetricFamily("devalloc_resource_claims", "ResourceClaims of ours by state.", labels=["state"])
+        claims.add_metric(["allocated"], done.allocated)
+        claims.add_metric(["waiting"], done.waiting)
+        yield claims

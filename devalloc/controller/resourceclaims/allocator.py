@@ -21,7 +21,7 @@ from typing import Any
 from devalloc.api import meta
 from devalloc.controller.resourceclaims.solver import WarmCluster
 from devalloc.controller.resourceclaims.state import Asked, Cluster
-from devalloc.controller.resourceclaims.waiting import Key, Want, is_ours, node_of
+from devalloc.controller.resourceclaims.waiting import Key, Want, allocation, is_ours, node_of
 from devalloc.controller.told import NORMAL, WARNING, Told
 from devalloc.store import Conflict, Expired, NotFound, StoreError
 from devalloc.store import Key as ObjectKey
@@ -56,6 +56,8 @@ WRITERS = 8
 DELETIONS_KEPT = 10_000
 AVOID_SECONDS = 60.0
 """How long a claim is not given devices of a node from which kube-scheduler sent it back."""
+ALLOCATED = "Allocated"
+"""Reason of the Event of a claim that was given devices."""
 REFUSED_SECONDS = 60.0
 """How long a claim is left alone whose allocation the API server refused."""
 
@@ -72,6 +74,20 @@ class Settings:
     resync: float = 60.0
     retry: float = 1.0
     """Seconds to wait after a round that failed; twice as long after each further one, up to ``resync``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one round found and did."""
+
+    allocated: int
+    """ResourceClaims of ours that have devices now."""
+    waiting: int
+    """Those that pods wait for, and that have none."""
+    granted: int
+    """Of those that have devices, the ones that got them in this round."""
+    seconds: float
+    """What the solver thought."""
 
 
 @dataclass(slots=True)
@@ -99,6 +115,7 @@ class ResourceClaimAllocator:
         stamp: str,
         may_write: Callable[[], bool] = lambda: True,
         record: Callable[[Iterable[Told]], None] = lambda happened: None,
+        progress: Callable[[Round], None] = lambda done: None,
         settings: Settings | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -107,6 +124,7 @@ class ResourceClaimAllocator:
         self._settings = settings or Settings()
         self._stamp = stamp
         self._record = record
+        self._progress = progress
         self._clock = clock
         self._mirror = Mirror(DELETIONS_KEPT)
         self._client = client
@@ -243,13 +261,18 @@ class ResourceClaimAllocator:
         is_new = self._solver.tell(self._cluster.documents())
         if asked == self._asked and not is_new:
             return
-        documents = [document for each in asked for document in each.documents]
+        documents, began = [document for each in asked for document in each.documents], time.monotonic()
         answers = {
             (each["namespace"], each["name"]): each
             for each in (self._solver.solve(documents, self._settings.deadline) if documents else ())
         }
+        seconds = time.monotonic() - began
         outcomes = list(writers.map(lambda each: self._answer(each, answers, claims), asked))
-        self._record([told for happened, _ in outcomes for told in happened])
+        self._record(happened := [told for happened, _ in outcomes for told in happened])
+        granted = sum(told.reason == ALLOCATED for told in happened)
+        held = sum(is_ours(claim) and allocation(claim) is not None for claim in claims.values())
+        waiting = sum(len(want.claims) for want in self._cluster.wants())
+        self._progress(Round(held + granted, waiting - granted, granted, seconds))
         for error in (error for _, error in outcomes if error is not None):
             raise error
         self._asked = asked
@@ -323,7 +346,7 @@ class ResourceClaimAllocator:
         results = given["devices"].get("results", [])
         names = ", ".join(f"{each['pool']}/{each['device']}" for each in results[:8])
         more = f" and {len(results) - 8} more" if len(results) > 8 else ""
-        return _told(claim, NORMAL, "Allocated", f"for pod {_names(want)} on node {known.given}: {names}{more}")
+        return _told(claim, NORMAL, ALLOCATED, f"for pod {_names(want)} on node {known.given}: {names}{more}")
 
     def _take_back(self, want: Want, claim: Object) -> None:
         """What a pod holds that cannot have the rest is free for others, and for itself elsewhere: it does not run."""

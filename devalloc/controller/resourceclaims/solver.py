@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from devalloc_solver.dra.fleet import ResourceFleet
 
 Object = dict[str, Any]
-JOINT = 200
-"""How many claims are decided about jointly at most."""
 Name = tuple[str, str, str]
 """Kind, namespace and name."""
 
@@ -52,23 +50,31 @@ class WarmCluster:
     def solve(self, claims: Sequence[Object], deadline: float | None) -> list[dict[str, Any]]:
         """The answers to claims that wait, in the form of ``solve_manifests``.
 
-        One after the other first: where all get devices there is no better answer. Else jointly, but for more claims
-        than ``JOINT``, which that would take too long for: then those that come first have what they got.
+        Single ones one after the other, as long as all get devices: then there is no better answer. Else all jointly,
+        within the deadline.
         """
         fleet, self._fleet = self._fleet, None  # an error leaves nothing behind
         assert fleet is not None, "it is told what there is first"
-        by_key = {_key(claim): claim for claim in claims}
-        answers: list[dict[str, Any]] = []
-        for unit in _units(claims):
-            found = [fleet.allocate(unit[0])] if len(unit) == 1 else fleet.allocate_all(unit, deadline)["claims"]
-            asked = {_key(claim) for claim in unit}  # those that hold devices are answered as well
-            answers += [each for each in found if (each["namespace"], each["name"]) in asked]
+        by_key = {(claim["metadata"]["namespace"], claim["metadata"]["name"]): claim for claim in claims}
+        answers = self._one_by_one(fleet, claims)
         self._take_back(fleet, answers, by_key)
-        if len(claims) > 1 and len(claims) <= JOINT and not all(each["allocated"] for each in answers):
+        is_answered = len(answers) == len(claims) and all(each["allocated"] for each in answers)
+        if not is_answered and (len(claims) > 1 or not answers):
             found = fleet.allocate_all(claims, deadline)["claims"]
             answers = [each for each in found if (each["namespace"], each["name"]) in by_key]
             self._take_back(fleet, answers, by_key)
         self._fleet = fleet
+        return answers
+
+    def _one_by_one(self, fleet: ResourceFleet, claims: Sequence[Object]) -> list[dict[str, Any]]:
+        """The answers up to the first refusal; none where there is a group, which is answered as a whole."""
+        answers: list[dict[str, Any]] = []
+        if any(claim["metadata"].get("annotations", {}).get(GROUP) for claim in claims):
+            return answers
+        for claim in sorted(claims, key=_turn):
+            answers.append(fleet.allocate(claim))
+            if not answers[-1]["allocated"]:
+                break
         return answers
 
     def _take_back(
@@ -79,29 +85,10 @@ class WarmCluster:
                 fleet.delete(claims[each["namespace"], each["name"]])
 
 
-def _units(claims: Sequence[Object]) -> list[list[Object]]:
-    """Groups and single claims, the most urgent first, then the oldest."""
-    units: dict[tuple[str, str], list[Object]] = {}
-    for claim in claims:
-        metadata = claim["metadata"]
-        group = metadata.get("annotations", {}).get(GROUP)
-        units.setdefault((metadata["namespace"], f"g/{group}" if group else f"c/{metadata['name']}"), []).append(claim)
-
-    def turn(unit: list[Object]) -> tuple[int, str, str, str]:
-        first = min(unit, key=lambda claim: (claim["metadata"].get("creationTimestamp", ""), claim["metadata"]["name"]))
-        metadata = first["metadata"]
-        return (
-            -max(map(_priority, unit)),
-            metadata.get("creationTimestamp", ""),
-            metadata["namespace"],
-            metadata["name"],
-        )
-
-    return sorted(units.values(), key=turn)
-
-
-def _key(claim: Object) -> tuple[str, str]:
-    return claim["metadata"]["namespace"], claim["metadata"]["name"]
+def _turn(claim: Object) -> tuple[int, str, str, str]:
+    """The most urgent first, then the oldest."""
+    metadata = claim["metadata"]
+    return -_priority(claim), metadata.get("creationTimestamp", ""), metadata["namespace"], metadata["name"]
 
 
 def _priority(claim: Object) -> int:

@@ -3,13 +3,16 @@ a real API server (``tests/cluster/test_resourceclaims.py``)."""
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from devalloc.api.aside import is_aside, plain, set_aside
 from devalloc.api.meta import LEADER
+from devalloc.controller.metrics import Metrics
 from devalloc.controller.resourceclaims import ResourceClaimAllocator, slices
 from devalloc.controller.resourceclaims.allocator import CLAIMS
 from devalloc.controller.resourceclaims.solver import WarmCluster
@@ -20,6 +23,7 @@ from devalloc.store import Event, EventType, Forbidden
 from devalloc.store.kubernetes import ApiError
 from devalloc.store.kubernetes.reflector import Reflector
 from tests.support.fake_kube import FakeClient, FakeKube
+from tests.support.waiting import until
 
 Object = dict[str, Any]
 
@@ -351,7 +355,7 @@ def _count(content: Object, count: int) -> Object:
     return {**request, "exactly": {**request["exactly"], "count": count}}
 
 
-def test_a_thousand_claims_are_answered_one_after_the_other() -> None:
+def test_of_a_thousand_claims_the_youngest_gets_nothing() -> None:
     one = Played()
     for number in range(100):
         one.tell(node(f"n{number}"), a_slice(f"s{number}", pool=f"n{number}.devalloc", on=f"n{number}", devices=10))
@@ -438,3 +442,49 @@ class TestSettling:
     def test_a_claim_that_takes_nothing_keeps_nobody_waiting(self) -> None:
         before, after = self.settled(False, ("annotations", "labels"))
         assert before == after
+
+
+def test_many_that_cannot_all_have_devices_are_decided_together() -> None:
+    """The oldest want most, so that one after the other only half as many would get something."""
+    nodes = [
+        part
+        for n in range(90)
+        for part in (node(f"n{n}"), a_slice(f"s{n}", pool=f"n{n}.devalloc", on=f"n{n}", devices=2))
+    ]
+    wanted = []
+    for number in range(270):
+        one = claim(f"c{number:03}")
+        one["spec"]["devices"]["requests"][0]["exactly"] |= {"allocationMode": "ExactCount", "count": 1 + (number < 90)}
+        wanted += [one, pod(f"p{number:03}", f"c{number:03}")]
+    found = Played(*nodes, *wanted).answers()
+    assert sum("/" in told for told in found.values()) == 180
+
+
+def test_it_says_what_it_does_and_how_things_stand() -> None:
+    client, stop, metrics = (
+        FakeClient(FakeKube()),
+        threading.Event(),
+        Metrics(lambda: True, Mock(written=0, dropped=0), dict),
+    )
+    root = "/apis/resource.k8s.io/v1"
+    for path, each in (
+        ("/api/v1/nodes", node("n")),
+        (f"{root}/resourceslices", a_slice("s", pool="n.devalloc")),
+        (f"{root}/deviceclasses", ANY),
+        *((f"{root}/namespaces/a/resourceclaims", claim(name)) for name in ("x", "y")),
+        *(("/api/v1/namespaces/a/pods", pod(f"p{name}", name, spec={"nodeName": ""})) for name in ("x", "y")),
+    ):
+        plainly = {key: value for key, value in each["metadata"].items() if key != "resourceVersion"}
+        client.create(path, {**each, "metadata": plainly})
+    allocator = ResourceClaimAllocator(client, stamp="1 a", progress=metrics.count_resources)  # type: ignore[arg-type]
+    thread = threading.Thread(target=allocator.run, args=(stop,))
+    thread.start()
+    try:
+        states = ('{state="allocated"} 1.0', '{state="waiting"} 1.0')
+        until(lambda: all(f"devalloc_resource_claims{each}" in metrics.text().decode() for each in states))
+    finally:
+        stop.set()
+        thread.join(60)
+    text = metrics.text().decode()
+    assert 'devalloc_granted_total{kind="ResourceClaim"} 1.0' in text
+    assert "devalloc_resource_claim_solve_seconds_count" in text
