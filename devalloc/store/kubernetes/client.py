@@ -37,6 +37,9 @@ MAX_ANSWER = 64 << 20
 """Bytes of an answer; a list of a node's slices is a few hundred KiB."""
 WATCH_SECONDS = 240
 """After which the server ends a watch, and it is begun again."""
+SILENT_SECONDS = 150.0
+"""Without a word, after which a watch is begun again: a server where nothing happens says every two minutes how far it
+is (a bookmark), and one that stands still keeps its connections."""
 PAGE = 500
 """Objects of a page of a list."""
 
@@ -161,8 +164,8 @@ class Client:
         stop: threading.Event,
         begun: Callable[[], None] = lambda: None,
     ) -> Iterator[Object]:
-        """Events of a list until the server ends the watch or ``stop`` is set; of those of type BOOKMARK the object is
-        only the resource version to go on from. ``begun``: called when the server has taken it.
+        """Events of a list until the server ends the watch, says nothing for long, or ``stop`` is set; of those of type
+        BOOKMARK the object is only the resource version to go on from. ``begun``: called when the server has taken it.
 
         Raises ApiError: ``is_gone`` means to list again.
         """
@@ -173,7 +176,7 @@ class Client:
             "resourceVersion": resource_version,
             "timeoutSeconds": str(WATCH_SECONDS),
         }
-        response = self._send("watch", "GET", path, query, None, (ANSWER_SECONDS, WATCH_SECONDS + ANSWER_SECONDS))
+        response = self._send("watch", "GET", path, query, None, (ANSWER_SECONDS, SILENT_SECONDS))
         raw, over = response.response, threading.Event()
         try:
             if response.status >= 300:

@@ -17,7 +17,9 @@ MAX_EVENT = 4 << 20
 
 
 def lines(raw: Any) -> Iterator[bytes]:
-    """The lines of a stream. Raises ApiError."""
+    """The lines of a stream, until it ends or is silent for as long as is waited for it. Raises ApiError."""
+    from urllib3.exceptions import ReadTimeoutError
+
     rest = b""
     try:
         for chunk in raw.stream(1 << 16):
@@ -26,6 +28,8 @@ def lines(raw: Any) -> Iterator[bytes]:
             yield from (line for line in whole if line.strip())
             if len(rest) > MAX_EVENT:
                 raise ApiError(0, "TooLarge", f"an event of the watch has more than {MAX_EVENT >> 20} MiB")
+    except ReadTimeoutError:
+        return
     except broken() as error:
         raise ApiError(0, "NoAnswer", f"the watch broke: {error}") from None
 

@@ -37,6 +37,8 @@ class Server:
         self.silences = 0
         """Requests that are not answered before it ``speaks``."""
         self.speaks = threading.Event()
+        self.stands_still = False
+        """After a part of a reply, until it ``speaks``."""
 
     def next(self) -> Reply | None:
         return self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
@@ -63,11 +65,17 @@ def client(server: Server, tmp_path: Path) -> Iterator[Client]:
                 self.close_connection = True
                 return
             self.send_response(reply[0])
-            self.send_header("Content-Length", str(len(reply[1])))
+            part = b"%x\r\n%b\r\n" % (len(reply[1]), reply[1])
+            if server.stands_still:
+                self.send_header("Transfer-Encoding", "chunked")
+            else:
+                self.send_header("Content-Length", str(len(reply[1])))
             if server.retry_after is not None:
                 self.send_header("Retry-After", server.retry_after)
             self.end_headers()
-            self.wfile.write(reply[1])
+            self.wfile.write(part if server.stands_still else reply[1])
+            if server.stands_still:
+                server.speaks.wait(60)
 
         do_GET = do_POST = do_PUT = do_DELETE = answer
 
@@ -260,6 +268,17 @@ def test_a_watch_gives_its_events(client: Client, server: Server) -> None:
     server.replies = [lines(*events)]
     assert list(client.watch("/x", {}, "7", threading.Event())) == events
     assert "resourceVersion=7" in server.asked[0][1]
+
+
+def test_a_watch_of_a_server_that_stands_still_ends(
+    client: Client, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection is there, as of one process that is stopped; it is another server that answers the next watch."""
+    monkeypatch.setattr(kube_client, "SILENT_SECONDS", 0.2)
+    event = {"type": "ADDED", "object": {"metadata": {"name": "a"}}}
+    server.replies, server.stands_still = [lines(event)], True
+    watched = client.watch("/x", {}, "7", threading.Event())
+    assert list(watched) == [event]
 
 
 def test_a_watch_that_is_too_old_says_so(client: Client, server: Server) -> None:
