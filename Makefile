@@ -133,6 +133,7 @@ fuzz: setup ## random fleets against the oracle and upstream's allocator, then p
 
 faults: setup ## fail and kill the node plugin at every state-changing call; a table of how many there are
 	$(BIN)/python -m tests.conformance.faults
+	DEVALLOC_UPGRADE_POINTS=5 $(PYTEST) tests/conformance/test_upgrade_node.py -n $(JOBS)
 	DEVALLOC_WARM_STRIDE=1 DEVALLOC_WARM_ROUNDS=100 $(PYTEST) tests/machine/test_warm_pool.py tests/machine/test_warm_machines.py tests/machine/test_warm_objects.py
 
 soak: power-cuts controllers-soak ## what must hold before a release: power cuts of a test host, and the storm on a cluster: long

@@ -3,12 +3,15 @@ of the release before, and the other way round."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from itertools import cycle
 from pathlib import Path
 
 import pytest
 
+from tests.support import fault_scenarios as bindings
+from tests.support import machine_scenarios as machines
 from tests.support.faketree import memory_folder
 from tests.support.faults import Faults, assert_same, is_prepared
 from tests.support.gates import KILLS
@@ -18,11 +21,12 @@ from tests.support.previous import PRESENT, previous
 
 TRIES = 5
 """Taking back waits for others a little and then goes on without them, so that a change may not be reached."""
-BINDINGS = ("vfio-with-audio", "vf-with-settings", "mdev", "vgpu")
-MACHINES = ("machine-attach-vf", "machine-scaled")
-POINTS = 2
-POINTS_WITH_MACHINES = 1
-"""Of each act, evenly."""
+ASKED = int(os.environ.get("DEVALLOC_UPGRADE_POINTS", "0"))
+"""So many points of each act, of every scenario: as `make faults` asks."""
+BINDINGS = tuple(bindings.SCENARIOS) if ASKED else ("vfio-with-audio", "vf-with-settings", "vgpu")
+MACHINES = tuple(machines.SCENARIOS) if ASKED else ("machine-attach-vf",)
+POINTS = ASKED or 2
+POINTS_WITH_MACHINES = ASKED or 1
 
 
 @pytest.fixture(scope="module")
