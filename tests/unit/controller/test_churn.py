@@ -1,0 +1,71 @@
+"""What a controller remembers does not grow with what has come and gone."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from devalloc.controller import recorder as recorder_module
+from devalloc.controller.allocate import Allocator
+from devalloc.controller.recorder import Recorder
+from devalloc.controller.told import changes
+from devalloc.store.kubernetes import KubernetesStore
+from devalloc_solver.index import log
+from tests.support.fake_kube import FakeClient, FakeKube
+from tests.support.fleets import fill, gpu_claim, gpu_class, gpu_pool
+
+Object = dict[str, Any]
+KEPT = 20
+"""Deleted objects that the store remembers."""
+
+
+class Written:
+    """Takes every Event."""
+
+    def create(self, path: str, body: Object) -> Object:
+        return body
+
+    def replace(self, path: str, body: Object) -> Object:
+        return body
+
+
+def test_what_is_remembered_of_claims_that_came_and_went_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects that live are counted, whoever keeps them: store, reading, fleet, judge, refusals, recorder. What has a
+    bound gets one that is reached here."""
+    monkeypatch.setattr(log, "KEPT", KEPT)
+    monkeypatch.setattr(recorder_module, "MOST_SERIES", KEPT)
+    client, stop = FakeClient(FakeKube()), threading.Event()
+    recorder = Recorder(Written(), "a")
+    stop.set()
+    with closing(KubernetesStore(client, deletions_kept=KEPT)) as store:  # type: ignore[arg-type]
+        fill(store, gpu_class(), *(gpu_pool(f"p{number}", node=f"n{number}") for number in range(4)))
+        allocator = Allocator(store, wrote=lambda before, after: recorder.record(changes(before, after)))
+
+        def churn(turn: int) -> None:
+            names = [f"c{turn}-{number}" for number in range(6)]
+            fill(store, *(gpu_claim(name, count=1 + number % 2) for number, name in enumerate(names)))
+            fill(store, gpu_claim(f"large-{turn}", count=9))
+            for _ in range(3):
+                allocator.round()
+            for name in [*names, f"large-{turn}"]:
+                store.delete("DeviceClaim", "default", name)
+            allocator.round()
+            recorder.run(stop)
+            client.kube.history.clear()  # the server's own memory
+            client.writes.clear()
+
+        def living() -> int:
+            gc.collect()
+            return len(gc.get_objects())
+
+        for turn in range(6):
+            churn(turn)
+        before = living()
+        for turn in range(6, 22):
+            churn(turn)
+        grown = living() - before
+    assert grown < 60, f"{grown} more objects live after 112 claims"
