@@ -1,0 +1,362 @@
+"""Permits of a controller that leads: where they are, by whom they are asked for, and what becomes of them when a write
+is lost, is late, or is the last one of its process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from typing import Any
+
+import pytest
+
+from devalloc.controller.cluster import Singles
+from devalloc.controller.permits.book import Book
+from devalloc.controller.permits.callers import NODE
+from devalloc.controller.permits.decider import Decider
+from devalloc.controller.permits.draft import Granted
+from devalloc.controller.permits.hosts import Host
+from devalloc.controller.permits.leader import LeaderPermits, Listening
+from devalloc.controller.permits.lease import OfProcess
+from devalloc.controller.permits.metrics import Metrics
+from devalloc.controller.permits.settings import Settings
+from devalloc.controller.seal import seal
+from devalloc.scaling.messages.plugin import PodName, decode
+from devalloc.scaling.permits.ledger import NOTHING
+from devalloc.scaling.permits.place import NAME, Place, place_of
+from devalloc.scaling.resources import Resources
+from devalloc.store.kubernetes import ApiError, KubernetesStore, writing
+from devalloc_node.agent.fetch import new_session
+from devalloc_node.agent.permits import HttpPermits
+from devalloc_node.agent.whom import OfCluster
+from devalloc_node.errors import Denied, Failed, NodeError
+from tests.support.fake_kube import FakeClient, FakeKube, Killed
+from tests.support.hosts import host
+from tests.support.permit_bench import amounts, machine, permit_of, running
+from tests.support.permit_storm_cluster import counts_for
+from tests.support.waiting import until
+
+Object = dict[str, Any]
+NAMESPACE = "devalloc-system"
+LIMIT = amounts(8000, 16)
+UNIT = amounts(250, 1)
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "PAUSE_SECONDS", 0.001)
+
+
+@pytest.fixture
+def kube() -> FakeKube:
+    """A node with two machines."""
+    kube = FakeKube()
+    for node in ("node-a", "node-b"):
+        kube.users[node] = {"username": "plugin", "extra": {NODE: [node]}}
+    with closing(KubernetesStore(FakeClient(kube))) as store:  # type: ignore[arg-type]
+        store.create(host("node-a", cpus=8, memory=16))
+        running(store, machine("a"))
+        running(store, machine("b", most=amounts(2000, 8)))  # for which it counts until it asks
+    return kube
+
+
+class Leading:
+    """One process; it may be over any moment."""
+
+    def __init__(self, kube: FakeKube, name: str) -> None:
+        self.client = FakeClient(kube)
+        self.is_led = True
+        self.store = KubernetesStore(self.client, may_write=lambda: self.is_led)  # type: ignore[arg-type]
+        self.urls: list[str] = []
+        self.permits = LeaderPermits(
+            self.store,
+            OfProcess(name, lambda: self.is_led),
+            self.client.create,
+            Singles(self.client, NAMESPACE, lambda: self.is_led),  # type: ignore[arg-type]
+            NAMESPACE,
+            Listening("127.0.0.1", 0, "127.0.0.1"),
+            on_serving=self.urls.append,
+        )
+
+
+@contextmanager
+def leading(kube: FakeKube, name: str) -> Iterator[Leading]:
+    process, stop = Leading(kube, name), threading.Event()
+    thread = threading.Thread(target=process.permits.run, args=(stop,), daemon=True)
+    thread.start()
+    try:
+        until(lambda: process.urls, "it serves, and says where")
+        yield process
+    finally:
+        stop.set()
+        thread.join(60)
+        assert not thread.is_alive()
+        process.store.close()
+
+
+def whom(kube: FakeKube, token: str) -> OfCluster:
+    """As a node finds the server."""
+
+    def read() -> tuple[Place, str]:
+        try:
+            return place_of(kube.get(f"/api/v1/namespaces/{NAMESPACE}/configmaps/{NAME}")), token
+        except ApiError as error:
+            raise Failed("Unreachable", str(error)) from None
+
+    return OfCluster(read)
+
+
+async def ask(
+    session: Any, server: OfCluster, name: str, wanted: Resources, last: Resources | None = None
+) -> Resources:
+    return await HttpPermits(session, server, PodName("default", name), UNIT).ask(last, wanted, None)
+
+
+def test_a_node_finds_it_and_gets_permits_for_its_own_machines(kube: FakeKube) -> None:
+    async def course() -> None:
+        async with new_session() as session:
+            own = whom(kube, "node-a")
+            before = len(process.client.writes)
+            assert await ask(session, own, "a", amounts(2000, 4)) == amounts(2000, 4)
+            assert len(process.client.writes) == before + 1, "one request a permit"
+            assert await ask(session, own, "a", amounts(2000, 4), amounts(2000, 4)) == amounts(2000, 4)
+            assert len(process.client.writes) == before + 1, "and none where nothing changes"
+            with pytest.raises(Denied, match="403: this machine is not on the node"):
+                await ask(session, whom(kube, "node-b"), "a", amounts(1000, 1))
+            with pytest.raises(Denied, match="401: a token is needed"):
+                await ask(session, whom(kube, "made up"), "a", amounts(1000, 1))
+            assert b'"permit"' in (await process.permits.server.seen(process.permits.server.shown) or b"")
+
+    with leading(kube, "one") as process:
+        asyncio.run(course())
+        found: Any = permit_of(process.store, "a")
+        assert (found["cpus"], found["memory"], found["givenBy"]) == ("2", "4Gi", "one")
+
+
+def test_a_node_goes_from_a_leader_that_is_gone_to_the_next_one(kube: FakeKube) -> None:
+    async def course() -> None:
+        async with new_session() as session:
+            server = whom(kube, "node-a")
+            with leading(kube, "one") as old:
+                assert await ask(session, server, "a", amounts(6000, 4)) == amounts(6000, 4)
+                old.is_led = False
+            with leading(kube, "two") as new:
+                assert new.urls != old.urls
+                with pytest.raises(NodeError, match=r"cannot be reached|did not answer"):
+                    await ask(session, server, "b", amounts(1000, 1))
+                server._since -= 10  # as if it had not read it just now
+                server.doubt()
+                assert await ask(session, server, "b", amounts(8000, 8)) == amounts(2000, 8), "a has 6"
+
+    asyncio.run(course())
+
+
+def test_one_who_is_not_the_leader_is_told_nothing(kube: FakeKube) -> None:
+    """Another process listens where the last leader did: he has not its key."""
+
+    async def course() -> None:
+        async with new_session() as session:
+            with leading(kube, "one") as first, leading(kube, "two"):
+                kube_map = kube.objects[f"/api/v1/namespaces/{NAMESPACE}/configmaps/{NAME}"]
+                kube_map["data"] = {**kube_map["data"], "url": first.urls[0]}  # the second one's certificate
+                with pytest.raises(Failed, match="is not who is meant"):
+                    await ask(session, whom(kube, "node-a"), "a", amounts(1000, 1))
+
+    asyncio.run(course())
+
+
+def test_where_it_is_comes_back_when_somebody_takes_it_away(kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("devalloc.controller.permits.leader.LOOK_SECONDS", 0.01)
+    path = f"/api/v1/namespaces/{NAMESPACE}/configmaps/{NAME}"
+    with leading(kube, "one") as process:
+        metadata = kube.get(path)["metadata"]
+        kube.delete(path, metadata["uid"], metadata["resourceVersion"])
+        until(lambda: path in kube.objects, "it is written again")
+        kube.replace(path, {**kube.get(path), "data": {"url": "https://10.0.0.1/"}})
+        until(lambda: kube.get(path)["data"].get("url") == process.urls[0], "and mended")
+
+
+# -- faults ------------------------------------------------------------------------------------------------------------
+
+
+class Agent:
+    """What a machine takes itself to have."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.permit: Resources | None = None
+
+    def request(self, wanted: Resources) -> Any:
+        last = self.permit
+        if last is not None:
+            self.permit = last.least(wanted)
+        return decode(
+            b'{"protoVersion":7,"pod":{"namespace":"default","name":"%s"},"computeUnit":{"vCPUs":"250m","mem":"1Gi"},'
+            b'"resources":{"vCPUs":"%dm","mem":%d},"lastPermit":%s,"metrics":null}'
+            % (
+                self.name.encode(),
+                wanted.cpu,
+                wanted.memory,
+                b"null" if last is None else b'{"vCPUs":"%dm","mem":%d}' % (last.cpu, last.memory),
+            )
+        )
+
+
+STEPS = (
+    {"a": amounts(250, 1), "b": amounts(250, 1)},
+    {"a": amounts(6000, 4), "b": amounts(2000, 4)},
+    {"a": amounts(1000, 4), "b": amounts(7000, 8)},
+    {"a": amounts(6000, 8), "b": amounts(1000, 4)},
+    {"b": amounts(4000, 12), "a": amounts(2000, 2)},
+)
+
+
+def judged(kube: FakeKube) -> None:
+    """At each revision the machines have no more than their node."""
+    has: dict[str, Resources] = {}
+    for revision, _, path, obj, _ in kube.history:
+        if "/virtualmachines/" in path:
+            has[path] = counts_for(obj)
+            sums = sum(has.values(), NOTHING)
+            assert not sums.exceeds(LIMIT), (revision, sums)
+
+
+class Process:
+    """A server without its doors, and the process that it is in."""
+
+    def __init__(self, kube: FakeKube, number: int) -> None:
+        self.client = FakeClient(kube)
+        self.alive = True
+        self.store = KubernetesStore(self.client, may_write=lambda: self.alive)  # type: ignore[arg-type]
+        self.number = number
+        self.once: set[str] = set()
+        """Who does not ask again."""
+
+    async def course(self, agents: dict[str, Agent], steps: list[dict[str, Resources]]) -> None:
+        """Ask step by step, each until all are answered; what is done is taken off. Raises Killed."""
+        seal(self.store, f"leader-{self.number}", threading.Event())
+        book, right = Book(Settings()), OfProcess(f"p{self.number}", lambda: self.alive)
+        with ThreadPoolExecutor(1) as writer:
+            decider = Decider(self.store, book, right, Metrics(book), writer)
+            await decider.load({"node-a": Host(LIMIT)})
+            deciding = asyncio.create_task(decider.run())
+            try:
+                while steps:
+                    await self._step(decider, deciding, agents, dict(steps[0]))
+                    steps.pop(0)
+            finally:
+                deciding.cancel()
+                with suppress(asyncio.CancelledError, Exception, Killed):
+                    await deciding
+
+    async def _step(
+        self, decider: Decider, deciding: asyncio.Task[None], agents: dict[str, Agent], left: dict[str, Resources]
+    ) -> None:
+        while left:
+            asking = {
+                name: asyncio.create_task(decider.ask(agents[name].request(wanted), lambda: False))
+                for name, wanted in left.items()
+            }
+            await asyncio.wait([asyncio.gather(*asking.values()), deciding], return_when=asyncio.FIRST_COMPLETED)
+            if not self.alive:
+                raise Killed
+            assert not deciding.done(), deciding
+            for name, task in asking.items():
+                answer = await task
+                if isinstance(answer, Granted):
+                    agents[name].permit = answer.permit
+                    del left[name]
+                else:
+                    assert answer.status == 503, answer
+                    if name in self.once:
+                        del left[name]
+            has = sum((agent.permit or NOTHING for agent in agents.values()), NOTHING)
+            assert not has.exceeds(LIMIT), has
+
+
+Fault = Callable[[Process, int, str], None]
+
+
+def killed_before(process: Process, number: int, what: str) -> None:
+    process.alive = False
+    raise Killed
+
+
+def lost(process: Process, number: int, what: str) -> None:
+    raise ApiError(0, "NoAnswer", "the answer is lost")
+
+
+def refused(process: Process, number: int, what: str) -> None:
+    raise ApiError(503, "", "the server is busy")
+
+
+@pytest.mark.parametrize(
+    ("when", "fault"),
+    [("before", killed_before), ("after", killed_before), ("before", lost), ("after", lost), ("before", refused)],
+    ids=["killed before", "killed after", "never sent", "answer lost", "refused"],
+)
+def test_no_node_gives_more_than_it_has_whichever_write_goes_wrong(when: str, fault: Fault) -> None:
+    at, is_there = 0, True
+    while is_there:
+        kube = FakeKube()
+        with closing(KubernetesStore(FakeClient(kube))) as store:  # type: ignore[arg-type]
+            for name in ("a", "b"):
+                running(store, machine(name))
+        agents, steps, writes = {name: Agent(name) for name in ("a", "b")}, [*STEPS], 0
+        for number in range(2):
+            process = Process(kube, number)
+
+            def meddle(count: int, what: str, process: Process = process, at: int = at) -> None:
+                nonlocal writes
+                if not process.alive:
+                    raise Killed
+                if what.endswith("/status"):
+                    writes += 1
+                    if writes == at + 1:
+                        fault(process, count, what)
+
+            setattr(process.client, when, meddle)
+            with closing(process.store), suppress(Killed):
+                asyncio.run(process.course(agents, steps))
+            if not steps:
+                break
+        assert steps == []
+        judged(kube)
+        is_there, at = writes > at, at + 1
+    assert at > 8, "of so many writes each"
+
+
+def test_a_write_that_arrives_late_takes_nothing_from_those_who_were_answered_since() -> None:
+    """Its answer is lost, and for a while nobody can look what became of it."""
+    kube = FakeKube()
+    with closing(KubernetesStore(FakeClient(kube))) as store:  # type: ignore[arg-type]
+        for name in ("a", "b"):
+            running(store, machine(name))
+    process, late = Process(kube, 0), list[tuple[str, Object]]()
+    replace, get, cut = process.client.replace, process.client.get, threading.Event()
+
+    def replaced(path: str, body: Object) -> Object:
+        if cut.is_set() or (not late and path.endswith("/a/status") and body["status"]["permitted"]["cpus"] == "6"):
+            if not late:
+                late.append((path, body))
+                cut.set()
+                threading.Timer(0.3, cut.clear).start()
+            raise ApiError(0, "NoAnswer", "the answer is lost")
+        return replace(path, body)
+
+    def got(path: str, params: Any = None) -> Object:
+        if cut.is_set():
+            raise ApiError(0, "NoAnswer", "no answer")
+        return get(path, params)
+
+    process.client.replace, process.client.get = replaced, got  # type: ignore[method-assign]
+    agents = {name: Agent(name) for name in ("a", "b")}
+    process.once = {"a"}
+    with closing(process.store):
+        asyncio.run(process.course(agents, [STEPS[0], {"a": amounts(6000, 4)}, {"b": amounts(7000, 8)}]))
+    with pytest.raises(ApiError, match="modified"):
+        kube.replace(*late[0])
+    judged(kube)
+    assert agents["b"].permit == amounts(7000, 8)
