@@ -8,12 +8,14 @@ three requests a second.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 log = logging.getLogger(__name__)
@@ -31,6 +33,8 @@ TRIES = 5
 """Wrong tokens from one address, one after the other; then one more each REFILL_SECONDS."""
 REFILL_SECONDS = 3.0
 MOST_ADDRESSES = 4096
+MOST_WAITING = 48
+"""Of 256 connections: health, by which the kubelet judges the controller, is to be asked for through the others."""
 KNOWN_SECONDS = 300.0
 """A token that was good so long ago may be asked about however many wrong ones come from the same address."""
 
@@ -90,6 +94,27 @@ def may(post: Post, user: Mapping[str, Any], what: Object) -> bool:
     }
     asked = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": {**who, **what}}
     return _map(post(ACCESS, asked).get("status")).get("allowed") is True
+
+
+class Asking:
+    """So many questions at once and no more, in threads: the API server may take long, and whoever waits for it has a
+    connection of the door. Of one event loop."""
+
+    def __init__(self, guard: Guard, threads: ThreadPoolExecutor) -> None:
+        self._guard = guard
+        self._threads = threads
+        self._waiting = 0
+
+    async def status(self, token: str | None, address: str, path: str | None = None) -> int:
+        """As of ``Guard``; 503 as well where too many wait."""
+        if self._waiting >= MOST_WAITING:
+            return 503
+        self._waiting += 1
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._threads, self._guard.status, token, address, path)
+        finally:
+            self._waiting -= 1
 
 
 class Judge(Protocol):

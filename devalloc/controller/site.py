@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from devalloc.controller.access import REFILL_SECONDS, Guard, Judge
+from devalloc.controller.access import REFILL_SECONDS, Asking, Guard, Judge
 from devalloc.controller.http import Bounds, Door, Response, bearer
 
 log = logging.getLogger(__name__)
@@ -62,20 +62,20 @@ class Site:
         that ``tls`` was made of, to be read again when they change. ``on_ready``: told host and port in the site's
         thread."""
         self._pages = dict(pages)
-        self._guard = None if access is None else Guard(access, "/")
         self._at = host, port
         self._tls = tls
         self._certificate = certificate
         self._on_ready = on_ready
         # Apart from the loop's own threads: what pages do there must not keep tokens from being looked at.
-        self._asking = ThreadPoolExecutor(4, "access")
+        self._threads = ThreadPoolExecutor(4, "access")
+        self._asking = None if access is None else Asking(Guard(access, "/"), self._threads)
 
     def run(self, stop: threading.Event) -> None:
         """Serve until ``stop`` is set. Raises OSError where it cannot listen."""
         try:
             asyncio.run(self._run(stop))
         finally:
-            self._asking.shutdown(wait=False, cancel_futures=True)
+            self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self, stop: threading.Event) -> None:
         door = Door(self._respond, Bounds(connections=256))
@@ -105,11 +105,8 @@ class Site:
             return Response(404, b"there is nothing here", headers=_SAFE)
         if request.method not in page.methods:
             return Response(405, b"must be GET", headers={**_SAFE, "Allow": ", ".join(sorted(page.methods))})
-        if not page.is_open and self._guard is not None:
-            loop = asyncio.get_running_loop()
-            status = await loop.run_in_executor(
-                self._asking, self._guard.status, bearer(request), request.remote or "", request.path
-            )
+        if not page.is_open and self._asking is not None:
+            status = await self._asking.status(bearer(request), request.remote or "", request.path)
             if status != 200:
                 asked = {"WWW-Authenticate": 'Bearer realm="devalloc"'} if status == 401 else {}
                 asked |= {"Retry-After": str(int(REFILL_SECONDS))} if status == 429 else {}

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from aiohttp import web
 
-from devalloc.controller.access import REFILL_SECONDS, Guard, Judge
+from devalloc.controller.access import REFILL_SECONDS, Asking, Guard, Judge
 from devalloc.controller.http import Response, read_some
 from devalloc.controller.page import login, render
 from devalloc.controller.page.html import Markup
@@ -34,6 +34,9 @@ _STATIC = {
     "icon.svg": "image/svg+xml",
 }
 FORM_SECONDS = 5.0
+MOST_FORMS = 16
+"""Forms that are read at once: whoever sends many slowly must not have all connections of the door, through which the
+kubelet asks how the controller is."""
 SMALL = 1024
 """Bytes that are not worth packing."""
 HEADERS = {
@@ -53,10 +56,12 @@ class Pages:
     def __init__(self, store: Store, access: Judge, *, beside: Store | None = None, hint: Markup | None = None) -> None:
         """``beside``: as of ``Sight``. ``hint``: how those who have no token get one."""
         self._sight = Sight(store, beside)
-        self._guard = Guard(access, PATH)
         self._hint = hint
+        self._forms = 0
+        """That are being read. Of the event loop alone."""
         # Apart from the loop's own threads, which others wait for
         self._work = ThreadPoolExecutor(4, "page")
+        self._asking = Asking(Guard(access, PATH), self._work)
 
     def mounted(self) -> Mapping[str, Page]:
         """By path. They look at tokens themselves, because browsers cannot send headers."""
@@ -100,14 +105,20 @@ class Pages:
         return await self._off(self._shown, request, asked, path == "")
 
     async def _login(self, request: web.BaseRequest) -> Response:
-        token = login.token_in(await read_some(request, login.MAX_FORM, FORM_SECONDS))
+        if self._forms >= MOST_FORMS:
+            return self._form(429)
+        self._forms += 1
+        try:
+            token = login.token_in(await read_some(request, login.MAX_FORM, FORM_SECONDS))
+        finally:
+            self._forms -= 1
         status = 401 if token is None else await self._status(request, token)
         if token is not None and status == 200:
             return _moved("./", login.kept(request, token))
         return self._form(status)
 
     async def _status(self, request: web.BaseRequest, token: str | None) -> int:
-        return await self._off(self._guard.status, token, request.remote or "")
+        return await self._asking.status(token, request.remote or "")
 
     def _shown(self, request: web.BaseRequest, asked: Asked, is_page: bool) -> Response:
         try:

@@ -87,7 +87,7 @@ def login_form(status: int, hint: Markup | None) -> Markup:
     said = {
         401: "This token is not known, or it is no longer valid.",
         403: "You are known, and may not see this page: ask for a role that allows get of the path /devalloc/.",
-        429: "Too many wrong tokens. Wait some seconds, then try again.",
+        429: "Too many wrong tokens, or too many who sign in. Wait some seconds, then try again.",
         503: "Whether you may see this page cannot be told now: the API server does not answer. Try again.",
     }.get(status)
     return tag(

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import gzip
 import logging
+import socket
+import threading
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
@@ -17,7 +21,7 @@ from devalloc.controller import access
 from devalloc.controller.allocate import Allocator
 from devalloc.controller.certificate import self_signed
 from devalloc.controller.overview import Overview, overview
-from devalloc.controller.page import login
+from devalloc.controller.page import login, pages
 from devalloc.controller.page.html import tag
 from devalloc.controller.page.parts import Asked
 from devalloc.controller.page.render import MAX_ROWS, page, view
@@ -341,6 +345,40 @@ def test_each_answer_has_its_policy(store: SQLiteStore) -> None:
         root = url.removesuffix("devalloc/")
         assert ask(root)[1]["Location"] == ask(root, "devalloc")[1]["Location"] == "devalloc/"
         assert ask(root, "elsewhere")[0] == 404
+
+
+def test_who_sends_forms_slowly_keeps_nobody_else_out(store: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More of them than there are connections."""
+    monkeypatch.setattr(pages, "FORM_SECONDS", 60.0)
+    with served(store) as url, ExitStack() as opened:
+        place = urlsplit(url)
+        for _ in range(300):
+            line = opened.enter_context(socket.create_connection((place.hostname or "", place.port or 0)))
+            with suppress(OSError):
+                line.send(b"POST /devalloc/login HTTP/1.1\r\nHost: h\r\nContent-Length: 99\r\n\r\ntoken=")
+        assert ask(url, "view", **BEARER)[0] == 200
+        assert ask(url.removesuffix("devalloc/"))[0] == 303
+        assert ask(url, "login", method="POST", body=f"token={TOKEN}")[0] == 429
+
+
+def test_while_nobody_can_tell_who_somebody_is_others_are_answered(store: SQLiteStore) -> None:
+    """Health, that is: the API server hangs, and all who ask for the page wait for it."""
+    told = threading.Event()
+
+    class Hanging:
+        def status(self, token: str | None, path: str) -> int:
+            assert told.wait(60)
+            return 200
+
+    with served(store, Hanging()) as url, ExitStack() as opened:
+        opened.callback(told.set)
+        place = urlsplit(url)
+        for _ in range(300):
+            line = opened.enter_context(socket.create_connection((place.hostname or "", place.port or 0)))
+            with suppress(OSError):
+                line.send(f"GET /devalloc/ HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
+        assert ask(url.removesuffix("devalloc/"))[0] == 303
+        assert ask(url, "view", **BEARER)[0] == 503
 
 
 class Sometimes:
