@@ -172,10 +172,18 @@ def _version_flags() -> str:
 
 
 if __name__ == "__main__":
+    from deploy.images import layers
+    from deploy.images.contents import contents
+    from tests.support import kube_images, kube_runc
     from tests.support.kube_node import why_not
 
+    def images(progress: Progress) -> list[Path]:
+        """The layers of the images that are shipped."""
+        found = contents()
+        return [layer for image in found.images.values() for layer in layers.layers(image, found, progress)]
+
     try:
-        of_a_node = () if why_not() else (runtime_binaries,)
+        of_a_node = () if why_not() else (runtime_binaries, kube_runc.runc, kube_images.archive, images)
         for built in (binaries, kubectl, helm, node_binaries, *of_a_node):
             print(built(lambda line: print(line, file=sys.stderr)))
     except Unavailable as reason:
