@@ -300,11 +300,14 @@ def test_two_instances_side_by_side_do_not_write_in_turns(api: Cluster, tmp_path
             one.set(pools)
         for one in (old, new):
             assert one.wait(lambda published: published.slices > 0 and published.error is None, SECONDS)
-        time.sleep(0.5)
-        before = slices(api)
-        assert old.published.slices == len(before)
-        time.sleep(1.5)
-        assert slices(api) == before
+
+        def nobody_writes() -> bool:
+            before = slices(api)
+            time.sleep(1.5)
+            return slices(api) == before
+
+        until(nobody_writes, "both are content with what is there", told=lambda: (old.published, new.published))
+        assert old.published.slices == len(slices(api))
 
 
 # -- rights ------------------------------------------------------------------------------------------------------------

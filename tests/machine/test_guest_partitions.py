@@ -267,7 +267,9 @@ def bed_of(host: Host, limit: Has) -> Iterator[Bed]:
         guest.check(PREPARE)
         guest.check(scaled_guest.start(HOST, *MONITOR))
         until(gauges_are_served, "the monitor runs", PATIENCE, told=host.log)
-        watcher = stack.enter_context(closing(Watcher(host.folder / "store.db", folder / "cuts", "web", limit, DEVICE)))
+        pid = host.status()["pid"]
+        watcher = Watcher(host.folder / "store.db", folder / "cuts", "web", limit, DEVICE, pid)
+        stack.enter_context(closing(watcher))
         rival = stack.enter_context(closing(Rival(server, limit)))
         yield Bed(host, server, between, watcher, rival, guest, plugin, process)
 

@@ -45,9 +45,14 @@ def opened(image: Image, **more: Any) -> Pool:
 
 def there_is() -> tuple[Snapshot, set[Path], list[str]]:
     """On this host, of a pool and its machines: also cgroups and processes, which are not of the bed alone."""
-    words = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
-    machines = [line.decode(errors="replace") for line in words if f"guest={PREFIX}-".encode() in line]
-    return snapshot(), {*Path("/sys/fs/cgroup").glob(f"**/devalloc/{PREFIX}-*")}, machines
+    machines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended meanwhile
+            if f"guest={PREFIX}-".encode() in (line := path.read_bytes()):
+                machines.append(line.decode(errors="replace"))
+    # Not those below all others: cgroups come and go beside this.
+    places = (Path("/sys/fs/cgroup").glob(f"{above}devalloc/{PREFIX}-*") for above in ("", "*/"))
+    return snapshot(), {group for found in places for group in found}, machines
 
 
 def in_a_bed_that_had_one(image: Image, body: Callable[[], None]) -> None:
@@ -166,7 +171,7 @@ def test_machines_that_wait_no_more_by_the_next_plugins_config_are_ended_too(ope
                 os._exit(0)
         os.waitpid(child, 0)
         assert len(there_is()[2]) == 2
-        pool = warm_bed.opened(prefix=PREFIX)
+        pool = warm_bed.opened_after_a_kill(lambda: warm_bed.opened(prefix=PREFIX))
         assert pool.status().ready == 0
         (taken,) = pool.status().taken
         assert told(taken.setup, "query-status")["status"] == "prelaunch"
@@ -198,7 +203,7 @@ def test_kill_9_at_any_moment_leaves_no_machine_but_those_that_somebody_has(open
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
 
-            pool = opened(open_image)
+            pool = warm_bed.opened_after_a_kill(lambda: opened(open_image))
             for taken in pool.status().taken:
                 if told(taken.setup, "query-status")["status"] == "running":
                     told(taken.setup, "quit")

@@ -26,7 +26,7 @@ from devalloc_node.warm.keeping import Keeper
 from devalloc_node.warm.setup import Setup
 from tests.support import warm_bed
 from tests.support.gates import HOWS, KILLS, Gate
-from tests.support.warm_bed import NAMESPACES, RUN, forked, in_a_bed, opened, snapshot, soon
+from tests.support.warm_bed import NAMESPACES, RUN, forked, in_a_bed, opened, opened_after_a_kill, snapshot, soon
 
 pytestmark = warm_bed.needs_root
 
@@ -358,7 +358,7 @@ def test_a_plugin_that_is_killed_at_any_moment_of_filling_leaves_nothing_and_for
             taken = {name for what, name in told if what == "taken"}
             asked_back = {name for what, name in told if what == "returning"}
 
-            pool = opened()
+            pool = opened_after_a_kill()
             still = {each.setup.id: each.setup for each in pool.status().taken}
             assert taken - asked_back <= still.keys(), "what was told to be taken stays so"
             for setup in still.values():

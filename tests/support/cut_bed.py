@@ -185,10 +185,12 @@ class Watcher:
     machine: str
     limit: Has
     device: str
+    pid: int
+    """QEMU's."""
     wrong: list[str] = field(default_factory=list)
     looks: int = 0
     has: Has = Has(0, 0)
-    """What QEMU had when it was last asked."""
+    """What QEMU had when it was last asked. Of CPUs that a guest keeps it has as much as its cgroup lets it."""
     frozen: bool = False
     """QEMU was stopped, and so has what it had."""
 
@@ -230,8 +232,9 @@ class Watcher:
         memory = self._monitor.execute("query-memory-size-summary")
         there = self._monitor.execute("qom-list", path="/machine/peripheral")
         after = self.permits().get(self.machine)
+        vcpus = sum(slot["vcpus-count"] for slot in slots if "qom-path" in slot)
         self.has = Has(
-            sum(slot["vcpus-count"] for slot in slots if "qom-path" in slot),
+            min(vcpus, quota) if (quota := cpu_quota(self.pid)) is not None else vcpus,
             memory["base-memory"] + memory.get("plugged-memory", 0),
         )
         if before is not None and after is not None and self.has.exceeds(before.most(after)):
@@ -247,6 +250,21 @@ class Watcher:
         cpus, memory = sum(p.cpus for p in permits.values()), sum(p.memory for p in permits.values())
         if Has(cpus, memory).exceeds(self.limit):
             self.wrong.append(f"{permits} are permitted of {self.limit}")
+
+
+def cpu_quota(pid: int) -> float | None:
+    """CPUs that a process may use; None where its cgroup, of either version, does not say."""
+    groups = dict(line.split(":", 2)[1:] for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines())
+    for controllers, path in groups.items():
+        if "cpu" in controllers.split(","):
+            folder = Path("/sys/fs/cgroup", controllers + path)
+            if not (folder / "cpu.cfs_quota_us").exists():
+                return None
+            quota, period = (int((folder / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+            return None if quota < 0 else quota / period
+    limit = Path("/sys/fs/cgroup" + groups.get("", "/")) / "cpu.max"
+    quota, period = limit.read_text().split() if limit.exists() else ("max", "1")
+    return None if quota == "max" else int(quota) / int(period)
 
 
 def _is_given(status: Mapping[str, Any]) -> bool:

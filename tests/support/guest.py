@@ -33,6 +33,8 @@ while :; do
   read -r mark text <&3 || exit
 done
 """
+PATIENCE = 300.0
+"""Seconds for a command: an emulated CPU on a busy machine may take a hundred times as long as on a quiet one."""
 LONGEST_COMMAND = 2800
 """Bytes: what the line discipline of a serial port holds as one line, less base64."""
 
@@ -74,7 +76,7 @@ class Guest:
         # has no part to lose, and ends that.
         self._socket.sendall(b"\n")
 
-    def run(self, command: str, *, seconds: float = 120) -> Answer:
+    def run(self, command: str, *, seconds: float = PATIENCE) -> Answer:
         """Run a command of sh in the guest. Raises GuestGone, or TimeoutError with what it had printed."""
         encoded = command.encode()
         if len(encoded) > LONGEST_COMMAND:
@@ -89,13 +91,13 @@ class Guest:
             lines.pop()
         return Answer(int(line.split()[2]), "\n".join(lines))
 
-    def check(self, command: str, *, seconds: float = 120) -> str:
+    def check(self, command: str, *, seconds: float = PATIENCE) -> str:
         """The output of a command that must succeed; AssertionError with all it said."""
         answer = self.run(command, seconds=seconds)
         assert answer.status == 0, f"in the guest, {command!r} ended with {answer.status}:\n{answer.output}"
         return answer.output
 
-    def until(self, command: str, *, seconds: float = 120) -> str:
+    def until(self, command: str, *, seconds: float = PATIENCE) -> str:
         """Run a command again and again until it succeeds; its output then. Raises TimeoutError with its last words."""
         deadline = time.monotonic() + seconds
         while True:

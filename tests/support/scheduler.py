@@ -34,11 +34,17 @@ is to be short, so that no worker is left with nothing to do.
 
 (Marks for `--dist loadgroup` would say the same, but are not seen with pytest 9.2.)
 """
+TIERS = ("tests/machine/", "tests/cluster/")
+SECONDS = 900
+"""For one of their tests: some start a cluster or boot a host for those after them, beside three other workers."""
 _GROUPS = {module: why for why, modules in LONGEST_FIRST.items() for module in modules}
 _ORDER = {module: number for number, module in enumerate(_GROUPS)}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.startswith(TIERS) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SECONDS))
     items.sort(key=lambda item: _ORDER.get(_module(item.nodeid), len(_ORDER)))
 
 

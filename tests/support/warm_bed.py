@@ -20,11 +20,13 @@ from typing import Any, NoReturn
 import pytest
 
 from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied
 from devalloc_node.warm import network, parts
 from devalloc_node.warm.pool import Pool
 from devalloc_node.warm.records import Records
 from devalloc_node.warm.setup import WarmConfig
 from tests.support.gates import Gate
+from tests.support.waiting import until
 
 BOOT = "boot-1"
 NAMESPACES, RUN = Path("/run/netns"), Path("/run/devalloc/warm")
@@ -66,6 +68,23 @@ def opened(**more: Any) -> Pool:
     pool = Pool(config(**more), BOOT)
     pool.open()
     return pool
+
+
+def opened_after_a_kill(make: Callable[[], Pool] = opened) -> Pool:
+    """What a killed plugin had just forked holds its lock until it is another program; a plugin waits for that, too
+    (`devalloc_node.takeover`)."""
+
+    def pool() -> Pool | None:
+        try:
+            return make()
+        except Denied as error:
+            if error.code != "PoolInUse":
+                raise
+            return None
+
+    found = until(pool, "nobody has the pool any more")
+    assert found is not None
+    return found
 
 
 def soon() -> Deadline:
