@@ -75,6 +75,11 @@ class Process:
                     env=self.version.environment(),
                 )
 
+    @property
+    def pid(self) -> int | None:
+        """Of the one that was started last."""
+        return None if self._process is None else self._process.pid
+
     def signal(self, number: int) -> None:
         """Send it, where it runs."""
         with self._lock:
