@@ -22,6 +22,7 @@ from tests.support.controllers import DEVMGMT, LEASE, Process, leads
 from tests.support.fakehost import FakeHost
 from tests.support.faketree import memory_folder
 from tests.support.go_build import Progress, Unavailable
+from tests.support.hosts import machine
 from tests.support.kube import Cluster, running
 from tests.support.kube_plugin import Bed, plugin_bed
 from tests.support.previous import PRESENT, Version, previous
@@ -30,7 +31,8 @@ from tests.support.waiting import until
 Object = dict[str, Any]
 NODE = "upgrade-node"
 CLAIMS = f"{DEVMGMT}/namespaces/default/deviceclaims"
-KINDS = ("deviceclaims", "devicepools", "deviceclasses")
+MACHINES = "/apis/devalloc.io/v1alpha1"
+KINDS = {"deviceclaims": DEVMGMT, "devicepools": DEVMGMT, "deviceclasses": DEVMGMT, "virtualmachines": MACHINES}
 GPUS = ("0000:01:00.0", "0000:02:00.0", "0000:03:00.0", "0000:04:00.0")
 INSTALLED = {
     "apps/v1": ("deployments", "daemonsets"),
@@ -79,10 +81,10 @@ def installed(cluster: Cluster) -> dict[str, Object]:
 def stored(cluster: Cluster) -> dict[str, Object]:
     """By path all that was written by users, controllers and nodes."""
     found = {}
-    for kind in KINDS:
-        for one in cluster.get(f"{DEVMGMT}/{kind}").content["items"]:
+    for kind, group in KINDS.items():
+        for one in cluster.get(f"{group}/{kind}").content["items"]:
             where = f"/namespaces/{one['metadata']['namespace']}" if "namespace" in one["metadata"] else ""
-            found[f"{DEVMGMT}{where}/{kind}/{one['metadata']['name']}"] = one
+            found[f"{group}{where}/{kind}/{one['metadata']['name']}"] = one
     return found
 
 
@@ -171,6 +173,12 @@ class World:
         found = self.cluster.get(f"{CLAIMS}/{name}").content["metadata"].get("annotations", {})
         return str(found.get(meta.REASON, ""))
 
+    def told(self, name: str) -> list[Object]:
+        """The conditions of a machine."""
+        path = f"{MACHINES}/namespaces/default/virtualmachines/{name}"
+        found: list[Object] = self.cluster.get(path).content.get("status", {}).get("conditions", [])
+        return found
+
     @contextmanager
     def node(self) -> Iterator[NodeStub]:
         with grpc.insecure_channel(f"unix:{self.bed.state / 'node.sock'}") as channel:
@@ -230,8 +238,10 @@ def test_each_part_works_beside_parts_of_the_other_version_and_after_them(cluste
     world.claim("one")
     world.claim("pair-1", "pair-2", group="pair")
     world.claim("big", count=9)
+    assert cluster.create(f"{MACHINES}/namespaces/default/virtualmachines", machine("web", "2", "2Gi", "big")).ok
     world.given("one", "pair-1", "pair-2")
     until(lambda: world.refused("big"), "what is too big is refused")
+    until(lambda: world.told("web"), "and what waits for it is told so")
     world.prepare("one")
 
     # This version is installed; what runs is still the release before.
