@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import threading
 import time
 import urllib.error
@@ -18,6 +19,7 @@ from devalloc.controller import leading
 from devalloc.controller.cluster import Cluster as Controller
 from devalloc.controller.cluster import ClusterSettings
 from devalloc.controller.lease import Lost
+from devalloc.controller.release import release
 from devalloc.controller.seal import seal
 from devalloc.store.kubernetes import ApiError, Client
 from devalloc.store.kubernetes.doubts import Doubts
@@ -357,6 +359,40 @@ def test_what_a_crashed_node_had_stays_its_own_until_its_finalizer_is_gone(clust
         until(lambda: holders(cluster) == {"next": ("p/d0",)}, "now somebody does")
 
 
+def test_what_is_left_of_a_node_that_is_gone_for_good_is_freed_as_documented(
+    cluster: Cluster, progress: Progress
+) -> None:
+    """Its Node was deleted, so Kubernetes deletes its pools; nobody is there who would let go. docs/controller.md."""
+    kubectl = [kube_build.kubectl(progress), f"--kubeconfig={cluster.kubeconfig('admin')}"]
+    create(cluster, gpu_pool("p", devices=2, node="gone"), host("gone", cpus=2))
+    create(cluster, gpu_claim("left"), gpu_claim("moves"), machine("vm", "1", "1Gi", "left"))
+    with controlling(cluster) as (controller, _):
+        until(lambda: holders(cluster).keys() == {"left", "moves"}, "they have its devices")
+        for path in (f"{CLAIMS}/left", f"{CLAIMS}/moves", f"{MACHINES}/vm"):
+            until(lambda path=path: has_by_node(cluster, path, "gone"), "the node has it")
+        for pool in ("p", "gone-host"):
+            assert cluster.delete(f"{POOLS}/{pool}").ok
+        create(cluster, gpu_pool("q", devices=1, node="other"))
+        until(lambda: ("left", "Warning", "DeviceLost") in events(cluster), "it is told")
+        for kind, path in (("dclaim", f"{CLAIMS}/left"), ("vmachine", f"{MACHINES}/vm")):
+            assert cluster.delete(path).ok
+            assert "deletionTimestamp" in cluster.get(path).content["metadata"], "it stays"
+            patch = [*kubectl, "patch", kind, path.rpartition("/")[2], "--type=merge"]
+            subprocess.run([*patch, "-p", '{"metadata":{"finalizers":null}}'], check=True, capture_output=True)
+            assert cluster.get(path).status == 404
+        assert release(controller.store, "default", "moves", abandon=True) == "released"
+        until(lambda: holders(cluster) == {"moves": ("q/d0",)}, "it has a device of a node that is there")
+
+
+def has_by_node(cluster: Cluster, path: str, node: str) -> bool:
+    """A node notes that it has something of a claim or machine."""
+    found = cluster.get(path).content
+    noted = {**found["metadata"].get("annotations", {}), "devalloc.io/prepared-on": node}
+    return cluster.replace(
+        path, {**found, "metadata": {**found["metadata"], "finalizers": [PREPARED], "annotations": noted}}
+    ).ok
+
+
 def test_it_goes_on_when_the_api_server_comes_back(cluster: Cluster) -> None:
     """Which has forgotten what its watches were to tell: they begin anew."""
     create(cluster, gpu_pool("p", devices=2), gpu_claim("a"))
@@ -368,6 +404,11 @@ def test_it_goes_on_when_the_api_server_comes_back(cluster: Cluster) -> None:
         cluster.server.start(cluster)
         create(cluster, gpu_claim("b"))
         until(lambda: "b" in holders(cluster), "it answers again")
+        assert cluster.keeper is not None
+        cluster.keeper.kill()
+        cluster.keeper.start(cluster)
+        create(cluster, gpu_claim("c"))
+        until(lambda: not unanswered(cluster), "etcd was restarted, and it answers again")
         assert controller.controller.state == "leading"
 
 

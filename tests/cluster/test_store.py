@@ -21,6 +21,7 @@ from devalloc.api.kinds import KINDS
 from devalloc.api.meta import TRANSACTION
 from devalloc.store import Change, Conflict, EventType, Key, NotFound, StoreError, Unavailable, Unknown
 from devalloc.store.kubernetes import NAMESPACE, ApiError, Client, KubernetesStore, transaction, writing
+from devalloc.store.kubernetes import client as client_module
 from devalloc.store.kubernetes.underway import RECORDS
 from tests.support import kube_build, kube_crds
 from tests.support.cluster_contract import *  # noqa: F403
@@ -160,9 +161,15 @@ class TestFaults:
             until(lambda: known == truth(store, client))
 
     def test_a_server_that_was_killed_and_forgot_is_read_anew(
-        self, store: KubernetesStore, client: Client, own_cluster: Cluster, cut: tuple[CutProxy, Client]
+        self,
+        store: KubernetesStore,
+        client: Client,
+        own_cluster: Cluster,
+        cut: tuple[CutProxy, Client],
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
-        """A watch cannot resume from what the new server does not remember (410)."""
+        """A watch cannot resume from what neither the new server nor etcd remembers (410)."""
+        caplog.set_level("INFO", "devalloc")
         server = own_cluster.server
         assert server is not None
         for name in "ab":
@@ -175,6 +182,7 @@ class TestFaults:
             store.delete("DeviceClaim", "default", "a")
             for number in range(3):
                 store.create(claim(f"n{number}"))
+            own_cluster.compact()
             server.kill()
             with pytest.raises(StoreError):
                 store.create(claim("lost"))
@@ -184,9 +192,44 @@ class TestFaults:
             assert len(expected) == 4
             until(lambda: known == expected)
             assert away.identity() == identity
+            gone = [record for record in caplog.records if "too old" in record.message]
+            assert gone, "it was told 410"
         until(lambda: store.silent_seconds == 0)
         after = store.create(claim("after"))
         assert store.commit([Change(Key.of(after), after["metadata"]["resourceVersion"], {"podNames": ["x"]})])
+
+    def test_of_what_etcd_forgets_between_two_pages_nothing_is_lost(
+        self, store: KubernetesStore, own_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nor between two kinds, which are read as of one moment."""
+        for number in range(5):
+            store.create(claim(f"n{number}"))
+        monkeypatch.setattr(client_module, "PAGE", 2)
+        forgotten: list[str] = []
+
+        class Slow(Client):
+            """After its first pages all that was is forgotten."""
+
+            def _request(self, verb: str, method: str, path: str, params: Any, *of: Any, **more: Any) -> Object:
+                done = super()._request(verb, method, path, params, *of, **more)
+                if verb == "list" and "deviceclaims" in path and not forgotten:
+                    forgotten.append(path)
+                    store.delete("DeviceClaim", "default", "n4")
+                    store.create(claim("late"))
+                    own_cluster.compact()
+                return done
+
+        with closing(KubernetesStore(Slow.connect(own_cluster.kubeconfig("admin")))) as mine:
+            until(lambda: listed(mine) == {"late", "n0", "n1", "n2", "n3"})
+            assert forgotten
+
+
+def listed(store: KubernetesStore) -> set[str]:
+    """The names of the claims, once they can be read; asked again as a controller does."""
+    with suppress(StoreError):
+        objects = store.list(["DeviceClaim", "DevicePool"]).objects
+        return {obj["metadata"]["name"] for obj in objects if obj["kind"] == "DeviceClaim"}
+    return set()
 
 
 class Lossy(Client):
