@@ -384,6 +384,30 @@ def test_what_is_left_of_a_node_that_is_gone_for_good_is_freed_as_documented(
         until(lambda: holders(cluster) == {"moves": ("q/d0",)}, "it has a device of a node that is there")
 
 
+def test_a_namespace_that_is_deleted_keeps_what_nodes_have_and_gives_back_the_rest(cluster: Cluster) -> None:
+    """As Kubernetes does it: nothing new can be made in it, Events included, and all its objects are deleted."""
+    space = "/api/v1/namespaces/doomed"
+    claims = f"{DEVMGMT}/namespaces/doomed/deviceclaims"
+    assert cluster.create("/api/v1/namespaces", {"kind": "Namespace", "metadata": {"name": "doomed"}}).ok
+    create(cluster, gpu_pool("p", devices=2))
+    with controlling(cluster):
+        for name in ("bound", "free"):
+            assert cluster.create(claims, gpu_claim(name, namespace="doomed")).ok
+        until(lambda: holders(cluster).keys() == {"bound", "free"}, "they have devices")
+        until(lambda: has_by_node(cluster, f"{claims}/bound", "n"), "a node has one of them")
+        assert cluster.delete(space).ok
+        create(cluster, gpu_claim("next", count=2))
+        for name in ("bound", "free"):
+            assert cluster.delete(f"{claims}/{name}").ok
+        until(lambda: available(cluster) == 1, "what no node has is free")
+        until(lambda: ("next", "Warning", "DevicesInUse") in events(cluster), "and the other device is not")
+        found = cluster.get(f"{claims}/bound").content
+        assert cluster.replace(f"{claims}/bound", {**found, "metadata": {**found["metadata"], "finalizers": []}}).ok
+        until(lambda: holders(cluster).keys() == {"next"}, "it is, when the node has let go")
+    spec = {"metadata": {"name": "doomed"}, "spec": {"finalizers": []}}
+    assert cluster.replace(f"{space}/finalize", {"apiVersion": "v1", "kind": "Namespace", **spec}).ok
+
+
 def has_by_node(cluster: Cluster, path: str, node: str) -> bool:
     """A node notes that it has something of a claim or machine."""
     found = cluster.get(path).content

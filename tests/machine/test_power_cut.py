@@ -1,4 +1,4 @@
-"""The power is cut while a claim is prepared. `make soak` cuts at every point; here it is one that leaves the most."""
+"""The power is cut while a claim is prepared: at a point that leaves the most. `make power-cuts` cuts at every one."""
 
 from __future__ import annotations
 
