@@ -38,8 +38,8 @@ _SAMPLE = re.compile(r"^(\w+)(?:\{([^}]*)\})? (\S+)$", re.MULTILINE)
     f"{SUBMITTERS} threads that create {CLAIMS} claims as fast as they can, for {', '.join(map(str, COUNTS))} devices "
     f"of {NODES} nodes with {DEVICES} each, published as pools. Times are from the first creation on; an answer is "
     "there when etcd has it. Requests are those of the controller, by its own count: two for each claim (annotations, "
-    "status), one for its Event, one for each pool whose availableDevices change. Memory is the resident set of its "
-    f"process. At most {MOST_RUNS} runs, each on a new server;",
+    "status), one for its Event, one for each pool whose availableDevices change. CPU and memory (resident set) are "
+    f"those of its process. At most {MOST_RUNS} runs, each on a new server;",
     packages=("kubernetes", "ortools"),
 )
 def controller(runs: int) -> Iterator[Row]:
@@ -78,30 +78,32 @@ def _measured(cluster: Cluster, process: Process, began: float) -> Measured:
     url = str(until(lambda: _address(process), "it listens", PATIENCE))
     until(lambda: _requests(url) and _pools_say(cluster) == NODES * DEVICES, "all pools are counted", PATIENCE)
 
-    def row(what: str, seconds: float, requests: float, claims: int) -> None:
+    def row(what: str, seconds: float, requests: float, claims: int, cpu: float = 0.0) -> None:
         memory = round(_metric(url, "process_resident_memory_bytes") / 2**20)
         per_claim = round(requests / claims, 2) if claims else 0.0
-        found[what] = seconds, {"API requests": requests, "per claim": per_claim, "memory, MiB": memory}
+        found[what] = seconds, {
+            "API requests": requests, "per claim": per_claim, "CPU, s": round(cpu, 2), "memory, MiB": memory,
+        }  # fmt: skip
 
-    row("start, until all pools say what is available", time.monotonic() - began, _requests(url), 0)
-    history, before, asked = History(cluster), _requests(url), time.monotonic()
+    row("start, until all pools say what is available", time.monotonic() - began, _requests(url), 0, _cpu(url))
+    history, before, asked, spent = History(cluster), _requests(url), time.monotonic(), _cpu(url)
     claims = [gpu_claim(f"c{number:04}", COUNTS[number % len(COUNTS)]) for number in range(CLAIMS)]
     _create(cluster, f"{DEVMGMT}/namespaces/default/deviceclaims", claims)
     submitted = time.monotonic() - asked
     until(lambda: len(history.answered()) >= CLAIMS, "every claim is answered", PATIENCE)
     answers = sorted(history.answered().values())
     _settle(lambda: _requests(url))
-    requests = _requests(url) - before
+    requests, cpu = _requests(url) - before, _cpu(url) - spent
     row("claims are submitted", submitted, 0, 0)
     row("first answer", answers[0] - asked, 0, 0)
-    row("last answer", answers[-1] - asked, requests, CLAIMS)
+    row("last answer", answers[-1] - asked, requests, CLAIMS, cpu)
     history.close()
     if wrong := history.judge().wrong:
         raise RuntimeError(f"this is a bug: {wrong[:3]}")
     _settle(lambda: _requests(url))
-    before, began = _requests(url), time.monotonic()
+    before, began, spent = _requests(url), time.monotonic(), _cpu(url)
     time.sleep(QUIET_SECONDS)
-    row("nothing happens", time.monotonic() - began, _requests(url) - before, 0)
+    row("nothing happens", time.monotonic() - began, _requests(url) - before, 0, _cpu(url) - spent)
     return found
 
 
@@ -148,6 +150,10 @@ def _metric(url: str, name: str) -> float:
 
 def _requests(url: str) -> float:
     return _metric(url, "devalloc_api_requests_total")
+
+
+def _cpu(url: str) -> float:
+    return _metric(url, "process_cpu_seconds_total")
 
 
 def _middle(values: Iterable[float]) -> float:
