@@ -27,6 +27,12 @@ class MemoryFolder(tempfile.TemporaryDirectory[str]):
         super().cleanup()
 
 
+def written(path: Path) -> str:
+    """What was written to a file that can be written only, which nobody but root can read."""
+    path.chmod(0o600)
+    return path.read_text()
+
+
 def memory_folder() -> MemoryFolder:
     """A temporary folder in memory where the machine has that: like sysfs, and much faster than a disk to fill."""
     return MemoryFolder(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None, ignore_cleanup_errors=True)

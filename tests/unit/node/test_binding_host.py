@@ -21,6 +21,7 @@ from devalloc_node.host.files import Files
 from devalloc_node.host.linux import LinuxHost
 from tests.support import cards
 from tests.support.fakesysfs import FakeSysfs
+from tests.support.faketree import written
 
 NIC = "0000:41:00.0"
 
@@ -102,12 +103,12 @@ class TestAKernelThatDoesNotAnswer:
         writer.join()
         assert not host.unanswered(NIC)
         host.write(unbind, NIC, soon())
-        assert (host.root / "sys" / unbind).read_text() == NIC
+        assert written(host.root / "sys" / unbind) == NIC
 
     def test_nothing_is_begun_too_late(self, host: LinuxHost) -> None:
         with pytest.raises(Failed, match="no time was left"):
             host.write("bus/pci/rescan", "1", Deadline.after(0))
-        assert (host.root / "sys/bus/pci/rescan").read_text() == ""
+        assert written(host.root / "sys/bus/pci/rescan") == ""
 
 
 class TestDeviceNodes:
@@ -251,7 +252,7 @@ def test_a_dry_run_tells_each_change_and_makes_none(host: LinuxHost) -> None:
         "would write 2 bytes to /var/run/cdi/x.json",
         "would remove /var/run/cdi/x.json",
     ]
-    assert (host.root / "sys/bus/pci/drivers_probe").read_text() == ""
+    assert written(host.root / "sys/bus/pci/drivers_probe") == ""
     assert dry.tree().sys is not None
 
 
