@@ -253,6 +253,8 @@ def test_a_machine_from_kubectl_apply_to_kubectl_delete(site: Site, kubectl: Kub
     assert columns(kubectl("get", "vmachine")) == shown
     assert [(each["type"], each["status"]) for each in began["conditions"]] == [("Placed", "True")]
     site.until(lambda: "Placed" in described(kubectl, "web"), "an Event says that it was placed")
+    writers = {each["manager"] for each in site.machine()["metadata"]["managedFields"]}
+    assert writers == {"kubectl-client-side-apply", "devalloc"}
 
     change(kubectl, {"cpu": {"use": 3}, "memory": {"use": "256Mi"}})
     site.until(lambda: site.status()["observed"] == {"cpus": "3", "memory": "256Mi"}, "it has grown while it runs")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from devalloc.store.kubernetes.apierror import ApiError
+from devalloc.version import VERSION
 
 CONNECTIONS = 32
 """Kept open: those of watches, and of writes side by side."""
@@ -41,7 +42,9 @@ def loaded(kubeconfig: Path | None) -> Any:
         (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, third),
         (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
     ]
-    return client.ApiClient(settings)
+    api = client.ApiClient(settings)
+    api.user_agent = f"devalloc/{VERSION}"  # what audit logs and managedFields call us
+    return api
 
 
 def no_credentials() -> tuple[type[Exception], ...]:
