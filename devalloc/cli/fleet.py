@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from devalloc.cli.columns import elapsed
 from devalloc.cli.output import Cell, Styled, lines, plain
 from devalloc.controller.overview import STATES, Counts, Overview
+from devalloc.controller.overview.words import many
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -64,7 +65,8 @@ def _numbers(found: Overview) -> tuple[str, str]:
     nodes = sum(bool(node.name) for node in found.nodes)
     both = f" ({counts.shared} of these are both)" if counts.shared else ""
     return (
-        f"{nodes} nodes, {found.cards} cards, {counts.devices} devices: {counts.available} available, "
+        f"{many(nodes, 'node')}, {many(found.cards, 'card')}, {many(counts.devices, 'device')}: "
+        f"{counts.available} available, "
         f"{counts.in_use} in use{both}, {counts.unavailable} unavailable, {counts.excluded} excluded.",
         f"Claims: {found.allocated} allocated, {found.pending} pending. Machines: {len(found.machines)}.",
     )

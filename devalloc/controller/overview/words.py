@@ -39,3 +39,8 @@ def mapping(value: object) -> Mapping[str, Any]:
 def mappings(value: object) -> list[Mapping[str, Any]]:
     """Of a list those entries that are as they should be."""
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def many(number: int, what: str) -> str:
+    """ "1 node", "2 nodes" """
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

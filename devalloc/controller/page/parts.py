@@ -58,10 +58,6 @@ def age(created: str) -> Child:
     return tag("time", created, datetime=created) if created else None
 
 
-def many(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
 def table(name: str, headers: Iterable[str], rows: Iterable[Markup]) -> Markup:
     return scrolled(tag("table", head(headers), tag("tbody", *rows), id=name))
 

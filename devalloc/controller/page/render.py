@@ -10,8 +10,9 @@ from collections.abc import Iterable
 
 from devalloc.controller.overview import Claim, Machine, Overview, Quota
 from devalloc.controller.overview.facts import users_text
+from devalloc.controller.overview.words import many
 from devalloc.controller.page.html import Markup, joined, tag
-from devalloc.controller.page.parts import MAX_SEARCH, Asked, age, amounts, has, many, more, name, none, table
+from devalloc.controller.page.parts import MAX_SEARCH, Asked, age, amounts, has, more, name, none, table
 from devalloc.controller.page.tree import nodes
 from devalloc.version import VERSION
 

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from devalloc.controller.overview import STATES, Card, Counts, Device, Node, Overview
+from devalloc.controller.overview.words import many
 from devalloc.controller.page.html import Child, Markup, tag
-from devalloc.controller.page.parts import Asked, cordoned, has, head, many, more, none, scrolled
+from devalloc.controller.page.parts import Asked, cordoned, has, head, more, none, scrolled
 from devalloc.controller.page.parts import name as head_of
 
 MAX_NODES = 1000
