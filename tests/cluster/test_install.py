@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from devalloc.cli.main import run
 from devalloc.install import remove
 from devalloc.install.kustomize import render
 from devalloc.install.manifests import Options, collection_of, manifests, path_of
+from devalloc.version import VERSION
 from tests.support import kube_build, kube_controllers
 from tests.support.go_build import Progress, Unavailable
 from tests.support.kube import Cluster, Processes, running
@@ -26,6 +29,7 @@ NODES = {
     name: {"devalloc.io/publish": name} if name != "slices" else {} for name in ("slices", "pools", "host", "none")
 }
 """By name their labels, which say what they are to publish."""
+RUNNING = ("Deployment", "DaemonSet")
 PODS = "/api/v1/namespaces/devalloc-system/pods"
 DAEMONSETS = "/apis/apps/v1/namespaces/devalloc-system/daemonsets"
 CLAIMS = "/apis/devmgmtproto.k8s.io/v1alpha1/namespaces/default/deviceclaims"
@@ -353,6 +357,31 @@ def test_somebody_elses_objects_and_fields_stay(devalloc: Install, kubectl: Kube
     (container,) = found["spec"]["template"]["spec"]["containers"]
     assert container["image"] == "registry.example.com/x/devalloc-controller:9.9"
     kubectl("delete", "clusterrole", "ours")
+
+
+def test_images_alone_go_back_as_the_guide_says(own: Cluster, devalloc: Install, kubectl: Kubectl) -> None:
+    def images() -> set[str]:
+        found = [own.get(path_of(one)).content for one in manifests(Options()) if one["kind"] in RUNNING]
+        return {one["spec"]["template"]["spec"]["containers"][0]["image"].rpartition(":")[2] for one in found}
+
+    guide = (ROOT / "docs/install.md").read_text()
+    (command,) = re.findall(r"kubectl -n devalloc-system (rollout undo .+)", guide)
+    for version in ("9.8", "9.9"):
+        devalloc("install", f"--version={version}")
+        for target in command.split()[2:]:
+            until(partial(_noted, own, target, version), f"{target} has been noted with images {version}")
+    kubectl("-n", "devalloc-system", *command.split())
+    assert images() == {"9.8"}
+    devalloc("install")
+    assert images() == {VERSION}
+
+
+def _noted(cluster: Cluster, target: str, version: str) -> bool:
+    """Whether there is something to go back to: a ReplicaSet or a ControllerRevision with that image."""
+    kind, _, name = target.partition("/")
+    plural = "replicasets" if kind == "deployment" else "controllerrevisions"
+    items = cluster.get(f"/apis/apps/v1/namespaces/devalloc-system/{plural}").content["items"]
+    return any(one["metadata"]["name"].startswith(f"{name}-") and f":{version}" in str(one) for one in items)
 
 
 # -- what is in use ----------------------------------------------------------------------------------------------------
