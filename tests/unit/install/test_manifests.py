@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from devalloc.cli.main import cli
 from devalloc.install import kustomize
 from devalloc.install import manifests as module
 from devalloc.install.manifests import PARTS, PUBLISH, Options, manifests, part_of, path_of
 from devalloc.version import VERSION
+from devalloc_node.kube import access
 
 ROOT = Path(__file__).parents[3]
+UNITS = ROOT / "deploy" / "node" / "systemd"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
@@ -270,3 +274,25 @@ def test_what_is_not_known_of_kustomize_is_an_error(text: str, what: str, tmp_pa
     (tmp_path / "kustomization.yaml").write_text(f"resources: [a.yaml]\n{text}\n")
     with pytest.raises(ValueError, match=what):
         kustomize.render(tmp_path)
+
+
+# -- services of hosts -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("unit", sorted(UNITS.iterdir()), ids=lambda path: path.stem)
+def test_a_service_of_a_host_calls_the_command_as_it_is(unit: Path) -> None:
+    lines = dict(line.split("=", 1) for line in unit.read_text().splitlines() if line.startswith("Exec"))
+    called = [line.split() for line in lines.values() if "/devalloc " in line]
+    assert called
+    for program, *words in called:
+        assert program == "/opt/devalloc/bin/devalloc"
+        assert CliRunner().invoke(cli, [*words, "--help"]).exit_code == 0, "help is shown where each option is known"
+        assert CliRunner().invoke(cli, [*words, "--no-such-option", "--help"]).exit_code == 2
+
+
+def test_a_service_of_a_host_finds_what_the_pod_beside_it_keeps() -> None:
+    (container,) = pods(Options())["devalloc-node-host"]["containers"]
+    _, folder, _ = container["args"]
+    unit = (UNITS / "devalloc-node.service").read_text()
+    assert f"--kubeconfig {folder}/{access.KUBECONFIG} " in unit
+    assert f"EnvironmentFile=-{folder}/{access.ENVIRONMENT}\n" in unit
