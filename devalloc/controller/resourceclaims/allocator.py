@@ -19,6 +19,7 @@ from itertools import count
 from typing import Any
 
 from devalloc.api import meta
+from devalloc.controller.resourceclaims.kinds import CLAIMS, KINDS, NAMES, OPTIONAL
 from devalloc.controller.resourceclaims.solver import WarmCluster
 from devalloc.controller.resourceclaims.state import Asked, Cluster
 from devalloc.controller.resourceclaims.waiting import Key, Want, allocation, is_ours, node_of
@@ -30,7 +31,7 @@ from devalloc.store.kubernetes.apierror import ApiError
 from devalloc.store.kubernetes.client import Client
 from devalloc.store.kubernetes.mirror import Mirror
 from devalloc.store.kubernetes.reflector import Reflector
-from devalloc.store.kubernetes.resources import Resource, Resources
+from devalloc.store.kubernetes.resources import Resources
 from devalloc.store.kubernetes.writing import Writing
 
 log = logging.getLogger(__name__)
@@ -39,19 +40,6 @@ Object = dict[str, Any]
 
 FINALIZER = "resource.kubernetes.io/delete-protection"
 """As kube-scheduler sets it: kube-controller-manager takes back what such a claim holds, and removes it."""
-_API = "resource.k8s.io"
-CLAIMS = Resource("ResourceClaim", _API, "v1", "resourceclaims", True, True)
-KINDS = (
-    CLAIMS,
-    Resource("ResourceSlice", _API, "v1", "resourceslices", False, False),
-    Resource("DeviceClass", _API, "v1", "deviceclasses", False, False),
-    Resource("DeviceTaintRule", _API, "v1", "devicetaintrules", False, False),
-    Resource("Node", "", "v1", "nodes", False, False),
-    Resource("Pod", "", "v1", "pods", True, False, fields="spec.nodeName="),
-)
-OPTIONAL = frozenset({"DeviceTaintRule"})
-"""Kinds that a cluster may not serve: in v1 since Kubernetes 1.37."""
-_NAMES = frozenset(resource.kind for resource in KINDS)
 WRITERS = 8
 DELETIONS_KEPT = 10_000
 AVOID_SECONDS = 60.0
@@ -279,10 +267,10 @@ class ResourceClaimAllocator:
 
     def _hear(self) -> None:
         try:
-            events, self._place = self._mirror.events(_NAMES, self._place, deletions=self._place > 0)
+            events, self._place = self._mirror.events(NAMES, self._place, deletions=self._place > 0)
         except Expired:
             self._cluster.clear()
-            events, self._place = self._mirror.events(_NAMES, 0, deletions=False)
+            events, self._place = self._mirror.events(NAMES, 0, deletions=False)
         self._cluster.tell(events)
 
     def _of(self, claim: Object) -> _Known:

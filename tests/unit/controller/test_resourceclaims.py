@@ -14,7 +14,7 @@ from devalloc.api.aside import is_aside, plain, set_aside
 from devalloc.api.meta import LEADER
 from devalloc.controller.metrics import Metrics
 from devalloc.controller.resourceclaims import ResourceClaimAllocator, slices
-from devalloc.controller.resourceclaims.allocator import CLAIMS
+from devalloc.controller.resourceclaims.kinds import CLAIMS
 from devalloc.controller.resourceclaims.solver import WarmCluster
 from devalloc.controller.resourceclaims.state import Cluster
 from devalloc.controller.resourceclaims.suiting import suits
