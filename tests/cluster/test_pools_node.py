@@ -198,7 +198,7 @@ def test_a_machine_is_placed_with_its_claim_and_taken_up_by_its_node(
     bed: Bed, store: KubernetesStore, user: KubernetesStore
 ) -> None:
     bed.host.proc("meminfo", "MemTotal: 16777216 kB\nMemAvailable: 16777216 kB\n")
-    bed.start(*OPTIONS, "--host-capacity", "--qemu=/does/not/exist", ready=READY)
+    bed.start(*OPTIONS, "--host-capacity", "--scaling", "--dump-port=0", "--qemu=/does/not/exist", ready=READY)
     until(lambda: len(pools(store)) == 2, "the host's pool is published beside the card's", bed)
     machine = vm("pools-node", "pools-node")
     del machine["spec"]["nodeName"]

@@ -71,6 +71,21 @@ def test_bad_options_are_told(folder: Path, devalloc: Shell, options: list[str],
     assert (result.code, message in result.err) == (2, True), result.err
 
 
+def test_a_server_of_permits_is_not_run_on_a_node_of_a_cluster(folder: Path, devalloc: Shell) -> None:
+    config = {
+        "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    (folder / "kubeconfig").write_text(json.dumps(config))
+    cluster = ("--kubeconfig", f"{folder}/kubeconfig", "--scaling", "--permits-port", "1")
+    result = devalloc(*arguments(folder, *cluster, "--publish", "pools"))
+    assert (result.code, "--permits-port is of no use on a cluster" in result.err) == (2, True), result.err
+    result = devalloc(*arguments(folder, *cluster))
+    assert (result.code, "--publish pools" in result.err) == (2, True), result.err
+
+
 def test_what_machines_need_and_is_not_there_is_told_at_the_start(folder: Path) -> None:
     def told(machines: MachineConfig) -> list[str]:
         said: list[str] = []

@@ -134,6 +134,7 @@ def test_credentials_that_were_replaced_are_read_anew(
     server.replies = [status(401, "Unauthorized"), (201, b"{}")]
     assert client.create("/a", {}) == {}
     assert [token for _, _, token in server.asked] == ["Bearer first", "Bearer first", "Bearer second"]
+    assert client.token() == "second", "for others who want to know who this is"
 
 
 def test_credentials_that_are_not_taken_are_an_error(client: Client, server: Server, tmp_path: Path) -> None:
