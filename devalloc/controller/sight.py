@@ -25,6 +25,7 @@ SHARE = 10
 NO_KINDS = (
     "There are no DevicePools, DeviceClaims or VirtualMachines: devalloc's own kinds are not installed in this cluster."
 )
+OLD = "ResourceSlices, ResourceClaims and quotas may be shown as they were: what changes of them is not told any more."
 AGAIN_SECONDS = 30.0
 """After which a kind is asked for again that could not be read."""
 SILENT_SECONDS = 10.0
@@ -95,7 +96,7 @@ class Sight:
                 raise
             # Nodes publish ResourceSlices only
             objects, version, more = [], "", replace(more, notes=(NO_KINDS, *more.notes))
-        trouble = self._silence()
+        trouble = "the API server does not answer" if _is_silent(self._store) else ""
         now, read = datetime.now(UTC), ((version, *more.versions), more.notes)
         if before is not None and read == self._read:
             if before.trouble == trouble:
@@ -128,18 +129,18 @@ class Sight:
                     continue
             versions.append("")
             notes += [refused[1]] if refused[1] else []
+        if store is not self._store and _is_silent(store):
+            notes.append(OLD)
         return _Read(objects, tuple(versions), tuple(notes))
-
-    def _silence(self) -> str:
-        """Of a cluster: what is listed is what was heard last, however long ago."""
-        stores = [self._store, *([self._beside] if self._beside is not None else [])]
-        if max(float(getattr(each, "silent_seconds", 0.0)) for each in stores) < SILENT_SECONDS:
-            return ""
-        return "the API server does not answer"
 
     def _version(self) -> str:
         self._number += 1
         return f"{self._run}-{self._number}"
+
+
+def _is_silent(store: Store) -> bool:
+    """Of a cluster: what is listed is what was heard last, however long ago."""
+    return float(getattr(store, "silent_seconds", 0.0)) >= SILENT_SECONDS
 
 
 def _note(kind: str, error: StoreError) -> str:

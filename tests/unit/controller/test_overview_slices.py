@@ -9,7 +9,7 @@ import pytest
 from devalloc.api.aside import TAINT, set_aside
 from devalloc.controller.overview import Card, overview
 from devalloc.controller.overview.claims import SCHEDULER, UNTOLD
-from devalloc.controller.sight import NO_KINDS, Sight
+from devalloc.controller.sight import NO_KINDS, OLD, Sight
 from devalloc.store import Forbidden, Listing, NotServed, Unavailable
 from tests.support.fleets import gpu_claim, gpu_class, gpu_pool
 from tests.support.overviews import adds_up, devices_of
@@ -227,6 +227,9 @@ def test_what_may_not_be_read_is_said_and_the_rest_is_shown() -> None:
     assert sight.latest().overview.counts.devices == 3
     assert "Event" in beside.asked
     beside.silent_seconds, now = 100.0, 120.0
+    seen, trouble = sight.latest().overview, sight.latest().trouble
+    assert (OLD in seen.notes, trouble) == (True, ""), "as when a right is taken away"
+    store.silent_seconds, now = 100.0, 180.0
     assert sight.latest().trouble == "the API server does not answer"
 
 
