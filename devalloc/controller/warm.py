@@ -146,12 +146,13 @@ def _is_claim(document: Object) -> bool:
 
 
 def _is_simple(claim: Object) -> bool:
-    """Whether it asks for one thing, without alternatives: then it is placed in no time, and needs no deadline."""
+    """Whether it asks for one thing, without alternatives, limits and equal attributes: then it is placed in no time,
+    and needs no deadline; others may take a search."""
     spec = claim.get("spec")
-    entries = spec.get("claims") if isinstance(spec, dict) else None
-    if not isinstance(entries, list) or len(entries) != 1 or not isinstance(entries[0], dict):
+    if not isinstance(spec, dict) or spec.keys() != {"claims"} or not isinstance(spec["claims"], list):
         return False
-    return not entries[0].get("oneOf")
+    entry = spec["claims"][0] if len(spec["claims"]) == 1 else None
+    return isinstance(entry, dict) and not entry.keys() & {"oneOf", "limits", "matchAttributes"}
 
 
 def _counts(document: Object) -> bool:
