@@ -149,6 +149,8 @@ class ClusterStorm(Storm):
         assert token is not None
         self._headers = b"Authorization: Bearer " + token.encode() + b"\r\n"
         self._place: Place | None = None
+        self._is_ending = False
+        """One of them is waited for, so that none is started again."""
         self.states = 0
         """Of machines, that were looked at."""
 
@@ -163,8 +165,9 @@ class ClusterStorm(Storm):
         return closing(KubernetesStore(self._client))
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        for process in self._processes:
-            process.start()  # where it has lost its lease, on a busy machine
+        if not self._is_ending:
+            for process in self._processes:
+                process.start()  # where it has lost its lease, on a busy machine
         self._place = await asyncio.to_thread(place, self._cluster)
         assert self._place is not None
         trusted = ssl.create_default_context(cadata=self._place.certificate)
@@ -185,14 +188,17 @@ class ClusterStorm(Storm):
     def _end(self, how: signal.Signals) -> None:
         if self._process is not None:
             leader = until(lambda: leads(self._cluster, self._processes), "one leads")
+            self._is_ending = True
             leader.signal(how)
             leader.wait()
+            self._is_ending = False
             self._process = None
 
     async def _replace(self, store: Store) -> None:
         """The leader stands still until the other one has answered, and goes on."""
         self.tally.replaced += 1
         old = await asyncio.to_thread(until, lambda: leads(self._cluster, self._processes), "one leads")
+        self._is_ending = True
         old.signal(signal.SIGSTOP)
         mixed = self._random.sample(self._agents, len(self._agents))
         stuck = [asyncio.create_task(self._ask(agent)) for agent in mixed[: len(mixed) // 3]]
@@ -213,6 +219,7 @@ class ClusterStorm(Storm):
         await asyncio.gather(*stuck)
         self._check_agents(store)
         assert await asyncio.to_thread(old.wait) == 1, "it ends: it has lost its lease"
+        self._is_ending = False
 
     async def _come(self, body: bytes) -> None:
         """Who gives up closes the connection, of which TLS has the server know."""
