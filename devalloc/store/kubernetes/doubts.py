@@ -32,7 +32,8 @@ class Doubts:
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._keys: dict[Key, None] = {}
+        self._keys: dict[Key, object] = {}
+        """Each with what says which write it was noted for."""
         self._noting = threading.Lock()
         self._settling = threading.Lock()
 
@@ -42,16 +43,19 @@ class Doubts:
     def note(self, keys: Iterable[Key]) -> None:
         """A write of these ended, and nobody knows how."""
         with self._noting:
-            self._keys |= dict.fromkeys(keys)
+            self._keys |= {key: object() for key in keys}
 
     def settle(self) -> None:
         """Have nothing in doubt any more. Raises StoreError, and then it is to be called again before anything is
         decided."""
         with self._settling:
-            for key in [*self._keys]:
+            with self._noting:
+                noted = [*self._keys.items()]
+            for key, write in noted:
                 self._settle(key)
                 with self._noting:
-                    del self._keys[key]
+                    if self._keys[key] is write:  # else one that was sent since is in doubt by now
+                        del self._keys[key]
 
     def _settle(self, key: Key) -> None:
         log.warning("whether %s was written is not known: it is written once more", key)

@@ -11,6 +11,7 @@ import pytest
 from devalloc.api.meta import LEADER
 from devalloc.store import Change, Conflict, Fence, FenceBroken, Key, Object, StoreError, Unknown
 from devalloc.store.kubernetes import ApiError, KubernetesStore, writing
+from devalloc.store.kubernetes.doubts import Doubts
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.permit_bench import KIND, machine
 
@@ -140,3 +141,25 @@ def test_a_change_that_changes_nothing_is_made_sure_of_by_the_server(client: Cut
         assert isinstance(store.commit_each([one(obj, FEW)])[0], Conflict)
         other.delete(*Key.of(obj))
         assert isinstance(store.commit_each([one(obj, FEW)])[0], Conflict)
+
+
+def test_a_write_that_ends_unknown_while_another_is_settled_stays_in_doubt() -> None:
+    key, written = Key(KIND, "default", "a"), list[Object]()
+
+    class Api:
+        def read(self, key: Key) -> Object:
+            return {"metadata": {"name": key.name}}
+
+        def write(self, obj: Object) -> Object:
+            written.append(obj)
+            if len(written) == 1:
+                doubts.note([key])  # by another thread
+            return obj
+
+    doubts = Doubts(Api())
+    doubts.note([key])
+    doubts.settle()
+    assert doubts
+    doubts.settle()
+    assert not doubts
+    assert len(written) == 2
