@@ -133,6 +133,8 @@ class Decider:
         """The resourceVersion of the last listing: news that are older are none."""
         self._stale = False
         """Whether the store may have what the book has not: a write ended and nobody knows how."""
+        self._is_certain = True
+        """Whether no such write may still arrive, though all was read since: the next one that is done says so."""
 
     @property
     def waiting(self) -> int:
@@ -194,12 +196,12 @@ class Decider:
             except StoreError as error:
                 # Nobody knows whether it was written. All is read again before anything else is decided.
                 log.warning("permits cannot be written: %s", error)
-                self._stale = True
+                self._stale, self._is_certain = True, False
                 self._metrics.commits.labels("failed").inc()
                 _answer_all(asked, Response(503, b"permits cannot be written now; ask again"))
             except Exception:
                 log.exception("requests could not be decided; going on with what the store has")
-                self._stale = True
+                self._stale, self._is_certain = True, False
                 _answer_all(asked, Response(500, b"internal error"))
 
     async def _next(self) -> list[_Asked | Seen | _Wake]:
@@ -287,7 +289,7 @@ class Decider:
                 await self._reload()
             if not self._lease.is_valid:
                 raise Lost("the lease ran out")
-            draft = Draft(self.book, self._lease.holder, _now())
+            draft = Draft(self.book, self._lease.holder, _now(), is_certain=self._is_certain)
             for key, one in due.items():
                 draft.tell(key, one.conditions)
                 if one.retract:
@@ -331,6 +333,7 @@ class Decider:
         due: dict[Key, _Due],
     ) -> list[_Asked]:
         """What is written counts, and is told. Those who are to be decided again, because it is not."""
+        self._is_certain = True
         ends = {_key_of(change): outcome for change, outcome in zip(changes, outcomes, strict=True)}
         lost = {key: outcome for key, outcome in ends.items() if isinstance(outcome, Conflict)}
         self._metrics.commits.labels("conflict" if lost else "done").inc()

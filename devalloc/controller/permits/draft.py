@@ -55,11 +55,13 @@ class Later(Exception):
 class Draft:
     """Decisions, one on top of the other."""
 
-    def __init__(self, book: Book, given_by: str, now: str) -> None:
-        """``given_by``: who writes the permits. ``now``: RFC 3339."""
+    def __init__(self, book: Book, given_by: str, now: str, *, is_certain: bool = True) -> None:
+        """``given_by``: who writes the permits. ``now``: RFC 3339. ``is_certain``: no write may still arrive that the
+        book does not know of; else what changes nothing is made sure of as well."""
         self._book = book
         self._given_by = given_by
         self._now = now
+        self._is_certain = is_certain
         self._nodes: dict[str, Node] = {}
         self._given_back: dict[str, Resources] = {}
         """By node, what decisions of this draft freed of it."""
@@ -107,7 +109,7 @@ class Draft:
         machine = replace(machine, kept=kept, load=None if request.metrics is None else request.metrics.load1)
         self._nodes[record.node] = events.changed(node, key, events.leaving(machine) if begins else machine)
         self._permits[key], self._kept[key] = permit, kept
-        if record.permit is None or ask.last_permit != record.permit:
+        if not self._is_certain or record.permit is None or ask.last_permit != record.permit:
             # It may be another run of the machine than the one that is known here, which has no permit yet.
             self._unsure.add(key)
         if told:
