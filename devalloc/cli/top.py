@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING
 
 import click
 
 from devalloc.cli.options import duration, output_option
 from devalloc.cli.place import Place, opened, place_options
 from devalloc.cli.verb import verb
-
-if TYPE_CHECKING:
-    pass
 
 
 @verb("top")

@@ -41,7 +41,7 @@ def test_it_is_drawn_anew_until_ctrl_c(tmp_path: Path) -> None:
         top = subprocess.Popen(command, stdin=end, stdout=end, stderr=end, env=environment, start_new_session=True)
         try:
             os.close(end)
-            read_until(terminal, "1 cards, 2 devices")
+            read_until(terminal, "1 card, 2 devices")
             fill(store, gpu_pool("b", 5))
             drawn = read_until(terminal, "2 cards, 7 devices")
             top.send_signal(signal.SIGINT)
