@@ -11,6 +11,7 @@ import json
 import os
 import secrets
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ KUBECONFIG, TOKEN, AUTHORITY, ENVIRONMENT = "kubeconfig", "token", "ca.crt", "en
 """The files in the folder; the first one names the next two, the last one is for the service's environment."""
 LOOK_SECONDS = 5.0
 """Between looks whether the files are still as the pod has them."""
+LEFT_SECONDS = 4 * LOOK_SECONDS
+"""After which a token at which nobody looked is nobody's."""
 _MOST = 1 << 20
 """Bytes of a file; a token has some hundreds."""
 
@@ -42,14 +45,19 @@ class Access:
     """The name of the node."""
 
     def keep(self, stop: threading.Event, say: Callable[[str], None]) -> None:
-        """Keep the files as the pod has them until ``stop``, then take away the token that is its own. What cannot be
-        read or written just then is said, and tried again. Raises Failed where they cannot be written at first."""
+        """Keep the files as the pod has them until ``stop``, then take away the token that is its own. Where another
+        pod came after it, that one keeps them. What cannot be read or written just then is said, and tried again.
+        Raises Failed where they cannot be written at first."""
         self.write()
+        own = self._token()
         say(f"the access of node {self.node} to {self.server} is in {self.folder}")
         trouble = ""
         while not stop.wait(LOOK_SECONDS):
+            if self._is_of_another(own):
+                continue
             try:
                 written = self.write()
+                own = self._token()
             except Failed as error:
                 if error.message != trouble:
                     say(f"WARNING: {error.message}; trying again")
@@ -67,7 +75,9 @@ class Access:
             wanted = {name: _read(self.account / name) for name in (AUTHORITY, TOKEN)}
             wanted |= {KUBECONFIG: json.dumps(self._kubeconfig(), indent=1).encode() + b"\n"}
             wanted |= {ENVIRONMENT: f"DEVALLOC_NODE_NODE_NAME={self.node}\n".encode()}
-            return [name for name, content in wanted.items() if _put(self.folder / name, content)]
+            written = [name for name, content in wanted.items() if _put(self.folder / name, content)]
+            os.utime(self.folder / TOKEN, follow_symlinks=False)
+            return written
         except (OSError, StoreError) as error:
             raise Failed(
                 "AccessUnavailable", f"the access to the cluster cannot be kept in {self.folder}: {error}"
@@ -78,6 +88,18 @@ class Access:
         with suppress(OSError):
             if _read(self.folder / TOKEN) == _read(self.account / TOKEN):
                 (self.folder / TOKEN).unlink()
+
+    def _token(self) -> bytes | None:
+        with suppress(OSError):
+            return _read(self.folder / TOKEN)
+        return None
+
+    def _is_of_another(self, own: bytes | None) -> bool:
+        """Whether there is a token that is not as it was left here, and somebody looks after it."""
+        with suppress(OSError):
+            age = time.time() - (self.folder / TOKEN).lstat().st_mtime
+            return self._token() not in (None, own) and abs(age) < LEFT_SECONDS
+        return False
 
     def _kubeconfig(self) -> Mapping[str, object]:
         """With paths that are relative to it, so that it is good wherever the folder is seen."""

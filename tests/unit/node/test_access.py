@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -96,6 +98,43 @@ def test_the_token_of_the_pod_that_came_after_stays(kept: Access, account: Path)
     (kept.folder / "token").write_text("of the next pod")
     kept.withdraw()
     assert (kept.folder / "token").read_text() == "of the next pod"
+
+
+def test_of_two_pods_the_one_that_came_after_keeps_the_token(
+    kept: Access, account: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a rolling update. They would else take turns, and the service be without one when the first one ends."""
+    monkeypatch.setattr(access, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(access, "LEFT_SECONDS", 3600.0)
+    after = replace(kept, account=tmp_path / "after")
+    after.account.mkdir()
+    for name, content in {"token": "of the next pod", "ca.crt": "certificate"}.items():
+        (after.account / name).write_text(content)
+    looks: list[float | None] = []
+
+    class Stop(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            looks.append(timeout)
+            return super().wait(timeout)
+
+    stop, token = Stop(), kept.folder / "token"
+    thread = threading.Thread(target=kept.keep, args=(stop, lambda said: None))
+    thread.start()
+    until(lambda: len(looks) > 1, "the first pod looks after its token")
+
+    def stays() -> bool:
+        after.write()
+        seen = len(looks)
+        until(lambda: len(looks) > seen + 3, "it looks again")
+        return token.read_text() == "of the next pod"
+
+    until(stays, "the first pod leaves it alone")
+    os.utime(token, (0, 0))
+    until(lambda: token.read_text() == "first", "what nobody looks after is written anew")
+    until(stays, "and again")
+    stop.set()
+    thread.join(60)
+    assert token.read_text() == "of the next pod"
 
 
 def test_a_pod_without_a_token_says_so(kept: Access, account: Path) -> None:
