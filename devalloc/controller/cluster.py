@@ -228,7 +228,9 @@ class Cluster:
         loops = [health.Loop("DeviceClaims", claims.began, claims.failing, self.store.silent_seconds)]
         if others is not None:
             loops.append(health.Loop("ResourceClaims", others.began, others.failing, others.silent_seconds))
-        return health.Seen(controller.state, controller.beat, controller.taking_over, tuple(loops))
+        return health.Seen(
+            controller.state, controller.beat, controller.taking_over, tuple(loops), controller.unanswered
+        )
 
     async def _metrics(self, request: web.BaseRequest) -> Response:
         served = None if self._permits is None else self._permits.server

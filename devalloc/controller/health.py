@@ -7,6 +7,7 @@ that is away ends a leader by its lease).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -42,6 +43,8 @@ class Seen:
     taking_over: float | None
     """Since when it takes over."""
     loops: tuple[Loop, ...]
+    unanswered: float | None = None
+    """Since when the lease can be neither read nor written; -inf: it never could."""
 
     def unhealthy(self, now: float) -> str | None:
         """Why it should be started again."""
@@ -66,6 +69,11 @@ class Seen:
         yield from self._unhealthy(now)
         if self.state == "stopping":
             yield "stopping"
+        if self.unanswered == -math.inf:
+            # At once: else an update goes on to replace those that work by one that never will.
+            yield "the lease could not be looked at yet"
+        elif _since(self.unanswered, now) > LATE_SECONDS:
+            yield f"the lease cannot be looked at for {_since(self.unanswered, now):.0f} s"
         if _since(self.taking_over, now) > LATE_SECONDS:
             yield f"taking over from the last leader for {_since(self.taking_over, now):.0f} s"
         for loop in self.loops:

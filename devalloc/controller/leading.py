@@ -5,6 +5,7 @@ what that left half-done, and only then decides. Who loses the lease ends at onc
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 import time
@@ -64,6 +65,8 @@ class Controller:
         """The state as a sentence."""
         self.beat = time.monotonic()
         """When the main loop went round last."""
+        self.unanswered: float | None = -math.inf
+        """Since when the lease can be neither read nor written, by the monotonic clock; -inf: it never could."""
         self.taking_over: float | None = None
         """Since when it takes over, by the monotonic clock."""
         self._store = store
@@ -117,10 +120,13 @@ class Controller:
         """Until the lease is ours; False where it was stopped before."""
         while True:
             try:
-                if self.lease.take():
+                taken = self.lease.take()
+                self.unanswered = None
+                if taken:
                     return True
                 self._say("waiting", f"standing by, waiting for {self.lease.held_by or 'a lease that others take'}")
             except StoreError as error:
+                self.unanswered = time.monotonic() if self.unanswered is None else self.unanswered
                 self._say("waiting", f"the lease cannot be had: {error}")
             if self._is_stopped(self.lease.seconds * 2 / 15 * random.uniform(0.8, 1.2)):
                 return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ from devalloc.controller import health
 from devalloc.controller.allocate import AllocateSettings
 from devalloc.controller.cluster import Cluster, ClusterSettings
 from devalloc.controller.health import Loop, Seen
+from devalloc.controller.lease import Lease
+from devalloc.store import Unavailable
 from devalloc.store.kubernetes import ApiError
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.waiting import until
@@ -81,6 +84,9 @@ def seen(state: str = "leading", taking_over: float | None = None, **loop: Any) 
         (seen("waiting", silent_seconds=901.0), "is not heard of", None),
         (seen("stopping"), "stopping", None),
         (Seen("leading", 930.0, None, ()), "stands still", "the main loop stands still"),
+        (Seen("waiting", 1000.0, None, (), -math.inf), "the lease could not be looked at yet", None),
+        (Seen("waiting", 1000.0, None, (), 950.0), None, None),
+        (Seen("waiting", 1000.0, None, (), 10.0), "the lease cannot be looked at for 990 s", None),
     ],
 )
 def test_who_is_late_is_not_ready_and_who_is_stuck_not_healthy(what: Seen, late: str | None, stuck: str | None) -> None:
@@ -109,6 +115,19 @@ def ready(cluster: Cluster) -> tuple[int, str]:
 
 def healthy(cluster: Cluster) -> int:
     return asyncio.run(cluster._health(None)).status  # type: ignore[arg-type]
+
+
+def test_one_that_never_reached_the_api_server_is_not_ready_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that an update does not replace those that work by those that never will."""
+
+    def take(lease: Lease) -> bool:
+        raise Unavailable("certificate verify failed")
+
+    monkeypatch.setattr(Lease, "take", take)
+    with running(FakeClient(FakeKube())) as cluster:
+        until(lambda: "cannot be had" in cluster.controller.told)
+        assert (ready(cluster)[0], healthy(cluster)) == (503, 200)
+        assert "certificate verify failed" in ready(cluster)[1]
 
 
 def test_a_take_over_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
