@@ -24,7 +24,7 @@ _PARTS = ("namespace", "crds", "rbac", "policies", "network", "controller", "nod
     type=click.Choice(_PUBLISH),
     default="both",
     help="What nodes publish their devices as: ResourceSlices for pods, without a controller; DevicePools for "
-    "VirtualMachines; or by the node's label devalloc.io/publish: pools, none, or else slices.",
+    "VirtualMachines; or by the node's label devalloc.io/publish: pools, host, none, or else slices.",
 )
 @click.option(
     "--image-prefix",

@@ -53,7 +53,7 @@ def main() -> int:
         with cluster(say) as (found, what):
             print(f"Kubernetes {kube_build.KUBERNETES} is running, with {what}. In another terminal:\n")
             print(f"  export KUBECONFIG={found.kubeconfig('admin')} PATH={kubectl.parent}:$PATH")
-            print("  devalloc install --only crds && devalloc controller --kubeconfig $KUBECONFIG")
+            print("  devalloc install --only namespace --only crds && devalloc controller --kubeconfig $KUBECONFIG")
             print("  kubectl apply -f examples/whole-gpu && kubectl get dpool,dclass,dclaim\n")
             print("Ctrl-C stops it, and leaves nothing.", flush=True)
             over.wait()

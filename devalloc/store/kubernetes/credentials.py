@@ -20,6 +20,7 @@ def loaded(kubeconfig: Path | None) -> Any:
     """An ApiClient with the credentials as they are now: of a kubeconfig's current context, else of the pod's service
     account. Raises ApiError."""
     from kubernetes import client  # half a second and 40 MB, for those that need it
+    from yaml import YAMLError
 
     config: Any = importlib.import_module("kubernetes.config")  # says it is typed, and is not
     settings = client.Configuration()
@@ -31,6 +32,8 @@ def loaded(kubeconfig: Path | None) -> Any:
     except no_credentials() as error:
         source = f"kubeconfig {kubeconfig}" if kubeconfig else "not in a pod, and no kubeconfig is given"
         raise ApiError(0, "NoCredentials", f"{source}: {error}") from None
+    except (YAMLError, TypeError, AttributeError, LookupError) as error:  # any text and any YAML is parsed as one
+        raise ApiError(0, "NoCredentials", f"{kubeconfig} is no kubeconfig: {error}") from None
     settings.retries = False
     settings.connection_pool_maxsize = CONNECTIONS
     # A server that went away without a word is noticed by its watches.

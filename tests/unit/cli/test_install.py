@@ -37,3 +37,14 @@ def test_a_kubeconfig_that_is_not_there_is_named(devalloc: Shell, verb: str, tmp
     said = devalloc(verb, "--kubeconfig", str(tmp_path / "config"))
     assert said.code == 1
     assert f"there is no {tmp_path / 'config'}; name a kubeconfig" in said.err
+
+
+@pytest.mark.parametrize(
+    "text", ["root:x:0:0:root", "a: [", "[]", "\t", "{clusters: 3}", "{current-context: a, contexts: [b]}"]
+)
+def test_a_kubeconfig_that_is_none_is_told(devalloc: Shell, text: str, tmp_path: Path) -> None:
+    (tmp_path / "config").write_text(text)
+    said = devalloc("install", "--kubeconfig", str(tmp_path / "config"))
+    assert said.code == 1
+    assert said.err.startswith("error: no way to the API server: ")
+    assert str(tmp_path / "config") in said.err
