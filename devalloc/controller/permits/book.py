@@ -50,8 +50,8 @@ class Book:
         self._overhead = overhead
         self._can_move = can_move
         self._node = node
-        self._pods: dict[Key, Key] = {}
-        """Runner pods, and whose they are."""
+        self._pods: dict[Key, dict[Key, None]] = {}
+        """Runner pods, and the machines that name them: the last one to do so last. Each node says so of its own."""
         self._others: dict[Key, str] = {}
         """Pods that are no machines, and on which node they are."""
 
@@ -103,7 +103,7 @@ class Book:
         if old is not None:
             self._forget_pod(key, old)
         if record.runner_pod is not None:
-            self._pods[record.runner_pod] = key
+            self._pods.setdefault(record.runner_pod, {})[key] = None
         node = self.nodes.get(record.node) or ledger(NOTHING, NOTHING)
         self.nodes[record.node] = events.changed(node, key, self._machine(record, obj, machine, starting))
         self.records[key], self.objects[key] = record, obj
@@ -118,11 +118,13 @@ class Book:
         if (old := self.records.get(key)) is not None:
             self._leave(key, old)
 
-    def find(self, pod: Key) -> Record:
-        """The machine that somebody calls so. Raises Refused."""
-        key = pod if pod in self.records else self._pods.get(pod)
-        if key is not None:
-            return self.records[key]
+    def find(self, pod: Key, of: str | None = None) -> Record:
+        """The machine that somebody calls so. ``of``: of several that name one pod, that of this node. Raises
+        Refused."""
+        if pod in self.records:
+            return self.records[pod]
+        if named := [self.records[key] for key in self._pods.get(pod, ())]:
+            return next((record for record in reversed(named) if record.node == of), named[-1])
         if pod in self._others:
             raise Refused(400, "pod is not a VM runner", f"{pod[0]}/{pod[1]} is a pod, and no machine")
         raise Refused(404, NO_POD, f"there is no machine {pod[0]}/{pod[1]}")
@@ -133,8 +135,11 @@ class Book:
         self._forget_pod(key, old)
 
     def _forget_pod(self, key: Key, old: Record) -> None:
-        if old.runner_pod is not None and self._pods.get(old.runner_pod) == key:
-            del self._pods[old.runner_pod]
+        if old.runner_pod is not None:
+            named = self._pods.get(old.runner_pod, {})
+            named.pop(key, None)
+            if not named:
+                self._pods.pop(old.runner_pod, None)
 
     def _machine(self, record: Record, obj: Object, old: Machine | None, starting: bool) -> Machine:
         newest = self.settings.era is Era.NEWEST

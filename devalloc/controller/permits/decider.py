@@ -272,7 +272,7 @@ class Decider:
         known: set[Key] = set()
         for item in asked:
             try:
-                key = self.book.find((item.request.pod.namespace, item.request.pod.name)).key
+                key = self.book.find((item.request.pod.namespace, item.request.pod.name), item.node).key
             except BadRequest:
                 first.append(item)
                 continue

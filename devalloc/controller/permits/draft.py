@@ -76,7 +76,7 @@ class Draft:
         ``of``: the node whose machines whoever asks may ask for; None: all.
         """
         book, settings = self._book, self._book.settings
-        record = book.find((request.pod.namespace, request.pod.name))
+        record = book.find((request.pod.namespace, request.pod.name), of)
         key = record.key
         if of not in (None, record.node):
             raise Refused(403, NOT_YOURS, f"{key[0]}/{key[1]} is on node {record.node}, and node {of} asks")

@@ -298,6 +298,24 @@ def test_a_pod_keeps_its_machine_when_another_one_lets_go_of_it() -> None:
     assert permit(world.ask("pod", 1, "1Gi")) == amounts(1000, 1)
 
 
+def test_a_node_that_names_the_pod_of_another_nodes_machine_takes_nothing_from_that() -> None:
+    world, pod = World(), ("default", "pod")
+    world.runs("a")
+    world.write(world.objects["a"], runnerPod="pod")
+    world.runs("b", node="node-b")
+    world.write(world.objects["b"], runnerPod="pod")
+    assert [world.book.find(pod, node).node for node in ("node-a", "node-b", "node-c")] == [
+        "node-a",
+        "node-b",
+        "node-b",
+    ]
+    world.write(world.objects["b"], runnerPod="other")
+    assert world.book.find(pod).key == ("default", "a")
+    world.book.drop(("default", "a"))
+    with pytest.raises(Refused):
+        world.book.find(pod)
+
+
 @pytest.mark.parametrize("created", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "yesterday", ""])
 def test_a_machine_of_any_age_is_known(created: str) -> None:
     world = World()
