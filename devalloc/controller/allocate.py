@@ -1,9 +1,10 @@
 """The loop that answers claims: read everything, solve, write the answers, wait for a change.
 
 A round writes all it decided in one commit. The commit is fenced: when what another claim holds, a pool or a class has
-changed since the round read them, nothing is written, so that two allocators, or one and a concurrent release, never
-give one device to two claims. A claim that itself changed or went meanwhile costs only its own group. What a round
-could not write the next one does, for whatever stood in the way is a change that the loop wakes up for.
+changed since the round read them, nothing is written (``basis`` says what counts there), so that two allocators, or one
+and a concurrent release, never give one device to two claims. A claim that itself changed or went meanwhile costs only
+its own group. What a round could not write the next one does, for whatever stood in the way is a change that the loop
+wakes up for.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from functools import partial
 from typing import Any, Protocol
 
 from devalloc.api.cordon import with_cordons
-from devalloc.api.meta import ADMIN_CLASSES, ALLOCATED_NODE, ALLOCATED_SPEC, ALLOCATION_DETAILS, TRANSACTION
+from devalloc.api.meta import TRANSACTION
 from devalloc.controller import gate, placing, quota
 from devalloc.controller.availability import numbers
+from devalloc.controller.basis import EXCLUSIVE_SPECS, EXCLUSIVE_STATUSES, draws_on, fuller
 from devalloc.controller.claims import allocations, annotation, as_allocated, claims_among, is_deleting
 from devalloc.controller.decision import Unit, decide
 from devalloc.controller.reading import Made, Reading
@@ -46,11 +48,6 @@ from devalloc.store.lifecycle import annotated, with_status
 
 log = logging.getLogger(__name__)
 
-EXCLUSIVE_SPECS = frozenset({"DevicePool", "DeviceClass"})
-EXCLUSIVE_STATUSES = frozenset({"DeviceClaim", placing.KIND})
-"""What a decision depends on so that no device is given twice."""
-_OF_HOLDING = (ALLOCATED_NODE, ALLOCATION_DETAILS, ALLOCATED_SPEC, ADMIN_CLASSES)
-"""Annotations that say what an allocated claim holds."""
 _RENEWALS = 5
 """How often a commit is tried again because of writes that do not matter to it."""
 
@@ -160,7 +157,7 @@ class Allocator:
         self._problems: frozenset[str] = frozenset()
         self._refusals = Refusals(clock)
         self._is_again = False
-        """Devices were set aside in vain, or refusals left to the next round, so that another is due."""
+        """Devices were set aside in vain, or something of the round was left to the next, so that one is due."""
         self._left: frozenset[Key] = frozenset()
         """Refusals that the last round left to this one."""
         self._unsaid: list[Unit] = []
@@ -207,7 +204,7 @@ class Allocator:
         now = self._now().isoformat(timespec="seconds").replace("+00:00", "Z")
         units = placing.decide_machines(asked, answer, decide(documents, answer, now, self._made), now)
         units = self._without_passing(units)
-        written = self._commit(units, Fence(version, EXCLUSIVE_SPECS, EXCLUSIVE_STATUSES), documents)
+        written = self._commit(units, Fence(version, EXCLUSIVE_SPECS, EXCLUSIVE_STATUSES), objects)
         for key, obj in written.items():
             self._wrote(objects[key], obj)
         for change in (change for unit in self._unsaid for change in unit.changes):
@@ -265,13 +262,13 @@ class Allocator:
         return self._solve(documents, placement=self._settings.placement, deadline=self._settings.deadline)
 
     def _commit(
-        self, units: Sequence[Unit], fence: Fence | None, documents: Sequence[Object] = ()
+        self, units: Sequence[Unit], fence: Fence | None, decided_on: Mapping[Key, Object] | None = None
     ) -> dict[Key, Object]:
         """Write the units whose objects are still as they were; none when the fence is broken, or after a stop.
 
-        ``documents``: what the decision rests on. A node that only says how its devices are breaks the fence as well;
-        while nothing changed that matters the decision holds, and long ones would otherwise never be written on a busy
-        host.
+        ``decided_on``: what the decision rests on. A node that only says how its devices are breaks the fence as well,
+        and so does a machine that is permitted more or less; while nothing changed that matters the decision holds, or
+        what is left of it, and long ones would otherwise never be written where much goes on.
         """
         units = [unit for unit in units if not self._refusals.is_known(unit)]
         if self._stop.is_set() or not (units or self._is_unfinished):
@@ -282,10 +279,13 @@ class Allocator:
                 outcomes = self._store.commit_each([unit.changes for unit in units], fence)
                 break
             except FenceBroken as broken:
-                if fence is not None and renewals:
-                    now = self._store.list(EXCLUSIVE_SPECS | EXCLUSIVE_STATUSES)
-                    if _basis(now.objects) == _basis(documents):
-                        fence, renewals = replace(fence, resource_version=now.resource_version), renewals - 1
+                if fence is not None and decided_on is not None and renewals:
+                    now = self._reading.look()
+                    if (pools := fuller(decided_on, now.objects)) is not None:
+                        standing = [unit for unit in units if not draws_on(unit, pools)]
+                        self._is_again |= len(standing) < len(units)
+                        units, fence = standing, replace(fence, resource_version=now.version)
+                        renewals -= 1
                         continue
                 log.info("decided on a state that is over, deciding again: %s", broken)
                 return {}
@@ -365,22 +365,6 @@ class Allocator:
 
 def _reads(doc: Object | None) -> Any:
     return None if doc is None else gate.reads(doc)
-
-
-def _basis(documents: Iterable[Object]) -> dict[Key, Any]:
-    """What of the documents a decision rests on, so that no device is given twice."""
-    found: dict[Key, Any] = {}
-    for doc in documents:
-        metadata = doc["metadata"]
-        if doc["kind"] in EXCLUSIVE_SPECS:
-            found[Key.of(doc)] = (metadata["uid"], metadata["generation"])
-        elif doc["kind"] == "DeviceClaim" and allocations(doc):
-            noted = metadata.get("annotations", {})
-            told = [noted.get(name) for name in _OF_HOLDING]
-            found[Key.of(doc)] = (metadata["uid"], metadata["generation"], allocations(doc), told)
-        elif doc["kind"] == placing.KIND and (kept := placing.counted(doc)):
-            found[Key.of(doc)] = (metadata["uid"], kept)
-    return found
 
 
 def _held(doc: Object) -> Any:

@@ -6,7 +6,16 @@ machines, in one group with its own claims. So one solve places all of it, and o
 
 from devalloc.controller.placing.decide import decide_machines
 from devalloc.controller.placing.documents import Placing, with_machines
-from devalloc.controller.placing.machines import KIND, counted
+from devalloc.controller.placing.machines import KIND, counted, taken_by
 from devalloc.controller.placing.solve import kept_back, solve_with_machines
 
-__all__ = ["KIND", "Placing", "counted", "decide_machines", "kept_back", "solve_with_machines", "with_machines"]
+__all__ = [
+    "KIND",
+    "Placing",
+    "counted",
+    "decide_machines",
+    "kept_back",
+    "solve_with_machines",
+    "taken_by",
+    "with_machines",
+]

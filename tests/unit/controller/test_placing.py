@@ -447,6 +447,27 @@ class TestWriting:
         rounds(store)
         assert len(placed(store)) == 1
 
+    @pytest.mark.parametrize(("permitted", "here"), [("3", {}), ("1", {"next": "a"})], ids=["more", "less"])
+    def test_what_a_machine_is_permitted_meanwhile_counts_for_the_room_of_its_node_only(
+        self, store: SQLiteStore, permitted: str, here: dict[str, str]
+    ) -> None:
+        fill(store, gpu_class(), gpu_pool("p", node="b"), host("a", cpus=4, numa=1), host("b", cpus=4, numa=1))
+        fill(store, machine("web", "2", nodeName="a"))
+        rounds(store)
+        hold(store, "web", "a", phase="Running", permitted={"cpus": "2", "memory": "1Gi"})
+        rounds(store)
+        fill(store, gpu_claim("gpu"), machine("next", "2", nodeName="a"), machine("far", "2", nodeName="b"))
+
+        def solve(documents: Any, **settings: Any) -> dict[str, Any]:
+            answer = solve_manifests(documents, **settings)
+            hold(store, "web", "a", permitted={"cpus": permitted, "memory": "1Gi"})
+            return answer
+
+        Allocator(store, solve=solve).round()
+        assert (placed(store), held(store, "gpu")) == ({"web": "a", "far": "b"} | here, ["p/d0"])
+        rounds(store)
+        assert placed(store) == {"web": "a", "far": "b"} | here
+
     @pytest.mark.parametrize("what", ["machine", "claim"])
     def test_a_machine_and_its_claims_are_written_together_or_not_at_all(self, store: SQLiteStore, what: str) -> None:
         fill(store, gpu_class(), host("a"), gpu_pool("p", node="a"), gpu_claim("gpu"))
