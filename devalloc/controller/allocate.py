@@ -242,10 +242,11 @@ class Allocator:
     def _without_passing(self, units: Sequence[Unit]) -> list[Unit]:
         """Without refusals that others of the batch are the reason of, where these are given something: who has it then
         is a reason that lasts, and is written by the round after, which comes at once. What a round left to the next is
-        written in that, whatever it gives."""
-        told = {key for unit in units if unit.passing for key in unit.keys} - self._left
-        self._left = frozenset(told) if any(unit.granted or unit.grows for unit in units) else frozenset()
-        self._is_again = bool(self._left)
+        written in that, whatever it gives, and a round comes after it as well."""
+        passing = {key for unit in units if unit.passing for key in unit.keys}
+        gives = any(unit.granted or unit.grows for unit in units)
+        self._left = frozenset(passing - self._left) if gives else frozenset()
+        self._is_again = gives and bool(passing)
         return [unit for unit in units if not (unit.passing and unit.keys & self._left)]
 
     def _with_cordons(self, objects: Iterable[Object]) -> list[Object]:

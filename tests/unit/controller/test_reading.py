@@ -122,3 +122,19 @@ def test_who_loses_in_a_batch_is_told_once_who_has_it() -> None:
         written = Counter(what.split("/")[-1] for what in client.writes if "deviceclaims" in what)
         assert written == {"status": 2} | {f"c{number}": 1 for number in range(6)}
         assert {annotations(store, f"c{number}").get("reason") for number in range(6)} == {None, "DevicesInUse"}
+
+
+def test_who_loses_is_told_who_has_it_also_where_a_round_could_not_write(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(store, gpu_class(), gpu_pool(devices=1), gpu_claim("a"), gpu_claim("b"))
+    allocator, broken = Allocator(store), [1]
+    commit = allocator._commit
+    monkeypatch.setattr(
+        allocator, "_commit", lambda *given, **more: {} if broken and broken.pop() else commit(*given, **more)
+    )
+    for _ in range(10):
+        allocator.round()
+        if not allocator._is_again:  # else it comes at once
+            break
+    assert [annotations(store, name).get("reason") for name in "ab"] == [None, "DevicesInUse"]
