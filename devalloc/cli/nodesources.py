@@ -353,12 +353,19 @@ def cluster_source(client: Client, driver: str, node_name: str) -> Source:
 @contextmanager
 def cluster_publishing(client: Client, driver: str, node: Node) -> Iterator[Publishing]:
     """The node's devices as ResourceSlices of the cluster."""
+    from devalloc.controller.publish import withdraw
     from devalloc.inventory import Known
     from devalloc.inventory.events import UdevSource
+    from devalloc.store.kubernetes import KubernetesStore
     from devalloc_node.daemon import Publishing
     from devalloc_node.kube.node_slices import NodeSlices
 
     name, resync = node.settings.node_name, node.settings.resync
+
+    def withdrawn() -> None:
+        with closing(KubernetesStore(client, node=name)) as store:
+            withdraw(store, name)
+
     with closing(UdevSource()) as events:
         slices = NodeSlices(
             client,
@@ -370,5 +377,6 @@ def cluster_publishing(client: Client, driver: str, node: Node) -> Iterator[Publ
             failed=node.metrics.publish_failed,
             aside=node.settings.set_aside,
             held=lambda: {device.pool for claim in node.claims.prepared() for device in claim.devices},
+            withdraw=withdrawn,
         )
         yield Publishing(slices.loops, slices.rescan)
