@@ -96,11 +96,11 @@ def assert_sound(store: SQLiteStore) -> None:
     """What must be true at any moment, also right after a kill."""
     assert store.check() == []
     claims = store.list("DeviceClaim").objects
-    names = {claim["metadata"]["name"] for claim in claims}
     assert [p for obj in store.list().objects for p in decode(obj).problems if p.is_error] == []
     shares: defaultdict[str, int] = defaultdict(int)
     whole: Counter[str] = Counter()
-    members: defaultdict[str, set[bool]] = defaultdict(set)
+    given: defaultdict[str, list[int]] = defaultdict(list)
+    waiting: defaultdict[str, list[int]] = defaultdict(list)
     nodes: defaultdict[str, set[str]] = defaultdict(set)
     for claim in claims:
         marks = claim["metadata"].get("annotations", {})
@@ -108,7 +108,7 @@ def assert_sound(store: SQLiteStore) -> None:
         assert bool(entries) == ("devalloc.io/allocated-node" in marks), claim
         assert not (entries and "devalloc.io/reason" in marks), claim
         if group := marks.get("devalloc.io/group"):
-            members[group].add(bool(entries))
+            (given if entries else waiting)[group].append(int(claim["metadata"]["resourceVersion"]))
             nodes[group] |= {marks["devalloc.io/allocated-node"]} if entries else set()
         for entry in entries:
             device = f"{entry['devicePoolName']}/{entry['deviceName']}"
@@ -121,10 +121,9 @@ def assert_sound(store: SQLiteStore) -> None:
     assert not whole.keys() & shares.keys()
     assert all(nano <= Quantity.parse("4Gi").nano for nano in shares.values()), shares
     assert all(len(found) <= 1 for found in nodes.values()), nodes
-    for group, found in members.items():
-        # One member may have been created when the other was not yet, or deleted first.
-        both = {f"c{group[1:]}-a", f"c{group[1:]}-b"} <= names
-        assert not both or len(found) == 1, f"half of {group} is allocated"
+    for group in given.keys() & waiting.keys():
+        # One may have been given its device when the other was not there yet.
+        assert max(given[group]) < min(waiting[group]), f"half of {group} is allocated"
 
 
 def is_answered(claim: dict[str, Any]) -> bool:
