@@ -72,6 +72,16 @@ def test_every_object_has_the_label_by_which_it_is_found_again(publish: Any) -> 
         assert one["metadata"]["labels"]["app.kubernetes.io/part-of"] == "devalloc", path_of(one)
 
 
+@pytest.mark.parametrize("publish", PUBLISH)
+def test_so_has_every_pod_which_is_still_selected_as_before(publish: Any) -> None:
+    """The selector of a Deployment or DaemonSet cannot be changed on a cluster."""
+    for one in manifests(Options(publish=publish)):
+        if one["kind"] in ("Deployment", "DaemonSet"):
+            name = {"app.kubernetes.io/name": one["metadata"]["name"]}
+            assert one["spec"]["template"]["metadata"]["labels"] == name | {"app.kubernetes.io/part-of": "devalloc"}
+            assert one["spec"]["selector"] == {"matchLabels": name}
+
+
 # -- what is set -------------------------------------------------------------------------------------------------------
 
 
