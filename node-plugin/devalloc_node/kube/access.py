@@ -29,6 +29,8 @@ LEFT_SECONDS = 4 * LOOK_SECONDS
 """After which a token at which nobody looked is nobody's."""
 _MOST = 1 << 20
 """Bytes of a file; a token has some hundreds."""
+_RANDOM_BYTES = 8
+"""In the name of a file that is being written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class Access:
         pod came after it, that one keeps them. What cannot be read or written just then is said, and tried again.
         Raises Failed where they cannot be written at first."""
         self.write()
+        self._clear()
         own = self._token()
         say(f"the access of node {self.node} to {self.server} is in {self.folder}")
         trouble = ""
@@ -89,6 +92,14 @@ class Access:
             if _read(self.folder / TOKEN) == _read(self.account / TOKEN):
                 (self.folder / TOKEN).unlink()
 
+    def _clear(self) -> None:
+        """Remove what pods left that were killed while they wrote: a token in it may still be good for an hour. Where
+        another pod is just writing, it says that it could not, and writes again."""
+        for name in (AUTHORITY, TOKEN, KUBECONFIG, ENVIRONMENT):
+            for left in self.folder.glob(f".{name}.{'[0-9a-f]' * 2 * _RANDOM_BYTES}"):
+                with suppress(OSError):
+                    left.unlink()
+
     def _token(self) -> bytes | None:
         with suppress(OSError):
             return _read(self.folder / TOKEN)
@@ -127,7 +138,7 @@ def _put(path: Path, content: bytes) -> bool:
     with suppress(FileNotFoundError):
         if not path.is_symlink() and path.stat().st_mode & 0o777 == 0o600 and _read(path) == content:
             return False
-    new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    new = path.with_name(f".{path.name}.{secrets.token_hex(_RANDOM_BYTES)}")
     try:
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
             file.write(content)

@@ -93,6 +93,17 @@ def test_the_token_is_kept_fresh_and_taken_away_in_the_end(
     assert not token.exists()
 
 
+def test_what_a_pod_left_that_was_killed_while_it_wrote_is_removed(kept: Access) -> None:
+    kept.folder.mkdir(mode=0o700)
+    for name in (".token.0123456789abcdef", ".kubeconfig.fedcba9876543210", ".token.kept-by-the-admin"):
+        (kept.folder / name).write_text("first")
+    stop = threading.Event()
+    stop.set()
+    kept.keep(stop, lambda said: None)
+    left = sorted(path.name for path in kept.folder.iterdir())
+    assert left == [".token.kept-by-the-admin", "ca.crt", "environment", "kubeconfig"]
+
+
 def test_the_token_of_the_pod_that_came_after_stays(kept: Access, account: Path) -> None:
     kept.write()
     (kept.folder / "token").write_text("of the next pod")
