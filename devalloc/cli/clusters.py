@@ -40,7 +40,10 @@ def administered(kubeconfig: Path | None) -> Client:
     from devalloc.cli.verb import Failed
 
     path = kubeconfig or Path(os.environ.get("HOME") or "/") / ".kube" / "config"
-    if not any(Path(each).is_file() for each in str(path).split(os.pathsep)):
+    several = [Path(each) for each in str(path).split(os.pathsep)]
+    if not any(each.is_file() for each in several):
+        if folder := next((each for each in several if each.is_dir()), None):
+            raise Failed(f"{folder} is a directory; name a kubeconfig in it with --kubeconfig")
         raise Failed(f"there is no {path}; name a kubeconfig with --kubeconfig")
     return connect(path)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import runpy
+import sys
 import tomllib
 from pathlib import Path
 
@@ -29,3 +31,11 @@ def test_the_command_says_it(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--version"])
     assert capsys.readouterr().out == f"devalloc {VERSION}\n"
+
+
+def test_the_package_is_run_as_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """``python -m devalloc``"""
+    monkeypatch.setattr(sys, "argv", ["devalloc", "--version"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("devalloc", run_name="__main__")
+    assert (ended.value.code or 0, capsys.readouterr().out) == (0, f"devalloc {VERSION}\n")

@@ -39,6 +39,12 @@ def test_a_kubeconfig_that_is_not_there_is_named(devalloc: Shell, verb: str, tmp
     assert f"there is no {tmp_path / 'config'}; name a kubeconfig" in said.err
 
 
+def test_a_directory_is_told_as_one(devalloc: Shell, tmp_path: Path) -> None:
+    said = devalloc("install", "--kubeconfig", str(tmp_path))
+    assert said.code == 1
+    assert f"{tmp_path} is a directory; name a kubeconfig in it" in said.err
+
+
 @pytest.mark.parametrize(
     "text", ["root:x:0:0:root", "a: [", "[]", "\t", "{clusters: 3}", "{current-context: a, contexts: [b]}"]
 )

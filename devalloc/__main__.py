@@ -1,0 +1,5 @@
+"""``python -m devalloc``"""
+
+from devalloc.cli.main import main
+
+main()
