@@ -17,6 +17,7 @@ from devalloc.cli.verb import BadInput, Failed, verb
 
 if TYPE_CHECKING:
     from devalloc.store import Store
+    from devalloc_node.node import Node
     from devalloc_node.seat import Way
     from devalloc_node.settings import KubeletSettings
 
@@ -161,6 +162,12 @@ def node(
         settings = replace(settings, scaling=replace(settings.scaling, server=None))
     whom = on.cluster_permits(client, namespace) if client is not None and of_controller else None
     beside = []
+
+    def found_by(plugin: Node) -> Look:
+        if client is None or dry_run:  # which may be one beside a plugin that serves the node
+            return plugin.survey.discover
+        return on.not_both(client, driver_name, plugin)
+
     with displayed() as display, on.cutting_off(display.say), ExitStack() as stack:
         host = on.host_of(settings, dry_run=dry_run, say=display.say)
         try:
@@ -171,7 +178,7 @@ def node(
             if client is not None and slices:
                 display.say(f"node {name}, claims of the cluster; Ctrl-C stops")
                 plugin = stack.enter_context(opened(settings, host, on.cluster_source(client, driver_name, name)))
-                publishing = stack.enter_context(on.cluster_publishing(client, driver_name, plugin))
+                publishing = stack.enter_context(on.cluster_publishing(client, driver_name, plugin, found_by(plugin)))
             else:
                 pools: Store
                 if client is None:
@@ -182,7 +189,7 @@ def node(
                     pools, place = KubernetesStore(client, node=name), settings.state / "pools"
                 stack.enter_context(closing(pools))
                 plugin = stack.enter_context(opened(settings, host, on.store_source(pools, name)))
-                look: Look = plugin.survey.discover
+                look = found_by(plugin)
                 if host_capacity and not dry_run:  # where no machine is run none is to be placed
                     look = with_host_pool(look, settings.root, name, place, options["limits"])
                 publishing = stack.enter_context(

@@ -350,33 +350,44 @@ def cluster_source(client: Client, driver: str, node_name: str) -> Source:
     return Source("ResourceClaim", ResourceClaimGrants(client, driver, node_name), uid_of, statuses.update)
 
 
+def not_both(client: Client, driver: str, node: Node) -> Callable[[Known], Discovery]:
+    """A look at the node's devices, before which what it published to the cluster in the other dialect is taken back
+    (T1)."""
+    from devalloc_node.claims.content import grant_of
+    from devalloc_node.kube.former import OF_POOLS, OF_SLICES, Former
+
+    def recorded() -> Mapping[str, str]:
+        others = [record for record in node.journal.claims() if record.kind != node.source.kind]
+        grants = [grant_of(record.ref, record.grant) for record in others]
+        return {
+            device.pool: f"{grant.kind} {grant.ref}" for grant in grants for device in grant.devices if not device.admin
+        }
+
+    dialect = OF_POOLS if node.source.kind == "ResourceClaim" else OF_SLICES
+    return Former(client, dialect, node.settings.node_name, driver, node.survey.discover, recorded).look
+
+
 @contextmanager
-def cluster_publishing(client: Client, driver: str, node: Node) -> Iterator[Publishing]:
-    """The node's devices as ResourceSlices of the cluster."""
-    from devalloc.controller.publish import withdraw
+def cluster_publishing(
+    client: Client, driver: str, node: Node, look: Callable[[Known], Discovery]
+) -> Iterator[Publishing]:
+    """What ``look`` finds on the node as ResourceSlices of the cluster."""
     from devalloc.inventory import Known
     from devalloc.inventory.events import UdevSource
-    from devalloc.store.kubernetes import KubernetesStore
     from devalloc_node.daemon import Publishing
     from devalloc_node.kube.node_slices import NodeSlices
 
     name, resync = node.settings.node_name, node.settings.resync
-
-    def withdrawn() -> None:
-        with closing(KubernetesStore(client, node=name)) as store:
-            withdraw(store, name)
-
     with closing(UdevSource()) as events:
         slices = NodeSlices(
             client,
             driver,
             name,
-            lambda: node.survey.discover(Known()),
+            lambda: look(Known()),
             events,
             resync=resync,
             failed=node.metrics.publish_failed,
             aside=node.settings.set_aside,
             held=lambda: {device.pool for claim in node.claims.prepared() for device in claim.devices},
-            withdraw=withdrawn,
         )
         yield Publishing(slices.loops, slices.rescan)

@@ -11,7 +11,7 @@ from typing import Any
 from devalloc.api.cordon import cordons, is_noted, with_cordons
 from devalloc.api.meta import CORDONED_NODE, PUBLISHED_BY
 from devalloc.api.pool import DevicePool
-from devalloc.store import AlreadyExists, Conflict, Event, EventType, Forbidden, Key, NotFound, NotServed, Object, Store
+from devalloc.store import AlreadyExists, Conflict, Event, EventType, Key, NotFound, Object, Store
 
 log = logging.getLogger(__name__)
 
@@ -146,21 +146,6 @@ class Publisher:
         spec = obj.get("spec")
         node = spec.get("nodeName") if isinstance(spec, dict) else None
         return labels.get(PUBLISHED_BY) == INVENTORY and node == self._node_name
-
-
-def withdraw(store: Store, node_name: str) -> None:
-    """Take back the pools of a node that publishes its devices otherwise from now on: a device in both is given by two
-    allocators (T1). Where pools may not be read, or are no kind of the cluster, there are none of ours.
-
-    Raises StoreError.
-    """
-    try:
-        done = Publisher(store, node_name).publish([])
-    except (Forbidden, NotServed) as error:
-        log.info("no DevicePools of node %s are looked for: %s", node_name, error)
-        return
-    if done.changed:
-        log.warning("node %s publishes ResourceSlices now, and no DevicePools any more: %s", node_name, done)
 
 
 def _labelled(pool: Object) -> Object:

@@ -1,6 +1,6 @@
 """`devalloc node --publish pools`, with no more rights than it is given: pools that follow the host, claims from
-allocation to the initial state, and what is told on machines. Its host is a fake one; the allocator has the rights of
-the controller."""
+allocation to the initial state, what is told on machines, and a node that publishes slices instead. Its host is a fake
+one; the allocator has the rights of the controller."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from devalloc.api import meta
 from devalloc.controller.allocate import Allocator
 from devalloc.store import Key, NotFound
 from devalloc.store.kubernetes import Client, KubernetesStore
+from devalloc_node.kube.features import SLICES
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.pb.node_pb2_grpc import NodeStub
 from tests.support import cards, kube_crds, kube_rights, waiting
@@ -45,7 +46,7 @@ KEY = Key.of(CLAIM)
 @pytest.fixture(scope="module")
 def furnished(cluster: Cluster) -> Iterator[Cluster]:
     kube_crds.install(cluster)
-    kube_rights.install(cluster, "pools")
+    kube_rights.install(cluster, "both")
     body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}
     assert cluster.create("/api/v1/nodes", body).ok
     yield cluster
@@ -59,7 +60,7 @@ def bed(furnished: Cluster, tmp_path: Path) -> Iterator[Bed]:
         host.add(cards.gpu(iommu_group=15))
         host.add(cards.gpu_audio(iommu_group=15))
         kubeconfig = kube_rights.kubeconfig(furnished, NODE)
-        with plugin_bed(host, NODE, Path(folder), tmp_path / "cdi", tmp_path / "kubelet", kubeconfig) as bed:
+        with plugin_bed(host, NODE, Path(folder), tmp_path / "cdi", Path(folder) / "kubelet", kubeconfig) as bed:
             yield bed
 
 
@@ -92,6 +93,24 @@ def until(holds: Callable[[], Any], what: str, bed: Bed) -> Any:
 def pools(store: KubernetesStore) -> dict[str, Any]:
     found = store.list("DevicePool").objects
     return {obj["metadata"]["name"]: obj for obj in found if obj["spec"].get("nodeName") == NODE}
+
+
+def slices(cluster: Cluster) -> list[dict[str, Any]]:
+    return list(cluster.get(f"{SLICES}?fieldSelector=spec.nodeName%3D{NODE}").content["items"])
+
+
+def offered(published: list[dict[str, Any]]) -> dict[str, str]:
+    """The devices of slices or pools, and why they are not offered; empty where they are."""
+    found = {}
+    for device in (device for one in published for device in one["spec"].get("devices", ())):
+        told = device.get("attributes", ())
+        if isinstance(told, dict):
+            why = told.get(meta.UNAVAILABLE, {}).get("string", "")
+            assert bool(why) == any(taint["key"] == meta.UNAVAILABLE for taint in device.get("taints", ()))
+        else:
+            why = next((each["stringValue"] for each in told if each["name"] == meta.UNAVAILABLE), "")
+        found[device["name"]] = why
+    return found
 
 
 def conditions(store: KubernetesStore) -> dict[str, str]:
@@ -214,3 +233,50 @@ def test_a_machine_is_placed_with_its_claim_and_taken_up_by_its_node(
     user.delete(*key)
     until(lambda: status_of(store, key) == {}, "the machine is let go", bed)
     until(lambda: not store.get(*KEY)["metadata"].get("finalizers"), "and its claim", bed)
+
+
+def test_a_node_that_is_labelled_anew_publishes_one_way_only(
+    bed: Bed, store: KubernetesStore, user: KubernetesStore, furnished: Cluster
+) -> None:
+    """There and back. What a claim holds from before is not offered, though nothing of it was ever prepared."""
+    plugin = bed.start(*OPTIONS, ready=READY)
+    until(lambda: POOL in pools(store), "the pool is published", bed)
+    user.create(CLASS)
+    user.create(CLAIM)
+    until(lambda: any(Key.of(obj) == KEY for obj in store.list("DeviceClaim").objects), "the claim is seen", bed)
+    Allocator(store).round()
+    (device,) = store.get(*KEY)["status"]["allocations"]
+    plugin.stop()
+
+    plugin = bed.start()
+    until(lambda: slices(furnished), "slices are published", bed)
+    user.refresh()
+    assert POOL not in pools(user), "and the pools were taken back before"
+    names = [name for name, why in offered(slices(furnished)).items() if why.startswith("in use: DeviceClaim default/")]
+    assert device["deviceName"] in names
+    user.delete(*KEY)
+    until(lambda: not any(offered(slices(furnished)).values()), "what was let go is offered", bed)
+
+    claims = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+    request = {"name": "gpu", "exactly": {"deviceClassName": "of-nobody"}}
+    body = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": "pools-node"},
+        "spec": {"devices": {"requests": [request]}},
+    }
+    claim = furnished.create(claims, body)
+    assert claim.ok, claim.message
+    result = {"request": "gpu", "driver": "devalloc.io", "pool": POOL, "device": device["deviceName"]}
+    given = {"allocation": {"devices": {"results": [result]}}}
+    answer = furnished.replace(f"{claims}/pools-node/status", {**claim.content, "status": given})
+    assert answer.ok, answer.message
+    plugin.stop()
+
+    bed.start(*OPTIONS, ready=READY)
+    until(lambda: POOL in pools(user), "the pool is published", bed)
+    assert slices(furnished) == [], "and the slices were taken back before"
+    why = offered(list(pools(user).values()))[device["deviceName"]]
+    assert why == "in use: ResourceClaim default/pools-node, from when the node published ResourceSlices"
+    assert furnished.delete(f"{claims}/pools-node").ok
+    until(lambda: not any(offered(list(pools(user).values())).values()), "what was let go is offered", bed)

@@ -85,7 +85,7 @@ OF_ITS_NAMESPACE = {
 }
 NODE = {**ANYBODY, "/nodes": "get"}
 SLICES = {
-    "resource.k8s.io/resourceclaims": "get",
+    "resource.k8s.io/resourceclaims": "get list",
     "resource.k8s.io/resourceclaims/status": "patch",
     "resource.k8s.io/resourceslices": "list watch create update delete",
 }

@@ -110,7 +110,8 @@ class FakeKube:
     def delete(self, path: str, uid: str, resource_version: str) -> Object:
         with self.changed:
             old = self._there(path)
-            if (uid, resource_version) != (old["metadata"]["uid"], old["metadata"]["resourceVersion"]):
+            seen = resource_version or old["metadata"]["resourceVersion"]
+            if (uid, seen) != (old["metadata"]["uid"], old["metadata"]["resourceVersion"]):
                 raise ApiError(409, "Conflict", "Precondition failed", {"name": path})
             if not old["metadata"].get("finalizers"):
                 self._gone(path, old)
@@ -233,7 +234,7 @@ class FakeClient:
     def replace(self, path: str, body: Object) -> Object:
         return self._write("update", path, lambda: self.kube.replace(path, body))
 
-    def delete(self, path: str, uid: str, resource_version: str) -> Object | None:
+    def delete(self, path: str, uid: str, resource_version: str = "") -> Object | None:
         try:
             return self._write("delete", path, lambda: self.kube.delete(path, uid, resource_version))
         except ApiError as error:

@@ -29,15 +29,12 @@ class NodeSlices:
         failed: Callable[[], None] = lambda: None,
         aside: bool = False,
         held: Callable[[], Iterable[str]] = tuple,
-        withdraw: Callable[[], None] = lambda: None,
     ) -> None:
         """``resync``: seconds between looks at the devices without any event. ``failed``: called for each look or
         publication that failed. ``aside``: the devices are set aside for devalloc's controller. ``held``: the pools of
-        what is prepared, as its claims call them. ``withdraw``: takes back, once, what the node published of them in
-        another way; while it raises no slices are published."""
+        what is prepared, as its claims call them."""
         self._aside = aside
         self._held = held
-        self._withdraw: Callable[[], None] | None = withdraw
         self.publisher = SlicePublisher(client, driver, node, failed=failed)
         settings = WatchSettings(resync=resync)
         self._watcher = InventoryWatcher(discover, self._publish, source=events, settings=settings, failed=failed)
@@ -55,9 +52,6 @@ class NodeSlices:
         if errors and not found.pools:
             # A host that cannot be read is not a host without devices.
             raise RuntimeError(f"found no devices, and left the published slices as they are: {errors[0]}")
-        if self._withdraw is not None:
-            self._withdraw()
-            self._withdraw = None
         held = frozenset(self._held())
         self.publisher.set([_named(pool, held, aside=self._aside) for pool in found.pools])
 

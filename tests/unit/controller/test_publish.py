@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from devalloc.api.decode import decode
 from devalloc.api.meta import PUBLISHED_BY
 from devalloc.api.pool import DevicePool
-from devalloc.controller.publish import INVENTORY, Published, Publisher, withdraw
-from devalloc.store import Event, EventType, Forbidden, NotServed, StoreError
+from devalloc.controller.publish import INVENTORY, Published, Publisher
+from devalloc.store import Event, EventType, StoreError
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fleets import gpu_pool
 
@@ -60,27 +60,6 @@ def test_leaves_other_nodes_and_hand_made_pools_alone(store: SQLiteStore, publis
     publisher.publish(found(gpu_pool("mine")))
     publisher.publish([])
     assert store.list().objects == before.objects
-
-
-def test_a_node_that_publishes_otherwise_takes_back_its_own_pools_alone(
-    store: SQLiteStore, publisher: Publisher
-) -> None:
-    publisher.publish(found(gpu_pool("a"), gpu_pool("b")))
-    Publisher(store, "other").publish(found(gpu_pool("theirs", node="other")))
-    store.create(found(gpu_pool("by-hand"))[0].to_manifest())
-    withdraw(store, "n")
-    assert {obj["metadata"]["name"] for obj in store.list("DevicePool").objects} == {"theirs", "by-hand"}
-
-
-@pytest.mark.parametrize("answer", [Forbidden("no right"), NotServed("no CRD")])
-def test_where_pools_may_not_be_read_none_are_taken_back(
-    store: SQLiteStore, monkeypatch: pytest.MonkeyPatch, answer: StoreError
-) -> None:
-    def refuse(*_: Any) -> None:
-        raise answer
-
-    monkeypatch.setattr(store, "list", refuse)
-    withdraw(store, "n")
 
 
 @pytest.mark.parametrize("node", ["n", "other"])

@@ -46,8 +46,9 @@ def test_a_node_that_publishes_slices_needs_neither_crds_nor_a_controller() -> N
 
 
 def test_where_pools_are_published_nobody_may_publish_slices() -> None:
-    names = {path_of(one) for one in manifests(Options(publish="pools"))}
-    assert not any("slices" in name for name in names)
+    rules = [rule for one in manifests(Options(publish="pools")) for rule in one.get("rules", ())]
+    verbs = {verb for rule in rules if "resourceslices" in rule.get("resources", ()) for verb in rule["verbs"]}
+    assert verbs == {"list", "delete"}, "what was published before is taken back"
     assert list(pods(Options(publish="pools"))) == ["devalloc-controller", "devalloc-node-pools", "devalloc-node-host"]
 
 
