@@ -228,6 +228,8 @@ class Cluster:
         loops = [health.Loop("DeviceClaims", claims.began, claims.failing, self.store.silent_seconds)]
         if others is not None:
             loops.append(health.Loop("ResourceClaims", others.began, others.failing, others.silent_seconds))
+        if self._permits is not None:
+            loops.append(health.Loop("permits", None, self._permits.failing))
         return health.Seen(
             controller.state, controller.beat, controller.taking_over, tuple(loops), controller.unanswered
         )

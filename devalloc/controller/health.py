@@ -21,7 +21,7 @@ LATE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A loop that answers claims. Moments are of the monotonic clock."""
+    """A loop that answers claims, or requests for permits. Moments are of the monotonic clock."""
 
     name: str
     began: float | None

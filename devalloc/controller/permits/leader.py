@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -68,10 +69,17 @@ class LeaderPermits:
         context, self._certificate = own([at.address], _LIFETIME)
         self._place: Place | None = None
         self._news = threading.Event()
+        self._unheard: float | None = None
+        self._untold: float | None = None
         settings = Settings(host=at.host, port=at.port, dump_port=None, tls=context, callers=NodeTokens(post))
         self.server = PermitServer(
             store, published(store), settings, right=right, shelf=shelf, namespace=namespace, on_ready=self._ready
         )
+
+    @property
+    def failing(self) -> float | None:
+        """Since when it does not listen, or nodes cannot be told where it does, by the monotonic clock."""
+        return min((since for since in (self._unheard, self._untold) if since is not None), default=None)
 
     def run(self, stop: threading.Event) -> None:
         """Serve, until ``stop``. A port that somebody else has is waited for: claims are answered without it."""
@@ -82,6 +90,7 @@ class LeaderPermits:
             try:
                 self.server.run(stop)
             except OSError as error:
+                self._unheard = time.monotonic() if self._unheard is None else self._unheard
                 why = os.strerror(error.errno or 0)
                 log.error("no permits are given: %s port %d (--permits): %s", self._at.host, self._at.port, why)
                 stop.wait(pause)
@@ -90,6 +99,7 @@ class LeaderPermits:
         telling.join(MOST_RETRY_SECONDS)
 
     def _ready(self, found: Addresses) -> None:
+        self._unheard = None
         self._place = Place(f"https://{_in_url(self._at.address)}:{found.requests[1]}/", self._certificate)
         self._news.set()
 
@@ -102,10 +112,12 @@ class LeaderPermits:
             if (place := self._place) is not None:
                 try:
                     self._write(place)
+                    self._untold = None
                     if not told:
                         self._on_serving(place.url)
                     told = True
                 except StoreError as error:
+                    self._untold = time.monotonic() if self._untold is None else self._untold
                     log.warning("nodes cannot be told where permits are given: %s; trying again", error)
                     pause = RETRY_SECONDS
             self._news.wait(pause)

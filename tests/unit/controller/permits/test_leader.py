@@ -4,6 +4,7 @@ is lost, is late, or is the last one of its process."""
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,7 @@ from devalloc.scaling.messages.plugin import PodName, decode
 from devalloc.scaling.permits.ledger import NOTHING
 from devalloc.scaling.permits.place import NAME, Place, place_of
 from devalloc.scaling.resources import Resources
+from devalloc.store import StoreError
 from devalloc.store.kubernetes import ApiError, KubernetesStore, writing
 from devalloc_node.agent.fetch import new_session
 from devalloc_node.agent.permits import HttpPermits
@@ -65,7 +67,7 @@ def kube() -> FakeKube:
 class Leading:
     """One process; it may be over any moment."""
 
-    def __init__(self, kube: FakeKube, name: str) -> None:
+    def __init__(self, kube: FakeKube, name: str, port: int = 0) -> None:
         self.client = FakeClient(kube)
         self.is_led = True
         self.store = KubernetesStore(self.client, may_write=lambda: self.is_led)  # type: ignore[arg-type]
@@ -76,7 +78,7 @@ class Leading:
             self.client.create,
             Singles(self.client, NAMESPACE, lambda: self.is_led),  # type: ignore[arg-type]
             NAMESPACE,
-            Listening("127.0.0.1", 0, "127.0.0.1"),
+            Listening("127.0.0.1", port, "127.0.0.1"),
             on_serving=self.urls.append,
         )
 
@@ -176,6 +178,32 @@ def test_where_it_is_comes_back_when_somebody_takes_it_away(kube: FakeKube, monk
         until(lambda: path in kube.objects, "it is written again")
         kube.replace(path, {**kube.get(path), "data": {"url": "https://10.0.0.1/"}})
         until(lambda: kube.get(path)["data"].get("url") == process.urls[0], "and mended")
+
+
+def test_since_when_nobody_can_ask_for_permits_is_known(kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By it the controller is not ready: for its port is taken, or the ConfigMap may not be written."""
+    monkeypatch.setattr("devalloc.controller.permits.leader.RETRY_SECONDS", 0.01)
+    stop = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        process = Leading(kube, "one", other.getsockname()[1])
+        permits, write = process.permits, process.permits._write
+
+        def forbidden(place: Place) -> None:
+            raise StoreError("forbidden")
+
+        monkeypatch.setattr(permits, "_write", forbidden)
+        assert permits.failing is None
+        thread = threading.Thread(target=permits.run, args=(stop,), daemon=True)
+        thread.start()
+        until(lambda: permits.failing is not None, "the port is another's")
+        assert permits._untold is None
+    until(lambda: permits._unheard is None and permits.failing is not None, "it listens, and nodes cannot be told")
+    monkeypatch.setattr(permits, "_write", write)
+    until(lambda: process.urls and permits.failing is None, "it gives permits")
+    stop.set()
+    thread.join(60)
+    process.store.close()
+    assert not thread.is_alive()
 
 
 # -- faults ------------------------------------------------------------------------------------------------------------
