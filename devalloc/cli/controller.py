@@ -169,10 +169,7 @@ def controller(
         def answered(done: Round) -> None:
             for key in done.granted:
                 display.say(f"{key} {'placed' if key.kind == 'VirtualMachine' else 'allocated'}")
-            display.state(
-                f"pools {done.pools}, devices {done.devices} ({done.available} available), "
-                f"claims {done.claims} ({done.allocated} allocated, {done.waiting} waiting)"
-            )
+            display.state(done.in_words)
 
         process = Cluster(
             connect(kubeconfig),

@@ -179,7 +179,4 @@ def _of_node(*, env: bool) -> list[str]:
 def _answered(display: Display, done: Round) -> None:
     for key in done.granted:
         display.say(f"{key} {'placed' if key.kind == 'VirtualMachine' else 'allocated'}")
-    display.state(
-        f"pools {done.pools}, devices {done.devices} ({done.available} available), "
-        f"claims {done.claims} ({done.allocated} allocated, {done.waiting} waiting)"
-    )
+    display.state(done.in_words)

@@ -101,10 +101,20 @@ class Round:
     devices: int
     available: int
     """Devices that could still be allocated. Numbers of pools and devices are as of the last count."""
+    is_counted: bool
+    """Whether there are as many pools as were counted then: they may have come since."""
     problems: Sequence[str]
     """Objects that the solver left out, and why."""
     optimal: bool
     seconds: float
+
+    @property
+    def in_words(self) -> str:
+        """How much there is, without what was not counted."""
+        claims = f"claims {self.claims} ({self.allocated} allocated, {self.waiting} waiting)"
+        if not self.is_counted:
+            return claims
+        return f"pools {self.pools}, devices {self.devices} ({self.available} available), {claims}"
 
 
 class Allocator:
@@ -137,6 +147,8 @@ class Allocator:
         self._now = now
         self._clock = clock
         self._counted = -math.inf
+        self._pools_then = 0
+        """How many there were, those too that cannot be read, when they were counted."""
         """When it was counted last what is available, by ``clock``."""
         self._numbers = 0, 0, 0
         """Of pools, devices and available devices then."""
@@ -214,9 +226,11 @@ class Allocator:
         self._own_writes = {obj["metadata"]["resourceVersion"] for key, obj in written.items() if key not in freed}
         self._seen = {**objects, **written}
         state = self._with_cordons(self._seen.values())
+        pools = sum(obj["kind"] == "DevicePool" for obj in state)
         self._is_behind = self._clock() - self._counted < self._settings.availability
         if not self._is_behind:
             self._publish_availability(state)
+            self._pools_then = pools
         self._publish_counts(state)
         claims = claims_among(state)
         waiting = [c for c in claims if not allocations(c) and not is_deleting(c)]
@@ -231,6 +245,7 @@ class Allocator:
             pools=self._numbers[0],
             devices=self._numbers[1],
             available=self._numbers[2],
+            is_counted=pools == self._pools_then,
             problems=problems,
             optimal=answer["optimal"],
             seconds=answer["seconds"],

@@ -393,6 +393,17 @@ class TestLoop:
 class TestAvailabilityNowAndThen:
     """On a cluster each write of availableDevices is a request: they wait for each other, and never for long."""
 
+    def test_what_was_counted_before_there_were_any_pools_is_not_told(self, store: SQLiteStore) -> None:
+        """As where a round is decided again: "pools 0" was said of a cluster with pools."""
+        now = [1000.0]
+        allocator = Allocator(store, settings=AllocateSettings(availability=10.0), clock=lambda: now[0])
+        assert allocator.round().in_words == "pools 0, devices 0 (0 available), claims 0 (0 allocated, 0 waiting)"
+        fill(store, gpu_pool(), gpu_class(), gpu_claim("a"))
+        assert allocator.round().in_words == "claims 1 (1 allocated, 0 waiting)"
+        now[0] += 10
+        counted = "pools 1, devices 2 (1 available), claims 1 (1 allocated, 0 waiting)"
+        assert allocator.round().in_words == counted
+
     def test_it_is_written_when_it_is_due_and_then_without_another_round(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=4), gpu_class(), gpu_claim("a"))
         rounds: list[Round] = []
