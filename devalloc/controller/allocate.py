@@ -187,7 +187,9 @@ class Allocator:
                 self._progress(done)
                 if self._is_unfinished:
                     stop.wait(self._settings.retry)
-                elif not self._is_again:
+                elif self._is_again:
+                    stop.wait(self._settings.batch)  # who writes a group writes its claims one by one
+                else:
                     self._wait(done.resource_version, stop)
             except Expired:
                 continue
