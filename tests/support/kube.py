@@ -6,6 +6,7 @@ the rights that Kubernetes gives such a component (Node and RBAC authorization, 
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import secrets
@@ -110,6 +111,8 @@ class Cluster:
         try:
             with urllib.request.urlopen(request, timeout=60, context=context) as response:
                 return Answer(response.status, json.load(response), response.headers.get_all("Warning") or [])
+        except http.client.HTTPException as cut:  # the server ended in the middle of its answer
+            raise ConnectionError(f"{method} {path}: {cut!r}") from cut
         except urllib.error.HTTPError as error:
             text = error.read().decode(errors="replace")
             try:

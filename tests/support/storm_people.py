@@ -7,6 +7,7 @@ controller that takes back what pods had) is played by ``Kubernetes``.
 
 from __future__ import annotations
 
+import http.client
 import random
 import threading
 import time
@@ -42,7 +43,7 @@ def ask(request: Callable[[], Answer]) -> Answer:
             if answer.status < 500 and not is_beginning:
                 return answer
             error: object = answer.message
-        except (OSError, ValueError) as broken:
+        except (OSError, ValueError, http.client.HTTPException) as broken:
             error = broken
         assert time.monotonic() < deadline, f"the API server does not come back: {error}"
         time.sleep(0.2)
