@@ -196,6 +196,7 @@ def store_machines(
     ``not_ours``: whether somebody else listens where our own server of permits should. He may have another ledger, so
     that nobody is asked meanwhile.
     """
+    from devalloc_node.service.watching import machine_change
     from devalloc_node.vms import Settings, VirtualMachines
 
     settings = Settings(resync=node.settings.resync, grace=node.settings.grace)
@@ -206,7 +207,7 @@ def store_machines(
         scalers = Scalers(
             node.platform,
             node.settings.scaling,
-            changed=lambda key: node.pulse.beat(),
+            changed=lambda key: node.pulse.beat(machine_change(key)),
             registry=node.metrics.registry,
             may_ask=lambda: not_ours is None or not not_ours.is_set(),
             whom=whom,
@@ -216,7 +217,9 @@ def store_machines(
     if node.settings.runners:
         from devalloc_node.agent.runners import Runners
 
-        runners = Runners(node.platform, node.settings.runners, changed=lambda key: node.pulse.beat())
+        runners = Runners(
+            node.platform, node.settings.runners, changed=lambda key: node.pulse.beat(machine_change(key))
+        )
     machines = VirtualMachines(
         store,
         node.platform,

@@ -71,7 +71,8 @@ class HeldClaims:
 
     def plugs(self, key: str) -> list[Plug]:
         """The devices of claims in a machine."""
-        return [plug for held in self.held() for plug in held.plugs if plug.machine == key]
+        owners = self.journal.owners(ATTACHMENT, f"{key}/")
+        return [plug for uid in owners for held in self.held(uid) for plug in held.plugs if plug.machine == key]
 
     def plugs_of(self, ref: ClaimRef) -> list[Plug]:
         """The devices of a claim in machines."""

@@ -36,7 +36,7 @@ from devalloc_node.plan import planned, refused, rehearsed
 from devalloc_node.platform import Platform
 from devalloc_node.prepared import Prepared
 from devalloc_node.recorded import recorded
-from devalloc_node.service.watching import Pulse
+from devalloc_node.service.watching import CLAIMS, Pulse, machine_change
 from devalloc_node.settings import NodeSettings
 from devalloc_node.step import ATTACHMENT, Step
 from devalloc_node.survey import Survey
@@ -88,7 +88,7 @@ class Node:
         self.machines = Machines(
             replace(settings.machines, lent=None if self.warm is None else self.warm.config.paused.run),
             journal,
-            changed=lambda key: self.pulse.beat(),
+            changed=lambda key: self.pulse.beat(machine_change(key)),
             ended=lambda: self.metrics.ended(),
             host=settings.capacity,
             homes=self.homes,
@@ -169,9 +169,9 @@ class Node:
 
     # What one part tells the others.
 
-    def claims_changed(self) -> None:
-        """What is prepared is another thing to watch, to publish and to tell."""
-        self.pulse.beat()
+    def claims_changed(self, *changed: str) -> None:
+        """What is prepared is another thing to watch, to publish and to tell. ``changed``: as ``Pulse.beat``."""
+        self.pulse.beat(*(changed or (CLAIMS,)))
         self.health.poke()
         self.telling.soon()
         self.survey.republish()

@@ -24,6 +24,8 @@ class Records(Protocol):
 
     def steps(self, owner: str) -> Sequence[StepRecord]: ...
 
+    def owners(self, kind: str, targets: str) -> Sequence[str]: ...
+
     def setting(self, name: str) -> str | None: ...
 
     def set(self, name: str, value: str) -> None: ...
@@ -65,6 +67,16 @@ class Machines(Protocol):
     def list(self) -> Sequence[Machine]: ...
 
     def get(self, key: str) -> Machine | None: ...
+
+    def owner(self, key: str) -> str | None:
+        """The UID of the object that a machine was made for, or empty; None: no machine is known by that key."""
+
+    def owners(self) -> Mapping[str, str]:
+        """As ``owner``, of all machines by their keys. Asks nobody but the journal."""
+
+    def is_as_seen(self, key: str) -> bool:
+        """Whether a machine still runs as it did when ``get`` last saw it, for a fraction of what ``get`` costs. False
+        also if that cannot be said."""
 
     def start(self, machine: VirtualMachine, deadline: Deadline, *, as_it_was: bool = False) -> None:
         """With its CPUs stopped. One that runs already as it is wanted stays as it is. ``as_it_was``: with the amounts

@@ -24,6 +24,7 @@ from devalloc_node.machine.translate import spec_of
 from devalloc_node.machine.view import Amounts, Machine, Plug
 from devalloc_node.parts import Machines
 from devalloc_node.prepared import Prepared
+from devalloc_node.service.watching import claim_change, machine_change
 
 log = logging.getLogger(__name__)
 
@@ -43,9 +44,9 @@ class Platform:
         *,
         node_name: str,
         kind: str | None = None,
-        changed: Callable[[], None] = lambda: None,
+        changed: Callable[..., None] = lambda *changed: None,
     ) -> None:
-        """``kind``: of claims. ``changed`` is called after every change."""
+        """``kind``: of claims. ``changed`` is called after every change with what changed, as ``Pulse.beat``."""
         self.node_name = node_name
         self.machines = machines
         self.claims = claims
@@ -63,7 +64,7 @@ class Platform:
 
     def prepare(self, ref: ClaimRef, due: Deadline, *, caller: str = "") -> Held:
         """Make a claim's devices ready. Raises NodeError."""
-        with self._telling():
+        with self._telling(_change_of(ref)):
             self._prepared(ref, due, caller)
         (held,) = self.claims.held(ref.uid)
         return held
@@ -72,7 +73,7 @@ class Platform:
         """Undo it, out of machines first; returns the machines that were ended for it (``force`` only)."""
         inside = {plug.machine for plug in self.claims.plugs_of(ref)}
         running = {key for key in inside if self._runs(key)}
-        with self._telling():
+        with self._telling(_change_of(ref)):
             self._engine.unprepare(ref, due, force=force, caller=caller)
         return sorted(key for key in running if force and not self._runs(key))
 
@@ -80,7 +81,7 @@ class Platform:
 
     def attach(self, ref: ClaimRef, key: str, due: Deadline, *, owner: str = "", caller: str = "") -> list[Plug]:
         """Put all devices of a claim into a machine that runs, or none; prepares it where need be. Raises NodeError."""
-        with self._changing(key, due):
+        with self._changing(key, due), self._telling(_change_of(ref)):
             self._started(key, owner)
             self.claims.only_in(ref, key)
             was_held = self.claims.journal.claim(ref.uid) is not None
@@ -96,7 +97,7 @@ class Platform:
         self, ref: ClaimRef, key: str, due: Deadline, *, owner: str = "", force: bool = False, caller: str = ""
     ) -> bool | None:
         """Take a claim's devices out of a machine; whether the machine was ended for it. None: it had none of them."""
-        with self._changing(key, due):
+        with self._changing(key, due), self._telling(_change_of(ref)):
             self._owned(key, owner)
             ran = self._runs(key)
             plugs = [plug for plug in self.claims.plugs_of(ref) if plug.machine == key]
@@ -383,15 +384,19 @@ class Platform:
         with self.claims.exclusive(f"machine/{key}", due.capped(patience)):
             if due.passed:  # what is begun now could only be told as unknown
                 raise Failed("DeadlineExceeded", f"no time was left when the turn to change machine {key} came")
-            with self._telling():
+            with self._telling(machine_change(key)):
                 yield
 
     @contextmanager
-    def _telling(self) -> Iterator[None]:
+    def _telling(self, changed: str) -> Iterator[None]:
         try:
             yield
         finally:
-            self._changed()
+            self._changed(changed)
+
+
+def _change_of(ref: ClaimRef) -> str:
+    return claim_change(f"{ref.namespace}/{ref.name}")
 
 
 def _note(what: str, key: str, caller: str, **more: object) -> None:

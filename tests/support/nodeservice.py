@@ -68,7 +68,7 @@ def platform_of(
         held,
         machines,
         node_name="node-a",
-        changed=pulse.beat if pulse is not None else lambda: None,
+        changed=pulse.beat if pulse is not None else lambda *changed: None,
     )
 
 

@@ -36,6 +36,9 @@ class ToyMachines:
     """Seconds that guests were given to power down."""
     given: dict[str, float] = field(default_factory=dict)
     """Seconds that there were for starts."""
+    as_seen: set[str] = field(default_factory=set)
+    """Machines that are said to run as they did."""
+    glances: list[str] = field(default_factory=list)
     slots: int = 4
     forgotten: dict[str, Machine] = field(default_factory=dict)
     """Machines that live and that nothing is known of."""
@@ -50,6 +53,16 @@ class ToyMachines:
 
     def get(self, key: str) -> Machine | None:
         return self.known.get(key)
+
+    def owner(self, key: str) -> str | None:
+        return self.known[key].uid if key in self.known else None
+
+    def owners(self) -> Mapping[str, str]:
+        return {key: machine.uid for key, machine in self.known.items()}
+
+    def is_as_seen(self, key: str) -> bool:
+        self.glances.append(key)
+        return key in self.as_seen
 
     def guest_addresses(self, key: str) -> Mapping[str, str]:
         ids = [target.partition(f"{key}/")[2] for target in self.devices if target.startswith(f"{key}/")]

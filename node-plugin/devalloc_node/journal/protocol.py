@@ -24,6 +24,9 @@ class Reader(Protocol):
     def steps(self, owner: str) -> Sequence[StepRecord]:
         """In the order in which they were begun."""
 
+    def owners(self, kind: str, targets: str) -> Sequence[str]:
+        """Who has steps of a kind whose targets begin with ``targets``, which ends with a slash."""
+
     def shared(self) -> Sequence[str]:
         """Names of everything shared that has steps. Withheld devices are not among them."""
 

@@ -136,6 +136,11 @@ class SQLiteJournal:
     def steps(self, owner: str) -> Sequence[StepRecord]:
         return [_step(row) for row in self._rows(f"SELECT {STEP} FROM steps WHERE owner = ? ORDER BY id", owner)]
 
+    def owners(self, kind: str, targets: str) -> Sequence[str]:
+        query = "SELECT owner FROM steps WHERE kind = ? AND target >= ? AND target < ? GROUP BY owner ORDER BY min(id)"
+        end = targets.removesuffix("/") + chr(ord("/") + 1)  # so that the index on targets finds them
+        return [owner for (owner,) in self._rows(query, kind, targets, end)]
+
     def shared(self) -> Sequence[str]:
         rows = self._rows("SELECT DISTINCT owner FROM steps WHERE owner LIKE '%/%' ORDER BY owner")
         return [name for (name,) in rows if not name.startswith(WITHHELD)]

@@ -43,11 +43,10 @@ class Deaths:
                 return
         self._tell(name)
 
-    def watches(self, name: str, process: Process) -> bool:
-        """Whether the end of this very process will be told."""
+    def watches(self, name: str) -> bool:
+        """Whether the process that is watched under a name lives: its end is still to be told."""
         with self._mutex:
-            known = self._watched.get(name)
-            return known is not None and known[0] == process
+            return name in self._watched
 
     def leave(self, name: str) -> None:
         """Watch it no more."""

@@ -11,13 +11,12 @@ from devalloc_node.machine import logs, plain
 from devalloc_node.machine.kept import Kept, suppress_and_log
 from devalloc_node.machine.looks import LOOK_SECONDS
 from devalloc_node.machine.machines import Machines
-from devalloc_node.machine.records import MACHINES
 from devalloc_node.machine.spec import machine_id
 
 LOG = logging.getLogger(__name__)
-LOG_SECONDS = 5.0
+LOG_SECONDS = 10.0
 """How often it is looked whether a guest has filled a log: a guest writes as much as it likes."""
-TIDY_SECONDS = 60.0
+TIDY_SECONDS = 300.0
 """How often QEMU is looked at for what no device stands on any more."""
 
 
@@ -31,8 +30,7 @@ def keep(machines: Machines, stop: threading.Event) -> None:
         is_due = time.monotonic() >= tidied + TIDY_SECONDS
         tidied = time.monotonic() if is_due else tidied
         try:
-            machines.settle()
-            for key in machines.records.records(MACHINES):
+            for key in machines.settle():
                 logs.trim(machines.config, machine_id(key))
                 with suppress_and_log(key):
                     if is_due:

@@ -25,6 +25,7 @@ from devalloc_node.machine.process import Process, alive
 from devalloc_node.machine.records import MACHINES, MachineRecord, Records, content_of, record_of
 from devalloc_node.machine.spec import PlainDevice, machine_id
 from devalloc_node.machine.view import Amounts, Machine
+from devalloc_node.step import Value
 
 LOG = logging.getLogger(__name__)
 
@@ -79,6 +80,28 @@ class Kept:
             record, look = record.become(record.state, "MachineBusy", busy), replace(look, problem=None)
         return view(record, process, look, self.config)
 
+    def owner(self, key: str) -> str | None:
+        """The UID of the object that a machine was made for, or empty; None: no machine is known by that key."""
+        content = self.records.record(MACHINES, key)
+        return None if content is None else _owner_of(content)
+
+    def owners(self) -> Mapping[str, str]:
+        """As ``owner``, of all machines by their keys."""
+        return {key: _owner_of(content) for key, content in self.records.records(MACHINES).items()}
+
+    def is_as_seen(self, key: str) -> bool:
+        """Whether a machine lives and its CPUs do what they did when it was last looked at. One question to QEMU."""
+        last = self._looks.last(key)
+        if last is None or last.problem is not None:
+            return False
+        try:
+            record, _ = self.running(key)
+            with self.line(record) as monitor:
+                status = monitor.execute("query-status", deadline=Deadline.after(LOOK_SECONDS))["status"]
+                return bool(record.state == "running" and status == last.status)
+        except NodeError:
+            return False
+
     def guest_addresses(self, key: str) -> Mapping[str, str]:
         """Where its guest finds the devices plugged in, by the ids of devices; nothing where nobody answers."""
         content = self.records.record(MACHINES, key)
@@ -93,12 +116,14 @@ class Kept:
         return {name.removesuffix(first): address for name, address in found.items() if name.endswith(first)}
 
     def to_restart(self) -> Sequence[VirtualMachine]:
-        """Machines that should run by their restart policy and do not: after a reboot, because they ended, or because
-        their start was cut off (or is under way) before their CPUs ran."""
+        """Machines of no object that should run by their restart policy and do not: after a reboot, because they ended,
+        or because their start was cut off (or is under way) before their CPUs ran."""
         found: list[VirtualMachine] = []
         if self.config.dry_run:
             return found
         for key, content in self.records.records(MACHINES).items():
+            if _owner_of(content):  # who looks after its object looks after it
+                continue
             with suppress_and_log(key):
                 record = record_of(key, content)
                 if record.spec.adopt or not record.spec.running:
@@ -198,6 +223,14 @@ class Kept:
             seen = amounts.observe(record, self.config, monitor, self.process_of(record), due)
             status = str(monitor.execute("query-status", deadline=due)["status"])
             return seen, plain.plugged(monitor, due), status, amounts.under_way(record, monitor, seen, due)
+
+
+def _owner_of(content: Mapping[str, Value]) -> str:
+    """From what is recorded, without reading all of it: this is asked often. Empty if it cannot be read."""
+    manifest = content.get("manifest")
+    metadata = manifest.get("metadata") if isinstance(manifest, dict) else None
+    uid = metadata.get("uid") if isinstance(metadata, dict) else None
+    return uid if isinstance(uid, str) else ""
 
 
 @contextmanager

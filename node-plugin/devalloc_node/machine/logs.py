@@ -29,9 +29,13 @@ def last_words(config: MachineConfig, machine_id: str, name: str = "qemu.log") -
 
 def trim(config: MachineConfig, machine_id: str) -> None:
     """Empty logs that a guest has filled; QEMU appends, so it goes on at the start."""
+    folder = str(config.folder(machine_id))
     for name in ("console.log", "qemu.log"):
+        path = f"{folder}/{name}"
         with suppress(OSError):
-            fd = os.open(config.folder(machine_id) / name, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            if os.lstat(path).st_size <= config.log_bytes:  # nearly always: this is done for all, again and again
+                continue
+            fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 info = os.fstat(fd)
                 if stat.S_ISREG(info.st_mode) and info.st_size > config.log_bytes:

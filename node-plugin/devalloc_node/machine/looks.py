@@ -81,6 +81,11 @@ class Looks:
             problem = Unknown("MonitorSilent", silent)
             self._keep(record, replace(last, until=time.monotonic() + _FRESH_SECONDS, problem=problem))
 
+    def last(self, key: str) -> Look | None:
+        """What was seen last, however long ago; None if nothing was since the machine was changed."""
+        with self._mutex:
+            return self._last.get(key)
+
     def _at_last(self, record: MachineRecord) -> Look:
         with self._mutex:
             return self._last.get(record.spec.key, Look())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
@@ -65,9 +65,10 @@ class Machines(Kept):
         """Find the machines of an earlier run of the plugin: those that live are watched, the others are noted."""
         self._settling.recover()
 
-    def settle(self) -> None:
-        """The same of those that another plugin on this state folder has started since, or was busy with then."""
-        self._settling.settle()
+    def settle(self) -> Collection[str]:
+        """The same of those that another plugin on this state folder has started since, or was busy with then. Returns
+        the keys of all machines."""
+        return self._settling.settle()
 
     # How it comes and goes.
 

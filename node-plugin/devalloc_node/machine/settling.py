@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from devalloc_node.audit import audit
@@ -15,7 +15,7 @@ from devalloc_node.machine.deaths import Deaths
 from devalloc_node.machine.kept import Kept, suppress_and_log
 from devalloc_node.machine.looks import LOOK_SECONDS, ended
 from devalloc_node.machine.process import Process
-from devalloc_node.machine.records import MACHINES, MachineRecord
+from devalloc_node.machine.records import MACHINES, MachineRecord, record_of
 from devalloc_node.machine.spec import machine_id
 
 LOG = logging.getLogger(__name__)
@@ -56,12 +56,15 @@ class Settling:
                         process.pid,
                     )
 
-    def settle(self) -> None:
+    def settle(self) -> Collection[str]:
         """Settle those that are not as they are known: another plugin on this state folder has started them, or was
-        busy with them when this one began, or was killed in the middle of it."""
-        for key in self._kept.records.records(MACHINES):
+        busy with them when this one began, or was killed in the middle of it. Returns the keys of all machines."""
+        records = self._kept.records.records(MACHINES)
+        for key, content in records.items():
             with suppress(NodeError, OSError):  # said by ``recover``, and by who asks for it: this is done too often
-                if (record := self._kept.find(key)) is None or self._is_settled(record):
+                if content.get("state") == "running" and self._deaths.watches(key):
+                    continue  # nearly all, nearly always: it is not even read
+                if self._is_settled(record_of(key, content)):
                     continue
                 with suppress_and_log(key):
                     try:
@@ -69,12 +72,13 @@ class Settling:
                     except Failed as error:
                         if error.code != "MachineBusy":  # who is busy with it sees to it
                             raise
+        return records.keys()
 
     def _is_settled(self, record: MachineRecord) -> bool:
         process = self._kept.process_of(record)
         if process is None:
             return record.state in ("stopped", "failed")
-        return record.state == "running" and self._deaths.watches(record.spec.key, process)
+        return record.state == "running" and self._deaths.watches(record.spec.key)
 
     def watch(self, key: str, process: Process) -> None:
         """Have it noted when this process, which is the machine, ends."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from devalloc.api.quantity import NANO, Format, Quantity
@@ -141,6 +142,7 @@ class MachineSpec:
         return self.memory.most - self.memory.least
 
 
+@lru_cache(maxsize=4096)
 def machine_id(key: str) -> str:
     """The name of a machine's files. Names are at most 316 characters and a socket's path 107: hence a hash."""
     plain = "".join(c if c.isascii() and (c.isalnum() or c == "-") else "-" for c in key.partition("/")[2])

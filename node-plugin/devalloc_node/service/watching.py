@@ -7,13 +7,27 @@ that with how things are *now*: what changed five times meanwhile is told once.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from typing import TypeVar
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
+
+
+CLAIMS = "claims"
+"""A change of claims, and of which ones is not known."""
+
+
+def machine_change(key: str) -> str:
+    """A change of the machine ``namespace/name``."""
+    return f"machine {key}"
+
+
+def claim_change(key: str) -> str:
+    """A change of what this node holds for the claim ``namespace/name``."""
+    return f"claim {key}"
 
 
 class Told(Enum):
@@ -26,18 +40,29 @@ class Told(Enum):
 
 
 class Pulse:
-    """Counts changes, so that those who wait for one miss none."""
+    """Counts changes, so that those who wait for one miss none, and says what changed to those who follow it."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._count = 0
+        self._followers: list[Callable[[Sequence[str]], None]] = []
 
     @property
     def count(self) -> int:
         return self._count
 
-    def beat(self) -> None:
-        """Something changed, or somebody should look whether to go on."""
+    def follow(self, hear: Callable[[Sequence[str]], None]) -> None:
+        """Call ``hear`` at each beat with what changed; from any thread, so it must be quick."""
+        self._followers.append(hear)
+
+    def beat(self, *changed: str) -> None:
+        """Something changed, or somebody should look whether to go on.
+
+        ``changed``: what, as ``machine_change`` and ``claim_change`` say it, or ``CLAIMS``. Empty: nothing that a
+        follower acts on.
+        """
+        for hear in self._followers:
+            hear(changed)
         with self._changed:
             self._count += 1
             self._changed.notify_all()

@@ -24,6 +24,8 @@ class _Run:
     """When that was noticed."""
     quick: int
     """How many runs in a row did not last, with this one once it ended."""
+    generation: int | None = None
+    """Of the spec that it was started by."""
 
 
 class Backoff:
@@ -34,17 +36,18 @@ class Backoff:
         self._mutex = threading.Lock()
         self._runs: dict[str, _Run] = {}
 
-    def begun(self, key: str) -> None:
-        """It was started now, or that was tried."""
-        with self._mutex:
-            quick = self._runs[key].quick if key in self._runs else 0
-            self._runs[key] = _Run(self._clock(), None, quick)
-
-    def left(self, key: str) -> float:
-        """Seconds until one that is seen not to run may be started; 0 for now."""
+    def begun(self, key: str, generation: int | None = None) -> None:
+        """It was started now, or that was tried, by a spec of that generation."""
         with self._mutex:
             last = self._runs.get(key)
-            if last is None:
+            quick = last.quick if last is not None and last.generation == generation else 0
+            self._runs[key] = _Run(self._clock(), None, quick, generation)
+
+    def left(self, key: str, generation: int | None = None) -> float:
+        """Seconds until one that is seen not to run may be started; 0 for now, and for another spec than before."""
+        with self._mutex:
+            last = self._runs.get(key)
+            if last is None or last.generation != generation:
                 return 0.0
             now = self._clock()
             if last.ended is None:

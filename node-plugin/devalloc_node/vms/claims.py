@@ -4,7 +4,7 @@ those that it holds."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from devalloc.api import meta
@@ -38,6 +38,11 @@ class Due:
     why: str
     unless_allocated: bool = False
     """Not if it holds devices by now: it was prepared after the claims were listed."""
+
+    @property
+    def depends(self) -> Hashable:
+        """What must change for it to be worth another try before its time."""
+        return self.ref, self.force
 
 
 def ready(vm: VirtualMachine, claims: Claims, node_name: str) -> tuple[list[ClaimRef], Outcome | None]:
@@ -82,7 +87,7 @@ def has_left(ref: ClaimRef, vm: VirtualMachine, claims: Claims) -> bool:
 
 
 def due(
-    claims: Iterable[Object], machines: Iterable[Object], held: Sequence[Held], node_name: str, kept: Collection[str]
+    claims: Iterable[Object], machines: Iterable[Object], held: Sequence[Held], node_name: str, kept: Container[str]
 ) -> list[Due]:
     """The claims of this node that are to be unprepared now. ``kept``: keys of machines that were made for objects.
 

@@ -106,14 +106,14 @@ class Keeper:
                 return waits
             if machine is not None and (over := self._over(vm, machine)) is not None:
                 return over
-            if (early := self._too_early(key, machine)) is not None:
+            if (early := self._too_early(vm, machine)) is not None:
                 return early
             if self._is_unplaced(held, vm) or not self._is_announced(held, vm):
                 return Outcome("NotPlaced", objects.why_not_admitted(held))
             begins = vm if self._scaling is None else as_permitted(vm, held)
             due = Deadline.after(WORK_SECONDS + spec_of(begins).locking_seconds)
             self._platform.create(begins, refs, due, caller=CALLER)
-            self._backoff.begun(key)
+            self._backoff.begun(key, vm.metadata.generation)
             machine = self._platform.machine(key)
         if self.scaling(key) is None:  # else its load says what it should have
             self._platform.want(key, asked_of(spec_of(vm)))
@@ -231,9 +231,11 @@ class Keeper:
             return True
         return objects.announce(self._store, held, node, vm.spec, asked_of(spec_of(vm)))
 
-    def _too_early(self, key: str, machine: Machine | None) -> Outcome | None:
+    def _too_early(self, vm: VirtualMachine, machine: Machine | None) -> Outcome | None:
         """Where it ends again and again."""
-        if machine is None or machine.is_paused or not (left := self._backoff.left(key)):
+        if machine is None or machine.is_paused:
+            return None
+        if not (left := self._backoff.left("/".join(vm.key), vm.metadata.generation)):
             return None
         why = machine.message or "it ended"
         return Outcome(machine.reason or "MachineEnded", f"{why}; it is started again in {left:.0f} s", left)

@@ -1,9 +1,10 @@
 """The loop from the VirtualMachine objects of a store to the machines of this node.
 
-A round looks at the objects, the claims and what there is, and has each machine brought nearer to its object by a
-thread of its own, so that a guest that takes its time to power down holds nobody up. Nothing is remembered that
-matters: a round after a crash sees the same as one without it. What cannot be done yet is tried again, ever more
-rarely, and at once when its object, one of its claims or the machine changes.
+It is a work queue. What changed (an object, a claim, a machine) queues the machines that it concerns, and workers bring
+these nearer to their objects. So a guest that takes its time to power down holds nobody up, and a round costs what
+changed, not what exists. Nothing is remembered that matters: a loop that starts after a crash does the same as one
+that never ended. What cannot be done yet is retried, ever more rarely, and at once when something that it depends on
+changes.
 """
 
 from __future__ import annotations
@@ -11,24 +12,25 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Container, Hashable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
-from devalloc.api.meta import RELEASE
-from devalloc.store import Expired, NotFound, Object, Store, StoreError, Unusable
+from devalloc.api.meta import ALLOCATED_NODE, RELEASE
+from devalloc.store import Event, EventType, Expired, NotFound, Object, Store, StoreError, Unusable
 from devalloc_node import marks
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
+from devalloc_node.held import Held
 from devalloc_node.machine.view import Machine
 from devalloc_node.platform import Platform
-from devalloc_node.service.watching import Pulse
+from devalloc_node.service.watching import CLAIMS, Pulse, machine_change
 from devalloc_node.vms import claims as claimed
 from devalloc_node.vms import objects
 from devalloc_node.vms.claims import Claims
 from devalloc_node.vms.keeper import Keeper
-from devalloc_node.vms.outcome import Outcome
 from devalloc_node.vms.running import Runners
 from devalloc_node.vms.scaling import Scaling
 
@@ -38,6 +40,16 @@ WORK_SECONDS = 90.0
 """For removing a machine whose object is gone."""
 _IDENTITY = "identity/VirtualMachine"
 KINDS = (objects.KIND, "DeviceClaim")
+_GLANCES = 14
+"""A machine that is as its object says, and of which nothing changed, is only asked whether it still runs when its turn
+comes: so many times, and then it is worked on all the same."""
+_GLANCE_RESYNCS = 2
+"""Pauses of ``resync`` between such glances: they are for what neither the kernel nor QEMU's end tells of, such as a
+disk that failed."""
+_HEARD_AT_MOST = 20_000
+"""Changes that wait for a round; more are not kept, and all objects are listed instead."""
+ClaimKey = tuple[str, str]
+"""Namespace and name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +75,20 @@ class _Turn:
     """When something is due again."""
 
     seen: Hashable = None
-    """What it depended on when it was last looked at."""
+    """What it depended on when it was last worked on."""
     failures: int = 0
     at: float = 0.0
+    ended: float = 0.0
+    """When the last work on it ended."""
+    glances: int = 0
+    """Since it was last worked on."""
+    runs: bool = False
+    """Whether its machine ran when it was last looked at."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether a glance is enough when its time comes."""
+        return self.runs and not self.failures and self.seen is not None and self.glances < _GLANCES
 
 
 class VirtualMachines:
@@ -84,31 +107,55 @@ class VirtualMachines:
         scaling: Scaling | None = None,
         runners: Runners | None = None,
     ) -> None:
-        """``pulse`` beats when a machine changed. ``removed`` is told ``machine`` when one whose object is gone was
-        removed, for the metrics. ``spawn`` has something done in another thread."""
+        """``pulse`` says which machines and claims changed. ``removed`` is called with ``machine`` when one whose
+        object is gone was removed, for the metrics. ``spawn`` has something done in another thread."""
         self._store = store
         self._platform = platform
-        self._pulse = pulse
         self._settings = settings or Settings()
         self._removed = removed
         self._clock = clock
         self._keeper = Keeper(store, platform, clock=clock, scaling=scaling, runners=runners)
-        self._turns: dict[str, _Turn] = {}
-        self._busy: set[str] = set()
-        self._seen: set[str] = set()
-        """What there was to look at in this round."""
         self._spawn = spawn or _in_thread
+        self._wake = Pulse()
+        """Beats when there may be something to begin."""
+        self._mutex = threading.Lock()
+        """For what other threads write: the next three."""
+        self._heard: list[Event | str] = []
+        self._is_stale = True
+        """Whether changes were missed, so that all objects must be listed."""
+        self._is_room = False
+        """Whether this node has given something back that others may wait for."""
+        self._machines: dict[str, Object] = {}
+        """VirtualMachines by UID."""
+        self._uids: dict[str, str] = {}
+        """Their UIDs by key."""
+        self._claims: dict[ClaimKey, Object] = {}
+        self._users: dict[ClaimKey, set[str]] = {}
+        """UIDs of the VirtualMachines that name a claim."""
+        self._work: dict[str, Callable[[_Turn], None]] = {}
+        """What a worker does, by name: ``vm UID`` or ``claim UID``."""
+        self._turns: dict[str, _Turn] = {}
+        self._queue: dict[str, None] = {}
+        """Names that wait for a worker, in their order."""
+        self._busy: set[str] = set()
+        self._to_glance: deque[tuple[str, _Turn]] = deque()
+        self._is_glancing = False
         self._gone_since: dict[str, float] = {}
         self._said: str | None = None
+        pulse.follow(self._hear)
 
     def run(self, stop: threading.Event) -> None:
-        """Until ``stop`` is set; what is under way goes on. Raises Unusable; all else is logged and tried again."""
+        """Until ``stop`` is set; what is under way goes on. Raises Unusable; all else is logged and retried."""
         watching = threading.Thread(target=self._watch, args=(stop,), name="machines-watch", daemon=True)
         watching.start()
+        next_listing = 0.0
         while not stop.is_set():
-            seen = self._pulse.count
+            seen, now = self._wake.count, self._clock()
+            is_due = now >= next_listing
+            if is_due:
+                next_listing = now + self._settings.resync
             try:
-                pause = self.round()
+                pause = self.round(everything=is_due)
             except Unusable:
                 raise
             except (NodeError, StoreError) as error:
@@ -117,99 +164,56 @@ class VirtualMachines:
             except Exception:
                 log.exception("could not look at the machines; next try in %.0f s", self._settings.retry)
                 pause = self._settings.retry
-            self._pulse.wait(seen, pause)
+            self._wake.wait(seen, max(0.0, min(pause, next_listing - self._clock())))
             stop.wait(self._settings.batch)
         watching.join()
 
-    def round(self) -> float:
+    def round(self, *, everything: bool = True) -> float:
         """Begin all that is due and not under way; seconds until something is due again, though nothing changes.
 
-        Raises StoreError, NodeError.
+        ``everything``: list all objects, instead of going by the changes that were heard. Raises StoreError, NodeError.
         """
-        self._seen.clear()
-        listing = self._store.list(KINDS)
-        machines = [obj for obj in listing.objects if obj["kind"] == objects.KIND]
-        claims = {
-            (objects.namespace_of(obj), obj["metadata"]["name"]): obj
-            for obj in listing.objects
-            if obj["kind"] == "DeviceClaim"
-        }
-        held = self._platform.claims.held()
-        node = self._platform.node_name
-        claimed.tell_users(self._store, claims.values(), held, node)
-        known = {machine.key: machine for machine in self._platform.machines.list()}
-        kept = {key for key, machine in known.items() if machine.uid}
-        for one in claimed.due(claims.values(), machines, held, node, kept):
-            self._begin(f"claim {one.ref.uid}", (one.ref, one.force), partial(self._unprepare, one))
-        here = {machine.uid for machine in known.values()}  # of objects that were taken from this node by hand, too
-        mine = [
-            obj
-            for obj in machines
-            if node in (objects.node_of(obj), objects.holder_of(obj)) or obj["metadata"]["uid"] in here
-        ]
-        for obj in mine:
-            key = objects.key_of(obj)
-            depends = (_depends(obj, claims, known.get(key)), self._keeper.scaling(key))
-            self._begin(f"vm {obj['metadata']['uid']}", depends, partial(self._keeper.keep, obj, claims))
-        for machine in self._orphans(machines, known):
-            self._begin(f"vm {machine.uid}", machine, partial(self._remove, machine))
-        # What is gone is never due again.
-        self._turns = {name: turn for name, turn in self._turns.items() if name in self._seen or name in self._busy}
+        with self._mutex:
+            heard, self._heard = self._heard, []
+            everything, self._is_stale = everything or self._is_stale, False
+        try:
+            if everything:
+                self._list()
+            else:
+                self._take(heard)
+        except Exception:
+            with self._mutex:
+                self._is_stale = True
+            raise
+        self._queue_heard(one for one in heard if isinstance(one, str))
+        self._queue_due()
+        self._begin()
         return self._pause()
 
-    def _begin(self, name: str, depends: Hashable, work: Callable[[], Outcome | None]) -> None:
-        """Have it done by a worker, unless one is at it, none is free, or it is not due."""
-        self._seen.add(name)
-        if name in self._busy or len(self._busy) >= self._settings.workers:
-            return
-        turn = self._turns.setdefault(name, _Turn())
-        if turn.seen != depends:
-            turn.failures = 0
-        elif self._clock() < turn.at:
-            return
-        turn.seen = depends
-        self._busy.add(name)
-        self._spawn(partial(self._work, name, turn, work))
+    # What changed.
 
-    def _work(self, name: str, turn: _Turn, work: Callable[[], Outcome | None]) -> None:
-        after: float | None = None
-        try:
-            outcome = work()
-            failed = outcome is not None and bool(outcome.reason)
-            after = outcome.after if outcome is not None else None
-        except (NodeError, StoreError) as error:
-            log.warning("%s: %s", name, error)
-            failed = True
-        except Exception:
-            log.exception("%s", name)
-            failed = True
-        turn.failures = turn.failures + 1 if failed else 0
-        settings = self._settings
-        pause = min(settings.retry * 2 ** min(turn.failures - 1, 30), settings.most) if failed else settings.resync
-        turn.at = self._clock() + (pause if after is None else after)
-        self._busy.discard(name)
-        self._pulse.beat()  # what changed meanwhile is looked at now, and how long to sleep is known
-
-    def _pause(self) -> float:
-        """Until the next thing is due. A worker that ends beats the pulse."""
-        now = self._clock()
-        if len(self._busy) >= self._settings.workers:
-            return self._settings.resync
-        due = [turn.at - now for name, turn in self._turns.items() if name not in self._busy]
-        return max(0.0, min([self._settings.resync, *due]))
+    def _hear(self, changed: Sequence[Event | str]) -> None:
+        with self._mutex:
+            if len(self._heard) < _HEARD_AT_MOST:
+                self._heard.extend(changed)
+            else:
+                self._is_stale = True
+        self._wake.beat()
 
     def _watch(self, stop: threading.Event) -> None:
-        """Beat the pulse when the store changes."""
+        """Have the loop hear of what changes in the store."""
         since = "0"
         while not stop.is_set():
             try:
                 if since == "0":
                     since = self._store.list([]).resource_version
-                    self._pulse.beat()
+                    with self._mutex:
+                        self._is_stale = True
+                    self._wake.beat()
                 with closing(self._store.watch(KINDS, since, timeout=self._settings.resync, stop=stop)) as events:
                     for event in events:
                         since = event.resource_version
-                        self._pulse.beat()
+                        self._hear([event])
             except Expired:
                 since = "0"
             except Exception as error:
@@ -217,16 +221,276 @@ class VirtualMachines:
                     break
                 log.warning("could not watch the machines' objects: %s", error)
                 stop.wait(self._settings.retry)
-        self._pulse.beat()
+        self._wake.beat()
 
-    def _unprepare(self, one: claimed.Due) -> Outcome | None:
-        return None if claimed.unprepare(self._store, self._platform, one) else Outcome("ClaimHeld", one.why)
+    def _list(self) -> None:
+        """Take all objects as they are now."""
+        machines, claims = {}, {}
+        for obj in self._store.list(KINDS).objects:
+            if obj["kind"] == objects.KIND:
+                machines[obj["metadata"]["uid"]] = obj
+            else:
+                claims[_claim_key(obj)] = obj
+        owners = self._platform.machines.owners()
+        for uid in self._machines.keys() - machines.keys():
+            self._machine_gone(self._machines[uid])
+        for uid, obj in machines.items():
+            self._machine_is(obj, is_here=owners.get(objects.key_of(obj)) == uid)
+        for key in self._claims.keys() - claims.keys():
+            self._claim_gone(self._claims[key])
+        for obj in claims.values():
+            self._claim_is(obj)
+        self._look_at_claims(list(claims), self._platform.claims.held(), {key for key, uid in owners.items() if uid})
+        self._look_at_orphans(owners)
+
+    def _take(self, heard: Iterable[Event | str]) -> None:
+        """Take what was heard."""
+        claims: set[ClaimKey] = set()
+        is_machine_gone = False
+        for one in heard:
+            if isinstance(one, str):
+                claims |= self._claims_of_change(one)
+            elif one.object["kind"] == objects.KIND:
+                obj, uid = one.object, one.object["metadata"]["uid"]
+                claims |= _claims_of(self._machines.get(uid)) | _claims_of(obj)
+                if one.type is EventType.DELETED:
+                    self._machine_gone(obj)
+                    is_machine_gone = True
+                else:
+                    self._machine_is(obj, is_here=f"vm {uid}" in self._work and self._is_here(obj))
+            elif one.type is EventType.DELETED:
+                self._claim_gone(one.object)
+            else:
+                self._claim_is(one.object)
+                claims.add(_claim_key(one.object))
+        present = [key for key in claims if key in self._claims]
+        held = [one for key in present for one in self._platform.claims.held(self._claims[key]["metadata"]["uid"])]
+        self._look_at_claims(present, held, _WithObject(self._platform))
+        if is_machine_gone:
+            self._look_at_orphans(self._platform.machines.owners())
+
+    def _claims_of_change(self, changed: str) -> set[ClaimKey]:
+        """The claims that a change on this node concerns."""
+        if changed == CLAIMS:
+            return set(self._claims)
+        kind, _, key = changed.partition(" ")
+        if kind == "claim":
+            namespace, _, name = key.partition("/")
+            return {(namespace, name)}
+        return _claims_of(self._machines.get(self._uids.get(key, "")))
+
+    def _machine_is(self, obj: Object, *, is_here: bool) -> None:
+        """Take a VirtualMachine as it is, and queue it if it changed. ``is_here``: its machine is on this node, even if
+        somebody took the object from this node by hand."""
+        uid = obj["metadata"]["uid"]
+        before = self._machines.get(uid)
+        self._machines[uid], self._uids[objects.key_of(obj)] = obj, uid
+        if before is None or _claims_of(before) != _claims_of(obj):
+            self._forget_user(before)
+            for key in _claims_of(obj):
+                self._users.setdefault(key, set()).add(uid)
+        name, node = f"vm {uid}", self._platform.node_name
+        if node not in (objects.node_of(obj), objects.holder_of(obj)) and not is_here:
+            self._drop(name)
+            return
+        self._work[name] = partial(self._look_after, uid)
+        if before is None or before["metadata"]["resourceVersion"] != obj["metadata"]["resourceVersion"]:
+            self._queue.setdefault(name)
+
+    def _machine_gone(self, obj: Object) -> None:
+        uid, key = obj["metadata"]["uid"], objects.key_of(obj)
+        self._forget_user(self._machines.pop(uid, None))
+        if self._uids.get(key) == uid:
+            del self._uids[key]
+        self._drop(f"vm {uid}")
+
+    def _forget_user(self, obj: Object | None) -> None:
+        for key in _claims_of(obj):
+            users = self._users.get(key, set())
+            users.discard(obj["metadata"]["uid"] if obj is not None else "")
+            if not users:
+                self._users.pop(key, None)
+
+    def _claim_is(self, obj: Object) -> None:
+        """Take a DeviceClaim as it is, and queue the machines that name it if it changed."""
+        key = _claim_key(obj)
+        before, self._claims[key] = self._claims.get(key), obj
+        if before is not None and before["metadata"]["resourceVersion"] == obj["metadata"]["resourceVersion"]:
+            return
+        if before is not None and before["metadata"]["uid"] != obj["metadata"]["uid"]:
+            self._drop(f"claim {before['metadata']['uid']}")
+        self._queue_users(key)
+
+    def _claim_gone(self, obj: Object) -> None:
+        key = _claim_key(obj)
+        if (there := self._claims.get(key)) is not None and there["metadata"]["uid"] == obj["metadata"]["uid"]:
+            del self._claims[key]
+            self._queue_users(key)
+        self._drop(f"claim {obj['metadata']['uid']}")
+
+    def _queue_users(self, key: ClaimKey) -> None:
+        for uid in sorted(self._users.get(key, ())):
+            if f"vm {uid}" in self._work:
+                self._queue.setdefault(f"vm {uid}")
+
+    def _look_at_claims(self, keys: Collection[ClaimKey], held: Sequence[Held], with_object: Container[str]) -> None:
+        """Write on claims who uses them, and queue those that this node is to unprepare. ``held``: what it holds of
+        them; ``with_object``: keys of machines that were made for objects."""
+        node = self._platform.node_name
+        claims = [self._claims[key] for key in keys]
+        claimed.tell_users(self._store, claims, held, node)
+        users = {uid for key in keys for uid in self._users.get(key, ())}
+        machines = [self._machines[uid] for uid in users]
+        due = {f"claim {one.ref.uid}": one for one in claimed.due(claims, machines, held, node, with_object)}
+        for claim in claims:
+            name = f"claim {claim['metadata']['uid']}"
+            if name not in due:
+                self._drop(name)
+                continue
+            self._work[name] = partial(self._unprepare, due[name])
+            turn = self._turns.get(name)
+            if turn is None or turn.seen != due[name].depends:
+                self._queue.setdefault(name)
+
+    def _queue_heard(self, heard: Iterable[str]) -> None:
+        """Queue the machines that changed on this node. One without an object may have given something back."""
+        for changed in heard:
+            kind, _, key = changed.partition(" ")
+            if kind == "machine":
+                name = f"vm {self._uids.get(key, '')}"
+                if name in self._work:
+                    self._queue.setdefault(name)
+                else:
+                    self._is_room = True
+
+    # What is begun.
+
+    def _drop(self, name: str) -> None:
+        """It is never due again."""
+        self._work.pop(name, None)
+        turn = self._turns.pop(name, None)
+        if turn is not None and turn.runs:
+            self._is_room = True
+
+    def _queue_due(self) -> None:
+        """Queue what is due by now. If this node has given something back, so is what failed: it may have waited for
+        that, and the pause that it earned before is over."""
+        now = self._clock()
+        with self._mutex:
+            is_room, self._is_room = self._is_room, False
+        due = []
+        for name, turn in self._turns.items():
+            if is_room and turn.failures:
+                turn.at = min(turn.at, turn.ended + self._settings.retry)
+            if turn.at <= now and name not in self._busy and name not in self._queue:
+                if turn.is_settled:
+                    turn.at, turn.glances = now + _GLANCE_RESYNCS * self._settings.resync, turn.glances + 1
+                    self._to_glance.append((name, turn))
+                else:
+                    due.append((turn.at, name))
+        for _, name in sorted(due):
+            self._queue.setdefault(name)
+        if self._to_glance and not self._is_glancing:
+            self._is_glancing = True
+            self._spawn(self._glance)
+
+    def _begin(self) -> None:
+        """Have workers do what is queued, as many at a time as there are."""
+        for name in list(self._queue):
+            if len(self._busy) >= self._settings.workers:
+                return
+            if name in self._busy:
+                continue
+            del self._queue[name]
+            if (work := self._work.get(name)) is not None:
+                self._busy.add(name)
+                self._spawn(partial(self._do, name, self._turns.setdefault(name, _Turn()), work))
+
+    def _do(self, name: str, turn: _Turn, work: Callable[[_Turn], None]) -> None:
+        try:
+            work(turn)
+        except (NodeError, StoreError) as error:
+            log.warning("%s: %s", name, error)
+            self._ended(turn, failed=True)
+        except Exception:
+            log.exception("%s", name)
+            self._ended(turn, failed=True)
+        self._busy.discard(name)
+        self._wake.beat()  # another one may begin, and how long to sleep is known
+
+    def _ended(self, turn: _Turn, *, failed: bool = False, after: float | None = None) -> None:
+        """Work came to its end; ``after``: seconds until it is worth trying again."""
+        settings = self._settings
+        turn.failures = turn.failures + 1 if failed else 0
+        pause = min(settings.retry * 2 ** min(turn.failures - 1, 30), settings.most) if failed else settings.resync
+        turn.ended, turn.glances = self._clock(), 0
+        turn.at = turn.ended + (pause if after is None else after)
+
+    def _pause(self) -> float:
+        """Until the next thing is due. A worker that ends wakes the loop."""
+        now = self._clock()
+        if len(self._busy) >= self._settings.workers:
+            return self._settings.resync
+        due = [turn.at - now for name, turn in self._turns.items() if name not in self._busy]
+        return max(0.0, min([self._settings.resync, *due]))
+
+    # What workers do.
+
+    def _glance(self) -> None:
+        """Queue those of ``_to_glance`` that do not run as they did. One after the other: nobody waits for it."""
+        while True:
+            try:
+                name, turn = self._to_glance.popleft()
+            except IndexError:
+                self._is_glancing = False
+                return
+            obj = self._machines.get(name.removeprefix("vm "))
+            if obj is not None and not self._platform.machines.is_as_seen(objects.key_of(obj)):
+                turn.at = 0.0
+                self._hear([machine_change(objects.key_of(obj))])
+
+    def _look_after(self, uid: str, turn: _Turn) -> None:
+        """Bring a machine nearer to its object, if anything that it depends on changed or its time came."""
+        obj, claims, now = self._machines.get(uid), self._claims, self._clock()
+        if obj is None:
+            return
+        key = objects.key_of(obj)
+        machine = self._platform.machines.get(key)
+        runs = machine is not None and machine.runs
+        if turn.runs and not runs:
+            with self._mutex:
+                self._is_room = True
+        turn.runs = runs
+        depends = (_depends(obj, claims, machine, self._platform.node_name), self._keeper.scaling(key))
+        if turn.seen != depends:
+            turn.failures = 0
+        elif now < turn.at:
+            return
+        turn.seen = depends
+        outcome = self._keeper.keep(obj, claims)
+        if outcome is None:
+            self._ended(turn)
+        else:
+            self._ended(turn, failed=bool(outcome.reason), after=outcome.after)
+
+    def _unprepare(self, one: claimed.Due, turn: _Turn) -> None:
+        if turn.seen == one.depends and self._clock() < turn.at:
+            return
+        turn.seen = one.depends
+        is_done = claimed.unprepare(self._store, self._platform, one)
+        if is_done:
+            with self._mutex:
+                self._is_room = True
+        self._ended(turn, failed=not is_done)
 
     # Machines whose objects are gone.
 
-    def _is_same_store(self, gone: list[Machine]) -> bool:
+    def _is_here(self, obj: Object) -> bool:
+        return bool(self._platform.machines.owner(objects.key_of(obj)) == obj["metadata"]["uid"])
+
+    def _is_same_store(self, gone: Collection[str]) -> bool:
         """Whether the objects come from where they came from before: of another store nothing is gone. Once nothing is
-        left that has no object in it, it is the one that counts."""
+        left that has no object in it, it is the one that counts. ``gone``: keys of machines without an object."""
         identity, journal = self._store.identity(), self._platform.claims.journal
         known = journal.setting(_IDENTITY)
         if known is None or (known != identity and not gone):
@@ -238,35 +502,61 @@ class VirtualMachines:
                 "left alone; delete them by hand if they are not wanted (`devalloc vm delete`)",
                 identity,
                 known,
-                ", ".join(sorted(machine.key for machine in gone)),
+                ", ".join(sorted(gone)),
             )
         return known == identity
 
-    def _orphans(self, machines: list[Object], known: Mapping[str, Machine]) -> list[Machine]:
-        """Those that have been without an object for the whole of the grace period."""
-        uids = {obj["metadata"]["uid"] for obj in machines}
-        gone = [machine for machine in known.values() if machine.uid and machine.uid not in uids]
-        self._platform.without_object = frozenset(machine.uid for machine in gone)
-        if not self._is_same_store(gone):
-            return []
+    def _look_at_orphans(self, owners: Mapping[str, str]) -> None:
+        """Queue the machines that have been without an object for the whole of the grace period. ``owners``: UIDs of
+        the objects that machines were made for, by the machines' keys."""
+        gone = {uid: key for key, uid in owners.items() if uid and uid not in self._machines}
+        self._platform.without_object = frozenset(gone)
+        if not self._is_same_store(gone.values()):
+            return
         now = self._clock()
-        self._gone_since = {machine.uid: self._gone_since.get(machine.uid, now) for machine in gone}
-        return [machine for machine in gone if now - self._gone_since[machine.uid] >= self._settings.grace]
+        self._gone_since = {uid: self._gone_since.get(uid, now) for uid in gone}
+        for uid, key in gone.items():
+            if now - self._gone_since[uid] >= self._settings.grace:
+                self._work[f"vm {uid}"] = partial(self._remove, key, uid)
+                if f"vm {uid}" not in self._turns:
+                    self._queue.setdefault(f"vm {uid}")
 
-    def _remove(self, machine: Machine) -> Outcome | None:
+    def _remove(self, key: str, uid: str, turn: _Turn) -> None:
         """Only when the store says, asked for that very object, that it is gone (T16)."""
-        namespace, _, name = machine.key.partition("/")
+        namespace, _, name = key.partition("/")
         try:
-            if self._store.get(objects.KIND, namespace, name)["metadata"]["uid"] == machine.uid:
-                return None
+            is_there = self._store.get(objects.KIND, namespace, name)["metadata"]["uid"] == uid
         except NotFound:
-            pass
-        log.warning("machine %s (uid %s) is removed: its VirtualMachine is gone", machine.key, machine.uid)
-        self._keeper.leave(machine.key)
-        due = Deadline.after(WORK_SECONDS)
-        self._platform.delete(machine.key, None, due, owner=machine.uid, force=not machine.adopted, caller="reconcile")
-        self._removed("machine")
-        return None
+            is_there = False
+        machine = self._platform.machines.get(key)
+        if not is_there and machine is not None and machine.uid == uid:
+            log.warning("machine %s (uid %s) is removed: its VirtualMachine is gone", key, uid)
+            self._keeper.leave(key)
+            due = Deadline.after(WORK_SECONDS)
+            self._platform.delete(key, None, due, owner=uid, force=not machine.adopted, caller="reconcile")
+            self._removed("machine")
+            with self._mutex:
+                self._is_room = True
+        self._ended(turn)
+
+
+class _WithObject:
+    """The keys of machines that were made for objects."""
+
+    def __init__(self, platform: Platform) -> None:
+        self._machines = platform.machines
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and bool(self._machines.owner(key))
+
+
+def _claim_key(claim: Object) -> ClaimKey:
+    return objects.namespace_of(claim), claim["metadata"]["name"]
+
+
+def _claims_of(obj: Object | None) -> set[ClaimKey]:
+    """The claims that a VirtualMachine names."""
+    return set() if obj is None else {(objects.namespace_of(obj), name) for name in objects.claim_names(obj)}
 
 
 def _in_thread(work: Callable[[], None]) -> None:
@@ -274,13 +564,14 @@ def _in_thread(work: Callable[[], None]) -> None:
     threading.Thread(target=work, name="machine", daemon=True).start()
 
 
-def _depends(obj: Object, claims: Claims, machine: Machine | None) -> Hashable:
+def _depends(obj: Object, claims: Claims, machine: Machine | None, node_name: str) -> Hashable:
     """What must change for a machine to be worth another look before its time."""
     metadata = obj["metadata"]
     versions = [
         (
+            claim["metadata"]["uid"],
             claim["metadata"]["generation"],
-            claim["metadata"].get("annotations", {}).get(RELEASE),
+            *(claim["metadata"].get("annotations", {}).get(name) for name in (RELEASE, ALLOCATED_NODE)),
             bool(allocated),
             marks.is_unsettled(claim),
         )
@@ -302,4 +593,6 @@ def _depends(obj: Object, claims: Claims, machine: Machine | None) -> Hashable:
         kept and objects.why_not_admitted(obj),
         objects.is_unsettled(obj),
     )
-    return (metadata["generation"], tuple(versions), seen, placed)
+    holder = objects.holder_of(obj)
+    other_holder = None if holder == node_name else holder
+    return (metadata["generation"], other_holder, tuple(versions), seen, placed)

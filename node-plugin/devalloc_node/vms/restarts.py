@@ -71,7 +71,7 @@ class Restarts:
     def round(self) -> None:
         """Begin to start what is due: one that takes its time, such as for an image on a file system that hangs, holds
         up no other. Raises NodeError where that cannot be told."""
-        ended = {"/".join(machine.key): machine for machine in self._to_restart() if not machine.metadata.uid}
+        ended = {"/".join(machine.key): machine for machine in self._to_restart()}
         self._backoff.only(ended)
         self._said = {key: why for key, why in dict(self._said).items() if key in ended}
         for key in list(self._inside):  # others are written to meanwhile

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -592,10 +592,10 @@ def test_what_another_plugin_does_with_machines_is_taken_up(
     with contextlib.closing(Machines(config, machines.records)) as new:
         new.recover()
         machines.adopt(adopting(qemu.path), soon())
-        record, process = new.running(KEY)
-        assert not new._settling._deaths.watches(KEY, process)
+        record, _ = new.running(KEY)
+        assert not new._settling._deaths.watches(KEY)
         new.settle()
-        assert new._settling._deaths.watches(KEY, process), "that it ends is noticed"
+        assert new._settling._deaths.watches(KEY), "that it ends is noticed"
         with machines.hold(KEY, soon()):
             machines.put(record.become("stopping"))
             new.settle()
@@ -832,10 +832,10 @@ def test_logs_are_kept_short_though_nobody_looks_at_the_machine(
     troubles = [ZeroDivisionError(), Failed("JournalUnavailable", "no space left")]  # a bug, and a full disk
     settle = machines.settle
 
-    def settled() -> None:
+    def settled() -> Collection[str]:
         if troubles:
             raise troubles.pop()
-        settle()
+        return settle()
 
     monkeypatch.setattr(machines, "settle", settled)
     thread = threading.Thread(target=house.keep, args=(machines, stop))

@@ -89,6 +89,14 @@ def test_a_machine_that_ended_and_is_stopped_is_not_started_again(world: World) 
     assert world.machines.to_restart() == []
 
 
+def test_a_machine_of_an_object_is_left_to_the_loop_over_objects(world: World) -> None:
+    manifest = virtual_machine("m").to_manifest()
+    owned = {**manifest, "metadata": {**manifest["metadata"], "uid": "vm-1"}}
+    for content, expected in ((manifest, [("default", "m")]), (owned, [])):
+        world.machines.records.put(MACHINES, KEY, content_of(MachineRecord(content, "running", "an earlier run")))
+        assert [machine.key for machine in world.machines.to_restart()] == expected
+
+
 def test_a_machine_that_is_to_stop_is_kept_when_it_is_created_anew(world: World) -> None:
     world.adopted()
     with pytest.raises(Denied):

@@ -188,13 +188,6 @@ def test_one_gets_the_time_to_lock_its_memory_also_for_what_was_attached_while_i
     assert world.machines.given["default/web"] > 600
 
 
-def test_those_of_the_store_are_left_to_its_loop(world: World) -> None:
-    world.create(machine_of(vm("web", uid="vm-1")))
-    world.machines.end("default/web")
-    world.restarts.round()
-    assert not world.machines.known["default/web"].runs
-
-
 def test_one_that_ends_again_and_again_is_started_ever_more_rarely(world: World) -> None:
     world.create(machine_of(vm("web")))
     starts = []

@@ -24,7 +24,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
 from devalloc_node.machine.translate import spec_of
 from devalloc_node.machine.view import Amounts
-from devalloc_node.service.watching import Pulse
+from devalloc_node.service.watching import Pulse, machine_change
 from devalloc_node.vms import Settings, VirtualMachines
 from devalloc_node.vms.claims import due, unprepare
 from devalloc_node.vms.objects import node_of, permitted_on
@@ -832,6 +832,110 @@ class TestLoop:
         begun[0]()
         loop.round()
         assert len(begun) == 2
+
+    def test_who_waits_for_a_worker_comes_before_those_that_are_due_later(self, world: World) -> None:
+        begun: list[Callable[[], None]] = []
+        platform = platform_of(world.bench, world.machines)
+        settings = Settings(resync=5, workers=2)
+        loop = VirtualMachines(
+            world.store, platform, Pulse(), settings=settings, clock=lambda: world.now, spawn=begun.append
+        )
+        names = [f"a{number}" for number in range(4)] + ["z"]
+        for name in names:
+            world.apply(vm(name))
+        for _ in range(3):  # those in front are due again each time
+            loop.round()
+            works, begun[:] = begun[:], []
+            for work in works:
+                work()
+            world.now += 5
+        assert set(world.machines.known) == {f"default/{name}" for name in names}
+
+    def test_a_round_looks_at_what_changed_and_not_at_what_there_is(self, world: World) -> None:
+        pulse, looked = Pulse(), []
+        platform = platform_of(world.bench, world.machines, pulse)
+        loop = VirtualMachines(
+            world.store,
+            platform,
+            pulse,
+            settings=Settings(resync=1000),
+            clock=lambda: world.now,
+            spawn=lambda work: work(),
+        )
+        for name in ("a", "b", "c"):
+            world.apply(vm(name))
+        for _ in range(3):
+            loop.round()
+        get, lists = world.machines.get, world.store.list
+        world.machines.get = lambda key: (looked.append(key), get(key))[1]  # type: ignore[method-assign, func-returns-value]
+        world.store.list = lambda *kinds, **more: pytest.fail("listed")  # type: ignore[method-assign, assignment]
+        try:
+            loop.round(everything=False)
+            assert looked == []
+            pulse.beat(machine_change("default/b"))
+            loop.round(everything=False)
+        finally:
+            world.store.list = lists  # type: ignore[method-assign]
+        assert set(looked) == {"default/b"}
+
+    def test_a_machine_that_is_settled_is_only_glanced_at_when_its_time_comes(self, world: World) -> None:
+        world.apply(vm("web"))
+        world.machines.as_seen.add("default/web")
+        world.round(times=4)
+        looked: list[str] = []
+        get = world.machines.get
+        world.machines.get = lambda key: (looked.append(key), get(key))[1]  # type: ignore[method-assign, func-returns-value]
+        world.round(times=5)
+        assert looked == []
+        assert world.machines.glances.count("default/web") >= 5
+        world.machines.as_seen.clear()
+        world.machines.end("default/web")  # and nobody said so
+        world.round(times=2)
+        assert get("default/web").runs, "it was seen to have ended, and started again"  # type: ignore[union-attr]
+
+    def test_what_a_machine_gave_back_is_there_at_once_for_one_that_failed_for_want_of_it(self, world: World) -> None:
+        world.apply(vm("db"))
+        world.round(times=2)
+        world.machines.fail.add("start")
+        world.apply(vm("web"))
+        for pause in (0, 2, 4, 8, 16, 32):
+            world.round(pause=pause)
+        tries = world.machines.told.count("start default/web")
+        world.machines.fail.clear()
+        world.round(pause=2)
+        assert world.machines.told.count("start default/web") == tries, "its pause is not over"
+        world.store.delete("VirtualMachine", "default", "db")
+        world.round(times=3, pause=0)
+        assert world.status("web")["phase"] == "Running"
+
+    def test_one_that_moves_here_begins_as_soon_as_the_other_node_lets_go(self, world: World) -> None:
+        world.apply(vm("web"))
+        obj = world.store.get("VirtualMachine", "default", "web")
+        metadata = {
+            **obj["metadata"],
+            "finalizers": [meta.NODE_FINALIZER],
+            "annotations": {meta.PREPARED_ON: "node-b"},
+        }
+        obj = world.store.replace({**obj, "metadata": metadata})
+        for pause in (0, 2, 4, 8, 16, 32):
+            world.round(pause=pause)
+        assert world.machines.known == {}
+        world.store.replace({**obj, "metadata": {**obj["metadata"], "finalizers": [], "annotations": {}}})
+        world.round(times=2, pause=0)
+        assert world.status()["phase"] == "Running"
+
+    def test_a_machine_that_ended_again_and_again_starts_at_once_by_another_spec(self, world: World) -> None:
+        world.apply(vm("web", restartPolicy="Always"))
+        world.round(times=2, pause=0)
+        for _ in range(6):
+            world.machines.end("default/web")
+            world.round(times=2, pause=10)
+        world.machines.end("default/web")
+        world.round(pause=0.1)
+        assert not world.machines.known["default/web"].runs, "its pause is not over"
+        world.apply(vm("web", restartPolicy="Always", powerdownSeconds=7))
+        world.round(times=2, pause=0)
+        assert world.machines.known["default/web"].runs
 
     def test_runs_by_itself_and_stops(self, world: World) -> None:
         pulse, stop = Pulse(), threading.Event()
