@@ -83,7 +83,7 @@ def _key(number: int) -> str:
 async def agent(count: int, runs: int, seconds: float, url: str) -> Figures:
     """As ``devalloc node`` has it, with reports and counters."""
     before, stop, registry = _memory(), threading.Event(), CollectorRegistry()
-    settings = ScalingSettings(permits=url, unit=UNIT, dump_port=None)
+    settings = ScalingSettings(permits=url, unit=UNIT)
     scalers = Scalers(cast(Platform, Bodies(count)), settings, registry=registry)
     served = asyncio.create_task(scalers.serve(stop))
     for number in range(count):

@@ -144,7 +144,7 @@ def node(
         raise BadInput("--host-capacity is for VirtualMachines; to serve those of a cluster: --publish pools")
     of_controller = client is not None and options["scaling"] and options["permits"] is None
     if of_controller:
-        for option in ("permits_port", "permits_dump_port", "permits_token_file"):
+        for option in ("permits_port", "permits_dump_port", "permits_token_file", "permits_without_token"):
             if options[option] is not None:
                 told = f"--{option.replace('_', '-')}"
                 raise BadInput(f"{told} is of no use on a cluster, whose controller says where permits are given")

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
 
@@ -20,9 +20,11 @@ from devalloc.cli.warmoptions import tell_of_setups, warm_settings
 if TYPE_CHECKING:
     from devalloc.inventory.capacity import HostCapacity
     from devalloc_node.binding.config import BindingConfig
+    from devalloc_node.machine.config import Folder, Sharing
     from devalloc_node.settings import KubeletSettings, NodeSettings
 
 _OFFERS = ("gpu", "vgpu", "vf", "nic", "accelerator", "storage")
+_MAX_TAP_PATTERN = 64
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
@@ -81,17 +83,39 @@ def node_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "--qmp-folder",
             "qmp_folders",
             multiple=True,
-            type=_FOLDER,
+            envvar="DEVALLOC_QMP_FOLDER",
             metavar="DIR",
-            help="Machines may be adopted by QMP sockets below this folder; may be given several times. Default: none.",
+            help="Machines of namespace NS may be adopted by QMP sockets below DIR/NS; DIR:any: those of all "
+            "namespaces by all sockets below DIR. May be given several times [env: DEVALLOC_QMP_FOLDER, "
+            "separated by blanks; default: none].",
         ),
         click.option(
             "--image-folder",
             "image_folders",
             multiple=True,
-            type=_FOLDER,
+            envvar="DEVALLOC_IMAGE_FOLDER",
             metavar="DIR",
-            help="Machines may use kernels and disks below this folder; may be given several times. None by default.",
+            help="Machines of namespace NS may use kernels and disks below DIR/NS; DIR:shared: those of all namespaces "
+            "may read all below DIR; DIR:any: they may write it too. May be given several times [env: "
+            "DEVALLOC_IMAGE_FOLDER, separated by blanks; default: none].",
+        ),
+        click.option(
+            "--tap",
+            "taps",
+            multiple=True,
+            envvar="DEVALLOC_TAP",
+            metavar="PATTERN",
+            help="Machines may use TAP interfaces with such names (tap*); NAMESPACE:PATTERN: only those of one "
+            "namespace. May be given several times. By default those of namespace NS use the ones called NS.NAME "
+            "[env: DEVALLOC_TAP, separated by blanks].",
+        ),
+        click.option(
+            "--allow-user-net",
+            is_flag=True,
+            envvar="DEVALLOC_ALLOW_USER_NET",
+            help="Let network cards with backend user make connections in the name of this host: to its 127.0.0.1, to "
+            "metadata services of clouds, and wherever else the host can connect to. Without it they reach nothing "
+            "[env: DEVALLOC_ALLOW_USER_NET].",
         ),
         click.option(
             "--scaling",
@@ -120,15 +144,25 @@ def node_options(function: Callable[..., Any]) -> Callable[..., Any]:
             type=click.IntRange(0, 65535),
             metavar="PORT",
             envvar="DEVALLOC_PERMITS_DUMP_PORT",
-            help="Show the ledgers and metrics of that server at this port of 127.0.0.1; 0: nowhere [env: "
-            "DEVALLOC_PERMITS_DUMP_PORT; default: 10298].",
+            help="Show the ledgers and metrics of that server at this port of 127.0.0.1, to whoever gets there; 0: "
+            "nowhere. By default the ledgers are at a socket of this user's, node-permits.sock beside --socket [env: "
+            "DEVALLOC_PERMITS_DUMP_PORT].",
         ),
         click.option(
             "--permits-token-file",
             type=click.Path(dir_okay=False, exists=True, path_type=Path),
             metavar="PATH",
             envvar="DEVALLOC_PERMITS_TOKEN_FILE",
-            help="The token that the server of permits wants [env: DEVALLOC_PERMITS_TOKEN_FILE].",
+            help="The token that the server of permits wants. The one that is run here wants one that nobody else "
+            "has where nothing is said [env: DEVALLOC_PERMITS_TOKEN_FILE].",
+        ),
+        click.option(
+            "--permits-without-token",
+            is_flag=True,
+            default=None,
+            envvar="DEVALLOC_PERMITS_WITHOUT_TOKEN",
+            help="The server of permits that is run here answers whoever gets to 127.0.0.1: agents of others on this "
+            "host, which send no token, and every process beside them [env: DEVALLOC_PERMITS_WITHOUT_TOKEN].",
         ),
         click.option(
             "--agent-config",
@@ -172,8 +206,9 @@ def node_options(function: Callable[..., Any]) -> Callable[..., Any]:
             type=click.IntRange(0, 65535),
             metavar="PORT",
             envvar="DEVALLOC_DUMP_PORT",
-            help="Show what the agent of --scaling knows of its machines at this port of 127.0.0.1, as JSON; 0: "
-            "nowhere [env: DEVALLOC_DUMP_PORT; default: 10300].",
+            help="Show what the agent of --scaling knows of its machines at this port of 127.0.0.1, as JSON, to "
+            "whoever gets there; 0: nowhere. By default at a socket of this user's, node-agent.sock beside --socket "
+            "[env: DEVALLOC_DUMP_PORT].",
         ),
         click.option(
             "--warm",
@@ -283,6 +318,7 @@ def node_settings(
     permits_port: int | None,
     permits_dump_port: int | None,
     permits_token_file: Path | None,
+    permits_without_token: bool | None,
     agent_config: Path | None,
     compute_unit: str | None,
     compat: str | None,
@@ -297,8 +333,10 @@ def node_settings(
     limits: dict[str, Any],
     qemu: str,
     accel: Literal["auto", "kvm", "tcg"],
-    image_folders: Sequence[Path],
-    qmp_folders: Sequence[Path],
+    image_folders: Sequence[str],
+    qmp_folders: Sequence[str],
+    taps: Sequence[str],
+    allow_user_net: bool,
     grace: float,
     metrics: str | None,
     dry_run: bool,
@@ -340,8 +378,10 @@ def node_settings(
         run=run,
         binary=qemu,
         accel=accel,
-        folders=tuple(folder.absolute() for folder in image_folders),
-        socket_folders=tuple(folder.absolute() for folder in qmp_folders),
+        folders=tuple(_folder("--image-folder", text) for text in image_folders),
+        socket_folders=tuple(_folder("--qmp-folder", text) for text in qmp_folders),
+        taps=tuple(_tap(text) for text in taps),
+        user_net=allow_user_net,
         dry_run=dry_run,
     )
     return NodeSettings(
@@ -362,6 +402,7 @@ def node_settings(
                 "--permits-port": permits_port,
                 "--permits-dump-port": permits_dump_port,
                 "--permits-token-file": permits_token_file,
+                "--permits-without-token": permits_without_token or None,
                 "--agent-config": agent_config,
                 "--compute-unit": compute_unit,
                 "--compat": compat,
@@ -369,6 +410,7 @@ def node_settings(
                 "--dump-port": dump_port,
             },
             metrics,
+            door,
         ),
         runners=networks_of("--runner-network", runner_networks),
         warm=None if warm is None or dry_run else warm_settings(sizes, warm_machine, node, door.parent, machines),
@@ -376,6 +418,27 @@ def node_settings(
         resync=resync,
         grace=grace,
     )
+
+
+def _folder(option: str, text: str) -> Folder:
+    """``DIR``, ``DIR:shared`` or ``DIR:any``. Raises BadInput."""
+    from devalloc_node.machine.config import Folder
+
+    path, sharing = text, "own"
+    if text.endswith((":shared", ":any")):
+        path, _, sharing = text.rpartition(":")
+    if not path or Path(path).is_file():
+        raise BadInput(f"{option} must be a folder such as /var/lib/devalloc/images, not {text!r}")
+    if option == "--qmp-folder" and sharing == "shared":
+        raise BadInput(f"{option} {text}: who connects to a socket also changes the machine; write {path}:any")
+    return Folder(Path(path).absolute(), cast("Sharing", sharing))
+
+
+def _tap(text: str) -> str:
+    only, colon, names = text.rpartition(":")
+    if not names or (colon and not only) or "/" in text or len(names) > _MAX_TAP_PATTERN:
+        raise BadInput(f"--tap must be a pattern such as vm* or team-a:vm*, not {text!r}")
+    return text
 
 
 def _capacity(root: Path, limits: dict[str, Any], home: Path) -> HostCapacity:

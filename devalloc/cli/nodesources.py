@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import sys
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from devalloc.controller.permits import Host as Limits
+    from devalloc.controller.permits import PermitServer
     from devalloc.controller.permits.hosts import Still
     from devalloc.controller.publish import Published
     from devalloc.inventory import Discovery, Known
@@ -71,8 +73,8 @@ def host_of(settings: NodeSettings, *, dry_run: bool, say: Say) -> Host:
         say(f"there is no program {machines.binary} (--qemu); machines are not started until there is")
     for option, folders in (("image", machines.folders), ("qmp", machines.socket_folders)):
         for folder in folders:
-            if not folder.is_dir():
-                say(f"there is no folder {folder} (--{option}-folder)")
+            if not folder.path.is_dir():
+                say(f"there is no folder {folder.path} (--{option}-folder)")
     return DryRun(host, say) if dry_run else host
 
 
@@ -280,9 +282,10 @@ def store_permits(
     scaling = node.settings.scaling
     assert scaling is not None
     assert scaling.server is not None
+    dump = scaling.server.dump
     settings = Settings(
         port=scaling.server.requests,
-        dump_port=scaling.server.dump,
+        dump_port=dump if isinstance(dump, int) else None,
         token=scaling.token,
         era=scaling.compat or Settings.era,
         unit=scaling.unit,
@@ -311,6 +314,10 @@ def store_permits(
     )
 
     def run(stop: threading.Event) -> None:
+        with _ledgers_shown(server, dump if isinstance(dump, Path) else None, stop):
+            serve(stop)
+
+    def serve(stop: threading.Event) -> None:
         nonlocal pause
         while not stop.is_set():
             try:
@@ -328,6 +335,37 @@ def store_permits(
                 pause = min(2 * pause, MOST_LISTEN_SECONDS)
 
     return run
+
+
+@contextmanager
+def _ledgers_shown(server: PermitServer, at: Path | None, stop: threading.Event) -> Iterator[None]:
+    """While inside, and until ``stop`` is set, the ledgers and metrics can be had at a unix socket of this user's."""
+    from devalloc.controller.permits.metrics import TYPE
+    from devalloc_node.agent.dumping import shown
+    from devalloc_node.plainhttp import JSON, Request, Response
+
+    async def respond(request: Request) -> Response:
+        if request.method not in ("GET", "HEAD"):
+            return Response(405, b"GET it")
+        show, kind = (server.metrics.text, TYPE) if request.path == "/metrics" else (server.shown, JSON)
+        text = await server.seen(show)
+        return Response(503, b"no permits are given here just now") if text is None else Response(200, text, kind)
+
+    async def until_stopped() -> None:
+        async with shown(respond, at, "the ledgers of permits", "--permits-dump-port"):
+            while not stop.is_set():
+                await asyncio.sleep(0.1)
+
+    if at is None:
+        yield
+        return
+    thread = threading.Thread(target=lambda: asyncio.run(until_stopped()), name="permits-ledgers", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 def cluster_source(client: Client, driver: str, node_name: str) -> Source:

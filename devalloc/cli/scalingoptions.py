@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -35,10 +36,13 @@ _LEAST_TOKEN, _LONGEST_TOKEN = 16, 2048
 """Characters; a header has room for some more."""
 
 
-def scaling_settings(scaling: bool, options: Mapping[str, Any], metrics: str | None) -> ScalingSettings | None:
+def scaling_settings(
+    scaling: bool, options: Mapping[str, Any], metrics: str | None, door: Path
+) -> ScalingSettings | None:
     """What options say of the agent and of its server of permits; None where nothing is scaled.
 
-    ``options``: their values by name, None where nothing is said; ``metrics``: where these are served. Raises BadInput.
+    ``options``: their values by name, None where nothing is said; ``metrics``: where these are served; ``door``: the
+    node plugin's own socket, beside which people of this host find what is shown. Raises BadInput.
     """
     from devalloc.scaling.eras import Era
     from devalloc_node.agent.settings import ScalingSettings
@@ -53,44 +57,55 @@ def scaling_settings(scaling: bool, options: Mapping[str, Any], metrics: str | N
     )
     plain, era = ScalingSettings(), None if compat is None else Era(compat)
     agent = _agent(options["--agent-config"], era or plain.era)
-    server = _server(options)
-    dump_port = plain.dump_port if options["--dump-port"] is None else options["--dump-port"] or None
-    _check_ports({"--dump-port": dump_port, "--metrics": _port_of(metrics)}, server)
+    server = _server(options, door)
+    dump = _place(options["--dump-port"], door, "agent")
+    _check_ports({"--dump-port": dump, "--metrics": _port_of(metrics)}, server)
+    secret = None if token is None else _token(token)
+    if server is not None and secret is None and not options["--permits-without-token"]:
+        # Who asks is this process. Everybody else who gets to loopback, guests among them, would be believed as well.
+        secret = secrets.token_urlsafe(32)
     return replace(
         plain,
         permits=_url(permits) if server is None else f"http://127.0.0.1:{server.requests}/",
         server=server,
-        token=None if token is None else _token(token),
+        token=secret,
         unit=_whole(agent.unit, "scaling.computeUnit") if unit is None else _unit(unit),
         agent=agent,
         compat=era,
         guests=networks_of("--guest-network", options["--guest-network"] or ()) or plain.guests,
-        dump_port=dump_port,
+        dump=dump,
     )
 
 
-def _server(options: Mapping[str, Any]) -> ServerPorts | None:
+def _place(port: int | None, door: Path, what: str) -> Path | int | None:
+    """Where something is shown: at the port that was asked for (0: nowhere), by default at a socket of this user's."""
+    return door.with_name(f"{door.stem}-{what}.sock") if port is None else port or None
+
+
+def _server(options: Mapping[str, Any], door: Path) -> ServerPorts | None:
     """That of this host; None where another one is asked."""
     port, dump = (options[name] for name in ("--permits-port", "--permits-dump-port"))
     if options["--permits"] is None:
-        from devalloc.controller.permits.settings import DUMP_PORT, PORT
+        from devalloc.controller.permits.settings import PORT
         from devalloc_node.agent.settings import ServerPorts
 
-        return ServerPorts(PORT if port is None else port, DUMP_PORT if dump is None else dump or None)
-    for name in ("--permits-port", "--permits-dump-port"):
+        if options["--permits-without-token"] and options["--permits-token-file"] is not None:
+            raise BadInput("--permits-without-token and --permits-token-file say different things; choose one")
+        return ServerPorts(PORT if port is None else port, _place(dump, door, "permits"))
+    for name in ("--permits-port", "--permits-dump-port", "--permits-without-token"):
         if options[name] is not None:
             raise BadInput(f"{name} is of the server of permits that is run here; with --permits there is none")
     return None
 
 
-def _check_ports(ports: Mapping[str, int | None], server: ServerPorts | None) -> None:
+def _check_ports(ports: Mapping[str, Path | int | None], server: ServerPorts | None) -> None:
     """That we ourselves do not want one twice. Raises BadInput."""
     wanted = dict(ports)
     if server is not None:
         wanted |= {"--permits-port": server.requests, "--permits-dump-port": server.dump}
     owners: dict[int, str] = {}
     for name, port in wanted.items():
-        if port is not None and (other := owners.setdefault(port, name)) != name:
+        if isinstance(port, int) and (other := owners.setdefault(port, name)) != name:
             raise BadInput(f"{other} and {name} are both port {port}; choose another one for either")
 
 

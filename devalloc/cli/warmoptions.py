@@ -25,6 +25,7 @@ def warm_settings(
 ) -> WarmConfig:
     """``sizes``: setups that are ready, setups in all, and vCPUs for each CPU. ``file``: a machine that waits in each.
     ``beside``: the folder of the node plugin's socket. Raises BadInput."""
+    from devalloc_node.machine.config import Folder
     from devalloc_node.warm.setup import WarmConfig
 
     target, most, vcpus = sizes
@@ -38,7 +39,8 @@ def warm_settings(
         run=_folder(beside),
         users=own,
         machine=waiting,
-        machines=replace(machines, users=None),
+        # The machine that waits is the admin's own words: it may name what lies in any namespace's folder.
+        machines=replace(machines, users=None, folders=tuple(Folder(each.path, "any") for each in machines.folders)),
         vcpus_per_cpu=vcpus,
     )
 

@@ -20,6 +20,8 @@ from typing import cast
 from aiohttp import ClientError, web
 from aiohttp.http_exceptions import BadHttpMessage
 
+from devalloc.scaling.localhost import MISDIRECTED, WHY, names_this_host
+
 log = logging.getLogger(__name__)
 _quiet = logging.getLogger(f"{__name__}.protocol")
 _quiet.setLevel(logging.CRITICAL)  # aiohttp tells of each malformed request with a traceback
@@ -65,14 +67,17 @@ class Door:
         bounds: Bounds,
         *,
         token: str | None = None,
+        for_people: bool = False,
         refused: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        """``refused`` is told of each connection that is cut, with the reason as a word."""
+        """``for_people``: it is for people of this host, one of whom may have a browser, so that only requests that
+        name this host are answered. ``refused`` is told of each connection that is cut, with the reason as a word."""
         self.bounds = bounds
         self.open: dict[_Guard, None] = {}
         """From the one that has been idle for longest."""
         self.refused = refused
         self._respond = respond
+        self._is_local = for_people
         self._token = None if token is None else token.encode()
         self._guards: dict[asyncio.BaseProtocol, _Guard] = {}
         self._http = web.Server(
@@ -145,6 +150,8 @@ class Door:
         return web.Response(status=response.status, body=response.body, headers=headers)
 
     async def _answered(self, request: web.BaseRequest) -> Response:
+        if self._is_local and not names_this_host(request.headers.get("Host")):
+            return Response(MISDIRECTED, WHY)
         if not self._knows(request):
             return Response(401, b"a token is needed: Authorization: Bearer ...")
         try:

@@ -18,6 +18,7 @@ from aiohttp import web
 
 from devalloc.controller.access import REFILL_SECONDS, Asking, Guard, Judge
 from devalloc.controller.http import Bounds, Door, Response, bearer
+from devalloc.scaling.localhost import is_loopback
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ class Site:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self, stop: threading.Event) -> None:
-        door = Door(self._respond, Bounds(connections=256))
+        door = Door(self._respond, Bounds(connections=256), for_people=self._tls is None and is_loopback(self._at[0]))
         address = await door.listen(*self._at, self._tls)
         renewing = asyncio.create_task(self._renew())
         try:

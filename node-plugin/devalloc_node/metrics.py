@@ -49,6 +49,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, make_wsgi_a
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from devalloc.scaling.localhost import MISDIRECTED, WHY, names_this_host
 from devalloc_node.errors import NodeError
 from devalloc_node.machine.process import Traffic
 from devalloc_node.service.server import Identity, put_in_place, take_away
@@ -346,6 +347,15 @@ class _UnixServer(_Threads, WSGIServer):
 
 class _Handler(WSGIRequestHandler):
     timeout = 10
+
+    def parse_request(self) -> bool:
+        """Whether there is a request to answer."""
+        if not super().parse_request():
+            return False
+        if not names_this_host(self.headers.get("Host")):
+            self.send_error(MISDIRECTED, WHY.decode())
+            return False
+        return True
 
     def log_message(self, format: str, *args: Any) -> None:
         log.debug(format, *args)

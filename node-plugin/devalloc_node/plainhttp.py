@@ -12,9 +12,11 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 import h11
 
+from devalloc.scaling.localhost import MISDIRECTED, WHY, names_this_host
 from devalloc.scaling.recent import Allowance
 from devalloc_node.errors import Failed, Unknown
 from devalloc_node.listening import comes
@@ -47,6 +49,8 @@ class Request:
     path: str
     """Without a query."""
     body: bytes
+    host: str | None = None
+    """Whom it names as its host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +75,16 @@ class Server:
     """A port. What is answered must not take long: connections that wait for an answer count as well."""
 
     def __init__(
-        self, respond: Respond, limits: Limits | None = None, *, allows: Callable[[str], bool] = lambda address: True
+        self,
+        respond: Respond,
+        limits: Limits | None = None,
+        *,
+        allows: Callable[[str], bool] = lambda address: True,
+        for_people: bool = False,
     ) -> None:
-        """``allows``: whether a connection from an address is taken."""
+        """``allows``: whether a connection from an address is taken. ``for_people``: it is for people of this host, one
+        of whom may have a browser, so that only requests that name this host are answered."""
+        self._is_local = for_people
         self._respond = respond
         self._limits = limits or Limits()
         self._allows = allows
@@ -87,12 +98,15 @@ class Server:
     async def listen(self, host: str, port: int = 0) -> tuple[str, int]:
         """Open it; its address, with the port that was found where ``port`` is 0. Raises OSError."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        door = socket.create_server((host, port), family=family, backlog=self._limits.connections)
+        address = self.take(socket.create_server((host, port), family=family, backlog=self._limits.connections))
+        return address[0], address[1]
+
+    def take(self, door: socket.socket) -> Any:
+        """Serve at a socket that listens, which is closed with the server; its address."""
         door.setblocking(False)
         self._door = door
         self._accepting = asyncio.create_task(self._accept(door))
-        address = door.getsockname()
-        return address[0], address[1]
+        return door.getsockname()
 
     async def close(self) -> None:
         """Close the port, and the connections that are still open."""
@@ -109,8 +123,6 @@ class Server:
         """Take one connection after the other, no faster than is allowed: the others wait in the kernel's queue."""
         loop = asyncio.get_running_loop()
         while True:
-            while not self._allowance.take(1, round(loop.time() * 1000)):
-                await asyncio.sleep(_PAUSE)
             await comes(door)
             try:
                 connection, peer = door.accept()
@@ -121,10 +133,17 @@ class Server:
                 _log.warning("connections cannot be taken: %s", error)
                 await asyncio.sleep(1.0)
                 continue
-            if len(self._tasks) >= self._limits.connections or not self._allows(peer[0]):
+            # Whoever may not connect costs those who may nothing of what they may ask.
+            if peer and not self._allows(peer[0]):
                 connection.close()
                 continue
             self._connections.add(connection)
+            while not self._allowance.take(1, round(loop.time() * 1000)):
+                await asyncio.sleep(_PAUSE)
+            if len(self._tasks) >= self._limits.connections:
+                self._connections.discard(connection)
+                connection.close()
+                continue
             task = asyncio.create_task(self._serve(connection))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -156,7 +175,11 @@ class Server:
                 request, body = await line.receive(self._limits.body)
             assert isinstance(request, h11.Request)
             path = request.target.decode("ascii", "replace").partition("?")[0]
-            response = await self._answer(Request(request.method.decode("ascii", "replace"), path, body))
+            host = next((value.decode("ascii", "replace") for name, value in request.headers if name == b"host"), None)
+            if self._is_local and not names_this_host(host):
+                response = Response(MISDIRECTED, WHY)
+            else:
+                response = await self._answer(Request(request.method.decode("ascii", "replace"), path, body, host))
         except _TooLarge as error:
             response = Response(413, str(error).encode())
         except h11.RemoteProtocolError as error:

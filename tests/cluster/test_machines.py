@@ -151,7 +151,7 @@ class Site:
             "--publish=pools",
             "--host-capacity",
             f"--qemu={self.image.qemu}",
-            f"--image-folder={self.image.folder}",
+            f"--image-folder={self.image.folder}:shared",
             f"--machine-dir={self.run}",
             emulated=True,
             ready=READY,

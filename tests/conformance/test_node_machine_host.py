@@ -19,7 +19,7 @@ import pytest
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, Unknown
 from devalloc_node.machine import accel, cgroup, launch, lifefile, logs, spawn
-from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.config import Folder, MachineConfig
 from devalloc_node.machine.deaths import Deaths
 from devalloc_node.machine.lock import MachineLocks
 from devalloc_node.machine.process import Process, alive, holds, kill, memlock_of, pidfd, process, wait
@@ -236,7 +236,12 @@ def started_by_systemd(tmp_path: Path, program: str) -> MachineConfig:
     qemu.write_text(f"#!/bin/sh\n{program}\n")
     qemu.chmod(0o755)
     config = MachineConfig(
-        tmp_path / "state", tmp_path / "run", str(qemu), folders=(tmp_path,), systemd=True, cgroups=tmp_path
+        tmp_path / "state",
+        tmp_path / "run",
+        str(qemu),
+        folders=(Folder(tmp_path, "any"),),
+        systemd=True,
+        cgroups=tmp_path,
     )
     spec = spec_of(virtual_machine("m", start={"kernel": str(kernel)}))
     launch.launch(spec, config, launch.Launch("run", None, "tcg"))

@@ -18,6 +18,7 @@ import pytest
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, Unknown
 from devalloc_node.machine import house, paths, plain, spawn
+from devalloc_node.machine.config import Folder, MachineConfig
 from devalloc_node.machine.monitor import QmpMonitor
 from devalloc_node.machine.spec import Disk, Nic, PlainDevice, own_mac
 from tests.support.fake_qmp import FakeQemu
@@ -51,9 +52,13 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (images / "raw").write_bytes(b"a disk".ljust(4096))
     (images / "qcow2").write_bytes((b"QFI\xfb" + b"\0\0\0\3").ljust(4096, b"\0"))
     real = paths.tap
-    monkeypatch.setattr(paths, "tap", lambda name: name if name == "tap0" else real(name))
+    monkeypatch.setattr(paths, "tap", lambda name, *rest: name if name == "tap0" else real(name, *rest))
     monkeypatch.setattr(spawn, "opened_tap", lambda name: os.open(images / "tap", os.O_RDWR | os.O_CREAT))
     return images
+
+
+def settings(images: Path) -> MachineConfig:
+    return MachineConfig(folders=(Folder(images, "any"),), taps=("*",))
 
 
 def soon(seconds: float = 60.0) -> Deadline:
@@ -103,12 +108,12 @@ def test_it_is_plugged_in_known_again_by_whoever_comes_next_and_gone_without_a_t
     kind: str, host: Path, qemu: FakeQemu, line: QmpMonitor
 ) -> None:
     device = ALL[kind](host)
-    assert plain.plug(line, KEY, device, [host], soon()) == device
+    assert plain.plug(line, KEY, device, settings(host), soon(), namespace="default") == device
     assert len(held(host)) == {"raw": 2, "qcow2": 2, "tap": 1, "user": 0}[kind], "QEMU has them open, and nobody else"
     inside = state(qemu)
     said = [command for command, _ in qemu.said]
     assert said[-1] == "device_add"
-    assert plain.plug(line, KEY, device, [host], soon()) == device, "again is success"
+    assert plain.plug(line, KEY, device, settings(host), soon(), namespace="default") == device, "again is success"
     assert state(qemu) == inside
     line.close()
     later = QmpMonitor(KEY, str(qemu.path))
@@ -124,7 +129,7 @@ def test_it_is_plugged_in_known_again_by_whoever_comes_next_and_gone_without_a_t
 def test_a_disk_is_opened_here_as_it_was_said_to_be_and_by_its_name_the_guest_finds_it(
     host: Path, qemu: FakeQemu, line: QmpMonitor
 ) -> None:
-    plain.plug(line, KEY, qcow2(host), [host], soon())
+    plain.plug(line, KEY, qcow2(host), settings(host), soon(), namespace="default")
     added = [arguments for command, arguments in qemu.said if command == "blockdev-add"]
     assert [(a["driver"], a["read-only"]) for a in added] == [("file", True), ("qcow2", True)]
     assert (added[0]["filename"], added[1]["backing"]) == ("/dev/fdset/1001", None)
@@ -135,7 +140,7 @@ def test_a_disk_is_opened_here_as_it_was_said_to_be_and_by_its_name_the_guest_fi
 def test_several_at_once_do_not_get_each_others_files(host: Path, qemu: FakeQemu, line: QmpMonitor) -> None:
     every = [card(), card("lan-net", None), raw(host), qcow2(host)]
     for device in every:
-        plain.plug(line, KEY, device, [host], soon())
+        plain.plug(line, KEY, device, settings(host), soon(), namespace="default")
     assert plain.plugged(line, soon()) == tuple(sorted(every, key=lambda device: device.id))
     assert plain.unplug(line, KEY, "lan", soon())
     assert len(qemu.devices) == 3
@@ -156,23 +161,23 @@ def test_several_at_once_do_not_get_each_others_files(host: Path, qemu: FakeQemu
 def test_another_device_of_the_same_name_is_refused(
     host: Path, qemu: FakeQemu, line: QmpMonitor, other: Any, words: str
 ) -> None:
-    plain.plug(line, KEY, raw(host), [host], soon())
+    plain.plug(line, KEY, raw(host), settings(host), soon(), namespace="default")
     before = state(qemu)
     with pytest.raises(Denied, match=words) as denied:
-        plain.plug(line, KEY, other(host), [host], soon())
+        plain.plug(line, KEY, other(host), settings(host), soon(), namespace="default")
     assert denied.value.code == "DeviceExists"
     assert state(qemu) == before
 
 
 def test_an_address_that_nobody_asked_for_is_the_machines_own(host: Path, qemu: FakeQemu, line: QmpMonitor) -> None:
-    there = plain.plug(line, KEY, card(mac=None), [host], soon())
+    there = plain.plug(line, KEY, card(mac=None), settings(host), soon(), namespace="default")
     assert isinstance(there.what, Nic)
     assert there.what.mac is not None
     assert there.what.mac == own_mac(KEY, there.id) != own_mac("default/another", there.id)
-    assert plain.plug(line, KEY, card(mac=None), [host], soon()) == there
-    assert plain.plug(line, KEY, card(mac=there.what.mac.upper()), [host], soon()) == there
+    assert plain.plug(line, KEY, card(mac=None), settings(host), soon(), namespace="default") == there
+    assert plain.plug(line, KEY, card(mac=there.what.mac.upper()), settings(host), soon(), namespace="default") == there
     with pytest.raises(Denied):
-        plain.plug(line, KEY, card(mac=MAC), [host], soon())
+        plain.plug(line, KEY, card(mac=MAC), settings(host), soon(), namespace="default")
 
 
 @pytest.mark.parametrize(
@@ -194,7 +199,7 @@ def test_what_a_machine_may_not_be_started_with_is_not_plugged_in_either(
     if isinstance(what, Disk):
         what = Disk(what.path.replace("HOST", str(host)), what.format)
     with pytest.raises(Denied) as denied:
-        plain.plug(line, KEY, PlainDevice("x", what), [host], soon())
+        plain.plug(line, KEY, PlainDevice("x", what), settings(host), soon(), namespace="default")
     assert denied.value.code == code
     assert qemu.said == []
 
@@ -209,7 +214,7 @@ def test_what_others_have_is_told_as_in_use(
     qemu.refuses["device_add"] = 'Failed to get "write" lock'  # somebody was quicker
     for device, code in ((card(), "TapInUse"), (raw(host), "DiskInUse")):
         with pytest.raises(Denied) as denied:
-            plain.plug(line, KEY, device, [host], soon())
+            plain.plug(line, KEY, device, settings(host), soon(), namespace="default")
         assert (denied.value.code, denied.value.retryable) == (code, True)
     assert state(qemu) == NOTHING
 
@@ -234,11 +239,11 @@ def test_images_are_shared_as_qemus_locks_have_it_before_qemu_is_asked(
             disk = PlainDevice("x", Disk(str(host / "raw"), "raw", read_only=not writable))
             if writable in refused:
                 with pytest.raises(Denied) as denied:
-                    plain.plug(line, KEY, disk, [host], soon())
+                    plain.plug(line, KEY, disk, settings(host), soon(), namespace="default")
                 assert (denied.value.code, denied.value.retryable) == ("DiskInUse", True)
                 assert qemu.said == [("closefd", {"fdname": "plug-tap"})] * len(qemu.said)
             else:
-                plain.plug(line, KEY, disk, [host], soon())
+                plain.plug(line, KEY, disk, settings(host), soon(), namespace="default")
                 plain.unplug(line, KEY, "x", soon())
         assert len(held(host)) == 1, "only that other one"
 
@@ -248,15 +253,15 @@ def test_an_image_that_was_moved_after_it_was_checked_is_not_opened(
 ) -> None:
     checked = paths.disk_image
 
-    def swapped(disk: Disk, folders: Any) -> Path:
-        real = checked(disk, folders)
+    def swapped(disk: Disk, *rest: Any) -> Path:
+        real = checked(disk, *rest)
         real.unlink()
         real.symlink_to("/etc/passwd")
         return real
 
     monkeypatch.setattr(paths, "disk_image", swapped)
     with pytest.raises(Failed, match="cannot be opened"):
-        plain.plug(line, KEY, raw(host), [host], soon())
+        plain.plug(line, KEY, raw(host), settings(host), soon(), namespace="default")
     assert state(qemu) == NOTHING
 
 
@@ -264,7 +269,7 @@ def test_an_image_that_was_moved_after_it_was_checked_is_not_opened(
 def test_a_device_that_the_guest_keeps_stays_whole_until_it_lets_go(
     host: Path, qemu: FakeQemu, line: QmpMonitor, guest: str
 ) -> None:
-    plain.plug(line, KEY, raw(host), [host], soon())
+    plain.plug(line, KEY, raw(host), settings(host), soon(), namespace="default")
     inside = state(qemu)
     qemu.guest = guest  # type: ignore[assignment]
     with pytest.raises(Denied) as denied:
@@ -278,14 +283,14 @@ def test_a_device_that_the_guest_keeps_stays_whole_until_it_lets_go(
 
 
 def test_an_image_that_qemu_does_not_close_is_not_told_free(host: Path, qemu: FakeQemu, line: QmpMonitor) -> None:
-    plain.plug(line, KEY, raw(host), [host], soon())
+    plain.plug(line, KEY, raw(host), settings(host), soon(), namespace="default")
     qemu.refuses["blockdev-del"] = "Node plug-data.disk is in use"
     for _ in range(2):
         with pytest.raises(Unknown) as unknown:
             plain.unplug(line, KEY, "data", patience(lambda: not qemu.devices))
         assert unknown.value.code == "DeviceHeld"
     with pytest.raises(Unknown):
-        plain.plug(line, KEY, raw(host), [host], soon())
+        plain.plug(line, KEY, raw(host), settings(host), soon(), namespace="default")
     del qemu.refuses["blockdev-del"]
     assert plain.unplug(line, KEY, "data", soon())
     assert state(qemu) == NOTHING
@@ -332,11 +337,11 @@ def test_killed_at_any_command_it_is_plugged_in_whole_by_the_next_try_or_nothing
     later = QmpMonitor(KEY, str(qemu.path))
 
     def life(monitor: QmpMonitor) -> None:
-        plain.plug(monitor, KEY, device, [host], soon())
+        plain.plug(monitor, KEY, device, settings(host), soon(), namespace="default")
         plain.unplug(monitor, KEY, device.name, soon())
 
     whole = Dying(qemu, -1, when)
-    plain.plug(whole, KEY, device, [host], soon())
+    plain.plug(whole, KEY, device, settings(host), soon(), namespace="default")
     undisturbed = state(qemu)
     plain.unplug(whole, KEY, device.name, soon())
     whole.close()
@@ -347,7 +352,7 @@ def test_killed_at_any_command_it_is_plugged_in_whole_by_the_next_try_or_nothing
                 life(dying)
             dying.close()
             if again:
-                plain.plug(later, KEY, device, [host], soon())
+                plain.plug(later, KEY, device, settings(host), soon(), namespace="default")
                 assert state(qemu) == undisturbed, f"killed {when} command {number}, and asked again"
                 plain.unplug(later, KEY, device.name, soon())
             else:
@@ -365,17 +370,17 @@ def test_whichever_command_is_refused_nothing_is_left_and_the_next_try_ends_well
     host: Path, qemu: FakeQemu, line: QmpMonitor, kind: str
 ) -> None:
     device = ALL[kind](host)
-    plain.plug(line, KEY, device, [host], soon())
+    plain.plug(line, KEY, device, settings(host), soon(), namespace="default")
     plain.unplug(line, KEY, device.name, soon())
     commands = dict.fromkeys(command for command, _ in qemu.said if command in ADDS)
     assert len(commands) >= 3
     for command in commands:
         qemu.refuses[command] = "it was made to fail"
         with pytest.raises(Denied, match="made to fail"):
-            plain.plug(line, KEY, device, [host], soon())
+            plain.plug(line, KEY, device, settings(host), soon(), namespace="default")
         assert state(qemu) == NOTHING, command
         qemu.refuses.clear()
-        plain.plug(line, KEY, device, [host], soon())
+        plain.plug(line, KEY, device, settings(host), soon(), namespace="default")
         plain.unplug(line, KEY, device.name, soon())
         assert (state(qemu), held(host)) == (NOTHING, []), command
 
@@ -383,10 +388,10 @@ def test_whichever_command_is_refused_nothing_is_left_and_the_next_try_ends_well
 def test_a_qemu_that_hangs_is_unknown_and_the_next_try_ends_well(host: Path, qemu: FakeQemu, line: QmpMonitor) -> None:
     qemu.trouble["blockdev-add"] = "hang"
     with pytest.raises(Unknown):
-        plain.plug(line, KEY, raw(host), [host], soon(0.4))
+        plain.plug(line, KEY, raw(host), settings(host), soon(0.4), namespace="default")
     assert len(held(host)) == 1, "what QEMU was given before"
     qemu.trouble.clear()
-    plain.plug(line, KEY, raw(host), [host], soon())
+    plain.plug(line, KEY, raw(host), settings(host), soon(), namespace="default")
     plain.unplug(line, KEY, "data", soon())
     assert state(qemu) == NOTHING
 
@@ -399,7 +404,7 @@ def test_what_a_guest_let_go_by_itself_is_cleared_away_without_being_asked(
 ) -> None:
     monkeypatch.setattr(house, "LOG_SECONDS", 0.01)
     monkeypatch.setattr(house, "TIDY_SECONDS", 0.01)
-    machines.config = replace(machines.config, folders=(host,))
+    machines.config = replace(machines.config, folders=(Folder(host, "any"),))
     machines.adopt(adopting(qemu.path), soon())
     for device in (raw(host), card()):
         machines.plug_in(KEY, device, soon())
@@ -436,8 +441,8 @@ def test_what_somebody_else_plugged_in_is_not_ours_whatever_it_is_called(
     for name in ("x", "n"):
         assert not plain.unplug(line, KEY, name, soon())
         with pytest.raises(Denied, match="somebody else"):
-            plain.plug(line, KEY, raw(host, name), [host], soon())
+            plain.plug(line, KEY, raw(host, name), settings(host), soon(), namespace="default")
     assert state(qemu) == before
     with pytest.raises(Denied, match="4 root ports are taken"):
-        plain.plug(line, KEY, raw(host), [host], soon())
+        plain.plug(line, KEY, raw(host), settings(host), soon(), namespace="default")
     assert state(qemu) == before

@@ -19,6 +19,7 @@ from devalloc.controller.allocate import Allocator
 from devalloc.store import NotFound
 from devalloc_node.daemon import run
 from devalloc_node.machine import adopt, process
+from devalloc_node.machine.config import Folder
 from devalloc_node.node import opened
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.pb.node_pb2_grpc import NodeStub
@@ -33,7 +34,9 @@ from tests.support.toymachines import vm
 def bed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bed]:
     with memory_folder() as folder:
         bed = Bed(Path(folder))
-        machines = replace(bed.settings.machines, socket_folders=(Path(folder),), users=None, command_seconds=2.0)
+        machines = replace(
+            bed.settings.machines, socket_folders=(Folder(Path(folder), "any"),), users=None, command_seconds=2.0
+        )
         bed.settings = replace(bed.settings, machines=machines, resync=0.5)
         # The machine is this very process, and may lock all memory it likes; the host's nodes are those of the bed.
         for module in (process, adopt):

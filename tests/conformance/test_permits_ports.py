@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import http.client
+import json
 import socket
+import stat
 import threading
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -20,6 +22,7 @@ from devalloc_node.agent.settings import ScalingSettings, ServerPorts
 from devalloc_node.binding.config import BindingConfig
 from devalloc_node.settings import NodeSettings
 from tests.support.permit_bench import machine, node_of, running, serving
+from tests.support.ports import free_ports
 from tests.support.waiting import until
 
 
@@ -62,6 +65,54 @@ def test_a_port_that_is_taken_is_waited_for_and_told_once(tmp_path: Path, monkey
             thread.join(60)
         assert not thread.is_alive()
         assert "holderIdentity" not in lease(store)
+
+
+def test_people_of_this_host_see_the_ledgers_at_a_socket_of_its_user_and_strangers_get_no_permit(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "node-permits.sock"
+    with closing(SQLiteStore(tmp_path / "store.db")) as store:
+        (port,) = free_ports(1)
+        scaling = ScalingSettings(server=ServerPorts(port, path), token="0123456789abcdef")
+        node: Any = SimpleNamespace(
+            settings=NodeSettings("node-a", BindingConfig("node-a"), state=tmp_path, scaling=scaling),
+            machines=SimpleNamespace(still=lambda *_: nullcontext([])),
+            platform=SimpleNamespace(without_object=None),
+        )
+        limits = {"ratios": {}, "disk": None, "network": None, "disk_io": None, "uplink": None}
+        stop, said = threading.Event(), list[str]()
+        loop = nodesources.store_permits(
+            store,
+            node,
+            {**limits, "data_dir": None, "image_fraction": None},
+            threading.Event(),
+            alone=False,
+            say=said.append,
+        )
+        thread = threading.Thread(target=loop, args=(stop,))
+        thread.start()
+        try:
+            until(lambda: bool(said) and path.exists(), "permits are given, and the ledgers shown")
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            ledgers = json.loads(at_socket(path, "/").partition(b"\r\n\r\n")[2])
+            assert ledgers["leaseValid"] is True
+            assert b"devalloc_permit_requests" in at_socket(path, "/metrics")
+            with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+                connection.request("POST", "/", body=b"{}")
+                assert connection.getresponse().status == 401, "who gets to loopback, as guests could, is nobody"
+        finally:
+            stop.set()
+            thread.join(60)
+        assert not thread.is_alive()
+        assert not path.exists()
+
+
+def at_socket(path: Path, page: str) -> bytes:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+        client.sendall(f"GET {page} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        with client.makefile("rb") as answer:
+            return answer.read()
 
 
 def lease(store: SQLiteStore) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import pytest
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError, Unknown
 from devalloc_node.machine import cgroup
-from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.config import Folder, MachineConfig
 from tests.support.guest import Guest
 from tests.support.images import Image
 from tests.support.machine_model import MIB, MachineModel
@@ -31,7 +31,9 @@ Command = tuple[str, int]
 def settings(micro: Image, sriov: Image) -> Iterator[MachineConfig]:
     """QEMU 10, out of which emulated CPUs can be taken, with the small guest."""
     with short_folder() as folder:
-        made = config(micro, folder, folders=(micro.folder, folder), binary=str(sriov.qemu))
+        made = config(
+            micro, folder, folders=(Folder(micro.folder, "any"), Folder(folder, "any")), binary=str(sriov.qemu)
+        )
         with ended(made):
             yield made
 

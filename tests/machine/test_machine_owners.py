@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import resource
+import socket
 import stat
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,10 @@ from devalloc_node.errors import Denied, Failed
 from devalloc_node.journal import open_journal
 from devalloc_node.machine import accel, devices, pci
 from devalloc_node.machine.attachment import AttachmentKind
-from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.config import Folder, MachineConfig
 from devalloc_node.machine.machines import Machines
 from devalloc_node.machine.process import holds, process
-from devalloc_node.machine.spec import Disk, PlainDevice, machine_id
+from devalloc_node.machine.spec import Disk, Nic, PlainDevice, machine_id
 from tests.support import tiny_guest
 from tests.support.guest import Guest
 from tests.support.images import Image
@@ -110,6 +111,80 @@ def test_a_machine_of_its_own_user_reaches_its_disks_and_nothing_else(open_image
                 machines.forget(key, soon())
 
 
+ASKS = (
+    "ip link set eth0 up && ip addr add 10.0.2.15/24 dev eth0 && ip route add default via 10.0.2.2; "
+    "for _ in 1 2 3; do echo GET / | nc -w 3 ADDRESS && break; done"
+)
+
+
+class Listener:
+    """A server that listens on the host's loopback only, as many do because that seems safe."""
+
+    def __init__(self) -> None:
+        self.door = socket.create_server(("127.0.0.1", 0))
+        self.port = self.door.getsockname()[1]
+        self.heard = 0
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self.door.accept()
+                self.heard += 1
+                with connection:
+                    connection.recv(4096)
+                    connection.sendall(b"HTTP/1.0 200 OK\r\nContent-Length: 8\r\n\r\nloopback")
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+@pytest.mark.parametrize("later", [False, True])
+def test_a_guest_reaches_its_host_only_where_the_admin_says_so(micro: Image, allowed: bool, later: bool) -> None:
+    """With a card that it starts with, and one that is plugged in later. What is allowed proves that the guest asks."""
+    with short_folder() as place:
+        listener = Listener()
+        settings = config(micro, place, user_net=allowed)
+        with closing(listener.door), ended(settings), plugin(settings) as machines:
+            nics: list[dict[str, Any]] = [] if later else [{}]
+            machines.start(
+                virtual_machine("m", micro, memory={"min": "256Mi", "max": "256Mi"}, nics=nics, pciSlots=1), soon()
+            )
+            machines.resume(KEY, soon())
+            with closing(Guest(settings.folder(machines.known(KEY).spec.id) / "agent")) as guest:
+                if later:
+                    machines.plug_in(KEY, PlainDevice("lan", Nic()), soon())
+                guest.until("[ -e /sys/class/net/eth0 ]")
+                said = guest.run(ASKS.replace("ADDRESS", f"10.0.2.2 {listener.port}")).output
+            assert (listener.heard > 0, "loopback" in said) == (allowed, allowed), said
+
+
+def test_two_machines_never_write_one_disk_also_across_namespaces(open_image: Image) -> None:
+    disk = {"path": str(open_image.folder / "disk"), "format": "raw"}
+    start = {"kernel": str(open_image.kernel), "initrd": str(open_image.initrd), "disks": [disk]}
+    small = {"memory": {"min": "256Mi", "max": "256Mi"}, "start": start}
+    with short_folder() as place:
+        before = config(open_image, place)
+        with ended(before):
+            with plugin(before) as machines:
+                machines.start(virtual_machine("m", **small), soon())
+                machines.resume(KEY, soon())
+                other = virtual_machine("m", **small)
+                other = other.model_copy(update={"metadata": other.metadata.model_copy(update={"namespace": "other"})})
+                with pytest.raises(Denied) as denied:
+                    machines.start(other, soon())
+                assert denied.value.code == "DiskInUse"
+            with plugin(config(open_image, place, folders=(Folder(open_image.folder),))) as machines:
+                seen = machines.get(KEY)
+                assert seen is not None
+                assert seen.phase == "Running", "what runs goes on when its folders belong to namespaces from now on"
+                machines.stop(KEY, 0, True, soon())
+                with pytest.raises(Denied, match=f"put it below {open_image.folder}/default") as denied:
+                    machines.start(virtual_machine("m", **small), soon())
+                assert denied.value.code == "PathNotAllowed"
+            with plugin(before) as machines:  # with folders that all namespaces may use it starts as ever
+                machines.start(virtual_machine("m", **small), soon())
+                machines.stop(KEY, None, False, soon())
+
+
 @pytest.mark.parametrize(
     ("start", "code"),
     [
@@ -186,7 +261,7 @@ def test_a_guest_is_asked_to_power_down_and_what_it_holds_on_to_is_taken_by_forc
 ) -> None:
     small = {"memory": {"min": "64Mi", "max": "64Mi"}, "pciSlots": 2}
     with short_folder() as place:
-        settings = config(micro, place, folders=(tmp_path,))
+        settings = config(micro, place, folders=(Folder(tmp_path, "any"),))
         with ended(settings), plugin(settings) as machines:
             kind = AttachmentKind(machines, NoNodes())
 
@@ -225,7 +300,7 @@ def test_guests_of_a_host_that_shuts_down_power_down_and_come_back_with_it(
     small = {"memory": {"min": "64Mi", "max": "64Mi"}, "start": tiny(True)}
     with short_folder() as place:
         home = place / "node"
-        settings = config(micro, place, folders=(tmp_path,), state=home / "machines")
+        settings = config(micro, place, folders=(Folder(tmp_path, "any"),), state=home / "machines")
         words = ("vm", "power-down", "--state", home, "--machine-dir", settings.run, "--socket", place / "node.sock")
         devalloc = Shell(tmp_path / "store.db")
         with ended(settings), closing(open_journal(home)) as journal, closing(Machines(settings, journal)) as machines:
@@ -254,12 +329,12 @@ def test_an_unprobed_disk_cannot_even_be_written_down() -> None:
 def test_a_running_machine_is_adopted_changed_and_let_go_again(machine: Machine, micro: Image, tmp_path: Path) -> None:
     adopted = virtual_machine("m", start=None, adopt={"qmpSocket": str(machine.plugin_monitor)})
     with short_folder() as place:
-        strict = config(micro, place, socket_folders=(place,))
+        strict = config(micro, place, socket_folders=(Folder(place, "any"),))
         with plugin(strict) as machines:
             with pytest.raises(Denied) as denied:
                 machines.adopt(adopted, soon())
             assert denied.value.code == "PathNotAllowed"
-        settings = replace(strict, socket_folders=(tmp_path,), folders=(tmp_path,))
+        settings = replace(strict, socket_folders=(Folder(tmp_path, "any"),), folders=(Folder(tmp_path, "any"),))
         guest = machine.guest
         with plugin(settings) as machines:
             machines.adopt(adopted, soon())

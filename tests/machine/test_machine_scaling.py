@@ -13,7 +13,7 @@ import pytest
 
 from devalloc_node.errors import Denied
 from devalloc_node.machine import cgroup, devices, pci, room
-from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.config import Folder, MachineConfig
 from devalloc_node.machine.machines import Machines
 from devalloc_node.machine.process import holds
 from tests.support.guest import Guest
@@ -46,7 +46,7 @@ done; true
 @pytest.fixture
 def settings(micro: Image) -> Iterator[MachineConfig]:
     with short_folder() as folder:
-        made = config(micro, folder, folders=(micro.folder, folder))
+        made = config(micro, folder, folders=(Folder(micro.folder, "any"), Folder(folder, "any")))
         with ended(made):
             yield made
 
@@ -94,7 +94,7 @@ def test_cpus_memory_and_devices_come_and_go_at_once_and_the_guest_says_so(
     machines.start(virtual_machine("m", micro, pciSlots=9), soon())
     record = machines.known(KEY)
     # A disk and two network cards by the command, one of them before the machine's first instruction.
-    image = machines.config.folders[-1] / "data"
+    image = machines.config.folders[-1].path / "data"
     image.write_bytes(b"a disk that came later".ljust(MIB))
     with ExitStack() as stack:
         socket = stack.enter_context(serving(tmp_path, machines))

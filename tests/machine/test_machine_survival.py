@@ -43,7 +43,7 @@ def settings(micro: Image) -> Iterator[MachineConfig]:
 
 def plugin_to_kill(settings: MachineConfig, image: Image, *where: str) -> subprocess.Popen[str]:
     words = {"state": str(settings.state), "run": str(settings.run), "binary": settings.binary, "accel": "tcg"}
-    plan = {**words, "folders": [str(folder) for folder in settings.folders], "users": None, "systemd": False}
+    plan = {**words, "folders": [str(folder.path) for folder in settings.folders], "users": None, "systemd": False}
     machine = json.dumps(virtual_machine("m", image).to_manifest())
     return subprocess.Popen(
         [sys.executable, "-m", "tests.support.machine_plugin", json.dumps(plan), machine, *where],

@@ -121,7 +121,7 @@ def node(host: Machine) -> Iterator[Node]:
     lines.put(f"{MANIFESTS}/claim.yaml", CLASS_AND_CLAIM.encode())
     lines.put(f"{MANIFESTS}/web.yaml", machine("web"))
     lines.put(f"{MANIFESTS}/stubborn.yaml", machine("stubborn", "uplink"))
-    up = lines.start(f"devalloc up --image-folder {IMAGES} --max-vfs {VFS}")
+    up = lines.start(f"devalloc up --image-folder {IMAGES}:shared --max-vfs {VFS}")
     host.guest.until("[ -S /run/devalloc/node.sock ]", seconds=LONG)
     try:
         yield Node(host, lines, up, before)

@@ -51,7 +51,8 @@ class Host:
 
     @contextmanager
     def plugin(self, *more: str) -> Iterator[subprocess.Popen[str]]:
-        words = ["--node-name", "here", "--image-folder", str(self.image.folder), "--qemu", str(self.image.qemu)]
+        images = f"{self.image.folder}:any"
+        words = ["--node-name", "here", "--image-folder", images, "--tap", "tap*", "--qemu", str(self.image.qemu)]
         command = [
             sys.executable,
             "-m",

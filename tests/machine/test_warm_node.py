@@ -119,7 +119,7 @@ def test_a_machine_that_waits_is_taken_by_the_command(open_image: Image) -> None
         waiting = virtual_machine("any", open_image, memory={"min": "64Mi", "max": "64Mi"}).to_manifest()
         (HOME / "machine.yaml").write_text(json.dumps(waiting))
         more = ["--warm-machine", f"{HOME}/machine.yaml", "--qemu", str(open_image.qemu)]
-        plugin = started(*more, "--image-folder", str(open_image.folder), setups=1)
+        plugin = started(*more, "--image-folder", f"{open_image.folder}:shared", setups=1)
         ready(plugin, 1)
         setup = taken("a")
         line = QmpMonitor("a", setup["qmpSocket"])

@@ -61,7 +61,7 @@ class Host:
 
     def __init__(self, image: Image, *more: str) -> None:
         self.words = ["node", "--node-name", "here", "--state", f"{HOME}/state", "--cdi-dir", f"{HOME}/cdi"]
-        self.words += ["--image-folder", str(image.folder), "--qemu", str(image.qemu), *more]
+        self.words += ["--image-folder", f"{image.folder}:shared", "--qemu", str(image.qemu), *more]
         self.plugin = self.started()
 
     def started(self) -> subprocess.Popen[bytes]:

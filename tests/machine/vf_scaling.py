@@ -26,7 +26,9 @@ IMAGES, MANIFESTS, LOAD = "/run/images", "/run/manifests", "/run/load"
 PATIENCE = 1800.0
 """Seconds."""
 APPEND = f"{MICRO_APPEND} mitigations=off nokaslr audit=0 net.ifnames=0 init_on_alloc=0 cryptomgr.notests"
-UP = f"devalloc up --image-folder {IMAGES} --max-vfs 2 --scaling --guest-network 192.0.2.0/24 --compute-unit 1,512Mi"
+UP = (
+    f"devalloc up --image-folder {IMAGES}:any --max-vfs 2 --scaling --guest-network 192.0.2.0/24 --compute-unit 1,512Mi"
+)
 MONITOR = f"devalloc guest-monitor --root {LOAD} --cpus leave --memory leave"
 CLAIM = b"""\
 apiVersion: devmgmtproto.k8s.io/v1alpha1

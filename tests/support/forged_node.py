@@ -20,7 +20,7 @@ from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.binding.config import BindingConfig
 from devalloc_node.daemon import run
 from devalloc_node.machine import adopt, cgroup, launch
-from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.config import Folder, MachineConfig
 from devalloc_node.machine.records import MACHINES
 from devalloc_node.node import Node, opened
 from devalloc_node.pb.node_pb2_grpc import NodeStub
@@ -47,7 +47,7 @@ class ForgedNode:
                 folder / "state" / "machines",
                 folder / "run",
                 "/bin/true",  # see `forked_qemu`
-                folders=(folder / "images",),
+                folders=(Folder(folder / "images", "any"),),
                 accel="tcg",
                 cgroups=folder / "cgroup",
                 systemd=False,

@@ -41,7 +41,7 @@ from devalloc_node.host.boundary import Host
 from devalloc_node.journal import open_journal
 from devalloc_node.machine import adopt, attachment, cgroup, launch
 from devalloc_node.machine.attachment import AttachmentKind
-from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.config import Folder, MachineConfig
 from devalloc_node.machine.machines import Machines
 from devalloc_node.machine.monitor import Monitor, Peer, QmpMonitor, Refused
 from devalloc_node.machine.process import holds, process
@@ -290,8 +290,8 @@ class MachineFaults(Faults):
             self.folder / "machines",
             self.folder / "run",
             "/bin/true",  # see `forked_qemu`
-            folders=(self.folder / "images",),
-            socket_folders=(self.folder / "theirs",),
+            folders=(Folder(self.folder / "images", "any"),),
+            socket_folders=(Folder(self.folder / "theirs", "any"),),
             accel="tcg",
             cgroups=self.folder / "cgroup",
             systemd=False,

@@ -17,7 +17,7 @@ from typing import Any
 
 from devalloc.api.virtualmachine import VirtualMachine
 from devalloc_node.deadline import Deadline
-from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.config import Folder, MachineConfig
 from devalloc_node.machine.monitor import Monitor, Peer, QmpMonitor
 from devalloc_node.machine.records import Records
 from tests.support.machines import plugin
@@ -65,7 +65,7 @@ def main() -> None:
     settings = {
         name: Path(value) if name in ("state", "run") else value for name, value in json.loads(sys.argv[1]).items()
     }
-    settings["folders"] = tuple(Path(folder) for folder in settings["folders"])
+    settings["folders"] = tuple(Folder(Path(folder), "any") for folder in settings["folders"])
     machine = VirtualMachine.model_validate(json.loads(sys.argv[2]))
     key = "/".join(machine.key)
     with plugin(MachineConfig(**settings), connect=connect, records=KillingRecords) as machines:

@@ -53,7 +53,7 @@ def _stop(plugin: MachinePlugin) -> None:
 
 def _plug_in(plugin: MachinePlugin) -> None:
     """A disk and a network card of no claim, and CPUs beside them."""
-    image = plugin.machines.config.folders[0] / "disk"
+    image = plugin.machines.config.folders[0].path / "disk"
     plugin.platform.plug(KEY, PlainDevice("data", Disk(str(image), "raw")), soon())
     plugin.platform.plug(KEY, PlainDevice("lan", Nic(mac="52:54:00:00:00:01")), soon())
     amounts(plugin, 2, 1000, 512)

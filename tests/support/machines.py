@@ -16,7 +16,7 @@ from devalloc.api.virtualmachine import VirtualMachine
 from devalloc.inventory.capacity import HostCapacity
 from devalloc_node.deadline import Deadline
 from devalloc_node.journal.sqlite import open_journal
-from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.config import Folder, MachineConfig
 from devalloc_node.machine.machines import Machines
 from devalloc_node.machine.monitor import Connect, QmpMonitor
 from devalloc_node.machine.records import Records
@@ -65,8 +65,9 @@ def config(image: Image, folder: Path, **other: Any) -> MachineConfig:
         "state": folder / "state",
         "run": folder / "run",
         "binary": str(image.qemu),
-        "folders": (image.folder,),
-        "socket_folders": (folder,),
+        "folders": (Folder(image.folder, "any"),),
+        "socket_folders": (Folder(folder, "any"),),
+        "taps": ("dvm*",),
         "accel": "tcg",
         "users": None,
         "systemd": False,

@@ -32,6 +32,7 @@ from devalloc.controller.permits.metrics import TYPE, Metrics
 from devalloc.controller.permits.migration import Migrations, Migrator
 from devalloc.controller.permits.settings import Settings
 from devalloc.controller.permits.usage import NAMESPACE, Shelf, Usage
+from devalloc.scaling.localhost import is_loopback
 from devalloc.scaling.messages.plugin import MAX_BODY, Refused, decode
 from devalloc.store import Expired, Store, StoreError, Unavailable
 
@@ -149,11 +150,12 @@ class PermitServer:
                 await self.usage.begin(decider.in_writer)
             over = threading.Event()
             bounds = Bounds(s.max_connections, s.request_seconds, s.idle_seconds)
+            shows_people = s.tls is None and is_loopback(s.host)
             doors = [
-                Door(respond, bounds, token=s.token, refused=self._refused)
-                for respond in (
-                    lambda request: self._respond(request, decider, moves),
-                    lambda request: self._show(request, decider),
+                Door(respond, bounds, token=s.token, for_people=for_people, refused=self._refused)
+                for respond, for_people in (
+                    (lambda request: self._respond(request, decider, moves), False),
+                    (lambda request: self._show(request, decider), shows_people),
                 )
             ]
             tasks = [

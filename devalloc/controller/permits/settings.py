@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 import ssl
 from dataclasses import dataclass
 
 from devalloc.controller.permits.callers import Callers
 from devalloc.scaling.eras import Era
+from devalloc.scaling.localhost import is_loopback
 from devalloc.scaling.messages.plugin import PORT as PORT
 from devalloc.scaling.permits.ledger import NOTHING, ONCE, fraction_of
 from devalloc.scaling.resources import UNIT, Resources
@@ -73,7 +73,7 @@ class Settings:
         if self.callers is not None and self.tls is None:
             raise NotSafe("tokens of nodes could be read on their way: give a TLS context")
         known = self.tls is not None and (self.tls.verify_mode is ssl.CERT_REQUIRED or self.callers is not None)
-        if not _is_loopback(self.host) and self.token is None and not known:
+        if not is_loopback(self.host) and self.token is None and not known:
             raise NotSafe(
                 f"on {self.host} anybody could ask for permits: give a token, or a TLS context that verifies clients, "
                 "or listen on 127.0.0.1"
@@ -86,13 +86,6 @@ class Settings:
         cpu = usual if self.cpu_watermark is None else self.cpu_watermark
         memory = usual if self.memory_watermark is None else self.memory_watermark
         return total, fraction_of(total, cpu, memory)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def server_tls(certificate: str, key: str, clients: str | None = None) -> ssl.SSLContext:

@@ -1,4 +1,4 @@
-"""The state of the agent at a port of this host, for people who want to know why (T28, T29)."""
+"""The state of the agent, for people of this host who want to know why (T28, T29)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
+from pathlib import Path
 
 from devalloc_node.agent.agent import Agent
-from devalloc_node.plainhttp import JSON, Limits, Request, Response, Server
+from devalloc_node.errors import NodeError
+from devalloc_node.plainhttp import JSON, Limits, Request, Respond, Response, Server
+from devalloc_node.service.server import listening
 
 _log = logging.getLogger("devalloc.agent")
 LIMITS = Limits(body=0, connections=4, requests_a_second=1, requests_burst=4)
@@ -20,12 +23,22 @@ AGAIN_SECONDS = 30.0
 
 
 @asynccontextmanager
-async def dumped(agent: Agent, port: int | None) -> AsyncIterator[None]:
-    """While inside, all that the agent knows can be had with ``GET /``. ``port``: None for nowhere."""
-    if port is None:
+async def dumped(agent: Agent, at: Path | int | None) -> AsyncIterator[None]:
+    """While inside, all that the agent knows can be had with ``GET /``."""
+    async with shown(lambda request: _respond(agent, request), at, "the agent's state", "--dump-port"):
+        yield
+
+
+@asynccontextmanager
+async def shown(respond: Respond, at: Path | int | None, what: str, option: str) -> AsyncIterator[None]:
+    """While inside, serve it at a unix socket of this user's, or at a port of loopback. None: nowhere.
+
+    Where somebody else has the place it is tried again, and told once. ``option``: what names the port.
+    """
+    if at is None:
         yield
         return
-    task = asyncio.create_task(_serve(agent, port), name="dump")
+    task = asyncio.create_task(_serve(respond, at, what, option), name="dump")
     try:
         yield
     finally:
@@ -34,22 +47,25 @@ async def dumped(agent: Agent, port: int | None) -> AsyncIterator[None]:
             await task
 
 
-async def _serve(agent: Agent, port: int) -> None:
-    server = Server(lambda request: _respond(agent, request), LIMITS)
+async def _serve(respond: Respond, at: Path | int, what: str, option: str) -> None:
     told = False
-    try:
-        while True:
-            try:
-                await server.listen(HOST, port)
-                break
-            except OSError as error:
-                if not told:
-                    _log.warning("the agent's state is not shown at %s port %d (--dump-port): %s", HOST, port, error)
-                told = True
-            await asyncio.sleep(AGAIN_SECONDS)
-        await asyncio.Event().wait()
-    finally:
-        await server.close()
+    while True:
+        server = Server(respond, LIMITS, for_people=True)
+        try:
+            with ExitStack() as stack:
+                if isinstance(at, Path):
+                    server.take(stack.enter_context(listening(at, LIMITS.connections))[0])
+                else:
+                    await server.listen(HOST, at)
+                await asyncio.Event().wait()
+        except (OSError, NodeError) as error:
+            where = f"at {at}" if isinstance(at, Path) else f"at {HOST} port {at} ({option})"
+            if not told:
+                _log.warning("%s is not shown %s: %s", what, where, error)
+            told = True
+        finally:
+            await server.close()
+        await asyncio.sleep(AGAIN_SECONDS)
 
 
 async def _respond(agent: Agent, request: Request) -> Response:

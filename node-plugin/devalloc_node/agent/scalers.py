@@ -114,7 +114,7 @@ class Scalers:
                 rules, waits_of(self.settings.agent), came_through=metrics.came_through, counted=metrics.counted
             )
             stack.push_async_callback(agent.close)
-            await stack.enter_async_context(dumped(agent, self.settings.dump_port))
+            await stack.enter_async_context(dumped(agent, self.settings.dump))
             self._poke = poke
             while not stop.is_set():
                 try:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from devalloc.scaling.agentconfig import AgentConfig
 from devalloc.scaling.config import ScalingConfig
@@ -21,11 +22,12 @@ PRIVATE: tuple[Network, ...] = tuple(
 
 @dataclass(frozen=True, slots=True)
 class ServerPorts:
-    """Of a server of permits, on loopback."""
+    """Of a server of permits."""
 
     requests: int
-    dump: int | None
-    """Where its ledgers are shown; None: nowhere."""
+    """A port of loopback."""
+    dump: Path | int | None
+    """Where its ledgers are shown: a unix socket, or a port of loopback; None: nowhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class ScalingSettings:
     """URL of the server of permits."""
     server: ServerPorts | None = None
     """Where the server of permits is to listen that is run beside the agent; None: it is another's."""
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     """What it wants as ``Authorization: Bearer``."""
     unit: Resources = SHIPPED.unit
     """The compute unit: machines have whole ones, as far as their bounds allow."""
@@ -47,8 +49,8 @@ class ScalingSettings:
     guests: tuple[Network, ...] = PRIVATE
     """Networks in which guests may be. Whoever writes a machine's object chooses its guest's address, and the plugin
     must not be sent to anybody else."""
-    dump_port: int | None = SHIPPED.dump_port
-    """Where what the agent knows is shown, to this host only; None: nowhere."""
+    dump: Path | int | None = None
+    """Where what the agent knows is shown: a unix socket, or a port of loopback; None: nowhere."""
     threads: int = 16
     """Machines that are changed at the same time, and as many that are looked at."""
 

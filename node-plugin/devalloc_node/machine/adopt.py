@@ -12,7 +12,7 @@ from uuid import UUID
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.machine import cpu, launch, memory, paths
-from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.config import Folder, MachineConfig
 from devalloc_node.machine.monitor import Connect, Monitor, Peer, readable
 from devalloc_node.machine.process import Process, memlock, process
 from devalloc_node.machine.spec import MIB, MachineSpec
@@ -66,7 +66,8 @@ def examine(spec: MachineSpec, config: MachineConfig, connect: Connect, deadline
     if spec.adopt is None:
         raise Denied("MachineInvalid", f"machine {spec.key} says no socket to adopt it by")
     lent = () if config.lent is None else (config.lent,)
-    path = paths.resolved(spec.adopt, (*config.socket_folders, *lent), "socket")
+    allowed = (*config.socket_folders, *(Folder(folder, "any") for folder in lent))
+    path = paths.resolved(spec.adopt, allowed, spec.namespace, "socket", writes=True, option="--qmp-folder")
     info = path.lstat()
     if not stat.S_ISSOCK(info.st_mode):
         raise Denied("PathNotAllowed", f"{path} is not a socket")

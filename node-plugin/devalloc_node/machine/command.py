@@ -36,6 +36,8 @@ class Start:
     initrd: str | None = None
     block_disks: frozenset[int] = frozenset()
     """Which of the disks are block devices; the others are files."""
+    user_net: bool = False
+    """Cards with backend user reach the host and what the host reaches."""
 
 
 def port_id(number: int) -> str:
@@ -69,7 +71,7 @@ def command(spec: MachineSpec, start: Start) -> list[str]:
     for number, disk in enumerate(spec.disks):
         words += _disk(number, disk, number in start.block_disks, addresses.device())
     for number, nic in enumerate(spec.nics):
-        words += _nic(number, nic, spec.owner, addresses.device())
+        words += _nic(number, nic, spec.owner, addresses.device(), start.user_net)
     for number in range(spec.pci_slots):
         addr, several = addresses.function(more=number + 1 < spec.pci_slots)
         words += _device(
@@ -229,10 +231,20 @@ def _disk(number: int, disk: Disk, block: bool, addr: str) -> list[str]:
     return words + _device(driver="virtio-blk-pci", **common)
 
 
-def _nic(number: int, nic: Nic, owner: str, addr: str) -> list[str]:
+def user_backend(name: str, user_net: bool) -> dict[str, Any]:
+    """Arguments of netdev_add for a card that needs no interface of the host.
+
+    Its packets end in QEMU's own network stack, which makes connections of them in the name of the host: 10.0.2.2 is
+    the host's 127.0.0.1. So it makes none unless the admin allows that. IPv6 goes too, for not each version of that
+    stack looks at ``restrict`` there.
+    """
+    return {"type": "user", "id": name, **({} if user_net else {"restrict": True, "ipv6": False})}
+
+
+def _nic(number: int, nic: Nic, owner: str, addr: str, user_net: bool) -> list[str]:
     name = f"nic{number}"
     if nic.interface is None:
-        backend: dict[str, Any] = {"type": "user", "id": name}
+        backend = user_backend(name, user_net)
     else:
         backend = {"type": "tap", "id": name, "fd": str(tap_fd(number))}
     words = ["-netdev", _json(backend)]

@@ -11,6 +11,19 @@ MAX_SOCKET_PATH = 107
 """Bytes of a path that a socket can be bound to."""
 
 
+Sharing = Literal["own", "shared", "any"]
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder of the host in which machines may have files or sockets."""
+
+    path: Path
+    sharing: Sharing = "own"
+    """``own``: each namespace has the folder below it that is called like the namespace, and nothing else. ``shared``:
+    all namespaces may read all of it. ``any``: all namespaces may use all of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class MachineConfig:
     state: Path = Path("/var/lib/devalloc/node/machines")
@@ -18,10 +31,15 @@ class MachineConfig:
     run: Path = Path("/run/devalloc/machines")
     """A folder for each machine with its sockets and logs."""
     binary: str = "qemu-system-x86_64"
-    folders: tuple[Path, ...] = ()
+    folders: tuple[Folder, ...] = ()
     """Where kernels and disks may lie (T13). Empty: no machine can be started."""
-    socket_folders: tuple[Path, ...] = ()
+    socket_folders: tuple[Folder, ...] = ()
     """Where the QMP sockets of machines to adopt may lie. Empty: none can be adopted."""
+    taps: tuple[str, ...] = ()
+    """Which TAP interfaces machines may use beside those that are named for their namespace: patterns such as
+    ``vm*``, or ``NAMESPACE:PATTERN`` for one namespace alone."""
+    user_net: bool = False
+    """Network cards with backend user reach the host, its loopback too, and what the host reaches."""
     lent: Path | None = None
     """Where those of machines lie that were given away by this node and may be adopted by it, too. There each is of a
     user of its own. None: there are none."""

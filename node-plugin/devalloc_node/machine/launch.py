@@ -256,20 +256,25 @@ def _resolved(
     qmp = str(config.folder(spec.id) / "console")
     if len(qmp.encode()) > MAX_SOCKET_PATH:
         raise Denied("PathTooLong", f"{qmp} has more bytes than a socket's path can have ({MAX_SOCKET_PATH})")
-    disks = [paths.disk_image(disk, config.folders) for disk in spec.disks]
+    kernel, initrd = (
+        None if path is None else str(paths.image(path, config.folders, spec.namespace, what))
+        for path, what in ((spec.kernel, "kernel"), (spec.initrd, "initrd"))
+    )
+    disks = [paths.disk_image(disk, config.folders, spec.namespace) for disk in spec.disks]
     start = Start(
         binary=binary,
         accel=given.accel,
         uuid=given.uuid,
-        kernel=None if spec.kernel is None else str(paths.image(spec.kernel, config.folders, "kernel")),
-        initrd=None if spec.initrd is None else str(paths.image(spec.initrd, config.folders, "initrd")),
+        kernel=kernel,
+        initrd=initrd,
         block_disks=frozenset(n for n, path in enumerate(disks) if stat.S_ISBLK(path.stat().st_mode)),
+        user_net=config.user_net,
     )
     files = {disk_fd(n): (str(path), not spec.disks[n].read_only) for n, path in enumerate(disks)}
     taps = {}
     for number, nic in enumerate(spec.nics):
         if nic.interface is not None and not nic.warm:  # one in another namespace cannot be seen from here
-            taps[tap_fd(number)] = paths.tap(nic.interface)
+            taps[tap_fd(number)] = paths.tap(nic.interface, config.taps, spec.namespace)
     return command(spec, start), files, taps
 
 

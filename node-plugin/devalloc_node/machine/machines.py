@@ -277,7 +277,15 @@ class Machines(Kept):
         with self.hold(key, deadline):
             record, _ = self.running(key)
             with self.line(record) as monitor, self._told_by(key):
-                return plain.plug(monitor, key, device, self.config.folders, deadline, owner=record.spec.owner)
+                return plain.plug(
+                    monitor,
+                    key,
+                    device,
+                    self.config,
+                    deadline,
+                    namespace=record.spec.namespace,
+                    owner=record.spec.owner,
+                )
 
     def unplug(self, key: str, name: str, deadline: Deadline) -> bool:
         """Take it out again, as ``plain.unplug``; False where there is no such device. Raises NodeError."""

@@ -1,4 +1,4 @@
-"""Which files of the host a machine may name: below the admin's folders, and nowhere else (T13)."""
+"""Which files and interfaces of the host a machine may name: its namespace's, and what the admin shares (T13)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import os
 import stat
 import struct
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from devalloc_node.errors import Denied
 from devalloc_node.host import blocks
+from devalloc_node.machine.config import Folder
 from devalloc_node.machine.spec import Disk
 
 _QCOW2 = b"QFI\xfb"
@@ -21,10 +23,19 @@ _WRITES, _READS_ALONE, _NO_OTHER_WRITES = 101, 200, 201
 """Bytes of an image that QEMU locks: it writes, bears no other reader, bears no other writer."""
 
 
-def resolved(path: str, folders: Sequence[Path], what: str) -> Path:
-    """``path`` without its links, proven to lie below one of ``folders``; what it is is not looked at.
+def resolved(
+    path: str,
+    folders: Sequence[Folder],
+    namespace: str,
+    what: str,
+    *,
+    writes: bool = False,
+    option: str = "--image-folder",
+) -> Path:
+    """``path`` without its links, proven to lie where machines of the namespace may have it; what it is is not looked
+    at. ``writes``: it is to be changed.
 
-    Raises Denied: ``PathNotAllowed``, also for what does not exist outside them; ``PathMissing``.
+    Raises Denied: ``PathNotAllowed``, also for what does not exist outside of that; ``PathMissing``.
     """
     if not path.startswith("/") or "\0" in path or "\n" in path or ".." in path.split("/"):
         raise Denied("PathNotAllowed", f"{what} {path!r} must be an absolute path without '..'")
@@ -34,28 +45,66 @@ def resolved(path: str, folders: Sequence[Path], what: str) -> Path:
     except OSError as error:
         # Where it would be: one that may never be named is not to be waited for, nor told to be absent.
         missing, real = error, Path(os.path.realpath(path))
-    if not any(real.is_relative_to(os.path.realpath(folder)) for folder in folders):
-        allowed = ", ".join(map(str, folders)) or "none"
-        where = f", which is {real}," if str(real) != path else ""
-        raise Denied(
-            "PathNotAllowed",
-            f"{what} {path}{where} is not below a folder that machines of this node may use (these are: {allowed}; "
-            "--image-folder of `devalloc node` and `devalloc up` names them)",
-        )
+    _check_owner(path, real, folders, namespace, what, writes, option)
     if missing is not None:
         raise Denied("PathMissing", f"{what} {path}: {missing.strerror}", retryable=True)
     return real
 
 
-def image(path: str, folders: Sequence[Path], what: str) -> Path:
+def _check_owner(
+    path: str, real: Path, folders: Sequence[Folder], namespace: str, what: str, writes: bool, option: str
+) -> None:
+    """That a namespace may use a path that has no links any more. Of folders that lie in each other the innermost
+    counts: a shared one opens no folder in it that belongs to namespaces. Raises Denied."""
+    around = [(folder, Path(os.path.realpath(folder.path))) for folder in folders]
+    around = [(folder, base) for folder, base in around if real.is_relative_to(base)]
+    where = f", which is {real}," if str(real) != path else ""
+    if not around:
+        allowed = ", ".join(str(folder.path) for folder in folders) or "none"
+        raise Denied(
+            "PathNotAllowed",
+            f"{what} {path}{where} is not below a folder that machines of this node may use (these are: {allowed}; "
+            f"{option} of `devalloc node` and `devalloc up` names them)",
+        )
+    depth = max(len(base.parts) for _, base in around)
+    inner = [folder for folder, base in around if len(base.parts) == depth]
+    if any(_may_use(real, folder, namespace, writes) for folder in inner):
+        return
+    own = next((folder.path / namespace for folder in (*inner, *folders) if folder.sharing == "own"), None)
+    put = "" if own is None else f"put it below {own}, or "
+    if any(folder.sharing == "shared" for folder in inner):
+        raise Denied(
+            "PathNotAllowed",
+            f"{what} {path}{where} is in a folder that all namespaces share, where nothing may be written: "
+            f"{put}say readOnly: true",
+        )
+    shared = "" if option == "--qmp-folder" else f"{option} {inner[0].path}:shared lets all namespaces read it, "
+    raise Denied(
+        "PathNotAllowed",
+        f"{what} {path}{where} does not belong to namespace {namespace}, whose machines may use what is below "
+        f"{inner[0].path / namespace}: {put}ask the admin of this node ({shared}{option} {inner[0].path}:any lets them "
+        "use it)",
+    )
+
+
+def _may_use(real: Path, folder: Folder, namespace: str, writes: bool) -> bool:
+    if folder.sharing == "any" or (folder.sharing == "shared" and not writes):
+        return True
+    if folder.sharing == "shared" or namespace in ("", ".", "..") or "/" in namespace:
+        return False
+    own = Path(os.path.realpath(folder.path)) / namespace
+    return real.is_relative_to(os.path.realpath(own)) and real != own
+
+
+def image(path: str, folders: Sequence[Folder], namespace: str, what: str) -> Path:
     """A file that is read whole: a kernel or an initrd. Raises Denied, also ``PathNotFile``."""
-    real = resolved(path, folders, what)
+    real = resolved(path, folders, namespace, what)
     if not stat.S_ISREG(real.stat().st_mode):
         raise Denied("PathNotFile", f"{what} {path} is not a file")
     return real
 
 
-def disk_image(disk: Disk, folders: Sequence[Path]) -> Path:
+def disk_image(disk: Disk, folders: Sequence[Folder], namespace: str) -> Path:
     """The file or block device of a disk.
 
     Raises Denied: as ``image``; ``DeviceReserved`` for a block device that the host uses, or of which it uses a part,
@@ -64,7 +113,7 @@ def disk_image(disk: Disk, folders: Sequence[Path]) -> Path:
     """
     if disk.format not in ("raw", "qcow2"):
         raise Denied("DiskFormat", f"disk {disk.path}: its format must be said, raw or qcow2, and is {disk.format!r}")
-    real = resolved(disk.path, folders, "disk")
+    real = resolved(disk.path, folders, namespace, "disk", writes=not disk.read_only)
     mode = real.stat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
         raise Denied("PathNotFile", f"disk {disk.path} is neither a file nor a block device")
@@ -110,11 +159,33 @@ def check_free(fd: int, path: str, *, writable: bool) -> None:
             raise InUse(path)
 
 
-def tap(interface: str) -> str:
-    """A TAP interface that is there. Raises Denied (``TapMissing``)."""
+def tap(interface: str, patterns: Sequence[str], namespace: str) -> str:
+    """A TAP interface that is there and that machines of the namespace may use.
+
+    Raises Denied (``TapNotAllowed``, ``TapMissing``).
+    """
+    if not _is_own_tap(interface, namespace) and not any(_names(each, interface, namespace) for each in patterns):
+        raise Denied(
+            "TapNotAllowed",
+            f"TAP {interface} does not belong to namespace {namespace}, whose machines may use those called "
+            f"{namespace}.NAME: rename it, or ask the admin of this node (--tap {namespace}:{interface} lets them use "
+            "it)",
+        )
     if "/" in interface or not Path(f"/sys/class/net/{interface}/tun_flags").exists():
         raise Denied("TapMissing", f"there is no TAP interface {interface!r} on this host", retryable=True)
     return interface
+
+
+def _is_own_tap(interface: str, namespace: str) -> bool:
+    """A namespace has no dot in its name, so that no other one has this interface too."""
+    owner, dot, _ = interface.partition(".")
+    return bool(dot and owner) and owner == namespace
+
+
+def _names(pattern: str, interface: str, namespace: str) -> bool:
+    """Whether a pattern of --tap lets machines of a namespace use an interface."""
+    only, colon, names = pattern.rpartition(":")
+    return (not colon or only == namespace) and fnmatchcase(interface, names)
 
 
 def _check_qcow2(path: str, real: Path) -> None:

@@ -15,16 +15,16 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, get_args
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, Unknown
 from devalloc_node.machine import devices, paths, spawn
-from devalloc_node.machine.command import NIC_DRIVERS, file_node, format_node
+from devalloc_node.machine.command import NIC_DRIVERS, file_node, format_node, user_backend
+from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.devices import ANSWER_SECONDS
 from devalloc_node.machine.monitor import Monitor, Refused, bounded, text
 from devalloc_node.machine.pci import PERIPHERAL, Backend, Command, PciDevice, function_id, present
@@ -79,15 +79,22 @@ class Seen:
 
 
 def plug(
-    monitor: Monitor, machine: str, device: PlainDevice, folders: Sequence[Path], deadline: Deadline, *, owner: str = ""
+    monitor: Monitor,
+    machine: str,
+    device: PlainDevice,
+    config: MachineConfig,
+    deadline: Deadline,
+    *,
+    namespace: str,
+    owner: str = "",
 ) -> PlainDevice:
     """Plug it in; as it is in the machine then. Does nothing where it is plugged in already. ``owner``: see
-    ``MachineSpec``; the machine where nothing is said.
+    ``MachineSpec``; the machine where nothing is said. ``namespace``: the machine's.
 
     Raises Denied: what a machine may not name (``PathNotAllowed``, ``DiskFormat``, ``TapMissing`` …), ``DeviceExists``,
     ``DiskInUse``, ``TapInUse``, ``NoFreePciSlot``, ``QemuRefused``: nothing is left of it then. Failed, Unknown.
     """
-    wanted = _resolved(device, folders)
+    wanted = _resolved(device, config, namespace)
     seen = tidy(monitor, deadline)
     there = seen.devices.get(wanted.id)
     if there is not None:
@@ -108,7 +115,7 @@ def plug(
         if isinstance(wanted.what, Disk):
             pci_device = _disk(wanted, wanted.what, seen.free_set(), fd)
         else:
-            pci_device = _nic(wanted, wanted.what, owner or machine, fd)
+            pci_device = _nic(wanted, wanted.what, owner or machine, fd, config.user_net)
         try:
             devices.plug(monitor, machine, pci_device, deadline)
         except Refused as error:
@@ -233,13 +240,13 @@ def _held(machine: str, name: str) -> Unknown:
 # Of this host.
 
 
-def _resolved(device: PlainDevice, folders: Sequence[Path]) -> PlainDevice:
+def _resolved(device: PlainDevice, config: MachineConfig, namespace: str) -> PlainDevice:
     """With the path that its links lead to; what may not be named is refused as for machines that start."""
     what = device.what
     if isinstance(what, Disk):
-        return replace(device, what=replace(what, path=str(paths.disk_image(what, folders))))
+        return replace(device, what=replace(what, path=str(paths.disk_image(what, config.folders, namespace))))
     if what.interface is not None:
-        paths.tap(what.interface)
+        paths.tap(what.interface, config.taps, namespace)
     return replace(device, what=replace(what, mac=None if what.mac is None else what.mac.lower()))
 
 
@@ -292,9 +299,9 @@ def _disk(device: PlainDevice, disk: Disk, fdset: int, fd: int | None) -> PciDev
     return PciDevice(device.id, ({"driver": driver, "drive": node, "serial": device.name},), backends)
 
 
-def _nic(device: PlainDevice, nic: Nic, owner: str, fd: int | None) -> PciDevice:
+def _nic(device: PlainDevice, nic: Nic, owner: str, fd: int | None, user_net: bool) -> PciDevice:
     net = f"{device.id}.net" + ("" if nic.interface is None else f".{nic.interface}")
-    kind: dict[str, Any] = {"type": "user", "id": net}
+    kind = user_backend(net, user_net)
     backends = []
     if nic.interface is not None:
         kind = {"type": "tap", "id": net, "fd": _TAP}

@@ -16,13 +16,12 @@ import secrets
 import socket
 import struct
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from devalloc_node.errors import Failed
 from devalloc_node.listening import comes
 from devalloc_node.service import server
 from devalloc_node.service.server import Limits, Service, SocketServer
@@ -181,33 +180,10 @@ def open_door(path: Path, services: Sequence[Service], limits: Limits | None = N
         way = os.open(inner.path, os.O_PATH | os.O_CLOEXEC)
         inner.path.unlink()  # /proc/self/fd is the only way to it now
         with ExitStack() as stack:
-            listener, identity = stack.enter_context(_listening(path))
+            listener, identity = stack.enter_context(server.listening(path, MAX_CONNECTIONS))
             return Door(path, inner, way, listener, identity, stack.pop_all())
     except BaseException:
         inner.stop(0)
         if way >= 0:
             os.close(way)
         raise
-
-
-@contextmanager
-def _listening(path: Path) -> Iterator[tuple[socket.socket, server.Identity]]:
-    """A socket that listens at the path, where at no moment one is that has another mode or does not listen."""
-    private = path.parent / ".d" / secrets.token_hex(4)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        try:
-            os.fchmod(listener.fileno(), 0o600)  # what bind gives the file, less the umask
-            listener.bind(os.fspath(private))
-            listener.listen(MAX_CONNECTIONS)
-            listener.setblocking(False)
-            identity = server.put_in_place(private, path)
-        except OSError as error:
-            raise Failed("SocketFailed", f"cannot serve on {path}: {error.strerror}", retryable=False) from error
-        try:
-            yield listener, identity
-        finally:
-            server.take_away(path, identity)
-    finally:
-        listener.close()
-        private.unlink(missing_ok=True)

@@ -164,7 +164,8 @@ def check_path(path: Path) -> None:
         )
     with suppress(OSError):  # else it is made, by us and for us
         found = path.parent.stat()
-        if found.st_mode & stat.S_IWOTH or found.st_uid not in (0, os.geteuid()):
+        groups = found.st_mode & stat.S_IWGRP and found.st_gid not in (0, os.getegid())
+        if found.st_mode & stat.S_IWOTH or groups or found.st_uid not in (0, os.geteuid()):
             raise Denied(
                 "SocketFolderShared",
                 f"others may write in {path.parent}, so no socket is put there; choose a folder of your own, such as "
@@ -201,6 +202,32 @@ def _bound(path: Path, server: grpc.Server) -> Iterator[Identity]:
         yield identity
     finally:
         take_away(path, identity)
+
+
+@contextmanager
+def listening(path: Path, backlog: int) -> Iterator[tuple[socket.socket, Identity]]:
+    """A socket of mode 0600 that listens at the path, where at no moment one is that has another mode or does not
+    listen. Raises as ``serve``."""
+    check_path(path)
+    private = path.parent / ".d" / secrets.token_hex(4)
+    private.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        try:
+            os.fchmod(listener.fileno(), 0o600)  # what bind gives the file, less the umask
+            listener.bind(os.fspath(private))
+            listener.listen(backlog)
+            listener.setblocking(False)
+            identity = put_in_place(private, path)
+        except OSError as error:
+            raise Failed("SocketFailed", f"cannot serve on {path}: {error.strerror}", retryable=False) from error
+        try:
+            yield listener, identity
+        finally:
+            take_away(path, identity)
+    finally:
+        listener.close()
+        private.unlink(missing_ok=True)
 
 
 def put_in_place(hidden: Path, path: Path, start: Callable[[], None] = lambda: None) -> Identity:

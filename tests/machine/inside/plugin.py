@@ -34,6 +34,7 @@ from devalloc_node.host.linux import LinuxHost
 from devalloc_node.journal import Journal, open_journal
 from devalloc_node.journal.sqlite import QUARANTINED
 from devalloc_node.machine import cgroup, paths
+from devalloc_node.machine.config import Folder
 from devalloc_node.machine.spec import Disk
 from devalloc_node.node import Node, Source
 from devalloc_node.settings import NodeSettings
@@ -142,7 +143,7 @@ class Plugin:
 
     def disk(self, path: str) -> Answer:
         """Name a block device as the disk of a machine."""
-        return {"path": str(paths.disk_image(Disk(path, "raw"), [Path("/dev")]))}
+        return {"path": str(paths.disk_image(Disk(path, "raw"), [Folder(Path("/dev"), "any")], "default"))}
 
     def stop_after(self, call: int) -> Answer:
         """Of what is asked next."""

@@ -17,7 +17,7 @@ from devalloc.scaling.eras import Era
 from devalloc.scaling.resources import Resources
 from devalloc_node.agent.settings import ServerPorts
 from devalloc_node.binding.config import BindingConfig
-from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.config import Folder, MachineConfig
 from devalloc_node.settings import NodeSettings
 from tests.support import cards
 from tests.support.fakesysfs import FakeSysfs
@@ -61,9 +61,22 @@ def arguments(folder: Path, *more: str) -> list[str]:
         (["--guest-network", "10.0.0.0/8"], "--guest-network needs --scaling"),
         (["--dump-port", "10300"], "--dump-port needs --scaling"),
         (["--scaling", "--dump-port", "10299"], "--dump-port and --permits-port are both port 10299"),
-        (["--scaling", "--permits-port", "10298"], "--permits-port and --permits-dump-port are both port 10298"),
-        (["--scaling", "--metrics", "127.0.0.1:10300"], "--dump-port and --metrics are both port 10300"),
+        (
+            ["--scaling", "--permits-port", "10298", "--permits-dump-port", "10298"],
+            "--permits-port and --permits-dump-port are both port 10298",
+        ),
+        (
+            ["--scaling", "--dump-port", "10300", "--metrics", "127.0.0.1:10300"],
+            "--dump-port and --metrics are both port 10300",
+        ),
         (["--scaling", "--permits", "http://127.0.0.1/", "--permits-port", "1"], "with --permits there is none"),
+        (["--scaling", "--permits", "http://127.0.0.1/", "--permits-without-token"], "with --permits there is none"),
+        (["--permits-without-token"], "--permits-without-token needs --scaling"),
+        (["--image-folder", ""], "--image-folder must be a folder such as"),
+        (["--image-folder", "/etc/passwd"], "--image-folder must be a folder such as"),
+        (["--qmp-folder", "/run:shared"], "write /run:any"),
+        (["--tap", ""], "--tap must be a pattern such as vm* or team-a:vm*"),
+        (["--tap", ":vm*"], "--tap must be a pattern such as"),
     ],
 )
 def test_bad_options_are_told(folder: Path, devalloc: Shell, options: list[str], message: str) -> None:
@@ -93,8 +106,10 @@ def test_what_machines_need_and_is_not_there_is_told_at_the_start(folder: Path) 
         host_of(settings, dry_run=True, say=said.append)
         return [line for line in said if line.startswith("there is no")]
 
-    assert told(MachineConfig(binary="/bin/sh", folders=(folder,), socket_folders=(folder,))) == []
-    missing = MachineConfig(binary="nothere", folders=(folder, folder / "images"), socket_folders=(folder / "qmp",))
+    assert told(MachineConfig(binary="/bin/sh", folders=(Folder(folder),), socket_folders=(Folder(folder),))) == []
+    missing = MachineConfig(
+        binary="nothere", folders=(Folder(folder), Folder(folder / "images")), socket_folders=(Folder(folder / "qmp"),)
+    )
     assert told(missing) == [
         "there is no program nothere (--qemu); machines are not started until there is",
         f"there is no folder {folder}/images (--image-folder)",
@@ -130,10 +145,46 @@ def test_where_permits_are_given_can_be_chosen(folder: Path) -> None:
         assert scaling is not None
         return scaling.permits, scaling.server
 
-    assert told() == ("http://127.0.0.1:10299/", ServerPorts(10299, 10298))
+    assert told() == ("http://127.0.0.1:10299/", ServerPorts(10299, Path("/run/devalloc/node-permits.sock")))
     chosen = told("--permits-port", "20299", "--permits-dump-port", "0")
     assert chosen == ("http://127.0.0.1:20299/", ServerPorts(20299, None))
     assert told("--permits", "http://10.0.0.1:5/", "--dump-port", "10299") == ("http://10.0.0.1:5/", None)
+
+
+def test_what_is_shown_to_people_is_at_sockets_of_this_user_unless_a_port_is_asked_for(folder: Path) -> None:
+    def shown(*words: str) -> tuple[object, object]:
+        scaling = settings_of(folder, "--scaling", "--socket", f"{folder}/mine.sock", *words).scaling
+        assert scaling is not None
+        assert scaling.server is not None
+        return scaling.dump, scaling.server.dump
+
+    assert shown() == (folder / "mine-agent.sock", folder / "mine-permits.sock")
+    assert shown("--dump-port", "10300", "--permits-dump-port", "10298") == (10300, 10298)
+    assert shown("--dump-port", "0", "--permits-dump-port", "0") == (None, None)
+
+
+def test_the_server_of_permits_that_is_run_here_wants_a_token_that_nobody_else_has(folder: Path) -> None:
+    def token(*words: str) -> str | None:
+        scaling = settings_of(folder, "--scaling", *words).scaling
+        assert scaling is not None
+        assert scaling.token is None or scaling.token not in repr(scaling)
+        return scaling.token
+
+    first, second = token(), token()
+    assert first is not None
+    assert len(first) >= 32
+    assert first != second
+    assert token("--permits-without-token") is None
+    assert token("--permits", "http://10.0.0.1:5/") is None, "that of another server is the admin's to say"
+
+
+def test_whose_the_folders_and_interfaces_are_is_said_with_them(folder: Path) -> None:
+    words = ["--image-folder", "/a", "--image-folder", "/b:shared", "--image-folder", "/c:d:any", "--qmp-folder", "/e"]
+    machines = settings_of(folder, *words, "--tap", "vm*", "--tap", "team-a:tap0").machines
+    assert machines.folders == (Folder(Path("/a")), Folder(Path("/b"), "shared"), Folder(Path("/c:d"), "any"))
+    assert machines.socket_folders == (Folder(Path("/e"), "own"),)
+    assert (machines.taps, machines.user_net) == (("vm*", "team-a:tap0"), False)
+    assert settings_of(folder, "--allow-user-net").machines.user_net
 
 
 def test_a_token_that_others_can_read_or_nobody_can_send_is_told(folder: Path, devalloc: Shell) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import ssl
 import threading
 import urllib.error
@@ -75,6 +76,15 @@ def ask(url: str, token: str | None = None, method: str = "GET") -> tuple[int, b
             return answer.status, answer.read(), answer.headers
     except urllib.error.HTTPError as error:
         return error.code, error.read(), error.headers
+
+
+def test_on_loopback_a_page_of_another_site_is_answered_nothing() -> None:
+    """A browser that its DNS has led here would ask in that site's name, and let it read the answer."""
+    with served(None) as url:
+        for host, status in (("attacker.example", 421), ("localhost:1", 200), ("127.0.0.1", 200)):
+            connection = http.client.HTTPConnection(url.partition("//")[2], timeout=60)
+            connection.request("GET", "/page/", headers={"Host": host})
+            assert connection.getresponse().status == status, host
 
 
 def test_health_is_for_all_and_the_rest_for_those_who_may_read_it() -> None:

@@ -34,7 +34,7 @@ class Served:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, arounds: dict[str, Around]) -> None:
         self.arounds, self.news = arounds, list[str]()
-        settings = ScalingSettings(unit=UNIT, dump_port=None)
+        settings = ScalingSettings(unit=UNIT)
         self.scalers = Scalers(cast(Platform, None), settings, changed=self.hear)
 
         def channels(wiring: Wiring, scaled: Scaled, scaler: Scaler) -> Channels:

@@ -7,7 +7,9 @@ import http.client
 import json
 import random
 import socket
+import stat
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -205,6 +207,23 @@ class TestDump:
 
         shown.after(5, look, sockets=True)
         assert caplog.text.count("--dump-port") == 1
+
+    def test_at_a_socket_only_its_user_can_have_it_and_it_goes_with_the_agent(self, tmp_path: Path) -> None:
+        shown, path = Shown(a=Around(UNIT, load=3)), tmp_path / "node-agent.sock"
+
+        async def look(agent: Agent) -> None:
+            async with dumped(agent, path):
+                await asyncio.sleep(1)
+                assert stat.S_IMODE(path.stat().st_mode) == 0o600
+                reader, writer = await asyncio.open_unix_connection(path)
+                writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                answer = await reader.read()
+                writer.close()
+                assert answer.startswith(b"HTTP/1.1 200 ")
+                assert list(json.loads(answer.partition(b"\r\n\r\n")[2])) == ["a"]
+            assert not path.exists()
+
+        shown.after(30, look, sockets=True)
 
     def test_without_a_port_nothing_listens(self) -> None:
         shown = Shown(a=Around(UNIT, load=3))

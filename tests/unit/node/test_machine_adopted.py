@@ -26,7 +26,7 @@ from devalloc_node.errors import Denied, Failed, Unknown
 from devalloc_node.grant import ClaimRef
 from devalloc_node.machine import adopt, devices, house, kept, launch, lifefile, looks, lost, process, users
 from devalloc_node.machine.attachment import AttachmentKind
-from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.config import Folder, MachineConfig
 from devalloc_node.machine.machines import Machines
 from devalloc_node.machine.monitor import QmpMonitor
 from devalloc_node.machine.powerdown import power_down_all
@@ -87,7 +87,12 @@ def qemu(tmp_path: Path) -> Iterator[FakeQemu]:
 @pytest.fixture
 def config(tmp_path: Path) -> MachineConfig:
     return MachineConfig(
-        tmp_path / "state", tmp_path / "run", socket_folders=(tmp_path,), accel="tcg", users=None, command_seconds=2.0
+        tmp_path / "state",
+        tmp_path / "run",
+        socket_folders=(Folder(tmp_path, "any"),),
+        accel="tcg",
+        users=None,
+        command_seconds=2.0,
     )
 
 
@@ -155,7 +160,7 @@ def test_a_machine_whose_disk_is_in_use_is_told_which_other_one_has_it(
 ) -> None:
     image = tmp_path / "image"
     image.write_bytes(b"content".ljust(MIB))
-    machines = Machines(replace(config, binary="true", folders=(tmp_path,)), MemoryRecords())
+    machines = Machines(replace(config, binary="true", folders=(Folder(tmp_path, "any"),)), MemoryRecords())
     start = virtual_machine("n", start={"disks": [{"path": str(image), "format": "raw"}]})
     with image.open("rb") as other:
         fcntl.fcntl(other, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 201, 1, 0))
@@ -187,7 +192,7 @@ def test_a_socket_outside_the_allowed_folders_is_refused(
     inside = tmp_path / "inside"
     inside.mkdir()
     (inside / "link").symlink_to(qemu.path)
-    strict = Machines(replace(config, socket_folders=(inside,)), MemoryRecords())
+    strict = Machines(replace(config, socket_folders=(Folder(inside, "any"),)), MemoryRecords())
     for path in (qemu.path, inside / "link"):
         with pytest.raises(Denied) as denied:
             strict.adopt(adopting(path), soon())
@@ -208,7 +213,7 @@ def test_a_strangers_socket_is_refused_also_where_the_file_was_given_to_us(machi
         "s=socket.socket(socket.AF_UNIX);s.bind(sys.argv[1]);s.listen();time.sleep(60)"
     )
     stranger = subprocess.Popen([sys.executable, "-I", "-c", script, str(path)])
-    allowed = Machines(replace(machines.config, socket_folders=(Path("/tmp"),)), MemoryRecords())
+    allowed = Machines(replace(machines.config, socket_folders=(Folder(Path("/tmp"), "any"),)), MemoryRecords())
     try:
         deadline = time.monotonic() + 60
         while not path.exists():

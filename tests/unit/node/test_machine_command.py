@@ -17,7 +17,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.machine import accel, launch, paths, room, spawn
 from devalloc_node.machine.command import Start, command
-from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.config import Folder, MachineConfig
 from devalloc_node.machine.launch import Launch, check, memlock_needed, spawn_words
 from devalloc_node.machine.spec import MIB, Bounds, Disk, MachineSpec, Nic, machine_id
 from devalloc_node.machine.translate import spec_of
@@ -204,7 +204,9 @@ def test_machines_of_one_name_of_two_plugins_share_no_cgroup_and_no_service() ->
 
 def test_a_folder_in_which_another_machine_listens_is_left_alone(images: Path, tmp_path: Path) -> None:
     """Of another plugin with the same folder for machines; or its life file was removed."""
-    config = MachineConfig(tmp_path / "state", tmp_path / "run", "true", folders=(images,), cgroups=tmp_path)
+    config = MachineConfig(
+        tmp_path / "state", tmp_path / "run", "true", folders=(Folder(images, "any"),), cgroups=tmp_path
+    )
     spec = replace(SPEC, kernel=str(images / "disk"), initrd=None)
     folder, given = config.folder(spec.id), Launch("uuid", None, "tcg")
     folder.mkdir(parents=True)
@@ -262,7 +264,7 @@ def images(tmp_path: Path) -> Path:
 
 def test_only_files_below_the_allowed_folders_are_used_and_by_their_true_path(images: Path) -> None:
     (images / "link").symlink_to("disk")
-    assert paths.image(str(images / "link"), [images], "kernel") == images / "disk"
+    assert paths.image(str(images / "link"), [Folder(images, "any")], "default", "kernel") == images / "disk"
 
 
 @pytest.mark.parametrize("name", ["../secret", "out", "dir/../../secret", "deep/out", "x\0y", "a\nb", "", "relative"])
@@ -272,7 +274,7 @@ def test_a_path_that_leads_out_is_refused(images: Path, name: str) -> None:
     (images / "dir").mkdir()
     path = name if name in ("", "relative") else f"{images}/{name}"
     with pytest.raises(Denied) as denied:
-        paths.image(path, [images], "kernel")
+        paths.image(path, [Folder(images, "any")], "default", "kernel")
     assert denied.value.code == "PathNotAllowed"
 
 
@@ -281,10 +283,10 @@ def test_of_what_is_outside_it_is_not_told_whether_it_exists(images: Path) -> No
     (images / "dangling").symlink_to("../nowhere")
     for path in (images / "dangling", images.parent / "nowhere" / "disk", Path("/no/such/kernel")):
         with pytest.raises(Denied) as denied:
-            paths.image(str(path), [images], "kernel")
+            paths.image(str(path), [Folder(images, "any")], "default", "kernel")
         assert (denied.value.code, denied.value.retryable) == ("PathNotAllowed", False)
     with pytest.raises(Denied) as denied:
-        paths.image(str(images / "not-yet"), [images], "kernel")
+        paths.image(str(images / "not-yet"), [Folder(images, "any")], "default", "kernel")
     assert (denied.value.code, denied.value.retryable) == ("PathMissing", True)
 
 
@@ -294,24 +296,106 @@ def test_the_example_adopts_from_a_folder_that_is_not_the_plugins_own() -> None:
     assert not socket.is_relative_to(MachineConfig().run), "there it makes and removes what it likes"
 
 
+def refused(path: Path, folders: list[Folder], namespace: str, *, read_only: bool = True) -> str | None:
+    """Why a namespace may not use a disk; None: it may."""
+    try:
+        paths.disk_image(Disk(str(path), "raw", read_only), folders, namespace)
+    except Denied as error:
+        return f"{error.code}: {error.message}"
+    return None
+
+
+def test_what_lies_below_a_folder_belongs_to_the_namespace_that_it_is_called_like(images: Path) -> None:
+    for namespace in ("team-a", "team-b"):
+        (images / namespace).mkdir()
+        (images / namespace / "disk").write_bytes(b"\0" * 512)
+    (images / "team-b" / "link").symlink_to("../team-a/disk")
+    (images / "team-b" / "folder").symlink_to("../team-a")
+    own = [Folder(images)]
+    for read_only in (True, False):
+        assert refused(images / "team-a" / "disk", own, "team-a", read_only=read_only) is None
+    for path in ("team-a/disk", "team-b/link", "team-b/folder/disk", "team-a/no-such-disk", "disk"):
+        why = refused(images / path, own, "team-b")
+        assert why is not None, path
+        assert why.startswith("PathNotAllowed: ")
+        assert f"put it below {images}/team-b" in why
+        assert f"--image-folder {images}:shared" in why
+    for namespace in ("", ".", "..", "../images", "team"):
+        assert refused(images / "team-a" / "disk", own, namespace), namespace
+
+
+def test_what_the_admin_shares_all_namespaces_read_and_none_writes(images: Path) -> None:
+    (images / "bases").mkdir()
+    (images / "bases" / "disk").write_bytes(b"\0" * 512)
+    folders = [Folder(images), Folder(images / "bases", "shared")]
+    for namespace in ("team-a", "bases"):  # a namespace that is called so owns nothing of it
+        assert refused(images / "bases" / "disk", folders, namespace) is None
+        why = refused(images / "bases" / "disk", folders, namespace, read_only=False)
+        assert why is not None
+        assert f"put it below {images}/{namespace}, or say readOnly: true" in why
+    assert refused(images / "bases" / "disk", [Folder(images, "any")], "team-a", read_only=False) is None
+
+
+def test_a_shared_folder_opens_nothing_of_the_namespaces_below_it(images: Path) -> None:
+    (images / "of" / "team-a").mkdir(parents=True)
+    (images / "of" / "team-a" / "disk").write_bytes(b"\0" * 512)
+    folders = [Folder(images, "shared"), Folder(images / "of")]
+    assert refused(images / "disk", folders, "team-b") is None
+    assert refused(images / "of" / "team-a" / "disk", folders, "team-b")
+    assert refused(images / "of" / "team-a" / "disk", folders, "team-a", read_only=False) is None
+
+
+@pytest.mark.parametrize(
+    ("interface", "patterns", "namespace", "may"),
+    [
+        ("team-a.web", (), "team-a", True),
+        ("team-a.web", (), "team-b", False),
+        ("team-a.web", (), "team", False),
+        ("team-a", (), "team-a", False),
+        (".web", (), "", False),
+        ("vnet-mgmt", (), "team-a", False),
+        ("tap0", ("tap*",), "team-a", True),
+        ("tap0", ("team-b:tap*",), "team-a", False),
+        ("tap0", ("team-b:tap*", "team-a:tap0"), "team-a", True),
+        ("team-b.web", ("tap*",), "team-a", False),
+    ],
+)
+def test_a_tap_belongs_to_the_namespace_that_it_is_named_for_or_that_the_admin_says(
+    interface: str, patterns: tuple[str, ...], namespace: str, may: bool
+) -> None:
+    with pytest.raises(Denied) as denied:
+        paths.tap(interface, patterns, namespace)
+    assert denied.value.code == ("TapMissing" if may else "TapNotAllowed"), "there is no such interface here"
+    if not may and namespace:
+        assert f"--tap {namespace}:{interface}" in denied.value.message
+
+
+def test_cards_of_qemus_own_network_reach_nothing_unless_the_admin_says_so() -> None:
+    spec = replace(SPEC, nics=(Nic(), Nic(interface="tap0")))
+    closed, tap = objects(command(spec, START), "-netdev")
+    assert (closed["type"], closed["restrict"], closed["ipv6"]) == ("user", True, False)
+    assert tap["type"] == "tap"
+    assert objects(command(spec, replace(START, user_net=True)), "-netdev")[0] == {"type": "user", "id": "nic0"}
+
+
 def test_without_allowed_folders_nothing_can_be_named(images: Path) -> None:
     with pytest.raises(Denied, match="none") as denied:
-        paths.image(str(images / "disk"), [], "kernel")
+        paths.image(str(images / "disk"), [], "default", "kernel")
     assert denied.value.code == "PathNotAllowed"
     sibling = images.parent / "images-of-others"
     sibling.mkdir()
     (sibling / "disk").touch()
     with pytest.raises(Denied):
-        paths.image(str(sibling / "disk"), [images], "kernel")
+        paths.image(str(sibling / "disk"), [Folder(images, "any")], "default", "kernel")
 
 
 def test_only_files_are_kernels_and_only_files_and_block_devices_are_disks(images: Path) -> None:
     os.mkfifo(images / "pipe")
     for path in (images, images / "pipe"):
         with pytest.raises(Denied, match="is not a file"):
-            paths.image(str(path), [images], "kernel")
+            paths.image(str(path), [Folder(images, "any")], "default", "kernel")
         with pytest.raises(Denied, match="neither"):
-            paths.disk_image(Disk(str(path), "raw"), [images])
+            paths.disk_image(Disk(str(path), "raw"), [Folder(images, "any")], "default")
 
 
 def qcow2(backing: int = 0, incompatible: int = 0, version: int = 3) -> bytes:
@@ -335,20 +419,22 @@ def test_a_disk_of_another_format_or_that_names_another_file_is_refused(
 ) -> None:
     (images / "disk").write_bytes(content)
     with pytest.raises(Denied) as denied:
-        paths.disk_image(Disk(str(images / "disk"), format), [images])
+        paths.disk_image(Disk(str(images / "disk"), format), [Folder(images, "any")], "default")
     assert denied.value.code == code
 
 
 def test_an_image_that_stands_alone_is_fine_and_a_raw_one_is_never_looked_into(images: Path) -> None:
     for content, format in ((qcow2(), "qcow2"), (qcow2(incompatible=1), "qcow2"), (qcow2(backing=112), "raw")):
         (images / "disk").write_bytes(content)
-        assert paths.disk_image(Disk(str(images / "disk"), format), [images]) == images / "disk"  # type: ignore[arg-type]
+        assert (
+            paths.disk_image(Disk(str(images / "disk"), format), [Folder(images, "any")], "default") == images / "disk"
+        )  # type: ignore[arg-type]
 
 
 def test_what_a_start_needs_is_checked_before_anything_is_made(images: Path, tmp_path: Path) -> None:
     spec = replace(SPEC, kernel=str(images / "disk"), initrd=None)
     given = Launch("u", None, "tcg")
-    config = MachineConfig(tmp_path / "state", tmp_path / "run", binary="/bin/true", folders=(images,))
+    config = MachineConfig(tmp_path / "state", tmp_path / "run", binary="/bin/true", folders=(Folder(images, "any"),))
     check(spec, config, given)
     for broken, code in (
         (replace(config, binary="no-such-qemu"), "QemuMissing"),
@@ -358,9 +444,10 @@ def test_what_a_start_needs_is_checked_before_anything_is_made(images: Path, tmp
         with pytest.raises(Denied) as denied:
             check(spec, broken, given)
         assert denied.value.code == code
-    with pytest.raises(Denied) as denied:
-        check(replace(spec, nics=(Nic(interface="no-such-tap"),)), config, given)
-    assert denied.value.code == "TapMissing"
+    for interface, code in (("default.none", "TapMissing"), ("no-such-tap", "TapNotAllowed")):
+        with pytest.raises(Denied) as denied:
+            check(replace(spec, nics=(Nic(interface=interface),)), config, given)
+        assert denied.value.code == code
     assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "secret"]
 
 
@@ -433,7 +520,7 @@ def test_what_qemu_will_never_have_is_not_to_be_tried_again(tmp_path: Path, word
 def test_a_machine_is_not_started_on_an_image_that_another_one_writes_to(images: Path, tmp_path: Path) -> None:
     image = images / "disk"
     image.write_bytes(b"content".ljust(4096))
-    config = MachineConfig(tmp_path / "state", tmp_path / "run", "true", folders=(images,))
+    config = MachineConfig(tmp_path / "state", tmp_path / "run", "true", folders=(Folder(images, "any"),))
     spec = replace(SPEC, disks=(Disk(str(image), "raw"),), kernel=None, initrd=None, append="", nics=())
     given = Launch("uuid", None, "tcg")
     check(spec, config, given)

@@ -17,7 +17,7 @@ from devalloc_node.errors import Denied, Failed
 from devalloc_node.journal import open_journal
 from devalloc_node.machine import adopt, launch
 from devalloc_node.machine.attachment import AttachmentKind
-from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.config import Folder, MachineConfig
 from devalloc_node.machine.machines import Machines
 from devalloc_node.machine.process import process
 from devalloc_node.machine.records import MACHINES, MachineRecord, content_of
@@ -46,8 +46,8 @@ class World:
             folder / "state",
             folder / "run",
             "/bin/true",
-            folders=(folder,),
-            socket_folders=(folder,),
+            folders=(Folder(folder, "any"),),
+            socket_folders=(Folder(folder, "any"),),
             accel="tcg",
             users=None,
             systemd=False,

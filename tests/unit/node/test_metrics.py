@@ -129,6 +129,14 @@ def test_is_served_on_loopback(address: str) -> None:
         assert b'devalloc_node_reconcile_removals_total{what="claim"} 1.0' in connection.getresponse().read()
 
 
+def test_a_page_that_a_browser_of_this_host_shows_reads_none_of_it() -> None:
+    with served(Metrics(), "127.0.0.1:0") as where:
+        for host, status in ((where, 200), ("localhost", 200), ("attacker.example", 421)):
+            connection = http.client.HTTPConnection(where, timeout=60)
+            connection.request("GET", "/metrics", headers={"Host": host})
+            assert connection.getresponse().status == status, host
+
+
 def test_is_served_on_a_socket_of_its_owner_which_goes_with_it(tmp_path: Path) -> None:
     path = tmp_path / "metrics.sock"
     with socket.socket(socket.AF_UNIX) as left:

@@ -146,6 +146,37 @@ def test_others_than_the_one_who_may_are_not_heard() -> None:
     run(served(use, Server(echo, allows=lambda address: address == "127.0.0.2")))
 
 
+def test_who_may_not_connect_takes_nothing_of_what_others_may_ask() -> None:
+    """With one rate for all, the guest would wait 50 s for 100 strangers who knock."""
+
+    async def use(port: int) -> None:
+        loop = asyncio.get_running_loop()
+        for _ in range(100):
+            assert await raw(port, b"") == b""
+        began = loop.time()
+        who.add(HOST)
+        assert (await call(HOST, port, GET, 5)).status == 200
+        assert loop.time() - began < 1
+
+    who: set[str] = set()
+    run(served(use, Server(echo, Limits(requests_a_second=2, requests_burst=4), allows=lambda peer: peer in who)))
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:1", 200), ("[::1]:1", 200), ("localhost", 200), ("LOCALHOST:80", 200), ("192.0.2.1", 200),
+        ("attacker.example:1", 421), ("127.0.0.1.attacker.example", 421), ("localhost.example", 421), ("x", 421),
+    ],
+)  # fmt: skip
+def test_what_is_for_people_of_this_host_is_not_told_to_a_page_that_their_browser_shows(host: str, status: int) -> None:
+    async def use(port: int) -> None:
+        answer = await raw(port, f"GET / HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+        assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+
+    run(served(use, Server(echo, for_people=True)))
+
+
 async def against(answer: bytes | None, limits: Limits, seconds: float) -> Response:
     """What the client makes of a server that sends these bytes and closes, or sends nothing and keeps quiet."""
 

@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.service.server import MAX_PATH_BYTES, serve
+from devalloc_node.service.server import MAX_PATH_BYTES, check_path, serve
 
 
 @pytest.fixture
@@ -195,6 +195,18 @@ def test_nothing_is_put_where_others_may_write(folder: Path, mode: int) -> None:
     with pytest.raises(Denied, match="choose a folder of your own") as error:
         serve(folder / "node.sock", [])
     assert (error.value.code, os.listdir(folder)) == ("SocketFolderShared", [])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another group")
+def test_nothing_is_put_where_a_group_of_others_may_write(folder: Path) -> None:
+    folder.chmod(0o770)
+    check_path(folder / "node.sock")
+    os.chown(folder, -1, 12345)
+    with pytest.raises(Denied) as error:
+        check_path(folder / "node.sock")
+    assert error.value.code == "SocketFolderShared"
+    folder.chmod(0o750)
+    check_path(folder / "node.sock")
 
 
 def test_who_has_the_folder_locked_is_told_and_not_waited_for_for_ever(
