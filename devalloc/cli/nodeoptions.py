@@ -190,8 +190,10 @@ def node_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "guest_networks",
             multiple=True,
             metavar="CIDR",
-            help="Guests that are scaled may have addresses of this network; may be given several times [default: the "
-            "private ones].",
+            envvar="DEVALLOC_GUEST_NETWORK",
+            help="Guests that are scaled may have addresses of this network; may be given several times. Without it "
+            "only addresses behind a TAP interface of their own machine [env: DEVALLOC_GUEST_NETWORK, separated by "
+            "blanks].",
         ),
         click.option(
             "--runner-network",

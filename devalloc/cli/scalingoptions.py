@@ -72,7 +72,7 @@ def scaling_settings(
         unit=_whole(agent.unit, "scaling.computeUnit") if unit is None else _unit(unit),
         agent=agent,
         compat=era,
-        guests=networks_of("--guest-network", options["--guest-network"] or ()) or plain.guests,
+        guests=networks_of("--guest-network", options["--guest-network"] or ()),
         dump=dump,
     )
 

@@ -239,7 +239,8 @@ async def call(host: str, port: int, request: Request, seconds: float, limits: L
     except _TooLarge as error:
         raise Unknown("PeerUnreadable", f"{where} answers too much: {error}") from None
     except h11.RemoteProtocolError as error:
-        raise Unknown("PeerUnreadable", f"{where} does not answer in HTTP: {error}") from None
+        _log.info("%s does not answer in HTTP: %s", where, error)  # with its words, which are not everybody's to read
+        raise Unknown("PeerUnreadable", f"{where} does not answer in HTTP") from None
     finally:
         if writer is not None:
             writer.transport.abort()

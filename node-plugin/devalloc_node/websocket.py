@@ -13,11 +13,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
+from websockets.exceptions import InvalidStatus, PayloadTooBig
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import OPEN
 from websockets.protocol import Protocol as Parser
 
 from devalloc.scaling.recent import Allowance
+
+_log = logging.getLogger(__name__)
 
 _REPLY = 1024  # bytes that a reply has as a rule
 _SLICE = 4096  # bytes that are parsed before frames are counted: two make the smallest frame
@@ -214,10 +217,16 @@ class WebSocket(asyncio.Protocol):
         parser = self._parser
         error = parser.handshake_exc or parser.parser_exc
         if parser.close_rcvd is not None:
-            said = _clause(parser.close_rcvd.reason)
-            return f"closed by the peer with {parser.close_rcvd.code}" + (f": {said}" if said else "")
+            _log.debug("closed by the peer: %s", _clause(parser.close_rcvd.reason))
+            return f"closed by the peer with {parser.close_rcvd.code}"
+        # What the peer said is not everybody's to read: whoever names its address is told why it is not connected.
+        if isinstance(error, InvalidStatus):
+            return f"it answers the handshake with HTTP {error.response.status_code}"
+        if isinstance(error, PayloadTooBig):  # has two numbers, and nothing else
+            return _clause(str(error))
         if error is not None and not isinstance(error, EOFError):
-            return _clause(f"{error}" + (f": {error.__cause__}" if error.__cause__ else ""))
+            _log.debug("no WebSocket: %s: %s", error, error.__cause__)
+            return f"it does not speak WebSocket ({type(error).__name__})"
         return "the connection ended"
 
     def _tell(self, why: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ import aiohttp
 
 from devalloc_node.errors import Failed, Unknown
 
+_log = logging.getLogger(__name__)
 MAX_SHOWN = 200
 """Characters of an answer that are shown in an error."""
 
@@ -73,5 +75,8 @@ async def fetch(
         raise Failed("Unreachable", f"{url} is not who is meant, or speaks no TLS: {error}") from None
     except aiohttp.ClientConnectorError as error:
         raise Failed("Unreachable", f"{url} cannot be reached: {error.os_error.strerror or error}") from None
+    except aiohttp.ClientResponseError as error:  # its text has what was answered
+        _log.info("%s does not answer in HTTP: %s", url, error)
+        raise Unknown("NoAnswer", f"{url} does not answer in HTTP") from None
     except (aiohttp.ClientError, OSError, ValueError) as error:
         raise Unknown("NoAnswer", f"{url} did not answer: {error or type(error).__name__}") from None

@@ -313,11 +313,13 @@ class _Session:
             else:
                 self._agree(wire.decode_choice(text))
         except wire.Undecodable as error:
-            self.fail(CloseCode.INTERNAL_ERROR, f"it sent what cannot be read: {error}")
+            _log.info("a monitor sent what cannot be read: %s", error)
+            self.fail(CloseCode.INTERNAL_ERROR, "it sent what cannot be read")
 
     def _agree(self, choice: MonitorVersion | wire.Refusal) -> None:
         if isinstance(choice, wire.Refusal):
-            self.fail(CloseCode.NORMAL_CLOSURE, f"it refuses {MONITOR_VERSIONS}: {one_line(choice.error, SHOWN)}")
+            _log.info("a monitor refuses %s: %s", MONITOR_VERSIONS, one_line(choice.error, SHOWN))
+            self.fail(CloseCode.NORMAL_CLOSURE, f"it refuses {MONITOR_VERSIONS}")
         elif choice not in MONITOR_VERSIONS:
             self.fail(CloseCode.INTERNAL_ERROR, f"it chose version {choice}, and was offered {MONITOR_VERSIONS}")
         else:
@@ -336,8 +338,8 @@ class _Session:
         reply, answer = self._waiting.get(id, (None, None))
         if isinstance(message, wire.InvalidMessage | wire.InternalError):
             if answer is not None and not answer.done():
-                words = one_line(message.error, SHOWN)
-                answer.set_exception(Failed("GuestMonitorFailed", f"it says {type(message).__name__}: {words}"))
+                _log.info("a monitor says %s: %s", type(message).__name__, one_line(message.error, SHOWN))
+                answer.set_exception(Failed("GuestMonitorFailed", f"it says {type(message).__name__}"))
         elif reply is None or answer is None or answer.done():
             self._object(id, f"nobody waits for a reply with id {id}; it may have come too late")
         elif not isinstance(message, reply):

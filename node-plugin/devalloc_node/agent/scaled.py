@@ -28,6 +28,8 @@ class Scaled:
     lfc_port: int = 9499
     protocol: Literal["monitor", "informant"] = "monitor"
     """What is spoken at the monitor's port."""
+    since: str = ""
+    """When its object was made, as API servers write it: the oldest one has an address that several name."""
 
     @property
     def identity(self) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 
@@ -27,11 +28,16 @@ from devalloc_node.agent.settings import ScalingSettings
 from devalloc_node.agent.waits import waits_of
 from devalloc_node.agent.whom import Whom
 from devalloc_node.agent.wiring import Wiring
+from devalloc_node.errors import Denied
+from devalloc_node.host import routes
+from devalloc_node.host.routes import Way
 from devalloc_node.platform import Platform
 
 _log = logging.getLogger("devalloc.agent")
 REPORT_SECONDS = 1.0
 """How often it is looked whether there is something to tell."""
+WAY_SECONDS, MOST_WAYS = 10.0, 4096
+"""How long the way to an address is taken for unchanged, and of how many it is known."""
 
 
 class Scalers:
@@ -57,28 +63,64 @@ class Scalers:
         self._whom = whom
         self._mutex = threading.Lock()
         self._wanted: dict[str, Scaled] = {}
+        self._at: dict[str, str] = {}
+        """Whose guest has an address."""
+        self._ways: dict[str, tuple[float, Way]] = {}
         self._reports: dict[str, Report] = {}
         self._poke: Callable[[], object] = lambda: None
         self._metrics = ScalingMetrics(CollectorRegistry() if registry is None else registry, self.reports)
 
     def keep(self, scaled: Scaled) -> None:
-        """Scale this machine, from now on or as before."""
+        """Scale this machine, from now on or as before.
+
+        An address is one machine's: what its guest says is not to be heard, nor taken over, by another one. Raises
+        Denied (``GuestAddressInUse``) where an older machine has it; a younger one that has it is left.
+        """
         with self._mutex:
             known = self._wanted.get(scaled.key)
             if known == scaled:
                 return
+            other = self._wanted.get(self._at.get(scaled.address, scaled.key))
+            if other is not None and other.key != scaled.key:
+                if (other.since, other.key) < (scaled.since, scaled.key):
+                    raise Denied(
+                        "GuestAddressInUse",
+                        f"scaling.address {scaled.address} is that of another machine of this node; correct it",
+                    )
+                self._forget(other.key)
             if known is not None and known.identity != scaled.identity:
-                self._reports.pop(scaled.key, None)  # of another run, or of another machine of its name
+                self._forget(scaled.key)  # of another run, or of another machine of its name
             self._wanted[scaled.key] = scaled
+            self._at[scaled.address] = scaled.key
         self._poke()
 
     def drop(self, key: str) -> None:
         """Leave the machine as it is."""
         with self._mutex:
-            self._reports.pop(key, None)
-            if self._wanted.pop(key, None) is None:
+            if not self._forget(key):
                 return
         self._poke()
+
+    def _forget(self, key: str) -> bool:
+        """Under the lock; whether it was to be scaled."""
+        self._reports.pop(key, None)
+        scaled = self._wanted.pop(key, None)
+        if scaled is not None and self._at.get(scaled.address) == key:
+            del self._at[scaled.address]
+        return scaled is not None
+
+    def way_to(self, address: str) -> Way:
+        """How this host gets there, as of some seconds ago at most. Raises OSError."""
+        now = time.monotonic()
+        with self._mutex:
+            seen = self._ways.get(address)
+        if seen is None or now - seen[0] > WAY_SECONDS:
+            seen = now, routes.way_to(address)
+            with self._mutex:
+                if len(self._ways) >= MOST_WAYS:
+                    self._ways.clear()
+                self._ways[address] = seen
+        return seen[1]
 
     def report(self, key: str) -> Report | None:
         """How far it is; None while that is not known."""

@@ -15,9 +15,6 @@ from devalloc.scaling.state import Timing
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 SHIPPED = AgentConfig()
 PERMITS = f"http://127.0.0.1:{SHIPPED.plugin_port}/"
-PRIVATE: tuple[Network, ...] = tuple(
-    ipaddress.ip_network(text) for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +43,9 @@ class ScalingSettings:
     """How goals are computed where a machine says nothing else, and how long is waited for what."""
     compat: Era | None = None
     """Which releases of peers are followed where they differ; None: the newest, and v0.31 where permits are given."""
-    guests: tuple[Network, ...] = PRIVATE
-    """Networks in which guests may be. Whoever writes a machine's object chooses its guest's address, and the plugin
-    must not be sent to anybody else."""
+    guests: tuple[Network, ...] = ()
+    """Networks in which guests may be, beside those behind the TAP interfaces of their own machines. Whoever writes a
+    machine's object chooses its guest's address, and the plugin must not be sent to anybody else."""
     dump: Path | int | None = None
     """Where what the agent knows is shown: a unix socket, or a port of loopback; None: nowhere."""
     threads: int = 16
@@ -70,6 +67,8 @@ class ScalingSettings:
         return self.compat or Era.NEWEST
 
     def reaches(self, address: str) -> bool:
-        """Whether a guest may be there."""
+        """Whether a guest may be there, by what the admin says."""
         at = ipaddress.ip_address(address)
+        if isinstance(at, ipaddress.IPv6Address) and at.ipv4_mapped is not None:
+            return False  # IPv4 in other words
         return any(at.version == network.version and at in network for network in self.guests)

@@ -276,7 +276,7 @@ class Keeper:
                 self.leave(key)
             return []
         try:
-            self._scaling.keep(scaled_of(vm, vm.spec.scaling, machine, self._scaling.settings))
+            self._scaling.keep(scaled_of(vm, vm.spec.scaling, machine, self._scaling))
         except NodeError as error:
             self.leave(key)
             return [Outcome(error.code, error.message)]

@@ -27,7 +27,8 @@ from devalloc_node.agent.report import Report
 from devalloc_node.agent.scaled import Scaled
 from devalloc_node.agent.settings import ScalingSettings
 from devalloc_node.errors import Denied
-from devalloc_node.machine.spec import MachineSpec, whole_cpus
+from devalloc_node.host.routes import Way
+from devalloc_node.machine.spec import MachineSpec, Nic, whole_cpus
 from devalloc_node.machine.translate import spec_of
 from devalloc_node.machine.view import Amounts, Machine
 
@@ -39,7 +40,8 @@ class Scaling(Protocol):
     def settings(self) -> ScalingSettings: ...
 
     def keep(self, scaled: Scaled) -> None:
-        """Scale this machine, from now on or as before."""
+        """Scale this machine, from now on or as before. Raises Denied (``GuestAddressInUse``) where an older one has
+        its guest's address."""
 
     def drop(self, key: str) -> None:
         """Leave the machine as it is."""
@@ -47,17 +49,15 @@ class Scaling(Protocol):
     def report(self, key: str) -> Report | None:
         """How far it is; None while that is not known."""
 
+    def way_to(self, address: str) -> Way:
+        """How this host gets there. Raises OSError."""
 
-def scaled_of(vm: VirtualMachine, scaling: MachineScaling, machine: Machine, settings: ScalingSettings) -> Scaled:
+
+def scaled_of(vm: VirtualMachine, scaling: MachineScaling, machine: Machine, who: Scaling) -> Scaled:
     """Raises Denied: its guest cannot be where its object says (``GuestElsewhere``), or nobody could compute a goal as
     it says (``ScalingConfigInvalid``)."""
-    if not settings.reaches(scaling.address):
-        networks = ", ".join(map(str, settings.guests)) or "no network"
-        raise Denied(
-            "GuestElsewhere",
-            f"scaling.address {scaling.address} is in none of the networks of this node's guests ({networks}); correct "
-            "it, or have the node's admin add the network (--guest-network)",
-        )
+    settings = who.settings
+    _check_address(scaling.address, machine, who)
     return Scaled(
         "/".join(vm.key),
         vm.metadata.uid or "",
@@ -69,7 +69,37 @@ def scaled_of(vm: VirtualMachine, scaling: MachineScaling, machine: Machine, set
         scaling.metrics_port,
         scaling.lfc_metrics_port,
         scaling.protocol,
+        vm.metadata.creation_timestamp or "",
     )
+
+
+def _check_address(address: str, machine: Machine, who: Scaling) -> None:
+    """Whether the plugin, which has rights and reaches networks that the author of an object has not, may be sent
+    there: behind a TAP interface of the machine, or where the admin says that guests are. Raises Denied."""
+    try:
+        way = who.way_to(address)
+    except OSError as error:
+        raise Denied(
+            "GuestElsewhere", f"how this node gets to scaling.address {address} cannot be told: {error}", retryable=True
+        ) from None
+    if way.is_own:
+        raise Denied("GuestElsewhere", f"scaling.address {address} is this node's own address, and no guest's")
+    nics = [*(() if machine.started is None else machine.started.nics)]
+    nics += [each.what for each in machine.plain if isinstance(each.what, Nic)]
+    own = {nic.interface for nic in nics if nic.interface is not None and not nic.warm}  # those are elsewhere
+    if way.is_tap and not way.by_gateway:
+        if way.interface in own:
+            return
+        raise Denied(
+            "GuestElsewhere", f"scaling.address {address} is behind the TAP interface of another machine of this node"
+        )
+    if not who.settings.reaches(address):
+        networks = ", ".join(map(str, who.settings.guests)) or "none"
+        raise Denied(
+            "GuestElsewhere",
+            f"scaling.address {address} is not behind a TAP interface of the machine, nor in a network of this node's "
+            f"guests (these are: {networks}); correct it, or have the node's admin add the network (--guest-network)",
+        )
 
 
 def as_permitted(vm: VirtualMachine, held: Object) -> VirtualMachine:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 
 import pytest
 
@@ -125,7 +126,7 @@ def test_a_monitor_that_closes_at_once_is_tried_every_five_seconds_and_no_sooner
         async with playing(script) as port, watched(port) as (_, heard):
             await asyncio.sleep(22)
             assert heard.times("connected") == [0, 5_000, 10_000, 15_000, 20_000]
-            assert "closed by the peer with 1000: not now" in heard.told[1][1]
+            assert "closed by the peer with 1000" in heard.told[1][1]
 
     run(main())
 
@@ -147,7 +148,7 @@ def test_nobody_at_the_port_is_told_in_words_and_tried_again_every_five_seconds(
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        ('{"error":"no version is shared"}', "it refuses v1.0: no version is shared"),
+        ('{"error":"no version is shared"}', "it refuses v1.0"),
         ('{"version":2}', "it chose version <unknown = v1.0 + 1>, and was offered v1.0"),
         ("what?", "it sent what cannot be read"),
         ('{"version":-1}', "it sent what cannot be read"),
@@ -198,7 +199,7 @@ def test_an_error_with_the_id_of_a_request_fails_it_and_only_it(kind: str) -> No
     async def main() -> None:
         async with playing(script) as port, watched(port) as (monitor, heard):
             await connected(monitor)
-            with pytest.raises(Failed, match="cgroup is gone"):
+            with pytest.raises(Failed, match=f"it says {kind}$"):
                 await monitor.downscale(Resources(250, GIB))
             await asyncio.sleep(6)
             assert [what for _, what in heard.told] == ["connected"], "the connection stays, and nobody replied"
@@ -207,27 +208,31 @@ def test_an_error_with_the_id_of_a_request_fails_it_and_only_it(kind: str) -> No
     run(main())
 
 
-def test_what_a_guest_says_is_told_on_one_line_and_not_at_length(caplog: pytest.LogCaptureFixture) -> None:
-    """It stands in logs and in the object's status."""
+def test_what_a_guest_says_is_for_the_log_alone_on_one_line_and_not_at_length(caplog: pytest.LogCaptureFixture) -> None:
+    """Errors stand in the object's status, and whoever wrote the object chose whom the node asks."""
+    caplog.set_level(logging.INFO)
     words = "no\n2026-01-01 ERROR the host is on fire \x1b[31m" + "x" * 5_000
 
     async def script(monitor: Played) -> None:
         await monitor.say({"type": "InvalidMessage", "error": words, "id": 999})
         asked = await monitor.next(kind="DownscaleRequest")
         await monitor.say({"type": "InternalError", "error": words, "id": asked["id"]})
-        await monitor.healthy()
+        await monitor.socket.close(1000, "on fire")
 
     async def main() -> None:
         async with playing(script) as port, watched(port) as (monitor, _):
             await connected(monitor)
             with pytest.raises(Failed) as failed:
                 await monitor.downscale(Resources(250, GIB))
-            assert "no 2026-01-01 ERROR the host is on fire [31mxxx" in failed.value.message
-            assert failed.value.message.isprintable()
-            assert len(failed.value.message) < 400
+            assert failed.value.message.endswith("it says InternalError")
+            await asyncio.sleep(1)
+            assert "on fire" not in monitor.status().why
 
     run(main())
-    assert "on fire" not in caplog.text
+    (line,) = (record.getMessage() for record in caplog.records if "on fire" in record.getMessage())
+    assert "no 2026-01-01 ERROR the host is on fire [31mxxx" in line
+    assert line.isprintable()
+    assert len(line) < 400
 
 
 def test_a_reply_of_another_kind_fails_the_request() -> None:

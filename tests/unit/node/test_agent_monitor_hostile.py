@@ -85,7 +85,7 @@ HANDSHAKES = {
     "sends a byte now and then": (trickle, 4_000, "no handshake within 4 s"),
     "sends headers without end": (endless_headers, 0, ""),
     "sends us elsewhere": (elsewhere, 0, "HTTP 302"),
-    "chooses no version": (no_version, 0, "not JSON"),
+    "chooses no version": (no_version, 0, "it sent what cannot be read"),
     "sends rubbish": (rubbish, 0, ""),
 }
 

@@ -18,15 +18,34 @@ from devalloc_node.agent.scaler import Scaler
 from devalloc_node.agent.scalers import Scalers
 from devalloc_node.agent.settings import ScalingSettings
 from devalloc_node.agent.wiring import Wiring
-from devalloc_node.errors import Failed
+from devalloc_node.errors import Denied, Failed
 from devalloc_node.platform import Platform
 from tests.support.scaling_around import BOUNDS, Around
 from tests.support.scaling_world import CONFIG, UNIT
 from tests.support.virtual_time import run
 
 
-def scaled(key: str = "ns/vm", run: str = "run-1", uid: str = "uid") -> Scaled:
-    return Scaled(key, uid, run, BOUNDS, ScalingConfig(), "10.0.0.5", 1, 2)
+def scaled(key: str = "ns/vm", run: str = "run-1", uid: str = "uid", at: str = "", since: str = "") -> Scaled:
+    """``at``: the address of its guest, where several machines are to have the same one."""
+    return Scaled(key, uid, run, BOUNDS, ScalingConfig(), at or f"guest of {key}", 1, 2, since=since)
+
+
+def test_an_address_is_that_of_the_oldest_machine_that_names_it() -> None:
+    scalers = Scalers(cast(Platform, None), ScalingSettings(unit=UNIT))
+    young = scaled("a/young", at="10.0.0.5", since="2026-02")
+    old = scaled("b/old", at="10.0.0.5", since="2026-01")
+    scalers.keep(young)
+    scalers.keep(old)  # after a restart of the plugin they may come in any order
+    with pytest.raises(Denied, match="is that of another machine of this node") as denied:
+        scalers.keep(young)
+    assert denied.value.code == "GuestAddressInUse"
+    assert "b/old" not in denied.value.message, "who that is, is no business of another namespace"
+    scalers.keep(old)
+    scalers.keep(scaled("a/young", at="10.0.0.6"))
+    scalers.keep(scaled("b/old", at="10.0.0.7", since="2026-01"))
+    scalers.keep(young)
+    scalers.drop("a/young")
+    scalers.keep(scaled("c/later", at="10.0.0.5", since="2026-03"))
 
 
 class Served:

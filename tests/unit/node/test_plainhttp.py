@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
+from devalloc_node.agent.fetch import fetch, new_session
 from devalloc_node.errors import Failed, NodeError, Unknown
 from devalloc_node.plainhttp import Limits, Request, Response, Server, call
 from tests.support.virtual_time import run
@@ -234,3 +235,33 @@ def test_nobody_at_the_port() -> None:
     with pytest.raises(Failed) as raised:
         run(ask())
     assert raised.value.code == "PeerUnreachable"
+
+
+def test_what_is_answered_in_no_http_stands_in_no_error() -> None:
+    """Whoever names an address in an object would read there what others say at it."""
+
+    async def main() -> None:
+        for answer in (b"SSH-2.0-secret\r\n\r\n", b"HTTP/1.1 200 OK\r\nsecret\r\n\r\n"):
+            with pytest.raises(Unknown, match="does not answer in HTTP") as unknown:
+                await against(answer, Limits(), 5)
+            assert "secret" not in unknown.value.message
+            async with new_session() as session, serving(answer) as port:
+                with pytest.raises(Unknown) as unknown:
+                    await fetch(session, "GET", f"http://{HOST}:{port}/", 1000)
+            assert "secret" not in unknown.value.message
+
+    run(main())
+
+
+@asynccontextmanager
+async def serving(answer: bytes) -> AsyncIterator[int]:
+    """A server that sends these bytes to everybody."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        writer.close()
+
+    server = await asyncio.start_server(serve, HOST, 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]

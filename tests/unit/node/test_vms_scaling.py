@@ -32,10 +32,12 @@ from devalloc_node.agent.scaled import Scaled
 from devalloc_node.agent.settings import ScalingSettings
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
+from devalloc_node.host.routes import Way
 from devalloc_node.machine.translate import spec_of
-from devalloc_node.machine.view import Amounts
+from devalloc_node.machine.view import Amounts, Machine
 from devalloc_node.service.watching import Pulse
 from devalloc_node.vms import VirtualMachines
+from devalloc_node.vms.scaling import scaled_of
 from tests.support.faketree import memory_folder
 from tests.support.nodeservice import platform_of, toy_bench
 from tests.support.toymachines import ToyMachines, machine_of, vm
@@ -54,7 +56,8 @@ BY_METHOD = {
 class Told:
     """Stands where the agent is: it notes what it is told, and tells what a test says."""
 
-    settings: ScalingSettings = field(default_factory=ScalingSettings)
+    settings: ScalingSettings = field(default_factory=lambda: ScalingSettings(guests=(ip_network("10.0.0.0/8"),)))
+    way: Way = field(default_factory=lambda: Way("eth0", by_gateway=True))
     kept: dict[str, Scaled] = field(default_factory=dict)
     reports: dict[str, Report] = field(default_factory=dict)
 
@@ -67,6 +70,9 @@ class Told:
 
     def report(self, key: str) -> Report | None:
         return self.reports.get(key)
+
+    def way_to(self, address: str) -> Way:
+        return self.way
 
 
 class World:
@@ -196,7 +202,7 @@ def test_a_machine_that_nobody_could_compute_a_goal_for_stays_as_it_is_and_says_
 
 
 def test_an_older_agents_annotation_is_read_as_that_agent_reads_it(world: World) -> None:
-    world.told.settings = replace(ScalingSettings(), compat=Era.V0_12)
+    world.told.settings = replace(world.told.settings, compat=Era.V0_12)
     rescaled(world, '{"memoryUsageFractionTarget": 0.5}')
     assert world.status()["reason"] == "ScalingConfigInvalid"
     assert (
@@ -336,7 +342,51 @@ def test_nobody_is_sent_to_an_address_that_no_guest_can_have(world: World) -> No
     world.round()
     assert not world.told.kept
     assert world.status()["reason"] == "GuestElsewhere"
-    assert "10.0.0.5 is in none of the networks of this node's guests (192.168.7.0/24)" in world.status()["message"]
+    assert "nor in a network of this node's guests (these are: 192.168.7.0/24)" in world.status()["message"]
+
+
+@pytest.mark.parametrize(
+    ("way", "guests", "words"),
+    [
+        (Way("tap9", is_tap=True), (), None),
+        (Way("tap9", is_tap=True, by_gateway=True), (), "not behind a TAP interface of the machine"),
+        (Way("tap8", is_tap=True), ("10.0.0.0/8",), "is behind the TAP interface of another machine"),
+        (Way("eth0"), (), "not behind a TAP interface of the machine"),
+        (Way("eth0"), ("10.0.0.0/8",), None),
+        (Way("lo", is_own=True), ("10.0.0.0/8",), "is this node's own address"),
+        (Way(None), (), r"\(these are: none\)"),
+    ],
+)
+def test_the_plugin_is_sent_to_guests_of_its_own_node_only(
+    world: World, way: Way, guests: tuple[str, ...], words: str | None
+) -> None:
+    world.told.way = way
+    world.told.settings = ScalingSettings(guests=tuple(ip_network(each) for each in guests))
+    vm_of = machine_of(vm("web", scaling=HERE, nics=[{"backend": "tap", "interface": "tap9"}, {"backend": "warm"}]))
+    assert vm_of.spec.scaling is not None
+    machine = Machine("default/web", "uid", "Running", started=spec_of(vm_of))
+    if words is None:
+        assert scaled_of(vm_of, vm_of.spec.scaling, machine, world.told).address == "10.0.0.5"
+        return
+    with pytest.raises(Denied, match=words) as denied:
+        scaled_of(vm_of, vm_of.spec.scaling, machine, world.told)
+    assert denied.value.code == "GuestElsewhere"
+
+
+def test_the_tap_interface_of_a_warm_setup_is_not_the_one_of_its_name_on_the_host(world: World) -> None:
+    world.told.way, world.told.settings = Way("tap0", is_tap=True), ScalingSettings()
+    vm_of = machine_of(vm("web", scaling=HERE, nics=[{"backend": "warm"}]))
+    assert vm_of.spec.scaling is not None
+    machine = Machine("default/web", "uid", "Running", started=spec_of(vm_of))
+    with pytest.raises(Denied, match="of another machine"):
+        scaled_of(vm_of, vm_of.spec.scaling, machine, world.told)
+
+
+def test_ipv4_in_other_words_is_in_no_network() -> None:
+    everywhere = ScalingSettings(guests=(ip_network("::/0"), ip_network("0.0.0.0/0")))
+    assert everywhere.reaches("10.0.0.1")
+    assert not everywhere.reaches("::ffff:10.0.0.1")
+    assert not ScalingSettings().reaches("10.0.0.1"), "nobody is anywhere by default"
 
 
 def _permit(world: World, cpus: str, memory: str) -> None:

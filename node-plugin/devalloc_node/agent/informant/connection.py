@@ -124,8 +124,9 @@ class InformantConnection:
             return wire.decode_downscale_result(body)
         except Unreadable as error:
             self._failures.add(_now())
-            self._end(f"its answer to {wire.DOWNSCALE.path} cannot be read: {error}", Again.LATER)
-            raise Unknown("PeerUnreadable", self._sentence(f"{error}")) from None
+            why = self._unreadable(wire.DOWNSCALE, error)
+            self._end(why, Again.LATER)
+            raise Unknown("PeerUnreadable", self._sentence(why)) from None
 
     def status(self) -> MonitorStatus:
         """How it is now. Connected: it lets us scale."""
@@ -146,7 +147,7 @@ class InformantConnection:
         try:
             life.registered(wire.decode_informant(body, self._versions))
         except Unreadable as error:
-            life.end(f"it registered us in no way that we know: {error}", Again.LATER)
+            life.end(self._unreadable(wire.REGISTER, error), Again.LATER)
         self._registering.set()
         while life.phase is not Phase.ENDED:
             self._note()
@@ -173,7 +174,7 @@ class InformantConnection:
             try:
                 response = await call(self._host, self._port, request, self._timers.request / 1000, self._limits)
                 if response.status not in (200, 404):
-                    _log.info("%s: it answers %d when we go: %s", self._machine, response.status, response.text)
+                    _log.info("%s: it answers %d when we go", self._machine, response.status)
             except NodeError as error:
                 _log.info("%s: it could not be told that we go: %s", self._machine, error)
         await server.close()
@@ -202,12 +203,18 @@ class InformantConnection:
             raise
         if response.status != 200:
             self._failures.add(_now())
-            why = f"it answers {endpoint.path} with {response.status}: {response.text}"
+            # Not what it says: whoever names an address would be told what others answer there.
+            why = f"it answers {endpoint.path} with {response.status}"
             forgotten = response.status == 404 and endpoint != wire.REGISTER
             self._end(why, Again.AT_ONCE if forgotten else Again.LATER, life)
             raise Failed("InformantRefused", self._sentence(why))
         self._status = replace(self._status, last_success=_now())
         return response.body
+
+    def _unreadable(self, endpoint: wire.Endpoint, error: Unreadable) -> str:
+        """For those who may read the machine's status; the log of the node has more."""
+        _log.info("%s: its answer to %s: %s", self._machine, endpoint.path, error)
+        return f"its answer to {endpoint.path} is none of an informant"
 
     # What it asks
 
