@@ -250,6 +250,24 @@ def node_options(function: Callable[..., Any]) -> Callable[..., Any]:
         capacity_options,
         click.option("--qemu", default="qemu-system-x86_64", metavar="PROGRAM", help="What runs machines."),
         click.option(
+            "--qemu-path",
+            "visible",
+            multiple=True,
+            type=_FOLDER,
+            metavar="DIR",
+            envvar="DEVALLOC_QEMU_PATH",
+            help="QEMU sees this folder too; may be given several times. Else it sees the system's programs and "
+            "libraries, the folder that it lies in, devices, and what its machine names [env: DEVALLOC_QEMU_PATH].",
+        ),
+        click.option(
+            "--machine-users",
+            metavar="FIRST-LAST",
+            envvar="DEVALLOC_MACHINE_USERS",
+            help="User ids that machines run as, one each, which nobody else may have; the second half is of machines "
+            "that wait (--warm-machine). Only for root [env: DEVALLOC_MACHINE_USERS; default: "
+            "2146435072-2146437071].",
+        ),
+        click.option(
             "--accel",
             type=click.Choice(["auto", "kvm", "tcg"]),
             default="auto",
@@ -339,6 +357,8 @@ def node_settings(
     qmp_folders: Sequence[str],
     taps: Sequence[str],
     allow_user_net: bool,
+    visible: Sequence[Path],
+    machine_users: str | None,
     grace: float,
     metrics: str | None,
     dry_run: bool,
@@ -375,6 +395,7 @@ def node_settings(
     if warm is None and not dry_run:
         tell_of_setups(door.parent)
     sizes = (warm or 0, warm_most, warm_vcpus_per_cpu)
+    users, waiting_users = _users(machine_users)
     machines = MachineConfig(
         state=home / "machines",
         run=run,
@@ -384,6 +405,8 @@ def node_settings(
         socket_folders=tuple(_folder("--qmp-folder", text) for text in qmp_folders),
         taps=tuple(_tap(text) for text in taps),
         user_net=allow_user_net,
+        users=users,
+        visible=tuple(folder.absolute() for folder in visible),
         dry_run=dry_run,
     )
     return NodeSettings(
@@ -415,7 +438,9 @@ def node_settings(
             door,
         ),
         runners=networks_of("--runner-network", runner_networks),
-        warm=None if warm is None or dry_run else warm_settings(sizes, warm_machine, node, door.parent, machines),
+        warm=None
+        if warm is None or dry_run
+        else warm_settings(sizes, warm_machine, node, door.parent, machines, waiting_users),
         metrics=metrics,
         resync=resync,
         grace=grace,
@@ -434,6 +459,26 @@ def _folder(option: str, text: str) -> Folder:
     if option == "--qmp-folder" and sharing == "shared":
         raise BadInput(f"{option} {text}: who connects to a socket also changes the machine; write {path}:any")
     return Folder(Path(path).absolute(), cast("Sharing", sharing))
+
+
+def _users(text: str | None) -> tuple[range, range]:
+    """User ids of machines, and of those that wait. Raises BadInput where somebody else has some of them."""
+    from devalloc_node.machine.config import USERS
+    from devalloc_node.machine.users import owners_among
+
+    both = range(USERS.start, USERS.stop + len(USERS))
+    if text is not None:
+        first, _, last = text.partition("-")
+        if not (first.isdecimal() and last.isdecimal()) or not 0 < int(first) < int(last) < 2**32 - 1:
+            raise BadInput(f"--machine-users must be a range such as {both[0]}-{both[-1]}, not {text!r}")
+        both = range(int(first), int(last) + 1)
+    if os.geteuid() == 0 and (whose := owners_among(both)):
+        raise BadInput(
+            f"--machine-users: of {both[0]}-{both[-1]}, {'; '.join(whose)}: who else runs as a machine's user could "
+            "change its memory and its disks; choose a range that nobody has"
+        )
+    half = len(both) // 2
+    return both[:half], both[half:]
 
 
 def _tap(text: str) -> str:

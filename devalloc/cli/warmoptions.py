@@ -16,15 +16,18 @@ if TYPE_CHECKING:
     from devalloc_node.machine.config import MachineConfig
     from devalloc_node.warm.setup import WarmConfig
 
-_USERS = range(71000, 72000)
-"""User ids of machines that wait, one for each; those of other machines are below."""
-
 
 def warm_settings(
-    sizes: tuple[int, int, int | None], file: str | None, node: str, beside: Path, machines: MachineConfig
+    sizes: tuple[int, int, int | None],
+    file: str | None,
+    node: str,
+    beside: Path,
+    machines: MachineConfig,
+    users: range,
 ) -> WarmConfig:
     """``sizes``: setups that are ready, setups in all, and vCPUs for each CPU. ``file``: a machine that waits in each.
-    ``beside``: the folder of the node plugin's socket. Raises BadInput."""
+    ``beside``: the folder of the node plugin's socket. ``users``: of machines that wait, where the plugin is root.
+    Raises BadInput."""
     from devalloc_node.machine.config import Folder
     from devalloc_node.warm.setup import WarmConfig
 
@@ -32,7 +35,7 @@ def warm_settings(
     if target > most:
         raise BadInput(f"--warm: {target} warm setups cannot be kept ready where --warm-most allows {most}")
     waiting = None if file is None else _waiting_machine(file, node)
-    own = _USERS if waiting is not None and os.geteuid() == 0 else None
+    own = users if waiting is not None and os.geteuid() == 0 else None
     return WarmConfig(
         target,
         most,

@@ -20,6 +20,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, Unknown
 from devalloc_node.machine import accel, cgroup, launch, lifefile, logs, spawn
 from devalloc_node.machine.config import Folder, MachineConfig
+from devalloc_node.machine.confine import seen_by_qemu
 from devalloc_node.machine.deaths import Deaths
 from devalloc_node.machine.lock import MachineLocks
 from devalloc_node.machine.process import Process, alive, holds, kill, memlock_of, pidfd, process, wait
@@ -195,6 +196,42 @@ def test_a_machine_is_nobodys_child_and_its_lock_tells_its_life(tmp_path: Path) 
     assert wait(found, 60)
     assert lifefile.process_of("m", config) is None
     assert logs.last_words(config, "m").startswith("content of the disk")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can have other files seen")
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_machine_sees_what_it_needs_and_all_with_a_word_where_the_kernel_refuses(
+    tmp_path: Path, refused: bool
+) -> None:
+    config = MachineConfig(tmp_path / "state", tmp_path / "run")
+    (tmp_path / "kernel").write_text("of the guest")
+    (tmp_path / "secret").write_text("of another one")
+    folder = config.run / "m"
+    script = f"cat {tmp_path}/kernel; ls {tmp_path}; echo x >> {tmp_path}/kernel; echo x > here; exec sleep 60"
+    folder.mkdir(parents=True)
+    sees = seen_by_qemu("/bin/sh", [str(tmp_path / "kernel")], folder)
+    file = plan(config, ["/bin/sh", "-c", script], sees=sees)
+    words = [sys.executable, "-I", str(Path(spawn.__file__)), str(file), "--detach"]
+    if refused:  # as in a container: without CAP_SYS_ADMIN
+        drop = "import ctypes,os,sys;ctypes.CDLL(None).prctl(24,21,0,0,0);os.execv(sys.argv[1],sys.argv[1:])"
+        words = [sys.executable, "-I", "-c", drop, *words]
+    assert subprocess.run(words, capture_output=True, timeout=120, check=False).returncode == 0
+    found = lifefile.process_of("m", config)
+    assert found is not None
+    try:
+        until(lambda: (folder / "here").exists(), "it writes in its folder, which is the host's")
+        words = (folder / "qemu.log").read_text()
+        if refused:
+            assert "it cannot be confined: [Errno 1] unshare: Operation not permitted" in words
+            assert "secret" in words
+        else:
+            assert words.startswith("of the guestkernel\nrun\n")
+            assert (tmp_path / "kernel").read_text() == "of the guest", "it may read that"
+    finally:
+        kill(found, signal.SIGKILL)
+    assert wait(found, 60)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["kernel", "run", "secret", "state"]
+    assert sorted(each.name for each in config.state.iterdir()) == ["m.life", "m.start"], "nothing of it is left there"
 
 
 def test_a_machine_runs_on_the_cpus_it_is_pinned_to_or_not_at_all(tmp_path: Path) -> None:
@@ -483,6 +520,35 @@ def fake_group(root: Path, version: int) -> cgroup.CpuGroup:
         (folder / "cpu.cfs_period_us").write_text("50000\n")
         (folder / "cpu.cfs_quota_us").write_text("-1\n")
     return cgroup.group(root, "m")
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_memory_and_threads_are_bounded_in_both_versions(tmp_path: Path, version: int) -> None:
+    fake_group(tmp_path, version)
+    files = {1: ("memory/devalloc/m/memory.limit_in_bytes", "pids/devalloc/m/pids.max")}
+    memory, pids = (tmp_path / each for each in files.get(version, ("devalloc/m/memory.max", "devalloc/m/pids.max")))
+    if version == 2:
+        for text in (tmp_path / "cgroup.controllers", *tmp_path.glob("**/cgroup.subtree_control")):
+            text.write_text("cpu memory pids\n")
+    for file in (memory, pids):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("max\n" if version == 2 or file == pids else "9223372036854771712\n")
+        (tmp_path / file.relative_to(tmp_path).parts[0] / "cgroup.procs").touch()
+    procs, missing = cgroup.bound(tmp_path, "m", 5 << 30, 300)
+    assert missing == []
+    assert (memory.read_text(), pids.read_text()) == (str(5 << 30), "300")
+    assert procs == list(dict.fromkeys([memory.parent / "cgroup.procs", pids.parent / "cgroup.procs"]))
+
+
+def test_what_a_host_cannot_bound_is_said_and_the_rest_is_bounded(tmp_path: Path) -> None:
+    fake_group(tmp_path, 2)
+    (tmp_path / "devalloc/m/memory.max").write_text("max\n")
+    procs, missing = cgroup.bound(tmp_path, "m", 1 << 30, 300)
+    assert (procs, missing) == (
+        [tmp_path / "devalloc/m/cgroup.procs"],
+        ["pids: the kernel has no such controller there"],
+    )
+    assert (tmp_path / "devalloc/m/memory.max").read_text() == str(1 << 30)
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -22,6 +22,7 @@ from devalloc_node.journal import open_journal
 from devalloc_node.machine import accel, devices, pci
 from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.config import Folder, MachineConfig
+from devalloc_node.machine.confine import Limits, limits_of
 from devalloc_node.machine.machines import Machines
 from devalloc_node.machine.process import holds, process
 from devalloc_node.machine.spec import Disk, Nic, PlainDevice, machine_id
@@ -72,6 +73,16 @@ def test_a_machine_of_its_own_user_reaches_its_disks_and_nothing_else(open_image
             assert (status["Groups"].strip(), int(status["CapEff"], 16)) == ("", 0)
             assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
             home = settings.folder(machines.known(KEY).spec.id)
+            root = Path(f"/proc/{seen.pid}/root")
+            assert os.readlink(f"/proc/{seen.pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt")
+            assert not {"root", "home", "var", "srv"} & {each.name for each in root.iterdir()} - set(
+                open_image.folder.parts
+            )
+            assert not (root / "etc/passwd").exists()
+            assert not (root / settings.state.relative_to("/")).exists()
+            assert (root / "dev/null").exists()
+            assert list((root / home.parent.relative_to("/")).iterdir()) == [root / home.relative_to("/")]
+            assert bounds_of(seen.pid) == limits_of(machines.known(KEY).spec, "tcg")
             assert stat.S_IMODE(home.stat().st_mode) == 0o700
             assert {stat.S_IMODE((home / name).stat().st_mode) for name in ("qmp", "agent", "console")} == {0o600}
 
@@ -183,6 +194,24 @@ def test_two_machines_never_write_one_disk_also_across_namespaces(open_image: Im
             with plugin(before) as machines:  # with folders that all namespaces may use it starts as ever
                 machines.start(virtual_machine("m", **small), soon())
                 machines.stop(KEY, None, False, soon())
+
+
+def bounds_of(pid: int) -> Limits:
+    """What the cgroups of a process let it have."""
+    found: dict[str, int] = {}
+    root = Path("/sys/fs/cgroup")
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        for controller, file in (
+            ("memory", "memory.limit_in_bytes"),
+            ("pids", "pids.max"),
+            ("", "memory.max"),
+            ("", "pids.max"),
+        ):
+            bound = root / controller / path.lstrip("/") / file
+            if controller in controllers.split(",") and bound.exists():
+                found[file.partition(".")[0]] = int(bound.read_text())
+    return Limits(found["memory"], found["pids"])
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ class ForgedNode:
                 folders=(Folder(folder / "images", "any"),),
                 accel="tcg",
                 cgroups=folder / "cgroup",
+                visible=(folder,),  # with the devices of its host
                 systemd=False,
             ),
             socket=folder / "node.sock",

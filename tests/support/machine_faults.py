@@ -294,6 +294,7 @@ class MachineFaults(Faults):
             socket_folders=(Folder(self.folder / "theirs", "any"),),
             accel="tcg",
             cgroups=self.folder / "cgroup",
+            visible=(self.folder,),  # with the devices of its host
             systemd=False,
         )
 

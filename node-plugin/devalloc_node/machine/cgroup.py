@@ -1,4 +1,5 @@
-"""A machine's share of CPU time: a part of a CPU, by the kernel's bandwidth control in either of its versions (T19)."""
+"""A machine's share of its host, by the kernel's cgroups in either of their versions: a part of a CPU (T19), and bounds
+of memory and of threads."""
 
 from __future__ import annotations
 
@@ -16,6 +17,9 @@ PERIOD = 100_000
 LEAST = 10
 """Thousandths of a CPU: the kernel takes no quota below a millisecond."""
 OURS = "devalloc"
+_BOUNDS = (("memory", "memory.limit_in_bytes", "memory.max"), ("pids", "pids.max", "pids.max"))
+"""Controllers, with the file of their bound in either version."""
+_ALL = ("", "cpu", "cpu,cpuacct", "cpuacct,cpu", *(controller for controller, _, _ in _BOUNDS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +60,44 @@ def group(root: Path, name: str) -> CpuGroup:
     return made
 
 
+def bound(root: Path, name: str, memory: int, tasks: int) -> tuple[list[Path], list[str]]:
+    """Have whoever is in a machine's cgroups take no more bytes of memory and be no more threads than that.
+
+    Where a process is written to be in them, and, for people, what cannot be bounded on this host, with the reason.
+    """
+    procs, missing = [], list[str]()
+    is_second = (root / "cgroup.controllers").exists()
+    for (controller, first, second), most in zip(_BOUNDS, (memory, tasks), strict=True):
+        try:
+            if is_second:
+                if controller not in (root / "cgroup.controllers").read_text().split():
+                    raise OSError("the kernel has no such controller there")
+                for folder in (root, root / OURS):
+                    control = folder / "cgroup.subtree_control"
+                    if controller not in control.read_text().split():
+                        _write(control, f"+{controller}")
+                made = root / OURS / name
+            else:
+                (root / controller / "cgroup.procs").stat()
+                made = root / controller / OURS / name
+                made.mkdir(parents=True, exist_ok=True)
+            _write(made / (second if is_second else first), str(most))
+            procs.append(made / "cgroup.procs")
+        except OSError as error:
+            missing.append(f"{controller}: {error}")
+    return list(dict.fromkeys(procs)), missing
+
+
+def unbound(root: Path, name: str) -> None:
+    """Take away what ``bound`` made."""
+    for controller, _, _ in _BOUNDS:
+        with suppress(OSError):
+            (root / controller / OURS / name).rmdir()
+
+
 def exists(root: Path, name: str) -> bool:
     """Whether there is a cgroup of that machine. None is made."""
-    return any((root / controller / OURS / name).exists() for controller in ("", "cpu", "cpu,cpuacct", "cpuacct,cpu"))
+    return any((root / controller / OURS / name).exists() for controller in _ALL)
 
 
 def limit(cgroup: CpuGroup, thousandths: int | None) -> None:

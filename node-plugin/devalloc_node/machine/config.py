@@ -11,6 +11,8 @@ MAX_SOCKET_PATH = 107
 """Bytes of a path that a socket can be bound to."""
 
 
+USERS = range(2_146_435_072, 2_146_436_072)
+"""Far above those of people, of directories and of what containers are given (which begin at 65536)."""
 Sharing = Literal["own", "shared", "any"]
 
 
@@ -44,8 +46,10 @@ class MachineConfig:
     """Where those of machines lie that were given away by this node and may be adopted by it, too. There each is of a
     user of its own. None: there are none."""
     accel: Literal["auto", "kvm", "tcg"] = "auto"
-    users: range | None = field(default=range(70000, 71000))
+    users: range | None = field(default=USERS)
     """User ids, one for each machine, where the plugin is root. None: QEMU runs as the plugin's own user."""
+    visible: tuple[Path, ...] = ()
+    """Folders that QEMU sees, as they are, beside what it needs by its nature."""
     cgroups: Path = Path("/sys/fs/cgroup")
     systemd: bool | None = None
     """Whether machines are services of systemd; None: where systemd runs this host."""
@@ -55,6 +59,8 @@ class MachineConfig:
     """How long one command to QEMU may take, but for those that may take as long as their caller waits."""
     memlock_slack: int = 1 << 30
     """Bytes that a machine may lock beyond its memory: VFIO maps the registers of devices too."""
+    memory_slack: int = 1 << 30
+    """Bytes that QEMU itself may take, beyond its guest's memory and what grows with it."""
     log_bytes: int = 8 << 20
     """A guest's log is emptied when it is longer."""
 

@@ -22,6 +22,7 @@ from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from devalloc_node.machine import cgroup, lifefile, logs, paths, room, spawn
 from devalloc_node.machine.command import Start, command, disk_fd, tap_fd
 from devalloc_node.machine.config import MAX_SOCKET_PATH, MachineConfig
+from devalloc_node.machine.confine import Access, Limits, limits_of, seen_by_qemu
 from devalloc_node.machine.home import HOST, Home
 from devalloc_node.machine.monitor import Monitor
 from devalloc_node.machine.process import Process, alive, kill, wait
@@ -85,10 +86,16 @@ def launch(spec: MachineSpec, config: MachineConfig, given: Launch, home: Home =
     """
     words, files, taps = _resolved(spec, config, given)
     folder = _folder(spec, config, given)
+    limits = limits_of(spec, given.accel, config.memory_slack)
     groups: list[str] = []
     if not uses_systemd(config):
+        name = config.group(spec.id)
         with suppress(Failed):  # without it only parts of a CPU are refused, and that when they are asked for
-            groups.append(str(cgroup.group(config.cgroups, config.group(spec.id)).procs))
+            groups.append(str(cgroup.group(config.cgroups, name).procs))
+        procs, missing = cgroup.bound(config.cgroups, name, limits.memory, limits.tasks)
+        groups += (str(each) for each in procs if str(each) not in groups)
+        if missing:
+            _say_once(f"not all that QEMU takes of this host is bounded: {'; '.join(missing)}")
     plan = {
         "key": spec.key,
         "argv": words,
@@ -103,14 +110,43 @@ def launch(spec: MachineSpec, config: MachineConfig, given: Launch, home: Home =
         "namespace": None if home.namespace is None else str(home.namespace),
         "inside": {tap_fd(number): nic.interface for number, nic in enumerate(spec.nics) if nic.warm},
         "cpus": home.cpus or room.cpus_of(spec.numa_node),
+        # One that runs as the plugin's own user is that user all the same, and root could undo it.
+        "sees": [] if given.uid is None else _seen(words, folder, config),
     }
     file = config.plan(spec.id)
     with open(file, "w", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
         json.dump(plan, out)
     before = _life_text(spec, config)
-    _spawn(spec, config, file)
+    _spawn(spec, config, file, limits)
     if uses_systemd(config):
         _await_begin(spec, config, before)
+    if plan["sees"] and not _is_confined(spec, config):
+        _say_once(
+            f"QEMU sees all files of this host that its user may: the kernel refuses otherwise ({folder}/qemu.log)"
+        )
+
+
+def _seen(words: list[str], folder: Path, config: MachineConfig) -> list[tuple[str, Access]]:
+    opens = [words[index + 1] for index, word in enumerate(words) if word in ("-kernel", "-initrd")]
+    return seen_by_qemu(words[0], opens, folder, config.visible)
+
+
+def _is_confined(spec: MachineSpec, config: MachineConfig) -> bool:
+    """Whether it has files of its own to see. In doubt, as when it has ended already, yes."""
+    with suppress(NodeError, OSError):
+        if (process := lifefile.process_of(spec.id, config)) is not None:
+            return os.readlink(f"/proc/{process.pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt")
+    return True
+
+
+_said: set[str] = set()
+
+
+def _say_once(what: str) -> None:
+    """Of a host, whatever machine it was noticed with."""
+    if (about := what.partition(":")[0]) not in _said:
+        _said.add(about)
+        LOG.warning("%s", what)
 
 
 def _life_text(spec: MachineSpec, config: MachineConfig) -> str:
@@ -135,7 +171,7 @@ def uses_systemd(config: MachineConfig) -> bool:
     return Path("/run/systemd/system").is_dir() if config.systemd is None else config.systemd
 
 
-def spawn_words(spec: MachineSpec, config: MachineConfig, plan: Path) -> list[str]:
+def spawn_words(spec: MachineSpec, config: MachineConfig, plan: Path, limits: Limits) -> list[str]:
     """The command that starts the program ``spawn``: a session of its own, or a service of systemd."""
     words = [sys.executable, "-I", str(Path(spawn.__file__).resolve()), str(plan)]
     if not uses_systemd(config):
@@ -143,7 +179,8 @@ def spawn_words(spec: MachineSpec, config: MachineConfig, plan: Path) -> list[st
     service = ["systemd-run", "--quiet", "--collect", "--no-ask-password", f"--unit={config.unit(spec.id)}"]
     service += [f"--description=devalloc machine {spec.key}", "--service-type=exec", "--slice=devalloc-machines.slice"]
     # The limits are set by spawn, which may run as root here.
-    service += ["--property=KillMode=mixed", "--property=LimitMEMLOCK=infinity", "--property=TasksMax=infinity"]
+    service += ["--property=KillMode=mixed", "--property=LimitMEMLOCK=infinity"]
+    service += [f"--property=TasksMax={limits.tasks}", f"--property=MemoryMax={limits.memory}"]
     service += [f"--property=Before={GUESTS_UNIT}"]  # what starts later is stopped earlier
     return [*service, "--", *words]
 
@@ -214,6 +251,7 @@ def clean(machine_id: str, config: MachineConfig) -> None:
             LOG.warning("machine %s leaves %s behind: %s", machine_id, path, error)
     with suppress(Failed):
         cgroup.remove(cgroup.group(config.cgroups, config.group(machine_id)))
+    cgroup.unbound(config.cgroups, config.group(machine_id))
 
 
 def _remove(path: Path) -> None:
@@ -316,10 +354,10 @@ def _groups(given: Launch) -> list[int]:
     return [os.stat("/dev/kvm").st_gid]
 
 
-def _spawn(spec: MachineSpec, config: MachineConfig, plan: Path) -> None:
+def _spawn(spec: MachineSpec, config: MachineConfig, plan: Path, limits: Limits) -> None:
     try:
         done = subprocess.run(
-            spawn_words(spec, config, plan),
+            spawn_words(spec, config, plan, limits),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=config.start_seconds,

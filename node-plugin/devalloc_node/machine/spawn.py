@@ -26,7 +26,10 @@ LIVES = 75
 FAILED = 70
 _TRIES, _PAUSE = 100, 0.005
 _TUNSETIFF = 0x400454CA
-_CLONE_NEWNET = 0x40000000
+_CLONE_NEWNET, _CLONE_NEWNS = 0x40000000, 0x00020000
+_RDONLY, _NOSUID, _NODEV, _REMOUNT, _BIND, _REC, _SLAVE = 1, 2, 4, 32, 4096, 16384, 1 << 19
+_DETACH = 2
+_READ, _WRITE = _RDONLY | _NOSUID, _NOSUID | _NODEV
 _TAP = 0x0002 | 0x1000 | 0x4000  # IFF_TAP, IFF_NO_PI, IFF_VNET_HDR
 
 
@@ -112,6 +115,14 @@ def _prepare(plan: Plan, life: int) -> None:
     for number, interface in plan.get("inside", {}).items():
         _as(opened_tap(interface), int(number))
     log = os.open("qemu.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    if plan.get("sees"):
+        try:
+            _confine(plan["sees"], os.path.dirname(plan["life"]), plan["folder"])
+        except OSError as error:
+            words = (
+                f"devalloc: QEMU sees all files of this host that its user may, for it cannot be confined: {error}\n"
+            )
+            os.write(log, words.encode())
     if plan["uid"] is not None:
         os.fchown(log, plan["uid"], plan["uid"])
         os.setgroups(plan["groups"])
@@ -144,6 +155,63 @@ def _enter(namespace: str) -> None:
             raise OSError(ctypes.get_errno(), "cannot enter the network namespace", namespace)
     finally:
         os.close(fd)
+
+
+def _confine(sees: list[list[str]], base: str, folder: str) -> None:
+    """From here on see nothing of the host's files but these, and be in ``folder``. ``base``: a folder to build on.
+
+    Raises OSError, and has changed nothing then that is seen.
+    """
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def call(name: str, *arguments: object) -> None:
+        if getattr(libc, name)(*arguments) != 0:
+            raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
+
+    def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+        words = (text.encode() or None for text in (source, target, kind))
+        call("mount", *words, ctypes.c_ulong(flags), options.encode() or None)
+
+    before = os.umask(0o022)
+    try:
+        call("unshare", _CLONE_NEWNS)
+        mount("", "/", "", _REC | _SLAVE)  # what the host takes away later is not held here
+        sources = [(path, access, os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)) for path, access in sees]
+        mount("tmpfs", base, "tmpfs", _NOSUID | _NODEV, "mode=0755,size=16m")
+        try:
+            for path, access, fd in sources:
+                target = base + path
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+                if os.path.islink(path):
+                    if not os.path.lexists(target):
+                        os.symlink(os.readlink(path), target)
+                    continue
+                if not os.path.lexists(target):
+                    if stat.S_ISDIR(os.fstat(fd).st_mode):
+                        os.mkdir(target)
+                    else:
+                        os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o444))
+                mount(f"/proc/self/fd/{fd}", target, "", _BIND | _REC)
+                if path == "/dev" and os.path.isdir(f"{target}/shm"):  # what processes of the host share
+                    mount("tmpfs", f"{target}/shm", "tmpfs", _NOSUID | _NODEV, "mode=1777,size=16m")
+                if access != "as-is":
+                    mount("", target, "", _REMOUNT | _BIND | (_WRITE if access == "write" else _READ))
+            os.makedirs(f"{base}/tmp", exist_ok=True)
+            os.chmod(f"{base}/tmp", 0o1777)
+            os.stat(base + folder)  # there is no way back from what follows
+            os.chdir(base)
+            call("pivot_root", b".", b".")
+        except OSError:
+            os.chdir("/")
+            call("umount2", base.encode(), _DETACH)
+            os.chdir(folder)
+            raise
+        call("umount2", b".", _DETACH)  # the host's files, which lie below the new ones
+        os.chdir(folder)
+    finally:
+        os.umask(before)
 
 
 def opened(path: str, writable: bool) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 from devalloc_node.errors import Denied
 from devalloc_node.machine import adopt, lifefile
@@ -11,8 +13,39 @@ from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.records import MACHINES, MachineRecord, Records
 from devalloc_node.machine.spec import machine_id
 
+PODS = range(65536, 65536 * 111)
+"""Of pods with a user namespace: 65536 for each of 110, as the kubelet has them by default."""
 LOCK = "users"
 """The lock under which they are given; those of machines end in a digest."""
+
+
+def owners_among(
+    users: range,
+    passwd: Path = Path("/etc/passwd"),
+    subuid: Path = Path("/etc/subuid"),
+) -> list[str]:
+    """Who else has some of these user ids, for people: users of the host, of directories as far as they are listed
+    here, and of containers, which the kubelet gives out from 65536 on where nobody says otherwise."""
+    found = []
+    if users.start < PODS.stop and PODS.start < users.stop:
+        found.append(f"{PODS[0]}-{PODS[-1]} are those that the kubelet gives to pods")
+    for name, number, _ in _lines(passwd, 2):
+        if number in users:
+            found.append(f"{number} is user {name} in {passwd}")
+    for name, first, count in _lines(subuid, 1):
+        if users.start < first + count and first < users.stop:
+            found.append(f"{first}-{first + count - 1} are those of containers of {name} in {subuid}")
+    return found
+
+
+def _lines(file: Path, column: int) -> Iterator[tuple[str, int, int]]:
+    """The name of each line, the number in a column, and the one after it or 0."""
+    with suppress(OSError):  # there is none, or it says nothing
+        for line in file.read_text(errors="replace").splitlines():
+            parts = [*line.split(":"), "", "", ""]
+            if parts[column].isdecimal():
+                after = parts[column + 1]
+                yield parts[0], int(parts[column]), int(after) if after.isdecimal() else 0
 
 
 def free(key: str, config: MachineConfig, records: Records) -> int | None:

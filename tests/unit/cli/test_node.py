@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 
 from devalloc.cli.nodeoptions import node_options, node_settings
 from devalloc.cli.nodesources import host_of
+from devalloc.cli.verb import BadInput
 from devalloc.scaling.eras import Era
 from devalloc.scaling.resources import Resources
 from devalloc_node.agent.settings import ServerPorts
@@ -75,6 +77,8 @@ def arguments(folder: Path, *more: str) -> list[str]:
         (["--image-folder", ""], "--image-folder must be a folder such as"),
         (["--image-folder", "/etc/passwd"], "--image-folder must be a folder such as"),
         (["--qmp-folder", "/run:shared"], "write /run:any"),
+        (["--machine-users", "5"], "--machine-users must be a range such as 2146435072-2146437071, not '5'"),
+        (["--machine-users", "9-5"], "--machine-users must be a range"),
         (["--tap", ""], "--tap must be a pattern such as vm* or team-a:vm*"),
         (["--tap", ":vm*"], "--tap must be a pattern such as"),
     ],
@@ -185,6 +189,18 @@ def test_whose_the_folders_and_interfaces_are_is_said_with_them(folder: Path) ->
     assert machines.socket_folders == (Folder(Path("/e"), "own"),)
     assert (machines.taps, machines.user_net) == (("vm*", "team-a:tap0"), False)
     assert settings_of(folder, "--allow-user-net").machines.user_net
+
+
+def test_users_of_machines_are_a_range_of_which_waiting_ones_have_half(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert settings_of(folder).machines.users == range(2_146_435_072, 2_146_436_072)
+    assert settings_of(folder, "--machine-users", "3000000000-3000000009").machines.users == range(
+        3_000_000_000, 3_000_000_005
+    )
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    with pytest.raises(BadInput, match="that the kubelet gives to pods"):
+        settings_of(folder, "--machine-users", "70000-71999")
 
 
 def test_a_token_that_others_can_read_or_nobody_can_send_is_told(folder: Path, devalloc: Shell) -> None:

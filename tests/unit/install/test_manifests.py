@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tomllib
 from pathlib import Path
@@ -299,6 +300,22 @@ def test_a_service_of_a_host_calls_the_command_as_it_is(unit: Path) -> None:
         assert program == "/opt/devalloc/bin/devalloc"
         assert CliRunner().invoke(cli, [*words, "--help"]).exit_code == 0, "help is shown where each option is known"
         assert CliRunner().invoke(cli, [*words, "--no-such-option", "--help"]).exit_code == 2
+
+
+@pytest.mark.parametrize("unit", sorted(UNITS.iterdir()), ids=lambda path: path.stem)
+def test_a_service_of_a_host_may_no_more_than_it_needs_and_mounts_in_the_hosts_namespace(unit: Path) -> None:
+    settings = dict(line.split("=", 1) for line in unit.read_text().splitlines() if re.match(r"\w+=", line))
+    for name in ("NoNewPrivileges", "LockPersonality", "RestrictRealtime", "RestrictSUIDSGID"):
+        assert settings[name] == "yes", name
+    assert settings["RestrictAddressFamilies"].split() == ["AF_UNIX", "AF_INET", "AF_INET6", "AF_NETLINK"]
+    assert settings["UMask"] == "0077"
+    # Each of these gives it a mount namespace, in which what it mounts for machines is not to be seen by them.
+    own_mounts = re.compile(
+        r"Private(?!Network)|Protect(?!Hostname)|ReadWritePaths|ReadOnlyPaths|InaccessiblePaths|Bind"
+    )
+    assert not [name for name in settings if own_mounts.match(name)]
+    needed = {"CAP_SYS_ADMIN", "CAP_NET_ADMIN", "CAP_CHOWN", "CAP_SETUID", "CAP_SYS_RESOURCE", "CAP_DAC_OVERRIDE"}
+    assert not needed & set(settings.get("CapabilityBoundingSet", "").lstrip("~").split())
 
 
 def test_a_service_of_a_host_finds_what_the_pod_beside_it_keeps() -> None:

@@ -18,9 +18,11 @@ from devalloc_node.errors import Denied, Failed
 from devalloc_node.machine import accel, launch, paths, room, spawn
 from devalloc_node.machine.command import Start, command
 from devalloc_node.machine.config import Folder, MachineConfig
+from devalloc_node.machine.confine import Limits, limits_of, seen_by_qemu
 from devalloc_node.machine.launch import Launch, check, memlock_needed, spawn_words
 from devalloc_node.machine.spec import MIB, Bounds, Disk, MachineSpec, Nic, machine_id
 from devalloc_node.machine.translate import spec_of
+from devalloc_node.machine.users import owners_among
 from tests.support.machines import virtual_machine
 
 GIB = 1 << 30
@@ -186,20 +188,20 @@ def test_names_of_machines_become_short_names_of_files_no_two_alike() -> None:
 
 def test_with_systemd_a_machine_is_a_service_of_its_own_and_else_it_detaches(tmp_path: Path) -> None:
     plan = tmp_path / "plan"
-    with_systemd = spawn_words(SPEC, MachineConfig(systemd=True), plan)
+    with_systemd = spawn_words(SPEC, MachineConfig(systemd=True), plan, Limits(1 << 30, 300))
     assert with_systemd[0] == "systemd-run"
     assert f"--unit=devalloc-{SPEC.id}.service" in with_systemd
     assert "--detach" not in with_systemd
     assert "--property=Before=devalloc-guests.service" in with_systemd, "whose guests are asked before they are ended"
     assert "--scope" not in with_systemd
-    assert spawn_words(SPEC, MachineConfig(systemd=False), plan)[-2:] == [str(plan), "--detach"]
+    assert spawn_words(SPEC, MachineConfig(systemd=False), plan, Limits(1, 1))[-2:] == [str(plan), "--detach"]
 
 
 def test_machines_of_one_name_of_two_plugins_share_no_cgroup_and_no_service() -> None:
     theirs = MachineConfig(state=Path("/srv/other/machines"), systemd=True)
     assert MachineConfig().group(SPEC.id) == SPEC.id
     assert theirs.group(SPEC.id).startswith(f"{SPEC.id}-")
-    assert f"--unit=devalloc-{theirs.group(SPEC.id)}.service" in spawn_words(SPEC, theirs, Path("/plan"))
+    assert f"--unit=devalloc-{theirs.group(SPEC.id)}.service" in spawn_words(SPEC, theirs, Path("/plan"), Limits(1, 1))
 
 
 def test_a_folder_in_which_another_machine_listens_is_left_alone(images: Path, tmp_path: Path) -> None:
@@ -530,3 +532,49 @@ def test_a_machine_is_not_started_on_an_image_that_another_one_writes_to(images:
             check(spec, config, given)
         assert (denied.value.code, denied.value.retryable) == ("DiskInUse", True)
     check(spec, config, given)
+
+
+def test_qemu_is_bounded_far_above_what_it_needs(tmp_path: Path) -> None:
+    spec = replace(SPEC, cpus=Bounds(1000, 8000, 1000), memory=Bounds(GIB, 64 * GIB, GIB))
+    kvm, tcg = (limits_of(spec, accel) for accel in ("kvm", "tcg"))
+    assert 65 * GIB < kvm.memory < 67 * GIB, "all memory that its guest can ever have, and some for QEMU itself"
+    assert tcg.memory == kvm.memory + GIB, "and the translated code of its CPUs"
+    assert kvm.tasks == 256 + 16
+    words = spawn_words(SPEC, MachineConfig(systemd=True), tmp_path, kvm)
+    assert f"--property=MemoryMax={kvm.memory}" in words
+    assert "--property=TasksMax=272" in words
+
+
+def test_qemu_sees_its_programs_devices_and_what_it_opens_itself(tmp_path: Path) -> None:
+    program = tmp_path / "qemu-10" / "bin" / "qemu"
+    program.parent.mkdir(parents=True)
+    program.touch()
+    (tmp_path / "link").symlink_to(program)
+    (tmp_path / "more").mkdir()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "kernel").touch()
+    files = [str(tmp_path / "kernel"), str(tmp_path / "no-such-file")]
+    seen = dict(seen_by_qemu(str(program), files, tmp_path / "folder", [tmp_path / "more"]))
+    own = {path.removeprefix(f"{tmp_path}/"): access for path, access in seen.items() if path.startswith(str(tmp_path))}
+    assert own == {"qemu-10": "read", "more": "as-is", "folder": "write", "kernel": "read"}
+    assert {path: seen[path] for path in ("/usr", "/dev", "/sys", "/proc")} == {
+        "/usr": "read", "/dev": "as-is", "/sys": "as-is", "/proc": "as-is",
+    }  # fmt: skip
+    assert not {"/", "/etc", "/root", "/home", "/var", "/run", "/tmp"} & seen.keys()
+    assert list(seen) == sorted(seen), "what lies in another one comes after it"
+
+
+def test_users_of_machines_are_nobody_elses(tmp_path: Path) -> None:
+    (tmp_path / "passwd").write_text("root:x:0:0::/root:/bin/sh\nbroken\nann:x:2146435080:1::/:/bin/sh\n")
+    (tmp_path / "subuid").write_text("bob:100000:65536\n1000:2146436000:10\n\n")
+
+    def owners(*among: int) -> list[str]:
+        return owners_among(range(*among), tmp_path / "passwd", tmp_path / "subuid")
+
+    assert owners(3_000_000_000, 3_000_001_000) == []
+    (pods, containers) = owners(100_000, 101_000)
+    assert "65536-7274495 are those that the kubelet gives to pods" in pods
+    assert "100000-165535 are those of containers of bob" in containers
+    assert [text.split()[0] for text in owners(2_146_435_072, 2_146_437_072)] == ["2146435080", "2146436000-2146436009"]
+    assert owners_among(MachineConfig().users or range(0), tmp_path / "none", tmp_path / "none") == []
+    assert owners_among(range(70000, 71000), tmp_path / "none", tmp_path / "none"), "where they were before"
