@@ -260,7 +260,7 @@ def test_no_mutation_of_a_message_ends_the_service(kubelet: KubeletClient) -> No
         except DecodeError:
             with pytest.raises(grpc.RpcError) as error:
                 kubelet.raw(method, damaged)
-            assert error.value.code() == grpc.StatusCode.INTERNAL  # gRPC's own word for "cannot be parsed"
+            assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
             outcomes["refused"] += 1
         else:
             entries = ANSWERS[number % 2].FromString(kubelet.raw(method, damaged)).claims

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ _PROBE_SECONDS = 1.0
 _LOCK_SECONDS = 10.0
 """How long another instance may take to put its socket in place or away: it probes who answers, no more."""
 _POLL_SECONDS = 0.02
+_UNREADABLE = object()
 Identity = tuple[int, int]
 """Of a file, whatever its name: device and number."""
 
@@ -78,6 +80,40 @@ class _Reflection(reflection.ReflectionServicer):  # type: ignore[misc]
         yield from super().ServerReflectionInfo(request_iterator, context)
 
     ServerReflectionInfo.experimental_thread_pool = _ASIDE  # type: ignore[attr-defined]
+
+
+class _Readable(grpc.ServerInterceptor):  # type: ignore[misc]
+    """Refuses bytes that are no message as the caller's mistake: gRPC itself says INTERNAL, as if it were ours."""
+
+    def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
+        handler = continuation(details)
+        if handler is None or handler.request_streaming or handler.request_deserializer is None:
+            return handler
+        behaviour = handler.unary_stream if handler.response_streaming else handler.unary_unary
+
+        def read(data: bytes) -> Any:
+            try:
+                return handler.request_deserializer(data)
+            except Exception:  # whatever the library raises for it
+                return _UNREADABLE
+
+        def refuse(request: Any, context: grpc.ServicerContext) -> None:
+            if request is _UNREADABLE:
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the request of {details.method} cannot be read")
+
+        @wraps(behaviour)
+        def answer(request: Any, context: grpc.ServicerContext) -> Any:
+            refuse(request, context)
+            return behaviour(request, context)
+
+        @wraps(behaviour)
+        def stream(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+            refuse(request, context)
+            yield from behaviour(request, context)
+
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(stream, read, handler.response_serializer)
+        return grpc.unary_unary_rpc_method_handler(answer, read, handler.response_serializer)
 
 
 class SocketServer:
@@ -122,6 +158,7 @@ def serve(path: Path, services: Sequence[Service], limits: Limits | None = None)
     server = grpc.server(
         ThreadPoolExecutor(limits.workers, thread_name_prefix=path.stem),
         maximum_concurrent_rpcs=limits.calls,
+        interceptors=(_Readable(),),
         options=[
             ("grpc.max_receive_message_length", limits.message_bytes),
             ("grpc.max_send_message_length", limits.message_bytes),

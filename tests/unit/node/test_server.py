@@ -197,6 +197,24 @@ def test_nothing_is_put_where_others_may_write(folder: Path, mode: int) -> None:
     assert (error.value.code, os.listdir(folder)) == ("SocketFolderShared", [])
 
 
+def test_bytes_that_are_no_message_are_the_callers_mistake(folder: Path) -> None:
+    """What monitors count as INTERNAL would be ours. Of calls with one answer and of streams."""
+    server = serve(folder / "node.sock", [])
+    try:
+        with grpc.insecure_channel(f"unix:{folder}/node.sock") as channel:
+            one, several = (f"/grpc.health.v1.Health/{name}" for name in ("Check", "Watch"))
+            with pytest.raises(grpc.RpcError, match=one) as refused:
+                channel.unary_unary(one)(b"\xff\xff\xff", timeout=60)
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            stream = channel.unary_stream(several)(b"\xff\xff\xff", timeout=60)
+            with pytest.raises(grpc.RpcError, match=several) as refused:
+                next(stream)
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert serving(folder / "node.sock")
+    finally:
+        server.stop()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another group")
 def test_nothing_is_put_where_a_group_of_others_may_write(folder: Path) -> None:
     folder.chmod(0o770)
