@@ -22,6 +22,7 @@ _C = ctypes.CDLL(None, use_errno=True)
 @contextmanager
 def private_network() -> Iterator[None]:
     """Put this thread into a network namespace that has no name, and back at the end. Raises OSError."""
+    folder = os.getcwd()
     namespaces = {kind: os.open(f"/proc/thread-self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for kind, name in _KINDS}
     try:
         _call(_C.unshare, CLONE_NEWNS | CLONE_NEWNET)
@@ -33,6 +34,7 @@ def private_network() -> Iterator[None]:
         finally:
             for kind, before in namespaces.items():
                 _call(_C.setns, before, kind)
+            os.chdir(folder)  # whoever comes to other mounts comes to their root
     finally:
         for before in namespaces.values():
             os.close(before)

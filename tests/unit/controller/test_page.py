@@ -355,7 +355,7 @@ def test_who_sends_forms_slowly_keeps_nobody_else_out(store: SQLiteStore, monkey
         for _ in range(300):
             line = opened.enter_context(socket.create_connection((place.hostname or "", place.port or 0)))
             with suppress(OSError):
-                line.send(b"POST /devalloc/login HTTP/1.1\r\nHost: h\r\nContent-Length: 99\r\n\r\ntoken=")
+                line.send(b"POST /devalloc/login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\ntoken=")
         assert ask(url, "view", **BEARER)[0] == 200
         assert ask(url.removesuffix("devalloc/"))[0] == 303
         assert ask(url, "login", method="POST", body=f"token={TOKEN}")[0] == 429
@@ -376,7 +376,7 @@ def test_while_nobody_can_tell_who_somebody_is_others_are_answered(store: SQLite
         for _ in range(300):
             line = opened.enter_context(socket.create_connection((place.hostname or "", place.port or 0)))
             with suppress(OSError):
-                line.send(f"GET /devalloc/ HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
+                line.send(f"GET /devalloc/ HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
         assert ask(url.removesuffix("devalloc/"))[0] == 303
         assert ask(url, "view", **BEARER)[0] == 503
 
