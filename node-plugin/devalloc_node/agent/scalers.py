@@ -80,7 +80,7 @@ class Scalers:
             known = self._wanted.get(scaled.key)
             if known == scaled:
                 return
-            other = self._wanted.get(self._at.get(scaled.address, scaled.key))
+            other = self._wanted.get(self._at.get(scaled.address, ""))
             if other is not None and other.key != scaled.key:
                 if (other.since, other.key) < (scaled.since, scaled.key):
                     raise Denied(
@@ -93,6 +93,8 @@ class Scalers:
             self._wanted[scaled.key] = scaled
             self._at[scaled.address] = scaled.key
         self._poke()
+        if other is not None and other.key != scaled.key:
+            self._changed(other.key)  # it is to be told why nobody scales it any more
 
     def drop(self, key: str) -> None:
         """Leave the machine as it is."""

@@ -376,7 +376,9 @@ def test_while_nobody_can_tell_who_somebody_is_others_are_answered(store: SQLite
         for _ in range(300):
             line = opened.enter_context(socket.create_connection((place.hostname or "", place.port or 0)))
             with suppress(OSError):
-                line.send(f"GET /devalloc/ HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
+                line.send(
+                    f"GET /devalloc/ HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode()
+                )
         assert ask(url.removesuffix("devalloc/"))[0] == 303
         assert ask(url, "view", **BEARER)[0] == 503
 

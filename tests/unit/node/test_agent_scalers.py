@@ -31,11 +31,13 @@ def scaled(key: str = "ns/vm", run: str = "run-1", uid: str = "uid", at: str = "
 
 
 def test_an_address_is_that_of_the_oldest_machine_that_names_it() -> None:
-    scalers = Scalers(cast(Platform, None), ScalingSettings(unit=UNIT))
+    news: list[str] = []
+    scalers = Scalers(cast(Platform, None), ScalingSettings(unit=UNIT), changed=news.append)
     young = scaled("a/young", at="10.0.0.5", since="2026-02")
     old = scaled("b/old", at="10.0.0.5", since="2026-01")
     scalers.keep(young)
     scalers.keep(old)  # after a restart of the plugin they may come in any order
+    assert news == ["a/young"]
     with pytest.raises(Denied, match="is that of another machine of this node") as denied:
         scalers.keep(young)
     assert denied.value.code == "GuestAddressInUse"
