@@ -287,6 +287,7 @@ def store_permits(
         port=scaling.server.requests,
         dump_port=dump if isinstance(dump, int) else None,
         token=scaling.token,
+        shown_to_all=scaling.has_own_token,
         era=scaling.compat or Settings.era,
         unit=scaling.unit,
     )

@@ -61,7 +61,8 @@ def scaling_settings(
     dump = _place(options["--dump-port"], door, "agent")
     _check_ports({"--dump-port": dump, "--metrics": _port_of(metrics)}, server)
     secret = None if token is None else _token(token)
-    if server is not None and secret is None and not options["--permits-without-token"]:
+    has_own_token = server is not None and secret is None and not options["--permits-without-token"]
+    if has_own_token:
         # Who asks is this process. Everybody else who gets to loopback, guests among them, would be believed as well.
         secret = secrets.token_urlsafe(32)
     return replace(
@@ -69,6 +70,7 @@ def scaling_settings(
         permits=_url(permits) if server is None else f"http://127.0.0.1:{server.requests}/",
         server=server,
         token=secret,
+        has_own_token=has_own_token,
         unit=_whole(agent.unit, "scaling.computeUnit") if unit is None else _unit(unit),
         agent=agent,
         compat=era,

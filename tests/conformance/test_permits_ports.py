@@ -7,7 +7,8 @@ import json
 import socket
 import stat
 import threading
-from contextlib import closing, nullcontext
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,44 +68,58 @@ def test_a_port_that_is_taken_is_waited_for_and_told_once(tmp_path: Path, monkey
         assert "holderIdentity" not in lease(store)
 
 
-def test_people_of_this_host_see_the_ledgers_at_a_socket_of_its_user_and_strangers_get_no_permit(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "node-permits.sock"
-    with closing(SQLiteStore(tmp_path / "store.db")) as store:
-        (port,) = free_ports(1)
-        scaling = ScalingSettings(server=ServerPorts(port, path), token="0123456789abcdef")
+@contextmanager
+def given_by_a_node(folder: Path, scaling: ScalingSettings) -> Iterator[None]:
+    """While inside, permits are given as a node plugin gives them."""
+    with closing(SQLiteStore(folder / "store.db")) as store:
         node: Any = SimpleNamespace(
-            settings=NodeSettings("node-a", BindingConfig("node-a"), state=tmp_path, scaling=scaling),
+            settings=NodeSettings("node-a", BindingConfig("node-a"), state=folder, scaling=scaling),
             machines=SimpleNamespace(still=lambda *_: nullcontext([])),
             platform=SimpleNamespace(without_object=None),
         )
         limits = {"ratios": {}, "disk": None, "network": None, "disk_io": None, "uplink": None}
+        limits |= {"data_dir": None, "image_fraction": None}
         stop, said = threading.Event(), list[str]()
-        loop = nodesources.store_permits(
-            store,
-            node,
-            {**limits, "data_dir": None, "image_fraction": None},
-            threading.Event(),
-            alone=False,
-            say=said.append,
-        )
+        loop = nodesources.store_permits(store, node, limits, threading.Event(), alone=False, say=said.append)
         thread = threading.Thread(target=loop, args=(stop,))
         thread.start()
         try:
-            until(lambda: bool(said) and path.exists(), "permits are given, and the ledgers shown")
-            assert stat.S_IMODE(path.stat().st_mode) == 0o600
-            ledgers = json.loads(at_socket(path, "/").partition(b"\r\n\r\n")[2])
-            assert ledgers["leaseValid"] is True
-            assert b"devalloc_permit_requests" in at_socket(path, "/metrics")
-            with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
-                connection.request("POST", "/", body=b"{}")
-                assert connection.getresponse().status == 401, "who gets to loopback, as guests could, is nobody"
+            until(lambda: bool(said), "permits are given")
+            yield
         finally:
             stop.set()
             thread.join(60)
         assert not thread.is_alive()
-        assert not path.exists()
+
+
+def status_of(port: int, method: str) -> int:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+        connection.request(method, "/", body=b"{}" if method == "POST" else None)
+        return connection.getresponse().status
+
+
+def test_people_of_this_host_see_the_ledgers_at_a_socket_and_strangers_get_no_permit(tmp_path: Path) -> None:
+    (port,), path = free_ports(1), tmp_path / "node-permits.sock"
+    with given_by_a_node(tmp_path, ScalingSettings(server=ServerPorts(port, path), token="0123456789abcdef")):
+        until(path.exists, "the ledgers are shown")
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        ledgers = json.loads(at_socket(path, "/").partition(b"\r\n\r\n")[2])
+        assert ledgers["leaseValid"] is True
+        assert b"devalloc_permit_requests" in at_socket(path, "/metrics")
+        assert status_of(port, "POST") == 401, "who gets to loopback, as guests could, is nobody"
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(("own", "status"), [(True, 200), (False, 401)])
+def test_a_port_that_is_asked_for_shows_the_ledgers_without_a_token_that_nobody_can_know(
+    tmp_path: Path, own: bool, status: int
+) -> None:
+    """The admin's own token, which people can send, is wanted there too."""
+    port, shown = free_ports(2)
+    token = {"token": "0123456789abcdef", "has_own_token": own}
+    with given_by_a_node(tmp_path, ScalingSettings(server=ServerPorts(port, shown), **token)):  # type: ignore[arg-type]
+        assert status_of(shown, "GET") == status
+        assert status_of(port, "POST") == 401
 
 
 def at_socket(path: Path, page: str) -> bytes:

@@ -152,10 +152,10 @@ class PermitServer:
             bounds = Bounds(s.max_connections, s.request_seconds, s.idle_seconds)
             shows_people = s.tls is None and is_loopback(s.host)
             doors = [
-                Door(respond, bounds, token=s.token, for_people=for_people, refused=self._refused)
-                for respond, for_people in (
-                    (lambda request: self._respond(request, decider, moves), False),
-                    (lambda request: self._show(request, decider), shows_people),
+                Door(respond, bounds, token=token, for_people=for_people, refused=self._refused)
+                for respond, token, for_people in (
+                    (lambda request: self._respond(request, decider, moves), s.token, False),
+                    (lambda request: self._show(request, decider), None if s.shown_to_all else s.token, shows_people),
                 )
             ]
             tasks = [

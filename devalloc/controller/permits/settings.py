@@ -33,6 +33,8 @@ class Settings:
     """For the state and the metrics; None: not at all."""
     token: str | None = None
     """What those who ask have to send as ``Authorization: Bearer``. Without TLS it can be read on its way."""
+    shown_to_all: bool = False
+    """The state and the metrics are for whoever gets to their port, without the token."""
     callers: Callers | None = None
     """Who those are that ask, where each has a token of his own. It needs TLS."""
     tls: ssl.SSLContext | None = None

@@ -37,6 +37,8 @@ class ScalingSettings:
     """Where the server of permits is to listen that is run beside the agent; None: it is another's."""
     token: str | None = field(default=None, repr=False)
     """What it wants as ``Authorization: Bearer``."""
+    has_own_token: bool = False
+    """The token is this process's own, which nobody else can know."""
     unit: Resources = SHIPPED.unit
     """The compute unit: machines have whole ones, as far as their bounds allow."""
     agent: AgentConfig = SHIPPED
