@@ -41,7 +41,7 @@ from devalloc_node.host.boundary import Host
 from devalloc_node.journal import open_journal
 from devalloc_node.machine import adopt, attachment, cgroup, launch
 from devalloc_node.machine.attachment import AttachmentKind
-from devalloc_node.machine.config import Folder, MachineConfig
+from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.machines import Machines
 from devalloc_node.machine.monitor import Monitor, Peer, QmpMonitor, Refused
 from devalloc_node.machine.process import holds, process
@@ -52,7 +52,7 @@ from tests.support.fakehost import FakeHost
 from tests.support.faults import BOOT, KIND, NODE, Faults, Plugin, Point, Scenario, assert_same
 from tests.support.forked_qemu import Forge, asked, opened
 from tests.support.gates import Ask, Gate, GatedJournal, Near, Outside, Store, reference
-from tests.support.machines import MIB, virtual_machine
+from tests.support.machines import MIB, open_folder, virtual_machine
 
 KEY = "default/m"
 ASKING = ("query-", "qom-list", "qom-get", "qmp_", "human-", "closefd")
@@ -290,12 +290,12 @@ class MachineFaults(Faults):
             self.folder / "machines",
             self.folder / "run",
             "/bin/true",  # see `forked_qemu`
-            folders=(Folder(self.folder / "images", "any"),),
-            socket_folders=(Folder(self.folder / "theirs", "any"),),
+            folders=(open_folder(self.folder / "images"),),
+            socket_folders=(open_folder(self.folder / "theirs"),),
             accel="tcg",
             cgroups=self.folder / "cgroup",
-            visible=(self.folder,),  # with the devices of its host
             systemd=False,
+            **({"visible": (self.folder,)} if hasattr(MachineConfig, "visible") else {}),  # with its host's devices
         )
 
     @contextmanager

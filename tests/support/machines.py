@@ -16,7 +16,8 @@ from devalloc.api.virtualmachine import VirtualMachine
 from devalloc.inventory.capacity import HostCapacity
 from devalloc_node.deadline import Deadline
 from devalloc_node.journal.sqlite import open_journal
-from devalloc_node.machine.config import Folder, MachineConfig
+from devalloc_node.machine import config as machine_config
+from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.machines import Machines
 from devalloc_node.machine.monitor import Connect, QmpMonitor
 from devalloc_node.machine.records import Records
@@ -59,14 +60,20 @@ def virtual_machine(name: str, image: Image | None = None, **spec: Any) -> Virtu
     )
 
 
+def open_folder(path: Path) -> Any:
+    """A folder that machines of all namespaces may use, as each one was in the release before."""
+    folder = getattr(machine_config, "Folder", None)
+    return path if folder is None else folder(path, "any")
+
+
 def config(image: Image, folder: Path, **other: Any) -> MachineConfig:
     """Everything below ``folder``, whose name must be short: sockets lie below it."""
     settings: dict[str, Any] = {
         "state": folder / "state",
         "run": folder / "run",
         "binary": str(image.qemu),
-        "folders": (Folder(image.folder, "any"),),
-        "socket_folders": (Folder(folder, "any"),),
+        "folders": (open_folder(image.folder),),
+        "socket_folders": (open_folder(folder),),
         "taps": ("dvm*",),
         "accel": "tcg",
         "users": None,
