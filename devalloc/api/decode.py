@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from devalloc.api.annotations import misspelled
 from devalloc.api.claim import DeviceClaim, DeviceClaimDetail
 from devalloc.api.configobject import ConfigObject
 from devalloc.api.content import ContentError, unfit
@@ -15,7 +16,7 @@ from devalloc.api.explain import explain
 from devalloc.api.fields import ApiModel, described, shown
 from devalloc.api.kinds import KINDS, Kind
 from devalloc.api.lenient import Finding, read_leniently
-from devalloc.api.meta import DEVMGMT
+from devalloc.api.meta import DEVMGMT, ObjectMeta
 from devalloc.api.nearest import nearest
 from devalloc.api.plainpool import read_plainly
 from devalloc.api.problems import Problem, Severity
@@ -128,6 +129,9 @@ def _drop_namespace(content: dict[str, Any], kind: Kind) -> list[Finding]:
 
 def _advice(obj: ApiModel) -> Iterator[Finding]:
     """What is valid, and most likely not what its author had in mind (S5)."""
+    if isinstance(metadata := getattr(obj, "metadata", None), ObjectMeta):
+        for path, message in misspelled(metadata.annotations, metadata.labels):
+            yield Finding(path, message)
     if not isinstance(obj, DeviceClaim):
         return
     for i, entry in enumerate(obj.spec.claims):

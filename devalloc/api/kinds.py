@@ -54,6 +54,19 @@ KINDS: dict[str, Kind] = {
 """By kind, such as "DevicePool"."""
 
 
+_GROUPS = {kind.kind: kind.group for kind in KINDS.values()}
+
+
+def kind_in_store(kind: str, api_version: object) -> str:
+    """What a store calls the kind of an object. A kind of another group that has the name of one of ours is called by
+    its full name, such as "DeviceClass.resource.k8s.io"; all others by the kind alone."""
+    ours = _GROUPS.get(kind)
+    if ours is None or not isinstance(api_version, str):
+        return kind
+    group = api_version.partition("/")[0]
+    return kind if group == ours or "/" not in api_version else f"{kind}.{group}"
+
+
 _WORDS = {"vm": "virtualmachine"}
 """What the command calls a kind; in clusters others have that short name."""
 

@@ -24,6 +24,8 @@ class Problem:
     name: str | None = None
     source: str | None = None
     severity: Severity = "error"
+    group: str | None = None
+    """The API group of the object, where it may be that of several of one kind and name."""
 
     @property
     def is_error(self) -> bool:

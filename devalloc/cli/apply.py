@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from devalloc.cli.names import shown
-from devalloc.cli.options import files_option, namespace_option, store_option
+from devalloc.cli.options import manifests_option, namespace_option, store_option
 from devalloc.cli.output import note
 from devalloc.cli.verb import verb
 
@@ -24,7 +24,7 @@ ATTEMPTS = 5
 
 
 @verb("apply")
-@files_option(required=True)
+@manifests_option(required=True)
 @click.option("--dry-run", is_flag=True, help="Say what would change, and change nothing.")
 @namespace_option
 @store_option
@@ -37,28 +37,39 @@ def apply(files: tuple[str, ...], dry_run: bool, namespace: str, store: Path | N
     """
     from devalloc.cli.documents import read
     from devalloc.cli.storage import opened, store_path
+    from devalloc.cli.unread import unread
     from devalloc.store.key import Key
 
-    documents = read(files, namespace, expressions=True)
-    good = sorted(documents.good, key=lambda document: document.content["kind"] == CLAIM)
+    documents = read(files, namespace, verb="apply")
+    good = sorted(documents.good, key=lambda document: Key.of(document.content).kind == CLAIM)
     code = documents.exit_code
     if dry_run and not store_path(store).exists():
+        for line in unread(documents.good, "apply"):
+            note(line)
         for document in good:
             click.echo(f"{shown(Key.of(document.content))} created (dry run)")
         return code
     with opened(store, create=True) as objects:
-        for document in good:
-            refusal, outcome = _apply(objects, document.content, dry_run=dry_run)
-            if refusal:
-                note(f"error: {document.source}: {Key.of(document.content)}: {refusal}")
-                code = max(code, 1)
-            else:
-                click.echo(f"{shown(Key.of(document.content))} {outcome}{' (dry run)' if dry_run else ''}")
+        for line in unread(documents.good, "apply", objects.list(("DeviceClass", CLAIM)).objects):
+            note(line)
+        lines = []
+        try:
+            for document in good:
+                refusal, outcome = _apply(objects, document.content, dry_run=dry_run)
+                if refusal:
+                    note(f"error: {document.source}: {Key.of(document.content)}: {refusal}")
+                    code = max(code, 1)
+                else:
+                    lines.append(f"{shown(Key.of(document.content))} {outcome}{' (dry run)' if dry_run else ''}")
+        finally:  # not before: a reader that goes away early must not end this half-way
+            for line in lines:
+                click.echo(line)
     return code
 
 
 def _apply(store: Store, wanted: Object, *, dry_run: bool) -> tuple[str, str]:
     """(why not, or "", what was done)"""
+    from devalloc.controller.applying import merged, refusal
     from devalloc.store.errors import AlreadyExists, Conflict, NotFound
     from devalloc.store.key import Key
 
@@ -74,9 +85,9 @@ def _apply(store: Store, wanted: Object, *, dry_run: bool) -> tuple[str, str]:
             except AlreadyExists:
                 continue
             return "", "created"
-        if refusal := _refusal(old, wanted):
-            return refusal, ""
-        new = _merged(old, wanted)
+        if why := refusal(old, wanted):
+            return why, ""
+        new = merged(old, wanted)
         if _user_part(new) == _user_part(old):
             return "", "unchanged"
         if dry_run:
@@ -89,33 +100,6 @@ def _apply(store: Store, wanted: Object, *, dry_run: bool) -> tuple[str, str]:
             continue
         return "", "configured"
     return "somebody else creates and deletes it all the time; try again", ""
-
-
-def _refusal(old: Object, wanted: Object) -> str:
-    """An allocated claim's spec is fixed until it is released (S18)."""
-    if old["kind"] != CLAIM or not old.get("status", {}).get("allocations") or old["spec"] == wanted["spec"]:
-        return ""
-    name, namespace = old["metadata"]["name"], old["metadata"].get("namespace", "default")
-    return f"is allocated, so its spec is fixed; take its devices back first: devalloc release {name} -n {namespace}"
-
-
-def _merged(old: Object, wanted: Object) -> Object:
-    """What to write: the manifest, the state it is based on, and what the manifest has no say in."""
-    from devalloc.api.meta import CORDONED, CORDONED_NODE, PREPARED_ON, RELEASE
-    from devalloc.controller.claims import OF_ALLOCATION
-
-    metadata = dict(wanted["metadata"])
-    ours = {*OF_ALLOCATION, PREPARED_ON, RELEASE}
-    theirs = {name: text for name, text in metadata.get("annotations", {}).items() if name not in ours}
-    before = old["metadata"].get("annotations", {})
-    kept = {name: text for name, text in before.items() if name in ours}
-    # A pool that is applied again stays cordoned.
-    cordons = {name: text for name, text in before.items() if name in (CORDONED, CORDONED_NODE)}
-    metadata["annotations"] = {**cordons, **theirs, **kept}
-    metadata.setdefault("finalizers", old["metadata"].get("finalizers", []))
-    metadata["resourceVersion"] = old["metadata"]["resourceVersion"]
-    metadata.pop("uid", None)
-    return {**wanted, "metadata": metadata}
 
 
 def _user_part(obj: Object) -> Object:

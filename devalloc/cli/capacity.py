@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from devalloc.cli import hostcapacity, suggestions
-from devalloc.cli.options import files_option, namespace_option, output_option, store_option
+from devalloc.cli.contents import contents, with_store_option
+from devalloc.cli.options import files_option, namespace_option, output_option
+from devalloc.cli.place import Place, place_options
 from devalloc.cli.verb import BadInput, Failed, verb
 
 if TYPE_CHECKING:
@@ -23,7 +25,8 @@ Object = dict[str, Any]
 @files_option(required=False, help="The claim to count with, and what else is to count: a file, a folder, or -.")
 @namespace_option
 @output_option("table", "json", "yaml")
-@store_option
+@with_store_option
+@place_options
 @click.option("--host", is_flag=True, help="Tell what this host has for machines, instead of counting with a claim.")
 @click.option("--node-name", metavar="NAME", help="With --host: the node that this host is; its host name by default.")
 @click.option(
@@ -48,7 +51,8 @@ def capacity(
     files: tuple[str, ...],
     namespace: str,
     output: str,
-    store: Path | None,
+    with_store: bool | None,
+    place: Place,
     host: bool,
     node_name: str | None,
     sysfs_root: Path,
@@ -59,8 +63,8 @@ def capacity(
 
     No more than ResourceQuotas allow.
 
-    The claim is one of the store, by NAME, or one of the manifests. It is counted on what the store has, or on the
-    manifests alone when there are pools among them.
+    The claim is one of the store, by NAME, or one of the manifests. It is counted on what the store, or the cluster,
+    has, or on the manifests alone when there are pools among them.
 
     With --host: the CPUs, memory, disk, network and disk bandwidth, and GPUs that this host has for machines; how much
     of them may be promised (oversubscription), is promised to the store's machines, and is left. The limits and ratios
@@ -75,12 +79,14 @@ def capacity(
     if host:
         if name is not None or files:
             raise BadInput("--host tells what the host has and counts no claim: leave the claim out")
-        return _host(node_name, sysfs_root, output, store, plugin, limits)
+        return _host(node_name, sysfs_root, output, place.store, plugin, limits)
     from devalloc.cli.output import dump, working
     from devalloc_solver import capacity as count
 
-    documents, claims = _read(files, namespace, store)
-    claim = _chosen(claims, name, namespace)
+    asked = contents(files, namespace, place, with_store)
+    documents = [one for one in asked.all if _is_named(one)]
+    given = [document.content for document in asked.documents.good]
+    claim = _chosen([one for one in given or documents if one["kind"] == "DeviceClaim"], name, namespace)
     with working("counting"):
         found = _within_quotas(count(documents, claim), documents, claim)
     if output in ("json", "yaml"):
@@ -90,7 +96,7 @@ def capacity(
         dump({**identity, "count": found.count, "proven": found.proven, "byNode": by_node, **reason}, output)
     else:
         _show(found, claim)
-    return 0
+    return asked.code
 
 
 def _host(
@@ -115,19 +121,10 @@ def _host(
     return 0
 
 
-def _read(files: tuple[str, ...], namespace: str, store: Path | None) -> tuple[list[Object], list[Object]]:
-    """Everything that counts, and the claims to choose from."""
-    from devalloc.cli.documents import read
-    from devalloc.cli.storage import opened
-    from devalloc.controller.snapshot import snapshot
-
-    given: list[Object] = [document.content for document in read(files, namespace).good] if files else []
-    documents = given
-    if not any(document["kind"] == "DevicePool" for document in given):
-        with opened(store) as objects:
-            own = {_identity(document) for document in given}
-            documents = [*given, *(obj for obj in snapshot(objects) if _identity(obj) not in own)]
-    return documents, [document for document in given or documents if document["kind"] == "DeviceClaim"]
+def _is_named(content: Any) -> bool:
+    """Whether it can be an object at all."""
+    metadata = content.get("metadata") if isinstance(content, dict) else None
+    return isinstance(metadata, dict) and isinstance(metadata.get("name"), str) and "kind" in content
 
 
 def _within_quotas(found: Capacity, documents: list[Object], claim: Object) -> Capacity:
@@ -139,10 +136,6 @@ def _within_quotas(found: Capacity, documents: list[Object], claim: Object) -> C
         return found
     told = f"{left[1]}; there is room for {found.count} more"
     return replace(found, count=left[0], proven=True, by_node={}, reason="QuotaExceeded", message=told)
-
-
-def _identity(obj: Object) -> tuple[str, str | None, str]:
-    return obj["kind"], obj["metadata"].get("namespace"), obj["metadata"]["name"]
 
 
 def _chosen(claims: list[Object], name: str | None, namespace: str) -> Object:

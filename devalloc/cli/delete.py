@@ -48,9 +48,15 @@ def delete(
     code = 0
     with opened(store) as objects:
         keys, code = _meant(objects, what, files, everything, None if all_namespaces else namespace, namespace)
-        for key in keys:
+        for key, group in keys:
             try:
-                last = objects.delete(*key)
+                stored = objects.get(*key) if group is not None else None
+                if stored is not None and (other := stored["apiVersion"].rpartition("/")[0]) != group:
+                    if not ignore_not_found:
+                        note(f"error: {key} of {group or 'the core group'} does not exist; the one of {other} stays")
+                        code = max(code, 1)
+                    continue
+                last = objects.delete(*key, uid=stored["metadata"]["uid"] if stored else None)
             except NotFound as error:
                 if not ignore_not_found:
                     note(f"error: {error}")
@@ -69,8 +75,8 @@ def _meant(
     everything: bool,
     within: str | None,
     namespace: str,
-) -> tuple[list[Key], int]:
-    """The keys to delete, and the exit code so far."""
+) -> tuple[list[tuple[Key, str | None]], int]:
+    """The keys to delete, each with the API group that a manifest says, and the exit code so far."""
     from devalloc.store.key import Key
 
     if bool(what) == bool(files):
@@ -79,13 +85,15 @@ def _meant(
         from devalloc.cli.documents import read
 
         documents = read(files, namespace)
-        return [Key.of(document.content) for document in documents.good], documents.exit_code
+        contents = [document.content for document in documents.good]
+        groups = [content["apiVersion"].rpartition("/")[0] for content in contents]
+        return list(zip(map(Key.of, contents), groups, strict=True)), documents.exit_code
     if everything:
         if len(what) != 1 or "/" in what[0]:
             raise BadInput("--all goes with one KIND and no names")
         kind = kind_of(what[0], store)
         listed = store.list(kind.kind, within if kind.namespaced else None).objects
-        return [Key.of(obj) for obj in listed], 0
+        return [(Key.of(obj), None) for obj in listed], 0
     if len(what) == 1 and "/" not in what[0]:
         raise BadInput(f"which {what[0]}? Name them, or say --all")
-    return keys_of(what, namespace, store=store), 0
+    return [(key, None) for key in keys_of(what, namespace, store=store)], 0

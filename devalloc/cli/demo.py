@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from devalloc.store.protocol import Store
 
 DATA = Path(__file__).parent / "data"
-STORY = "devalloc.io/story"
+STORY = "demo.devalloc.io/story"
 """Annotation on the demo's claims: what the claim asks for, in words."""
 IMPOSSIBLE = "router"
 

@@ -12,6 +12,7 @@ from devalloc.cli.names import keys_of
 from devalloc.cli.options import namespace_option
 from devalloc.cli.place import Place, place_options
 from devalloc.cli.verb import BadInput, verb
+from devalloc.store.key import Key
 
 if TYPE_CHECKING:
     from devalloc.store import Store
@@ -49,14 +50,18 @@ def describe(what: tuple[str, ...], namespace: str, place: Place) -> int:
 
 
 def _describe(store: Store, obj: Object) -> None:
+    from devalloc.api.kinds import KINDS
     from devalloc.cli.columns import age
+    from devalloc.controller.foreign import is_foreign, why
+    from devalloc_solver.dialects import group_of
 
     metadata = obj["metadata"]
     facts = [("Name", metadata["name"]), ("Namespace", metadata.get("namespace", "")), ("Kind", obj["kind"])]
+    facts += [("API version", obj["apiVersion"])] if Key.of(obj).kind not in KINDS else []
     facts += [("Created", f"{metadata.get('creationTimestamp', '')} ({age(obj)} ago)")]
     facts += [("Deleting since", metadata.get("deletionTimestamp", ""))]
     facts += [("Finalizers", ", ".join(metadata.get("finalizers", [])))]
-    match obj["kind"] if _is_readable(obj) else None:
+    match Key.of(obj).kind if _is_readable(obj) else None:
         case "DeviceClaim":
             _facts(facts + _claim_facts(obj) + [("Machines", ", ".join(_machines_of(store, obj)))])
             _claim(store, obj)
@@ -68,6 +73,8 @@ def _describe(store: Store, obj: Object) -> None:
             _facts([*facts, ("Node", obj["spec"].get("nodeName") or "(network)"), ("Driver", obj["spec"]["driver"])])
             _pool(store, obj)
         case _:
+            if is_foreign(obj):
+                facts += [("Left aside", why(group_of(obj)))]
             _facts(facts)
             _as_yaml("Spec", obj.get("spec"))
             _as_yaml("Status", obj.get("status"))

@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from devalloc.cli.output import note, working
+from devalloc.cli.verb import BadInput
 
 if TYPE_CHECKING:
     from devalloc.api.manifests import Document
     from devalloc.api.problems import Problem
+    from devalloc.cli.unread import Verb
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +33,22 @@ class Documents:
     def place(self, problem: Problem, number: int = 0) -> Problem:
         """The problem with the document of its object; ``number``: of several objects of that name, which one."""
         found = [document for document in self.all if is_about(problem, document.content)]
+        if problem.group is None and len({_group_of(document) for document in found}) > 1:
+            # Where both dialects meet, a problem that names no group is of our own.
+            found = [document for document in found if not _is_foreign(document)]
         return found[number].place(problem) if number < len(found) else problem
 
+    def is_about(self, problem: Problem) -> bool:
+        """Whether a problem is about one of the documents."""
+        return any(is_about(problem, document.content) for document in self.all)
 
-def read(files: Sequence[str], namespace: str | None = None, *, expressions: bool = False) -> Documents:
+
+def read(files: Sequence[str], namespace: str | None = None, *, verb: Verb | None = None) -> Documents:
     """Read and decode manifests, and show every problem on stderr.
 
-    With a namespace, objects of namespaced kinds that name none get that one. With ``expressions``, an object with an
-    expression that does not compile is not good either (the solver finds those by itself), nor one with an annotation
-    that nobody could scale a machine by.
+    With a namespace, objects of namespaced kinds that name none get that one. With ``verb``, what is to be done with
+    the objects, one with an expression that does not compile is not good either, nor one with an annotation that nobody
+    could scale a machine by, nor two of one name; and kinds that devalloc does nothing with are named.
     """
     from devalloc.api.decode import decode
     from devalloc.api.manifests import load
@@ -47,6 +56,10 @@ def read(files: Sequence[str], namespace: str | None = None, *, expressions: boo
     from devalloc.cli.expressions import wrong_expressions
 
     with working("reading manifests"):
+        for file in files:
+            if "://" in file:
+                where = "; write: curl -sSL URL | devalloc VERB -f -"
+                raise BadInput(f"{file}: manifests are not fetched{where}")
         manifests = load(files, stdin=sys.stdin.buffer if "-" in files else None)
         documents = [_placed(document, namespace) for document in manifests.documents]
         problems, good = list(manifests.problems), []
@@ -56,12 +69,41 @@ def read(files: Sequence[str], namespace: str | None = None, *, expressions: boo
             if decoded.object is None:
                 continue
             valid = replace(document, content=decoded.object.to_manifest())
-            wrong = [*wrong_expressions(valid), *wrong_annotations(valid)] if expressions else []
+            wrong = [*wrong_expressions(valid), *wrong_annotations(valid)] if verb is not None else []
             problems += wrong
             if not any(problem.is_error for problem in wrong):
                 good.append(valid)
+    if verb in ("apply", "validate"):
+        twice = _twice(good, verb)
+        problems += twice.values()
+        good = [document for document in good if document.source not in twice]
     show(problems)
+    if verb in ("validate", "solve"):
+        from devalloc.cli.unread import unread
+
+        for line in unread(good, verb):
+            note(line)
     return Documents(documents, good, problems)
+
+
+def _twice(documents: Sequence[Document], verb: Verb) -> dict[str, Problem]:
+    """By source: documents of several objects with one name, of which nobody can tell which is meant."""
+    from devalloc.api.problems import Problem
+    from devalloc.store.key import Key
+
+    sources: dict[Key, list[Document]] = {}
+    for document in documents:
+        sources.setdefault(Key.of(document.content), []).append(document)
+    twice = {}
+    for key, same in sources.items():
+        # On different nodes pools may have one name (S2), and in a store they may not.
+        if len(same) == 1 or (key.kind == "DevicePool" and verb != "apply"):
+            continue
+        message = f"{len(same)} objects are named {key}; rename all but one, or leave it out"
+        for document in same:
+            problem = Problem(message, "metadata.name", document.content["kind"], key.namespace, key.name)
+            twice[document.source] = document.place(problem)
+    return twice
 
 
 def is_about(problem: Problem, content: Any) -> bool:
@@ -69,7 +111,20 @@ def is_about(problem: Problem, content: Any) -> bool:
     metadata = content.get("metadata") if isinstance(content, dict) else None
     if not isinstance(metadata, dict) or content.get("kind") != problem.kind or metadata.get("name") != problem.name:
         return False
+    if problem.group is not None and str(content.get("apiVersion")).rpartition("/")[0] != problem.group:
+        return False
     return problem.namespace is None or (metadata.get("namespace") or "default") == problem.namespace
+
+
+def _group_of(document: Document) -> str:
+    content: Any = document.content
+    return str(content.get("apiVersion")).rpartition("/")[0] if isinstance(content, dict) else ""
+
+
+def _is_foreign(document: Document) -> bool:
+    from devalloc.controller.foreign import is_foreign
+
+    return is_foreign(document.content)
 
 
 def show(problems: Iterable[Problem]) -> None:

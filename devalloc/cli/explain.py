@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
 from devalloc.cli import suggestions
+from devalloc.cli.contents import contents, with_store_option
 from devalloc.cli.options import (
     deadline_option,
     files_option,
     namespace_option,
     output_option,
     placement_option,
-    store_option,
 )
+from devalloc.cli.place import Place, place_options
 from devalloc.cli.verb import Failed, verb
 
 
 @verb("explain")
 @click.argument("name", shell_complete=suggestions.claims)
-@files_option(required=False, help="Explain among these manifests instead of the store.")
+@files_option(required=False, help="Explain among these manifests, laid over the store or alone (see --no-store).")
 @namespace_option
 @placement_option
 @deadline_option
 @output_option("table", "json", "yaml")
-@store_option
+@with_store_option
+@place_options
 def explain(
     name: str,
     files: tuple[str, ...],
@@ -34,7 +35,8 @@ def explain(
     placement: str,
     deadline: float | None,
     output: str,
-    store: Path | None,
+    with_store: bool | None,
+    place: Place,
 ) -> int:
     """Say why a claim is not allocated: what became of every device, who is in the way, what to do.
 
@@ -44,12 +46,12 @@ def explain(
 
     \b
     devalloc explain train
+    devalloc explain train -f claim.yaml
     devalloc explain pair -f examples/unsatisfiable
     """
     from devalloc.cli.answers import show_answer_problems
     from devalloc.cli.explanation import show
     from devalloc.cli.output import dump, working
-    from devalloc.cli.solve import documents, has_errors
     from devalloc.controller.placing import solve_with_machines
 
     kind, _, bare = name.rpartition("/")
@@ -59,26 +61,70 @@ def explain(
         if kind_of(kind).kind not in ("DeviceClaim", "VirtualMachine"):
             told = f"only claims and machines are explained, not a {kind_of(kind).kind}"
             raise Failed(f"{told}; see: devalloc describe {name}")
-    contents, known, code = documents(files, namespace, store)
-    waiting = not files and not _has_devices(contents, namespace, bare)
+    asked = contents(files, namespace, place, with_store)
+    waiting = asked.is_of_store and not _has_devices(asked.all, namespace, bare)
     with working("solving"):
-        answer = solve_with_machines(contents, placement=placement, deadline=deadline)
-    show_answer_problems(answer, known)
+        answer = solve_with_machines(asked.all, placement=placement, deadline=deadline)
+    show_answer_problems(answer, asked.documents)
     is_machine = bool(kind) and kind_of(kind).kind == "VirtualMachine"
-    claim = _found(answer.get("machines", []) if is_machine else answer["claims"], namespace, bare, machine=is_machine)
+    if is_machine and (why := _why_not_placed(asked.all, answer, namespace, bare)):
+        click.echo(why)
+        return asked.code or 1
+    try:
+        claim = _found(answer["machines"] if is_machine else answer["claims"], namespace, bare, machine=is_machine)
+    except Failed as error:
+        if not asked.is_of_store:
+            raise
+        from devalloc.cli.names import namesake
+        from devalloc.cli.place import opened
+        from devalloc.store.key import Key
+
+        with opened(place) as store:
+            hint = namesake(store, Key("VirtualMachine" if is_machine else "DeviceClaim", namespace, bare))
+        raise Failed(error.message + (hint if "left aside" in hint else "")) from None
     if output in ("json", "yaml"):
         dump(claim, output)
     else:
-        show(claim, only_would=waiting and not is_machine and claim["allocated"], machine=is_machine)
-    if code or (files and has_errors(answer)):
+        then = "apply it: devalloc apply -f " + " -f ".join(files) if files else ""
+        show(claim, only_would=waiting and not is_machine and claim["allocated"], machine=is_machine, then=then)
+    if asked.code or asked.has_errors(answer):
         return 2
     return 0 if claim["allocated"] else 1
 
 
-def _has_devices(contents: list[dict[str, Any]], namespace: str, name: str) -> bool:
+def _why_not_placed(objects: list[Any], answer: dict[str, Any], namespace: str, name: str) -> str:
+    """What to say of a machine that nobody places: its spec names its node. "" for all others."""
+    from devalloc.api.inwords import machine_node, machine_phase
+
+    if any((one["namespace"], one["name"]) == (namespace, name) for one in answer.setdefault("machines", [])):
+        return ""
+    for obj in objects:
+        metadata = obj.get("metadata") if isinstance(obj, dict) else None
+        if not isinstance(metadata, dict) or obj.get("kind") != "VirtualMachine" or metadata.get("name") != name:
+            continue
+        if (metadata.get("namespace") or "default") != namespace or not isinstance(obj.get("spec"), dict):
+            continue
+        status = obj.get("status") or {}
+        told = ": ".join(str(status[part]) for part in ("reason", "message") if status.get(part))
+        node, where = machine_node(obj), "" if namespace == "default" else f" -n {namespace}"
+        state = (
+            f"It is {machine_phase(obj)}{'; ' + told if told else ''}."
+            if status
+            else (f"Nobody keeps it yet: does a node plugin run on node {node}?")
+        )
+        return (
+            f"{namespace}/{name} is not placed by devalloc, because its spec.nodeName is {node}.\n{state}\n\n"
+            f"What to do: see `devalloc describe vm/{name}{where}`; without spec.nodeName a node with room is chosen."
+        )
+    return ""
+
+
+def _has_devices(objects: list[Any], namespace: str, name: str) -> bool:
     """Whether the store's claim has its answer already."""
-    for content in contents:
-        metadata = content["metadata"]
+    for content in objects:
+        metadata = content.get("metadata") if isinstance(content, dict) else None
+        if not isinstance(metadata, dict) or "name" not in metadata or "kind" not in content:
+            continue
         if (content["kind"], metadata.get("namespace", "default"), metadata["name"]) == (
             "DeviceClaim",
             namespace,
@@ -95,5 +141,5 @@ def _found(claims: list[dict[str, Any]], namespace: str, name: str, *, machine: 
     elsewhere = ", ".join(claim["namespace"] for claim in claims if claim["name"] == name)
     known = ", ".join(f"{claim['namespace']}/{claim['name']}" for claim in claims[:10])
     advice = f"there is one in namespace {elsewhere} (-n)" if elsewhere else f"known: {known or 'none'}"
-    what = "machine that is placed by what nodes have for machines, called" if machine else "claim"
+    what = "machine" if machine else "claim"
     raise Failed(f"there is no {what} {namespace}/{name}; {advice}")

@@ -38,9 +38,9 @@ ADVICE = {
 """What to do, by reason code."""
 
 
-def show(claim: Answer, *, only_would: bool = False, machine: bool = False) -> None:
+def show(claim: Answer, *, only_would: bool = False, machine: bool = False, then: str = "") -> None:
     """Print what became of the claim, or machine, and why. ``only_would``: it fits, and nobody has given it its devices
-    yet."""
+    yet; ``then``: what to do for that."""
     name = f"{claim['namespace']}/{claim['name']}"
     allocated = "placed" if machine else "allocated"
     if claim["allocated"]:
@@ -48,7 +48,8 @@ def show(claim: Answer, *, only_would: bool = False, machine: bool = False) -> N
         verdict = f"is not {allocated} yet, and would be" if only_would else f"is {allocated}"
         click.echo(f"{name} {verdict}{where}: {devices_text(claim['allocations'], limit=None)}")
         if only_would:
-            click.echo("\nWhat to do: wait a moment; if nothing happens, see that `devalloc up` is running.")
+            then = then or "wait a moment; if nothing happens, see that `devalloc up` is running."
+            click.echo(f"\nWhat to do: {then}")
         if claim["reason"]:  # a machine whose spec asks for more by now
             click.echo()
             heading(f"It is to have more, and does not get it: {claim['reason']}")

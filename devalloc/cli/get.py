@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from devalloc.cli import suggestions
-from devalloc.cli.names import keys_of, kind_of, shown
+from devalloc.cli.names import keys_of, kind_of, namesake, shown
 from devalloc.cli.options import all_namespaces_option, namespace_option, output_option
 from devalloc.cli.output import dump, dump_objects, note, table
 from devalloc.cli.place import Place, place_options
@@ -58,7 +58,7 @@ def _list(store: Store, kinds: list[Kind], namespace: str | None, output: str, w
     found = [
         obj
         for obj in listing.objects
-        if wanted[obj["kind"]] is None or obj["metadata"].get("namespace") == wanted[obj["kind"]]
+        if wanted[kind := Key.of(obj).kind] is None or obj["metadata"].get("namespace") == wanted[kind]
     ]
     _print_first(found, output, watch=watch, namespaces=namespace is None)
     if not found and output in ("table", "wide") and not watch:
@@ -78,7 +78,7 @@ def _named(store: Store, keys: list[Key], output: str, watch: bool) -> int:
         try:
             found.append(store.get(*key))
         except NotFound as error:
-            note(f"error: {error}{_elsewhere(store, key)}")
+            note(f"error: {error}{namesake(store, key)}")
             missing += 1
     if output in ("json", "yaml") and len(keys) == 1 and found and not watch:
         dump(found[0], output)
@@ -87,13 +87,6 @@ def _named(store: Store, keys: list[Key], output: str, watch: bool) -> int:
     if watch:
         _follow(store, {key.kind for key in keys}, version, set(keys), None, output)
     return 1 if missing else 0
-
-
-def _elsewhere(store: Store, key: Key) -> str:
-    """Where else an object of that kind and name is, as the end of a sentence."""
-    namesakes = [obj["metadata"] for obj in store.list(key.kind).objects if obj["metadata"]["name"] == key.name]
-    spaces = ", ".join(metadata["namespace"] for metadata in namesakes if metadata.get("namespace"))
-    return f"; there is one in namespace {spaces}" if spaces else ""
 
 
 def _follow(
@@ -125,10 +118,10 @@ def _print(objects: list[Object], output: str, *, namespaces: bool) -> None:
     elif output in ("json", "yaml"):
         dump_objects(objects, output)
     else:
-        for i, kind in enumerate(dict.fromkeys(obj["kind"] for obj in objects)):
+        for i, kind in enumerate(dict.fromkeys(Key.of(obj).kind for obj in objects)):
             if i:
                 click.echo()
-            table(*_table(kind, [obj for obj in objects if obj["kind"] == kind], output, namespaces))
+            table(*_table(kind, [obj for obj in objects if Key.of(obj).kind == kind], output, namespaces))
 
 
 def _print_change(feed: Feed, change: str, obj: Object, output: str, *, namespaces: bool) -> None:
@@ -137,7 +130,7 @@ def _print_change(feed: Feed, change: str, obj: Object, output: str, *, namespac
     elif output in ("json", "yaml"):
         dump({"type": change, "object": obj}, output)
     else:
-        headers, (row,) = _table(obj["kind"], [obj], output, namespaces)
+        headers, (row,) = _table(Key.of(obj).kind, [obj], output, namespaces)
         feed.row(["CHANGE", *headers], [change, *row])
 
 

@@ -34,12 +34,23 @@ def kind_of(word: str, store: Store | None = None) -> Kind:
 
 def _stored(word: str, store: Store) -> Kind | None:
     name, _, group = word.lower().partition(".")
-    for obj in store.list().objects:
-        kind, api_version = obj["kind"], obj["apiVersion"]
-        singular = kind.lower()
-        if kind not in KINDS and name in (singular, f"{singular}s") and group in ("", api_version.partition("/")[0]):
-            return Kind(kind, api_version, f"{singular}s", singular, (), "namespace" in obj["metadata"], ConfigObject)
+    kinds = {Key.of(obj).kind: obj for obj in store.list().objects}
+    for in_store, obj in kinds.items():
+        singular, api_version = obj["kind"].lower(), obj["apiVersion"]
+        plural = f"{singular}es" if singular.endswith("s") else f"{singular}s"
+        is_meant = name in (singular, plural, *_SHORT.get(singular, ())) and group in (
+            "",
+            api_version.partition("/")[0],
+        )
+        if in_store not in KINDS and is_meant:
+            suffix = in_store.removeprefix(obj["kind"])
+            namespaced = "namespace" in obj["metadata"]
+            return Kind(in_store, api_version, plural + suffix, singular + suffix, (), namespaced, ConfigObject)
     return None
+
+
+_SHORT = {"resourcequota": ("quota", "quotas")}
+"""Other names for kinds of Kubernetes that devalloc reads."""
 
 
 def key_of(kind: Kind, name: str, namespace: str) -> Key:
@@ -66,6 +77,23 @@ def keys_of(
         if not kind or not name:
             raise BadInput(f"{kind}/{name} is no name; write KIND/NAME, such as dclaim/train")
     return [key_of(kind_of(kind, store), name, namespace) for kind, name in pairs]
+
+
+def namesake(store: Store, key: Key) -> str:
+    """Where else there is something of that name, as the end of a sentence: in another namespace, or a claim or machine
+    of another group."""
+    from devalloc.controller.foreign import is_foreign, why
+    from devalloc.store.sqlite import SQLiteStore
+    from devalloc_solver.dialects import group_of
+
+    same = [obj["metadata"] for obj in store.list(key.kind).objects if obj["metadata"]["name"] == key.name]
+    if spaces := ", ".join(metadata["namespace"] for metadata in same if metadata.get("namespace")):
+        return f"; there is one in namespace {spaces} (-n)"
+    for obj in store.list().objects if isinstance(store, SQLiteStore) else ():
+        there = Key.of(obj)
+        if (there.namespace, there.name) == key[1:] and is_foreign(obj) and obj["kind"].endswith("Claim"):
+            return f"; there is {there}, which is left aside: {why(group_of(obj))}"
+    return ""
 
 
 def shown(key: Key) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,22 @@ def files_option(*, required: bool, help: str = "") -> Decorator:
         metavar="PATH",
         help=help or "A manifest file, a folder of them, or - for stdin; may be given several times.",
     )
+
+
+def manifests_option(*, required: bool) -> Decorator:
+    """-f PATH, repeatable, or plain PATHs: passed as ``files: tuple[str, ...]``."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def together(*of: Any, files: tuple[str, ...], paths: tuple[str, ...], **more: Any) -> Any:
+            if required and not (files or paths):
+                raise click.UsageError("say which manifests: -f PATH, a file, a folder or - for stdin")
+            return function(*of, files=(*files, *paths), **more)
+
+        together = files_option(required=False)(together)
+        return click.argument("paths", nargs=-1, metavar="[PATH]...")(together)
+
+    return decorate
 
 
 def placement_option(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,7 +8,9 @@ from typing import Any
 
 import click
 
-from devalloc.cli.options import deadline_option, files_option, namespace_option, placement_option, store_option
+from devalloc.cli.contents import contents, with_store_option
+from devalloc.cli.options import deadline_option, files_option, namespace_option, placement_option
+from devalloc.cli.place import Place, place_options
 from devalloc.cli.verb import verb
 
 FORMAT = 1
@@ -17,35 +19,41 @@ FORMAT = 1
 
 @verb("snapshot")
 @click.argument("path", type=click.Path(dir_okay=False, path_type=Path), metavar="PATH")
-@files_option(required=False, help="Take these manifests instead of the store.")
+@files_option(required=False, help="Take these manifests, laid over the store or alone (see --no-store).")
 @namespace_option
 @placement_option
 @deadline_option
-@store_option
+@with_store_option
+@place_options
 def snapshot(
-    path: Path, files: tuple[str, ...], namespace: str, placement: str, deadline: float | None, store: Path | None
+    path: Path,
+    files: tuple[str, ...],
+    namespace: str,
+    placement: str,
+    deadline: float | None,
+    with_store: bool | None,
+    place: Place,
 ) -> int:
     """Write all objects, the options, the version and the answer into the file PATH, for `devalloc replay`.
 
     The file holds the objects as they are, names and annotations included. Attach it to a report of a wrong answer.
     """
     from devalloc.cli.output import working
-    from devalloc.cli.solve import documents
     from devalloc.version import VERSION
     from devalloc_solver import solve_manifests
 
-    contents, _, code = documents(files, namespace, store)
+    asked = contents(files, namespace, place, with_store)
     with working("solving"):
-        answer = solve_manifests(contents, placement=placement, deadline=deadline)
+        answer = solve_manifests(asked.all, placement=placement, deadline=deadline)
     content: dict[str, Any] = {
         "format": FORMAT,
         "devalloc": VERSION,
         "options": {"placement": placement, "deadline": deadline},
-        "documents": contents,
+        "documents": asked.all,
         "answer": answer,
     }
     path.touch(mode=0o600)  # it holds all that the store holds, and the store is nobody else's to read
     text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
     path.write_text(text, encoding="utf-8", errors="backslashreplace")  # which is how JSON escapes half a pair, too
-    click.echo(f"{path}: {len(contents)} objects, {len(answer['claims'])} claims answered")
-    return code
+    click.echo(f"{path}: {len(asked.all)} objects, {len(answer['claims'])} claims answered")
+    return asked.code

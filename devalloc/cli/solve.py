@@ -2,52 +2,63 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 import click
 
+from devalloc.cli.contents import contents, with_store_option
 from devalloc.cli.options import (
     deadline_option,
-    files_option,
+    manifests_option,
     namespace_option,
     output_option,
     placement_option,
-    store_option,
 )
+from devalloc.cli.place import Place, place_options
 from devalloc.cli.verb import verb
-
-if TYPE_CHECKING:
-    from devalloc.cli.documents import Documents
 
 
 @verb("solve")
-@files_option(required=False)
+@manifests_option(required=False)
 @namespace_option
 @placement_option
 @deadline_option
 @output_option("table", "wide", "json", "yaml")
-@store_option
+@with_store_option
+@place_options
 def solve(
-    files: tuple[str, ...], namespace: str, placement: str, deadline: float | None, output: str, store: Path | None
+    files: tuple[str, ...],
+    namespace: str,
+    placement: str,
+    deadline: float | None,
+    output: str,
+    with_store: bool | None,
+    place: Place,
 ) -> int:
-    """Decide which claim gets which device, and which node which machine: for manifests (-f), or for what the store
-    has. Nothing is written.
+    """Decide which claim gets which device, and which node which machine. Nothing is written.
+
+    Without -f for what the store, or the cluster, has. With -f for the claims of the manifests: as if they were applied
+    to the store, or on a fleet of their own, if there are pools among them or there is no store.
 
     Exit code 1 when a claim gets nothing, 2 when a manifest is wrong; the others are answered all the same.
 
     \b
+    devalloc solve -f claim.yaml
     devalloc solve -f examples/whole-gpu
     devalloc solve -f fleet/ -f claim.yaml -o json
+    devalloc solve -f claim.yaml --kubeconfig ~/.kube/config
     """
     from devalloc.cli.answers import answer_table, show_answer_problems
     from devalloc.cli.output import dump, working
     from devalloc.controller.placing import solve_with_machines
 
-    contents, known, code = documents(files, namespace, store)
+    asked = contents(files, namespace, place, with_store)
     with working("solving"):
-        answer: dict[str, Any] = solve_with_machines(contents, placement=placement, deadline=deadline)
-    show_answer_problems(answer, known)
+        answer: dict[str, Any] = solve_with_machines(asked.all, placement=placement, deadline=deadline)
+    show_answer_problems(answer, asked.documents)
+    answer = asked.of_files(answer)
     if output in ("json", "yaml"):
         dump(answer, output)
     elif answer["claims"] or answer.get("machines"):
@@ -58,26 +69,13 @@ def solve(
                 click.echo()
             answer_table(answer["machines"], wide=output == "wide", machines=True)
     else:
-        click.echo("no claims")
-    if code or (files and has_errors(answer)):
+        click.echo(f"no claims{_counted(asked.all)}")
+    if asked.code or asked.has_errors(answer):
         return 2
     return 0 if all(one["allocated"] for one in (*answer["claims"], *answer.get("machines", ()))) else 1
 
 
-def has_errors(answer: dict[str, Any]) -> bool:
-    """Whether anything was left out."""
-    return any(problem.get("severity", "error") == "error" for problem in answer["problems"])
-
-
-def documents(files: tuple[str, ...], namespace: str, store: Path | None) -> tuple[list[Any], Documents, int]:
-    """The contents to solve, the documents they are of with what was said of them, and the exit code so far."""
-    from devalloc.cli.documents import Documents, read
-
-    if files:
-        found = read(files, namespace)
-        return [document.content for document in found.all], found, found.exit_code
-    from devalloc.cli.storage import opened
-    from devalloc.controller.snapshot import snapshot
-
-    with opened(store) as objects:
-        return snapshot(objects), Documents((), (), ()), 0
+def _counted(objects: Sequence[Any]) -> str:
+    """What there was instead of claims, such as ": 12 DevicePool, 1 DeviceClass"."""
+    kinds = Counter(str(one.get("kind")) for one in objects if isinstance(one, dict))
+    return f": {', '.join(f'{number} {kind}' for kind, number in sorted(kinds.items()))}" if kinds else ""

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from devalloc.cli import suggestions
-from devalloc.cli.names import keys_of, shown
+from devalloc.cli.names import keys_of, namesake, shown
 from devalloc.cli.options import duration, namespace_option
 from devalloc.cli.output import note, working
 from devalloc.cli.place import Place, place_options
-from devalloc.cli.verb import BadInput, verb
+from devalloc.cli.verb import BadInput, Failed, verb
 
 if TYPE_CHECKING:
     from devalloc.store import Store
@@ -45,11 +45,14 @@ def wait(names: tuple[str, ...], state: str | None, timeout: float, namespace: s
     from devalloc.cli.place import opened
 
     with opened(place) as objects:
-        keys = keys_of(names, namespace, default="claims")
+        keys = keys_of(names, namespace, default="claims", store=objects)
+        for key in keys:
+            if key.kind not in STATES and state != "deleted":
+                _worth_waiting(objects, key)
         state = _state(keys, state)
         if state != "deleted":
             for key in keys:
-                objects.get(*key)  # a misspelled name is not worth waiting for
+                _worth_waiting(objects, key)
         with working(f"waiting for {', '.join(shown(key) for key in keys)}"):
             missing = _wait(objects, keys, state, timeout)
         advice = {key: _advice(objects, key) for key in missing if state in ("allocated", "running")}
@@ -59,6 +62,20 @@ def wait(names: tuple[str, ...], state: str | None, timeout: float, namespace: s
     for key in missing:
         note(f"error: {key} is not {state} after {timeout:g} s{advice.get(key, '')}")
     return 1 if missing else 0
+
+
+def _worth_waiting(store: Store, key: Key) -> None:
+    """Raises NotFound for a misspelled name, and Failed for what nobody answers."""
+    from devalloc.controller.foreign import is_foreign, why
+    from devalloc.store.errors import NotFound
+    from devalloc_solver.dialects import group_of
+
+    try:
+        obj = store.get(*key)
+    except NotFound as error:
+        raise NotFound(f"{error}{namesake(store, key)}") from None
+    if is_foreign(obj):
+        raise Failed(f"{key} is left aside: {why(group_of(obj))}")
 
 
 def _state(keys: list[Key], asked: str | None) -> str:

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from devalloc.api.cordon import with_cordons
 from devalloc.api.meta import TRANSACTION
-from devalloc.controller import gate, placing, quota
+from devalloc.controller import foreign, gate, placing, quota
 from devalloc.controller.availability import numbers
 from devalloc.controller.basis import EXCLUSIVE_SPECS, EXCLUSIVE_STATUSES, draws_on, fuller
 from devalloc.controller.claims import allocations, annotation, as_allocated, claims_among, is_deleting
@@ -209,7 +209,7 @@ class Allocator:
             return replace(self._last, seconds=0.0)
         self._last = None
         self._made.turn()
-        documents = self._with_cordons(objects.values())
+        documents = self._documents(objects.values())
         asked = placing.with_machines(as_allocated(documents, self._made), self._made)
         self._is_again, self._unsaid = False, []
         kept_out = in_words(self._refusals.look(documents), asked)
@@ -218,6 +218,8 @@ class Allocator:
         now = self._now().isoformat(timespec="seconds").replace("+00:00", "Z")
         units = placing.decide_machines(asked, answer, decide(documents, answer, now, self._made), now)
         units = self._without_passing(units)
+        aside = [obj for obj in objects.values() if foreign.is_foreign(obj)]
+        units += [Unit((change,), granted=False) for change in foreign.marks(aside)]
         written = self._commit(units, Fence(version, EXCLUSIVE_SPECS, EXCLUSIVE_STATUSES), objects)
         for key, obj in written.items():
             self._wrote(objects[key], obj)
@@ -227,7 +229,7 @@ class Allocator:
         freed = {key for unit in units if unit.released for key in unit.keys}
         self._own_writes = {obj["metadata"]["resourceVersion"] for key, obj in written.items() if key not in freed}
         self._seen = {**objects, **written}
-        state = self._with_cordons(self._seen.values())
+        state = self._documents(self._seen.values())
         pools = sum(obj["kind"] == "DevicePool" for obj in state)
         self._is_behind = self._clock() - self._counted < self._settings.availability
         if not self._is_behind:
@@ -236,7 +238,7 @@ class Allocator:
         self._publish_counts(state)
         claims = claims_among(state)
         waiting = [c for c in claims if not allocations(c) and not is_deleting(c)]
-        self._report(problems := tuple(map(_sentence, answer["problems"])))
+        self._report(problems := (*map(_sentence, answer["problems"]), *foreign.left_aside(aside)))
         done = Round(
             resource_version=version,
             claims=len(claims),
@@ -266,10 +268,12 @@ class Allocator:
         self._is_again = gives and bool(passing)
         return [unit for unit in units if not (unit.passing and unit.keys & self._left)]
 
-    def _with_cordons(self, objects: Iterable[Object]) -> list[Object]:
+    def _documents(self, objects: Iterable[Object]) -> list[Object]:
+        """What is decided on: all but foreign objects, with what is cordoned unavailable."""
         return [
             self._made.of("cordons", obj, partial(with_cordons, obj)) if obj["kind"] == "DevicePool" else obj
             for obj in objects
+            if not foreign.is_foreign(obj)
         ]
 
     def _has_quotas(self) -> bool:
@@ -360,7 +364,7 @@ class Allocator:
                         stop.wait(self._settings.batch)
                         return
             if self._is_behind and self._clock() >= due and not stop.is_set():
-                self._publish_availability(self._with_cordons(self._reading.look().objects.values()))
+                self._publish_availability(self._documents(self._reading.look().objects.values()))
                 self._is_behind = False
 
     def _matters(self, event: Event) -> bool:

@@ -91,6 +91,7 @@ class Up:
                     f"the store {self._path} is damaged: {problems[0]} ({len(problems)} in all). "
                     "Put back the last file that `devalloc backup` made with `devalloc restore`"
                 )
+            store.call_by_group()
             allocator = Allocator(store, settings=self._settings, solve=self._solve, progress=self._on_round)
             loops: list[Loop] = [allocator.run]
             host = None

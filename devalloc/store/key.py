@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
+from devalloc.api.kinds import kind_in_store
 from devalloc.store.errors import Invalid
 
 Object = dict[str, Any]
@@ -14,7 +15,7 @@ _SEGMENT = re.compile(r"[^\x00-\x20\x7f/%\ud800-\udfff]+")
 
 
 class Key(NamedTuple):
-    """Kind, namespace (None for cluster-scoped objects) and name."""
+    """Kind (``kind_in_store``), namespace (None for cluster-scoped objects) and name."""
 
     kind: str
     namespace: str | None
@@ -29,7 +30,9 @@ class Key(NamedTuple):
         metadata = obj.get("metadata")
         if not isinstance(metadata, dict):
             raise Invalid("metadata: must be a map with a name")
-        return cls.checked(obj.get("kind"), metadata.get("namespace"), metadata.get("name"))
+        key = cls.checked(obj.get("kind"), metadata.get("namespace"), metadata.get("name"))
+        kind = kind_in_store(key.kind, obj.get("apiVersion"))
+        return key if kind == key.kind else cls.checked(kind, key.namespace, key.name)
 
     @classmethod
     def checked(cls, kind: object, namespace: object, name: object) -> Key:

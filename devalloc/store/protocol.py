@@ -3,7 +3,9 @@
 The semantics are those of the Kubernetes API for custom resources, so that a cluster can stand behind the same
 protocol:
 
-* an object is a manifest; the store knows kinds by their name only and checks nothing but identity;
+* an object is a manifest; the store knows kinds by their name only and checks nothing but identity. A kind of another
+  API group that has the name of one of ours has its full name, such as "DeviceClass.resource.k8s.io"
+  (``api.kinds.kind_in_store``): in methods, in keys, and in what is listed;
 * ``metadata.uid``, ``creationTimestamp``, ``generation``, ``resourceVersion`` and ``deletionTimestamp`` are the
   store's: what a caller puts there is ignored on create, and kept as it was on replace;
 * ``replace`` writes everything but ``status``, ``replace_status`` nothing but ``status``, ``create`` drops it;
@@ -12,8 +14,9 @@ protocol:
 * a write that would change nothing changes nothing, the resourceVersion included;
 * ``delete`` of an object with finalizers only sets its deletionTimestamp; it goes with its last finalizer.
 
-A watch may show quick changes to one object as one, and two API groups cannot both have an object of one kind,
-namespace and name. Where the stores differ (the tests of the contract that are one's own hold this table to be true):
+A watch may show quick changes to one object as one. Of a kind that devalloc does not have, two API groups cannot both
+have an object of one namespace and name in the embedded store. Where the stores differ (the tests of the contract that
+are one's own hold this table to be true):
 
 =======================  ==========================================  ===================================================
 ..                       embedded (``sqlite``)                       on a cluster (``kubernetes``)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 
+from devalloc.api.kinds import KINDS, kind_in_store
 from devalloc.store import lifecycle
 from devalloc.store.errors import Conflict, Expired, Invalid, NotFound
 from devalloc.store.key import Key, Object
@@ -34,7 +35,11 @@ class Rows:
         base, uid = obj["metadata"].get("resourceVersion"), obj["metadata"].get("uid")
         if not base:
             raise Invalid(f"{key}: metadata.resourceVersion must say which state the write is based on; get it first")
-        old = self.read(key)
+        if (old := self.find(key)) is None:
+            before = None if key.kind == obj["kind"] else self.find(key._replace(kind=obj["kind"]))
+            if before is not None and uid == before["metadata"]["uid"]:
+                raise Invalid(f"{key}: the object is of {before['apiVersion']}, and stays of that group")
+            raise NotFound(f"{key} does not exist")
         if uid and uid != old["metadata"]["uid"]:
             raise Conflict({key: another(key, old, uid)})
         if base != old["metadata"]["resourceVersion"]:
@@ -148,12 +153,30 @@ class Rows:
             key = Key(kind, namespace or None, name)
             try:
                 obj = lifecycle.decode(content)
-                same = Key.of(obj) == key and obj["metadata"]["resourceVersion"] == str(version)
+                # Versions before 0.2.0 stored an object of another group by its kind alone.
+                names = (Key.of(obj), Key.of({**obj, "apiVersion": ""}))
+                same = key in names and obj["metadata"]["resourceVersion"] == str(version)
             except (ValueError, KeyError, TypeError, AttributeError, Invalid):
                 same = False
             if not same or version > newest:
                 found.append(f"{key}: what is stored is not that object at resourceVersion {version}")
         return found
+
+    def call_by_group(self) -> None:
+        """Have objects of other groups, as versions before 0.2.0 stored them, by the kind's full name."""
+        where, parameters = _where(frozenset(KINDS))
+        for kind, namespace, name, content in self._connection.execute(
+            f"SELECT kind, namespace, name, content FROM objects WHERE {where}", parameters
+        ).fetchall():
+            try:
+                full = kind_in_store(kind, lifecycle.decode(content).get("apiVersion"))
+            except (ValueError, AttributeError):
+                continue  # damaged, which the check says
+            if full != kind:
+                self._connection.execute(
+                    "UPDATE OR IGNORE objects SET kind = ? WHERE kind = ? AND namespace = ? AND name = ?",
+                    (full, kind, namespace, name),
+                )
 
     def _next(self) -> int:
         self._connection.execute("UPDATE counter SET version = version + 1")

@@ -177,6 +177,11 @@ class SQLiteStore:
         with self._transaction(write=False) as rows:
             return rows.problems()
 
+    def call_by_group(self) -> None:
+        """Find objects of other groups by the kind's full name, also where an older version stored them."""
+        with self._transaction() as rows:
+            rows.call_by_group()
+
     def _removed(self) -> Unavailable:
         return Unavailable(
             f"the store {self.path} was removed while it is in use; nothing was written. Put it, or a backup, back"

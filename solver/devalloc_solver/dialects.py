@@ -37,4 +37,5 @@ def strangers(documents: Iterable[object]) -> Iterator[Problem]:
                 path="apiVersion",
                 kind=writable(str(document.get("kind"))),
                 name=writable(name) if isinstance(name, str) else None,
+                group=RESOURCE_CLAIMS,
             )

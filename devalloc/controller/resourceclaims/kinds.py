@@ -16,4 +16,4 @@ KINDS = (
 )
 OPTIONAL = frozenset({"DeviceTaintRule"})
 """Kinds that a cluster may not serve: in v1 since Kubernetes 1.37."""
-NAMES = frozenset(resource.kind for resource in KINDS)
+NAMES = frozenset(resource.store_kind for resource in KINDS)

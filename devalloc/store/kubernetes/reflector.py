@@ -54,7 +54,7 @@ class Reflector:
         for page in self._client.list(self.resource.path, {**self.resource.params, **(params or {})}):
             version = version or _version(page["metadata"])
             objects += [cleaned(obj, self.resource) for obj in page["items"]]
-        self._mirror.relist(self.resource.kind, objects, version, anew=anew)
+        self._mirror.relist(self.resource.store_kind, objects, version, anew=anew)
         return version
 
     def begin(self, version: str) -> None:
@@ -138,9 +138,9 @@ class Reflector:
         obj = event["object"]
         version = _version(obj["metadata"])
         if event.get("type") == "BOOKMARK":
-            self._mirror.tell_version(self.resource.kind, version)
+            self._mirror.tell_version(self.resource.store_kind, version)
         else:
-            self._mirror.tell(self.resource.kind, str(event.get("type")), cleaned(obj, self.resource))
+            self._mirror.tell(self.resource.store_kind, str(event.get("type")), cleaned(obj, self.resource))
         self._version = version
 
 

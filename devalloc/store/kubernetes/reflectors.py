@@ -53,7 +53,7 @@ class Reflectors:
             version = _first_lists(begun)
             for reflector in begun:
                 reflector.begin(version)
-            self._by_kind |= {reflector.resource.kind: reflector for reflector in begun}
+            self._by_kind |= {reflector.resource.store_kind: reflector for reflector in begun}
 
     def refresh(self) -> None:
         """Read all that is held anew. Raises StoreError."""

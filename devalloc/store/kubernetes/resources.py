@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from devalloc.api.kinds import KINDS
+from devalloc.api.kinds import KINDS, kind_in_store
 from devalloc.store.errors import Invalid
 from devalloc.store.key import Key, Object
 from devalloc.store.kubernetes.client import segment
@@ -31,6 +31,11 @@ class Resource:
     without: tuple[tuple[str, ...], ...] = ()
     """Paths of fields that are not kept, for kinds that are only read: who may write them should not fill this
     process's memory."""
+
+    @property
+    def store_kind(self) -> str:
+        """The kind in keys of its objects."""
+        return kind_in_store(self.kind, f"{self.group}/{self.version}")
 
     @property
     def params(self) -> dict[str, str]:
@@ -85,7 +90,7 @@ class Resources:
     """The kinds that a store knows."""
 
     def __init__(self, resources: Iterable[Resource]) -> None:
-        self._by_kind = {resource.kind: resource for resource in resources}
+        self._by_kind = {resource.store_kind: resource for resource in resources}
 
     def of(self, kind: str) -> Resource:
         """Raises Invalid."""
@@ -106,4 +111,4 @@ class Resources:
         """The kinds that are meant. Raises Invalid."""
         if kinds is None:
             return frozenset(resource.kind for resource in OURS)
-        return frozenset(self.of(kind).kind for kind in ([kinds] if isinstance(kinds, str) else kinds))
+        return frozenset(self.of(kind).store_kind for kind in ([kinds] if isinstance(kinds, str) else kinds))

@@ -17,6 +17,7 @@ from devalloc.store.sqlite import SQLiteStore
 from tests.support.fake_kube import FakeClient, FakeKube
 
 Object = dict[str, Any]
+API = "devmgmtproto.k8s.io/v1alpha1"
 NAMESPACED, CLUSTER = "DeviceClaim", "DevicePool"
 KEYS = [Key(CLUSTER, None, "x"), Key(NAMESPACED, "n", "x"), Key(NAMESPACED, "n", "y"), Key(CLUSTER, None, "y")]
 keys = st.sampled_from(KEYS)
@@ -81,7 +82,7 @@ class StoreMachine(RuleBasedStateMachine):
         metadata = {"name": key.name, "finalizers": names}
         if key.namespace:
             metadata["namespace"] = key.namespace
-        obj = {"apiVersion": "t/v1", "kind": key.kind, "metadata": metadata, "spec": value, "status": {"v": 9}}
+        obj = {"apiVersion": API, "kind": key.kind, "metadata": metadata, "spec": value, "status": {"v": 9}}
         try:
             made = self.store.create(obj)
         except AlreadyExists:

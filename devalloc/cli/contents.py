@@ -1,0 +1,129 @@
+"""What `solve`, `explain`, `capacity` and `snapshot` answer for: manifests, what a store has, or both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from devalloc.cli.output import note
+from devalloc.cli.place import Place
+from devalloc.cli.verb import BadInput
+
+if TYPE_CHECKING:
+    from devalloc.cli.documents import Documents
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """Objects, and which of them are of manifests."""
+
+    all: list[Any]
+    documents: Documents
+    is_of_store: bool
+    """There are objects of a store among them."""
+
+    @property
+    def code(self) -> int:
+        """The exit code so far."""
+        return self.documents.exit_code
+
+    def of_files(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """The answers that were asked for: those of the manifests, where there are any."""
+        if not self.documents.all or not self.is_of_store:
+            return answer
+        names = {kind: self._names(kind) for kind in ("DeviceClaim", "VirtualMachine")}
+        parts = {
+            part: [one for one in answer[part] if (one["namespace"], one["name"]) in names[kind]]
+            for part, kind in (("claims", "DeviceClaim"), ("machines", "VirtualMachine"))
+            if part in answer
+        }
+        return {**answer, **parts}
+
+    def has_errors(self, answer: dict[str, Any]) -> bool:
+        """Whether something of the manifests was left out."""
+        from devalloc.api.problems import Problem
+
+        if not self.documents.all:
+            return False
+        errors = [Problem(**one) for one in answer["problems"] if one.get("severity", "error") == "error"]
+        return any(not self.is_of_store or self.documents.is_about(error) for error in errors)
+
+    def _names(self, kind: str) -> set[tuple[str, str]]:
+        contents = [document.content for document in self.documents.good if document.content["kind"] == kind]
+        return {(one["metadata"].get("namespace") or "default", one["metadata"]["name"]) for one in contents}
+
+
+def with_store_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """--with-store, --no-store: passed as ``with_store: bool | None``."""
+    return click.option(
+        "--with-store/--no-store",
+        "with_store",
+        default=None,
+        show_default=False,
+        help="With -f: answer as if the manifests were applied to the store, or for the manifests alone. By default "
+        "with the store, if there is one and the manifests bring no pools of their own.",
+    )(function)
+
+
+def contents(files: tuple[str, ...], namespace: str, place: Place, with_store: bool | None = None) -> Contents:
+    """What to answer for. Shows what is wrong with the manifests. Raises Failed, BadInput."""
+    from devalloc.cli.documents import Documents, read
+    from devalloc.controller.applying import laid_over
+    from devalloc.controller.snapshot import as_seen
+
+    if not files:
+        if with_store is False:
+            raise BadInput("--no-store: give manifests with -f")
+        stored, _ = _stored(place)
+        return Contents(as_seen(stored), Documents((), (), ()), is_of_store=True)
+    documents = read(files, namespace, verb="solve")
+    given = [document.content for document in documents.all]
+    if with_store is None:
+        with_store = not any(_is_of_fleet(one) for one in given) and _is_there(place)
+    if not with_store:
+        return Contents(given, documents, is_of_store=False)
+    readable = {document.source for document in documents.good}
+    stored, said = _stored(place)
+    for line in said:
+        note(line)
+    objects, refused = laid_over(stored, [one.content for one in documents.all if one.source in readable])
+    for key, why in refused:
+        note(f"warning: {key} {why}; the answer is for the claim as it is")
+    rest = [one.content for one in documents.all if one.source not in readable]
+    return Contents([*as_seen(objects), *rest], documents, is_of_store=True)
+
+
+def _is_of_fleet(content: Any) -> bool:
+    """Whether a manifest is part of a fleet of its own."""
+    from devalloc_solver.dialects import RESOURCE_CLAIMS, group_of
+
+    return group_of(content) == RESOURCE_CLAIMS or (isinstance(content, dict) and content.get("kind") == "DevicePool")
+
+
+def _is_there(place: Place) -> bool:
+    from devalloc.cli.storage import store_path
+
+    return place.is_cluster or store_path(place.store).exists()
+
+
+def _stored(place: Place) -> tuple[list[Object], list[str]]:
+    """All objects that an answer depends on, and what to say of those that cannot be read."""
+    from devalloc.cli.place import opened
+
+    with opened(place) as store:
+        if not place.is_cluster:
+            return store.list().objects, []
+        from devalloc.store import Forbidden
+        from devalloc.store.kubernetes.resources import AROUND, OURS
+
+        ours = [each.kind for each in OURS]
+        try:
+            return store.list([*ours, *(each.kind for each in AROUND)]).objects, []
+        except Forbidden:
+            said = "warning: quotas and namespaces of the cluster may not be read here, so they do not count"
+            return store.list(ours).objects, [said]

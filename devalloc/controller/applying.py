@@ -1,0 +1,67 @@
+"""What becomes of an object of a store when a manifest of it is applied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from devalloc.api.meta import CORDONED, CORDONED_NODE, PREPARED_ON, RELEASE
+from devalloc.controller.claims import OF_ALLOCATION, allocations, claim_key
+from devalloc.store import Invalid, Key, Object
+
+CLAIM = "DeviceClaim"
+
+
+def refusal(old: Object, wanted: Object) -> str:
+    """Why the manifest may not be applied; "" when it may. An allocated claim's spec is fixed until it is released
+    (S18)."""
+    if Key.of(old).kind != CLAIM or not allocations(old) or old["spec"] == wanted["spec"]:
+        return ""
+    namespace, name = claim_key(old)
+    return f"is allocated, so its spec is fixed; take its devices back first: devalloc release {name} -n {namespace}"
+
+
+def merged(old: Object, wanted: Object) -> Object:
+    """What to write: the manifest, the state it is based on, and what the manifest has no say in."""
+    metadata = dict(wanted["metadata"])
+    ours = {*OF_ALLOCATION, PREPARED_ON, RELEASE}
+    theirs = {name: text for name, text in metadata.get("annotations", {}).items() if name not in ours}
+    before = old["metadata"].get("annotations", {})
+    stay = {name: text for name, text in before.items() if name in ours}
+    # A pool that is applied again stays cordoned.
+    cordons = {name: text for name, text in before.items() if name in (CORDONED, CORDONED_NODE)}
+    metadata["annotations"] = {**cordons, **theirs, **stay}
+    metadata.setdefault("finalizers", old["metadata"].get("finalizers", []))
+    metadata["resourceVersion"] = old["metadata"]["resourceVersion"]
+    metadata.pop("uid", None)
+    return {**wanted, "metadata": metadata}
+
+
+def laid_over(stored: Iterable[Object], manifests: Iterable[Object]) -> tuple[list[Object], list[tuple[Key, str]]]:
+    """The objects that a store would have after all manifests were applied, and which of these may not be, with why.
+
+    A manifest without a name comes as it is.
+    """
+    objects, added, refused = {Key.of(obj): obj for obj in stored}, [], []
+    replaced: dict[Key, Object] = {}
+    for manifest in manifests:
+        try:
+            key = Key.of(manifest)
+        except Invalid:
+            added.append(manifest)
+            continue
+        old = objects.get(key)
+        if old is None or key in replaced:
+            added.append(manifest)
+        elif why := refusal(old, manifest):
+            refused.append((key, why))
+        else:
+            replaced[key] = _after(old, manifest)
+    return [*(replaced.get(key, obj) for key, obj in objects.items()), *added], refused
+
+
+def _after(old: Object, manifest: Object) -> Object:
+    server = {name: value for name, value in old["metadata"].items() if name in ("uid", "creationTimestamp")}
+    new = merged(old, manifest)
+    content = {name: value for name, value in new.items() if name != "status"}
+    status = {} if old.get("status") is None else {"status": old["status"]}
+    return {**content, "metadata": {**new["metadata"], **server}, **status}

@@ -1,0 +1,185 @@
+"""Objects of both dialects in one store: nobody is held up, and nobody's object is taken for another's."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from devalloc.store.sqlite import SQLiteStore
+from tests.support.shell import Shell, claim, device_class, pool, text
+
+DRA = "resource.k8s.io/v1"
+Object = dict[str, Any]
+
+FOREIGN_CLASS: Object = {
+    "apiVersion": DRA,
+    "kind": "DeviceClass",
+    "metadata": {"name": "gpu"},
+    "spec": {"selectors": [{"cel": {"expression": "true"}}]},
+}
+FOREIGN_CLAIM: Object = {
+    "apiVersion": DRA,
+    "kind": "ResourceClaim",
+    "metadata": {"name": "theirs", "namespace": "default"},
+    "spec": {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "gpu"}}]}},
+}
+POD: Object = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": []}}
+FLEET = (pool(), device_class(), claim())
+
+
+def stored_names(devalloc: Shell, kind: str) -> list[str]:
+    with closing(SQLiteStore(devalloc.store)) as store:
+        return [obj["metadata"]["name"] for obj in store.list(kind).objects]
+
+
+def test_a_resource_claim_holds_up_nobody_and_is_told_that_it_is_left_aside(
+    devalloc: Shell, caplog: pytest.LogCaptureFixture
+) -> None:
+    devalloc("apply", "-f", "-", stdin=text(FOREIGN_CLASS, FOREIGN_CLAIM, *FLEET))
+
+    log = logging.getLogger("devalloc.controller.allocate")
+    log.addHandler(caplog.handler)
+    try:
+        devalloc.allocate()
+    finally:
+        log.removeHandler(caplog.handler)
+
+    assert devalloc("wait", "train", "--timeout", "1s").out == "deviceclaim/train allocated\n"
+    assert devalloc("explain", "train").code == 0
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("DeviceClass, ResourceClaim of resource.k8s.io: `devalloc up` answers DeviceClaims")
+    theirs = devalloc("get", "resourceclaim/theirs", "-o", "json").json
+    assert theirs["metadata"]["annotations"]["devalloc.io/reason"] == "LeftAside"
+    assert "dra allocate" in theirs["metadata"]["annotations"]["devalloc.io/message"]
+
+
+@pytest.mark.parametrize("name", ["resourceclaim/theirs", "theirs"])
+def test_wait_says_at_once_that_a_resource_claim_is_left_aside(devalloc: Shell, name: str) -> None:
+    devalloc("apply", "-f", "-", stdin=text(FOREIGN_CLASS, FOREIGN_CLAIM, *FLEET))
+
+    waited = devalloc("wait", name, "--timeout", "100s")
+
+    assert waited.code == 1
+    assert "left aside: `devalloc up` answers DeviceClaims" in waited.err
+
+
+def test_explain_says_that_a_resource_claim_is_left_aside(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin=text(FOREIGN_CLASS, FOREIGN_CLAIM, *FLEET))
+
+    assert "left aside" in devalloc("explain", "theirs").err
+
+
+def test_applying_a_claim_again_that_is_left_aside_changes_nothing(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin=text(FOREIGN_CLAIM))
+    devalloc.allocate()
+
+    assert devalloc("apply", "-f", "-", stdin=text(FOREIGN_CLAIM)).out == "resourceclaim/theirs unchanged\n"
+
+
+def test_solve_capacity_and_describe_answer_beside_foreign_objects(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin=text(FOREIGN_CLASS, FOREIGN_CLAIM, *FLEET))
+
+    solved = devalloc("solve")
+
+    assert solved.code == 0
+    assert solved.err == ""
+    assert "default/train" in solved.out
+    assert devalloc("capacity", "train").out.startswith("2 more like default/train")
+    assert "`devalloc up` answers DeviceClaims" in devalloc("describe", "resourceclaim/theirs").out
+
+
+def test_classes_of_two_groups_with_one_name_are_two_objects(devalloc: Shell) -> None:
+    applied = devalloc("apply", "-f", "-", stdin=text(device_class(), FOREIGN_CLASS))
+
+    assert applied.code == 0
+    assert applied.out.splitlines() == ["deviceclass/gpu created", "deviceclass.resource.k8s.io/gpu created"]
+    assert devalloc("get", "classes", "-o", "json").json["items"][0]["apiVersion"].startswith("devmgmtproto")
+    foreign = devalloc("get", "deviceclass.resource.k8s.io/gpu", "-o", "json").json
+    assert foreign["apiVersion"] == DRA
+    assert "resource.k8s.io/v1" in devalloc("describe", "deviceclass.resource.k8s.io/gpu").out
+
+
+@pytest.mark.parametrize("other_first", [False, True])
+def test_delete_of_a_file_deletes_the_object_of_its_group_only(devalloc: Shell, other_first: bool) -> None:
+    both = (FOREIGN_CLASS, device_class()) if other_first else (device_class(), FOREIGN_CLASS)
+    devalloc("apply", "-f", "-", stdin=text(*both))
+
+    assert devalloc("delete", "-f", "-", stdin=text(FOREIGN_CLASS)).out == "deviceclass.resource.k8s.io/gpu deleted\n"
+
+    assert stored_names(devalloc, "DeviceClass") == ["gpu"]
+    assert stored_names(devalloc, "DeviceClass.resource.k8s.io") == []
+
+
+def test_delete_of_a_file_leaves_the_other_groups_object_where_its_own_is_missing(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin=text(device_class()))
+
+    deleted = devalloc("delete", "-f", "-", stdin=text(FOREIGN_CLASS))
+
+    assert deleted.code == 1
+    assert "DeviceClass.resource.k8s.io gpu does not exist" in deleted.err
+    assert stored_names(devalloc, "DeviceClass") == ["gpu"]
+
+
+def test_of_kinds_that_devalloc_does_not_have_a_file_deletes_only_its_groups_object(devalloc: Shell) -> None:
+    one = {"apiVersion": "a.example.com/v1", "kind": "NetConfig", "metadata": {"name": "n", "namespace": "default"}}
+    devalloc("apply", "-f", "-", stdin=text(one))
+
+    refused = devalloc("delete", "-f", "-", stdin=text({**one, "apiVersion": "b.example.com/v1"}))
+
+    assert refused.code == 1
+    assert "the one of a.example.com stays" in refused.err
+    assert stored_names(devalloc, "NetConfig") == ["n"]
+
+
+def test_what_an_older_version_stored_by_the_kind_alone_is_found_by_its_group(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin=text(FOREIGN_CLASS))
+    with closing(sqlite3.connect(devalloc.store, isolation_level=None)) as raw:
+        raw.execute("UPDATE objects SET kind = 'DeviceClass'")
+    with closing(SQLiteStore(devalloc.store)) as store:
+        assert store.check() == []
+        store.call_by_group()
+
+    assert stored_names(devalloc, "DeviceClass") == []
+    assert stored_names(devalloc, "DeviceClass.resource.k8s.io") == ["gpu"]
+
+
+@pytest.mark.parametrize("verb", ["apply", "validate", "solve"])
+def test_kinds_that_devalloc_does_nothing_with_are_named(devalloc: Shell, verb: str) -> None:
+    found = devalloc(verb, "-f", "-", stdin=text(POD))
+
+    assert found.code == 0
+    assert found.err == "warning: Pod p: devalloc does nothing with this kind\n"
+
+
+def test_a_config_that_a_class_names_is_no_such_kind(devalloc: Shell) -> None:
+    config = {"apiVersion": "a.example.com/v1", "kind": "NetConfig", "metadata": {"name": "n", "namespace": "default"}}
+    configs = [{"apiVersion": "a.example.com/v1", "kind": "NetConfig", "namespace": "default", "name": "n"}]
+    cls = device_class(configs=configs)
+
+    assert devalloc("apply", "-f", "-", stdin=text(config, cls)).err == ""
+    assert devalloc("apply", "-f", "-", stdin=text(config)).err == ""  # the class is in the store now
+    assert "in its configs" in devalloc("validate", "-f", "-", stdin=text(config)).err
+
+
+def test_solve_blames_the_file_of_the_foreign_object(devalloc: Shell, tmp_path: Any) -> None:
+    (tmp_path / "ours.yaml").write_text(text(*FLEET))
+    (tmp_path / "theirs.yaml").write_text(text(FOREIGN_CLASS))
+
+    solved = devalloc("solve", "-f", tmp_path / "ours.yaml", "-f", tmp_path / "theirs.yaml")
+
+    assert solved.code == 2
+    assert "theirs.yaml, document 1" in solved.err
+    assert "ours.yaml" not in solved.err
+
+
+def test_a_problem_of_our_own_class_names_our_file_where_both_have_the_name(devalloc: Shell, tmp_path: Any) -> None:
+    (tmp_path / "a-theirs.yaml").write_text(text(FOREIGN_CLASS))
+    (tmp_path / "ours.yaml").write_text(text(pool(), device_class(constraints="device.model =="), claim()))
+
+    solved = devalloc("solve", "-f", tmp_path)
+
+    assert [line for line in solved.err.splitlines() if "spec.constraints" in line and "ours.yaml" not in line] == []
