@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -91,7 +92,8 @@ def contents() -> Contents:
 
 
 def requirements(image: Image) -> list[str]:
-    """What the distribution and the image's extras ask for, as pyproject.toml has it; each once."""
+    """What the distribution and the image's extras ask for, as pyproject.toml has it; each once. An image without the
+    extra ``solver`` does not solve, and has none of its packages."""
     project = tomllib.loads((SOURCE / "pyproject.toml").read_text())["project"]
     extras, own = project["optional-dependencies"], f"{project['name']}["
 
@@ -102,7 +104,14 @@ def requirements(image: Image) -> list[str]:
             else:
                 yield line
 
-    return list(dict.fromkeys([*project["dependencies"], *of(line for key in image.extras for line in extras[key])]))
+    asked = list(dict.fromkeys(of(line for key in image.extras for line in extras[key])))
+    solver = {_name(line) for line in extras["solver"]} - {_name(line) for line in asked}
+    own_lines = [line for line in project["dependencies"] if _name(line) not in solver]
+    return list(dict.fromkeys([*own_lines, *asked]))
+
+
+def _name(requirement: str) -> str:
+    return re.split(r"[<>=~!\[; ]", requirement)[0]
 
 
 def _frozen(table: dict[str, Any]) -> dict[str, Any]:

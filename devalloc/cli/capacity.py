@@ -112,7 +112,7 @@ def _host(
     # The disk of a recorded host is not here.
     config = hostcapacity.settings(limits, data_dir=where.absolute().parent if root == Path("/") else None)
     if plugin is None and root == Path("/"):
-        plugin = hostmachines.plugin_here()
+        plugin = hostmachines.plugin_here(where)
     found = hostcapacity.status(root, node_name or socket.gethostname().lower(), where, config, plugin)
     if output in ("json", "yaml"):
         dump(found.to_dict(), output)

@@ -54,8 +54,9 @@ class Contents:
         return any(not self.is_of_store or self.documents.is_about(error) for error in errors)
 
     def _names(self, kind: str) -> set[tuple[str, str]]:
-        contents = [document.content for document in self.documents.good if document.content["kind"] == kind]
-        return {(one["metadata"].get("namespace") or "default", one["metadata"]["name"]) for one in contents}
+        contents: list[Any] = [document.content for document in self.documents.all]
+        heads = [one["metadata"] for one in contents if _is_of_kind(one, kind)]
+        return {(str(head.get("namespace") or "default"), str(head.get("name"))) for head in heads}
 
 
 def with_store_option(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -96,6 +97,10 @@ def contents(files: tuple[str, ...], namespace: str, place: Place, with_store: b
         note(f"warning: {key} {why}; the answer is for the claim as it is")
     rest = [one.content for one in documents.all if one.source not in readable]
     return Contents([*as_seen(objects), *rest], documents, is_of_store=True)
+
+
+def _is_of_kind(content: Any, kind: str) -> bool:
+    return isinstance(content, dict) and content.get("kind") == kind and isinstance(content.get("metadata"), dict)
 
 
 def _is_of_fleet(content: Any) -> bool:

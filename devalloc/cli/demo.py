@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from devalloc.cli.output import Cell, Styled, heading, lines, table, working
-from devalloc.cli.verb import verb
+from devalloc.cli.verb import need, verb
 
 if TYPE_CHECKING:
     from devalloc.store.protocol import Store
@@ -32,6 +32,7 @@ def demo() -> int:
     It looks at this host's devices, allocates claims on a small recorded fleet, explains one that cannot work, and says
     how to go on.
     """
+    need("ortools", "re2", "devalloc_solver.stages")
     with tempfile.TemporaryDirectory(prefix="devalloc-demo-") as folder:
         from devalloc.store.sqlite import SQLiteStore
 

@@ -29,9 +29,9 @@ class Beside:
     """What could not be asked, and counts as nothing."""
 
 
-def plugin_here() -> Path | None:
-    """Where a plugin of this host has its socket; None where there is none."""
-    path = default_socket()
+def plugin_here(store: Path | None) -> Path | None:
+    """Where the plugin of this host, or of that store, has its socket; None where there is none."""
+    path = default_socket(store)
     try:
         return path if path.exists() else None
     except OSError:  # it is root's, which is to be said

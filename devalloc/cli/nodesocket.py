@@ -21,20 +21,31 @@ if TYPE_CHECKING:
     from devalloc_node.pb.warm_pb2_grpc import WarmPoolStub
 
 DEFAULT = Path("/run/devalloc/node.sock")
+_STORE = "devalloc.cli.nodesocket.store"
 MAX_MESSAGE = 64 * 1024 * 1024
 """Bytes of a reply: the devices of a large node."""
 
 
 def socket_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """--socket PATH: passed as ``socket: Path``."""
+    """--socket PATH: passed as ``socket: Path``. --store PATH: whose plugin is meant where none is named."""
+    function = click.option(
+        "--store",
+        type=click.Path(path_type=Path),
+        metavar="PATH",
+        envvar="DEVALLOC_STORE",
+        is_eager=True,
+        expose_value=False,
+        callback=lambda ctx, param, path: ctx.meta.__setitem__(_STORE, path),
+        help="The store whose `devalloc up` or `devalloc node` is asked [env: DEVALLOC_STORE].",
+    )(function)
     return click.option(
         "--socket",
         type=click.Path(path_type=Path),
         metavar="PATH",
         envvar="DEVALLOC_NODE_SOCKET",
-        callback=lambda ctx, param, path: path or default_socket(),
-        help="The node plugin's socket [env: DEVALLOC_NODE_SOCKET; default: that of this user's own plugin, or where "
-        f"there is none, and for root, {DEFAULT}].",
+        callback=lambda ctx, param, path: path or default_socket(ctx.meta.get(_STORE)),
+        help="The node plugin's socket [env: DEVALLOC_NODE_SOCKET; default: that beside the store, if another than the "
+        f"usual one is named; else that of this user's own plugin, or if there is none, and for root, {DEFAULT}].",
     )(function)
 
 
@@ -50,12 +61,17 @@ def force_option(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--force", is_flag=True, help=what)(function)
 
 
-def default_socket() -> Path:
-    """As ``devalloc node`` chooses it. A user's own plugin goes before root's, whose socket no user may open."""
+def default_socket(store: Path | None = None) -> Path:
+    """As ``devalloc up`` and ``devalloc node`` choose it: beside a store that is not the usual one. Else a user's own
+    plugin goes before root's, whose socket no user may open."""
     import os
 
+    from devalloc.cli.storage import is_default, node_state
     from devalloc.store.paths import default_path
 
+    if store is not None and store.name and not is_default(store):
+        state = os.environ.get("DEVALLOC_NODE_STATE")
+        return node_state(Path(state) if state else None, store) / DEFAULT.name
     if os.geteuid() == 0:
         return DEFAULT
     # Where the store is said to be has no part in it.

@@ -77,12 +77,41 @@ def translated(error: Exception) -> click.ClickException:
     if isinstance(error, StoreError):
         return Failed(str(error))
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("devalloc."):
-        return Failed(f"the Python package {error.name!r} is missing; install it with: pip install 'devalloc[all]'")
+        return Failed(f"the Python package {error.name!r} is missing; install it with: pip install {_with(error.name)}")
     if isinstance(error, OSError) and error.filename is not None:
         return Failed(f"{error.filename}: {error.strerror}")
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
         return Failed(f"the output could not be written: {error.strerror}")
     return Failed(f"this is a bug in devalloc: {type(error).__name__}: {error} (--debug shows where; please report it)")
+
+
+_EXTRAS = {
+    "node": ("grpc", "grpc_health", "grpc_reflection", "google.protobuf", "pyroute2", "pyudev", "qemu"),
+    "permits": ("aiohttp", "prometheus_client"),
+    "guest": ("websockets", "h11"),
+    "kubernetes": ("kubernetes",),
+    "controller": ("cryptography",),
+}
+"""Packages that come with an extra of the distribution."""
+
+
+def _with(package: str) -> str:
+    """What brings a package, as pip wants it."""
+    for extra, packages in _EXTRAS.items():
+        if any(package == name or package.startswith(f"{name}.") for name in packages):
+            return f"'devalloc[{extra}]'"
+    return "devalloc"
+
+
+def need(*packages: str) -> None:
+    """Raises Failed, with what to install, before anything is printed that would end half-way."""
+    import importlib
+
+    for package in packages:
+        try:
+            importlib.import_module(package)
+        except ModuleNotFoundError as error:
+            raise translated(error) from error
 
 
 def verb(name: str, **settings: Any) -> Callable[[Callable[..., int | None]], Verb]:

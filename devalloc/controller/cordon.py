@@ -8,6 +8,7 @@ from typing import Any
 
 from devalloc.api.cordon import ALL, cordoned, cordons
 from devalloc.api.meta import CORDONED_NODE
+from devalloc.api.nearest import nearest
 from devalloc.store import Change, Conflict, Key, Object, Store, StoreError
 
 
@@ -51,7 +52,25 @@ def find(store: Store, word: str) -> Target:
         return found[0]
     if found:
         raise NotThere(f"{word} may be {' or '.join(map(str, found))}; write node/NAME, pool/NAME or POOL/DEVICE")
-    raise NotThere(f"there is no node, pool or device {word}; `devalloc get pools -o wide` lists what there is")
+    raise NotThere(
+        f"there is no node, pool or device {word}; {_near(pools, kind, name)}"
+        "`devalloc get pools -o wide` lists what there is"
+    )
+
+
+def _near(pools: Sequence[Object], kind: str, name: str) -> str:
+    """What may be meant by a name that nothing has, as the beginning of a sentence."""
+    nodes = {f"node/{node}" for pool in pools if (node := _node(pool)) and kind in ("", "node")}
+    named = {f"pool/{pool['metadata']['name']}" for pool in pools if kind in ("", "pool", "devicepool")}
+    parts = {
+        f"{pool['metadata']['name']}/{each['name']}"
+        for pool in pools
+        for each in _devices(pool)
+        if kind in ("", pool["metadata"]["name"]) and isinstance(each.get("name"), str)
+    }
+    words = {word.partition("/")[2]: word for word in sorted(parts) + sorted(named) + sorted(nodes)}
+    near = nearest(name, words)
+    return f"did you mean {words[near]}? " if near is not None else ""
 
 
 def cordon(store: Store, target: Target, why: str | None) -> bool:

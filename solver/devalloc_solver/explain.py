@@ -5,11 +5,12 @@ Every reason is verified by solving again: the claim fits once what the reason n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from devalloc.api.nearest import nearest
 from devalloc_solver import cel
 from devalloc_solver.assignment import Placement
 from devalloc_solver.blockers.claims import InTheWay, Releases
@@ -53,6 +54,8 @@ class Fleetwide:
 
     funnels: Counts
     slips: Slips
+    nodes: Collection[str]
+    """names of all nodes that have pools"""
 
 
 @dataclass(slots=True)
@@ -304,7 +307,8 @@ class Explainer:
             return "no device matches" + (f" request {unmatched[0]}" if several else "")
         short = self._shortage(unit, ())
         if reason is Reason.NODE_UNAVAILABLE:
-            return joined(f"it would fit on another node, but is bound to {unit.pin}", short)
+            bound = f"it would fit on another node, but is bound to {unit.pin}"
+            return joined(bound, self._no_such_node(unit) or short)
         if short:
             return short
         if reason is Reason.MATCH_ATTRIBUTES_CONFLICT:
@@ -314,6 +318,14 @@ class Explainer:
         if reason is Reason.POOL_RESOURCES_EXHAUSTED:
             return _EXCLUSIVE
         return "no one node has all that is requested together, even when nothing is in use"
+
+    def _no_such_node(self, unit: Unit) -> str:
+        """That the node it is bound to does not exist; "" when it does."""
+        nodes = self.fleet.nodes if self.fleet else self.snapshot.nodes
+        if unit.pin is None or unit.pin in nodes:
+            return ""
+        near = nearest(unit.pin, nodes)
+        return f"there is no node {unit.pin!r} with devices" + (f"; did you mean {near!r}?" if near else "")
 
     def _shortage(self, unit: Unit, held: tuple[Holding, ...]) -> str:
         free = "free " if held else ""

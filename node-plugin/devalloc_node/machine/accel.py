@@ -86,7 +86,9 @@ def _remembered(config: MachineConfig) -> bool:
         if known["host"] == host and (known["boots"] or 0 <= age < _NO_SECONDS):
             return bool(known["boots"])
     verdict = boots(config.binary, "kvm")
-    if not verdict:
+    if not verdict and shutil.which(config.binary) is None:
+        LOG.warning("there is no %s on this host: no machine starts until QEMU is installed", config.binary)
+    elif not verdict:
         LOG.warning("no guest boots with /dev/kvm within %.0f s: machines are emulated, and slow", BOOT_SECONDS)
     with suppress(OSError):
         config.state.mkdir(parents=True, exist_ok=True, mode=0o700)

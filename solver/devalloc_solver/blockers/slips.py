@@ -37,6 +37,8 @@ Known = Callable[[Sequence[Device]], Collection[object] | None]
 
 _T = TypeVar("_T")
 _KINDS: dict[type, str] = {str: "text", int: "number", Quantity: "quantity", SemVer: "version"}
+_NESTED = ("attributes", "capacity")
+"""Maps of domains that a device of resource.k8s.io has, and one here has not."""
 _SWAPPED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
@@ -237,6 +239,12 @@ def _odd_parts(survey: Survey, expression: str) -> Iterator[Slip]:
     except cel.CompileError:
         return
     names = dict.fromkeys(name for node in nodes if (name := _attribute(node) or _presence(node)) is not None)
+    nested = dict.fromkeys(found for node in nodes if (found := _nested(node)) is not None)
+    for outer, name in nested:
+        if not survey.names[outer]:
+            names.pop(outer, None)
+            told = f"`device` is a flat map here: write device.{name} instead of device.{outer}[…].{name}"
+            yield Slip("", told, outer, None)
     for name in names:
         if (slip := _unknown_attribute(survey, name, "")) is not None:
             yield slip
@@ -258,6 +266,15 @@ def _attribute(node: Node) -> str | None:
             return name
         case Index(operand=Name(name="device"), key=Literal(value=str(name))):
             return name
+    return None
+
+
+def _nested(node: Node) -> tuple[str, str] | None:
+    """("attributes", "model") of ``device.attributes['gpu.example.com'].model``, as selectors of resource.k8s.io have
+    it."""
+    match node:
+        case Select(operand=Index(operand=outer), field=name) if (found := _attribute(outer)) in _NESTED:
+            return found, name
     return None
 
 
@@ -286,8 +303,12 @@ def _comparisons(node: Node) -> Iterator[tuple[str, str, object]]:
 
 
 def _unknown_attribute(survey: Survey, name: str, path: str) -> Slip | None:
-    """An attribute that next to no device has, while another name is near."""
-    return _unknown(survey.names, survey.total, name, path)
+    """An attribute that no device has, or next to none while another name is near."""
+    if (slip := _unknown(survey.names, survey.total, name, path)) is not None:
+        return slip
+    if survey.names[name] or not survey.total:
+        return None
+    return Slip(path, f"`{name}` exists on 0 of {devices(survey.total)}", name, None)
 
 
 def _unknown_resource(survey: Survey, name: str, path: str) -> Slip | None:
@@ -336,9 +357,15 @@ def _odd_value(survey: Survey, operator: str, name: str, literal: object, path: 
 def _unseen(survey: Survey, operator: str, name: str, literal: str, path: str) -> Slip | None:
     if operator != "==" or survey.values(name)[literal]:
         return None
-    near = nearest(literal, [value for value in survey.known(name) or () if isinstance(value, str)])
+    values = [value for value in survey.known(name) or () if isinstance(value, str)]
+    near = nearest(literal, values)
     if near is None:
-        return None
+        wider = sorted(value for value in values if literal and literal.casefold() in value.casefold())
+        if not wider:
+            return None
+        part = wider[0][(at := wider[0].casefold().index(literal.casefold())) : at + len(literal)]
+        told = f"`{name}` is {literal!r} on 0 of {devices(survey.total)}, and part of {wider[0]!r}"
+        return Slip(path, f"{told}: write device.{name}.contains({part!r})", repr(literal), None)
     told = f"`{name}` is {literal!r} on 0 of {devices(survey.total)}; did you mean {near!r}?"
     return Slip(path, told, repr(literal), repr(near))
 

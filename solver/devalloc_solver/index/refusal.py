@@ -149,7 +149,8 @@ class Refusals:
         identifiers = {name: partial(split.known, name) for name in split.read if split.literals is not None}
         slips = Slips(judge.snapshot, judge, split.sizes, identifiers)
         records = [self.census.record(rank) for rank in sorted(ranks)]
-        return self._answer(ask, claim, records, Fleetwide(SplitCounts(self.census, judge, split), slips))[0]
+        fleet = Fleetwide(SplitCounts(self.census, judge, split), slips, self.index.records.keys())
+        return self._answer(ask, claim, records, fleet)[0]
 
     def _split(self, ask: ClaimAsk, shape: Apart) -> Split | None:
         """The fleet by what the claim reads; None when there is no end of it."""
@@ -228,7 +229,8 @@ class Refusals:
             judge, sizes = self._judge_of_kinds(), self.census.sizes()
             copies = {kind.index: sizes.get(kind.index, 0) for kind in self.index.kinds.kinds}
             self._slips = Slips(judge.snapshot, judge, copies)
-        return Fleetwide(KindCounts(self.census, self._slips.eligibility), self._slips)
+        counts = KindCounts(self.census, self._slips.eligibility)
+        return Fleetwide(counts, self._slips, self.index.records.keys())
 
     def _judge_of_kinds(self) -> Eligibility:
         """Judges one device of each kind."""

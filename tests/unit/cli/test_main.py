@@ -108,7 +108,8 @@ def test_completion_offers_verbs_options_kinds_and_names(
         (NotFound("DeviceClaim default/x does not exist"), 1, "DeviceClaim default/x does not exist"),
         (Invalid("metadata.name: must be a text"), 2, "metadata.name: must be a text"),
         (FileNotFoundError(2, "No such file or directory", "x.yaml"), 1, "x.yaml: No such file or directory"),
-        (ModuleNotFoundError("No module named 'ortools'", name="ortools"), 1, "pip install 'devalloc[all]'"),
+        (ModuleNotFoundError("No module named 'ortools'", name="ortools"), 1, "pip install devalloc"),
+        (ModuleNotFoundError("No module named 'grpc'", name="grpc"), 1, "pip install 'devalloc[node]'"),
         (ZeroDivisionError("division by zero"), 1, "this is a bug in devalloc: ZeroDivisionError"),
     ],
 )

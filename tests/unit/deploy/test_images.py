@@ -133,6 +133,11 @@ class TestContents:
             assert requirement.name.lower() in versions, f"{image.lock.name} has no {requirement.name}"
             assert requirement.specifier.contains(versions[requirement.name.lower()]), requirement
 
+    def test_the_extra_of_the_solver_is_what_everybody_gets(self) -> None:
+        """`pip install` of the wheel is enough for demo, solve and explain."""
+        project = tomllib.loads((SOURCE / "pyproject.toml").read_text())["project"]
+        assert {*project["optional-dependencies"]["solver"]} <= {*project["dependencies"]}
+
     def test_nobody_gets_what_the_other_one_is_for(self) -> None:
         node, controller = (set(wheels.locked(CONTENTS.images[key])) for key in ("node", "controller"))
         assert not node & {"ortools", "numpy", "pandas", "cel-expr-python", "google-re2"}
