@@ -130,7 +130,7 @@ def _drop_namespace(content: dict[str, Any], kind: Kind) -> list[Finding]:
 def _advice(obj: ApiModel) -> Iterator[Finding]:
     """What is valid, and most likely not what its author had in mind (S5)."""
     if isinstance(metadata := getattr(obj, "metadata", None), ObjectMeta):
-        for path, message in misspelled(metadata.annotations, metadata.labels):
+        for path, message in misspelled(metadata.annotations, metadata.labels, type(obj).__name__):
             yield Finding(path, message)
     if not isinstance(obj, DeviceClaim):
         return

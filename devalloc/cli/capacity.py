@@ -129,7 +129,7 @@ def _is_named(content: Any) -> bool:
 
 def _within_quotas(found: Capacity, documents: list[Object], claim: Object) -> Capacity:
     """No more than they allow, and then not where: there is room for more."""
-    from devalloc.controller.quota import left_for
+    from devalloc_solver.quota import left_for
 
     left = left_for(documents, claim)
     if left is None or found.reason is not None or left[0] >= found.count:

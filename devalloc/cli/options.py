@@ -108,8 +108,8 @@ def manifests_option(*, required: bool) -> Decorator:
                 raise click.UsageError("say which manifests: -f PATH, a file, a folder or - for stdin")
             return function(*of, files=(*files, *paths), **more)
 
-        together = files_option(required=False)(together)
-        return click.argument("paths", nargs=-1, metavar="[PATH]...")(together)
+        argument = click.argument("paths", nargs=-1, metavar="[PATH]...")
+        return argument(files_option(required=False)(together))
 
     return decorate
 

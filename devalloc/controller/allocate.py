@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from devalloc.api.cordon import with_cordons
 from devalloc.api.meta import TRANSACTION
-from devalloc.controller import foreign, gate, placing, quota
+from devalloc.controller import foreign, placing
 from devalloc.controller.availability import numbers
 from devalloc.controller.basis import EXCLUSIVE_SPECS, EXCLUSIVE_STATUSES, draws_on, fuller
 from devalloc.controller.claims import allocations, annotation, as_allocated, claims_among, is_deleting
@@ -45,6 +45,7 @@ from devalloc.store import (
     Unusable,
 )
 from devalloc.store.lifecycle import annotated, with_status
+from devalloc_solver import gate, quota
 
 log = logging.getLogger(__name__)
 
@@ -343,7 +344,7 @@ class Allocator:
     def _publish_counts(self, state: Sequence[Object]) -> None:
         """Write how much of quotas is used where that differs."""
         units = []
-        for doc, status in quota.statuses(state):
+        for doc, status in quota.statuses(as_allocated(state)) if self._has_quotas() else ():
             units.append(Unit((Change(Key.of(doc), doc["metadata"]["resourceVersion"], status),), granted=False))
         done = self._commit(units, fence=None)
         self._own_writes |= {obj["metadata"]["resourceVersion"] for obj in done.values()}

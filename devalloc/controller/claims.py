@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from devalloc.api import meta
 from devalloc.api.claim import DeviceClaim
 from devalloc.api.decode import decode
+from devalloc.api.plainclaims import ClaimKey as ClaimKey
+from devalloc.api.plainclaims import admin_classes as admin_classes
+from devalloc.api.plainclaims import allocations as allocations
+from devalloc.api.plainclaims import annotation as annotation
+from devalloc.api.plainclaims import claim_key as claim_key
+from devalloc.api.plainclaims import claims_among as claims_among
+from devalloc.api.plainclaims import group_of as group_of
+from devalloc.api.plainclaims import is_deleting as is_deleting
 from devalloc.controller.reading import Made
 from devalloc.store import Object
-
-ClaimKey = tuple[str, str]
-"""Namespace and name, the namespace never empty, as the solver answers."""
 
 OF_ALLOCATION = (
     meta.ALLOCATED_NODE,
@@ -28,35 +33,6 @@ OF_ALLOCATION = (
 """The annotations that the allocator writes, and takes away again."""
 
 
-def claims_among(documents: Iterable[Object]) -> list[Object]:
-    """The DeviceClaims."""
-    return [doc for doc in documents if doc.get("kind") == "DeviceClaim" and doc.get("apiVersion") == meta.DEVMGMT]
-
-
-def claim_key(claim: Object) -> ClaimKey:
-    """(namespace, name)"""
-    return claim["metadata"].get("namespace") or "default", claim["metadata"]["name"]
-
-
-def annotation(claim: Object, name: str) -> str | None:
-    """The value of an annotation."""
-    noted = claim["metadata"].get("annotations")
-    value = noted.get(name) if isinstance(noted, dict) else None
-    return value if isinstance(value, str) else None
-
-
-def allocations(claim: Object) -> list[Any]:
-    """The entries of status.allocations, well formed or not; empty for a claim that is not allocated."""
-    status = claim.get("status")
-    found = status.get("allocations") if isinstance(status, dict) else None
-    return found if isinstance(found, list) else []
-
-
-def is_deleting(claim: Object) -> bool:
-    """True once somebody asked for its deletion."""
-    return "deletionTimestamp" in claim["metadata"]
-
-
 def is_prepared(claim: Object) -> bool:
     """True while its node holds the claim's devices, or is about to: they are nobody else's."""
     return meta.NODE_FINALIZER in claim["metadata"].get("finalizers", ())
@@ -65,11 +41,6 @@ def is_prepared(claim: Object) -> bool:
 def wants_release(claim: Object) -> bool:
     """True when its devices are wanted back whoever uses them."""
     return annotation(claim, meta.RELEASE) is not None
-
-
-def group_of(claim: Object) -> str | None:
-    """The group within the namespace whose claims are satisfied all or none (S7)."""
-    return annotation(claim, meta.GROUP) or None
 
 
 def spec_text(claim: Object) -> str:
@@ -86,15 +57,6 @@ def allocated_spec(claim: Object) -> Any:
         return json.loads(text)
     except ValueError:
         return claim.get("spec")  # somebody else wrote there
-
-
-def admin_classes(documents: Iterable[Object]) -> frozenset[str]:
-    """Names of the classes that have admin access."""
-    return frozenset(
-        doc["metadata"]["name"]
-        for doc in documents
-        if doc.get("kind") == "DeviceClass" and isinstance(spec := doc.get("spec"), dict) and spec.get("adminAccess")
-    )
 
 
 def classes_named(claim: Object) -> frozenset[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
+from devalloc.api.problems import Problem
+from devalloc_solver import gate, quota
 from devalloc_solver.collector import quiet_collector
 from devalloc_solver.dialects import DEVICE_CLAIMS, RESOURCE_CLAIMS, group_of
 from devalloc_solver.index.warm import ClaimFleet
@@ -32,6 +34,9 @@ class Fleet:
 
     A Fleet speaks one dialect: that of its manifests, DeviceClaims or resource.k8s.io.
 
+    A Fleet counts no ResourceQuotas: ``problems`` of ``update`` and ``allocate_all`` say so where there are any.
+    ``solve_manifests`` does.
+
     A Fleet is not thread-safe: call it from one thread at a time.
     """
 
@@ -40,6 +45,8 @@ class Fleet:
         self._warm = warm
         self._group = group
         """the API group of its dialect"""
+        self._quotas: dict[tuple[str, str], dict[str, Any]] = {}
+        """ResourceQuotas of devices, by namespace and name: that they do not count"""
 
     @classmethod
     @quiet_collector(settle=True)
@@ -63,7 +70,10 @@ class Fleet:
             told = f"documents are of {DEVICE_CLAIMS} and of {RESOURCE_CLAIMS}"
             raise ValueError(f"{told}: a Fleet speaks one dialect, make two")
         if RESOURCE_CLAIMS not in groups:
-            return cls(ClaimFleet.from_manifests(documents, placement=placement), DEVICE_CLAIMS)
+            fleet = cls(ClaimFleet.from_manifests(documents, placement=placement), DEVICE_CLAIMS)
+            for document in documents:
+                fleet._note_quota(document)
+            return fleet
         from devalloc_solver.dra.fleet import ResourceFleet  # with its CEL runtime
 
         return cls(ResourceFleet.from_manifests(documents, placement=placement), RESOURCE_CLAIMS)
@@ -108,7 +118,8 @@ class Fleet:
         claims = list(claims)
         for claim in claims:
             self._refuse_foreign(claim)
-        return self._warm.allocate_all(claims, deadline)
+        answer = self._warm.allocate_all(claims, deadline)
+        return {**answer, "problems": [*answer["problems"], *self._quotas.values()]} if self._quotas else answer
 
     def release(self, namespace: str, name: str) -> None:
         """Take its devices from a claim; the claim itself is kept as pending.
@@ -138,7 +149,7 @@ class Fleet:
             ValueError: when it is no manifest, has no kind and name, or is of the other dialect.
         """
         self._refuse_foreign(document)
-        return self._warm.update(document)
+        return [*self._warm.update(document), *self._note_quota(document)]
 
     def delete(self, document: Manifest) -> None:
         """Forget an object; of a claim also what it holds. Only kind, namespace and name are looked at.
@@ -148,8 +159,29 @@ class Fleet:
             KeyError: when there is no such object.
         """
         self._warm.delete(document)
+        if self._quotas and document.get("kind") == quota.KIND:
+            self._quotas.pop(_place(document), None)
+
+    def _note_quota(self, document: Manifest) -> list[dict[str, Any]]:
+        """What to say of a ResourceQuota of devices; nothing of anything else."""
+        if not isinstance(document, Mapping) or document.get("kind") != quota.KIND:
+            return []
+        (readable, _), place = gate.apart([document]), _place(document)
+        self._quotas.pop(place, None)
+        if not readable or not quota.is_quota(readable[0]) or not quota.bounds_of(readable[0]):
+            return []
+        told = "is not applied: a Fleet counts no quotas; solve_manifests does"
+        problem = Problem(told, kind=quota.KIND, namespace=place[0], name=place[1], severity="warning")
+        self._quotas[place] = problem.to_dict()
+        return [self._quotas[place]]
 
     def _refuse_foreign(self, document: object) -> None:
         group = group_of(document)
         if group != self._group and group in (DEVICE_CLAIMS, RESOURCE_CLAIMS):
             raise ValueError(f"a manifest of {group} has no place in a Fleet of {self._group}: it speaks one dialect")
+
+
+def _place(document: Manifest) -> tuple[str, str]:
+    metadata = document.get("metadata")
+    names = metadata if isinstance(metadata, Mapping) else {}
+    return str(names.get("namespace") or "default"), str(names.get("name"))

@@ -12,6 +12,7 @@ from devalloc.api.deviceclass import DeviceClass
 from devalloc.api.fields import ApiModel
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
+from devalloc_solver import gate
 from devalloc_solver.assignment import Placement
 from devalloc_solver.check import check
 from devalloc_solver.collector import quiet_collector
@@ -34,7 +35,9 @@ from devalloc_solver.standing import Standing
 def solve_manifests(
     documents: Iterable[Mapping[str, Any]], *, placement: str = "pack", deadline: float | None = None
 ) -> dict[str, Any]:
-    """Allocate the pending claims among manifests: pools, classes, claims, configuration objects.
+    """Allocate the pending claims among manifests: pools, classes, claims, configuration objects, ResourceQuotas.
+
+    A claim over a quota of its namespace gets nothing (``QuotaExceeded``), as from `devalloc up`.
 
     Manifests of resource.k8s.io, without any DeviceClaim, are solved in that dialect; see ``dra.solve_manifests``.
 
@@ -59,6 +62,22 @@ def solve_manifests(
         from devalloc_solver import dra  # with its CEL runtime
 
         return dra.solve_manifests(documents, placement=placement, deadline=deadline)
+    if any(gate.is_read(document) for document in documents if isinstance(document, Mapping)):
+        readable, rest = gate.apart(documents)
+
+        def solve_some(asked: list[dict[str, Any]]) -> dict[str, Any]:
+            left = None if deadline is None else max(0.0, deadline - (time.monotonic() - started))
+            return _solve_plain([*asked, *rest], placement, left, time.monotonic())
+
+        end_of(deadline, started)  # raises for one that is none
+        return gate.answered(readable, solve_some)
+    return _solve_plain(documents, placement, deadline, started)
+
+
+def _solve_plain(
+    documents: Sequence[Mapping[str, Any]], placement: str, deadline: float | None, started: float
+) -> dict[str, Any]:
+    """The answer without regard to ResourceQuotas."""
     solution = solve_intake(read_documents(documents), placement, deadline, started)
     problems = sorted((*solution.problems, *strangers(documents)), key=_order_of_problem)
     return replace(solution, problems=tuple(problems)).to_dict()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from devalloc.controller import quota
 from devalloc.controller.claims import as_allocated
 from devalloc.controller.overview.facts import Quota
 from devalloc.controller.overview.words import mapping, short
 from devalloc.store import Object
+from devalloc_solver import quota
 
 THEIRS = ".deviceclass.resource.k8s.io/devices"
 """What Kubernetes' own quota controller counts, of ResourceClaims: `devalloc` only shows it."""
@@ -29,7 +29,7 @@ def quotas(documents: Sequence[Object]) -> tuple[list[Quota], bool]:
             for bound, most in of.items()
         ]
     found.sort(key=lambda each: (each.namespace, each.name, each.resource))
-    return found, not quota.statuses(documents)
+    return found, not quota.statuses(as_allocated(documents))
 
 
 def _theirs(doc: Object) -> Iterable[Quota]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from devalloc.api.reservation import reserved
-from devalloc.controller import gate
 from devalloc.controller.placing import machines
 from devalloc.controller.placing.documents import Placing, with_machines
 from devalloc.controller.placing.growth import Growth
 from devalloc.controller.placing.words import Words, named
 from devalloc.store import Object
+from devalloc_solver import gate
 from devalloc_solver.reasons import Reason
 
 Answer = dict[str, Any]
@@ -25,10 +25,8 @@ def solve_with_machines(documents: Iterable[Any], *, placement: str = "pack", de
     """
     from devalloc_solver import solve_manifests  # takes a while to load
 
-    documents = list(documents)
-    known = [document for document in documents if _is_readable(document)]
-    placing = with_machines(known)
-    rest = [document for document in documents if not _is_readable(document)]
+    readable, rest = gate.apart(documents)
+    placing = with_machines(readable)
 
     def solve(asked: list[Object]) -> Answer:
         return solve_manifests([*asked, *rest], placement=placement, deadline=deadline)
@@ -112,19 +110,3 @@ def _kept_back(claim: tuple[str, str], placing: Placing) -> Answer:
     _, waits_for = placing.waiting.get(owner, ("", "a claim of it waits with another machine"))
     why = f"it is placed with machine {'/'.join(owner)}, which waits: {waits_for}"
     return {**_entry(claim, False, None, (), Reason.GROUP_UNSATISFIABLE.value, why), "machine": "/".join(owner)}
-
-
-def _is_readable(document: Any) -> bool:
-    """Whether it is well formed as far as it is looked into before it is decoded."""
-    if not isinstance(document, Mapping) or not isinstance(document.get("metadata"), Mapping):
-        return False
-    metadata: Object = document["metadata"]
-    annotations, finalizers = metadata.get("annotations", {}), metadata.get("finalizers", [])
-    texts = [metadata.get("name"), metadata.get("namespace", ""), metadata.get("creationTimestamp", "")]
-    return (
-        all(isinstance(text, str) for text in texts)
-        and isinstance(annotations, Mapping)
-        and all(isinstance(text, str) for text in annotations.values())
-        and isinstance(finalizers, list)
-        and all(isinstance(document.get(part, {}), Mapping) for part in ("spec", "status"))
-    )

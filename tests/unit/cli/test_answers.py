@@ -111,10 +111,10 @@ def test_explain_of_a_claim_that_is_not_there_says_where_it_is(devalloc: Shell) 
 
 def test_every_reason_has_advice() -> None:
     from devalloc.cli.explanation import ADVICE
-    from devalloc.controller.gate import ADMIN_ACCESS_DENIED, QUOTA_EXCEEDED
     from devalloc.controller.placing.words import NO_ROOM, TOO_SMALL
     from devalloc.controller.refused import REFUSED
     from devalloc_solver import Reason
+    from devalloc_solver.gate import ADMIN_ACCESS_DENIED, QUOTA_EXCEEDED
 
     of_namespaces = {ADMIN_ACCESS_DENIED, QUOTA_EXCEEDED}
     assert ADVICE.keys() == {reason.value for reason in Reason} | {NO_ROOM, TOO_SMALL, REFUSED} | of_namespaces

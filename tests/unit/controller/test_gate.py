@@ -10,12 +10,11 @@ import pytest
 
 from devalloc.api.claim import DeviceClaim
 from devalloc.api.decode import decode
-from devalloc.controller import gate, quota
 from devalloc.controller.allocate import AllocateSettings, Allocator
 from devalloc.controller.release import release
 from devalloc.store import Event, EventType, Store
 from devalloc.store.sqlite import SQLiteStore
-from devalloc_solver import solve_manifests
+from devalloc_solver import gate, quota, solve_manifests
 from tests.support.fleets import annotations, fill, gpu_claim, gpu_class, gpu_pool, held
 from tests.support.hosts import host, machine, placed, status
 

@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 import tarfile
+import tomllib
 from pathlib import Path
 from typing import Any
 

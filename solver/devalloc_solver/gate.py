@@ -16,8 +16,7 @@ from typing import Any, Literal
 from devalloc.api import meta
 from devalloc.api.claim import DeviceClaim
 from devalloc.api.decode import decode
-from devalloc.controller import quota
-from devalloc.controller.claims import (
+from devalloc.api.plainclaims import (
     ClaimKey,
     admin_classes,
     allocations,
@@ -26,8 +25,8 @@ from devalloc.controller.claims import (
     group_of,
     is_deleting,
 )
-from devalloc.controller.quota import Bound
-from devalloc.store import Object
+from devalloc_solver import quota
+from devalloc_solver.quota import Bound
 from devalloc_solver.reasons import Reason
 
 QUOTA_EXCEEDED = "QuotaExceeded"
@@ -50,6 +49,32 @@ _OF_THE_BATCH = {
 }
 """Reasons of claims that could have found a place if others of their batch, or of their group, had asked for less."""
 Answer = dict[str, Any]
+Object = dict[str, Any]
+
+
+def apart(documents: Iterable[Any]) -> tuple[list[Object], list[Any]]:
+    """Those that are well formed as far as they are looked into before they are decoded, and the rest."""
+    readable: list[Object] = []
+    rest: list[Any] = []
+    for document in documents:
+        (readable if _is_readable(document) else rest).append(document)
+    return readable, rest
+
+
+def _is_readable(document: Any) -> bool:
+    """Whether it is well formed as far as it is looked into before it is decoded."""
+    if not isinstance(document, Mapping) or not isinstance(document.get("metadata"), Mapping):
+        return False
+    metadata: Object = document["metadata"]
+    annotations, finalizers = metadata.get("annotations", {}), metadata.get("finalizers", [])
+    texts = [metadata.get("name"), metadata.get("namespace", ""), metadata.get("creationTimestamp", "")]
+    return (
+        all(isinstance(text, str) for text in texts)
+        and isinstance(annotations, Mapping)
+        and all(isinstance(text, str) for text in annotations.values())
+        and isinstance(finalizers, list)
+        and all(isinstance(document.get(part, {}), Mapping) for part in ("spec", "status"))
+    )
 
 
 def reads(doc: Object) -> Any:
@@ -59,12 +84,12 @@ def reads(doc: Object) -> Any:
     return (bounds, quota.told_of(doc)) if (bounds := quota.bounds_of(doc)) else None
 
 
-def is_read(doc: Object) -> bool:
+def is_read(doc: Mapping[str, Any]) -> bool:
     """Whether it is of a kind that is looked at here, and by nobody after."""
     return _is_namespace(doc) or quota.is_quota(doc)
 
 
-def _is_namespace(doc: Object) -> bool:
+def _is_namespace(doc: Mapping[str, Any]) -> bool:
     return doc.get("kind") == "Namespace" and doc.get("apiVersion") == "v1"
 
 

@@ -16,10 +16,10 @@ from devalloc.api import hostpool
 from devalloc.api.claim import COUNT, DeviceClaim, DeviceClaimDetail
 from devalloc.api.decode import decode
 from devalloc.api.deviceclass import DeviceClass
+from devalloc.api.plainclaims import allocations, claim_key, claims_among
 from devalloc.api.quantity import Quantity
-from devalloc.controller.claims import allocations, as_allocated, claim_key, claims_among
-from devalloc.store import Object
 
+Object = dict[str, Any]
 KIND = "ResourceQuota"
 SUFFIX = ".deviceclass.devmgmtproto.k8s.io/devices"
 """What follows the name of a class in ``spec.hard``."""
@@ -28,7 +28,7 @@ Bound = tuple[str, str, str]
 Classes = Mapping[str, DeviceClass]
 
 
-def is_quota(doc: Object) -> bool:
+def is_quota(doc: Mapping[str, Any]) -> bool:
     """Whether it is a ResourceQuota, of whatever."""
     return doc.get("kind") == KIND and doc.get("apiVersion") == "v1"
 
@@ -159,12 +159,12 @@ def left_for(documents: Sequence[Object], manifest: Object) -> tuple[int, str] |
 def statuses(documents: Sequence[Object]) -> list[tuple[Object, Object]]:
     """Quotas whose status does not say how much of them is used, with the status that does.
 
-    Others may count in the same status, so the rest of it stays.
+    ``documents``: as they count (``as_allocated``). Others may count in the same status, so the rest of it stays.
     """
     quotas = [(doc, bounds) for doc in documents if is_quota(doc) and (bounds := bounds_of(doc))]
     if not quotas:
         return []
-    used = held(as_allocated(documents), [bound for _, bounds in quotas for bound in bounds], classes_among(documents))
+    used = held(documents, [bound for _, bounds in quotas for bound in bounds], classes_among(documents))
     found = []
     for doc, bounds in quotas:
         before = _map(doc.get("status"))

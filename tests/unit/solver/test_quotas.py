@@ -1,0 +1,59 @@
+"""ResourceQuotas count in the library as they do in `devalloc up`, or it is said that they do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from devalloc_solver import Fleet, solve_manifests
+from tests.support.shell import claim, device_class, pool
+
+QUOTA = {
+    "apiVersion": "v1",
+    "kind": "ResourceQuota",
+    "metadata": {"name": "few", "namespace": "default"},
+    "spec": {"hard": {"gpu.deviceclass.devmgmtproto.k8s.io/devices": "1"}},
+}
+
+
+def reasons(answer: dict[str, Any]) -> dict[str, str | None]:
+    return {one["name"]: one["reason"] for one in answer["claims"]}
+
+
+def test_a_claim_over_its_quota_gets_nothing() -> None:
+    answer = solve_manifests([pool(), device_class(), claim("a"), claim("b"), QUOTA])
+
+    assert reasons(answer) == {"a": None, "b": "QuotaExceeded"}
+    assert answer["problems"] == []
+
+
+def test_a_quota_of_another_namespace_counts_for_nobody_here() -> None:
+    other = {**QUOTA, "metadata": {"name": "few", "namespace": "team-a"}}
+
+    assert reasons(solve_manifests([pool(), device_class(), claim("a"), claim("b"), other])) == {"a": None, "b": None}
+
+
+def test_what_is_malformed_beside_a_quota_is_reported_and_costs_nothing_else() -> None:
+    answer = solve_manifests([pool(), device_class(), claim("a"), QUOTA, 5, {"kind": "DeviceClaim", "metadata": 3}])  # type: ignore[list-item]
+
+    assert reasons(answer) == {"a": None}
+    assert len(answer["problems"]) >= 2
+
+
+@pytest.mark.parametrize("deadline", [-1.0, "soon"])
+def test_a_deadline_that_is_none_is_refused_beside_a_quota_too(deadline: Any) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        solve_manifests([pool(), QUOTA], deadline=deadline)
+
+
+def test_a_fleet_says_that_it_counts_no_quotas() -> None:
+    fleet = Fleet.from_manifests([pool(), device_class(), QUOTA])
+
+    (problem,) = fleet.allocate_all([claim("a")])["problems"]
+
+    assert (problem["kind"], problem["name"], problem["severity"]) == ("ResourceQuota", "few", "warning")
+    assert "is not applied" in problem["message"]
+    fleet.delete(QUOTA)
+    assert fleet.allocate_all([claim("b")])["problems"] == []
+    assert fleet.update(QUOTA) == [problem]
