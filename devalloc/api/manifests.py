@@ -299,6 +299,8 @@ def _add_object(content: Any, source: str, text: _Text | None, found: Manifests)
         found.documents.append(Document(content, source, text))
     else:
         message = "is no object: a manifest is a map with apiVersion, kind and metadata"
+        if isinstance(content, list):
+            message = "is a list: separate the objects with ---, or wrap them as {kind: List, items: […]}"
         found.problems.append(Problem(message, source=source))
 
 

@@ -148,4 +148,22 @@ _COLUMNS = {
         Column("MESSAGE", lambda machine: _machine_status(machine, "message"), wide=True),
     ),
 }
+
+
+def _quota(quota: Object) -> str:
+    """Of devices: how many are used of how many, by class."""
+    hard = quota.get("spec", {}).get("hard", {})
+    used = quota.get("status", {}).get("used", {})
+    return ", ".join(
+        f"{name.partition('.deviceclass.')[0]} {used.get(name, '?')}/{most}"
+        for name, most in hard.items()
+        if name.endswith("/devices")
+    )
+
+
+_COLUMNS["ResourceQuota"] = (
+    Column("NAME", _name),
+    Column("DEVICES, USED/HARD", _quota),
+    Column("AGE", age),
+)
 _OTHER = (Column("NAME", _name), Column("AGE", age))

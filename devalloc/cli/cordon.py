@@ -36,7 +36,7 @@ def cordon(names: tuple[str, ...], reason: str, place: Place) -> int:
             else:
                 click.echo("nothing is cordoned")
             return 0
-        why = f"by {_user()}, {datetime.now(UTC):%Y-%m-%d}" + (f": {reason}" if reason else "")
+        why = f"by {user()}, {datetime.now(UTC):%Y-%m-%d}" + (f": {reason}" if reason else "")
         targets = [cordons.find(objects, name) for name in names]
         for target in targets:
             cordons.cordon(objects, target, why)
@@ -44,7 +44,7 @@ def cordon(names: tuple[str, ...], reason: str, place: Place) -> int:
     return 0
 
 
-def _user() -> str:
+def user() -> str:
     """Who runs this; in containers often a number without a name."""
     import getpass
     import os

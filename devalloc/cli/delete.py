@@ -11,6 +11,7 @@ from devalloc.cli import suggestions
 from devalloc.cli.names import keys_of, kind_of, shown
 from devalloc.cli.options import all_namespaces_option, files_option, namespace_option, store_option
 from devalloc.cli.output import note
+from devalloc.cli.selector import Test, selector_option
 from devalloc.cli.verb import BadInput, verb
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 @click.argument("what", nargs=-1, metavar="KIND NAME... | KIND/NAME...", shell_complete=suggestions.objects)
 @files_option(required=False)
 @click.option("--all", "everything", is_flag=True, help="Every object of the kind.")
+@selector_option
 @click.option("--ignore-not-found", is_flag=True, help="What is not there counts as deleted.")
 @namespace_option
 @all_namespaces_option
@@ -30,6 +32,7 @@ def delete(
     what: tuple[str, ...],
     files: tuple[str, ...],
     everything: bool,
+    selected: Test | None,
     ignore_not_found: bool,
     namespace: str,
     all_namespaces: bool,
@@ -47,7 +50,8 @@ def delete(
 
     code = 0
     with opened(store) as objects:
-        keys, code = _meant(objects, what, files, everything, None if all_namespaces else namespace, namespace)
+        within = None if all_namespaces else namespace
+        keys, code = _meant(objects, what, files, everything, selected, within, namespace)
         for key, group in keys:
             try:
                 stored = objects.get(*key) if group is not None else None
@@ -73,6 +77,7 @@ def _meant(
     what: tuple[str, ...],
     files: tuple[str, ...],
     everything: bool,
+    selected: Test | None,
     within: str | None,
     namespace: str,
 ) -> tuple[list[tuple[Key, str | None]], int]:
@@ -88,12 +93,12 @@ def _meant(
         contents = [document.content for document in documents.good]
         groups = [content["apiVersion"].rpartition("/")[0] for content in contents]
         return list(zip(map(Key.of, contents), groups, strict=True)), documents.exit_code
-    if everything:
+    if everything or selected is not None:
         if len(what) != 1 or "/" in what[0]:
-            raise BadInput("--all goes with one KIND and no names")
+            raise BadInput(f"{'--all' if everything else '--selector'} goes with one KIND and no names")
         kind = kind_of(what[0], store)
         listed = store.list(kind.kind, within if kind.namespaced else None).objects
-        return [(Key.of(obj), None) for obj in listed], 0
+        return [(Key.of(obj), None) for obj in listed if selected is None or selected(obj)], 0
     if len(what) == 1 and "/" not in what[0]:
         raise BadInput(f"which {what[0]}? Name them, or say --all")
     return [(key, None) for key in keys_of(what, namespace, store=store)], 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from devalloc.cli import suggestions
-from devalloc.cli.names import keys_of
+from devalloc.cli.names import keys_of, kind_of, shown
 from devalloc.cli.options import namespace_option
 from devalloc.cli.place import Place, place_options
 from devalloc.cli.verb import BadInput, verb
@@ -39,6 +39,8 @@ def describe(what: tuple[str, ...], namespace: str, place: Place) -> int:
     from devalloc.cli.place import opened
 
     with opened(place) as objects:
+        if len(what) == 1 and "/" not in what[0] and (same := _named(objects, what[0])):
+            raise BadInput(f"{what[0]} is not a kind; did you mean {' or '.join(same)}?")
         keys = keys_of(what, namespace, store=objects)
         if not keys:
             raise BadInput(f"which {what[0]}? Name it, such as {what[0]}/NAME; `devalloc get {what[0]}` lists them")
@@ -47,6 +49,16 @@ def describe(what: tuple[str, ...], namespace: str, place: Place) -> int:
                 click.echo()
             _describe(objects, objects.get(*key))
     return 0
+
+
+def _named(store: Store, name: str) -> list[str]:
+    """Objects of that name, if it is no kind: as KIND/NAME."""
+    try:
+        kind_of(name, store)
+    except BadInput:
+        keys = [Key.of(obj) for obj in store.list().objects if obj["metadata"]["name"] == name]
+        return list(dict.fromkeys(map(shown, keys)))[:3]
+    return []
 
 
 def _describe(store: Store, obj: Object) -> None:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from devalloc.api.kinds import KINDS
 from devalloc.cli import suggestions
 from devalloc.cli.names import keys_of, kind_of, namesake, shown
-from devalloc.cli.options import all_namespaces_option, namespace_option, output_option
+from devalloc.cli.options import (
+    all_namespaces_option,
+    namespace_option,
+    no_headers_option,
+    output_option_with_jsonpath,
+)
 from devalloc.cli.output import dump, dump_objects, note, table
 from devalloc.cli.place import Place, place_options
+from devalloc.cli.selector import Test, selector_option
 from devalloc.cli.verb import BadInput, verb
 from devalloc.store.key import Key
 
@@ -28,31 +36,72 @@ Object = dict[str, Any]
 )
 @namespace_option
 @all_namespaces_option
-@output_option()
+@output_option_with_jsonpath
+@no_headers_option
+@selector_option
 @click.option("-w", "--watch", is_flag=True, help="Go on with every change, until Ctrl-C.")
+@click.option("--all", "everything", is_flag=True, hidden=True, help="As -A.")
 @place_options
-def get(what: tuple[str, ...], namespace: str, all_namespaces: bool, output: str, watch: bool, place: Place) -> int:
-    """List objects, or print them.
+def get(
+    what: tuple[str, ...],
+    namespace: str,
+    all_namespaces: bool,
+    output: str,
+    no_headers: bool,
+    selected: Test | None,
+    watch: bool,
+    everything: bool,
+    place: Place,
+) -> int:
+    """List objects, or print them. `get all` lists those of all kinds of devalloc.
 
     \b
     devalloc get pools
     devalloc get claims -A -o wide
+    devalloc get claims -l app=web --no-headers
     devalloc get dclaim/train -o yaml
+    devalloc get pools -o jsonpath='{.items[*].metadata.name}'
     """
     from devalloc.cli.place import opened
 
+    all_namespaces = all_namespaces or everything
+    form = Form(output, no_headers)
     if "/" not in what[0] and len(what) == 1:
         with opened(place) as objects:
-            kinds = [kind_of(word, objects) for word in what[0].split(",")]
-            return _list(objects, kinds, None if all_namespaces else namespace, output, watch)
-    if all_namespaces:
-        raise BadInput("a name and --all-namespaces do not go together; say the namespace with -n")
+            words = [kind for kind in KINDS if what[0] == "all"] or what[0].split(",")
+            kinds = [kind_of(word, objects) for word in words]
+            return _list(objects, kinds, None if all_namespaces else namespace, form, watch, selected)
+    if all_namespaces or selected:
+        option = "--all-namespaces" if all_namespaces else "--selector"
+        raise BadInput(f"a name and {option} do not go together; say the namespace with -n")
     with opened(place) as objects:
         keys = keys_of(what, namespace, store=objects)
-        return _named(objects, keys, output, watch)
+        return _named(objects, keys, form, watch)
 
 
-def _list(store: Store, kinds: list[Kind], namespace: str | None, output: str, watch: bool) -> int:
+class Form(NamedTuple):
+    """How the answer is printed."""
+
+    output: str
+    no_headers: bool = False
+
+    @property
+    def is_table(self) -> bool:
+        return self.output in ("table", "wide")
+
+    @property
+    def is_data(self) -> bool:
+        """For programs: they get changes in the same form as objects."""
+        return self.output in ("json", "yaml")
+
+    @property
+    def template(self) -> str | None:
+        return self.output.removeprefix("jsonpath=") if self.output.startswith("jsonpath=") else None
+
+
+def _list(
+    store: Store, kinds: list[Kind], namespace: str | None, form: Form, watch: bool, selected: Test | None
+) -> int:
     wanted = {kind.kind: namespace if kind.namespaced else None for kind in kinds}
     listing = store.list(wanted)
     found = [
@@ -60,16 +109,17 @@ def _list(store: Store, kinds: list[Kind], namespace: str | None, output: str, w
         for obj in listing.objects
         if wanted[kind := Key.of(obj).kind] is None or obj["metadata"].get("namespace") == wanted[kind]
     ]
-    _print_first(found, output, watch=watch, namespaces=namespace is None)
-    if not found and output in ("table", "wide") and not watch:
+    found = [obj for obj in found if selected is None or selected(obj)]
+    _print_first(found, form, watch=watch, namespaces=namespace is None)
+    if not found and form.is_table and not watch:
         where = "" if namespace is None or not kinds[0].namespaced else f" in namespace {namespace} (-A shows all)"
-        note(f"no {', '.join(kind.plural for kind in kinds)}{where}")
+        note(f"no {', '.join(kind.plural for kind in kinds)}{where}{' with these labels' if selected else ''}")
     if watch:
-        _follow(store, set(wanted), listing.resource_version, None, namespace, output)
+        _follow(store, set(wanted), listing.resource_version, None, namespace, form, selected)
     return 0
 
 
-def _named(store: Store, keys: list[Key], output: str, watch: bool) -> int:
+def _named(store: Store, keys: list[Key], form: Form, watch: bool) -> int:
     from devalloc.store.errors import NotFound
 
     version = store.list(()).resource_version
@@ -80,62 +130,86 @@ def _named(store: Store, keys: list[Key], output: str, watch: bool) -> int:
         except NotFound as error:
             note(f"error: {error}{namesake(store, key)}")
             missing += 1
-    if output in ("json", "yaml") and len(keys) == 1 and found and not watch:
-        dump(found[0], output)
+    if (form.is_data or form.template is not None) and len(keys) == 1 and found and not watch:
+        _print_one(found[0], form)
     else:
-        _print_first(found, output, watch=watch, namespaces=False)
+        _print_first(found, form, watch=watch, namespaces=False)
     if watch:
-        _follow(store, {key.kind for key in keys}, version, set(keys), None, output)
+        _follow(store, {key.kind for key in keys}, version, set(keys), None, form)
     return 1 if missing else 0
 
 
 def _follow(
-    store: Store, kinds: set[str], since: str, keys: set[Key] | None, namespace: str | None, output: str
+    store: Store,
+    kinds: set[str],
+    since: str,
+    keys: set[Key] | None,
+    namespace: str | None,
+    form: Form,
+    selected: Test | None = None,
 ) -> None:
     from devalloc.cli.output import Feed
 
     feed = Feed()
     for event in store.watch(kinds, since):
         key = Key.of(event.object)
+        if selected is not None and not selected(event.object):
+            continue
         if (keys is None and key.namespace in (None, namespace or key.namespace)) or (keys and key in keys):
             everywhere = namespace is None and keys is None
-            _print_change(feed, event.type.value, event.object, output, namespaces=everywhere)
+            _print_change(feed, event.type.value, event.object, form, namespaces=everywhere)
 
 
-def _print_first(objects: list[Object], output: str, *, watch: bool, namespaces: bool) -> None:
+def _print_first(objects: list[Object], form: Form, *, watch: bool, namespaces: bool) -> None:
     """What is there before any change. A program that watches gets it in the same form as the changes."""
-    if watch and output in ("json", "yaml"):
+    if watch and form.is_data:
         for obj in objects:
-            dump({"type": "ADDED", "object": obj}, output)
+            dump({"type": "ADDED", "object": obj}, form.output)
+    elif watch and form.template is not None:
+        for obj in objects:
+            _print_one(obj, form)
     else:
-        _print(objects, output, namespaces=namespaces)
+        _print(objects, form, namespaces=namespaces)
 
 
-def _print(objects: list[Object], output: str, *, namespaces: bool) -> None:
-    if output == "name":
+def _print_one(obj: Object, form: Form) -> None:
+    if form.template is None:
+        dump(obj, form.output)
+        return
+    from devalloc.cli.jsonpath import render
+
+    click.echo(render(form.template, obj), nl=sys.stdout.isatty())
+
+
+def _print(objects: list[Object], form: Form, *, namespaces: bool) -> None:
+    if form.template is not None:
+        _print_one({"kind": "List", "items": objects}, form)
+    elif form.output == "name":
         for obj in objects:
             click.echo(shown(Key.of(obj)))
-    elif output in ("json", "yaml"):
-        dump_objects(objects, output)
+    elif form.is_data:
+        dump_objects(objects, form.output)
     else:
         for i, kind in enumerate(dict.fromkeys(Key.of(obj).kind for obj in objects)):
             if i:
                 click.echo()
-            table(*_table(kind, [obj for obj in objects if Key.of(obj).kind == kind], output, namespaces))
+            same = [obj for obj in objects if Key.of(obj).kind == kind]
+            table(*_table(kind, same, form.output, namespaces), no_headers=form.no_headers)
 
 
-def _print_change(feed: Feed, change: str, obj: Object, output: str, *, namespaces: bool) -> None:
-    if output == "name":
+def _print_change(feed: Feed, change: str, obj: Object, form: Form, *, namespaces: bool) -> None:
+    if form.template is not None:
+        _print_one(obj, form)
+    elif form.output == "name":
         click.echo(shown(Key.of(obj)))
-    elif output in ("json", "yaml"):
-        dump({"type": change, "object": obj}, output)
+    elif form.is_data:
+        dump({"type": change, "object": obj}, form.output)
     else:
-        headers, (row,) = _table(Key.of(obj).kind, [obj], output, namespaces)
+        headers, (row,) = _table(Key.of(obj).kind, [obj], form.output, namespaces)
         feed.row(["CHANGE", *headers], [change, *row])
 
 
 def _table(kind: str, objects: list[Object], output: str, namespaces: bool) -> tuple[list[str], list[list[Cell]]]:
-    from devalloc.api.kinds import KINDS
     from devalloc.cli.columns import header_and_rows
 
     namespaces = namespaces and (kind not in KINDS or KINDS[kind].namespaced)

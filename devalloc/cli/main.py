@@ -55,13 +55,35 @@ VERBS: dict[str, dict[str, str]] = {
     "Care": {
         "cordon": "keep devices or a node from being allocated",
         "uncordon": "let them be allocated again",
+        "drain": "cordon a node, and take back what its claims hold",
         "snapshot": "write all objects and the answer into one file",
         "replay": "solve a snapshot again, offline, and compare",
         "backup": "copy the store while it is in use, and the node plugin's journal",
         "restore": "put such a copy back",
         "completion": "shell completion for bash, zsh or fish",
+        "version": "the version of the command",
+        "help": "the help of a verb",
     },
 }
+OTHER_WORDS = {
+    "create": "apply",
+    "replace": "apply",
+    "patch": "apply",
+    "edit": "apply",
+    "list": "get",
+    "ls": "get",
+    "show": "describe",
+    "status": "top",
+    "rm": "delete",
+    "remove": "delete",
+    "plan": "solve",
+    "why": "explain",
+    "logs": "describe",
+    "lint": "validate",
+}
+"""What people write who know other commands, and the verb that does it here."""
+BEFORE_THE_VERB = {"-n", "--namespace", "--store", "--kubeconfig", "--log-level", "--log-format"}
+"""Options with a value of verbs that may also stand before the verb, as with kubectl."""
 
 
 class Devalloc(click.Group):
@@ -86,10 +108,26 @@ class Devalloc(click.Group):
         if not name.startswith("-") and name not in self.list_commands(ctx):
             from devalloc.api.nearest import nearest
 
-            near = nearest(name, self.list_commands(ctx))
+            near = OTHER_WORDS.get(name) or nearest(name, self.list_commands(ctx))
             advice = f"did you mean `{near}`?" if near else "`devalloc --help` lists them."
             ctx.fail(f"There is no verb `{name}`; {advice}")
         return super().resolve_command(ctx, args)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, self._after_the_verb(ctx, args))
+
+    def _after_the_verb(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """The arguments with options that stand before the verb behind it."""
+        moved: list[str] = []
+        rest = list(args)
+        while rest and rest[0].partition("=")[0] in BEFORE_THE_VERB:
+            length = 1 if "=" in rest[0] else 2
+            moved, rest = [*moved, *rest[:length]], rest[length:]
+        if not moved or not rest or rest[0] not in self.list_commands(ctx):
+            return args
+        # The options of `devalloc vm list` go behind `list`.
+        at = 2 if isinstance(self.get_command(ctx, rest[0]), click.Group) else 1
+        return [*rest[:at], *moved, *rest[at:]]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, verbs in VERBS.items():

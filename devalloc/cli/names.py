@@ -22,8 +22,12 @@ def kind_of(word: str, store: Store | None = None) -> Kind:
     kind = find_kind(word) or find_kind(f"device{word}") or find_kind(word.removesuffix("s"))
     if kind is None and store is not None:
         kind = _stored(word, store)
+    if kind is None:
+        kind = next((each for each in BESIDE if word.lower().partition(".")[0] in (each.plural, *_names(each))), None)
     if kind is not None:
         return kind
+    if (why := _NO_KINDS.get(word.lower().removesuffix("s"))) is not None:
+        raise BadInput(f"there is no kind {word!r} here: {why}")
     from devalloc.api.nearest import nearest
 
     words = [word for kind in KINDS.values() for word in (kind.plural, kind.plural.removeprefix("device"))]
@@ -38,7 +42,7 @@ def _stored(word: str, store: Store) -> Kind | None:
     for in_store, obj in kinds.items():
         singular, api_version = obj["kind"].lower(), obj["apiVersion"]
         plural = f"{singular}es" if singular.endswith("s") else f"{singular}s"
-        is_meant = name in (singular, plural, *_SHORT.get(singular, ())) and group in (
+        is_meant = name in (singular, plural) and group in (
             "",
             api_version.partition("/")[0],
         )
@@ -49,8 +53,21 @@ def _stored(word: str, store: Store) -> Kind | None:
     return None
 
 
-_SHORT = {"resourcequota": ("quota", "quotas")}
-"""Other names for kinds of Kubernetes that devalloc reads."""
+def _names(kind: Kind) -> tuple[str, ...]:
+    return kind.singular, *kind.short_names
+
+
+BESIDE = (
+    Kind("ResourceQuota", "v1", "resourcequotas", "resourcequota", ("quota", "quotas"), True, ConfigObject),
+    Kind("Namespace", "v1", "namespaces", "namespace", ("ns",), False, ConfigObject),
+)
+"""Kinds of Kubernetes that devalloc reads."""
+_NO_KINDS = {
+    "node": "see `devalloc get pools`, `devalloc top` and `devalloc cordon node/NAME`",
+    "event": "claims and machines say why in their message: devalloc get claims -o wide, devalloc explain NAME",
+    "device": "see `devalloc describe pool/NAME`",
+}
+"""What people ask for that is no object, and what to do instead."""
 
 
 def key_of(kind: Kind, name: str, namespace: str) -> Key:

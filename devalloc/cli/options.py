@@ -68,6 +68,24 @@ def output_option(*forms: str, default: str = "table") -> Decorator:
     )
 
 
+class _FormOrJsonpath(click.Choice[str]):
+    """One of the forms, or a template: jsonpath=…"""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if isinstance(value, str) and value.startswith("jsonpath="):
+            return value
+        return super().convert(value, param, ctx)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return f"[{'|'.join(self.choices)}|jsonpath=TEMPLATE]"
+
+
+def output_option_with_jsonpath(function: Callable[..., Any]) -> Callable[..., Any]:
+    """-o FORM or jsonpath=TEMPLATE: passed as ``output: str``."""
+    what = "How the answer is printed; jsonpath as kubectl has it, such as jsonpath='{.items[*].metadata.name}'."
+    return click.option("-o", "--output", type=_FormOrJsonpath(FORMATS), default="table", help=what)(function)
+
+
 def namespace_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """-n NAMESPACE: passed as ``namespace: str``."""
     return click.option(
@@ -83,6 +101,11 @@ def namespace_option(function: Callable[..., Any]) -> Callable[..., Any]:
 def all_namespaces_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """-A: passed as ``all_namespaces: bool``."""
     return click.option("-A", "--all-namespaces", is_flag=True, help="Every namespace.")(function)
+
+
+def no_headers_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """--no-headers: passed as ``no_headers: bool``."""
+    return click.option("--no-headers", is_flag=True, help="Tables without their first line.")(function)
 
 
 def files_option(*, required: bool, help: str = "") -> Decorator:

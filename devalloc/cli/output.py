@@ -13,6 +13,8 @@ import click
 
 FORMATS = ("table", "wide", "json", "yaml", "name")
 GAP = "   "
+UNBROKEN = 24
+"""Words up to this long are not broken on terminals."""
 ROOM = 10
 """Least width of a column whose longest cell is not known yet."""
 
@@ -56,12 +58,13 @@ def dump_objects(objects: Sequence[dict[str, Any]], form: str) -> None:
         dump(obj, form)
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+def table(headers: Sequence[str], rows: Sequence[Sequence[Cell]], *, no_headers: bool = False) -> None:
     """Print a table: lines that programs can cut when piped, colours and wrapping only on a terminal."""
     if sys.stdout.isatty():
-        _rich_table(headers, rows)
+        _rich_table(headers, rows, no_headers=no_headers)
         return
-    for line in lines(headers, rows):
+    shown = lines([""] * len(headers), rows)[1:] if no_headers else lines(headers, rows)
+    for line in shown:
         click.echo(line)
 
 
@@ -95,14 +98,17 @@ class Feed:
             click.echo(text)
 
 
-def _rich_table(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+def _rich_table(headers: Sequence[str], rows: Sequence[Sequence[Cell]], *, no_headers: bool) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    grid = Table(box=None, header_style="bold", padding=(0, len(GAP), 0, 0))
+    grid = Table(box=None, header_style="bold", padding=(0, len(GAP), 0, 0), show_header=not no_headers)
     for i, header in enumerate(headers):
-        grid.add_column(header, overflow="fold", no_wrap=i == 0)
+        # A name is broken only where it is longer than this: at 80 columns, device names were cut in the middle.
+        words = [word for row in rows for word in plain(row[i]).split()]
+        least = min(UNBROKEN, max(map(len, [header, *words])))
+        grid.add_column(header, overflow="fold", no_wrap=i == 0, min_width=least)
     for row in rows:
         grid.add_row(*(Text(plain(cell), style=cell.style if isinstance(cell, Styled) else "") for cell in row))
     Console().print(grid)

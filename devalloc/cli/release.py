@@ -58,7 +58,7 @@ def release(names: tuple[str, ...], force: bool, abandon: bool, timeout: float, 
                 asked.append(key)
             else:
                 click.echo(f"{shown(key)} {outcome}")
-        late = _wait(objects, asked, timeout) if asked else []
+        late = wait_for_nodes(objects, asked, timeout) if asked else []
     for key in asked:
         if key in late:
             note(
@@ -70,7 +70,7 @@ def release(names: tuple[str, ...], force: bool, abandon: bool, timeout: float, 
     return 1 if late else 0
 
 
-def _wait(store: Store, keys: list[Key], timeout: float) -> list[Key]:
+def wait_for_nodes(store: Store, keys: list[Key], timeout: float) -> list[Key]:
     """Those that their node still has when time is up. The others are released, by the allocator or here."""
     until = time.monotonic() + timeout
     since = store.list(()).resource_version

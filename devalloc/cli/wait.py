@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,12 +22,23 @@ STATES = {"DeviceClaim": ("allocated", "released", "deleted"), "VirtualMachine":
 """What each kind can be waited for to be, first what is meant where nothing is said."""
 
 
+class _State(click.Choice[str]):
+    """A state, also as kubectl has it: delete, condition=Allocated, jsonpath={.status.phase}=Running."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if isinstance(value, str):
+            for prefix in ("condition=", "jsonpath={.status.phase}="):
+                value = value.removeprefix(prefix).lower() if value.startswith(prefix) else value
+            value = "deleted" if value == "delete" else value
+        return super().convert(value, param, ctx)
+
+
 @verb("wait")
 @click.argument("names", nargs=-1, required=True, metavar="NAME... | KIND/NAME...", shell_complete=suggestions.claims)
 @click.option(
     "--for",
     "state",
-    type=click.Choice(["allocated", "released", "running", "stopped", "deleted"]),
+    type=_State(["allocated", "released", "running", "stopped", "deleted"]),
     help="What to wait for; by default allocated for claims, and running for machines.",
 )
 @click.option("--timeout", type=duration, default="30s", metavar="DURATION", help="How long to wait at most.")
@@ -41,6 +52,7 @@ def wait(names: tuple[str, ...], state: str | None, timeout: float, namespace: s
     \b
     devalloc wait train --for=allocated --timeout 1m
     devalloc wait vm/web
+    devalloc wait claim/train --for=delete
     """
     from devalloc.cli.place import opened
 
