@@ -14,6 +14,7 @@ from devalloc.cli.verb import BadInput
 
 if TYPE_CHECKING:
     from devalloc.cli.documents import Documents
+    from devalloc.store.key import Key
 
 Object = dict[str, Any]
 
@@ -92,11 +93,23 @@ def contents(files: tuple[str, ...], namespace: str, place: Place, with_store: b
     stored, said = _stored(place)
     for line in said:
         note(line)
-    objects, refused = laid_over(stored, [one.content for one in documents.all if one.source in readable])
+    rest = [one.content for one in documents.all if one.source not in readable]
+    wrong = set(map(_key, rest))  # the answer is for what the manifests say, though it is wrong
+    stored = [obj for obj in stored if _key(obj) not in wrong]
+    objects, refused = laid_over(stored, [one.content for one in documents.good])
     for key, why in refused:
         note(f"warning: {key} {why}; the answer is for the claim as it is")
-    rest = [one.content for one in documents.all if one.source not in readable]
     return Contents([*as_seen(objects), *rest], documents, is_of_store=True)
+
+
+def _key(content: Any) -> Key | None:
+    from devalloc.store.errors import Invalid
+    from devalloc.store.key import Key
+
+    try:
+        return Key.of(content) if isinstance(content, dict) else None
+    except Invalid:
+        return None
 
 
 def _is_of_kind(content: Any, kind: str) -> bool:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from devalloc.cli.output import note, working
 from devalloc.cli.verb import BadInput
 
@@ -58,8 +60,8 @@ def read(files: Sequence[str], namespace: str | None = None, *, verb: Verb | Non
     with working("reading manifests"):
         for file in files:
             if "://" in file:
-                where = "; write: curl -sSL URL | devalloc VERB -f -"
-                raise BadInput(f"{file}: manifests are not fetched{where}")
+                command = click.get_current_context().command_path
+                raise BadInput(f"{file}: manifests are not fetched; write: curl -sSL {file} | {command} -f -")
         manifests = load(files, stdin=sys.stdin.buffer if "-" in files else None)
         documents = [_placed(document, namespace) for document in manifests.documents]
         problems, good = list(manifests.problems), []

@@ -1,0 +1,237 @@
+"""What a newcomer gets wrong, and what the command says: what, where, and what to do."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devalloc.cli import nodesocket
+from devalloc_node.machine import accel
+from devalloc_node.machine.config import MachineConfig
+from tests.support.shell import Shell, claim, device_class, pool, text
+
+FULL_NAME = "AD102GL [L40S]"
+Object = dict[str, Any]
+
+
+def fleet(*more: Object, model: str = FULL_NAME) -> str:
+    return text(pool(model=model), device_class(), *more)
+
+
+@pytest.mark.parametrize("words", [("validate",), ("solve",), ("capacity",), ("explain", "bad")])
+def test_a_bad_expression_is_bad_input_for_every_verb_with_file_and_line(
+    devalloc: Shell, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "bad.yaml").write_text(fleet(claim("bad", constraints="model == 'x'")))
+
+    told = devalloc(*words, "-f", tmp_path / "bad.yaml")
+
+    assert told.code == 2
+    assert f"{tmp_path / 'bad.yaml'}, document 3, line " in told.err
+    assert "undeclared name 'model'" in told.err
+
+
+@pytest.mark.parametrize("verb", ["apply", "validate"])
+def test_two_documents_of_one_name_are_both_wrong(devalloc: Shell, verb: str) -> None:
+    told = devalloc(verb, "-f", "-", stdin=text(claim("a"), claim("b"), claim("a", count=2)))
+
+    assert told.code == 2
+    assert told.err.count("2 objects are named DeviceClaim") == 2
+    assert "document 1" in told.err
+    assert "document 3" in told.err
+    if verb == "apply":
+        assert told.out == "deviceclaim/b created\n"
+
+
+def test_solve_calls_them_wrong_too(devalloc: Shell) -> None:
+    assert devalloc("solve", "-f", "-", stdin=fleet(claim("a"), claim("a", count=2))).code == 2
+
+
+@pytest.mark.parametrize("verb", ["apply", "validate", "solve"])
+def test_a_misspelled_annotation_is_noticed(devalloc: Shell, verb: str) -> None:
+    slipped = claim("a")
+    slipped["metadata"]["annotations"] = {"devalloc.io/prioritiy": "5"}
+
+    told = devalloc(verb, "-f", "-", stdin=fleet(slipped))
+
+    assert told.code == 0
+    assert "metadata.annotations[devalloc.io/prioritiy]" in told.err
+    assert "did you mean devalloc.io/priority?" in told.err
+
+
+def test_a_pin_to_a_node_that_does_not_exist_is_told_as_that(devalloc: Shell) -> None:
+    pinned = claim("a")
+    pinned["metadata"]["annotations"] = {"devalloc.io/node": "nodea"}
+
+    told = devalloc("solve", "-f", "-", stdin=fleet(pinned))
+
+    assert "there is no node 'nodea' with devices; did you mean 'node-a'?" in told.out
+    assert "at most 0" not in told.out
+
+
+def test_a_pin_to_a_node_without_such_devices_is_told_as_before(devalloc: Shell) -> None:
+    pinned = claim("a")
+    pinned["metadata"]["annotations"] = {"devalloc.io/node": "node-b"}
+    other = pool("nics", node="node-b")
+    other["spec"]["driver"] = "nic.devalloc.io"
+
+    told = devalloc("solve", "-f", "-", stdin=fleet(pinned, other))
+
+    assert "node node-b does not have 1 device (at most 0)" in told.out
+
+
+@pytest.mark.parametrize("verb", ["cordon", "uncordon", "drain"])
+def test_a_node_to_be_cordoned_that_does_not_exist_is_answered_with_one_that_does(devalloc: Shell, verb: str) -> None:
+    devalloc("apply", "-f", "-", stdin=fleet())
+
+    told = devalloc(verb, "node/nodea")
+
+    assert told.code == 1
+    assert "did you mean node/node-a?" in told.err
+
+
+@pytest.mark.parametrize(
+    ("expression", "advice"),
+    [
+        ("device.model == 'L40S'", "part of 'AD102GL [L40S]': write device.model.contains('L40S')"),
+        ("device.model == 'l40s'", "write device.model.contains('L40S')"),
+        ("device.vram >= 40", "`vram` exists on 0 of 2 devices"),
+        ("device.attributes['gpu'].model == 'x'", "`device` is a flat map here: write device.model"),
+    ],
+)
+def test_an_expression_that_nothing_matches_is_answered_with_what_to_write(
+    devalloc: Shell, expression: str, advice: str
+) -> None:
+    told = devalloc("solve", "-f", "-", stdin=fleet(claim("a", constraints=expression)))
+
+    assert told.code == 1
+    assert advice in told.out
+
+
+def test_what_is_advised_there_works(devalloc: Shell) -> None:
+    right = claim("a", constraints="device.model.contains('L40S')")
+
+    assert devalloc("solve", "-f", "-", stdin=fleet(right)).code == 0
+
+
+def test_explain_of_a_machine_that_names_its_node_says_what_became_of_it(devalloc: Shell) -> None:
+    machine = {
+        "apiVersion": "devalloc.io/v1alpha1",
+        "kind": "VirtualMachine",
+        "metadata": {"name": "web"},
+        "spec": {
+            "nodeName": "node-a",
+            "cpu": {"min": "1", "max": "2"},
+            "memory": {"min": "512Mi", "max": "1Gi"},
+            "start": {"kernel": "/boot/vmlinuz"},
+        },
+    }
+    applied = devalloc("apply", "-f", "-", stdin=text(machine))
+    assert applied.code == 0, applied.err
+
+    told = devalloc("explain", "vm/web")
+
+    assert told.code == 1
+    assert "because its spec.nodeName is node-a" in told.out
+    assert "does a node plugin run on node node-a?" in told.out
+    assert "there is no machine" in devalloc("explain", "vm/wep").err
+
+
+def test_without_qemu_the_log_says_so_and_nothing_of_kvm(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kvm").touch()
+    config = MachineConfig(tmp_path / "state", binary="no-such-qemu")
+
+    with caplog.at_level(logging.WARNING):
+        assert accel.chosen(config, tmp_path / "kvm") == "tcg"
+
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line == "there is no no-such-qemu on this host: no machine starts until QEMU is installed"
+
+
+@pytest.mark.parametrize("words", [("vm", "list"), ("vm", "top"), ("warm", "list")])
+def test_verbs_of_the_node_plugin_look_beside_the_store(devalloc: Shell, words: tuple[str, ...]) -> None:
+    told = devalloc(*words)
+
+    assert told.code == 1
+    assert str(devalloc.store.parent / "node" / "node.sock") in told.err
+
+
+def test_a_store_that_is_named_says_where_the_plugin_is(devalloc: Shell, tmp_path: Path) -> None:
+    told = devalloc("vm", "list", "--store", tmp_path / "other" / "devalloc.db")
+
+    assert str(tmp_path / "other" / "node" / "node.sock") in told.err
+
+
+def test_the_usual_store_leads_to_the_usual_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    from devalloc.store.paths import default_path
+
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert nodesocket.default_socket(default_path({})) == nodesocket.DEFAULT
+
+
+@pytest.mark.parametrize("missing", ["ortools", "re2"])
+def test_the_demo_says_what_to_install_before_it_prints_anything(
+    devalloc: Shell, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    real = importlib.import_module
+
+    def hidden(name: str, package: str | None = None) -> Any:
+        if name == missing:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return real(name, package)
+
+    monkeypatch.setattr(importlib, "import_module", hidden)
+
+    told = devalloc("demo")
+
+    assert (told.code, told.out) == (1, "")
+    assert f"the Python package {missing!r} is missing; install it with: pip install devalloc" in told.err
+
+
+def test_validate_counts_in_plain_english(devalloc: Shell, tmp_path: Path) -> None:
+    assert devalloc("validate", "-f", "-", stdin=text(claim())).out == "1 document, valid\n"
+    assert devalloc("validate", "-f", "-", stdin=fleet()).out == "2 documents, all valid\n"
+    assert devalloc("validate", "-f", tmp_path).out == ""
+
+
+def test_solve_without_claims_says_what_there_is(devalloc: Shell) -> None:
+    assert devalloc("solve", "-f", "-", stdin=fleet()).out == "no claims: 1 DeviceClass, 1 DevicePool\n"
+
+
+@pytest.mark.parametrize("verb", ["apply", "solve", "validate"])
+def test_a_url_is_answered_with_how_to_fetch_it(devalloc: Shell, verb: str) -> None:
+    told = devalloc(verb, "-f", "https://example.com/x.yaml")
+
+    assert told.code == 2
+    assert f"curl -sSL https://example.com/x.yaml | devalloc {verb} -f -" in told.err
+
+
+def test_a_json_array_is_told_how_to_write_several_objects(devalloc: Shell) -> None:
+    assert "separate the objects with ---" in devalloc("apply", "-f", "-", stdin="[{}]").err
+
+
+def test_what_was_applied_is_applied_whole_before_it_is_told(devalloc: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads only the first line, as `| head -1` does, must not end it half-way."""
+    import click
+
+    from devalloc.store.sqlite import SQLiteStore
+
+    seen: list[int] = []
+
+    def stored(*_: Any, **__: Any) -> None:
+        store = SQLiteStore(devalloc.store)
+        seen.append(len(store.list().objects))
+        store.close()
+        raise BrokenPipeError
+
+    monkeypatch.setattr(click, "echo", stored)
+    with pytest.raises(BrokenPipeError):
+        devalloc("apply", "-f", "-", stdin=fleet(claim("a"), claim("b")))
+    assert seen == [4]

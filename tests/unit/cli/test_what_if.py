@@ -1,0 +1,158 @@
+"""solve, explain, capacity and snapshot of a claim: against what a store or a cluster has, or for files alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devalloc.cli import clusters
+from devalloc.store.kubernetes.resources import AROUND, OURS
+from tests.support.fake_kube import FakeClient, FakeKube
+from tests.support.shell import Shell, claim, device_class, pool, text
+
+Object = dict[str, Any]
+
+
+@pytest.fixture
+def live(devalloc: Shell) -> Shell:
+    """A store with two devices, one of them given out."""
+    devalloc("apply", "-f", "-", stdin=text(pool(), device_class(), claim("held")))
+    devalloc.allocate()
+    return devalloc
+
+
+def test_a_claim_is_solved_on_what_the_store_has(live: Shell) -> None:
+    solved = live("solve", "-f", "-", stdin=text(claim("new")))
+
+    assert solved.code == 0
+    assert [line.split()[:3] for line in solved.out.splitlines()[1:]] == [["default/new", "yes", "node-a"]]
+    assert live("get", "claims", "-o", "name").out == "deviceclaim/held\n", "nothing is written"
+
+
+def test_a_claim_that_is_too_large_is_refused_with_who_is_in_the_way(live: Shell) -> None:
+    answer = live("solve", "-f", "-", "-o", "json", stdin=text(claim("new", count=2)))
+
+    assert answer.code == 1
+    (one,) = answer.json["claims"]
+    assert one["reason"] == "DevicesInUse"
+    assert one["blockers"][0]["name"] == "held"
+
+
+def test_explain_says_what_would_be(live: Shell, tmp_path: Path) -> None:
+    (tmp_path / "new.yaml").write_text(text(claim("new")))
+
+    explained = live("explain", "new", "-f", tmp_path / "new.yaml")
+
+    assert explained.code == 0
+    assert "default/new is not allocated yet, and would be on node node-a" in explained.out
+    assert f"devalloc apply -f {tmp_path / 'new.yaml'}" in explained.out
+
+
+def test_explain_of_a_claim_that_is_not_in_the_files_is_that_of_the_store(live: Shell) -> None:
+    assert "default/held is allocated" in live("explain", "held", "-f", "-", stdin=text(claim("new"))).out
+
+
+def test_with_no_store_the_files_are_all_there_is(live: Shell) -> None:
+    alone = live("solve", "-f", "-", "--no-store", stdin=text(claim("new")))
+
+    assert alone.code == 1
+    assert "ClassNotFound" in alone.out
+
+
+def test_no_store_needs_files(live: Shell) -> None:
+    refused = live("solve", "--no-store")
+
+    assert (refused.code, refused.err) == (2, "error: --no-store: give manifests with -f\n")
+
+
+def test_files_with_pools_are_a_fleet_of_their_own(live: Shell) -> None:
+    own = text(pool("other", node="node-z"), device_class(), claim("new"))
+
+    assert "node-z" in live("solve", "-f", "-", stdin=own).out
+    assert "node-a" not in live("solve", "-f", "-", stdin=own).out
+
+
+def test_with_store_a_card_more_is_laid_over_what_is_there(live: Shell) -> None:
+    more = text(pool("more", node="node-z", devices=3), claim("new", count=3))
+
+    assert "node-z" in live("solve", "-f", "-", "--with-store", stdin=more).out
+    assert "ClassNotFound" in live("solve", "-f", "-", stdin=more).out
+
+
+def test_without_a_store_the_files_are_answered_alone(devalloc: Shell) -> None:
+    assert "ClassNotFound" in devalloc("solve", "-f", "-", stdin=text(claim("new"))).out
+    assert not devalloc.store.exists()
+
+
+def test_a_claim_of_the_store_that_is_applied_again_keeps_what_it_holds(live: Shell) -> None:
+    same = live("solve", "-f", "-", "-o", "json", stdin=text(claim("held")))
+    other = live("solve", "-f", "-", "-o", "json", stdin=text(claim("held", count=2)))
+
+    assert same.json["claims"][0]["allocations"] == other.json["claims"][0]["allocations"]
+    assert same.err == ""
+    assert "is allocated, so its spec is fixed" in other.err
+
+
+def test_an_edit_of_a_class_is_tried_out(live: Shell) -> None:
+    edited = text(device_class(driver="gpu.devalloc.io", constraints="device.model == 'H100'"), claim("new"))
+
+    assert "NoMatchingDevices" in live("solve", "-f", "-", stdin=edited).out
+
+
+def test_a_pool_that_is_cordoned_in_the_store_gives_nothing(live: Shell) -> None:
+    live("cordon", "pool/gpus")
+
+    assert "2 of 2 devices are unavailable" in live("explain", "new", "-f", "-", stdin=text(claim("new"))).out
+
+
+def test_a_quota_of_the_store_counts(live: Shell) -> None:
+    hard = {"gpu.deviceclass.devmgmtproto.k8s.io/devices": "1"}
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q", "namespace": "default"}}
+    live("apply", "-f", "-", stdin=text({**quota, "spec": {"hard": hard}}))
+
+    assert "QuotaExceeded" in live("solve", "-f", "-", stdin=text(claim("new"))).out
+
+
+def test_a_snapshot_of_a_claim_holds_the_store_too(live: Shell, tmp_path: Path) -> None:
+    live("snapshot", tmp_path / "s.json", "-f", "-", stdin=text(claim("new")))
+
+    content = json.loads((tmp_path / "s.json").read_text())
+    assert [one["name"] for one in content["answer"]["claims"]] == ["held", "new"]
+    assert "DevicePool" in {one["kind"] for one in content["documents"]}
+
+
+class TestOnACluster:
+    @pytest.fixture
+    def cluster(self, devalloc: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeKube:
+        kube = FakeKube()
+        paths = {resource.kind: resource for resource in (*OURS, *AROUND)}
+        kube.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default"}})
+        for obj in (pool(), device_class()):
+            resource = paths[obj["kind"]]
+            namespace = obj["metadata"].get("namespace") if resource.namespaced else None
+            kube.create(resource.within(namespace), obj)
+        monkeypatch.setattr(clusters, "connect", lambda kubeconfig: FakeClient(kube))
+        (tmp_path / "kubeconfig").touch()
+        monkeypatch.setenv("DEVALLOC_KUBECONFIG", str(tmp_path / "kubeconfig"))
+        return kube
+
+    def test_a_claim_is_answered_with_the_clusters_devices(self, devalloc: Shell, cluster: FakeKube) -> None:
+        solved = devalloc("solve", "-f", "-", stdin=text(claim("new", namespace="default")))
+
+        assert solved.code == 0, solved.err
+        assert "node-a" in solved.out
+        assert "would be on node node-a" in devalloc("explain", "new", "-f", "-", stdin=text(claim("new"))).out
+        assert devalloc("capacity", "-f", "-", stdin=text(claim("new"))).out.startswith("2 more like default/new")
+        assert not any("deviceclaims" in path for path in cluster.objects)
+
+    def test_a_snapshot_has_the_clusters_objects(self, devalloc: Shell, cluster: FakeKube, tmp_path: Path) -> None:
+        assert devalloc("snapshot", tmp_path / "s.json").code == 0
+
+        kinds = {one["kind"] for one in json.loads((tmp_path / "s.json").read_text())["documents"]}
+        assert {"DevicePool", "DeviceClass"} <= kinds
+
+    def test_no_store_asks_no_cluster(self, devalloc: Shell, cluster: FakeKube) -> None:
+        assert "ClassNotFound" in devalloc("solve", "--no-store", "-f", "-", stdin=text(claim("new"))).out
