@@ -14,7 +14,7 @@ PREFIX = "jsonpath="
 
 _STEP = re.compile(
     r"""\.\.(?P<deep>[\w-]+|\*)
-      | \.(?P<name>(?:\\.|[\w-])+|\*)
+      | \.(?P<name>(?:\\.|[\w/-])+|\*)
       | \[\?\(\s*(?P<filter>.+?)\s*\)\]
       | \[\s*(?:'(?P<quoted>[^']*)'|"(?P<double>[^"]*)")\s*\]
       | \[\s*(?P<star>\*)\s*\]

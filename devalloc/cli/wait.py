@@ -28,7 +28,7 @@ class _State(click.Choice[str]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if isinstance(value, str):
             for prefix in ("condition=", "jsonpath={.status.phase}="):
-                value = value.removeprefix(prefix).lower() if value.startswith(prefix) else value
+                value = value.removeprefix(prefix).lower().removesuffix("=true") if value.startswith(prefix) else value
             value = "deleted" if value == "delete" else value
         return super().convert(value, param, ctx)
 

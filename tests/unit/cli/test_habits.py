@@ -1,0 +1,250 @@
+"""What people who know kubectl write without thinking."""
+
+from __future__ import annotations
+
+import io
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devalloc.cli import jsonpath, output
+from devalloc.cli.selector import selector
+from devalloc.cli.verb import BadInput
+from devalloc.store.sqlite import SQLiteStore
+from devalloc.version import VERSION
+from tests.support.shell import Shell, claim, device_class, pool, text
+
+Object = dict[str, Any]
+
+
+def labelled(obj: Object, **labels: str) -> Object:
+    return {**obj, "metadata": {**obj["metadata"], "labels": labels}}
+
+
+@pytest.fixture
+def fleet(devalloc: Shell) -> Shell:
+    web, old = labelled(claim("web"), app="web", env="prod"), labelled(claim("old"), app="web", env="test")
+    devalloc(
+        "apply", "-f", "-", stdin=text(pool(), device_class(), web, old, claim("plain"), claim("far", namespace="b"))
+    )
+    devalloc.allocate()
+    return devalloc
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("app=web", ["old", "web"]),
+        ("app==web,env!=test", ["web"]),
+        ("env in (prod, test)", ["old", "web"]),
+        ("env notin (prod)", ["old", "plain"]),
+        ("app", ["old", "web"]),
+        ("!app", ["plain"]),
+    ],
+)
+def test_get_selects_by_labels(fleet: Shell, text: str, names: list[str]) -> None:
+    assert fleet("get", "claims", "-l", text, "-o", "name").out.split() == [f"deviceclaim/{name}" for name in names]
+
+
+@pytest.mark.parametrize("text", ["app=", "a=b=c", "!a=b", "a in b", "=x"])
+def test_a_selector_is_read_or_refused(text: str) -> None:
+    import click
+
+    if text == "app=":
+        assert selector(text)({"metadata": {"labels": {"app": ""}}})
+        return
+    with pytest.raises(click.BadParameter, match="invalid selector"):
+        selector(text)
+
+
+def test_delete_selects_by_labels(fleet: Shell) -> None:
+    assert fleet("delete", "claims", "-l", "env=test").out == "deviceclaim/old deleted\n"
+    assert fleet("get", "claims", "-o", "name").out.split() == ["deviceclaim/plain", "deviceclaim/web"]
+
+
+def test_get_without_headers(fleet: Shell) -> None:
+    lines = fleet("get", "classes", "--no-headers").out.splitlines()
+
+    assert [line.split()[0] for line in lines] == ["gpu"]
+
+
+@pytest.mark.parametrize(
+    ("template", "printed"),
+    [
+        ("{.items[*].metadata.name}", "old plain web"),
+        ("{range .items[*]}{.metadata.name}={.metadata.labels.env}{'\\n'}{end}", "old=test\nplain=\nweb=prod\n"),
+        ('{.items[?(@.metadata.name=="web")].metadata.labels.app}', "web"),
+        ("{.items[0]['metadata']['name']}", "old"),
+        ("{.items[-1:].metadata.name}", "web"),
+        ("{..env}", "test prod"),
+        ("{.nothing.here}", ""),
+        ("{.items[0].spec.claims[0].requests}", '{"count":"1"}'),
+    ],
+)
+def test_get_prints_what_a_jsonpath_says(fleet: Shell, template: str, printed: str) -> None:
+    told = fleet("get", "claims", "-o", f"jsonpath={template}")
+
+    assert (told.code, told.out) == (0, printed)
+
+
+def test_a_jsonpath_of_one_object_begins_at_the_object(fleet: Shell) -> None:
+    path = r"jsonpath={.metadata.annotations.devalloc\.io/allocated-node}"
+
+    assert "node-a" in {fleet("get", f"claim/{name}", "-o", path).out for name in ("web", "old")}
+
+
+@pytest.mark.parametrize("template", ["{.a", "{range .items[*]}x", "{end}", "{.items[?(x)]}", "{.items[a]}"])
+def test_a_wrong_jsonpath_is_bad_input(template: str) -> None:
+    with pytest.raises(BadInput, match="jsonpath"):
+        jsonpath.render(template, {"items": [1]})
+
+
+def test_get_all_lists_every_kind(fleet: Shell) -> None:
+    names = set(fleet("get", "all", "-o", "name").out.split())
+
+    assert names == {"devicepool/gpus", "deviceclass/gpu", "deviceclaim/web", "deviceclaim/old", "deviceclaim/plain"}
+
+
+def test_get_with_all_means_every_namespace(fleet: Shell) -> None:
+    assert "deviceclaim/far" in fleet("get", "claims", "--all", "-o", "name").out
+
+
+@pytest.mark.parametrize("words", [("-n", "b", "get", "claims"), ("--namespace=b", "get", "claims")])
+def test_the_namespace_may_stand_before_the_verb(fleet: Shell, words: tuple[str, ...]) -> None:
+    assert fleet(*words, "-o", "name").out == "deviceclaim/far\n"
+
+
+def test_the_store_may_stand_before_a_verb_of_two_words(devalloc: Shell, tmp_path: Path) -> None:
+    assert str(tmp_path / "x" / "node") in devalloc("--store", tmp_path / "x" / "d.db", "vm", "list").err
+
+
+@pytest.mark.parametrize("word", ["nodes", "events", "devices"])
+def test_kinds_that_are_none_here_lead_on(fleet: Shell, word: str) -> None:
+    told = fleet("get", word)
+
+    assert told.code == 2
+    assert "devalloc " in told.err
+
+
+def test_a_quota_has_its_short_name_and_says_how_much_is_used(devalloc: Shell) -> None:
+    assert devalloc("apply", "-f", "-", stdin=text(pool(), device_class(), claim())).code == 0
+    assert devalloc("get", "quota").err == "no resourcequotas in namespace default (-A shows all)\n"
+    hard = {"gpu.deviceclass.devmgmtproto.k8s.io/devices": "3"}
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"}, "spec": {"hard": hard}}
+    devalloc("apply", "-f", "-", stdin=text(quota))
+    devalloc.allocate()
+
+    for word in ("quota", "quotas", "resourcequota", "resourcequotas"):
+        header, row = devalloc("get", word).out.splitlines()
+        assert header.split("  ")[0] == "NAME"
+        assert row.startswith("q      gpu 1/3")
+
+
+def test_version_and_help(devalloc: Shell) -> None:
+    assert devalloc("version").out == f"devalloc {VERSION}\n"
+    assert devalloc("help").out == devalloc("--help").out
+    assert devalloc("help", "solve").out == devalloc("solve", "--help").out
+    assert devalloc("help", "vm", "create").out == devalloc("vm", "create", "--help").out
+    assert devalloc("help", "nothing").code == 2
+
+
+@pytest.mark.parametrize(("word", "verb"), [("create", "apply"), ("edit", "apply"), ("rm", "delete"), ("ls", "get")])
+def test_words_of_other_commands_lead_to_the_verb(devalloc: Shell, word: str, verb: str) -> None:
+    assert f"did you mean `{verb}`?" in devalloc(word, "-f", "x").err
+
+
+def test_files_need_no_f(devalloc: Shell, tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text(text(pool(), device_class(), claim()))
+
+    assert devalloc("validate", tmp_path / "x.yaml").out == "3 documents, all valid\n"
+    assert devalloc("solve", tmp_path / "x.yaml").code == 0
+    assert devalloc("apply", tmp_path / "x.yaml").out.count("created") == 3
+    told = devalloc("apply")
+    assert (told.code, "-f PATH" in told.err) == (2, True)
+
+
+@pytest.mark.parametrize("state", ["condition=Allocated", "condition=allocated", "condition=Allocated=true"])
+def test_wait_for_a_condition(fleet: Shell, state: str) -> None:
+    fleet("delete", "claim/plain", "claim/old", "--ignore-not-found")
+    fleet.allocate()
+
+    assert fleet("wait", "claim/web", f"--for={state}", "--timeout", "0s").out == "deviceclaim/web allocated\n"
+
+
+def test_wait_for_delete(fleet: Shell) -> None:
+    fleet("delete", "claim/web")
+
+    assert fleet("wait", "claim/web", "--for=delete", "--timeout", "0s").out == "deviceclaim/web deleted\n"
+
+
+def test_describe_of_a_name_asks_for_its_kind(fleet: Shell) -> None:
+    told = fleet("describe", "web")
+
+    assert told.code == 2
+    assert "did you mean deviceclaim/web?" in told.err
+
+
+class TestDrain:
+    def test_it_says_what_it_will_do_and_does_nothing_with_dry_run(self, fleet: Shell) -> None:
+        told = fleet("drain", "node/node-a", "--dry-run")
+
+        assert told.code == 0
+        assert told.out.startswith("will cordon node node-a; release 2 claims: ")
+        assert fleet("cordon").out == "nothing is cordoned\n"
+
+    def test_it_cordons_and_releases(self, fleet: Shell) -> None:
+        told = fleet("drain", "node-a", "--reason", "new firmware")
+
+        assert told.code == 0
+        assert told.out.splitlines()[1] == "node node-a cordoned"
+        assert told.out.count(" released\n") == 2
+        fleet.allocate()
+        assert "Allocated" not in fleet("get", "claims", "-A").out
+        assert "new firmware" in fleet("cordon").out
+
+    def test_what_is_in_use_stays_without_force(self, fleet: Shell) -> None:
+        self._prepare(fleet)
+
+        told = fleet("drain", "node/node-a")
+
+        assert told.code == 1
+        assert "leave 1 in use (--force takes them away)" in told.out
+        assert "is prepared on node-a" in told.err
+
+    def test_by_force_the_node_is_asked_and_waited_for(self, fleet: Shell) -> None:
+        self._prepare(fleet)
+
+        told = fleet("drain", "node/node-a", "--force", "--timeout", "0s")
+
+        assert told.code == 1
+        assert "take away from 1 claim: " in told.out
+        assert "has not let go of its devices after 0 s" in told.err
+
+    def test_only_nodes_are_drained(self, fleet: Shell) -> None:
+        assert "only nodes are drained" in fleet("drain", "pool/gpus").err
+
+    def _prepare(self, fleet: Shell) -> None:
+        with closing(SQLiteStore(fleet.store)) as store:
+            held = next(one for one in store.list("DeviceClaim").objects if one.get("status"))
+            annotations = {**held["metadata"]["annotations"], "devalloc.io/prepared-on": "node-a"}
+            metadata = {**held["metadata"], "finalizers": ["devalloc.io/node"], "annotations": annotations}
+            store.replace({**held, "metadata": metadata})
+
+
+def test_device_names_are_not_broken_on_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    monkeypatch.setenv("COLUMNS", "80")
+    devices = "dgx-a-0000-07-00-0/mig-1g.5gb-0, mig-1g.5gb-1, mig-1g.5gb-2"
+    row = ["research-claim", "Allocated", "3 mig-small-slices", "dgx-a", devices, "12d"]
+
+    output.table(["NAME", "STATE", "WANTS", "NODE", "DEVICES, OR WHY NOT", "AGE"], [row])
+
+    for name in ("mig-1g.5gb-1", "mig-1g.5gb-2", "Allocated"):
+        assert name in terminal.getvalue()
