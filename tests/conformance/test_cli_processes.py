@@ -19,6 +19,7 @@ from devalloc.cli.machinespecs import request_of
 from devalloc_node.pb import node_pb2 as pb
 from tests.support.faketree import one_nic
 from tests.support.nodeservice import Served, served
+from tests.support.shared import REPO
 from tests.support.shell import Shell, claim, devalloc, device_class, pool, text
 from tests.support.toymachines import vm
 
@@ -52,6 +53,69 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
 
     assert done.stdout.splitlines()[-1] in ("141", "0")  # 0 when everything fitted into the pipe
     assert done.stderr == ""
+
+
+def test_up_answers_claims_beside_a_resource_claim(devalloc: Shell) -> None:
+    """One of them stopped everything, for as long as it was there."""
+    foreign = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": "theirs"},
+        "spec": {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "gpu"}}]}},
+    }
+    devalloc("apply", "-f", "-", stdin=text(pool(), device_class(), foreign))
+    environment = {**os.environ, "DEVALLOC_STORE": str(devalloc.store)}
+    up = subprocess.Popen(
+        [sys.executable, "-m", "devalloc.cli", "up", "--no-inventory", "--no-node"],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        devalloc("apply", "-f", "-", stdin=text(claim()))
+        waited = devalloc("wait", "train", "--timeout", "60s")
+        told = devalloc("wait", "resourceclaim/theirs", "--timeout", "60s")
+    finally:
+        up.send_signal(signal.SIGTERM)
+        _, log = up.communicate(timeout=60)
+
+    assert (waited.code, waited.out) == (0, "deviceclaim/train allocated\n")
+    assert (told.code, "left aside" in told.err) == (1, True)
+    assert "Traceback" not in log
+    assert log.count("ResourceClaim of resource.k8s.io") == 1
+
+
+BASE_ONLY = """
+import importlib.abc, sys
+EXTRAS = {"aiohttp", "cryptography", "grpc", "grpc_health", "grpc_reflection", "h11", "kubernetes", "prometheus_client"}
+EXTRAS |= {"pyroute2", "pyudev", "qemu", "websockets"}
+class Hidden(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in EXTRAS:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Hidden())
+from devalloc.cli.main import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["demo"], 0),
+        (["solve", "-f", "examples/whole-gpu"], 0),
+        (["explain", "pair", "-f", "examples/unsatisfiable"], 1),
+        (["capacity", "notebook", "-f", "examples/whole-gpu"], 0),
+        (["dra", "allocate", "-f", "examples/dra", "--node", "node-a"], 0),
+    ],
+)
+def test_what_every_installation_brings_is_enough(words: list[str], code: int) -> None:
+    """Without the packages of any extra; that the solver's are no extra, tests of the images hold."""
+    done = subprocess.run([sys.executable, "-c", BASE_ONLY, *words], cwd=REPO, capture_output=True, text=True)
+
+    assert (done.returncode, done.stderr) == (code, "")
+    assert done.stdout
 
 
 def _sleeps(pid: int) -> bool:
