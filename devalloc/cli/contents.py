@@ -15,6 +15,7 @@ from devalloc.cli.verb import BadInput
 if TYPE_CHECKING:
     from devalloc.cli.documents import Documents
     from devalloc.store.key import Key
+    from devalloc_solver.gate import AdminNamespaces
 
 Object = dict[str, Any]
 
@@ -27,6 +28,8 @@ class Contents:
     documents: Documents
     is_of_store: bool
     """There are objects of a store among them."""
+    admin_namespaces: AdminNamespaces = "all"
+    """Where claims may have admin access: on a cluster in namespaces with a label (S14)."""
 
     @property
     def code(self) -> int:
@@ -81,8 +84,10 @@ def contents(files: tuple[str, ...], namespace: str, place: Place, with_store: b
     if not files:
         if with_store is False:
             raise BadInput("--no-store: give manifests with -f")
-        stored, _ = _stored(place)
-        return Contents(as_seen(stored), Documents((), (), ()), is_of_store=True)
+        stored, admin, said = _stored(place)
+        for line in said:
+            note(line)
+        return Contents(as_seen(stored), Documents((), (), ()), is_of_store=True, admin_namespaces=admin)
     documents = read(files, namespace, verb="solve")
     given = [document.content for document in documents.all]
     if with_store is None:
@@ -90,7 +95,7 @@ def contents(files: tuple[str, ...], namespace: str, place: Place, with_store: b
     if not with_store:
         return Contents(given, documents, is_of_store=False)
     readable = {document.source for document in documents.good}
-    stored, said = _stored(place)
+    stored, admin, said = _stored(place)
     for line in said:
         note(line)
     rest = [one.content for one in documents.all if one.source not in readable]
@@ -99,7 +104,7 @@ def contents(files: tuple[str, ...], namespace: str, place: Place, with_store: b
     objects, refused = laid_over(stored, [one.content for one in documents.good])
     for key, why in refused:
         note(f"warning: {key} {why}; the answer is for the claim as it is")
-    return Contents([*as_seen(objects), *rest], documents, is_of_store=True)
+    return Contents([*as_seen(objects), *rest], documents, is_of_store=True, admin_namespaces=admin)
 
 
 def _key(content: Any) -> Key | None:
@@ -129,19 +134,20 @@ def _is_there(place: Place) -> bool:
     return place.is_cluster or store_path(place.store).exists()
 
 
-def _stored(place: Place) -> tuple[list[Object], list[str]]:
-    """All objects that an answer depends on, and what to say of those that cannot be read."""
+def _stored(place: Place) -> tuple[list[Object], AdminNamespaces, list[str]]:
+    """All objects that an answer depends on, where claims may have admin access, and what to say of objects that cannot
+    be read."""
     from devalloc.cli.place import opened
 
     with opened(place) as store:
         if not place.is_cluster:
-            return store.list().objects, []
+            return store.list().objects, "all", []
         from devalloc.store import Forbidden
         from devalloc.store.kubernetes.resources import AROUND, OURS
 
         ours = [each.kind for each in OURS]
         try:
-            return store.list([*ours, *(each.kind for each in AROUND)]).objects, []
+            return store.list([*ours, *(each.kind for each in AROUND)]).objects, "labelled", []
         except Forbidden:
             said = "warning: quotas and namespaces of the cluster may not be read here, so they do not count"
-            return store.list(ours).objects, [said]
+            return store.list(ours).objects, "all", [said]

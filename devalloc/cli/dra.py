@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from devalloc.cli.options import files_option, output_option
+from devalloc.cli.output import note
 from devalloc.cli.verb import BadInput, verb
 
 if TYPE_CHECKING:
@@ -92,13 +93,29 @@ def read(files: tuple[str, ...]) -> tuple[Intake, int]:
         manifests = load(files, stdin=sys.stdin.buffer if "-" in files else None)
         intake = read_documents([document.content for document in manifests.documents], DEFAULT)
     problems = [*manifests.problems]
+    foreign = [document.content for document in manifests.documents if not _is_read(document.content)]
     for problem in intake.problems:
+        if problem.kind in {one["kind"] for one in foreign} and "has no part in this" in problem.message:
+            continue
         place = next((d for d in manifests.documents if is_about(problem, d.content)), None)
         problems.append(problem if place is None else place.place(problem))
     show_problems(problems)
+    if foreign:
+        kinds = ", ".join(sorted({one["kind"] for one in foreign}))
+        objects = f"{len(foreign)} {'object' if len(foreign) == 1 else 'objects'}"
+        note(f"warning: {objects} left out, of kinds that have no part in this: {kinds}; see `devalloc solve -f`")
     if not intake.claims and not problems:
         raise BadInput("there are no ResourceClaims in these files")
     return intake, 2 if any(problem.is_error for problem in problems) else 0
+
+
+def _is_read(content: Any) -> bool:
+    """False for an object of a kind that has no part in ResourceClaims."""
+    from devalloc_solver.dra.documents import KINDS
+
+    kind = content.get("kind") if isinstance(content, dict) else None
+    is_list = isinstance(content, dict) and isinstance(content.get("items"), list)
+    return not isinstance(kind, str) or kind in KINDS or is_list
 
 
 def show(intake: Intake, answer: Sequence[dict[str, Any]]) -> None:

@@ -64,7 +64,9 @@ def explain(
     asked = contents(files, namespace, place, with_store)
     waiting = asked.is_of_store and not _has_devices(asked.all, namespace, bare)
     with working("solving"):
-        answer = solve_with_machines(asked.all, placement=placement, deadline=deadline)
+        answer = solve_with_machines(
+            asked.all, placement=placement, deadline=deadline, admin_namespaces=asked.admin_namespaces
+        )
     show_answer_problems(answer, asked.documents)
     is_machine = bool(kind) and kind_of(kind).kind == "VirtualMachine"
     if is_machine and (why := _why_not_placed(asked.all, answer, namespace, bare)):

@@ -39,6 +39,8 @@ Object = dict[str, Any]
 @output_option_with_jsonpath
 @no_headers_option
 @selector_option
+@click.option("--sort-by", metavar="JSONPATH", help="Order by what a path leads to, such as .metadata.name.")
+@click.option("--show-labels", is_flag=True, help="Tables with the labels as their last column.")
 @click.option("-w", "--watch", is_flag=True, help="Go on with every change, until Ctrl-C.")
 @click.option("--all", "everything", is_flag=True, hidden=True, help="As -A.")
 @place_options
@@ -49,6 +51,8 @@ def get(
     output: str,
     no_headers: bool,
     selected: Test | None,
+    sort_by: str | None,
+    show_labels: bool,
     watch: bool,
     everything: bool,
     place: Place,
@@ -65,7 +69,7 @@ def get(
     from devalloc.cli.place import opened
 
     all_namespaces = all_namespaces or everything
-    form = Form(output, no_headers)
+    form = Form(output, no_headers, show_labels, sort_by)
     if "/" not in what[0] and len(what) == 1:
         with opened(place) as objects:
             words = [kind for kind in KINDS if what[0] == "all"] or what[0].split(",")
@@ -84,6 +88,8 @@ class Form(NamedTuple):
 
     output: str
     no_headers: bool = False
+    show_labels: bool = False
+    sort_by: str | None = None
 
     @property
     def is_table(self) -> bool:
@@ -110,6 +116,10 @@ def _list(
         if wanted[kind := Key.of(obj).kind] is None or obj["metadata"].get("namespace") == wanted[kind]
     ]
     found = [obj for obj in found if selected is None or selected(obj)]
+    if form.sort_by is not None:
+        from devalloc.cli.jsonpath import order
+
+        found.sort(key=lambda obj: order(form.sort_by or "", obj))
     _print_first(found, form, watch=watch, namespaces=namespace is None)
     if not found and form.is_table and not watch:
         where = "" if namespace is None or not kinds[0].namespaced else f" in namespace {namespace} (-A shows all)"
@@ -194,7 +204,7 @@ def _print(objects: list[Object], form: Form, *, namespaces: bool) -> None:
             if i:
                 click.echo()
             same = [obj for obj in objects if Key.of(obj).kind == kind]
-            table(*_table(kind, same, form.output, namespaces), no_headers=form.no_headers)
+            table(*_table(kind, same, form, namespaces), no_headers=form.no_headers)
 
 
 def _print_change(feed: Feed, change: str, obj: Object, form: Form, *, namespaces: bool) -> None:
@@ -205,12 +215,17 @@ def _print_change(feed: Feed, change: str, obj: Object, form: Form, *, namespace
     elif form.is_data:
         dump({"type": change, "object": obj}, form.output)
     else:
-        headers, (row,) = _table(Key.of(obj).kind, [obj], form.output, namespaces)
+        headers, (row,) = _table(Key.of(obj).kind, [obj], form, namespaces)
         feed.row(["CHANGE", *headers], [change, *row])
 
 
-def _table(kind: str, objects: list[Object], output: str, namespaces: bool) -> tuple[list[str], list[list[Cell]]]:
+def _table(kind: str, objects: list[Object], form: Form, namespaces: bool) -> tuple[list[str], list[list[Cell]]]:
     from devalloc.cli.columns import header_and_rows
 
     namespaces = namespaces and (kind not in KINDS or KINDS[kind].namespaced)
-    return header_and_rows(kind, objects, wide=output == "wide", namespaces=namespaces)
+    headers, rows = header_and_rows(kind, objects, wide=form.output == "wide", namespaces=namespaces)
+    if form.show_labels:
+        labels = [obj["metadata"].get("labels") or {} for obj in objects]
+        texts = [",".join(f"{name}={value}" for name, value in each.items()) or "<none>" for each in labels]
+        return [*headers, "LABELS"], [[*row, text] for row, text in zip(rows, texts, strict=True)]
+    return headers, rows

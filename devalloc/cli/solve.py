@@ -56,7 +56,9 @@ def solve(
 
     asked = contents(files, namespace, place, with_store)
     with working("solving"):
-        answer: dict[str, Any] = solve_with_machines(asked.all, placement=placement, deadline=deadline)
+        answer: dict[str, Any] = solve_with_machines(
+            asked.all, placement=placement, deadline=deadline, admin_namespaces=asked.admin_namespaces
+        )
     show_answer_problems(answer, asked.documents)
     answer = asked.of_files(answer)
     if output in ("json", "yaml"):

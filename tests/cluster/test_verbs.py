@@ -16,7 +16,7 @@ from devalloc.store.kubernetes import Client, KubernetesStore
 from tests.support import kube_crds
 from tests.support.kube import Cluster
 from tests.support.objects import claim
-from tests.support.shell import Shell, devalloc
+from tests.support.shell import Shell, devalloc, text
 
 __all__ = ["devalloc"]
 POOL = {
@@ -81,6 +81,29 @@ def test_what_people_do_with_claims_and_devices(devalloc: Shell, store: Kubernet
     assert "no devices" not in run("release", "verbs-a")
     assert "allocations" not in store.get(*Key.of(CLAIMS[0])).get("status", {})
     assert "DeviceClaim default/nobody does not exist" in run("get", "dclaim/nobody", code=1)
+
+
+def test_what_if_a_claim_were_applied(
+    devalloc: Shell, store: KubernetesStore, kubeconfig: Path, tmp_path: Path
+) -> None:
+    for obj in (POOL, CLASS):
+        store.create(obj)
+    (tmp_path / "claim.yaml").write_text(text(CLAIMS[0]))
+    where = ("-f", str(tmp_path / "claim.yaml"), "--kubeconfig", str(kubeconfig))
+
+    solved = devalloc("solve", *where)
+    assert (solved.code, "verbs-node" in solved.out) == (0, True), solved.err
+    assert "would be on node verbs-node" in devalloc("explain", "verbs-a", *where).out
+    assert devalloc("capacity", *where).out.startswith("1 more like default/verbs-a")
+    assert devalloc("snapshot", tmp_path / "s.json", *where).code == 0
+    assert {"DevicePool", "Namespace"} <= {
+        one["kind"] for one in json.loads((tmp_path / "s.json").read_text())["documents"]
+    }
+    with pytest.raises(NotFound):
+        store.get(*Key.of(CLAIMS[0]))
+    drained = devalloc("drain", "node/verbs-node", "--kubeconfig", str(kubeconfig))
+    assert drained.out.splitlines() == ["will cordon node verbs-node", "node verbs-node cordoned"]
+    assert devalloc("solve", *where).code == 1
 
 
 @pytest.mark.parametrize("options", [("--store", "x", "--in-cluster"), ("--in-cluster",)])

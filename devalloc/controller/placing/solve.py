@@ -17,11 +17,18 @@ from devalloc_solver.reasons import Reason
 Answer = dict[str, Any]
 
 
-def solve_with_machines(documents: Iterable[Any], *, placement: str = "pack", deadline: float | None = None) -> Answer:
+def solve_with_machines(
+    documents: Iterable[Any],
+    *,
+    placement: str = "pack",
+    deadline: float | None = None,
+    admin_namespaces: gate.AdminNamespaces = "all",
+) -> Answer:
     """The dict of ``solve_manifests``, with ``machines``, where there are any that are placed: an entry for each, of
     the form of those of claims.
 
-    ``documents`` may be anything: what is invalid is reported. Raises as ``solve_manifests`` does.
+    ``documents`` may be anything: what is invalid is reported. ``admin_namespaces``: where claims may have admin
+    access, as in the settings of the allocator. Raises as ``solve_manifests`` does.
     """
     from devalloc_solver import solve_manifests  # takes a while to load
 
@@ -31,7 +38,7 @@ def solve_with_machines(documents: Iterable[Any], *, placement: str = "pack", de
     def solve(asked: list[Object]) -> Answer:
         return solve_manifests([*asked, *rest], placement=placement, deadline=deadline)
 
-    answer = gate.answered(placing.documents, solve)
+    answer = gate.answered(placing.documents, solve, admin_namespaces)
     if not placing.objects:
         return answer
     return _with_machines_named(answer, placing)

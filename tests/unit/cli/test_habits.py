@@ -248,3 +248,21 @@ def test_device_names_are_not_broken_on_a_terminal_of_80_columns(monkeypatch: py
 
     for name in ("mig-1g.5gb-1", "mig-1g.5gb-2", "Allocated"):
         assert name in terminal.getvalue()
+
+
+def test_get_orders_by_a_path_and_shows_labels(fleet: Shell) -> None:
+    by_env = fleet("get", "claims", "--sort-by", "{.metadata.labels.env}", "-o", "name").out.split()
+    assert by_env == ["deviceclaim/plain", "deviceclaim/web", "deviceclaim/old"]
+
+    lines = fleet("get", "claims", "--show-labels").out.splitlines()
+    assert [line.split()[-1] for line in lines] == ["LABELS", "app=web,env=test", "<none>", "app=web,env=prod"]
+
+
+def test_dra_says_in_one_line_what_it_leaves_out(devalloc: Shell) -> None:
+    told = devalloc(
+        "dra", "allocate", "-f", "-", "--node", "n", stdin=text(pool(), device_class(), claim("a"), claim("b"))
+    )
+
+    left_out = [line for line in told.err.splitlines() if "no part in this" in line]
+    assert len(left_out) == 1
+    assert "DeviceClaim, DevicePool" in left_out[0]
