@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from devalloc.api.annotations import misspelled
+from devalloc.api.annotations import misspelled, names
 from devalloc.api.claim import DeviceClaim, DeviceClaimDetail
 from devalloc.api.configobject import ConfigObject
 from devalloc.api.content import ContentError, unfit
@@ -24,6 +24,9 @@ from devalloc.api.quantity import type_name
 from devalloc.api.repair import repaired
 from devalloc.api.shapes import RAW, Loc, model_shape, path_of
 
+_ANNOTATIONS = {kind: frozenset(names(kind, "annotations")) for kind in KINDS}
+_LABELS = {kind: frozenset(names(kind, "labels")) for kind in KINDS}
+"""By kind those of ours that its objects may have: most objects have no others, and need no closer look."""
 MAX_PROBLEMS = 500
 """Problems kept of one document; more are only counted."""
 
@@ -130,8 +133,11 @@ def _drop_namespace(content: dict[str, Any], kind: Kind) -> list[Finding]:
 def _advice(obj: ApiModel) -> Iterator[Finding]:
     """What is valid, and most likely not what its author had in mind (S5)."""
     if isinstance(metadata := getattr(obj, "metadata", None), ObjectMeta):
-        for path, message in misspelled(metadata.annotations, metadata.labels, type(obj).__name__):
-            yield Finding(path, message)
+        kind = type(obj).__name__
+        annotations, labels = metadata.annotations.keys() - _ANNOTATIONS[kind], metadata.labels.keys() - _LABELS[kind]
+        if annotations or labels:
+            for path, message in misspelled(sorted(annotations), sorted(labels), kind):
+                yield Finding(path, message)
     if not isinstance(obj, DeviceClaim):
         return
     for i, entry in enumerate(obj.spec.claims):
