@@ -104,10 +104,10 @@ def requirements(image: Image) -> list[str]:
             else:
                 yield line
 
-    asked = list(dict.fromkeys(of(line for key in image.extras for line in extras[key])))
-    solver = {_name(line) for line in extras["solver"]} - {_name(line) for line in asked}
+    wanted = list(dict.fromkeys(of(line for key in image.extras for line in extras[key])))
+    solver = {_name(line) for line in extras["solver"]} - {_name(line) for line in wanted}
     own_lines = [line for line in project["dependencies"] if _name(line) not in solver]
-    return list(dict.fromkeys([*own_lines, *asked]))
+    return list(dict.fromkeys([*own_lines, *wanted]))
 
 
 def _name(requirement: str) -> str:

@@ -84,7 +84,8 @@ def misspelled(annotations: Iterable[str], labels: Iterable[str], kind: str | No
 
     ``kind``: only what objects of that kind may have is right; without it what any may have.
     """
-    for place, right in (("annotations", ANNOTATIONS), ("labels", LABELS)):
+    places: tuple[tuple[Place, tuple[str, ...]], ...] = (("annotations", ANNOTATIONS), ("labels", LABELS))
+    for place, right in places:
         chosen = right if kind is None else names(kind, place)
         for name in annotations if place == "annotations" else labels:
             if (advice := _advice(name, chosen)) is not None:

@@ -83,9 +83,9 @@ def capacity(
     from devalloc.cli.output import dump, working
     from devalloc_solver import capacity as count
 
-    asked = contents(files, namespace, place, with_store)
-    documents = [one for one in asked.all if _is_named(one)]
-    given = [document.content for document in asked.documents.good]
+    question = contents(files, namespace, place, with_store)
+    documents = [one for one in question.all if _is_named(one)]
+    given = [document.content for document in question.documents.good]
     claim = _chosen([one for one in given or documents if one["kind"] == "DeviceClaim"], name, namespace)
     with working("counting"):
         found = _within_quotas(count(documents, claim), documents, claim)
@@ -96,7 +96,7 @@ def capacity(
         dump({**identity, "count": found.count, "proven": found.proven, "byNode": by_node, **reason}, output)
     else:
         _show(found, claim)
-    return asked.code
+    return question.code
 
 
 def _host(

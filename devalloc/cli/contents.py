@@ -37,10 +37,12 @@ class Contents:
         return self.documents.exit_code
 
     def of_files(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """The answers that were asked for: those of the manifests, where there are any."""
+        """The answers that were asked for: those of the claims and machines of the manifests, if there are any."""
         if not self.documents.all or not self.is_of_store:
             return answer
         names = {kind: self._names(kind) for kind in ("DeviceClaim", "VirtualMachine")}
+        if not any(names.values()):
+            return answer  # what a class, a quota or a pool would change for those that are there
         parts = {
             part: [one for one in answer[part] if (one["namespace"], one["name"]) in names[kind]]
             for part, kind in (("claims", "DeviceClaim"), ("machines", "VirtualMachine"))

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from devalloc.cli.names import shown
 from devalloc.cli.options import duration
 from devalloc.cli.output import note
 from devalloc.cli.place import Place, place_options
@@ -66,28 +65,31 @@ def drain(name: str, reason: str, dry_run: bool, force: bool, timeout: float, pl
         cordons.cordon(store, target, why)
         click.echo(f"{target} cordoned")
         code = 0
-        asked: list[Key] = []
-        for claim in _claims_on(store, target.node):  # what came before the cordon
-            key = Key.of(claim)
-            try:
-                outcome = let_go(store, key.namespace or "default", key.name, force=force)
-            except InUse as error:
-                note(f"error: {error}")
-                code = 1
-            except NotFound:
-                continue
-            else:
-                if outcome == "asked":
-                    asked.append(key)
-                elif outcome == "released":
-                    click.echo(f"{shown(key)} -n {key.namespace} released")
-        late = wait_for_nodes(store, asked, timeout) if asked else []
-        for key in asked:
+        seen: set[Key] = set()
+        waiting: list[Key] = []
+        # Until none is left: what was decided before the cordon may be written after it.
+        while fresh := [key for key in map(Key.of, _claims_on(store, target.node)) if key not in seen]:
+            seen.update(fresh)
+            for key in fresh:
+                try:
+                    outcome = let_go(store, key.namespace or "default", key.name, force=force)
+                except InUse as error:
+                    note(f"error: {error}")
+                    code = 1
+                except NotFound:
+                    continue
+                else:
+                    if outcome == "asked":
+                        waiting.append(key)
+                    elif outcome == "released":
+                        click.echo(f"{key} released")
+        late = wait_for_nodes(store, waiting, timeout) if waiting else []
+        for key in waiting:
             if key in late:
                 note(f"error: {key}: the node has not let go of its devices after {timeout:g} s; it still will")
                 code = 1
             else:
-                click.echo(f"{shown(key)} -n {key.namespace} released")
+                click.echo(f"{key} released")
         for machine in _machines_on(store, target.node):
             note(f"{Key.of(machine)} stays on the node; `devalloc delete vm/{machine['metadata']['name']}` ends it")
         if any(is_prepared(claim) for claim in _claims_on(store, target.node)):

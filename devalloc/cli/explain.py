@@ -61,21 +61,21 @@ def explain(
         if kind_of(kind).kind not in ("DeviceClaim", "VirtualMachine"):
             told = f"only claims and machines are explained, not a {kind_of(kind).kind}"
             raise Failed(f"{told}; see: devalloc describe {name}")
-    asked = contents(files, namespace, place, with_store)
-    waiting = asked.is_of_store and not _has_devices(asked.all, namespace, bare)
+    question = contents(files, namespace, place, with_store)
+    waiting = question.is_of_store and not _has_devices(question.all, namespace, bare)
     with working("solving"):
         answer = solve_with_machines(
-            asked.all, placement=placement, deadline=deadline, admin_namespaces=asked.admin_namespaces
+            question.all, placement=placement, deadline=deadline, admin_namespaces=question.admin_namespaces
         )
-    show_answer_problems(answer, asked.documents)
+    show_answer_problems(answer, question.documents)
     is_machine = bool(kind) and kind_of(kind).kind == "VirtualMachine"
-    if is_machine and (why := _why_not_placed(asked.all, answer, namespace, bare)):
+    if is_machine and (why := _why_not_placed(question.all, answer, namespace, bare)):
         click.echo(why)
-        return asked.code or 1
+        return question.code or 1
     try:
         claim = _found(answer["machines"] if is_machine else answer["claims"], namespace, bare, machine=is_machine)
     except Failed as error:
-        if not asked.is_of_store:
+        if not question.is_of_store:
             raise
         from devalloc.cli.names import namesake
         from devalloc.cli.place import opened
@@ -89,7 +89,7 @@ def explain(
     else:
         then = "apply it: devalloc apply -f " + " -f ".join(files) if files else ""
         show(claim, only_would=waiting and not is_machine and claim["allocated"], machine=is_machine, then=then)
-    if asked.code or asked.has_errors(answer):
+    if question.code or question.has_errors(answer):
         return 2
     return 0 if claim["allocated"] else 1
 
@@ -107,10 +107,10 @@ def _why_not_placed(objects: list[Any], answer: dict[str, Any], namespace: str, 
         if (metadata.get("namespace") or "default") != namespace or not isinstance(obj.get("spec"), dict):
             continue
         status = obj.get("status") or {}
-        told = ": ".join(str(status[part]) for part in ("reason", "message") if status.get(part))
+        words = ": ".join(str(status[part]) for part in ("reason", "message") if status.get(part))
         node, where = machine_node(obj), "" if namespace == "default" else f" -n {namespace}"
         state = (
-            f"It is {machine_phase(obj)}{'; ' + told if told else ''}."
+            f"It is {machine_phase(obj)}{'; ' + words if words else ''}."
             if status
             else (f"Nobody keeps it yet: does a node plugin run on node {node}?")
         )

@@ -104,7 +104,7 @@ def _values(expression: str, content: Any) -> list[Any]:
         match = _STEP.match(path, at)
         if match is None:
             raise BadInput(f"jsonpath: invalid path {expression!r} at {path[at:]!r}")
-        values = [found for value in values for found in _step(match, value)]
+        values = [inner for value in values for inner in _step(match, value)]
         at = match.end()
     return values
 

@@ -42,18 +42,18 @@ def snapshot(
     from devalloc.version import VERSION
     from devalloc_solver import solve_manifests
 
-    asked = contents(files, namespace, place, with_store)
+    question = contents(files, namespace, place, with_store)
     with working("solving"):
-        answer = solve_manifests(asked.all, placement=placement, deadline=deadline)
+        answer = solve_manifests(question.all, placement=placement, deadline=deadline)
     content: dict[str, Any] = {
         "format": FORMAT,
         "devalloc": VERSION,
         "options": {"placement": placement, "deadline": deadline},
-        "documents": asked.all,
+        "documents": question.all,
         "answer": answer,
     }
     path.touch(mode=0o600)  # it holds all that the store holds, and the store is nobody else's to read
     text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
     path.write_text(text, encoding="utf-8", errors="backslashreplace")  # which is how JSON escapes half a pair, too
-    click.echo(f"{path}: {len(asked.all)} objects, {len(answer['claims'])} claims answered")
-    return asked.code
+    click.echo(f"{path}: {len(question.all)} objects, {len(answer['claims'])} claims answered")
+    return question.code

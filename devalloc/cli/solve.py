@@ -54,13 +54,13 @@ def solve(
     from devalloc.cli.output import dump, working
     from devalloc.controller.placing import solve_with_machines
 
-    asked = contents(files, namespace, place, with_store)
+    question = contents(files, namespace, place, with_store)
     with working("solving"):
         answer: dict[str, Any] = solve_with_machines(
-            asked.all, placement=placement, deadline=deadline, admin_namespaces=asked.admin_namespaces
+            question.all, placement=placement, deadline=deadline, admin_namespaces=question.admin_namespaces
         )
-    show_answer_problems(answer, asked.documents)
-    answer = asked.of_files(answer)
+    show_answer_problems(answer, question.documents)
+    answer = question.of_files(answer)
     if output in ("json", "yaml"):
         dump(answer, output)
     elif answer["claims"] or answer.get("machines"):
@@ -71,8 +71,8 @@ def solve(
                 click.echo()
             answer_table(answer["machines"], wide=output == "wide", machines=True)
     else:
-        click.echo(f"no claims{_counted(asked.all)}")
-    if asked.code or asked.has_errors(answer):
+        click.echo(f"no claims{_counted(question.all)}")
+    if question.code or question.has_errors(answer):
         return 2
     return 0 if all(one["allocated"] for one in (*answer["claims"], *answer.get("machines", ()))) else 1
 

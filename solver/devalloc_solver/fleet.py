@@ -170,8 +170,8 @@ class Fleet:
         self._quotas.pop(place, None)
         if not readable or not quota.is_quota(readable[0]) or not quota.bounds_of(readable[0]):
             return []
-        told = "is not applied: a Fleet counts no quotas; solve_manifests does"
-        problem = Problem(told, kind=quota.KIND, namespace=place[0], name=place[1], severity="warning")
+        message = "is not applied: a Fleet counts no quotas; solve_manifests does"
+        problem = Problem(message, kind=quota.KIND, namespace=place[0], name=place[1], severity="warning")
         self._quotas[place] = problem.to_dict()
         return [self._quotas[place]]
 

@@ -65,9 +65,9 @@ def solve_manifests(
     if any(gate.is_read(document) for document in documents if isinstance(document, Mapping)):
         readable, rest = gate.apart(documents)
 
-        def solve_some(asked: list[dict[str, Any]]) -> dict[str, Any]:
+        def solve_some(some: list[dict[str, Any]]) -> dict[str, Any]:
             left = None if deadline is None else max(0.0, deadline - (time.monotonic() - started))
-            return _solve_plain([*asked, *rest], placement, left, time.monotonic())
+            return _solve_plain([*some, *rest], placement, left, time.monotonic())
 
         end_of(deadline, started)  # raises for one that is none
         return gate.answered(readable, solve_some)

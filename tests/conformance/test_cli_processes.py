@@ -75,13 +75,13 @@ def test_up_answers_claims_beside_a_resource_claim(devalloc: Shell) -> None:
     try:
         devalloc("apply", "-f", "-", stdin=text(claim()))
         waited = devalloc("wait", "train", "--timeout", "60s")
-        told = devalloc("wait", "resourceclaim/theirs", "--timeout", "60s")
+        refused = devalloc("wait", "resourceclaim/theirs", "--timeout", "60s")
     finally:
         up.send_signal(signal.SIGTERM)
         _, log = up.communicate(timeout=60)
 
     assert (waited.code, waited.out) == (0, "deviceclaim/train allocated\n")
-    assert (told.code, "left aside" in told.err) == (1, True)
+    assert (refused.code, "left aside" in refused.err) == (1, True)
     assert "Traceback" not in log
     assert log.count("ResourceClaim of resource.k8s.io") == 1
 

@@ -239,12 +239,12 @@ def _odd_parts(survey: Survey, expression: str) -> Iterator[Slip]:
     except cel.CompileError:
         return
     names = dict.fromkeys(name for node in nodes if (name := _attribute(node) or _presence(node)) is not None)
-    nested = dict.fromkeys(found for node in nodes if (found := _nested(node)) is not None)
+    nested = dict.fromkeys(names_of for node in nodes if (names_of := _nested(node)) is not None)
     for outer, name in nested:
         if not survey.names[outer]:
             names.pop(outer, None)
-            told = f"`device` is a flat map here: write device.{name} instead of device.{outer}[…].{name}"
-            yield Slip("", told, outer, None)
+            words = f"`device` is a flat map here: write device.{name} instead of device.{outer}[…].{name}"
+            yield Slip("", words, outer, None)
     for name in names:
         if (slip := _unknown_attribute(survey, name, "")) is not None:
             yield slip
@@ -273,8 +273,8 @@ def _nested(node: Node) -> tuple[str, str] | None:
     """("attributes", "model") of ``device.attributes['gpu.example.com'].model``, as selectors of resource.k8s.io have
     it."""
     match node:
-        case Select(operand=Index(operand=outer), field=name) if (found := _attribute(outer)) in _NESTED:
-            return found, name
+        case Select(operand=Index(operand=outer), field=name) if (domains := _attribute(outer)) in _NESTED:
+            return domains, name
     return None
 
 
@@ -364,8 +364,8 @@ def _unseen(survey: Survey, operator: str, name: str, literal: str, path: str) -
         if not wider:
             return None
         part = wider[0][(at := wider[0].casefold().index(literal.casefold())) : at + len(literal)]
-        told = f"`{name}` is {literal!r} on 0 of {devices(survey.total)}, and part of {wider[0]!r}"
-        return Slip(path, f"{told}: write device.{name}.contains({part!r})", repr(literal), None)
+        words = f"`{name}` is {literal!r} on 0 of {devices(survey.total)}, and part of {wider[0]!r}"
+        return Slip(path, f"{words}: write device.{name}.contains({part!r})", repr(literal), None)
     told = f"`{name}` is {literal!r} on 0 of {devices(survey.total)}; did you mean {near!r}?"
     return Slip(path, told, repr(literal), repr(near))
 

@@ -85,9 +85,9 @@ def test_get_without_headers(fleet: Shell) -> None:
     ],
 )
 def test_get_prints_what_a_jsonpath_says(fleet: Shell, template: str, printed: str) -> None:
-    told = fleet("get", "claims", "-o", f"jsonpath={template}")
+    result = fleet("get", "claims", "-o", f"jsonpath={template}")
 
-    assert (told.code, told.out) == (0, printed)
+    assert (result.code, result.out) == (0, printed)
 
 
 def test_a_jsonpath_of_one_object_begins_at_the_object(fleet: Shell) -> None:
@@ -123,10 +123,10 @@ def test_the_store_may_stand_before_a_verb_of_two_words(devalloc: Shell, tmp_pat
 
 @pytest.mark.parametrize("word", ["nodes", "events", "devices"])
 def test_kinds_that_are_none_here_lead_on(fleet: Shell, word: str) -> None:
-    told = fleet("get", word)
+    result = fleet("get", word)
 
-    assert told.code == 2
-    assert "devalloc " in told.err
+    assert result.code == 2
+    assert "devalloc " in result.err
 
 
 def test_a_quota_has_its_short_name_and_says_how_much_is_used(devalloc: Shell) -> None:
@@ -162,8 +162,8 @@ def test_files_need_no_f(devalloc: Shell, tmp_path: Path) -> None:
     assert devalloc("validate", tmp_path / "x.yaml").out == "3 documents, all valid\n"
     assert devalloc("solve", tmp_path / "x.yaml").code == 0
     assert devalloc("apply", tmp_path / "x.yaml").out.count("created") == 3
-    told = devalloc("apply")
-    assert (told.code, "-f PATH" in told.err) == (2, True)
+    result = devalloc("apply")
+    assert (result.code, "-f PATH" in result.err) == (2, True)
 
 
 @pytest.mark.parametrize("state", ["condition=Allocated", "condition=allocated", "condition=Allocated=true"])
@@ -181,26 +181,26 @@ def test_wait_for_delete(fleet: Shell) -> None:
 
 
 def test_describe_of_a_name_asks_for_its_kind(fleet: Shell) -> None:
-    told = fleet("describe", "web")
+    result = fleet("describe", "web")
 
-    assert told.code == 2
-    assert "did you mean deviceclaim/web?" in told.err
+    assert result.code == 2
+    assert "did you mean deviceclaim/web?" in result.err
 
 
 class TestDrain:
     def test_it_says_what_it_will_do_and_does_nothing_with_dry_run(self, fleet: Shell) -> None:
-        told = fleet("drain", "node/node-a", "--dry-run")
+        result = fleet("drain", "node/node-a", "--dry-run")
 
-        assert told.code == 0
-        assert told.out.startswith("will cordon node node-a; release 2 claims: ")
+        assert result.code == 0
+        assert result.out.startswith("will cordon node node-a; release 2 claims: ")
         assert fleet("cordon").out == "nothing is cordoned\n"
 
     def test_it_cordons_and_releases(self, fleet: Shell) -> None:
-        told = fleet("drain", "node-a", "--reason", "new firmware")
+        result = fleet("drain", "node-a", "--reason", "new firmware")
 
-        assert told.code == 0
-        assert told.out.splitlines()[1] == "node node-a cordoned"
-        assert told.out.count(" released\n") == 2
+        assert result.code == 0
+        assert result.out.splitlines()[1] == "node node-a cordoned"
+        assert result.out.count(" released\n") == 2
         fleet.allocate()
         assert "Allocated" not in fleet("get", "claims", "-A").out
         assert "new firmware" in fleet("cordon").out
@@ -208,20 +208,20 @@ class TestDrain:
     def test_what_is_in_use_stays_without_force(self, fleet: Shell) -> None:
         self._prepare(fleet)
 
-        told = fleet("drain", "node/node-a")
+        result = fleet("drain", "node/node-a")
 
-        assert told.code == 1
-        assert "leave 1 in use (--force takes them away)" in told.out
-        assert "is prepared on node-a" in told.err
+        assert result.code == 1
+        assert "leave 1 in use (--force takes them away)" in result.out
+        assert "is prepared on node-a" in result.err
 
     def test_by_force_the_node_is_asked_and_waited_for(self, fleet: Shell) -> None:
         self._prepare(fleet)
 
-        told = fleet("drain", "node/node-a", "--force", "--timeout", "0s")
+        result = fleet("drain", "node/node-a", "--force", "--timeout", "0s")
 
-        assert told.code == 1
-        assert "take away from 1 claim: " in told.out
-        assert "has not let go of its devices after 0 s" in told.err
+        assert result.code == 1
+        assert "take away from 1 claim: " in result.out
+        assert "has not let go of its devices after 0 s" in result.err
 
     def test_only_nodes_are_drained(self, fleet: Shell) -> None:
         assert "only nodes are drained" in fleet("drain", "pool/gpus").err
@@ -259,10 +259,10 @@ def test_get_orders_by_a_path_and_shows_labels(fleet: Shell) -> None:
 
 
 def test_dra_says_in_one_line_what_it_leaves_out(devalloc: Shell) -> None:
-    told = devalloc(
+    result = devalloc(
         "dra", "allocate", "-f", "-", "--node", "n", stdin=text(pool(), device_class(), claim("a"), claim("b"))
     )
 
-    left_out = [line for line in told.err.splitlines() if "no part in this" in line]
+    left_out = [line for line in result.err.splitlines() if "no part in this" in line]
     assert len(left_out) == 1
     assert "DeviceClaim, DevicePool" in left_out[0]

@@ -29,23 +29,23 @@ def test_a_bad_expression_is_bad_input_for_every_verb_with_file_and_line(
 ) -> None:
     (tmp_path / "bad.yaml").write_text(fleet(claim("bad", constraints="model == 'x'")))
 
-    told = devalloc(*words, "-f", tmp_path / "bad.yaml")
+    result = devalloc(*words, "-f", tmp_path / "bad.yaml")
 
-    assert told.code == 2
-    assert f"{tmp_path / 'bad.yaml'}, document 3, line " in told.err
-    assert "undeclared name 'model'" in told.err
+    assert result.code == 2
+    assert f"{tmp_path / 'bad.yaml'}, document 3, line " in result.err
+    assert "undeclared name 'model'" in result.err
 
 
 @pytest.mark.parametrize("verb", ["apply", "validate"])
 def test_two_documents_of_one_name_are_both_wrong(devalloc: Shell, verb: str) -> None:
-    told = devalloc(verb, "-f", "-", stdin=text(claim("a"), claim("b"), claim("a", count=2)))
+    result = devalloc(verb, "-f", "-", stdin=text(claim("a"), claim("b"), claim("a", count=2)))
 
-    assert told.code == 2
-    assert told.err.count("2 objects are named DeviceClaim") == 2
-    assert "document 1" in told.err
-    assert "document 3" in told.err
+    assert result.code == 2
+    assert result.err.count("2 objects are named DeviceClaim") == 2
+    assert "document 1" in result.err
+    assert "document 3" in result.err
     if verb == "apply":
-        assert told.out == "deviceclaim/b created\n"
+        assert result.out == "deviceclaim/b created\n"
 
 
 def test_solve_calls_them_wrong_too(devalloc: Shell) -> None:
@@ -57,21 +57,21 @@ def test_a_misspelled_annotation_is_noticed(devalloc: Shell, verb: str) -> None:
     slipped = claim("a")
     slipped["metadata"]["annotations"] = {"devalloc.io/prioritiy": "5"}
 
-    told = devalloc(verb, "-f", "-", stdin=fleet(slipped))
+    result = devalloc(verb, "-f", "-", stdin=fleet(slipped))
 
-    assert told.code == 0
-    assert "metadata.annotations[devalloc.io/prioritiy]" in told.err
-    assert "did you mean devalloc.io/priority?" in told.err
+    assert result.code == 0
+    assert "metadata.annotations[devalloc.io/prioritiy]" in result.err
+    assert "did you mean devalloc.io/priority?" in result.err
 
 
 def test_a_pin_to_a_node_that_does_not_exist_is_told_as_that(devalloc: Shell) -> None:
     pinned = claim("a")
     pinned["metadata"]["annotations"] = {"devalloc.io/node": "nodea"}
 
-    told = devalloc("solve", "-f", "-", stdin=fleet(pinned))
+    result = devalloc("solve", "-f", "-", stdin=fleet(pinned))
 
-    assert "there is no node 'nodea' with devices; did you mean 'node-a'?" in told.out
-    assert "at most 0" not in told.out
+    assert "there is no node 'nodea' with devices; did you mean 'node-a'?" in result.out
+    assert "at most 0" not in result.out
 
 
 def test_a_pin_to_a_node_without_such_devices_is_told_as_before(devalloc: Shell) -> None:
@@ -80,19 +80,19 @@ def test_a_pin_to_a_node_without_such_devices_is_told_as_before(devalloc: Shell)
     other = pool("nics", node="node-b")
     other["spec"]["driver"] = "nic.devalloc.io"
 
-    told = devalloc("solve", "-f", "-", stdin=fleet(pinned, other))
+    result = devalloc("solve", "-f", "-", stdin=fleet(pinned, other))
 
-    assert "node node-b does not have 1 device (at most 0)" in told.out
+    assert "node node-b does not have 1 device (at most 0)" in result.out
 
 
 @pytest.mark.parametrize("verb", ["cordon", "uncordon", "drain"])
 def test_a_node_to_be_cordoned_that_does_not_exist_is_answered_with_one_that_does(devalloc: Shell, verb: str) -> None:
     devalloc("apply", "-f", "-", stdin=fleet())
 
-    told = devalloc(verb, "node/nodea")
+    result = devalloc(verb, "node/nodea")
 
-    assert told.code == 1
-    assert "did you mean node/node-a?" in told.err
+    assert result.code == 1
+    assert "did you mean node/node-a?" in result.err
 
 
 @pytest.mark.parametrize(
@@ -107,10 +107,10 @@ def test_a_node_to_be_cordoned_that_does_not_exist_is_answered_with_one_that_doe
 def test_an_expression_that_nothing_matches_is_answered_with_what_to_write(
     devalloc: Shell, expression: str, advice: str
 ) -> None:
-    told = devalloc("solve", "-f", "-", stdin=fleet(claim("a", constraints=expression)))
+    result = devalloc("solve", "-f", "-", stdin=fleet(claim("a", constraints=expression)))
 
-    assert told.code == 1
-    assert advice in told.out
+    assert result.code == 1
+    assert advice in result.out
 
 
 def test_what_is_advised_there_works(devalloc: Shell) -> None:
@@ -134,11 +134,11 @@ def test_explain_of_a_machine_that_names_its_node_says_what_became_of_it(devallo
     applied = devalloc("apply", "-f", "-", stdin=text(machine))
     assert applied.code == 0, applied.err
 
-    told = devalloc("explain", "vm/web")
+    result = devalloc("explain", "vm/web")
 
-    assert told.code == 1
-    assert "because its spec.nodeName is node-a" in told.out
-    assert "does a node plugin run on node node-a?" in told.out
+    assert result.code == 1
+    assert "because its spec.nodeName is node-a" in result.out
+    assert "does a node plugin run on node node-a?" in result.out
     assert "there is no machine" in devalloc("explain", "vm/wep").err
 
 
@@ -157,16 +157,16 @@ def test_without_qemu_the_log_says_so_and_nothing_of_kvm(
 
 @pytest.mark.parametrize("words", [("vm", "list"), ("vm", "top"), ("warm", "list")])
 def test_verbs_of_the_node_plugin_look_beside_the_store(devalloc: Shell, words: tuple[str, ...]) -> None:
-    told = devalloc(*words)
+    result = devalloc(*words)
 
-    assert told.code == 1
-    assert str(devalloc.store.parent / "node" / "node.sock") in told.err
+    assert result.code == 1
+    assert str(devalloc.store.parent / "node" / "node.sock") in result.err
 
 
 def test_a_store_that_is_named_says_where_the_plugin_is(devalloc: Shell, tmp_path: Path) -> None:
-    told = devalloc("vm", "list", "--store", tmp_path / "other" / "devalloc.db")
+    result = devalloc("vm", "list", "--store", tmp_path / "other" / "devalloc.db")
 
-    assert str(tmp_path / "other" / "node" / "node.sock") in told.err
+    assert str(tmp_path / "other" / "node" / "node.sock") in result.err
 
 
 def test_the_usual_store_leads_to_the_usual_socket(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,10 +189,10 @@ def test_the_demo_says_what_to_install_before_it_prints_anything(
 
     monkeypatch.setattr(importlib, "import_module", hidden)
 
-    told = devalloc("demo")
+    result = devalloc("demo")
 
-    assert (told.code, told.out) == (1, "")
-    assert f"the Python package {missing!r} is missing; install it with: pip install devalloc" in told.err
+    assert (result.code, result.out) == (1, "")
+    assert f"the Python package {missing!r} is missing; install it with: pip install devalloc" in result.err
 
 
 def test_validate_counts_in_plain_english(devalloc: Shell, tmp_path: Path) -> None:
@@ -207,10 +207,10 @@ def test_solve_without_claims_says_what_there_is(devalloc: Shell) -> None:
 
 @pytest.mark.parametrize("verb", ["apply", "solve", "validate"])
 def test_a_url_is_answered_with_how_to_fetch_it(devalloc: Shell, verb: str) -> None:
-    told = devalloc(verb, "-f", "https://example.com/x.yaml")
+    result = devalloc(verb, "-f", "https://example.com/x.yaml")
 
-    assert told.code == 2
-    assert f"curl -sSL https://example.com/x.yaml | devalloc {verb} -f -" in told.err
+    assert result.code == 2
+    assert f"curl -sSL https://example.com/x.yaml | devalloc {verb} -f -" in result.err
 
 
 def test_a_json_array_is_told_how_to_write_several_objects(devalloc: Shell) -> None:

@@ -102,6 +102,17 @@ def test_an_edit_of_a_class_is_tried_out(live: Shell) -> None:
     assert "NoMatchingDevices" in live("solve", "-f", "-", stdin=edited).out
 
 
+def test_files_without_claims_show_what_becomes_of_those_of_the_store(live: Shell) -> None:
+    live("apply", "-f", "-", stdin=text(claim("late", count=2)))
+
+    now = live("solve", "-o", "json").json["claims"]
+    more = text(pool("more", node="node-z"))
+    then = live("solve", "-f", "-", "--with-store", "-o", "json", stdin=more).json["claims"]
+
+    assert [(one["name"], one["allocated"]) for one in now] == [("held", True), ("late", False)]
+    assert [(one["name"], one["allocated"]) for one in then] == [("held", True), ("late", True)]
+
+
 def test_a_pool_that_is_cordoned_in_the_store_gives_nothing(live: Shell) -> None:
     live("cordon", "pool/gpus")
 
