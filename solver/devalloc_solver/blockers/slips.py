@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -358,9 +359,14 @@ def _unseen(survey: Survey, operator: str, name: str, literal: str, path: str) -
     if operator != "==" or survey.values(name)[literal]:
         return None
     values = [value for value in survey.known(name) or () if isinstance(value, str)]
-    near = nearest(literal, values)
+    wider = sorted(value for value in values if literal and literal.casefold() in value.casefold())
+    word = re.compile(rf"(?<![^\W_]){re.escape(literal)}(?![^\W_])", re.IGNORECASE)
+    is_case = any(len(value) == len(literal) for value in wider)
+    # As a word of a longer text it is nearer than any other spelling, but for another case of all of it.
+    as_word = [] if is_case else [value for value in wider if word.search(value)]
+    near = None if as_word else nearest(literal, values)
     if near is None:
-        wider = sorted(value for value in values if literal and literal.casefold() in value.casefold())
+        wider = as_word or wider
         if not wider:
             return None
         part = wider[0][(at := wider[0].casefold().index(literal.casefold())) : at + len(literal)]

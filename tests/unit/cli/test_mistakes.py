@@ -113,6 +113,15 @@ def test_an_expression_that_nothing_matches_is_answered_with_what_to_write(
     assert advice in result.out
 
 
+def test_a_part_of_what_devices_have_is_nearer_than_another_model(devalloc: Shell) -> None:
+    solved = devalloc(
+        "solve", "-f", "-", stdin=fleet(pool("l4", model="L4"), claim("a", constraints="device.model == 'L40S'"))
+    )
+
+    assert "write device.model.contains('L40S')" in solved.out
+    assert "did you mean 'L4'" not in solved.out
+
+
 def test_what_is_advised_there_works(devalloc: Shell) -> None:
     right = claim("a", constraints="device.model.contains('L40S')")
 
