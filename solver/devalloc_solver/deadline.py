@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from numbers import Real
 
+ALLOCATE_SECONDS = 60.0
+"""The deadline of calls for one claim, unless the caller gives another one: such a call takes milliseconds, and minutes
+only where somebody wants it to.
+"""
+
 _WHAT = "deadline must be a number of seconds, 0 (the first answer that is found) or more, or None for no limit"
 
 

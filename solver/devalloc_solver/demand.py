@@ -12,11 +12,12 @@ from typing import Any
 from devalloc.api.claim import COUNT, DeviceClaim, DeviceClaimDetail
 from devalloc.api.meta import GROUP_MATCH, NODE
 from devalloc.api.nearest import nearest
+from devalloc_solver.budget import OUT_OF_TIME, OutOfTime, in_turns
 from devalloc_solver.eligibility import Candidates, Eligibility, Step
 from devalloc_solver.holdings import Key, node_of
 from devalloc_solver.intake import Intake, Refused
 from devalloc_solver.naming import claim_order
-from devalloc_solver.reasons import Reason
+from devalloc_solver.reasons import VERDICTS, Reason
 from devalloc_solver.snapshot import Device, Snapshot
 
 
@@ -147,12 +148,16 @@ def build_units(intake: Intake, eligibility: Eligibility) -> tuple[list[Unit], l
     """The units worth solving, in the order claims are decided, and the claims that are not."""
     refused: list[Refused] = []
     demands: list[Demand] = []
-    for claim in sorted((c for c in intake.claims if not c.is_allocated), key=claim_order):
-        refusal = find_refusal(claim, intake, eligibility)
-        if refusal is None:
-            demands.append(make_demand(claim, eligibility))
+    waiting = sorted((c for c in intake.claims if not c.is_allocated), key=claim_order)
+
+    def make(claim: DeviceClaim) -> Demand | Refused:
+        return find_refusal(claim, intake, eligibility) or make_demand(claim, eligibility)
+
+    for found in in_turns(waiting, eligibility.allowance, make, late):
+        if isinstance(found, Demand):
+            demands.append(found)
         else:
-            refused.append(refusal)
+            refused.append(found)
     groups: dict[tuple[str, str], list[Demand]] = defaultdict(list)
     for demand in demands:
         if demand.claim.group is not None:
@@ -167,11 +172,11 @@ def build_units(intake: Intake, eligibility: Eligibility) -> tuple[list[Unit], l
         if group in done:
             continue
         done.add(group)
-        found = _group_unit(group, groups[group], intake, refused, eligibility.snapshot)
-        if isinstance(found, Unit):
-            units.append(found)
+        made = _group_unit(group, groups[group], intake, refused, eligibility.snapshot)
+        if isinstance(made, Unit):
+            units.append(made)
         else:
-            refused += found
+            refused += made
     return units, refused
 
 
@@ -278,8 +283,16 @@ def _only(slot: Slot, name: str, fit: frozenset[int], snapshot: Snapshot) -> Can
     return replace(candidates, accepted=accepted, barred=barred, funnel=(*candidates.funnel, step))
 
 
+def late(claim: DeviceClaim, told: str) -> Refused:
+    """The refusal of a claim for which the time of the call did not suffice."""
+    return Refused(claim.key, Reason.SEARCH_LIMIT, f"{VERDICTS[Reason.SEARCH_LIMIT]}: {told}", group=claim.group)
+
+
 def find_refusal(claim: DeviceClaim, intake: Intake, eligibility: Eligibility) -> Refused | None:
-    """Why a claim is not solved, whatever is free (S5, S6, S16); None for one that is."""
+    """Why a claim is not solved, whatever is free (S5, S6, S16); None for one that is.
+
+    Raises OutOfTime, with the path of the expression.
+    """
     if claim.is_deleting:
         return Refused(claim.key, Reason.DELETING, "the claim is being deleted", group=claim.group)
     found: list[_Fault] = []
@@ -308,7 +321,11 @@ def _detail_paths(claim: DeviceClaim) -> Iterator[tuple[str, DeviceClaimDetail]]
 def _detail_refusals(
     path: str, detail: DeviceClaimDetail, claim: DeviceClaim, intake: Intake, eligibility: Eligibility
 ) -> Iterator[_Fault]:
-    if (error := eligibility.expression_error(detail.constraints)) is not None:
+    try:
+        error = eligibility.expression_error(detail.constraints)
+    except OutOfTime:
+        raise OutOfTime(f"{path}.constraints: {OUT_OF_TIME}") from None
+    if error is not None:
         entry = {"kind": "constraint", "path": f"{path}.constraints", "expression": detail.constraints}
         yield Reason.CLAIM_INVALID, f"{path}.constraints: {error}", entry
     name = detail.device_class

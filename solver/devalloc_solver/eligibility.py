@@ -13,23 +13,17 @@ from devalloc.api.deviceclass import DeviceClass
 from devalloc.api.meta import ONLY_CLASS, UNAVAILABLE
 from devalloc.api.pool import AttributeValue
 from devalloc_solver import cel
-from devalloc_solver.snapshot import Device, Snapshot
-
-EVALUATION_BUDGET = 5_000_000
-"""Evaluation steps that one expression may spend over the whole fleet (S6): a few seconds at the very most."""
-
-COMMON_BUDGET = 4 * EVALUATION_BUDGET
-"""The same for the expressions of all claims of one call, but for those that are FREE."""
-
-FREE = 100
-"""Steps of one evaluation that the common budget is spared: more than most expressions have. What is cheap for each
-device is never refused for what others cost.
-"""
-
-TOO_EXPENSIVE = "is too expensive: its evaluation over the fleet exceeds the budget; make it simpler"
-COMMON_SPENT = (
-    "is too expensive: with the other expressions of these claims it exceeds their common budget; make it simpler"
+from devalloc_solver.budget import (
+    COMMON_SPENT,
+    TOO_EXPENSIVE,
+    Allowance,
+    Budget,
+    BudgetExceeded,
+    CommonBudgetExceeded,
+    Costs,
+    look,
 )
+from devalloc_solver.snapshot import Device, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +62,6 @@ class ExpressionError(Exception):
     """An expression that is invalid, or too expensive to evaluate."""
 
 
-class _CommonBudgetSpent(Exception):
-    """An evaluation that does not fit beside those of the other expressions of a call."""
-
-
 @dataclass(slots=True)
 class Eligibility:
     """Judges devices; keeps every verdict."""
@@ -81,20 +71,21 @@ class Eligibility:
     invalid_classes: Mapping[str, str]
     """classes that do not exist for deviceType; those with an invalid expression are found with ``class_error``"""
     _verdicts: dict[str, dict[tuple[object, ...], bool | str]] = field(default_factory=dict)
-    _budgets: dict[str, cel.Budget] = field(default_factory=dict)
     _failed: dict[str, str] = field(default_factory=dict)
     _candidates: dict[tuple[object, ...], Candidates] = field(default_factory=dict)
     _errors: dict[str, str | None] = field(default_factory=dict)
-    _costs: dict[str, int] = field(default_factory=dict)
-    """expression -> steps that it took to judge the devices of the snapshot beyond what is FREE"""
+    _costs: Costs = field(default_factory=Costs)
+    """what it took to judge the devices of the snapshot"""
     _judged: set[str] = field(default_factory=set)
     """expressions that all devices of the snapshot were judged by: any others are those of a question what if"""
-    _room: int | None = None
-    """what is left of the common budget; None outside of calls that have one"""
-    _limit: int | None = None
-    """the same while an expression is evaluated at the cost of it"""
-    _charged: dict[str, str | None] = field(default_factory=dict)
-    """expression of this call -> its error: each is charged once"""
+    allowance: Allowance = field(default_factory=Allowance)
+    """of the call that goes on"""
+    _is_common: bool = False
+    """whether the call has a budget that its claims have in common"""
+    _is_charged: bool = False
+    """whether an expression is evaluated that this budget pays for"""
+    _refused: set[str] = field(default_factory=set)
+    """expressions that do not fit into the common budget of this call"""
     _groups: dict[tuple[frozenset[str], tuple[str, ...]], Sequence[Sequence[Device]]] = field(default_factory=dict)
 
     def beside(
@@ -106,26 +97,28 @@ class Eligibility:
             classes,
             invalid_classes,
             _verdicts=self._verdicts,
-            _budgets=self._budgets,
             _failed=self._failed,
             _errors=self._errors,
             _costs=self._costs,
+            allowance=self.allowance,
         )
 
-    def begin(self) -> None:
-        """A call with many claims begins, which have one budget in common.
+    def begin(self, until: float | None = None, started: float | None = None) -> None:
+        """A call with many claims begins, which have one budget in common; see ``Allowance.begin``.
 
         An expression is charged what it costs, whether or not an earlier call has paid for it: answers do not depend
         on what was asked before.
         """
-        self._room, self._charged = COMMON_BUDGET, {}
+        self.allowance.begin(until, started)
+        self._is_common, self._refused = True, set()
 
     # -- expressions -------------------------------------------------------------------------------------------------
 
     def verdict(self, expression: str | None, device: Device) -> bool | str:
         """True, False, or the text of a runtime error (which means: does not match).
 
-        Raises ExpressionError when the expression is invalid or its budget is spent.
+        Raises ExpressionError when the expression is invalid or its budget is spent, OutOfTime when the time of the
+        call is over.
         """
         if not expression or not expression.strip():
             return True
@@ -143,7 +136,9 @@ class Eligibility:
             return known[key]
         except cel.CompileError as error:
             message = f"line {error.line}, column {error.column}: {error.message}"
-        except cel.BudgetExceeded:
+        except CommonBudgetExceeded:
+            raise  # it may fit in another call, which evaluates this again
+        except BudgetExceeded:
             if expression in self._judged:
                 raise ExpressionError(TOO_EXPENSIVE) from None  # it is as good as ever for the devices that there are
             message = TOO_EXPENSIVE
@@ -152,22 +147,12 @@ class Eligibility:
 
     def _evaluate(self, expression: str, program: cel.Program, device: Device) -> bool:
         """One evaluation, with what is left of the expression's own budget and of the common one."""
-        own = self._budgets.setdefault(expression, cel.Budget(EVALUATION_BUDGET))
-        cost = self._costs.get(expression, 0)
-        common = own.left if self._limit is None else self._limit - cost + FREE
-        budget = cel.Budget(min(own.left, common))
-        try:
+
+        def run(budget: Budget) -> bool:
             return program.evaluate(device.attributes, budget)
-        except cel.BudgetExceeded:
-            if common < own.left:
-                budget.left = budget.limit  # it may fit in another call, which evaluates this again
-                raise _CommonBudgetSpent from None
-            raise
-        finally:
-            spent = budget.limit - max(0, budget.left)
-            own.left -= spent
-            if expression not in self._judged:
-                self._costs[expression] = cost + max(0, spent - FREE)
+
+        is_new = expression not in self._judged
+        return self._costs.evaluate(expression, run, self.allowance, is_common=self._is_charged, is_counted=is_new)
 
     def class_error(self, name: str) -> str | None:
         """Why a class is invalid, or None. Judges its expression over the whole fleet, for the budget's sake."""
@@ -177,21 +162,27 @@ class Eligibility:
         return None if error is None else f"spec.constraints: {error}"
 
     def expression_error(self, expression: str | None) -> str | None:
-        """Why an expression of a claim cannot be used on this fleet, or None."""
-        if self._room is None or not expression or not expression.strip():
+        """Why an expression of a claim cannot be used on this fleet, or None.
+
+        Raises OutOfTime, and CommonBudgetExceeded in the first turn of a claim.
+        """
+        if not self._is_common or not expression or not expression.strip():
             return self.own_error(expression)
-        if expression not in self._charged:
-            self._limit = self._room
-            try:
-                error = self.own_error(expression)
-                left = self._room - self._costs.get(expression, 0)
-            except _CommonBudgetSpent:
-                error, left = COMMON_SPENT, 0
-            finally:
-                self._limit = None
-            self._charged[expression] = error if left >= 0 else COMMON_SPENT
-            self._room = max(0, left)
-        return self._charged[expression]
+        if expression in self._refused:
+            return COMMON_SPENT
+        self._is_charged = True
+        try:
+            error = self.own_error(expression)
+            self.allowance.charge(expression, self._costs.of(expression))
+        except CommonBudgetExceeded:
+            if self.allowance.is_turn:
+                raise
+            self.allowance.exhaust()
+            self._refused.add(expression)
+            return COMMON_SPENT
+        finally:
+            self._is_charged = False
+        return error
 
     def own_error(self, expression: str | None) -> str | None:
         """The same whatever other expressions cost: those of classes are no claim's."""
@@ -204,6 +195,7 @@ class Eligibility:
         return self._failed.get(expression, self._errors[expression])
 
     def _find_error(self, expression: str) -> str | None:
+        look(self.allowance.ends)
         try:
             for alike in self._alike(cel.compile(expression).attributes, ()):
                 self.verdict(expression, alike[0])

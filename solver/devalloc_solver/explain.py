@@ -21,6 +21,7 @@ from devalloc_solver.blockers.slips import Slips
 from devalloc_solver.blockers.structure import short_reason, unmatched_details, why_impossible
 from devalloc_solver.blockers.supply import shared_limits, shares_limits, withheld_devices
 from devalloc_solver.blockers.words import joined, remedy
+from devalloc_solver.budget import OutOfTime
 from devalloc_solver.demand import Demand, Slot, Unit
 from devalloc_solver.eligibility import Eligibility
 from devalloc_solver.funnel import Counts, Funnel, Funnels, shortage
@@ -108,7 +109,7 @@ class Explainer:
                 findings = self._find_members(unit)
             else:
                 findings = {unit.demands[0].key: self._find_one(unit)}
-        except Undecided:
+        except (Undecided, OutOfTime):
             findings = {demand.key: _LATE for demand in unit.demands}
         return [self._answer(d, findings[d.key], warnings) for d in unit.demands]
 
@@ -120,7 +121,7 @@ class Explainer:
         if found is None:
             try:
                 found = self._find(unit)
-            except Undecided:
+            except (Undecided, OutOfTime):
                 found = _LATE
             self.known[kind] = found
         return found

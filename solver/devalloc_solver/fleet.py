@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from devalloc.api.problems import Problem
 from devalloc_solver import gate, quota
 from devalloc_solver.collector import quiet_collector
+from devalloc_solver.deadline import ALLOCATE_SECONDS
 from devalloc_solver.dialects import DEVICE_CLAIMS, RESOURCE_CLAIMS, group_of
 from devalloc_solver.index.warm import ClaimFleet
 from devalloc_solver.policy import PLACEMENTS
@@ -18,7 +19,7 @@ Manifest = Mapping[str, Any]
 class Warm(Protocol):
     """What each dialect does; see ``Fleet``."""
 
-    def allocate(self, claim: Manifest) -> dict[str, Any]: ...
+    def allocate(self, claim: Manifest, deadline: float | None) -> dict[str, Any]: ...
     def allocate_all(self, claims: Iterable[Manifest], deadline: float | None = None) -> dict[str, Any]: ...
     def release(self, namespace: str, name: str) -> None: ...
     def holds(self, namespace: str, name: str) -> bool: ...
@@ -80,23 +81,25 @@ class Fleet:
 
     # -- claims ------------------------------------------------------------------------------------------------------
 
-    def allocate(self, claim: Manifest) -> dict[str, Any]:
+    def allocate(self, claim: Manifest, deadline: float | None = ALLOCATE_SECONDS) -> dict[str, Any]:
         """Place one claim, have the answer checked, and keep what it got.
 
         Args:
             claim: the manifest of a claim; of one that is kept, ``{"kind": …, "metadata": {"namespace": …,
                 "name": …}}`` will do. One that holds devices already is answered with these.
+            deadline: seconds after which the claim is answered with ``SearchLimit`` where nothing is known yet; None
+                for as long as it takes.
 
         Returns:
             The dict of this claim as ``solve_manifests`` would have it, with the reason where nothing fits. A member of
             a group is never placed here: a group is answered as a whole, with ``allocate_all``.
 
         Raises:
-            ValueError: when it is no manifest of a claim of this dialect.
+            ValueError: when it is no manifest of a claim of this dialect, or ``deadline`` is none.
             KeyError: when only the name is given and no such claim is kept.
         """
         self._refuse_foreign(claim)
-        return self._warm.allocate(claim)
+        return self._warm.allocate(claim, deadline)
 
     @quiet_collector()
     def allocate_all(self, claims: Iterable[Manifest], deadline: float | None = None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from devalloc_solver.assignment import Placement, name_devices
+from devalloc_solver.budget import SEARCH_CUT_SHORT, OutOfTime, look
 from devalloc_solver.demand import Unit
 from devalloc_solver.goals import Level, optimize
 from devalloc_solver.greedy import place_greedily
@@ -135,3 +136,18 @@ def _place_alone(
         levels.append(Level("oneOf", sum(score.one_of), sum(score.one_of)))
     levels += [Level("pools", score.pools, score.pools), Level("devices", score.devices, score.devices)]
     return list(found.placements), levels
+
+
+def solve_unit(
+    snapshot: Snapshot, holdings: Sequence[Holding], unit: Unit, placement: str, ends: float | None
+) -> list[Placement]:
+    """The best placement of a unit that is too hard to be placed step by step; empty when it is proven not to fit.
+
+    Raises OutOfTime where neither is known at the monotonic time ``ends``.
+    """
+    look(ends)
+    search, levels = optimize(build_model(snapshot, holdings, [unit]), placement=placement, ends=ends)
+    found = name_devices(search)
+    if not found and not all(level.is_proven for level in levels if level.goal == "satisfied"):
+        raise OutOfTime(SEARCH_CUT_SHORT)
+    return found

@@ -14,6 +14,7 @@ from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
 from devalloc_solver import gate
 from devalloc_solver.assignment import Placement
+from devalloc_solver.budget import OutOfTime
 from devalloc_solver.check import check
 from devalloc_solver.collector import quiet_collector
 from devalloc_solver.deadline import end_of
@@ -47,7 +48,8 @@ def solve_manifests(
         documents: manifests as JSON-like dicts, in any order.
         placement: ``pack`` (default) or ``spread`` (S17, goal 5).
         deadline: seconds after which the best answer found so far is returned; 0 for the first one that is found, None
-            for no limit. What follows the search, such as the check, takes its time in any case.
+            for no limit. A claim whose expressions take too long is answered with ``SearchLimit``, and the others are
+            solved. What follows the search, such as the check, comes on top: well below a second.
 
     Returns:
         ``{"claims": [...], "objective": {"levels": [...]}, "optimal": bool, "seconds": float, "problems": [...]}``
@@ -112,10 +114,15 @@ class Prepared:
     problems: tuple[Problem, ...]
 
 
-def prepare(intake: Intake, standing: Standing | None = None) -> Prepared:
-    """All stages before the search. ``standing`` is what the caller keeps from one solve to the next."""
+def prepare(
+    intake: Intake, standing: Standing | None = None, *, ends: float | None = None, started: float | None = None
+) -> Prepared:
+    """All stages before the search. ``standing`` is what the caller keeps from one solve to the next.
+
+    ``ends``: the monotonic time at which the call has to answer that began at ``started``.
+    """
     snapshot, problems, eligibility = (standing or Standing()).take(intake)
-    eligibility.begin()
+    eligibility.begin(ends, started)
     allocated = [claim for claim in intake.claims if claim.is_allocated]
     holdings, lost, unclear = read_holdings(snapshot, allocated, intake.classes)
     for one in intake.refused:
@@ -138,11 +145,8 @@ def prepare(intake: Intake, standing: Standing | None = None) -> Prepared:
         )
         for entry in lost
     ]
-    broken = [
-        Problem(error, path="spec.constraints", kind="DeviceClass", name=name)
-        for name in sorted(intake.classes)
-        if (error := eligibility.own_error(intake.classes[name].spec.constraints)) is not None
-    ]
+    broken = list(_broken_classes(intake, eligibility))
+    eligibility.allowance.begin_search()
     orphans = [problem for claim in allocated for problem in _missing_classes(claim, intake)]
     return Prepared(
         intake,
@@ -159,6 +163,17 @@ def prepare(intake: Intake, standing: Standing | None = None) -> Prepared:
 def _order_of_problem(problem: Problem) -> tuple[str, ...]:
     """By object: the same whatever the order of the input."""
     return problem.kind or "", problem.namespace or "", problem.name or "", problem.path, problem.message
+
+
+def _broken_classes(intake: Intake, eligibility: Eligibility) -> Iterator[Problem]:
+    """Classes with an expression that cannot be used; nothing is said of those that there is no time for."""
+    for name in sorted(intake.classes):
+        try:
+            error = eligibility.own_error(intake.classes[name].spec.constraints)
+        except OutOfTime:
+            continue
+        if error is not None:
+            yield Problem(error, path="spec.constraints", kind="DeviceClass", name=name)
 
 
 def _missing_classes(claim: DeviceClaim, intake: Intake) -> Iterator[Problem]:
@@ -187,7 +202,7 @@ def solve_intake(
     if placement not in PLACEMENTS:
         raise ValueError(f"placement must be one of {', '.join(PLACEMENTS)}, not {placement!r}")
     ends = end_of(deadline, started)
-    prepared = prepare(intake, standing)
+    prepared = prepare(intake, standing, ends=ends, started=started)
     placements, levels = find_placements(
         prepared.snapshot, prepared.holdings, prepared.units, placement=placement, ends=ends
     )

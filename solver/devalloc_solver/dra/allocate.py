@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 from devalloc.api.nearest import nearest
 from devalloc.api.quantity import type_name
 from devalloc_solver.assignment import Placement
+from devalloc_solver.budget import Allowance, OutOfTime
 from devalloc_solver.check.resource import check_results
 from devalloc_solver.collector import quiet_collector
+from devalloc_solver.deadline import ALLOCATE_SECONDS, end_of
 from devalloc_solver.demand import Demand, Mode, Relation, Slot, Unit
 from devalloc_solver.dra.candidates import Choice, Judge
 from devalloc_solver.dra.decode import read_claim, read_class, read_node
@@ -55,6 +58,8 @@ class Task:
     unit: Unit
     slices: Sequence[Manifest]
     """those that were read"""
+    ends: float | None = None
+    """monotonic time at which the call has to answer"""
     errors: list[str] = field(default_factory=list)
     """devices that could not be judged, in the order of claims, requests and devices"""
 
@@ -68,6 +73,7 @@ def allocate(
     *,
     allocated: Manifest | None = None,
     features: Iterable[str] | None = None,
+    deadline: float | None = ALLOCATE_SECONDS,
 ) -> list[dict[str, Any]] | None:
     """Allocate all claims on one node, or none.
 
@@ -78,6 +84,7 @@ def allocate(
         slices: ResourceSlices of any nodes.
         allocated: what is in use besides: ``{"devices": [...], "shares": [...], "consumedCapacity": [...]}``.
         features: feature gates that are on; None for all up to beta, and lists.
+        deadline: seconds after which it is an error that nothing is known yet; None for as long as it takes.
 
     Returns:
         One AllocationResult per claim, in the order of the claims; None when they do not fit on the node, or when no
@@ -85,14 +92,20 @@ def allocate(
 
     Raises AllocationError for input that cannot be judged. ``node_local`` when only this node is at fault.
     """
+    started = time.monotonic()
+    allowance = Allowance()
+    allowance.begin(end_of(deadline, started), started)
     claims, classes, slices = objects(claims, "claims"), objects(classes, "classes"), objects(slices, "slices")
-    task = prepare(node, claims, classes, slices, allocated=allocated, features=features)
-    if task is None:
-        return None
-    placements = find(task.snapshot, task.holdings, task.unit)
-    if placements is None:
-        raise_failure(task)
-        return None
+    try:
+        task = prepare(node, claims, classes, slices, allowance, allocated=allocated, features=features)
+        if task is None:
+            return None
+        placements = find(task.snapshot, task.holdings, task.unit, ends=task.ends)
+        if placements is None:
+            raise_failure(task)
+            return None
+    except OutOfTime as error:
+        raise AllocationError(str(error)) from None
     results = _results(task, placements)
     named = [content for content in classes if name_of(content) in task.classes]
     mine = [result for result, claim in zip(results, task.claims, strict=True) if claim.allocation is None]
@@ -106,11 +119,17 @@ def prepare(
     claims: Iterable[Manifest],
     classes: Iterable[Manifest],
     slices: Iterable[Manifest],
+    allowance: Allowance,
     *,
     allocated: Manifest | None = None,
     features: Iterable[str] | None = None,
+    selectors: Selectors | None = None,
 ) -> Task | None:
-    """All before the search; None when no claim waits. Raises AllocationError."""
+    """All before the search; None when no claim waits.
+
+    ``selectors``: those of a call before with the same ``features``, whose verdicts hold for the same devices. Raises
+    AllocationError and OutOfTime.
+    """
     gates = read_features(features)
     target = _read_node(node)
     faults: list[Ignored] = []
@@ -129,7 +148,7 @@ def prepare(
     for one in pending:
         _refuse_broken_pools(one.claim, pools)
     offers = list_offers([View(pool, (target,)) for pool in pools], usage, gates)
-    judge = Judge(gates, offers, usage, Selectors(gates), named)
+    judge = Judge(gates, offers, usage, selectors or Selectors(gates, allowance), named)
     choices = [[[judge.choose(one.claim, ask) for ask in r.asks] for r in one.claim.requests] for one in pending]
     for one, chosen in zip(pending, choices, strict=True):
         _refuse_too_many(one.claim, chosen)
@@ -146,6 +165,7 @@ def prepare(
         holdings=(Holding(("", "in use"), 0, UsedDevices(offers).items(usage)),),
         unit=make_unit([make_demand(one, chosen) for one, chosen in zip(pending, choices, strict=True)], target.name),
         slices=book.seen(pools),
+        ends=allowance.until,
         errors=[
             f"claim {one.claim.title}, request {choice.ask.name}: {error}"
             for one, chosen in zip(pending, choices, strict=True)
@@ -284,7 +304,10 @@ def _refuse_too_many(claim: Claim, choices: Sequence[Sequence[Choice]]) -> None:
 
 
 def raise_failure(task: Task) -> None:
-    """Raise the error that is the answer when nothing fits; return when there simply is too little."""
+    """Raise the error that is the answer when nothing fits; return when there simply is too little.
+
+    Raises OutOfTime when the time does not suffice to find that out.
+    """
     for claim, message in _conflicts(task):
         raise AllocationError(f"claim {claim.title}, {message}")
     if task.errors:
@@ -351,7 +374,8 @@ def _upto(demand: Demand, detail: int, slot: Slot) -> Demand:
 
 def _fits(task: Task, demands: Sequence[Demand]) -> bool:
     waiting = [demand for demand in demands if demand.details]
-    return not waiting or find(task.snapshot, task.holdings, make_unit(waiting, task.node.name)) is not None
+    unit = make_unit(waiting, task.node.name)
+    return not waiting or find(task.snapshot, task.holdings, unit, ends=task.ends) is not None
 
 
 # -- output --------------------------------------------------------------------------------------------------------

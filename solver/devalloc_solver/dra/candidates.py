@@ -6,9 +6,18 @@ judged is skipped, and the error kept: it is the answer when nothing fits (settl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from devalloc_solver.budget import (
+    COMMON_SPENT,
+    OUT_OF_TIME,
+    TOO_EXPENSIVE,
+    BudgetExceeded,
+    CommonBudgetExceeded,
+    OutOfTime,
+)
 from devalloc_solver.dra import features as gate
 from devalloc_solver.dra.amounts import Amount
 from devalloc_solver.dra.errors import AllocationError
@@ -123,7 +132,12 @@ class Judge:
         self._reached = [offer.nodes for offer in self.offers]
 
     def choose(self, claim: Claim, ask: Ask) -> Choice:
-        """Judge every device. Raises AllocationError for an expression or an amount that is wrong in itself."""
+        """Judge every device.
+
+        Raises AllocationError for an expression or an amount that is wrong in itself, or an expression that is too
+        expensive; OutOfTime, with the expression that there was no time for; and in the first turn of a claim
+        CommonBudgetExceeded.
+        """
         key = (ask.class_name, ask.selectors, ask.is_all, ask.admin, ask.tolerations, *sorted(ask.capacity.items()))
         if key not in self._known:
             self._known[key] = self._judge(ask, f"claim {claim.title}, request {ask.name}")
@@ -152,9 +166,31 @@ class Judge:
     def _check(self, ask: Ask, where: str) -> None:
         chosen = self.classes[ask.class_name]
         for number, expression in enumerate(chosen.selectors):
-            self.selectors.check(expression, f"class {chosen.name}: selector #{number}")
+            told = f"class {chosen.name}: selector #{number}"
+            with self._bounded(told):
+                self.selectors.check(expression, told, is_of_class=True)
+                self.selectors.charge(expression)
         for number, expression in enumerate(ask.selectors):
-            self.selectors.check(expression, f"{where}: selector #{number}")
+            told = f"{where}: selector #{number}"
+            with self._bounded(told):
+                self.selectors.check(expression, told)
+                self.selectors.charge(expression)
+
+    @contextmanager
+    def _bounded(self, where: str) -> Iterator[None]:
+        """Says which selector was too expensive, or there was no time for."""
+        try:
+            yield
+        except OutOfTime:
+            raise OutOfTime(f"{where}: {OUT_OF_TIME}") from None
+        except CommonBudgetExceeded:
+            allowance = self.selectors.allowance
+            if allowance.is_turn:
+                raise
+            allowance.exhaust()
+            raise AllocationError(f"{where}: {COMMON_SPENT}") from None
+        except BudgetExceeded:
+            raise AllocationError(f"{where}: {TOO_EXPENSIVE}") from None
 
     def _fall(self, verdict: Verdict, ask: Ask, offer: Offer, where: str) -> Fall | None:
         """Why a device is not among those that the request is about, whoever uses them."""
@@ -166,19 +202,24 @@ class Judge:
         if not ask.is_all and (used := self._in_use(ask, offer)) is not None:
             return used
         chosen = self.classes[ask.class_name]
+        of_class = f"class {chosen.name}"
         fall = self._selected(
-            verdict, offer, chosen.selectors, "fail a selector of the class", f"class {chosen.name}, "
+            verdict, offer, chosen.selectors, "fail a selector of the class", of_class, f"{of_class}, "
         )
-        fall = fall or self._selected(verdict, offer, ask.selectors, "fail a selector of the request", "")
+        fall = fall or self._selected(verdict, offer, ask.selectors, "fail a selector of the request", where, "")
         return fall or self._capacity(verdict, ask, offer, where)
 
     def _selected(
-        self, verdict: Verdict, offer: Offer, expressions: Sequence[str], what: str, where: str
+        self, verdict: Verdict, offer: Offer, expressions: Sequence[str], what: str, where: str, prefix: str
     ) -> Fall | None:
         for number, expression in enumerate(expressions):
-            found = self.selectors.verdict(expression, offer)
+            try:
+                found = self.selectors.verdict(expression, offer)
+            except (BudgetExceeded, OutOfTime):
+                with self._bounded(f"{where}: selector #{number}"):
+                    raise
             if isinstance(found, str):
-                told = f"{where}selector #{number} on device {offer.title}: CEL runtime error: {found}"
+                told = f"{prefix}selector #{number} on device {offer.title}: CEL runtime error: {found}"
                 verdict.errors.append(f"{told}; correct the device, or guard the expression against it")
                 return Fall(UNJUDGED, found)
             if not found:

@@ -9,6 +9,7 @@ from typing import Any
 
 from devalloc.api.meta import ALLOCATED_NODE, GROUP, NODE
 from devalloc.api.nearest import nearest
+from devalloc_solver.budget import in_turns
 from devalloc_solver.demand import Demand, Unit
 from devalloc_solver.dra.candidates import Judge
 from devalloc_solver.dra.documents import Intake, Key, Refused, pin_of, priority_of
@@ -18,7 +19,7 @@ from devalloc_solver.dra.nodes import read_selector
 from devalloc_solver.dra.objects import Claim
 from devalloc_solver.dra.translate import MOST_DEVICES, ClaimMeta, PendingClaim, make_demand
 from devalloc_solver.naming import claim_order
-from devalloc_solver.reasons import Reason
+from devalloc_solver.reasons import VERDICTS, Reason
 
 
 def key_of(claim: Claim) -> Key:
@@ -35,8 +36,8 @@ def build_units(intake: Intake, judge: Judge) -> tuple[list[Unit], list[Refused]
     refused: list[Refused] = []
     demands: list[Demand] = []
     waiting = [pending(claim, i) for i, claim in enumerate(intake.claims) if claim.allocation is None]
-    for one in sorted(waiting, key=claim_order):
-        made = make(one, intake, judge)
+    waiting.sort(key=claim_order)
+    for made in in_turns(waiting, judge.selectors.allowance, lambda one: make(one, intake, judge), late):
         if isinstance(made, Demand):
             demands.append(made)
         else:
@@ -59,8 +60,14 @@ def build_units(intake: Intake, judge: Judge) -> tuple[list[Unit], list[Refused]
     return units, refused
 
 
+def late(one: PendingClaim, told: str) -> Refused:
+    """The refusal of a claim for which the time of the call did not suffice."""
+    message = f"{VERDICTS[Reason.SEARCH_LIMIT]}: {told}"
+    return Refused(one.key, Reason.SEARCH_LIMIT, message, one.claim.annotations.get(GROUP))
+
+
 def make(one: PendingClaim, intake: Intake, judge: Judge) -> Demand | Refused:
-    """The demand of a claim, or why it has none."""
+    """The demand of a claim, or why it has none. Raises OutOfTime and CommonBudgetExceeded as ``Judge.choose``."""
     claim = one.claim
     if (refused := find_refusal(claim, intake)) is not None:
         return refused

@@ -9,7 +9,9 @@ from copy import deepcopy
 from typing import Any
 
 from devalloc.api.meta import GROUP
+from devalloc_solver.budget import OutOfTime
 from devalloc_solver.collector import quiet_collector
+from devalloc_solver.deadline import ALLOCATE_SECONDS, end_of
 from devalloc_solver.dra import features as gate
 from devalloc_solver.dra.answers import answer_of, chosen_by, placed_answer, refusal_answer
 from devalloc_solver.dra.demands import find_refusal, node_of
@@ -29,7 +31,7 @@ from devalloc_solver.dra.warm.traits import offer_of
 from devalloc_solver.dra.warm.world import World
 from devalloc_solver.index.seams import Spot
 from devalloc_solver.policy import PLACEMENTS
-from devalloc_solver.reasons import Reason
+from devalloc_solver.reasons import VERDICTS, Reason
 
 Manifest = Mapping[str, Any]
 
@@ -67,18 +69,22 @@ class ResourceFleet:
 
     # -- claims ------------------------------------------------------------------------------------------------------
 
-    def allocate(self, claim: Manifest) -> dict[str, Any]:
+    def allocate(self, claim: Manifest, deadline: float | None = ALLOCATE_SECONDS) -> dict[str, Any]:
         """Place one claim, have the answer checked, and keep what it got.
 
         Args:
             claim: the manifest of a ResourceClaim; of one that is kept, kind and metadata will do. One that has an
                 allocation is answered with it.
+            deadline: seconds after which the claim is answered with ``SearchLimit`` where nothing is known yet; None
+                for as long as it takes.
 
         Returns:
             The dict of this claim as ``solve_manifests`` would have it. A member of a group is never placed here.
 
         Raises ValueError when it is no ResourceClaim, KeyError when only its name is given and it is not kept.
         """
+        started = time.monotonic()
+        self._state.index.allowance.begin(end_of(deadline, started), started)
         read = self._reader.read(self._manifest(claim))
         found = read.claim
         if isinstance(found, Refused):
@@ -90,6 +96,15 @@ class ResourceFleet:
             return refusal_answer(Refused((found.namespace, found.name), Reason.GROUP_UNSATISFIABLE, told, group))
         if (refusal := find_refusal(found, self._state.classes)) is not None:
             return refusal_answer(refusal)
+        try:
+            return self._place(read, found)
+        except OutOfTime as error:
+            self._state.index.forget()
+            told = f"{VERDICTS[Reason.SEARCH_LIMIT]}: {error}"
+            return refusal_answer(Refused((found.namespace, found.name), Reason.SEARCH_LIMIT, told))
+
+    def _place(self, read: Read, found: Claim) -> dict[str, Any]:
+        """The same for a valid claim that stands alone and holds nothing. Raises OutOfTime; nothing is changed then."""
         rules = self._state.rules
         ask = None if read.shape is None else rules.ask(found, read.shape)
         try:
@@ -245,6 +260,7 @@ class ResourceFleet:
     @quiet_collector()
     def _ask_world(self, read: Read, claim: Claim) -> dict[str, Any]:
         world, state = self._get_world(), self._state
+        state.index.allowance.begin_again()
         unit = world.unit(claim)
         if isinstance(unit, Refused):
             return refusal_answer(unit)

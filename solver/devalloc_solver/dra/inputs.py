@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any
 
 from devalloc_solver.assignment import Placement
+from devalloc_solver.budget import Allowance
 from devalloc_solver.dra.allocate import Manifest, Task, prepare
 from devalloc_solver.dra.decode import read_slice
 from devalloc_solver.dra.errors import AllocationError
 from devalloc_solver.dra.fields import FieldError, shown
 from devalloc_solver.dra.search import find
+from devalloc_solver.dra.selectors import Selectors
 
 Body = dict[str, Any]
 Spot = tuple[int, int]
@@ -35,6 +37,10 @@ class Inputs:
     dropped_claims: frozenset[int] = frozenset()
     dropped_requests: frozenset[Spot] = frozenset()
     dropped_constraints: frozenset[Spot] = frozenset()
+    allowance: Allowance = field(default_factory=Allowance)
+    """of the call that asks all these questions"""
+    _selectors: dict[frozenset[str], Selectors] = field(default_factory=dict)
+    """feature gates -> what expressions said of devices, in whatever question"""
 
     @property
     def node_name(self) -> str:
@@ -48,18 +54,29 @@ class Inputs:
     # -- questions ---------------------------------------------------------------------------------------------------
 
     def task(self) -> Task | None:
-        """Everything known before the search; None when no claim waits. Raises AllocationError."""
+        """Everything known before the search; None when no claim waits. Raises AllocationError and OutOfTime."""
+        self.allowance.begin_again()
+        selectors = self._selectors.setdefault(self.features, Selectors(self.features, self.allowance))
         claims = [self._claim(i, claim) for i, claim in enumerate(self.claims) if i not in self.dropped_claims]
         slices = (*self.slices, *self.unread)
-        return prepare(self.node, claims, self.classes, slices, allocated=self.allocated, features=self.features)
+        return prepare(
+            self.node,
+            claims,
+            self.classes,
+            slices,
+            self.allowance,
+            allocated=self.allocated,
+            features=self.features,
+            selectors=selectors,
+        )
 
     def placements(self) -> Sequence[Placement] | None:
-        """Where everything goes; None when it does not fit, or cannot be judged."""
+        """Where everything goes; None when it does not fit, or cannot be judged. Raises OutOfTime."""
         try:
             task = self.task()
             if task is None:
                 return None if self.dropped_claims else ()  # to ask for nothing at all is no way to get it
-            return find(task.snapshot, task.holdings, task.unit)
+            return find(task.snapshot, task.holdings, task.unit, ends=task.ends)
         except AllocationError:
             return None
 

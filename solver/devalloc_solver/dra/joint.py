@@ -68,7 +68,8 @@ def solve_manifests(
     Args:
         documents: manifests as JSON-like dicts, in any order. What the API server fills in may be missing.
         placement: ``pack`` (default) or ``spread``.
-        deadline: seconds after which the best answer found so far is returned; None for no limit.
+        deadline: seconds after which the best answer found so far is returned; None for no limit. A claim whose
+            selectors take too long is answered with ``SearchLimit``, and the others are solved.
         features: feature gates that are on; None for all up to beta, and lists.
 
     Returns:
@@ -86,7 +87,7 @@ def solve(
 ) -> dict[str, Any]:
     """The same for objects that are read; ``started`` is a monotonic time."""
     ends = end_of(deadline, started)
-    prepared = prepare(intake, gates)
+    prepared = prepare(intake, gates, ends, started)
     placements, levels = find_placements(
         prepared.snapshot, prepared.holdings, prepared.units, placement=placement, ends=ends
     )
@@ -101,14 +102,17 @@ def solve(
     }
 
 
-def prepare(intake: Intake, gates: frozenset[str]) -> Prepared:
-    """All stages before the search."""
+def prepare(intake: Intake, gates: frozenset[str], ends: float | None = None, started: float | None = None) -> Prepared:
+    """All stages before the search of a call that began at ``started`` and has to answer at ``ends``."""
     book = SliceBook(intake.slices, gates, intake.read)
     seen = survey(book, intake.nodes)
     usage, holders, problems = held_usage(intake)
     offers = list_offers(seen.views, usage, gates)
-    judge = Judge(gates, offers, Usage(), Selectors(gates), intake.classes, frozenset(seen.broken))
+    selectors = Selectors(gates)
+    selectors.allowance.begin(ends, started)
+    judge = Judge(gates, offers, Usage(), selectors, intake.classes, frozenset(seen.broken))
     units, refused = build_units(intake, judge)
+    selectors.allowance.begin_search()
     used = UsedDevices(offers)
     holdings = [(key, priority, used.items(held)) for key, priority, held in holders]
     left_out = [Problem(why.why, kind="ResourceSlice", name=why.name, severity="warning") for why in book.ignored]

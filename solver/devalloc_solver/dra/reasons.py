@@ -16,6 +16,7 @@ from devalloc_solver.blockers.claims import Releases
 from devalloc_solver.blockers.edits import Edit, applied, fewest, needed
 from devalloc_solver.blockers.question import Finder, Question, Undecided
 from devalloc_solver.blockers.words import joined, remedy
+from devalloc_solver.budget import OutOfTime
 from devalloc_solver.demand import Demand, Slot, Unit
 from devalloc_solver.dra.candidates import Judge
 from devalloc_solver.dra.funnel import funnel, sentence
@@ -161,7 +162,7 @@ class Explainer:
         blockers = [*(dict(edit.entry) for edit in edits), *(self._claim_entry(key) for key in claims)]
         if self.slips is None:
             self.slips = Slips(self.offers)
-        slips = self.slips.of_claims((d.claim.claim for d in unit.demands), class_selectors(unit))
+        slips = self.slips.of_claims((d.claim.claim for d in unit.demands), class_selectors(unit), self.ends)
         said = joined(self._counted(unit), told, *slips, remedy(edits, claims), doubt)
         return Finding(reason, said, tuple(blockers))
 
@@ -236,7 +237,7 @@ class Explainer:
         self.crowded = None
         try:
             return self._search(Question(self.snapshot, unit), reason, finder, key)
-        except Undecided:
+        except (Undecided, OutOfTime):
             return (), (), ""
 
     def _search(

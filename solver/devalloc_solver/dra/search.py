@@ -18,22 +18,17 @@ def find(
     *,
     ledger: Ledger | None = None,
     placement: str = "pack",
+    ends: float | None = None,
 ) -> list[Placement] | None:
     """A placement of every demand of the unit, best first by S17; None when it is proven that there is none.
 
-    ``ledger`` is what the holdings add up to, where that is known.
+    ``ledger`` is what the holdings add up to, where that is known. Raises OutOfTime where neither is known at the
+    monotonic time ``ends``.
     """
     try:
         found = place(snapshot, ledger or Ledger.of(snapshot, holdings), unit, placement=placement)
         return None if found is None else list(found.placements)
     except OutOfSteps:
-        return _solve(snapshot, holdings, unit, placement)
+        from devalloc_solver.search import solve_unit
 
-
-def _solve(snapshot: Snapshot, holdings: Sequence[Holding], unit: Unit, placement: str) -> list[Placement] | None:
-    from devalloc_solver.assignment import name_devices
-    from devalloc_solver.goals import optimize
-    from devalloc_solver.model import build_model
-
-    search, _ = optimize(build_model(snapshot, holdings, [unit]), placement=placement, ends=None)
-    return name_devices(search) or None
+        return solve_unit(snapshot, holdings, unit, placement, ends) or None

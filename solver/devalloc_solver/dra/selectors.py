@@ -6,7 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from devalloc.api.semver import SemVer
-from devalloc_solver.dra.cel import CelDevice, CompileError, EvaluationError, ExhaustedError, Program, Read, compile
+from devalloc_solver.budget import Allowance, Budget, BudgetExceeded, CommonBudgetExceeded, Costs, look
+from devalloc_solver.dra.cel import (
+    COST_LIMIT,
+    CelDevice,
+    CompileError,
+    EvaluationError,
+    ExhaustedError,
+    Program,
+    Read,
+    compile,
+)
 from devalloc_solver.dra.errors import AllocationError
 from devalloc_solver.dra.features import DEFAULT
 from devalloc_solver.dra.inventory import Offer, find_named
@@ -27,11 +37,20 @@ class Selectors:
     An expression is evaluated once for all devices that agree in what it reads.
     """
 
-    def __init__(self, gates: frozenset[str]) -> None:
+    def __init__(self, gates: frozenset[str], allowance: Allowance | None = None) -> None:
+        """``allowance``: of the call that goes on."""
         self._gates = gates
+        self.allowance = Allowance() if allowance is None else allowance
         self._programs: dict[str, Program] = {}
         self._verdicts: dict[str, dict[object, bool | str]] = {}
         self._exhausted: dict[str, int] = {}
+        self._costs = Costs()
+        self._spent: set[str] = set()
+        """expressions whose budget is spent"""
+        self._anew: dict[str, int] = {}
+        """expression -> number of the call in which all was forgotten about it"""
+        self._of_classes: set[str] = set()
+        """expressions that no claim pays for"""
         self.is_spent = False
         """whether any expression was too expensive on some device: verdicts then depend on what was asked before"""
 
@@ -39,18 +58,26 @@ class Selectors:
         """Expressions that are remembered."""
         return len(self._programs)
 
-    def check(self, expression: str, where: str) -> None:
-        """Raises AllocationError for an expression that does not compile."""
+    def check(self, expression: str, where: str, *, is_of_class: bool = False) -> None:
+        """Raises AllocationError for an expression that does not compile, OutOfTime where there is no time for that."""
+        if is_of_class:
+            self._of_classes.add(expression)
         if expression in self._programs:
             return
+        look(self.allowance.ends)
         try:
             self._programs[expression] = compile(expression, self._gates)
         except CompileError as error:
             raise AllocationError(f"{where}: CEL compile error: {error}; correct the expression") from None
         self._verdicts[expression], self._exhausted[expression] = {}, 0
+        self._anew[expression] = self.allowance.serial
 
     def verdict(self, expression: str, offer: Offer) -> bool | str:
-        """True, False, or why the expression cannot be evaluated on the device. It has passed ``check``."""
+        """True, False, or why the expression cannot be evaluated on the device. It has passed ``check``.
+
+        Raises BudgetExceeded or CommonBudgetExceeded when it costs too much over all devices, OutOfTime when the time
+        of the call is over.
+        """
         if any(attribute.fault is not None for attribute in offer.device.attributes.values()):
             return str(cel_device(offer))
         program, known = self._programs[expression], self._verdicts[expression]
@@ -59,7 +86,35 @@ class Selectors:
             if len(known) >= MOST_VERDICTS:
                 known.clear()
             known[key] = self._evaluate(expression, program, offer)
+            if expression not in self._of_classes:
+                self.allowance.charge(expression, self._costs.of(expression))
         return known[key]
+
+    def charge(self, expression: str) -> None:
+        """Have the call pay for what is known of an expression that has passed ``check``, whoever asked first.
+
+        Raises BudgetExceeded or CommonBudgetExceeded when that costs too much.
+        """
+        if expression in self._spent and not self._begin_anew(expression):
+            raise BudgetExceeded
+        if expression in self._of_classes:
+            return
+        try:
+            self.allowance.charge(expression, self._costs.of(expression))
+        except CommonBudgetExceeded:
+            if not self._begin_anew(expression):
+                raise
+
+    def _begin_anew(self, expression: str) -> bool:
+        """Forget what an expression cost in earlier calls, on devices that may be gone; False where this is done."""
+        if self._anew.get(expression) == self.allowance.serial:
+            return False
+        self._verdicts[expression].clear()
+        self._exhausted[expression] = 0
+        self._costs.forget(expression)
+        self._spent.discard(expression)
+        self._anew[expression] = self.allowance.serial
+        return True
 
     def program(self, expression: str) -> Program:
         """An expression that has passed ``check``."""
@@ -67,7 +122,7 @@ class Selectors:
 
     def is_exhausting(self, expression: str) -> bool:
         """Whether an expression that has passed ``check`` was too expensive on some device."""
-        return self._exhausted[expression] > 0
+        return self._exhausted[expression] > 0 or expression in self._spent
 
     def _evaluate(self, expression: str, program: Program, offer: Offer) -> bool | str:
         if self._exhausted[expression] >= MOST_EXHAUSTED:
@@ -75,8 +130,24 @@ class Selectors:
         device = cel_device(offer)
         if isinstance(device, str):
             return device
+
+        def run(budget: Budget) -> bool:
+            return program.matches(device, budget)
+
+        is_common = expression not in self._of_classes
         try:
-            return program.matches(device)
+            return self._costs.evaluate(
+                expression, run, self.allowance, is_common=is_common, base=program.cost, most=COST_LIMIT
+            )
+        except BudgetExceeded as error:
+            if self._begin_anew(expression):
+                return self._evaluate(expression, program, offer)
+            if not isinstance(error, CommonBudgetExceeded):
+                self._spent.add(expression)
+                self.is_spent = True
+                if is_common:
+                    self.allowance.charge(expression, self._costs.of(expression))
+            raise
         except ExhaustedError as error:
             self._exhausted[expression] += 1
             self.is_spent = True

@@ -5,6 +5,7 @@ A name or value is a slip only where no device of the fleet has it and another, 
 
 from __future__ import annotations
 
+import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from devalloc_solver.blockers.words import devices
 from devalloc_solver.dra.cel import CompileError, Program, compile
 from devalloc_solver.dra.features import DEFAULT
 from devalloc_solver.dra.inventory import Offer, lookup
-from devalloc_solver.dra.objects import Ask, Claim
+from devalloc_solver.dra.objects import Claim
 
 MOST_VALUES = 1_000
 """Values among which one is looked for that was meant; identifiers have more, and each is like the next."""
@@ -48,23 +49,28 @@ class Slips:
         self._devices = [(offer, count) for offer, count in zip(self.offers, copies, strict=False) if offer.nodes]
         self._total = sum(count for _, count in self._devices)
 
-    def of_claims(self, claims: Iterable[Claim], class_selectors: Iterable[str] = ()) -> list[str]:
-        """The first slips of these claims, and of the selectors of the classes they name, in words."""
+    def of_claims(
+        self, claims: Iterable[Claim], class_selectors: Iterable[str] = (), ends: float | None = None
+    ) -> list[str]:
+        """The first slips of these claims, and of the selectors of the classes they name, in words.
+
+        After the monotonic time ``ends`` no more are looked for.
+        """
         found: dict[str, None] = {}
-        for claim in claims:
-            for constraint in claim.constraints:
-                found |= dict.fromkeys(self._name("attribute", constraint.attribute))
-            for ask in (ask for request in claim.requests for ask in request.asks):
-                found |= dict.fromkeys(self._of_ask(ask))
-        for expression in class_selectors:
-            found |= dict.fromkeys(self._of_expression(expression))
+        for slips in self._all(claims, class_selectors):
+            found |= dict.fromkeys(slips)
+            if ends is not None and time.monotonic() > ends:
+                break
         return [*found][:SHOWN]
 
-    def _of_ask(self, ask: Ask) -> Iterator[str]:
-        for expression in ask.selectors:
-            yield from self._of_expression(expression)
-        for name in ask.capacity:
-            yield from self._capacity(name)
+    def _all(self, claims: Iterable[Claim], class_selectors: Iterable[str]) -> Iterator[Iterable[str]]:
+        for claim in claims:
+            for constraint in claim.constraints:
+                yield self._name("attribute", constraint.attribute)
+            for ask in (ask for request in claim.requests for ask in request.asks):
+                yield from map(self._of_expression, ask.selectors)
+                yield from map(self._capacity, ask.capacity)
+        yield from map(self._of_expression, class_selectors)
 
     def _of_expression(self, expression: str) -> tuple[str, ...]:
         if expression not in self._known:

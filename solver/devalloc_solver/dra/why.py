@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -10,6 +11,8 @@ from typing import Any
 from devalloc.api.quantity import type_name
 from devalloc_solver.blockers.edits import needed, sets_of
 from devalloc_solver.blockers.words import joined
+from devalloc_solver.budget import Allowance, OutOfTime
+from devalloc_solver.deadline import ALLOCATE_SECONDS, end_of
 from devalloc_solver.dra import remedies
 from devalloc_solver.dra.allocate import Manifest, Task, objects
 from devalloc_solver.dra.errors import AllocationError
@@ -35,6 +38,7 @@ def explain(
     *,
     allocated: Manifest | None = None,
     features: Iterable[str] | None = None,
+    deadline: float | None = ALLOCATE_SECONDS,
 ) -> dict[str, Any]:
     """What ``allocate`` saw, and where it returns None, why.
 
@@ -43,18 +47,31 @@ def explain(
     them. ``reason`` is None where they fit as it is, or where no claim waits. A funnel has ``request, devices, steps:
     [{what, count, devices, example?}], matching, inUse, free``.
 
+    ``deadline``: seconds after which nothing more is found out; None for as long as it takes. Where the claims do not
+    fit and the time does not suffice to find out why, the reason is ``SearchLimit``.
+
     Raises AllocationError as ``allocate`` does.
     """
+    started = time.monotonic()
+    allowance = Allowance()
+    allowance.begin(end_of(deadline, started), started)
     gates = read_features(features)
     claims, classes, slices = objects(claims, "claims"), objects(classes, "classes"), objects(slices, "slices")
     if allocated is not None and not isinstance(allocated, Mapping):
         raise AllocationError(f"allocated: must be a map, not {type_name(allocated)}")
     read, unread = sorted_out(slices)
-    inputs = Inputs(node, tuple(claims), tuple(classes), read, dict(allocated or {}), gates, unread)
-    task = inputs.task()
+    inputs = Inputs(
+        node, tuple(claims), tuple(classes), read, dict(allocated or {}), gates, unread, allowance=allowance
+    )
+    try:
+        task = inputs.task()
+        fits = task is None or inputs.fits()
+    except OutOfTime as error:
+        raise AllocationError(str(error)) from None
+    allowance.begin_search()
     if task is None:
         return {"reason": None, "message": None, "blockers": [], "claims": [], "pools": [], "ignored": []}
-    found = None if inputs.fits() else find_why(inputs)
+    found = None if fits else find_why(inputs)
     ledger = Ledger.of(task.snapshot, task.holdings)
     return {
         "reason": None if found is None else str(found.reason),
@@ -85,7 +102,8 @@ def _message(found: Why, task: Task) -> str:
         parts.append(numbers.shortage(task.unit, is_empty=False))
     elif found.reason is Reason.MATCH_ATTRIBUTES_CONFLICT and not any(held.items for held in task.holdings):
         parts.append(numbers.disagreement(task.unit))  # devices in use are not among those that are counted
-    parts += Slips(task.offers).of_claims((d.claim.claim for d in task.unit.demands), class_selectors(task.unit))
+    claims = (demand.claim.claim for demand in task.unit.demands)
+    parts += Slips(task.offers).of_claims(claims, class_selectors(task.unit), task.ends)
     verdict, _, remedy = found.message.partition(": ")
     return f"{verdict}: {joined(*parts, remedy)}"
 
@@ -101,6 +119,14 @@ class Why:
 
 def find_why(inputs: Inputs) -> Why:
     """The reason for input that is valid and does not fit."""
+    try:
+        return _find_why(inputs)
+    except OutOfTime:
+        told = "the time did not suffice to find out what would have to change; give more time"
+        return Why(Reason.SEARCH_LIMIT, f"{VERDICTS[Reason.SEARCH_LIMIT]}: {told}", ())
+
+
+def _find_why(inputs: Inputs) -> Why:
     empty = applied(inputs, remedies.holders(inputs))
     if empty.fits():
         found = _fewest(inputs, remedies.holders(inputs)) or ()

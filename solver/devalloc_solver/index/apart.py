@@ -287,7 +287,7 @@ class Apart:
         (demand,) = unit.demands
         if not all(any(slot.candidates.accepted for slot in detail) for detail in demand.details):
             return None
-        placements, loss = place(snapshot, ledger, unit, record.name, index.placement)
+        placements, loss = place(snapshot, ledger, unit, record.name, index.placement, index.allowance.until)
         if not placements:
             return None
         given, used, chosen = [], [], {}

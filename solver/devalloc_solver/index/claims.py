@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from devalloc.api.claim import DeviceClaim, DeviceClaimDetail
+from devalloc_solver.budget import Allowance
 from devalloc_solver.demand import Demand, Slot, Unit, find_refusal, make_demand
 from devalloc_solver.eligibility import Eligibility, ExpressionError
 from devalloc_solver.index.kinds import Kinds
@@ -27,6 +28,8 @@ class Rules:
     kinds: Kinds
     intake: Intake
     """only its classes and configuration objects count"""
+    allowance: Allowance = field(default_factory=Allowance)
+    """of the call that goes on"""
     shared: Eligibility = field(init=False)
     """judges one device of each kind there was when it was made"""
     _refusals: dict[tuple[object, str], Refused | None] = field(default_factory=dict)
@@ -35,7 +38,8 @@ class Rules:
         self._begin()
 
     def _begin(self) -> None:
-        self.shared = Eligibility(self.kinds.sample(), self.intake.classes, self.intake.invalid_classes)
+        intake = self.intake
+        self.shared = Eligibility(self.kinds.sample(), intake.classes, intake.invalid_classes, allowance=self.allowance)
 
     def on(self, snapshot: Snapshot) -> Eligibility:
         """The judge of the devices of a snapshot; verdicts and errors are common to all."""
@@ -43,7 +47,7 @@ class Rules:
 
     def renewed(self, intake: Intake) -> Rules:
         """The same after classes or configuration objects have changed."""
-        fresh = Rules(self.kinds, intake)
+        fresh = Rules(self.kinds, intake, self.allowance)
         fresh.shared = self.shared.beside(fresh.shared.snapshot, intake.classes, intake.invalid_classes)
         return fresh
 
@@ -53,10 +57,10 @@ class Rules:
         ``begin``: with fresh budgets, as they may have gone to devices that are there no more. Without, its error
         stands: it refuses the claims that have it, and the classes.
         """
-        return Rules(self.kinds, self.intake) if begin else self.renewed(self.intake)
+        return Rules(self.kinds, self.intake, self.allowance) if begin else self.renewed(self.intake)
 
     def refusal(self, claim: DeviceClaim, shape: object) -> Refused | None:
-        """Why a claim is not solved, whatever is free (S5, S6, S16)."""
+        """Why a claim is not solved, whatever is free (S5, S6, S16). Raises OutOfTime."""
         if claim.is_deleting:
             return find_refusal(claim, self.intake, self.shared)
         key = (shape, claim.namespace)

@@ -79,7 +79,7 @@ class Devmgmt:
                 state.pools[pool.spec.node_name][name] = pool
         state.index = NodeIndex(placement, read=_read_by_classes(state.documents))
         state.index.load({node: state._snapshot(node) for node, pools in state.pools.items() if pools})
-        state.rules = Rules(state.index.kinds, sort_out(state.documents.others()))
+        state.rules = Rules(state.index.kinds, sort_out(state.documents.others()), state.index.allowance)
         state.refusals = Refusals(state.index, state._on_node, state._priority)
         state.judge.set_classes(state.rules.intake.classes.values())
         for key in sorted({(name[1], name[2]) for name in state.documents.by_name if name[0] == "DeviceClaim"}):

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from devalloc_solver.budget import Allowance
 from devalloc_solver.demand import Slot
 from devalloc_solver.index.apart import Apart, Found
 from devalloc_solver.index.choice import NODE_KINDS, choose
@@ -57,6 +58,8 @@ class NodeIndex:
     touched: Touched = field(default_factory=Touched)
     read: frozenset[str] = frozenset()
     """attributes that claims are known to read: they come first among those that are part of kinds"""
+    allowance: Allowance = field(default_factory=Allowance)
+    """of the call that goes on"""
     _shapes: dict[Hashable, Shape | Apart] = field(default_factory=dict)
     _order: list[tuple[object, int]] = field(default_factory=list)
     """(natural order of the name, rank) of every node ever met, sorted"""

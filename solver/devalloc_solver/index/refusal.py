@@ -78,7 +78,9 @@ class Refusals:
         if known is None or known[0] != self.census.stamp:
             if len(self._answers) >= MEMO:
                 self._forget()
-            known = self._answers[key] = self.census.stamp, self._find(ask, claim)
+            known = self.census.stamp, self._find(ask, claim)
+            if not self.index.allowance.is_over:
+                self._answers[key] = known
         namespace, name = claim.key
         own = replace(known[1], namespace=namespace, name=name, warnings=tuple(warnings))
         return deepcopy(own.to_dict())
@@ -205,7 +207,7 @@ class Refusals:
             excerpt.snapshot,
             holdings,
             (),
-            None,
+            self.index.allowance.until,
             eligibility,
             ask.rules.intake,
             fleet,

@@ -296,7 +296,9 @@ class Shape:
             ledger = record.ledger(snapshot, offset)
             network.fill(ledger, 0)
         kinds = record.kinds if network is None else (*network.kinds, *record.kinds)
-        placements, loss = place(snapshot, ledger, self._unit_on(kinds), record.name, index.placement)
+        placements, loss = place(
+            snapshot, ledger, self._unit_on(kinds), record.name, index.placement, index.allowance.until
+        )
         if not placements:
             return None
         (placement,) = placements

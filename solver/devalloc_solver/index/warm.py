@@ -10,6 +10,9 @@ from devalloc.api.claim import DeviceClaim
 from devalloc.api.deviceclass import DeviceClass
 from devalloc.api.problems import Problem
 from devalloc_solver import cel
+from devalloc_solver.budget import OutOfTime
+from devalloc_solver.deadline import end_of
+from devalloc_solver.demand import late
 from devalloc_solver.eligibility import ExpressionError
 from devalloc_solver.index.devmgmt import Devmgmt
 from devalloc_solver.index.documents import Document, name_of, read
@@ -37,8 +40,10 @@ class ClaimFleet:
 
     # -- claims ------------------------------------------------------------------------------------------------------
 
-    def allocate(self, claim: Mapping[str, Any]) -> dict[str, Any]:
+    def allocate(self, claim: Mapping[str, Any], deadline: float | None) -> dict[str, Any]:
         """Place one claim, have the answer checked, and keep what it got."""
+        started = time.monotonic()
+        self._state.index.allowance.begin(end_of(deadline, started), started)
         document, found, shape = self._read_claim(claim)
         if found is None or found.is_allocated or found.key in self._state.kept:
             return self._echo(document)
@@ -52,11 +57,14 @@ class ClaimFleet:
             except ExpressionError:
                 self._state.expression_failed(begin=begin)
                 begin = False
+            except OutOfTime as error:
+                self._state.index.forget()
+                return answer_refused(late(found, str(error))).to_dict()
 
     def _place(self, document: Document, found: DeviceClaim, shape: object) -> dict[str, Any]:
         """The same for a valid claim that stands alone and holds nothing.
 
-        Raises ExpressionError when the budget of an expression is spent; nothing is changed then.
+        Raises ExpressionError when the budget of an expression is spent, and OutOfTime; nothing is changed then.
         """
         state = self._state
         ask = state.ask(found, shape)

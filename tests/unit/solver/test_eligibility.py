@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from devalloc_solver import Fleet, eligibility, solve_manifests
+from devalloc_solver import Fleet, budget, solve_manifests
 from devalloc_solver.intake import read_documents
 from devalloc_solver.stages import prepare
 from tests.support.manifests import Manifest, claim, device, device_class, pool
@@ -31,9 +31,9 @@ def waiting(name: str, expression: str, priority: int = 0) -> Manifest:
 def small_budgets(monkeypatch: pytest.MonkeyPatch) -> int:
     """Room for two expressions of the costly ones and a half. Returns what one costs."""
     judge = prepare(read_documents([GPU, POOL, waiting("c", costly(0))])).eligibility
-    cost = sum(judge._costs.values())
+    cost = judge._costs.total
     assert cost > 10_000
-    monkeypatch.setattr(eligibility, "COMMON_BUDGET", cost * 5 // 2)
+    monkeypatch.setattr(budget, "COMMON_BUDGET", cost * 5 // 2)
     return cost
 
 
@@ -85,8 +85,8 @@ def test_what_was_asked_before_changes_no_answer() -> None:
     assert "common budget" in str(told(again)["bad2"])
 
 
-@pytest.mark.parametrize("budget", ["COMMON_BUDGET", "EVALUATION_BUDGET"])
-def test_what_was_asked_for_the_sake_of_a_reason_costs_nothing(budget: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("limit", ["COMMON_BUDGET", "EXPRESSION_BUDGET"])
+def test_what_was_asked_for_the_sake_of_a_reason_costs_nothing(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether devices would do once they are available is looked at besides, and the same is told again and again."""
     unavailable = {"devalloc.io/unavailable": "in use"}
     devices = [device(f"d{i}", attributes={"i": i, **(unavailable if i % 2 else {})}) for i in range(6)]
@@ -94,8 +94,8 @@ def test_what_was_asked_for_the_sake_of_a_reason_costs_nothing(budget: str, monk
     manifests = [GPU, pool("p", devices=devices)]
     wants = claim("c", {"deviceClass": "gpu", "constraints": reads, "requests": {"count": 5}})
     judge = prepare(read_documents([*manifests, wants])).eligibility
-    room = 100 * len(devices) if budget == "EVALUATION_BUDGET" else 100
-    monkeypatch.setattr(eligibility, budget, sum(judge._costs.values()) + room)
+    room = 100 * len(devices) if limit == "EXPRESSION_BUDGET" else 100
+    monkeypatch.setattr(budget, limit, judge._costs.total + room)
     fleet = Fleet.from_manifests(manifests)
     first, *again = [fleet.allocate_all([wants])["claims"] for _ in range(3)]
     assert first[0]["reason"] == "NotEnoughDevices"
@@ -113,7 +113,7 @@ def test_every_call_has_a_budget_of_its_own() -> None:
 
 
 def test_one_expression_has_its_own_limit_besides(monkeypatch: pytest.MonkeyPatch, small_budgets: int) -> None:
-    monkeypatch.setattr(eligibility, "EVALUATION_BUDGET", small_budgets // 2)
+    monkeypatch.setattr(budget, "EXPRESSION_BUDGET", small_budgets // 2)
     messages = told(solve_manifests(batch()))
     assert messages["good"] is None
     assert TOO_EXPENSIVE in str(messages["bad0"])
@@ -133,7 +133,7 @@ def test_a_fleet_tells_of_what_costs_too_much_on_the_devices_of_a_kind(
     of_class: bool, small_budgets: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The index judges one of a kind at first; what the others cost is told as when all is solved at once."""
-    monkeypatch.setattr(eligibility, "EVALUATION_BUDGET", small_budgets // 2)
+    monkeypatch.setattr(budget, "EXPRESSION_BUDGET", small_budgets // 2)
     costly_class = device_class("costly", driver="gpu", constraints=BY_UUID)
     manifests = [GPU, costly_class, *(identified(f"p{n}", f"n{n}") for n in range(3))]
     asked = {"deviceClass": "costly"} if of_class else {"deviceClass": "gpu", "constraints": BY_UUID}
@@ -147,7 +147,7 @@ def test_a_fleet_tells_of_what_costs_too_much_on_the_devices_of_a_kind(
 
 def test_the_budget_of_a_fleet_is_for_all_its_nodes(small_budgets: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each node alone is cheap enough; to look for a device on all of them is not."""
-    monkeypatch.setattr(eligibility, "EVALUATION_BUDGET", 2 * small_budgets)
+    monkeypatch.setattr(budget, "EXPRESSION_BUDGET", 2 * small_budgets)
     manifests = [GPU, *(identified(f"p{n}", f"n{n}") for n in range(20))]
     wants = claim("c", {"deviceClass": "gpu", "constraints": f"{BY_UUID} && device.uuid.startsWith('q')"})
     (expected,) = solve_manifests([*manifests, wants])["claims"]
@@ -157,7 +157,7 @@ def test_the_budget_of_a_fleet_is_for_all_its_nodes(small_budgets: int, monkeypa
 
 def test_devices_that_are_gone_are_no_charge_on_the_budget(small_budgets: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fleet whose devices are other ones again and again answers as one that has just been loaded."""
-    monkeypatch.setattr(eligibility, "EVALUATION_BUDGET", 5 * small_budgets)
+    monkeypatch.setattr(budget, "EXPRESSION_BUDGET", 5 * small_budgets)
     manifests = [identified(f"p{n}-0", f"n{n}") for n in range(3)]
     fleet = Fleet.from_manifests([GPU, *manifests])
     for turn in range(1, 5):

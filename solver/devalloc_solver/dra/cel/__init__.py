@@ -7,11 +7,12 @@ bound the cost of an evaluation.
 
 from devalloc_solver.dra.cel.device import CelDevice, Scalar, Value
 from devalloc_solver.dra.cel.errors import CompileError, EvaluationError, ExhaustedError
-from devalloc_solver.dra.cel.program import Program, compile
+from devalloc_solver.dra.cel.program import COST_LIMIT, Program, compile
 from devalloc_solver.dra.cel.reads import ALLOW_MULTIPLE, DRIVER, Equality, Read
 
 __all__ = [
     "ALLOW_MULTIPLE",
+    "COST_LIMIT",
     "DRIVER",
     "CelDevice",
     "CompileError",

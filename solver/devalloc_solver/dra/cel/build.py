@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from devalloc_solver.budget import Budget
 from devalloc_solver.dra.cel import access, folds
 from devalloc_solver.dra.cel.access import Run
 from devalloc_solver.dra.cel.errors import CompileError, EvaluationError
@@ -180,7 +181,7 @@ def _called(function: Function, arguments: list[Run]) -> Run:
 def _once(called: Run) -> Run:
     """The value of a constant, computed now; an error stays one of the evaluation."""
     try:
-        value = called(Frame(None, _PURE_COST, 0))
+        value = called(Frame(None, Budget(_PURE_COST), 0))
     except EvaluationError:
         return called
     return lambda _: value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from devalloc_solver.cel.errors import CompileError
 
-__all__ = ["CompileError", "CostExceeded", "EvaluationError", "ExhaustedError"]
+__all__ = ["CompileError", "EvaluationError", "ExhaustedError"]
 
 
 class EvaluationError(Exception):
@@ -13,7 +13,3 @@ class EvaluationError(Exception):
 
 class ExhaustedError(EvaluationError):
     """The evaluation costs more than it may. Most likely it does for every other device too."""
-
-
-class CostExceeded(Exception):
-    """The evaluation has used up its cost. No operator of the language can absorb it."""

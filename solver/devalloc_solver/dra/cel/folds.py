@@ -39,7 +39,7 @@ def fold(node: Fold, scope: Scope, build: Build) -> Run:
     if node.second_variable:
         inner = inner.with_variable(node.second_variable, _reader(variables[1]))
     source, pairs = build(node.range, scope), bool(node.second_variable)
-    weight = 1 + _weight(node.condition) + _weight(node.step)
+    weight = 1 + weight_of(node.condition) + weight_of(node.step)
     appended = _appended(node)
     if appended is None:
         return _folding(node, scope, inner, build, source, variables, weight)
@@ -124,11 +124,15 @@ def _binding(node: Fold, scope: Scope, build: Build) -> Run:
     return run
 
 
-def _weight(node: Node) -> int:
-    """The cost of one turn: its nodes, but for those of comprehensions inside, which count their own turns."""
-    if isinstance(node, (Literal, Fold)):
+def weight_of(node: Node) -> int:
+    """The cost of one turn: its nodes. Of a comprehension inside only what comes before its turns and after them: these
+    count their own.
+    """
+    if isinstance(node, Literal):
         return 0
-    return 1 + sum(map(_weight, children(node)))
+    if isinstance(node, Fold):
+        return weight_of(node.range) + weight_of(node.start) + weight_of(node.result)
+    return 1 + sum(map(weight_of, children(node)))
 
 
 def _appended(node: Fold) -> tuple[Node, Node | None] | None:

@@ -6,12 +6,14 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from devalloc_solver.budget import Budget, BudgetExceeded
 from devalloc_solver.dra.cel.access import Run
 from devalloc_solver.dra.cel.build import build
 from devalloc_solver.dra.cel.checker import check
 from devalloc_solver.dra.cel.declarations import GATES, SHARING_GATE
 from devalloc_solver.dra.cel.device import CelDevice
-from devalloc_solver.dra.cel.errors import CompileError, CostExceeded, EvaluationError, ExhaustedError
+from devalloc_solver.dra.cel.errors import CompileError, EvaluationError, ExhaustedError
+from devalloc_solver.dra.cel.folds import weight_of
 from devalloc_solver.dra.cel.reads import Equality, Read, equalities, reads
 from devalloc_solver.dra.cel.values import Frame, type_name
 
@@ -30,17 +32,23 @@ class Program:
     """Everything of a device that can influence the answer; None when that is not known beforehand."""
     equalities: tuple[Equality, ...]
     """What every matching device fulfils; a device that lacks such an attribute does not match either."""
+    cost: int
+    """Steps of an evaluation that no operation counts: a part of its nodes, since most evaluations do not reach all."""
     _run: Run = field(repr=False)
     _slots: int = field(repr=False)
 
-    def matches(self, device: CelDevice) -> bool:
-        """Whether the device is selected.
+    def matches(self, device: CelDevice, budget: Budget | None = None) -> bool:
+        """Whether the device is selected. ``budget``: what the evaluation may cost; COST_LIMIT without one.
 
-        Raises EvaluationError when that cannot be computed, ExhaustedError (one of these) when it costs too much.
+        Raises EvaluationError when that cannot be computed, ExhaustedError (one of these) when it costs more than
+        COST_LIMIT, BudgetExceeded and OutOfTime when a smaller budget does not suffice.
         """
+        budget = Budget(COST_LIMIT) if budget is None else budget
         try:
-            result = self._run(Frame(device, COST_LIMIT, self._slots))
-        except CostExceeded:
+            result = self._run(Frame(device, budget, self._slots))
+        except BudgetExceeded:
+            if budget.limit < COST_LIMIT:
+                raise
             raise ExhaustedError(f"the evaluation costs more than {COST_LIMIT} units") from None
         except (RecursionError, MemoryError, OverflowError) as error:
             raise EvaluationError(f"the evaluation was given up: {type(error).__name__}") from None
@@ -67,7 +75,9 @@ def _compiled(expression: str, gates: frozenset[str]) -> Program | CompileError:
     try:
         checked = check(expression, gates)
         run, slots = build(checked.root, SHARING_GATE in gates)
-        return Program(expression, reads(checked.root), equalities(checked.root), run, slots)
+        return Program(
+            expression, reads(checked.root), equalities(checked.root), weight_of(checked.root) // 4, run, slots
+        )
     except CompileError as error:
         return error
     except RecursionError:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from devalloc.api.nearest import nearest
+from devalloc_solver.budget import Budget, BudgetExceeded
 from devalloc_solver.dra.cel.build import build
 from devalloc_solver.dra.cel.declarations import SHARING_GATE
-from devalloc_solver.dra.cel.errors import CompileError, CostExceeded, EvaluationError
+from devalloc_solver.dra.cel.errors import CompileError, EvaluationError
 from devalloc_solver.dra.cel.library.conversions import FUNCTIONS as CONVERSIONS
 from devalloc_solver.dra.cel.library.formatting import CLAUSE, SHOWN, VERBS
 from devalloc_solver.dra.cel.library.strings import pattern
@@ -175,8 +176,8 @@ def _call_problem(types: Types, call: Call) -> str | None:
     if _is_constant(call):
         run, slots = build(call, False)
         try:
-            run(Frame(None, _CONSTANT_COST, slots))
-        except (EvaluationError, CostExceeded) as error:
+            run(Frame(None, Budget(_CONSTANT_COST), slots))
+        except (EvaluationError, BudgetExceeded) as error:
             return str(error)
     if call.function in _REGULAR and len(call.arguments) > 1 and isinstance(call.arguments[1], Literal):
         try:

@@ -18,7 +18,8 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from devalloc.api.semver import Precedence, SemVer
-from devalloc_solver.dra.cel.errors import CostExceeded, EvaluationError
+from devalloc_solver.budget import Budget
+from devalloc_solver.dra.cel.errors import EvaluationError
 
 INT_MIN, INT_MAX, UINT_MAX = -(2**63), 2**63 - 1, 2**64 - 1
 
@@ -36,18 +37,13 @@ LONG = 64
 class Frame:
     """The state of one evaluation: the device, the cost that is left, and the variables of comprehensions."""
 
-    __slots__ = ("device", "left", "slots")
+    __slots__ = ("budget", "device", "slots", "spend")
 
-    def __init__(self, device: Any, cost: int, slots: int) -> None:
+    def __init__(self, device: Any, budget: Budget, slots: int) -> None:
         self.device = device
-        self.left = cost
+        self.budget = budget
+        self.spend = budget.spend
         self.slots: list[Any] = [None] * slots
-
-    def spend(self, cost: int) -> None:
-        """Raises CostExceeded when less than ``cost`` is left."""
-        self.left -= cost
-        if self.left < 0:
-            raise CostExceeded
 
     def look_up(self, key: Any) -> Any:
         """``key`` as it is, with what it costs to compare it to the same key of a map spent."""
@@ -57,9 +53,7 @@ class Frame:
 
     def pass_over(self, size: int) -> None:
         """Spend what it costs to read or write ``size`` characters or elements."""
-        self.left -= 1 + size // CHARACTERS_PER_UNIT
-        if self.left < 0:
-            raise CostExceeded
+        self.spend(1 + size // CHARACTERS_PER_UNIT)
 
 
 class UInt(int):

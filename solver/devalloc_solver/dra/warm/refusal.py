@@ -88,7 +88,9 @@ class Refusals:
                 return None
             if len(self._answers) >= MEMO:
                 self._answers.clear()
-            known = self._answers[key] = self.census.stamp, answer
+            known = self.census.stamp, answer
+            if not state.index.allowance.is_over:
+                self._answers[key] = known
         return deepcopy(known[1])
 
     def _catch_up(self, rules: Rules) -> None:
@@ -178,8 +180,9 @@ class Refusals:
         if unit is None:
             return None, None
         holdings = part.holdings(self.state)
+        ends = self.state.index.allowance.until
         numbers = FleetNumbers(part.snapshot, part.offers, holdings, counts)
-        explainer = Explainer(part.snapshot, part.offers, holdings, [], None, self._get_slips(), numbers)
+        explainer = Explainer(part.snapshot, part.offers, holdings, [], ends, self._get_slips(), numbers)
         (answer,) = explainer.explain(unit)
         return answer, explainer.crowded
 

@@ -73,7 +73,7 @@ class Rules:
         self._forget()
 
     def _forget(self) -> None:
-        self._selectors = Selectors(self.gates)
+        self._selectors = Selectors(self.gates, self.index.allowance)
         self._of_commons = self.judge(self.commons.offers, self.commons.broken)
         self._of_kinds = self._judge_kinds()
         self._sights.clear()

@@ -66,7 +66,7 @@ class World:
         if hidden:
             offers = list_offers(seen.views, usage, state.gates)
         snapshot = make_snapshot(offers, seen.nodes, None, state.gates)
-        kept = Selectors(state.gates) if selectors is None else selectors
+        kept = Selectors(state.gates, state.index.allowance) if selectors is None else selectors
         world = cls(state.classes, seen, offers, snapshot, state.gates, state.placement, kept)
         for key, tenant in state.tenants.items():
             world.hold(key, tenant)
@@ -81,7 +81,7 @@ class World:
     def _renew(self) -> None:
         """Forget what was found out about requests."""
         if self.selectors.is_spent or len(self.selectors) > MAX_EXPRESSIONS:
-            self.selectors = Selectors(self.gates)
+            self.selectors = Selectors(self.gates, self.selectors.allowance)
         self._slips = Slips(self.offers)
         broken = frozenset(self.seen.broken)
         self._judge = Judge(self.gates, self.offers, Usage(), self.selectors, self.intake.classes, broken)
@@ -106,18 +106,18 @@ class World:
             self._told.clear()
 
     def unit(self, claim: Claim) -> Unit | Refused:
-        """What a claim asks for, or why it is not solved."""
+        """What a claim asks for, or why it is not solved. Raises OutOfTime."""
         if self._judge.size > MAX_VERDICTS:
             self._renew()
         demand = make(pending(claim, 0), self.intake, self._judge)
         return demand if isinstance(demand, Refused) else alone(demand)
 
     def find(self, unit: Unit) -> Placement | None:
-        """Where a claim goes."""
+        """Where a claim goes. Raises OutOfTime."""
         if self._ledger is None:
             self._ledger = Ledger.of(self.snapshot, self.holdings.values())
-        holdings = list(self.holdings.values())
-        found = find(self.snapshot, holdings, unit, ledger=self._ledger, placement=self.placement)
+        holdings, ends = list(self.holdings.values()), self.selectors.allowance.until
+        found = find(self.snapshot, holdings, unit, ledger=self._ledger, placement=self.placement, ends=ends)
         return None if found is None else found[0]
 
     def explain(self, unit: Unit) -> dict[str, Any]:
@@ -126,8 +126,9 @@ class World:
         known = self._told.get(asked) if unit.kind is not None else None
         if known is None:
             holdings = [self.holdings[key] for key in sorted(self.holdings)]
-            explainer = Explainer(self.snapshot, self.offers, holdings, [], None, self._slips)
+            allowance = self.selectors.allowance
+            explainer = Explainer(self.snapshot, self.offers, holdings, [], allowance.until, self._slips)
             (known,) = explainer.explain(unit)
-            if unit.kind is not None:
+            if unit.kind is not None and not allowance.is_over:
                 self._told[asked] = known
         return deepcopy(known)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from devalloc_solver.cel import Budget, BudgetExceeded
+from devalloc_solver.budget import Budget, BudgetExceeded
 from devalloc_solver.cel import EvaluationError as OwnError
 from devalloc_solver.cel import compile as compile_own
 from devalloc_solver.dra.cel import CelDevice, EvaluationError, ExhaustedError, compile
@@ -17,9 +17,9 @@ LONG = "1.0.0-" + "1." * 120 + "1"
 
 
 def cost(name: str, *arguments: object) -> int:
-    frame = Frame(None, 10**9, 0)
+    frame = Frame(None, Budget(10**9), 0)
     FUNCTIONS[name](frame, *arguments)
-    return 10**9 - frame.left
+    return frame.budget.spent
 
 
 def own_cost(expression: str) -> int:

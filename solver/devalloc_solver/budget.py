@@ -1,0 +1,296 @@
+"""What expressions may cost, in units of work and in time: the bounds of both dialects of CEL (S6).
+
+===================  =========================================================================================
+of one evaluation    ``Budget``: steps, and a time that is looked at every ``PORTION`` of them
+of one expression    ``EXPRESSION_BUDGET`` over all devices it is asked of, kept in ``Costs`` from call to call
+of one call          ``COMMON_BUDGET`` for the expressions of all its claims, and the time of its ``Allowance``
+===================  =========================================================================================
+
+Steps depend on the expression and the device only, so a bound in steps gives the same answer on every machine. The time
+is there for callers that must answer in time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+EXPRESSION_BUDGET = 5_000_000
+"""Steps that one expression may spend over the whole fleet: a second or two."""
+
+COMMON_BUDGET = 4 * EXPRESSION_BUDGET
+"""The same for the expressions of all claims of one call, but for those that are FREE."""
+
+FREE = 100
+"""Steps of one evaluation that the common budget is spared: more than most expressions have. What is cheap for each
+device is never refused for what others cost.
+"""
+
+PORTION = 10_000
+"""Steps after which the clock is looked at: about a millisecond."""
+
+SHARE_OF_TIME = 0.4
+"""The part of a deadline in which expressions are evaluated. The search needs the rest, and the check evaluates once
+more what it was told of the devices that were chosen.
+"""
+
+LEAST_SECONDS = 0.4
+"""Time for expressions however short the deadline is, so that what is cheap is always answered."""
+
+TOO_EXPENSIVE = "is too expensive: its evaluation over the fleet exceeds the budget; make it simpler"
+COMMON_SPENT = (
+    "is too expensive: with the other expressions of these claims it exceeds their common budget; make it simpler"
+)
+OUT_OF_TIME = "the time ran out before its expressions were evaluated; make them simpler, or give more time"
+SEARCH_CUT_SHORT = "the time ran out before it was known whether devices fit together; ask for less, or give more time"
+
+T = TypeVar("T")
+C = TypeVar("C")
+
+
+class BudgetExceeded(Exception):
+    """The expression costs more than its budget. It says nothing about the device."""
+
+
+class CommonBudgetExceeded(BudgetExceeded):
+    """An evaluation that does not fit beside those of the other expressions of a call."""
+
+
+class OutOfTime(Exception):
+    """The time is over; nothing is known of what was to be done. No operator of a language can absorb it."""
+
+
+class Budget:
+    """Evaluation steps that may be spent, over as many evaluations as share this object.
+
+    One step is one node of the expression; an operation on a text, list or map costs steps in proportion to its size,
+    and each turn of a macro costs the nodes of its body. The count depends on the expression and the attributes only,
+    never on the machine.
+    """
+
+    __slots__ = ("_ends", "_portion", "_rest", "limit")
+
+    def __init__(self, limit: int, ends: float | None = None) -> None:
+        """``ends``: monotonic time after which nothing is evaluated any more."""
+        self.limit = limit
+        self._ends = ends
+        self._portion = limit if ends is None else min(limit, PORTION)
+        """steps until somebody looks at the clock"""
+        self._rest = limit - self._portion
+
+    @property
+    def left(self) -> int:
+        """Steps that are left; negative when more was needed than there was."""
+        return self._portion + self._rest
+
+    @property
+    def spent(self) -> int:
+        """Steps that were spent, at most the limit."""
+        return self.limit - max(0, self.left)
+
+    def spend(self, steps: int) -> None:
+        """Take ``steps`` from the budget. Raises BudgetExceeded when it is used up, OutOfTime when the time is."""
+        self._portion -= steps
+        if self._portion < 0:
+            self._take_portion()
+
+    def _take_portion(self) -> None:
+        left = self.left
+        if left < 0:
+            raise BudgetExceeded(f"costs more than its budget of {self.limit} evaluation steps")
+        look(self._ends)
+        self._portion = min(left, PORTION)
+        self._rest = left - self._portion
+
+
+def look(ends: float | None) -> None:
+    """Raises OutOfTime when the monotonic time ``ends`` is over; None is never."""
+    if ends is not None and time.monotonic() > ends:
+        raise OutOfTime(OUT_OF_TIME)
+
+
+@dataclass(slots=True)
+class Allowance:
+    """What the expressions of one call may cost, and until when they are evaluated."""
+
+    until: float | None = None
+    """monotonic time at which the call has to answer; None for no limit"""
+    ends: float | None = None
+    """monotonic time after which nothing is evaluated any more"""
+    room: int = field(default_factory=lambda: COMMON_BUDGET)
+    """steps beyond FREE that are left"""
+    serial: int = 0
+    """calls that have begun"""
+    is_turn: bool = False
+    """whether this is the first turn of one claim among several, which gets a second one"""
+    _charged: dict[str, int] = field(default_factory=dict)
+    """expression -> what it was charged: each pays once"""
+    _now: dict[str, int] = field(default_factory=dict)
+    """the same of this turn"""
+
+    def begin(self, until: float | None = None, started: float | None = None) -> None:
+        """A call begins, or did at the monotonic time ``started``, which has to answer at ``until``."""
+        self.until = until
+        self.serial += 1
+        self.begin_again()
+        if until is None:
+            self.ends = None
+            return
+        now = time.monotonic()
+        began = now if started is None else started
+        self.ends = max(now + LEAST_SECONDS, began + SHARE_OF_TIME * (until - began))
+
+    def begin_again(self) -> None:
+        """The same call begins again in another way, with all that its expressions may cost."""
+        self.room = COMMON_BUDGET
+        self._charged.clear()
+
+    def begin_search(self) -> None:
+        """What is evaluated from now on may take as long as the search: it serves to find out the reasons."""
+        self.ends = self.until
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the call should have answered: what it finds out now may be less than there is to know."""
+        return self.until is not None and time.monotonic() > self.until
+
+    def left(self, expression: str, cost: int) -> int:
+        """Steps that the next evaluation of an expression may take that has cost so much."""
+        return max(0, self.room - cost + self._paid(expression)) + FREE
+
+    def charge(self, expression: str, cost: int) -> None:
+        """An expression has cost so much in all. Raises CommonBudgetExceeded when there is no room for that."""
+        more = cost - self._paid(expression)
+        if more > self.room:
+            raise CommonBudgetExceeded
+        if more > 0:
+            self.room -= more
+            (self._now if self.is_turn else self._charged)[expression] = cost
+
+    def _paid(self, expression: str) -> int:
+        return max(self._charged.get(expression, 0), self._now.get(expression, 0))
+
+    def exhaust(self) -> None:
+        """Nothing is left: an expression that needed more than there was is refused, and has taken it."""
+        self.room = 0
+
+    @contextmanager
+    def turn(self, share: int, claims: int) -> Iterator[None]:
+        """The first turn of one of so many claims that have had none: it may spend so many steps, and its share of half
+        of the time. A turn that ends with an error is free; what was found out in it is remembered.
+        """
+        room, ends, share = self.room, self.ends, min(share, self.room)
+        self.room, self.is_turn = share, True
+        if ends is not None:
+            now = time.monotonic()
+            self.ends = now + max(0.0, ends - now) / (2 * claims)
+        is_done = False
+        try:
+            yield
+            is_done = True
+        finally:
+            if is_done:
+                self._charged.update(self._now)
+            self.room = room - share + self.room if is_done else room
+            self._now.clear()
+            self.ends, self.is_turn = ends, False
+
+
+def in_turns(claims: Sequence[C], allowance: Allowance, act: Callable[[C], T], late: Callable[[C, str], T]) -> list[T]:
+    """``act`` of each claim, which evaluates its expressions; what it gives, in the order of the claims.
+
+    Each claim has a turn with an equal share of the allowance, so that no claim waits for the expensive one before it.
+    Those that need more have what is left afterwards, in their order. ``late``: what is given for a claim when the time
+    is over, with the reason in words.
+    """
+    found: dict[int, T] = {}
+    if len(claims) > 1:
+        share = allowance.room // len(claims)
+        for number, claim in enumerate(claims):
+            try:
+                with allowance.turn(share, len(claims) - number):
+                    found[number] = act(claim)
+            except (CommonBudgetExceeded, OutOfTime):
+                continue
+    for number, claim in enumerate(claims):
+        if number not in found:
+            try:
+                found[number] = act(claim)
+            except OutOfTime as error:
+                found[number] = late(claim, str(error))
+    return [found[number] for number in range(len(claims))]
+
+
+@dataclass(slots=True)
+class Costs:
+    """What expressions have cost since somebody began to remember their verdicts."""
+
+    _left: dict[str, int] = field(default_factory=dict)
+    """expression -> steps that are left of its own budget"""
+    _beyond: dict[str, int] = field(default_factory=dict)
+    """expression -> steps beyond FREE of each evaluation"""
+
+    def of(self, expression: str) -> int:
+        """The steps that an expression has cost beyond what is FREE."""
+        return self._beyond.get(expression, 0)
+
+    def forget(self, expression: str) -> None:
+        """The expression has cost nothing: what it cost before was for other devices, or is to be found out again."""
+        self._left.pop(expression, None)
+        self._beyond.pop(expression, None)
+
+    @property
+    def total(self) -> int:
+        """The same of all."""
+        return sum(self._beyond.values())
+
+    def evaluate(
+        self,
+        expression: str,
+        run: Callable[[Budget], T],
+        allowance: Allowance,
+        *,
+        is_common: bool = True,
+        is_counted: bool = True,
+        base: int = 0,
+        most: int | None = None,
+    ) -> T:
+        """One evaluation of an expression, within what is left of its budget and of the call's.
+
+        Args:
+            run: evaluates it.
+            is_common: whether the common budget of the call pays for it.
+            is_counted: whether it counts as a cost of the expression for calls to come.
+            base: steps that it takes besides those that ``run`` counts.
+            most: steps that one evaluation may take.
+
+        Raises what ``run`` does, BudgetExceeded when the expression's own budget does not suffice, and
+        CommonBudgetExceeded or OutOfTime, which cost nothing.
+        """
+        look(allowance.ends)
+        own, before = self._left.get(expression, EXPRESSION_BUDGET), self.of(expression)
+        common = allowance.left(expression, before) if is_common else own
+        limit = min(own, common) - base
+        if limit < 0:
+            raise CommonBudgetExceeded if common < own else BudgetExceeded
+        budget = Budget(limit if most is None else min(limit, most), allowance.ends)
+        is_free = False
+        try:
+            return run(budget)
+        except BudgetExceeded:
+            is_free = common < own
+            if is_free:
+                raise CommonBudgetExceeded from None
+            raise
+        except OutOfTime:
+            is_free = True
+            raise
+        finally:
+            if not is_free:
+                spent = budget.spent + base
+                self._left[expression] = own - spent
+                if is_counted:
+                    self._beyond[expression] = before + max(0, spent - FREE)
