@@ -46,6 +46,7 @@ from devalloc.store import (
 )
 from devalloc.store.lifecycle import annotated, with_status
 from devalloc_solver import gate, quota
+from devalloc_solver.deadline import left_of
 
 log = logging.getLogger(__name__)
 
@@ -214,7 +215,9 @@ class Allocator:
         asked = placing.with_machines(as_allocated(documents, self._made), self._made)
         self._is_again, self._unsaid = False, []
         kept_out = in_words(self._refusals.look(documents), asked)
-        answer = gate.answered(asked.documents, self._answer, self._settings.admin_namespaces, kept_out)
+        answer = gate.answered(
+            asked.documents, partial(self._answer, self._ends()), self._settings.admin_namespaces, kept_out
+        )
         answer = {**answer, "claims": [*answer["claims"], *placing.kept_back(asked)]}
         now = self._now().isoformat(timespec="seconds").replace("+00:00", "Z")
         units = placing.decide_machines(asked, answer, decide(documents, answer, now, self._made), now)
@@ -281,8 +284,13 @@ class Allocator:
         """Those that wait for one may be asked for again: how often, in one round, has a bound."""
         return any(quota.is_quota(obj) for obj in self._seen.values())
 
-    def _answer(self, documents: Sequence[Object]) -> dict[str, Any]:
-        return self._solve(documents, placement=self._settings.placement, deadline=self._settings.deadline)
+    def _ends(self) -> float | None:
+        """When the solver is to have answered, in however many calls."""
+        deadline = self._settings.deadline
+        return None if deadline is None else time.monotonic() + deadline
+
+    def _answer(self, ends: float | None, documents: Sequence[Object]) -> dict[str, Any]:
+        return self._solve(documents, placement=self._settings.placement, deadline=left_of(ends))
 
     def _commit(
         self, units: Sequence[Unit], fence: Fence | None, decided_on: Mapping[Key, Object] | None = None

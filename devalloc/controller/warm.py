@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from devalloc.controller.claims import allocations, claim_key, group_of, is_deleting
 from devalloc.store import Object
+from devalloc_solver.deadline import left_of
 
 if TYPE_CHECKING:
     from devalloc_solver import Fleet
@@ -51,6 +52,7 @@ class WarmSolver:
 
     def __call__(self, documents: Iterable[Object], *, placement: str, deadline: float | None) -> _Answer:
         """The dict of ``solve_manifests`` for these documents. An error leaves nothing behind."""
+        ends = None if deadline is None else time.monotonic() + deadline
         documents = list(documents)
         fleet, self._fleet = self._fleet, None
         standing, self._standing = self._standing, None
@@ -61,10 +63,10 @@ class WarmSolver:
         waiting = [document for document in documents if _is_claim(document) and _name(document) not in self._told]
         answer = None
         if changed is not None and standing is not None and len(waiting) <= 1:
-            answer = self._little(fleet, standing, changed, waiting)
+            answer = self._little(fleet, standing, changed, waiting, left_of(ends))
         if answer is None:
             claims = [document for document in documents if _is_claim(document)]
-            answer = fleet.allocate_all((claim for claim in claims if not self._is_held(fleet, claim)), deadline)
+            answer = fleet.allocate_all((claim for claim in claims if not self._is_held(fleet, claim)), left_of(ends))
             self._take_back(fleet, waiting, answer["claims"])
             told = {name[2:] for name in self._told if name[1] == "DeviceClaim"}
             held = {key: each for each in answer["claims"] if (key := (each["namespace"], each["name"])) in told}
@@ -99,7 +101,12 @@ class WarmSolver:
         return changed
 
     def _little(
-        self, fleet: Fleet, standing: _Standing, changed: Mapping[_Name, Object | None], waiting: list[Object]
+        self,
+        fleet: Fleet,
+        standing: _Standing,
+        changed: Mapping[_Name, Object | None],
+        waiting: list[Object],
+        deadline: float | None,
     ) -> _Answer | None:
         """The answer where all that has changed are claims that hold something and are well, and one at most waits
         that is simple and gets its devices; None where that is not so, and all are to be looked at."""
@@ -117,7 +124,7 @@ class WarmSolver:
                 if not answer["allocated"] or answer.get("lost") or answer.get("warnings"):
                     return None
                 standing.answers[name[2:]] = answer
-        given = [fleet.allocate(claim) for claim in waiting]
+        given = [fleet.allocate(claim, deadline) for claim in waiting]
         self._take_back(fleet, waiting, given)
         if not all(each["allocated"] for each in given):
             return None

@@ -47,6 +47,12 @@ COMMON_SPENT = (
 OUT_OF_TIME = "the time ran out before its expressions were evaluated; make them simpler, or give more time"
 SEARCH_CUT_SHORT = "the time ran out before it was known whether devices fit together; ask for less, or give more time"
 
+
+def is_exhausted(message: str | None) -> bool:
+    """Whether the answer to a claim says that its expressions cost more than they may, as they will if asked again."""
+    return message is not None and any(told in message for told in (TOO_EXPENSIVE, COMMON_SPENT, OUT_OF_TIME))
+
+
 T = TypeVar("T")
 C = TypeVar("C")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from numbers import Real
 
 ALLOCATE_SECONDS = 60.0
@@ -9,7 +10,15 @@ ALLOCATE_SECONDS = 60.0
 only where somebody wants it to.
 """
 
+CHECK_SECONDS = 0.5
+"""How long the check of an answer may take beyond the deadline; an answer that is not checked by then is not given."""
+
 _WHAT = "deadline must be a number of seconds, 0 (the first answer that is found) or more, or None for no limit"
+
+
+def left_of(ends: float | None) -> float | None:
+    """Seconds until a monotonic time; 0 when it is over, None for never."""
+    return None if ends is None else max(0.0, ends - time.monotonic())
 
 
 def end_of(deadline: object, started: float) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from devalloc.controller.placing.growth import Growth
 from devalloc.controller.placing.words import Words, named
 from devalloc.store import Object
 from devalloc_solver import gate
+from devalloc_solver.deadline import end_of, left_of
 from devalloc_solver.reasons import Reason
 
 Answer = dict[str, Any]
@@ -32,11 +34,12 @@ def solve_with_machines(
     """
     from devalloc_solver import solve_manifests  # takes a while to load
 
+    ends = end_of(deadline, time.monotonic())
     readable, rest = gate.apart(documents)
     placing = with_machines(readable)
 
     def solve(asked: list[Object]) -> Answer:
-        return solve_manifests([*asked, *rest], placement=placement, deadline=deadline)
+        return solve_manifests([*asked, *rest], placement=placement, deadline=left_of(ends))
 
     answer = gate.answered(placing.documents, solve, admin_namespaces)
     if not placing.objects:

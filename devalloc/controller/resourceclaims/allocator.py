@@ -247,7 +247,7 @@ class ResourceClaimAllocator:
         }
         asked = self._cluster.asked(wants, avoided)
         is_new = self._solver.tell(self._cluster.documents())
-        if asked == self._asked and not is_new:
+        if asked == self._asked and not (is_new or self._solver.is_due):
             return
         documents, began = [document for each in asked for document in each.documents], time.monotonic()
         answers = {

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from devalloc.api.meta import GROUP, PRIORITY
+from devalloc.api.meta import GROUP, NODE, PRIORITY
+from devalloc_solver.deadline import left_of
 
 if TYPE_CHECKING:
     from devalloc_solver.dra.fleet import ResourceFleet
@@ -13,6 +16,26 @@ if TYPE_CHECKING:
 Object = dict[str, Any]
 Name = tuple[str, str, str]
 """Kind, namespace and name."""
+_Key = tuple[str, str]
+_Answer = dict[str, Any]
+
+REST = 20.0
+"""How many times as long as the solver was busy with it a claim is left alone whose expressions were too expensive."""
+MOST_LEFT_ALONE = 10_000
+"""Such claims that are remembered; of more the oldest are forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class _LeftAlone:
+    """What a claim was told whose expressions were too expensive, and those in a group with it."""
+
+    asked: Sequence[object]
+    """what of the claims decides about the answer"""
+    version: int
+    """of slices and classes"""
+    until: float
+    """not to be asked for again before, unless it is another claim now"""
+    answers: Sequence[_Answer]
 
 
 class WarmCluster:
@@ -21,8 +44,13 @@ class WarmCluster:
     What a round decided is not believed until it is told as a document: it may not have been written.
     """
 
-    def __init__(self, placement: str = "pack") -> None:
+    def __init__(self, placement: str = "pack", clock: Callable[[], float] = time.monotonic) -> None:
         self._placement = placement
+        self._clock = clock
+        self._version = 0
+        """counts changes of slices and classes"""
+        self._left_alone: dict[_Key, _LeftAlone] = {}
+        """by the group of the claims, or the one of them"""
         self._fleet: ResourceFleet | None = None
         self._told: dict[Name, Object] = {}
 
@@ -45,34 +73,84 @@ class WarmCluster:
             self._fleet = None  # nobody can tell what it knows
             raise
         self._told = dict(documents)
+        self._version += any(kind != "ResourceClaim" for kind, _, _ in (*gone, *differing))
         return bool(gone or differing)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a claim that was left alone is to be asked for: what it can use has changed meanwhile."""
+        now = self._clock()
+        return any(one.version != self._version and one.until <= now for one in self._left_alone.values())
 
     def solve(self, claims: Sequence[Object], deadline: float | None) -> list[dict[str, Any]]:
         """The answers to claims that wait, in the form of ``solve_manifests``.
 
         Single ones one after the other, as long as all get devices: then there is no better answer. Else all jointly,
-        within the deadline.
+        within the deadline. A claim whose expressions were too expensive is told the same again until it changes, or
+        slices or classes do: then it is asked for again, though not at once (``REST``).
         """
+        units = _units(claims)
+        again = [known for key, unit in units.items() if (known := self._known(key, unit)) is not None]
+        answered = {(each["namespace"], each["name"]) for one in again for each in one.answers}
+        fresh = [claim for claim in claims if _key(claim) not in answered]
+        began = self._clock()
+        answers = self._ask(fresh, deadline) if fresh else []
+        self._note(units, answers, self._clock() - began)
+        return [*answers, *(dict(each) for one in again for each in one.answers)]
+
+    def _known(self, key: _Key, unit: Sequence[Object]) -> _LeftAlone | None:
+        """What these claims were told, if they are to be left alone."""
+        known = self._left_alone.get(key)
+        if known is None or known.asked != [_asked(claim) for claim in unit]:
+            return None
+        return known if known.version == self._version or self._clock() < known.until else None
+
+    def _note(self, units: Mapping[_Key, Sequence[Object]], answers: Sequence[_Answer], seconds: float) -> None:
+        """Remember which claims were too expensive, and forget those that wait no more."""
+        from devalloc_solver.budget import is_exhausted
+
+        for key in self._left_alone.keys() - units.keys():
+            del self._left_alone[key]
+        by_key = {(each["namespace"], each["name"]): each for each in answers}
+        until = self._clock() + REST * seconds
+        for key, unit in units.items():
+            told = [by_key[_key(claim)] for claim in unit if _key(claim) in by_key]
+            if not told:
+                continue
+            self._left_alone.pop(key, None)
+            if any(is_exhausted(each["message"]) for each in told):
+                if len(self._left_alone) >= MOST_LEFT_ALONE:
+                    del self._left_alone[next(iter(self._left_alone))]
+                self._left_alone[key] = _LeftAlone([_asked(claim) for claim in unit], self._version, until, told)
+
+    def _ask(self, claims: Sequence[Object], deadline: float | None) -> list[_Answer]:
+        ends = None if deadline is None else time.monotonic() + deadline
         fleet, self._fleet = self._fleet, None  # an error leaves nothing behind
         assert fleet is not None, "it is told what there is first"
-        by_key = {(claim["metadata"]["namespace"], claim["metadata"]["name"]): claim for claim in claims}
-        answers = self._one_by_one(fleet, claims)
+        by_key = {_key(claim): claim for claim in claims}
+        answers = self._one_by_one(fleet, claims, ends)
         self._take_back(fleet, answers, by_key)
         is_answered = len(answers) == len(claims) and all(each["allocated"] for each in answers)
         if not is_answered and (len(claims) > 1 or not answers):
-            found = fleet.allocate_all(claims, deadline)["claims"]
+            found = fleet.allocate_all(claims, left_of(ends))["claims"]
             answers = [each for each in found if (each["namespace"], each["name"]) in by_key]
             self._take_back(fleet, answers, by_key)
         self._fleet = fleet
         return answers
 
-    def _one_by_one(self, fleet: ResourceFleet, claims: Sequence[Object]) -> list[dict[str, Any]]:
-        """The answers up to the first refusal; none where there is a group, which is answered as a whole."""
+    def _one_by_one(self, fleet: ResourceFleet, claims: Sequence[Object], ends: float | None) -> list[dict[str, Any]]:
+        """The answers up to the first refusal; none where there is a group, which is answered as a whole.
+
+        Of several claims each has its share of a quarter of the time: what takes longer is answered with the others.
+        """
         answers: list[dict[str, Any]] = []
         if any(claim["metadata"].get("annotations", {}).get(GROUP) for claim in claims):
             return answers
-        for claim in sorted(claims, key=_turn):
-            answers.append(fleet.allocate(claim))
+        several = len(claims) > 1
+        for number, claim in enumerate(sorted(claims, key=_turn)):
+            left = left_of(ends)
+            share = left / (4 * (len(claims) - number)) if left is not None and several else left
+            answers.append(fleet.allocate(claim, share))
             if not answers[-1]["allocated"]:
                 break
         return answers
@@ -83,6 +161,28 @@ class WarmCluster:
         for each in answers:
             if each["allocated"]:
                 fleet.delete(claims[each["namespace"], each["name"]])
+
+
+def _key(claim: Object) -> _Key:
+    metadata = claim["metadata"]
+    return metadata["namespace"], metadata["name"]
+
+
+def _units(claims: Sequence[Object]) -> dict[_Key, list[Object]]:
+    """Claims that are answered together, by group or name."""
+    found: dict[_Key, list[Object]] = {}
+    for claim in claims:
+        group = claim["metadata"].get("annotations", {}).get(GROUP)
+        key = _key(claim)
+        found.setdefault((key[0], f"group {group}" if group else key[1]), []).append(claim)
+    return found
+
+
+def _asked(claim: Object) -> object:
+    """What of a claim decides about its answer, whatever else is written on it."""
+    metadata = claim["metadata"]
+    marks = metadata.get("annotations", {})
+    return metadata.get("uid"), [marks.get(name) for name in (GROUP, NODE, PRIORITY)], claim.get("spec")
 
 
 def _turn(claim: Object) -> tuple[int, str, str, str]:

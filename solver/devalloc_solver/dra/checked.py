@@ -67,8 +67,14 @@ class Checker:
         if allocation is not None:
             self._held.add(allocation, -1)
 
-    def wrong(self, node: str, answers: Sequence[tuple[Key, Manifest, Manifest]]) -> list[str]:
-        """What is wrong with answers for claims on one node: (key, claim, AllocationResult) each, held or not yet."""
+    def wrong(
+        self, node: str, answers: Sequence[tuple[Key, Manifest, Manifest]], ends: float | None = None
+    ) -> list[str]:
+        """What is wrong with answers for claims on one node: (key, claim, AllocationResult) each, held or not yet.
+
+        Raises OutOfTime where that is not known at the monotonic time ``ends``.
+        """
+        self._verdicts.ends = ends
         own = [self._allocations[key] for key, _, _ in answers if key in self._allocations]
         for allocation in own:
             self._held.add(allocation, -1)

@@ -9,9 +9,9 @@ from copy import deepcopy
 from typing import Any
 
 from devalloc.api.meta import GROUP
-from devalloc_solver.budget import OutOfTime
+from devalloc_solver.budget import BudgetExceeded, OutOfTime
 from devalloc_solver.collector import quiet_collector
-from devalloc_solver.deadline import ALLOCATE_SECONDS, end_of
+from devalloc_solver.deadline import ALLOCATE_SECONDS, CHECK_SECONDS, end_of
 from devalloc_solver.dra import features as gate
 from devalloc_solver.dra.answers import answer_of, chosen_by, placed_answer, refusal_answer
 from devalloc_solver.dra.demands import find_refusal, node_of
@@ -114,7 +114,7 @@ class ResourceFleet:
                     return self._accept(read, found, ask, spot)
                 if (refused := self._refusals.explain(found, ask)) is not None:
                     return refused
-        except AllocationError:
+        except (AllocationError, BudgetExceeded):
             pass  # of one device or the other: the whole world is asked, and says of which
         return self._ask_world(read, found)
 
@@ -231,8 +231,9 @@ class ResourceFleet:
         return answer | ({"warnings": [*warnings]} if warnings else {})
 
     def _check(self, node: str, read: Read, claim: Claim, result: Manifest) -> None:
-        key = claim.namespace, claim.name
-        if violations := self._state.checker.wrong(node, [(key, read.manifest, result)]):
+        key, until = (claim.namespace, claim.name), self._state.index.allowance.until
+        ends = None if until is None else until + CHECK_SECONDS
+        if violations := self._state.checker.wrong(node, [(key, read.manifest, result)], ends):
             raise AnswerRefused(violations)
 
     def _keep(self, read: Read, claim: Claim, result: Manifest, granted: list[Granted] | None) -> None:

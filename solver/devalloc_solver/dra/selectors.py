@@ -85,10 +85,16 @@ class Selectors:
         if key not in known:
             if len(known) >= MOST_VERDICTS:
                 known.clear()
-            known[key] = self._evaluate(expression, program, offer)
-            if expression not in self._of_classes:
-                self.allowance.charge(expression, self._costs.of(expression))
+            device = cel_device(offer)
+            known[key] = device if isinstance(device, str) else self._run(expression, device)
         return known[key]
+
+    def matches(self, expression: str, device: CelDevice) -> bool:
+        """Whether an expression that has passed ``check`` is true of a device, which need not exist.
+
+        Raises as ``verdict``.
+        """
+        return self._run(expression, device) is True
 
     def charge(self, expression: str) -> None:
         """Have the call pay for what is known of an expression that has passed ``check``, whoever asked first.
@@ -124,24 +130,22 @@ class Selectors:
         """Whether an expression that has passed ``check`` was too expensive on some device."""
         return self._exhausted[expression] > 0 or expression in self._spent
 
-    def _evaluate(self, expression: str, program: Program, offer: Offer) -> bool | str:
+    def _run(self, expression: str, device: CelDevice) -> bool | str:
+        program, is_common = self._programs[expression], expression not in self._of_classes
         if self._exhausted[expression] >= MOST_EXHAUSTED:
             return f"the expression was given up: it is too expensive on {MOST_EXHAUSTED} other devices"
-        device = cel_device(offer)
-        if isinstance(device, str):
-            return device
 
         def run(budget: Budget) -> bool:
             return program.matches(device, budget)
 
-        is_common = expression not in self._of_classes
+        found: bool | str
         try:
-            return self._costs.evaluate(
+            found = self._costs.evaluate(
                 expression, run, self.allowance, is_common=is_common, base=program.cost, most=COST_LIMIT
             )
         except BudgetExceeded as error:
             if self._begin_anew(expression):
-                return self._evaluate(expression, program, offer)
+                return self._run(expression, device)
             if not isinstance(error, CommonBudgetExceeded):
                 self._spent.add(expression)
                 self.is_spent = True
@@ -151,9 +155,12 @@ class Selectors:
         except ExhaustedError as error:
             self._exhausted[expression] += 1
             self.is_spent = True
-            return str(error)
+            found = str(error)
         except EvaluationError as error:
-            return str(error)
+            found = str(error)
+        if is_common:
+            self.allowance.charge(expression, self._costs.of(expression))
+        return found
 
 
 def _part(offer: Offer, read: Read) -> object:

@@ -22,6 +22,8 @@ class Verdicts:
         self._features = features
         self._programs: dict[str, Program | None] = {}
         self._told: dict[tuple[str, str], bool] = {}
+        self.ends: float | None = None
+        """monotonic time after which nothing is evaluated any more: OutOfTime then"""
 
     def matches(self, expression: str, device: Device) -> bool:
         """Whether the expression is true of the device."""
@@ -41,7 +43,7 @@ class Verdicts:
 
     def _evaluate(self, expression: str, device: Device) -> bool:
         # Importing the dialect's package imports what imports this check.
-        from devalloc_solver.dra.cel import CompileError, EvaluationError, compile
+        from devalloc_solver.dra.cel import COST_LIMIT, Budget, CompileError, EvaluationError, compile
 
         if expression not in self._programs:
             try:
@@ -50,7 +52,7 @@ class Verdicts:
                 self._programs[expression] = None
         program = self._programs[expression]
         try:
-            return program is not None and program.matches(_cel_device(device))
+            return program is not None and program.matches(_cel_device(device), Budget(COST_LIMIT, self.ends))
         except (EvaluationError, Unaccountable, ValueError):
             return False
 

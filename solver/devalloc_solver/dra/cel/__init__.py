@@ -5,6 +5,7 @@ here: the runtime's Python binding can neither hold values of types of our own, 
 bound the cost of an evaluation.
 """
 
+from devalloc_solver.budget import Budget
 from devalloc_solver.dra.cel.device import CelDevice, Scalar, Value
 from devalloc_solver.dra.cel.errors import CompileError, EvaluationError, ExhaustedError
 from devalloc_solver.dra.cel.program import COST_LIMIT, Program, compile
@@ -14,6 +15,7 @@ __all__ = [
     "ALLOW_MULTIPLE",
     "COST_LIMIT",
     "DRIVER",
+    "Budget",
     "CelDevice",
     "CompileError",
     "Equality",

@@ -10,9 +10,10 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from devalloc_solver.budget import BudgetExceeded
 from devalloc_solver.demand import Demand, Relation, Slot, Unit
 from devalloc_solver.dra.candidates import UNJUDGED, Judge, Verdict
-from devalloc_solver.dra.cel import CelDevice, EvaluationError, Program
+from devalloc_solver.dra.cel import CelDevice, Program
 from devalloc_solver.dra.cel import Read as CelRead
 from devalloc_solver.dra.demands import pending
 from devalloc_solver.dra.documents import Intake
@@ -205,7 +206,15 @@ class Rules:
         programs = [program for program in self.programs(ask) if program.reads == only]
         if not programs or any(order_of(name) in kind.one.attributes for kind in self.index.kinds.kinds):
             return None
-        return [each for each in values if all(_matches(program, domain, identifier, each) for program in programs)]
+
+        def passes(value: object) -> bool:
+            device = CelDevice("", {domain: {identifier: cel_value(value)}}, {}, False)
+            return all(self._selectors.matches(program.text, device) for program in programs)
+
+        try:
+            return [each for each in values if passes(each)]
+        except BudgetExceeded:
+            return None
 
     def drivers(self, ask: Ask) -> frozenset[str]:
         """The drivers of the kinds that no expression rules out which reads nothing that varies within them."""
@@ -347,14 +356,6 @@ class ClaimAsk:
         return self.rules.is_spent and self.rules.is_strange(
             program for slot in self.sight.demand.slots for program in self.rules.programs(slot.spec.ask)
         )
-
-
-def _matches(program: Program, domain: str, identifier: str, value: object) -> bool:
-    """Whether an expression is true of a device of which it reads only this attribute."""
-    try:
-        return program.matches(CelDevice("", {domain: {identifier: cel_value(value)}}, {}, False))
-    except EvaluationError:
-        return False
 
 
 def _labels(slots: Iterable[Slot]) -> set[str]:

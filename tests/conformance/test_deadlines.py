@@ -1,0 +1,221 @@
+"""Every entry point answers within its deadline, whatever the expressions of a claim cost, and serves others.
+
+The expressions are such as the API server admits: a ResourceClaim, or a DeviceClaim, whose selectors take minutes to
+hours on a node with 128 devices.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from devalloc.controller.placing import solve_with_machines
+from devalloc.controller.resourceclaims.solver import WarmCluster
+from devalloc.controller.warm import WarmSolver
+from devalloc_solver import Fleet, dra, solve_manifests
+from devalloc_solver.budget import is_exhausted
+from tests.support.manifests import Manifest, claim, device, device_class, pool
+
+DEADLINE = 1.0
+GRACE = 1.0
+"""Seconds that an answer may take beyond its deadline."""
+DEVICES = 128
+
+Answers = dict[str, dict[str, Any]]
+"""By the name of the claim."""
+
+
+def nested(size: int, number: int, read: str) -> str:
+    """``size`` squared turns on each device; true for all of them. Another expression for each number."""
+    numbers = str([*range(size)])
+    return f"{numbers}.all(x, {numbers}.all(y, x + y != {read} + {100_000 + number}))"
+
+
+def long(number: int, read: str) -> str:
+    """10 KiB that take long to check, and no macro."""
+    return f"{read} != {-1 - number} && size([{','.join(['1+1'] * 2400)}]) > 0"
+
+
+def hidden(number: int, read: str) -> str:
+    """Whose work is in the range of an inner macro, which has few turns."""
+    inner = f"[{','.join(['x + 1'] * 400)}]"
+    numbers = str([*range(150)])
+    return f"{numbers}.all(x, {numbers}.all(y, {inner}.exists(z, true))) && {read} != {-1 - number}"
+
+
+Make = Callable[[int, str], str]
+HOSTILE: dict[str, tuple[int, int, Make]] = {
+    "one selector": (1, 1, lambda n, read: nested(99, n, read)),
+    "two selectors": (1, 2, lambda n, read: nested(200, n, read)),
+    "four selectors": (1, 4, lambda n, read: nested(150, n, read)),
+    "most selectors, most requests": (32, 32, lambda n, read: nested(150, n, read)),
+    "most selectors, cheap ones": (32, 32, lambda n, read: nested(5, n, read)),
+    "most selectors, long ones": (32, 32, long),
+    "hidden in a range": (4, 4, hidden),
+}
+"""(requests, selectors of each, the expressions)"""
+
+
+# -- resource.k8s.io ---------------------------------------------------------------------------------------------------
+
+READ = "device.attributes['g.io'].id"
+CLASS = {
+    "apiVersion": "resource.k8s.io/v1",
+    "kind": "DeviceClass",
+    "metadata": {"name": "gpu"},
+    "spec": {"selectors": [{"cel": {"expression": "device.driver == 'g.io'"}}]},
+}
+SLICE = {
+    "apiVersion": "resource.k8s.io/v1",
+    "kind": "ResourceSlice",
+    "metadata": {"name": "n"},
+    "spec": {
+        "driver": "g.io",
+        "nodeName": "n",
+        "pool": {"name": "n", "generation": 1, "resourceSliceCount": 1},
+        "devices": [{"name": f"d{n}", "attributes": {"id": {"int": n}}} for n in range(DEVICES)],
+    },
+}
+
+
+def resource_claim(name: str, *requests: list[str]) -> Manifest:
+    asked = [
+        {
+            "name": f"r{number}",
+            "exactly": {
+                "deviceClassName": "gpu",
+                "allocationMode": "ExactCount",
+                "count": 1,
+                "selectors": [{"cel": {"expression": text}} for text in selectors],
+            },
+        }
+        for number, selectors in enumerate(requests)
+    ]
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"namespace": "default", "name": name, "uid": name},
+        "spec": {"devices": {"requests": asked}},
+    }
+
+
+def evil_resource_claim(what: str) -> Manifest:
+    requests, selectors, make = HOSTILE[what]
+    return resource_claim("evil", *([make(selectors * r + s, READ) for s in range(selectors)] for r in range(requests)))
+
+
+VICTIM = resource_claim("victim", [f"{READ} >= 0"])
+
+
+def by_name(answers: list[dict[str, Any]]) -> Answers:
+    return {one["name"]: one for one in answers}
+
+
+def allocated(evil: Manifest) -> Answers:
+    try:
+        found = dra.allocate("n", [evil], [CLASS], [SLICE], deadline=DEADLINE)
+    except dra.AllocationError as error:
+        return {"evil": {"allocated": False, "message": str(error)}}
+    return {"evil": {"allocated": found is not None}}
+
+
+def explained(evil: Manifest) -> Answers:
+    try:
+        found = dra.explain("n", [evil], [CLASS], [SLICE], deadline=DEADLINE)
+    except dra.AllocationError as error:
+        return {"evil": {"allocated": False, "message": str(error)}}
+    return {"evil": {"allocated": found["reason"] is None, **found}}
+
+
+def solved(evil: Manifest) -> Answers:
+    return by_name(dra.solve_manifests([CLASS, SLICE, evil, VICTIM], deadline=DEADLINE)["claims"])
+
+
+def one_by_one(evil: Manifest) -> Answers:
+    fleet = Fleet.from_manifests([CLASS, SLICE])
+    return {"evil": fleet.allocate(evil, DEADLINE)}
+
+
+def all_at_once(evil: Manifest) -> Answers:
+    fleet = Fleet.from_manifests([CLASS, SLICE])
+    return by_name(fleet.allocate_all([evil, VICTIM], DEADLINE)["claims"])
+
+
+def by_the_controller(evil: Manifest) -> Answers:
+    cluster = WarmCluster()
+    cluster.tell({("ResourceSlice", "", "n"): SLICE, ("DeviceClass", "", "gpu"): CLASS})
+    return by_name(cluster.solve([evil, VICTIM], DEADLINE))
+
+
+# -- DeviceClaims ------------------------------------------------------------------------------------------------------
+
+POOL = pool("p", "n", devices=[device(f"d{n}", attributes={"id": n}) for n in range(DEVICES)])
+GPU = device_class("gpu", driver="gpu")
+PLAIN = claim("victim", {"deviceClass": "gpu", "constraints": "device.id >= 0"})
+
+
+def evil_device_claim(what: str) -> Manifest:
+    requests, selectors, make = HOSTILE[what]
+    return claim(
+        "evil",
+        *({"deviceClass": "gpu", "constraints": all_of(selectors * r, selectors, make)} for r in range(requests)),
+    )
+
+
+def all_of(first: int, count: int, make: Make) -> str:
+    """So many expressions joined, as far as 10 KiB go."""
+    text = make(first, "device.id")
+    for number in range(first + 1, first + count):
+        longer = f"{text} && {make(number, 'device.id')}"
+        if len(longer) > 10 * 1024:
+            break
+        text = longer
+    return text
+
+
+def solved_own(evil: Manifest) -> Answers:
+    return by_name(solve_manifests([GPU, POOL, evil, PLAIN], deadline=DEADLINE)["claims"])
+
+
+def one_by_one_own(evil: Manifest) -> Answers:
+    return {"evil": Fleet.from_manifests([GPU, POOL]).allocate(evil, DEADLINE)}
+
+
+def all_at_once_own(evil: Manifest) -> Answers:
+    return by_name(Fleet.from_manifests([GPU, POOL]).allocate_all([evil, PLAIN], DEADLINE)["claims"])
+
+
+def by_the_controller_own(evil: Manifest) -> Answers:
+    return by_name(WarmSolver()([GPU, POOL, evil, PLAIN], placement="pack", deadline=DEADLINE)["claims"])
+
+
+def by_the_command(evil: Manifest) -> Answers:
+    """What ``devalloc solve`` and ``devalloc explain`` ask."""
+    return by_name(solve_with_machines([GPU, POOL, evil, PLAIN], deadline=DEADLINE)["claims"])
+
+
+def held(entry: Callable[[Manifest], Answers], evil: Manifest) -> None:
+    """The entry point keeps its deadline; the neighbour has its device, and the claim a true reason."""
+    began = time.monotonic()
+    found = entry(evil)
+    took = time.monotonic() - began
+
+    assert took < DEADLINE + GRACE, f"took {took:.1f} s"
+    assert found.get("victim", {"allocated": True})["allocated"]
+    one = found["evil"]
+    assert one["allocated"] or is_exhausted(one["message"]), one
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+@pytest.mark.parametrize("entry", [allocated, explained, solved, one_by_one, all_at_once, by_the_controller])
+def test_no_selector_keeps_anybody_waiting(entry: Callable[[Manifest], Answers], what: str) -> None:
+    held(entry, evil_resource_claim(what))
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+@pytest.mark.parametrize("entry", [solved_own, one_by_one_own, all_at_once_own, by_the_controller_own, by_the_command])
+def test_no_constraint_keeps_anybody_waiting(entry: Callable[[Manifest], Answers], what: str) -> None:
+    held(entry, evil_device_claim(what))
