@@ -13,10 +13,10 @@ is there for callers that must answer in time.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 EXPRESSION_BUDGET = 5_000_000
 """Steps that one expression may spend over the whole fleet: a second or two."""
@@ -44,13 +44,18 @@ TOO_EXPENSIVE = "is too expensive: its evaluation over the fleet exceeds the bud
 COMMON_SPENT = (
     "is too expensive: with the other expressions of these claims it exceeds their common budget; make it simpler"
 )
+TOO_EXPENSIVE_ONCE = "the evaluation costs more than"
+"""of one device: in the dialect of resource.k8s.io that device is skipped"""
 OUT_OF_TIME = "the time ran out before its expressions were evaluated; make them simpler, or give more time"
 SEARCH_CUT_SHORT = "the time ran out before it was known whether devices fit together; ask for less, or give more time"
 
 
-def is_exhausted(message: str | None) -> bool:
-    """Whether the answer to a claim says that its expressions cost more than they may, as they will if asked again."""
-    return message is not None and any(told in message for told in (TOO_EXPENSIVE, COMMON_SPENT, OUT_OF_TIME))
+def is_exhausted(answer: Mapping[str, Any]) -> bool:
+    """Whether a claim was refused because its expressions cost more than they may: asked again, they cost the same."""
+    message = answer.get("message") or ""
+    if any(told in message for told in (TOO_EXPENSIVE, COMMON_SPENT, OUT_OF_TIME)):
+        return True
+    return answer.get("reason") == "NoMatchingDevices" and TOO_EXPENSIVE_ONCE in message
 
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from devalloc.api.meta import GROUP, NODE, PRIORITY
+from devalloc.api.meta import GROUP, PRIORITY
 from devalloc_solver.deadline import left_of
 
 if TYPE_CHECKING:
@@ -25,17 +25,19 @@ MOST_LEFT_ALONE = 10_000
 """Such claims that are remembered; of more the oldest are forgotten."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _LeftAlone:
     """What a claim was told whose expressions were too expensive, and those in a group with it."""
 
-    asked: Sequence[object]
-    """what of the claims decides about the answer"""
-    version: int
-    """of slices and classes"""
-    until: float
-    """not to be asked for again before, unless it is another claim now"""
+    claims: Sequence[object]
+    """which claims these are: an edit of the spec makes another one"""
+    specs: Sequence[object]
+    """as they were asked for, with the nodes that suit their pods"""
     answers: Sequence[_Answer]
+    until: float
+    """when they may be asked for again"""
+    is_stale: bool
+    """something has changed that they could use; or they were asked for with others, and may do with all of the time"""
 
 
 class WarmCluster:
@@ -47,8 +49,6 @@ class WarmCluster:
     def __init__(self, placement: str = "pack", clock: Callable[[], float] = time.monotonic) -> None:
         self._placement = placement
         self._clock = clock
-        self._version = 0
-        """counts changes of slices and classes"""
         self._left_alone: dict[_Key, _LeftAlone] = {}
         """by the group of the claims, or the one of them"""
         self._fleet: ResourceFleet | None = None
@@ -61,6 +61,7 @@ class WarmCluster:
         if self._fleet is None:
             self._fleet = ResourceFleet.from_manifests(documents.values(), placement=self._placement)
             self._told = dict(documents)
+            self._make_stale()
             return True
         gone = [name for name in self._told if name not in documents]
         differing = [name for name, content in documents.items() if self._told.get(name) != content]
@@ -73,21 +74,26 @@ class WarmCluster:
             self._fleet = None  # nobody can tell what it knows
             raise
         self._told = dict(documents)
-        self._version += any(kind != "ResourceClaim" for kind, _, _ in (*gone, *differing))
+        if any(kind != "ResourceClaim" for kind, _, _ in (*gone, *differing)):
+            self._make_stale()
         return bool(gone or differing)
+
+    def _make_stale(self) -> None:
+        for one in self._left_alone.values():
+            one.is_stale = True
 
     @property
     def is_due(self) -> bool:
         """Whether a claim that was left alone is to be asked for: what it can use has changed meanwhile."""
         now = self._clock()
-        return any(one.version != self._version and one.until <= now for one in self._left_alone.values())
+        return any(one.is_stale and one.until <= now for one in self._left_alone.values())
 
     def solve(self, claims: Sequence[Object], deadline: float | None) -> list[dict[str, Any]]:
         """The answers to claims that wait, in the form of ``solve_manifests``.
 
         Single ones one after the other, as long as all get devices: then there is no better answer. Else all jointly,
-        within the deadline. A claim whose expressions were too expensive is told the same again until it changes, or
-        slices or classes do: then it is asked for again, though not at once (``REST``).
+        within the deadline. A claim whose expressions were too expensive is told the same again, at no cost, until
+        slices, classes or the nodes for its pods change. Then it is asked for again, though not at once (``REST``).
         """
         units = _units(claims)
         again = [known for key, unit in units.items() if (known := self._known(key, unit)) is not None]
@@ -101,27 +107,31 @@ class WarmCluster:
     def _known(self, key: _Key, unit: Sequence[Object]) -> _LeftAlone | None:
         """What these claims were told, if they are to be left alone."""
         known = self._left_alone.get(key)
-        if known is None or known.asked != [_asked(claim) for claim in unit]:
+        if known is None or known.claims != [_identity(claim) for claim in unit]:
             return None
-        return known if known.version == self._version or self._clock() < known.until else None
+        known.is_stale |= known.specs != [claim.get("spec") for claim in unit]
+        return None if known.is_stale and known.until <= self._clock() else known
 
     def _note(self, units: Mapping[_Key, Sequence[Object]], answers: Sequence[_Answer], seconds: float) -> None:
         """Remember which claims were too expensive, and forget those that wait no more."""
-        from devalloc_solver.budget import is_exhausted
+        from devalloc_solver.budget import TOO_EXPENSIVE, is_exhausted
 
         for key in self._left_alone.keys() - units.keys():
             del self._left_alone[key]
         by_key = {(each["namespace"], each["name"]): each for each in answers}
         until = self._clock() + REST * seconds
+        several = len(by_key.keys() & {_key(claim) for unit in units.values() for claim in unit[:1]}) > 1
         for key, unit in units.items():
             told = [by_key[_key(claim)] for claim in unit if _key(claim) in by_key]
             if not told:
                 continue
             self._left_alone.pop(key, None)
-            if any(is_exhausted(each["message"]) for each in told):
+            if any(is_exhausted(each) for each in told):
                 if len(self._left_alone) >= MOST_LEFT_ALONE:
                     del self._left_alone[next(iter(self._left_alone))]
-                self._left_alone[key] = _LeftAlone([_asked(claim) for claim in unit], self._version, until, told)
+                specs = [claim.get("spec") for claim in unit]
+                stale = several and not any(TOO_EXPENSIVE in (each["message"] or "") for each in told)
+                self._left_alone[key] = _LeftAlone([_identity(claim) for claim in unit], specs, told, until, stale)
 
     def _ask(self, claims: Sequence[Object], deadline: float | None) -> list[_Answer]:
         ends = None if deadline is None else time.monotonic() + deadline
@@ -178,11 +188,9 @@ def _units(claims: Sequence[Object]) -> dict[_Key, list[Object]]:
     return found
 
 
-def _asked(claim: Object) -> object:
-    """What of a claim decides about its answer, whatever else is written on it."""
-    metadata = claim["metadata"]
-    marks = metadata.get("annotations", {})
-    return metadata.get("uid"), [marks.get(name) for name in (GROUP, NODE, PRIORITY)], claim.get("spec")
+def _identity(claim: Object) -> object:
+    """Equal as long as it is the same claim: its spec cannot be edited."""
+    return claim["metadata"].get("uid") or claim.get("spec")
 
 
 def _turn(claim: Object) -> tuple[int, str, str, str]:

@@ -4,6 +4,7 @@ a real API server (``tests/cluster/test_resourceclaims.py``)."""
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest.mock import Mock
@@ -13,15 +14,19 @@ import pytest
 from devalloc.api.aside import is_aside, plain, set_aside
 from devalloc.api.meta import LEADER
 from devalloc.controller.metrics import Metrics
-from devalloc.controller.resourceclaims import ResourceClaimAllocator, slices
+from devalloc.controller.resourceclaims import ResourceClaimAllocator, ResourceClaimSettings, slices
+from devalloc.controller.resourceclaims import solver as resourceclaims_solver
 from devalloc.controller.resourceclaims.kinds import CLAIMS
 from devalloc.controller.resourceclaims.solver import WarmCluster
 from devalloc.controller.resourceclaims.state import Cluster
 from devalloc.controller.resourceclaims.suiting import suits
 from devalloc.controller.resourceclaims.waiting import Want, wants
+from devalloc.controller.told import Told
 from devalloc.store import Event, EventType, Forbidden
 from devalloc.store.kubernetes import ApiError
 from devalloc.store.kubernetes.reflector import Reflector
+from devalloc_solver import budget
+from devalloc_solver.budget import Costs, is_exhausted
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.waiting import until
 
@@ -291,6 +296,110 @@ def test_the_answer_follows_what_is_told() -> None:
     assert one.answers()["x"] == "NoMatchingDevices"
 
 
+NUMBERS = str([*range(60)])
+COSTLY = f"{NUMBERS}.all(x, {NUMBERS}.all(y, x + y != 1000 && device.driver != ''))"
+
+
+def costly(name: str) -> Object:
+    """A claim whose selector costs more than it may on each device."""
+    one = claim(name)
+    exactly = one["spec"]["devices"]["requests"][0]["exactly"]
+    exactly["selectors"] = [{"cel": {"expression": COSTLY}}]
+    return one
+
+
+class SlowCluster(WarmCluster):
+    """Has a clock of its own, on which every question takes some seconds."""
+
+    def __init__(self) -> None:
+        super().__init__(clock=lambda: self.now)
+        self.now = 1000.0
+
+    def _ask(self, claims: Sequence[Object], deadline: float | None) -> list[Object]:
+        self.now += 4.0
+        return super()._ask(claims, deadline)
+
+
+class Counting:
+    """Counts the evaluations of expressions."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        evaluate = Costs.evaluate
+
+        def counted(*args: Any, **options: Any) -> Any:
+            self.count += 1
+            return evaluate(*args, **options)
+
+        monkeypatch.setattr(Costs, "evaluate", counted)
+
+    def of(self, act: Callable[[], object]) -> int:
+        before = self.count
+        act()
+        return self.count - before
+
+
+def test_a_claim_that_is_too_expensive_costs_nothing_in_later_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked for again when something it could use changes, though not at once, and when it is another claim."""
+    monkeypatch.setattr(budget, "EXPRESSION_BUDGET", 10_000)
+    one = Played(node("n"), a_slice("s", pool="n.devalloc", devices=4), costly("x"), pod("p", "x"))
+    one.solver = slow = SlowCluster()
+    counting = Counting(monkeypatch)
+    assert one.answers() == {"x": "ClaimInvalid"}
+    assert counting.count > 0
+
+    assert counting.of(one.answers) == 0
+    one.tell(claim("y"), pod("q", "y"))
+    assert one.answers() == {"x": "ClaimInvalid", "y": "n/d0"}
+    held = claim("other", node="n", device="d3")
+    one.tell(held)
+    before = counting.count
+    assert one.answers()["x"] == "ClaimInvalid"
+    assert counting.count == before, "what others hold does not make an expression cheaper"
+
+    one.tell(a_slice("s", pool="n.devalloc", devices=3))
+    monkeypatch.setattr(budget, "EXPRESSION_BUDGET", 10**9)
+    assert one.answers()["x"] == "ClaimInvalid"
+    assert not one.solver.is_due
+    slow.now += 80
+    assert one.solver.is_due
+    assert one.answers()["x"].startswith("n/")
+    assert not one.solver.is_due
+
+
+def test_a_new_claim_of_the_same_name_is_asked_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "EXPRESSION_BUDGET", 10_000)
+    one = Played(node("n"), a_slice("s", pool="n.devalloc"), costly("x"), pod("p", "x"))
+    assert one.answers() == {"x": "ClaimInvalid"}
+    other = claim("x")
+    other["metadata"]["uid"] = "another"
+    one.tell(other)
+    assert one.answers() == {"x": "n/d0"}
+
+
+def test_a_claim_that_had_too_little_time_beside_others_gets_another_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Played(node("n"), a_slice("s", pool="n.devalloc", devices=4), costly("x"), pod("p", "x"))
+    one.tell(claim("y"), pod("q", "y"))
+    one.solver = slow = SlowCluster()
+    monkeypatch.setattr(budget, "COMMON_BUDGET", 10_000)
+    assert one.answers() == {"x": "ClaimInvalid", "y": "n/d0"}
+    monkeypatch.setattr(budget, "COMMON_BUDGET", 10**9)
+    monkeypatch.setattr(budget, "EXPRESSION_BUDGET", 10**9)
+    slow.now += 80
+    assert one.solver.is_due
+    assert one.answers() == {"x": "n/d0", "y": "n/d1"}
+
+
+def test_no_more_than_so_many_expensive_claims_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "EXPRESSION_BUDGET", 10_000)
+    monkeypatch.setattr(resourceclaims_solver, "MOST_LEFT_ALONE", 2)
+    waiting = [each for n in range(4) for each in (costly(f"x{n}"), pod(f"p{n}", f"x{n}"))]
+    one = Played(node("n"), a_slice("s", pool="n.devalloc"), *waiting)
+    for _ in range(2):
+        assert one.answers() == {f"x{n}": "ClaimInvalid" for n in range(4)}
+    assert len(one.solver._left_alone) == 2
+
+
 def test_a_claim_holds_also_without_its_label_and_whatever_else_it_has() -> None:
     holder = claim("other", node="n", device="d0", ours=False)
     theirs = {"request": "r", "driver": "nic.example.com", "pool": "q", "device": "e", "shareID": "?"}
@@ -488,3 +597,51 @@ def test_it_says_what_it_does_and_how_things_stand() -> None:
     text = metrics.text().decode()
     assert 'devalloc_granted_total{kind="ResourceClaim"} 1.0' in text
     assert "devalloc_resource_claim_solve_seconds_count" in text
+
+
+def test_an_expensive_claim_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its selectors cost more than they may: it is told so, once, and the next claim has its device."""
+    client, stop = FakeClient(FakeKube()), threading.Event()
+    told: list[Told] = []
+    root = "/apis/resource.k8s.io/v1"
+    evil = costly("evil")
+    deep = f"{NUMBERS}.all(w, {COSTLY})"
+    selectors = [{"cel": {"expression": f"{deep} && 'x' != 'y{number}'"}} for number in range(32)]
+    evil["spec"]["devices"]["requests"][0]["exactly"]["selectors"] = selectors
+
+    def create(*found: tuple[str, Object]) -> None:
+        for path, each in found:
+            plainly = {key: value for key, value in each["metadata"].items() if key != "resourceVersion"}
+            client.create(path, {**each, "metadata": plainly})
+
+    def claimed(one: Object) -> list[tuple[str, Object]]:
+        name = one["metadata"]["name"]
+        waits = pod(f"p{name}", name, spec={"nodeName": ""})
+        return [(f"{root}/namespaces/a/resourceclaims", one), ("/api/v1/namespaces/a/pods", waits)]
+
+    create(
+        ("/api/v1/nodes", node("n")),
+        (f"{root}/resourceslices", a_slice("s", pool="n.devalloc", devices=64)),
+        (f"{root}/deviceclasses", ANY),
+        *claimed(evil),
+    )
+    settings = ResourceClaimSettings(deadline=1.0, batch=0.0)
+    allocator = ResourceClaimAllocator(
+        client,  # type: ignore[arg-type]
+        stamp="1 a",
+        settings=settings,
+        record=told.extend,
+    )
+    counting = Counting(monkeypatch)
+    thread = threading.Thread(target=allocator.run, args=(stop,))
+    thread.start()
+    try:
+        until(lambda: any(each.regarding["name"] == "evil" for each in told))
+        assert is_exhausted({"reason": told[0].reason, "message": told[0].note})
+        before = counting.count
+        create(*claimed(claim("plain")))
+        until(lambda: client.get(f"{root}/namespaces/a/resourceclaims/plain").get("status", {}).get("allocation"))
+        assert counting.count - before < 100, "the expensive one was not asked for again"
+    finally:
+        stop.set()
+        thread.join(60)

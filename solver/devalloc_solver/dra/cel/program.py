@@ -6,7 +6,7 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from devalloc_solver.budget import Budget, BudgetExceeded
+from devalloc_solver.budget import TOO_EXPENSIVE_ONCE, Budget, BudgetExceeded
 from devalloc_solver.dra.cel.access import Run
 from devalloc_solver.dra.cel.build import build
 from devalloc_solver.dra.cel.checker import check
@@ -49,7 +49,7 @@ class Program:
         except BudgetExceeded:
             if budget.limit < COST_LIMIT:
                 raise
-            raise ExhaustedError(f"the evaluation costs more than {COST_LIMIT} units") from None
+            raise ExhaustedError(f"{TOO_EXPENSIVE_ONCE} {COST_LIMIT} units") from None
         except (RecursionError, MemoryError, OverflowError) as error:
             raise EvaluationError(f"the evaluation was given up: {type(error).__name__}") from None
         if result is True or result is False:
