@@ -9,6 +9,8 @@ from devalloc.api.shapes import Loc
 
 MAX_DEPTH = 64
 MAX_NODES = 2_000_000
+MAX_FIELDS = 10_000
+"""Fields of one map: no object has more, and each that nobody knows is a problem of its own."""
 MAX_INTEGER_BITS = 512
 
 BROKEN = "has a broken character (half of a surrogate pair)"

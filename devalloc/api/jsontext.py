@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from devalloc.api.content import MAX_DEPTH, DecimalFloat
+from devalloc.api.content import MAX_DEPTH, MAX_FIELDS, DecimalFloat
 from devalloc.api.shapes import Loc
 
 _MAX_DIGITS = 400
@@ -34,6 +35,7 @@ class JsonValue:
 def read_json(text: str) -> Iterator[JsonValue]:
     """The values of a text, up to the first error; then raises JsonError."""
     position = _skip_space(text, 0)
+    line, counted = 1, 0
     while position < len(text):
         twice: dict[int, list[str]] = {}
         kept: list[dict[str, Any]] = []
@@ -41,17 +43,19 @@ def read_json(text: str) -> Iterator[JsonValue]:
         def hook(
             pairs: list[tuple[str, Any]], twice: dict[int, list[str]] = twice, kept: list[Any] = kept
         ) -> dict[str, Any]:
+            if len(pairs) > MAX_FIELDS:
+                raise ValueError(f"has a map with more than {MAX_FIELDS} fields")
             content = dict(pairs)
             if len(content) < len(pairs):
-                keys = [key for key, _ in pairs]
-                twice[id(content)] = [key for key in content if keys.count(key) > 1]
+                times = Counter(key for key, _ in pairs)
+                twice[id(content)] = [key for key in content if times[key] > 1]
                 kept.append(content)  # an id is only good while its owner lives
             return content
 
         decoder = json.JSONDecoder(
             object_pairs_hook=hook, parse_float=DecimalFloat, parse_int=_integer, parse_constant=_no_constant
         )
-        line = text.count("\n", 0, position) + 1
+        line, counted = line + text.count("\n", counted, position), position
         try:
             content, end = decoder.raw_decode(text, position)
         except json.JSONDecodeError as error:

@@ -11,6 +11,7 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,9 +24,12 @@ from devalloc.api.yamltext import YamlError, lines_of, read_yaml
 SUFFIXES = (".yaml", ".yml", ".json")
 MAX_BYTES = 64 * 2**20
 """The largest file that is read."""
+MAX_DOCUMENTS = 250_000
+"""Most documents of a file; separators without anything between them count too."""
 
 _SEPARATOR = re.compile(r"^---(?=[ \t\r\n]|\Z)", re.MULTILINE)
-_NOTHING = re.compile(r"(?:[ \t]*(?:#[^\n]*)?(?:\r?\n|\Z)|%[^\n]*(?:\n|\Z)|\.\.\.[ \t]*(?:\r?\n|\Z))*")
+_NOTHING = re.compile(r"(?:[ \t]*+(?:#[^\n]*+)?(?:\r?\n|\Z)|%[^\n]*+(?:\n|\Z)|\.\.\.[ \t]*+(?:\r?\n|\Z))*+")
+"""Lines without content. Possessive: to be able to go back, a match would keep a state for each of them."""
 _STEP = re.compile(r"\[([^\]]*)\]|([^.\[\]]+)")
 
 
@@ -199,17 +203,30 @@ def _load_bytes(data: bytes, source: str, found: Manifests) -> None:
 def _load_text(text: str, source: str, found: Manifests) -> None:
     before = len(found.documents), len(found.problems)
     number = 0
-    for part, first_line in _parts(text):
-        number += _load_part(part, first_line, source, number, found)
+    try:
+        for part, first_line in _parts(text):
+            number += _load_part(part, first_line, source, number, found)
+    except _TooMany:
+        told = f"has more than {MAX_DOCUMENTS} documents; the rest is left out: split it"
+        found.problems.append(Problem(told, source=source))
     if before == (len(found.documents), len(found.problems)):
         found.problems.append(Problem("has no documents", source=source, severity="warning"))
 
 
+class _TooMany(Exception):
+    """There are more documents than MAX_DOCUMENTS."""
+
+
 def _parts(text: str) -> Iterator[tuple[str, int]]:
-    """The text between document separators, with the line it starts in; parts that say nothing are left out."""
-    starts = [0, *(match.start() for match in _SEPARATOR.finditer(text))]
+    """The text between document separators, with the line it starts in; parts that say nothing are left out.
+
+    Raises _TooMany after so many.
+    """
+    starts = [0, *(match.start() for match in islice(_SEPARATOR.finditer(text), MAX_DOCUMENTS + 1))]
     line = 1
-    for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
+    for number, (start, end) in enumerate(zip(starts, [*starts[1:], len(text)], strict=True)):
+        if number > MAX_DOCUMENTS:
+            raise _TooMany
         part = text[start:end]
         body = _SEPARATOR.sub("", part, count=1)
         blank = _NOTHING.match(body)
@@ -232,6 +249,8 @@ def _load_yaml(part: str, first_line: int, source: str, number: int, found: Mani
     count = 0
     try:
         for document in read_yaml(part, first_line):
+            if number + count >= MAX_DOCUMENTS:
+                raise _TooMany
             here = f"{source}, document {number + count + 1}"
             for note in document.notes:
                 found.problems.append(
@@ -258,7 +277,7 @@ def _json_values(text: str) -> tuple[list[JsonValue], JsonError | None]:
     """The values before the first error, and the error: where JSON goes on after it cannot be told."""
     values: list[JsonValue] = []
     try:
-        for value in read_json(text):
+        for value in islice(read_json(text), MAX_DOCUMENTS + 1):
             values.append(value)
     except JsonError as error:
         return values, error
@@ -269,6 +288,8 @@ def _load_json(
     values: list[JsonValue], error: JsonError | None, first_line: int, source: str, number: int, found: Manifests
 ) -> int:
     for i, value in enumerate(values, start=1):
+        if number + i > MAX_DOCUMENTS:
+            raise _TooMany
         here = f"{source}, document {number + i}"
         for loc in value.twice:
             line = first_line + value.line - 1

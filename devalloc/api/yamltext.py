@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import yaml
 
-from devalloc.api.content import MAX_DEPTH, MAX_NODES, DecimalFloat
+from devalloc.api.content import MAX_DEPTH, MAX_FIELDS, MAX_NODES, DecimalFloat
 from devalloc.api.fields import shown
 from devalloc.api.shapes import Loc
 
@@ -136,6 +136,7 @@ class _Frame:
     is_merge: bool = False
     merges: list[Any] = field(default_factory=list)
     key_lines: dict[str, int] = field(default_factory=dict)
+    fields: int = 0
 
 
 class _Builder:
@@ -212,6 +213,9 @@ class _Builder:
     def _begin_field(self, frame: _Frame, key: Any, event: Any) -> None:
         if not isinstance(event, yaml.ScalarEvent):
             raise YamlError("has an alias as a field name", _line(event), self._loc())
+        frame.fields += 1
+        if frame.fields > MAX_FIELDS:
+            raise YamlError(f"has more than {MAX_FIELDS} fields", _line(event), self._loc())
         frame.key = key
         frame.is_merge = key == "<<" and not event.style
         if frame.is_merge:

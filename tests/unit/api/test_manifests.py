@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from devalloc.api.content import DecimalFloat
+from devalloc.api import manifests
+from devalloc.api.content import MAX_FIELDS, DecimalFloat
 from devalloc.api.decode import decode
-from devalloc.api.manifests import dump_yaml, load, load_text
+from devalloc.api.manifests import Manifests, dump_yaml, load, load_text
 from devalloc.api.problems import Problem
 
 CLASS = "apiVersion: devmgmtproto.k8s.io/v1alpha1\nkind: DeviceClass\nmetadata: {name: %s}\n"
@@ -303,3 +305,63 @@ def test_what_is_written_is_read_back(objects: list[dict[str, Any]]) -> None:
 
 def test_numbers_are_written_with_their_text() -> None:
     assert dump_yaml([{"a": DecimalFloat("1.50")}]) == "a: 1.50\n"
+
+
+def loaded(text: str) -> tuple[Manifests, float]:
+    """What is read of a text, and the most MiB that it took."""
+    tracemalloc.start()
+    try:
+        return load_text(text), tracemalloc.get_traced_memory()[1] / 2**20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("line", ["#\n", "# a comment\r\n", "%TAG ! x\n", "...\n", "  \n"])
+def test_lines_without_content_take_no_memory(line: str) -> None:
+    text = line * (2 * 2**20 // len(line))
+    found, mebibytes = loaded(text)
+    assert [problem.message for problem in found.problems] == ["has no documents"]
+    assert mebibytes < 30, "a few copies of the text"
+    found, _ = loaded(f"{text}--- {{kind: x}}\n")
+    assert len(found.documents) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "documents"),
+    [("---\n" * 12, 0), ("---\na: 1\n" * 12, 10), ("---\na: 1\n...\n" * 12, 10), ("{}\n" * 12, 10)],
+    ids=["separators", "documents", "ends of documents", "JSON"],
+)
+def test_too_many_documents_are_refused(text: str, documents: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifests, "MAX_DOCUMENTS", 10)
+    found = load_text(text)
+    assert len(found.documents) == documents
+    (problem,) = found.problems
+    assert problem.message == "has more than 10 documents; the rest is left out: split it"
+    assert problem.source == "text"
+
+
+def test_as_many_documents_as_a_file_may_have_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifests, "MAX_DOCUMENTS", 10)
+    for text in ("---\na: 1\n" * 10, "{}\n" * 10):
+        found = load_text(text)
+        assert (len(found.documents), found.problems) == (10, [])
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_map_with_too_many_fields_is_refused(as_json: bool) -> None:
+    fields = {f"k{number}": number for number in range(MAX_FIELDS + 1)}
+    few = dict(list(fields.items())[:-1])
+    for content, count in ((few, 1), (fields, 0)):
+        text = json.dumps(content) if as_json else "".join(f"{key}: {value}\n" for key, value in content.items())
+        found = load_text(text, "x.json" if as_json else "x.yaml")
+        assert len(found.documents) == count
+        assert len(found.problems) == 1 - count
+        assert all(f"more than {MAX_FIELDS} fields" in problem.message for problem in found.problems)
+
+
+def test_fields_that_are_there_twice_are_found_in_one_go() -> None:
+    """Nobody counts each of them among all."""
+    text = "{" + ", ".join(f'"k{number}": 1, "k{number}": 2' for number in range(MAX_FIELDS // 2)) + "}"
+    problems = load_text(text, "x.json").problems
+    assert len(problems) == MAX_FIELDS // 2
+    assert {problem.message for problem in problems} == {"is there twice"}
