@@ -32,6 +32,9 @@ device is never refused for what others cost.
 PORTION = 10_000
 """Steps after which the clock is looked at: about a millisecond."""
 
+TURNS = 3
+"""How often the claims of a call that need more share equally what others have left."""
+
 SHARE_OF_TIME = 0.4
 """The part of a deadline in which expressions are evaluated. The search needs the rest, and the check evaluates once
 more what it was told of the devices that were chosen.
@@ -136,28 +139,32 @@ class Allowance:
     serial: int = 0
     """calls that have begun"""
     is_turn: bool = False
-    """whether this is the first turn of one claim among several, which gets a second one"""
+    """whether this is the turn of one claim among several, which gets another one"""
     _charged: dict[str, int] = field(default_factory=dict)
     """expression -> what it was charged: each pays once"""
     _now: dict[str, int] = field(default_factory=dict)
     """the same of this turn"""
 
-    def begin(self, until: float | None = None, started: float | None = None) -> None:
-        """A call begins, or did at the monotonic time ``started``, which has to answer at ``until``."""
+    def begin(self, until: float | None = None, started: float | None = None, now: float | None = None) -> None:
+        """A call begins, or did at the monotonic time ``started``, which has to answer at ``until``.
+
+        ``now``: the time, where the caller has it.
+        """
         self.until = until
         self.serial += 1
         self.begin_again()
         if until is None:
             self.ends = None
             return
-        now = time.monotonic()
+        now = time.monotonic() if now is None else now
         began = now if started is None else started
         self.ends = max(now + LEAST_SECONDS, began + SHARE_OF_TIME * (until - began))
 
     def begin_again(self) -> None:
         """The same call begins again in another way, with all that its expressions may cost."""
         self.room = COMMON_BUDGET
-        self._charged.clear()
+        if self._charged:
+            self._charged.clear()
 
     def begin_search(self) -> None:
         """What is evaluated from now on may take as long as the search: it serves to find out the reasons."""
@@ -170,7 +177,7 @@ class Allowance:
 
     def left(self, expression: str, cost: int) -> int:
         """Steps that the next evaluation of an expression may take that has cost so much."""
-        return max(0, self.room - cost + self._paid(expression)) + FREE
+        return (max(0, self.room - cost + self._paid(expression)) if cost else self.room) + FREE
 
     def charge(self, expression: str, cost: int) -> None:
         """An expression has cost so much in all. Raises CommonBudgetExceeded when there is no room for that."""
@@ -190,7 +197,7 @@ class Allowance:
 
     @contextmanager
     def turn(self, share: int, claims: int) -> Iterator[None]:
-        """The first turn of one of so many claims that have had none: it may spend so many steps, and its share of half
+        """The turn of one of so many claims that have not had theirs: it may spend so many steps, and its share of half
         of the time. A turn that ends with an error is free; what was found out in it is remembered.
         """
         room, ends, share = self.room, self.ends, min(share, self.room)
@@ -214,18 +221,22 @@ def in_turns(claims: Sequence[C], allowance: Allowance, act: Callable[[C], T], l
     """``act`` of each claim, which evaluates its expressions; what it gives, in the order of the claims.
 
     Each claim has a turn with an equal share of the allowance, so that no claim waits for the expensive one before it.
-    Those that need more have what is left afterwards, in their order. ``late``: what is given for a claim when the time
+    Those that need more share what is left, up to TURNS times; then they have it in their order. ``late``: what is given for a claim when the time
     is over, with the reason in words.
     """
     found: dict[int, T] = {}
-    if len(claims) > 1:
-        share = allowance.room // len(claims)
-        for number, claim in enumerate(claims):
+    waiting = list(range(len(claims)))
+    for _ in range(TURNS if len(claims) > 1 else 0):
+        share, left = allowance.room // len(waiting), []
+        for turn, number in enumerate(waiting):
             try:
-                with allowance.turn(share, len(claims) - number):
-                    found[number] = act(claim)
+                with allowance.turn(share, len(waiting) - turn):
+                    found[number] = act(claims[number])
             except (CommonBudgetExceeded, OutOfTime):
-                continue
+                left.append(number)
+        if len(left) in (0, len(waiting)):
+            break
+        waiting = left
     for number, claim in enumerate(claims):
         if number not in found:
             try:
@@ -242,7 +253,7 @@ class Costs:
     _left: dict[str, int] = field(default_factory=dict)
     """expression -> steps that are left of its own budget"""
     _beyond: dict[str, int] = field(default_factory=dict)
-    """expression -> steps beyond FREE of each evaluation"""
+    """expression -> steps beyond FREE of each evaluation; none for what is cheap"""
 
     def of(self, expression: str) -> int:
         """The steps that an expression has cost beyond what is FREE."""
@@ -255,7 +266,7 @@ class Costs:
 
     @property
     def total(self) -> int:
-        """The same of all."""
+        """The steps that all have cost beyond what is FREE."""
         return sum(self._beyond.values())
 
     def evaluate(
@@ -281,13 +292,14 @@ class Costs:
         Raises what ``run`` does, BudgetExceeded when the expression's own budget does not suffice, and
         CommonBudgetExceeded or OutOfTime, which cost nothing.
         """
-        look(allowance.ends)
-        own, before = self._left.get(expression, EXPRESSION_BUDGET), self.of(expression)
+        ends = allowance.ends
+        look(ends)
+        own, before = self._left.get(expression, EXPRESSION_BUDGET), self._beyond.get(expression, 0)
         common = allowance.left(expression, before) if is_common else own
         limit = min(own, common) - base
         if limit < 0:
             raise CommonBudgetExceeded if common < own else BudgetExceeded
-        budget = Budget(limit if most is None else min(limit, most), allowance.ends)
+        budget = Budget(limit if most is None or limit < most else most, ends)
         is_free = False
         try:
             return run(budget)
@@ -303,5 +315,5 @@ class Costs:
             if not is_free:
                 spent = budget.spent + base
                 self._left[expression] = own - spent
-                if is_counted:
-                    self._beyond[expression] = before + max(0, spent - FREE)
+                if is_counted and spent > FREE:
+                    self._beyond[expression] = before + spent - FREE

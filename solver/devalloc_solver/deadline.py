@@ -13,6 +13,7 @@ only where somebody wants it to.
 CHECK_SECONDS = 0.5
 """How long the check of an answer may take beyond the deadline; an answer that is not checked by then is not given."""
 
+_NEVER = float("inf")
 _WHAT = "deadline must be a number of seconds, 0 (the first answer that is found) or more, or None for no limit"
 
 
@@ -34,6 +35,8 @@ def end_of(deadline: object, started: float) -> float | None:
     """
     if deadline is None:
         return None
+    if type(deadline) is float and 0.0 <= deadline < _NEVER:
+        return started + deadline  # what follows takes longer
     if isinstance(deadline, bool) or not isinstance(deadline, Real):
         raise TypeError(f"{_WHAT}, not a {type(deadline).__name__}")
     try:
@@ -42,4 +45,4 @@ def end_of(deadline: object, started: float) -> float | None:
         raise ValueError(f"{_WHAT}; a whole number of so many digits is too large: use None") from None
     if not seconds >= 0:
         raise ValueError(f"{_WHAT}, not {seconds}")
-    return None if seconds == float("inf") else started + seconds
+    return None if seconds == _NEVER else started + seconds

@@ -164,7 +164,7 @@ class Eligibility:
     def expression_error(self, expression: str | None) -> str | None:
         """Why an expression of a claim cannot be used on this fleet, or None.
 
-        Raises OutOfTime, and CommonBudgetExceeded in the first turn of a claim.
+        Raises OutOfTime, and CommonBudgetExceeded in a turn of a claim.
         """
         if not self._is_common or not expression or not expression.strip():
             return self.own_error(expression)

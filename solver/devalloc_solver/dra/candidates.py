@@ -135,7 +135,7 @@ class Judge:
         """Judge every device.
 
         Raises AllocationError for an expression or an amount that is wrong in itself, or an expression that is too
-        expensive; OutOfTime, with the expression that there was no time for; and in the first turn of a claim
+        expensive; OutOfTime, with the expression that there was no time for; and in a turn of a claim
         CommonBudgetExceeded.
         """
         key = (ask.class_name, ask.selectors, ask.is_all, ask.admin, ask.tolerations, *sorted(ask.capacity.items()))

@@ -84,7 +84,7 @@ class ResourceFleet:
         Raises ValueError when it is no ResourceClaim, KeyError when only its name is given and it is not kept.
         """
         started = time.monotonic()
-        self._state.index.allowance.begin(end_of(deadline, started), started)
+        self._state.index.allowance.begin(end_of(deadline, started), started, started)
         read = self._reader.read(self._manifest(claim))
         found = read.claim
         if isinstance(found, Refused):

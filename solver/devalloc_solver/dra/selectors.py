@@ -158,8 +158,8 @@ class Selectors:
             found = str(error)
         except EvaluationError as error:
             found = str(error)
-        if is_common:
-            self.allowance.charge(expression, self._costs.of(expression))
+        if is_common and (cost := self._costs.of(expression)):
+            self.allowance.charge(expression, cost)
         return found
 
 

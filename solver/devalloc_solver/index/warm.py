@@ -43,7 +43,7 @@ class ClaimFleet:
     def allocate(self, claim: Mapping[str, Any], deadline: float | None) -> dict[str, Any]:
         """Place one claim, have the answer checked, and keep what it got."""
         started = time.monotonic()
-        self._state.index.allowance.begin(end_of(deadline, started), started)
+        self._state.index.allowance.begin(end_of(deadline, started), started, started)
         document, found, shape = self._read_claim(claim)
         if found is None or found.is_allocated or found.key in self._state.kept:
             return self._echo(document)

@@ -1,0 +1,168 @@
+"""What bounds the evaluation of expressions, of both dialects: steps, a share for each claim of a call, and time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from devalloc_solver import Fleet, budget, dra, solve_manifests
+from devalloc_solver.budget import Allowance, Budget, BudgetExceeded, CommonBudgetExceeded, Costs, OutOfTime, in_turns
+from tests.unit.solver.dra.test_joint import CLASS, node_slice, wants
+
+LATER = 10.0**9
+
+
+@pytest.mark.parametrize("ends", [None, LATER])
+def test_a_budget_is_used_up_by_the_step_whether_or_not_there_is_a_deadline(ends: float | None) -> None:
+    own = Budget(3 * budget.PORTION, ends)
+    for _ in range(300):
+        own.spend(budget.PORTION // 100)
+    assert (own.left, own.spent) == (0, own.limit)
+    with pytest.raises(BudgetExceeded):
+        own.spend(1)
+    assert own.spent == own.limit
+
+
+def test_the_clock_is_looked_at_after_so_many_steps() -> None:
+    own = Budget(10**9, time.monotonic() - 1)
+    own.spend(budget.PORTION)
+    with pytest.raises(OutOfTime):
+        own.spend(1)
+
+
+def spending(steps: dict[str, int], costs: Costs, allowance: Allowance) -> Callable[[str], str]:
+    """Claims whose expressions take so many steps."""
+
+    def act(claim: str) -> str:
+        try:
+            costs.evaluate(claim, lambda own: own.spend(steps[claim]), allowance)
+            allowance.charge(claim, costs.of(claim))
+        except CommonBudgetExceeded:
+            if allowance.is_turn:
+                raise
+            allowance.exhaust()
+            return "refused"
+        return "answered"
+
+    return act
+
+
+@pytest.mark.parametrize(
+    ("steps", "answered"),
+    [
+        ({"a": 90, "b": 90, "c": 90}, "abc"),
+        ({"a": 10_000_000, "b": 600, "c": 90}, "bc"),
+        ({"a": 900, "b": 900, "c": 150}, "ac"),
+        ({"a": 1_000, "b": 1_200, "c": 90}, "ac"),
+    ],
+)
+def test_who_asks_for_little_is_answered_whatever_others_cost(
+    steps: dict[str, int], answered: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first in their order have what is left."""
+    monkeypatch.setattr(budget, "COMMON_BUDGET", 1_200)
+    allowance, costs = Allowance(), Costs()
+    found = in_turns([*steps], allowance, spending(steps, costs, allowance), lambda claim, told: told)
+    assert "".join(claim for claim, one in zip(steps, found, strict=True) if one == "answered") == answered
+
+
+def test_a_claim_without_time_is_told_so_and_others_are_answered() -> None:
+    allowance = Allowance(ends=time.monotonic() + 0.2)
+
+    def act(claim: str) -> str:
+        while claim == "slow":
+            budget.look(allowance.ends)
+        return "answered"
+
+    assert in_turns(["slow", "quick"], allowance, act, lambda claim, told: told) == [budget.OUT_OF_TIME, "answered"]
+
+
+# -- resource.k8s.io ---------------------------------------------------------------------------------------------------
+
+NUMBERS = str([*range(60)])
+
+
+def costly(number: int) -> str:
+    """Some ten thousand units on each device; true for all of them."""
+    return f"{NUMBERS}.all(x, {NUMBERS}.all(y, x + y != {1000 + number} && device.attributes['gpu.io'].i >= 0))"
+
+
+def selecting(name: str, *expressions: str) -> dict[str, Any]:
+    one = wants(name)
+    exactly = one["spec"]["devices"]["requests"][0]["exactly"]
+    exactly["selectors"] = [{"cel": {"expression": text}} for text in expressions]
+    return one
+
+
+@pytest.fixture
+def cluster() -> list[dict[str, Any]]:
+    devices = [{"name": f"d{n}", "attributes": {"i": {"int": n}}} for n in range(4)]
+    one = node_slice("n", 4)
+    one["spec"]["driver"] = "gpu.io"
+    one["spec"]["devices"] = devices
+    return [CLASS, one]
+
+
+def told(answer: dict[str, Any]) -> dict[str, Any]:
+    return {one["name"]: one["reason"] and one["message"] for one in answer["claims"]}
+
+
+def test_a_selector_has_a_budget_over_all_devices(
+    cluster: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "EXPRESSION_BUDGET", 60_000)
+    asked = [selecting("bad", "true", costly(0)), selecting("good", "device.attributes['gpu.io'].i >= 0")]
+    answer = dra.solve_manifests([*cluster, *asked])
+    assert told(answer)["good"] is None
+    (bad,) = [one for one in answer["claims"] if one["name"] == "bad"]
+    assert bad["reason"] == "ClaimInvalid"
+    assert "request r" in bad["message"]
+    assert f"selector #1: {budget.TOO_EXPENSIVE}" in bad["message"]
+    fleet = Fleet.from_manifests(cluster)
+    for _ in range(2):
+        assert fleet.allocate(asked[0]) == bad
+    with pytest.raises(dra.AllocationError, match="too expensive"):
+        dra.allocate("n", asked[:1], cluster[:1], cluster[1:])
+
+
+def test_a_class_with_such_a_selector_is_invalid(
+    cluster: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "EXPRESSION_BUDGET", 60_000)
+    heavy = {**cluster[0], "spec": {"selectors": [{"cel": {"expression": costly(0)}}]}}
+    (one,) = dra.solve_manifests([heavy, cluster[1], wants("c")])["claims"]
+    assert one["reason"] == "ClassInvalid"
+    assert budget.TOO_EXPENSIVE in one["message"]
+
+
+def test_the_selectors_of_all_claims_have_a_budget_in_common(
+    cluster: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "COMMON_BUDGET", 400_000)
+    asked = [selecting(f"bad{n}", costly(n)) for n in range(8)] + [selecting("good", "true")]
+    messages = told(dra.solve_manifests([*cluster, *asked]))
+    refused = [name for name, message in messages.items() if message and "common budget" in message]
+    assert messages["good"] is None
+    assert "bad0" not in refused
+    assert "bad7" in refused
+
+
+def test_a_late_answer_is_not_remembered(cluster: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    claims = [selecting("c", costly(0)), selecting("none", f"{costly(1)} && device.attributes['gpu.io'].i > 9")]
+    expected = [dra.solve_manifests([*cluster, one])["claims"][0] for one in claims]
+    fleet = Fleet.from_manifests(cluster)
+    monkeypatch.setattr(budget, "LEAST_SECONDS", 0.0)
+    assert [fleet.allocate(one, 0.0)["reason"] for one in claims] == ["SearchLimit", "SearchLimit"]
+    assert [fleet.allocate(one) for one in claims] == expected
+
+
+def test_a_deadline_that_is_none_is_refused(cluster: list[dict[str, Any]]) -> None:
+    fleet = Fleet.from_manifests(cluster)
+    with pytest.raises(ValueError, match="deadline must be"):
+        fleet.allocate(wants("c"), -1.0)
+    with pytest.raises(TypeError, match="deadline must be"):
+        dra.allocate("n", [wants("c")], cluster[:1], cluster[1:], deadline="soon")  # type: ignore[arg-type]
+    assert solve_manifests([])["claims"] == []
