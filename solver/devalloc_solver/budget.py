@@ -221,8 +221,8 @@ def in_turns(claims: Sequence[C], allowance: Allowance, act: Callable[[C], T], l
     """``act`` of each claim, which evaluates its expressions; what it gives, in the order of the claims.
 
     Each claim has a turn with an equal share of the allowance, so that no claim waits for the expensive one before it.
-    Those that need more share what is left, up to TURNS times; then they have it in their order. ``late``: what is given for a claim when the time
-    is over, with the reason in words.
+    Those that need more share what is left, up to TURNS times; then they have it in their order. ``late``: what is given
+    for a claim when the time is over, with the reason in words.
     """
     found: dict[int, T] = {}
     waiting = list(range(len(claims)))
