@@ -43,6 +43,11 @@ more what it was told of the devices that were chosen.
 LEAST_SECONDS = 0.4
 """Time for expressions however short the deadline is, so that what is cheap is always answered."""
 
+LEAST_TURN = 0.05
+"""Seconds that every claim has, even when others have used up the time."""
+OVERTIME = 0.3
+"""Seconds that all of them have together in this way."""
+
 TOO_EXPENSIVE = "is too expensive: its evaluation over the fleet exceeds the budget; make it simpler"
 COMMON_SPENT = (
     "is too expensive: with the other expressions of these claims it exceeds their common budget; make it simpler"
@@ -142,6 +147,7 @@ class Allowance:
     """whether this is the turn of one claim among several, which gets another one"""
     _charged: dict[str, int] = field(default_factory=dict)
     """expression -> what it was charged: each pays once"""
+    _overtime: float = OVERTIME
     _now: dict[str, int] = field(default_factory=dict)
     """the same of this turn"""
 
@@ -152,6 +158,7 @@ class Allowance:
         """
         self.until = until
         self.serial += 1
+        self._overtime = OVERTIME
         self.begin_again()
         if until is None:
             self.ends = None
@@ -202,9 +209,11 @@ class Allowance:
         """
         room, ends, share = self.room, self.ends, min(share, self.room)
         self.room, self.is_turn = share, True
+        now = 0.0
         if ends is not None:
             now = time.monotonic()
-            self.ends = now + max(0.0, ends - now) / (2 * claims)
+            # What cannot be stopped, such as to check a long expression, may have taken more than its share.
+            self.ends = now + max(max(0.0, ends - now) / (2 * claims), min(LEAST_TURN, self._overtime))
         is_done = False
         try:
             yield
@@ -214,6 +223,8 @@ class Allowance:
                 self._charged.update(self._now)
             self.room = room - share + self.room if is_done else room
             self._now.clear()
+            if ends is not None and (late := time.monotonic() - max(now, ends)) > 0:
+                self._overtime = max(0.0, self._overtime - min(late, LEAST_TURN))
             self.ends, self.is_turn = ends, False
 
 
@@ -221,8 +232,8 @@ def in_turns(claims: Sequence[C], allowance: Allowance, act: Callable[[C], T], l
     """``act`` of each claim, which evaluates its expressions; what it gives, in the order of the claims.
 
     Each claim has a turn with an equal share of the allowance, so that no claim waits for the expensive one before it.
-    Those that need more share what is left, up to TURNS times; then they have it in their order. ``late``: what is given
-    for a claim when the time is over, with the reason in words.
+    Those that need more share what is left, up to TURNS times; then they have it in their order. ``late``: what is
+    given for a claim when the time is over, with the reason in words.
     """
     found: dict[int, T] = {}
     waiting = list(range(len(claims)))
