@@ -182,6 +182,11 @@ class Allowance:
         """Whether the call should have answered: what it finds out now may be less than there is to know."""
         return self.until is not None and time.monotonic() > self.until
 
+    @property
+    def is_late(self) -> bool:
+        """Whether the time for expressions is over."""
+        return self.ends is not None and time.monotonic() > self.ends
+
     def left(self, expression: str, cost: int) -> int:
         """Steps that the next evaluation of an expression may take that has cost so much."""
         return (max(0, self.room - cost + self._paid(expression)) if cost else self.room) + FREE
@@ -245,8 +250,8 @@ def in_turns(claims: Sequence[C], allowance: Allowance, act: Callable[[C], T], l
                     found[number] = act(claims[number])
             except (CommonBudgetExceeded, OutOfTime):
                 left.append(number)
-        if len(left) in (0, len(waiting)):
-            break
+        if len(left) in (0, len(waiting)) or allowance.is_late:
+            break  # the moment that each has beyond the time it has once
         waiting = left
     for number, claim in enumerate(claims):
         if number not in found:
