@@ -107,6 +107,10 @@ class MachineStart(ApiModel):
     """Gives the guest an IOMMU, so that it can pass devices on to machines of its own."""
     numa_node: Annotated[int, Field(ge=0, lt=MAX_NUMA_NODES)] | None = None
     """The host's NUMA node that its memory comes from; any where nothing is said."""
+    pci_window: PositiveAmount | None = None
+    """Bytes of 64-bit prefetchable addresses that each of its PCI slots reserves for the memory of a device that is
+    plugged in while it runs: at least twice the device's largest BARs. As much as any device of its node needs where
+    nothing is said."""
     pinned: bool = False
     """Its CPUs run on CPUs of the host that are chosen for it when it starts, as many as it can have, and on no others.
     Takes a network card with backend warm, whose setup names them."""

@@ -57,6 +57,7 @@ def _start(start: MachineStart) -> pb.Start:
         iommu=start.iommu,
         numa_node=start.numa_node,
         pinned=start.pinned,
+        pci_window_bytes=start.pci_window.nano // NANO if start.pci_window else None,
         disks=[
             pb.Disk(path=disk.path, format=disk.format, read_only=disk.read_only, device=disk.device)
             for disk in start.disks

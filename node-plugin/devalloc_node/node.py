@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import Literal
 
-from devalloc.inventory import Known
+from devalloc.inventory import Known, bars
+from devalloc.inventory.bars import BarSizes
 from devalloc.inventory.sight import blind_spot
 from devalloc_node import health, tally
 from devalloc_node.binding.table import Bindings, step_kinds
@@ -74,11 +75,12 @@ class Node:
         self.source = source
         self.pulse = Pulse()
         self.bindings = Bindings(host, settings.bindings)
+        self.devices: Callable[[], BarSizes] = lambda: bars.largest(host.tree())
         self.warm = (
             None
             if settings.warm is None
             else Pool(
-                settings.warm,
+                replace(settings.warm, machines=replace(settings.warm.machines, devices=self.devices)),
                 self.boot_id(),
                 blind=lambda: blind_spot(self.host.tree()),
                 admit=lambda machine, spec: self.machines.admitted(machine, spec, Deadline.after(ADMIT_SECONDS)),
@@ -86,7 +88,11 @@ class Node:
         )
         self.homes = None if self.warm is None else WarmHomes(self.warm)
         self.machines = Machines(
-            replace(settings.machines, lent=None if self.warm is None else self.warm.config.paused.run),
+            replace(
+                settings.machines,
+                lent=None if self.warm is None else self.warm.config.paused.run,
+                devices=self.devices,
+            ),
             journal,
             changed=lambda key: self.pulse.beat(machine_change(key)),
             ended=lambda: self.metrics.ended(),
@@ -95,7 +101,7 @@ class Node:
             beside=tuple if self.warm is None else self.warm.uses,
             permitted=source.permitted,
         )
-        attachments = AttachmentKind(self.machines, host)
+        attachments = AttachmentKind(self.machines, host, lambda functions: bars.of_functions(host.tree(), functions))
         files = ClaimFiles(settings.driver, settings.cdi, settings.data, journal)
         ever = folders_ever(journal, settings.written)
         self.claims = Claims(

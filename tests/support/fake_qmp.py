@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 BLOCK = 2 << 20
+FIRMWARE_WINDOW = 2 << 20
+"""Of a port that reserves nothing."""
 GREETING = {"QMP": {"version": {"qemu": {"major": 7, "minor": 2, "micro": 0}, "package": ""}, "capabilities": ["oob"]}}
 
 Trouble = Literal["hang", "die", "garbage", "huge", "late"]
@@ -70,6 +72,14 @@ class FakeQemu:
         self.refuses: dict[str, str] = {}
         """Commands that are refused, and in what words."""
         self._given: list[int] = []
+        self.gives_addresses = True
+        """Whether its guest gives devices addresses, as far as the windows of their ports have any."""
+        self.placed: set[str] = set()
+        """Devices that have been given addresses."""
+        self.bar_sizes: dict[str, int] = {}
+        """Of cards of the host with memory of their own: bytes of a prefetchable BAR, by address."""
+        self.windows: dict[str, int] = {}
+        """Bytes of prefetchable addresses that ports reserve, by their ids."""
         self.ports = [f"port{n}" for n in range(ports)]
         self.cpus: dict[int, str | None] = {n: f"/machine/unattached/device[{n}]" for n in range(cpus)}
         self.most_cpus = most_cpus
@@ -112,6 +122,7 @@ class FakeQemu:
         """The guest has let go of a device: QEMU removes it and, of a card, its children first."""
         with self._mutex:
             slot = self.devices.pop(name, {}).get("bus")
+            self.placed.discard(name)
             self.leaving.discard(name)
             siblings = [other for other, device in self.devices.items() if slot and device.get("bus") == slot]
         self.event("DEVICE_DELETED", path=f"/machine/peripheral/{name}/child")
@@ -232,18 +243,43 @@ class FakeQemu:
         return {}
 
     def _do_query_pci(self, a: dict[str, Any]) -> Any:
-        """As firmware numbers it: each port a bus of its own."""
+        """As firmware numbers it: each port a bus of its own. Before it runs nothing behind a port is shown."""
+        if self.status == "prelaunch":
+            return [{"bus": 0, "devices": [{"bus": 0, "slot": n, "function": 0} for n in range(len(self.ports))]}]
         buses = []
         for number, port in enumerate(self.ports, 1):
             behind = [device for device in self.devices.values() if device.get("bus") == port]
-            devices = [
-                {"bus": number, "slot": 0, "function": int(device.get("addr", "0x0.0").partition(".")[2] or 0)}
-                | {"qdev_id": device["id"]}
-                for device in behind
-            ]
-            bridge = {"bus": 0, "slot": number, "function": 0, "qdev_id": port, "pci_bridge": {"devices": devices}}
-            buses.append(bridge)
+            first = 1 << 40 | number << 44
+            window = {"base": first, "limit": first + self.windows.get(port, FIRMWARE_WINDOW) - 1}
+            low = {"base": number << 24, "limit": (number << 24) + FIRMWARE_WINDOW - 1}
+            devices = []
+            for device in behind:
+                function = int(device.get("addr", "0x0.0").partition(".")[2] or 0)
+                regions = self._regions(device, window, low) if device["driver"] == "vfio-pci" else []
+                place = {"bus": number, "slot": 0, "function": function}
+                devices.append({**place, "qdev_id": device["id"], "regions": regions})
+            bus = {"number": 0, "secondary": number, "prefetchable_range": window, "memory_range": low}
+            behind_it = {"bus": bus, "devices": devices}
+            buses.append({"bus": 0, "slot": number, "function": 0, "qdev_id": port, "pci_bridge": behind_it})
         return [{"bus": 0, "devices": buses}]
+
+    def _regions(self, device: Mapping[str, Any], window: Mapping[str, int], low: Mapping[str, int]) -> list[Any]:
+        """A BAR of registers, and one of memory where the card has any; what does not fit has no address."""
+        host = device.get("host") or device.get("sysfsdev", "")
+        memory = self.bar_sizes.get(host, 0)
+        gives = self.gives_addresses and self.status == "running"
+        if gives:
+            self.placed.add(device["id"])
+        gives = device["id"] in self.placed
+        fits = memory <= window["limit"] - window["base"] + 1
+        registers = {"bar": 0, "type": "memory", "size": 1 << 14, "prefetch": False, "mem_type_64": False}
+        rom = {"bar": 6, "type": "memory", "size": 1 << 19, "address": -1, "prefetch": False, "mem_type_64": False}
+        ports = {"bar": 5, "type": "io", "size": 128, "address": -1}
+        regions = [{**registers, "address": low["base"] if gives else -1}, rom, ports]
+        if memory:
+            large = {"bar": 1, "type": "memory", "size": memory, "prefetch": True, "mem_type_64": True}
+            regions.append({**large, "address": window["base"] if gives and fits else -1})
+        return regions
 
     def _do_qom_list(self, a: dict[str, Any]) -> Any:
         path = a["path"].removeprefix("/machine/")
@@ -259,7 +295,8 @@ class FakeQemu:
             return []
         port = path.split("/")[1]
         if path.count("/") == 1:
-            return [{"name": "type", "type": "string"}, {"name": port, "type": "child<PCIE>"}]
+            names = [("type", "string"), ("pref64-reserve", "size"), ("mem-reserve", "size"), (port, "child<PCIE>")]
+            return [{"name": name, "type": kind} for name, kind in names]
         on = [device for device in self.devices.values() if device.get("bus") == port]
         return [{"name": f"child[{n}]", "type": f"link<{device['driver']}>"} for n, device in enumerate(on)]
 
@@ -268,6 +305,9 @@ class FakeQemu:
         if name == "vmem0":
             self._move()
             return {"size": self.size, "requested-size": self.requested}[a["property"]]
+        if name in self.ports:
+            reserve = self.windows.get(name) if a["property"] == "pref64-reserve" else None
+            return (1 << 64) - 1 if reserve is None else reserve
         if name not in self.devices:
             raise Error(f"Device '{name}' not found", "DeviceNotFound")
         device = self.devices[name]
@@ -475,6 +515,3 @@ class FakeQemu:
     def _close(self, *fds: int) -> None:
         for fd in fds:
             os.close(fd)
-
-    def _do_query_pci(self, a: dict[str, Any]) -> Any:
-        return []

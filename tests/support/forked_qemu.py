@@ -21,6 +21,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
+from devalloc.inventory.bars import of_functions
+from devalloc.inventory.sysfs import Tree
 from devalloc_node.machine import spawn
 from tests.support.fake_qmp import GREETING, Error, FakeQemu
 from tests.support.wire import receive, send
@@ -52,6 +54,7 @@ class Qemu(FakeQemu):
         )
         self.uuid = words[words.index("-uuid") + 1]
         self.status = "prelaunch" if "-S" in words else "running"
+        self.windows = {device["id"]: device["pref64-reserve"] for device in devices if "pref64-reserve" in device}
         self.deaf = "guest=deaf" in words[words.index("-append") + 1]
         """Whether its guest does nothing when it is to power down."""
         for device in devices:
@@ -104,6 +107,7 @@ class Qemu(FakeQemu):
         except OSError as error:
             raise Error(f"vfio {said}: failed to open its group: {error.strerror}") from None
         self.groups[node][1].add(a["id"])
+        self.bar_sizes[said] = of_functions(Tree(self.root), [said]).prefetchable
         return super()._do_device_add(a)
 
     def let_go(self, name: str) -> None:

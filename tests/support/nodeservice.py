@@ -97,11 +97,15 @@ def served(folder: Path) -> Iterator[Served]:
 
 
 @contextmanager
-def serving(folder: Path, machines: RealMachines) -> Iterator[Path]:
-    """The service of real machines, which get no devices of claims: its socket."""
+def serving(folder: Path, machines: RealMachines, *claims: tuple[str, str]) -> Iterator[Path]:
+    """The service of real machines: its socket. ``claims``: names of claims, each with the device of the toy host that
+    it has (``pool/device``); what that is in a machine the test says."""
     pulse = Pulse()
-    bench = Bench(folder / "claims")
-    platform = platform_of(bench, machines, pulse, attachments=AttachmentKind(machines, NoNodes()))
+    attachments = AttachmentKind(machines, NoNodes())
+    bench = Bench(folder / "claims", extra={"kinds": {"attachment": attachments}})
+    for name, device in claims:
+        bench.grants.add(f"uid-{name}", device, name=name)
+    platform = platform_of(bench, machines, pulse, attachments=attachments)
     service = NodeService(platform, _about(bench, [], {}), Metrics(), pulse)
     door = open_door(folder / "node.sock", [service.service()])
     try:

@@ -9,16 +9,17 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from devalloc.inventory.bars import BarSizes
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from devalloc_node.grant import ClaimRef
-from devalloc_node.machine import adopt, devices, pci
+from devalloc_node.machine import adopt, devices, pci, placement
 from devalloc_node.machine.machines import Machines
 from devalloc_node.machine.process import Process, holds
-from devalloc_node.machine.records import PLUGS, MachineRecord
+from devalloc_node.machine.records import PLUGS, MachineRecord, host_of
 from devalloc_node.machine.view import Plug
 from devalloc_node.prepared import Prepared, PreparedDevice
 from devalloc_node.step import ATTACHMENT, Step, Value
@@ -47,9 +48,16 @@ class Owner(Protocol):
 class AttachmentKind:
     """Plugs in, takes out. All state is in the journal's records and in QEMU."""
 
-    def __init__(self, machines: Machines, owner: Owner) -> None:
+    def __init__(
+        self,
+        machines: Machines,
+        owner: Owner,
+        sizes: Callable[[Sequence[str]], BarSizes] = lambda functions: BarSizes(),
+    ) -> None:
+        """``sizes``: how much memory functions of the host have that are passed through together."""
         self._machines = machines
         self._owner = owner
+        self._sizes = sizes
 
     def attachments(self, key: str, prepared: Prepared, deadline: Deadline) -> Sequence[tuple[str, Step]]:
         """A step for each device (``pool/device``) that puts it into the machine.
@@ -79,8 +87,7 @@ class AttachmentKind:
     def plug(self, record: Placed, ref: ClaimRef) -> Plug:
         """What an attachment step says."""
         key, name = split(record.step.target)
-        value = record.step.after or {}
-        host = next(iter(value.get("functions", ())), value.get("sysfsdev", ""))
+        host = host_of(record.step.after or {})
         return Plug(key, ref, record.device, pci.function_id(name, 0), host, record.step)
 
     def is_in(self, plug: Plug) -> bool:
@@ -99,9 +106,11 @@ class AttachmentKind:
             return content["value"] if pci.function_id(name, 0) in pci.present(monitor, Deadline.after(5.0)) else None
 
     def apply(self, target: str, value: Value, deadline: Deadline) -> None:
-        """Plug it in, or (None) take it out and see QEMU let go of its nodes.
+        """Plug it in and see the guest give it addresses, or (None) take it out and see QEMU let go of its nodes.
 
-        Raises Denied (``GuestRefused``, retryable) where the guest keeps it; Unknown where QEMU does not answer.
+        While a machine starts nobody gives addresses yet: ``Machines.resume`` sees to that. Raises Denied:
+        ``GuestRefused`` (retryable) where the guest keeps it, ``NoPciWindow``, ``GuestNotReady`` (retryable) where it
+        gives no addresses; Unknown where QEMU does not answer.
         """
         key, name = split(target)
         with self._machines.hold(key, deadline):
@@ -134,7 +143,14 @@ class AttachmentKind:
                 self._owner.own(node, record.user, record.user)
         busy = f"QEMU of machine {key} puts a device in; with the first one it locks all memory, and answers after that"
         with self._machines.busy(key, busy), self._machines.line(record) as monitor:
-            port = devices.plug(monitor, key, _device(name, value), deadline)
+            runs = record.state != "starting"
+            if runs:
+                placement.check_runs(monitor, key, deadline)
+            device = _device(name, value)
+            port = devices.plug(monitor, key, device, deadline, size=self._sizes(value.get("functions", ())))
+            if runs:
+                ids = [device.function_id(number) for number in range(len(device.functions))]
+                placement.await_addresses(monitor, key, dict.fromkeys(ids, host_of(value) or name), deadline)
         LOG.info("machine %s: %s is in %s", key, name, port)
 
     def _take_out(self, target: str, key: str, name: str, deadline: Deadline) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from devalloc_node.errors import Denied
 from devalloc_node.machine import cgroup
 from devalloc_node.machine.spec import MIB, Disk, MachineSpec, Nic, NicModel, own_mac, whole_cpus
+from devalloc_node.machine.windows import Reserve
 
 BLOCK = 2 * MIB
 """Bytes in which virtio-mem gives and takes memory."""
@@ -38,6 +39,8 @@ class Start:
     """Which of the disks are block devices; the others are files."""
     user_net: bool = False
     """Cards with backend user reach the host and what the host reaches."""
+    reserves: tuple[Reserve, ...] = ()
+    """What the root ports reserve, the first one first; those that are not named here reserve nothing."""
 
 
 def port_id(number: int) -> str:
@@ -77,8 +80,14 @@ def command(spec: MachineSpec, start: Start) -> list[str]:
         words += _device(
             driver="pcie-root-port", id=port_id(number), bus="pcie.0", chassis=number + 1, slot=number + 1, addr=addr,
             **({"multifunction": True} if several else {}),
+            **_reserved(start.reserves[number] if number < len(start.reserves) else Reserve()),
         )  # fmt: skip
     return words
+
+
+def _reserved(reserve: Reserve) -> dict[str, int]:
+    sizes = {"pref64-reserve": reserve.prefetchable, "mem-reserve": reserve.memory}
+    return {name: size for name, size in sizes.items() if size}
 
 
 def check(spec: MachineSpec) -> None:
@@ -131,7 +140,9 @@ def _board(spec: MachineSpec, start: Start) -> list[str]:
 def _cpus(spec: MachineSpec, start: Start) -> list[str]:
     """The least it may have is built in; what is above has ids, so that it can be unplugged."""
     least, use, most = (whole_cpus(n) for n in (spec.cpus.least, spec.cpus.use, spec.cpus.most))
-    words = ["-cpu", "host" if start.accel == "kvm" else "max"]
+    # As many bits of addresses as the host has, or the windows of devices would lie where its CPUs cannot reach. An
+    # emulated CPU has 40, and takes no other number.
+    words = ["-cpu", "host,host-phys-bits=on" if start.accel == "kvm" else "max"]
     words += ["-smp", f"cpus={least},maxcpus={most},sockets=1,cores={most},threads=1"]
     for slot in range(least, use):
         place = {"socket-id": 0, "core-id": slot, "thread-id": 0}

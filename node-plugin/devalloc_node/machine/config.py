@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+
+from devalloc.inventory.bars import BarSizes
 
 MAX_SOCKET_PATH = 107
 """Bytes of a path that a socket can be bound to."""
@@ -64,6 +67,9 @@ class MachineConfig:
     log_bytes: int = 8 << 20
     """A guest's log is emptied when it is longer."""
 
+    devices: Callable[[], BarSizes] = BarSizes
+    """The most memory of its own that any device of this host has, asked for when a machine is started: its root ports
+    reserve addresses for as much."""
     dry_run: bool = False
     """Machines are looked at, and each change of one is refused."""
 

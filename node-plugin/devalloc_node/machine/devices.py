@@ -7,10 +7,12 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
+from devalloc.inventory.bars import NO_BARS, BarSizes
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from devalloc_node.machine.monitor import Monitor, Refused
 from devalloc_node.machine.pci import PERIPHERAL, Backend, PciDevice, Port, function_id, place, ports, present
+from devalloc_node.machine.windows import window_for
 
 LOG = logging.getLogger(__name__)
 ANSWER_SECONDS = 5.0
@@ -19,8 +21,9 @@ _LOOK_SECONDS = 0.25
 """Between looks whether a device is gone: its event may have come while the line was broken."""
 
 
-def plug(monitor: Monitor, machine: str, device: PciDevice, deadline: Deadline) -> str:
-    """Plug a device in; the root port that it is on then. Does nothing where it is plugged in already.
+def plug(monitor: Monitor, machine: str, device: PciDevice, deadline: Deadline, *, size: BarSizes = NO_BARS) -> str:
+    """Plug a device in; the root port that it is on then. Does nothing where it is plugged in already. ``size``: its
+    own memory, as far as that is known.
 
     Raises Denied: ``NoFreePciSlot``, ``QemuRefused`` (nothing is left of it then). Failed where QEMU says yes and does
     not show it. Unknown where QEMU does not answer: it may be there.
@@ -31,7 +34,7 @@ def plug(monitor: Monitor, machine: str, device: PciDevice, deadline: Deadline) 
         return _verified(monitor, machine, device, deadline)
     for leftover in [name for name in ids if name in there]:
         _discard(monitor, leftover, deadline)
-    port = _free(monitor, machine, device, deadline)
+    port = _free(monitor, machine, device, size, deadline)
     _add_backends(monitor, device, deadline)
     added: list[str] = []
     try:
@@ -102,11 +105,17 @@ def remove_backends(monitor: Monitor, backends: Sequence[Backend], deadline: Dea
             LOG.debug("%s", error)
 
 
-def _free(monitor: Monitor, machine: str, device: PciDevice, deadline: Deadline) -> Port:
+def _free(monitor: Monitor, machine: str, device: PciDevice, size: BarSizes, deadline: Deadline) -> Port:
+    """The port that keeps the least of those that keep enough, so that large windows stay free for large devices; the
+    one that keeps the most where none does."""
     known = ports(monitor, deadline)
-    for port in known:
-        if not port.busy:
-            return port
+    free = [port for port in known if not port.busy]
+    if free:
+        wide, low = window_for(size.prefetchable), window_for(size.other)
+        enough = [port for port in free if port.reserve.prefetchable >= wide and port.reserve.memory >= low]
+        if enough:
+            return min(enough, key=lambda port: port.reserve)
+        return max(free, key=lambda port: port.reserve)
     raise Denied(
         "NoFreePciSlot",
         f"machine {machine} has no free PCI slot for {device.id}: all of its {len(known)} root ports are taken"
@@ -146,4 +155,9 @@ def _discard(monitor: Monitor, name: str, deadline: Deadline) -> None:
 
 def plugged_names(there: Sequence[str]) -> set[str]:
     """The devices of claims among the ids that QEMU has."""
-    return {name.rpartition(".f")[0] for name in there if name.startswith("claim-") and ".f" in name}
+    return {name.rpartition(".f")[0] for name in there if is_of_claim(name)}
+
+
+def is_of_claim(name: str) -> bool:
+    """Whether an id in QEMU is that of a function of a claim's device."""
+    return name.startswith("claim-") and ".f" in name

@@ -19,7 +19,7 @@ from typing import Literal
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
-from devalloc_node.machine import cgroup, lifefile, logs, paths, room, spawn
+from devalloc_node.machine import cgroup, lifefile, logs, paths, room, spawn, windows
 from devalloc_node.machine.command import Start, command, disk_fd, tap_fd
 from devalloc_node.machine.config import MAX_SOCKET_PATH, MachineConfig
 from devalloc_node.machine.confine import Access, Limits, limits_of, seen_by_qemu
@@ -307,6 +307,7 @@ def _resolved(
         initrd=initrd,
         block_disks=frozenset(n for n, path in enumerate(disks) if stat.S_ISBLK(path.stat().st_mode)),
         user_net=config.user_net,
+        reserves=windows.reserves(spec, config.devices(), room.address_bits(given.accel)),
     )
     files = {disk_fd(n): (str(path), not spec.disks[n].read_only) for n, path in enumerate(disks)}
     taps = {}

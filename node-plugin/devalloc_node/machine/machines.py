@@ -13,7 +13,21 @@ from devalloc.inventory.capacity import HostCapacity
 from devalloc.inventory.capacity.machines import MachineUse
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
-from devalloc_node.machine import accel, adopt, amounts, launch, lifefile, logs, lost, paths, plain, users
+from devalloc_node.machine import (
+    accel,
+    adopt,
+    amounts,
+    devices,
+    launch,
+    lifefile,
+    logs,
+    lost,
+    paths,
+    pci,
+    placement,
+    plain,
+    users,
+)
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.home import HOST, Homes
 from devalloc_node.machine.hostroom import HostRoom, without_object
@@ -21,7 +35,7 @@ from devalloc_node.machine.kept import Kept
 from devalloc_node.machine.looks import SLEEPING
 from devalloc_node.machine.monitor import Connect, QmpMonitor
 from devalloc_node.machine.process import Process, holds
-from devalloc_node.machine.records import MACHINES, MachineRecord, Records
+from devalloc_node.machine.records import MACHINES, PLUGS, MachineRecord, Records, host_of
 from devalloc_node.machine.settling import Settling
 from devalloc_node.machine.spec import MachineSpec, PlainDevice
 from devalloc_node.machine.translate import spec_of
@@ -142,7 +156,11 @@ class Machines(Kept):
                 self._settling.watch(key, process)
 
     def resume(self, key: str, deadline: Deadline) -> None:
-        """Let its CPUs run, and be wanted to. Nothing to do where that is so."""
+        """Let its CPUs run, and be wanted to. Nothing to do where that is so.
+
+        One that starts counts as running when each device of its claims has its addresses. Raises Denied
+        (``NoPciWindow``, ``GuestNotReady``) where one has not.
+        """
         with self.hold(key, deadline):
             record, _ = self.running(key)
             with self.line(record) as monitor:
@@ -151,6 +169,9 @@ class Machines(Kept):
                 status = monitor.execute("query-status", deadline=deadline)["status"]
                 if status not in ("running", SLEEPING):
                     raise Failed("MachineNotRunning", f"machine {key} was told to run and is {status!r}")
+                if record.state == "starting":  # it runs once its firmware has given its devices addresses
+                    there = [name for name in pci.present(monitor, deadline) if devices.is_of_claim(name)]
+                    placement.await_addresses(monitor, key, self._hosts_of(key, there), deadline)
             if record.state != "running" or record.reason:
                 self.put(record.become("running"))
 
@@ -295,6 +316,11 @@ class Machines(Kept):
                 return plain.unplug(monitor, key, name, deadline)
 
     # Within.
+
+    def _hosts_of(self, key: str, ids: Sequence[str]) -> dict[str, str]:
+        """What of the host functions of claims' devices are, by their ids in QEMU."""
+        plugs = {name: self.records.record(PLUGS, f"{key}/{name.rpartition('.f')[0]}") or {} for name in ids}
+        return {name: host_of(plug.get("value") or {}) or name for name, plug in plugs.items()}
 
     def _put_asked(self, before: MachineRecord, record: MachineRecord, deadline: Deadline) -> None:
         """Note what is asked of one that runs, where there is room for that."""

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
 from devalloc_node.machine.monitor import Monitor, Refused
+from devalloc_node.machine.windows import Reserve
 from devalloc_node.prepared import PreparedDevice
 
 PERIPHERAL = "/machine/peripheral"
 """Where QEMU keeps the devices that have an id."""
 _PORTS = frozenset({"child<pcie-root-port>", "child<ioh3420>"})
+_NO_RESERVE = 1 << 63
+"""QEMU says -1 of a port that reserves nothing, as a number without a sign."""
 _ID = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,62}", re.ASCII)
 
 Command = tuple[str, Mapping[str, Any]]
@@ -87,6 +90,8 @@ class Port:
     path: str
     """Of the bus, in QEMU's object tree."""
     busy: bool
+    reserve: Reserve
+    """What it keeps for a device, as it was started; nothing where nobody tells."""
 
 
 def ports(monitor: Monitor, deadline: Deadline) -> list[Port]:
@@ -98,11 +103,22 @@ def ports(monitor: Monitor, deadline: Deadline) -> list[Port]:
                 continue
             path = f"{folder}/{entry['name']}"
             properties = monitor.execute("qom-list", {"path": path}, deadline=deadline)
+            reserve = _reserve(monitor, path, {p["name"] for p in properties}, deadline)
             for bus in (p["name"] for p in properties if p["type"] == "child<PCIE>"):
                 inside = monitor.execute("qom-list", {"path": f"{path}/{bus}"}, deadline=deadline)
                 busy = any(p["name"].startswith("child[") for p in inside)
-                found.append(Port(entry["name"], bus, f"{path}/{bus}", busy))
+                found.append(Port(entry["name"], bus, f"{path}/{bus}", busy, reserve))
     return sorted(found, key=lambda port: [int(w) if w.isdigit() else w for w in re.split(r"(\d+)", port.name)])
+
+
+def _reserve(monitor: Monitor, path: str, properties: Container[str], deadline: Deadline) -> Reserve:
+    def size(name: str) -> int:
+        if name not in properties:
+            return 0
+        value = int(monitor.execute("qom-get", {"path": path, "property": name}, deadline=deadline))
+        return value if 0 < value < _NO_RESERVE else 0
+
+    return Reserve(size("pref64-reserve"), size("mem-reserve"))
 
 
 def present(monitor: Monitor, deadline: Deadline) -> dict[str, str]:

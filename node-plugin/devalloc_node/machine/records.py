@@ -85,6 +85,11 @@ class MachineRecord:
         return self.become("running", "StopWanted", why)
 
 
+def host_of(value: Mapping[str, Any]) -> str:
+    """What of the host an attachment plugs in: its first PCI address, or its path below /sys."""
+    return str(next(iter(value.get("functions", ())), value.get("sysfsdev", "")))
+
+
 def content_of(record: MachineRecord) -> dict[str, Any]:
     """As JSON. Members are only ever added; a reader ignores those it does not know."""
     return {

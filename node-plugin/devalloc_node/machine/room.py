@@ -40,7 +40,7 @@ def check(
             f"machine {spec.key} is to have at least {spec.memory.least // MIB}Mi of memory, and this host has "
             f"{whole // MIB}Mi with its swap; lower memory.min",
         )
-    bits = EMULATED_BITS if accel == "tcg" else _address_bits(proc)
+    bits = address_bits(accel, proc)
     # QEMU would take half a minute for the tables of so much memory before it looks whether it can be addressed.
     if bits is not None and spec.memory.most >= 1 << bits:
         raise Denied(
@@ -74,7 +74,10 @@ def _bytes_of_host(proc: Path) -> int | None:
     return sum(map(int, found)) * 1024 if found else None
 
 
-def _address_bits(proc: Path) -> int | None:
+def address_bits(accel: Literal["kvm", "tcg"], proc: Path = Path("/proc")) -> int | None:
+    """Bits of a physical address of the machine's CPUs; None where the host does not tell."""
+    if accel == "tcg":
+        return EMULATED_BITS
     try:
         found = _PHYSICAL.search((proc / "cpuinfo").read_text())
     except OSError:

@@ -100,6 +100,8 @@ class MachineSpec:
     claims: tuple[str, ...] = ()
     pci_slots: int = 0
     """Root ports that devices can be plugged into."""
+    pci_window: int | None = None
+    """Bytes of 64-bit prefetchable addresses that each of them reserves; None: as much as the node's devices need."""
     iommu: bool = False
     """An IOMMU in the guest, so that it can pass devices on to machines of its own."""
     numa_node: int | None = None

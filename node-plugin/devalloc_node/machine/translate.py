@@ -28,6 +28,7 @@ def spec_of(machine: VirtualMachine) -> MachineSpec:
         nics=tuple(map(_nic, spec.nics)),
         claims=tuple(spec.claims),
         pci_slots=spec.slots,
+        pci_window=start.pci_window.nano // 10**9 if start and start.pci_window else None,
         iommu=start.iommu if start else False,
         numa_node=start.numa_node if start else None,
         pinned=start.pinned if start else False,

@@ -324,7 +324,7 @@ class MemoryBounds(_message.Message):
     def __init__(self, min_bytes: _Optional[int] = ..., use_bytes: _Optional[int] = ..., max_bytes: _Optional[int] = ..., method: _Optional[str] = ..., slot_size_bytes: _Optional[int] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("kernel", "initrd", "append", "disks", "iommu", "numa_node", "pinned")
+    __slots__ = ("kernel", "initrd", "append", "disks", "iommu", "numa_node", "pinned", "pci_window_bytes")
     KERNEL_FIELD_NUMBER: _ClassVar[int]
     INITRD_FIELD_NUMBER: _ClassVar[int]
     APPEND_FIELD_NUMBER: _ClassVar[int]
@@ -332,6 +332,7 @@ class Start(_message.Message):
     IOMMU_FIELD_NUMBER: _ClassVar[int]
     NUMA_NODE_FIELD_NUMBER: _ClassVar[int]
     PINNED_FIELD_NUMBER: _ClassVar[int]
+    PCI_WINDOW_BYTES_FIELD_NUMBER: _ClassVar[int]
     kernel: str
     initrd: str
     append: str
@@ -339,7 +340,8 @@ class Start(_message.Message):
     iommu: bool
     numa_node: int
     pinned: bool
-    def __init__(self, kernel: _Optional[str] = ..., initrd: _Optional[str] = ..., append: _Optional[str] = ..., disks: _Optional[_Iterable[_Union[Disk, _Mapping]]] = ..., iommu: _Optional[bool] = ..., numa_node: _Optional[int] = ..., pinned: _Optional[bool] = ...) -> None: ...
+    pci_window_bytes: int
+    def __init__(self, kernel: _Optional[str] = ..., initrd: _Optional[str] = ..., append: _Optional[str] = ..., disks: _Optional[_Iterable[_Union[Disk, _Mapping]]] = ..., iommu: _Optional[bool] = ..., numa_node: _Optional[int] = ..., pinned: _Optional[bool] = ..., pci_window_bytes: _Optional[int] = ...) -> None: ...
 
 class Disk(_message.Message):
     __slots__ = ("path", "format", "read_only", "device")

@@ -110,6 +110,8 @@ def started(request: pb.CreateMachineRequest, node: str) -> VirtualMachine:
         content["start"]["numaNode"] = spec.start.numa_node
     if spec.start.pinned:
         content["start"]["pinned"] = True
+    if spec.start.pci_window_bytes:
+        content["start"]["pciWindow"] = spec.start.pci_window_bytes
     for name, field in (("pciSlots", "pci_slots"), ("powerdownSeconds", "powerdown_seconds")):
         if spec.HasField(field):
             content[name] = getattr(spec, field)

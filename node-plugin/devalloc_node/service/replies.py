@@ -178,6 +178,7 @@ def spec(of: MachineSpec) -> pb.MachineSpec:
         iommu=of.iommu,
         numa_node=of.numa_node,
         pinned=of.pinned,
+        pci_window_bytes=of.pci_window,
     )
     cpu, memory = of.cpus, of.memory
     return pb.MachineSpec(

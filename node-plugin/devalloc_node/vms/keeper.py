@@ -390,6 +390,7 @@ def _pending(vm: VirtualMachine, machine: Machine) -> list[Outcome]:
         "start.iommu": (now.iommu, then.iommu),
         "start.numaNode": (now.numa_node, then.numa_node),
         "start.pinned": (now.pinned, then.pinned),
+        "start.pciWindow": (now.pci_window, then.pci_window),
         "adopt": (now.adopt, then.adopt),
         "nics": (now.nics, then.nics),
         "cpu.min and max": ((now.cpus.least, now.cpus.most), (then.cpus.least, then.cpus.most)),

@@ -1007,9 +1007,9 @@ def test_a_machine_whose_memory_is_being_locked_is_told_as_busy_and_not_as_hung(
 
     plug = devices.plug
 
-    def slow(*arguments: Any) -> str:
+    def slow(*arguments: Any, **named: Any) -> str:
         look()
-        return plug(*arguments)
+        return plug(*arguments, **named)
 
     monkeypatch.setattr(devices, "plug", slow)
     kind.apply(step.target, step.after, soon())

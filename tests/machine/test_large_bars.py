@@ -1,0 +1,181 @@
+"""Must show: a card with as much memory of its own as a GPU goes into a guest that runs, or is refused and taken out.
+
+The card is QEMU's ``ivshmem-plain``, whose memory is its BAR 2; it takes the place of the host's card where QEMU is
+told what to plug in. The service, the engine with its journal, the machine, its firmware and its guest are real.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from devalloc.inventory.bars import BarSizes
+from devalloc_node.errors import Denied
+from devalloc_node.machine import attachment, devices, pci, placement
+from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.machines import Machines
+from devalloc_node.prepared import PreparedDevice
+from tests.support.guest import Guest
+from tests.support.images import Image
+from tests.support.machines import config, ended, plugin, short_folder, soon, virtual_machine
+from tests.support.nodeservice import serving
+from tests.support.shell import Shell, devalloc
+
+__all__ = ["devalloc"]
+GIB = 1 << 30
+KEY = "default/m"
+SMALL = {"cpu": {"min": 1, "max": 1}, "memory": {"min": "512Mi", "max": "512Mi"}}
+OFFSET = 9 * GIB
+"""Where in the card's memory the guest writes."""
+
+
+@pytest.fixture
+def settings(micro: Image) -> Iterator[MachineConfig]:
+    with short_folder() as folder:
+        made = config(micro, folder)
+        with ended(made):
+            yield made
+
+
+def card(name: str, size: int, number: int = 0) -> pci.PciDevice:
+    """A card with so many bytes of memory, which take none of the host's until they are written to."""
+    memory = f"{name}-ram{number}"
+    backend = {"qom-type": "memory-backend-ram", "id": memory, "size": size, "share": True, "reserve": False}
+    backends = (pci.Backend(("object-add", backend), ("object-del", {"id": memory})),)
+    return pci.PciDevice(name, ({"driver": "ivshmem-plain", "memdev": memory},), backends)
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices of claims are cards of 16 GiB."""
+    numbers = count()
+
+    def passed_through(name: str, device: PreparedDevice) -> pci.PciDevice:
+        return card(name, 16 * GIB, next(numbers))
+
+    monkeypatch.setattr(attachment.pci, "passed_through", passed_through)
+
+
+def machine_of(machines: Machines, micro: Image, **start: object) -> None:
+    append = "console=ttyS0 quiet tsc=reliable lpj=4000000 no_timer_check"
+    kernel = {"kernel": str(micro.kernel), "initrd": str(micro.initrd), "append": append}
+    machines.start(virtual_machine("m", micro, **SMALL, start=kernel | start), soon())
+
+
+def guest_of(machines: Machines) -> Guest:
+    return Guest(machines.config.folder(machines.known(KEY).spec.id) / "agent")
+
+
+def bars(guest: Guest) -> list[list[int]]:
+    """Of each card in the guest: where BAR 2 begins and ends, by its kernel."""
+    files = (
+        "for f in /sys/bus/pci/devices/*/device; do [ $(cat $f) = 0x1110 ] && sed -n 3p ${f%device}resource; done; true"
+    )
+    return [[int(word, 16) for word in line.split()[:2]] for line in guest.check(files).splitlines()]
+
+
+def in_qemu(machines: Machines) -> Sequence[str]:
+    with machines.line(machines.known(KEY)) as line:
+        return [name for name in pci.present(line, soon()) if devices.is_of_claim(name)]
+
+
+def test_a_card_of_16_gib_goes_into_a_guest_that_runs_and_is_read_and_written_by_it(
+    settings: MachineConfig, micro: Image, devalloc: Shell, tmp_path: Path, gpus: None
+) -> None:
+    with plugin(settings) as machines, serving(tmp_path, machines, ("gpu", "gpus/slot-0")) as socket:
+        machine_of(machines, micro, pciWindow="32Gi")
+        machines.resume(KEY, soon())
+        guest = guest_of(machines)
+        assert bars(guest) == []
+        done = devalloc("vm", "attach", "m", "gpu", "--socket", socket)
+        assert done.code == 0, done.err
+        ((first, last),) = bars(guest)
+        assert (last - first + 1, first % (16 * GIB)) == (16 * GIB, 0)
+        assert first > 4 * GIB
+        where = hex(first + OFFSET)
+        guest.check(
+            "for f in /sys/bus/pci/devices/*/device; do [ $(cat $f) = 0x1110 ] && echo 1 > ${f%device}enable; done; true"
+        )
+        guest.check(f"busybox devmem {where} 64 0x1605160516051605")
+        assert int(guest.check(f"busybox devmem {where} 64"), 16) == 0x1605160516051605
+        assert int(guest.check(f"busybox devmem {hex(first)} 64"), 16) == 0
+        done = devalloc("vm", "detach", "m", "gpu", "--socket", socket)
+        assert done.code == 0, done.err
+        assert bars(guest) == []
+
+
+def test_a_card_for_which_the_window_is_too_small_is_refused_with_what_to_change_and_taken_out(
+    settings: MachineConfig, micro: Image, devalloc: Shell, tmp_path: Path, gpus: None
+) -> None:
+    with plugin(settings) as machines, serving(tmp_path, machines, ("gpu", "gpus/slot-0")) as socket:
+        machine_of(machines, micro, pciWindow="1Gi")
+        machines.resume(KEY, soon())
+        guest = guest_of(machines)
+        done = devalloc("vm", "attach", "m", "gpu", "--socket", socket)
+        assert done.code == 1
+        assert "BAR 2 (16Gi, 64-bit prefetchable)" in done.err
+        assert "set spec.start.pciWindow to 32Gi or more and restart it" in done.err
+        assert "[NoPciWindow]" in done.err
+        assert (in_qemu(machines), bars(guest)) == ([], [])
+
+
+def test_a_card_that_is_there_from_the_start_needs_no_window_and_has_its_addresses_before_the_machine_runs(
+    settings: MachineConfig, micro: Image
+) -> None:
+    with plugin(settings) as machines:
+        machine_of(machines, micro)
+        with machines.line(machines.known(KEY)) as line:
+            devices.plug(line, KEY, card("claim-0123456789abcdef", 16 * GIB), soon())
+        machines.resume(KEY, soon())
+        with machines.line(machines.known(KEY)) as line:
+            (function,) = placement.functions(line, KEY, in_qemu(machines), soon())
+        assert function.is_placed
+        ((first, last),) = bars(guest_of(machines))
+        assert last - first + 1 == 16 * GIB
+
+
+def test_what_the_guests_kernel_has_switched_off_has_its_addresses_all_the_same(
+    settings: MachineConfig, micro: Image, devalloc: Shell, tmp_path: Path, gpus: None
+) -> None:
+    """A device without a driver may stay off, and query-pci then says of no BAR where it is."""
+    with plugin(settings) as machines, serving(tmp_path, machines, ("gpu", "gpus/slot-0")) as socket:
+        machine_of(machines, micro, pciWindow="32Gi")
+        machines.resume(KEY, soon())
+        guest = guest_of(machines)
+        assert devalloc("vm", "attach", "m", "gpu", "--socket", socket).code == 0
+        off = "for f in /sys/bus/pci/devices/*/device; do [ $(cat $f) = 0x1110 ] && "
+        guest.check(off + r"printf '\0\0' | dd of=${f%device}config bs=1 seek=4 conv=notrunc 2>&1; done; true")
+        ((first, _),) = bars(guest)
+        with machines.line(machines.known(KEY)) as line:
+            regions = str(line.execute("query-pci", deadline=soon()))
+            (function,) = placement.functions(line, KEY, in_qemu(machines), soon())
+        assert str(first) not in regions
+        assert [bar.address for bar in function.bars if bar.prefetchable] == [first]
+        assert function.is_placed
+
+
+def test_the_windows_are_as_large_as_the_devices_of_the_node_need(micro: Image, settings: MachineConfig) -> None:
+    with_gpu = config(micro, settings.state.parent, devices=lambda: BarSizes(16 * GIB, 17 << 20))
+    with plugin(with_gpu) as machines:
+        machine_of(machines, micro)
+        machines.resume(KEY, soon())
+        guest = guest_of(machines)
+        with machines.line(machines.known(KEY)) as line:
+            for number in range(4):  # each of its slots takes one
+                one = card(f"claim-{number:016x}", 16 * GIB)
+                devices.plug(line, KEY, one, soon())
+                placement.await_addresses(line, KEY, {one.function_id(0): one.id}, soon())
+        assert len(bars(guest)) == 4
+
+
+def test_more_windows_than_the_cpus_can_address_are_refused_before_anything_is_started(
+    micro: Image, settings: MachineConfig
+) -> None:
+    with plugin(settings) as machines:
+        with pytest.raises(Denied, match="40 bits") as denied:
+            machine_of(machines, micro, pciWindow="512Gi")
+        assert denied.value.code == "NoPciWindow"
+        assert machines.list() == []
