@@ -71,10 +71,13 @@ def guest_of(machines: Machines) -> Guest:
 
 def bars(guest: Guest) -> list[list[int]]:
     """Of each card in the guest: where BAR 2 begins and ends, by its kernel."""
-    files = (
-        "for f in /sys/bus/pci/devices/*/device; do [ $(cat $f) = 0x1110 ] && sed -n 3p ${f%device}resource; done; true"
-    )
-    return [[int(word, 16) for word in line.split()[:2]] for line in guest.check(files).splitlines()]
+    return [[int(word, 16) for word in line.split()[:2]] for line in each_card(guest, "sed -n 3p ${f%device}resource")]
+
+
+def each_card(guest: Guest, command: str) -> list[str]:
+    """What a command prints for each card in the guest, whose file ``device`` is $f."""
+    loop = f"for f in /sys/bus/pci/devices/*/device; do [ $(cat $f) != 0x1110 ] || {command}; done"
+    return guest.check(loop).splitlines()
 
 
 def in_qemu(machines: Machines) -> Sequence[str]:
@@ -96,9 +99,7 @@ def test_a_card_of_16_gib_goes_into_a_guest_that_runs_and_is_read_and_written_by
         assert (last - first + 1, first % (16 * GIB)) == (16 * GIB, 0)
         assert first > 4 * GIB
         where = hex(first + OFFSET)
-        guest.check(
-            "for f in /sys/bus/pci/devices/*/device; do [ $(cat $f) = 0x1110 ] && echo 1 > ${f%device}enable; done; true"
-        )
+        each_card(guest, "echo 1 > ${f%device}enable")
         guest.check(f"busybox devmem {where} 64 0x1605160516051605")
         assert int(guest.check(f"busybox devmem {where} 64"), 16) == 0x1605160516051605
         assert int(guest.check(f"busybox devmem {hex(first)} 64"), 16) == 0
@@ -146,8 +147,7 @@ def test_what_the_guests_kernel_has_switched_off_has_its_addresses_all_the_same(
         machines.resume(KEY, soon())
         guest = guest_of(machines)
         assert devalloc("vm", "attach", "m", "gpu", "--socket", socket).code == 0
-        off = "for f in /sys/bus/pci/devices/*/device; do [ $(cat $f) = 0x1110 ] && "
-        guest.check(off + r"printf '\0\0' | dd of=${f%device}config bs=1 seek=4 conv=notrunc 2>&1; done; true")
+        each_card(guest, r"printf '\0\0' | dd of=${f%device}config bs=1 seek=4 conv=notrunc 2>&1")
         ((first, _),) = bars(guest)
         with machines.line(machines.known(KEY)) as line:
             regions = str(line.execute("query-pci", deadline=soon()))

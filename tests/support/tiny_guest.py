@@ -1,9 +1,10 @@
-"""A kernel of two hundred bytes that does what a guest's kernel does when a PCI device is to go: it lets go.
+"""A kernel of a few hundred bytes that does what a guest's kernel does when a PCI device comes or is to go.
 
 A Linux takes minutes to boot in a machine that is emulated inside an emulated machine; this is up as soon as the
 firmware is. Eighteen times a second it looks through the hot-plug registers of QEMU's q35 (I/O ports 0xcc0 to 0xcd7, as
-the ACPI tables tell a real kernel) and ejects what QEMU asks for, so that device_del is followed by DEVICE_DELETED. It
-obeys the power button, and says ``K`` on the first serial port when it is up.
+the ACPI tables tell a real kernel), gives what was plugged in addresses (BARs of up to 64 KiB), and ejects what QEMU
+asks for, so that device_del is followed by DEVICE_DELETED. It obeys the power button, and says ``K`` on the first
+serial port when it is up.
 
 The file is a multiboot image: ``-kernel`` takes it. See "QEMU<->ACPI BIOS PCI hotplug interface" in QEMU's docs/specs.
 """
@@ -37,12 +38,28 @@ CODE = (
     ("31f6", "buses: esi = 0"),
     ("bad00c0000 89f0 ef", "bus: select bus esi"),
     ("b2c0 ed", "read what was plugged in, which acknowledges it"),
+    ("85c0 7405 e815000000", "if anything was: call place"),
     ("b2c4 ed", "eax = slots that are to be emptied"),
     ("85c0 7403", "none: to next"),
     ("b2c8 {eject}", "eject the lowest of them"),
-    ("46 83fe20 72e5", "next: 32 buses"),
+    ("46 83fe20 72dc", "next: 32 buses"),
     ("fb f4 fa", "sleep until the timer ticks"),
-    ("ebca", "to look"),
+    ("ebc1", "to look"),
+    # place: give what is behind root ports addresses, one BAR after the other from the beginning of the port's window.
+    ("60 bb00000080", "all registers are kept; ebx = function 0 of bus 0, for each of its 256 functions:"),
+    ("89d8 e896000000 3d361b0c00 757b", "port: no root port of QEMU's: to other"),
+    ("8d4318 e887000000 0fb6cc c1e110", "ecx = the bus behind it"),
+    ("8d4320 e879000000 25f0ff0000 c1e010 89c7", "edi = where its window begins"),
+    ("8da900000080 89e8 e862000000 40 744b", "nothing on that bus: to other"),
+    ("83c510 89e8 e855000000 c1e804 753c", "its first BAR has an address: to other"),
+    ("6a06 59", "ecx = 6 BARs"),
+    ("89e8 e846000000 89c6 89f8 ef", "bar: write the address; esi = what it was, which tells its kind"),
+    ("81c700000100 83c504 83e606 83fe04 750e", "64 KiB further; a BAR of 32 bits: to one"),
+    ("89e8 e829000000 31c0 ef 83c504 49", "the upper half of one of 64 bits is 0"),
+    ("49 7fd2", "one: to bar"),
+    ("8d45dc e817000000 0c06 ef", "switch the function on: its memory, and the bus for it"),
+    ("81c300010000 81fb00000180 0f8265ffffff 61 c3", "other: to port; return"),
+    ("baf80c0000 ef b2fc ed c3", "read: eax = the register of configuration space that eax names"),
     # the timer's interrupt:
     ("50 b020 e620 58 cf", "tick: end of interrupt"),
 )

@@ -232,6 +232,7 @@ def _with_registers(
         low = words[bar.number] if bar.number < len(words) else 0
         high = words[bar.number + 1] if low & 0x6 == 0x4 and bar.number < 5 else 0
         address = high << 32 | low & ~0xF
-        is_there = bar.address is None and function.window(bar).holds(address, bar.size)
+        windows = (function.prefetchable, function.memory)  # of the first kind a BAR may lie in either
+        is_there = bar.address is None and any(window.holds(address, bar.size) for window in windows)
         bars.append(Bar(bar.number, bar.size, bar.prefetchable, address if is_there else bar.address))
     return Function(function.id, tuple(bars), function.prefetchable, function.memory)
