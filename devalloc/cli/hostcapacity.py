@@ -197,7 +197,8 @@ def show(found: HostStatus) -> None:
     rows = [_row(each) for each in found.resources.values()]
     if (limit := found.host.image_limit) > 0:
         used = found.disk.images + found.disk.cache
-        rows.append(["images", "-", "-", size(limit), size(used), size(max(0, limit - used)), "of the disk"])
+        taken = [size(used), size(max(0, limit - used))] if found.counts_content else ["not counted", "-"]
+        rows.append(["images", "-", "-", size(limit), *taken, "of the disk"])
     table(["RESOURCE", "CAPACITY", "RATIO", "LIMIT", "ALLOCATED", "AVAILABLE", "SOURCE"], rows)
     if found.host.nodes:
         click.echo()

@@ -29,6 +29,8 @@ class ToyMachines:
     """By ``machine/id`` what is plugged in, as QEMU would tell."""
     fail: set[str] = field(default_factory=set)
     """Calls that fail (``start``), and targets that cannot be plugged in."""
+    no_window: set[str] = field(default_factory=set)
+    """Devices for which no guest has addresses, by ``pool/device``."""
     stubborn: set[str] = field(default_factory=set)
     """Machines whose guest refuses everything."""
     told: list[str] = field(default_factory=list)
@@ -222,6 +224,9 @@ class ToyAttachment:
                 return
             if machine is None or not machine.runs:
                 raise Denied("MachineNotRunning", f"machine {key} does not run")
+            if value["device"] in self.machines.no_window:
+                self.machines.told.append(f"no window {value['device']}")
+                raise Denied("NoPciWindow", f"machine {key}: its guest has no addresses for {value['device']}")
             if target in self.machines.fail or value["device"] in self.machines.fail:
                 raise Failed("QemuRefused", f"QEMU of machine {key} refuses {value['device']}")
             self.machines.devices[target] = value

@@ -54,22 +54,26 @@ class HostStatus:
     """The active ones, in the order in which they were listed."""
     problems: tuple[str, ...] = ()
     """What could not be asked, and counts as nothing here."""
+    counts_content: bool = True
+    """Whether anybody counted images, their cache and volumes; else they are 0 in ``disk``, and not known."""
 
     def to_dict(self) -> Object:
         """JSON. What is beyond the five resources, ``disk_breakdown``, ``gpu`` and ``allocations`` stands last."""
         images = self.disk.images + self.disk.cache
+        uncounted = {} if self.counts_content else {"counted": False}
         found: Object = {resource: self.resources[resource].to_dict() for resource in RESOURCES}
         found["disk_breakdown"] = {
             "images_bytes": self.disk.images,
             "oci_cache_bytes": self.disk.cache,
             "volumes_bytes": self.disk.volumes,
             "overlays_bytes": self.disk.overlays,
+            **uncounted,
         }
         if self.gpu is not None:
             found["gpu"] = gpu_dict(self.gpu)
         found["allocations"] = [_allocation(machine) for machine in self.machines]
         limit = self.host.image_limit
-        found["image_storage"] = {"limit": limit, "allocated": images, "available": max(0, limit - images)}
+        found["image_storage"] = {"limit": limit, "allocated": images, "available": max(0, limit - images)} | uncounted
         found["numa_nodes"] = [
             {"id": node.id, "cpus": sorted(node.cpus), "memory_bytes": node.memory} for node in self.host.nodes
         ]
@@ -118,7 +122,7 @@ def host_status(
         for resource in RESOURCES
     }
     active = tuple(machine for machine in listed if machine.is_active)
-    return HostStatus(host, resources, content, gpu, active, tuple(problems))
+    return HostStatus(host, resources, content, gpu, active, tuple(problems), stores is not None)
 
 
 def gpu_dict(gpu: GpuStatus) -> Object:

@@ -52,9 +52,9 @@ class AttachmentKind:
         self,
         machines: Machines,
         owner: Owner,
-        sizes: Callable[[Sequence[str]], BarSizes] = lambda functions: BarSizes(),
+        sizes: Callable[[Sequence[str]], BarSizes | None] = lambda functions: None,
     ) -> None:
-        """``sizes``: how much memory functions of the host have that are passed through together."""
+        """``sizes``: how much memory functions of the host have that are passed through together; None: unknown."""
         self._machines = machines
         self._owner = owner
         self._sizes = sizes
@@ -147,7 +147,10 @@ class AttachmentKind:
             if runs:
                 placement.check_runs(monitor, key, deadline)
             device = _device(name, value)
-            port = devices.plug(monitor, key, device, deadline, size=self._sizes(value.get("functions", ())))
+            size = (
+                None if "sysfsdev" in value else self._sizes(value.get("functions", ()))
+            )  # a vGPU says it to QEMU only
+            port = devices.plug(monitor, key, device, deadline, size=size)
             if runs:
                 ids = [device.function_id(number) for number in range(len(device.functions))]
                 placement.await_addresses(monitor, key, dict.fromkeys(ids, host_of(value) or name), deadline)

@@ -21,9 +21,11 @@ _LOOK_SECONDS = 0.25
 """Between looks whether a device is gone: its event may have come while the line was broken."""
 
 
-def plug(monitor: Monitor, machine: str, device: PciDevice, deadline: Deadline, *, size: BarSizes = NO_BARS) -> str:
+def plug(
+    monitor: Monitor, machine: str, device: PciDevice, deadline: Deadline, *, size: BarSizes | None = NO_BARS
+) -> str:
     """Plug a device in; the root port that it is on then. Does nothing where it is plugged in already. ``size``: its
-    own memory, as far as that is known.
+    own memory; None: nobody knows.
 
     Raises Denied: ``NoFreePciSlot``, ``QemuRefused`` (nothing is left of it then). Failed where QEMU says yes and does
     not show it. Unknown where QEMU does not answer: it may be there.
@@ -105,12 +107,14 @@ def remove_backends(monitor: Monitor, backends: Sequence[Backend], deadline: Dea
             LOG.debug("%s", error)
 
 
-def _free(monitor: Monitor, machine: str, device: PciDevice, size: BarSizes, deadline: Deadline) -> Port:
+def _free(monitor: Monitor, machine: str, device: PciDevice, size: BarSizes | None, deadline: Deadline) -> Port:
     """The port that keeps the least of those that keep enough, so that large windows stay free for large devices; the
-    one that keeps the most where none does."""
+    one that keeps the most where none does, or nobody knows what the device needs."""
     known = ports(monitor, deadline)
     free = [port for port in known if not port.busy]
     if free:
+        if size is None:
+            return max(free, key=lambda port: port.reserve)
         wide, low = window_for(size.prefetchable), window_for(size.other)
         enough = [port for port in free if port.reserve.prefetchable >= wide and port.reserve.memory >= low]
         if enough:

@@ -31,6 +31,8 @@ from devalloc_node.vms.scaling import Scaling, amounts_of, as_permitted, guest_o
 CALLER = "virtualmachine"
 WORK_SECONDS = 30.0
 """For one change; powering down has its own time beside it."""
+FIRMWARE_SECONDS = 60.0
+"""More than that for one that starts with devices: its firmware gives them addresses before it counts as running."""
 SCALE_SECONDS = 10.0
 """For one amount: a guest that boots, or does not want to, is asked again later."""
 _AMOUNTS = {"vcpus": "vcpus", "cpu": "cpu_milli", "memory": "memory_bytes"}
@@ -57,6 +59,8 @@ class Keeper:
         self._platform = platform
         self._backoff = Backoff(clock)
         self._scaling, self._runners = scaling, runners
+        self._no_window: dict[tuple[str, str], tuple[tuple[str, frozenset[str]], Outcome]] = {}
+        """Claims (key of the machine, UID) that found no window in it: in which run, and beside which other claims."""
 
     def scaling(self, key: str) -> Report | None:
         """How far a machine is that is scaled; None for others."""
@@ -111,7 +115,8 @@ class Keeper:
             if self._is_unplaced(held, vm) or not self._is_announced(held, vm):
                 return Outcome("NotPlaced", objects.why_not_admitted(held))
             begins = vm if self._scaling is None else as_permitted(vm, held)
-            due = Deadline.after(WORK_SECONDS + spec_of(begins).locking_seconds)
+            firmware = FIRMWARE_SECONDS if refs else 0.0
+            due = Deadline.after(WORK_SECONDS + spec_of(begins).locking_seconds + firmware)
             self._platform.create(begins, refs, due, caller=CALLER)
             self._backoff.begun(key, vm.metadata.generation)
             machine = self._platform.machine(key)
@@ -167,6 +172,8 @@ class Keeper:
             self._tell(obj, vm, Outcome(error.code, error.message))
             raise
         self._backoff.forget(key)
+        for each in [each for each in self._no_window if each[0] == key]:
+            self._no_window.pop(each, None)
         if not objects.is_deleting(obj) and objects.holder_of(obj) == self._platform.node_name:
             ended = objects.status_of(vm, None, [], "", "")  # the other node may not be there to tell
             objects.tell(self._store, obj, ended, at_rest=True)
@@ -256,11 +263,29 @@ class Keeper:
         for ref in refs:
             try:
                 if not self._platform.claims.is_in(ref, key):
-                    due = Deadline.after(WORK_SECONDS + spec_of(vm).locking_seconds)
-                    self._platform.attach(ref, key, due, owner=uid, caller=CALLER)
+                    problems += self._attach(vm, ref)
             except NodeError as error:
                 problems.append(Outcome(error.code, error.message))
         return problems
+
+    def _attach(self, vm: VirtualMachine, ref: ClaimRef) -> list[Outcome]:
+        """Put a claim in, unless this run of the machine has shown that it has no window for it: its guest would see a
+        device come and go again and again. Raises NodeError."""
+        key, uid = "/".join(vm.key), vm.metadata.uid or ""
+        others = frozenset(plug.ref.uid for plug in self._platform.claims.plugs(key))
+        circumstances = (self._platform.machine(key).id, others)
+        before, outcome = self._no_window.pop((key, ref.uid), (None, Outcome()))
+        if before != circumstances:
+            try:
+                due = Deadline.after(WORK_SECONDS + spec_of(vm).locking_seconds)
+                self._platform.attach(ref, key, due, owner=uid, caller=CALLER)
+                return []
+            except NodeError as error:
+                if error.code != "NoPciWindow":
+                    raise
+                outcome = Outcome(error.code, error.message)
+        self._no_window[key, ref.uid] = (circumstances, outcome)
+        return [outcome]
 
     def _resize(self, vm: VirtualMachine, held: Object, machine: Machine) -> list[Outcome]:
         """Have it come to what its spec says, or to what its guest needs; why it is not there."""

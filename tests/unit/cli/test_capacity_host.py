@@ -54,7 +54,7 @@ def test_the_table_tells_limits_nodes_and_gpus(devalloc: Shell, host: FakeSysfs)
         "disk 1000Gi 1 1000Gi 0 1000Gi configured",
         "network 119.2Mi/s 2 238.4Mi/s 0/s 238.4Mi/s detected",
         "disk_io 953.7Mi/s 2 1.9Gi/s 0/s 1.9Gi/s assumed",
-        "images - - 100Gi 0 100Gi of the disk",
+        "images - - 100Gi not counted - of the disk",
         "",
         "NUMA NODE CPUS MEMORY",
         "0 0-7 64Gi",

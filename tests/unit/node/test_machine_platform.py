@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from devalloc.inventory.bars import NO_BARS, BarSizes
 from devalloc_node.audit import to_file
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.journal import open_journal
-from devalloc_node.machine import adopt, launch
+from devalloc_node.machine import adopt, launch, placement
 from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.config import Folder, MachineConfig
 from devalloc_node.machine.machines import Machines
@@ -30,8 +32,10 @@ from tests.support.machines import virtual_machine
 from tests.support.nodeservice import platform_of
 from tests.support.toyhost import Bench
 from tests.support.toymachines import ToyMachines
+from tests.support.waiting import until
 
 KEY = "default/m"
+GIB = 1 << 30
 
 
 class Owners:
@@ -54,10 +58,16 @@ class World:
             cgroups=folder,
         )
         self.machines = Machines(config, open_journal(folder / "records"))
-        kind = AttachmentKind(self.machines, Owners())
-        self.bench = Bench(folder / "plugin", extra={"kinds": {"attachment": kind}})
+        self.sizes: BarSizes | None = None
+        """What is known of the devices' own memory."""
+        self.kind = AttachmentKind(self.machines, Owners(), lambda functions: self.sizes)
+        self.bench = Bench(folder / "plugin", extra={"kinds": {"attachment": self.kind}})
+        self.bench_again()
+
+    def bench_again(self) -> None:
+        """After another plugin has opened the journal."""
         self.platform: Platform = platform_of(self.bench, ToyMachines())
-        self.platform.machines, self.platform.claims._attachments = self.machines, kind
+        self.platform.machines, self.platform.claims._attachments = self.machines, self.kind
 
     def adopted(self) -> None:
         machine = virtual_machine("m", start=None, adopt={"qmpSocket": str(self.qemu.path)})
@@ -142,6 +152,115 @@ def test_a_device_that_the_guest_let_go_unasked_is_not_told_to_be_there_and_come
     world.qemu.let_go(name)
     world.platform.unprepare(ref, due())
     assert world.bench.is_initial()
+
+
+def test_a_device_is_in_when_the_guest_has_given_each_bar_an_address_and_not_before(world: World) -> None:
+    world.adopted()
+    world.qemu.bar_sizes["a/0"] = 16 * GIB
+    world.qemu.windows["port2"] = 32 * GIB
+    world.sizes = BarSizes(16 * GIB)
+    world.qemu.gives_addresses = False
+    ref = world.bench.add("a/slot-0")
+    done = threading.Event()
+
+    def attach() -> None:
+        world.platform.attach(ref, KEY, due())
+        done.set()
+
+    thread = threading.Thread(target=attach)
+    thread.start()
+    until(lambda: world.qemu.devices, "QEMU has it")
+    assert not world.platform.claims.is_in(ref, KEY)
+    assert not done.is_set()
+    world.qemu.gives_addresses = True
+    thread.join(30)
+    assert done.is_set()
+    assert world.platform.claims.is_in(ref, KEY)
+    assert [device["bus"] for device in world.qemu.devices.values()] == ["port2"], "the slot with a window for it"
+
+
+def test_a_device_that_needs_no_window_leaves_the_large_ones_free(world: World) -> None:
+    world.adopted()
+    world.qemu.windows |= {"port0": 32 * GIB, "port1": 64 * GIB}
+    world.sizes = NO_BARS
+    world.platform.attach(world.bench.add("a/slot-0"), KEY, due())
+    assert [device["bus"] for device in world.qemu.devices.values()] == ["port2"]
+
+
+def test_a_device_for_which_the_guest_has_no_window_is_refused_and_nothing_of_it_is_left(world: World) -> None:
+    world.adopted()
+    world.qemu.bar_sizes["a/0"] = 16 * GIB
+    ref = world.bench.add("a/slot-0")
+    with pytest.raises(
+        Denied, match=r"BAR 1 \(16Gi, 64-bit prefetchable\).*window of 2Mi.*pciWindow to 32Gi"
+    ) as denied:
+        world.platform.attach(ref, KEY, due())
+    assert (denied.value.code, denied.value.retryable) == ("NoPciWindow", False)
+    assert world.qemu.devices == {}
+    assert world.bench.is_initial(), "it is not prepared any more, for it was not before"
+    assert world.platform.machine(KEY).phase == "Running"
+
+
+def test_of_a_claim_with_a_device_that_finds_no_window_none_goes_in(world: World) -> None:
+    world.adopted()
+    world.qemu.bar_sizes["b/1"] = 16 * GIB
+    ref = world.bench.add("a/slot-0", "b/slot-1")
+    world.platform.prepare(ref, due())
+    with pytest.raises(Denied, match="BAR 1"):
+        world.platform.attach(ref, KEY, due())
+    assert world.qemu.devices == {}
+    assert not world.platform.claims.plugs_of(ref)
+    assert [one.ref for one in world.bench.claims.prepared()] == [ref], "it was prepared before, and stays so"
+
+
+def test_a_guest_that_gives_no_addresses_is_waited_for_and_told_apart_from_one_without_a_window(world: World) -> None:
+    world.adopted()
+    world.qemu.gives_addresses = False
+    ref = world.bench.add("a/slot-0")
+    with pytest.raises(Denied, match="given a/0 addresses") as denied:
+        world.platform.attach(ref, KEY, Deadline.after(12))  # ten of it are kept for undoing
+    assert (denied.value.code, denied.value.retryable) == ("GuestNotReady", True)
+    assert (world.qemu.devices, world.bench.is_initial()) == ({}, True)
+
+
+def test_nothing_is_plugged_into_a_machine_whose_cpus_stand_still(world: World) -> None:
+    world.adopted()
+    world.qemu.status = "paused"
+    with pytest.raises(Denied, match="'paused'") as denied:
+        world.platform.attach(world.bench.add("a/slot-0"), KEY, due())
+    assert denied.value.code == "GuestNotReady"
+    assert [said for said, _ in world.qemu.said if said == "device_add"] == []
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_what_was_plugged_in_as_the_plugin_was_killed_is_judged_anew_by_the_next(world: World, fits: bool) -> None:
+    world.adopted()
+    world.qemu.bar_sizes["a/0"] = 16 * GIB
+    if fits:
+        world.qemu.windows["port3"] = 32 * GIB
+    ref = world.bench.add("a/slot-0")
+    prepared = world.bench.claims.prepare(ref, due(), kind="DeviceClaim")
+    ((device, step),) = world.kind.attachments(KEY, prepared, due())
+    with pytest.MonkeyPatch.context() as patch:  # the process ends between the guest's addresses and the journal
+
+        def killed(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr(placement, "await_addresses", killed)
+        with pytest.raises(KeyboardInterrupt):
+            world.bench.claims.add(ref, step, due(), device=device)
+    assert set(world.qemu.devices) == {next(iter(world.qemu.devices))}
+    assert not world.platform.claims.is_in(ref, KEY), "nobody has seen that it has its addresses"
+    world.bench.restart()
+    world.bench_again()
+    if fits:
+        assert len(world.platform.attach(ref, KEY, due())) == 1
+        assert world.platform.claims.is_in(ref, KEY)
+    else:
+        with pytest.raises(Denied) as denied:
+            world.platform.attach(ref, KEY, due())
+        assert denied.value.code == "NoPciWindow"
+        assert world.qemu.devices == {}
 
 
 def test_a_machine_that_runs_as_something_else_is_not_told_to_be_what_was_asked_for(world: World) -> None:

@@ -546,6 +546,31 @@ class TestEnd:
         world.round(times=2)
         assert world.status()["phase"] == "Running"
 
+    def test_a_device_without_a_window_is_told_and_not_plugged_in_again_until_the_machine_is_another(
+        self, world: World
+    ) -> None:
+        world.claim("gpu", "a/slot-0")
+        world.claim("nic", "b/slot-0")
+        world.apply(vm("web"))
+        world.round(times=2)
+        world.machines.no_window.add("a/slot-0")
+        world.apply(vm("web", "gpu"))
+        world.round(times=5)
+        assert (world.status()["phase"], world.status()["reason"]) == ("Running", "NoPciWindow")
+        assert world.machines.told.count("no window a/slot-0") == 1
+        world.restart()
+        world.round(times=2)
+        assert world.status()["reason"] == "NoPciWindow"
+        assert world.machines.told.count("no window a/slot-0") == 2, "another plugin has not seen it"
+        world.apply(vm("web", "gpu", "nic"))
+        world.round(times=2)
+        assert len(world.machines.devices) == 1, "the other claim's"
+        world.machines.no_window.clear()
+        world.machines.end("default/web")
+        world.round(times=3)
+        assert "reason" not in world.status()
+        assert len(world.machines.devices) == 2
+
     def test_one_whose_disk_failed_is_told_and_goes_on(self, world: World) -> None:
         world.apply(vm("web"))
         world.round()
