@@ -11,6 +11,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+import yaml
 
 from devalloc.inventory.bars import BarSizes
 from devalloc_node.errors import Denied
@@ -26,6 +27,7 @@ from tests.support.shell import Shell, devalloc
 
 __all__ = ["devalloc"]
 GIB = 1 << 30
+APPEND = "console=ttyS0 quiet tsc=reliable lpj=4000000 no_timer_check"
 KEY = "default/m"
 SMALL = {"cpu": {"min": 1, "max": 1}, "memory": {"min": "512Mi", "max": "512Mi"}}
 OFFSET = 9 * GIB
@@ -60,9 +62,16 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def machine_of(machines: Machines, micro: Image, **start: object) -> None:
-    append = "console=ttyS0 quiet tsc=reliable lpj=4000000 no_timer_check"
-    kernel = {"kernel": str(micro.kernel), "initrd": str(micro.initrd), "append": append}
+    kernel = {"kernel": str(micro.kernel), "initrd": str(micro.initrd), "append": APPEND}
     machines.start(virtual_machine("m", micro, **SMALL, start=kernel | start), soon())
+
+
+def manifest(folder: Path, micro: Image, *claims: str) -> Path:
+    start = {"kernel": str(micro.kernel), "initrd": str(micro.initrd), "append": APPEND}
+    made = virtual_machine("m", nodeName="node-a", **SMALL, start=start, claims=list(claims)).to_manifest()
+    path = folder / "machine.yaml"
+    path.write_text(yaml.safe_dump(made))
+    return path
 
 
 def guest_of(machines: Machines) -> Guest:
@@ -123,19 +132,29 @@ def test_a_card_for_which_the_window_is_too_small_is_refused_with_what_to_change
         assert (in_qemu(machines), bars(guest)) == ([], [])
 
 
-def test_a_card_that_is_there_from_the_start_needs_no_window_and_has_its_addresses_before_the_machine_runs(
-    settings: MachineConfig, micro: Image
+def test_a_machine_that_starts_with_a_card_runs_when_its_firmware_has_given_that_addresses(
+    settings: MachineConfig, micro: Image, devalloc: Shell, tmp_path: Path, gpus: None
 ) -> None:
-    with plugin(settings) as machines:
-        machine_of(machines, micro)
-        with machines.line(machines.known(KEY)) as line:
-            devices.plug(line, KEY, card("claim-0123456789abcdef", 16 * GIB), soon())
-        machines.resume(KEY, soon())
+    with plugin(settings) as machines, serving(tmp_path, machines, ("gpu", "gpus/slot-0")) as socket:
+        done = devalloc("vm", "create", "-f", manifest(tmp_path, micro, "gpu"), "--socket", socket)
+        assert done.code == 0, done.err
         with machines.line(machines.known(KEY)) as line:
             (function,) = placement.functions(line, KEY, in_qemu(machines), soon())
         assert function.is_placed
         ((first, last),) = bars(guest_of(machines))
         assert last - first + 1 == 16 * GIB
+
+
+def test_a_machine_whose_firmware_finds_no_addresses_for_its_cards_does_not_start(
+    settings: MachineConfig, micro: Image, devalloc: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Emulated CPUs reach 1 TiB, and two cards of half of that leave no room for anything else."""
+    monkeypatch.setattr(attachment.pci, "passed_through", lambda name, device: card(name, 512 * GIB))
+    claims = (("one", "gpus/slot-0"), ("two", "gpus/slot-1"))
+    with plugin(settings) as machines, serving(tmp_path, machines, *claims) as socket:
+        done = devalloc("vm", "create", "-f", manifest(tmp_path, micro, "one", "two"), "--socket", socket)
+        assert (done.code, "[NoPciWindow]" in done.err, "512Gi" in done.err) == (1, True, True), done.err
+        assert machines.list() == []
 
 
 def test_what_the_guests_kernel_has_switched_off_has_its_addresses_all_the_same(

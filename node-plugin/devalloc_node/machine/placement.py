@@ -108,10 +108,13 @@ def await_addresses(monitor: Monitor, machine: str, devices: Mapping[str, str], 
     Raises Denied: ``NoPciWindow`` where the guest has no room for one; ``GuestNotReady`` (retryable) where it has given
     none until the deadline, as one does that still boots, or that knows no PCI hot-plug.
     """
+    if not devices:
+        return
     began, since = time.monotonic(), None
-    while devices:
+    reach = _reach(monitor, deadline)
+    while True:
         # At the deadline it is still to be told how far the guest came.
-        all_functions = functions(monitor, machine, list(devices), Deadline.after(ANSWER_SECONDS))
+        all_functions = functions(monitor, machine, list(devices), Deadline.after(ANSWER_SECONDS), reach)
         lacking = [function for function in all_functions if not function.is_placed]
         if not lacking:
             return
@@ -153,8 +156,20 @@ def _problem(
     )
 
 
-def functions(monitor: Monitor, machine: str, ids: Sequence[str], deadline: Deadline) -> list[Function]:
-    """How far the guest is with them. Raises NodeError."""
+def _reach(monitor: Monitor, deadline: Deadline) -> int:
+    """The first address that the machine's CPUs cannot reach. Firmware does not mind; the kernel takes it for none."""
+    try:
+        cpu = monitor.execute("query-cpus-fast", deadline=deadline)[0]["qom-path"]
+        bits = monitor.execute("qom-get", {"path": cpu, "property": "phys-bits"}, deadline=deadline)
+        return min(_MOST_ADDRESS, 1 << int(bits)) if bits else _MOST_ADDRESS
+    except (Refused, LookupError, TypeError, ValueError):
+        return _MOST_ADDRESS
+
+
+def functions(
+    monitor: Monitor, machine: str, ids: Sequence[str], deadline: Deadline, reach: int = _MOST_ADDRESS
+) -> list[Function]:
+    """How far the guest is with them; addresses from ``reach`` on are none. Raises NodeError."""
     wanted = set(ids)
     with readable(machine):
         shown = [
@@ -166,11 +181,11 @@ def functions(monitor: Monitor, machine: str, ids: Sequence[str], deadline: Dead
         ecam: int | None = None
         result = []
         for device, bridge in shown:
-            function = _function(device, bridge)
+            function = _function(device, bridge, reach)
             if function.missing and device["bus"]:
                 # QEMU tells addresses only of what is switched on, and a kernel without a driver may leave it off.
                 ecam = _ecam(monitor, deadline) if ecam is None else ecam
-                function = _with_registers(monitor, function, device, ecam, deadline)
+                function = _with_registers(monitor, function, device, ecam, deadline, reach)
             result.append(function)
         there = {function.id for function in result}
         return result + [Function(name, (), is_shown=False) for name in ids if name not in there]
@@ -186,15 +201,15 @@ def _devices(
         yield from _devices(behind.get("devices") or (), behind.get("bus"))
 
 
-def _function(device: Mapping[str, Any], bridge: Mapping[str, Any] | None) -> Function:
+def _function(device: Mapping[str, Any], bridge: Mapping[str, Any] | None, reach: int) -> Function:
     bars = []
     for region in device.get("regions", ()):
         if region["type"] != "memory" or region["bar"] == _ROM or int(region["size"]) <= 0:
             continue
-        address = int(region["address"])
+        address, size = int(region["address"]), int(region["size"])
         wide = bool(region.get("prefetch")) and bool(region.get("mem_type_64"))
-        known = address if 0 < address < _MOST_ADDRESS else None
-        bars.append(Bar(int(region["bar"]), int(region["size"]), wide, known))
+        is_there = address > 0 and address + size <= reach
+        bars.append(Bar(int(region["bar"]), size, wide, address if is_there else None))
     prefetchable, memory = (_window((bridge or {}).get(name)) for name in ("prefetchable_range", "memory_range"))
     return Function(str(device["qdev_id"]), tuple(bars), prefetchable, memory)
 
@@ -213,7 +228,7 @@ def _ecam(monitor: Monitor, deadline: Deadline) -> int:
 
 
 def _with_registers(
-    monitor: Monitor, function: Function, device: Mapping[str, Any], ecam: int, deadline: Deadline
+    monitor: Monitor, function: Function, device: Mapping[str, Any], ecam: int, deadline: Deadline, reach: int
 ) -> Function:
     """With the addresses that its registers hold, as far as they lie in the windows of its port: others are what a
     kernel writes to learn the size of a BAR."""
@@ -234,5 +249,6 @@ def _with_registers(
         address = high << 32 | low & ~0xF
         windows = (function.prefetchable, function.memory)  # of the first kind a BAR may lie in either
         is_there = bar.address is None and any(window.holds(address, bar.size) for window in windows)
+        is_there = is_there and address + bar.size <= reach
         bars.append(Bar(bar.number, bar.size, bar.prefetchable, address if is_there else bar.address))
     return Function(function.id, tuple(bars), function.prefetchable, function.memory)

@@ -81,6 +81,7 @@ class World:
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr(adopt, "memlock", lambda pid: None)
+    monkeypatch.setattr(placement, "SETTLE_SECONDS", 0.3)
     with memory_folder() as folder:
         made = World(Path(folder))
         yield made
