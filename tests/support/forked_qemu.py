@@ -21,8 +21,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
-from devalloc.inventory.bars import of_functions
-from devalloc.inventory.sysfs import Tree
 from devalloc_node.machine import spawn
 from tests.support.fake_qmp import GREETING, Error, FakeQemu
 from tests.support.wire import receive, send
@@ -107,7 +105,6 @@ class Qemu(FakeQemu):
         except OSError as error:
             raise Error(f"vfio {said}: failed to open its group: {error.strerror}") from None
         self.groups[node][1].add(a["id"])
-        self.bar_sizes[said] = of_functions(Tree(self.root), [said]).prefetchable
         return super()._do_device_add(a)
 
     def let_go(self, name: str) -> None:
