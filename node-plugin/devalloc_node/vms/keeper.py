@@ -172,8 +172,9 @@ class Keeper:
             self._tell(obj, vm, Outcome(error.code, error.message))
             raise
         self._backoff.forget(key)
-        for each in [each for each in self._no_window if each[0] == key]:
-            self._no_window.pop(each, None)
+        for each in list(self._no_window):  # other threads add theirs meanwhile
+            if each[0] == key:
+                self._no_window.pop(each, None)
         if not objects.is_deleting(obj) and objects.holder_of(obj) == self._platform.node_name:
             ended = objects.status_of(vm, None, [], "", "")  # the other node may not be there to tell
             objects.tell(self._store, obj, ended, at_rest=True)
