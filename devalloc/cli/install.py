@@ -50,6 +50,17 @@ _PARTS = ("namespace", "crds", "rbac", "policies", "network", "controller", "nod
     "(devalloc node --scaling).",
 )
 @click.option(
+    "--machines-in-edit",
+    is_flag=True,
+    help="Who may edit a namespace makes VirtualMachines there, too; otherwise those who have the ClusterRole "
+    "devalloc-machines.",
+)
+@click.option(
+    "--workers-only",
+    is_flag=True,
+    help="Nothing on nodes of the control plane: no privileged pod runs there, and their devices are not published.",
+)
+@click.option(
     "--only",
     multiple=True,
     type=click.Choice(_PARTS),
@@ -69,6 +80,8 @@ def install(
     service_monitor: bool,
     resource_claims: bool,
     permits: bool,
+    machines_in_edit: bool,
+    workers_only: bool,
     only: tuple[str, ...],
     timeout: float,
 ) -> int:
@@ -85,7 +98,18 @@ def install(
     from devalloc.install.manifests import PUBLISH, Options, manifests
 
     (chosen,) = (each for each in PUBLISH if each == publish)
-    options = Options(chosen, image_prefix, tag, namespace, kubelet_dir, service_monitor, resource_claims, permits)
+    options = Options(
+        chosen,
+        image_prefix,
+        tag,
+        namespace,
+        kubelet_dir,
+        service_monitor,
+        resource_claims,
+        permits,
+        machines_in_edit,
+        workers_only,
+    )
     try:
         objects = manifests(options, only)
     except ValueError as error:

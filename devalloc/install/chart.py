@@ -16,7 +16,19 @@ from typing import Any, Final
 
 from devalloc.api.yamldump import dump_yaml
 from devalloc.install.kustomize import Object
-from devalloc.install.manifests import NAMESPACE, PARTS, PERMITS, PUBLISH, Options, manifests, part_of, path_of
+from devalloc.install.manifests import (
+    IN_EDIT,
+    MACHINES,
+    NAMESPACE,
+    PARTS,
+    PERMITS,
+    PUBLISH,
+    WORKER,
+    Options,
+    manifests,
+    part_of,
+    path_of,
+)
 from devalloc.version import VERSION
 
 _CONTROLLED: Final = 'ne .Values.publish "slices"'
@@ -74,7 +86,15 @@ def _conditioned() -> Iterator[tuple[str, Object]]:
             one = marked[left[0]][path]
             same = [publish for publish in left if marked[publish][path] == one]
             left = [publish for publish in left if publish not in same]
-            yield _is_one_of(same, one), _marked(one)
+            condition = _is_one_of(same, one)
+            if (one["kind"], one["metadata"]["name"]) == ("ClusterRole", MACHINES):
+                labels = {**one["metadata"]["labels"], IN_EDIT: "true"}
+                yield (
+                    f"and .Values.machinesInEdit ({condition})",
+                    {**one, "metadata": {**one["metadata"], "labels": labels}},
+                )
+                condition = f"and (not .Values.machinesInEdit) ({condition})"
+            yield condition, _marked(one)
     plain = Options("both", _PREFIX, _TAG, kubelet_dir=_KUBELET)
     for condition, more in (
         (f"and .Values.serviceMonitor ({_CONTROLLED})", replace(plain, service_monitor=True)),
@@ -99,6 +119,8 @@ def _marked(one: Object) -> Object:
         annotations["helm.sh/resource-policy"] = "keep"  # claims and machines would go with it
     if one["kind"] not in _PODS:
         return one
+    if one["kind"] == "DaemonSet":
+        _only_on_workers(one["spec"]["template"]["spec"])
     name = "controller" if one["kind"] == "Deployment" else "node"
     pod = one["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -117,6 +139,13 @@ def _marked(one: Object) -> Object:
             place[value] = f"<<toYaml .Values.{name}.{value}>>"
     pod["imagePullSecrets"] = "<<toYaml .Values.image.pullSecrets>>"
     return one
+
+
+def _only_on_workers(pod: Object) -> None:
+    """Where that is wanted. The list is not to become empty: a term without any expression is met by no node."""
+    words = ", ".join(f"{name}: {text}" for name, text in WORKER.items())
+    for term in pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]:
+        term["matchExpressions"].append(f"<<if .Values.node.workersOnly: {{{words}}}>>")
 
 
 def _runs(one: Object) -> bool:
@@ -179,6 +208,9 @@ resourceClaims: false
 permits: false
 # A ServiceMonitor for the Prometheus operator.
 serviceMonitor: false
+# Who may edit a namespace makes VirtualMachines there, too: a QEMU on a node. Otherwise those whom an admin gives the
+# ClusterRole devalloc-machines.
+machinesInEdit: false
 
 image:
   # What stands before devalloc-controller and devalloc-node, such as registry.example.com/team/.
@@ -194,6 +226,8 @@ controller:
 node:
   # The kubelet's --root-dir.
   kubeletDir: /var/lib/kubelet
+  # Not on nodes of the control plane (label node-role.kubernetes.io/control-plane): their devices are not published.
+  workersOnly: false
   # More for the command line of `devalloc node`.
 {of("DaemonSet")}"""
 
@@ -213,9 +247,10 @@ def _schema() -> Object:
         resourceClaims=truth,
         permits=truth,
         serviceMonitor=truth,
+        machinesInEdit=truth,
         image=named(prefix=text, tag=text, pullSecrets={"type": "array"}),
         controller=named(replicas={"type": "integer", "minimum": 1}, **runs),
-        node=named(kubeletDir={"type": "string", "pattern": "^/"}, **runs),
+        node=named(kubeletDir={"type": "string", "pattern": "^/"}, workersOnly=truth, **runs),
     )
 
 

@@ -21,6 +21,11 @@ KUBELET: Final = "/var/lib/kubelet"
 PERMITS: Final = "--permits=0.0.0.0:10299"
 """Of the controller's pods, where it gives permits."""
 IMAGES: Final = ("devalloc-controller", "devalloc-node")
+MACHINES: Final = "devalloc-machines"
+"""The ClusterRole of those who may make machines."""
+IN_EDIT: Final = "rbac.authorization.k8s.io/aggregate-to-edit"
+WORKER: Final = {"key": "node-role.kubernetes.io/control-plane", "operator": "DoesNotExist"}
+"""What the labels of a node say that is none of the control plane."""
 
 _KINDS: Final = {
     "Namespace": ("namespace", "namespaces"),
@@ -61,6 +66,10 @@ class Options:
     """The controller allocates labelled ResourceClaims, too, from nodes that are set aside by their label."""
     permits: bool = False
     """The controller gives permits to machines that are scaled."""
+    machines_in_edit: bool = False
+    """Who may edit a namespace makes machines there, too."""
+    workers_only: bool = False
+    """Nothing of devalloc's runs privileged on the nodes of the control plane: their devices are not published."""
 
     @property
     def tag(self) -> str:
@@ -97,6 +106,16 @@ def manifests(options: Options, only: Iterable[str] = ()) -> list[Object]:
             objects += _labelled(render(deploy / folder))
             controller = next(one for one in objects if one["kind"] == "Deployment")
             controller["spec"]["template"]["spec"]["containers"][0]["args"].append(argument)
+    if options.publish == "slices" and options.machines_in_edit:
+        raise ValueError("there are no VirtualMachines where nodes publish slices only")
+    if options.machines_in_edit:
+        for one in objects:
+            if (one["kind"], one["metadata"]["name"]) == ("ClusterRole", MACHINES):
+                one["metadata"]["labels"] |= {IN_EDIT: "true"}
+    if options.workers_only:
+        for one in objects:
+            if one["kind"] == "DaemonSet":
+                _add_condition(one["spec"]["template"]["spec"], WORKER)
     kinds = list(_KINDS)
     wanted = frozenset(only) or frozenset(PARTS)
     chosen = [one for one in objects if part_of(one) in wanted]
@@ -144,6 +163,12 @@ def _check(options: Options) -> None:
         text = getattr(options, name)
         if not re.fullmatch(pattern, text):
             raise ValueError(f"{name.replace('_', ' ')} {text!r} must be {what}")
+
+
+def _add_condition(pod: Object, expression: Any) -> None:
+    """Let a pod run only on nodes whose labels say that, too."""
+    for term in pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]:
+        term["matchExpressions"].append(expression)
 
 
 def _labelled(objects: list[Object]) -> list[Object]:

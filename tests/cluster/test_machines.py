@@ -106,6 +106,7 @@ def installed(cluster: Cluster) -> Iterator[Cluster]:
         assert cluster.create(path, body).ok, path
     # With the roles that are put together where a cluster's controllers run: `view` and `edit`.
     roles = {"devalloc-fleet": "", "devalloc-view": "", "devalloc-edit": SPACE, "system:aggregate-to-view": SPACE}
+    roles |= {"devalloc-machines": SPACE, "devalloc-host-paths": ""}
     for role, where in roles.items():
         name = f"machines-{role.rpartition('-')[2]}-{'of' if where else 'all'}"
         space, kind = (f"/namespaces/{where}", "RoleBinding") if where else ("", "ClusterRoleBinding")

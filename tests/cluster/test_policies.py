@@ -21,7 +21,7 @@ from devalloc.install.manifests import collection_of as path_of_manifest
 from devalloc.store import Change, Conflict, Invalid, Key
 from devalloc.store.kubernetes import Client, KubernetesStore
 from devalloc.store.kubernetes.resources import AROUND, OURS
-from tests.support import kube_crds
+from tests.support import kube_crds, kube_rights
 from tests.support.change import changed
 from tests.support.fleets import gpu_claim, gpu_class, gpu_pool
 from tests.support.good_manifests import good
@@ -35,12 +35,22 @@ SPACE, WATCHERS, COUNTED = "policies", "policies-watchers", "policies-counted"
 CLAIMS, MACHINES = path_of(KINDS["DeviceClaim"], SPACE), path_of(KINDS["VirtualMachine"], SPACE)
 ROLES: Mapping[str, tuple[str, ...]] = {
     # who: the cluster roles that are shipped for that
-    "person": ("devalloc-view", "devalloc-edit"),
+    "person": ("devalloc-view", "devalloc-edit", "devalloc-machines"),
+    "trusted": (
+        "devalloc-view",
+        "devalloc-edit",
+        "devalloc-machines",
+        "devalloc-prioritize",
+        "devalloc-host-paths",
+    ),
     "controller": ("devalloc-controller",),
     "plugin": ("devalloc-node-pools",),
 }
 STATUSES = {"resources": ["deviceclaims/status", "virtualmachines/status"], "verbs": ["update"]}
 """People have these here, too, so that it is the policies that keep them from it."""
+OWNER = "owner"
+"""Who has everything in one namespace, and nothing else: a RoleBinding to cluster-admin."""
+USERS = (*ROLES, OWNER)
 As = Callable[[str], Cluster]
 
 
@@ -54,20 +64,28 @@ def ensure(cluster: Cluster, body: dict[str, Any]) -> bool:
 def account(cluster: Cluster, name: str) -> str:
     """A token of a service account with its rights."""
     rbac = {"apiVersion": "rbac.authorization.k8s.io/v1"}
-    shipped = {body["metadata"]["name"]: body for body in SHIPPED if body["kind"] == "ClusterRole"}
-    rules = [rule for role in ROLES[name] for rule in shipped[role]["rules"]]
-    rules += [{"apiGroups": ["devmgmtproto.k8s.io", "devalloc.io"], **STATUSES}] if name == "person" else []
     subject = {"kind": "ServiceAccount", "name": name, "namespace": SPACE}
     role = {"kind": "ClusterRole", "name": f"policies-{name}", "apiGroup": "rbac.authorization.k8s.io"}
     named = {"name": f"policies-{name}"}
     ensure(cluster, {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name, "namespace": SPACE}})
+    if name == OWNER:
+        ensure(
+            cluster,
+            {
+                **rbac,
+                "kind": "RoleBinding",
+                "metadata": {**named, "namespace": SPACE},
+                "subjects": [subject],
+                "roleRef": {**role, "name": "cluster-admin"},
+            },
+        )
+        return kube_rights.token(cluster, name, namespace=SPACE)
+    shipped = {body["metadata"]["name"]: body for body in SHIPPED if body["kind"] == "ClusterRole"}
+    rules = [rule for role in ROLES[name] for rule in shipped[role]["rules"]]
+    rules += [{"apiGroups": ["devmgmtproto.k8s.io", "devalloc.io"], **STATUSES}] if name == "person" else []
     ensure(cluster, {**rbac, "kind": "ClusterRole", "metadata": named, "rules": rules})
     ensure(cluster, {**rbac, "kind": "ClusterRoleBinding", "metadata": named, "subjects": [subject], "roleRef": role})
-    asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-    answer = cluster.create(f"/api/v1/namespaces/{SPACE}/serviceaccounts/{name}/token", asked)
-    assert answer.ok, answer.message
-    token: str = answer.content["status"]["token"]
-    return token
+    return kube_rights.token(cluster, name, namespace=SPACE)
 
 
 def until(what: str, answer: Callable[[], Answer], status: int) -> None:
@@ -84,7 +102,7 @@ def ruled(cluster: Cluster) -> Iterator[As]:
     kube_crds.install(cluster)
     for name, labels in ((SPACE, {}), (COUNTED, {}), (WATCHERS, {meta.ADMIN_ACCESS: "true"})):
         ensure(cluster, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
-    tokens = {name: account(cluster, name) for name in ROLES}
+    tokens = {name: account(cluster, name) for name in USERS}
     tokens["admin"] = cluster.token
     made = [body for body in yaml.safe_load_all(MANIFESTS.read_text()) if ensure(cluster, body)]
     classes = path_of(KINDS["DeviceClass"])
@@ -96,7 +114,8 @@ def ruled(cluster: Cluster) -> Iterator[As]:
 
     person = as_user("person")
     try:
-        until("rights", lambda: person.create(CLAIMS, a_claim("probe"), dry_run=True), 201)
+        for name in ("person", "trusted", OWNER):
+            until("rights", lambda name=name: as_user(name).create(CLAIMS, a_claim("probe"), dry_run=True), 201)  # type: ignore[misc]
         for name in ("controller", "plugin"):
             until("rights", lambda name=name: as_user(name).get(CLAIMS), 200)  # type: ignore[misc]
         for body in refused_at_once():
@@ -120,15 +139,21 @@ def a_claim(name: str, device_class: str = "policies-gpu", count: int = 1, **ann
 
 
 def a_machine(name: str) -> dict[str, Any]:
+    """One that names nothing but what is its namespace's."""
     machine = good("VirtualMachine")
-    return {**machine, "metadata": {"name": name, "namespace": SPACE}}
+    start = {"kernel": "/images/shared/vmlinuz", "disks": [{"path": f"/images/{SPACE}/a.qcow2", "format": "qcow2"}]}
+    spec = {name: value for name, value in machine["spec"].items() if name != "adopt"} | {"start": start, "nics": []}
+    return {**machine, "metadata": {"name": name, "namespace": SPACE}, "spec": spec}
 
 
 def refused_at_once() -> list[dict[str, Any]]:
     """Something for each policy on the objects themselves."""
     machine = a_machine("probe")
     machine["metadata"]["annotations"] = {meta.LEADER: "9"}
-    return [a_claim("probe", **{"allocated-node": "n"}), a_claim("probe", "policies-watch"), machine]
+    tapped = a_machine("probe")
+    tapped["spec"]["nics"] = [{"backend": "tap", "interface": "br0"}]
+    claim = a_claim("probe", **{"allocated-node": "n"})
+    return [claim, a_claim("probe", "policies-watch"), a_claim("probe", priority="1"), machine, tapped]
 
 
 STATUS = {"allocations": [{"devicePoolName": "p", "deviceName": "d"}]}
@@ -152,19 +177,19 @@ def allocated(ruled: As) -> Iterator[dict[str, Any]]:
     assert admin.delete(f"{CLAIMS}/held").ok
 
 
-OWN = "only the controller of devalloc writes"
+OWN_FIELD = "only the controller of devalloc writes"
 WRITES: list[tuple[str, str, Any, Mapping[str, str]]] = [
     # where, what is written there, and what those are told who may not
-    (f"annotations.{meta.ALLOCATED_NODE}", "elsewhere", {"person": OWN, "plugin": OWN}),
-    (f"annotations.{meta.ALLOCATED_NODE}", None, {"person": OWN, "plugin": OWN}),
-    (f"annotations.{meta.ALLOCATED_SPEC}", '{"claims":[]}', {"person": OWN, "plugin": OWN}),
-    (f"annotations.{meta.ALLOCATED_DEVICES}", "p/e", {"person": OWN, "plugin": OWN}),
-    (f"annotations.{meta.ALLOCATION_DETAILS}", '["0"]', {"person": OWN, "plugin": OWN}),
-    (f"annotations.{meta.ADMIN_CLASSES}", '["gpu"]', {"person": OWN, "plugin": OWN}),
-    (f"annotations.{meta.REASON}", "Because", {"person": OWN, "plugin": OWN}),
-    (f"annotations.{meta.MESSAGE}", "because", {"person": OWN, "plugin": OWN}),
-    (f"annotations.{meta.LEADER}", "7", {"person": OWN, "plugin": OWN}),
-    (f"annotations.{meta.TRANSACTION}", "{}", {"person": OWN, "plugin": OWN}),
+    (f"annotations.{meta.ALLOCATED_NODE}", "elsewhere", {"person": OWN_FIELD, "plugin": OWN_FIELD}),
+    (f"annotations.{meta.ALLOCATED_NODE}", None, {"person": OWN_FIELD, "plugin": OWN_FIELD}),
+    (f"annotations.{meta.ALLOCATED_SPEC}", '{"claims":[]}', {"person": OWN_FIELD, "plugin": OWN_FIELD}),
+    (f"annotations.{meta.ALLOCATED_DEVICES}", "p/e", {"person": OWN_FIELD, "plugin": OWN_FIELD}),
+    (f"annotations.{meta.ALLOCATION_DETAILS}", '["0"]', {"person": OWN_FIELD, "plugin": OWN_FIELD}),
+    (f"annotations.{meta.ADMIN_CLASSES}", '["gpu"]', {"person": OWN_FIELD, "plugin": OWN_FIELD}),
+    (f"annotations.{meta.REASON}", "Because", {"person": OWN_FIELD, "plugin": OWN_FIELD}),
+    (f"annotations.{meta.MESSAGE}", "because", {"person": OWN_FIELD, "plugin": OWN_FIELD}),
+    (f"annotations.{meta.LEADER}", "7", {"person": OWN_FIELD, "plugin": OWN_FIELD}),
+    (f"annotations.{meta.TRANSACTION}", "{}", {"person": OWN_FIELD, "plugin": OWN_FIELD}),
     (
         f"annotations.{meta.PREPARED_ON}",
         "n",
@@ -172,7 +197,7 @@ WRITES: list[tuple[str, str, Any, Mapping[str, str]]] = [
     ),
     ("finalizers", [meta.NODE_FINALIZER], dict.fromkeys(("person", "controller"), "only a node sets it")),
     (f"annotations.{meta.RELEASE}", "forced", {}),
-    (f"annotations.{meta.PRIORITY}", "5", {}),
+    (f"annotations.{meta.PRIORITY}", "-5", {}),
     (f"annotations.{meta.NODE}", "n", {}),
     (f"annotations.{meta.GROUP}", "vm", {}),
     ("annotations.team.example.com/cost", "7", {}),
@@ -186,9 +211,14 @@ def test_who_writes_what_of_a_claims_metadata(
     ruled: As, allocated: dict[str, Any], where: str, value: Any, told: Mapping[str, str]
 ) -> None:
     content = deep_changed(allocated, where, value)
-    for user in (*ROLES, "admin"):
+    for user in (*USERS, "admin"):
         answer = ruled(user).replace(f"{CLAIMS}/held", content, dry_run=True)
-        expect(answer, told.get(user), user)
+        expect(answer, told_to(user, told), user)
+
+
+def told_to(user: str, told: Mapping[str, str]) -> str | None:
+    """Neither who owns the namespace nor whom an admin trusts with more is taken for the controller or a node."""
+    return told.get(user, told.get("person") if user in (OWNER, "trusted") else None)
 
 
 def deep_changed(content: dict[str, Any], where: str, value: Any) -> dict[str, Any]:
@@ -212,11 +242,11 @@ def expect(answer: Answer, told: str | None, user: str) -> None:
 
 
 GIVEN = [
-    ("allocations", [{"devicePoolName": "p", "deviceName": "e"}], {"person": OWN, "plugin": OWN}),
-    ("allocations", None, {"person": OWN, "plugin": OWN}),
-    ("classConfigs", [{"kind": "VfConfig", "spec": {"vlan": 7}}], {"person": OWN, "plugin": OWN}),
-    ("classConfigAllocations", [[0]], {"person": OWN, "plugin": OWN}),
-    ("claimConfigs", [{"kind": "VfConfig"}], {"person": OWN, "plugin": OWN}),
+    ("allocations", [{"devicePoolName": "p", "deviceName": "e"}], {"person": OWN_FIELD, "plugin": OWN_FIELD}),
+    ("allocations", None, {"person": OWN_FIELD, "plugin": OWN_FIELD}),
+    ("classConfigs", [{"kind": "VfConfig", "spec": {"vlan": 7}}], {"person": OWN_FIELD, "plugin": OWN_FIELD}),
+    ("classConfigAllocations", [[0]], {"person": OWN_FIELD, "plugin": OWN_FIELD}),
+    ("claimConfigs", [{"kind": "VfConfig"}], {"person": OWN_FIELD, "plugin": OWN_FIELD}),
     ("deviceStatuses", [{"devicePoolName": "p", "deviceName": "d"}], {"person": "only nodes and the controller"}),
     ("podNames", ["web"], {"person": "only nodes and the controller"}),
 ]
@@ -228,9 +258,11 @@ def test_who_writes_what_of_a_claims_status(
 ) -> None:
     status = {name: text for name, text in allocated["status"].items() if name != where}
     status |= {} if value is None else {where: value}
-    for user in (*ROLES, "admin"):
+    for user in (*USERS, "admin"):
+        if user == "trusted":
+            continue  # may not write statuses at all
         answer = ruled(user).replace(f"{CLAIMS}/held/status", allocated | {"status": status}, dry_run=True)
-        expect(answer, told.get(user), user)
+        expect(answer, told_to(user, told), user)
 
 
 def test_a_status_brings_nothing_else_along(ruled: As, allocated: dict[str, Any]) -> None:
@@ -262,18 +294,20 @@ def test_a_prepared_claim_is_let_go_of_by_its_node_alone(ruled: As, allocated: d
 
 @pytest.mark.parametrize("name", ["allocated-node", "allocated-spec", "reason", "leader", "prepared-on"])
 def test_a_copied_manifest_is_told_what_to_leave_out(ruled: As, name: str) -> None:
-    refused = ruled("person").create(CLAIMS, a_claim("copy", **{name: "x"}), dry_run=True)
-    assert refused.status == 403
-    assert f"devalloc.io/{name}" in refused.message
+    for user in ("person", OWNER):
+        refused = ruled(user).create(CLAIMS, a_claim("copy", **{name: "x"}), dry_run=True)
+        assert refused.status == 403
+        assert f"devalloc.io/{name}" in refused.message
 
 
 @pytest.mark.parametrize("path", [CLAIMS, MACHINES], ids=["claim", "machine"])
 def test_nobody_is_born_with_a_nodes_mark(ruled: As, path: str) -> None:
     body = a_claim("born") if path == CLAIMS else a_machine("born")
     body["metadata"]["finalizers"] = [meta.NODE_FINALIZER]
-    refused = ruled("person").create(path, body, dry_run=True)
-    assert refused.status == 403
-    assert "only a node sets it" in refused.message
+    for user in ("person", OWNER):
+        refused = ruled(user).create(path, body, dry_run=True)
+        assert refused.status == 403
+        assert "only a node sets it" in refused.message
 
 
 VALUES = ["0", "-5", "+7", "007", "9223372036854775807", "-9223372036854775807", "9223372036854775808"]
@@ -283,14 +317,50 @@ VALUES += ["", "high", "1.5", "1 ", "99999999999999999999", "-000000000000000000
 @pytest.mark.parametrize("text", VALUES)
 def test_priorities_are_judged_as_decode_judges_them(ruled: As, text: str) -> None:
     content = a_claim("a", priority=text)
-    answer = ruled("person").create(CLAIMS, content, dry_run=True)
+    answer = ruled("trusted").create(CLAIMS, content, dry_run=True)
     assert answer.ok == (decode(content).object is not None), answer.message
     if not answer.ok:
         assert answer.status == 422
         assert "metadata.annotations[devalloc.io/priority]: must be an integer of 64 bits" in answer.message
     machine = a_machine("a")
     machine["metadata"]["annotations"] = {meta.PRIORITY: text}
-    assert ruled("person").create(MACHINES, machine, dry_run=True).ok == answer.ok
+    assert ruled("trusted").create(MACHINES, machine, dry_run=True).ok == answer.ok
+
+
+FIRST = "a priority above 0 is set or raised only by those who may prioritize"
+
+
+@pytest.mark.parametrize("path", [CLAIMS, MACHINES], ids=["claim", "machine"])
+def test_a_priority_above_0_needs_a_right_in_the_whole_cluster(ruled: As, path: str) -> None:
+    """Else one namespace could always be first in the whole cluster."""
+
+    def with_priority(text: str) -> dict[str, Any]:
+        body = a_claim("first") if path == CLAIMS else a_machine("first")
+        return deep_changed(body, "annotations", {meta.PRIORITY: text})
+
+    for user in ("person", OWNER):
+        for text in ("1", "+7", "007", "9223372036854775807"):
+            expect(ruled(user).create(path, with_priority(text), dry_run=True), FIRST, user)
+        for text in ("0", "-5", "-9223372036854775807", "000"):
+            expect(ruled(user).create(path, with_priority(text), dry_run=True), None, user)
+    stored = ruled("trusted").create(path, with_priority("5"))
+    assert stored.ok, stored.message
+    try:
+        for user in ("person", OWNER):
+            for text, words in (("5", None), ("4", None), ("0", None), ("6", FIRST), ("05", None), ("x", "integer")):
+                content = deep_changed(stored.content, f"annotations.{meta.PRIORITY}", text)
+                content = deep_changed(content, "labels", {"team": "a"})
+                answer = ruled(user).replace(f"{path}/first", content, dry_run=True)
+                if text == "x":
+                    assert answer.status == 422
+                else:
+                    expect(answer, words, user)
+            gone = deep_changed(stored.content, f"annotations.{meta.PRIORITY}", None)
+            expect(ruled(user).replace(f"{path}/first", gone, dry_run=True), None, user)
+        noted = deep_changed(stored.content, f"annotations.{meta.LEADER}", "7")
+        expect(ruled("controller").replace(f"{path}/first", noted, dry_run=True), None, "controller")
+    finally:
+        assert ruled("admin").delete(f"{path}/first").ok
 
 
 @pytest.mark.parametrize(
@@ -385,7 +455,7 @@ def test_what_etcd_has_no_room_for_keeps_no_leader_from_deciding(ruled: As) -> N
 
 def test_what_is_wrong_already_is_no_obstacle_to_something_else(ruled: As) -> None:
     """Claims from before the policies are there: their authors can still release or delete them."""
-    admin, name = ruled("admin"), "devalloc-claims-annotations"
+    admin, name = ruled("admin"), "devalloc-priority"
     bindings = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
     old = a_claim("old", priority="high")
     kept = admin.get(f"{bindings}/{name}").content
@@ -437,14 +507,14 @@ def test_who_writes_what_of_a_machine(ruled: As) -> None:
     kept = {"allocations": [{"devicePoolName": "n-host", "deviceName": "numa0"}], "nodeName": "n"}
     try:
         for name in (meta.LEADER, meta.TRANSACTION):
-            for user, told in (("person", OWN), ("plugin", OWN), ("controller", None)):
+            for user, told in (("person", OWN_FIELD), ("plugin", OWN_FIELD), ("controller", None)):
                 content = deep_changed(machine, f"annotations.{name}", "7")
                 expect(ruled(user).replace(path, content, dry_run=True), told, user)
         held = deep_changed(machine, "finalizers", [meta.NODE_FINALIZER])
         held = deep_changed(held, f"annotations.{meta.PREPARED_ON}", "n")
         for user, words in (("person", "only a node sets it"), ("controller", "only a node sets it"), ("plugin", None)):
             expect(ruled(user).replace(path, held, dry_run=True), words, user)
-        for user, words in (("person", OWN), ("plugin", OWN), ("controller", None)):
+        for user, words in (("person", OWN_FIELD), ("plugin", OWN_FIELD), ("controller", None)):
             expect(ruled(user).replace(f"{path}/status", machine | {"status": kept}, dry_run=True), words, user)
         placed = controller.replace(f"{path}/status", machine | {"status": kept}).content
         runs = {**kept, "phase": "Running"}
@@ -455,6 +525,72 @@ def test_who_writes_what_of_a_machine(ruled: As) -> None:
         expect(plugin.replace(f"{path}/status", placed | {"status": given_back}, dry_run=True), None, "plugin")
     finally:
         ruled("admin").delete(path)
+
+
+NEEDS_A_RIGHT = "only those who may use-host-paths of virtualmachines in the whole cluster name this"
+FOREIGN: list[tuple[str, dict[str, Any]]] = [
+    # what is named, and the spec that does
+    ("disk /images/team-b/a.qcow2", {"start": {"disks": [{"path": "/images/team-b/a.qcow2", "format": "qcow2"}]}}),
+    ("disk /images/shared/a.raw", {"start": {"disks": [{"path": "/images/shared/a.raw", "format": "raw"}]}}),
+    (
+        "read-only disk /images/a.raw",
+        {"start": {"disks": [{"path": "/images/a.raw", "format": "raw", "readOnly": True}]}},
+    ),
+    ("kernel or initrd /boot/vmlinuz", {"start": {"kernel": "/boot/vmlinuz"}}),
+    ("kernel or initrd /etc/shadow", {"start": {"kernel": "/images/shared/vmlinuz", "initrd": "/etc/shadow"}}),
+    ("TAP vnet-mgmt", {"nics": [{"backend": "tap", "interface": "vnet-mgmt"}]}),
+    ("QMP socket /run/qemu/a.qmp", {"nodeName": "n", "adopt": {"qmpSocket": "/run/qemu/a.qmp"}}),
+]
+OWN: list[dict[str, Any]] = [
+    {"start": {"disks": [{"path": f"/images/{SPACE}/data/a.qcow2", "format": "qcow2"}]}},
+    {"start": {"disks": [{"path": "/images/shared/a.raw", "format": "raw", "readOnly": True}]}},
+    {"start": {"kernel": f"/images/{SPACE}/vmlinuz", "initrd": "/images/shared/initrd"}},
+    {"nics": [{"backend": "tap", "interface": f"{SPACE}.lan"}, {"backend": "user"}, {"backend": "warm"}]},
+]
+
+
+def naming(body: dict[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """The machine with what it names of its host; one that is adopted has neither start nor cards."""
+    spec = {**body["spec"], **named}
+    if "adopt" in named:
+        spec = {name: value for name, value in spec.items() if name not in ("start", "nics", "pciSlots")}
+    return {**body, "spec": spec}
+
+
+@pytest.mark.parametrize(("what", "named"), FOREIGN, ids=lambda value: value if isinstance(value, str) else "")
+def test_what_does_not_look_like_the_namespaces_own_on_a_host_needs_a_right(
+    ruled: As, what: str, named: dict[str, Any]
+) -> None:
+    body = naming(a_machine("names"), named)
+    for user in ("person", OWNER):
+        refused = ruled(user).create(MACHINES, body, dry_run=True)
+        expect(refused, f"spec: {what}: {NEEDS_A_RIGHT}", user)
+    expect(ruled("trusted").create(MACHINES, body, dry_run=True), None, "trusted")
+
+
+@pytest.mark.parametrize("named", OWN, ids=lambda value: "-".join(value))
+def test_what_is_the_namespaces_own_on_a_host_needs_none(ruled: As, named: dict[str, Any]) -> None:
+    expect(ruled("person").create(MACHINES, naming(a_machine("names"), named), dry_run=True), None, "person")
+
+
+def test_a_machine_that_names_more_already_can_be_changed_otherwise(ruled: As) -> None:
+    disk = {"path": "/images/shared/a.raw", "format": "raw", "readOnly": True}
+    kernel = {"kernel": "/boot/vmlinuz", "disks": [disk]}
+    stored = ruled("trusted").create(MACHINES, naming(a_machine("trusted"), {"start": kernel}))
+    assert stored.ok, stored.message
+    path, person = f"{MACHINES}/trusted", ruled("person")
+    try:
+        stopped = {**stored.content, "spec": {**stored.content["spec"], "running": False}}
+        expect(person.replace(path, stopped, dry_run=True), None, "person")
+        for start in (
+            {**kernel, "initrd": "/boot/initrd"},
+            {**kernel, "disks": [{**disk, "readOnly": False}]},
+            {"kernel": "/images/shared/vmlinuz", "disks": [{"path": "/boot/vmlinuz", "format": "raw"}]},
+        ):
+            changed_start = naming(stored.content, {"start": start})
+            expect(person.replace(path, changed_start, dry_run=True), NEEDS_A_RIGHT, "person")
+    finally:
+        assert ruled("admin").delete(path).ok
 
 
 # -- counts --------------------------------------------------------------------------------------------------------
@@ -501,7 +637,7 @@ def test_the_controller_holds_claims_to_quotas_and_labels(ruled: As) -> None:
     try:
         assert admin.create(pools, gpu_pool("policies-pool", devices=4, node="policies-node")).ok
         for claim in (a_claim("a", count=2, priority="9"), a_claim("b", count=2), a_claim("c", "policies-late")):
-            assert person.create(counted, moved(claim, COUNTED)).ok
+            assert ruled("trusted").create(counted, moved(claim, COUNTED)).ok
         assert person.create(watched, moved(a_claim("w", "policies-watch"), WATCHERS)).ok
         assert admin.create(classes, gpu_class("policies-late", adminAccess=True)).ok, "after the claim that names it"
         kinds = [resource.kind for resource in (*OURS, *AROUND)]

@@ -35,7 +35,8 @@ from tests.support.kube import NODES, Answer, Cluster, running
 from tests.support.waiting import until
 
 CONTROLLER_USER = "devalloc-controller"
-VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection", "allocate", "prepare")
+VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
+VERBS += ("allocate", "prepare", "prioritize", "use-host-paths")
 SYNTHETIC = {
     "rbac.authorization.k8s.io/clusterroles": ("bind", "escalate"),
     "rbac.authorization.k8s.io/roles": ("bind", "escalate"),
@@ -435,6 +436,54 @@ def test_a_claim_leaves_room_for_the_mark_of_a_new_leader(ruled: Cluster) -> Non
         assert "at most 128 KiB" in ruled.replace(f"{path}/full", marked, dry_run=True).message
     finally:
         assert ruled.delete(f"{path}/full").ok
+
+
+def test_a_resource_claims_priority_above_0_needs_a_right_in_the_whole_cluster(ruled: Cluster) -> None:
+    """Also where Kubernetes makes the claim of a template, which it does with rights of its own."""
+    tenant, writer = {"kind": "ServiceAccount", "name": "tenant", "namespace": "default"}, "resource-claim-controller"
+    rbac, api = "/apis/rbac.authorization.k8s.io/v1", "/apis/resource.k8s.io/v1/namespaces/default"
+    for body in manifests(Options(resource_claims=True), ["rbac"]):
+        if body["metadata"]["name"] == "devalloc-prioritize-templates":
+            assert ruled.create(collection_of(body), body).ok
+    for namespace, name in (("default", "tenant"), ("kube-system", writer)):
+        assert ruled.create(f"/api/v1/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": name}}).ok
+    everything = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"}
+    for name, subject in (("tenant", tenant), (writer, {**tenant, "name": writer, "namespace": "kube-system"})):
+        binding = {"metadata": {"name": name}, "subjects": [subject], "roleRef": everything}
+        assert ruled.create(f"{rbac}/namespaces/default/rolebindings", binding).ok
+    owner = replace(ruled, token=kube_rights.token(ruled, "tenant", namespace="default"))
+    kubernetes = replace(ruled, token=kube_rights.token(ruled, writer, namespace="kube-system"))
+
+    def claim(priority: str) -> dict[str, Any]:
+        requests = [{"name": "a", "exactly": {"deviceClassName": "gpu"}}]
+        metadata = {"name": "urgent", "annotations": {meta.PRIORITY: priority}}
+        return {"kind": "ResourceClaim", "metadata": metadata, "spec": {"devices": {"requests": requests}}}
+
+    def template(priority: str) -> dict[str, Any]:
+        made = claim(priority)
+        spec = {"metadata": {"annotations": made["metadata"]["annotations"]}, "spec": made["spec"]}
+        return {"kind": "ResourceClaimTemplate", "metadata": {"name": "urgent"}, "spec": spec}
+
+    words = "metadata.annotations[devalloc.io/priority]: a priority above 0 is set or raised only by those who may"
+    until(lambda: owner.create(f"{api}/resourceclaims", claim("0"), dry_run=True).ok, "rights")
+    until(lambda: kubernetes.create(f"{api}/resourceclaims", claim("5"), dry_run=True).ok, "rights")
+    for path, body in ((f"{api}/resourceclaims", claim), (f"{api}/resourceclaimtemplates", template)):
+        until(lambda path=path, body=body: owner.create(path, body("1"), dry_run=True).status == 403, "policy")  # type: ignore[misc]
+        for text in ("5", "+5", "007", "9" * 30, "\u0669", " 5", "high"):
+            answer = owner.create(path, body(text), dry_run=True)
+            assert answer.status == 403, text
+            assert words in answer.message
+        for text in ("0", "-5"):
+            assert owner.create(path, body(text), dry_run=True).ok, text
+        assert ruled.create(path, body("5"), dry_run=True).ok
+    stored = ruled.create(f"{api}/resourceclaims", claim("5"))
+    try:
+        path = f"{api}/resourceclaims/urgent"
+        for text, status in (("5", 200), ("4", 200), ("0", 200), ("6", 403)):
+            noted = changed(stored.content, "metadata.annotations", {meta.PRIORITY: text, "team.example.com/a": "b"})
+            assert owner.replace(path, noted, dry_run=True).status == status, text
+    finally:
+        assert ruled.delete(path).ok
 
 
 def test_a_stolen_token_writes_no_slices_of_another_node(ruled: Cluster) -> None:

@@ -39,11 +39,20 @@ def controller_kubeconfig(cluster: Cluster) -> Path:
     return with_token(cluster, CONTROLLER, token(cluster, CONTROLLER))
 
 
-def token(cluster: Cluster, account: str, bound: dict[str, Any] | None = None) -> str:
-    """A token of a service account. ``bound``: the object that it is bound to."""
+def token(
+    cluster: Cluster,
+    account: str,
+    bound: dict[str, Any] | None = None,
+    *,
+    namespace: str = NAMESPACE,
+    audience: str | None = None,
+) -> str:
+    """A token of a service account. ``bound``: the object that it is bound to; ``audience``: whom it is for, if not the
+    API server."""
     asked: dict[str, Any] = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
     asked["spec"] |= {"boundObjectRef": bound} if bound else {}
-    answer: Answer = cluster.create(f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{account}/token", asked)
+    asked["spec"] |= {"audiences": [audience]} if audience else {}
+    answer: Answer = cluster.create(f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token", asked)
     assert answer.ok, answer.message
     return str(answer.content["status"]["token"])
 

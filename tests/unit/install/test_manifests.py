@@ -148,6 +148,8 @@ def test_there_is_no_monitor_where_there_is_no_controller() -> None:
         manifests(Options(publish="slices", service_monitor=True))
     with pytest.raises(ValueError, match="no controller"):
         manifests(Options(publish="slices", permits=True))
+    with pytest.raises(ValueError, match="no VirtualMachines"):
+        manifests(Options(publish="slices", machines_in_edit=True))
 
 
 @pytest.mark.parametrize("publish", ["slices", "pools"])
@@ -249,7 +251,7 @@ def test_who_may_edit_a_namespace_writes_neither_statuses_nor_what_is_only_asked
     for name in ("devalloc-view", "devalloc-edit", "devalloc-fleet"):
         for rule in roles[name]["rules"]:
             assert not [resource for resource in rule["resources"] if "/" in resource], name
-            assert not {"allocate", "prepare"} & set(rule["verbs"]), name
+            assert not {"allocate", "prepare", "prioritize", "use-host-paths"} & set(rule["verbs"]), name
 
 
 # -- where it comes from -----------------------------------------------------------------------------------------------
