@@ -21,14 +21,15 @@ from devalloc.install.manifests import collection_of as path_of_manifest
 from devalloc.store import Change, Conflict, Invalid, Key
 from devalloc.store.kubernetes import Client, KubernetesStore
 from devalloc.store.kubernetes.resources import AROUND, OURS
-from tests.support import kube_crds, kube_rights
+from tests.support import kube_crds, kube_rights, waiting
 from tests.support.change import changed
 from tests.support.fleets import gpu_claim, gpu_class, gpu_pool
 from tests.support.good_manifests import good
 from tests.support.kube import Answer, Cluster
 from tests.support.kube_crds import path_of
 
-MANIFESTS = Path(__file__).parents[2] / "deploy" / "base" / "policies-objects.yaml"
+FOLDER = Path(__file__).parents[2] / "deploy" / "base"
+MANIFESTS = (FOLDER / "policies-objects.yaml", FOLDER / "policies-names.yaml")
 SHIPPED = manifests(Options(publish="pools"), ["rbac"])
 SECONDS = 120.0
 SPACE, WATCHERS, COUNTED = "policies", "policies-watchers", "policies-counted"
@@ -104,7 +105,7 @@ def ruled(cluster: Cluster) -> Iterator[As]:
         ensure(cluster, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
     tokens = {name: account(cluster, name) for name in USERS}
     tokens["admin"] = cluster.token
-    made = [body for body in yaml.safe_load_all(MANIFESTS.read_text()) if ensure(cluster, body)]
+    made = [body for path in MANIFESTS for body in yaml.safe_load_all(path.read_text()) if ensure(cluster, body)]
     classes = path_of(KINDS["DeviceClass"])
     for body in (gpu_class("policies-gpu"), gpu_class("policies-watch", adminAccess=True)):
         assert cluster.create(classes, body).ok
@@ -591,6 +592,114 @@ def test_a_machine_that_names_more_already_can_be_changed_otherwise(ruled: As) -
             expect(person.replace(path, changed_start, dry_run=True), NEEDS_A_RIGHT, "person")
     finally:
         assert ruled("admin").delete(path).ok
+
+
+# -- names that have no effect -----------------------------------------------------------------------------------------
+
+NODE = {"kind": "Node", "metadata": {"name": "policies-node"}}
+SPACE_BODY = {"kind": "Namespace", "metadata": {"name": "policies-new"}}
+
+
+def quota(**hard: str) -> dict[str, Any]:
+    return {"kind": "ResourceQuota", "metadata": {"name": "typo"}, "spec": {"hard": hard}}
+
+
+def resource_claim() -> dict[str, Any]:
+    requests = [{"name": "a", "exactly": {"deviceClassName": "gpu"}}]
+    return {"kind": "ResourceClaim", "metadata": {"name": "typo"}, "spec": {"devices": {"requests": requests}}}
+
+
+RESOURCE_CLAIMS = f"/apis/resource.k8s.io/v1/namespaces/{SPACE}/resourceclaims"
+QUOTAS = f"/api/v1/namespaces/{SPACE}/resourcequotas"
+NAMES: list[tuple[str, dict[str, Any], str, dict[str, str], str]] = [
+    # where, what, a part of its metadata with what in it, and the warning; none where all is well
+    (CLAIMS, a_claim("typo"), "annotations", {"devalloc.io/prioritty": "5"}, "metadata.annotations[devalloc.io/priori"),
+    (CLAIMS, a_claim("typo"), "labels", {meta.PRIORITY: "5"}, "metadata.labels[devalloc.io/priority]: is not known"),
+    (CLAIMS, a_claim("typo"), "annotations", {meta.GROUP: "a", "team.example.com/a": "b"}, ""),
+    (MACHINES, a_machine("typo"), "annotations", {meta.GROUP: "a"}, "metadata.annotations[devalloc.io/group]: is not"),
+    (
+        RESOURCE_CLAIMS,
+        resource_claim(),
+        "labels",
+        {"devalloc.io/allocater": "devalloc"},
+        "metadata.labels[devalloc.io/al",
+    ),
+    (
+        RESOURCE_CLAIMS,
+        resource_claim(),
+        "labels",
+        {"devalloc.io/allocator": "x"},
+        "must be one of: devalloc",
+    ),
+    (RESOURCE_CLAIMS, resource_claim(), "labels", {"devalloc.io/allocator": "devalloc"}, ""),
+    (
+        "/api/v1/nodes",
+        NODE,
+        "labels",
+        {"devalloc.io/publish": "Pools"},
+        "must be one of: slices, pools, host, set-aside",
+    ),
+    (
+        "/api/v1/nodes",
+        NODE,
+        "labels",
+        {"devalloc.io/publsih": "pools"},
+        "those that people write there: devalloc.io/pub",
+    ),
+    ("/api/v1/nodes", NODE, "labels", {"devalloc.io/publish": "none"}, ""),
+    (
+        "/api/v1/namespaces",
+        SPACE_BODY,
+        "labels",
+        {meta.ADMIN_ACCESS: "yes"},
+        "must be one of: true",
+    ),
+    ("/api/v1/namespaces", SPACE_BODY, "labels", {meta.ADMIN_ACCESS: "true"}, ""),
+    (QUOTAS, quota(**{"gpu.deviceclas.devmgmtproto.k8s.io/devices": "1"}), "labels", {}, "spec.hard[gpu.deviceclas."),
+    (
+        QUOTAS,
+        quota(**{"gpu.deviceclass.devmgmtproto.k8s.io/device": "1"}),
+        "labels",
+        {},
+        "is not known and bounds nothing",
+    ),
+    (
+        QUOTAS,
+        quota(**{"count/deviceclaim.devmgmtproto.k8s.io": "1"}),
+        "labels",
+        {},
+        "claims of a namespace are count/d",
+    ),
+    (QUOTAS, quota(**{"gpu.deviceclass.devmgmtproto.k8s.io/devices": "1"}), "labels", {}, ""),
+    (QUOTAS, quota(**{"gpu.deviceclass.resource.k8s.io/devices": "1", "pods": "1"}), "labels", {}, ""),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "part", "values", "words"), NAMES, ids=lambda value: str(value)[-40:])
+def test_a_name_that_has_no_effect_is_warned_of(
+    ruled: As, path: str, body: dict[str, Any], part: str, values: dict[str, str], words: str
+) -> None:
+    admin = ruled("admin")
+    slip = a_claim("typo", slip="x")
+    waiting.until(lambda: admin.create(CLAIMS, slip, dry_run=True).warnings, "the policy counts")
+    answer = admin.create(path, deep_changed(body, part, values), dry_run=True)
+    assert answer.ok, answer.message
+    assert words in " ".join(answer.warnings) if words else answer.warnings == []
+
+
+def test_what_was_warned_of_before_is_not_warned_of_again(ruled: As) -> None:
+    """Else every write of the controller would bring warnings into its log."""
+    admin = ruled("admin")
+    slip = a_claim("slip", slip="x")
+    waiting.until(lambda: admin.create(CLAIMS, slip, dry_run=True).warnings, "the policy counts")
+    stored = admin.create(CLAIMS, slip)
+    try:
+        labelled = deep_changed(stored.content, "labels", {"team": "a"})
+        assert admin.replace(f"{CLAIMS}/slip", labelled, dry_run=True).warnings == []
+        other = deep_changed(stored.content, "annotations.devalloc.io/slip", "y")
+        assert admin.replace(f"{CLAIMS}/slip", other, dry_run=True).warnings != []
+    finally:
+        assert admin.delete(f"{CLAIMS}/slip").ok
 
 
 # -- counts --------------------------------------------------------------------------------------------------------

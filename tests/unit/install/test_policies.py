@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from devalloc.api import annotations
 from devalloc.install.chart import chart
 from devalloc.install.manifests import WORKER, Options, manifests
 
@@ -95,3 +98,73 @@ def test_who_edits_a_namespace_makes_machines_there_only_if_an_admin_says_so() -
     asked = Options(machines_in_edit=True)
     roles = {one["metadata"]["name"]: one for one in manifests(asked, ["rbac"]) if one["kind"] == "ClusterRole"}
     assert roles["devalloc-machines"]["metadata"]["labels"][edit] == "true"
+
+
+# -- warnings of names -------------------------------------------------------------------------------------------------
+
+WARNED = {
+    "deviceclaims": "DeviceClaim",
+    "devicepools": "DevicePool",
+    "virtualmachines": "VirtualMachine",
+    "resourceclaims": "ResourceClaim",
+    "nodes": "Node",
+    "namespaces": "Namespace",
+    "resourcequotas": "ResourceQuota",
+}
+
+
+def literal(variable: str) -> Any:
+    """What a variable of the policy lists. Lists and maps of texts are written as in Python."""
+    (policy,) = [one for one in policies() if one["metadata"]["name"] == "devalloc-names"]
+    (text,) = [each["expression"] for each in policy["spec"]["variables"] if each["name"] == variable]
+    return ast.literal_eval(text.removesuffix("[request.resource.resource]"))
+
+
+@pytest.mark.parametrize("place", ["annotations", "labels"])
+def test_the_policy_that_warns_knows_the_names_that_the_code_knows(place: annotations.Place) -> None:
+    known = {resource: list(annotations.names(kind, place)) for resource, kind in WARNED.items()}
+    by_users = {resource: list(annotations.names(kind, place, by_users=True)) for resource, kind in WARNED.items()}
+    assert literal(f"known{place.capitalize()}") == known
+    assert literal(f"users{place.capitalize()}") == by_users
+
+
+def test_the_policy_that_warns_knows_the_values_that_the_code_knows() -> None:
+    values = [each for kind in WARNED.values() for each in annotations.values(kind, "labels").items()]
+    assert literal("values") == {name: list(texts) for name, texts in values}
+
+
+def test_every_kind_with_names_of_its_own_is_looked_at() -> None:
+    kinds = {kind for each in annotations.KNOWN if each.by_users for kind in each.kinds}
+    assert kinds <= set(WARNED.values())
+    (policy,) = [one for one in policies() if one["metadata"]["name"] == "devalloc-names"]
+    rules = policy["spec"]["matchConstraints"]["resourceRules"]
+    assert {resource for rule in rules for resource in rule["resources"]} == set(WARNED)
+
+
+def test_what_only_warns_keeps_nothing_from_being_written() -> None:
+    """Nodes and namespaces are written by the whole cluster."""
+    bindings = {
+        one["metadata"]["name"]: one["spec"]["validationActions"]
+        for one in manifests(EVERYTHING, ["policies"])
+        if one["kind"] == "ValidatingAdmissionPolicyBinding"
+    }
+    for one in policies():
+        name = one["metadata"]["name"]
+        if name in ("devalloc-names", "devalloc-quotas"):
+            assert (bindings[name], one["spec"]["failurePolicy"]) == (["Warn", "Audit"], "Ignore")
+        else:
+            assert bindings[name] == ["Deny"], name
+            rules = one["spec"]["matchConstraints"]["resourceRules"]
+            assert not {"nodes", "namespaces", "resourcequotas"} & {
+                each for rule in rules for each in rule["resources"]
+            }
+
+
+def test_the_guide_names_all_that_people_write() -> None:
+    guide = (Path(__file__).parents[3] / "docs" / "kubernetes-claims.md").read_text()
+    table = guide[guide.index("These are the names that people write:") :].split("\n\n")[1]
+    rows = {cells[1].strip().removesuffix("s"): cells[2:] for cells in (line.split("|") for line in table.splitlines())}
+    for kind in WARNED.values():
+        for place, cell in zip(("annotations", "labels"), rows.get(kind, ["", ""]), strict=False):
+            for name in annotations.names(kind, place, by_users=True):  # type: ignore[arg-type]
+                assert re.search(rf"`(devalloc\.io/)?{name.partition('/')[2]}[`:]", cell), (kind, name)
