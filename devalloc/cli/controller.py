@@ -56,6 +56,22 @@ if TYPE_CHECKING:
 @click.option(
     "--tls-key", type=click.Path(dir_okay=False, exists=True, path_type=Path), metavar="PATH", help="Its key."
 )
+@click.option(
+    "--tls-folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    envvar="DEVALLOC_TLS_FOLDER",
+    help="Where tls.crt and tls.key are, in place of the two options above, as a Secret is mounted. They may come "
+    "later: until then the certificate is one that is signed by itself [env: DEVALLOC_TLS_FOLDER].",
+)
+@click.option(
+    "--token-audience",
+    default="devalloc",
+    metavar="NAME",
+    envvar="DEVALLOC_TOKEN_AUDIENCE",
+    help="Tokens that read metrics and the page must be for this audience (kubectl create token NAME --audience "
+    "devalloc); empty for tokens of the API server [default: devalloc; env: DEVALLOC_TOKEN_AUDIENCE].",
+)
 @click.option("--open-metrics", is_flag=True, help="Let anybody read /metrics who can connect, without a token.")
 @click.option(
     "--permits",
@@ -116,6 +132,8 @@ def controller(
     listen: str,
     tls_certificate: Path | None,
     tls_key: Path | None,
+    tls_folder: Path | None,
+    token_audience: str,
     open_metrics: bool,
     permits: str | None,
     permits_address: str | None,
@@ -145,6 +163,12 @@ def controller(
     if lease_seconds < 1:
         raise BadInput("--lease must be at least 1s")
     address = _address(listen)
+    is_later = False
+    if tls_folder is not None:
+        if tls_certificate is not None or tls_key is not None:
+            raise BadInput("--tls-folder must not stand next to --tls-certificate and --tls-key")
+        tls_certificate, tls_key = tls_folder / "tls.crt", tls_folder / "tls.key"
+        is_later = not tls_certificate.exists()
     settings = ClusterSettings(
         instance=name or socket.gethostname().lower(),
         namespace=namespace,
@@ -159,12 +183,15 @@ def controller(
         ),
         resource_claims=resource_claims,
         listen=address,
-        tls=None if address is None else _tls(address[0], tls_certificate, tls_key),
+        tls=None if address is None else _tls(address[0], *((None, None) if is_later else (tls_certificate, tls_key))),
         certificate=None if tls_certificate is None else (str(tls_certificate), str(tls_key)),
+        audience=token_audience,
         open_metrics=open_metrics,
         permits=_listening(permits, permits_address),
     )
     with displayed() as display:
+        if is_later and address is not None:
+            display.say(f"{tls_certificate} is not there: nobody can verify the certificate until it is")
 
         def answered(done: Round) -> None:
             for key in done.granted:
@@ -174,7 +201,7 @@ def controller(
         process = Cluster(
             connect(kubeconfig),
             settings,
-            pages=lambda store, shown, access: Pages(store, access, beside=shown, hint=_hint()).mounted(),
+            pages=lambda store, shown, access: Pages(store, access, beside=shown, hint=_hint(token_audience)).mounted(),
             on_state=lambda state, text: display.say(text),
             on_round=answered,
             on_listening=lambda at: display.say(f"health, metrics and pages at https://{at[0]}:{at[1]}"),
@@ -192,17 +219,17 @@ def controller(
     return 0
 
 
-def _hint() -> Markup:
+def _hint(audience: str) -> Markup:
     """How somebody gets a token for the page."""
     from devalloc.controller.page.html import tag
 
     return tag(
         "p",
         "A token is what ",
-        tag("code", "kubectl create token NAME"),
+        tag("code", "kubectl create token NAME" + (f" --audience {audience}" if audience else "")),
         " prints for a service account that may get the path ",
         tag("code", "/devalloc/"),
-        ", or your own.",
+        ". It is good for this page and nothing else." if audience else ", or your own.",
     )
 
 

@@ -4,6 +4,9 @@ one may guess.
 Asked is what Kubernetes' own components ask: a TokenReview, then a SubjectAccessReview for ``get`` of the path, which
 a role allows by ``nonResourceURLs``. Answers are kept for a few seconds, so that one who looks every second is not
 three requests a second.
+
+A token must be for an audience of devalloc's own. Whoever gets hold of it, by playing this server to somebody who does
+not verify certificates for instance, can then do nothing else with it: the API server does not take it.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ Object = dict[str, Any]
 Post = Callable[[str, Object], Object]
 """Creates an object at a path of the API server and returns what it answers. Raises whatever it raises."""
 
+AUDIENCE = "devalloc"
+"""For whom tokens are that the page and metrics take: ``kubectl create token NAME --audience devalloc``."""
 KEPT_SECONDS = 10.0
 MOST_KEPT = 1000
 MAX_TOKEN = 16 << 10
@@ -42,8 +47,10 @@ KNOWN_SECONDS = 300.0
 class Access:
     """Use from any thread; a call may take as long as the API server does."""
 
-    def __init__(self, post: Post, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, post: Post, *, audience: str = AUDIENCE, clock: Callable[[], float] = time.monotonic) -> None:
+        """``audience``: for whom tokens must be; empty for the API server itself."""
         self._post = post
+        self._audience = audience
         self._clock = clock
         self._lock = threading.Lock()
         self._known: dict[tuple[bytes, str], tuple[int, float]] = {}
@@ -69,18 +76,25 @@ class Access:
         return status
 
     def _asked(self, token: str, path: str) -> int:
-        user = user_of(self._post, token)
+        user = user_of(self._post, token, self._audience)
         if user is None:
             return 401
         return 200 if may(self._post, user, {"nonResourceAttributes": {"path": path, "verb": "get"}}) else 403
 
 
-def user_of(post: Post, token: str) -> Mapping[str, Any] | None:
-    """Whose token it is, as TokenReviews have it; None for one that is not good. Raises what ``post`` does."""
-    review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
-    told = _map(post(TOKENS, review).get("status"))
-    user = _map(told.get("user"))
-    return user if told.get("authenticated") is True and user.get("username") else None
+def user_of(post: Post, token: str, audience: str = "") -> Mapping[str, Any] | None:
+    """Whose token it is, as TokenReviews have it; None for one that is not good. Raises what ``post`` does.
+
+    ``audience``: for whom it must be, if not for the API server. An answer that names no audience is of a token for the
+    API server, as Kubernetes has it.
+    """
+    asked: Object = {"token": token} | ({"audiences": [audience]} if audience else {})
+    review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": asked}
+    status = _map(post(TOKENS, review).get("status"))
+    user, audiences = _map(status.get("user")), status.get("audiences")
+    if audience and not (isinstance(audiences, list) and audience in audiences):
+        return None
+    return user if status.get("authenticated") is True and user.get("username") else None
 
 
 def may(post: Post, user: Mapping[str, Any], what: Object) -> bool:

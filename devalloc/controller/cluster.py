@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from devalloc.controller import health
-from devalloc.controller.access import Access
+from devalloc.controller.access import AUDIENCE, Access
 from devalloc.controller.allocate import AllocateSettings, Allocator, Round
 from devalloc.controller.http import JSON, Response
 from devalloc.controller.leading import DEADLINE, NAME, SECONDS, Controller, Loop
@@ -58,7 +58,9 @@ class ClusterSettings:
     """Where health, metrics and pages are; None: nowhere."""
     tls: ssl.SSLContext | None = None
     certificate: tuple[str, str] | None = None
-    """The files that ``tls`` is of."""
+    """The files that ``tls`` is of, or is to be of when they are there."""
+    audience: str = AUDIENCE
+    """For whom tokens must be that read metrics and pages; empty for the API server."""
     open_metrics: bool = False
     """Metrics need no token."""
     permits: Listening | None = None
@@ -131,7 +133,7 @@ class Cluster:
         self.controller = Controller(self.lease, self.store, self._loops, on_state=on_state)
         self._site: Site | None = None
         if settings.listen is not None:
-            access = Access(client.create)
+            access = Access(client.create, audience=settings.audience)
             self._site = Site(
                 {
                     "/healthz": Page(self._health, is_open=True),

@@ -18,6 +18,7 @@ from aiohttp import web
 
 from devalloc.controller.access import REFILL_SECONDS, Asking, Guard, Judge
 from devalloc.controller.http import Bounds, Door, Response, bearer
+from devalloc.controller.permits.settings import server_tls
 from devalloc.scaling.localhost import is_loopback
 
 log = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ PORT = 10301
 LOOK_SECONDS = 60.0
 """How often a certificate is read again, which somebody renews."""
 _REFUSED = {
-    401: b"a token is needed: Authorization: Bearer ...",
+    401: b"a token for this server is needed (its page says how to get one): Authorization: Bearer ...",
     403: b"this user may not read this path; a ClusterRole with nonResourceURLs and the verb get allows it",
     429: b"too many wrong tokens from this address; wait some seconds",
     503: b"the API server does not tell who may read this; try again",
@@ -60,11 +61,12 @@ class Site:
         on_ready: Callable[[tuple[str, int]], None] = lambda address: None,
     ) -> None:
         """``access`` None: whoever can connect may read all pages, which is for loopback. ``certificate``: the files
-        that ``tls`` was made of, to be read again when they change. ``on_ready``: told host and port in the site's
-        thread."""
+        that ``tls`` was made of, to be read again when they change; where they come later, ``tls`` counts until then.
+        ``on_ready``: told host and port in the site's thread."""
         self._pages = dict(pages)
         self._at = host, port
         self._tls = tls
+        self._newest = tls
         self._certificate = certificate
         self._on_ready = on_ready
         # Apart from the loop's own threads: what pages do there must not keep tokens from being looked at.
@@ -91,14 +93,25 @@ class Site:
             await door.close()
 
     async def _renew(self) -> None:
-        while self._tls is not None and self._certificate is not None:
+        if self._tls is None or self._certificate is None:
+            return
+        # A context of its own for each certificate: in one that had another kind of key both would count.
+        self._tls.sni_callback = self._use_newest
+        while True:
             await asyncio.sleep(LOOK_SECONDS)
             try:
-                self._tls.load_cert_chain(*self._certificate)
+                self._newest = server_tls(*self._certificate)
+            except FileNotFoundError:
+                continue  # there is none (yet): the last one counts
             except (OSError, ssl.SSLError) as error:
                 log.warning(
                     "the certificate %s cannot be read; going on with the last one: %s", self._certificate, error
                 )
+
+    def _use_newest(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        """Called at the begin of each connection, whether it names a host or not."""
+        if self._newest is not None:
+            connection.context = self._newest
 
     async def _respond(self, request: web.BaseRequest) -> Response:
         page = self._page(request.path)

@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from devalloc.controller.release import release
 from devalloc.controller.seal import seal
 from devalloc.store.kubernetes import ApiError, Client
 from devalloc.store.kubernetes.doubts import Doubts
-from tests.support import kube_build, kube_crds
+from tests.support import kube_build, kube_crds, kube_rights
 from tests.support.claim_history import PREPARED, History, holders, unanswered
 from tests.support.claim_storm import SERVER, Storm
 from tests.support.controllers import DEVMGMT, LEASE, controllers, holder, leads, prepare
@@ -267,10 +268,13 @@ def controlling(cluster: Cluster, **settings: float) -> Iterator[tuple[Controlle
         thread.join(120)
 
 
-def test_health_is_for_all_and_metrics_for_those_whom_the_cluster_lets_read_them(cluster: Cluster) -> None:
+@pytest.mark.parametrize("audience", ["devalloc", ""])
+def test_health_is_for_all_and_metrics_for_those_whom_the_cluster_lets_read_them(
+    cluster: Cluster, audience: str
+) -> None:
     at: list[tuple[str, int]] = []
     client = Client.connect(cluster.kubeconfig("admin"))
-    settings = ClusterSettings("one", seconds=60.0, deadline=40.0, listen=("127.0.0.1", 0))
+    settings = ClusterSettings("one", seconds=60.0, deadline=40.0, listen=("127.0.0.1", 0), audience=audience)
     controller = Controller(client, settings, on_listening=at.append)
     thread = threading.Thread(target=controller.run, daemon=True)
     thread.start()
@@ -291,15 +295,40 @@ def test_health_is_for_all_and_metrics_for_those_whom_the_cluster_lets_read_them
         assert ask("/readyz") == (200, f"leading, as {controller.lease.holder}")
         assert ask("/metrics")[0] == 401
         assert ask("/metrics", "made-up")[0] == 401
-        assert ask("/metrics", cluster.tokens["system:node:node-a"])[0] == 403
-        until(lambda: "devalloc_claims" in ask("/metrics", cluster.token)[1], "a round is over")
-        found = ask("/metrics", cluster.token)[1]
+        reader = scraper(cluster, audience)
+        if audience:
+            assert ask("/metrics", cluster.token)[0] == 401, "it is for the API server"
+            assert ask("/metrics", scraper(cluster, ""))[0] == 401, "that of a pod is for the API server, too"
+            assert ask("/metrics", scraper(cluster, "other"))[0] == 401
+            assert cluster_refuses(cluster, reader), "whoever gets hold of it can do nothing else with it"
+        else:
+            assert ask("/metrics", cluster.tokens["system:node:node-a"])[0] == 403
+            assert ask("/metrics", cluster.token)[0] == 200
+        until(lambda: "devalloc_claims" in ask("/metrics", reader)[1], "a round is over")
+        found = ask("/metrics", reader)[1]
         for line in ('devalloc_claims{state="allocated"} 1.0', "devalloc_leading 1.0", "devalloc_devices 2.0"):
             assert line in found
         assert 'devalloc_api_requests_total{code="200",verb="update"}' in found
     finally:
         controller.stop()
         thread.join(120)
+
+
+def scraper(cluster: Cluster, audience: str) -> str:
+    """A token of an account that may read metrics."""
+    named = {"metadata": {"name": "scraper"}}
+    subject = {"kind": "ServiceAccount", "name": "scraper", "namespace": "default"}
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "scraper"}
+    rbac = "/apis/rbac.authorization.k8s.io/v1"
+    cluster.create("/api/v1/namespaces/default/serviceaccounts", named)
+    rules = [{"nonResourceURLs": ["/metrics"], "verbs": ["get"]}]
+    cluster.create(f"{rbac}/clusterroles", named | {"rules": rules})
+    cluster.create(f"{rbac}/clusterrolebindings", named | {"subjects": [subject], "roleRef": role})
+    return kube_rights.token(cluster, "scraper", namespace="default", audience=audience or None)
+
+
+def cluster_refuses(cluster: Cluster, token: str) -> bool:
+    return replace(cluster, token=token).get("/version").status == 401
 
 
 def test_a_machine_and_its_claims_are_placed_together_or_told_why_not(cluster: Cluster) -> None:

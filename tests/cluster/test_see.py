@@ -153,11 +153,8 @@ def everything(space: Space) -> None:
     space.pod("waiting", "too-many")
 
 
-def token(cluster: Cluster, account: str) -> str:
-    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-    answer = cluster.create(f"/api/v1/namespaces/{SPACE}/serviceaccounts/{account}/token", body)
-    assert answer.ok, answer.message
-    return str(answer.content["status"]["token"])
+def token(cluster: Cluster, account: str, audience: str | None = None) -> str:
+    return kube_rights.token(cluster, account, namespace=SPACE, audience=audience)
 
 
 def right(items: dict[str, list[Object]]) -> Object:
@@ -253,9 +250,11 @@ def test_page_top_and_kubectl_say_the_same(fleet: Cluster, tmp_path: Path, progr
         ]
         urls = [f"{page[1]}/devalloc/" for page in pages]  # one of them leads, the other stands by
         assert ask(urls[0], "view", Authorization="Bearer nonsense")[0] == 401
-        assert ask(urls[0], "view", Authorization=f"Bearer {token(fleet, 'stranger')}")[0] == 403
+        assert ask(urls[0], "view", Authorization=f"Bearer {token(fleet, 'stranger', 'devalloc')}")[0] == 403
+        assert ask(urls[0], "view", Authorization=f"Bearer {token(fleet, 'viewer')}")[0] == 401, "for the API server"
         assert ask(urls[0], "view")[0] == 401
-        status, headers, _ = ask(urls[0], "login", method="POST", body=f"token={token(fleet, 'viewer')}")
+        signing_in = f"token={token(fleet, 'viewer', 'devalloc')}"
+        status, headers, _ = ask(urls[0], "login", method="POST", body=signing_in)
         cookie = {"Cookie": headers["Set-Cookie"].partition(";")[0]}
         assert status == 303
 

@@ -104,8 +104,8 @@ class FakeKube:
         """Who a token is, or what somebody may."""
         if body["kind"] == "SubjectAccessReview":
             return {**body, "status": {"allowed": self.allowed(body["spec"])}}
-        user = self.users.get(body["spec"]["token"])
-        return {**body, "status": {} if user is None else {"authenticated": True, "user": user}}
+        user, audiences = self.users.get(body["spec"]["token"]), body["spec"].get("audiences", [])
+        return {**body, "status": {} if user is None else {"authenticated": True, "user": user, "audiences": audiences}}
 
     def delete(self, path: str, uid: str, resource_version: str) -> Object:
         with self.changed:

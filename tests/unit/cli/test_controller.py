@@ -52,6 +52,7 @@ def test_outside_a_pod_there_is_no_service_account() -> None:
         (["--lease", "500ms"], "--lease must be at least 1s"),
         (["--lease", "soon"], "is no duration"),
         (["--tls-certificate", "KUBECONFIG"], "go together"),
+        (["--tls-certificate", "KUBECONFIG", "--tls-folder", "tls"], "must not stand next to"),
         (["--tls-certificate", "KUBECONFIG", "--tls-key", "KUBECONFIG"], "--tls-certificate"),
     ],
 )

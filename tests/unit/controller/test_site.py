@@ -9,15 +9,24 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509.oid import NameOID
 
-from devalloc.controller.access import ACCESS, TOKENS, Access
+from devalloc.controller import site
+from devalloc.controller.access import ACCESS, AUDIENCE, TOKENS, Access
 from devalloc.controller.certificate import self_signed
 from devalloc.controller.http import Response
 from devalloc.controller.site import Page, Site
+from tests.support.waiting import until
 
 
 class Cluster:
@@ -26,6 +35,7 @@ class Cluster:
     def __init__(self, users: Mapping[str, str], rights: set[tuple[str, str]]) -> None:
         self.users, self.rights, self.asked = users, rights, 0
         self.is_away = False
+        self.audience = AUDIENCE
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         self.asked += 1
@@ -34,7 +44,10 @@ class Cluster:
         if path == TOKENS:
             name = self.users.get(body["spec"]["token"])
             user = {"username": name, "groups": ["g"], "extra": {"e": ["1"]}}
-            return {"status": {"authenticated": True, "user": user} if name else {"error": "unknown"}}
+            audiences = [each for each in body["spec"].get("audiences", ["api"]) if each == self.audience]
+            if not name or not audiences:
+                return {"status": {"error": "unknown"}}
+            return {"status": {"authenticated": True, "user": user, "audiences": audiences}}
         assert path == ACCESS
         spec = body["spec"]
         assert (spec["groups"], spec["extra"], spec["nonResourceAttributes"]["verb"]) == (["g"], {"e": ["1"]}, "get")
@@ -49,14 +62,17 @@ PAGES = {"/healthz": Page(shown, is_open=True), "/metrics": Page(shown), "/page/
 
 
 @contextmanager
-def served(access: Access | None, tls: ssl.SSLContext | None = None) -> Iterator[str]:
+def served(
+    access: Access | None, tls: ssl.SSLContext | None = None, certificate: tuple[str, str] | None = None
+) -> Iterator[str]:
     stop, ready, at = threading.Event(), threading.Event(), []
 
     def on_ready(address: tuple[str, int]) -> None:
         at.append(address)
         ready.set()
 
-    thread = threading.Thread(target=Site(PAGES, access, port=0, tls=tls, on_ready=on_ready).run, args=(stop,))
+    made = Site(PAGES, access, port=0, tls=tls, certificate=certificate, on_ready=on_ready)
+    thread = threading.Thread(target=made.run, args=(stop,))
     thread.start()
     try:
         assert ready.wait(60)
@@ -142,6 +158,73 @@ def test_answers_are_kept_for_some_seconds() -> None:
     assert access.status("good", "/metrics") == 403
     assert access.status("g" * 100_000, "/metrics") == 401
     assert cluster.asked == 4
+
+
+def test_a_token_must_be_for_devalloc_alone() -> None:
+    """One that is for the API server is good for much else, and so nothing to show to others."""
+    cluster = Cluster({"good": "reader"}, {("reader", "/metrics")})
+    cluster.audience = "api"
+    assert Access(cluster.post).status("good", "/metrics") == 401
+    assert Access(cluster.post, audience="").status("good", "/metrics") == 200, "as versions before 0.2.0 had it"
+
+
+def test_an_answer_that_names_no_audience_is_of_a_token_for_the_api_server() -> None:
+    """So it is with authenticators that know of none (TokenReviewStatus.audiences)."""
+    status = {"authenticated": True, "user": {"username": "reader"}, "allowed": True}
+    post: Callable[[str, dict[str, Any]], dict[str, Any]] = lambda path, body: {"status": status}  # noqa: E731
+    assert Access(post).status("good", "/metrics") == 401
+    assert Access(post, audience="").status("good", "/metrics") == 200
+
+
+def test_a_certificate_that_comes_later_and_one_that_is_renewed_are_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a Secret that cert-manager writes after the pod has begun; whoever has its authority verifies it."""
+    monkeypatch.setattr(site, "LOOK_SECONDS", 0.05)
+    files = tmp_path / "tls.crt", tmp_path / "tls.key"
+    with served(None, self_signed(["127.0.0.1"]), (str(files[0]), str(files[1]))) as url:
+
+        def verified(authority: str) -> bool:
+            context = ssl.create_default_context(cadata=authority)
+            try:
+                with urllib.request.urlopen(f"{url}/healthz", timeout=60, context=context) as answer:
+                    return bool(answer.status == 200)
+            except urllib.error.URLError as error:
+                if not isinstance(error.reason, ssl.SSLError):
+                    raise
+                return False
+
+        for kind in ("rsa", "ec"):
+            certificate, key = written(kind)
+            assert not verified(certificate)
+            for path, text in ((files[1], key), (files[0], certificate)):
+                (tmp_path / "new").write_text(text)
+                (tmp_path / "new").replace(path)
+            until(lambda certificate=certificate: verified(certificate), "the new certificate is served")  # type: ignore[misc]
+        files[0].unlink()
+        assert verified(certificate), "one that is gone counts on"
+
+
+def written(kind: str) -> tuple[str, str]:
+    """A certificate for 127.0.0.1 and its key, as PEM."""
+    key = rsa.generate_private_key(65537, 2048) if kind == "rsa" else ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"made for this test, {kind}")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return made.public_bytes(pem).decode(), private.decode()
 
 
 @pytest.mark.parametrize("told", [{}, {"status": None}, {"status": {"authenticated": "yes"}}, {"status": []}])

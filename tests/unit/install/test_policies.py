@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -168,3 +169,29 @@ def test_the_guide_names_all_that_people_write() -> None:
         for place, cell in zip(("annotations", "labels"), rows.get(kind, ["", ""]), strict=False):
             for name in annotations.names(kind, place, by_users=True):  # type: ignore[arg-type]
                 assert re.search(rf"`(devalloc\.io/)?{name.partition('/')[2]}[`:]", cell), (kind, name)
+
+
+# -- who is who over TLS -----------------------------------------------------------------------------------------------
+
+
+def test_prometheus_verifies_whom_it_gives_its_token() -> None:
+    everything = manifests(replace(EVERYTHING, service_monitor=True, namespace="elsewhere"))
+    (monitor,) = [one for one in everything if one["kind"] == "ServiceMonitor"]
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint["tlsConfig"]["serverName"] == "devalloc-controller.elsewhere.svc"
+    (controller,) = [one for one in everything if one["kind"] == "Deployment"]
+    (tls,) = [each["secret"] for each in controller["spec"]["template"]["spec"]["volumes"] if each["name"] == "tls"]
+    assert endpoint["tlsConfig"]["ca"]["secret"] == {"name": tls["secretName"], "key": "ca.crt"}
+    assert endpoint["authorization"]["credentials"]["name"] == "devalloc-metrics-token"
+    bound = [
+        one
+        for one in everything
+        if one["kind"] == "ClusterRoleBinding" and one["roleRef"]["name"] == "devalloc-metrics"
+    ]
+    assert [one["subjects"][0]["namespace"] for one in bound] == ["elsewhere"]
+
+
+def test_nothing_that_is_shipped_leaves_tls_unverified() -> None:
+    folder = Path(__file__).parents[3]
+    for path in [*folder.glob("deploy/**/*.yaml"), *folder.glob("examples/**/*.yaml")]:
+        assert not re.search(r"insecureSkipVerify|bearerTokenFile", path.read_text()), path
