@@ -16,11 +16,13 @@ import pytest
 
 from devalloc.api import meta
 from devalloc.api.kinds import KINDS
+from devalloc.controller.permits import lease
 from devalloc.install.manifests import Options, collection_of, manifests
 from devalloc.inventory.pools import name_on
+from devalloc.scaling.permits.place import NAME as PERMITS_PLACE
 from devalloc.store import Change
 from devalloc.store.key import Key
-from devalloc.store.kubernetes import Client, KubernetesStore
+from devalloc.store.kubernetes import Client, KubernetesStore, transaction
 from devalloc_node import marks
 from devalloc_node.errors import Failed
 from devalloc_node.grant import ClaimRef
@@ -253,6 +255,29 @@ def test_what_is_allowed_by_name_is_allowed_by_that_name_only(ruled: Cluster) ->
     assert may("devalloc-node", "associated-node:patch", "resource.k8s.io/resourceclaims/driver", "devalloc.io")
     assert not may("devalloc-node", "associated-node:patch", "resource.k8s.io/resourceclaims/driver", "gpu.nvidia.com")
     assert not may("devalloc-node", "arbitrary-node:patch", "resource.k8s.io/resourceclaims/driver", "devalloc.io")
+
+
+def test_the_controller_writes_no_configmaps_but_its_own(ruled: Cluster) -> None:
+    """Of those that others have in its namespace, such as the authority of all its pods."""
+    path, user = f"/api/v1/namespaces/{kube_rights.NAMESPACE}/configmaps", kube_rights.CONTROLLER
+    controller = replace(ruled, token=kube_rights.token(ruled, user))
+    others = {"kind": "ConfigMap", "metadata": {"name": "kube-root-ca.crt"}, "data": {"ca.crt": "x"}}
+    assert ruled.create(path, others).status in (201, 409)
+    words = "writes ConfigMaps of its own only, and not kube-root-ca.crt"
+    until(lambda: words in controller.create(path, others, dry_run=True).message, "the policy counts")
+    stored = ruled.get(f"{path}/kube-root-ca.crt").content
+    for answer in (
+        controller.replace(f"{path}/kube-root-ca.crt", {**stored, "data": {}}, dry_run=True),
+        controller.delete(f"{path}/kube-root-ca.crt"),
+    ):
+        assert answer.status == 403
+        assert words in answer.message
+    for name in (transaction.new_name(), PERMITS_PLACE, f"{lease.NAME}-usage"):
+        own = {"kind": "ConfigMap", "metadata": {"name": name}}
+        made = controller.create(path, own)
+        assert made.ok, made.message
+        assert controller.replace(f"{path}/{name}", {**made.content, "data": {"a": "b"}}).ok
+        assert controller.delete(f"{path}/{name}").ok
 
 
 # -- what each part does, it may do ------------------------------------------------------------------------------------
