@@ -195,3 +195,11 @@ def test_nothing_that_is_shipped_leaves_tls_unverified() -> None:
     folder = Path(__file__).parents[3]
     for path in [*folder.glob("deploy/**/*.yaml"), *folder.glob("examples/**/*.yaml")]:
         assert not re.search(r"insecureSkipVerify|bearerTokenFile", path.read_text()), path
+
+
+def test_the_tests_that_the_guide_to_security_names_are_there() -> None:
+    root = Path(__file__).parents[3]
+    named = re.findall(r"`(tests/[^`:]+\.py)(?:::(test_\w+))?`", (root / "docs" / "security.md").read_text())
+    assert named
+    for path, test in named:
+        assert f"def {test}" in (root / path).read_text(), (path, test)
