@@ -277,6 +277,7 @@ def test_the_controllers_pods_are_admitted_where_pods_are_restricted(own: Cluste
 
 
 VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection", "allocate", "prepare")
+MACHINES = "devalloc.io/virtualmachines"
 OF_A_NAMESPACE = (
     "devmgmtproto.k8s.io/deviceclaims",
     *(f"devalloc.io/{plural}" for plural in ("virtualmachines", "vfconfigs", "vfioconfigs", "vgpuconfigs")),
@@ -297,8 +298,8 @@ def test_rights_come_with_the_roles_that_a_cluster_has_anyway(own: Cluster, kube
     everywhere = (*OF_A_NAMESPACE, *OF_THE_CLUSTER, *STATUSES)
     expected: dict[str, dict[str, frozenset[str]]] = {
         "view-here": dict.fromkeys(OF_A_NAMESPACE, READ),
-        "edit-here": dict.fromkeys(OF_A_NAMESPACE, EDIT),
-        "admin-here": dict.fromkeys(OF_A_NAMESPACE, EDIT),
+        "edit-here": dict.fromkeys(OF_A_NAMESPACE, EDIT) | {MACHINES: READ},
+        "admin-here": dict.fromkeys(OF_A_NAMESPACE, EDIT) | {MACHINES: READ},
         "view-all": dict.fromkeys((*OF_A_NAMESPACE, *OF_THE_CLUSTER), READ),
         "fleet": dict.fromkeys(OF_THE_CLUSTER, EDIT),
         "classes": {OF_THE_CLUSTER[0]: READ},
