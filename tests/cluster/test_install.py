@@ -315,6 +315,11 @@ def test_rights_come_with_the_roles_that_a_cluster_has_anyway(own: Cluster, kube
             }
             assert may == rights, user
         assert not is_allowed(own, "edit-here", OF_A_NAMESPACE[0], "get", "kube-system")
+        edit = "rbac.authorization.k8s.io/aggregate-to-edit"
+        kubectl("label", "clusterrole", "devalloc-machines", f"{edit}=true")
+        until(lambda: is_allowed(own, "admin-here", MACHINES, "create"), "machines are part of edit")
+        kubectl("label", "clusterrole", "devalloc-machines", f"{edit}-")
+        until(lambda: not is_allowed(own, "admin-here", MACHINES, "create"), "they are not any more")
     finally:
         kubectl("delete", "rolebinding", "view-here", "edit-here", "admin-here")
         kubectl("delete", "clusterrolebinding", "view-all", "fleet", "classes")
