@@ -68,9 +68,8 @@ if TYPE_CHECKING:
     "--token-audience",
     default="devalloc",
     metavar="NAME",
-    envvar="DEVALLOC_TOKEN_AUDIENCE",
     help="Tokens that read metrics and the page must be for this audience (kubectl create token NAME --audience "
-    "devalloc); empty for tokens of the API server [default: devalloc; env: DEVALLOC_TOKEN_AUDIENCE].",
+    "devalloc). Empty for tokens of the API server [default: devalloc].",
 )
 @click.option("--open-metrics", is_flag=True, help="Let anybody read /metrics who can connect, without a token.")
 @click.option(
@@ -163,12 +162,14 @@ def controller(
     if lease_seconds < 1:
         raise BadInput("--lease must be at least 1s")
     address = _address(listen)
-    is_later = False
+    if tls_folder is not None and (tls_certificate is not None or tls_key is not None):
+        raise BadInput("--tls-folder must not stand next to --tls-certificate and --tls-key")
+    tls, unverified = None, ""
     if tls_folder is not None:
-        if tls_certificate is not None or tls_key is not None:
-            raise BadInput("--tls-folder must not stand next to --tls-certificate and --tls-key")
         tls_certificate, tls_key = tls_folder / "tls.crt", tls_folder / "tls.key"
-        is_later = not tls_certificate.exists()
+        unverified = _why_not(tls_certificate, tls_key)
+    if address is not None:
+        tls = _tls(address[0], *((None, None) if unverified else (tls_certificate, tls_key)))
     settings = ClusterSettings(
         instance=name or socket.gethostname().lower(),
         namespace=namespace,
@@ -183,15 +184,15 @@ def controller(
         ),
         resource_claims=resource_claims,
         listen=address,
-        tls=None if address is None else _tls(address[0], *((None, None) if is_later else (tls_certificate, tls_key))),
+        tls=tls,
         certificate=None if tls_certificate is None else (str(tls_certificate), str(tls_key)),
         audience=token_audience,
         open_metrics=open_metrics,
         permits=_listening(permits, permits_address),
     )
     with displayed() as display:
-        if is_later and address is not None:
-            display.say(f"{tls_certificate} is not there: nobody can verify the certificate until it is")
+        if unverified and address is not None:
+            display.say(f"{unverified}: until there is a certificate, it is one that nobody can verify")
 
         def answered(done: Round) -> None:
             for key in done.granted:
@@ -254,6 +255,19 @@ def _listening(text: str | None, address: str | None) -> Listening | None:
     if not re.fullmatch(r"[0-9A-Za-z.:-]+", reached):
         raise BadInput(f"--permits-address must be an address or a name, not {reached!r}")
     return Listening(*at, reached)
+
+
+def _why_not(certificate: Path, key: Path) -> str:
+    """Why files that may come later, or be mended later, cannot be served: claims are answered all the same."""
+    import ssl
+
+    from devalloc.controller.permits.settings import server_tls
+
+    try:
+        server_tls(str(certificate), str(key))
+    except (OSError, ssl.SSLError) as error:
+        return f"{certificate}, {key}: {getattr(error, 'strerror', None) or error}"
+    return ""
 
 
 def _tls(host: str, certificate: Path | None, key: Path | None) -> ssl.SSLContext:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from devalloc.cli.controller import controller
+from devalloc.cli.controller import _why_not, controller
 
 SERVER = {"server": "https://127.0.0.1:1"}
 CONTENT = {
@@ -61,3 +61,12 @@ def test_what_makes_no_sense_is_refused(kubeconfig: Path, options: list[str], to
     done = CliRunner().invoke(controller, ["--kubeconfig", str(kubeconfig), *given])
     assert done.exit_code == 2, done.output
     assert told in done.output
+
+
+def test_a_certificate_that_cannot_be_served_yet_keeps_no_claim_from_being_answered(tmp_path: Path) -> None:
+    """A Secret that is not there, or that somebody filled with something else."""
+    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    assert _why_not(certificate, key) == f"{certificate}, {key}: No such file or directory"
+    certificate.write_text("x")
+    key.write_text("y")
+    assert _why_not(certificate, key).startswith(f"{certificate}, {key}: ")
