@@ -15,6 +15,10 @@ Say = Callable[[str], None]
 MANAGER = "devalloc"
 """Whose fields they are, for server-side apply."""
 PAUSE = 0.2
+DRY_RUN = " (dry run)"
+"""After what would become of an object."""
+_PATHS = 3
+"""How many fields that would change are named."""
 _BINDING = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding"}
 _BINDINGS = ("devalloc-controller", "devalloc-node")
 """Their subjects say in which namespace devalloc is, however it was installed."""
@@ -38,30 +42,48 @@ def refuse_elsewhere(client: Client, namespace: str) -> None:
                 )
 
 
-def install(client: Client, objects: Sequence[Object], say: Say, until: float) -> None:
+def refuse_helm(client: Client, objects: Iterable[Object]) -> None:
+    """Raises NotInstalled where a Helm release owns one of them: of two owners each would undo what the other one
+    changes, and the next ``helm upgrade`` would fail with conflicts."""
+    for one in objects:
+        metadata = (found(client, path_of(one)) or {"metadata": {}})["metadata"]
+        if metadata.get("labels", {}).get("app.kubernetes.io/managed-by") == "Helm":
+            annotations = metadata.get("annotations", {})
+            release = annotations.get("meta.helm.sh/release-name", "devalloc")
+            place = annotations.get("meta.helm.sh/release-namespace", "devalloc-system")
+            raise NotInstalled(
+                f"{title(one)} belongs to the Helm release {release} in namespace {place}: use helm upgrade {release} "
+                f"-n {place}; to go on without Helm, helm uninstall {release} -n {place} first, which keeps the CRDs "
+                "with all claims and machines"
+            )
+
+
+def install(client: Client, objects: Sequence[Object], say: Say, until: float, *, dry_run: bool = False) -> None:
     """Apply all in their order; says of each what became of it. CRDs are served before what comes after them.
 
-    ``until``: of the monotonic clock. Raises NotInstalled; what was applied until then stays, and doing it again goes
-    on.
+    ``until``: of the monotonic clock. ``dry_run``: the API server says what would become of them, and keeps nothing.
+    Raises NotInstalled; what was applied until then stays, and doing it again goes on.
     """
     crds: list[Object] = []
     for one in objects:
         if crds and one["kind"] != "CustomResourceDefinition":
             _wait_for_crds(client, crds, until)
             crds = []
-        outcome, stored = _applied(client, one)
+        outcome, stored = _applied(client, one, dry_run=dry_run)
         say(f"{title(one)} {outcome}")
-        crds += [stored] if one["kind"] == "CustomResourceDefinition" else []
+        crds += [stored] if one["kind"] == "CustomResourceDefinition" and not dry_run else []
     _wait_for_crds(client, crds, until)
 
 
-def prune(client: Client, objects: Iterable[Object], namespace: str, say: Say) -> None:
-    """Delete what an earlier ``install`` applied and is no more among the objects: of an earlier version, or of a node
-    that published otherwise. CRDs stay: claims would go with them. Raises NotInstalled."""
+def not_wanted(client: Client, objects: Iterable[Object], namespace: str) -> list[Object]:
+    """What an earlier ``install`` applied and is no more among the objects: of an earlier version, or of a node that
+    published otherwise. CRDs are not among it: claims would go with them. Raises NotInstalled."""
     wanted = {path_of(one) for one in objects}
-    for one in installed(client, namespace):
-        if path_of(one) not in wanted and one["kind"] not in ("CustomResourceDefinition", "Namespace"):
-            delete(client, one, say)
+    return [
+        one
+        for one in installed(client, namespace)
+        if path_of(one) not in wanted and one["kind"] not in ("CustomResourceDefinition", "Namespace")
+    ]
 
 
 def installed(client: Client, namespace: str) -> Iterator[Object]:
@@ -76,13 +98,19 @@ def installed(client: Client, namespace: str) -> Iterator[Object]:
                 yield {"apiVersion": api_version, "kind": kind, **item}
 
 
-def delete(client: Client, one: Object, say: Say, propagation: str = "") -> None:
+def delete(client: Client, one: Object, say: Say, *, dry_run: bool = False) -> None:
+    """Raises NotInstalled."""
+    delete_at(client, path_of(one), one, say, title(one), dry_run=dry_run)
+
+
+def delete_at(client: Client, path: str, one: Object, say: Say, what: str, *, dry_run: bool = False) -> None:
     """Raises NotInstalled."""
     try:
-        client.delete(path_of(one), one["metadata"]["uid"], propagation=propagation)
+        if not dry_run:
+            client.delete(path, one["metadata"]["uid"])
     except ApiError as error:
-        raise NotInstalled(f"{title(one)} cannot be deleted: {error}") from None
-    say(f"{title(one)} deleted")
+        raise NotInstalled(f"{what} cannot be deleted: {error}") from None
+    say(f"{what} deleted{DRY_RUN if dry_run else ''}")
 
 
 def wait_until(true: Callable[[], bool], until: float) -> bool:
@@ -111,10 +139,12 @@ def _kinds() -> Iterator[tuple[str, str, bool]]:
     yield from ((*key, namespaced) for key, namespaced in reversed(kinds.items()))
 
 
-def _applied(client: Client, one: Object) -> tuple[str, Object]:
+def _applied(client: Client, one: Object, *, dry_run: bool) -> tuple[str, Object]:
     before = found(client, path_of(one))
+    if dry_run and before is None:  # its namespace or its kind may not be there either
+        return f"created{DRY_RUN}", one
     try:
-        after = client.apply(path_of(one), one, MANAGER)
+        after = client.apply(path_of(one), one, MANAGER, {"dryRun": "All"} if dry_run else None)
     except ApiError as error:
         hint = ""
         if error.status == 403:
@@ -124,7 +154,24 @@ def _applied(client: Client, one: Object) -> tuple[str, Object]:
         raise NotInstalled(f"{title(one)} cannot be applied: {error}{hint}") from None
     if before is None:
         return "created", after
-    return ("unchanged" if _content(before) == _content(after) else "configured"), after
+    told, suffix = (_content(before), _content(after)), DRY_RUN if dry_run else ""
+    if told[0] == told[1]:
+        return f"unchanged{suffix}", after
+    paths = list(_differing(*told)) if dry_run else []
+    more = f" and {len(paths) - _PATHS} more" if len(paths) > _PATHS else ""
+    return f"configured{suffix}" + (f": {', '.join(paths[:_PATHS])}{more}" if paths else ""), after
+
+
+def _differing(before: object, after: object, path: str = "") -> Iterator[str]:
+    """Paths of fields that differ."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for name in sorted(before.keys() | after.keys()):
+            yield from _differing(before.get(name), after.get(name), f"{path}.{name}" if path else str(name))
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for place, pair in enumerate(zip(before, after, strict=True)):
+            yield from _differing(*pair, f"{path}[{place}]")
+    elif before != after:
+        yield path
 
 
 def _content(stored: Object) -> Object:

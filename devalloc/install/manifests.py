@@ -150,6 +150,7 @@ def title(one: Object) -> str:
 
 
 _SENSE: Final = {
+    "publish": ("|".join(PUBLISH), "slices, pools or both"),
     "namespace": (r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "a name of lower-case letters, digits and -"),
     "image_prefix": (r"[a-zA-Z0-9._:/-]*", "what may stand before an image's name, such as registry.example.com/team/"),
     "tag": (r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", "a tag of images"),

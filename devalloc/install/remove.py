@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
 
 from devalloc.api import meta
 from devalloc.api.kinds import KINDS
-from devalloc.install.apply import NotInstalled, Say, delete, found, installed, refuse_elsewhere, wait_until
+from devalloc.install.apply import NotInstalled, Say, delete, delete_at, found, installed, refuse_elsewhere, wait_until
+from devalloc.install.holders import OURS, holders, listed, place_of, some
 from devalloc.install.kustomize import Object
 from devalloc.install.manifests import DRIVER, PUBLISH, Options, manifests, path_of, title
 from devalloc.store.kubernetes.apierror import ApiError
@@ -18,46 +18,59 @@ from devalloc.store.kubernetes.client import Client
 _RUNS = ("DaemonSet", "Deployment")
 _KEPT = ("CustomResourceDefinition",)
 _SLICES = "/apis/resource.k8s.io/v1/resourceslices"
-_CLAIMS = "/apis/resource.k8s.io/v1/resourceclaims"
 FORCE_SECONDS = 5.0
 """How long nodes are waited for where devices need not be put back."""
 WAKE_SECONDS = 3.0
 """After which a CRD that does not go is touched."""
-_HELD = ("VirtualMachine", "DeviceClaim")
-"""What nodes hold, by a finalizer."""
 
 
-def uninstall(client: Client, namespace: str, say: Say, until: float, *, crds: bool, force: bool) -> None:
+def uninstall(
+    client: Client, namespace: str, say: Say, until: float, *, crds: bool, force: bool, dry_run: bool = False
+) -> None:
     """Delete what was installed in this namespace and beside it, however that was done.
 
     ``crds``: the CRDs too, and with them every claim, machine, pool and class. ``force``: also while devices are
-    prepared, which then stay so on their nodes. Raises NotInstalled; doing it again goes on.
+    prepared, which then stay so on their nodes. ``dry_run``: only say what would be deleted. Raises NotInstalled,
+    before anything is deleted where something is in use that would stay; doing it again goes on.
     """
     refuse_elsewhere(client, namespace)
     there = list(_there(client, namespace))
+    _refuse_in_use(client, say, crds=crds, force=force)
     if crds:
-        _delete_held(client, say, until, force=force)
-    if in_use := sorted(_in_use(client)):
-        if not force:
-            raise NotInstalled(
-                f"devices are in use: {_some(in_use)}; without devalloc on their nodes nobody puts them back. Delete "
-                "these first, or use --force, which leaves the devices as they are"
-            )
-        say(f"still in use, and left so on their nodes: {_some(in_use)}")
+        _delete_ours(client, say, until, force=force, dry_run=dry_run)
+        if not (dry_run or force):  # pods have gone on asking for devices meanwhile
+            _refuse_in_use(client, say, crds=False, force=force)
     for one in there:
         if one["kind"] in _RUNS:
-            delete(client, one, say)
-    _wait_for_pods(client, namespace, until)
-    for one in _listed(client, _SLICES, fieldSelector=f"spec.driver={DRIVER}"):
-        delete_at(client, f"{_SLICES}/{one['metadata']['name']}", one, say, "resourceslice.resource.k8s.io")
+            delete(client, one, say, dry_run=dry_run)
+    if not dry_run:
+        _wait_for_pods(client, namespace, until)
+    for one in listed(client, _SLICES, fieldSelector=f"spec.driver={DRIVER}"):
+        name = one["metadata"]["name"]
+        delete_at(client, f"{_SLICES}/{name}", one, say, f"resourceslice.resource.k8s.io/{name}", dry_run=dry_run)
     last = [one for one in there if one["kind"] in ("Namespace", *(_KEPT if crds else ()))]
     for one in there:
         if one["kind"] not in (*_RUNS, *_KEPT, "Namespace"):
-            delete(client, one, say)
+            delete(client, one, say, dry_run=dry_run)
     for one in last:
-        delete(client, one, say)
-    for one in last:
+        delete(client, one, say, dry_run=dry_run)
+    for one in () if dry_run else last:
         _wait_until_gone(client, path_of(one), title(one), until)
+
+
+def _refuse_in_use(client: Client, say: Say, *, crds: bool, force: bool) -> None:
+    """Raises NotInstalled where a node has devices prepared for something that stays. ``crds``: claims and machines of
+    ours do not, their nodes are waited for."""
+    stays = [each for each in holders(client) if each.is_prepared and not (crds and each.kind in OURS)]
+    if not stays:
+        return
+    titles = some(sorted(each.title for each in stays))
+    if not force:
+        raise NotInstalled(
+            f"devices are in use: {titles}; without devalloc on their nodes nobody puts them back. Delete these first, "
+            "or use --force, which leaves the devices as they are"
+        )
+    say(f"still in use, and left so on their nodes: {titles}")
 
 
 def _there(client: Client, namespace: str) -> Iterator[Object]:
@@ -83,27 +96,30 @@ def _there(client: Client, namespace: str) -> Iterator[Object]:
             yield {**stored, "apiVersion": one["apiVersion"], "kind": one["kind"]}
 
 
-def _delete_held(client: Client, say: Say, until: float, *, force: bool) -> None:
+def _delete_ours(client: Client, say: Say, until: float, *, force: bool, dry_run: bool) -> None:
     """Machines, then claims: their nodes end what runs, and put devices back."""
-    for kind in (KINDS[name] for name in _HELD):
+    for kind in (KINDS[name] for name in OURS):
         path = f"/apis/{kind.api_version}/{kind.plural}"
-        for one in _listed(client, path):
-            delete_at(client, _place(path, one), one, say, f"{kind.singular}.{kind.group}")
+        for one in listed(client, path):
+            title_of_one = f"{kind.singular}.{kind.group}/{one['metadata']['name']}"
+            delete_at(client, _place(path, one), one, say, title_of_one, dry_run=dry_run)
+        if dry_run:
+            continue
 
         def is_empty(path: str = path) -> bool:
-            return not list(_listed(client, path))
+            return not list(listed(client, path))
 
         if wait_until(is_empty, min(until, time.monotonic() + FORCE_SECONDS) if force else until):
             continue
-        left = list(_listed(client, path))
+        left = list(listed(client, path))
         if not force:
             raise NotInstalled(
-                f"still there: {_some(sorted(map(_told, left)))}; look at the node plugins there, or use --force, "
+                f"still there: {some(sorted(map(place_of, left)))}; look at the node plugins there, or use --force, "
                 "which leaves their devices as they are on the nodes"
             )
         for one in left:
             _let_go(client, _place(path, one), one)
-            say(f"{kind.singular}.{kind.group}/{one['metadata']['name']} let go; {_told(one)}")
+            say(f"{kind.singular}.{kind.group}/{one['metadata']['name']} let go; {place_of(one)}")
 
 
 def _let_go(client: Client, path: str, one: Object) -> None:
@@ -116,30 +132,16 @@ def _let_go(client: Client, path: str, one: Object) -> None:
             raise NotInstalled(f"{path} cannot be let go of: {error}; try again") from None
 
 
-def _in_use(client: Client) -> Iterator[str]:
-    """What has devices of ours that a node has prepared."""
-    for kind in (KINDS[name] for name in _HELD):
-        for one in _listed(client, f"/apis/{kind.api_version}/{kind.plural}"):
-            if meta.NODE_FINALIZER in one["metadata"].get("finalizers", ()):
-                yield f"{kind.singular} {_told(one)}"
-    for one in _listed(client, _CLAIMS):
-        status: dict[str, Any] = one.get("status") or {}
-        results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or ()
-        if status.get("reservedFor") and any(result["driver"] == DRIVER for result in results):
-            users = ", ".join(user["name"] for user in status["reservedFor"])
-            yield f"resourceclaim {one['metadata']['namespace']}/{one['metadata']['name']} of pod {users}"
-
-
 def _wait_for_pods(client: Client, namespace: str, until: float) -> None:
     """Until what ran has ended: a node plugin would publish again."""
     names = "app.kubernetes.io/name in (devalloc-controller,devalloc-node,devalloc-node-pools,devalloc-node-set-aside)"
     path = f"/api/v1/namespaces/{namespace}/pods"
 
     def are_gone() -> bool:
-        return not list(_listed(client, path, labelSelector=names))
+        return not list(listed(client, path, labelSelector=names))
 
     if not wait_until(are_gone, until):
-        left = ", ".join(one["metadata"]["name"] for one in _listed(client, path, labelSelector=names))
+        left = ", ".join(one["metadata"]["name"] for one in listed(client, path, labelSelector=names))
         raise NotInstalled(f"pods do not end: {left}; kubectl -n {namespace} describe pods")
 
 
@@ -165,32 +167,7 @@ def _wake(client: Client, path: str, crd: Object) -> None:
             raise NotInstalled(f"{path} cannot be written: {error}") from None
 
 
-def delete_at(client: Client, path: str, one: Object, say: Say, kind: str) -> None:
-    """Raises NotInstalled."""
-    try:
-        client.delete(path, one["metadata"]["uid"])
-    except ApiError as error:
-        raise NotInstalled(f"{path} cannot be deleted: {error}") from None
-    say(f"{kind}/{one['metadata']['name']} deleted")
-
-
-def _listed(client: Client, path: str, **params: str) -> Iterator[Object]:
-    listed = found(client, path, **params)
-    yield from listed["items"] if listed else ()
-
-
 def _place(path: str, one: Object) -> str:
     """The path of an object of a list over all namespaces."""
     root, _, plural = path.rpartition("/")
     return f"{root}/namespaces/{one['metadata']['namespace']}/{plural}/{one['metadata']['name']}"
-
-
-def _told(one: Object) -> str:
-    metadata = one["metadata"]
-    node = metadata.get("annotations", {}).get(meta.PREPARED_ON)
-    return f"{metadata['namespace']}/{metadata['name']}" + (f" on node {node}" if node else "")
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(names[:5]) + more

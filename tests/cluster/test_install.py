@@ -93,7 +93,7 @@ def devalloc(own: Cluster, capfd: pytest.CaptureFixture[str]) -> Install:
         ended = run([*arguments, f"--kubeconfig={own.kubeconfig('admin')}"])
         said = capfd.readouterr()
         assert ended == code, said.err + said.out
-        return (said.out + said.err).splitlines()
+        return (said.out if code == 0 else said.out + said.err).splitlines()
 
     return call
 
@@ -123,7 +123,7 @@ def outcomes(lines: list[str]) -> dict[str, str]:
 @pytest.fixture
 def installed(devalloc: Install) -> None:
     """Installed, whatever the test before has made of it."""
-    devalloc("install")
+    devalloc("install", "--reset", "--force")
 
 
 # -- what is installed -------------------------------------------------------------------------------------------------
@@ -237,6 +237,8 @@ def test_what_kubectl_brought_is_taken_off_too_but_not_from_under_a_claim(
 
     refused = " ".join(devalloc("uninstall", code=1))
     assert "devices are in use: deviceclaim default/held on node pools" in refused
+    refused = " ".join(devalloc("install", "--publish=slices", code=1))
+    assert "DaemonSet devalloc-node-pools would go from nodes that have devices prepared for deviceclaim" in refused
     refused = " ".join(devalloc("uninstall", "--crds", "--timeout=1s", code=1))
     assert "still there: default/held on node pools" in refused
     assert own.get(f"{DAEMONSETS}/devalloc-node").ok
@@ -340,7 +342,9 @@ def is_allowed(cluster: Cluster, user: str, resource: str, verb: str, namespace:
 def test_what_another_way_of_publishing_does_not_have_is_taken_off(
     own: Cluster, devalloc: Install, installed: None
 ) -> None:
+    would = outcomes(devalloc("install", "--publish=pools", "--dry-run"))
     said = outcomes(devalloc("install", "--publish=pools"))
+    assert {one: outcome.partition(" (dry run)")[0] for one, outcome in would.items()} == said
     assert said["daemonset.apps/devalloc-node"] == "deleted"
     assert said["daemonset.apps/devalloc-node-pools"] == "configured"
     assert said["clusterrole.rbac.authorization.k8s.io/devalloc-node-slices"] == "deleted"
@@ -348,6 +352,19 @@ def test_what_another_way_of_publishing_does_not_have_is_taken_off(
     said = outcomes(devalloc("install", "--publish=slices"))
     assert said["deployment.apps/devalloc-controller"] == "deleted"
     assert own.get("/apis/devmgmtproto.k8s.io/v1alpha1/devicepools").ok, "CRDs stay"
+
+
+def test_the_options_of_the_last_installation_count_again(
+    own: Cluster, devalloc: Install, kubectl: Kubectl, installed: None
+) -> None:
+    devalloc("install", "--resource-claims", "--kubelet-dir=/k")
+    assert set(outcomes(devalloc("install")).values()) == {"unchanged"}
+    assert own.get(f"{DAEMONSETS}/devalloc-node-set-aside").ok
+    binding = "clusterrolebinding/devalloc-node"
+    kubectl("annotate", binding, "devalloc.io/install-options-")
+    again = outcomes(devalloc("install"))
+    assert set(again.values()) == {"unchanged", "configured"}, "0.1.0 has noted nothing: they are read off what runs"
+    assert '"/k"' in kubectl("get", binding, "-o", "yaml")
 
 
 def test_somebody_elses_objects_and_fields_stay(devalloc: Install, kubectl: Kubectl, installed: None) -> None:
@@ -402,8 +419,11 @@ def test_nothing_is_taken_off_while_a_pod_has_devices(own: Cluster, devalloc: In
     claim["status"] = {"allocation": {"devices": {"results": results}}, "reservedFor": [user]}
     answer = own.replace(f"{RESOURCE_CLAIMS}/used/status", claim)
     assert answer.ok, answer.message
-    refused = " ".join(devalloc("uninstall", code=1))
-    assert "resourceclaim default/used of pod trainer" in refused
+    there = everything(own)
+    for options in ([], ["--crds"]):
+        refused = " ".join(devalloc("uninstall", *options, code=1))
+        assert "resourceclaim default/used of pod trainer" in refused
+        assert everything(own) == there, "nothing is deleted before"
     assert own.get(f"{DAEMONSETS}/devalloc-node").ok
     stored = own.get(f"{RESOURCE_CLAIMS}/used").content
     del stored["status"]["reservedFor"], stored["status"]["allocation"]

@@ -40,6 +40,8 @@ class FakeKube:
         """What it makes of a status that is written: it may fill in defaults, and drop what the kind does not have."""
         self.cuts = 0
         """How often all watches were cut."""
+        self.applied: dict[tuple[str, str], Object] = {}
+        """What was applied last, by path and manager."""
         self.users: dict[str, Object] = {}
         """By token."""
         self.allowed: Callable[[Object], bool] = lambda spec: True
@@ -100,6 +102,20 @@ class FakeKube:
                 return self._gone(at, meant)
             return self._put(at, meant, "MODIFIED")
 
+    def apply(self, path: str, body: Object, manager: str, *, dry_run: bool) -> Object:
+        """Server-side apply, of one manager's fields: what it applied before and does not any more is gone."""
+        with self.changed:
+            old = copy.deepcopy(self.objects.get(path, {}))
+            _take_away(old, self.applied.get((path, manager), {}), body)
+            new = _merged(old, _sent(body))
+            new["metadata"].setdefault("managedFields", [{"manager": manager, "operation": "Apply"}])
+            if body["kind"] == "CustomResourceDefinition":
+                new["status"] = {"conditions": [{"type": "Established", "status": "True"}]}
+            if dry_run:
+                return new
+            self.applied[path, manager] = _sent(body)
+            return self._put(path, new, "MODIFIED" if path in self.objects else "ADDED")
+
     def review(self, body: Object) -> Object:
         """Who a token is, or what somebody may."""
         if body["kind"] == "SubjectAccessReview":
@@ -141,8 +157,9 @@ class FakeKube:
             if selector := params.get("fieldSelector"):
                 found = {at: obj for at, obj in found.items() if _is_of(obj, selector)}
             if selector := params.get("labelSelector"):
-                name, _, value = selector.partition("=")
-                found = {at: o for at, o in found.items() if o["metadata"].get("labels", {}).get(name) == value}
+                name, _, values = selector.replace(" in (", "=").rstrip(")").partition("=")
+                among = values.split(",")
+                found = {at: o for at, o in found.items() if o["metadata"].get("labels", {}).get(name) in among}
             items = copy.deepcopy([*found.values()])
             return {"metadata": {"resourceVersion": str(revision)}, "items": items}
 
@@ -219,8 +236,9 @@ class FakeClient:
         return other
 
     def get(self, path: str, params: Params = None) -> Object:
-        if params and "limit" in params:
-            return self._counted("list", lambda: self.kube.list(path, None))
+        if _is_collection(path):
+            wanted = {name: value for name, value in (params or {}).items() if name != "limit"}
+            return self._counted("list", lambda: self.kube.list(path, wanted))
         return self._counted("get", lambda: self.kube.get(path))
 
     def list(self, path: str, params: Params = None) -> Iterator[Object]:
@@ -233,6 +251,11 @@ class FakeClient:
 
     def replace(self, path: str, body: Object) -> Object:
         return self._write("update", path, lambda: self.kube.replace(path, body))
+
+    def apply(self, path: str, body: Object, manager: str, params: Params = None) -> Object:
+        if (params or {}).get("dryRun") == "All":
+            return self._counted("apply", lambda: self.kube.apply(path, body, manager, dry_run=True))
+        return self._write("apply", path, lambda: self.kube.apply(path, body, manager, dry_run=False))
 
     def delete(self, path: str, uid: str, resource_version: str = "") -> Object | None:
         try:
@@ -278,10 +301,33 @@ def _is_in(at: str, path: str) -> bool:
     )
 
 
+def _is_collection(path: str) -> bool:
+    """Whether it is that of a list, and not of one object."""
+    root = 3 if path.startswith("/apis/") else 2
+    return (len(path.strip("/").split("/")) - root) % 2 == 1
+
+
+def _take_away(obj: Object, applied: Object, wanted: Object) -> None:
+    """The fields that were applied and are not wanted any more."""
+    for name, value in applied.items():
+        if name not in wanted:
+            obj.pop(name, None)
+        elif isinstance(value, dict) and isinstance(wanted[name], dict) and isinstance(obj.get(name), dict):
+            _take_away(obj[name], value, wanted[name])
+
+
+def _merged(obj: Object, body: Object) -> Object:
+    both = {
+        name: _merged(obj[name], value) if isinstance(value, dict) and isinstance(obj.get(name), dict) else value
+        for name, value in body.items()
+    }
+    return {**obj, **both}
+
+
 def _is_of(obj: Object, selector: str) -> bool:
     name, _, value = selector.partition("=")
-    assert name in ("", "spec.nodeName")
-    return not name or obj["spec"].get("nodeName") == value
+    assert name in ("", "spec.nodeName", "spec.driver")
+    return not name or obj["spec"].get(name.removeprefix("spec.")) == value
 
 
 def _told(type_: str, obj: Object, before: Object | None, selector: str) -> str:

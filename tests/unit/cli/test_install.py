@@ -1,33 +1,38 @@
-"""``devalloc install`` and ``uninstall`` where no cluster is asked."""
+"""``devalloc install`` and ``uninstall``: without a cluster, and on one in memory."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from devalloc.api.kinds import KINDS
 from devalloc.api.manifests import load_text
-from devalloc.install.manifests import Options, manifests
+from devalloc.install import remove, upgrade
+from devalloc.install.manifests import PUBLISH, Options, manifests, path_of
+from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.shell import Shell, devalloc
 
 __all__ = ["devalloc"]
 
 
 def test_a_dry_run_prints_all_of_it(devalloc: Shell) -> None:
-    said = devalloc("install", "--dry-run", "--publish=pools", "--image-prefix=registry.example.com/")
+    said = devalloc("install", "--dry-run=client", "--publish=pools", "--image-prefix=registry.example.com/")
     expected = manifests(Options("pools", "registry.example.com/"))
     assert list(yaml.safe_load_all(said.out)) == expected
     assert [document.content for document in load_text(said.out).documents] == expected
 
 
 def test_a_part_is_printed_alone(devalloc: Shell) -> None:
-    said = devalloc("install", "--dry-run", "--only=crds")
+    said = devalloc("install", "--dry-run=client", "--only=crds")
     assert {one["kind"] for one in yaml.safe_load_all(said.out)} == {"CustomResourceDefinition"}
 
 
 def test_what_makes_no_sense_is_bad_input(devalloc: Shell) -> None:
-    said = devalloc("install", "--dry-run", "--namespace=No")
+    said = devalloc("install", "--dry-run=client", "--namespace=No")
     assert said.code == 2
     assert "namespace 'No' must be a name of lower-case letters" in said.err
 
@@ -54,3 +59,222 @@ def test_a_kubeconfig_that_is_none_is_told(devalloc: Shell, text: str, tmp_path:
     assert said.code == 1
     assert said.err.startswith("error: no way to the API server: ")
     assert str(tmp_path / "config") in said.err
+
+
+# -- on a cluster ------------------------------------------------------------------------------------------------------
+
+CLAIMS = "/apis/devmgmtproto.k8s.io/v1alpha1/namespaces/team-a/deviceclaims"
+MACHINES = "/apis/devalloc.io/v1alpha1/namespaces/team-a/virtualmachines"
+RESOURCE_CLAIMS = "/apis/resource.k8s.io/v1/namespaces/team-a/resourceclaims"
+APPS = "/apis/apps/v1/namespaces/devalloc-system"
+
+
+@pytest.fixture
+def kube(monkeypatch: pytest.MonkeyPatch) -> FakeKube:
+    """An API server that the command talks to."""
+    kube = FakeKube()
+    for module in ("install", "uninstall"):
+        monkeypatch.setattr(f"devalloc.cli.{module}.administered", lambda path: FakeClient(kube))
+    for name, label in (("node-a", None), ("node-b", "pools")):
+        labels = {"devalloc.io/publish": label} if label else {}
+        kube.create("/api/v1/nodes", {"kind": "Node", "metadata": {"name": name, "labels": labels}})
+    return kube
+
+
+def device_claim(kube: FakeKube, name: str, *, prepared_on: str | None = None) -> None:
+    metadata: dict[str, Any] = {"name": name, "namespace": "team-a"}
+    if prepared_on is not None:
+        metadata["finalizers"] = ["devalloc.io/node"]
+        metadata["annotations"] = {"devalloc.io/prepared-on": prepared_on}
+    kube.create(CLAIMS, {"kind": "DeviceClaim", "metadata": metadata, "spec": {}})
+    allocated = {"allocations": [{"devicePoolName": "p", "deviceName": "d"}]}
+    kube.replace(f"{CLAIMS}/{name}/status", {**kube.get(f"{CLAIMS}/{name}"), "status": allocated})
+
+
+def pods_claim(kube: FakeKube, name: str, node: str) -> None:
+    kube.create(RESOURCE_CLAIMS, {"kind": "ResourceClaim", "metadata": {"name": name, "namespace": "team-a"}})
+    field = {"key": "metadata.name", "operator": "In", "values": [node]}
+    allocation = {
+        "devices": {"results": [{"request": "gpu", "driver": "devalloc.io", "pool": node, "device": "d"}]},
+        "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [field]}]},
+    }
+    status = {"allocation": allocation, "reservedFor": [{"resource": "pods", "name": "trainer"}]}
+    kube.replace(f"{RESOURCE_CLAIMS}/{name}/status", {**kube.get(f"{RESOURCE_CLAIMS}/{name}"), "status": status})
+
+
+def outcomes(out: str) -> dict[str, str]:
+    return dict(line.split(" ", 1) for line in out.splitlines())
+
+
+# uninstall
+
+
+@pytest.mark.parametrize("options", [[], ["--crds"]])
+def test_nothing_is_deleted_where_a_pod_has_devices(devalloc: Shell, kube: FakeKube, options: list[str]) -> None:
+    devalloc("install")
+    device_claim(kube, "infer")
+    pods_claim(kube, "used", "node-a")
+    before = dict(kube.objects)
+    said = devalloc("uninstall", *options, "--timeout=1s")
+    assert (said.code, said.out) == (1, "")
+    assert "devices are in use: resourceclaim team-a/used of pod trainer; without devalloc" in said.err
+    assert kube.objects == before
+
+
+def test_a_prepared_claim_keeps_devalloc_unless_it_is_deleted_with_it(devalloc: Shell, kube: FakeKube) -> None:
+    devalloc("install")
+    device_claim(kube, "train", prepared_on="node-b")
+    before = dict(kube.objects)
+    assert "deviceclaim team-a/train on node node-b" in devalloc("uninstall").err
+    assert kube.objects == before
+    said = devalloc("uninstall", "--crds", "--timeout=1s")
+    assert said.out == "deviceclaim.devmgmtproto.k8s.io/train deleted\n", "its node is asked, and waited for"
+    assert "still there: team-a/train on node node-b" in said.err
+    assert f"{APPS}/deployments/devalloc-controller" in kube.objects
+
+
+def test_a_claim_that_is_only_allocated_keeps_nothing(devalloc: Shell, kube: FakeKube) -> None:
+    devalloc("install")
+    device_claim(kube, "infer")
+    assert devalloc("uninstall").code == 0
+    assert f"{CLAIMS}/infer" in kube.objects
+
+
+@pytest.mark.parametrize("options", [[], ["--crds"]])
+def test_a_dry_run_of_uninstall_names_what_would_go_and_deletes_nothing(
+    devalloc: Shell, kube: FakeKube, options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remove, "WAKE_SECONDS", 0.0)
+    devalloc("install")
+    device_claim(kube, "infer")
+    before = dict(kube.objects)
+    would = devalloc("uninstall", *options, "--dry-run").out
+    assert kube.objects == before
+    assert all(line.endswith(" deleted (dry run)") for line in would.splitlines())
+    assert devalloc("uninstall", *options).out == would.replace(" (dry run)", "")
+
+
+# install
+
+
+@pytest.mark.parametrize("publish", PUBLISH)
+def test_options_of_the_last_installation_are_used_again(devalloc: Shell, kube: FakeKube, publish: str) -> None:
+    first = devalloc("install", f"--publish={publish}", "--kubelet-dir=/k", "--image-prefix=registry.example.com/x/")
+    assert first.code == 0, first.err
+    again = devalloc("install")
+    assert set(outcomes(again.out).values()) == {"unchanged"}
+    for option in ("--kubelet-dir /k", "--image-prefix registry.example.com/x/"):
+        assert option in again.err.splitlines()[0]
+    assert ("--publish" in again.err.splitlines()[0]) == (publish != "both")
+
+
+def test_options_are_given_anew_one_by_one_or_all_forgotten(devalloc: Shell, kube: FakeKube) -> None:
+    devalloc("install", "--resource-claims", "--permits", "--kubelet-dir=/k")
+    said = devalloc("install", "--no-permits", "--kubelet-dir=/other")
+    assert "as in the last installation: --resource-claims (--reset" in said.err
+    client: Any = FakeClient(kube)
+    assert upgrade.last_options(client, "devalloc-system") == {"kubelet_dir": "/other", "resource_claims": True}
+    said = devalloc("install", "--reset")
+    assert outcomes(said.out)["daemonset.apps/devalloc-node-set-aside"] == "deleted"
+    assert upgrade.last_options(client, "devalloc-system") == {}
+
+
+def test_a_part_uses_the_options_and_leaves_them(devalloc: Shell, kube: FakeKube) -> None:
+    devalloc("install", "--kubelet-dir=/k", "--resource-claims")
+    said = devalloc("install", "--only=rbac", "--only=node", "--no-resource-claims")
+    assert said.code == 0
+    client: Any = FakeClient(kube)
+    assert upgrade.last_options(client, "devalloc-system") == {"kubelet_dir": "/k", "resource_claims": True}
+
+
+EVERY_OPTION = (
+    Options("both", "registry.example.com:5000/x/", "", "devalloc-system", "/k", True, True, True),
+    Options("slices", kubelet_dir="/k"),
+    Options("pools", "registry.example.com/", service_monitor=True),
+    Options(),
+)
+
+
+@pytest.mark.parametrize("options", EVERY_OPTION)
+def test_options_are_read_off_what_runs_if_nobody_noted_them(kube: FakeKube, options: Options) -> None:
+    """As after 0.1.0 or kubectl."""
+    client: Any = FakeClient(kube)
+    for one in manifests(options):
+        client.apply(path_of(one), one, "devalloc")
+    read = upgrade.last_options(client, "devalloc-system")
+    assert Options(**read) == options
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"publish": "no"}', '{"permits": "yes"}', '{"kubelet_dir": "a b"}'])
+def test_a_note_that_somebody_has_changed_is_told(devalloc: Shell, kube: FakeKube, text: str) -> None:
+    devalloc("install")
+    path = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/devalloc-node"
+    kube.objects[path]["metadata"]["annotations"][upgrade.OPTIONS] = text
+    said = devalloc("install")
+    assert said.code == 1
+    assert "has an annotation devalloc.io/install-options that cannot be read" in said.err
+    assert devalloc("install", "--reset").code == 0
+    assert json.loads(upgrade.record(FakeClient(kube)) or "")["publish"] == "both"  # type: ignore[arg-type]
+
+
+def test_a_dry_run_compares_with_the_cluster_and_changes_nothing(devalloc: Shell, kube: FakeKube) -> None:
+    first = devalloc("install", "--dry-run")
+    assert set(outcomes(first.out).values()) == {"created (dry run)"}
+    devalloc("install")
+    before = json.dumps(kube.objects, sort_keys=True)
+    said = outcomes(devalloc("install", "--dry-run", "--publish=pools", "--version=9.9").out)
+    assert json.dumps(kube.objects, sort_keys=True) == before
+    assert said["daemonset.apps/devalloc-node"] == "deleted (dry run)"
+    assert said["namespace/devalloc-system"] == "unchanged (dry run)"
+    changed = said["deployment.apps/devalloc-controller"]
+    assert changed == "configured (dry run): spec.template.spec.containers[0].image"
+
+
+def test_what_still_serves_a_pod_does_not_go(devalloc: Shell, kube: FakeKube) -> None:
+    devalloc("install", "--resource-claims")
+    pods_claim(kube, "used", "node-a")
+    before = json.dumps(kube.objects, sort_keys=True)
+    said = devalloc("install", "--publish=pools", "--no-resource-claims")
+    assert said.code == 1
+    assert "DaemonSet devalloc-node would go from nodes that have devices prepared for resourceclaim" in said.err
+    assert json.dumps(kube.objects, sort_keys=True) == before
+    assert devalloc("install", "--no-resource-claims").code == 0, "node-a keeps its plugin"
+    assert devalloc("install", "--publish=pools", "--force").code == 0
+
+
+def test_what_still_serves_claims_and_machines_does_not_go(devalloc: Shell, kube: FakeKube) -> None:
+    devalloc("install")
+    device_claim(kube, "infer")
+    device_claim(kube, "train", prepared_on="node-b")
+    said = devalloc("install", "--publish=slices", "--dry-run")
+    assert said.code == 1
+    assert "DaemonSet devalloc-node-pools would go from nodes that have devices prepared for deviceclaim" in said.err
+    assert "nobody would take back the devices of deviceclaim team-a/infer, deviceclaim team-a/train" in said.err
+    assert devalloc("install", "--publish=pools").code == 0, "both claims are served as before"
+
+
+def test_a_machine_that_is_placed_keeps_the_controller(devalloc: Shell, kube: FakeKube) -> None:
+    devalloc("install")
+    kind = KINDS["VirtualMachine"].kind
+    kube.create(MACHINES, {"kind": kind, "metadata": {"name": "web", "namespace": "team-a"}, "spec": {}})
+    kube.replace(f"{MACHINES}/web/status", {**kube.get(f"{MACHINES}/web"), "status": {"nodeName": "node-b"}})
+    assert "virtualmachine team-a/web" in devalloc("install", "--publish=slices").err
+
+
+def test_a_release_of_helm_is_left_to_helm(devalloc: Shell, kube: FakeKube) -> None:
+    devalloc("install")
+    metadata = kube.objects[f"{APPS}/deployments/devalloc-controller"]["metadata"]
+    metadata["labels"]["app.kubernetes.io/managed-by"] = "Helm"
+    metadata["annotations"] = {"meta.helm.sh/release-name": "da", "meta.helm.sh/release-namespace": "devalloc-system"}
+    before = json.dumps(kube.objects, sort_keys=True)
+    said = devalloc("install")
+    assert said.code == 1
+    assert "deployment.apps/devalloc-controller belongs to the Helm release da" in said.err
+    assert "helm upgrade da -n devalloc-system" in said.err
+    assert json.dumps(kube.objects, sort_keys=True) == before
+    assert devalloc("install", "--only=crds").code == 0
+
+
+def test_it_says_where_images_come_from(devalloc: Shell, kube: FakeKube) -> None:
+    said = devalloc("install")
+    assert "next: kubectl -n devalloc-system get pods; images come from docker.io/library (see --image-" in said.err
