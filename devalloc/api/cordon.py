@@ -1,13 +1,14 @@
 """Devices that an admin keeps from being allocated (T17): where that is noted, and what it makes of a pool.
 
 The note is an annotation of the pool, which outlives every publication; a pool that has one is never deleted by its
-publisher. Whoever publishes a pool, and whoever allocates from it, adds ``devalloc.io/unavailable`` to the devices.
+publisher. Who publishes a pool, and who allocates from it, adds ``devalloc.io/unavailable`` to the devices. On a
+Kubernetes cluster the Node counts as well, for who allocates: cordoned, tainted, or not ready.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from devalloc.api import meta
@@ -15,10 +16,65 @@ from devalloc.api import meta
 Object = dict[str, Any]
 ALL = "*"
 """Stands for every device of the pool."""
+_EFFECTS = ("NoSchedule", "NoExecute")
+_OWN_TAINTS = "devalloc.io/"
+"""Taints with such a key keep pods from nodes that are for machines."""
 
 
-def cordons(pool: Object) -> dict[str, str]:
-    """Why devices of a pool manifest are cordoned, by name; ALL for the pool. What cannot be read cordons all."""
+def closed_nodes(documents: Iterable[Object]) -> dict[str, str]:
+    """Why Kubernetes Nodes among documents get no new claims and machines, by name."""
+    nodes = (doc for doc in documents if is_node(doc))
+    return {node["metadata"]["name"]: why for node in nodes if (why := _closed(node)) is not None}
+
+
+def not_ready(node: Object) -> str | None:
+    """Why a Node is not ready; None for one that is, or that never said how it is."""
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    ready = next((each for each in conditions if each.get("type") == "Ready"), {})
+    return str(ready.get("reason") or ready["status"]) if ready.get("status") in ("False", "Unknown") else None
+
+
+def is_node(doc: Object) -> bool:
+    """Whether it is a Node of Kubernetes."""
+    return doc.get("kind") == "Node" and doc.get("apiVersion") == "v1"
+
+
+def node_of(pool: Object) -> str | None:
+    """The node that a pool manifest is of; None for one that every node reaches, or that does not say."""
+    spec = pool.get("spec")
+    name = spec.get("nodeName") if isinstance(spec, dict) else None
+    return name if isinstance(name, str) and name else None
+
+
+def unknown_nodes(documents: Iterable[Object]) -> dict[str, str]:
+    """The node of each pool, by the pool's name, that is no Node of the cluster. Nothing where no Node is read."""
+    documents = list(documents)
+    nodes = {doc["metadata"]["name"] for doc in documents if is_node(doc)}
+    pools = (doc for doc in documents if nodes and doc.get("kind") == "DevicePool")
+    return {
+        pool["metadata"]["name"]: name for pool in pools if (name := node_of(pool)) is not None and name not in nodes
+    }
+
+
+def _closed(node: Object) -> str | None:
+    spec = node.get("spec") or {}
+    if spec.get("unschedulable"):
+        return "node is cordoned by kubectl"
+    if (lacks := not_ready(node)) is not None:
+        return f"node is not Ready ({lacks})"
+    annotations = node["metadata"].get("annotations") or {}
+    tolerated = {key.strip() for key in annotations.get(meta.TOLERATED_TAINTS, "").split(",")}
+    for taint in spec.get("taints") or ():
+        key = str(taint.get("key", ""))
+        if taint.get("effect") in _EFFECTS and not key.startswith(_OWN_TAINTS) and key not in tolerated:
+            value = f"={taint['value']}" if taint.get("value") else ""
+            return f"node has taint {key}{value}:{taint['effect']}"
+    return None
+
+
+def cordons(pool: Object, node_is_closed: str | None = None) -> dict[str, str]:
+    """Why devices of a pool manifest are cordoned, by name; ALL for the pool. What cannot be read cordons all.
+    ``node_is_closed``: why its node gets nothing new."""
     found: dict[str, str] = {}
     for text in filter(None, [_annotation(pool, meta.CORDONED)]):
         try:
@@ -31,11 +87,14 @@ def cordons(pool: Object) -> dict[str, str]:
     node = _annotation(pool, meta.CORDONED_NODE)
     if node is not None:
         found[ALL] = f"cordoned: node, {node}" if ALL not in found else f"{found[ALL]}; node, {node}"
+    if node_is_closed is not None:
+        found[ALL] = node_is_closed if ALL not in found else f"{found[ALL]}; {node_is_closed}"
     return found
 
 
-def cordoned(pool: Object, device: str | None, why: str | None) -> dict[str, str | None]:
+def cordoned(pool: Object, device: str | None, why: str | None, *, keep: bool = False) -> dict[str, str | None]:
     """The annotations of a pool in which a device, or (None) all of it, is cordoned, or (``why`` None) no more.
+    ``keep``: a reason that is there stays.
 
     None for an annotation that is to go. Devices that the pool does not have (any more) are as good as others.
     """
@@ -47,7 +106,7 @@ def cordoned(pool: Object, device: str | None, why: str | None) -> dict[str, str
     kept = dict(listed) if isinstance(listed, dict) else {}
     if why is None:
         kept.pop(device or ALL, None)
-    else:
+    elif not keep or (device or ALL) not in kept:
         kept[device or ALL] = why
     return {meta.CORDONED: json.dumps(kept, sort_keys=True) if kept else None}
 
@@ -57,9 +116,9 @@ def is_noted(pool: Object) -> bool:
     return _annotation(pool, meta.CORDONED) is not None or _annotation(pool, meta.CORDONED_NODE) is not None
 
 
-def with_cordons(pool: Object) -> Object:
+def with_cordons(pool: Object, node_is_closed: str | None = None) -> Object:
     """The pool manifest with what is cordoned made unavailable; the same object where nothing is."""
-    found = cordons(pool)
+    found = cordons(pool, node_is_closed)
     spec = pool.get("spec")
     devices = spec.get("devices") if isinstance(spec, dict) else None
     if not found or not isinstance(spec, dict) or not isinstance(devices, list):

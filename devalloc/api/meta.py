@@ -41,6 +41,8 @@ MESSAGE = "devalloc.io/message"
 NODE_FINALIZER = "devalloc.io/node"
 """Finalizer of a claim that is prepared: its node sets it before it touches the first device, and removes it after it
 put back the last. While it is there the claim's devices are neither released nor given to others."""
+TOLERATED_TAINTS = "devalloc.io/tolerated-taints"
+"""On a Kubernetes Node: keys of taints, separated by commas, in spite of which claims and machines get its devices."""
 PREPARED_ON = "devalloc.io/prepared-on"
 """On a claim with that finalizer: the node that set it, and alone may remove it."""
 RELEASE = "devalloc.io/release"

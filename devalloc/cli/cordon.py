@@ -15,8 +15,9 @@ from devalloc.cli.verb import verb
 def cordon(names: tuple[str, ...], reason: str, place: Place) -> int:
     """Keep devices, pools or all of a node from being allocated. Without a name: list what is cordoned.
 
-    Claims keep what they hold. A card is cordoned with its functions and vGPUs, a node with the cards that come to it,
-    and both stay so when they go and come back. `devalloc uncordon` ends it.
+    Claims keep what they hold. What is cordoned already keeps its reason unless another one is given. A card is
+    cordoned with its functions and vGPUs, a node with the cards that come to it, and both stay so when they go and come
+    back. `devalloc uncordon` ends it.
 
     \b
     devalloc cordon 0000-08-00-0 --reason 'replacing the fan'
@@ -39,8 +40,14 @@ def cordon(names: tuple[str, ...], reason: str, place: Place) -> int:
         why = f"by {user()}, {datetime.now(UTC):%Y-%m-%d}" + (f": {reason}" if reason else "")
         targets = [cordons.find(objects, name) for name in names]
         for target in targets:
-            cordons.cordon(objects, target, why)
-            click.echo(f"{target} cordoned")
+            was_changed = cordons.cordon(objects, target, why, keep=not reason)
+            click.echo(f"{target} cordoned" if was_changed else f"{target} was cordoned already, and stays so")
+            if target.node is not None and cordons.publishes_slices(objects, target.node):
+                click.echo(
+                    f"its ResourceSlices are not: `kubectl cordon {target.node}` keeps new pods from the node, "
+                    "a DeviceTaintRule from devices of it",
+                    err=True,
+                )
     return 0
 
 

@@ -13,14 +13,14 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Protocol
 
-from devalloc.api.cordon import with_cordons
+from devalloc.api.cordon import closed_nodes, is_node, node_of, unknown_nodes, with_cordons
 from devalloc.api.meta import TRANSACTION
 from devalloc.controller import foreign, placing
 from devalloc.controller.availability import numbers
@@ -50,6 +50,7 @@ from devalloc_solver.deadline import left_of
 
 log = logging.getLogger(__name__)
 
+_NO_NODE = "DevicePool {}: spec.nodeName: there is no Node {}; its devices are given out, and nobody prepares them"
 _RENEWALS = 5
 """How often a commit is tried again because of writes that do not matter to it."""
 
@@ -177,6 +178,11 @@ class Allocator:
         self._unsaid: list[Unit] = []
         """What the last round wanted to say on objects, and they could not be written."""
 
+    def forgo(self, kind: str) -> None:
+        """Decide without these objects, which may not be read. Before ``run``."""
+        self._kinds = None if self._kinds is None else self._kinds - {kind}
+        self._reading = Reading(self._store, self._kinds)
+
     def run(self, stop: threading.Event) -> None:
         """Round after round until ``stop`` is set. Raises Unusable; all else is logged and tried again."""
         self._stop = stop
@@ -242,7 +248,9 @@ class Allocator:
         self._publish_counts(state)
         claims = claims_among(state)
         waiting = [c for c in claims if not allocations(c) and not is_deleting(c)]
-        self._report(problems := (*map(_sentence, answer["problems"]), *foreign.left_aside(aside)))
+        strangers = (_NO_NODE.format(*each) for each in unknown_nodes(objects.values()).items())
+        problems = (*map(_sentence, answer["problems"]), *foreign.left_aside(aside), *strangers)
+        self._report(problems)
         done = Round(
             resource_version=version,
             claims=len(claims),
@@ -272,13 +280,18 @@ class Allocator:
         self._is_again = gives and bool(passing)
         return [unit for unit in units if not (unit.passing and unit.keys & self._left)]
 
-    def _documents(self, objects: Iterable[Object]) -> list[Object]:
-        """What is decided on: all but foreign objects, with what is cordoned unavailable."""
-        return [
-            self._made.of("cordons", obj, partial(with_cordons, obj)) if obj["kind"] == "DevicePool" else obj
-            for obj in objects
-            if not foreign.is_foreign(obj)
-        ]
+    def _documents(self, objects: Collection[Object]) -> list[Object]:
+        """What is decided on: all but foreign objects, with what is cordoned unavailable; what of Nodes is to be known
+        is in the pools then."""
+        closed = closed_nodes(objects)
+        found = []
+        for obj in objects:
+            if obj["kind"] == "DevicePool":
+                why = closed.get(node_of(obj) or "")
+                found.append(self._made.of("cordons", obj, partial(with_cordons, obj, why), why))
+            elif not (is_node(obj) or foreign.is_foreign(obj)):
+                found.append(obj)
+        return found
 
     def _has_quotas(self) -> bool:
         """Those that wait for one may be asked for again: how often, in one round, has a bound."""
@@ -383,6 +396,9 @@ class Allocator:
         before = self._seen.get(Key.of(event.object))
         if gate.is_read(event.object):
             return bool(_reads(now) != _reads(before))
+        if is_node(event.object):  # which says all day long that it is there
+            came_or_went = (now is None) != (before is None)
+            return came_or_went or closed_nodes([now or {}]) != closed_nodes([before or {}])
         held = None if now is None else _held(now)
         return held is None or before is None or held != _held(before)
 

@@ -27,7 +27,7 @@ from devalloc.controller.site import Page, Site
 from devalloc.controller.told import changes
 from devalloc.store import Object
 from devalloc.store.key import Key
-from devalloc.store.kubernetes import NAMESPACE, Client, KubernetesStore
+from devalloc.store.kubernetes import NAMESPACE, ApiError, Client, KubernetesStore
 from devalloc.store.kubernetes.resources import AROUND, OURS, Resources, lease
 from devalloc.store.kubernetes.underway import RECORDS
 from devalloc.store.kubernetes.writing import Writing
@@ -176,6 +176,12 @@ class Cluster:
         self.store.close()
 
     def _loops(self) -> Mapping[str, Loop]:
+        try:
+            self._client.get("/api/v1/nodes", {"limit": "1"})
+        except ApiError as error:
+            if error.status == 403:  # the rights of an earlier version: claims are answered all the same
+                log.warning("whether Nodes are cordoned or ready does not count, see `devalloc install`: %s", error)
+                self.allocator.forgo("Node")
         loops: dict[str, Loop] = {"allocate": self.allocator.run}
         if self._settings.resource_claims:
             told = self._settings.allocate

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from devalloc.api.cordon import ALL, cordoned, cordons
+from devalloc.api.cordon import ALL, cordoned, cordons, node_of
 from devalloc.api.meta import CORDONED_NODE
 from devalloc.api.nearest import nearest
 from devalloc.store import Change, Conflict, Key, Object, Store, StoreError
@@ -38,7 +39,7 @@ def find(store: Store, word: str) -> Target:
     kind, _, name = word.rpartition("/")
     found: list[Target] = []
     if kind in ("", "node"):
-        found += [Target(node=name)] if any(_node(pool) == name for pool in pools) else []
+        found += [Target(node=name)] if any(node_of(pool) == name for pool in pools) else []
     if kind in ("", "pool", "devicepool"):
         found += [Target(pool=name, devices=(None,)) for pool in pools if pool["metadata"]["name"] == name]
     for pool in pools:
@@ -52,6 +53,11 @@ def find(store: Store, word: str) -> Target:
         return found[0]
     if found:
         raise NotThere(f"{word} may be {' or '.join(map(str, found))}; write node/NAME, pool/NAME or POOL/DEVICE")
+    if kind in ("", "node") and publishes_slices(store, name):
+        raise NotThere(
+            f"node {name} publishes ResourceSlices and no DevicePools: `kubectl cordon {name}` keeps new pods from it, "
+            "a DeviceTaintRule from devices of it"
+        )
     raise NotThere(
         f"there is no node, pool or device {word}; {_near(pools, kind, name)}"
         "`devalloc get pools -o wide` lists what there is"
@@ -60,7 +66,7 @@ def find(store: Store, word: str) -> Target:
 
 def _near(pools: Sequence[Object], kind: str, name: str) -> str:
     """What may be meant by a name that nothing has, as the beginning of a sentence."""
-    nodes = {f"node/{node}" for pool in pools if (node := _node(pool)) and kind in ("", "node")}
+    nodes = {f"node/{node}" for pool in pools if (node := node_of(pool)) and kind in ("", "node")}
     named = {f"pool/{pool['metadata']['name']}" for pool in pools if kind in ("", "pool", "devicepool")}
     parts = {
         f"{pool['metadata']['name']}/{each['name']}"
@@ -73,24 +79,35 @@ def _near(pools: Sequence[Object], kind: str, name: str) -> str:
     return f"did you mean {words[near]}? " if near is not None else ""
 
 
-def cordon(store: Store, target: Target, why: str | None) -> bool:
+def publishes_slices(store: Store, node: str) -> bool:
+    """Whether the node publishes ResourceSlices, as far as these may be read: kube-scheduler gives them to pods,
+    whatever is noted on DevicePools."""
+    with suppress(StoreError):
+        return any(node_of(each) == node for each in store.list("ResourceSlice").objects)
+    return False
+
+
+def cordon(store: Store, target: Target, why: str | None, *, keep: bool = False) -> bool:
     """Keep it from being allocated, by whom and for what ``why`` says; None: no more. Whether that changed anything.
+    ``keep``: what is cordoned already stays so for the reason that it has.
 
     Raises NotThere where it has gone meanwhile.
     """
 
     def annotations(pool: Object) -> Mapping[str, str | None]:
         if target.node is not None:
-            return {CORDONED_NODE: why}
+            before = (pool["metadata"].get("annotations") or {}).get(CORDONED_NODE)
+            return {CORDONED_NODE: before if keep and before is not None else why}
         changed = pool
+        found: Mapping[str, str | None] = {}
         for device in target.devices:
-            found = cordoned(changed, device, why)
+            found = cordoned(changed, device, why, keep=keep)
             noted = {k: v for k, v in {**changed["metadata"].get("annotations", {}), **found}.items() if v is not None}
             changed = {**changed, "metadata": {**changed["metadata"], "annotations": noted}}
         return found
 
     def meant(pool: Object) -> bool:
-        return _node(pool) == target.node if target.node is not None else pool["metadata"]["name"] == target.pool
+        return node_of(pool) == target.node if target.node is not None else pool["metadata"]["name"] == target.pool
 
     return _commit(store, meant, annotations)
 
@@ -99,7 +116,7 @@ def listed(store: Store) -> Iterator[tuple[str, str, str, str]]:
     """Node, pool, device (``*``: all) and why, of all that is cordoned."""
     for pool in store.list("DevicePool").objects:
         for device, why in sorted(cordons(pool).items()):
-            yield _node(pool) or "", pool["metadata"]["name"], device, why
+            yield node_of(pool) or "", pool["metadata"]["name"], device, why
 
 
 def _commit(
@@ -151,9 +168,3 @@ def _devices(pool: Object) -> list[dict[str, Any]]:
     spec = pool.get("spec")
     devices = spec.get("devices") if isinstance(spec, dict) else None
     return [each for each in devices if isinstance(each, dict)] if isinstance(devices, list) else []
-
-
-def _node(pool: Object) -> str | None:
-    spec = pool.get("spec")
-    name = spec.get("nodeName") if isinstance(spec, dict) else None
-    return name if isinstance(name, str) and name else None

@@ -17,7 +17,7 @@ from devalloc.store import Forbidden, NotServed, Object, Store, StoreError
 log = logging.getLogger(__name__)
 
 KINDS = ("DevicePool", "DeviceClass", "DeviceClaim", "VirtualMachine")
-BESIDE = ("ResourceQuota", "ResourceSlice", "ResourceClaim", "DeviceTaintRule")
+BESIDE = ("ResourceQuota", "Node", "ResourceSlice", "ResourceClaim", "DeviceTaintRule")
 """What is shown as well where it can be read."""
 LEAST_SECONDS = 1.0
 SHARE = 10

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from devalloc.api import meta
-from devalloc.api.cordon import with_cordons
+from devalloc.api.cordon import closed_nodes, node_of, unknown_nodes, with_cordons
 from devalloc.api.decode import decode
 from devalloc.api.kinds import KINDS
 from devalloc.controller.availability import CountedPool, count
@@ -59,7 +59,11 @@ __all__ = [
 
 def overview(documents: Iterable[Object], notes: Sequence[str] = ()) -> Overview:
     """Of all objects that there are. Never raises for their content. ``notes``: what could not be read, and why."""
-    docs = [with_cordons(doc) if doc["kind"] == "DevicePool" else doc for doc in documents]
+    documents = list(documents)
+    closed = closed_nodes(documents)
+    docs = [
+        with_cordons(doc, closed.get(node_of(doc) or "")) if doc["kind"] == "DevicePool" else doc for doc in documents
+    ]
     counted = count(docs)
     users = machines.users(docs)
     holders = pools.holders(counted, users)
@@ -72,7 +76,8 @@ def overview(documents: Iterable[Object], notes: Sequence[str] = ()) -> Overview
     used, rules = slices.uses(docs), slices.rules_among(docs)
     for pool in slices.pools(docs):
         by_node[short(pool.node)].append(slices.card(pool, used, rules))
-    nodes = tuple(_node(name, by_node[name], cordoned.get(name, "")) for name in sorted(by_node, key=natural))
+    whys = {name: "; ".join(filter(None, [cordoned.get(name), short(closed.get(name, ""))])) for name in by_node}
+    nodes = tuple(_node(name, by_node[name], whys[name]) for name in sorted(by_node, key=natural))
     theirs, told = claims.resource_claims_among(docs), claims.reasons(docs)
     found = [claims.device_claim(doc, users) for doc in claims_among(docs)]
     found += [claims.resource_claim(doc, told) for doc in theirs]
@@ -104,8 +109,8 @@ def _cordoned(one: CountedPool) -> str:
     return annotation(one.manifest, meta.CORDONED_NODE)
 
 
-def _problems(documents: Iterable[Object]) -> Iterable[str]:
-    """One line for each object of ours that cannot be read."""
+def _problems(documents: Sequence[Object]) -> Iterable[str]:
+    """One line for each object of ours that cannot be read, or is on no node."""
     for doc in documents:
         if doc["kind"] in KINDS:
             read = decode(doc)
@@ -114,3 +119,5 @@ def _problems(documents: Iterable[Object]) -> Iterable[str]:
                 name = "/".join(filter(None, (metadata.get("namespace"), metadata["name"])))
                 why = next((str(problem) for problem in read.problems if problem.is_error), "it cannot be read")
                 yield short(f"{doc['kind']} {name}: {why}")
+    for name, node in unknown_nodes(documents).items():
+        yield short(f"DevicePool {name}: its node {node} is no Node of the cluster")

@@ -133,7 +133,7 @@ class Cluster:
 def _misfit(want: Want, nodes: int) -> str:
     names = ", ".join(pod["metadata"]["name"] for pod in want.pods[:3])
     told = f"none of {nodes} node{'s' if nodes > 1 else ''} with devices that are set aside suits pod {names}: see its "
-    told += "node selector, affinity and tolerations"
+    told += "node selector, affinity and tolerations, and whether nodes are cordoned or not ready"
     return (
         told if want.nodes is None else f"{told}; its claims are bound to {', '.join(sorted(want.nodes)) or 'several'}"
     )

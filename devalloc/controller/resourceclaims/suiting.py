@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from devalloc.api.cordon import not_ready
 from devalloc_solver.dra.fields import FieldError, Fields
 from devalloc_solver.dra.nodes import read_selector, selects
 from devalloc_solver.dra.objects import Node
@@ -15,6 +16,8 @@ from devalloc_solver.dra.objects import Node
 Object = Mapping[str, Any]
 
 _UNSCHEDULABLE = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+_NOT_READY = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
+"""Taints that Kubernetes sets a moment after the Node says so."""
 
 
 def suits(pod: Object, node: Object) -> bool:
@@ -31,7 +34,9 @@ def suits(pod: Object, node: Object) -> bool:
         except FieldError:
             return False
     node_spec = node.get("spec") or {}
-    taints = [*(node_spec.get("taints") or ()), *([_UNSCHEDULABLE] if node_spec.get("unschedulable") else ())]
+    taints = [*(node_spec.get("taints") or ())]
+    taints += [_UNSCHEDULABLE] if node_spec.get("unschedulable") else []
+    taints += [_NOT_READY] if not_ready(dict(node)) is not None else []
     tolerations = spec.get("tolerations") or ()
     return all(taint.get("effect") == "PreferNoSchedule" or _tolerated(taint, tolerations) for taint in taints)
 

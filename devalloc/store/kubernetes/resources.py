@@ -77,6 +77,18 @@ OURS = tuple(
 AROUND = (
     Resource("Namespace", "", "v1", "namespaces", False, False),
     Resource("ResourceQuota", "", "v1", "resourcequotas", True, True),
+    Resource(
+        "Node",
+        "",
+        "v1",
+        "nodes",
+        False,
+        False,
+        without=tuple(
+            ("status", name)
+            for name in ("addresses", "daemonEndpoints", "images", "nodeInfo", "volumesAttached", "volumesInUse")
+        ),
+    ),
 )
 """What else a controller decides by: only who names these kinds needs the right to read them."""
 

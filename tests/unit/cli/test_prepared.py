@@ -15,7 +15,8 @@ from devalloc.api.meta import RELEASE
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.grant import ClaimRef
 from devalloc_node.marks import is_wanted_back, mark, set_users, unmark
-from tests.support.shell import Shell
+from tests.support.resource_api import slice_of
+from tests.support.shell import Shell, pool, text
 
 PLUGGED = {"claim": "uplink", "pool": "node-a-0000-3b-00", "device": "0000-3b-01-0"}
 EXAMPLE = Path(__file__).parents[3] / "examples" / "virtual-machine"
@@ -118,6 +119,32 @@ def test_a_reason_of_several_lines_stays_on_one_line_of_the_table(devalloc: Shel
     devalloc("cordon", "0000-3b-01-0", "--reason", "fan\nand\tcable, ünï")
     _, row = devalloc("cordon").out.splitlines()
     assert row.endswith("fan\\nand\\tcable, ünï")
+
+
+def test_cordoning_again_keeps_the_reason_unless_another_one_is_given(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin=text(pool("gpus")))
+    for name in ("node/node-a", "gpus/gpu-0"):
+        devalloc("cordon", name, "--reason", "fan broken")
+        said = devalloc("cordon", name)
+        assert said.out.endswith(" was cordoned already, and stays so\n")
+        assert "fan broken" in devalloc("cordon").out
+        assert devalloc("cordon", name, "--reason", "cable").out.endswith(" cordoned\n")
+        assert "cable" in devalloc("cordon").out
+        devalloc("uncordon", name)
+
+
+def test_devices_of_pods_are_told_to_be_cordoned_otherwise(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin=text(pool("gpus")))
+    with stored(devalloc) as store:
+        store.create(slice_of("p", "node-a", []))
+        store.create(slice_of("q", "node-b", []))
+    said = devalloc("cordon", "node/node-a")
+    assert "node-a cordoned" in said.out
+    assert "its ResourceSlices are not: `kubectl cordon node-a`" in said.err
+    refused = devalloc("cordon", "node/node-b")
+    assert refused.code == 1
+    assert "node node-b publishes ResourceSlices and no DevicePools: `kubectl cordon node-b`" in refused.err
+    assert "DeviceTaintRule" in refused.err
 
 
 def test_a_user_without_a_name_may_cordon(devalloc: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

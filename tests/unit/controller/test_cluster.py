@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
 from devalloc.controller import health
-from devalloc.controller.allocate import AllocateSettings
+from devalloc.controller.allocate import AllocateSettings, Round
 from devalloc.controller.cluster import Cluster, ClusterSettings
 from devalloc.controller.health import Loop, Seen
 from devalloc.controller.lease import Lease
@@ -96,8 +97,11 @@ def test_who_is_late_is_not_ready_and_who_is_stuck_not_healthy(what: Seen, late:
 
 
 @contextmanager
-def running(client: FakeClient, **settings: Any) -> Iterator[Cluster]:
-    cluster = Cluster(client, ClusterSettings("one", seconds=600, deadline=500, **settings))  # type: ignore[arg-type]
+def running(
+    client: FakeClient, on_round: Callable[[Round], None] = lambda done: None, **settings: Any
+) -> Iterator[Cluster]:
+    told = ClusterSettings("one", seconds=600, deadline=500, **settings)
+    cluster = Cluster(client, told, on_round=on_round)  # type: ignore[arg-type]
     thread = threading.Thread(target=cluster.run)
     thread.start()
     try:
@@ -194,3 +198,24 @@ def test_resource_claims_that_cannot_be_answered_are_told(monkeypatch: pytest.Mo
         monkeypatch.setattr(health, "LATE_SECONDS", 0.0)
         until(lambda: ready(cluster)[0] == 503)
         assert "ResourceClaims: all that is tried fails" in ready(cluster)[1]
+
+
+def test_claims_are_answered_also_where_nodes_may_not_be_read(caplog: pytest.LogCaptureFixture) -> None:
+    """As with the rights of 0.1.0, in the middle of an upgrade."""
+    client = FakeClient(FakeKube())
+    whole, get = client.list, client.get
+
+    def some(path: str, params: Any = None) -> Iterator[dict[str, Any]]:
+        assert path != "/api/v1/nodes"
+        yield from whole(path, params)
+
+    def one(path: str, params: Any = None) -> dict[str, Any]:
+        if path == "/api/v1/nodes":
+            raise ApiError(403, "Forbidden", "no nodes for you")
+        return get(path, params)
+
+    client.list, client.get = some, one  # type: ignore[method-assign]
+    rounds = SimpleQueue[Round]()
+    with running(client, on_round=rounds.put):
+        assert rounds.get(timeout=60).claims == 0
+    assert "no nodes for you" in caplog.text

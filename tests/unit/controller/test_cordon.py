@@ -12,6 +12,7 @@ from devalloc.api.decode import decode
 from devalloc.api.pool import DevicePool
 from devalloc.controller.allocate import Allocator
 from devalloc.controller.cordon import NotThere, cordon, find, listed
+from devalloc.controller.overview import overview
 from devalloc.controller.publish import Published, Publisher
 from devalloc.controller.snapshot import snapshot
 from devalloc.inventory import discover
@@ -21,6 +22,7 @@ from devalloc_solver import solve_manifests
 from tests.support import cards
 from tests.support.fakesysfs import FakeSysfs
 from tests.support.fleets import annotations, fill, gpu_claim, gpu_class, gpu_pool, held
+from tests.support.hosts import host, machine, status
 
 Object = dict[str, Any]
 WHY = "by root, 2026-01-31: replacing the fan"
@@ -91,6 +93,106 @@ class TestAllocation:
         assert not put(store, "d0")
         assert not put(store, "d1", None)
         assert store.list() == before
+
+
+def node(name: str = "n", *, annotations: dict[str, str] | None = None, ready: str = "True", **spec: Any) -> Object:
+    """A Node of Kubernetes."""
+    conditions = [{"type": "MemoryPressure", "status": "False"}, {"type": "Ready", "status": ready, "reason": "Why"}]
+    metadata = {"name": name, **({"annotations": annotations} if annotations else {})}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": metadata,
+        "spec": spec,
+        "status": {"conditions": conditions},
+    }
+
+
+def taint(key: str, effect: str, **more: str) -> Object:
+    return {"taints": [{"key": key, "effect": effect, **more}]}
+
+
+CLOSED = {
+    "cordoned": (node(unschedulable=True), "node is cordoned by kubectl"),
+    "tainted": (node(**taint("gpu", "NoSchedule", value="yes")), "node has taint gpu=yes:NoSchedule"),
+    "drained": (node(**taint("gpu", "NoExecute")), "node has taint gpu:NoExecute"),
+    "not ready": (node(ready="False"), "node is not Ready (Why)"),
+    "silent": (node(ready="Unknown"), "node is not Ready (Why)"),
+}
+OPEN = {
+    "ready": node(),
+    "never reported": {**node(), "status": {}},
+    "only preferred": node(**taint("gpu", "PreferNoSchedule")),
+    "for machines": node(**taint("devalloc.io/machines", "NoSchedule")),
+    "tolerated": node(annotations={"devalloc.io/tolerated-taints": "a, gpu"}, **taint("gpu", "NoSchedule")),
+}
+
+
+def change(store: SQLiteStore, new: Object) -> None:
+    """Make another one of the Node that there is."""
+    before = store.get("Node", None, new["metadata"]["name"])
+    stored = store.replace({**new, "metadata": {**before["metadata"], **new["metadata"]}})
+    store.replace_status({**stored, "status": new["status"]})
+
+
+class TestNodes:
+    @pytest.mark.parametrize("state", CLOSED)
+    def test_a_closed_node_gets_nothing_new_and_what_is_allocated_stays(self, store: SQLiteStore, state: str) -> None:
+        closed, why = CLOSED[state]
+        fill(store, node(), gpu_pool(devices=3), gpu_class(), gpu_claim("a"))
+        allocator = Allocator(store)
+        assert allocator.round().available == 2
+        change(store, closed)
+        store.create(gpu_claim("b"))
+        done = allocator.round()
+        assert (held(store, "a"), held(store, "b"), done.available) == (["p/d0"], [], 0)
+        assert why in annotations(store, "b")["message"]
+        change(store, node())
+        allocator.round()
+        assert held(store, "b") == ["p/d1"]
+
+    @pytest.mark.parametrize("state", OPEN)
+    def test_any_other_node_is_used(self, store: SQLiteStore, state: str) -> None:
+        fill(store, OPEN[state], gpu_pool(), gpu_class(), gpu_claim("a"))
+        Allocator(store).round()
+        assert held(store, "a") == ["p/d0"]
+
+    @pytest.mark.parametrize("state", CLOSED)
+    def test_machines_are_placed_elsewhere(self, store: SQLiteStore, state: str) -> None:
+        closed, _ = CLOSED[state]
+        fill(store, node(), host("n"), node("other"), host("other"), machine("web"))
+        change(store, closed)
+        Allocator(store).round()
+        assert status(store, "web")["nodeName"] == "other"
+
+    def test_a_machine_that_wants_a_closed_node_waits_and_says_why(self, store: SQLiteStore) -> None:
+        fill(store, node(unschedulable=True), host("n"), machine("web", nodeName="n"))
+        Allocator(store).round()
+        assert "nodeName" not in status(store, "web")
+        assert "node is cordoned by kubectl" in status(store, "web")["message"]
+
+    def test_other_news_of_nodes_are_no_reason_to_decide_anew(self, store: SQLiteStore) -> None:
+        allocator = Allocator(store)
+        fill(store, node(), gpu_pool())
+        allocator.round()
+        beat = {**node(), "status": {"conditions": [{"type": "Ready", "status": "True", "lastHeartbeatTime": "now"}]}}
+        changed = [Event(EventType.MODIFIED, each, "9") for each in (beat, node(unschedulable=True), node("new"))]
+        assert [allocator._matters(event) for event in changed] == [False, True, True]
+
+    def test_a_pool_of_no_node_is_a_problem(self, store: SQLiteStore) -> None:
+        fill(store, node("node-a"), gpu_pool(node="nodea"), gpu_pool("anywhere", node=None))
+        (problem,) = Allocator(store).round().problems
+        assert problem.startswith("DevicePool p: spec.nodeName: there is no Node nodea")
+        shown = overview(store.list().objects)
+        assert shown.problems == ("DevicePool p: its node nodea is no Node of the cluster",)
+
+    def test_without_a_cluster_there_are_no_nodes_to_miss(self, store: SQLiteStore) -> None:
+        fill(store, gpu_pool(node="nodea"))
+        assert Allocator(store).round().problems == ()
+
+    def test_it_is_shown(self) -> None:
+        (shown,) = overview([node(unschedulable=True), gpu_pool()]).nodes
+        assert (shown.cordoned, shown.counts.unavailable) == ("node is cordoned by kubectl", 2)
 
 
 class TestPublication:

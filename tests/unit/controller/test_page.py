@@ -405,7 +405,7 @@ def test_a_store_is_read_when_somebody_looks_and_seldom(store: SQLiteStore) -> N
     clock.now += 2
     second = sight.latest()
     assert (second.overview.cards, second.version != first.version) == (1, True)
-    fill(store, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "other"}})
+    fill(store, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "other"}})
     clock.now += 2
     assert sight.latest().version == second.version, "there is nothing else to see"
     sometimes.is_away = True

@@ -190,6 +190,13 @@ def test_where_a_pod_may_run(one: Object, where: Object, does: bool) -> None:
     assert suits(one, where) == does
 
 
+@pytest.mark.parametrize(("ready", "does"), [("True", True), ("False", False), ("Unknown", False)])
+def test_a_node_that_is_not_ready_suits_only_who_tolerates_that(ready: str, does: bool) -> None:
+    where = {**node(), "status": {"conditions": [{"type": "Ready", "status": ready}]}}
+    assert suits(wishing(), where) == does
+    assert suits(wishing(tolerations=[{"operator": "Exists"}]), where)
+
+
 # -- of which devices --------------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ HUGE = {"opaque": {"driver": "devalloc.io", "parameters": {"text": "x" * 9999}}}
 
 
 def test_all_that_is_shown_beside_has_a_place() -> None:
-    assert {*BESIDE, "Event"} - {"ResourceQuota"} == BY_KIND.keys()
+    assert {*BESIDE, "Event"} - {"ResourceQuota", "Node"} == BY_KIND.keys()
 
 
 def test_what_anybody_can_make_large_is_not_kept() -> None:
