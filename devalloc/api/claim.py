@@ -206,6 +206,9 @@ class DeviceClaimStatus(ApiModel):
     """Copies of the claim's configuration objects as of the allocation."""
     allocations: list[DeviceAllocation] = Field(default_factory=list, max_length=MAX_DEVICES)
     device_statuses: DeviceStatuses = Field(default_factory=list)
+    conditions: Conditions = Field(default_factory=list)
+    """On a cluster: ``Allocated`` while the claim has devices, for `kubectl wait`. Why it has none is told by the
+    annotations ``devalloc.io/reason`` and ``devalloc.io/message``."""
     pod_names: list[str] = Field(default_factory=list)
 
 

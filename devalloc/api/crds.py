@@ -33,6 +33,7 @@ LIST_KEYS: dict[tuple[str, str], tuple[str, ...]] = {
     ("DeviceStatus", "allocations"): ("name",),
     ("DeviceStatus", "conditions"): ("type",),
     ("DeviceClaimStatus", "deviceStatuses"): ("devicePoolName", "deviceName"),
+    ("DeviceClaimStatus", "conditions"): ("type",),
     ("MachineStart", "disks"): ("path",),
     ("VirtualMachineStatus", "devices"): ("claim", "pool", "device"),
     ("VirtualMachineStatus", "conditions"): ("type",),

@@ -176,6 +176,7 @@ def controller(
         seconds=lease_seconds,
         deadline=lease_seconds * 2 / 3,
         allocate=AllocateSettings(
+            has_conditions=True,
             placement=placement,
             deadline=deadline,
             resync=resync,

@@ -178,6 +178,7 @@ def _claim(store: Store, claim: Object) -> None:
     click.echo()
     heading("Devices")
     table(["POOL", "DEVICE", "AMOUNT", "MODEL", "PROFILE", "PCI BUS ID", "NUMA"], rows)
+    _as_yaml("Conditions", status.get("conditions"))
     _as_yaml("Device statuses", status.get("deviceStatuses"))
     _as_yaml("Configs of classes", status.get("classConfigs"))
     _as_yaml("Configs of the claim", status.get("claimConfigs"))

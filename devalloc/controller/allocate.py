@@ -71,6 +71,9 @@ class AllocateSettings:
     """Seconds the solver may think about one batch; None for as long as it takes."""
     admin_namespaces: gate.AdminNamespaces = "all"
     """Where claims may have admin access (S14): everywhere, or only in namespaces with the label ``ADMIN_ACCESS``."""
+    has_conditions: bool = False
+    """Allocated claims have conditions, for `kubectl wait`. Not in an embedded store: 0.1.0 takes claims with fields
+    that it does not know for invalid, and there is no API server to leave them out."""
     batch: float = 0.05
     """Seconds to wait after a change for more, so that what is applied together is solved together."""
     resync: float = 60.0
@@ -226,7 +229,8 @@ class Allocator:
         )
         answer = {**answer, "claims": [*answer["claims"], *placing.kept_back(asked)]}
         now = self._now().isoformat(timespec="seconds").replace("+00:00", "Z")
-        units = placing.decide_machines(asked, answer, decide(documents, answer, now, self._made), now)
+        claims_units = decide(documents, answer, now, self._made, has_conditions=self._settings.has_conditions)
+        units = placing.decide_machines(asked, answer, claims_units, now)
         units = self._without_passing(units)
         aside = [obj for obj in objects.values() if foreign.is_foreign(obj)]
         units += [Unit((change,), granted=False) for change in foreign.marks(aside)]

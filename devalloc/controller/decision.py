@@ -42,6 +42,8 @@ _LENGTH = 300
 """Characters that a column shows of a claim's devices."""
 OF_THE_BATCH = frozenset({Reason.LOST_TO_HIGHER_PRIORITY.value, Reason.LOST_TO_COMPETITION.value})
 """Reasons of claims that would have found a place, had others that are answered with them asked for less."""
+ALLOCATED = "Allocated"
+"""Condition of a claim that has devices, and its reason."""
 DEVICE_LOST = "DeviceLost"
 """Condition of an allocated device that exists no more (S18)."""
 
@@ -65,10 +67,18 @@ class Unit:
         return frozenset(change.key for change in self.changes)
 
 
-def decide(documents: Sequence[Object], answer: Mapping[str, Any], now: str, made: Made | None = None) -> list[Unit]:
+def decide(
+    documents: Sequence[Object],
+    answer: Mapping[str, Any],
+    now: str,
+    made: Made | None = None,
+    *,
+    has_conditions: bool = False,
+) -> list[Unit]:
     """What to write so that the claims say what ``answer`` (of ``solve_manifests`` for these documents) says.
 
     Claims that say it already are left out. ``now`` is the time of conditions that change, RFC 3339.
+    ``has_conditions``: claims that get devices get the condition ``Allocated`` as well.
     """
     answers: dict[ClaimKey, Mapping[str, Any]] = {(a["namespace"], a["name"]): a for a in answer["claims"]}
     admin, made = admin_classes(documents), made or Made()
@@ -95,7 +105,7 @@ def decide(documents: Sequence[Object], answer: Mapping[str, Any], now: str, mad
         elif found["allocated"] and group_of(claim) is not None and (key[0], group_of(claim)) in blocked:
             continue  # all of a group or none
         elif found["allocated"]:
-            change, granted = _granted(claim, found, admin), True
+            change, granted = _granted(claim, found, admin, now if has_conditions else None), True
         else:
             change, passing = _refused(claim, found), found["reason"] in OF_THE_BATCH
         if not _says_anything(change, claim):
@@ -119,15 +129,35 @@ def _is_held_back(claim: Object) -> bool:
     return is_prepared(claim) and not allocations(claim)
 
 
-def _granted(claim: Object, answer: Mapping[str, Any], admin: frozenset[str]) -> Change:
+def _granted(claim: Object, answer: Mapping[str, Any], admin: frozenset[str], since: str | None) -> Change:
+    """``since``: the time of the condition; None for none."""
     written = ("allocations", "classConfigs", "classConfigAllocations", "claimConfigs")
     status = {name: value for name, value in claim.get("status", {}).items() if name not in written}
     status |= {name: answer[name] for name in written if answer.get(name)}
+    if since is not None:
+        told = status.get("conditions")
+        others = [one for one in told if one.get("type") != ALLOCATED] if isinstance(told, list) else []
+        status["conditions"] = [*others, _allocated(claim, answer, since)]
     annotations = {**answer.get("annotations", {}), meta.ALLOCATED_SPEC: spec_text(claim), meta.RELEASE: None}
     annotations[meta.ALLOCATED_DEVICES] = _shown(answer["allocations"])
     if named := sorted(admin & classes_named(claim)):
         annotations[meta.ADMIN_CLASSES] = json.dumps(named)
     return _change(claim, status, annotations)
+
+
+def _allocated(claim: Object, answer: Mapping[str, Any], since: str) -> dict[str, Any]:
+    """The condition for those who wait for it. It goes with the rest of the status when the devices are taken back."""
+    node = f" on node {answer['node']}" if answer.get("node") else ""
+    condition = {
+        "type": ALLOCATED,
+        "status": "True",
+        "lastTransitionTime": since,
+        "reason": ALLOCATED,
+        "message": f"{_shown(answer['allocations'])}{node}",
+    }
+    if isinstance(generation := claim["metadata"].get("generation"), int):
+        condition["observedGeneration"] = generation
+    return condition
 
 
 def _shown(entries: Sequence[Any]) -> str:

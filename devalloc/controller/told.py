@@ -14,11 +14,11 @@ from devalloc.api import meta
 from devalloc.api.reservation import FITS
 from devalloc.controller import placing
 from devalloc.controller.claims import allocations, annotation
-from devalloc.controller.decision import DEVICE_LOST
+from devalloc.controller.decision import ALLOCATED, DEVICE_LOST
 from devalloc.controller.placing import machines
 from devalloc.store import Object
 
-ALLOCATED, RELEASED, PLACED = "Allocated", "Released", "Placed"
+RELEASED, PLACED = "Released", "Placed"
 NORMAL, WARNING = "Normal", "Warning"
 _SHOWN = 8
 """Devices that an event names."""

@@ -7,10 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import closing
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from devalloc.api.decode import decode
 from devalloc.controller.allocate import AllocateSettings, Allocator, Round
 from devalloc.controller.release import release
 from devalloc.store import Unusable
@@ -21,6 +23,7 @@ from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.fleets import annotations, fill, gpu_claim, gpu_class, gpu_pool, held, owners
 
 Object = dict[str, Any]
+NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
 class TestAnswers:
@@ -36,6 +39,43 @@ class TestAnswers:
         assert (done.claims, done.allocated, done.waiting) == (1, 1, 0)
         assert (done.pools, done.devices, done.available) == (1, 2, 1)
         assert [key.name for key in done.granted] == ["a"]
+
+    def test_a_condition_comes_and_goes_with_its_devices(self, store: SQLiteStore) -> None:
+        fill(store, gpu_pool(), gpu_class(), gpu_claim("a", 2), gpu_claim("b"))
+        allocator = Allocator(store, settings=AllocateSettings(has_conditions=True), now=lambda: NOW)
+        allocator.round()
+        (condition,) = store.get("DeviceClaim", "default", "a")["status"]["conditions"]
+        assert condition == {
+            "type": "Allocated",
+            "status": "True",
+            "lastTransitionTime": "2026-01-31T12:00:00Z",
+            "reason": "Allocated",
+            "message": "p/d0, d1 on node n",
+            "observedGeneration": 1,
+        }
+        assert decode(store.get("DeviceClaim", "default", "a")).problems == []
+        version = store.list().resource_version
+        allocator.round()
+        assert store.list().resource_version == version
+        assert "status" not in store.get("DeviceClaim", "default", "b"), "a refusal is one write, of annotations"
+        release(store, "default", "a")
+        assert "status" not in store.get("DeviceClaim", "default", "a")
+
+    def test_conditions_of_others_stay(self, store: SQLiteStore) -> None:
+        fill(store, gpu_pool(), gpu_class(), gpu_claim("a"))
+        claim = store.get("DeviceClaim", "default", "a")
+        others = {"type": "Billed", "status": "True"}
+        store.replace_status({**claim, "status": {"conditions": [others, {"type": "Allocated", "status": "False"}]}})
+        Allocator(store, settings=AllocateSettings(has_conditions=True)).round()
+        told = store.get("DeviceClaim", "default", "a")["status"]["conditions"]
+        assert [(each["type"], each["status"]) for each in told] == [("Billed", "True"), ("Allocated", "True")]
+
+    def test_an_embedded_store_has_none_because_the_release_before_would_not_know_them(
+        self, store: SQLiteStore
+    ) -> None:
+        fill(store, gpu_pool(), gpu_class(), gpu_claim("a"))
+        Allocator(store).round()
+        assert store.get("DeviceClaim", "default", "a")["status"].keys() == {"allocations"}
 
     def test_what_kubectl_shows_of_a_claim_is_mended(self, store: SQLiteStore) -> None:
         """Claims of versions that did not write it, and what somebody else put there."""
