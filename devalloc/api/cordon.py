@@ -19,6 +19,8 @@ ALL = "*"
 _EFFECTS = ("NoSchedule", "NoExecute")
 _OWN_TAINTS = "devalloc.io/"
 """Taints with such a key keep pods from nodes that are for machines."""
+_ECHOES = frozenset(f"node.kubernetes.io/{name}" for name in ("unschedulable", "not-ready", "unreachable"))
+"""Taints by which Kubernetes says again, and later, what the Node itself says."""
 
 
 def closed_nodes(documents: Iterable[Object]) -> dict[str, str]:
@@ -66,7 +68,7 @@ def _closed(node: Object) -> str | None:
     tolerated = {key.strip() for key in annotations.get(meta.TOLERATED_TAINTS, "").split(",")}
     for taint in spec.get("taints") or ():
         key = str(taint.get("key", ""))
-        if taint.get("effect") in _EFFECTS and not key.startswith(_OWN_TAINTS) and key not in tolerated:
+        if taint.get("effect") in _EFFECTS and not key.startswith(_OWN_TAINTS) and key not in tolerated | _ECHOES:
             value = f"={taint['value']}" if taint.get("value") else ""
             return f"node has taint {key}{value}:{taint['effect']}"
     return None

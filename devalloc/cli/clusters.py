@@ -12,6 +12,8 @@ import click
 if TYPE_CHECKING:
     from devalloc.store.kubernetes import Client
 
+_POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
 
 def connect(kubeconfig: Path | None) -> Client:
     """The cluster of a kubeconfig, or that of the pod that this runs in. Raises Failed."""
@@ -22,6 +24,23 @@ def connect(kubeconfig: Path | None) -> Client:
         return Client.connect(kubeconfig)
     except ApiError as error:
         raise Failed(f"no way to the API server: {error}") from error
+
+
+def namespace_of(kubeconfig: Path | None) -> str | None:
+    """The namespace of the kubeconfig's current context, or of the pod that this runs in; None where there is none."""
+    if kubeconfig is None:
+        try:
+            return _POD_NAMESPACE.read_text().strip() or None
+        except OSError:
+            return None
+    from kubernetes.config import ConfigException, list_kube_config_contexts
+
+    try:
+        _, context = list_kube_config_contexts(str(kubeconfig))
+        namespace = context["context"].get("namespace")
+    except (ConfigException, KeyError, TypeError, AttributeError, ValueError):
+        return None  # what is wrong with it is said when it is used
+    return namespace if isinstance(namespace, str) and namespace else None
 
 
 def kubeconfig_option(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +13,7 @@ from devalloc.cli.names import keys_of, kind_of, shown
 from devalloc.cli.options import namespace_option
 from devalloc.cli.place import Place, place_options
 from devalloc.cli.verb import BadInput, verb
+from devalloc.store.errors import Forbidden
 from devalloc.store.key import Key
 
 if TYPE_CHECKING:
@@ -36,9 +38,9 @@ def describe(what: tuple[str, ...], namespace: str, place: Place) -> int:
     devalloc describe dclaim/train
     devalloc describe pool node-a-l40s
     """
-    from devalloc.cli.place import opened
+    from devalloc.cli.place import opened_as_allowed
 
-    with opened(place) as objects:
+    with opened_as_allowed(place, namespace) as objects:
         if len(what) == 1 and "/" not in what[0] and (same := _named(objects, what[0])):
             raise BadInput(f"{what[0]} is not a kind; did you mean {' or '.join(same)}?")
         keys = keys_of(what, namespace, store=objects)
@@ -167,7 +169,9 @@ def _claim(store: Store, claim: Object) -> None:
     if not entries:
         _why_not(store, claim)
         return
-    pools = {pool["metadata"]["name"]: pool for pool in filter(_is_readable, store.list("DevicePool").objects)}
+    pools: dict[str, Object] = {}
+    with suppress(Forbidden):  # tenants see what their claims hold, and not what there is
+        pools = {pool["metadata"]["name"]: pool for pool in filter(_is_readable, store.list("DevicePool").objects)}
     rows = []
     for entry in entries:
         pool = pools.get(entry["devicePoolName"], {"metadata": {}, "spec": {}})
@@ -186,12 +190,18 @@ def _claim(store: Store, claim: Object) -> None:
 
 def _why_not(store: Store, claim: Object) -> None:
     """Why a claim holds nothing, as things stand now: in the store, and not in its last answer."""
+    from devalloc.api import meta
     from devalloc.cli.explanation import show
     from devalloc.controller.placing import solve_with_machines
     from devalloc.controller.snapshot import snapshot
 
     name, namespace = claim["metadata"]["name"], claim["metadata"].get("namespace", "default")
-    answers = solve_with_machines(snapshot(store), deadline=DEADLINE)["claims"]
+    try:
+        answers = solve_with_machines(snapshot(store), deadline=DEADLINE)["claims"]
+    except Forbidden:  # of what there is: the controller has told what counts
+        noted = claim["metadata"].get("annotations", {})
+        _facts([("Reason", noted.get(meta.REASON, "")), ("Message", noted.get(meta.MESSAGE, ""))])
+        return
     found = next((one for one in answers if (one["namespace"], one["name"]) == (namespace, name)), None)
     click.echo()
     if found is None:

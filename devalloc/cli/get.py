@@ -71,14 +71,14 @@ def get(
     all_namespaces = all_namespaces or everything
     form = Form(output, no_headers, show_labels, sort_by)
     if "/" not in what[0] and len(what) == 1:
-        with opened(place) as objects:
+        with opened(place if all_namespaces else place.within(namespace)) as objects:
             words = [kind for kind in KINDS if what[0] == "all"] or what[0].split(",")
             kinds = [kind_of(word, objects) for word in words]
             return _list(objects, kinds, None if all_namespaces else namespace, form, watch, selected)
     if all_namespaces or selected:
         option = "--all-namespaces" if all_namespaces else "--selector"
         raise BadInput(f"a name and {option} do not go together; say the namespace with -n")
-    with opened(place) as objects:
+    with opened(place.within(namespace)) as objects:
         keys = keys_of(what, namespace, store=objects)
         return _named(objects, keys, form, watch)
 

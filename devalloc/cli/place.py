@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,12 @@ class Place:
     store: Path | None = None
     kubeconfig: Path | None = None
     in_cluster: bool = False
+    namespace: str | None = None
+    """The only one of a cluster that is read of, for who has rights there alone; None: all."""
+
+    def within(self, namespace: str | None) -> Place:
+        """Of it only what is in that namespace, or in none."""
+        return replace(self, namespace=namespace)
 
     @property
     def is_cluster(self) -> bool:
@@ -32,11 +38,17 @@ class Place:
 
 
 def place_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """--store, --kubeconfig and --in-cluster: passed as ``place: Place``."""
+    """--store, --kubeconfig and --in-cluster: passed as ``place: Place``. On a cluster ``namespace`` is by default that
+    of the kubeconfig's context."""
 
     @wraps(function)
     def placed(*of: Any, store: Path | None, kubeconfig: Path | None, in_cluster: bool, **more: Any) -> Any:
-        return function(*of, place=_chosen(Place(store, kubeconfig, in_cluster)), **more)
+        place = _chosen(Place(store, kubeconfig, in_cluster))
+        if more.get("namespace") is not None and place.is_cluster and _is_default("namespace"):
+            from devalloc.cli.clusters import namespace_of
+
+            more["namespace"] = namespace_of(place.kubeconfig) or more["namespace"]
+        return function(*of, place=place, **more)
 
     placed = click.option(
         "--in-cluster", is_flag=True, help="As --kubeconfig, with the service account of the pod this runs in."
@@ -69,6 +81,12 @@ def _is_said(name: str) -> bool:
     return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
+def _is_default(name: str) -> bool:
+    from click.core import ParameterSource
+
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.DEFAULT
+
+
 @contextmanager
 def opened(place: Place) -> Iterator[Store]:
     """The store there, closed at the end. Raises Failed when there is none."""
@@ -81,5 +99,23 @@ def opened(place: Place) -> Iterator[Store]:
     from devalloc.cli.clusters import connect
     from devalloc.store.kubernetes import KubernetesStore
 
-    with closing(KubernetesStore(connect(place.kubeconfig))) as cluster:
+    with closing(KubernetesStore(connect(place.kubeconfig), within=place.namespace)) as cluster:
         yield cluster
+
+
+@contextmanager
+def opened_as_allowed(place: Place, namespace: str) -> Iterator[Store]:
+    """As ``opened``: all of the cluster, or that namespace where claims of all namespaces may not be listed."""
+    from devalloc.store.errors import Forbidden
+
+    with opened(place) as whole:
+        try:
+            if place.is_cluster:
+                whole.list("DeviceClaim")
+        except Forbidden:
+            pass
+        else:
+            yield whole
+            return
+    with opened(place.within(namespace)) as part:
+        yield part

@@ -51,7 +51,7 @@ def release(names: tuple[str, ...], force: bool, abandon: bool, timeout: float, 
         if key.kind != "DeviceClaim":
             raise BadInput(f"{key} holds no devices; only claims are released")
     asked = []
-    with opened(place) as objects:
+    with opened(place.within(namespace)) as objects:
         for key in keys:
             outcome = let_go(objects, key.namespace or "default", key.name, force=force, abandon=abandon)
             if outcome == "asked":
@@ -63,7 +63,8 @@ def release(names: tuple[str, ...], force: bool, abandon: bool, timeout: float, 
         if key in late:
             note(
                 f"error: {key} is to be released, and its node has not let go of the devices after {timeout:g} s: "
-                "is the node plugin running there? It will when it runs; for a node that is gone for good: --abandon"
+                "is the node plugin running there, and the controller? It will when they run; for a node that is gone "
+                "for good: --abandon"
             )
         else:
             click.echo(f"{shown(key)} released")
@@ -94,7 +95,7 @@ def _let_go(store: Store, key: Key) -> bool:
         if is_prepared(claim):
             return False
         if wants_release(claim):  # nobody runs the allocator; and where one runs, whoever comes second finds it done
-            let_go(store, key.namespace or "default", key.name, force=True)
+            return let_go(store, key.namespace or "default", key.name, force=True) != "asked"
     except NotFound:
         pass
     return True

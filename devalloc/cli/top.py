@@ -8,16 +8,24 @@ import time
 import click
 
 from devalloc.cli.options import duration, output_option
-from devalloc.cli.place import Place, opened, place_options
+from devalloc.cli.place import Place, opened_as_allowed, place_options
 from devalloc.cli.verb import verb
 
 
 @verb("top")
 @click.option("--once", is_flag=True, help="Show it once and end. So it is wherever this is no terminal.")
 @click.option("--interval", type=duration, default="2s", metavar="DURATION", help="How often it is looked at anew.")
+@click.option(
+    "-n",
+    "--namespace",
+    metavar="NAME",
+    envvar="DEVALLOC_NAMESPACE",
+    help="Only claims, machines and quotas of this one. On a cluster also for who may see no other, by default that of "
+    "the kubeconfig's context.",
+)
 @output_option("table", "wide", "json", "yaml")
 @place_options
-def top(once: bool, interval: float, output: str, place: Place) -> int:
+def top(once: bool, interval: float, namespace: str | None, output: str, place: Place) -> int:
     """Nodes with what is free and in use, claims that wait and why, and machines, until Ctrl-C.
 
     AVAILABLE is what `devalloc get pools` and `kubectl get dpool` say; a device is held, or shared, free, unavailable
@@ -27,14 +35,17 @@ def top(once: bool, interval: float, output: str, place: Place) -> int:
     \b
     devalloc top
     devalloc top --once -o wide
+    devalloc top -n team-a
     devalloc top --kubeconfig ~/.kube/config
     """
+    from devalloc.cli.clusters import namespace_of
     from devalloc.cli.fleet import content, lines_of, watched
     from devalloc.cli.output import dump
     from devalloc.controller.sight import LEAST_SECONDS, Sight
 
-    with opened(place) as source:
-        sight = Sight(source, source if place.is_cluster else None)
+    own = namespace or (namespace_of(place.kubeconfig) if place.is_cluster else None) or "default"
+    with opened_as_allowed(place, own) as source:
+        sight = Sight(source, source if place.is_cluster else None, namespace=namespace)
         if output in ("json", "yaml"):
             dump(content(sight.latest().overview), output)
         elif once or not sys.stdout.isatty():

@@ -56,7 +56,7 @@ def wait(names: tuple[str, ...], state: str | None, timeout: float, namespace: s
     """
     from devalloc.cli.place import opened
 
-    with opened(place) as objects:
+    with opened(place.within(namespace)) as objects:
         keys = keys_of(names, namespace, default="claims", store=objects)
         for key in keys:
             if key.kind not in STATES and state != "deleted":

@@ -12,7 +12,8 @@ from typing import Literal
 
 from devalloc.api import meta
 from devalloc.controller.claims import OF_ALLOCATION, allocations, annotation, is_prepared, wants_release
-from devalloc.store import Change, Conflict, Key, Object, Store, StoreError
+from devalloc.store import Change, Conflict, Forbidden, Invalid, Key, Object, Store, StoreError
+from devalloc.store.lifecycle import annotated
 
 Outcome = Literal["released", "asked", "held nothing"]
 
@@ -24,7 +25,8 @@ class InUse(StoreError):
 def release(store: Store, namespace: str, name: str, *, force: bool = False, abandon: bool = False) -> Outcome:
     """Clear the claim's status and what the allocator noted on it, so that it is allocated anew.
 
-    ``asked``: its node was asked to let go of the devices, by force; the allocator releases it when that is done.
+    ``asked``: its node was asked to let go of the devices, by force; the allocator releases it when that is done. Or
+    only the controller may write the status, and was asked to.
 
     Raises NotFound, and InUse where it is prepared on its node, or while status.podNames says who uses it. ``force``
     asks the node instead of raising. ``abandon`` takes the claim from a node that is gone for good.
@@ -48,7 +50,12 @@ def _released(store: Store, claim: Object, force: bool) -> Outcome:
         return "asked"
     if (users := _users(claim)) and not force:
         raise InUse(f"{Key.of(claim)} is in use by {users}; stop that first")
-    store.commit([released(claim)])
+    try:
+        store.commit([released(claim)])
+    except (Forbidden, Invalid):  # by rights, or by a policy: who may only edit the claim asks the controller for it
+        if not wants_release(claim):
+            store.replace(annotated(claim, {meta.RELEASE: "asked"}))
+        return "asked"
     return "released"
 
 

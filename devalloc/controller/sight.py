@@ -6,11 +6,11 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from devalloc.controller.overview import Overview, overview
+from devalloc.controller.overview import Overview, overview, within
 from devalloc.controller.overview.claims import has_untold
 from devalloc.store import Forbidden, NotServed, Object, Store, StoreError
 
@@ -56,11 +56,18 @@ class Sight:
     """Use from any thread."""
 
     def __init__(
-        self, store: Store, beside: Store | None = None, *, clock: Callable[[], float] = time.monotonic
+        self,
+        store: Store,
+        beside: Store | None = None,
+        *,
+        namespace: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``beside``: where on a cluster that is read which not everybody may read, and which nothing else depends on:
-        what cannot be read is said, and the rest shown. None: all is in ``store``."""
+        what cannot be read is said, and the rest shown. None: all is in ``store``. ``namespace``: the only one whose
+        claims, machines and quotas are shown."""
         self._store = store
+        self._namespace = namespace
         self._beside = beside
         self._clock = clock
         self._lock = threading.Lock()
@@ -96,6 +103,15 @@ class Sight:
                 raise
             # Nodes publish ResourceSlices only
             objects, version, more = [], "", replace(more, notes=(NO_KINDS, *more.notes))
+        except Forbidden:
+            if self._beside is None:
+                raise
+            # Somebody who has rights in one namespace: pools and classes are the cluster's.
+            ours = self._read_each(self._store, KINDS)
+            if not ours.objects and len(ours.notes) == len(KINDS):
+                raise
+            objects, version, notes = ours.objects, " ".join(ours.versions), (*ours.notes, *more.notes)
+            more = replace(more, notes=notes)
         trouble = "the API server does not answer" if _is_silent(self._store) else ""
         now, read = datetime.now(UTC), ((version, *more.versions), more.notes)
         if before is not None and read == self._read:
@@ -103,17 +119,25 @@ class Sight:
                 return replace(before, at=now)
             return Seen(self._version(), before.overview, now, trouble)
         found = overview([*objects, *more.objects], more.notes)
+        if self._namespace is not None:
+            found = within(found, self._namespace)
         self._read = read
         if before is not None and before.overview == found and before.trouble == trouble:
             return replace(before, at=now)
         return Seen(self._version(), found, now, trouble)
 
     def _read_beside(self, store: Store) -> _Read:
+        read = self._read_each(store, BESIDE)
+        if store is not self._store and _is_silent(store):
+            return replace(read, notes=(*read.notes, OLD))
+        return read
+
+    def _read_each(self, store: Store, wanted: Sequence[str]) -> _Read:
         """Each kind for itself."""
         objects: list[Object] = []
         versions: list[str] = []
         notes: list[str] = []
-        kinds = [*BESIDE]
+        kinds = [*wanted]
         for kind in kinds:
             if (refused := self._refused.get(kind)) is None or self._clock() >= refused[0]:
                 try:
@@ -129,8 +153,6 @@ class Sight:
                     continue
             versions.append("")
             notes += [refused[1]] if refused[1] else []
-        if store is not self._store and _is_silent(store):
-            notes.append(OLD)
         return _Read(objects, tuple(versions), tuple(notes))
 
     def _version(self) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from devalloc.api import meta
 from devalloc.api.cordon import closed_nodes, node_of, unknown_nodes, with_cordons
@@ -54,6 +55,7 @@ __all__ = [
     "Quota",
     "Supply",
     "overview",
+    "within",
 ]
 
 
@@ -97,6 +99,19 @@ def overview(documents: Iterable[Object], notes: Sequence[str] = ()) -> Overview
         pending=sum(claim.is_pending for claim in found),
         allocated=sum(bool(allocations(doc)) for doc in claims_among(docs)) + sum(map(claims.is_allocated, theirs)),
         is_settled=is_said and all(pools.status_says(one) == len(one.available) for one in counted.pools),
+    )
+
+
+def within(whole: Overview, namespace: str) -> Overview:
+    """Of claims, machines and quotas those of one namespace; nodes and cards are the cluster's."""
+    found = tuple(each for each in whole.claims if each.namespace == namespace)
+    return replace(
+        whole,
+        claims=found,
+        machines=tuple(each for each in whole.machines if each.namespace == namespace),
+        quotas=tuple(each for each in whole.quotas if each.namespace == namespace),
+        pending=sum(claim.is_pending for claim in found),
+        allocated=sum(bool(claim.devices) for claim in found),
     )
 
 

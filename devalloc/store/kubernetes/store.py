@@ -60,18 +60,24 @@ class KubernetesStore:
         *,
         namespace: str = NAMESPACE,
         node: str | None = None,
+        within: str | None = None,
         may_write: Callable[[], bool] | None = None,
         deletions_kept: int = DELETIONS_KEPT,
     ) -> None:
         """``namespace``: of devalloc itself, where Leases and records of transactions are. ``node``: the one whose
-        DevicePools are listed and watched; else those of all nodes. ``may_write``: asked just before each write of
+        DevicePools are listed and watched; else those of all nodes. ``within``: the namespace whose objects are listed
+        and watched; else those of all. ``may_write``: asked just before each write of
         ``commit``, ``commit_each`` and ``recover``, which raise Deposed when it says no."""
         self.client = client
         self.namespace = namespace
         self._mirror = Mirror(deletions_kept)
         fields = f"spec.nodeName={node}" if node is not None else ""
         ours = [replace(each, fields=fields) if each.kind == "DevicePool" else each for each in OURS]
-        self._resources = Resources((*ours, *AROUND, *SHOWN, lease(namespace)))
+        listed = [
+            replace(each, namespace=within) if each.namespaced and within is not None else each
+            for each in (*ours, *AROUND, *SHOWN)
+        ]
+        self._resources = Resources((*listed, lease(namespace)))
         known = Resources((*ours, *AROUND, lease(namespace), RECORDS))
         self._plain = Writing(client, self._resources, self._heard)
         self._granting = Writing(client, known, self._heard, may_write)

@@ -54,6 +54,7 @@ class TestAnswers:
             "observedGeneration": 1,
         }
         assert decode(store.get("DeviceClaim", "default", "a")).problems == []
+        allocator.round()  # says who has won
         version = store.list().resource_version
         allocator.round()
         assert store.list().resource_version == version

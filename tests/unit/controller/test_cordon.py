@@ -121,6 +121,7 @@ CLOSED = {
 }
 OPEN = {
     "ready": node(),
+    "ready again": node(**taint("node.kubernetes.io/not-ready", "NoSchedule")),
     "never reported": {**node(), "status": {}},
     "only preferred": node(**taint("gpu", "PreferNoSchedule")),
     "for machines": node(**taint("devalloc.io/machines", "NoSchedule")),

@@ -1,0 +1,164 @@
+"""Every verb with the rights of a tenant: those of one namespace, and none on statuses or on what is the cluster's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devalloc.api.kinds import KINDS
+from devalloc.cli import clusters
+from devalloc.controller.allocate import Allocator
+from devalloc.store.kubernetes import ApiError, KubernetesStore
+from tests.support import plainyaml
+from tests.support.fake_kube import FakeClient, FakeKube
+from tests.support.fleets import gpu_claim, gpu_class, gpu_pool
+from tests.support.hosts import machine
+from tests.support.shell import Result, Shell, devalloc
+
+__all__ = ["devalloc"]
+OURS = frozenset(kind.plural for kind in KINDS.values() if kind.namespaced)
+
+
+class Tenant(FakeClient):
+    """Who may edit one namespace."""
+
+    def __init__(self, kube: FakeKube, namespace: str) -> None:
+        super().__init__(kube)
+        self.namespace = namespace
+
+    def get(self, path: str, params: Any = None) -> dict[str, Any]:
+        self._ask(path)
+        return super().get(path, params)
+
+    def list(self, path: str, params: Any = None) -> Iterator[dict[str, Any]]:
+        self._ask(path)
+        yield from super().list(path, params)
+
+    def watch(self, path: str, *of: Any) -> Iterator[dict[str, Any]]:
+        self._ask(path)
+        yield from super().watch(path, *of)
+
+    def replace(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        self._ask(path)
+        return super().replace(path, body)
+
+    def _ask(self, path: str) -> None:
+        _, is_in, rest = path.partition(f"/namespaces/{self.namespace}/")
+        if not is_in or rest.split("/")[0] not in OURS or path.endswith("/status"):
+            raise ApiError(403, "Forbidden", f'it is forbidden: User "alice" cannot do that at {path}')
+
+
+@dataclass
+class Team:
+    """team-a of a cluster, with a claim that is allocated, one that waits, and a neighbour."""
+
+    kube: FakeKube
+    shell: Shell
+    kubeconfig: Path
+    is_admin: bool = False
+
+    def __call__(self, *words: str) -> Result:
+        return self.shell(*words, "--kubeconfig", str(self.kubeconfig))
+
+    def controller(self) -> None:
+        store = KubernetesStore(FakeClient(self.kube))  # type: ignore[arg-type]
+        try:
+            Allocator(store, kinds=KINDS).round()
+        finally:
+            store.close()
+
+
+@pytest.fixture
+def team(devalloc: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Team:
+    kube = FakeKube()
+    team = Team(kube, devalloc, tmp_path / "kubeconfig")
+
+    def connect(path: Path | None) -> FakeClient:
+        return FakeClient(kube) if team.is_admin else Tenant(kube, "team-a")
+
+    monkeypatch.setattr(clusters, "connect", connect)
+    context = {"name": "c", "context": {"cluster": "c", "user": "u", "namespace": "team-a"}}
+    named = {
+        "clusters": [{"name": "c", "cluster": {"server": "https://nowhere"}}],
+        "users": [{"name": "u", "user": {}}],
+    }
+    content = {"apiVersion": "v1", "kind": "Config", "contexts": [context], "current-context": "c", **named}
+    team.kubeconfig.write_text(plainyaml.dump_all([content]))
+    store = KubernetesStore(FakeClient(kube))  # type: ignore[arg-type]
+    store.create(gpu_pool(devices=2))
+    store.create(gpu_class())
+    for name, count, namespace in (("train", 1, "team-a"), ("big", 9, "team-a"), ("theirs", 1, "team-b")):
+        store.create(gpu_claim(name, count, namespace))
+    web = machine("web")
+    store.create({**web, "metadata": {**web["metadata"], "namespace": "team-a"}})
+    store.close()
+    team.controller()
+    return team
+
+
+def test_claims_of_the_namespace_are_listed(team: Team) -> None:
+    for words in ((), ("-n", "team-a")):
+        said = team("get", "claims", *words)
+        assert said.code == 0, said.err
+        assert "train" in said.out
+        assert "theirs" not in said.out
+    assert 'User "alice" cannot' in team("get", "claims", "-A").err
+    assert team("get", "claims", "-n", "team-b").code == 1
+    assert "train" in team("get", "dclaim/train").out
+    assert "there is no" not in team("get", "dclaim/none").out
+
+
+def test_the_namespace_of_the_context_counts_unless_another_one_is_named(team: Team) -> None:
+    team.is_admin = True
+    assert "train" in team("get", "claims").out
+    assert "theirs" in team("get", "claims", "-n", "team-b").out
+    assert "theirs" in team("get", "claims", "-A").out
+
+
+def test_what_a_claim_holds_is_described_and_why_one_waits(team: Team) -> None:
+    held = team("describe", "dclaim/train")
+    assert held.code == 0, held.err
+    assert ["p", "d0", "whole"] in [line.split() for line in held.out.splitlines()]
+    waits = team("describe", "dclaim/big")
+    assert waits.code == 0, waits.err
+    assert "NotEnoughDevices" in waits.out
+
+
+def test_the_fleet_is_shown_as_far_as_it_may_be_seen(team: Team) -> None:
+    for words in ((), ("-n", "team-a")):
+        said = team("top", "--once", *words)
+        assert said.code == 0, said.err
+        assert "team-a/big" in said.out
+        assert not [line for line in said.out.splitlines() if line.startswith("team-b/")]
+        assert "What there is of DevicePools is not shown" in said.out
+    assert team("top", "--once", "-n", "team-b").code == 1
+
+
+def test_an_admin_sees_all_or_one_namespace(team: Team) -> None:
+    team.is_admin = True
+    whole, part = team("top", "-o", "json").json, team("top", "-o", "json", "-n", "team-a").json
+    assert {each["name"] for each in whole["claims"]} == {"train", "big", "theirs"}
+    assert {each["name"] for each in part["claims"]} == {"train", "big"}
+    assert part["nodes"] == whole["nodes"], "all that hold devices count"
+
+
+def test_a_claim_is_released_by_the_controller_that_is_asked_to(team: Team) -> None:
+    late = team("release", "train", "--timeout=10ms")
+    assert late.code == 1
+    assert "is to be released" in late.err
+    path = "/apis/devmgmtproto.k8s.io/v1alpha1/namespaces/team-a/deviceclaims/train"
+    assert team.kube.get(path)["metadata"]["annotations"]["devalloc.io/release"] == "asked"
+    team.controller()
+    assert "status" not in team.kube.get(path)
+    assert team("release", "train").out == "deviceclaim/train held nothing\n"
+
+
+def test_it_is_waited_for(team: Team) -> None:
+    assert team("wait", "train").code == 0
+    late = team("wait", "big", "--timeout=10ms")
+    assert late.code == 1
+    assert "NotEnoughDevices" in late.err
