@@ -49,12 +49,16 @@ def node_of(pool: Object) -> str | None:
 
 
 def unknown_nodes(documents: Iterable[Object]) -> dict[str, str]:
-    """The node of each pool, by the pool's name, that is no Node of the cluster. Nothing where no Node is read."""
+    """What pools name as their node and is no Node of the cluster, each with its first pool, and how many more there
+    are. Nothing where no Node is read."""
     documents = list(documents)
     nodes = {doc["metadata"]["name"] for doc in documents if is_node(doc)}
-    pools = (doc for doc in documents if nodes and doc.get("kind") == "DevicePool")
+    pools: dict[str, list[str]] = {}
+    for doc in documents if nodes else ():
+        if doc.get("kind") == "DevicePool" and (name := node_of(doc)) is not None and name not in nodes:
+            pools.setdefault(name, []).append(doc["metadata"]["name"])
     return {
-        pool["metadata"]["name"]: name for pool in pools if (name := node_of(pool)) is not None and name not in nodes
+        name: min(of_it) + (f" and {len(of_it) - 1} more" if len(of_it) > 1 else "") for name, of_it in pools.items()
     }
 
 

@@ -90,7 +90,9 @@ def machine_node(machine: Object) -> str:
 
 
 def machine_phase(machine: Object) -> str:
-    """Its phase; Pending while no node has said anything of it."""
+    """Its phase, Deleting once it is to go; Pending while no node has said anything of it."""
+    if machine["metadata"].get("deletionTimestamp"):
+        return "Deleting"
     return str(machine.get("status", {}).get("phase", "Pending"))
 
 

@@ -50,7 +50,7 @@ from devalloc_solver.deadline import left_of
 
 log = logging.getLogger(__name__)
 
-_NO_NODE = "DevicePool {}: spec.nodeName: there is no Node {}; its devices are given out, and nobody prepares them"
+_NO_NODE = "DevicePool {1}: spec.nodeName: there is no Node {0}; its devices are given out, and nobody prepares them"
 _RENEWALS = 5
 """How often a commit is tried again because of writes that do not matter to it."""
 
@@ -135,18 +135,21 @@ class Allocator:
         solve: Solve | None = None,
         progress: Callable[[Round], None] = lambda done: None,
         wrote: Callable[[Object, Object], None] = lambda before, after: None,
+        heard: Callable[[Object, Object], None] = lambda before, after: None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``kinds``: what is read to decide; None for all. ``solve`` None: a Fleet that is kept warm. ``progress`` is
         called after each round, in the loop's thread, and ``wrote`` of each object that an answer was written on, with
-        what it was before and is now, or was to say where it cannot be written."""
+        what it was before and is now, or was to say where it cannot be written. ``heard``: of each machine that
+        somebody else has changed, the same."""
         self._store = store
         self._settings = settings
         self._kinds = None if kinds is None else frozenset(kinds)
         self._solve: Solve = WarmSolver() if solve is None else solve
         self._progress = progress
         self._wrote = wrote
+        self._heard = heard
         self._is_unfinished = False
         """Something that was written is marked still as not yet given: the store takes the marks away before it writes
         anything else."""
@@ -220,6 +223,9 @@ class Allocator:
             return replace(self._last, seconds=0.0)
         self._last = None
         self._made.turn()
+        for key, obj in objects.items():
+            if key.kind == placing.KIND and (old := self._seen.get(key)) is not None and old is not obj:
+                self._heard(old, obj)  # what its node says of it
         documents = self._documents(objects.values())
         asked = placing.with_machines(as_allocated(documents, self._made), self._made)
         self._is_again, self._unsaid = False, []
@@ -231,6 +237,7 @@ class Allocator:
         now = self._now().isoformat(timespec="seconds").replace("+00:00", "Z")
         claims_units = decide(documents, answer, now, self._made, has_conditions=self._settings.has_conditions)
         units = placing.decide_machines(asked, answer, claims_units, now)
+        units += placing.served_units(objects.values(), {key for unit in units for key in unit.keys}, now)
         units = self._without_passing(units)
         aside = [obj for obj in objects.values() if foreign.is_foreign(obj)]
         units += [Unit((change,), granted=False) for change in foreign.marks(aside)]

@@ -24,7 +24,7 @@ from devalloc.controller.permits.lease import OfProcess
 from devalloc.controller.recorder import Recorder
 from devalloc.controller.resourceclaims import ResourceClaimAllocator, ResourceClaimSettings
 from devalloc.controller.site import Page, Site
-from devalloc.controller.told import changes
+from devalloc.controller.told import changes, said_by_node
 from devalloc.store import Object
 from devalloc.store.key import Key
 from devalloc.store.kubernetes import NAMESPACE, ApiError, Client, KubernetesStore
@@ -129,6 +129,7 @@ class Cluster:
             kinds=(resource.kind for resource in (*OURS, *AROUND)),
             progress=self._progress,
             wrote=lambda before, after: self.recorder.record(changes(before, after)),
+            heard=lambda before, after: self.recorder.record(said_by_node(before, after)),
         )
         self.controller = Controller(self.lease, self.store, self._loops, on_state=on_state)
         self._site: Site | None = None

@@ -16,10 +16,13 @@ from devalloc.controller import placing
 from devalloc.controller.claims import allocations, annotation
 from devalloc.controller.decision import ALLOCATED, DEVICE_LOST
 from devalloc.controller.placing import machines
+from devalloc.controller.placing.service import SERVED
 from devalloc.store import Object
 
 RELEASED, PLACED = "Released", "Placed"
 NORMAL, WARNING = "Normal", "Warning"
+_NO_TROUBLE = ("StoppedOnRequest", "NotPlaced")
+"""Reasons of machines that are as they should be, or of which the controller tells."""
 _SHOWN = 8
 """Devices that an event names."""
 
@@ -47,6 +50,15 @@ def changes(before: Object, after: Object) -> list[Told]:
     return []
 
 
+def said_by_node(before: Object, after: Object) -> list[Told]:
+    """What a node says is wrong with a machine that it has, where that is another reason than before."""
+    was, now = machines.status_of(before).get("reason"), machines.status_of(after).get("reason")
+    if machines.holder_of(after) is None or not now or now == was or now in _NO_TROUBLE:
+        return []
+    note = str(machines.status_of(after).get("message", ""))
+    return [_told(after, WARNING, str(now), "Run", note)]
+
+
 def _of_claim(before: Object, after: Object) -> Iterable[Told]:
     had, has = allocations(before), allocations(after)
     if has and not had:
@@ -71,6 +83,9 @@ def _of_machine(before: Object, after: Object) -> Iterable[Told]:
     elif was.get("status") == "True" and not now:
         node = machines.status_of(before).get("nodeName")
         yield _told(after, NORMAL, RELEASED, "Release", f"nothing is kept for it on node {node} any more")
+    served = _condition(after, SERVED)
+    if served.get("status") == "False" and served.get("reason") != _condition(before, SERVED).get("reason"):
+        yield _told(after, WARNING, str(served.get("reason")), "Place", str(served.get("message", "")))
     fitted, fits = _condition(before, FITS), _condition(after, FITS)
     if fits.get("status") == "False" and fits.get("reason") != fitted.get("reason"):
         yield _told(after, WARNING, str(fits.get("reason")), "Place", str(fits.get("message", "")))

@@ -73,6 +73,7 @@ CONTROLLER = {
     "devalloc.io/vfioconfigs": READ,
     "devalloc.io/vgpuconfigs": READ,
     "/namespaces": READ,
+    "/nodes": READ,
     "/resourcequotas": READ,
     "/resourcequotas/status": "update",
     "events.k8s.io/events": "create update",

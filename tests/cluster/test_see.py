@@ -110,6 +110,8 @@ def everything(space: Space) -> None:
         {"name": name, "requests": {"slices": size}, "attributes": [{"name": "size", "intValue": size}]}
         for name, size in (("whole", 2), ("p0", 1), ("p1", 1))
     ]
+    for node in ("see-1", "see-2", "see-3"):
+        make(space, "/api/v1/nodes", {"kind": "Node", "metadata": {"name": node}})
     for pool in (gpu_pool("see-a", 2, "see-1"), gpu_pool("see-b", 3, "see-2"), broken, cordoned, parts):
         make(space, f"{DEVMGMT}/devicepools", pool)
     make(space, f"{DEVMGMT}/deviceclasses", gpu_class())

@@ -134,5 +134,5 @@ def _problems(documents: Sequence[Object]) -> Iterable[str]:
                 name = "/".join(filter(None, (metadata.get("namespace"), metadata["name"])))
                 why = next((str(problem) for problem in read.problems if problem.is_error), "it cannot be read")
                 yield short(f"{doc['kind']} {name}: {why}")
-    for name, node in unknown_nodes(documents).items():
+    for node, name in unknown_nodes(documents).items():
         yield short(f"DevicePool {name}: its node {node} is no Node of the cluster")

@@ -7,6 +7,7 @@ machines, in one group with its own claims. So one solve places all of it, and o
 from devalloc.controller.placing.decide import decide_machines
 from devalloc.controller.placing.documents import Placing, with_machines
 from devalloc.controller.placing.machines import KIND, counted, taken_by
+from devalloc.controller.placing.service import served_units
 from devalloc.controller.placing.solve import kept_back, solve_with_machines
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "counted",
     "decide_machines",
     "kept_back",
+    "served_units",
     "solve_with_machines",
     "taken_by",
     "with_machines",

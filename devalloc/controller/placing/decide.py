@@ -38,9 +38,9 @@ def decide_machines(placing: Placing, answer: Mapping[str, Any], units: Iterable
             else:
                 joint.setdefault(wish.group, []).append(change)
         else:
-            told = next(one for one in found if not one["allocated"])
-            reason, message, _ = words.why(key, told)
-            done += _told(wish.machine, reason, message, now)
+            refused = next(one for one in found if not one["allocated"])
+            reason, message, _ = words.why(key, refused)
+            done += told(wish.machine, reason, message, now)
     for group, claims in placing.members.items():
         mine = {claim: by_claim.get(claim) for claim in claims if answers[claim]["allocated"]}
         members = {id(unit): unit for unit in mine.values() if unit is not None}
@@ -52,7 +52,7 @@ def decide_machines(placing: Placing, answer: Mapping[str, Any], units: Iterable
             joint.pop(group, None)
     done += [Unit(tuple(changes), granted=True) for changes in joint.values() if changes]
     for key, (reason, message) in placing.waiting.items():
-        done += _told(placing.objects[key], reason, message, now)
+        done += told(placing.objects[key], reason, message, now)
     for key, entries in placing.running.items():
         done.append(Unit((_taken_up(placing.objects[key], entries, placing.pools, now),), granted=False))
     for key, growth in placing.growing.items():
@@ -63,7 +63,7 @@ def decide_machines(placing: Placing, answer: Mapping[str, Any], units: Iterable
             done.append(Unit((change,), granted=False, grows=True))
         else:
             reason, message, _ = words.why(key, one)
-            done += _told(growth.machine, reason, f"{message}; what is kept for it stays as it is", now, FITS)
+            done += told(growth.machine, reason, f"{message}; what is kept for it stays as it is", now, FITS)
     for key, entries in placing.fitted.items():
         change = _taken_up(placing.objects[key], entries, placing.pools, now)
         done.append(Unit((change,), granted=False, released=True))
@@ -94,15 +94,37 @@ def _kept(machine: Object, node: str, entries: Sequence[Any], pools: Mapping[str
     return _change(machine, status)
 
 
-def _told(machine: Object, reason: str, message: str, now: str, condition: str = PLACED) -> list[Unit]:
-    """Why it is not placed, or not with more; nothing where it says so already."""
+def told(
+    machine: Object, reason: str, message: str, now: str, condition: str = PLACED, *, speaks: bool = True
+) -> list[Unit]:
+    """Why it is not placed, or not with more, or not served; nothing where it says so already. ``speaks``: this is the
+    reason of the machine as well, unless a node has it, which says how it is."""
     before = machines.status_of(machine)
     status = {**before, "conditions": _conditions(machine, condition, "False", reason, message[:4096], now)}
-    if machines.holder_of(machine) is None:  # else its node says how it is
+    if speaks and machines.holder_of(machine) is None:
         status |= {"phase": "Pending", "reason": reason, "message": message[:4096]}
     return (
         [] if status == before else [Unit((_change(machine, status),), granted=False, passing=reason in OF_THE_BATCH)]
     )
+
+
+def condition_of(machine: Object, name: str) -> Mapping[str, Any]:
+    """Its condition of that type; empty where there is none that can be read."""
+    listed = machines.status_of(machine).get("conditions")
+    known = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    return next((one for one in known if one.get("type") == name), {})
+
+
+def without_condition(machine: Object, name: str) -> Change:
+    """Its status without a condition, and without the reason that it was."""
+    before, gone = machines.status_of(machine), condition_of(machine, name)
+    left = [one for one in before["conditions"] if one != gone]
+    status = {key: value for key, value in before.items() if key != "conditions"} | (
+        {"conditions": left} if left else {}
+    )
+    if status.get("reason") == gone.get("reason"):
+        status = {key: value for key, value in status.items() if key not in ("reason", "message")}
+    return _change(machine, status)
 
 
 def _freed(machine: Object) -> Change:
@@ -114,13 +136,13 @@ def _conditions(machine: Object, name: str, value: str, reason: str, message: st
     """With this one. Where it is placed it fits, unless that is what is said."""
     listed = machines.status_of(machine).get("conditions")
     known = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
-    others = [one for one in known if one.get("type") not in (name, FITS)]
+    others = [one for one in known if one.get("type") not in ({name, FITS} if name in (PLACED, FITS) else {name})]
     before: Mapping[str, Any] = next((one for one in known if one.get("type") == name), {})
     since = before.get("lastTransitionTime", now) if before.get("status") == value else now
-    told = {"type": name, "status": value, "lastTransitionTime": since, "reason": reason, "message": message}
+    said = {"type": name, "status": value, "lastTransitionTime": since, "reason": reason, "message": message}
     if isinstance(generation := machine["metadata"].get("generation"), int):
-        told["observedGeneration"] = generation
-    return [*others, told]
+        said["observedGeneration"] = generation
+    return [*others, said]
 
 
 def _change(machine: Object, status: Mapping[str, Any]) -> Change:

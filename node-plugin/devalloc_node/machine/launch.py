@@ -290,7 +290,13 @@ def _resolved(
     """The command line, and the files and TAP interfaces of the host that QEMU inherits, by descriptor."""
     binary = shutil.which(config.binary)
     if binary is None:
-        raise Denied("QemuMissing", f"there is no {config.binary} on this host; install QEMU", retryable=True)
+        raise Denied(
+            "QemuMissing",
+            f"there is no {config.binary} where this plugin runs: install QEMU, or name it. A pod of the plugin has "
+            "none on purpose, whatever the host has: label the node devalloc.io/publish=host, and run the plugin as a "
+            "service of the host (docs/install.md)",
+            retryable=True,
+        )
     qmp = str(config.folder(spec.id) / "console")
     if len(qmp.encode()) > MAX_SOCKET_PATH:
         raise Denied("PathTooLong", f"{qmp} has more bytes than a socket's path can have ({MAX_SOCKET_PATH})")

@@ -190,6 +190,18 @@ class Keeper:
             if (ref.namespace, ref.name) in names and not held.plugs:
                 self._platform.unprepare(ref, Deadline.after(WORK_SECONDS), caller=CALLER)
 
+    def leave_idle(self, obj: Object) -> None:
+        """Let an object go that has no machine and no prepared claim on this node. Raises StoreError, NodeError."""
+        decoded = decode(obj)
+        try:
+            self._take_up(obj, decoded.object if isinstance(decoded.object, VirtualMachine) else None)
+        except NodeError:
+            return  # something runs that may be it
+        names = {(objects.namespace_of(obj), name) for name in objects.claim_names(obj)}
+        held = ((one.record.ref.namespace, one.record.ref.name) for one in self._platform.claims.held())
+        if self._platform.machines.get(objects.key_of(obj)) is None and not names.intersection(held):
+            objects.let_go(self._store, obj, self._platform.node_name)
+
     # Within.
 
     def _take_up(self, obj: Object, vm: VirtualMachine | None) -> None:

@@ -167,6 +167,19 @@ class VirtualMachines:
             self._wake.wait(seen, max(0.0, min(pause, next_listing - self._clock())))
             stop.wait(self._settings.batch)
         watching.join()
+        self.leave_idle()
+
+    def leave_idle(self) -> None:
+        """Let go of objects that nothing of is here, at the end: nobody may come after this to do it when they are
+        deleted. Whoever does come holds them again."""
+        try:
+            for obj in self._store.list(objects.KIND).objects:
+                if objects.holder_of(obj) == self._platform.node_name and (
+                    f"vm {obj['metadata']['uid']}" not in self._busy
+                ):
+                    self._keeper.leave_idle(obj)
+        except (NodeError, StoreError) as error:
+            log.warning("machines that never ran stay held by this node: %s", error)
 
     def round(self, *, everything: bool = True) -> float:
         """Begin all that is due and not under way; seconds until something is due again, though nothing changes.

@@ -136,6 +136,33 @@ def world() -> Iterator[World]:
         yield made
 
 
+class TestPluginEnds:
+    def test_a_plugin_that_ends_lets_go_of_machines_that_never_ran(self, world: World) -> None:
+        """Nobody may come after it: its node may be labelled otherwise."""
+        world.machines.fail.add("start")
+        world.apply(vm())
+        world.round()
+        assert world.store.get("VirtualMachine", "default", "web")["metadata"]["finalizers"] == [meta.NODE_FINALIZER]
+        world.loop.leave_idle()
+        world.store.delete("VirtualMachine", "default", "web")
+        assert not world.exists("VirtualMachine", "web")
+
+    def test_it_does_not_of_one_that_runs_or_may(self, world: World) -> None:
+        world.apply(vm())
+        world.round()
+        world.loop.leave_idle()
+        assert world.store.get("VirtualMachine", "default", "web")["metadata"]["finalizers"] == [meta.NODE_FINALIZER]
+
+    def test_a_plugin_that_ends_says_so_by_itself(self, world: World) -> None:
+        world.machines.fail.add("start")
+        world.apply(vm())
+        world.round()
+        stop = threading.Event()
+        stop.set()
+        world.loop.run(stop)
+        assert "finalizers" not in world.store.get("VirtualMachine", "default", "web")["metadata"]
+
+
 class TestStart:
     def test_a_machine_waits_for_its_claims_and_starts_with_their_devices(self, world: World) -> None:
         world.claim("gpu", "a/slot-0")
