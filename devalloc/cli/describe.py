@@ -192,10 +192,13 @@ def _why_not(store: Store, claim: Object) -> None:
     """Why a claim holds nothing, as things stand now: in the store, and not in its last answer."""
     from devalloc.api import meta
     from devalloc.cli.explanation import show
+    from devalloc.cli.place import no_controller
     from devalloc.controller.placing import solve_with_machines
     from devalloc.controller.snapshot import snapshot
 
     name, namespace = claim["metadata"]["name"], claim["metadata"].get("namespace", "default")
+    if meta.REASON not in claim["metadata"].get("annotations", {}) and (silence := no_controller(store)):
+        click.echo(f"\n{silence}")
     try:
         answers = solve_with_machines(snapshot(store), deadline=DEADLINE)["claims"]
     except Forbidden:  # of what there is: the controller has told what counts

@@ -92,7 +92,7 @@ def parts(found: Overview, *, wide: bool) -> list[Part]:
             ("QUOTA", "USED", "HARD", "RESOURCE"),
             [[f"{each.namespace}/{each.name}", each.used, _hard(each), each.resource] for each in found.quotas],
         ),
-        Part("Objects that cannot be read", ("OBJECT",), [[problem] for problem in found.problems]),
+        Part("Objects with problems", ("OBJECT",), [[problem] for problem in found.problems]),
     ]
     return [part for part in every if part.rows]
 

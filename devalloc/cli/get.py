@@ -17,7 +17,7 @@ from devalloc.cli.options import (
     output_option_with_jsonpath,
 )
 from devalloc.cli.output import dump, dump_objects, note, table
-from devalloc.cli.place import Place, place_options
+from devalloc.cli.place import Place, no_controller, place_options
 from devalloc.cli.selector import Test, selector_option
 from devalloc.cli.verb import BadInput, verb
 from devalloc.store.key import Key
@@ -124,9 +124,20 @@ def _list(
     if not found and form.is_table and not watch:
         where = "" if namespace is None or not kinds[0].namespaced else f" in namespace {namespace} (-A shows all)"
         note(f"no {', '.join(kind.plural for kind in kinds)}{where}{' with these labels' if selected else ''}")
+    if form.is_table and any(_waits(obj) for obj in found) and (silence := no_controller(store)):
+        note(silence)
     if watch:
         _follow(store, set(wanted), listing.resource_version, None, namespace, form, selected)
     return 0
+
+
+def _waits(obj: Object) -> bool:
+    """Whether it is a claim or a machine that nobody has answered."""
+    from devalloc.api import meta
+
+    if Key.of(obj).kind == "DeviceClaim":
+        return not obj.get("status") and meta.REASON not in obj["metadata"].get("annotations", {})
+    return Key.of(obj).kind == "VirtualMachine" and not obj.get("status")
 
 
 def _named(store: Store, keys: list[Key], form: Form, watch: bool) -> int:

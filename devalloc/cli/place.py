@@ -17,6 +17,10 @@ from devalloc.cli.verb import BadInput
 if TYPE_CHECKING:
     from devalloc.store import Store
 
+_LEASE = "/apis/coordination.k8s.io/v1/namespaces/{}/leases/{}"
+_SILENT_SECONDS = 60.0
+"""After which a lease that should be renewed every few seconds is one of nobody. Clocks may differ."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -119,3 +123,33 @@ def opened_as_allowed(place: Place, namespace: str) -> Iterator[Store]:
             return
     with opened(place.within(namespace)) as part:
         yield part
+
+
+def no_controller(store: Store) -> str:
+    """On a cluster: that no controller leads, as a sentence; "" where one does, or that may not be seen here."""
+    from datetime import UTC, datetime
+
+    from devalloc.api.meta import parse_time
+    from devalloc.controller.leading import NAME
+    from devalloc.store.kubernetes import ApiError, KubernetesStore
+
+    if not isinstance(store, KubernetesStore):
+        return ""
+    namespace = store.namespace
+    try:
+        binding = store.client.get(f"/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/{NAME}")
+        namespace = next((each["namespace"] for each in binding.get("subjects", ()) if "namespace" in each), namespace)
+        renewed = str(store.client.get(_LEASE.format(namespace, NAME))["spec"].get("renewTime") or "")
+        age = (datetime.now(UTC) - parse_time(renewed)).total_seconds()
+    except ApiError as error:
+        if error.is_not_found:
+            return f"no controller is there: neither installed, nor has one led in namespace {namespace}"
+        return ""
+    except (KeyError, TypeError, ValueError):
+        return ""
+    if age < _SILENT_SECONDS:
+        return ""
+    return (
+        f"no controller has renewed its lease since {renewed}, so nobody answers claims: "
+        f"kubectl -n {namespace} get deployments,pods"
+    )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import partial
 
 import click
 
 from devalloc.cli.options import duration, output_option
-from devalloc.cli.place import Place, opened_as_allowed, place_options
+from devalloc.cli.place import Place, no_controller, opened_as_allowed, place_options
 from devalloc.cli.verb import verb
 
 
@@ -45,7 +46,9 @@ def top(once: bool, interval: float, namespace: str | None, output: str, place: 
 
     own = namespace or (namespace_of(place.kubeconfig) if place.is_cluster else None) or "default"
     with opened_as_allowed(place, own) as source:
-        sight = Sight(source, source if place.is_cluster else None, namespace=namespace)
+        sight = Sight(
+            source, source if place.is_cluster else None, namespace=namespace, remarks=partial(no_controller, source)
+        )
         if output in ("json", "yaml"):
             dump(content(sight.latest().overview), output)
         elif once or not sys.stdout.isatty():

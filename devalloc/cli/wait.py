@@ -104,6 +104,7 @@ def _state(keys: list[Key], asked: str | None) -> str:
 def _advice(store: Store, key: Key) -> str:
     """Why a claim is not allocated, or a machine does not run, and what to do; as the end of a sentence."""
     from devalloc.api import meta
+    from devalloc.cli.place import no_controller
     from devalloc.store.errors import NotFound
 
     try:
@@ -113,6 +114,8 @@ def _advice(store: Store, key: Key) -> str:
     if key.kind == "VirtualMachine":
         status = found.get("status", {})
         if not status:
+            if silence := no_controller(store):
+                return f"; {silence}"
             if (node := found["spec"].get("nodeName")) is None:
                 return "; nobody has placed it yet: is `devalloc up` running on this store?"
             return f"; nobody keeps it yet: does a node plugin run on node {node}?"
@@ -121,6 +124,8 @@ def _advice(store: Store, key: Key) -> str:
         return f": it is {status.get('phase')}{': ' if status.get('message') else ''}{status.get('message', '')}"
     annotations = found["metadata"].get("annotations", {})
     if meta.REASON not in annotations:
+        if silence := no_controller(store):
+            return f"; {silence}"
         return "; nobody has answered it yet: is `devalloc up` running on this store?"
     return f": {annotations[meta.REASON]}; see: devalloc explain {key.name} -n {key.namespace}"
 

@@ -61,13 +61,15 @@ class Sight:
         beside: Store | None = None,
         *,
         namespace: str | None = None,
+        remarks: Callable[[], str] = lambda: "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``beside``: where on a cluster that is read which not everybody may read, and which nothing else depends on:
         what cannot be read is said, and the rest shown. None: all is in ``store``. ``namespace``: the only one whose
-        claims, machines and quotas are shown."""
+        claims, machines and quotas are shown. ``remarks``: what else is to be said; "" for nothing."""
         self._store = store
         self._namespace = namespace
+        self._remarks = remarks
         self._beside = beside
         self._clock = clock
         self._lock = threading.Lock()
@@ -112,6 +114,8 @@ class Sight:
                 raise
             objects, version, notes = ours.objects, " ".join(ours.versions), (*ours.notes, *more.notes)
             more = replace(more, notes=notes)
+        if remark := self._remarks():
+            more = replace(more, notes=(remark, *more.notes))
         trouble = "the API server does not answer" if _is_silent(self._store) else ""
         now, read = datetime.now(UTC), ((version, *more.versions), more.notes)
         if before is not None and read == self._read:

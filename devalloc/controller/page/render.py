@@ -282,7 +282,7 @@ def _problems(found: Overview) -> Markup | None:
         return None
     return tag(
         "section",
-        tag("h2", "Objects that cannot be read ", tag("small", str(len(found.problems)))),
+        tag("h2", "Objects with problems ", tag("small", str(len(found.problems)))),
         tag("ul", *(tag("li", each) for each in found.problems[:MAX_ROWS])),
         more(len(found.problems), MAX_ROWS, "objects"),
         id="problems",

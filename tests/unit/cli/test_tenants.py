@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -162,3 +163,46 @@ def test_it_is_waited_for(team: Team) -> None:
     late = team("wait", "big", "--timeout=10ms")
     assert late.code == 1
     assert "NotEnoughDevices" in late.err
+
+
+# -- nobody leads ------------------------------------------------------------------------------------------------------
+
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/devices/leases"
+
+
+def leads(kube: FakeKube, renewed: str) -> None:
+    """devalloc is in namespace ``devices``, and its controller has renewed its lease then."""
+    subjects = [{"kind": "ServiceAccount", "name": "devalloc-controller", "namespace": "devices"}]
+    bindings = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
+    kube.create(bindings, {"metadata": {"name": "devalloc-controller"}, "subjects": subjects})
+    kube.create(LEASE, {"metadata": {"name": "devalloc-controller"}, "spec": {"renewTime": renewed}})
+
+
+WORDS = (("top", "--once"), ("get", "claims"), ("describe", "dclaim/new"), ("wait", "new", "--timeout=10ms"))
+
+
+@pytest.mark.parametrize("words", WORDS, ids=lambda words: words[0])
+def test_a_claim_that_nobody_answers_is_told_so_with_since_when(team: Team, words: tuple[str, ...]) -> None:
+    team.is_admin = True
+    leads(team.kube, "2026-01-01T00:00:00.000000Z")
+    path = "/apis/devmgmtproto.k8s.io/v1alpha1/namespaces/team-a/deviceclaims"
+    team.kube.create(path, gpu_claim("new", 1, "team-a"))
+    said = team(*words)
+    told = "no controller has renewed its lease since 2026-01-01T00:00:00.000000Z, so nobody answers claims"
+    assert told in said.out + said.err
+    assert "kubectl -n devices get" in said.out + said.err
+
+
+@pytest.mark.parametrize("words", WORDS, ids=lambda words: words[0])
+def test_nothing_is_said_where_one_leads_or_nobody_may_see_it(team: Team, words: tuple[str, ...]) -> None:
+    path = "/apis/devmgmtproto.k8s.io/v1alpha1/namespaces/team-a/deviceclaims"
+    team.kube.create(path, gpu_claim("new", 1, "team-a"))
+    leads(team.kube, datetime.now(UTC).isoformat().replace("+00:00", "Z"))
+    for team.is_admin in (True, False):
+        said = team(*words)
+        assert "controller" not in said.out + said.err
+
+
+def test_a_cluster_without_a_controller_is_told(team: Team) -> None:
+    team.is_admin = True
+    assert "no controller is there: neither installed" in team("top", "--once").out
