@@ -35,8 +35,8 @@ def allocate(files: tuple[str, ...], node: str, output: str) -> int:
     same.
 
     \b
-    devalloc dra allocate -f examples/dra --node node-a
-    devalloc dra allocate -f slices.json -f claim.yaml --node node-a -o json
+    devalloc dra allocate -f examples/dra --node example-a
+    devalloc dra allocate -f slices.json -f claim.yaml --node example-a -o json
     """
     from devalloc.cli.output import dump, working
     from devalloc_solver.dra import AllocationError

@@ -173,7 +173,8 @@ def _note(kind: str, error: StoreError) -> str:
     """Why a kind is not shown; "" where there can be nothing of it."""
     if isinstance(error, NotServed):
         return ""
-    what = "Why labelled ResourceClaims wait" if kind == "Event" else f"What there is of {kind}s"
+    others = {"Event": "Why labelled ResourceClaims wait", "Node": "Which Nodes are cordoned or not ready"}
+    what = others.get(kind, f"What there is of {kind}s")
     if isinstance(error, Forbidden):
         return f"{what} is not shown: list and watch of them are not allowed here."
     return f"{what} is not shown: {error}"

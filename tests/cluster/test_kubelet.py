@@ -69,6 +69,12 @@ def group_of(bed: Bed, address: str) -> str:
 # -- a pod's device ----------------------------------------------------------------------------------------------------
 
 
+def test_what_pods_write_on_the_node_is_gone_with_it(node: Node) -> None:
+    """As the state of devalloc's plugin: a real one on this host would find it."""
+    node.runs("mkdir", "-p", "/var/lib/devalloc-of-the-test-bed")
+    assert not Path("/var/lib/devalloc-of-the-test-bed").exists()
+
+
 def test_a_pod_gets_its_vf_and_gives_it_back(bed: Bed, ready: Node, pods: Pods) -> None:
     before = bed.host.snapshot()
     serve(bed, ready)

@@ -314,8 +314,9 @@ def test_page_top_and_kubectl_say_the_same(fleet: Cluster, tmp_path: Path, progr
                 "4",
             ]
         assert [note.split(" is not")[0] for note in top(as_account("reader"))["notes"]] == [
-            f"What there is of {kind}s"
-            for kind in ("ResourceQuota", "ResourceSlice", "ResourceClaim", "DeviceTaintRule")
+            "What there is of ResourceQuotas",
+            "Which Nodes are cordoned or not ready",
+            *(f"What there is of {kind}s" for kind in ("ResourceSlice", "ResourceClaim", "DeviceTaintRule")),
         ]
         assert fleet.delete(f"{CLAIMS}/fits").ok
         agreed({**OUR_DEVICES, "free": OUR_DEVICES["free"] - 1, "held": OUR_DEVICES["held"] + 1})  # `over` has three

@@ -36,7 +36,7 @@ def of(kind: str, documents: list[Any]) -> list[Any]:
 def test_claims_are_allocated_or_the_error_says_what_is_wrong(seed: int) -> None:
     documents = damaged(seed)
     claims = [with_defaults(one) for one in of("ResourceClaim", documents)]
-    node = (of("Node", documents) or ["node-a"])[0]
+    node = (of("Node", documents) or ["example-a"])[0]
 
     told = ""
     try:
@@ -66,7 +66,7 @@ def test_every_claim_of_a_cluster_is_answered(seed: int) -> None:
 def test_the_command_ends_as_commands_do(seed: int) -> None:
     text = "---\n".join(json.dumps(one) + "\n" for one in damaged(seed))
 
-    result = CliRunner().invoke(cli, ["dra", "allocate", "-f", "-", "--node", "node-a"], input=text)
+    result = CliRunner().invoke(cli, ["dra", "allocate", "-f", "-", "--node", "example-a"], input=text)
 
     assert result.exception is None or isinstance(result.exception, SystemExit)
     assert "bug in devalloc" not in result.output

@@ -12,7 +12,7 @@ import yaml
 from devalloc.api.decode import decode
 from devalloc.api.manifests import load
 from devalloc.controller.placing import solve_with_machines
-from tests.support import readme
+from tests.support import dev_cluster, kube_node, readme
 from tests.support.shared import REPO
 
 FOLDERS = sorted(path for path in (REPO / "examples").iterdir() if path.is_dir())
@@ -21,6 +21,17 @@ EXAMPLES = [path for path in FOLDERS if path.name not in ("dra", "pods")]
 DOCUMENTS = [REPO / "README.md", *sorted((REPO / "docs").glob("*.md")), *(path / "README.md" for path in FOLDERS)]
 BLOCKS = [block for document in DOCUMENTS if document.exists() for block in readme.blocks(document)]
 _EXPECT = re.compile(r"^```yaml expect\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def test_no_example_is_a_node_that_somebody_may_have() -> None:
+    """Who deletes an example that was applied deletes the Node of its name."""
+    nodes = {
+        document.content["metadata"]["name"]
+        for document in load([REPO / "examples"]).documents
+        if document.content.get("kind") == "Node"
+    }
+    assert nodes == {"example-a", "example-b"}
+    assert not nodes & {dev_cluster.NODE, kube_node.NODE}
 
 
 def contents(example: Path) -> list[dict[str, Any]]:

@@ -21,6 +21,9 @@ from tests.support.go_build import Unavailable
 from tests.support.kube import Cluster, Processes, running
 from tests.support.kube_node import Node, Programs, node_running
 
+NODE = "dev-cluster"
+"""Other than the nodes of the examples: these are of nobody, and may be deleted with what they have."""
+
 
 @contextmanager
 def cluster(say: Callable[[str], None]) -> Iterator[tuple[Cluster, Node | None, str]]:
@@ -39,8 +42,8 @@ def cluster(say: Callable[[str], None]) -> Iterator[tuple[Cluster, Node | None, 
         programs = Programs(
             control_plane, node, kube_build.runtime_binaries(say), kube_runc.runc(say), kube_images.archive(say)
         )
-        one = stack.enter_context(node_running(programs))
-        yield one.cluster, one, f"node {kube_node.NODE}; pods need hostNetwork and images that are there"
+        one = stack.enter_context(node_running(programs, NODE))
+        yield one.cluster, one, f"node {NODE}; pods need hostNetwork and images that are there"
 
 
 def whole(node: Node) -> list[str]:
@@ -73,12 +76,15 @@ def main() -> int:
         kubectl = kube_build.kubectl(say)
         with cluster(say) as (found, node, what):
             print(f"Kubernetes {kube_build.KUBERNETES} is running, with {what}. In another terminal:\n")
-            print(f"  export KUBECONFIG={found.kubeconfig('admin')} PATH={kubectl.parent}:$PATH")
+            programs = f"{Path(sys.executable).parent}:{kubectl.parent}"
+            print(f"  export KUBECONFIG={found.kubeconfig('admin')} PATH={programs}:$PATH")
             print("  devalloc install --only namespace --only crds && devalloc controller --kubeconfig $KUBECONFIG")
             print("  kubectl apply -f examples/whole-gpu && kubectl get dpool,dclass,dclaim\n")
             if node is not None:
                 print("Or with all of devalloc in pods, instead of the second line:\n")
                 print("".join(f"  {line}\n" for line in whole(node)))
+                print("After any further `devalloc install` set patches and variables again: it puts")
+                print("its own back. If its new pod then waits for a port: kubectl scale rs OLD --replicas=0.\n")
                 print(f"`kubectl logs` does not find the node; what pods say is in {node.folder / 'logs'}.")
             print("Ctrl-C stops it, and leaves nothing.", flush=True)
             over.wait()

@@ -57,6 +57,7 @@ class Node:
     _processes: Processes
     _init: int
     """The first process of the node's namespaces."""
+    name: str = NODE
 
     @property
     def kubelet_folder(self) -> Path:
@@ -70,12 +71,16 @@ class Node:
         kubelet: list[str | Path] = [
             self.programs.node / "kubelet",
             f"--config={self.folder / 'kubelet.json'}",
-            f"--kubeconfig={self.cluster.kubeconfig(f'system:node:{NODE}')}",
+            f"--kubeconfig={self.cluster.kubeconfig(f'system:node:{self.name}')}",
             f"--root-dir={self.kubelet_folder}",
-            f"--hostname-override={NODE}",
+            f"--hostname-override={self.name}",
             f"--cert-dir={self.folder / 'kubelet-certs'}",
         ]
         self._processes.start("kubelet", [*_inside(self._init), *kubelet])
+
+    def runs(self, *command: str) -> None:
+        """Run a command as the node's pods see the host."""
+        subprocess.run([*_inside(self._init), *command], check=True, capture_output=True)
 
     def stop_kubelet(self) -> None:
         self._processes.stop_one("kubelet")
@@ -95,7 +100,7 @@ class Node:
 
     def takes_pods(self) -> bool:
         """The kubelet says so, the controllers believe it, and pods can be created."""
-        answer = self.cluster.get(f"/api/v1/nodes/{NODE}")
+        answer = self.cluster.get(f"/api/v1/nodes/{self.name}")
         if not answer.ok or answer.content["spec"].get("taints"):
             return False
         ready = [c["status"] for c in answer.content["status"].get("conditions", []) if c["type"] == "Ready"]
@@ -123,7 +128,7 @@ def why_not() -> str | None:
 
 
 @contextmanager
-def node_running(programs: Programs) -> Iterator[Node]:
+def node_running(programs: Programs, name: str = NODE) -> Iterator[Node]:
     """Start everything, wait until the node is ready, and leave nothing in the end. Raises Unavailable."""
     folder = Path(tempfile.mkdtemp(prefix="kube-"))  # short: sockets have 107 bytes of path
     control = folder / "control-plane"
@@ -143,7 +148,7 @@ def node_running(programs: Programs) -> Iterator[Node]:
             settings["LD_LIBRARY_PATH"] = str(programs.runc.libraries)
         processes.start("containerd", [*_inside(init.pid), *containerd], **settings)
         with running(programs.control_plane, control) as cluster:
-            node = Node(cluster, folder, programs, processes, init.pid)
+            node = Node(cluster, folder, programs, processes, init.pid, name)
             _start_control_plane(node, processes)
             import_image(node, programs.image)
             node.start_kubelet()
@@ -220,14 +225,16 @@ def _namespaces(folder: Path) -> subprocess.Popen[bytes]:
     """A process that holds the node's namespaces: when it is killed everything in them is gone.
 
     /run and /var/log are its own, for containerd and the kubelet write to places below them that no setting moves. So
-    is /dev, where nodes of VFIO groups stand for those of a fake host; they are what /dev/null is.
+    is what pods write below /var/lib, as those of devalloc do, and /dev, where nodes of VFIO groups stand for those of
+    a fake host; they are what /dev/null is.
     """
     ready = folder / "ready"
-    for name in ("dev", "dev-work"):
+    for name in ("dev", "dev-work", "lib", "lib-work"):
         (folder / name).mkdir()
     steps = [
         "mount -t tmpfs run /run",
         "mount -t tmpfs log /var/log",
+        f"mount -t overlay lib -o lowerdir=/var/lib,upperdir={folder}/lib,workdir={folder}/lib-work /var/lib",
         f"mount -t overlay dev -o lowerdir=/dev,upperdir={folder}/dev,workdir={folder}/dev-work /dev",
         "rm -rf /dev/vfio",
         "mkdir /dev/vfio",

@@ -129,8 +129,8 @@ def test_the_verbs_for_manifests_show_the_devices_of_kubernetes_own_claims() -> 
     told = CliRunner().invoke(cli, ["explain", "train", "-f", str(REPO / "examples" / "dra")])
 
     assert solved.exit_code == 0
-    assert "gpu.example.com/node-a/gpu-0-half-0, gpu-0-half-1" in solved.output
-    assert "nic.example.com/node-a/nic-0 (bandwidth 3G)" in told.output
+    assert "gpu.example.com/example-a/gpu-0-half-0, gpu-0-half-1" in solved.output
+    assert "nic.example.com/example-a/nic-0 (bandwidth 3G)" in told.output
 
 
 def test_explain_tells_why_a_claim_gets_no_device_that_another_has(devalloc: Shell, tmp_path: Path) -> None:
