@@ -146,6 +146,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
             "!has(oldSelf.status) || !has(oldSelf.status.allocations) || size(oldSelf.status.allocations) == 0 || "
             "self.spec == oldSelf.spec",
             "the spec of an allocated claim is fixed; release the claim first",
+            ".spec",
         ),
     ),
     "CpuBounds": (

@@ -169,7 +169,7 @@ def test_status_is_a_subresource_and_fixes_the_spec_until_release(installed: Clu
 
     refused = installed.replace(f"{path}/held", changed(allocated.content, "spec.claims.0.deviceClass", "third"))
     assert refused.status == 422
-    assert "the spec of an allocated claim is fixed; release the claim first" in refused.message
+    assert "spec: Invalid value: the spec of an allocated claim is fixed; release the claim first" in refused.message
     annotated = installed.replace(f"{path}/held", changed(allocated.content, "metadata.annotations.note", "fine"))
     assert annotated.ok, annotated.message
 
