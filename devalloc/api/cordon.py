@@ -32,7 +32,7 @@ def closed_nodes(documents: Iterable[Object]) -> dict[str, str]:
 def not_ready(node: Object) -> str | None:
     """Why a Node is not ready; None for one that is, or that never said how it is."""
     conditions = (node.get("status") or {}).get("conditions") or ()
-    ready = next((each for each in conditions if each.get("type") == "Ready"), {})
+    ready: Object = next((each for each in conditions if each.get("type") == "Ready"), {})
     return str(ready.get("reason") or ready["status"]) if ready.get("status") in ("False", "Unknown") else None
 
 

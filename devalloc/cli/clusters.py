@@ -36,7 +36,7 @@ def namespace_of(kubeconfig: Path | None) -> str | None:
     from kubernetes.config import ConfigException, list_kube_config_contexts
 
     try:
-        _, context = list_kube_config_contexts(str(kubeconfig))
+        _, context = list_kube_config_contexts(str(kubeconfig))  # type: ignore[no-untyped-call]
         namespace = context["context"].get("namespace")
     except (ConfigException, KeyError, TypeError, AttributeError, ValueError):
         return None  # what is wrong with it is said when it is used

@@ -148,7 +148,7 @@ def _granted(claim: Object, answer: Mapping[str, Any], admin: frozenset[str], si
 def _allocated(claim: Object, answer: Mapping[str, Any], since: str) -> dict[str, Any]:
     """The condition for those who wait for it. It goes with the rest of the status when the devices are taken back."""
     node = f" on node {answer['node']}" if answer.get("node") else ""
-    condition = {
+    condition: dict[str, Any] = {
         "type": ALLOCATED,
         "status": "True",
         "lastTransitionTime": since,
