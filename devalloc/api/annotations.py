@@ -53,6 +53,7 @@ KNOWN: Final = (
     Known("annotations", meta.TRANSACTION, _WRITTEN),
     Known("annotations", meta.CORDONED, ("DevicePool",)),
     Known("annotations", meta.CORDONED_NODE, ("DevicePool",)),
+    Known("annotations", meta.TOLERATED_TAINTS, ("Node",), by_users=True),
     Known("labels", aside.ALLOCATOR, (_RESOURCE_CLAIM,), by_users=True, values=(aside.DEVALLOC,)),
     Known("labels", PUBLISH, ("Node",), by_users=True, values=("slices", "pools", "host", "set-aside", "none")),
     Known("labels", meta.ADMIN_ACCESS, ("Namespace",), by_users=True, values=("true",)),

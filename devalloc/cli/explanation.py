@@ -33,7 +33,7 @@ ADVICE = {
     "QuotaExceeded": "Release or delete claims of the namespace, ask for less, or have an admin raise the quota.",
     "AdminAccessDenied": "Name a class without admin access, or have an admin label the namespace.",
     "Refused": "Take away what the message names, or have an admin see to it; it is tried again when that changes.",
-    "SearchLimit": "Give the search more time with --deadline.",
+    "SearchLimit": "Give the search more time with --deadline. If the message names an expression, make that simpler.",
 }
 """What to do, by reason code."""
 

@@ -46,7 +46,7 @@ def test_a_slip_is_answered_with_what_was_most_likely_meant() -> None:
     ((_, message),) = misspelled(["devalloc.io/prioritty"], [], "DeviceClaim")
     assert message == "'devalloc.io/prioritty' is not known and has no effect; did you mean devalloc.io/priority?"
     ((_, message),) = misspelled(["devalloc.io/x"], [], "Node")
-    assert message == "'devalloc.io/x' is not known and has no effect"
+    assert message == "'devalloc.io/x' is not known and has no effect; known here: devalloc.io/tolerated-taints"
 
 
 def test_what_people_write_is_told_apart() -> None:
