@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from devalloc_solver.assignment import Placement, name_devices
 from devalloc_solver.budget import SEARCH_CUT_SHORT, OutOfTime, look
@@ -14,6 +14,7 @@ from devalloc_solver.goals import Level, optimize
 from devalloc_solver.greedy import place_greedily
 from devalloc_solver.holdings import Holding, Ledger
 from devalloc_solver.model import build_model, model_size
+from devalloc_solver.parts import Part, joined, split
 from devalloc_solver.place import OutOfSteps, place
 from devalloc_solver.snapshot import Snapshot
 
@@ -24,25 +25,125 @@ GRACE = 0.1
 """Seconds in which a first fit is sought once the deadline is over, where the search was cut short."""
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a search came to."""
+
+    placements: list[Placement]
+    """of the units that are satisfied"""
+    levels: list[Level]
+    """each goal of S17 with its bound"""
+    unproven: list[Part] = field(default_factory=list)
+    """the parts of which more claims may be satisfiable than are: their time was over first"""
+
+
 def find_placements(
     snapshot: Snapshot, holdings: Sequence[Holding], units: Sequence[Unit], *, placement: str, ends: float | None
 ) -> tuple[list[Placement], list[Level]]:
-    """The placements of the units that are satisfied, and each goal of S17 with its bound.
+    """The placements of the units that are satisfied, and each goal of S17 with its bound; see ``search``."""
+    outcome = search(snapshot, holdings, units, placement=placement, ends=ends)
+    return outcome.placements, outcome.levels
+
+
+def search(
+    snapshot: Snapshot, holdings: Sequence[Holding], units: Sequence[Unit], *, placement: str, ends: float | None
+) -> Outcome:
+    """Solve the parts of a batch one after the other, the easy ones first.
+
+    Each gets an even share of the time that is left, and what it does not need is there for those after it.
 
     Args:
         holdings: what is in use already.
         placement: ``pack`` or ``spread``.
         ends: monotonic time of the deadline, None for none.
     """
-    if not units:
-        return [], []
+    parts = split(snapshot, units)
+    nearby = _Nearby(snapshot, holdings) if len(parts) > 1 else None
+    outcomes: list[Outcome] = []
+    while parts:
+        part, left = parts[0], None if ends is None else ends - time.monotonic()
+        if left is not None and left <= 0 and len(parts) > 1:
+            part = joined(parts)  # one first fit for all that is left, so that they take no longer than one would
+            parts = [part]
+        near = holdings if nearby is None else nearby.of(part)
+        until = ends if left is None else time.monotonic() + left / len(parts)
+        outcome = _search_part(snapshot, near, part, placement, until)
+        if nearby is not None:
+            nearby.add(outcome.placements)
+        outcomes.append(outcome)
+        parts = parts[1:]
+    return outcomes[0] if len(outcomes) == 1 else _all_of(outcomes)
+
+
+def _search_part(
+    snapshot: Snapshot, holdings: Sequence[Holding], part: Part, placement: str, ends: float | None
+) -> Outcome:
+    units = part.units
     if len(units) == 1 and (alone := _place_alone(snapshot, holdings, units[0], placement)) is not None:
-        return alone
+        return Outcome(*alone)
     placements, levels = _place_jointly(snapshot, holdings, units, placement, ends)
     was_cut = ends is not None and time.monotonic() > ends - GRACE  # a search may stop a little before its time
-    if not was_cut or all(level.is_proven for level in levels if level.priority is not None):
-        return placements, levels
-    return _at_least_first_fit(snapshot, holdings, units, placement, placements, levels)
+    if was_cut and not _is_proven(levels):
+        placements, levels = _at_least_first_fit(snapshot, holdings, units, placement, placements, levels)
+    return Outcome(placements, levels, [] if _is_proven(levels) else [part])
+
+
+def _is_proven(levels: Sequence[Level]) -> bool:
+    return all(level.is_proven for level in levels if level.priority is not None)
+
+
+def _all_of(outcomes: Sequence[Outcome]) -> Outcome:
+    """Parts share no pool: their counts, pools and devices add up, and so do the bounds."""
+    sums: dict[tuple[str, int | None], Level] = {}
+    for level in (level for outcome in outcomes for level in outcome.levels):
+        before = sums.get((level.goal, level.priority))
+        if before is not None:
+            choice = before.choice and level.choice
+            level = replace(level, value=before.value + level.value, bound=before.bound + level.bound, choice=choice)
+        sums[level.goal, level.priority] = level
+    counts = sorted((level for level in sums.values() if level.priority is not None), key=lambda one: -_priority(one))
+    certain = True
+    levels: list[Level] = []
+    for level in counts:  # of claims below a level that is uncertain nothing is certain
+        certain = certain and level.choice
+        levels.append(replace(level, choice=certain))
+    levels += [sums[goal, None] for goal in ("oneOf", "pools", "devices") if (goal, None) in sums]
+    placements = [placed for outcome in outcomes for placed in outcome.placements]
+    return Outcome(placements, levels, [part for outcome in outcomes for part in outcome.unproven])
+
+
+def _priority(level: Level) -> int:
+    return level.priority or 0
+
+
+class _Nearby:
+    """What is in use, by node: a part need not look at what is held elsewhere."""
+
+    def __init__(self, snapshot: Snapshot, holdings: Iterable[Holding]) -> None:
+        self._snapshot = snapshot
+        self._all: list[Holding] = []
+        self._by_node: dict[str | None, list[Holding]] = defaultdict(list)
+        for holding in holdings:
+            self._add(holding)
+
+    def add(self, placements: Iterable[Placement]) -> None:
+        for placed in placements:
+            self._add(placed.holding())
+
+    def _add(self, holding: Holding) -> None:
+        self._all.append(holding)
+        pools, devices = self._snapshot.pools, self._snapshot.devices
+        for node in {pools[devices[item.device].pool].node for item in holding.items}:
+            self._by_node[node].append(holding)
+
+    def of(self, part: Part) -> Sequence[Holding]:
+        """Of all nodes where a unit of the part may be: anywhere, where the network has devices for it."""
+        nodes = {self._snapshot.pools[pool].node for pool in part.pools}
+        if None in nodes or not nodes:
+            return self._all
+        if len(nodes) == 1:
+            return self._by_node[nodes.pop()]
+        return [*{id(holding): holding for node in nodes for holding in self._by_node[node]}.values()]
 
 
 def _at_least_first_fit(
