@@ -60,7 +60,7 @@ def make_bunches(snapshot: Snapshot, ledger: Ledger, units: Sequence[Unit]) -> t
     view = _View.of(ledger, units)
     nodes = _representatives(view, units)
     bunches: list[Bunch] = []
-    for pool in snapshot.pools:
+    for pool in (snapshot.pools[index] for index in sorted(view.pools)):
         if pool.node is not None and pool.node not in nodes:
             continue
         alike: dict[object, list[Device]] = defaultdict(list)
@@ -106,6 +106,8 @@ class _View:
     ledger: Ledger
     masks: Mapping[int, int]
     """device -> which of the distinct candidate sets have it, as bits"""
+    pools: frozenset[int]
+    """of these devices"""
     attributes: Sequence[str]
     resources: Sequence[str]
     portions: Sequence[Mapping[int, Portion]]
@@ -121,6 +123,7 @@ class _View:
         return cls(
             ledger,
             masks,
+            frozenset(ledger.snapshot.devices[index].pool for index in masks),
             sorted({name for demand in demands for name in attributes_of(demand)}),
             sorted({name for slot in slots for name in (*slot.requests, *slot.limits)}),
             [*{id(slot.portions): slot.portions for slot in slots if slot.portions}.values()],
@@ -155,7 +158,8 @@ def _representatives(view: _View, units: Sequence[Unit]) -> set[str]:
     snapshot, ledger = view.ledger.snapshot, view.ledger
     pinned = {unit.pin for unit in units if unit.pin is not None}
     free_units = sum(unit.pin is None for unit in units)
-    network = [d for pool in snapshot.pools_by_node.get(None, ()) for d in pool.devices if d.index in view.masks]
+    network_pools = (pool for pool in snapshot.pools_by_node.get(None, ()) if pool.index in view.pools)
+    network = [d for pool in network_pools for d in pool.devices if d.index in view.masks]
     network_values = {value for device in network for name in view.attributes for value in device.values(name)}
     reaches = [*dict.fromkeys(device.reach for device in network if device.reach is not None)]
     in_use = ledger.pools_in_use()
@@ -163,11 +167,12 @@ def _representatives(view: _View, units: Sequence[Unit]) -> set[str]:
     barred = [*dict.fromkeys(slot.candidates.barred for slot in slots if slot.candidates.barred)]
     kept: set[str] = set()
     counts: dict[object, int] = defaultdict(int)
+    with_candidates = {snapshot.pools[index].node for index in view.pools}
     for node in snapshot.nodes:
-        pools = snapshot.pools_by_node.get(node, ())
-        useful = any(device.index in view.masks for pool in pools for device in pool.devices)
+        useful = node in with_candidates
         if not useful and not network:
             continue
+        pools = snapshot.pools_by_node.get(node, ())
         if node in pinned:
             kept.add(node)
             continue
