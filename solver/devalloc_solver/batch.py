@@ -94,6 +94,8 @@ class BatchModel:
     pools_used: dict[int, IntVar] = field(default_factory=dict)
     devices_used: dict[int, IntVar] = field(default_factory=dict)
     """bunch -> distinct devices in use"""
+    users: dict[int, Terms] = field(default_factory=dict)
+    """bunch -> what adds up to the devices of it that are given, those of admin details left aside"""
     nodes_used: dict[str, IntVar] = field(default_factory=dict)
     draws: dict[tuple[int, str], Terms] = field(default_factory=dict)
     """(pool, resource) -> blocks that the batch draws"""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from devalloc_solver.demand import Demand, Mode, Slot, Unit
 from devalloc_solver.holdings import Ledger
+from devalloc_solver.loads import loads_of_nodes
 from devalloc_solver.snapshot import Device, Pool, Snapshot
 
 MatchValue = tuple[object, ...]
@@ -55,10 +56,19 @@ class Bunch:
         return tuple(attributes[name] for name in names)
 
 
-def make_bunches(snapshot: Snapshot, ledger: Ledger, units: Sequence[Unit]) -> tuple[list[Bunch], list[str]]:
-    """Bunches of all devices that some slot may take, and the nodes that are worth considering, in natural order."""
+def make_bunches(
+    snapshot: Snapshot, ledger: Ledger, units: Sequence[Unit], *, placement: str = "pack"
+) -> tuple[list[Bunch], list[str]]:
+    """Bunches of all devices that some slot may take, and the nodes that are worth considering, in natural order.
+
+    Of interchangeable nodes the first ones are; to spread, those with the fewest devices in use.
+    """
     view = _View.of(ledger, units)
-    nodes = _representatives(view, units)
+    order = snapshot.nodes
+    if placement == "spread":
+        loads = loads_of_nodes(snapshot, ledger.devices_in_use())
+        order = tuple(sorted(order, key=lambda node: loads[node]))  # stable
+    nodes = _representatives(view, units, order)
     bunches: list[Bunch] = []
     for pool in (snapshot.pools[index] for index in sorted(view.pools)):
         if pool.node is not None and pool.node not in nodes:
@@ -149,8 +159,8 @@ class _View:
         return self.masks[index], device.shareable, device.draws, device.compatibility, amounts
 
 
-def _representatives(view: _View, units: Sequence[Unit]) -> set[str]:
-    """Enough nodes of each kind: no solution needs more nodes of one kind than there are units.
+def _representatives(view: _View, units: Sequence[Unit], order: Sequence[str]) -> set[str]:
+    """Enough nodes of each kind, the first in ``order``: no solution needs more nodes of one kind than there are units.
 
     Of nodes that have no candidates of their own, one of each kind is enough, since network devices are no nearer to
     any other.
@@ -168,7 +178,7 @@ def _representatives(view: _View, units: Sequence[Unit]) -> set[str]:
     kept: set[str] = set()
     counts: dict[object, int] = defaultdict(int)
     with_candidates = {snapshot.pools[index].node for index in view.pools}
-    for node in snapshot.nodes:
+    for node in order:
         useful = node in with_candidates
         if not useful and not network:
             continue

@@ -15,7 +15,7 @@ from devalloc_solver.batch import BatchModel, Crowd, SlotVars, Terms
 from devalloc_solver.crowd import wish_of
 from devalloc_solver.demand import Demand, Mode, Slot
 from devalloc_solver.naming import ClaimOrder, claim_order
-from devalloc_solver.policy import order_cost, policy_cost
+from devalloc_solver.policy import order_cost, policy_cost, share_cost, spread_costs
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -28,6 +28,8 @@ LARGE_LIMIT = 1.0
 """The same for every step but the counts of larger models, which are improved and not always proven (S17)."""
 TOGETHER = 24
 """Units that are decided together."""
+SMALL_TO_SPREAD = 400
+"""Variables up to which it is searched how to spread devices evenly; beyond, first fits do it better (``search``)."""
 POLICY_LIMIT = 0.3
 """The same for the placement policy, which is a preference."""
 
@@ -203,6 +205,11 @@ def optimize(model: BatchModel, *, placement: str, ends: float | None) -> tuple[
         [(1, used) for used in model.devices_used.values()], best=_fewest(search), limit=limit
     )
     levels.append(Level("devices", value, bound))
+    if placement == "spread":
+        search.minimize(share_cost(model), limit=POLICY_LIMIT)
+        if len(model.cp.proto.variables) <= SMALL_TO_SPREAD:
+            for cost, least in spread_costs(search):
+                search.minimize(cost, best=least, limit=POLICY_LIMIT)
     search.minimize(policy_cost(model, placement), best=None, limit=POLICY_LIMIT)
     if len(model.units) > 1 and len(model.cp.proto.variables) <= SMALL:
         search.minimize(order_cost(model), limit=POLICY_LIMIT)

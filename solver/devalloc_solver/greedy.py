@@ -4,8 +4,8 @@ better answer must not fall short of."""
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -13,8 +13,12 @@ from devalloc_solver.assignment import Placement
 from devalloc_solver.demand import Mode, Slot, Unit
 from devalloc_solver.eligibility import Candidates
 from devalloc_solver.holdings import Holding, Ledger
-from devalloc_solver.place import OutOfSteps, place_on
+from devalloc_solver.loads import loads_of_nodes
+from devalloc_solver.place import OutOfSteps, place, place_on
 from devalloc_solver.snapshot import Snapshot
+
+MOST_BY_TURNS = 200
+"""Units up to which each is placed where it is best in all goals to spread them; beyond, where there is room first."""
 
 STEPS = 2_000
 """Search steps for one unit on one node; a node that takes more is passed over."""
@@ -26,14 +30,15 @@ def place_greedily(
     """Placements that are right but not always best, as many as come about before ``ends`` (monotonic time)."""
     ledger = Ledger.of(snapshot, holdings)
     rooms = _Rooms(snapshot, ledger)
+    loads = loads_of_nodes(snapshot, ledger.devices_in_use()) if placement == "spread" else None
     found: list[Placement] = []
     hopeless: dict[object, int] = {}
     """kind of units -> how many of the nodes have no room for one: what a node has only gets less"""
     for unit in units:
         if ends is not None and time.monotonic() > ends:
             break
-        nodes = _nodes(snapshot, unit)
-        kind = _kind(unit)
+        nodes = _nodes(snapshot, unit) if loads is None else _by_load(snapshot, unit, loads)
+        kind = _kind(unit) if loads is None else None
         start = hopeless.get(kind, 0) if kind is not None else 0
         wants = _wants(unit)
         for position in range(start, len(nodes)):
@@ -42,6 +47,8 @@ def place_greedily(
             placed = _try(snapshot, ledger, unit, nodes[position], placement)
             if placed:
                 for one in placed:
+                    if loads is not None:
+                        loads.update(_new_devices(ledger, one))
                     ledger.add(one.holding())
                     rooms.take(one)
                 found += placed
@@ -51,6 +58,60 @@ def place_greedily(
         if kind is not None:
             hopeless[kind] = position
     return found
+
+
+def place_evenly(
+    snapshot: Snapshot, holdings: Sequence[Holding], units: Sequence[Unit], *, ends: float | None, fill: bool
+) -> list[Placement]:
+    """Each unit where it spreads best beside those before it (S17, goal 5), as many as come about before ``ends``.
+
+    ``fill``: in pools that units before it have opened, as long as these have room.
+    """
+    if len(units) > MOST_BY_TURNS and not fill:
+        return place_greedily(snapshot, holdings, units, placement="spread", ends=ends)
+    ledger = Ledger.of(snapshot, holdings)
+    loads = loads_of_nodes(snapshot, ledger.devices_in_use())
+    given: list[Placement] = []
+    pools: set[int] = set()
+    opened: list[str | None] = []
+    """nodes with such pools"""
+    full: dict[object, int] = {}
+    """kind of units -> how many of these have no room for one in such pools"""
+    for unit in units:
+        if ends is not None and time.monotonic() > ends:
+            break
+        kind = _kind(unit)
+        start = full.get(kind, 0) if fill and kind is not None else 0
+        placed: Sequence[Placement] = ()
+        while not placed and start < len(opened) and fill:
+            tried = _try(snapshot, ledger, unit, opened[start], "pack") if unit.pin in (None, opened[start]) else ()
+            placed = tried if pools.issuperset(e.device.pool for one in tried for e in one.entries) else ()
+            start += not placed
+        if kind is not None:
+            full[kind] = start
+        placed = placed or _most_even(snapshot, ledger, unit, loads, exactly=len(units) <= MOST_BY_TURNS)
+        for one in placed:
+            loads.update(_new_devices(ledger, one))
+            ledger.add(one.holding())
+            new = {entry.device.pool for entry in one.entries} - pools
+            pools |= new
+            opened += [one.node] if new else []
+            given.append(one)
+    return given
+
+
+def _most_even(
+    snapshot: Snapshot, ledger: Ledger, unit: Unit, loads: Mapping[str, int], *, exactly: bool
+) -> Sequence[Placement]:
+    """Where a unit spreads best; if not exactly, the node with the fewest devices in use that has room."""
+    if exactly:
+        try:
+            found = place(snapshot, ledger, unit, placement="spread")
+        except OutOfSteps:
+            return ()
+        return () if found is None else found.placements
+    tried = (_try(snapshot, ledger, unit, node, "spread") for node in _by_load(snapshot, unit, loads))
+    return next((placed for placed in tried if placed), ())
 
 
 def orders(units: Sequence[Unit], parts: Sequence[Fraction] = ()) -> Iterator[list[Unit]]:
@@ -153,6 +214,20 @@ def _nodes(snapshot: Snapshot, unit: Unit) -> Sequence[str | None]:
     if unit.pin is not None:
         return [unit.pin]
     return snapshot.nodes or [None]
+
+
+def _by_load(snapshot: Snapshot, unit: Unit, loads: Mapping[str, int]) -> Sequence[str | None]:
+    """The nodes with the fewest devices in use first."""
+    if unit.pin is not None or not snapshot.nodes:
+        return _nodes(snapshot, unit)
+    return sorted(snapshot.nodes, key=lambda node: loads.get(node, 0))
+
+
+def _new_devices(ledger: Ledger, placed: Placement) -> Counter[str]:
+    """Devices of each node that a placement brings into use."""
+    devices = {e.device.index: e.device for e in placed.entries if not e.slot.mode.is_admin}
+    pools = Counter(device.pool for device in devices.values() if not ledger.in_use(device))
+    return loads_of_nodes(ledger.snapshot, pools)
 
 
 def _try(snapshot: Snapshot, ledger: Ledger, unit: Unit, node: str | None, placement: str) -> Sequence[Placement]:

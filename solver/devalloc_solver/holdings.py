@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -83,6 +83,10 @@ class Ledger:
 
     def pools_in_use(self) -> set[int]:
         return {self.snapshot.devices[index].pool for index in (*self.whole, *self.shared)}
+
+    def devices_in_use(self) -> Counter[int]:
+        """Of each pool."""
+        return Counter(self.snapshot.devices[index].pool for index in self.whole | self.shared.keys())
 
     def free_blocks(self, device: Device, resource: str) -> int:
         """Blocks that a new share may take."""

@@ -61,12 +61,14 @@ def _least_size(snapshot: Snapshot, units: Sequence[Unit]) -> int:
     return total
 
 
-def build_model(snapshot: Snapshot, holdings: Iterable[Holding], units: Sequence[Unit]) -> BatchModel:
+def build_model(
+    snapshot: Snapshot, holdings: Iterable[Holding], units: Sequence[Unit], *, placement: str = "pack"
+) -> BatchModel:
     """Build the model of a batch. ``holdings`` are what is in use, and stays so."""
     from ortools.sat.python import cp_model
 
     ledger = Ledger.of(snapshot, holdings)
-    bunches, nodes = make_bunches(snapshot, ledger, units)
+    bunches, nodes = make_bunches(snapshot, ledger, units, placement=placement)
     cp = cp_model.CpModel()
     satisfied = [cp.new_bool_var("") for _ in units]
     model = BatchModel(snapshot, ledger, units, bunches, nodes, cp, satisfied)

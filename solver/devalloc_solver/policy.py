@@ -2,30 +2,85 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from devalloc_solver.batch import BatchModel, Terms
 from devalloc_solver.linear import add_at_most
+from devalloc_solver.loads import added, loads_of_nodes
+
+if TYPE_CHECKING:
+    from devalloc_solver.goals import Search
 
 PLACEMENTS = ("pack", "spread")
 MAX_WEIGHT = 2**40
 """A preference whose weight would pass this is left out rather than let sums overflow."""
 
 
-def policy_cost(model: BatchModel, placement: str) -> Terms:
-    """One cost to minimise: fewest devices per share (S9), then nodes and pools not yet in use, then the rest."""
-    snapshot, ledger = model.snapshot, model.ledger
-    busy_pools = ledger.pools_in_use()
-    busy_nodes = {snapshot.pools[p].node for p in busy_pools}
-    sign = 1 if placement == "pack" else -1
-    nodes: Terms = [(sign, used) for node, used in model.nodes_used.items() if node not in busy_nodes]
-    pools: Terms = [(sign, used) for pool, used in model.pools_used.items() if pool not in busy_pools]
+def share_cost(model: BatchModel) -> Terms:
+    """Fewest devices per share (S9)."""
     shares: Terms = [(1, taken) for parts in model.slots for taken, _ in parts.shares.values()]
     cells = [cell for crowd in model.crowds for site in crowd.sites for found in site.cells.values() for cell in found]
-    shares += [(1, cell.split) for cell in cells if cell.split is not None]
+    return shares + [(1, cell.split) for cell in cells if cell.split is not None]
+
+
+def spread_costs(search: Search) -> list[tuple[Terms, int]]:
+    """What to minimise so that devices are spread evenly: over nodes, then over pools; each with the least it can be.
+
+    The square of a load is a sum over the devices that come on top, each costing more than the one before it.
+    """
+    model = search.model
+    ledger, snapshot = model.ledger, model.snapshot
+    in_use = ledger.devices_in_use()
+    by_pool: dict[int, Terms] = defaultdict(list)
+    by_node: dict[str, Terms] = defaultdict(list)
+    rooms: Counter[int] = Counter()
+    for b, users in model.users.items():
+        bunch = model.bunches[b]
+        if not ledger.in_use(bunch.one):
+            by_pool[bunch.pool] += users
+            rooms[bunch.pool] += bunch.size
+            if bunch.node is not None:
+                by_node[bunch.node] += users
+    nodes, rooms_of = loads_of_nodes(snapshot, in_use), loads_of_nodes(snapshot, rooms)
+    most = sum(search.total(users) for users in by_pool.values())
+    over_nodes = [_square(search, nodes[node], users, min(most, rooms_of[node])) for node, users in by_node.items()]
+    over_pools = [_square(search, in_use[pool], users, min(most, rooms[pool])) for pool, users in by_pool.items()]
+    on_nodes = sum(search.total(users) for users in by_node.values())
+    return [_with_least(over_nodes, 0 if on_nodes < most else most), _with_least(over_pools, most)]
+
+
+def _with_least(found: Sequence[Terms], devices: int) -> tuple[Terms, int]:
+    """All of these squares, and what they grow by when so many devices are spread as evenly as there is room."""
+    terms = [term for terms in found for term in terms]
+    return terms, sum(sorted(weight for weight, _ in terms)[:devices])
+
+
+def _square(search: Search, load: int, users: Terms, most: int) -> Terms:
+    """What the square of a load grows by; at most ``most`` devices come on top of it."""
+    cp, now = search.model.cp, search.total(users)
+    steps = [search.new_int(1, int(number < now)) for number in range(most)]
+    cp.add(sum(steps) >= sum(weight * variable for weight, variable in users))
+    return [(added(load + number, 1), step) for number, step in enumerate(steps)]
+
+
+def policy_cost(model: BatchModel, placement: str) -> Terms:
+    """One cost to minimise: to pack, fewest devices per share (S9), then nodes and pools not yet in use; then the
+    rest."""
+    snapshot, ledger = model.snapshot, model.ledger
+    nodes: Terms = []
+    pools: Terms = []
+    shares: Terms = []
+    largest: Terms = []
+    if placement == "pack":
+        busy_pools = ledger.pools_in_use()
+        busy_nodes = {snapshot.pools[p].node for p in busy_pools}
+        nodes = [(1, used) for node, used in model.nodes_used.items() if node not in busy_nodes]
+        pools = [(1, used) for pool, used in model.pools_used.items() if pool not in busy_pools]
+        shares, largest = share_cost(model), _largest_left(model)
     cost: Terms = _order_of_devices(model)
     weight = 1 + sum(w * model.bunches[b].size for (w, _), b in zip(cost, model.devices_used, strict=True))
-    largest = _largest_left(model) if placement == "pack" else []
     for terms in (_natural_order(model), largest, pools, nodes, shares):
         if weight * max((abs(w) for w, _ in terms), default=0) < MAX_WEIGHT:
             cost += [(weight * w, v) for w, v in terms]

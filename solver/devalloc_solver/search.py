@@ -11,8 +11,9 @@ from devalloc_solver.assignment import Placement, name_devices
 from devalloc_solver.budget import SEARCH_CUT_SHORT, OutOfTime, look
 from devalloc_solver.demand import Unit
 from devalloc_solver.goals import Level, optimize
-from devalloc_solver.greedy import place_greedily
+from devalloc_solver.greedy import place_evenly, place_greedily
 from devalloc_solver.holdings import Holding, Ledger
+from devalloc_solver.loads import unevenness
 from devalloc_solver.model import build_model, model_size
 from devalloc_solver.parts import Part, joined, split
 from devalloc_solver.place import OutOfSteps, place
@@ -40,12 +41,12 @@ class Outcome:
 def find_placements(
     snapshot: Snapshot, holdings: Sequence[Holding], units: Sequence[Unit], *, placement: str, ends: float | None
 ) -> tuple[list[Placement], list[Level]]:
-    """The placements of the units that are satisfied, and each goal of S17 with its bound; see ``search``."""
-    outcome = search(snapshot, holdings, units, placement=placement, ends=ends)
+    """The placements of the units that are satisfied, and each goal of S17 with its bound; see ``search_parts``."""
+    outcome = search_parts(snapshot, holdings, units, placement=placement, ends=ends)
     return outcome.placements, outcome.levels
 
 
-def search(
+def search_parts(
     snapshot: Snapshot, holdings: Sequence[Holding], units: Sequence[Unit], *, placement: str, ends: float | None
 ) -> Outcome:
     """Solve the parts of a batch one after the other, the easy ones first.
@@ -72,7 +73,38 @@ def search(
             nearby.add(outcome.placements)
         outcomes.append(outcome)
         parts = parts[1:]
-    return outcomes[0] if len(outcomes) == 1 else _all_of(outcomes)
+    outcome = outcomes[0] if len(outcomes) == 1 else _all_of(outcomes)
+    if placement == "spread" and len(units) > 1:
+        return replace(outcome, placements=_no_less_even(snapshot, holdings, units, outcome.placements, ends))
+    return outcome
+
+
+def _no_less_even(
+    snapshot: Snapshot,
+    holdings: Sequence[Holding],
+    units: Sequence[Unit],
+    placements: list[Placement],
+    ends: float | None,
+) -> list[Placement]:
+    """The most even of these, those that answer the units one by one, and those that fill pool after pool; of the
+    latter two where they are as good in goals 1 to 4 of S17."""
+    before = Ledger.of(snapshot, holdings)
+    best, goals = unevenness(snapshot, before, placements), _goals(placements)
+    for fill in (False, True):
+        rival = place_evenly(snapshot, holdings, units, ends=ends, fill=fill)
+        if _goals(rival) == goals and (found := unevenness(snapshot, before, rival)) < best:
+            placements, best = rival, found
+    return placements
+
+
+def _goals(placements: Sequence[Placement]) -> object:
+    """Goals 1 to 4 of S17: who is satisfied and by which alternatives, how many pools, how many devices."""
+    entries = [entry for placed in placements for entry in placed.entries]
+    chosen = {
+        placed.demand.key: sorted({(e.slot.detail, e.slot.alternative or 0) for e in placed.entries})
+        for placed in placements
+    }
+    return chosen, len({entry.device.pool for entry in entries}), len({entry.device.index for entry in entries})
 
 
 def _search_part(
@@ -173,8 +205,9 @@ def _place_jointly(
         from devalloc_solver.columns import allocate_batch  # brings numpy: for large batches only
 
         return allocate_batch(snapshot, holdings, units, placement=placement, ends=ends)
-    search, levels = optimize(build_model(snapshot, holdings, units), placement=placement, ends=ends)
-    return name_devices(search), levels
+    model = build_model(snapshot, holdings, units, placement=placement)
+    found, levels = optimize(model, placement=placement, ends=ends)
+    return name_devices(found), levels
 
 
 def with_refused(levels: Sequence[Level], priorities: Iterable[int]) -> list[Level]:

@@ -38,6 +38,7 @@ class _Supply:
         users: Terms = [*self.draft.takers[b], *self.add_bins(b, bunch), *self.add_portions(b, bunch)]
         if users:
             self.cp.add(add_terms(users) <= bunch.size)
+            self.model.users[b] = users
         self.count_devices(b, bunch, users)
         return users
 

@@ -20,6 +20,7 @@ from devalloc_solver.demand import Unit
 from devalloc_solver.goals import Level
 from devalloc_solver.greedy import orders, place_greedily
 from devalloc_solver.holdings import Holding, Ledger
+from devalloc_solver.loads import loads_of_nodes
 from devalloc_solver.snapshot import Snapshot
 
 
@@ -152,9 +153,8 @@ class _Batch:
             board, refused = set_up(self.snapshot, self.singles.ledger, kinds, self.cache)
         decider = Decider(board, board.supply(), [len(kind.units) for kind in board.kinds], self.ends)
         decider.decide()
-        pools = self.singles.ledger.pools_in_use()
-        busy = {node for pool in pools if (node := self.snapshot.pools[pool].node) is not None}
-        found = name_devices(self.snapshot, board, decider.best, busy, self.placement)
+        loads = loads_of_nodes(self.snapshot, self.singles.ledger.devices_in_use())
+        found = name_devices(self.snapshot, board, decider.best, loads, self.placement)
         self.bounds |= decider.bounds
         self.least_ranks = decider.least_ranks
         self.placements += found

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
 
 import numpy as np
 
@@ -28,21 +31,24 @@ class Taken:
     devices: tuple[tuple[Device, ...], ...]
 
 
-def name_devices(snapshot: Snapshot, board: Board, packing: Packing, busy: set[str], placement: str) -> list[Placement]:
+def name_devices(
+    snapshot: Snapshot, board: Board, packing: Packing, loads: Mapping[str, int], placement: str
+) -> list[Placement]:
     """Placements of all claims of a packing.
 
     Args:
-        busy: nodes where something is in use.
-        placement: of bins that are alike, ``pack`` prefers those of busy nodes, ``spread`` the others.
+        loads: how many devices of each node are in use.
+        placement: of bins that are alike, ``pack`` prefers those of nodes in use, ``spread`` those of nodes with the
+            fewest devices in use, those given here included.
     """
     rank = {node: position for position, node in enumerate(snapshot.nodes)}
 
     def order(site: Site) -> tuple[bool, int]:
         node = site[0].nodes[site[1]]
-        return (node in busy) != (placement == "pack"), rank[node]
+        return not loads.get(node), rank[node]
 
     sites = {state: sorted(found, key=order, reverse=True) for state, found in board.sites.items()}
-    namer = _Namer(board, sites)
+    namer = _Namer(board, sites, _Even(Counter(loads)) if placement == "spread" else None)
     taken = sorted(namer.name_all(packing), key=lambda t: rank[t.node])
     by_kind: dict[int, list[Taken]] = {}
     for found in taken:
@@ -77,12 +83,39 @@ class _Moves:
 
 
 @dataclass(slots=True, eq=False)
+class _Even:
+    """Chooses the bin on the node with the fewest devices in use by now. Loads only grow."""
+
+    loads: Counter[str]
+    heaps: dict[int, list[tuple[int, int, Site]]] = field(default_factory=lambda: defaultdict(list))
+    """state -> (load of the node when it was looked at, turn, bin)"""
+    turns: Iterator[int] = field(default_factory=count)
+
+    def next(self, state: int, new: list[Site]) -> Site:
+        """A bin in a state; ``new`` are those that came since, the last one first, and are taken in here."""
+        heap = self.heaps[state]
+        while new:
+            site = new.pop()
+            heappush(heap, (self.load(site), next(self.turns), site))
+        while True:
+            load, turn, site = heappop(heap)
+            if (now := self.load(site)) == load:
+                return site
+            heappush(heap, (now, turn, site))
+
+    def load(self, site: Site) -> int:
+        return self.loads[site[0].nodes[site[1]]]
+
+
+@dataclass(slots=True, eq=False)
 class _Namer:
     """Goes all paths again, with names."""
 
     board: Board
     sites: dict[int, list[Site]]
     """state -> bins in it; the last one goes first"""
+    even: _Even | None = None
+    """chooses among bins in one state, where not the last one goes first"""
     moves: dict[tuple[int, LocalWay], _Moves] = field(default_factory=dict)
     known: dict[tuple[object, ...], int] = field(default_factory=dict)
 
@@ -95,7 +128,8 @@ class _Namer:
 
     def name_path(self, path: Path) -> Iterator[Taken]:
         start, steps = path
-        template, node, own = self.sites[start].pop()
+        sites = self.sites[start]
+        template, node, own = sites.pop() if self.even is None else self.even.next(start, sites)
         part = self.board.parts[id(template), id(own.shape)]
         row = np.array(template.states[node], dtype=np.int64)
         before = start
@@ -108,6 +142,8 @@ class _Namer:
                     tuple(template.devices[node][cell].pop(0) for cell, count in take for _ in range(count))
                     for take in pattern.takes
                 )
+                if self.even is not None:
+                    self.even.loads[template.nodes[node]] += sum(map(len, devices))
                 yield Taken(user, template.nodes[node], devices)
             before = target
 

@@ -69,7 +69,7 @@ class Singles:
         try:
             found = place(self.snapshot, self.ledger, unit, placement=self.placement)
         except OutOfSteps:
-            model = build_model(self.snapshot, [*self.holdings, *self.new], [unit])
+            model = build_model(self.snapshot, [*self.holdings, *self.new], [unit], placement=self.placement)
             search, _ = optimize(model, placement=self.placement, ends=self.ends)
             return name_devices(search)
         return [] if found is None else [*found.placements]

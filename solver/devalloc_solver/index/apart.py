@@ -18,6 +18,7 @@ from devalloc_solver.index.losses import Losses
 from devalloc_solver.index.recipe import Score, score_of
 from devalloc_solver.index.seams import Ask, Given
 from devalloc_solver.index.states import NodeClass, NodeKind, NodeRecord, PoolKind
+from devalloc_solver.loads import added
 
 if TYPE_CHECKING:
     from devalloc_solver.index.nodes import NodeIndex
@@ -211,7 +212,8 @@ class Apart:
         sides = [detail[number] for detail, number in zip(self._sides, alternatives, strict=True)]
         pools = self._find_fewest(node.kind, sides)
         if self.index.spread:
-            return alternatives, pools, devices, entries, 0 if node.in_use else -1, -pools, 0
+            new = 0 if shareable or self.index.network is not None else sum(counted)
+            return alternatives, pools, devices, entries, added(node.load, new), new, 0
         if self.index.network is not None:
             return alternatives, pools, devices, entries, 0, 0, 0
         used = sum(state.in_use and any(side.reaches(state.kind) for side in sides) for state in node.states)
@@ -297,11 +299,11 @@ class Apart:
             device = owner.snapshot.devices[entry.device.index - (offset if own else 0)]
             accepted = entry.slot.candidates.accepted[entry.device.index]
             given.append(Given(entry.slot, owner.snapshot.pools[device.pool], device, accepted, entry.amounts))
-            used.append((owner, device.pool, device.index))
+            used.append((owner, device.pool, device.index, entry.slot))
             chosen[entry.slot.detail] = entry.slot.alternative or 0
         alternatives = tuple(chosen.get(position, 0) for position in range(len(demand.details)))
         score = score_of(alternatives, used, len(given), loss, spread=index.spread)
-        return Found(score, tuple(given), local=any(owner is not network for owner, _, _ in used))
+        return Found(score, tuple(given), local=any(owner is not network for owner, _, _, _ in used))
 
 
 def _counted(slot: Slot) -> int:

@@ -15,6 +15,7 @@ from devalloc_solver.index.kinds import ALONE, Kind
 from devalloc_solver.index.losses import Losses
 from devalloc_solver.index.recipe import Part, Recipe
 from devalloc_solver.index.states import NodeClass, NodeKind, PoolKind, PoolState
+from devalloc_solver.loads import added
 
 MAX_COMBINATIONS = 64
 """Choices of alternatives that are tried one after the other."""
@@ -181,9 +182,8 @@ class Plain:
 
     def _choice(self, slot: Slot, states: Sequence[PoolState], offers: list[tuple[int, Offer]]) -> Choice | None:
         need = slot.least
-        sign = -1 if self.spread else 1
         enough = [
-            (0 if states[number].in_use else sign, offer.loss, number, offer)
+            (self._cost(states[number], need), offer.loss, number, offer)
             for number, offer in offers
             if offer.count >= need
         ]
@@ -194,15 +194,15 @@ class Plain:
 
     def _from_several(self, slot: Slot, states: Sequence[PoolState], offers: list[tuple[int, Offer]]) -> Choice | None:
         """The largest offers first, which needs the fewest pools; the last pool is any that has the rest."""
-        need, sign = slot.least, -1 if self.spread else 1
+        need = slot.least
         if sum(offer.count for _, offer in offers) < need:
             return None
-        left = sorted(offers, key=lambda e: (-e[1].count, sign * (not states[e[0]].in_use), e[1].loss, e[0]))
+        left = sorted(offers, key=lambda e: (-e[1].count, self._cost(states[e[0]], 1), e[1].loss, e[0]))
         taken: list[tuple[int, Offer, int]] = []
         while need:
             fitting = [each for each in left if each[1].count >= need]
             number, offer = (
-                min(fitting, key=lambda e: (sign * (not states[e[0]].in_use), e[1].loss, e[0])) if fitting else left[0]
+                min(fitting, key=lambda e: (self._cost(states[e[0]], 1), e[1].loss, e[0])) if fitting else left[0]
             )
             left.remove((number, offer))
             taken.append((number, offer, min(need, offer.count)))
@@ -210,7 +210,7 @@ class Plain:
         taken.sort(key=lambda each: each[0])
         return Choice(
             len(taken),
-            sign * sum(not states[number].in_use for number, _, _ in taken),
+            sum(self._cost(states[number], count) for number, _, count in taken),
             sum(offer.loss for _, offer, _ in taken),
             tuple((number, offer.groups[0]) for number, offer, _ in taken),
             tuple(Part(slot, number, offer.groups, count) for number, offer, count in taken),
@@ -218,13 +218,12 @@ class Plain:
 
     def _recipe(self, slots: Sequence[Slot], choices: Sequence[Choice], node: NodeClass) -> Recipe:
         devices = sum(slot.least for slot in slots)
-        sign = -1 if self.spread else 1
         score = (
             tuple(slot.alternative or 0 for slot in slots),
             sum(c.pools for c in choices),
             devices,
             devices,
-            0 if node.in_use else sign,
+            added(node.load, devices) if self.spread else int(not node.in_use),
             sum(c.idle for c in choices),
             sum(c.loss for c in choices),
         )
@@ -262,6 +261,10 @@ class Plain:
         fitting = [(self._loss(state, group, 1), group) for group in groups if _fits(state, kinds[group])]
         least = min((loss for loss, _ in fitting), default=0)
         return Offer(1, tuple(group for loss, group in fitting if loss == least), least) if fitting else None
+
+    def _cost(self, state: PoolState, more: int) -> int:
+        """How little the policy likes that so many more devices of a pool are in use; see ``Ground.cost_of_pool``."""
+        return added(state.load, more) if self.spread else int(not state.in_use)
 
     def _loss(self, state: PoolState, group: int, count: int) -> int:
         return 0 if self.spread else self._losses.of(state, group, count)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from devalloc_solver.demand import Slot
 from devalloc_solver.index.seams import Given
 from devalloc_solver.index.states import NodeRecord, Sharing
+from devalloc_solver.loads import added
 
 Score = tuple[tuple[int, ...], int, int, int, int, int, int]
-"""Smaller is better (S17, goals 2 to 5): alternatives, pools, devices, entries, then what the policy says of the node,
-of the pools, and of what is left of partitioned ones. Goal 6 decides between equal ones."""
+"""Smaller is better (S17, goals 2 to 5): alternatives, pools, devices, entries, then what the policy says of the node
+and of the pools (to pack, how many are idle; to spread, what the squares of their loads grow by), and of what is left
+of partitioned ones. Goal 6 decides between equal ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +75,37 @@ def use_of(record: NodeRecord, pool: int, position: int) -> str | Sharing:
 
 def score_of(
     alternatives: tuple[int, ...],
-    used: Sequence[tuple[NodeRecord, int, int]],
+    used: Sequence[tuple[NodeRecord, int, int, Slot]],
     entries: int,
     loss: int,
     *,
     spread: bool,
 ) -> Score:
-    """``used``: (node or network, pool, device) of each entry."""
-    pools = {(record.name, pool): record for record, pool, _ in used}
-    devices = {(record.name, device) for record, _, device in used}
+    """``used``: (node or network, pool, device, slot) of each entry."""
+    pools = {(record.name, pool): record for record, pool, _, _ in used}
+    devices = {(record.name, device) for record, _, device, _ in used}
+    if spread:
+        return alternatives, len(pools), len(devices), entries, *_growth(used), loss
     idle_pools = sum(not record.states[pool].in_use for (_, pool), record in pools.items())
-    owners = {record.name: record for record, _, _ in used if record.name is not None}
+    owners = {record.name: record for record, _, _, _ in used if record.name is not None}
     idle_nodes = sum(not any(state.in_use for state in record.states) for record in owners.values())
-    sign = -1 if spread else 1
-    return alternatives, len(pools), len(devices), entries, sign * idle_nodes, sign * idle_pools, loss
+    return alternatives, len(pools), len(devices), entries, idle_nodes, idle_pools, loss
+
+
+def _growth(used: Sequence[tuple[NodeRecord, int, int, Slot]]) -> tuple[int, int]:
+    """What the squares of the loads of nodes and pools grow by (S17, goal 5)."""
+    records = {record.name: record for record, _, _, _ in used}
+    given = {(record.name, pool, device) for record, pool, device, slot in used if not slot.mode.is_admin}
+    new = [
+        (name, pool)
+        for name, pool, device in given
+        if device - records[name].starts[pool] not in records[name].uses[pool]
+    ]
+    by_node = Counter(name for name, _ in new if name is not None)
+    return (
+        sum(added(sum(state.load for state in records[name].states), count) for name, count in by_node.items()),
+        sum(added(records[name].states[pool].load, count) for (name, pool), count in Counter(new).items()),
+    )
 
 
 def _take(part: Part, record: NodeRecord) -> list[Given]:

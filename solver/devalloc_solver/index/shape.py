@@ -22,6 +22,7 @@ from devalloc_solver.index.recipe import Pick, Recipe, Score, pick_of, score_of
 from devalloc_solver.index.seams import Ask
 from devalloc_solver.index.states import NodeClass, NodeRecord
 from devalloc_solver.index.tally import Tally
+from devalloc_solver.loads import added
 
 if TYPE_CHECKING:
     from devalloc_solver.index.nodes import NodeIndex
@@ -30,8 +31,8 @@ _Entry = tuple[Score, int, int]
 """(score or the best it can be, rank of the first node, class)"""
 
 _Looks = tuple[int, ...]
-"""All that a claim of local devices looks at of a class: (kind of node, whether it is in use, states of the pools with
-candidates)"""
+"""All that a claim of local devices looks at of a class: (kind of node, whether it is in use, or, to spread, how many
+devices are; states of the pools with candidates)"""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,6 +76,8 @@ class Shape:
     """where counting alone leaves it possible"""
     first: tuple[int, ...] = field(init=False)
     """the first alternative of each detail"""
+    exclusive: bool = field(init=False)
+    """whether it takes devices whole, each for itself"""
     fewest: int = field(init=False)
     """devices that it takes at least"""
 
@@ -84,6 +87,7 @@ class Shape:
         self.tally = Tally(self.demand)
         needs = [min(least for _, least in detail) for detail in self.tally.leasts]
         plain = all(slot.mode is Mode.WHOLE and not slot.portions for slot in self.demand.slots)
+        self.exclusive = plain
         self.fewest = sum(needs) if plain else max(needs)  # details may have devices in common
         network = {kind.index for kind in self.index.network.kinds} if self.index.network is not None else set()
         self.wide = any(network & slot.candidates.accepted.keys() for slot in self.demand.slots)
@@ -178,7 +182,7 @@ class Shape:
     def _solve(self, node: NodeClass, record: NodeRecord) -> Recipe | None:
         if self.wide:
             return self.exactly(record)
-        looks = _looks(node, self.tally.relevant(node.kind))
+        looks = self._looks(node, self.tally.relevant(node.kind))
         if self.hopes.get(looks, ()) is None:
             return None
         if looks not in self.solved:
@@ -199,7 +203,7 @@ class Shape:
         if not relevant:
             self.nowhere.add(node.kind.index)
             return None
-        looks = _looks(node, relevant)
+        looks = self._looks(node, relevant)
         if looks in self.solved:
             known = self.recipes[node.index] = self.solved[looks]
             return None if known is None else known.score
@@ -230,6 +234,10 @@ class Shape:
             self.recipe(node, record)
         return self._hope(node)
 
+    def _looks(self, node: NodeClass, relevant: tuple[int, ...]) -> _Looks:
+        states, use = node.states, node.load if self.index.spread else node.in_use
+        return (node.kind.index, use, *[states[number].index for number in relevant])
+
     def _guess(self, node: NodeClass, relevant: tuple[int, ...]) -> Score:
         """A score that no node of this kind can beat, told from the numbers of devices only."""
         kind = node.kind
@@ -237,7 +245,7 @@ class Shape:
             self.guesses[kind.index] = self.tally.fewest_pools(kind)
         pools, devices = self.guesses[kind.index], self.fewest
         if self.index.spread:
-            return self.first, pools, devices, devices, 0 if node.in_use else -1, -len(relevant), 0
+            return self.first, pools, devices, devices, *self._least_growth(node, devices), 0
         return self.first, pools, devices, devices, 0 if node.in_use else 1, 0, 0
 
     def _find_hope(self, node: NodeClass, relevant: tuple[int, ...]) -> Score | None:
@@ -247,9 +255,16 @@ class Shape:
         alternatives, pools, devices, entries, idle_nodes, idle_pools, _ = best.score
         if pools == 1 and not self._may_take_one_pool(node, relevant):
             pools = 2
-        if not self.index.spread:
+        if self.index.spread:
+            idle_nodes, idle_pools = self._least_growth(node, devices)
+        else:
             idle_nodes, idle_pools = (0 if node.in_use else idle_nodes), 0
         return alternatives, pools, devices, entries, idle_nodes, idle_pools, 0
+
+    def _least_growth(self, node: NodeClass, devices: int) -> tuple[int, int]:
+        """What the squares of the loads of nodes and pools grow by at least, for so many devices or more."""
+        new = devices if self.exclusive and not self.wide else 0
+        return added(node.load, new), new
 
     def _may_take_one_pool(self, node: NodeClass, relevant: tuple[int, ...]) -> bool:
         """Whether a node may have it all in one pool; see ``onepool``."""
@@ -304,13 +319,13 @@ class Shape:
         (placement,) = placements
         slots = {(slot.detail, slot.alternative): slot for slot in self.demand.slots}
         picks: list[Pick] = []
-        used: list[tuple[NodeRecord, int, int]] = []
+        used: list[tuple[NodeRecord, int, int, Slot]] = []
         chosen: dict[int, int] = {}
         for entry in placement.entries:
             own = entry.device.index >= offset
             owner = record if own or network is None else network
             device = owner.snapshot.devices[entry.device.index - (offset if own else 0)]
-            used.append((owner, device.pool, device.index))
+            used.append((owner, device.pool, device.index, entry.slot))
             slot = slots[entry.slot.detail, entry.slot.alternative]
             chosen[slot.detail] = slot.alternative or 0
             position = device.index - owner.starts[device.pool]
@@ -331,8 +346,3 @@ def _on_kinds(slot: Slot, kinds: Sequence[Kind]) -> Slot:
         candidates=Candidates({n: accepted[k.index] for n, k in enumerate(kinds) if k.index in accepted}, ()),
         portions={n: portions[k.index] for n, k in enumerate(kinds) if k.index in portions},
     )
-
-
-def _looks(node: NodeClass, relevant: tuple[int, ...]) -> _Looks:
-    states = node.states
-    return (node.kind.index, node.in_use, *[states[number].index for number in relevant])

@@ -75,6 +75,11 @@ class PoolState:
     in_use: bool
 
     @cached_property
+    def load(self) -> int:
+        """Devices in use."""
+        return sum(self.kind.sizes) - sum(self.free)
+
+    @cached_property
     def left(self) -> Mapping[str, int]:
         """Free blocks of each resource of the pool (S12)."""
         drawn: dict[str, int] = defaultdict(int)
@@ -109,6 +114,11 @@ class NodeClass:
     ranks: list[int] = field(default_factory=list)
     """a heap"""
     count: int = 0
+
+    @cached_property
+    def load(self) -> int:
+        """Devices in use."""
+        return sum(state.load for state in self.states)
 
 
 @dataclass(slots=True, eq=False)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from devalloc_solver.holdings import Ledger
+from devalloc_solver.loads import added
 from devalloc_solver.place.partitions import Shapes, partitions
 from devalloc_solver.snapshot import Pool, Snapshot
 
@@ -19,6 +19,7 @@ class Ground:
     placement: str
     """``pack`` or ``spread``"""
     _busy: dict[int, bool] = field(default_factory=dict)
+    _loads: dict[int, int] = field(default_factory=dict)
     _partitions: dict[int, Shapes] = field(default_factory=dict)
 
     @property
@@ -50,10 +51,28 @@ class Ground:
         pools = self.snapshot.pools_by_node.get(node, ()) if node is not None else ()
         return pools[0].index if pools else -1
 
-    def avoids(self, pools: Sequence[int]) -> int:
-        """How many of these pools the policy would rather not use."""
-        return sum(self.is_busy(pool) is not self.packs for pool in pools)
+    def load(self, pool: int) -> int:
+        """How many devices of a pool are in use."""
+        if pool not in self._loads:
+            devices = self.snapshot.pools[pool].devices
+            self._loads[pool] = sum(map(self.ledger.in_use, devices)) if self.is_busy(pool) else 0
+        return self._loads[pool]
 
-    def avoids_node(self, node: str | None) -> int:
-        """1 for a node that the policy would rather not use."""
-        return int(node is not None and self.is_busy_node(node) is not self.packs)
+    def node_load(self, node: str | None) -> int:
+        """How many devices of a node's own pools are in use."""
+        return sum(self.load(pool.index) for pool in self.snapshot.pools_by_node.get(node, ())) if node else 0
+
+    def use(self, pool: int) -> object:
+        """All that the policy looks at of a pool's use."""
+        return self.is_busy(pool) if self.packs else self.load(pool)
+
+    def cost_of_pool(self, pool: int, more: int) -> int:
+        """How little the policy likes that so many more devices of a pool are in use: to pack, 1 for a pool that was
+        not in use; to spread, what the square of its load grows by (S17, goal 5)."""
+        return int(not self.is_busy(pool)) if self.packs else added(self.load(pool), more)
+
+    def cost_of_node(self, node: str | None, more: int) -> int:
+        """The same for a node: to pack it counts whatever comes into use there."""
+        if self.packs:
+            return int(node is not None and not self.is_busy_node(node))
+        return added(self.node_load(node), more) if more else 0

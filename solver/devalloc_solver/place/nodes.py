@@ -6,13 +6,15 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from devalloc_solver.demand import Mode, Slot, Unit
+from devalloc_solver.loads import loads_of_nodes
 from devalloc_solver.place.ground import Ground
 from devalloc_solver.place.site import Place, Site, state_of
 from devalloc_solver.snapshot import Snapshot
 
 
 def nodes_of(ground: Ground, unit: Unit) -> list[Place]:
-    """Nodes where every detail has some candidate, the preferred first: in use to pack, not in use to spread.
+    """Nodes where every detail has some candidate, the preferred first: those in use to pack, those with the fewest
+    devices in use to spread.
 
     A unit is always on some node, where there is any (S7).
     """
@@ -32,9 +34,11 @@ def nodes_of(ground: Ground, unit: Unit) -> list[Place]:
             enough = {node: count for node, count in nodes.items() if count >= least}
             found = enough if found is None else {node: 0 for node in found if node in enough}
     order = {node: rank for rank, node in enumerate(snapshot.nodes)}
-    busy = {snapshot.pools[index].node for index in ground.ledger.pools_in_use()}
-    ranked = sorted(order if found is None else found, key=lambda node: ((node in busy) != ground.packs, order[node]))
-    return [*ranked]
+    if ground.packs:
+        busy = {snapshot.pools[index].node for index in ground.ledger.pools_in_use()}
+        return sorted(order if found is None else found, key=lambda node: (node not in busy, order[node]))
+    loads = loads_of_nodes(snapshot, ground.ledger.devices_in_use())
+    return sorted(order if found is None else found, key=lambda node: (loads[node], order[node]))
 
 
 def _accepted_by(detail: Sequence[Slot]) -> object:
@@ -98,7 +102,7 @@ def kind_of(ground: Ground, site: Site) -> object:
     pools = tuple(
         (
             pool.index if pool.node is None else None,
-            ground.is_busy(pool.index),
+            ground.use(pool.index),
             tuple((name, ledger.free_pool_blocks(pool.index, name)) for name in sorted(pool.resources)),
             frozenset(ledger.groups.get(pool.index, ())),
             tuple(ground.partitions(pool)) if ground.packs and pool.resources else (),

@@ -10,7 +10,7 @@ from devalloc_solver.place.steps import OutOfSteps, Steps
 
 _STEPS = 2_000
 """The policy is a preference: it may cost so much and no more."""
-_RANK, _LOSS, _BUSY, _DEVICE = 1, 1 << 32, 1 << 64, 1 << 80
+_RANK, _LOSS, _BUSY, _DEVICE = 1, 1 << 32, 1 << 64, 1 << 96
 """Weights of which one always outweighs all that come before."""
 
 
@@ -23,7 +23,7 @@ def polish(ground: Ground, settled: Settled, steps: Steps) -> Cover:
     own = Steps(min(_STEPS, steps.left))
     try:
         yards = make_yards(lanes, own, ground.partitions if ground.packs else None)
-        opening = tuple(_RANK * rank + _BUSY * ground.avoids((pool.index,)) for rank, pool in enumerate(pools))
+        opening = tuple(_RANK * rank + _BUSY * ground.cost_of_pool(pool.index, 1) for rank, pool in enumerate(pools))
         return improve(lanes, yards, found, Taste(opening, _DEVICE, _LOSS if ground.packs else 0), own)
     except OutOfSteps:
         return found

@@ -25,8 +25,8 @@ class Score:
     devices: int
     """distinct devices, likewise"""
     policy: tuple[int, ...]
-    """entries of shares; node and pools that the policy avoids; what is lost of large partitions; rank of the node;
-    natural order of pools and devices there"""
+    """entries of shares; how little it likes the node and the pools; what is lost of large partitions; rank of the
+    node; natural order of pools and devices there"""
 
 
 def score_of(ground: Ground, placements: Sequence[Placement], node: str | None) -> Score:
@@ -35,10 +35,14 @@ def score_of(ground: Ground, placements: Sequence[Placement], node: str | None) 
     pools = sorted({entry.device.pool for entry in entries})
     devices = {entry.device.index: entry.device for entry in entries}
     offsets = sum(index - ground.snapshot.pools[device.pool].devices[0].index for index, device in devices.items())
+    given = {entry.device.index for entry in entries if not entry.slot.mode.is_admin}
+    more = dict.fromkeys(pools, 0)
+    for device in devices.values():
+        more[device.pool] += device.index in given and not ground.ledger.in_use(device)
     policy = (
         sum(entry.slot.mode is Mode.SHARE for entry in entries),
-        ground.avoids_node(node),
-        ground.avoids(pools),
+        ground.cost_of_node(node, sum(more[pool] for pool in pools if ground.snapshot.pools[pool].node is not None)),
+        sum(ground.cost_of_pool(pool, more[pool]) for pool in pools),
         _loss(ground, entries) if ground.packs else 0,
         ground.rank(node),
         sum(pools),

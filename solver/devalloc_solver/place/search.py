@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from devalloc_solver.assignment import Placement
 from devalloc_solver.demand import Mode, Unit
 from devalloc_solver.holdings import Ledger
+from devalloc_solver.loads import squares
 from devalloc_solver.place.asks import Asks, Reader
 from devalloc_solver.place.choose import Chooser
 from devalloc_solver.place.ground import Ground
@@ -91,6 +92,12 @@ def fits(
     return any(seek.may_go(node) for node in nodes_of(ground, unit))
 
 
+def _most_even(devices: int, pools: int) -> int:
+    """The least that the squares of loads grow by when devices come into use in so many pools."""
+    each, more = divmod(devices, pools) if pools else (0, 0)
+    return squares([each + 1] * more + [each] * (pools - more))
+
+
 class _Seek:
     """Goes from node to node and keeps the best."""
 
@@ -138,8 +145,9 @@ class _Seek:
         if self.best is None or not self._is_optimal(self.best.score):
             return False
         self.tasted += 1
-        _, node, pools, loss, *_ = self.best.score.policy
-        liked = not pools or (self.ground.packs and node)
+        score = self.best.score
+        _, node, pools, loss, *_ = score.policy
+        liked = not pools or node if self.ground.packs else pools <= _most_even(score.devices, score.pools)
         return bool(liked and not loss) or self.tasted > TASTE
 
     def _is_optimal(self, score: Score) -> bool:

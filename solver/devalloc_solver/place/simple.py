@@ -58,7 +58,7 @@ def _place_slot(ground: Ground, unit: Unit, slot: Slot, node: str | None) -> tup
             continue
         else:
             loss, chosen = 0, devices[: slot.least]
-        rank = (ground.avoids((pool.index,)), loss, pool.index)
+        rank = (ground.cost_of_pool(pool.index, slot.least), loss, pool.index)
         if best is None or rank < best[0]:
             best = rank, pool, chosen
     if best is None:
@@ -72,7 +72,8 @@ def _place_slot(ground: Ground, unit: Unit, slot: Slot, node: str | None) -> tup
     )
     offsets = sum(device.index for device in devices) - len(devices) * pool.devices[0].index
     chosen_index = () if slot.alternative is None else (slot.alternative,)
-    policy = (0, ground.avoids_node(node), avoided, loss, ground.rank(node), pool.index, offsets)
+    own = 0 if pool.node is None else slot.least
+    policy = (0, ground.cost_of_node(node, own), avoided, loss, ground.rank(node), pool.index, offsets)
     return placed, Score(chosen_index, 1, len(devices), policy)
 
 
