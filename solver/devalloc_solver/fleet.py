@@ -11,6 +11,7 @@ from devalloc_solver.collector import quiet_collector
 from devalloc_solver.deadline import ALLOCATE_SECONDS
 from devalloc_solver.dialects import DEVICE_CLAIMS, RESOURCE_CLAIMS, group_of
 from devalloc_solver.index.warm import ClaimFleet
+from devalloc_solver.parts import Summary
 from devalloc_solver.policy import PLACEMENTS
 
 Manifest = Mapping[str, Any]
@@ -21,6 +22,7 @@ class Warm(Protocol):
 
     def allocate(self, claim: Manifest, deadline: float | None) -> dict[str, Any]: ...
     def allocate_all(self, claims: Iterable[Manifest], deadline: float | None = None) -> dict[str, Any]: ...
+    def parts(self, claims: Iterable[Manifest]) -> list[Summary]: ...
     def release(self, namespace: str, name: str) -> None: ...
     def holds(self, namespace: str, name: str) -> bool: ...
     def update(self, document: Manifest) -> list[dict[str, Any]]: ...
@@ -123,6 +125,20 @@ class Fleet:
             self._refuse_foreign(claim)
         answer = self._warm.allocate_all(claims, deadline)
         return {**answer, "problems": [*answer["problems"], *self._quotas.values()]} if self._quotas else answer
+
+    def parts(self, claims: Iterable[Manifest]) -> list[Summary]:
+        """The parts of these claims that have no pool in common: each is answered alike with the others and without.
+
+        Args:
+            claims: as for ``allocate_all``. None of them is placed.
+
+        Raises:
+            ValueError, KeyError: as ``allocate``.
+        """
+        claims = list(claims)
+        for claim in claims:
+            self._refuse_foreign(claim)
+        return self._warm.parts(claims)
 
     def release(self, namespace: str, name: str) -> None:
         """Take its devices from a claim; the claim itself is kept as pending.

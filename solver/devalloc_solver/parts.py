@@ -35,6 +35,34 @@ class Part:
         return tuple(demand.key for unit in self.units for demand in unit.demands)
 
 
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A part by the names of its claims, for those who know no snapshot."""
+
+    units: tuple[tuple[Key, ...], ...]
+    """claims that are satisfied together or not at all"""
+    priorities: Mapping[Key, int]
+    fingerprint: str
+    """see ``fingerprint``"""
+
+
+def summaries(snapshot: Snapshot, holdings: Sequence[Holding], units: Sequence[Unit]) -> list[Summary]:
+    """The parts of a batch."""
+    return [
+        Summary(
+            tuple(tuple(demand.key for demand in unit.demands) for unit in part.units),
+            {demand.key: demand.claim.priority for unit in part.units for demand in unit.demands},
+            fingerprint(snapshot, holdings, part),
+        )
+        for part in split(snapshot, units)
+    ]
+
+
+def unproven_names(parts: Iterable[Part]) -> list[str]:
+    """``NAMESPACE/NAME`` of the claims of parts, as answers have them."""
+    return sorted("/".join(key) for part in parts for key in part.keys)
+
+
 def split(snapshot: Snapshot, units: Sequence[Unit]) -> list[Part]:
     """The parts of a batch, those that are easier to solve first. Units that may use no pool at all are one part."""
     reach = _Reach(snapshot)

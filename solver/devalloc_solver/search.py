@@ -34,8 +34,10 @@ class Outcome:
     """of the units that are satisfied"""
     levels: list[Level]
     """each goal of S17 with its bound"""
+    doubtful: list[Part] = field(default_factory=list)
+    """the parts of which more claims may be satisfiable than are"""
     unproven: list[Part] = field(default_factory=list)
-    """the parts of which more claims may be satisfiable than are: their time was over first"""
+    """of these the ones whose time was over first"""
 
 
 def find_placements(
@@ -115,9 +117,11 @@ def _search_part(
         return Outcome(*alone)
     placements, levels = _place_jointly(snapshot, holdings, units, placement, ends)
     was_cut = ends is not None and time.monotonic() > ends - GRACE  # a search may stop a little before its time
-    if was_cut and not _is_proven(levels):
-        placements, levels = _at_least_first_fit(snapshot, holdings, units, placement, placements, levels)
-    return Outcome(placements, levels, [] if _is_proven(levels) else [part])
+    if _is_proven(levels):
+        return Outcome(placements, levels)
+    if not was_cut:
+        return Outcome(placements, levels, [part])
+    return Outcome(*_at_least_first_fit(snapshot, holdings, units, placement, placements, levels), [part], [part])
 
 
 def _is_proven(levels: Sequence[Level]) -> bool:
@@ -141,7 +145,8 @@ def _all_of(outcomes: Sequence[Outcome]) -> Outcome:
         levels.append(replace(level, choice=certain))
     levels += [sums[goal, None] for goal in ("oneOf", "pools", "devices") if (goal, None) in sums]
     placements = [placed for outcome in outcomes for placed in outcome.placements]
-    return Outcome(placements, levels, [part for outcome in outcomes for part in outcome.unproven])
+    doubtful = [part for outcome in outcomes for part in outcome.doubtful]
+    return Outcome(placements, levels, doubtful, [part for outcome in outcomes for part in outcome.unproven])
 
 
 def _priority(level: Level) -> int:

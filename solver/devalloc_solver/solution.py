@@ -81,6 +81,9 @@ class Solution:
     seconds: float
     problems: tuple[Problem, ...]
     """objects that were left out, and what is wrong with them"""
+    unproven: tuple[str, ...] = ()
+    """claims (``NAMESPACE/NAME``) that compete with each other, and the deadline came before the best answer to them
+    was found or proven"""
 
     def __getitem__(self, key: Key) -> ClaimAnswer:
         """The answer to the claim (namespace, name). Raises KeyError."""
@@ -94,6 +97,7 @@ class Solution:
             "optimal": self.optimal,
             "seconds": round(self.seconds, 6),
             "problems": [problem.to_dict() for problem in self.problems],
+            **({"unproven": [*self.unproven]} if self.unproven else {}),
         }
 
 

@@ -13,7 +13,6 @@ from devalloc.api.fields import ApiModel
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
 from devalloc_solver import gate
-from devalloc_solver.assignment import Placement
 from devalloc_solver.budget import OutOfTime
 from devalloc_solver.check import check
 from devalloc_solver.collector import quiet_collector
@@ -25,8 +24,9 @@ from devalloc_solver.errors import AnswerRefused as AnswerRefused
 from devalloc_solver.explain import Explainer
 from devalloc_solver.holdings import Holding, Key, Lost, read_holdings, salvage
 from devalloc_solver.intake import Intake, Refused, read_documents, read_objects
+from devalloc_solver.parts import unproven_names
 from devalloc_solver.policy import PLACEMENTS
-from devalloc_solver.search import find_placements, with_refused
+from devalloc_solver.search import Outcome, search_parts, with_refused
 from devalloc_solver.snapshot import Snapshot
 from devalloc_solver.solution import ClaimAnswer, Solution, answer_allocated, answer_placement
 from devalloc_solver.standing import Standing
@@ -203,12 +203,11 @@ def solve_intake(
         raise ValueError(f"placement must be one of {', '.join(PLACEMENTS)}, not {placement!r}")
     ends = end_of(deadline, started)
     prepared = prepare(intake, standing, ends=ends, started=started)
-    placements, levels = find_placements(
-        prepared.snapshot, prepared.holdings, prepared.units, placement=placement, ends=ends
-    )
-    levels = with_refused(levels, [c.priority for c in intake.claims if not c.is_allocated and not c.is_deleting])
+    outcome = search_parts(prepared.snapshot, prepared.holdings, prepared.units, placement=placement, ends=ends)
+    pending = [claim for claim in intake.claims if not claim.is_allocated and not claim.is_deleting]
+    levels = with_refused(outcome.levels, [claim.priority for claim in pending])
     optimal = all(level.is_proven for level in levels if level.goal == "satisfied")
-    answers = _answer_all(prepared, placements, ends, optimal)
+    answers = _answer_all(prepared, outcome, ends)
     _refuse_wrong(prepared, answers)
     return Solution(
         claims=tuple(answers),
@@ -216,13 +215,12 @@ def solve_intake(
         optimal=optimal,
         seconds=time.monotonic() - started,
         problems=prepared.problems,
+        unproven=(*unproven_names(outcome.unproven),),
     )
 
 
-def _answer_all(
-    prepared: Prepared, placements: Sequence[Placement], ends: float | None, optimal: bool
-) -> list[ClaimAnswer]:
-    intake = prepared.intake
+def _answer_all(prepared: Prepared, outcome: Outcome, ends: float | None) -> list[ClaimAnswer]:
+    intake, placements = prepared.intake, outcome.placements
     answers = [answer_placement(p, prepared.snapshot, intake) for p in placements]
     answers += [
         answer_allocated(claim, prepared.snapshot, prepared.lost.get(claim.key, ()), intake.warnings.get(claim.key, ()))
@@ -233,10 +231,11 @@ def _answer_all(
     placed = {p.demand.key for p in placements}
     left_out = [unit for unit in prepared.units if unit.demands[0].key not in placed]
     if left_out:
-        explainer = Explainer(
-            prepared.snapshot, prepared.holdings, placements, ends, prepared.eligibility, intake, is_proven=optimal
-        )
-        for unit in left_out:
+        doubtful = {key for part in outcome.doubtful for key in part.keys}
+        explainer = Explainer(prepared.snapshot, prepared.holdings, placements, ends, prepared.eligibility, intake)
+        # Parts that took all of their time come last: the reasons of the others are soon found.
+        for unit in sorted(left_out, key=lambda unit: unit.demands[0].key in doubtful):
+            explainer.is_proven = unit.demands[0].key not in doubtful
             answers += explainer.explain(unit, intake.warnings)
     return sorted(answers, key=lambda a: a.key)
 

@@ -15,11 +15,11 @@ from devalloc_solver.deadline import ALLOCATE_SECONDS, CHECK_SECONDS, end_of
 from devalloc_solver.dra import features as gate
 from devalloc_solver.dra.answers import answer_of, chosen_by, placed_answer, refusal_answer
 from devalloc_solver.dra.demands import find_refusal, node_of
-from devalloc_solver.dra.documents import KINDS, Refused, key_of, pin_of, priority_of, read_documents
+from devalloc_solver.dra.documents import KINDS, Intake, Refused, key_of, pin_of, priority_of, read_documents
 from devalloc_solver.dra.errors import AllocationError, AnswerRefused
 from devalloc_solver.dra.features import read_features
 from devalloc_solver.dra.fields import shown
-from devalloc_solver.dra.joint import held_usage, seen_from, solve
+from devalloc_solver.dra.joint import held_usage, prepare, seen_from, solve
 from devalloc_solver.dra.objects import Claim
 from devalloc_solver.dra.result import Given, ShareIds, given_by, make_result
 from devalloc_solver.dra.shares import taken
@@ -30,6 +30,7 @@ from devalloc_solver.dra.warm.state import Granted, Name, State, is_held
 from devalloc_solver.dra.warm.traits import offer_of
 from devalloc_solver.dra.warm.world import World
 from devalloc_solver.index.seams import Spot
+from devalloc_solver.parts import Summary, summaries
 from devalloc_solver.policy import PLACEMENTS
 from devalloc_solver.reasons import VERDICTS, Reason
 
@@ -126,6 +127,24 @@ class ResourceFleet:
         Raises ValueError and KeyError as ``allocate`` does.
         """
         started = time.monotonic()
+        intake = self._intake(claims)
+        answer = solve(intake, self._gates, self._placement, deadline, started)
+        by_key = {(one["namespace"], one["name"]): one for one in answer["claims"]}
+        for claim in intake.claims:
+            key = claim.namespace, claim.name
+            given = by_key.get(key) if claim.allocation is None else None
+            if given is not None and given["allocated"]:
+                self._keep(Read(claim, intake.manifests[key], None), claim, _copy(given["allocations"]), None)
+        return answer
+
+    @quiet_collector()
+    def parts(self, claims: Iterable[Manifest]) -> list[Summary]:
+        """The parts of these claims that compete for nothing with each other, without placing any."""
+        prepared = prepare(self._intake(claims), self._gates)
+        return summaries(prepared.snapshot, prepared.holdings, prepared.units)
+
+    def _intake(self, claims: Iterable[Manifest]) -> Intake:
+        """All there is to decide on these claims, with the kept members of their groups."""
         asked = [self._manifest(claim) for claim in claims]
         wanted = {_name(manifest) for manifest in asked}
         groups = {_group(manifest) for manifest in asked} - {None}
@@ -135,15 +154,7 @@ class ResourceFleet:
             for one in same
             if name not in wanted and (name[0] != "ResourceClaim" or is_held(one) or _group(one) in groups)
         ]
-        intake = read_documents([*documents, *asked], self._gates, self._state.read_slices())
-        answer = solve(intake, self._gates, self._placement, deadline, started)
-        by_key = {(one["namespace"], one["name"]): one for one in answer["claims"]}
-        for claim in intake.claims:
-            key = claim.namespace, claim.name
-            given = by_key.get(key) if claim.allocation is None else None
-            if given is not None and given["allocated"]:
-                self._keep(Read(claim, intake.manifests[key], None), claim, _copy(given["allocations"]), None)
-        return answer
+        return read_documents([*documents, *asked], self._gates, self._state.read_slices())
 
     def release(self, namespace: str, name: str) -> None:
         """Take its devices from a claim; the claim itself is kept as pending.

@@ -31,8 +31,9 @@ from devalloc_solver.dra.translate import attributes_of
 from devalloc_solver.dra.twins import problems_of
 from devalloc_solver.dra.usage import Usage, add_allocation
 from devalloc_solver.holdings import Holding
+from devalloc_solver.parts import unproven_names
 from devalloc_solver.policy import PLACEMENTS
-from devalloc_solver.search import find_placements, with_refused
+from devalloc_solver.search import search_parts, with_refused
 from devalloc_solver.snapshot import Snapshot
 
 
@@ -88,17 +89,17 @@ def solve(
     """The same for objects that are read; ``started`` is a monotonic time."""
     ends = end_of(deadline, started)
     prepared = prepare(intake, gates, ends, started)
-    placements, levels = find_placements(
-        prepared.snapshot, prepared.holdings, prepared.units, placement=placement, ends=ends
-    )
-    levels = with_refused(levels, [priority_of(claim) for claim in intake.claims if claim.allocation is None])
-    answers = _answers(prepared, placements, ends)
+    outcome = search_parts(prepared.snapshot, prepared.holdings, prepared.units, placement=placement, ends=ends)
+    levels = with_refused(outcome.levels, [priority_of(claim) for claim in intake.claims if claim.allocation is None])
+    answers = _answers(prepared, outcome.placements, ends)
+    unproven = unproven_names(outcome.unproven)
     return {
         "claims": sorted(answers, key=lambda a: (a["namespace"], a["name"])),
         "objective": {"levels": [level.to_dict() for level in levels]},
         "optimal": all(level.is_proven for level in levels if level.goal == "satisfied"),
         "seconds": round(time.monotonic() - started, 6),
         "problems": [problem.to_dict() for problem in prepared.problems],
+        **({"unproven": unproven} if unproven else {}),
     }
 
 

@@ -19,8 +19,9 @@ from devalloc_solver.index.documents import Document, name_of, read
 from devalloc_solver.index.echo import echo
 from devalloc_solver.index.reader import ClaimReader
 from devalloc_solver.intake import Refused
+from devalloc_solver.parts import Summary, summaries
 from devalloc_solver.reasons import Reason
-from devalloc_solver.stages import AnswerRefused, answer_refused, solve_intake
+from devalloc_solver.stages import AnswerRefused, answer_refused, prepare, solve_intake
 from devalloc_solver.standing import Standing
 
 
@@ -94,6 +95,13 @@ class ClaimFleet:
             if answer.allocated and answer.key not in self._state.kept and answer.key in by_key:
                 self._state.record(by_key[answer.key], answer.to_dict())
         return solution.to_dict()
+
+    def parts(self, claims: Iterable[Mapping[str, Any]]) -> list[Summary]:
+        """The parts of these claims that compete for nothing with each other, without placing any."""
+        documents = [self._read_claim(claim)[0] for claim in claims]
+        fresh = [d for d in documents if (d.name[1], d.name[2]) not in self._state.kept]
+        prepared = prepare(self._state.everything(fresh), self._standing)
+        return summaries(prepared.snapshot, prepared.holdings, prepared.units)
 
     def release(self, namespace: str, name: str) -> None:
         """Take its devices from a claim; the claim itself is kept as pending."""
