@@ -29,6 +29,7 @@ from devalloc.controller.claims import allocations, annotation, as_allocated, cl
 from devalloc.controller.decision import Unit, decide
 from devalloc.controller.reading import Made, Reading
 from devalloc.controller.refused import Refusals, in_words
+from devalloc.controller.searches import SEARCHING, Searches, search_anew
 from devalloc.controller.warm import WarmSolver
 from devalloc.store import (
     Change,
@@ -50,6 +51,8 @@ from devalloc_solver.deadline import left_of
 
 log = logging.getLogger(__name__)
 
+_LOOK = 0.1
+"""Seconds from one look to the next whether claims that are searched for beside the loop are answered."""
 _NO_NODE = "DevicePool {1}: spec.nodeName: there is no Node {0}; its devices are given out, and nobody prepares them"
 _RENEWALS = 5
 """How often a commit is tried again because of writes that do not matter to it."""
@@ -146,7 +149,8 @@ class Allocator:
         self._store = store
         self._settings = settings
         self._kinds = None if kinds is None else frozenset(kinds)
-        self._solve: Solve = WarmSolver() if solve is None else solve
+        self._searches = Searches(search_anew(settings.placement), clock)
+        self._solve: Solve = WarmSolver(self._searches) if solve is None else solve
         self._progress = progress
         self._wrote = wrote
         self._heard = heard
@@ -192,6 +196,10 @@ class Allocator:
     def run(self, stop: threading.Event) -> None:
         """Round after round until ``stop`` is set. Raises Unusable; all else is logged and tried again."""
         self._stop = stop
+        with self._searches.beside():
+            self._run(stop)
+
+    def _run(self, stop: threading.Event) -> None:
         failures = 0
         while not stop.is_set():
             try:
@@ -277,7 +285,10 @@ class Allocator:
             optimal=answer["optimal"],
             seconds=answer["seconds"],
         )
-        if not units and answer["optimal"] and not self._is_behind and not (waiting and self._has_quotas()):
+        is_searching = any(one.get(SEARCHING) for one in answer["claims"])
+        self._is_again |= bool(answer.get("again"))
+        is_final = not (is_searching or answer.get(SEARCHING, not answer["optimal"]))
+        if not units and is_final and not self._is_behind and not (waiting and self._has_quotas()):
             self._last = done
         return done
 
@@ -389,14 +400,18 @@ class Allocator:
         availableDevices are written when that is due."""
         until = self._clock() + self._settings.resync
         while not stop.is_set() and (now := self._clock()) < until:
+            if self._searches.news():
+                return
             due = min(until, self._counted + self._settings.availability) if self._is_behind else until
+            due = min(due, now + _LOOK) if self._searches.is_busy else due
             with closing(self._store.watch(self._kinds, version, timeout=max(0.0, due - now), stop=stop)) as events:
                 for event in events:
                     written = event.object["metadata"]["resourceVersion"]
                     if written not in self._own_writes and self._matters(event):
                         stop.wait(self._settings.batch)
                         return
-            if self._is_behind and self._clock() >= due and not stop.is_set():
+            is_due = self._clock() >= min(until, self._counted + self._settings.availability)
+            if self._is_behind and is_due and not stop.is_set():
                 self._publish_availability(self._documents(self._reading.look().objects.values()))
                 self._is_behind = False
 

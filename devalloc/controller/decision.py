@@ -31,6 +31,7 @@ from devalloc.controller.claims import (
 )
 from devalloc.controller.reading import Made
 from devalloc.controller.release import released
+from devalloc.controller.searches import SEARCHING
 from devalloc.store import Change, Key, Object
 from devalloc_solver.reasons import Reason
 
@@ -88,7 +89,7 @@ def decide(
     for claim in claims_among(documents):
         key = claim_key(claim)
         found = answers.get(key)
-        if found is None:
+        if found is None or found.get(SEARCHING):
             continue
         granted = passing = False
         if allocations(claim) and wants_release(claim) and not is_prepared(claim):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from devalloc.controller.claims import allocations, claim_key, group_of, is_deleting
+from devalloc.controller.searches import Searches, search_anew
 from devalloc.store import Object
 from devalloc_solver.deadline import left_of
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 _Name = tuple[str, str, str, str]
 _ClaimKey = tuple[str, str]
 _Answer = dict[str, Any]
+_OF_PARTS = frozenset({"DevicePool", "DeviceClaim"})
+"""Kinds that the solver's parts of a batch say all of; answers are made of classes and configurations as well."""
 
 
 @dataclass(slots=True)
@@ -43,7 +46,9 @@ class WarmSolver:
     round that finds one simple claim more, or some fewer, than the last costs what these cost.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, searches: Searches | None = None) -> None:
+        """``searches``: what is not answered at once is left to; None: all is answered at once."""
+        self._searches = searches or Searches(search_anew("pack"))
         self._fleet: Fleet | None = None
         self._placement = ""
         self._told: dict[_Name, Object] = {}
@@ -66,8 +71,10 @@ class WarmSolver:
             answer = self._little(fleet, standing, changed, waiting, left_of(ends))
         if answer is None:
             claims = [document for document in documents if _is_claim(document)]
-            answer = fleet.allocate_all((claim for claim in claims if not self._is_held(fleet, claim)), left_of(ends))
-            self._take_back(fleet, waiting, answer["claims"])
+            others = [claim for claim in claims if _name(claim) in self._told and not self._is_held(fleet, claim)]
+            if changed is None or any(name[1] not in _OF_PARTS for name in changed):
+                self._searches.forget()
+            answer = self._searches.solve(fleet, [*self._told.values()], waiting, left_of(ends), others)
             told = {name[2:] for name in self._told if name[1] == "DeviceClaim"}
             held = {key: each for each in answer["claims"] if (key := (each["namespace"], each["name"])) in told}
             standing = _Standing(held, answer["problems"])

@@ -11,6 +11,7 @@ from devalloc.controller.decision import OF_THE_BATCH, Unit
 from devalloc.controller.placing import machines
 from devalloc.controller.placing.documents import Placing
 from devalloc.controller.placing.words import Words
+from devalloc.controller.searches import SEARCHING
 from devalloc.store import Change, Key, Object
 
 PLACED = "Placed"
@@ -37,7 +38,7 @@ def decide_machines(placing: Placing, answer: Mapping[str, Any], units: Iterable
                 done.append(Unit((change,), granted=True))
             else:
                 joint.setdefault(wish.group, []).append(change)
-        else:
+        elif not any(one.get(SEARCHING) for one in found):
             refused = next(one for one in found if not one["allocated"])
             reason, message, _ = words.why(key, refused)
             done += told(wish.machine, reason, message, now)
@@ -61,7 +62,7 @@ def decide_machines(placing: Placing, answer: Mapping[str, Any], units: Iterable
             entries = growth.grown(one["allocations"])
             change = _taken_up(growth.machine, entries, placing.pools, now)
             done.append(Unit((change,), granted=False, grows=True))
-        else:
+        elif not one.get(SEARCHING):
             reason, message, _ = words.why(key, one)
             done += told(growth.machine, reason, f"{message}; what is kept for it stays as it is", now, FITS)
     for key, entries in placing.fitted.items():
