@@ -149,8 +149,8 @@ class Allocator:
         self._store = store
         self._settings = settings
         self._kinds = None if kinds is None else frozenset(kinds)
-        self._searches = Searches(search_anew(settings.placement), clock)
-        self._solve: Solve = WarmSolver(self._searches) if solve is None else solve
+        self.searches = Searches(search_anew(settings.placement), clock)
+        self._solve: Solve = WarmSolver(self.searches) if solve is None else solve
         self._progress = progress
         self._wrote = wrote
         self._heard = heard
@@ -196,7 +196,7 @@ class Allocator:
     def run(self, stop: threading.Event) -> None:
         """Round after round until ``stop`` is set. Raises Unusable; all else is logged and tried again."""
         self._stop = stop
-        with self._searches.beside():
+        with self.searches.beside():
             self._run(stop)
 
     def _run(self, stop: threading.Event) -> None:
@@ -400,10 +400,10 @@ class Allocator:
         availableDevices are written when that is due."""
         until = self._clock() + self._settings.resync
         while not stop.is_set() and (now := self._clock()) < until:
-            if self._searches.news():
+            if self.searches.news():
                 return
             due = min(until, self._counted + self._settings.availability) if self._is_behind else until
-            due = min(due, now + _LOOK) if self._searches.is_busy else due
+            due = min(due, now + _LOOK) if self.searches.is_busy else due
             with closing(self._store.watch(self._kinds, version, timeout=max(0.0, due - now), stop=stop)) as events:
                 for event in events:
                     written = event.object["metadata"]["resourceVersion"]

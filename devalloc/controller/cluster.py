@@ -7,6 +7,7 @@ import secrets
 import ssl
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -122,7 +123,9 @@ class Cluster:
         self.store = KubernetesStore(client, namespace=settings.namespace, may_write=lambda: self.lease.is_valid)
         self._shown = KubernetesStore(client, namespace=settings.namespace)
         self.recorder = Recorder(client, settings.instance)
-        self.metrics = Metrics(lambda: self.controller.state == "leading", self.recorder, client.requests)
+        self.metrics = Metrics(
+            lambda: self.controller.state == "leading", self.recorder, client.requests, self._searched
+        )
         self.allocator = Allocator(
             self.store,
             settings=settings.allocate,
@@ -175,6 +178,13 @@ class Cluster:
             thread.join(2.0)
         self._shown.close()
         self.store.close()
+
+    def _searched(self) -> Mapping[str, float]:
+        """Seconds by namespace, of both dialects."""
+        found = Counter(self.allocator.searches.seconds())
+        if self._resource_claims is not None:
+            found.update(self._resource_claims.searches.seconds())
+        return found
 
     def _loops(self) -> Mapping[str, Loop]:
         try:

@@ -23,8 +23,9 @@ class Metrics:
         leads: Callable[[], bool],
         recorder: Recorder,
         requests: Callable[[], Mapping[tuple[str, int], int]],
+        searched: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
-        """``requests``: to the API server, by verb and status."""
+        """``requests``: to the API server, by verb and status. ``searched``: seconds by namespace (``Searches``)."""
         self._registry = CollectorRegistry()
         self._last: Round | None = None
         self._last_of_resources: ResourceRound | None = None
@@ -50,6 +51,7 @@ class Metrics:
             buckets=_SECONDS,
             registry=made,
         )
+        self._registry.register(_Searched(searched))
         self._registry.register(_Resources(leads, lambda: self._last_of_resources))
 
     def count(self, done: Round) -> None:
@@ -111,6 +113,24 @@ class _Now:
         )
         yield GaugeMetricFamily("devalloc_pools", "DevicePools.", value=done.pools)
         yield GaugeMetricFamily("devalloc_problems", "Objects that are left out.", value=len(done.problems))
+
+
+class _Searched:
+    """What claims that take long to answer cost."""
+
+    def __init__(self, seconds: Callable[[], Mapping[str, float]]) -> None:
+        self._seconds = seconds
+
+    def collect(self) -> Iterator[Metric]:
+        """By namespace; how many of these are told apart has a bound."""
+        found = CounterMetricFamily(
+            "devalloc_search_seconds",
+            "What was searched beside the loop for claims that found no devices.",
+            labels=["namespace"],
+        )
+        for namespace, seconds in sorted(self._seconds().items()):
+            found.add_metric([namespace], seconds)
+        yield found
 
 
 class _Resources:

@@ -285,7 +285,8 @@ def solve_unit(
     Raises OutOfTime where neither is known at the monotonic time ``ends``.
     """
     look(ends)
-    search, levels = optimize(build_model(snapshot, holdings, [unit]), placement=placement, ends=ends)
+    model = build_model(snapshot, holdings, [unit], placement=placement)
+    search, levels = optimize(model, placement=placement, ends=ends)
     found = name_devices(search)
     if not found and not all(level.is_proven for level in levels if level.goal == "satisfied"):
         raise OutOfTime(SEARCH_CUT_SHORT)

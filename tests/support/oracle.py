@@ -1,4 +1,4 @@
-"""The best answer to a small instance, by exhaustive search: goals 1 to 4 of claim-semantics S17.
+"""The best answer to a small instance, by exhaustive search: goals 1 to 4 of claim-semantics S17, and 5 to spread.
 
 Everything that could be chosen is tried; what is left out is left out because it cannot be better:
 - devices that are alike and in the same state stand for each other;
@@ -10,7 +10,7 @@ Everything that could be chosen is tried; what is left out is left out because i
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -32,10 +32,12 @@ class Best:
     """Per satisfied claim, per entry: the chosen alternative, None where there is no oneOf."""
     pools: int
     devices: int
+    squares: tuple[int, ...] = ()
+    """To spread: the sum of the squares of the devices in use of each node, then that of each pool."""
 
 
-def solve(documents: Iterable[Mapping[str, Any]], *, nowhere: bool = False) -> Best:
-    """Goals 1 to 4 of S17 for these manifests.
+def solve(documents: Iterable[Mapping[str, Any]], *, nowhere: bool = False, spread: bool = False) -> Best:
+    """Goals 1 to 4 of S17 for these manifests; with ``spread`` goal 5 as well.
 
     With ``nowhere`` a claim without group and pin may be on no node at all even where there are nodes. That only makes
     a difference for admin details that take all devices "that its node reaches" (S14): the network devices, then.
@@ -51,7 +53,7 @@ def solve(documents: Iterable[Mapping[str, Any]], *, nowhere: bool = False) -> B
                 choices[claim.key][position] = [alternative]
                 if len(alternatives) == 1 or _Search(instance, groups, choices).feasible():
                     break
-    pools, devices = _Search(instance, groups, choices).smallest()
+    pools, devices, *squares = _Search(instance, groups, choices, spread=spread).smallest()
     return Best(
         satisfied=frozenset(claim.key for claim in claims),
         one_of={
@@ -63,7 +65,19 @@ def solve(documents: Iterable[Mapping[str, Any]], *, nowhere: bool = False) -> B
         },
         pools=pools,
         devices=devices,
+        squares=tuple(squares),
     )
+
+
+def squares(instance: Instance, given: Iterable[int]) -> tuple[int, int]:
+    """Goal 5 to spread, from its words: ``given`` are devices that come into use beside those that are."""
+    used = {*given, *(index for index, device in enumerate(instance.devices) if device.in_use)}
+    pools = Counter(instance.devices[index].pool for index in used)
+    nodes: Counter[str] = Counter()
+    for pool, count in pools.items():
+        if (node := instance.pools[pool].node) is not None:
+            nodes[node] += count
+    return sum(count**2 for count in nodes.values()), sum(count**2 for count in pools.values())
 
 
 def satisfiable(documents: Iterable[Mapping[str, Any]], key: Key) -> bool:
@@ -108,9 +122,15 @@ class _Search:
     """Depth first over groups (their node), claims, entries (the alternative, then its devices)."""
 
     def __init__(
-        self, instance: Instance, groups: Sequence[Group], choices: Mapping[Key, Choice] | None = None
+        self,
+        instance: Instance,
+        groups: Sequence[Group],
+        choices: Mapping[Key, Choice] | None = None,
+        *,
+        spread: bool = False,
     ) -> None:
         self.instance = instance
+        self.spread = spread
         self.pools = instance.pools
         self.devices = instance.devices
         self.groups = groups
@@ -120,7 +140,7 @@ class _Search:
         self.admin: dict[int, int] = defaultdict(int)
         self.free = [dict(pool.free) for pool in instance.pools]
         self.compatible = [list(pool.compatibility) for pool in instance.pools]
-        self.best: tuple[int, int] | None = None
+        self.best: tuple[int, ...] | None = None
         self.first_only = False
         self.kinds = self._kinds(instance.groups)
 
@@ -133,8 +153,8 @@ class _Search:
             return True
         return False
 
-    def smallest(self) -> tuple[int, int]:
-        """Fewest pools, then fewest devices, of an answer that satisfies all groups."""
+    def smallest(self) -> tuple[int, ...]:
+        """Fewest pools, then fewest devices, then the smallest squares, of an answer that satisfies all groups."""
         self._group(0)
         assert self.best is not None
         return self.best
@@ -192,9 +212,10 @@ class _Search:
                     self._entry(node, entries, position + 1, with_this, with_all, done)
                 self._undo(detail, chosen)
 
-    def _cost(self) -> tuple[int, int]:
+    def _cost(self) -> tuple[int, ...]:
         used = self.whole | self.shares.keys() | self.admin.keys()
-        return len({self.devices[index].pool for index in used}), len(used)
+        cost = len({self.devices[index].pool for index in used}), len(used)
+        return (*cost, *squares(self.instance, self.whole | self.shares.keys())) if self.spread else cost
 
     def _promising(self) -> bool:
         return self.first_only or self.best is None or self._cost() < self.best

@@ -23,6 +23,7 @@ from devalloc.controller.resourceclaims.kinds import CLAIMS, KINDS, NAMES, OPTIO
 from devalloc.controller.resourceclaims.solver import WarmCluster
 from devalloc.controller.resourceclaims.state import Asked, Cluster
 from devalloc.controller.resourceclaims.waiting import Key, Want, allocation, is_ours, node_of
+from devalloc.controller.searches import SEARCHING, Searches, search_anew
 from devalloc.controller.told import NORMAL, WARNING, Told
 from devalloc.store import Conflict, Expired, NotFound, StoreError
 from devalloc.store import Key as ObjectKey
@@ -118,7 +119,8 @@ class ResourceClaimAllocator:
         self._client = client
         self._writing = Writing(client, Resources(KINDS), self._mirror.see, may_write)
         self._cluster = Cluster()
-        self._solver = WarmCluster(self._settings.placement)
+        self.searches = Searches(search_anew(self._settings.placement), clock)
+        self._solver = WarmCluster(self._settings.placement, self.searches)
         self._known: dict[str, _Known] = {}
         self._doubtful: set[Key] = set()
         self._stamps = count(1)
@@ -146,8 +148,9 @@ class ResourceClaimAllocator:
                 for reflector in reflectors:
                     if reflector.resource.kind in versions:
                         reflector.begin(versions[reflector.resource.kind])
-                while self._tried(lambda: self.round(writers), stop):
-                    self._wait(stop)
+                with self.searches.beside():
+                    while self._tried(lambda: self.round(writers), stop):
+                        self._wait(stop)
         finally:
             for reflector in reflectors:
                 reflector.end()
@@ -263,7 +266,8 @@ class ResourceClaimAllocator:
         self._progress(Round(held + granted, waiting - granted, granted, seconds))
         for error in (error for _, error in outcomes if error is not None):
             raise error
-        self._asked = asked
+        is_searching = any(each.get(SEARCHING) for each in answers.values())
+        self._asked = [] if is_searching else asked
 
     def _hear(self) -> None:
         try:
@@ -299,6 +303,8 @@ class ResourceClaimAllocator:
     ) -> tuple[list[Told], StoreError | None]:
         """Write what a want is given, or say why it is not; an error that concerns more than it."""
         want = asked.want
+        if any(answers[key].get(SEARCHING) for key in want.claims if key in answers):
+            return [], None
         refusals = [answers[key] for key in want.claims if key in answers and not answers[key]["allocated"]]
         # Of a group most are told no more than that another one is in the way.
         refused = min(refusals, key=lambda each: each["reason"] == "GroupUnsatisfiable", default=None)
@@ -378,6 +384,8 @@ class ResourceClaimAllocator:
             left = [end - self._clock() for end in ends if end > self._clock()]
             until = min([until, *(time.monotonic() + each + 0.1 for each in left)])
         while not stop.is_set() and time.monotonic() < until:
+            if self.searches.news():
+                return
             with self._mirror.changed:
                 if self._mirror.newest > self._place:
                     break

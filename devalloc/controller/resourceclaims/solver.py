@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from devalloc.api.meta import GROUP, PRIORITY
+from devalloc.controller.searches import Searches, search_anew
 from devalloc_solver.deadline import left_of
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 Object = dict[str, Any]
 Name = tuple[str, str, str]
 """Kind, namespace and name."""
+_OF_PARTS = frozenset({"ResourceSlice", "ResourceClaim"})
+"""Kinds that the solver's parts of a batch say all of; answers are made of classes as well."""
 _Key = tuple[str, str]
 _Answer = dict[str, Any]
 
@@ -46,8 +49,15 @@ class WarmCluster:
     What a round decided is not believed until it is told as a document: it may not have been written.
     """
 
-    def __init__(self, placement: str = "pack", clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        placement: str = "pack",
+        clock: Callable[[], float] = time.monotonic,
+        searches: Searches | None = None,
+    ) -> None:
+        """``searches``: what is not answered at once is left to; None: all is answered at once."""
         self._placement = placement
+        self._searches = searches or Searches(search_anew(placement))
         self._clock = clock
         self._left_alone: dict[_Key, _LeftAlone] = {}
         """by the group of the claims, or the one of them"""
@@ -59,6 +69,7 @@ class WarmCluster:
         from devalloc_solver.dra.fleet import ResourceFleet  # takes a while to load
 
         if self._fleet is None:
+            self._searches.forget()
             self._fleet = ResourceFleet.from_manifests(documents.values(), placement=self._placement)
             self._told = dict(documents)
             self._make_stale()
@@ -73,6 +84,8 @@ class WarmCluster:
         except BaseException:
             self._fleet = None  # nobody can tell what it knows
             raise
+        if any(name[0] not in _OF_PARTS for name in (*gone, *differing)):
+            self._searches.forget()
         self._told = dict(documents)
         if any(kind != "ResourceClaim" for kind, _, _ in (*gone, *differing)):
             self._make_stale()
@@ -92,8 +105,9 @@ class WarmCluster:
         """The answers to claims that wait, in the form of ``solve_manifests``.
 
         Single ones one after the other, as long as all get devices: then there is no better answer. Else all jointly,
-        within the deadline. A claim whose expressions were too expensive is told the same again, at no cost, until
-        slices, classes or the nodes for its pods change. Then it is asked for again, though not at once (``REST``).
+        within the deadline; what takes long has ``SEARCHING`` in its answer (``Searches.solve``). A claim whose
+        expressions were too expensive is told the same again, at no cost, until slices, classes or the nodes for its
+        pods change. Then it is asked for again, though not at once (``REST``).
         """
         units = _units(claims)
         again = [known for key, unit in units.items() if (known := self._known(key, unit)) is not None]
@@ -142,9 +156,8 @@ class WarmCluster:
         self._take_back(fleet, answers, by_key)
         is_answered = len(answers) == len(claims) and all(each["allocated"] for each in answers)
         if not is_answered and (len(claims) > 1 or not answers):
-            found = fleet.allocate_all(claims, left_of(ends))["claims"]
+            found = self._searches.solve(fleet, [*self._told.values()], claims, left_of(ends))["claims"]
             answers = [each for each in found if (each["namespace"], each["name"]) in by_key]
-            self._take_back(fleet, answers, by_key)
         self._fleet = fleet
         return answers
 

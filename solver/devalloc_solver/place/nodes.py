@@ -34,11 +34,12 @@ def nodes_of(ground: Ground, unit: Unit) -> list[Place]:
             enough = {node: count for node, count in nodes.items() if count >= least}
             found = enough if found is None else {node: 0 for node in found if node in enough}
     order = {node: rank for rank, node in enumerate(snapshot.nodes)}
+    names = [*(order if found is None else found)]
     if ground.packs:
         busy = {snapshot.pools[index].node for index in ground.ledger.pools_in_use()}
-        return sorted(order if found is None else found, key=lambda node: (node not in busy, order[node]))
+        return [*sorted(names, key=lambda node: (node not in busy, order[node]))]
     loads = loads_of_nodes(snapshot, ground.ledger.devices_in_use())
-    return sorted(order if found is None else found, key=lambda node: (loads[node], order[node]))
+    return [*sorted(names, key=lambda node: (loads[node], order[node]))]
 
 
 def _accepted_by(detail: Sequence[Slot]) -> object:
