@@ -143,7 +143,7 @@ def placement_option(function: Callable[..., Any]) -> Callable[..., Any]:
         "--placement",
         type=click.Choice(["pack", "spread"]),
         default="pack",
-        help="Among equally good answers: fill nodes that are in use, or use empty ones.",
+        help="Among equally good answers: fill nodes that are in use, or use those with the fewest devices in use.",
     )(function)
 
 

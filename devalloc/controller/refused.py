@@ -32,7 +32,7 @@ _LENGTH = 1000
 """Characters of what the server says that are told."""
 _OURS = frozenset({*OF_ALLOCATION, meta.LEADER, meta.TRANSACTION, meta.RELEASE})
 """Annotations that the controller writes, or takes away."""
-_NO_PART = frozenset({"DeviceClaim", KIND, "DevicePool", "Namespace", "ResourceQuota"})
+NO_PART = frozenset({"DeviceClaim", KIND, "DevicePool", "Namespace", "ResourceQuota"})
 """Kinds that say nothing of what is copied onto a claim, as classes and configurations do."""
 
 
@@ -120,7 +120,7 @@ class Refusals:
         members = {key: _written(there.get(key), with_status=not which.gives) for key in which.keys}
         if not which.gives:
             return members
-        around = [doc["metadata"] for doc in self._documents if doc["kind"] not in _NO_PART]
+        around = [doc["metadata"] for doc in self._documents if doc["kind"] not in NO_PART]
         return members, sorted((each["uid"], each.get("generation", 0)) for each in around)
 
 

@@ -78,7 +78,6 @@ class _Done:
     """The answer to a part."""
 
     answers: dict[_Key, _Answer]
-    """empty where the search failed"""
     optimal: bool
     is_taken: bool = False
     """a round has found it to be of what there is"""
@@ -103,6 +102,8 @@ class Searches:
     """namespace -> seconds searched for it that are not forgiven yet, and when that was"""
     _seconds: dict[str, float] = field(default_factory=dict)
     """the same, nothing forgiven"""
+    _failed: set[str] = field(default_factory=set)
+    """parts of which the search ended with an error: they are answered in a round, which fails as well if need be"""
     _overtaken: set[_Key] = field(default_factory=set)
     """claims of parts that were other by the time that they were answered: they take what is found at once"""
 
@@ -139,6 +140,7 @@ class Searches:
         """Something has changed that answers are made of and parts say nothing of, such as a configuration."""
         with self._lock:
             self._done.clear()
+            self._failed.clear()
             self._queue.clear()
             self._running = None  # its answer is not taken
 
@@ -190,6 +192,10 @@ class Searches:
         for summary in fleet.parts(left) if late else ():
             keys = [key for unit in summary.units for key in unit]
             if late.isdisjoint(keys):
+                continue
+            if self._has_failed(_name(summary, by_key)):
+                mine = self._of_fleet(fleet, [by_key[key] for key in keys], deadline)["claims"]
+                found |= {key: each for each in mine if (key := (each["namespace"], each["name"])) in keys}
                 continue
             given = self._at_once(fleet, summary, by_key, found, unproven)
             for key in keys:
@@ -281,6 +287,13 @@ class Searches:
                     self._overtaken |= done.answers.keys()
             self._overtaken &= waiting.keys()
 
+    def _has_failed(self, name: str) -> bool:
+        """Said once: after that it is searched for again."""
+        with self._lock:
+            has_failed = name in self._failed
+            self._failed.discard(name)
+            return has_failed
+
     def _submit(
         self,
         summary: Summary,
@@ -314,10 +327,10 @@ class Searches:
                 answer = self.search(job.documents, job.claims, job.deadline)
                 mine = {_key(claim) for claim in job.claims}
                 found = {key: each for each in answer["claims"] if (key := (each["namespace"], each["name"])) in mine}
-                done = _Done(found, answer["optimal"])
+                done: _Done | None = _Done(found, answer["optimal"])
             except Exception:
                 log.exception("could not answer %s", ", ".join("/".join(_key(claim)) for claim in job.claims[:8]))
-                done = _Done({}, optimal=False)
+                done = None
             self._finish(job, done, self.clock() - began)
 
     def _next(self) -> _Job | None:
@@ -337,8 +350,9 @@ class Searches:
             )
             return self._queue.pop(self._running.fingerprint)
 
-    def _finish(self, job: _Job, done: _Done, seconds: float) -> None:
-        refused = {key[0] for key, each in done.answers.items() if not each["allocated"]} or job.namespaces
+    def _finish(self, job: _Job, done: _Done | None, seconds: float) -> None:
+        answers = {} if done is None else done.answers
+        refused = {key[0] for key, each in answers.items() if not each["allocated"]} or job.namespaces
         with self._lock:
             now = self.clock()
             for namespace in refused:
@@ -349,11 +363,13 @@ class Searches:
             self._spent = {name: (left, now) for name in self._spent if (left := self._left(name, now)) > QUICK / 16}
             self._wanted = {name: call for name, call in self._wanted.items() if call >= self._calls - MOST_CALLS}
             is_valid, self._running = self._running is job, None
-            if is_valid:
+            if is_valid and done is None:
+                self._failed.add(job.fingerprint)
+            elif is_valid and done is not None:
                 self._done[job.fingerprint] = done
                 while len(self._done) > MOST_ANSWERS:
                     self._done.popitem(last=False)
-                self._has_news = True
+            self._has_news = True
 
 
 def search_anew(placement: str) -> Search:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from devalloc.controller.claims import allocations, claim_key, group_of, is_deleting
+from devalloc.controller.refused import NO_PART
 from devalloc.controller.searches import Searches, search_anew
 from devalloc.store import Object
 from devalloc_solver.deadline import left_of
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 _Name = tuple[str, str, str, str]
 _ClaimKey = tuple[str, str]
 _Answer = dict[str, Any]
-_OF_PARTS = frozenset({"DevicePool", "DeviceClaim"})
-"""Kinds that the solver's parts of a batch say all of; answers are made of classes and configurations as well."""
 
 
 @dataclass(slots=True)
@@ -72,7 +71,7 @@ class WarmSolver:
         if answer is None:
             claims = [document for document in documents if _is_claim(document)]
             others = [claim for claim in claims if _name(claim) in self._told and not self._is_held(fleet, claim)]
-            if changed is None or any(name[1] not in _OF_PARTS for name in changed):
+            if changed is None or any(name[1] not in NO_PART for name in changed):
                 self._searches.forget()
             answer = self._searches.solve(fleet, [*self._told.values()], waiting, left_of(ends), others)
             told = {name[2:] for name in self._told if name[1] == "DeviceClaim"}

@@ -1,0 +1,163 @@
+"""Claims that take long to answer: searched for beside the loop, remembered, and nobody waits for them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from devalloc.controller.searches import OTHERS, SEARCHING, Searches
+from devalloc_solver.parts import Summary
+from tests.support.manifests import claim
+from tests.support.waiting import until
+
+Manifest = dict[str, Any]
+
+
+def answer(name: tuple[str, str], *, reason: str | None) -> Manifest:
+    return {"namespace": name[0], "name": name[1], "allocated": reason is None, "reason": reason, "allocations": []}
+
+
+@dataclass
+class FakeFleet:
+    """Claims compete by their first letter; those of ``h`` are hard: they are only answered with much time."""
+
+    state: str = ""
+    """what parts depend on beside their claims"""
+    asked: list[list[str]] = field(default_factory=list)
+
+    def allocate_all(self, claims: Iterable[Manifest], deadline: float | None = None) -> Manifest:
+        names = [(each["metadata"]["namespace"], each["metadata"]["name"]) for each in claims]
+        self.asked.append([name for _, name in names])
+        parts = {name[1][0] for name in names if name[1].startswith("h-hard")}
+        hard = [name for name in names if name[1][0] in parts]
+        return {
+            "claims": [answer(name, reason="SearchLimit" if name in hard else None) for name in names],
+            "optimal": not hard,
+            "seconds": 0.0,
+            "problems": [],
+            "unproven": ["/".join(name) for name in hard],
+        }
+
+    def parts(self, claims: Iterable[Manifest]) -> list[Summary]:
+        found: dict[str, list[Manifest]] = {}
+        for each in claims:
+            found.setdefault(each["metadata"]["name"][0], []).append(each)
+        return [
+            Summary(
+                tuple(((each["metadata"]["namespace"], each["metadata"]["name"]),) for each in members),
+                {(each["metadata"]["namespace"], each["metadata"]["name"]): 0 for each in members},
+                f"{part} {self.state} {len(members)}",
+            )
+            for part, members in found.items()
+        ]
+
+    def delete(self, document: Manifest) -> None:
+        pass
+
+
+@dataclass
+class Beside:
+    """Searches with a search that goes on until it is let go."""
+
+    go: threading.Event = field(default_factory=threading.Event)
+    began: list[list[str]] = field(default_factory=list)
+    error: Exception | None = None
+
+    def search(self, documents: Sequence[Manifest], claims: Sequence[Manifest], deadline: float | None) -> Manifest:
+        self.began.append([each["metadata"]["name"] for each in claims])
+        assert self.go.wait(60)
+        if self.error is not None:
+            raise self.error
+        names = [(each["metadata"]["namespace"], each["metadata"]["name"]) for each in claims]
+        return {"claims": [answer(name, reason="DevicesInUse") for name in names], "optimal": True}
+
+    def close(self) -> None:
+        self.go.set()
+
+
+@pytest.fixture
+def beside() -> Iterator[Beside]:
+    with closing(Beside()) as made:
+        yield made
+
+
+@pytest.fixture
+def searches(beside: Beside) -> Iterator[Searches]:
+    made = Searches(beside.search)
+    with made.beside():
+        yield made
+        beside.go.set()
+
+
+HARD, EASY = claim("h-hard", {}, namespace="hard"), claim("e", {}, namespace="easy")
+
+
+def told(found: Manifest) -> dict[str, object]:
+    """What each claim is told: its reason, None where it has its devices, SEARCHING where nothing."""
+    return {each["name"]: SEARCHING if each.get(SEARCHING) else each["reason"] for each in found["claims"]}
+
+
+def test_easy_claims_are_answered_while_hard_ones_are_searched_for(searches: Searches, beside: Beside) -> None:
+    fleet = FakeFleet()
+    assert told(searches.solve(fleet, [], [HARD, EASY], 10.0)) == {"h-hard": SEARCHING, "e": None}
+    until(lambda: beside.began, "the search begins")
+    assert told(searches.solve(fleet, [], [HARD, EASY], 10.0)) == {"h-hard": SEARCHING, "e": None}
+    assert fleet.asked[-1] == ["e"], "the hard claim is not tried meanwhile"
+    beside.go.set()
+    until(searches.news, "the search is over")
+    found = searches.solve(fleet, [], [HARD, EASY], 10.0)
+    assert told(found) == {"h-hard": "DevicesInUse", "e": None}
+    assert not found[SEARCHING]
+
+
+def test_what_was_searched_for_is_not_again_as_long_as_nothing_changes(searches: Searches, beside: Beside) -> None:
+    fleet = FakeFleet()
+    beside.go.set()
+    searches.solve(fleet, [], [HARD], 10.0)
+    until(searches.news, "the search is over")
+    touched = {**HARD, "metadata": {**HARD["metadata"], "annotations": {"example.com/note": "again"}}}
+    for each in (HARD, touched, HARD):
+        assert told(searches.solve(fleet, [], [each, EASY], 10.0)) == {"h-hard": "DevicesInUse", "e": None}
+    assert len(beside.began) == 1
+    fleet.state = "something is free now"
+    assert told(searches.solve(fleet, [], [HARD], 10.0)) == {"h-hard": SEARCHING}
+    until(lambda: len(beside.began) == 2, "it is searched for again")
+
+
+def test_who_competes_with_a_namespace_that_was_searched_for_goes_first(searches: Searches, beside: Beside) -> None:
+    fleet = FakeFleet()
+    beside.go.set()
+    searches._spent["hard"] = (60.0, searches.clock())
+    found = searches.solve(fleet, [], [HARD, claim("h-other", {}, namespace="easy")], 10.0)
+    assert told(found) == {"h-hard": SEARCHING, "h-other": None}
+    assert found["again"], "the others are searched for once this is written"
+
+
+def test_all_is_answered_at_once_without_a_thread(beside: Beside) -> None:
+    searches = Searches(beside.search)
+    assert told(searches.solve(FakeFleet(), [], [HARD, EASY], 10.0)) == {"h-hard": "SearchLimit", "e": None}
+    assert beside.began == []
+
+
+def test_a_search_that_fails_is_left_to_the_loop(searches: Searches, beside: Beside) -> None:
+    fleet = FakeFleet()
+    beside.error = RuntimeError("out of luck")
+    beside.go.set()
+    searches.solve(fleet, [], [HARD], 10.0)
+    until(searches.news, "the search is over")
+    assert told(searches.solve(fleet, [], [HARD], 10.0)) == {"h-hard": "SearchLimit"}
+
+
+def test_seconds_are_counted_by_namespace_with_a_bound(searches: Searches, beside: Beside) -> None:
+    beside.go.set()
+    for number in range(70):
+        searches.solve(FakeFleet(f"{number}"), [], [claim("h-hard", {}, namespace=f"ns{number}")], 10.0)
+        until(searches.news, "the search is over")
+    found = searches.seconds()
+    assert len(found) <= 65
+    assert OTHERS in found
