@@ -171,9 +171,10 @@ class Searches:
         by_key = {_key(claim): claim for claim in claims}
         settled: dict[_Key, _Answer] = {}
         waiting: set[_Key] = set()
-        is_optimal = True
+        is_optimal, is_again = True, False
         self._calls += 1
-        for summary in fleet.parts(claims) if self._knows_any() else ():
+        heavy = self._heavy()
+        for summary in fleet.parts(claims) if heavy or self._knows_any() else ():
             keys = [key for unit in summary.units for key in unit]
             known = self._recall(name := _name(summary, by_key))
             if known is not None:
@@ -182,13 +183,18 @@ class Searches:
                 is_optimal = is_optimal and known.optimal
             elif self._is_searched(name):
                 waiting.update(keys)
+            elif len(summary.units) > 1 and self._overtaken.isdisjoint(keys) and any(key[0] in heavy for key in keys):
+                settled |= (given := self._first_of(fleet, summary, by_key))
+                waiting.update(key for key in keys if key not in given)
+                is_again = is_again or bool(given)
+                if not given:
+                    self._submit(summary, documents, [by_key[key] for key in keys], by_key, deadline)
         self._notice_overtaken(by_key)
         left = [claim for key, claim in by_key.items() if key not in settled and key not in waiting]
         answer = self._of_fleet(fleet, left, QUICK, others)
         found: dict[_Key, _Answer] = {(each["namespace"], each["name"]): each for each in answer["claims"]}
         unproven = {*map(_key_of, answer.get("unproven", ()))}
         late = unproven | {key for key, each in found.items() if key in by_key and each["reason"] == _LIMIT}
-        is_again = False
         for summary in fleet.parts(left) if late else ():
             keys = [key for unit in summary.units for key in unit]
             if late.isdisjoint(keys):
@@ -225,19 +231,20 @@ class Searches:
         found: Mapping[_Key, _Answer],
         unproven: set[_Key],
     ) -> dict[_Key, _Answer]:
-        """What claims of a part are given before the search for it is over.
-
-        All that was found, where that is as much as there is, or where the search came too late the last time. Else
-        what those of its claims get among themselves whose namespaces have not been searched for, and that are of no
-        lower priority than any of the others: so they do not wait for who is searched for all the time.
-        """
+        """What claims of a part are given before the search for it is over: all that was found, where that is as much
+        as there is, or where the search came too late the last time."""
         keys = {key for unit in summary.units for key in unit}
         if keys.isdisjoint(unproven) or not keys.isdisjoint(self._overtaken):
             self._overtaken -= keys
             return {key: found[key] for key in keys if found[key]["allocated"]}
+        return self._first_of(fleet, summary, by_key)
+
+    def _first_of(self, fleet: Fleet, summary: Summary, by_key: Mapping[_Key, Object]) -> dict[_Key, _Answer]:
+        """What those claims of a part get among themselves whose namespaces have not been searched for, and that are of
+        no lower priority than any of the others: so they do not wait for who is searched for all the time."""
         heavy = self._heavy()
         light = [unit for unit in summary.units if not any(key[0] in heavy for key in unit)]
-        others = keys.difference(*light)
+        others = {key for unit in summary.units for key in unit}.difference(*light)
         most = max((summary.priorities[key] for key in others), default=None)
         first = [unit for unit in light if most is None or all(summary.priorities[key] >= most for key in unit)]
         if most is None or not first:

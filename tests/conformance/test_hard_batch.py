@@ -30,8 +30,8 @@ up = Up(Path(sys.argv[1]), None, on_round=lambda done: print(f"round {done.secon
 with signals(up):
     up.run()
 """
-SOON = 5.0
-"""Seconds, of a machine that others use as well: a search for the hard claims takes as long without anybody else."""
+SOON = 9.0
+"""Seconds, on a machine that others use as well: less than the deadline of a search for the hard claims."""
 
 
 def hopeless() -> list[Manifest]:
