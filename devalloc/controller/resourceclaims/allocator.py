@@ -120,7 +120,7 @@ class ResourceClaimAllocator:
         self._writing = Writing(client, Resources(KINDS), self._mirror.see, may_write)
         self._cluster = Cluster()
         self.searches = Searches(search_anew(self._settings.placement), clock)
-        self._solver = WarmCluster(self._settings.placement, self.searches)
+        self._solver = WarmCluster(self._settings.placement, clock, self.searches)
         self._known: dict[str, _Known] = {}
         self._doubtful: set[Key] = set()
         self._stamps = count(1)
