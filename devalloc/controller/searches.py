@@ -37,6 +37,8 @@ MOST_ANSWERS = 256
 """Parts whose answers are remembered."""
 MOST_CALLS = 64
 """Calls of ``solve`` after which a part that was in none of them is not searched any more: a round has a few."""
+MOST_ROUNDS = 40
+"""Rounds in which the expressions of a claim are evaluated further before it is told that the time ran out."""
 MOST_NAMESPACES = 64
 """Namespaces that the seconds are counted of one by one; beyond, they are counted as ``OTHERS``."""
 OTHERS = "(others)"
@@ -104,6 +106,8 @@ class Searches:
     """the same, nothing forgiven"""
     _failed: set[str] = field(default_factory=set)
     """parts of which the search ended with an error: they are answered in a round, which fails as well if need be"""
+    _unread: dict[_Key, int] = field(default_factory=dict)
+    """claims whose expressions there was no time for yet -> in how many rounds"""
     _overtaken: set[_Key] = field(default_factory=set)
     """claims of parts that were other by the time that they were answered: they take what is found at once"""
 
@@ -213,6 +217,9 @@ class Searches:
             is_again = is_again or bool(given)
             if not given:
                 self._submit(summary, documents, [by_key[key] for key in keys], by_key, deadline)
+        if unread := self._unread_of(by_key, found):
+            waiting |= unread
+            is_again = True
         found |= settled
         found |= {key: _open(key) for key in waiting}
         return {
@@ -254,6 +261,15 @@ class Searches:
         mine = {_key(claim) for claim in claims}
         got = {(each["namespace"], each["name"]): each for each in answers}
         return {key: got[key] for key in mine if got[key]["allocated"]}
+
+    def _unread_of(self, by_key: Mapping[_Key, Object], found: Mapping[_Key, _Answer]) -> set[_Key]:
+        """Claims whose expressions take longer than a round has. The fleet remembers how far it came, so the next round
+        goes on from there: these are not refused before."""
+        from devalloc_solver.budget import OUT_OF_TIME  # takes a while to load
+
+        late = [key for key in by_key if key in found and OUT_OF_TIME in (found[key].get("message") or "")]
+        self._unread = {key: self._unread.get(key, 0) + 1 for key in late}
+        return {key for key, rounds in self._unread.items() if rounds < MOST_ROUNDS}
 
     def _of_fleet(
         self, fleet: Fleet, claims: Sequence[Object], deadline: float | None, others: Sequence[Object] = ()

@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
-from devalloc.controller.searches import OTHERS, SEARCHING, Searches
+from devalloc.controller import searches as searches_module
+from devalloc.controller.searches import OTHERS, SEARCHING, Searches, search_anew
+from devalloc.controller.warm import WarmSolver
+from devalloc_solver import budget
 from devalloc_solver.parts import Summary
-from tests.support.manifests import claim
+from tests.support.manifests import claim, device, device_class, pool
 from tests.support.waiting import until
 
 Manifest = dict[str, Any]
@@ -161,3 +164,28 @@ def test_seconds_are_counted_by_namespace_with_a_bound(searches: Searches, besid
     found = searches.seconds()
     assert len(found) <= 65
     assert OTHERS in found
+
+
+def test_a_claim_whose_expressions_take_longer_than_a_round_is_judged_to_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is refused because they cost too much, and not because a round has little time for them."""
+    monkeypatch.setattr(budget, "LEAST_SECONDS", 0.02)
+    monkeypatch.setattr(budget, "EXPRESSION_BUDGET", 500_000)
+    monkeypatch.setattr(searches_module, "QUICK", 0.05)
+    numbers = f"[{','.join(map(str, range(60)))}]"
+    slow = f"{numbers}.all(x, {numbers}.all(y, x + y != device.kind + 1000"
+    documents = [
+        device_class("gpu", driver="gpu"),
+        pool("p", "n0", "gpu", devices=[device(f"d{number}", attributes={"kind": number}) for number in range(100)]),
+        *(claim(f"c{n}", {"deviceClass": "gpu", "constraints": f"{slow}{n}))"}) for n in range(3)),
+    ]
+    searches = Searches(search_anew("pack"))
+    solver = WarmSolver(searches)
+    told: set[str] = set()
+    with searches.beside():
+        while told != {"ClaimInvalid"}:
+            answer = solver(documents, placement="pack", deadline=30.0)
+            told = {one["reason"] for one in answer["claims"] if not one.get(SEARCHING)}
+            assert told <= {"ClaimInvalid"}
+            assert told or answer["again"] or answer["searching"], "another round follows"
