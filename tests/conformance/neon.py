@@ -10,6 +10,7 @@ section that nothing judges are a case each that does not hold.
 from __future__ import annotations
 
 import json
+import lzma
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from tests.support import data
 from tests.support.tables import (
     agents,
     capacity,
@@ -90,7 +92,9 @@ def _is_fact(section: str) -> bool:
 
 
 def read(path: Path) -> Any:
-    """A table from a file: YAML where it is called so, else JSON."""
+    """A table from a file: YAML if its name says so, else JSON, which may be compressed (``.xz``)."""
+    if path.suffix == ".xz":
+        return data.read(path)
     text = path.read_text(encoding="utf-8-sig")
     return yaml.safe_load(text) if path.suffix in (".yaml", ".yml") else json.loads(text)
 
@@ -99,7 +103,7 @@ def judge_file(path: Path) -> Iterator[Verdict]:
     """The verdicts on the table in a file."""
     try:
         content = read(path)
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, lzma.LZMAError, yaml.YAMLError) as error:
         yield Verdict("table", [Failure("a table that can be read", f"{type(error).__name__}: {error}")])
         return
     yield from judge(content)

@@ -12,9 +12,7 @@ from devalloc.inventory.capacity.cpus import counted, written
 from devalloc.inventory.capacity.gpus import gpu_status
 from devalloc.inventory.capacity.status import host_status
 from tests.support import recorded_host
-from tests.support.recordings import NAMES, archive, unpack
-
-pytestmark = pytest.mark.skipif(not archive(NAMES[0]).exists(), reason="the shared cases are not here")
+from tests.support.recordings import unpack
 
 
 def test_a_server_of_two_sockets_has_interleaved_nodes(tmp_path: Path) -> None:

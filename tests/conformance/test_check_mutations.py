@@ -21,7 +21,7 @@ from devalloc.api.quantity import Quantity
 from devalloc_solver import solve_manifests
 from devalloc_solver.check import Verdicts, check, objective
 from tests.support.answers import answer, claim, device, device_class, echo, held, pool, unallocated
-from tests.support.shared import SHARED
+from tests.support.data import claim_cases, documents
 
 Manifest = dict[str, Any]
 
@@ -91,26 +91,22 @@ OWN = Scene(
 )
 
 
-def shared_scenes() -> Iterator[Scene]:
-    """Every fourth of the shared cases, answered by the solver."""
-    for path in sorted(SHARED.glob("*.json")):
-        if path.name not in ("prototype.json", "random.json"):
-            continue
-        for case in json.loads(path.read_text())["cases"][::4]:
-            manifests = [*case["pools"], *case["classes"], *case["claims"]]
-            objects = [decode(each).object for each in manifests]
-            solution = solve_manifests(manifests)
-            yield Scene(
-                name=case["name"],
-                pools=[each for each in objects if isinstance(each, DevicePool)],
-                classes=[each for each in objects if isinstance(each, DeviceClass)],
-                claims=[each for each in objects if isinstance(each, DeviceClaim)],
-                answers=solution["claims"],
-                levels=solution["objective"]["levels"],
-            )
+def known_scenes() -> Iterator[Scene]:
+    """Every fourth of the cases with known answers, answered by the solver."""
+    for case in claim_cases()[::4]:
+        objects = [decode(each).object for each in documents(case)]
+        solution = solve_manifests(documents(case))
+        yield Scene(
+            name=case["name"],
+            pools=[each for each in objects if isinstance(each, DevicePool)],
+            classes=[each for each in objects if isinstance(each, DeviceClass)],
+            claims=[each for each in objects if isinstance(each, DeviceClaim)],
+            answers=solution["claims"],
+            levels=solution["objective"]["levels"],
+        )
 
 
-SCENES = [OWN, *shared_scenes()]
+SCENES = [OWN, *known_scenes()]
 
 
 def breakages(scene: Scene) -> Iterator[tuple[str, list[Manifest]]]:

@@ -5,7 +5,6 @@ What the blockers name is done to the manifests by hand here, and not by the cod
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from itertools import combinations
@@ -14,16 +13,15 @@ from typing import Any
 import pytest
 
 from devalloc_solver import dra
+from tests.support.data import resource_claim_cases
 from tests.support.dra import claim, counter_slice, device, devices, request, slice_
-from tests.support.shared import SHARED
 
-FILE = SHARED / "upstream-dra.json"
 Content = dict[str, Any]
 CLASS = {"metadata": {"name": "any"}, "spec": {}}
 
 
 def _corpus() -> Iterator[Any]:
-    for case in json.loads(FILE.read_text())["cases"] if FILE.is_file() else ():
+    for case in resource_claim_cases():
         given, gates = case["input"], [name for name, on in case["features"].items() if on]
         if case["expected"]["outcome"] == "not-allocated" and given["claimsToAllocate"]:
             in_use = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.support import cards
 from tests.support.fakesysfs import FakeSysfs
 from tests.support.faketree import memory_folder
-from tests.support.shared import SHARED
+from tests.support.recordings import unpack
 
 PF, VF0 = "0000:41:00.0", "0000:41:10.0"
 A2, A2_VFS = "0000:08:00.0", ["0000:08:00.4", "0000:08:00.5", "0000:08:00.6", "0000:08:00.7"]
@@ -81,11 +80,8 @@ class TestLayout:
         ports = [f for f in host.functions.values() if f.spec.native != "pcieport"]
         assert (ports, dangling(host)) == ([], [])
 
-    @pytest.mark.skipif(not (SHARED / "sysfs/igb-guest.tar.gz").exists(), reason="no recording of the igb guest")
     def test_names_and_contents_are_those_of_the_recorded_igb(self, host: FakeSysfs, tmp_path: Path) -> None:
-        recorded = tmp_path / "recorded"
-        with tarfile.open(SHARED / "sysfs/igb-guest.tar.gz") as tar:
-            tar.extractall(recorded, filter="fully_trusted")
+        recorded = unpack("igb-guest", tmp_path / "recorded", whole=True)
         host.add(
             cards.nic(
                 PF,
@@ -201,16 +197,14 @@ class TestVgpu:
             for t in folder.iterdir()
         }
 
-    @pytest.mark.skipif(not (SHARED / "sysfs/harvester-pcidevices.tar.gz").exists(), reason="no recording of the A2")
     def test_with_three_live_4c_a_free_vf_of_the_a2_shows_the_recorded_numbers(
         self, host: FakeSysfs, tmp_path: Path
     ) -> None:
         host.add(cards.a2_vgpu_card(A2, vfs=16))
         for vf, uuid in zip(A2_VFS, UUIDS[:3], strict=False):
             host.store(f"class/mdev_bus/{vf}/mdev_supported_types/nvidia-754/create", uuid)
-        with tarfile.open(SHARED / "sysfs/harvester-pcidevices.tar.gz") as tar:
-            tar.extractall(tmp_path / "r", filter="fully_trusted")
-        types = tmp_path / "r/harvester-pcidevices/sys/class/mdev_bus/0000:08:01.7/mdev_supported_types"
+        recording = unpack("harvester-pcidevices", tmp_path / "r")
+        types = recording / "sys/class/mdev_bus/0000:08:01.7/mdev_supported_types"
         recorded = {
             t.name: ((t / "name").read_text().strip(), (t / "available_instances").read_text().strip())
             for t in types.iterdir()
@@ -248,13 +242,10 @@ class TestVgpu:
         host.store(f"{first}/current_vgpu_type", "0")
         assert "L40S-48Q" in host.read(f"{second}/creatable_vgpu_types")
 
-    @pytest.mark.skipif(not (SHARED / "sysfs/harvester-pcidevices.tar.gz").exists(), reason="no recording of the L40S")
     def test_an_empty_l40s_lists_what_the_recorded_one_lists(self, host: FakeSysfs, tmp_path: Path) -> None:
         host.add(cards.l40s_vgpu_card(vfs=1))
-        with tarfile.open(SHARED / "sysfs/harvester-pcidevices.tar.gz") as tar:
-            tar.extractall(tmp_path / "r", filter="fully_trusted")
         name = "bus/pci/devices/0000:26:00.4/nvidia/creatable_vgpu_types"
-        recorded = (tmp_path / "r/harvester-pcidevices/sys" / name).read_text()
+        recorded = (unpack("harvester-pcidevices", tmp_path / "r") / "sys" / name).read_text()
         assert (host.sys / name).read_text().split() == recorded.split()
 
     def test_instances_go_with_their_driver(self, host: FakeSysfs) -> None:

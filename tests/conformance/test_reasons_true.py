@@ -8,7 +8,6 @@ the claim must be satisfied then. With any proper part of it, it must not be.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from itertools import combinations
@@ -21,12 +20,12 @@ from devalloc.api.meta import GROUP
 from devalloc_solver import solve_manifests
 from tests.conformance import case as cases
 from tests.support import oracle, random_fleets
+from tests.support.data import claim_cases
+from tests.support.data import documents as documents_of
 from tests.support.manifests import Manifest
 from tests.support.remedies import Key, key_of, remedied
-from tests.support.shared import SHARED
 from tests.support.verdict import after
 
-SHOWN_FILES = ["prototype.json", "random.json"]
 EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "120"))
 BATCH = 40
 WAITING = {"ClaimInvalid", "ClassNotFound", "ClassInvalid", "ConfigNotFound", "Deleting"}
@@ -34,10 +33,8 @@ WAITING = {"ClaimInvalid", "ClassNotFound", "ClassInvalid", "ConfigNotFound", "D
 
 
 def _corpus() -> Iterator[Any]:
-    for file in SHOWN_FILES:
-        if (SHARED / file).is_file():
-            for case in json.loads((SHARED / file).read_text())["cases"]:
-                yield pytest.param([*case["pools"], *case["classes"], *case["claims"]], id=case["name"])
+    for case in claim_cases():
+        yield pytest.param(documents_of(case), id=case["name"])
     for name, case in cases.load().items():
         yield pytest.param(cases.documents(case), id=name)
 

@@ -1,4 +1,4 @@
-"""Every table of the scaling protocols holds: our own, and the shared ones where they are."""
+"""Every table of the scaling protocols holds: our own, and those of the agents in use."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 
 from tests.conformance.neon import forms_of, judge, judge_file, main, read, shown
-from tests.support.shared import SHARED
+from tests.support.data import scaling_tables
 
 OWN = Path(__file__).parent / "cases" / "scaling"
-SHARED_TABLES = sorted((SHARED / "neon").glob("*.json"))
 TABLES = [
     # What stands beside them for other tests has a form of its own.
     *(path for path in sorted(OWN.glob("*.yaml")) if forms_of(read(path))),
-    *SHARED_TABLES,
+    *scaling_tables(),
 ]
 
 

@@ -5,7 +5,6 @@ The peer is built from a pinned Go module the first time. ``make fuzz`` goes on 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -14,17 +13,17 @@ from random import Random
 import pytest
 
 from tests.support import upstream
+from tests.support.data import resource_claim_cases
 from tests.support.dra_differential import DIFFERENCES, compare, ours, theirs, violations
 from tests.support.dra_instances import instance
 from tests.support.go_build import Unavailable
-from tests.support.shared import REPO, SHARED
+from tests.support.shared import REPO
 from tests.support.upstream import Peer
 
 # The first one waits until the peer is built.
 pytestmark = pytest.mark.timeout(1200)
 INSTANCES = 1000
 CHUNK = 250
-CASES = SHARED / "upstream-dra.json"
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +59,8 @@ def test_half_of_the_random_instances_can_be_allocated() -> None:
     assert 10 <= outcomes.count("error") <= 40
 
 
-@pytest.mark.skipif(not CASES.is_file(), reason="the suite's exported cases are not here")
 def test_peer_and_check_agree_with_the_suite(peer: Peer) -> None:
-    for case in json.loads(CASES.read_text())["cases"]:
+    for case in resource_claim_cases():
         opinion = theirs(case, peer)
         expected = case["expected"]
         assert opinion.outcome == expected["outcome"], case["name"]

@@ -1,7 +1,6 @@
 """Cases of Kubernetes' own allocator: its outcome, its number of devices per request, and an answer the check takes.
 
-The cases are data of the kubernetes project (Apache-2.0), read where they are shared between projects; those that
-this project keeps itself are in ``cases/dra``, in the same form.
+The cases of the kubernetes project (Apache-2.0) are in ``tests/data``; our own are in ``cases/dra``, in the same form.
 """
 
 from __future__ import annotations
@@ -15,12 +14,11 @@ import pytest
 
 from devalloc_solver.dra import AllocationError, allocate
 from tests.support import plainyaml
-from tests.support.shared import SHARED
+from tests.support.data import resource_claim_cases
 
 OWN = Path(__file__).parent / "cases" / "dra"
-FILE = SHARED / "upstream-dra.json"
 CASES = [
-    *(json.loads(FILE.read_text())["cases"] if FILE.is_file() else ()),
+    *resource_claim_cases(),
     *(case for path in sorted(OWN.glob("*.yaml")) for case in plainyaml.load(path.read_text())["cases"]),
 ]
 
@@ -88,5 +86,6 @@ def test_the_outcome_is_upstreams(case: dict[str, Any]) -> None:
             assert plain(results) == plain(expected["results"])
 
 
-def test_there_are_cases_even_without_the_shared_ones() -> None:
-    assert len(CASES) >= 6
+def test_cases_of_both_sources_are_there() -> None:
+    assert len(resource_claim_cases()) >= 126
+    assert len(CASES) >= len(resource_claim_cases()) + 6

@@ -1,6 +1,6 @@
 """The two recorded vGPU servers with a fake kernel behind them, completed as settled I4 and T20 say.
 
-Where the recordings are not here, the same servers are built from presets that were checked against them.
+The same servers are built from presets, which are checked against the recordings.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.support.cards import Function, Vgpu
 from tests.support.fakehost import FakeHost
 from tests.support.fakesysfs import Plugged
 from tests.support.fakevgpu import Instance
-from tests.support.recordings import archive, unpack
+from tests.support.recordings import unpack
 
 A2 = "0000:08:00.0"
 A2_VFS = [f"0000:08:{index // 8:02x}.{index % 8}" for index in range(4, 20)]
@@ -29,10 +29,6 @@ A2_TYPES = tuple(kind for kind in cards.A2_TYPES if kind.framebuffer == 4096 or 
 """Of the card that is built: its size in use, and another. With all 15 on 16 VFs a tree has two thousand files more."""
 L40S = "0000:26:00.0"
 L40S_VF = "0000:26:00.4"
-
-
-def is_recorded() -> bool:
-    return archive("harvester-vgpu-node").exists()
 
 
 def built_a2(root: Path) -> FakeHost:

@@ -22,14 +22,12 @@ from tests.support.recorded_host import (
     L40S_VF,
     built_a2,
     built_l40s,
-    is_recorded,
     recorded_a2,
     recorded_l40s,
     recorded_types,
 )
 from tests.support.steps import Hand, config, place
 
-RECORDED = pytest.param("recorded", marks=pytest.mark.skipif(not is_recorded(), reason="the shared cases are not here"))
 A2_POOL = "node-a-0000-08-00"
 A2_4Q = "0000-08-00-5-nvidia-746"
 A2_4Q_VF = "0000:08:00.5"
@@ -43,12 +41,12 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.fixture(params=[RECORDED, "built"])
+@pytest.fixture(params=["recorded", "built"])
 def a2(request: pytest.FixtureRequest, folder: Path) -> FakeHost:
     return recorded_a2(folder) if request.param == "recorded" else built_a2(folder)
 
 
-@pytest.fixture(params=[RECORDED, "built"])
+@pytest.fixture(params=["recorded", "built"])
 def l40s(request: pytest.FixtureRequest, folder: Path) -> FakeHost:
     return recorded_l40s(folder) if request.param == "recorded" else built_l40s(folder)
 
@@ -118,7 +116,6 @@ class TestMediatedDevices:
         hand.keys["another"] = (f"pci/{A2_4Q_VF}",)
         assert hand.prepare(A2_4Q, A2_POOL).functions == ("0000:08:00.7",)
 
-    @pytest.mark.skipif(not is_recorded(), reason="the shared cases are not here")
     def test_the_completed_tree_says_what_was_recorded(self, folder: Path) -> None:
         host = recorded_a2(folder)
         mine = "class/mdev_bus/0000:08:01.7/mdev_supported_types"
@@ -303,7 +300,6 @@ class TestRefusals:
     def test_a_vf_itself_while_a_vgpu_lives_on_it(self, plain: FakeHost) -> None:
         assert refusal(plain, "0000-08-00-4").code == "DeviceInUse"
 
-    @pytest.mark.skipif(not is_recorded(), reason="the shared cases are not here")
     def test_the_recorded_servers_own_uplink_and_console(self, folder: Path) -> None:
         host = recorded_a2(folder)
         everything = frozenset({"gpu", "vgpu", "vf", "nic", "storage", "accelerator"})

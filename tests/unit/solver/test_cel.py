@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from devalloc_solver.cel import compile
 from tests.support.cel import DEVICE, outcome, table
-from tests.support.shared import SHARED
+from tests.support.data import claim_cases
 
 
 @pytest.mark.parametrize(
@@ -334,7 +332,7 @@ def test_the_same_text_is_compiled_once() -> None:
     assert compile("device.numa == 1").text == "device.numa == 1"
 
 
-def _shared_expressions() -> list[str]:
+def _known_expressions() -> list[str]:
     found: set[str] = set()
 
     def walk(part: object) -> None:
@@ -346,14 +344,12 @@ def _shared_expressions() -> list[str]:
             for value in part:
                 walk(value)
 
-    for name in ("prototype.json", "random.json"):
-        if (SHARED / name).exists():
-            walk(json.loads((SHARED / name).read_text()))
+    walk(claim_cases())
     return sorted(found)
 
 
-@pytest.mark.parametrize("expression", _shared_expressions())
-def test_expressions_of_the_shared_cases_compile_and_name_what_they_read(expression: str) -> None:
+@pytest.mark.parametrize("expression", _known_expressions())
+def test_expressions_of_the_known_cases_compile_and_name_what_they_read(expression: str) -> None:
     attributes = compile(expression).attributes
     assert attributes is not None
     assert all(name in expression for name in attributes)

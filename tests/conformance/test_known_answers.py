@@ -1,33 +1,22 @@
-"""Every shared case with a known answer: the satisfied set, the alternatives, pools and devices (S17 goals 1 to 4)."""
+"""Every case with a known answer: the satisfied set, the alternatives, pools and devices (S17 goals 1 to 4)."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
 from devalloc_solver import solve_manifests
 from tests.support import oracle
-from tests.support.shared import SHARED
+from tests.support.data import claim_cases, documents
 from tests.support.verdict import complaints
 
-FILES = ["prototype.json", "random.json"]
-CASES = [
-    pytest.param(case, id=case["name"])
-    for file in FILES
-    if (SHARED / file).is_file()
-    for case in json.loads((SHARED / file).read_text())["cases"]
-]
-
-
-def _documents(case: dict[str, Any]) -> list[dict[str, Any]]:
-    return [*case["pools"], *case["classes"], *case["claims"]]
+CASES = [pytest.param(case, id=case["name"]) for case in claim_cases()]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_solver_gives_the_known_answer(case: dict[str, Any]) -> None:
-    answer = solve_manifests(_documents(case))
+    answer = solve_manifests(documents(case))
     waiting = {claim["metadata"]["name"] for claim in case["claims"] if "status" not in claim}
     satisfied = {one["name"]: one for one in answer["claims"] if one["allocated"] and one["name"] in waiting}
     assert sorted(satisfied) == sorted(case["expect"]["satisfied"])
@@ -42,13 +31,12 @@ def test_solver_gives_the_known_answer(case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_answer_keeps_the_rules(case: dict[str, Any]) -> None:
-    documents = _documents(case)
-    assert complaints(documents, solve_manifests(documents)) == []
+    assert complaints(documents(case), solve_manifests(documents(case))) == []
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_oracle_gives_the_known_answer(case: dict[str, Any]) -> None:
-    best = oracle.solve(_documents(case))
+    best = oracle.solve(documents(case))
     assert sorted(name for _, name in best.satisfied) == sorted(case["expect"]["satisfied"])
     chosen = {name: one for (_, name), one in best.one_of.items() if any(i is not None for i in one)}
     assert chosen == case["expect"]["oneOf"]
