@@ -9,7 +9,7 @@ from pathlib import Path
 
 from deploy.images import dockerfile, layers, tree, wheels
 from deploy.images.build import Built, build
-from deploy.images.contents import Contents, Image, contents
+from deploy.images.contents import CONSTRAINTS, Contents, Image, contents
 from deploy.images.shelf import Unavailable
 from devalloc.version import VERSION
 
@@ -23,6 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _build(wanted, found, options)
         elif options.verb == "layers":
             _layers(wanted, found, options.folder)
+        elif options.verb == "constrain":
+            wheels.constrain(found, _say)
+            print(CONSTRAINTS)
         elif options.verb == "lock":
             for image in wanted:
                 wheels.lock(image, found, _say)
@@ -49,8 +52,10 @@ def _parser(found: Contents) -> argparse.ArgumentParser:
     stacking = verbs.add_parser("layers", help="write an image's layers as folders, for the Dockerfile")
     stacking.add_argument("images", nargs=1, choices=[*found.images])
     stacking.add_argument("folder", type=Path)
-    locking = verbs.add_parser("lock", help="name the newest wheels that pyproject.toml allows")
+    locking = verbs.add_parser("lock", help="name the wheels of the images, in the versions that the tests run with")
     locking.add_argument("images", nargs="*", default=[*found.images], metavar="IMAGE")
+    constraining = verbs.add_parser("constrain", help="name the newest versions that pyproject.toml allows together")
+    constraining.set_defaults(images=[])
     writing = verbs.add_parser("dockerfile", help="write the Dockerfile anew")
     writing.set_defaults(images=[])
     return parser

@@ -12,6 +12,8 @@ from typing import Any
 HERE = Path(__file__).parent
 SOURCE = HERE.parents[1]
 """The tree that devalloc itself is taken from."""
+CONSTRAINTS = SOURCE / "constraints.txt"
+"""The versions that the tests run with: `make setup` installs them, and the images have them too."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +93,8 @@ def contents() -> Contents:
     return Contents(Base(**_frozen(told["base"])), Dependencies(**_frozen(told["dependencies"])), images)
 
 
-def requirements(image: Image) -> list[str]:
-    """What the distribution and the image's extras ask for, as pyproject.toml has it; each once. An image without the
+def requirements(keys: Iterable[str]) -> list[str]:
+    """What the distribution and those of its extras ask for, as pyproject.toml has it; each once. Who is without the
     extra ``solver`` does not solve, and has none of its packages."""
     project = tomllib.loads((SOURCE / "pyproject.toml").read_text())["project"]
     extras, own = project["optional-dependencies"], f"{project['name']}["
@@ -104,7 +106,7 @@ def requirements(image: Image) -> list[str]:
             else:
                 yield line
 
-    wanted = list(dict.fromkeys(of(line for key in image.extras for line in extras[key])))
+    wanted = list(dict.fromkeys(of(line for key in keys for line in extras[key])))
     solver = {_name(line) for line in extras["solver"]} - {_name(line) for line in wanted}
     own_lines = [line for line in project["dependencies"] if _name(line) not in solver]
     return list(dict.fromkeys([*own_lines, *wanted]))

@@ -8,33 +8,61 @@ import sys
 import tempfile
 from pathlib import Path
 
-from deploy.images.contents import SOURCE, Contents, Image, requirements
+from deploy.images.contents import CONSTRAINTS, SOURCE, Contents, Image, requirements
 from deploy.images.shelf import Progress, Unavailable
 
+_CONSTRAINTS_HEAD = """\
+# The versions that the tests run with and that the images have: written by python -m deploy.images constrain.
+"""
 _HEAD = """\
 # The wheels of the image devalloc-{}, for Python {}: written by python -m deploy.images lock.
 """
 
 
+def constrain(contents: Contents, progress: Progress) -> None:
+    """Write the constraints anew: the newest wheels that can be installed together for the tests, of which the images
+    have a part. Raises Unavailable."""
+    progress("looking for the newest wheels")
+    lines = sorted(f"{name}=={version}\n" for name, version, _ in _resolved(requirements(["dev"]), contents))
+    CONSTRAINTS.write_text(_CONSTRAINTS_HEAD + "".join(lines))
+
+
 def lock(image: Image, contents: Contents, progress: Progress) -> None:
-    """Write the image's lock anew: the newest wheels that pyproject.toml allows. Raises Unavailable."""
-    progress(f"{image.name}: looking for the newest wheels")
+    """Write the image's lock anew: the versions that the tests run with. Raises Unavailable."""
+    progress(f"{image.name}: looking for its wheels")
+    found = _resolved([*requirements(image.extras), "--constraint", str(CONSTRAINTS)], contents)
+    lines = sorted(f"{name}=={version} --hash=sha256:{digest}\n" for name, version, digest in found)
+    image.lock.write_text(_HEAD.format(image.key, contents.base.python) + "".join(lines))
+
+
+def _resolved(words: list[str], contents: Contents) -> list[tuple[str, str, str]]:
+    """Name, version and digest of each wheel that pip would install. Raises Unavailable."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         _pip("install", "--dry-run", "--ignore-installed", "--report", str(report), *_target(Path(folder), contents),
-             *requirements(image))  # fmt: skip
-        found = json.loads(report.read_text())["install"]
-    lines = sorted(
-        f"{one['metadata']['name'].lower().replace('_', '-')}=={one['metadata']['version']}"
-        f" --hash=sha256:{one['download_info']['archive_info']['hashes']['sha256']}\n"
-        for one in found
-    )
-    image.lock.write_text(_HEAD.format(image.key, contents.base.python) + "".join(lines))
+             *words)  # fmt: skip
+        return [
+            (
+                one["metadata"]["name"].lower().replace("_", "-"),
+                one["metadata"]["version"],
+                one["download_info"]["archive_info"]["hashes"]["sha256"],
+            )
+            for one in json.loads(report.read_text())["install"]
+        ]
+
+
+def constrained() -> dict[str, str]:
+    """Versions by package, with which the tests run."""
+    return _versions(CONSTRAINTS)
 
 
 def locked(image: Image) -> dict[str, str]:
     """Versions by package."""
-    lines = [line.split()[0] for line in image.lock.read_text().splitlines() if not line.startswith("#")]
+    return _versions(image.lock)
+
+
+def _versions(file: Path) -> dict[str, str]:
+    lines = [line.split()[0] for line in file.read_text().splitlines() if not line.startswith("#")]
     return dict(line.split("==", 1) for line in lines)
 
 

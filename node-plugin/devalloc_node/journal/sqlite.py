@@ -275,23 +275,6 @@ class SQLiteJournal:
         with self._transaction() as sql:
             sql.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (name, value))
 
-    def backup(self, path: Path) -> None:
-        """A copy as of one moment, at a path where nothing is yet."""
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-        os.close(descriptor)
-        try:
-            with self._mutex, explained(path, SCHEMA):
-                copy = sqlite3.connect(path)
-                try:
-                    self._connection.backup(copy)
-                    copy.execute("PRAGMA journal_mode = DELETE")
-                finally:
-                    copy.close()
-        except BaseException:
-            with suppress(OSError):
-                path.unlink()
-            raise
-
     def _rows(self, query: str, *parameters: str) -> list[Any]:
         """What one statement reads, which sees one moment by itself."""
         with self._mutex:

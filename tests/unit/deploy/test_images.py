@@ -130,7 +130,7 @@ class TestContents:
         """Where not: python -m deploy.images lock."""
         image = CONTENTS.images[key]
         versions = wheels.locked(image)
-        for requirement in map(Requirement, requirements(image)):
+        for requirement in map(Requirement, requirements(image.extras)):
             assert requirement.name.lower() in versions, f"{image.lock.name} has no {requirement.name}"
             assert requirement.specifier.contains(versions[requirement.name.lower()]), requirement
 
@@ -138,6 +138,18 @@ class TestContents:
         """`pip install` of the wheel is enough for demo, solve and explain."""
         project = tomllib.loads((SOURCE / "pyproject.toml").read_text())["project"]
         assert {*project["optional-dependencies"]["solver"]} <= {*project["dependencies"]}
+
+    @pytest.mark.parametrize("key", CONTENTS.images)
+    def test_an_image_has_the_versions_that_the_tests_run_with(self, key: str) -> None:
+        """If not: python -m deploy.images lock."""
+        versions = wheels.locked(CONTENTS.images[key])
+        assert versions.items() <= wheels.constrained().items(), versions.items() - wheels.constrained().items()
+
+    def test_the_constraints_are_what_pyproject_allows(self) -> None:
+        """If not: python -m deploy.images constrain."""
+        versions = wheels.constrained()
+        for requirement in map(Requirement, requirements(["dev"])):
+            assert requirement.specifier.contains(versions[requirement.name.lower()]), requirement
 
     def test_nobody_gets_what_the_other_one_is_for(self) -> None:
         node, controller = (set(wheels.locked(CONTENTS.images[key])) for key in ("node", "controller"))

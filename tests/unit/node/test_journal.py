@@ -252,16 +252,6 @@ class TestFile:
         with pytest.raises(Unusable, match="another program"):
             open_journal(folder)
 
-    def test_a_backup_is_a_whole_journal(self, folder: Path, journal: SQLiteJournal, tmp_path: Path) -> None:
-        journal.begin(ref("u1"), "DeviceClaim", GRANT, {"pci/1": "p/d"})
-        (tmp_path / "copy").mkdir(mode=0o700)
-        journal.backup(tmp_path / "copy/journal.db")
-        with pytest.raises(FileExistsError):
-            journal.backup(tmp_path / "copy/journal.db")
-        with closing(open_journal(tmp_path / "copy")) as copy:
-            assert copy.held() == journal.held()
-            assert copy.setting(QUARANTINED) is None
-
 
 class TestDamage:
     def spoil(self, folder: Path, statement: str) -> None:

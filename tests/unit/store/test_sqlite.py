@@ -192,7 +192,9 @@ class TestSchema:
 
 class TestDamage:
     @pytest.mark.parametrize(
-        "content", [b"not a database at all, but long enough to look at" * 20, b"x", os.urandom(9000)]
+        "content",
+        [b"not a database at all, but long enough to look at" * 20, b"x", os.urandom(9000)],
+        ids=["text", "byte", "random"],
     )
     def test_a_file_that_is_no_database(self, tmp_path: Path, content: bytes) -> None:
         path = tmp_path / "x.db"
