@@ -10,8 +10,9 @@ STAMP := $(VENV)/.setup-done
 # With the lowest versions that pyproject.toml allows; the second without the kubernetes extra, which wants newer ones.
 LOWEST := .venv-lowest
 LOWEST_BASE := .venv-lowest-base
-# What cannot run without that extra, or without grpcio-tools.
-NEEDS_MORE := cli/test_controller.py cli/test_install.py cli/test_node.py node/test_kube_client.py node/test_protos.py
+# What judges the libraries that the first one has newer, without what needs that extra or grpcio-tools.
+BASE_TESTS := api cli/test_answers.py inventory node scaling solver
+NEEDS_MORE := node/test_kube_client.py node/test_protos.py
 PYTEST := $(BIN)/python -m pytest
 # Arguments for pytest, such as: make test-unit ARGS='-k quantity -x'
 ARGS ?=
@@ -109,7 +110,7 @@ test-lowest: $(LOWEST)/.setup-done $(LOWEST_BASE)/.setup-done ## the unit tier w
 	@echo "== unit, with the lowest versions"
 	@$(LOWEST)/bin/python -m pytest tests/unit -n $(QUICK_JOBS) --dist worksteal $(ARGS)
 	@echo "== unit, with the lowest versions without the kubernetes extra"
-	@$(LOWEST_BASE)/bin/python -m pytest $(addprefix tests/unit/,api cli inventory node scaling solver) \
+	@$(LOWEST_BASE)/bin/python -m pytest $(addprefix tests/unit/,$(BASE_TESTS)) \
 	  $(addprefix --ignore=tests/unit/,$(NEEDS_MORE)) -n $(QUICK_JOBS) --dist worksteal $(ARGS)
 
 dev-cluster: setup ## a Kubernetes to play with, until Ctrl-C; as root with a node

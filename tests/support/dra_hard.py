@@ -120,6 +120,31 @@ def everyday(nodes: int, gpus: int, *, full: bool = False) -> Instance:
     return instance
 
 
+def as_documents(instance: Instance) -> list[Manifest]:
+    """Slices, classes, nodes, and what is in use as an allocated claim a node; without the claims that wait."""
+    given = instance["input"]
+    held: dict[str, list[Manifest]] = {}
+    for one in given["allocatedDevices"]:
+        held.setdefault(one["pool"], []).append({"request": "gpus", **one})
+    nodes = sorted({one["spec"]["nodeName"] for one in given["slices"]})
+    return [
+        *({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}} for name in nodes),
+        *({"apiVersion": API, "kind": "ResourceSlice", **one} for one in given["slices"]),
+        *({"apiVersion": API, "kind": "DeviceClass", **one} for one in given["classes"]),
+        *(_held_claim(name, results) for name, results in held.items()),
+    ]
+
+
+def _held_claim(node: str, results: list[Manifest]) -> Manifest:
+    return {
+        "apiVersion": API,
+        "kind": "ResourceClaim",
+        "metadata": {"name": f"held-{node}", "namespace": "default"},
+        "spec": {"devices": {"requests": [_request("gpus", len(results))]}},
+        "status": {"allocation": {"devices": {"results": results}}},
+    }
+
+
 def _everyday_device(number: int) -> Manifest:
     device = _device(number)
     device["attributes"] |= {
