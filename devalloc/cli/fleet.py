@@ -24,6 +24,8 @@ _COUNTS = ("DEVICES", "AVAILABLE", "IN USE", "UNAVAILABLE", "EXCLUDED")
 _STYLES = {"free": "green", "shared": "cyan", "held": "blue", "unavailable": "red", "excluded": "bright_black"}
 _WIDEST = 40
 """Columns of a cell that is not shortened."""
+_ALARMS = 5
+"""Alarms that a terminal shows."""
 _MESSAGE = 300
 """Characters of a message in a table; `devalloc explain` has all."""
 
@@ -100,6 +102,7 @@ def parts(found: Overview, *, wide: bool) -> list[Part]:
 def lines_of(found: Overview, *, wide: bool) -> Iterator[str]:
     """As text without colours."""
     yield summary(found)
+    yield from (plain(f"ALARM: {alarm.text}") for alarm in found.alarms)
     yield from map(plain, found.notes)
     for part in parts(found, wide=wide):
         yield ""
@@ -126,6 +129,9 @@ def picture(seen: Seen, height: int, *, wide: bool = False) -> RenderableType:
     told = [Text(f"devalloc top   {seen.at.astimezone():%H:%M:%S}", style="bold")]
     if seen.trouble:
         told.append(Text(plain(f"not up to date: {seen.trouble}"), style="red"))
+    told += [Text(plain(f"ALARM: {alarm.text}"), style="bold red") for alarm in found.alarms[:_ALARMS]]
+    if len(found.alarms) > _ALARMS:
+        told.append(Text(f"and {len(found.alarms) - _ALARMS} more alarms: devalloc top --once", style="bold red"))
     told += map(Text, _numbers(found))
     if not found.is_settled:
         told[-1].append(" The controller is counting.", style="dim")

@@ -23,6 +23,18 @@ class Held:
 
     device: int
     amounts: tuple[tuple[str, int], ...] | None
+    is_certain: bool = True
+    """False for each of several devices when nobody can tell which of them it is."""
+
+    @property
+    def sums(self) -> dict[str, int] | None:
+        """The amounts, each resource once."""
+        if self.amounts is None:
+            return None
+        total: dict[str, int] = {}
+        for name, nano in self.amounts:
+            total[name] = total.get(name, 0) + nano
+        return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +165,7 @@ def read_holdings(
                 problems.append(_ambiguous(claim, entry, len(devices)))
             if not admin:
                 amounts = held_amounts(entry)
-                held += [Held(device.index, amounts) for device in devices]
+                held += [Held(device.index, amounts, len(devices) == 1) for device in devices]
         holdings.append(Holding(claim.key, claim.priority, tuple(held)))
     return holdings, lost, problems
 
@@ -197,7 +209,7 @@ def salvage(
     lost: list[Lost] = []
     for entry in entries:
         devices = _devices(snapshot, node, entry)
-        held += [Held(device.index, held_amounts(entry)) for device in devices]
+        held += [Held(device.index, held_amounts(entry), len(devices) == 1) for device in devices]
         if not devices:
             lost.append(Lost(claim, entry.device_pool_name, entry.device_name))
     return Holding(claim, 0, tuple(held)), lost

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from devalloc.api.claim import DeviceClaim
@@ -24,6 +25,7 @@ from devalloc_solver.errors import AnswerRefused as AnswerRefused
 from devalloc_solver.explain import Explainer
 from devalloc_solver.holdings import Holding, Key, Lost, read_holdings, salvage
 from devalloc_solver.intake import Intake, Refused, read_documents, read_objects
+from devalloc_solver.overuse import device_title, overuse_in, problems_of
 from devalloc_solver.parts import unproven_names
 from devalloc_solver.policy import PLACEMENTS
 from devalloc_solver.search import Outcome, search_parts, with_refused
@@ -130,6 +132,7 @@ def prepare(
             holding, missing = salvage(snapshot, one.key, one.node, one.status.allocations)
             holdings.append(holding)
             lost += missing
+    overused = problems_of(overuse_in(snapshot, holdings), "DeviceClaim", partial(device_title, snapshot))
     units, refused = build_units(intake, eligibility)
     by_claim: dict[Key, tuple[Lost, ...]] = {}
     for entry in lost:
@@ -156,7 +159,9 @@ def prepare(
         by_claim,
         tuple(units),
         (*intake.refused, *refused),
-        tuple(sorted((*intake.problems, *problems, *unclear, *broken, *gone, *orphans), key=_order_of_problem)),
+        tuple(
+            sorted((*intake.problems, *problems, *unclear, *broken, *gone, *orphans, *overused), key=_order_of_problem)
+        ),
     )
 
 

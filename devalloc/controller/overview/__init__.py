@@ -18,9 +18,10 @@ from devalloc.api.decode import decode
 from devalloc.api.kinds import KINDS
 from devalloc.controller.availability import CountedPool, count
 from devalloc.controller.claims import allocations, claims_among
-from devalloc.controller.overview import claims, machines, pools, slices
+from devalloc.controller.overview import alarms, claims, machines, pools, slices
 from devalloc.controller.overview.facts import (
     STATES,
+    Alarm,
     Amounts,
     Card,
     Claim,
@@ -43,6 +44,7 @@ __all__ = [
     "MAX_TEXT",
     "STATES",
     "UNREADABLE",
+    "Alarm",
     "Amounts",
     "Card",
     "Claim",
@@ -76,7 +78,8 @@ def overview(documents: Iterable[Object], notes: Sequence[str] = ()) -> Overview
         by_node[name].append(pools.card(one, holders))
         cordoned[name] = cordoned.get(name) or _cordoned(one)
     used, rules = slices.uses(docs), slices.rules_among(docs)
-    for pool in slices.pools(docs):
+    published = slices.pools(docs)
+    for pool in published:
         by_node[short(pool.node)].append(slices.card(pool, used, rules))
     whys = {name: "; ".join(filter(None, [cordoned.get(name), short(closed.get(name, ""))])) for name in by_node}
     nodes = tuple(_node(name, by_node[name], whys[name]) for name in sorted(by_node, key=natural))
@@ -99,6 +102,7 @@ def overview(documents: Iterable[Object], notes: Sequence[str] = ()) -> Overview
         pending=sum(claim.is_pending for claim in found),
         allocated=sum(bool(allocations(doc)) for doc in claims_among(docs)) + sum(map(claims.is_allocated, theirs)),
         is_settled=is_said and all(pools.status_says(one) == len(one.available) for one in counted.pools),
+        alarms=(*alarms.of_pools(counted), *alarms.of_slices(published, used)),
     )
 
 

@@ -218,6 +218,19 @@ class Quota:
 
 
 @dataclass(frozen=True, slots=True)
+class Alarm:
+    """Claims that hold together what they cannot: a device with several owners, or more than there is."""
+
+    dialect: Dialect
+    devices: tuple[str, ...]
+    """As pool/device."""
+    holders: tuple[tuple[str, str, str], ...]
+    """Kind, namespace and name of each."""
+    text: str
+    """All of it as a sentence, with what to do."""
+
+
+@dataclass(frozen=True, slots=True)
 class Overview:
     """All there is at one moment. Nodes, cards and devices are in natural order; pending claims come first."""
 
@@ -236,3 +249,4 @@ class Overview:
     allocated: int
     is_settled: bool
     """What the controller writes of counts says the same: it has counted."""
+    alarms: tuple[Alarm, ...] = ()

@@ -16,7 +16,7 @@ from typing import Any
 from devalloc.api.aside import ALLOCATOR, is_aside
 from devalloc.api.meta import UNAVAILABLE
 from devalloc.api.quantity import Quantity
-from devalloc.controller.claims import claim_key
+from devalloc.controller.claims import ClaimKey, claim_key
 from devalloc.controller.overview import claims
 from devalloc.controller.overview.facts import EXCLUDED, STATES, Card, Counts, Device, DeviceState, Holder, Supply
 from devalloc.controller.overview.parts import nested, what
@@ -69,10 +69,21 @@ class Pool:
         return names.pop() if len(names) == 1 else ""
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one claim has of a device, and does not only look at."""
+
+    claim: ClaimKey
+    is_whole: bool
+    nano: Mapping[str, int]
+    """How much of each capacity."""
+
+
 @dataclass(slots=True)
 class Use:
     """What claims have of a device."""
 
+    shares: list[Share] = field(default_factory=list)
     holders: list[Holder] = field(default_factory=list)
     is_held: bool = False
     """By somebody who does not only look on."""
@@ -120,9 +131,13 @@ def uses(documents: Iterable[Object]) -> Uses:
                 Holder("ResourceClaim", namespace, name, told, is_admin=is_admin, pods=claims.pods_of(doc))
             )
             if not is_admin:
+                share = Share(
+                    (namespace, name), not each.get("shareID"), {key: _nano(each) or 0 for key, each in amounts.items()}
+                )
+                use.shares.append(share)
                 use.is_held = True
-                use.is_whole |= not each.get("shareID")
-                use.nano.update({key: _nano(amount) or 0 for key, amount in amounts.items()})
+                use.is_whole |= share.is_whole
+                use.nano.update(share.nano)
     return found
 
 
@@ -216,15 +231,10 @@ def _counters(
     pool: Pool, devices: Mapping[str, Mapping[str, Any]], held: Iterable[str]
 ) -> tuple[dict[CounterName, int], tuple[Supply, ...]]:
     """What is left of each counter in nano units, and in words."""
-    totals: dict[CounterName, Quantity] = {}
-    for spec in pool.slices:
-        for counters in mappings(spec.get("sharedCounters")):
-            for name, content in mapping(counters.get("counters")).items():
-                if (amount := _quantity(mapping(content).get("value"))) is not None:
-                    totals[str(counters.get("name", "")), name] = amount
+    totals = counters_of(pool)
     left = {key: amount.nano for key, amount in totals.items()}
     for name in held:
-        for key, nano in _draws(devices[name]):
+        for key, nano in draws_of(devices[name]):
             left[key] = left.get(key, 0) - (nano or 0)
     several = len({key[0] for key in totals}) > 1
     supplies = tuple(
@@ -238,7 +248,24 @@ def _counters(
     return left, supplies
 
 
-def _draws(device: Mapping[str, Any]) -> list[tuple[CounterName, int | None]]:
+def counters_of(pool: Pool) -> dict[CounterName, Quantity]:
+    """What there is of each counter that can be read."""
+    totals: dict[CounterName, Quantity] = {}
+    for spec in pool.slices:
+        for counters in mappings(spec.get("sharedCounters")):
+            for name, content in mapping(counters.get("counters")).items():
+                if (amount := _quantity(mapping(content).get("value"))) is not None:
+                    totals[str(counters.get("name", "")), name] = amount
+    return totals
+
+
+def shares_of(device: Mapping[str, Any]) -> dict[str, int]:
+    """The nano units of each capacity that shares of a device take from, as far as they can be read."""
+    found = {name: _nano(mapping(content).get("value")) for name, content in mapping(device.get("capacity")).items()}
+    return {name: nano for name, nano in found.items() if nano is not None}
+
+
+def draws_of(device: Mapping[str, Any]) -> list[tuple[CounterName, int | None]]:
     """What it draws in nano units; None for an amount that cannot be read."""
     return [
         ((str(each.get("counterSet", "")), name), _nano(mapping(content).get("value")))
@@ -248,7 +275,7 @@ def _draws(device: Mapping[str, Any]) -> list[tuple[CounterName, int | None]]:
 
 
 def _fits(device: Mapping[str, Any], left: Mapping[CounterName, int]) -> bool:
-    return all(nano is not None and nano <= left.get(key, 0) for key, nano in _draws(device))
+    return all(nano is not None and nano <= left.get(key, 0) for key, nano in draws_of(device))
 
 
 # -- contents --------------------------------------------------------------------------------------------------------

@@ -63,6 +63,7 @@ def view(found: Overview, asked: Asked, trouble: str = "") -> Markup:
         tag("p", f"Not up to date: the store cannot be read ({trouble}).", id="trouble", class_="warning", role="alert")
         if trouble
         else None,
+        _alarms(found),
         tag("p", summary(found), id="news", role="status", class_="unseen"),
         _totals(found),
         *(tag("p", note, id=f"note:{i}", class_="quiet") for i, note in enumerate(found.notes)),
@@ -173,6 +174,19 @@ def _totals(found: Overview) -> Markup:
         shared,
         settled,
         id="totals",
+    )
+
+
+def _alarms(found: Overview) -> Markup | None:
+    if not found.alarms:
+        return None
+    return tag(
+        "section",
+        tag("h2", "Alarms ", tag("small", str(len(found.alarms))), class_="warning"),
+        tag("ul", *(tag("li", alarm.text) for alarm in found.alarms[:MAX_ROWS]), class_="warning"),
+        more(len(found.alarms), MAX_ROWS, "alarms"),
+        id="alarms",
+        role="alert",
     )
 
 

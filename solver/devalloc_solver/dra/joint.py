@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from devalloc.api.problems import Problem
+from devalloc_solver import overuse
 from devalloc_solver.assignment import Placement
 from devalloc_solver.collector import quiet_collector
 from devalloc_solver.deadline import end_of
@@ -22,14 +23,14 @@ from devalloc_solver.dra.documents import Intake, Key, Refused, priority_of, rea
 from devalloc_solver.dra.errors import AnswerRefused
 from devalloc_solver.dra.features import read_features
 from devalloc_solver.dra.fields import FieldError
-from devalloc_solver.dra.inventory import Offer, UsedDevices, list_offers, make_snapshot
-from devalloc_solver.dra.pools import SliceBook
+from devalloc_solver.dra.inventory import Offer, UsedDevices, draws_of, list_offers, make_snapshot, resources_of
+from devalloc_solver.dra.pools import Pool, SliceBook
 from devalloc_solver.dra.reasons import Explainer
 from devalloc_solver.dra.result import ShareIds, given_by, make_result
 from devalloc_solver.dra.selectors import Selectors
 from devalloc_solver.dra.translate import attributes_of
 from devalloc_solver.dra.twins import problems_of
-from devalloc_solver.dra.usage import Usage, add_allocation
+from devalloc_solver.dra.usage import DeviceId, Usage, add_allocation
 from devalloc_solver.holdings import Holding
 from devalloc_solver.parts import unproven_names
 from devalloc_solver.policy import PLACEMENTS
@@ -116,6 +117,7 @@ def prepare(intake: Intake, gates: frozenset[str], ends: float | None = None, st
     selectors.allowance.begin_search()
     used = UsedDevices(offers)
     holdings = [(key, priority, used.items(held)) for key, priority, held in holders]
+    overused = overuse.problems_of(_overuse(offers, holders, gates), "ResourceClaim", "/".join)
     left_out = [Problem(why.why, kind="ResourceSlice", name=why.name, severity="warning") for why in book.ignored]
     return Prepared(
         intake=intake,
@@ -127,7 +129,7 @@ def prepare(intake: Intake, gates: frozenset[str], ends: float | None = None, st
         holdings=tuple(Holding(*one) for one in sorted(holdings, key=lambda h: h[0])),
         units=tuple(units),
         refused=(*intake.refused, *refused),
-        problems=(*intake.problems, *left_out, *problems, *_broken_pools(seen), *problems_of(offers)),
+        problems=(*intake.problems, *left_out, *problems, *_broken_pools(seen), *problems_of(offers), *overused),
     )
 
 
@@ -147,6 +149,43 @@ def held_usage(intake: Intake) -> tuple[Usage, list[tuple[Key, int, Usage]], lis
             problems.append(Problem(str(error), kind="ResourceClaim", namespace=namespace, name=name))
         holders.append(((namespace, name), priority, mine))
     return usage, holders, problems
+
+
+def _overuse(
+    offers: Sequence[Offer], holders: Iterable[tuple[Key, int, Usage]], gates: frozenset[str]
+) -> list[overuse.Overuse[DeviceId]]:
+    """What claims hold together and cannot. A device is one, however many nodes see it."""
+    first: dict[DeviceId, Offer] = {}
+    sharable: set[DeviceId] = set()
+    for offer in offers:
+        first.setdefault(offer.id, offer)
+        if offer.is_shareable:
+            sharable.add(offer.id)
+
+    def amounts(usage: Usage, device: DeviceId) -> dict[str, int] | None:
+        """Nobody can tell whether shares of a device that is gone can be had together: that is no alarm."""
+        is_whole = device in usage.whole or (device in first and device not in sharable)
+        return None if is_whole else usage.shared[device]
+
+    def draws(device: DeviceId) -> Iterator[tuple[tuple[Pool, str], int]]:
+        offer = first.get(device)
+        if offer is not None:
+            yield from (((offer.pool, name), nano) for name, nano in draws_of(offer, gates))
+
+    def capacity(device: DeviceId) -> dict[str, int]:
+        offer = first.get(device)
+        return {} if offer is None else {name: found.nano for name, found in resources_of(offer).items()}
+
+    def total(counter: tuple[Pool, str]) -> int | None:
+        counters = {"/".join(key): nano for key, nano in counter[0].counters.items()}
+        return counters.get(counter[1])
+
+    held = (
+        overuse.Hold(key, device, amounts(usage, device))
+        for key, _, usage in holders
+        for device in (*usage.whole, *(usage.shared.keys() - usage.whole))
+    )
+    return overuse.find_overuse(held, capacity, draws, total)
 
 
 def _broken_pools(seen: Survey) -> Iterator[Problem]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from devalloc.cli.fleet import picture, summary
+from devalloc.cli.fleet import lines_of, picture, summary
 from devalloc.controller.allocate import Allocator
 from devalloc.controller.overview import overview
 from devalloc.controller.sight import Seen
@@ -125,3 +125,23 @@ def test_what_others_wrote_does_nothing_to_the_terminal() -> None:
 def test_the_line_of_numbers_is_that_of_json(devalloc: Shell, store: SQLiteStore, path: Path) -> None:
     assert summary(overview(store.list().objects)) in devalloc("top", "--store", path).out
     assert json.loads(devalloc("top", "-o", "json", "--store", path).out)["counts"]["free"] == 3
+
+
+def test_a_device_with_two_owners_is_a_red_line(devalloc: Shell, tmp_path: Path) -> None:
+    held = {"allocations": [{"devicePoolName": "p", "deviceName": "d0"}]}
+    documents = [gpu_pool(), gpu_class(), gpu_claim("a") | {"status": held}, gpu_claim("b") | {"status": held}]
+    line = "ALARM: device p/d0 has several owners: DeviceClaim default/a and DeviceClaim default/b; release all of them"
+    assert any(each.startswith(line) for each in lines_of(overview(documents), wide=False))
+    console = Console(file=io.StringIO(), width=200, force_terminal=True, color_system="standard")
+    console.print(picture(Seen("1", overview(documents), datetime.now(UTC)), 30))
+    assert isinstance(console.file, io.StringIO)
+    assert f"\x1b[1;31m{line}" in console.file.getvalue()
+    assert not any("ALARM" in each for each in lines_of(overview(documents[:3]), wide=False))
+
+
+def test_many_alarms_leave_room_for_the_rest() -> None:
+    held = [{"allocations": [{"devicePoolName": "p", "deviceName": f"d{i // 2}"}]} for i in range(40)]
+    claims = [gpu_claim(f"c{i}") | {"status": each} for i, each in enumerate(held)]
+    shown = drawn([gpu_pool(devices=20), *claims], 24)
+    assert len(shown) <= 24
+    assert any(line.startswith("and 15 more alarms") for line in shown)

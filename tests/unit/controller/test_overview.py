@@ -244,3 +244,36 @@ def test_pending_claims_come_first(store: SQLiteStore) -> None:
 def test_recorded_fleets_add_up() -> None:
     for path in Path("devalloc/cli/data").glob("fleet-*.yaml"):
         adds_up(overview(list(yaml.safe_load_all(path.read_text()))))
+
+
+def holding(name: str, device: str, memory: str = "") -> Object:
+    """A DeviceClaim that holds a device of the pool p, or so much of its memory."""
+    part = {"allocations": [{"name": "memory", "allocation": memory}]} if memory else {}
+    entry = {"devicePoolName": "p", "deviceName": device, **part}
+    return gpu_claim(name, **{"allocated-node": "n"}) | {"status": {"allocations": [entry]}}
+
+
+def told(*documents: Object) -> list[tuple[str, tuple[str, ...], list[str]]]:
+    return [(a.dialect, a.devices, [h[-1] for h in a.holders]) for a in overview(documents).alarms]
+
+
+def test_claims_that_hold_together_what_they_cannot_are_an_alarm() -> None:
+    shared, parts = gpu_pool("p"), gpu_pool("p")
+    shared["spec"]["devices"] = [{"name": "d0", "resources": [{"name": "memory", "capacity": "4Gi"}]}]
+    parts["spec"] |= {
+        "resources": [{"name": "slices", "capacity": "4"}],
+        "devices": [{"name": f"d{i}", "requests": {"slices": "3"}} for i in range(2)],
+    }
+    assert told(gpu_pool("p"), holding("a", "d0"), holding("b", "d1")) == []
+    assert told(gpu_pool("p"), holding("a", "d0"), holding("b", "d0")) == [("DevicePool", ("p/d0",), ["a", "b"])]
+    assert told(holding("a", "d0"), holding("b", "d0")) == [("DevicePool", ("p/d0",), ["a", "b"])], "gone"
+    assert told(shared, holding("a", "d0", "2Gi"), holding("b", "d0", "2Gi")) == []
+    assert told(shared, holding("a", "d0", "2Gi"), holding("b", "d0", "3Gi")) == [("DevicePool", ("p/d0",), ["a", "b"])]
+    assert told(parts, holding("a", "d0")) == []
+    assert told(parts, holding("a", "d0"), holding("b", "d1")) == [("DevicePool", ("p/d0", "p/d1"), ["a", "b"])]
+
+
+def test_who_only_looks_on_owns_nothing() -> None:
+    watching = holding("b", "d0")
+    watching["spec"]["claims"][0]["deviceClass"] = "admin"
+    assert told(gpu_pool("p"), gpu_class("admin", adminAccess=True), holding("a", "d0"), watching) == []

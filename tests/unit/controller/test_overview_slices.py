@@ -243,3 +243,33 @@ def test_events_are_read_for_those_only_who_are_told_nowhere_else() -> None:
     beside = Cluster(ResourceClaim=[resource_claim("theirs"), resource_claim("has", "p/d", ours=True)])
     Sight(Cluster(), beside).latest()  # type: ignore[arg-type]
     assert "Event" not in beside.asked
+
+
+def shares(*amounts: str) -> list[Object]:
+    return [
+        resource_claim(f"c{i}", "card/d", shareID=str(i), consumedCapacity={"memory": each})
+        for i, each in enumerate(amounts)
+    ]
+
+
+def test_claims_that_hold_together_what_they_cannot_are_an_alarm() -> None:
+    shared = device("d") | {"allowMultipleAllocations": True, "capacity": {"memory": {"value": "8Gi"}}}
+    parts = [
+        slice_of("card", "n", of=2, name="sets", sharedCounters=[counters(slices="4")]),
+        slice_of("card", "n", [device(f"p{i}", draws={"slices": "3"}) for i in range(2)], of=2),
+    ]
+    whole, two = slice_of("card", "n", [device("d")]), [resource_claim("a", "card/d"), resource_claim("b", "card/d")]
+
+    def told(*documents: Object) -> list[tuple[str, tuple[str, ...], int]]:
+        return [(each.dialect, each.devices, len(each.holders)) for each in overview(documents).alarms]
+
+    assert told(whole, two[0], resource_claim("b", "card/d", adminAccess=True)) == []
+    assert told(whole, *two) == [("ResourceSlice", ("card/d",), 2)]
+    assert told(*two) == [("ResourceSlice", ("card/d",), 2)], "its slice is gone"
+    assert told(whole, *shares("1Gi", "1Gi")) == [("ResourceSlice", ("card/d",), 2)], "nobody may share it"
+    assert told(slice_of("card", "n", [shared]), *shares("4Gi", "4Gi")) == []
+    assert told(slice_of("card", "n", [shared]), *shares("4Gi", "5Gi")) == [("ResourceSlice", ("card/d",), 2)]
+    assert told(*parts, resource_claim("a", "card/p0")) == []
+    assert told(*parts, resource_claim("a", "card/p0"), resource_claim("b", "card/p1")) == [
+        ("ResourceSlice", ("card/p0", "card/p1"), 2)
+    ]

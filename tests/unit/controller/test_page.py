@@ -424,3 +424,13 @@ def test_a_store_that_never_could_be_read_is_told(store: SQLiteStore) -> None:
     with served(sometimes) as url:  # type: ignore[arg-type]
         status, _, body = ask(url, **BEARER)
         assert (status, b"the API server does not answer" in body) == (503, True)
+
+
+def test_a_device_with_two_owners_is_told_in_red() -> None:
+    held = {"allocations": [{"devicePoolName": "p", "deviceName": "d0"}]}
+    claims = [gpu_claim(name) | {"status": held} for name in ("a", "b")]
+    html = str(view(overview([gpu_pool(), gpu_class(), *claims]), Asked()))
+    said = "device p/d0 has several owners: DeviceClaim default/a and DeviceClaim default/b"
+    assert 'id="alarms" role="alert"' in html
+    assert said in html.partition('<ul class="warning">')[2].partition("</ul>")[0]
+    assert "alarms" not in str(view(overview([gpu_pool(), gpu_class(), claims[0]]), Asked()))
