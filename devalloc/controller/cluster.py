@@ -10,20 +10,24 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from aiohttp import web
 
 from devalloc.controller import health
 from devalloc.controller.access import AUDIENCE, Access
 from devalloc.controller.allocate import AllocateSettings, Allocator, Round
+from devalloc.controller.claims import allocations
 from devalloc.controller.http import JSON, Response
 from devalloc.controller.leading import DEADLINE, NAME, SECONDS, Controller, Loop
 from devalloc.controller.lease import Lease
 from devalloc.controller.metrics import TYPE, Metrics
+from devalloc.controller.monitor import Monitor
 from devalloc.controller.permits.leader import LeaderPermits, Listening
 from devalloc.controller.permits.lease import OfProcess
 from devalloc.controller.recorder import Recorder
 from devalloc.controller.resourceclaims import ResourceClaimAllocator, ResourceClaimSettings
+from devalloc.controller.sight import Sight
 from devalloc.controller.site import Page, Site
 from devalloc.controller.told import changes, said_by_node
 from devalloc.store import Object
@@ -123,15 +127,21 @@ class Cluster:
         self.store = KubernetesStore(client, namespace=settings.namespace, may_write=lambda: self.lease.is_valid)
         self._shown = KubernetesStore(client, namespace=settings.namespace)
         self.recorder = Recorder(client, settings.instance)
+        self.monitor = Monitor(Sight(self.store, self._shown).latest, (self.store, self._shown), self.recorder.record)
         self.metrics = Metrics(
-            lambda: self.controller.state == "leading", self.recorder, client.requests, self._searched
+            lambda: self.controller.state == "leading",
+            self.recorder,
+            client.requests,
+            self._searched,
+            ready=lambda: self._seen().unready(time.monotonic()) is None,
+            seen=lambda: self.monitor.seen,
         )
         self.allocator = Allocator(
             self.store,
             settings=settings.allocate,
             kinds=(resource.kind for resource in (*OURS, *AROUND)),
             progress=self._progress,
-            wrote=lambda before, after: self.recorder.record(changes(before, after)),
+            wrote=self._wrote,
             heard=lambda before, after: self.recorder.record(said_by_node(before, after)),
         )
         self.controller = Controller(self.lease, self.store, self._loops, on_state=on_state)
@@ -193,7 +203,7 @@ class Cluster:
             if error.status == 403:  # the rights of an earlier version: claims are answered all the same
                 log.warning("whether Nodes are cordoned or ready does not count, see `devalloc install`: %s", error)
                 self.allocator.forgo("Node")
-        loops: dict[str, Loop] = {"allocate": self.allocator.run}
+        loops: dict[str, Loop] = {"allocate": self.allocator.run, "monitor": self.monitor.run}
         if self._settings.resource_claims:
             told = self._settings.allocate
             self._resource_claims = ResourceClaimAllocator(
@@ -202,6 +212,7 @@ class Cluster:
                 may_write=lambda: self.lease.is_valid,
                 record=self.recorder.record,
                 progress=self.metrics.count_resources,
+                gave=lambda claim: self.metrics.allocated(claim, datetime.now(UTC)),
                 settings=ResourceClaimSettings(told.placement, told.deadline, told.batch, told.resync, told.retry),
             )
             loops["resource-claims"] = self._resource_claims.run
@@ -229,6 +240,11 @@ class Cluster:
     def _progress(self, done: Round) -> None:
         self.metrics.count(done)
         self._on_round(done)
+
+    def _wrote(self, before: Object, after: Object) -> None:
+        if after["kind"] == "DeviceClaim" and allocations(after) and not allocations(before):
+            self.metrics.allocated(after, datetime.now(UTC))
+        self.recorder.record(changes(before, after))
 
     # -- pages -------------------------------------------------------------------------------------------------------
 

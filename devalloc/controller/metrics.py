@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+from collections import Counter as CountOf
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from datetime import datetime
+from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from devalloc.api.meta import parse_time
 from devalloc.controller.allocate import Round
+from devalloc.controller.overview import STATES, Overview
+from devalloc.controller.overview.facts import Dialect
+from devalloc.controller.placing.words import NO_ROOM, TOO_SMALL
 from devalloc.controller.recorder import Recorder
+from devalloc.controller.refused import REFUSED
+from devalloc.controller.resourceclaims.allocator import SENT_BACK, UNSUITABLE
 from devalloc.controller.resourceclaims.allocator import Round as ResourceRound
+from devalloc.controller.sight import Seen
+from devalloc_solver.reasons import Reason
+
+Object = dict[str, Any]
 
 TYPE = "text/plain; version=0.0.4; charset=utf-8"
+MOST_NAMESPACES = 50
+"""That have a label of their own, so that nobody makes series without end."""
+OTHERS, UNKNOWN, UNANSWERED = "(other)", "Other", "Unanswered"
+"""Label of the other namespaces; of a reason that is none of ``REASONS``, and of no reason yet."""
+REASONS = frozenset({*(reason.value for reason in Reason), NO_ROOM, TOO_SMALL, REFUSED, SENT_BACK, UNSUITABLE})
+CORDONED = "cordoned"
+_WAITING_SECONDS = (0.5, 1, 2, 5, 10, 30, 60, 300, 900, 3600, 14400, 86400)
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
@@ -24,8 +45,12 @@ class Metrics:
         recorder: Recorder,
         requests: Callable[[], Mapping[tuple[str, int], int]],
         searched: Callable[[], Mapping[str, float]] = dict,
+        *,
+        ready: Callable[[], bool] = lambda: True,
+        seen: Callable[[], Seen | None] = lambda: None,
     ) -> None:
-        """``requests``: to the API server, by verb and status. ``searched``: seconds by namespace (``Searches``)."""
+        """``requests``: to the API server, by verb and status. ``searched``: seconds by namespace (``Searches``).
+        ``ready``: whether /readyz says so. ``seen``: the fleet at the last look, while this process leads."""
         self._registry = CollectorRegistry()
         self._last: Round | None = None
         self._last_of_resources: ResourceRound | None = None
@@ -53,6 +78,16 @@ class Metrics:
         )
         self._registry.register(_Searched(searched))
         self._registry.register(_Resources(leads, lambda: self._last_of_resources))
+        self._waited = Histogram(
+            "devalloc_claim_allocation_seconds",
+            "From the creation of a claim until it was given devices.",
+            ["kind"],
+            buckets=_WAITING_SECONDS,
+            registry=made,
+        )
+        for kind in ("DeviceClaim", "ResourceClaim"):
+            self._waited.labels(kind)
+        self._registry.register(_Fleet(ready, leads, seen))
 
     def count(self, done: Round) -> None:
         """A round."""
@@ -70,9 +105,82 @@ class Metrics:
         self._resource_solving.observe(done.seconds)
         self._granted.labels("ResourceClaim").inc(done.granted)
 
+    def allocated(self, claim: Object, now: datetime) -> None:
+        """A claim was given devices."""
+        with suppress(TypeError, ValueError):  # of a cluster that says no time, nothing can be told
+            since = parse_time(claim["metadata"].get("creationTimestamp"))
+            self._waited.labels(claim["kind"]).observe(max(0.0, (now - since).total_seconds()))
+
     def text(self) -> bytes:
         """The page."""
         return generate_latest(self._registry)
+
+
+class _Fleet:
+    """What the page shows, in numbers."""
+
+    def __init__(self, ready: Callable[[], bool], leads: Callable[[], bool], seen: Callable[[], Seen | None]) -> None:
+        self._ready = ready
+        self._leads = leads
+        self._seen = seen
+
+    def collect(self) -> Iterator[Metric]:
+        """Of the last look; nothing but whether it is ready of one that does not lead."""
+        yield GaugeMetricFamily("devalloc_ready", "1: /readyz answers 200.", value=float(self._ready()))
+        seen = self._seen()
+        if seen is None or not self._leads():
+            return
+        yield GaugeMetricFamily(
+            "devalloc_seen_timestamp_seconds", "When the fleet was read last for these.", value=seen.at.timestamp()
+        )
+        owners = GaugeMetricFamily(
+            "devalloc_devices_with_several_owners",
+            "Devices that claims hold together and cannot, or hold more of than there is. Alert on more than 0.",
+            labels=["dialect"],
+        )
+        devices = GaugeMetricFamily(
+            "devalloc_devices_by_state", "Devices of both dialects, each in one state.", labels=["dialect", "state"]
+        )
+        for dialect in get_args(Dialect):
+            alarms = [alarm for alarm in seen.overview.alarms if alarm.dialect == dialect]
+            owners.add_metric([dialect], len({device for alarm in alarms for device in alarm.devices}))
+            for state, number in _states(seen.overview, dialect).items():
+                devices.add_metric([dialect, state], number)
+        yield owners
+        yield devices
+        pending = GaugeMetricFamily(
+            "devalloc_pending_claims",
+            f"Claims without devices. The {MOST_NAMESPACES} namespaces with most have a label, the rest are {OTHERS}.",
+            labels=["kind", "namespace", "reason"],
+        )
+        for labels, number in sorted(_pending(seen.overview).items()):
+            pending.add_metric(labels, number)
+        yield pending
+
+
+def _states(overview: Overview, dialect: str) -> CountOf[str]:
+    """Devices by state; ``cordoned`` are those that are unavailable for this reason."""
+    found: CountOf[str] = CountOf(dict.fromkeys((*STATES, CORDONED), 0))
+    for card in (card for node in overview.nodes for card in node.cards if card.dialect == dialect):
+        for device in card.devices:
+            is_cordoned = device.state == "unavailable" and device.why.startswith(f"{CORDONED}: ")
+            found[CORDONED if is_cordoned else device.state] += 1
+    return found
+
+
+def _pending(overview: Overview) -> CountOf[tuple[str, str, str]]:
+    """By kind, namespace and reason: however many namespaces and reasons people make, there are few labels."""
+    claims = [claim for claim in overview.claims if claim.is_pending]
+    by_namespace = sorted(CountOf(claim.namespace for claim in claims).items(), key=lambda each: (-each[1], each[0]))
+    named = {namespace for namespace, _ in by_namespace[:MOST_NAMESPACES]}
+    return CountOf(
+        (
+            claim.kind,
+            claim.namespace if claim.namespace in named else OTHERS,
+            claim.reason if claim.reason in REASONS else UNKNOWN if claim.reason else UNANSWERED,
+        )
+        for claim in claims
+    )
 
 
 class _Now:

@@ -325,9 +325,15 @@ def _merged(obj: Object, body: Object) -> Object:
 
 
 def _is_of(obj: Object, selector: str) -> bool:
-    name, _, value = selector.partition("=")
-    assert name in ("", "spec.nodeName", "spec.driver")
-    return not name or obj["spec"].get(name.removeprefix("spec.")) == value
+    """``selector``: of fields, such as ``spec.nodeName=a,type=Warning``."""
+    for each in filter(None, selector.split(",")):
+        path, _, value = each.partition("=")
+        field: Any = obj
+        for part in path.split("."):
+            field = field.get(part) if isinstance(field, dict) else None
+        if field != value:
+            return False
+    return True
 
 
 def _told(type_: str, obj: Object, before: Object | None, selector: str) -> str:

@@ -90,6 +90,7 @@ def _alarms(dialect: Dialect, overuses: Iterable[Overuse[_Name]]) -> Iterator[Al
             devices=tuple(_title(device) for device in each.devices),
             holders=tuple((kind, namespace, name) for kind, namespace, name in each.claims),
             text=short(in_words(each, _title, _named)),
+            is_of_owners=each.resource is None,
         )
 
 

@@ -228,6 +228,8 @@ class Alarm:
     """Kind, namespace and name of each."""
     text: str
     """All of it as a sentence, with what to do."""
+    is_of_owners: bool
+    """A device that is held whole has several owners; else there is less of something than is held of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,8 @@ AVOID_SECONDS = 60.0
 """How long a claim is not given devices of a node from which kube-scheduler sent it back."""
 ALLOCATED = "Allocated"
 """Reason of the Event of a claim that was given devices."""
+SENT_BACK, UNSUITABLE = "SentBack", "NoSuitableNode"
+"""Reasons of Events of claims that wait."""
 REFUSED_SECONDS = 60.0
 """How long a claim is left alone whose allocation the API server refused."""
 
@@ -105,15 +107,17 @@ class ResourceClaimAllocator:
         may_write: Callable[[], bool] = lambda: True,
         record: Callable[[Iterable[Told]], None] = lambda happened: None,
         progress: Callable[[Round], None] = lambda done: None,
+        gave: Callable[[Object], None] = lambda claim: None,
         settings: Settings | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``stamp``: a text that no leader had before. ``may_write``: asked before each write. ``record``: told what is
-        to be an Event."""
+        to be an Event. ``gave``: told of each claim that was given devices, from several threads."""
         self._settings = settings or Settings()
         self._stamp = stamp
         self._record = record
         self._progress = progress
+        self._gave = gave
         self._clock = clock
         self._mirror = Mirror(DELETIONS_KEPT)
         self._client = client
@@ -293,7 +297,7 @@ class ResourceClaimAllocator:
                 if given and known.users & {pod["metadata"]["uid"] for pod in want.pods}:
                     known.avoided[given] = now + AVOID_SECONDS
                     note = f"pod {_names(want)} found no place on node {given}, which is left out for a while"
-                    happened.append(_told(claims[key], WARNING, "SentBack", note))
+                    happened.append(_told(claims[key], WARNING, SENT_BACK, note))
         self._record(happened)
 
     # -- writing -------------------------------------------------------------------------------------------------------
@@ -320,7 +324,7 @@ class ResourceClaimAllocator:
             return self._refused(want, claims, "Refused", str(error), wait=True), None
         except StoreError as error:
             return [], error
-        reason = "NoSuitableNode" if refused is None else str(refused["reason"])
+        reason = UNSUITABLE if refused is None else str(refused["reason"])
         message = asked.misfit or str(refused and refused["message"])
         if asked.expression:
             message = message.replace(asked.expression, "<a node that suits the pod>")
@@ -337,6 +341,7 @@ class ResourceClaimAllocator:
         claim = self._written(key, {**claim, "status": status})
         known.given, known.told = node_of(given) or "", ""
         known.users = frozenset(each["uid"] for each in status["reservedFor"])
+        self._gave(claim)
         results = given["devices"].get("results", [])
         names = ", ".join(f"{each['pool']}/{each['device']}" for each in results[:8])
         more = f" and {len(results) - 8} more" if len(results) > 8 else ""

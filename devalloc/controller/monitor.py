@@ -1,0 +1,120 @@
+"""Looks at the fleet every few seconds while this process leads, as the page does: for metrics, and for alarms.
+
+An alarm is told once as an Event on each claim that it is about, and again when its claims or devices change.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from devalloc.controller.overview import Alarm, Overview
+from devalloc.controller.sight import BESIDE, KINDS, Seen
+from devalloc.controller.told import WARNING, Told
+from devalloc.store import Store, StoreError
+
+log = logging.getLogger(__name__)
+
+Object = dict[str, Any]
+
+SECONDS = 5.0
+"""From one look to the next. A large fleet is looked at less often: see ``sight.SHARE``."""
+SEVERAL_OWNERS, OVERCOMMITTED = "SeveralOwners", "Overcommitted"
+"""Reasons of Events."""
+MOST_EVENTS = 1000
+"""Of one look."""
+_HELD_BY = frozenset({"DeviceClaim", "VirtualMachine", "ResourceClaim"})
+
+_Key = tuple[tuple[str, ...], tuple[tuple[str, str, str], ...], str]
+
+
+class Monitor:
+    """``run`` in a thread; ``seen`` from any."""
+
+    def __init__(
+        self,
+        look: Callable[[], Seen],
+        stores: Iterable[Store],
+        record: Callable[[Iterable[Told]], None],
+        *,
+        seconds: float | None = None,
+    ) -> None:
+        """``look``: of a ``Sight``. ``stores``: where the objects are that alarms are about; later ones have what the
+        first does not."""
+        self._look = look
+        self._stores = tuple(stores)
+        self._record = record
+        self._seconds = SECONDS if seconds is None else seconds
+        self._alarms: frozenset[_Key] = frozenset()
+        """Those that were told."""
+        self.seen: Seen | None = None
+        """What there was at the last look."""
+
+    def run(self, stop: threading.Event) -> None:
+        """Look until ``stop`` is set. Nothing that fails here keeps claims from being answered."""
+        try:
+            while not stop.is_set():
+                try:
+                    self.look()
+                except StoreError as error:
+                    log.warning("the fleet cannot be looked at for the metrics: %s", error)
+                except Exception:
+                    log.exception("the fleet cannot be looked at for the metrics")
+                stop.wait(self._seconds)
+        finally:
+            self.seen = None
+
+    def look(self) -> None:
+        """Once. Raises StoreError."""
+        seen = self._look()
+        before, self.seen = self.seen, seen
+        if before is None or seen.overview is not before.overview:
+            self._tell(seen.overview)
+
+    def _tell(self, overview: Overview) -> None:
+        now = {_key(alarm): alarm for alarm in overview.alarms}
+        news = [alarm for key, alarm in now.items() if key not in self._alarms]
+        if news:
+            for alarm in news:
+                log.error("%s", alarm.text)
+            self._record(self._events(news))
+        self._alarms = frozenset(now)
+
+    def _events(self, alarms: Iterable[Alarm]) -> list[Told]:
+        objects = self._objects()
+        events: list[Told] = []
+        for alarm in alarms:
+            for holder in alarm.holders:
+                if (held_by := objects.get(holder)) is not None and len(events) < MOST_EVENTS:
+                    reason = SEVERAL_OWNERS if alarm.is_of_owners else OVERCOMMITTED
+                    events.append(Told(_regarding(held_by), WARNING, reason, "Check", alarm.text))
+        return events
+
+    def _objects(self) -> Mapping[tuple[str, str, str], Object]:
+        found: dict[tuple[str, str, str], Object] = {}
+        for obj in self._read():
+            metadata = obj["metadata"]
+            found.setdefault((obj["kind"], metadata.get("namespace") or "default", metadata["name"]), obj)
+        return found
+
+    def _read(self) -> Iterator[Object]:
+        for store in self._stores:
+            for kind in (*KINDS, *BESIDE):
+                if kind in _HELD_BY:
+                    try:
+                        yield from store.list(kind).objects
+                    except StoreError as error:  # of this kind there is nothing that can be told
+                        log.debug("%ss cannot be read: %s", kind, error)
+
+
+def _key(alarm: Alarm) -> _Key:
+    return alarm.devices, alarm.holders, alarm.text
+
+
+def _regarding(obj: Object) -> dict[str, str]:
+    metadata = obj["metadata"]
+    about = {"apiVersion": obj["apiVersion"], "kind": obj["kind"]}
+    names = ("namespace", "name", "uid", "resourceVersion")
+    return about | {name: metadata[name] for name in names if metadata.get(name)}

@@ -1,0 +1,246 @@
+"""What a leading controller tells of the fleet: numbers for Prometheus, and two owners of a device as an alarm."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from devalloc.api import cordon
+from devalloc.controller import monitor
+from devalloc.controller.metrics import MOST_NAMESPACES, Metrics
+from devalloc.controller.monitor import Monitor
+from devalloc.controller.overview import overview
+from devalloc.controller.recorder import Recorder
+from devalloc.controller.sight import Seen
+from devalloc.controller.told import Told
+from devalloc.store import Listing
+from tests.support.fake_kube import FakeClient, FakeKube
+from tests.support.fleets import gpu_claim, gpu_class, gpu_pool
+from tests.support.resource_api import device, resource_claim, slice_of
+from tests.support.waiting import until
+from tests.unit.controller.test_cluster import running
+
+Object = dict[str, Any]
+POOLS = "/apis/devmgmtproto.k8s.io/v1alpha1"
+SLICES = "/apis/resource.k8s.io/v1"
+CLAIMS = {
+    "DeviceClaim": f"{POOLS}/namespaces/default/deviceclaims",
+    "ResourceClaim": f"{SLICES}/namespaces/default/resourceclaims",
+}
+NOW = datetime(2026, 1, 1, 0, 0, 30, tzinfo=UTC)
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitor, "SECONDS", 0.05)
+
+
+def holder(kind: str, name: str) -> Object:
+    if kind == "ResourceClaim":
+        return resource_claim(name, "p/d0", node="n")
+    held = {"allocations": [{"devicePoolName": "p", "deviceName": "d0"}]}
+    return gpu_claim(name, **{"allocated-node": "n"}) | {"status": held}
+
+
+def make(kube: FakeKube, path: str, obj: Object) -> Object:
+    """Somebody writes it, with its status."""
+    created = kube.create(path, {**obj, "metadata": {k: v for k, v in obj["metadata"].items() if k != "uid"}})
+    if "status" not in obj:
+        return created
+    return kube.replace(f"{path}/{obj['metadata']['name']}/status", {**created, "status": obj["status"]})
+
+
+def values(text: str) -> dict[str, float]:
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in text.splitlines() if line[:1] != "#"}
+
+
+def events(kube: FakeKube, reason: str) -> list[tuple[str, str]]:
+    with kube.changed:
+        found = [obj for path, obj in kube.objects.items() if "/events/" in path and obj["reason"] == reason]
+    return sorted((each["regarding"]["kind"], each["regarding"]["name"]) for each in found)
+
+
+@pytest.mark.parametrize(("kind", "dialect"), [("DeviceClaim", "DevicePool"), ("ResourceClaim", "ResourceSlice")])
+def test_two_owners_are_an_event_on_both_and_a_metric(kind: str, dialect: str) -> None:
+    kube = FakeKube()
+    kube.create(f"{POOLS}/devicepools", gpu_pool())
+    kube.create(f"{SLICES}/resourceslices", slice_of("p", "n", [device("d0")]))
+    first = make(kube, CLAIMS[kind], holder(kind, "a"))
+    with running(FakeClient(kube)) as cluster:
+        name = f'devalloc_devices_with_several_owners{{dialect="{dialect}"}}'
+
+        def owners() -> float | None:
+            response = asyncio.run(cluster._metrics(None))  # type: ignore[arg-type]
+            return values(response.body.decode()).get(name)
+
+        until(lambda: owners() == 0.0)
+        second = make(kube, CLAIMS[kind], holder(kind, "b"))
+        until(lambda: owners() == 1.0)
+        until(lambda: events(kube, "SeveralOwners") == [(kind, "a"), (kind, "b")])
+        with kube.changed:
+            told = [obj for path, obj in kube.objects.items() if "/events/" in path and "series" not in obj]
+        notes = {each["regarding"]["uid"]: each["note"] for each in told if each["reason"] == "SeveralOwners"}
+        assert notes.keys() == {first["metadata"]["uid"], second["metadata"]["uid"]}, "each once"
+        assert all("device p/d0 has several owners" in note for note in notes.values())
+        assert all(f"{kind} default/a and {kind} default/b" in note for note in notes.values())
+        with kube.changed:
+            now = [kube.objects[f"{CLAIMS[kind]}/{name}"]["status"] for name in ("a", "b")]
+        assert now == [first["status"], second["status"]], "nothing is taken from anybody"
+        kube.replace(f"{CLAIMS[kind]}/b/status", {**second, "status": {}, "metadata": {"name": "b"}})
+        until(lambda: owners() == 0.0)
+
+
+class Recorded(list[Told]):
+    """Events that were recorded."""
+
+    def record(self, happened: Any) -> None:
+        self.extend(happened)
+
+    def take(self) -> list[tuple[str, str]]:
+        found = [(each.reason, each.regarding["name"]) for each in self]
+        self.clear()
+        return found
+
+
+class Objects:
+    """A store of some objects."""
+
+    def __init__(self) -> None:
+        self.objects: list[Object] = []
+
+    def list(self, kind: str) -> Any:
+        return Listing([each for each in self.objects if each["kind"] == kind], "1")
+
+
+def test_an_alarm_is_told_once_until_it_changes() -> None:
+    store, told = Objects(), Recorded()
+
+    def look() -> Seen:
+        return Seen("1", overview(store.objects), NOW)
+
+    watching = Monitor(look, (store,), told.record)  # type: ignore[arg-type]
+    store.objects = [gpu_pool(), holder("DeviceClaim", "a"), holder("DeviceClaim", "b")]
+    watching.look()
+    assert told.take() == [("SeveralOwners", "a"), ("SeveralOwners", "b")]
+    watching.look()
+    assert told.take() == []
+    store.objects.append(holder("DeviceClaim", "c"))
+    watching.look()
+    assert told.take() == [("SeveralOwners", name) for name in "abc"]
+    pair = store.objects
+    store.objects = pair[:2]
+    watching.look()
+    assert told.take() == []
+    store.objects = pair[:3]
+    watching.look()
+    assert told.take() == [("SeveralOwners", "a"), ("SeveralOwners", "b")], "it began anew"
+
+
+def test_what_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And keeps nobody from being answered."""
+    with running(FakeClient(FakeKube())) as cluster:
+        until(lambda: cluster.monitor.seen is not None)
+        looks: list[None] = []
+
+        def broken() -> Seen:
+            looks.append(None)
+            raise RuntimeError("broken")
+
+        monkeypatch.setattr(cluster.monitor, "_look", broken)
+        until(lambda: len(looks) > 3)
+        assert cluster.controller.state == "leading"
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+def shown(*documents: Object, leads: Callable[[], bool] = lambda: True, **more: Any) -> dict[str, float]:
+    recorder = Recorder(FakeClient(FakeKube()), "one")
+    seen = Seen("1", overview(documents), NOW)
+    return values(Metrics(leads, recorder, dict, seen=lambda: seen, **more).text().decode())
+
+
+def labelled(found: dict[str, float], name: str) -> dict[str, float]:
+    return {key.removeprefix(name): value for key, value in found.items() if key.startswith(f"{name}{{") and value}
+
+
+def test_devices_of_both_dialects_are_counted_by_state() -> None:
+    broken = {"key": "devalloc.io/unavailable", "value": "bus-error", "effect": "NoSchedule"}
+    cordoned = gpu_pool("q", 2)
+    cordoned["metadata"]["annotations"] = cordon.cordoned(cordoned, None, "repair")
+    found = shown(
+        gpu_pool("p", 3),
+        holder("DeviceClaim", "a"),
+        cordoned,
+        slice_of("s", "n", [device("d0"), device("d1", broken)]),
+    )
+    assert labelled(found, "devalloc_devices_by_state") == {
+        '{dialect="DevicePool",state="free"}': 2,
+        '{dialect="DevicePool",state="held"}': 1,
+        '{dialect="DevicePool",state="cordoned"}': 2,
+        '{dialect="ResourceSlice",state="free"}': 1,
+        '{dialect="ResourceSlice",state="unavailable"}': 1,
+    }
+
+
+def test_pending_claims_are_counted_by_reason_and_namespace() -> None:
+    found = shown(
+        gpu_claim("a", namespace="x", reason="DevicesInUse", message="m"),
+        gpu_claim("b", namespace="x", reason="DevicesInUse", message="m"),
+        gpu_claim("c", namespace="y"),
+        gpu_claim("d", namespace="y", reason="written by somebody", message="m"),
+        resource_claim("e", namespace="y"),
+    )
+    assert labelled(found, "devalloc_pending_claims") == {
+        '{kind="DeviceClaim",namespace="x",reason="DevicesInUse"}': 2,
+        '{kind="DeviceClaim",namespace="y",reason="Unanswered"}': 1,
+        '{kind="DeviceClaim",namespace="y",reason="Other"}': 1,
+        '{kind="ResourceClaim",namespace="y",reason="Unanswered"}': 1,
+    }
+
+
+def test_however_many_namespaces_there_are_few_labels() -> None:
+    claims = [gpu_claim(f"c{i}", namespace=f"n{i}", reason=f"r{i}", message="m") for i in range(MOST_NAMESPACES + 20)]
+    found = labelled(shown(*claims, gpu_claim("more", namespace="n69")), "devalloc_pending_claims")
+    namespaces = {re.findall('namespace="(.*?)"', key)[0] for key in found}
+    assert len(namespaces) == MOST_NAMESPACES + 1
+    assert {"n69", "(other)"} <= namespaces
+    assert sum(found.values()) == MOST_NAMESPACES + 21
+
+
+def test_who_stands_by_counts_nothing() -> None:
+    found = shown(gpu_pool(), gpu_claim("a"), leads=lambda: False)
+    assert not any(name.startswith(("devalloc_devices", "devalloc_pending")) for name in found)
+    assert found["devalloc_ready"] == 1
+    assert shown(ready=lambda: False)["devalloc_ready"] == 0
+
+
+def test_how_long_claims_waited_for_their_devices() -> None:
+    """From their creation, as the API server wrote it."""
+    found = Metrics(lambda: True, Recorder(FakeClient(FakeKube()), "one"), dict)
+    claim = gpu_claim("a")
+    claim["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    found.allocated(claim, NOW)
+    found.allocated(claim, NOW - timedelta(minutes=1))  # by another clock
+    found.allocated(gpu_claim("b"), NOW)
+    name = "devalloc_claim_allocation_seconds"
+    told = values(found.text().decode())
+    assert told[f'{name}_sum{{kind="DeviceClaim"}}'] == 30
+    assert told[f'{name}_count{{kind="DeviceClaim"}}'] == 2
+    assert told[f'{name}_bucket{{kind="DeviceClaim",le="10.0"}}'] == 1
+    assert told[f'{name}_count{{kind="ResourceClaim"}}'] == 0
+
+
+def test_a_claim_that_is_given_devices_is_counted() -> None:
+    kube = FakeKube()
+    kube.create(f"{POOLS}/devicepools", gpu_pool())
+    kube.create(f"{POOLS}/deviceclasses", gpu_class())
+    with running(FakeClient(kube)) as cluster:
+        kube.create(CLAIMS["DeviceClaim"], gpu_claim("a"))
+        name = 'devalloc_claim_allocation_seconds_count{kind="DeviceClaim"}'
+        until(lambda: values(cluster.metrics.text().decode())[name] == 1)
