@@ -1,0 +1,171 @@
+"""Alerts and dashboard ask for metrics and labels that are really there, and each alert says what to do."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from devalloc.controller.allocate import Round
+from devalloc.controller.metrics import Metrics
+from devalloc.controller.overview import overview
+from devalloc.controller.recorder import Recorder
+from devalloc.controller.resourceclaims.allocator import Round as ResourceRound
+from devalloc.controller.sight import Seen
+from devalloc.store import Key
+from devalloc_node.metrics import RESULTS, State, Utilisation, WarmSetups
+from devalloc_node.metrics import Metrics as NodeMetrics
+from tests.support.fake_kube import FakeClient, FakeKube
+from tests.support.fleets import gpu_claim, gpu_pool
+
+FOLDER = Path("deploy/monitoring")
+OF_PROMETHEUS = {"up": frozenset[str]()}
+"""Metrics that Prometheus itself has."""
+OF_TARGETS = frozenset({"job", "instance", "namespace", "pod"})
+"""Labels that every metric has once it is scraped."""
+WORDS = frozenset(("and", "or", "on", "by", "sum", "max", "min", "count", "topk", "absent", "vector", "time"))
+FUNCTIONS = frozenset(("rate", "increase", "histogram_quantile"))
+Exported = Mapping[str, frozenset[str]]
+"""Labels of each metric."""
+
+
+def exported() -> Exported:
+    """By name, of a controller and a node plugin that have something to say of everything."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for text in (of_controller(), of_node()):
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                found[sample.name] |= sample.labels.keys()
+    return {name: frozenset(labels) for name, labels in found.items()} | OF_PROMETHEUS
+
+
+def of_controller() -> str:
+    seen = Seen("1", overview([gpu_pool(), gpu_claim("a")]), datetime.now(UTC))
+    recorder = Recorder(FakeClient(FakeKube()), "one")
+    metrics = Metrics(lambda: True, recorder, lambda: {("GET", 200): 1}, seen=lambda: seen)
+    key = Key("DeviceClaim", "default", "a")
+    metrics.count(Round("1", 1, 1, 0, [key], [], 1, 1, 1, True, [], True, 0.1))
+    metrics.count_resources(ResourceRound(1, 0, 1, 0.1))
+    return metrics.text().decode()
+
+
+def of_node() -> str:
+    machine = Utilisation("default/web", 1, ("tap0",), 1.0, 1, 1.0, 1)
+    state = State(
+        {"vfio": 1}, {"prepared": 1}, {"Running": 1}, utilisation=[machine], warm=WarmSetups({"ready": 1}, 1, 0)
+    )
+    metrics = NodeMetrics(lambda: state)
+    for result in RESULTS:
+        metrics.observe("PrepareClaim", result, 0.1)
+    return generate_latest(metrics.registry).decode()
+
+
+def rules() -> list[dict[str, Any]]:
+    content = yaml.safe_load((FOLDER / "rules.yaml").read_text())
+    return [rule for group in content["spec"]["groups"] for rule in group["rules"]]
+
+
+def panels() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((FOLDER / "dashboard.json").read_text())["panels"]
+    return found
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    for rule in rules():
+        yield rule["alert"], rule["expr"]
+    for panel in panels():
+        for target in panel["targets"]:
+            yield f"{panel['title']} {target['refId']}", target["expr"]
+
+
+def wrong(expression: str, there: Exported) -> list[str]:
+    """Metrics and labels of an expression that nobody exports."""
+    matchers = re.compile(r"(\w+)\{([^}]*)\}")
+    found = []
+    for name, content in matchers.findall(expression):
+        found += [f"{name}{{{label}}}" for label in re.findall(r"(\w+)\s*[=!]", re.sub(r'"[^"]*"', "", content))
+                  if label not in there.get(name, frozenset()) | OF_TARGETS]  # fmt: skip
+    grouped = re.compile(r"\b(?:by|without|on|ignoring)\s*\(([^)]*)\)")
+    labels = {label for content in grouped.findall(expression) for label in re.findall(r"\w+", content)}
+    bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]", "", grouped.sub("", expression))
+    names = {name for name in re.findall(r"[a-zA-Z_:][\w:]*", bare) if name not in WORDS | FUNCTIONS}
+    found += [name for name in sorted(names) if name not in there]
+    have = frozenset[str]().union(OF_TARGETS, *(there.get(name, frozenset()) for name in names))
+    return found + [f"by ({label})" for label in sorted(labels - have)]
+
+
+@pytest.mark.parametrize(("what", "expression"), [*expressions()], ids=[what for what, _ in expressions()])
+def test_what_is_asked_for_is_exported(what: str, expression: str) -> None:
+    assert wrong(expression, exported()) == []
+
+
+@pytest.mark.parametrize(
+    ("expression", "faults"),
+    [
+        ("sum by (kind) (devalloc_claims)", ["by (kind)"]),
+        ("rate(devalloc_rounds[5m])", ["devalloc_rounds"]),
+        ('devalloc_pending_claims{name="x"} > 0', ["devalloc_pending_claims{name}"]),
+        ('sum(devalloc_nothing{a="b"})', ["devalloc_nothing{a}", "devalloc_nothing"]),
+    ],
+)
+def test_what_is_not_exported_is_noticed(expression: str, faults: list[str]) -> None:
+    assert wrong(expression, exported()) == faults
+
+
+def test_label_values_of_rules_are_those_that_are_exported() -> None:
+    """States and results are few, and known."""
+    told = "".join(expression for _, expression in expressions())
+    text = of_controller()
+    for state in re.findall(r'devalloc_devices_by_state\{state="(\w+)"\}', told):
+        assert f'state="{state}"' in text
+    for results in re.findall(r'result=~"([\w|]+)"', told):
+        assert set(results.split("|")) <= set(RESULTS)
+
+
+def test_each_alert_says_how_bad_it_is_and_what_to_do() -> None:
+    names = [rule["alert"] for rule in rules()]
+    assert len(set(names)) == len(names)
+    for rule in rules():
+        assert rule["labels"]["severity"] in ("critical", "warning", "info")
+        assert rule["annotations"]["summary"]
+        path, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+        headings = re.findall(r"^#+ (.*)$", Path(path).read_text(), re.MULTILINE)
+        anchors = {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+        assert anchor in anchors, rule["alert"]
+
+
+def test_the_dashboard_has_a_place_for_each_panel() -> None:
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels()]
+    assert len(set(places)) == len(places)
+    assert all(panel["datasource"]["uid"] == "${datasource}" for panel in panels())
+
+
+def test_the_proxy_of_node_metrics_has_no_power() -> None:
+    """It may ask who somebody is, has nothing of the host but its network, and lets nobody in without a token."""
+    objects = [
+        each
+        for name in yaml.safe_load((FOLDER / "node/kustomization.yaml").read_text())["resources"]
+        for each in yaml.safe_load_all((FOLDER / "node" / name).read_text())
+    ]
+    (role,) = (each for each in objects if each["kind"] == "ClusterRole")
+    assert [(rule["resources"], rule["verbs"]) for rule in role["rules"]] == [
+        (["tokenreviews"], ["create"]),
+        (["subjectaccessreviews"], ["create"]),
+    ]
+    (proxy,) = (each["spec"]["template"]["spec"] for each in objects if each["kind"] == "DaemonSet")
+    (container,) = proxy["containers"]
+    assert not any("hostPath" in volume for volume in proxy["volumes"])
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert container["securityContext"]["runAsNonRoot"] is True
+    assert not any("insecure" in arg or "ignore" in arg for arg in container["args"])
+    (monitor,) = (each for each in objects if each["kind"] == "PodMonitor")
+    assert "insecureSkipVerify" not in str(monitor)
