@@ -14,6 +14,7 @@ from typing import Any
 from devalloc.api import meta
 
 Object = dict[str, Any]
+NODE_CORDONED = "node is cordoned by kubectl"
 ALL = "*"
 """Stands for every device of the pool."""
 _EFFECTS = ("NoSchedule", "NoExecute")
@@ -34,6 +35,11 @@ def not_ready(node: Object) -> str | None:
     conditions = (node.get("status") or {}).get("conditions") or ()
     ready: Object = next((each for each in conditions if each.get("type") == "Ready"), {})
     return str(ready.get("reason") or ready["status"]) if ready.get("status") in ("False", "Unknown") else None
+
+
+def is_cordon(why: str) -> bool:
+    """Whether somebody cordoned a device, its pool or its node: it is not broken."""
+    return why.startswith(("cordoned: ", NODE_CORDONED))
 
 
 def is_node(doc: Object) -> bool:
@@ -65,7 +71,7 @@ def unknown_nodes(documents: Iterable[Object]) -> dict[str, str]:
 def _closed(node: Object) -> str | None:
     spec = node.get("spec") or {}
     if spec.get("unschedulable"):
-        return "node is cordoned by kubectl"
+        return NODE_CORDONED
     if (lacks := not_ready(node)) is not None:
         return f"node is not Ready ({lacks})"
     annotations = node["metadata"].get("annotations") or {}

@@ -11,6 +11,7 @@ from typing import Any, get_args
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from devalloc.api.cordon import is_cordon
 from devalloc.api.meta import parse_time
 from devalloc.controller.allocate import Round
 from devalloc.controller.overview import STATES, Overview
@@ -163,7 +164,7 @@ def _states(overview: Overview, dialect: str) -> CountOf[str]:
     found: CountOf[str] = CountOf(dict.fromkeys((*STATES, CORDONED), 0))
     for card in (card for node in overview.nodes for card in node.cards if card.dialect == dialect):
         for device in card.devices:
-            is_cordoned = device.state == "unavailable" and device.why.startswith(f"{CORDONED}: ")
+            is_cordoned = device.state == "unavailable" and is_cordon(device.why)
             found[CORDONED if is_cordoned else device.state] += 1
     return found
 

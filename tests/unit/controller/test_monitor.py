@@ -173,7 +173,10 @@ def test_devices_of_both_dialects_are_counted_by_state() -> None:
     broken = {"key": "devalloc.io/unavailable", "value": "bus-error", "effect": "NoSchedule"}
     cordoned = gpu_pool("q", 2)
     cordoned["metadata"]["annotations"] = cordon.cordoned(cordoned, None, "repair")
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "m"}, "spec": {"unschedulable": True}}
     found = shown(
+        node,
+        gpu_pool("o", 4, "m"),
         gpu_pool("p", 3),
         holder("DeviceClaim", "a"),
         cordoned,
@@ -182,7 +185,7 @@ def test_devices_of_both_dialects_are_counted_by_state() -> None:
     assert labelled(found, "devalloc_devices_by_state") == {
         '{dialect="DevicePool",state="free"}': 2,
         '{dialect="DevicePool",state="held"}': 1,
-        '{dialect="DevicePool",state="cordoned"}': 2,
+        '{dialect="DevicePool",state="cordoned"}': 6,
         '{dialect="ResourceSlice",state="free"}': 1,
         '{dialect="ResourceSlice",state="unavailable"}': 1,
     }
