@@ -56,7 +56,10 @@ def test_a_pool_of_which_more_is_held_than_it_has_needs_all_of_that_back() -> No
     both = [device(name, attributes={"k": name}, requests={"m": "4"}) for name in ("d1", "d2")]
     card = pool("p", resources={"m": "4"}, devices=both)
     held = [hold("h1", "p", "d1"), hold("h2", "p", "d2")]
-    assert blockers(answers(card, *held, want(constraints="device.k == 'd1'"))["c"]) == ["h1", "h2"]
+    answer = solve_manifests([GPU, card, *held, want(constraints="device.k == 'd1'")])
+    assert blockers({content["name"]: content for content in answer["claims"]}["c"]) == ["h1", "h2"]
+    assert [problem["name"] for problem in answer["problems"]] == ["h1", "h2"]
+    assert all("draw more m than their pool has" in problem["message"] for problem in answer["problems"])
 
 
 def test_groups_that_were_mixed_before_are_in_nobodys_way_elsewhere() -> None:
