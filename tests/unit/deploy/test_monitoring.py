@@ -32,7 +32,7 @@ OF_PROMETHEUS = {"up": frozenset[str]()}
 """Metrics that Prometheus itself has."""
 OF_TARGETS = frozenset({"job", "instance", "namespace", "pod"})
 """Labels that every metric has once it is scraped."""
-WORDS = frozenset(("and", "or", "on", "by", "sum", "max", "min", "count", "topk", "absent", "vector", "time"))
+WORDS = frozenset(("and", "or", "unless", "on", "by", "sum", "max", "min", "count", "topk", "absent", "vector", "time"))
 FUNCTIONS = frozenset(("rate", "increase", "histogram_quantile"))
 Exported = Mapping[str, frozenset[str]]
 """Labels of each metric."""
