@@ -183,7 +183,7 @@ def _overuse(
     held = (
         overuse.Hold(key, device, amounts(usage, device))
         for key, _, usage in holders
-        for device in (*usage.whole, *(usage.shared.keys() - usage.whole))
+        for device in sorted(usage.whole | usage.shared.keys())
     )
     return overuse.find_overuse(held, capacity, draws, total)
 
