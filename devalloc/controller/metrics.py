@@ -21,6 +21,7 @@ from devalloc.controller.recorder import Recorder
 from devalloc.controller.refused import REFUSED
 from devalloc.controller.resourceclaims.allocator import SENT_BACK, UNSUITABLE
 from devalloc.controller.resourceclaims.allocator import Round as ResourceRound
+from devalloc.controller.searches import OTHERS
 from devalloc.controller.sight import Seen
 from devalloc_solver.reasons import Reason
 
@@ -29,8 +30,8 @@ Object = dict[str, Any]
 TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MOST_NAMESPACES = 50
 """That have a label of their own, so that nobody makes series without end."""
-OTHERS, UNKNOWN, UNANSWERED = "(other)", "Other", "Unanswered"
-"""Label of the other namespaces; of a reason that is none of ``REASONS``, and of no reason yet."""
+UNKNOWN, UNANSWERED = "Other", "Unanswered"
+"""Labels of a reason that is none of ``REASONS``, and of no reason yet."""
 REASONS = frozenset({*(reason.value for reason in Reason), NO_ROOM, TOO_SMALL, REFUSED, SENT_BACK, UNSUITABLE})
 CORDONED = "cordoned"
 _WAITING_SECONDS = (0.5, 1, 2, 5, 10, 30, 60, 300, 900, 3600, 14400, 86400)

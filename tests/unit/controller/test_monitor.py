@@ -212,7 +212,7 @@ def test_however_many_namespaces_there_are_few_labels() -> None:
     found = labelled(shown(*claims, gpu_claim("more", namespace="n69")), "devalloc_pending_claims")
     namespaces = {re.findall('namespace="(.*?)"', key)[0] for key in found}
     assert len(namespaces) == MOST_NAMESPACES + 1
-    assert {"n69", "(other)"} <= namespaces
+    assert {"n69", "(others)"} <= namespaces
     assert sum(found.values()) == MOST_NAMESPACES + 21
 
 
