@@ -1,6 +1,6 @@
 """Names for PCI IDs: short vendor names of ours, model names from the pci.ids database (``data/pci.ids.gz``).
 
-The data file is the database of 2023-04-10 without subsystems and classes, under its own licence (3-clause BSD or GPL,
+The data file is the database of 2026-10-24 without subsystems and classes, under its own licence (3-clause BSD or GPL,
 the notice is at its top). Only the IDs that are wanted are looked for, so the first lookup costs the decompression, a
 few milliseconds, and those of a host that is looked at again and again cost nothing.
 """

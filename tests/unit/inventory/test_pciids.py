@@ -19,6 +19,12 @@ DATABASE = gzip.decompress((resources.files("devalloc.inventory") / "data" / "pc
         (0x8086, 0x10FB, "82599ES 10-Gigabit SFI/SFP+ Network Connection"),
         (0x1AF4, 0x1041, "Virtio 1.0 network device"),  # other vendors have a device 1041 too
         (0x15B3, 0x1013, "MT27700 Family [ConnectX-4]"),
+        (0x10DE, 0x26B9, "AD102GL [L40S]"),
+        (0x10DE, 0x2335, "GH100 [H200 SXM 141GB]"),
+        (0x10DE, 0x233B, "GH100 [H200 NVL]"),
+        (0x10DE, 0x2901, "GB100 [B200]"),
+        (0x10DE, 0x2BB5, "GB202GL [RTX PRO 6000 Blackwell Server Edition]"),
+        (0x1002, 0x74A1, "Aqua Vanjaram [Instinct MI300X]"),
     ],
 )
 def test_known_models(vendor: int, device: int, name: str) -> None:
