@@ -17,6 +17,11 @@ from devalloc_solver.snapshot import Snapshot
 TRIES = 60
 """Questions that one search may ask, so that it ends soon, and the same way every time."""
 
+SINGLES = 400
+"""Questions about the release of one claim, which come before those about several."""
+SINGLE_STEPS = 100_000
+"""Steps of ``place`` that all of them may take together: some tenths of a second."""
+
 NEVER = 1 << 30
 """More claims than there can be: their release would not do."""
 
@@ -63,12 +68,16 @@ class Releases:
         new = {node: not self._with_new.isdisjoint((node, None)) for node in bounds}
         nodes = sorted(bounds, key=lambda n: (bounds[n], not new[n]))
         best: tuple[tuple[int, int], tuple[Key, ...]] = ((NEVER, 0), ())
+        single, proven = self._single(question, finder, [node for node in nodes if bounds[node] <= 1])
+        if single is not None:
+            return InTheWay((single,), smallest=True)
+        smallest_set = 2 if proven and not finder.is_cut_short else 1
+        finder.refill()
         last = finder.asked + TRIES
-        proven = True
         for node in nodes:
             if (bounds[node], not new[node]) >= best[0]:
                 continue
-            for chosen in self._sets(node, bounds[node]):
+            for chosen in self._sets(node, max(smallest_set, bounds[node])):
                 cost = (len(chosen), sum(holding.claim not in self.new for holding in chosen))
                 if cost >= best[0]:
                     break
@@ -85,6 +94,28 @@ class Releases:
             return InTheWay(tuple(sorted(found)), proven and not found)
         smallest = (not finder.is_cut_short and proven) or all(bounds[node] >= best[0][0] for node in nodes)
         return InTheWay(tuple(sorted(best[1])), smallest)
+
+    def _single(self, question: Question, finder: Finder, nodes: Sequence[Node]) -> tuple[Key | None, bool]:
+        """A claim whose release alone does, one of this batch if there is one; and whether every claim was tried."""
+        devices = self.snapshot.devices
+        slots = [slot for demand in question.unit.demands for slot in demand.slots]
+        pools = {devices[index].pool for slot in slots for index in slot.candidates.accepted}
+
+        def is_useful(holding: Holding) -> bool:
+            return any(devices[item.device].pool in pools for item in holding.items)
+
+        finder.refill(SINGLE_STEPS)
+        last = finder.asked + SINGLES
+        for is_new in (True, False):
+            for node in nodes:
+                for holding in self._holders(node):
+                    if (holding.claim in self.new) != is_new or not is_useful(holding):
+                        continue
+                    if finder.asked >= last or not finder.has_steps:
+                        return None, False
+                    if self._fits(question, finder, node, (holding,)):
+                        return holding.claim, True
+        return None, True
 
     def _thinned_out(self, question: Question, finder: Finder, nodes: Sequence[Node]) -> tuple[Key, ...]:
         """On the first node where it helps, all claims but those that can stay."""

@@ -151,9 +151,14 @@ class Finder:
         """Begin with the next finding: its probes have a budget of their own."""
         self._left, self.is_cut_short = FINDING, False
 
-    def refill(self) -> None:
-        """Begin with another part of the same finding."""
-        self._left = FINDING
+    def refill(self, steps: int = FINDING) -> None:
+        """Begin with another part of the same finding, which may take so many steps."""
+        self._left = steps
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether probes may still be asked in this part of the finding."""
+        return self._left > 0
 
     def _probe(self, question: Question, ask: Ask) -> Any:
         if self._left <= 0:

@@ -332,3 +332,54 @@ def test_a_type_of_admin_classes_only_is_no_slip_and_leads_nowhere() -> None:
 def test_the_names_of_amounts_are_looked_at(detail: Manifest, slip: str) -> None:
     card = pool("card", devices=[device(f"g{i}", resources={"memory": 8}) for i in range(2)])
     assert slip in answer("c", GPU, card, claim("c", {"deviceClass": "gpu", **detail}))["message"]
+
+
+# -- the fewest claims -----------------------------------------------------------------------------------------------
+
+
+def _desktop_card(number: int) -> Manifest:
+    """A card of 16Gi with eight seats of 2Gi or two of 8Gi, never both kinds at once."""
+    sizes = {"2Q": ("2Gi", 8), "8Q": ("8Gi", 2)}
+    seats = [
+        device(
+            f"{profile.lower()}-{i}",
+            attributes={"profile": profile, GROUP: profile},
+            requests={"framebuffer": memory},
+        )
+        for profile, (memory, count) in sizes.items()
+        for i in range(count)
+    ]
+    return pool(f"card-{number}", f"n{number // 2}", resources={"framebuffer": "16Gi/1Gi"}, devices=seats)
+
+
+def test_a_single_claim_is_named_where_its_release_alone_does() -> None:
+    """Three cards have desktops, the fourth has two seats of 8Gi: one seat must go, or all desktops of a card."""
+    seat = {name: {"deviceClass": "gpu", "constraints": f"device.profile == '{name}'"} for name in ("2Q", "8Q")}
+    cards = [_desktop_card(number) for number in range(4)]
+    desks = [claim(f"desk-{i:02}", seat["2Q"]) for i in range(20)]
+    seats = [claim(f"cad-{i}", seat["8Q"]) for i in range(1, 4)]
+    found = solve_manifests([GPU, *cards, *desks, *seats])["claims"]
+    (refused,) = [c for c in found if not c["allocated"]]
+    assert refused["name"] == "cad-3"
+    (blocker,) = refused["blockers"]
+    assert blocker["kind"] == "claim"
+    assert blocker["name"] in ("cad-1", "cad-2")
+    assert "cut short" not in refused["message"]
+
+
+def test_single_claims_of_every_node_come_before_sets_of_one_node() -> None:
+    """The first node has many holders of which one alone does not do; on the second a single release does."""
+    crowded = pool(
+        "small", "n0", resources={"memory": "20Gi/1Gi"},
+        devices=[
+            *(device(f"s{i:02}", attributes={"size": "s"}, requests={"memory": "1Gi"}) for i in range(20)),
+            device("big", attributes={"size": "big"}, requests={"memory": "20Gi"}),
+        ],
+    )  # fmt: skip
+    roomy = pool("last", "n9", devices=[device("big", attributes={"size": "big"})])
+    small = {"deviceClass": "gpu", "constraints": "device.size == 's'"}
+    holders = [allocated(claim(f"a{i:02}", small), [entry("small", f"s{i:02}")], node="n0") for i in range(20)]
+    big = {"deviceClass": "gpu", "constraints": "device.size == 'big'"}
+    last = allocated(claim("z", big), [entry("last", "big")], node="n9")
+    found = blockers(GPU, crowded, roomy, *holders, last, claim("c", big))
+    assert [(b["kind"], b["name"]) for b in found] == [("claim", "z")]
