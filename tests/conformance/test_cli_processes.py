@@ -107,7 +107,7 @@ main(sys.argv[1:])
         (["solve", "-f", "examples/whole-gpu"], 0),
         (["explain", "pair", "-f", "examples/unsatisfiable"], 1),
         (["capacity", "notebook", "-f", "examples/whole-gpu"], 0),
-        (["dra", "allocate", "-f", "examples/dra", "--node", "node-a"], 0),
+        (["dra", "allocate", "-f", "examples/dra", "--node", "example-a"], 0),
     ],
 )
 def test_what_every_installation_brings_is_enough(words: list[str], code: int) -> None:
