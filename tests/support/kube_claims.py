@@ -170,6 +170,16 @@ class Space:
             self.cluster.delete(f"{path}{grace}")
 
 
+def ready_node(cluster: Cluster, name: str) -> None:
+    """A node without a kubelet that takes pods all the same."""
+    there = {"pods": "10", "cpu": "64", "memory": "64Gi"}
+    status = {"allocatable": there, "capacity": there, "conditions": [{"type": "Ready", "status": "True"}]}
+    path = f"/api/v1/nodes/{name}"
+    assert cluster.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}).ok
+    for place, more in ((f"{path}/status", {"status": status}), (path, {"spec": {}})):
+        until(lambda place=place, more=more: cluster.replace(place, {**cluster.get(path).content, **more}).ok)  # type: ignore[misc]
+
+
 def make_space(cluster: Cluster, name: str) -> Space:
     space = Space(cluster, name)
     for path, kind, called in (

@@ -168,9 +168,14 @@ def node_running(programs: Programs, name: str = NODE) -> Iterator[Node]:
 
 def _start_control_plane(node: Node, processes: Processes) -> None:
     kube_controllers.start(node.cluster, node.programs.node, processes, "--node-monitor-period=1s")
-    config = node.cluster.kubeconfig(SCHEDULER)
+    start_scheduler(node.cluster, node.programs.node, processes)
+
+
+def start_scheduler(cluster: Cluster, binaries: Path, processes: Processes) -> None:
+    """kube-scheduler. ``binaries``: the folder that holds it."""
+    config = cluster.kubeconfig(SCHEDULER)
     command: list[str | Path] = [
-        node.programs.node / "kube-scheduler",
+        binaries / "kube-scheduler",
         f"--kubeconfig={config}",
         f"--authentication-kubeconfig={config}",
         f"--authorization-kubeconfig={config}",
