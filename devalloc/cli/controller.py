@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from devalloc.controller.allocate import Round
     from devalloc.controller.page.html import Markup
     from devalloc.controller.permits.leader import Listening
+    from devalloc.controller.resourceclaims.allocator import Round as ResourceRound
 
 
 @verb("controller")
@@ -198,7 +199,19 @@ def controller(
         def answered(done: Round) -> None:
             for key in done.granted:
                 display.say(f"{key} {'placed' if key.kind == 'VirtualMachine' else 'allocated'}")
-            display.state(done.in_words)
+            stand("claims", done.in_words)
+
+        def resources_answered(done: ResourceRound) -> None:
+            for key in done.granted:
+                display.say(f"{key} allocated")
+            stand("ResourceClaims", done.in_words)
+
+        states = {"claims": "", "ResourceClaims": ""}
+
+        def stand(part: str, text: str) -> None:
+            """Both dialects in one line of state: each is answered in a thread of its own."""
+            states[part] = text
+            display.state(", ".join(filter(None, states.values())))
 
         process = Cluster(
             connect(kubeconfig),
@@ -206,6 +219,7 @@ def controller(
             pages=lambda store, shown, access: Pages(store, access, beside=shown, hint=_hint(token_audience)).mounted(),
             on_state=lambda state, text: display.say(text),
             on_round=answered,
+            on_resource_round=resources_answered,
             on_listening=lambda at: display.say(f"health, metrics and pages at https://{at[0]}:{at[1]}"),
             on_permits=lambda url: display.say(f"permits are given at {url}"),
         )

@@ -27,6 +27,7 @@ from devalloc.controller.permits.leader import LeaderPermits, Listening
 from devalloc.controller.permits.lease import OfProcess
 from devalloc.controller.recorder import Recorder
 from devalloc.controller.resourceclaims import ResourceClaimAllocator, ResourceClaimSettings
+from devalloc.controller.resourceclaims.allocator import Round as ResourceRound
 from devalloc.controller.sight import Sight
 from devalloc.controller.site import Page, Site
 from devalloc.controller.told import changes, said_by_node
@@ -103,6 +104,7 @@ class Cluster:
         pages: Callable[[KubernetesStore, KubernetesStore, Access], Mapping[str, Page]] = lambda *of: {},
         on_state: Callable[[str, str], None] = lambda state, text: None,
         on_round: Callable[[Round], None] = lambda done: None,
+        on_resource_round: Callable[[ResourceRound], None] = lambda done: None,
         on_listening: Callable[[tuple[str, int]], None] = lambda address: None,
         on_permits: Callable[[str], None] = lambda url: None,
     ) -> None:
@@ -112,6 +114,7 @@ class Cluster:
         self._settings = settings
         self._client = client
         self._on_round = on_round
+        self._on_resource_round = on_resource_round
         self._on_permits = on_permits
         self._permits: LeaderPermits | None = None
         self._resource_claims: ResourceClaimAllocator | None = None
@@ -211,7 +214,7 @@ class Cluster:
                 stamp=f"{self.lease.transitions} {self.lease.holder}",
                 may_write=lambda: self.lease.is_valid,
                 record=self.recorder.record,
-                progress=self.metrics.count_resources,
+                progress=self._resource_progress,
                 gave=lambda claim: self.metrics.allocated(claim, datetime.now(UTC)),
                 settings=ResourceClaimSettings(told.placement, told.deadline, told.batch, told.resync, told.retry),
             )
@@ -245,6 +248,10 @@ class Cluster:
         if after["kind"] == "DeviceClaim" and allocations(after) and not allocations(before):
             self.metrics.allocated(after, datetime.now(UTC))
         self.recorder.record(changes(before, after))
+
+    def _resource_progress(self, done: ResourceRound) -> None:
+        self.metrics.count_resources(done)
+        self._on_resource_round(done)
 
     # -- pages -------------------------------------------------------------------------------------------------------
 

@@ -105,7 +105,7 @@ class Metrics:
         self._last_of_resources = done
         self._resource_rounds.inc()
         self._resource_solving.observe(done.seconds)
-        self._granted.labels("ResourceClaim").inc(done.granted)
+        self._granted.labels("ResourceClaim").inc(len(done.granted))
 
     def allocated(self, claim: Object, now: datetime) -> None:
         """A claim was given devices."""

@@ -129,7 +129,7 @@ def found(client: Client, path: str, **params: str) -> Object | None:
     except ApiError as error:
         if error.status == 404:
             return None
-        raise NotInstalled(f"{path} cannot be read: {error}") from None
+        raise NotInstalled(str(error) if error.is_unreachable else f"{path} cannot be read: {error}") from None
 
 
 def _kinds() -> Iterator[tuple[str, str, bool]]:

@@ -104,8 +104,16 @@ class People:
         return list(json.loads(self.as_tenant("get", *arguments, "-o", "json"))["items"])
 
 
+@dataclass(frozen=True)
+class Installed:
+    """A cluster, and the controller that answers there."""
+
+    cluster: Cluster
+    controller: Process
+
+
 @pytest.fixture(scope="module")
-def installed(progress: Progress, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def installed(progress: Progress, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
     """A cluster of its own, with devalloc installed by its command, and the controller with its account's token."""
     folder = tmp_path_factory.mktemp("examples")
     processes = Processes(folder)
@@ -122,22 +130,26 @@ def installed(progress: Progress, tmp_path_factory: pytest.TempPathFactory) -> I
             stack.callback(controller.close)
             controller.start()
             until(lambda: leads(cluster, [controller]), "the controller leads", told=controller.said)
-            yield cluster
+            yield Installed(cluster, controller)
     except Unavailable as reason:
         pytest.skip(f"no Kubernetes controllers: {reason}")
 
 
 @pytest.fixture(scope="module")
-def people(installed: Cluster, progress: Progress, tmp_path_factory: pytest.TempPathFactory) -> People:
+def people(installed: Installed, progress: Progress, tmp_path_factory: pytest.TempPathFactory) -> People:
     """An admin, and a tenant who may edit the namespace default and see the cluster's classes."""
-    program, home, admin = kube_build.kubectl(progress), tmp_path_factory.mktemp("home"), installed.kubeconfig("admin")
+    program, home, admin = (
+        kube_build.kubectl(progress),
+        tmp_path_factory.mktemp("home"),
+        installed.cluster.kubeconfig("admin"),
+    )
     everybody = People(program, home, admin, admin)
     everybody.as_admin("create", "namespace", "network")
     everybody.as_admin("create", "serviceaccount", "tenant")
     everybody.as_admin("create", "rolebinding", "tenant", "--clusterrole=edit", ACCOUNT)
     everybody.as_admin("create", "clusterrolebinding", "tenant-classes", "--clusterrole=devalloc-classes", ACCOUNT)
-    token = kube_rights.token(installed, "tenant", namespace="default")
-    both = People(program, home, admin, kube_rights.with_token(installed, "tenant", token))
+    token = kube_rights.token(installed.cluster, "tenant", namespace="default")
+    both = People(program, home, admin, kube_rights.with_token(installed.cluster, "tenant", token))
     until(lambda: may(both, "create", "deviceclaims"), "the tenant's rights count")
     return both
 
@@ -265,10 +277,12 @@ def test_claims_of_kubernetes_are_answered_from_what_a_cluster_has_and_left_alon
         people.as_admin("delete", "--ignore-not-found", "-f", folder / "claims.yaml", *admins)
 
 
-def test_pods_get_a_device_each_from_kube_scheduler_and_from_the_controller(installed: Cluster, people: People) -> None:
-    folder = EXAMPLES / "pods"
-    space = Space(installed, "default")
-    kube_claims.ready_node(installed, "node-b")
+def test_pods_get_a_device_each_from_kube_scheduler_and_from_the_controller(
+    installed: Installed, people: People
+) -> None:
+    folder, log = EXAMPLES / "pods", installed.controller.said
+    space = Space(installed.cluster, "default")
+    kube_claims.ready_node(installed.cluster, "node-b")
     people.as_admin("label", "node", "node-b", "devalloc.io/publish=set-aside")
     space.slice("worker", ["0000-3b-01-0"], aside=False, function="vf")
     space.slice("node-b", ["0000-3b-01-0"], function="vf")
@@ -283,4 +297,8 @@ def test_pods_get_a_device_each_from_kube_scheduler_and_from_the_controller(inst
     for claim in people.read("resourceclaims"):
         (result,) = claim["status"]["allocation"]["devices"]["results"]
         pod = claim["metadata"]["ownerReferences"][0]["name"]
+        if pod == "jointly":
+            words = f"ResourceClaim default/{claim['metadata']['name']} allocated"
+            until(lambda words=words: words in log(), words, told=log)  # type: ignore[misc]
         assert result["pool"] == {"first-fit": "worker-card", "jointly": "node-b-card.devalloc"}[pod]
+    until(lambda: "ResourceClaims 1 (1 allocated, 0 waiting)" in log(), "the log says how many there are", told=log)

@@ -75,10 +75,15 @@ class Round:
     """ResourceClaims of ours that have devices now."""
     waiting: int
     """Those that pods wait for, and that have none."""
-    granted: int
+    granted: Sequence[ObjectKey]
     """Of those that have devices, the ones that got them in this round."""
     seconds: float
     """What the solver thought."""
+
+    @property
+    def in_words(self) -> str:
+        claims = self.allocated + self.waiting
+        return f"ResourceClaims {claims} ({self.allocated} allocated, {self.waiting} waiting)"
 
 
 @dataclass(slots=True)
@@ -264,10 +269,14 @@ class ResourceClaimAllocator:
         seconds = time.monotonic() - began
         outcomes = list(writers.map(lambda each: self._answer(each, answers, claims), asked))
         self._record(happened := [told for happened, _ in outcomes for told in happened])
-        granted = sum(told.reason == ALLOCATED for told in happened)
+        granted = [
+            ObjectKey(CLAIMS.kind, told.regarding["namespace"], told.regarding["name"])
+            for told in happened
+            if told.reason == ALLOCATED
+        ]
         held = sum(is_ours(claim) and allocation(claim) is not None for claim in claims.values())
         waiting = sum(len(want.claims) for want in self._cluster.wants())
-        self._progress(Round(held + granted, waiting - granted, granted, seconds))
+        self._progress(Round(held + len(granted), waiting - len(granted), granted, seconds))
         for error in (error for _, error in outcomes if error is not None):
             raise error
         is_searching = any(each.get(SEARCHING) for each in answers.values())

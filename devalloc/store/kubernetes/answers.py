@@ -32,7 +32,7 @@ def explained(error: ApiError, what: str, *, writes: bool = False) -> StoreError
         )
     if writes and error.is_unknown:
         return Unknown(f"whether it could {what} is not known, the answer was lost ({error}); read it again")
-    return Unavailable(f"cannot {what} now: {error}")
+    return Unavailable(f"{error}; cannot {what} now" if error.is_unreachable else f"cannot {what} now: {error}")
 
 
 def _is_beginning(error: ApiError) -> bool:

@@ -39,6 +39,11 @@ class ApiError(Exception):
         return (self.status == 0 and self.reason in ("NoAnswer", "TooLarge")) or self.status >= 500
 
     @property
+    def is_unreachable(self) -> bool:
+        """There was no connection, so the message says all there is to know; nothing was sent."""
+        return self.reason == "NoConnection"
+
+    @property
     def is_conflict(self) -> bool:
         return self.status == 409
 

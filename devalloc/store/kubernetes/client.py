@@ -265,7 +265,9 @@ class Client:
         except ApiException as error:  # TLS
             raise ApiError(0, "NoAnswer", f"{method} {path}: {error.reason}") from None
         except not_connected() as error:
-            raise ApiError(0, "NoConnection", f"{method} {path}: {error}") from None
+            server, why = self._api.configuration.host, str(error).partition(": ")[2] or error  # after its own name
+            text = f"the API server at {server} cannot be reached: {why} ({method} {path})"
+            raise ApiError(0, "NoConnection", text) from None
         except broken() as error:
             raise ApiError(0, "NoAnswer", f"{method} {path}: {error}") from None
         finally:
