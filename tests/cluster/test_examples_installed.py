@@ -52,7 +52,7 @@ MACHINES = (
     ("create", "rolebinding", "example", "--clusterrole=devalloc-machines", ACCOUNT),
 )
 NEEDS: dict[str, list[tuple[str, tuple[str, ...]]]] = {
-    "admin-access": [("namespace", ("label", "namespace", "default", "devalloc.io/admin-access=true"))],
+    "admin-access": [("devalloc.io/admin-access", ("label", "namespace", "default", "devalloc.io/admin-access=true"))],
     "placed-machines": [MACHINES],
     "priorities": [
         (
@@ -138,11 +138,8 @@ def installed(progress: Progress, tmp_path_factory: pytest.TempPathFactory) -> I
 @pytest.fixture(scope="module")
 def people(installed: Installed, progress: Progress, tmp_path_factory: pytest.TempPathFactory) -> People:
     """An admin, and a tenant who may edit the namespace default and see the cluster's classes."""
-    program, home, admin = (
-        kube_build.kubectl(progress),
-        tmp_path_factory.mktemp("home"),
-        installed.cluster.kubeconfig("admin"),
-    )
+    program, home = kube_build.kubectl(progress), tmp_path_factory.mktemp("home")
+    admin = installed.cluster.kubeconfig("admin")
     everybody = People(program, home, admin, admin)
     everybody.as_admin("create", "namespace", "network")
     everybody.as_admin("create", "serviceaccount", "tenant")
