@@ -41,7 +41,7 @@ def git(root: Path, *words: str) -> None:
 
 def run(root: Path, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
     folder.mkdir()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "MAKE", "MFLAGS"))}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "MAKE", "MFLAGS", "KEEP"))}
     return subprocess.run(
         [str(root / ".ci" / "run")],
         env={**environment, "TMPDIR": str(folder), **more},
