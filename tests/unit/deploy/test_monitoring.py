@@ -54,7 +54,7 @@ def of_controller() -> str:
     metrics = Metrics(lambda: True, recorder, lambda: {("GET", 200): 1}, seen=lambda: seen)
     key = Key("DeviceClaim", "default", "a")
     metrics.count(Round("1", 1, 1, 0, [key], [], 1, 1, 1, True, [], True, 0.1))
-    metrics.count_resources(ResourceRound(1, 0, [("default", "r")], 0.1))
+    metrics.count_resources(ResourceRound(1, 0, [Key("ResourceClaim", "default", "r")], 0.1))
     return metrics.text().decode()
 
 

@@ -41,7 +41,8 @@ def git(root: Path, *words: str) -> None:
 
 def run(root: Path, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
     folder.mkdir()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "MAKE", "MFLAGS", "KEEP"))}
+    others = ("GIT_", "MAKE", "MFLAGS", "KEEP")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(others)}
     return subprocess.run(
         [str(root / ".ci" / "run")],
         env={**environment, "TMPDIR": str(folder), **more},
