@@ -28,6 +28,12 @@ def test_a_permit_below_what_a_change_in_flight_will_use_is_none() -> None:
     assert agent.plugin_permitted(agent.observed(failed, UNIT * 3), UNIT * 4).plugin.permit == UNIT * 4
 
 
+@pytest.mark.parametrize("permit", [Resources(0, 2**40), Resources(250 * 100, 0)])
+def test_a_permit_without_cpu_or_without_memory_says_so(permit: Resources) -> None:
+    with pytest.raises(PermitError, match="nothing of a resource"):
+        agent.plugin_permitted(agent.plugin_started(BEGIN, 0, UNIT * 6), permit)
+
+
 @pytest.mark.parametrize("permit", [Resources(0, 2**30), Resources(250, 0), UNIT * 7, UNIT * 2])
 def test_a_permit_of_nothing_more_than_asked_for_or_less_than_used_is_none(permit: Resources) -> None:
     with pytest.raises(PermitError):

@@ -11,7 +11,7 @@ from devalloc.scaling.permits.events import found, leaving
 from devalloc.scaling.permits.grant import answer, believed, met
 from devalloc.scaling.permits.ledger import NOTHING, Key, Machine, Node, fraction_of, ledger
 from devalloc.scaling.permits.pressure import is_too_full
-from devalloc.scaling.permits.scoring import Curve, spread
+from devalloc.scaling.permits.scoring import Curve, score, spread
 from devalloc.scaling.resources import Resources
 
 ME: Key = ("default", "me")
@@ -71,6 +71,20 @@ def test_a_last_permit_counts_as_far_as_there_is_room(others: int, last: int, co
     node = ledger(both(10), both(10), {OTHERS: some(others), ME: mine})
     assert believed(node, ME, both(last)) == both(min(last, max(0, 10 - others)))
     assert met(node, ME, both(last)).machines[ME].reserved == both(counts)
+
+
+def test_cpu_is_believed_by_its_own_overcommitment_and_memory_by_its_own() -> None:
+    mine = found(Machine(NOTHING, both(50), NOTHING, overcommit=Resources(4000, 1000)))
+    node = ledger(both(10), both(10), {OTHERS: some(7), ME: mine})
+    assert believed(node, ME, both(50)) == Resources(12, 3)
+    swapped = node.with_machine(ME, replace(node.machines[ME], overcommit=Resources(1000, 4000)))
+    assert believed(swapped, ME, both(50)) == Resources(3, 12)
+
+
+@pytest.mark.parametrize("total", [Resources(0, 10), Resources(10, 0)])
+def test_a_node_that_lacks_cpu_or_memory_altogether_is_no_place(total: Resources) -> None:
+    nothing = Machine(NOTHING, NOTHING, NOTHING)
+    assert score(ledger(total, NOTHING, {}), nothing, both(10)) == 0
 
 
 def test_who_asked_before_is_believed_nothing() -> None:
