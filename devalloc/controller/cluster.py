@@ -189,6 +189,10 @@ class Cluster:
             over.set()
         for thread in threads:
             thread.join(2.0)
+        self.close()
+
+    def close(self) -> None:
+        """End all watches. ``run`` does so, unless it raises: then the process ends, and they with it."""
         self._shown.close()
         self.store.close()
 

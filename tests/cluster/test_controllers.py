@@ -188,7 +188,7 @@ def run_controller(
         except BaseException as error:
             ended.append(error)
         finally:
-            controller.store.close()  # one who loses the lease leaves that to the end of its process
+            controller.close()  # one who loses the lease leaves that to the end of its process
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()

@@ -57,7 +57,7 @@ def test_one_dead_connection_does_not_cost_the_lease(seconds: float) -> None:
     hung, again = client.sent
     assert (hung, again) == (pytest.approx(seconds / 3), clock.now)
     assert again < deadline, "it was sent again in time"
-    cluster.store.close()
+    cluster.close()
 
 
 # -- health ------------------------------------------------------------------------------------------------------------
