@@ -1,6 +1,6 @@
 """Looks at the fleet every few seconds while this process leads, as the page does: for metrics, and for alarms.
 
-An alarm is told once as an Event on each claim that it is about, and again when its claims or devices change.
+It reports an alarm once, as an Event on each claim that it is about, and again when its claims or devices change.
 """
 
 from __future__ import annotations
