@@ -70,4 +70,5 @@ def pack(root: Path, archive: Path) -> None:
 def unpack(archive: Path, root: Path) -> None:
     """The folder of such a tar."""
     with tarfile.open(archive) as tar:
-        tar.extractall(root, filter="fully_trusted", numeric_owner=True)
+        tar.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)  # Python 3.11.2 has no filters
+        tar.extractall(root, numeric_owner=True)

@@ -1,6 +1,6 @@
 """The command itself: its verbs, loaded only when used, and how it ends.
 
-Exit codes: 0 all is well, 1 not satisfied or failed, 2 bad input, 130 interrupted.
+Exit codes: 0 all is well, 1 not satisfied or failed, 2 bad input, 130 interrupted, 141 the output's reader is gone.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ import importlib
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import click
 
@@ -113,6 +115,14 @@ class Devalloc(click.Group):
             ctx.fail(f"There is no verb `{name}`; {advice}")
         return super().resolve_command(ctx, args)
 
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with _pipe_errors():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _pipe_errors():
+            return super().invoke(ctx)
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, self._after_the_verb(ctx, args))
 
@@ -133,6 +143,18 @@ class Devalloc(click.Group):
         for title, verbs in VERBS.items():
             with formatter.section(title):
                 formatter.write_dl(list(verbs.items()))
+
+
+class ReaderGone(Exception):
+    """The reader of the output closed the pipe. This is no OSError, because click ends the process with 1 for those."""
+
+
+@contextmanager
+def _pipe_errors() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise ReaderGone from error
 
 
 def _add_variables(command: click.Command, prefix: str) -> None:
@@ -189,8 +211,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         return 130
-    except BrokenPipeError:
-        # Whoever read us has seen enough. Python would complain once more when it flushes stdout at exit.
+    except (ReaderGone, BrokenPipeError):
+        # Python would complain once more when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     return code if isinstance(code, int) else 0

@@ -78,7 +78,8 @@ def previous() -> Version:
     with locked(tree):
         if not (done := tree / ".done").exists():
             with tarfile.open(fileobj=io.BytesIO(content)) as sources:
-                sources.extractall(tree, filter="data")
+                sources.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.2 has no filters
+                sources.extractall(tree)
             told = tree / f"devalloc-{name}.dist-info" / "METADATA"  # 0.1.0 asks the installation for its version
             told.parent.mkdir(exist_ok=True)
             told.write_text(f"Metadata-Version: 2.1\nName: devalloc\nVersion: {name}\n")
