@@ -230,6 +230,7 @@ def test_what_was_applied_is_applied_whole_before_it_is_told(devalloc: Shell, mo
     """Whoever reads only the first line, as `| head -1` does, must not end it half-way."""
     import click
 
+    from devalloc.cli.main import ReaderGone
     from devalloc.store.sqlite import SQLiteStore
 
     seen: list[int] = []
@@ -241,6 +242,6 @@ def test_what_was_applied_is_applied_whole_before_it_is_told(devalloc: Shell, mo
         raise BrokenPipeError
 
     monkeypatch.setattr(click, "echo", stored)
-    with pytest.raises(BrokenPipeError):
+    with pytest.raises(ReaderGone):
         devalloc("apply", "-f", "-", stdin=fleet(claim("a"), claim("b")))
     assert seen == [4]
