@@ -57,8 +57,7 @@ class Rows:
 
     def version(self) -> int:
         """The newest resourceVersion."""
-        (version,) = self._connection.execute("SELECT version FROM counter").fetchone()
-        return int(version)
+        return self._counter()[0]
 
     def identity(self) -> str:
         (value,) = self._connection.execute("SELECT value FROM identity").fetchone()
@@ -98,7 +97,7 @@ class Rows:
 
     def events(self, kinds: frozenset[str] | None, since: int, *, deletions: bool) -> tuple[list[Event], int]:
         """What changed after ``since``, in order, and the resourceVersion up to which that is all."""
-        newest, forgotten = self._connection.execute("SELECT version, forgotten FROM counter").fetchone()
+        newest, forgotten = self._counter()
         # From 0 there is nothing a caller could still have to forget.
         if 0 < since < forgotten or since > newest:
             raise Expired(f"resourceVersion {since} is too old or of another store (now {newest}); list again")
@@ -115,12 +114,12 @@ class Rows:
                 f"SELECT version, content FROM tombstones WHERE version > ? AND {where}", (since, *parameters)
             )
             found += [(version, EventType.DELETED, content) for version, content in deleted]
-        return [Event(what, lifecycle.decode(content), str(at)) for at, what, content in sorted(found)], int(newest)
+        return [Event(what, lifecycle.decode(content), str(at)) for at, what, content in sorted(found)], newest
 
     def broken(self, fence: Fence) -> dict[Key, str]:
         """What the fence forbids and happened."""
         since, conflicts = version_of(fence.resource_version), {}
-        newest, forgotten = self._connection.execute("SELECT version, forgotten FROM counter").fetchone()
+        newest, forgotten = self._counter()
         if since < forgotten:
             raise Expired(f"the fence is as old as resourceVersion {since}, and deletions since then are forgotten")
         if since > newest:
@@ -178,8 +177,17 @@ class Rows:
                     (full, kind, namespace, name),
                 )
 
+    def _counter(self) -> tuple[int, int]:
+        """The newest resourceVersion, and the one up to which deletions are forgotten.
+
+        A store into which nothing was written is at 1: a watch from 0 begins with the objects that exist and says
+        nothing of those that came and went before, which a watch from a list of the empty store must say.
+        """
+        newest, forgotten = self._connection.execute("SELECT max(version, 1), forgotten FROM counter").fetchone()
+        return int(newest), int(forgotten)
+
     def _next(self) -> int:
-        self._connection.execute("UPDATE counter SET version = version + 1")
+        self._connection.execute("UPDATE counter SET version = max(version, 1) + 1")
         return self.version()
 
     def _forget(self, deletions_kept: int) -> None:

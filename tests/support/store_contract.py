@@ -511,6 +511,12 @@ class TestWatch:
             stop.set()
             follower.join()
 
+    def test_from_a_list_of_an_empty_store_what_came_and_went_since_is_told(self, store: Store) -> None:
+        since = store.list([]).resource_version
+        store.create(claim("a"))
+        store.delete(*A)
+        assert seen(store, since)[-1:] == [(EventType.DELETED, "a")]
+
     def test_ends_after_its_timeout(self, store: Store) -> None:
         started = time.monotonic()
         assert list(store.watch(timeout=0.05)) == []
