@@ -8,11 +8,11 @@ from devalloc.api.pool import AttributeValue
 from devalloc.inventory import gpu, nic
 from devalloc.inventory.cards import Port, VirtualFunction
 from devalloc.inventory.pci import Address, PciFunction
-from devalloc.inventory.pciids import hex_id, vendor_name
+from devalloc.inventory.pciids import Model, hex_id, vendor_name
 
 Attributes = dict[str, AttributeValue]
-Models = Mapping[tuple[int, int], str]
-"""Model names by vendor and device ID."""
+Models = Mapping[tuple[int, int], Model]
+"""By vendor and device ID."""
 
 _SHARED_WITH_VFS = frozenset({"linkType", "linkSpeed", "rdma"})
 _STANDARD = {
@@ -74,10 +74,12 @@ def _common(port: Port, role: str, state: str) -> Attributes:
 
 
 def _identity(vendor: int, device: int | None, models: Models) -> Attributes:
-    found: Attributes = {"vendor": vendor_name(vendor), "vendorID": hex_id(vendor)}
+    attributes: Attributes = {"vendor": vendor_name(vendor), "vendorID": hex_id(vendor)}
     if device is not None:
-        found |= {"model": models.get((vendor, device), hex_id(device)), "deviceID": hex_id(device)}
-    return found
+        attributes |= {"model": hex_id(device), "deviceID": hex_id(device)}
+        if (model := models.get((vendor, device))) is not None:
+            attributes |= {"model": model.name, "pciModel": model.pci_name}
+    return attributes
 
 
 def _place(bus_id: str, function: PciFunction) -> Attributes:

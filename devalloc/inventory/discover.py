@@ -10,13 +10,13 @@ from pydantic import ValidationError
 
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
+from devalloc.inventory import pciids
 from devalloc.inventory.cards import Card, cards
 from devalloc.inventory.config import InventoryConfig
 from devalloc.inventory.groups import Groups
 from devalloc.inventory.holders import Holders
 from devalloc.inventory.obstacles import Obstacles
 from devalloc.inventory.pci import PciFunction, scan
-from devalloc.inventory.pciids import model_names
 from devalloc.inventory.pools import build
 from devalloc.inventory.sysfs import Tree
 
@@ -58,11 +58,11 @@ def discover(root: Path = Path("/"), *, node_name: str, config: InventoryConfig 
         adopt=config.adopt,
         allowed=config.allowed,
     )
-    models = model_names(_ids(found))
+    models = pciids.models(_ids(found), root)
     pools = []
     for card in found:
         try:
-            pools.append(build(card, node_name, obstacles, models))
+            pools.append(build(card, node_name, obstacles, models | pciids.board_models(models, _subsystems(card))))
         except ValidationError as error:
             fault = error.errors()[0]
             place = ".".join(map(str, fault["loc"]))
@@ -76,6 +76,17 @@ def _functions(found: Iterable[Card]) -> list[PciFunction]:
     ports = [port for card in found for port in card.ports]
     virtual = [vf.function for port in ports for vf in port.vfs if vf.function is not None]
     return [*(member for port in ports for member in port.members), *virtual]
+
+
+def _subsystems(card: Card) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """The IDs of the functions that need their subsystem to be named, and those of the subsystem. A virtual function
+    often has none of its own, and takes the name that its physical function has."""
+    for function in _functions([card]):
+        if function.device is None or not pciids.has_boards(function.vendor, function.device):
+            continue
+        vendor, device = function.folder.number("subsystem_vendor"), function.folder.number("subsystem_device")
+        if vendor is not None and device is not None:
+            yield (function.vendor, function.device), (vendor, device)
 
 
 def _ids(found: Iterable[Card]) -> Iterator[tuple[int, int]]:

@@ -1,17 +1,22 @@
-"""Names for PCI IDs: short vendor names of ours, model names from the pci.ids database (``data/pci.ids.gz``).
+"""Names for PCI IDs: short vendor names of ours, and models from the PCI ID database, pci.ids.
 
-The data file is the database of 2026-10-24 without subsystems and classes, under its own licence (3-clause BSD or GPL,
-the notice is at its top). Only the IDs that are wanted are looked for, so the first lookup costs the decompression, a
-few milliseconds, and those of a host that is looked at again and again cost nothing.
+The packed database, ``data/pci.ids.gz``, is that of 2026-10-24 without subsystems and classes, under its own licence
+(3-clause BSD or GPL, the notice is at its top). A host that has a newer one (Debian package pci.ids, hwdata elsewhere)
+gives its cards the names of that. Only the IDs that are wanted are looked up, so the first lookup costs the
+decompression, a few milliseconds, and those of a host that is looked at again and again cost nothing.
 """
 
 from __future__ import annotations
 
 import gzip
+import os
 import re
-from collections.abc import Iterable
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
+from pathlib import Path
 
 _VENDORS = {
     0x1002: "amd", 0x1022: "amd", 0x10DE: "nvidia", 0x8086: "intel", 0x15B3: "mellanox", 0x14E4: "broadcom",
@@ -25,7 +30,46 @@ _VENDORS = {
 }  # fmt: skip
 
 
+HOST_DATABASES = ("usr/share/misc/pci.ids", "usr/share/hwdata/pci.ids")
+"""Where a host keeps its database, below its root."""
+MAX_BYTES = 16 << 20
+"""Of a host's database; that of 2026 has 1.7 MB."""
+MAX_NAME = 256
+"""Of a name, in characters; the longest of 2026 has 150."""
+
+_BOARDS = {(0x10DE, 0x25B6): {(0x10DE, 0x14A9): "A16", (0x10DE, 0x157E): "A2"}}
+"""Products that share one device ID, by the IDs of their subsystem. From a comment of the database at this device."""
+
 _NOT_INDENTED = re.compile(rb"\n(?!\t)")
+_VERSION = re.compile(rb"^#\s*Version:\s*(\d{4})\.(\d{2})\.(\d{2})\s*$", re.MULTILINE)
+_PRODUCT = re.compile(r"\[([^\[\]]+)\]$")
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a device is called."""
+
+    name: str
+    """As people write it: ``L40S``. The product that the database has in brackets at the end of its name, else all of
+    that name."""
+    pci_name: str
+    """The database's name, which begins with the chip: ``AD102GL [L40S]``."""
+
+    @classmethod
+    def of(cls, pci_name: str) -> Model:
+        """The model with that name in the database."""
+        product = _PRODUCT.search(pci_name)
+        return cls((product[1].strip() if product else "") or pci_name, pci_name)
+
+
+@dataclass(frozen=True, eq=False)
+class Database:
+    """A PCI ID database."""
+
+    text: bytes
+    """Lines, of which the first is empty."""
+    version: tuple[int, ...]
+    """Year, month and day; empty if it does not say."""
 
 
 def vendor_name(vendor: int) -> str:
@@ -38,27 +82,83 @@ def hex_id(value: int) -> str:
     return f"0x{value:04x}"
 
 
-def model_names(wanted: Iterable[tuple[int, int]]) -> dict[tuple[int, int], str]:
-    """The database's names of (vendor, device) pairs; unknown pairs are absent."""
-    names = {(vendor, device): _model(vendor, device) for vendor, device in set(wanted)}
-    return {pair: name for pair, name in names.items() if name}
+def models(wanted: Iterable[tuple[int, int]], root: Path | None = None) -> dict[tuple[int, int], Model]:
+    """The models of (vendor, device) pairs; unknown pairs are absent. ``root``: of the host whose database is asked if
+    it is newer than the packed one."""
+    database = _newest(root)
+    names = {(vendor, device): _name(database, vendor, device) for vendor, device in set(wanted)}
+    return {pair: Model.of(name) for pair, name in names.items() if name}
 
 
-@lru_cache(maxsize=1024)
-def _model(vendor: int, device: int) -> str:
-    return _line(_section(vendor), b"\n\t%04x  " % device)
+def board_models(
+    known: Mapping[tuple[int, int], Model], subsystems: Iterable[tuple[tuple[int, int], tuple[int, int]]]
+) -> dict[tuple[int, int], Model]:
+    """The models that the subsystems of a card tell apart. ``subsystems``: pairs of a function's (vendor, device) and
+    its (subsystem vendor, subsystem device)."""
+    return {
+        pair: Model(_BOARDS[pair][subsystem], known[pair].pci_name)
+        for pair, subsystem in subsystems
+        if pair in known and subsystem in _BOARDS.get(pair, {})
+    }
+
+
+def has_boards(vendor: int, device: int | None) -> bool:
+    """Whether products share this device ID, so that the subsystem is worth reading."""
+    return (vendor, device) in _BOARDS
+
+
+def _newest(root: Path | None) -> Database:
+    databases = [_packed()]
+    for path in HOST_DATABASES if root is not None else ():
+        assert root is not None
+        if (of_host := _of_host(root, path)) is not None:
+            databases.append(of_host)
+    return max(databases, key=lambda each: each.version)  # the first of equals, so the packed one
+
+
+def _of_host(root: Path, path: str) -> Database | None:
+    """The database in that file; None if there is none that can be read. It is read again only when it changes."""
+    try:
+        file = (root / path).resolve()
+        if not file.is_relative_to(root.resolve()):
+            return None  # a link of a recorded tree must not lead out of it
+        status = file.stat()
+    except (OSError, RuntimeError):  # RuntimeError: links in a circle
+        return None
+    if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
+        return None
+    return _read(str(file), status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=8)
+def _read(file: str, changed_ns: int, size: int) -> Database | None:
+    try:
+        with open(file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as content:
+            return _parsed(content.read(size))
+    except OSError:
+        return None
 
 
 @lru_cache(maxsize=1)
-def _database() -> bytes:
+def _packed() -> Database:
     packed = resources.files("devalloc.inventory").joinpath("data", "pci.ids.gz").read_bytes()
-    return b"\n" + gzip.decompress(packed)
+    return _parsed(gzip.decompress(packed))
+
+
+def _parsed(text: bytes) -> Database:
+    version = _VERSION.search(text[:4096])
+    return Database(b"\n" + text, tuple(map(int, version.groups())) if version else ())
+
+
+@lru_cache(maxsize=1024)
+def _name(database: Database, vendor: int, device: int) -> str:
+    return _line(_section(database, vendor), b"\n\t%04x  " % device)
 
 
 @lru_cache(maxsize=32)
-def _section(vendor: int) -> bytes:
+def _section(database: Database, vendor: int) -> bytes:
     """A vendor's line and the indented lines below it."""
-    text = _database()
+    text = database.text
     start = text.find(b"\n%04x  " % vendor)
     if start < 0:
         return b""
@@ -72,4 +172,4 @@ def _line(section: bytes, head: bytes) -> str:
         return ""
     start += len(head)
     end = section.find(b"\n", start)
-    return section[start : end if end >= 0 else len(section)].decode("utf-8", "replace").strip()
+    return section[start : end if end >= 0 else len(section)].decode("utf-8", "replace").strip()[:MAX_NAME]

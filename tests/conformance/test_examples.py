@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import re
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import yaml
 from devalloc.api.decode import decode
 from devalloc.api.manifests import load
 from devalloc.controller.placing import solve_with_machines
+from devalloc.inventory.pciids import Model
 from tests.support import dev_cluster, kube_node, readme
 from tests.support.shared import REPO
 
@@ -32,6 +35,31 @@ def test_no_example_is_a_node_that_somebody_may_have() -> None:
     }
     assert nodes == {"example-a", "example-b"}
     assert not nodes & {dev_cluster.NODE, kube_node.NODE}
+
+
+_POOLS = re.compile(r"""name: model, stringValue: "?([^"}\n]+?)"?\}""")
+_EQUAL = re.compile(r"""\bdevice\.model\s*==\s*['"]([^'"\n]+)['"]""")
+_PART = re.compile(r"""\bdevice\.model\.(?:contains|startsWith|endsWith)\(['"]([^'"\n]+)['"]""")
+_SPELLINGS = {"a"}
+"""Literals of the guide to CEL that stand for any text."""
+
+
+def test_models_are_written_as_discovery_publishes_them() -> None:
+    """In examples, guides and the demo: who copies them gets a device."""
+    database = gzip.decompress((resources.files("devalloc.inventory") / "data" / "pci.ids.gz").read_bytes()).decode()
+    names = {Model.of(line[7:].strip()).name for line in database.splitlines() if line.startswith("\t")}
+    names |= {"A2", "A16"}  # which share an ID; their subsystem tells them apart
+    demo = REPO / "devalloc" / "cli" / "data"
+    texts = {path: path.read_text() for path in [*DOCUMENTS, *REPO.glob("examples/*/*.yaml"), *demo.glob("*.yaml")]}
+
+    exact = {
+        (literal, path.name) for path, text in texts.items() for literal in _POOLS.findall(text) + _EQUAL.findall(text)
+    }
+    parts = {(literal, path.name) for path, text in texts.items() for literal in _PART.findall(text)}
+
+    assert len(exact) > 20
+    assert {each for each in exact if each[0] not in names | _SPELLINGS} == set()
+    assert {each for each in parts if not any(each[0] in name for name in names)} == set()
 
 
 def contents(example: Path) -> list[dict[str, Any]]:

@@ -20,8 +20,8 @@ NAMES = ("harvester-vgpu-node", "harvester-pcidevices", "igb-guest", "hwloc-32in
 _UNREAD = {
     "power", "msi_irqs", "vpd", "resource", "config", "statistics", "local_cpus", "local_cpulist", "modalias", "irq",
     "aer_dev_correctable", "aer_dev_fatal", "aer_dev_nonfatal", "i2c-2", "i2c-3", "hwmon0", "dma_mask_bits", "enable",
-    "consistent_dma_mask_bits", "d3cold_allowed", "broken_parity_status", "msi_bus", "subsystem_device", "power_state",
-    "subsystem_vendor", "revision", "reset_method", "ari_enabled", "driver_override", "max_link_speed", "firmware_node",
+    "consistent_dma_mask_bits", "d3cold_allowed", "broken_parity_status", "msi_bus", "power_state",
+    "revision", "reset_method", "ari_enabled", "driver_override", "max_link_speed", "firmware_node",
     "max_link_width", "current_link_speed", "current_link_width",
 }  # fmt: skip
 

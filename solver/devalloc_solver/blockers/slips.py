@@ -364,7 +364,7 @@ def _unseen(survey: Survey, operator: str, name: str, literal: str, path: str) -
     is_case = any(len(value) == len(literal) for value in wider)
     # As a word of a longer text it is nearer than any other spelling, but for another case of all of it.
     as_word = [] if is_case else [value for value in wider if word.search(value)]
-    near = None if as_word else nearest(literal, values)
+    near = None if as_word else nearest(literal, values) or _part(literal, values)
     if near is None:
         wider = as_word or wider
         if not wider:
@@ -374,6 +374,12 @@ def _unseen(survey: Survey, operator: str, name: str, literal: str, path: str) -
         return Slip(path, f"{words}: write device.{name}.contains({part!r})", repr(literal), None)
     told = f"`{name}` is {literal!r} on 0 of {devices(survey.total)}; did you mean {near!r}?"
     return Slip(path, told, repr(literal), repr(near))
+
+
+def _part(literal: str, values: Iterable[str]) -> str | None:
+    """The longest value that is a word of the literal: L40S of 'AD102GL [L40S]'."""
+    parts = (value for value in values if re.search(rf"(?<![^\W_]){re.escape(value)}(?![^\W_])", literal))
+    return max(parts, key=lambda value: (len(value), value), default=None) or None
 
 
 def _kind(value: object) -> str | None:
