@@ -2,18 +2,21 @@
 
 The note is an annotation of the pool, which outlives every publication; a pool that has one is never deleted by its
 publisher. Who publishes a pool, and who allocates from it, adds ``devalloc.io/unavailable`` to the devices. On a
-Kubernetes cluster the Node counts as well, for who allocates: cordoned, tainted, or not ready.
+Kubernetes cluster the Node counts as well, for who allocates: cordoned, tainted, or not ready. In an embedded store
+nobody keeps Nodes up to date, so they do not count there: its readers leave them out (``NODE``).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from devalloc.api import meta
 
 Object = dict[str, Any]
+NODE = "Node"
+"""Kind of Kubernetes' Nodes."""
 NODE_CORDONED = "node is cordoned by kubectl"
 ALL = "*"
 """Stands for every device of the pool."""
@@ -44,7 +47,7 @@ def is_cordon(why: str) -> bool:
 
 def is_node(doc: Object) -> bool:
     """Whether it is a Node of Kubernetes."""
-    return doc.get("kind") == "Node" and doc.get("apiVersion") == "v1"
+    return doc.get("kind") == NODE and doc.get("apiVersion") == "v1"
 
 
 def node_of(pool: Object) -> str | None:
@@ -138,6 +141,16 @@ def with_cordons(pool: Object, node_is_closed: str | None = None) -> Object:
     common = _unavailable(spec)
     changed = [_with_reason(device, found, common) for device in devices]
     return {**pool, "spec": {**spec, "devices": changed}}
+
+
+def with_all_cordons(
+    documents: Iterable[Object], change: Callable[[Object, str | None], Object] = with_cordons
+) -> list[Object]:
+    """The documents with what is cordoned made unavailable in their pools, also by Nodes among them. ``change``: what
+    does so to one pool."""
+    documents = list(documents)
+    closed = closed_nodes(documents)
+    return [change(doc, closed.get(node_of(doc) or "")) if doc["kind"] == "DevicePool" else doc for doc in documents]
 
 
 def _with_reason(device: Any, found: Mapping[str, str], common: str | None) -> Any:

@@ -89,7 +89,12 @@ def contents(files: tuple[str, ...], namespace: str, place: Place, with_store: b
         stored, admin, said = _stored(place)
         for line in said:
             note(line)
-        return Contents(as_seen(stored), Documents((), (), ()), is_of_store=True, admin_namespaces=admin)
+        return Contents(
+            as_seen(stored, with_nodes=place.is_cluster),
+            Documents((), (), ()),
+            is_of_store=True,
+            admin_namespaces=admin,
+        )
     documents = read(files, namespace, verb="solve")
     given = [document.content for document in documents.all]
     if with_store is None:
@@ -106,7 +111,8 @@ def contents(files: tuple[str, ...], namespace: str, place: Place, with_store: b
     objects, refused = laid_over(stored, [one.content for one in documents.good])
     for key, why in refused:
         note(f"warning: {key} {why}; the answer is for the claim as it is")
-    return Contents([*as_seen(objects), *rest], documents, is_of_store=True, admin_namespaces=admin)
+    seen = as_seen(objects, with_nodes=place.is_cluster)
+    return Contents([*seen, *rest], documents, is_of_store=True, admin_namespaces=admin)
 
 
 def _key(content: Any) -> Key | None:
@@ -151,5 +157,5 @@ def _stored(place: Place) -> tuple[list[Object], AdminNamespaces, list[str]]:
         try:
             return store.list([*ours, *(each.kind for each in AROUND)]).objects, "labelled", []
         except Forbidden:
-            said = "warning: quotas and namespaces of the cluster may not be read here, so they do not count"
+            said = "warning: quotas, namespaces and Nodes of the cluster may not be read here, so they do not count"
             return store.list(ours).objects, "all", [said]

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Protocol
 
-from devalloc.api.cordon import closed_nodes, is_node, node_of, unknown_nodes, with_cordons
+from devalloc.api.cordon import closed_nodes, is_node, unknown_nodes, with_all_cordons, with_cordons
 from devalloc.api.meta import TRANSACTION
 from devalloc.controller import foreign, placing
 from devalloc.controller.availability import numbers
@@ -173,6 +173,8 @@ class Allocator:
         """Since when all rounds fail."""
         self._stop = threading.Event()
         self._own_writes: set[str] = set()
+        self._without: frozenset[str] = frozenset()
+        """Kinds that do not count, though they may be in the store."""
         self._reading = Reading(store, self._kinds)
         self._made = Made()
         self._last: Round | None = None
@@ -189,9 +191,10 @@ class Allocator:
         """What the last round wanted to say on objects, and they could not be written."""
 
     def forgo(self, kind: str) -> None:
-        """Decide without these objects, which may not be read. Before ``run``."""
+        """Decide without these objects, which may not be read, or do not count here. Before ``run``."""
+        self._without |= {kind}
         self._kinds = None if self._kinds is None else self._kinds - {kind}
-        self._reading = Reading(self._store, self._kinds)
+        self._reading = Reading(self._store, self._kinds, self._without)
 
     def run(self, stop: threading.Event) -> None:
         """Round after round until ``stop`` is set. Raises Unusable; all else is logged and tried again."""
@@ -305,15 +308,12 @@ class Allocator:
     def _documents(self, objects: Collection[Object]) -> list[Object]:
         """What is decided on: all but foreign objects, with what is cordoned unavailable; what of Nodes is to be known
         is in the pools then."""
-        closed = closed_nodes(objects)
-        found = []
-        for obj in objects:
-            if obj["kind"] == "DevicePool":
-                why = closed.get(node_of(obj) or "")
-                found.append(self._made.of("cordons", obj, partial(with_cordons, obj, why), why))
-            elif not (is_node(obj) or foreign.is_foreign(obj)):
-                found.append(obj)
-        return found
+
+        def cordoned(pool: Object, why: str | None) -> Object:
+            return self._made.of("cordons", pool, partial(with_cordons, pool, why), why)
+
+        own = (obj for obj in objects if not foreign.is_foreign(obj))
+        return [obj for obj in with_all_cordons(own, cordoned) if not is_node(obj)]
 
     def _has_quotas(self) -> bool:
         """Those that wait for one may be asked for again: how often, in one round, has a bound."""
@@ -420,6 +420,8 @@ class Allocator:
         devices: in a cluster all day long."""
         now = event.object if event.type is not EventType.DELETED else None
         before = self._seen.get(Key.of(event.object))
+        if Key.of(event.object).kind in self._without:
+            return False
         if gate.is_read(event.object):
             return bool(_reads(now) != _reads(before))
         if is_node(event.object):  # which says all day long that it is there

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from devalloc.store import EventType, Expired, Key, Object, Store
@@ -27,10 +27,11 @@ class Reading:
     An object that is as it was is the very same one, so that ``Made`` knows what was made of it.
     """
 
-    def __init__(self, store: Store, kinds: Iterable[str] | None) -> None:
-        """``kinds``: None for all."""
+    def __init__(self, store: Store, kinds: Iterable[str] | None, without: Collection[str] = ()) -> None:
+        """``kinds``: None for all, but ``without`` some."""
         self._store = store
         self._kinds = None if kinds is None else frozenset(kinds)
+        self._without = frozenset(without)
         self._objects: dict[Key, Object] = {}
         self._version: str | None = None
         """None before the first look."""
@@ -40,7 +41,8 @@ class Reading:
         before = self._objects
         if self._version is None or not self._hear(self._version):
             listed, self._version = self._store.list(self._kinds)
-            self._objects = {key: _known(before.get(key), obj) for obj in listed for key in [Key.of(obj)]}
+            keys = ((Key.of(obj), obj) for obj in listed)
+            self._objects = {key: _known(before.get(key), obj) for key, obj in keys if key.kind not in self._without}
         return Look(self._objects, self._version, self._objects is not before)
 
     def _hear(self, since: str) -> bool:
@@ -49,6 +51,10 @@ class Reading:
             events = [*self._store.watch(self._kinds, since, timeout=0)]
         except Expired:
             return False
+        if not events:
+            return True
+        self._version = events[-1].resource_version
+        events = [event for event in events if Key.of(event.object).kind not in self._without]
         if not events:
             return True
         objects = dict(self._objects)  # who was given the others may have them still
@@ -61,7 +67,6 @@ class Reading:
                 is_ordered = is_ordered and key in objects
                 objects[key] = event.object
         self._objects = objects if is_ordered else dict(sorted(objects.items(), key=_order))
-        self._version = events[-1].resource_version
         return True
 
 

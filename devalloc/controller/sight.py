@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
+from devalloc.api.cordon import NODE
 from devalloc.controller.overview import Overview, overview, within
 from devalloc.controller.overview.claims import has_untold
 from devalloc.store import Forbidden, NotServed, Object, Store, StoreError
@@ -17,8 +18,8 @@ from devalloc.store import Forbidden, NotServed, Object, Store, StoreError
 log = logging.getLogger(__name__)
 
 KINDS = ("DevicePool", "DeviceClass", "DeviceClaim", "VirtualMachine")
-BESIDE = ("ResourceQuota", "Node", "ResourceSlice", "ResourceClaim", "DeviceTaintRule")
-"""What is shown as well where it can be read."""
+BESIDE = ("ResourceQuota", NODE, "ResourceSlice", "ResourceClaim", "DeviceTaintRule")
+"""What is shown as well where it can be read. Of an embedded store Nodes do not count."""
 LEAST_SECONDS = 1.0
 SHARE = 10
 """However many look, and however large the fleet is: no more than one part in so many of a CPU is spent."""
@@ -99,7 +100,8 @@ class Sight:
     def _looked(self, before: Seen | None) -> Seen:
         more = _Read() if self._beside is None else self._read_beside(self._beside)
         try:
-            objects, version = self._store.list(KINDS if self._beside is not None else (*KINDS, *BESIDE))
+            here = [kind for kind in BESIDE if kind != NODE] if self._beside is None else ()
+            objects, version = self._store.list((*KINDS, *here))
         except NotServed:
             if self._beside is None:
                 raise

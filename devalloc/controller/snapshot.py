@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from devalloc.api.cordon import with_cordons
+from devalloc.api.cordon import is_node, with_all_cordons
 from devalloc.controller.claims import as_allocated
 from devalloc.controller.foreign import is_foreign
 from devalloc.store import Object, Store
@@ -12,14 +12,15 @@ from devalloc.store import Object, Store
 
 def snapshot(store: Store, kinds: Iterable[str] | None = None) -> list[Object]:
     """All objects of some kinds (None: all) as of one moment, ordered by kind, namespace and name, as the allocator
-    sees them: without foreign ones.
-
-    Allocated claims come with the spec that their allocation answers, and what is cordoned is unavailable.
-    """
+    of an embedded store sees them."""
     return as_seen(store.list(kinds).objects)
 
 
-def as_seen(objects: Iterable[Object]) -> list[Object]:
-    """Objects of a store as the allocator sees them."""
-    own = [obj for obj in objects if not is_foreign(obj)]
-    return [with_cordons(doc) if doc["kind"] == "DevicePool" else doc for doc in as_allocated(own)]
+def as_seen(objects: Iterable[Object], *, with_nodes: bool = False) -> list[Object]:
+    """Objects of a store as the allocator sees them: without foreign ones and Nodes.
+
+    Allocated claims come with the spec that their allocation answers, and what is cordoned is unavailable.
+    ``with_nodes``: also by Nodes among the objects, as on a cluster.
+    """
+    own = [obj for obj in objects if not is_foreign(obj) and (with_nodes or not is_node(obj))]
+    return [obj for obj in with_all_cordons(as_allocated(own)) if not is_node(obj)]

@@ -14,6 +14,7 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import Literal, Protocol
 
+from devalloc.api.cordon import NODE
 from devalloc.controller.allocate import AllocateSettings, Allocator, Round, Solve
 from devalloc.controller.host import Host, Inventory
 from devalloc.controller.publish import Published
@@ -93,6 +94,7 @@ class Up:
                 )
             store.call_by_group()
             allocator = Allocator(store, settings=self._settings, solve=self._solve, progress=self._on_round)
+            allocator.forgo(NODE)
             loops: list[Loop] = [allocator.run]
             host = None
             if self._inventory is not None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from devalloc.api import meta
-from devalloc.api.cordon import closed_nodes, node_of, unknown_nodes, with_cordons
+from devalloc.api.cordon import closed_nodes, unknown_nodes, with_all_cordons
 from devalloc.api.decode import decode
 from devalloc.api.kinds import KINDS
 from devalloc.controller.availability import CountedPool, count
@@ -65,9 +65,7 @@ def overview(documents: Iterable[Object], notes: Sequence[str] = ()) -> Overview
     """Of all objects that there are. Never raises for their content. ``notes``: what could not be read, and why."""
     documents = list(documents)
     closed = closed_nodes(documents)
-    docs = [
-        with_cordons(doc, closed.get(node_of(doc) or "")) if doc["kind"] == "DevicePool" else doc for doc in documents
-    ]
+    docs = with_all_cordons(documents)
     counted = count(docs)
     users = machines.users(docs)
     holders = pools.holders(counted, users)

@@ -1,0 +1,109 @@
+"""Nodes of Kubernetes count on a cluster and nowhere else: all verbs agree with `devalloc up` on that."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from devalloc.cli import clusters
+from devalloc.controller.up import Up
+from devalloc.store.kubernetes.resources import AROUND, OURS
+from devalloc.store.sqlite import SQLiteStore
+from tests.support.fake_kube import FakeClient, FakeKube
+from tests.support.shell import Shell, claim, device_class, pool, text
+
+Object = dict[str, Any]
+
+STATES = (
+    {},
+    {"spec": {"unschedulable": True}},
+    {"spec": {"taints": [{"key": "gpu", "effect": "NoSchedule"}]}},
+    {"spec": {"taints": [{"key": "gpu", "effect": "NoExecute"}]}},
+    {"status": {"conditions": [{"type": "Ready", "status": "False", "reason": "KubeletStopped"}]}},
+    {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}},
+)
+NODES = st.dictionaries(st.sampled_from(["node-a", "node-b", "elsewhere"]), st.sampled_from(STATES))
+
+
+def node(name: str, **content: Any) -> Object:
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, **content}
+
+
+def up_until_settled(path: Path) -> list[str]:
+    """What the loops of `devalloc up` report as problems when they have answered all claims."""
+    reported: list[str] = []
+
+    def look(done: Any) -> None:
+        reported.extend(done.problems)
+        up.stop()
+
+    up = Up(path, None, on_round=look)
+    up.run()
+    return reported
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(nodes=NODES)
+def test_in_an_embedded_store_all_verbs_answer_as_if_there_were_no_nodes(
+    devalloc: Shell, nodes: dict[str, Object]
+) -> None:
+    """`devalloc` is here for the log handlers that it puts back."""
+    with tempfile.TemporaryDirectory(dir=devalloc.store.parent) as folder:
+        shell = Shell(Path(folder) / "store.db")
+        fleet = [pool("a"), pool("b", node="node-b"), device_class(), claim("all", count=2)]
+        shell("apply", "-f", "-", stdin=text(*fleet, *(node(name, **content) for name, content in nodes.items())))
+
+        solved = shell("solve", "-o", "json").json
+        (would,) = (one["allocations"] for one in solved["claims"])
+        assert shell("explain", "all").code == 0
+        assert shell("capacity", "all").out.startswith("2 more like default/all: 1 on node-a, 1 on node-b")
+        problems = up_until_settled(shell.store)
+        store = SQLiteStore(shell.store)
+        (holds,) = (one["status"]["allocations"] for one in store.list("DeviceClaim").objects)
+        pools = {one["metadata"]["name"]: one["status"]["availableDevices"] for one in store.list("DevicePool").objects}
+        store.close()
+        shown = shell("top", "-o", "json").json
+
+    assert [one["deviceName"] for one in holds] == [one["deviceName"] for one in would]
+    assert sorted(pools.values()) == [0, 2]
+    assert {each["name"]: each["counts"]["available"] for each in shown["nodes"]} == {
+        f"node-{name}": count for name, count in pools.items()
+    }
+    assert [each["cordoned"] for each in shown["nodes"]] == ["", ""]
+    assert (solved["problems"], problems, shown["problems"]) == ([], [], [])
+
+
+def test_a_node_that_is_tried_out_in_an_embedded_store_does_not_count_either(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin=text(pool(), device_class()))
+    cordoned = node("node-a", spec={"unschedulable": True})
+
+    assert devalloc("solve", "-f", "-", stdin=text(cordoned, claim())).code == 0
+
+
+class TestOnACluster:
+    @pytest.fixture
+    def cluster(self, devalloc: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeKube:
+        kube = FakeKube()
+        paths = {resource.kind: resource for resource in (*OURS, *AROUND)}
+        for obj in (pool(), device_class(), node("node-a", spec={"unschedulable": True})):
+            kube.create(paths[obj["kind"]].within(None), obj)
+        monkeypatch.setattr(clusters, "connect", lambda kubeconfig: FakeClient(kube))
+        (tmp_path / "kubeconfig").touch()
+        monkeypatch.setenv("DEVALLOC_KUBECONFIG", str(tmp_path / "kubeconfig"))
+        return kube
+
+    def test_what_is_asked_agrees_with_the_controller(self, devalloc: Shell, cluster: FakeKube) -> None:
+        wanted = text(claim("new", namespace="default"))
+
+        solved = devalloc("solve", "-f", "-", "-o", "json", stdin=wanted)
+        (one,) = solved.json["claims"]
+        assert solved.code == 1
+        assert "node is cordoned by kubectl" in json.dumps(one)
+        assert devalloc("capacity", "-f", "-", stdin=wanted).out.startswith("0 more like default/new")
+        assert "node is cordoned by kubectl" in devalloc("explain", "new", "-f", "-", stdin=wanted).out
