@@ -38,6 +38,7 @@ def apply(files: tuple[str, ...], dry_run: bool, namespace: str, store: Path | N
     from devalloc.cli.documents import read
     from devalloc.cli.storage import opened, store_path
     from devalloc.cli.unread import unread
+    from devalloc.store.errors import Invalid
     from devalloc.store.key import Key
 
     documents = read(files, namespace, verb="apply")
@@ -55,7 +56,12 @@ def apply(files: tuple[str, ...], dry_run: bool, namespace: str, store: Path | N
         lines = []
         try:
             for document in good:
-                refusal, outcome = _apply(objects, document.content, dry_run=dry_run)
+                try:
+                    refusal, outcome = _apply(objects, document.content, dry_run=dry_run)
+                except Invalid as error:  # of a kind that is not checked when manifests are read
+                    note(f"error: {document.source}: {error}")
+                    code = 2
+                    continue
                 if refusal:
                     note(f"error: {document.source}: {Key.of(document.content)}: {refusal}")
                     code = max(code, 1)

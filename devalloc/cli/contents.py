@@ -79,6 +79,7 @@ def with_store_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def contents(files: tuple[str, ...], namespace: str, place: Place, with_store: bool | None = None) -> Contents:
     """What to answer for. Shows what is wrong with the manifests. Raises Failed, BadInput."""
+    from devalloc.api.cordon import is_node
     from devalloc.cli.documents import Documents, read
     from devalloc.controller.applying import laid_over
     from devalloc.controller.snapshot import as_seen
@@ -108,7 +109,8 @@ def contents(files: tuple[str, ...], namespace: str, place: Place, with_store: b
     rest = [one.content for one in documents.all if one.source not in readable]
     wrong = set(map(_key, rest))  # the answer is for what the manifests say, though it is wrong
     stored = [obj for obj in stored if _key(obj) not in wrong]
-    objects, refused = laid_over(stored, [one.content for one in documents.good])
+    # Only the cluster itself says how its Nodes are.
+    objects, refused = laid_over(stored, [one.content for one in documents.good if not is_node(one.content)])
     for key, why in refused:
         note(f"warning: {key} {why}; the answer is for the claim as it is")
     seen = as_seen(objects, with_nodes=place.is_cluster)

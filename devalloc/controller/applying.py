@@ -23,13 +23,15 @@ def refusal(old: Object, wanted: Object) -> str:
 def merged(old: Object, wanted: Object) -> Object:
     """What to write: the manifest, the state it is based on, and what the manifest has no say in."""
     metadata = dict(wanted["metadata"])
-    ours = {*OF_ALLOCATION, PREPARED_ON, RELEASE}
-    theirs = {name: text for name, text in metadata.get("annotations", {}).items() if name not in ours}
-    before = old["metadata"].get("annotations", {})
-    stay = {name: text for name, text in before.items() if name in ours}
-    # A pool that is applied again stays cordoned.
-    cordons = {name: text for name, text in before.items() if name in (CORDONED, CORDONED_NODE)}
-    metadata["annotations"] = {**cordons, **theirs, **stay}
+    written = metadata.get("annotations") or {}
+    if isinstance(written, dict):  # anything else stays as it is, and the store or the solver refuses it
+        ours = {*OF_ALLOCATION, PREPARED_ON, RELEASE}
+        theirs = {name: text for name, text in written.items() if name not in ours}
+        before = old["metadata"].get("annotations", {})
+        stay = {name: text for name, text in before.items() if name in ours}
+        # A pool that is applied again stays cordoned.
+        cordons = {name: text for name, text in before.items() if name in (CORDONED, CORDONED_NODE)}
+        metadata["annotations"] = {**cordons, **theirs, **stay}
     metadata.setdefault("finalizers", old["metadata"].get("finalizers", []))
     metadata["resourceVersion"] = old["metadata"]["resourceVersion"]
     metadata.pop("uid", None)

@@ -107,3 +107,13 @@ class TestOnACluster:
         assert "node is cordoned by kubectl" in json.dumps(one)
         assert devalloc("capacity", "-f", "-", stdin=wanted).out.startswith("0 more like default/new")
         assert "node is cordoned by kubectl" in devalloc("explain", "new", "-f", "-", stdin=wanted).out
+
+    @pytest.mark.parametrize("wrong", [{"metadata": {"name": "n", "annotations": ["x"]}}, {"spec": ["x"]}])
+    def test_a_node_of_a_file_does_not_count(self, devalloc: Shell, cluster: FakeKube, wrong: Object) -> None:
+        """It is not the cluster that says how it is."""
+        wanted = text({**node("node-a"), **wrong}, claim("new", namespace="default"))
+
+        solved = devalloc("solve", "-f", "-", stdin=wanted)
+
+        assert "node is cordoned by kubectl" in solved.out
+        assert "warning: Node" in solved.err

@@ -28,6 +28,22 @@ def test_apply_creates_then_changes_nothing_then_updates(devalloc: Shell) -> Non
     assert len(devalloc("get", "dpool/gpus", "-o", "json").json["spec"]["devices"]) == 3
 
 
+@pytest.mark.parametrize("annotations", ["x", ["x"], {"a": 1}])
+def test_apply_reports_metadata_that_no_object_can_have_and_applies_the_others(
+    devalloc: Shell, annotations: object
+) -> None:
+    """Also on an object of a foreign kind, which only the store looks at, and also when the object exists."""
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}}
+    wrong = {**node, "metadata": {"name": "n", "annotations": annotations}}
+    assert devalloc("apply", "-f", "-", stdin=text(node)).code == 0
+
+    applied = devalloc("apply", "-f", "-", stdin=text(wrong, claim()))
+
+    assert applied.code == 2
+    assert applied.out == "deviceclaim/train created\n"
+    assert "error: stdin, document 1: Node default/n: metadata.annotations must be a map of texts" in applied.err
+
+
 def test_dry_run_says_the_same_and_changes_nothing(devalloc: Shell) -> None:
     assert devalloc("apply", "--dry-run", "-f", "-", stdin=text(pool())).out == "devicepool/gpus created (dry run)\n"
     assert not devalloc.store.exists()

@@ -96,6 +96,19 @@ def test_a_claim_of_the_store_that_is_applied_again_keeps_what_it_holds(live: Sh
     assert "is allocated, so its spec is fixed" in other.err
 
 
+@pytest.mark.parametrize("annotations", ["x", ["x"]])
+@pytest.mark.parametrize("command", ["solve", "capacity"])
+def test_metadata_that_no_object_can_have_hurts_no_claim_beside_it(
+    live: Shell, command: str, annotations: object
+) -> None:
+    """On an object of a foreign kind, which nobody looks at before it is laid over the one of the store."""
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "n"}}
+    live("apply", "-f", "-", stdin=text(secret))
+    wrong = {**secret, "metadata": {"name": "n", "annotations": annotations}}
+
+    assert live(command, "-f", "-", stdin=text(wrong, claim("new"))).code == 0
+
+
 def test_an_edit_of_a_class_is_tried_out(live: Shell) -> None:
     edited = text(device_class(driver="gpu.devalloc.io", constraints="device.model == 'H100'"), claim("new"))
 
