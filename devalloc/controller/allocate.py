@@ -44,6 +44,7 @@ from devalloc.store import (
     Refused,
     Store,
     Unusable,
+    log_failure,
 )
 from devalloc.store.lifecycle import annotated, with_status
 from devalloc_solver import gate, quota
@@ -203,12 +204,12 @@ class Allocator:
             self._run(stop)
 
     def _run(self, stop: threading.Event) -> None:
-        failures = 0
+        failures, logged = 0, ""
         while not stop.is_set():
             try:
                 self.began = self._clock()
                 done = self.round()
-                failures, self.began, self.failing = 0, None, None
+                failures, logged, self.began, self.failing = 0, "", None, None
                 self._progress(done)
                 if self._is_unfinished:
                     stop.wait(self._settings.retry)
@@ -220,11 +221,11 @@ class Allocator:
                 continue
             except Unusable:
                 raise
-            except Exception:
+            except Exception as error:
                 self.failing = self.began if self.failing is None else self.failing
                 failures, self.began = failures + 1, None
                 delay = min(self._settings.retry * 2 ** min(failures - 1, 30), self._settings.resync)
-                log.exception("could not answer the claims; next try in %.0f s", delay)
+                logged = log_failure(log, error, logged, "could not answer the claims", delay)
                 stop.wait(delay)
 
     def round(self) -> Round:

@@ -14,7 +14,7 @@ from devalloc.controller.publish import Published, Publisher
 from devalloc.controller.turn import Turn
 from devalloc.inventory import Discovery, Known, watch
 from devalloc.inventory.events import EventSource
-from devalloc.store import Expired, Store, Unusable
+from devalloc.store import Expired, Store, StoreError, Unusable, log_failure
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +66,7 @@ class Host:
             source=source,
             settings=watch.WatchSettings(resync=resync),
             failed=on_failed,
+            expected=(StoreError,),
         )
         # From before the first publication, so that nothing done to our pools is missed.
         self._since = store.list([]).resource_version
@@ -115,6 +116,7 @@ class Host:
 
     def repair(self, stop: threading.Event) -> None:
         """Publish again what somebody overwrote or deleted: at once where it is seen, now and then in any case."""
+        logged = ""
         while not stop.is_set():
             try:
                 for event in self._store.watch("DevicePool", self._since, timeout=self._resync, stop=stop):
@@ -122,13 +124,14 @@ class Host:
                     if self._publishes.is_set() and self._publisher.overwritten(event):
                         self.rescan()
                 self.rescan()
+                logged = ""
             except Expired:
                 self._since = self._store.list([]).resource_version
                 self.rescan()
             except Unusable:
                 raise
-            except Exception:
-                log.exception("could not watch the pools; trying again in %.0f s", _RETRY_SECONDS)
+            except Exception as error:
+                logged = log_failure(log, error, logged, "could not watch the pools", _RETRY_SECONDS)
                 stop.wait(_RETRY_SECONDS)
 
     def _discover(self) -> Discovery:

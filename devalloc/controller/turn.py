@@ -42,7 +42,10 @@ class Turn:
         """Whether somebody goes before us. From any thread."""
         if self._first:
             return False
-        probe = _open(self._wanted_path)  # a lock belongs to an open file: closing it gives it back
+        try:
+            probe = _open(self._wanted_path)  # a lock belongs to an open file: closing it gives it back
+        except Unavailable:  # the folder is gone, and with it whatever another process could say there
+            return False
         try:
             return not _try(probe)
         finally:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Literal, Protocol
 
@@ -20,7 +20,7 @@ from devalloc.controller.host import Host, Inventory
 from devalloc.controller.publish import Published
 from devalloc.controller.turn import Turn
 from devalloc.inventory.events import UdevSource
-from devalloc.store import Store, Unusable
+from devalloc.store import Store, Unavailable, Unusable
 from devalloc.store.lease import hold
 from devalloc.store.sqlite import SQLiteStore
 
@@ -33,6 +33,8 @@ Loop = Callable[[threading.Event], None]
 """Runs until the event is set."""
 GRACE_SECONDS = 2.0
 """How long a stop waits for work that is under way. What it leaves unfinished has written nothing."""
+_HELD_SECONDS = 1.0
+"""From one look to the next whether this process still holds the store."""
 
 
 class Up:
@@ -82,11 +84,12 @@ class Up:
         self._messages.put("rescan")
 
     def run(self) -> None:
-        """Run until ``stop``. Raises Held when another process runs on this store, Unusable when it is damaged."""
+        """Run until ``stop``. Raises Held when another process runs on this store, Unusable when it is damaged, and
+        Unavailable when its folder goes meanwhile."""
         stop = threading.Event()
         with ExitStack() as stack:
             store = stack.enter_context(closing(SQLiteStore(self._path)))
-            stack.enter_context(hold(self._path))
+            is_held = stack.enter_context(hold(self._path))
             if problems := store.check():
                 raise Unusable(
                     f"the store {self._path} is damaged: {problems[0]} ({len(problems)} in all). "
@@ -109,9 +112,16 @@ class Up:
             threads = [threading.Thread(target=self._guarded, args=(loop, stop), daemon=True) for loop in loops]
             for thread in threads:
                 thread.start()
-            while (message := self._messages.get()) != "stop":
+            while (message := self._next_message()) != "stop":
                 if message == "rescan" and host is not None:
                     host.rescan()
+                elif message is None and not is_held():
+                    self._failure = self._failure or Unavailable(
+                        f"the folder {self._path.absolute().parent} was removed or replaced while `devalloc up` ran on "
+                        f"the store {self._path.name} in it. Put the folder back, or a backup with `devalloc restore`, "
+                        "and start `devalloc up` again"
+                    )
+                    break
             stop.set()
             until = time.monotonic() + GRACE_SECONDS
             for thread in threads:
@@ -121,6 +131,13 @@ class Up:
                 self._unfinished = stack.pop_all()  # the thread still uses store and lock; they go with the process
         if self._failure is not None:
             raise self._failure
+
+    def _next_message(self) -> Message | None:
+        """None when there is none for a while."""
+        try:
+            return self._messages.get(timeout=_HELD_SECONDS)
+        except Empty:
+            return None
 
     def _guarded(self, loop: Loop, stop: threading.Event) -> None:
         """A loop that ends with an error ends everything."""

@@ -102,10 +102,15 @@ class InventoryWatcher:
         settings: WatchSettings = DEFAULTS,
         clock: Callable[[], float] = time.monotonic,
         failed: Callable[[], None] = lambda: None,
+        expected: tuple[type[Exception], ...] = (),
     ) -> None:
-        """``failed`` is called for each discovery or publication that raised."""
+        """``failed`` is called for each discovery or publication that raised. ``expected``: errors that are logged
+        without a traceback, and once for as long as they stay the same."""
         self._discover = discover
         self._failed = failed
+        self._expected = expected
+        self._logged = ""
+        """The expected error that was logged last, until something was published."""
         self._publish = publish
         self._source = source
         self._settings = settings
@@ -170,14 +175,22 @@ class InventoryWatcher:
             if changes or self._owed or self._published is None:
                 self._publish(found)
                 log.info("published %d pools: %s", len(found.pools), changes)
-        except Exception:
+        except Exception as error:
             self._failures += 1
             delay = min(self._settings.retry * 2 ** min(self._failures - 1, 30), self._settings.resync)
             self._resync_at = self._clock() + delay
-            log.exception("could not bring the inventory up to date; next try in %.0f s or on the next event", delay)
+            is_expected, is_again = isinstance(error, self._expected), str(error) == self._logged
+            log.log(
+                logging.DEBUG if is_expected and is_again else logging.ERROR,
+                "could not bring the inventory up to date; next try in %.0f s or on the next event: %s",
+                delay,
+                error,
+                exc_info=None if is_expected else error,
+            )
+            self._logged = str(error) if is_expected else ""
             self._failed()
         else:
-            self._published, self._failures, self._owed = list(found.pools), 0, False
+            self._published, self._failures, self._owed, self._logged = list(found.pools), 0, False, ""
             self._resync_at = self._clock() + self._settings.resync
 
     def _report(self, found: Discovery) -> None:

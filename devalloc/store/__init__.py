@@ -16,6 +16,7 @@ from devalloc.store.errors import (
     Unavailable,
     Unknown,
     Unusable,
+    log_failure,
 )
 from devalloc.store.key import Key, Object
 from devalloc.store.protocol import Change, Event, EventType, Fence, Listing, Outcomes, Store, Written
@@ -46,4 +47,5 @@ __all__ = [
     "Unknown",
     "Unusable",
     "Written",
+    "log_failure",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -87,3 +88,15 @@ class Unknown(StoreError):
 
 class Deposed(StoreError):
     """This process does not decide any more, and another may: nothing more was written."""
+
+
+def log_failure(log: logging.Logger, error: Exception, logged: str, what: str, delay: float) -> str:
+    """Log why a loop tries again in ``delay`` seconds: errors of a store as one line, and once for as long as they stay
+    the same; others are bugs and have a traceback each time.
+
+    ``logged``: what this gave the last time, "" after a success.
+    """
+    is_expected = isinstance(error, StoreError)
+    level = logging.DEBUG if is_expected and str(error) == logged else logging.ERROR
+    log.log(level, "%s; next try in %.0f s: %s", what, delay, error, exc_info=None if is_expected else error)
+    return str(error) if is_expected else ""

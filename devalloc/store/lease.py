@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from devalloc.store.errors import Held, Unavailable
-from devalloc.store.paths import check_private
+from devalloc.store.paths import check_private, file_at
 
 
 @contextmanager
-def hold(store: Path) -> Iterator[None]:
+def hold(store: Path) -> Iterator[Callable[[], bool]]:
     """Be the one process that runs the loops on this store. Raises Held, naming the other process's pid.
+
+    Gives a function that says whether it still is: the lock's file may go with its folder, and then another process can
+    make one of its own.
 
     The lock is the kernel's, on ``<store>.lock``, so that it goes with the process however that ends. The file stays:
     removing it would let two processes lock two different files.
@@ -32,7 +35,8 @@ def hold(store: Path) -> Iterator[None]:
             raise _held(store, os.pread(descriptor, 32, 0)) from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        yield
+        locked = os.fstat(descriptor)
+        yield lambda: file_at(path) == (locked.st_dev, locked.st_ino)
     finally:
         os.close(descriptor)
 

@@ -215,7 +215,7 @@ class VirtualMachines:
 
     def _watch(self, stop: threading.Event) -> None:
         """Have the loop hear of what changes in the store."""
-        since = "0"
+        since, logged = "0", ""
         while not stop.is_set():
             try:
                 if since == "0":
@@ -227,12 +227,15 @@ class VirtualMachines:
                     for event in events:
                         since = event.resource_version
                         self._hear([event])
+                logged = ""
             except Expired:
                 since = "0"
             except Exception as error:
                 if stop.is_set():
                     break
-                log.warning("could not watch the machines' objects: %s", error)
+                level = logging.DEBUG if str(error) == logged else logging.WARNING
+                log.log(level, "could not watch the machines' objects: %s", error)
+                logged = str(error)
                 stop.wait(self._settings.retry)
         self._wake.beat()
 

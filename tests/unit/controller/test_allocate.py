@@ -15,7 +15,7 @@ import pytest
 from devalloc.api.decode import decode
 from devalloc.controller.allocate import AllocateSettings, Allocator, Round
 from devalloc.controller.release import release
-from devalloc.store import Unusable
+from devalloc.store import Unavailable, Unusable
 from devalloc.store.kubernetes import KubernetesStore
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests
@@ -417,6 +417,24 @@ class TestLoop:
         with Loop(store, solve=meanwhile(fail), settings=AllocateSettings(retry=0.01)) as loop:
             loop.until(lambda: held(store, "a") == ["p/d0"])
         assert caplog.text.count("RuntimeError: boom") == 2
+
+    def test_an_error_of_the_store_is_one_line_for_as_long_as_it_lasts(
+        self, store: SQLiteStore, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        fill(store, gpu_pool(), gpu_class(), gpu_claim("a"))
+        failures = iter([Unavailable("disk full"), Unavailable("disk full"), Unavailable("busy")])
+
+        def fail() -> None:
+            if error := next(failures, None):
+                raise error
+
+        with Loop(store, solve=meanwhile(fail), settings=AllocateSettings(retry=0.01)) as loop:
+            loop.until(lambda: held(store, "a") == ["p/d0"])
+        errors = [record for record in caplog.records if record.levelname == "ERROR"]
+        assert [(record.getMessage(), record.exc_info) for record in errors] == [
+            ("could not answer the claims; next try in 0 s: disk full", None),
+            ("could not answer the claims; next try in 0 s: busy", None),
+        ]
 
     def test_ends_when_the_store_is_beyond_use(self, store: SQLiteStore) -> None:
         def break_down() -> None:

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
 from devalloc.controller.up import Inventory, Up
 from devalloc.inventory import Discovery, Known, watch
-from devalloc.store import Held, Unusable
+from devalloc.store import Held, Unavailable, Unusable
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests
 from tests.support.fleets import gpu_claim, gpu_class, gpu_pool, held
@@ -212,3 +214,31 @@ def test_stops_in_the_middle_of_a_long_solve_and_writes_nothing_of_it(
     assert over.wait(60)
     assert store.list() == before, "an answer that came too late"
     del up  # until here the lock is held
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_it_ends_and_says_why_when_the_folder_of_its_store_goes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another process could run on whatever comes in its place."""
+    folder = tmp_path / "state"
+    up = Up(folder / "store.db", Inventory("n", Host(gpu_pool()).discover), on_round=lambda done: rmtree(folder))
+
+    with pytest.raises(Unavailable, match=r"state was removed or replaced .* start `devalloc up` again"):
+        up.run()
+
+    texts = [record.getMessage() for record in caplog.records]
+    assert len(texts) == len(set(texts)), "each is said once"
+    assert [record for record in caplog.records if record.exc_info] == []
+
+
+def test_another_folder_in_its_place_is_not_taken_for_the_store(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+
+    def replace_it(done: object) -> None:
+        if not (tmp_path / "away").exists():
+            folder.rename(tmp_path / "away")
+            SQLiteStore(folder / "store.db").close()
+
+    with pytest.raises(Unavailable, match="was removed or replaced"):
+        Up(folder / "store.db", None, on_round=replace_it).run()

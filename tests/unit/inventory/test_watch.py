@@ -61,6 +61,8 @@ class World:
     published: list[tuple[float, int]] = field(default_factory=list)
     failing: dict[str, int] = field(default_factory=dict)
     """How many more times "discover" and "publish" fail."""
+    error: type[Exception] = RuntimeError
+    """What they fail with."""
     failures: int = 0
     """How many there were, as the watcher tells."""
     problems: list[Problem] = field(default_factory=list)
@@ -68,7 +70,13 @@ class World:
 
     def __post_init__(self) -> None:
         self.watcher = InventoryWatcher(
-            self.discover, self.publish, source=self, settings=SETTINGS, clock=lambda: self.now, failed=self.count
+            self.discover,
+            self.publish,
+            source=self,
+            settings=SETTINGS,
+            clock=lambda: self.now,
+            failed=self.count,
+            expected=(FileNotFoundError,),
         )
 
     def count(self) -> None:
@@ -125,7 +133,7 @@ class World:
     def _maybe_fail(self, what: str) -> None:
         if self.failing.get(what, 0) > 0:
             self.failing[what] -= 1
-            raise RuntimeError(f"{what} fails")
+            raise self.error(f"{what} fails")
 
 
 @pytest.fixture
@@ -217,6 +225,17 @@ class TestFailures:
         assert world.published == [(135, 0)]
         assert [r.levelno for r in caplog.records].count(logging.ERROR) == 5
         assert world.failures == 5
+
+    def test_an_expected_failure_is_one_line_until_something_was_published(
+        self, world: World, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        world.error = FileNotFoundError
+        world.failing["publish"] = 2
+        world.at(50, lambda: world.failing.update(publish=1))
+        world.at(50, world.change)
+        world.run(until=200)
+        errors = [record for record in caplog.records if record.levelno == logging.ERROR]
+        assert [record.exc_info for record in errors] == [None, None]
 
     def test_an_event_after_a_failure_tries_again_at_once(self, world: World) -> None:
         world.failing["publish"] = 1
