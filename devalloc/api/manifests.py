@@ -75,10 +75,11 @@ class Manifests:
     problems: list[Problem] = field(default_factory=list)
 
 
-def load(paths: Iterable[str | Path], stdin: IO[str] | IO[bytes] | None = None) -> Manifests:
-    """Read files, folders (recursively, in the order of names) and "-" for stdin. Never raises for what is in them.
+def load(paths: Iterable[str | Path], stdin: IO[str] | IO[bytes] | None = None, *, recursive: bool = True) -> Manifests:
+    """Read files, folders (in the order of names) and "-" for stdin. Never raises for what is in them.
 
     In folders only names that end in .yaml, .yml or .json are read, and names that start with a dot are not.
+    ``recursive``: folders in folders too; otherwise a warning names the folders that have some.
     """
     found = Manifests()
     read: set[tuple[int, int]] = set()
@@ -86,7 +87,7 @@ def load(paths: Iterable[str | Path], stdin: IO[str] | IO[bytes] | None = None) 
         if str(path) == "-":
             _load_bytes(_read_stream(stdin), "stdin", found)
             continue
-        for file, source in _files(Path(path), found.problems):
+        for file, source in _files(Path(path), found.problems, recursive=recursive):
             _load_file(file, source, found, read)
     return found
 
@@ -101,7 +102,7 @@ def load_text(text: str, source: str = "text") -> Manifests:
 # -- files -----------------------------------------------------------------------------------------------------------
 
 
-def _files(path: Path, problems: list[Problem]) -> Iterator[tuple[Path, str]]:
+def _files(path: Path, problems: list[Problem], *, recursive: bool) -> Iterator[tuple[Path, str]]:
     try:
         is_folder = stat.S_ISDIR(path.stat().st_mode)
     except (OSError, ValueError) as error:
@@ -112,14 +113,26 @@ def _files(path: Path, problems: list[Problem]) -> Iterator[tuple[Path, str]]:
         return
     before = len(problems)
     count = 0
-    for file in _walk(path, (), problems):
+    inner: list[str] | None = None if recursive else []
+    for file in _walk(path, (), problems, inner):
         count += 1
         yield file, str(file)
+    unread = f"folders in it are not read without -R: {_listed(inner)}" if inner else ""
     if not count and len(problems) == before:
-        problems.append(Problem(f"has no manifests (files that end in {', '.join(SUFFIXES)})", source=str(path)))
+        why = f"has no manifests (files that end in {', '.join(SUFFIXES)})"
+        problems.append(Problem(f"{why}; {unread}" if unread else why, source=str(path)))
+    elif unread:
+        problems.append(Problem(unread, source=str(path), severity="warning"))
 
 
-def _walk(folder: Path, above: tuple[tuple[int, int], ...], problems: list[Problem]) -> Iterator[Path]:
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _walk(
+    folder: Path, above: tuple[tuple[int, int], ...], problems: list[Problem], inner: list[str] | None
+) -> Iterator[Path]:
+    """The files of a folder. ``inner`` None: those of folders in it too; otherwise the names of these go there."""
     try:
         status = folder.stat()
         identity = (status.st_dev, status.st_ino)
@@ -142,8 +155,10 @@ def _walk(folder: Path, above: tuple[tuple[int, int], ...], problems: list[Probl
             if entry.name.endswith(SUFFIXES):
                 problems.append(Problem(_why(error), source=str(path)))
             continue
-        if stat.S_ISDIR(mode):
-            yield from _walk(path, (*above, identity), problems)
+        if stat.S_ISDIR(mode) and inner is not None:
+            inner.append(entry.name)
+        elif stat.S_ISDIR(mode):
+            yield from _walk(path, (*above, identity), problems, None)
         elif not entry.name.endswith(SUFFIXES):
             continue
         elif stat.S_ISREG(mode):

@@ -23,6 +23,9 @@ def backup(path: Path, store: Path | None, node_state: Path | None) -> int:
 
     Where this host's node plugin has a journal that may be read, it is copied to PATH.node. `devalloc restore` puts
     them back.
+
+    \b
+    devalloc backup /backups/devalloc-monday.db
     """
     import os
 

@@ -86,7 +86,11 @@ def capacity(
     question = contents(files, namespace, place, with_store)
     documents = [one for one in question.all if _is_named(one)]
     given = [document.content for document in question.documents.good]
-    claim = _chosen([one for one in given or documents if one["kind"] == "DeviceClaim"], name, namespace)
+    is_of_files = bool(given) or (bool(files) and name is None)
+    claims = [one for one in (given if is_of_files else documents) if one["kind"] == "DeviceClaim"]
+    if files and name is None and not claims and question.code:
+        return question.code  # what is wrong with the claim was shown
+    claim = _chosen(claims, name, namespace)
     with working("counting"):
         found = _within_quotas(count(documents, claim), documents, claim)
     if output in ("json", "yaml"):
@@ -139,15 +143,24 @@ def _within_quotas(found: Capacity, documents: list[Object], claim: Object) -> C
 
 
 def _chosen(claims: list[Object], name: str | None, namespace: str) -> Object:
+    from devalloc.cli.names import among
+
     bare = name.rpartition("/")[2] if name else None
-    if bare is None and len(claims) != 1:
-        names = ", ".join(claim["metadata"]["name"] for claim in claims[:10])
-        raise BadInput(f"count with which claim? Name one of: {names}" if claims else "there is no claim to count with")
+    names = [str(claim["metadata"]["name"]) for claim in claims]
+    if bare is None and len(claims) > 1:
+        raise BadInput(f"name the claim to count with, such as: devalloc capacity {names[0]}{among('', names)}")
+    if bare is None and not claims:
+        raise BadInput("there is no DeviceClaim to count with; give one with -f, or apply one")
     for claim in claims:
         metadata = claim["metadata"]
         if bare is None or (metadata["name"], metadata.get("namespace", "default")) == (bare, namespace):
             return claim
-    raise Failed(f"there is no claim {namespace}/{bare}")
+    here = [
+        name
+        for name, claim in zip(names, claims, strict=True)
+        if claim["metadata"].get("namespace", "default") == namespace
+    ]
+    raise Failed(f"there is no claim {namespace}/{bare}{among(str(bare), here)}")
 
 
 def _show(found: Capacity, claim: Object) -> None:

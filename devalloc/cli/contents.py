@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,6 +19,14 @@ if TYPE_CHECKING:
     from devalloc_solver.gate import AdminNamespaces
 
 Object = dict[str, Any]
+
+
+class NothingRead(BadInput):
+    """There is no manifest to answer for, and what is wrong was shown."""
+
+    def show(self, file: Any = None) -> None:
+        if self.message:
+            super().show(file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +107,10 @@ def contents(files: tuple[str, ...], namespace: str, place: Place, with_store: b
         )
     documents = read(files, namespace, verb="solve")
     given = [document.content for document in documents.all]
+    if not given:
+        if documents.exit_code:
+            raise NothingRead(_claims_are_named(files))
+        with_store = False
     if with_store is None:
         with_store = not any(_is_of_fleet(one) for one in given) and _is_there(place)
     if not with_store:
@@ -115,6 +128,17 @@ def contents(files: tuple[str, ...], namespace: str, place: Place, with_store: b
         note(f"warning: {key} {why}; the answer is for the claim as it is")
     seen = as_seen(objects, with_nodes=place.is_cluster)
     return Contents([*seen, *rest], documents, is_of_store=True, admin_namespaces=admin)
+
+
+def _claims_are_named(files: tuple[str, ...]) -> str:
+    """What to say of a file that is not there and has the name of a claim, most likely; "" of others."""
+    (name, *others) = files
+    if others or Path(name).exists() or "/" in name or "." in name or name == "-":
+        return ""
+    verb = click.get_current_context().info_name
+    if verb != "solve":
+        return ""
+    return f"to solve all claims of the store, leave {name!r} out; for the claim of that name: devalloc explain {name}"
 
 
 def _key(content: Any) -> Key | None:

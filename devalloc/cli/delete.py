@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from devalloc.cli import suggestions
-from devalloc.cli.names import keys_of, kind_of, shown
+from devalloc.cli.names import keys_of, kind_of, namesake, shown
 from devalloc.cli.options import all_namespaces_option, files_option, namespace_option, store_option
 from devalloc.cli.output import note
 from devalloc.cli.selector import Test, selector_option
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 @click.option("--all", "everything", is_flag=True, help="Every object of the kind.")
 @selector_option
 @click.option("--ignore-not-found", is_flag=True, help="What is not there counts as deleted.")
+@click.option("--dry-run", is_flag=True, help="Say what would be deleted, and delete nothing.")
 @namespace_option
 @all_namespaces_option
 @store_option
@@ -34,6 +35,7 @@ def delete(
     everything: bool,
     selected: Test | None,
     ignore_not_found: bool,
+    dry_run: bool,
     namespace: str,
     all_namespaces: bool,
     store: Path | None,
@@ -54,22 +56,39 @@ def delete(
         keys, code = _meant(objects, what, files, everything, selected, within, namespace)
         for key, group in keys:
             try:
-                stored = objects.get(*key) if group is not None else None
-                if stored is not None and (other := stored["apiVersion"].rpartition("/")[0]) != group:
+                stored = objects.get(*key) if group is not None or dry_run else None
+                if (
+                    group is not None
+                    and stored is not None
+                    and (other := stored["apiVersion"].rpartition("/")[0]) != group
+                ):
                     if not ignore_not_found:
                         note(f"error: {key} of {group or 'the core group'} does not exist; the one of {other} stays")
                         code = max(code, 1)
                     continue
+                if dry_run:
+                    click.echo(f"{shown(key)} deleted (dry run)")
+                    continue
                 last = objects.delete(*key, uid=stored["metadata"]["uid"] if stored else None)
             except NotFound as error:
                 if not ignore_not_found:
-                    note(f"error: {error}")
+                    note(f"error: {error}{namesake(objects, key)}")
                     code = max(code, 1)
                 continue
-            waiting = last["metadata"].get("finalizers")
-            held = f" once {', '.join(waiting)} let go" if waiting else ""
-            click.echo(f"{shown(key)} deleted{held}")
+            waiting = last["metadata"].get("finalizers") or []
+            click.echo(f"{shown(key)} {_outcome(waiting)}")
     return code
+
+
+def _outcome(finalizers: list[str]) -> str:
+    """What became of an object that was deleted. ``finalizers``: those that it still has."""
+    from devalloc.api.meta import NODE_FINALIZER
+
+    if not finalizers:
+        return "deleted"
+    if finalizers == [NODE_FINALIZER]:
+        return f"marked for deletion: it goes when its node has released it (finalizer {NODE_FINALIZER})"
+    return f"marked for deletion: it goes when its finalizers are removed ({', '.join(finalizers)})"
 
 
 def _meant(

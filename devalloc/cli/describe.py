@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from devalloc.cli import suggestions
-from devalloc.cli.names import keys_of, kind_of, shown
+from devalloc.cli.names import fetched, keys_of, kind_of, shown
 from devalloc.cli.options import namespace_option
 from devalloc.cli.place import Place, place_options
 from devalloc.cli.verb import BadInput, verb
@@ -49,7 +49,7 @@ def describe(what: tuple[str, ...], namespace: str, place: Place) -> int:
         for i, key in enumerate(keys):
             if i:
                 click.echo()
-            _describe(objects, objects.get(*key))
+            _describe(objects, fetched(objects, key))
     return 0
 
 

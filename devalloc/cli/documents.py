@@ -56,13 +56,14 @@ def read(files: Sequence[str], namespace: str | None = None, *, verb: Verb | Non
     from devalloc.api.manifests import load
     from devalloc.cli.annotations import wrong_annotations
     from devalloc.cli.expressions import wrong_expressions
+    from devalloc.cli.options import is_recursive
 
     with working("reading manifests"):
         for file in files:
             if "://" in file:
                 command = click.get_current_context().command_path
                 raise BadInput(f"{file}: manifests are not fetched; write: curl -sSL {file} | {command} -f -")
-        manifests = load(files, stdin=sys.stdin.buffer if "-" in files else None)
+        manifests = load(files, stdin=sys.stdin.buffer if "-" in files else None, recursive=is_recursive())
         documents = [_placed(document, namespace) for document in manifests.documents]
         problems, good = list(manifests.problems), []
         for document in documents:

@@ -9,13 +9,13 @@ import click
 
 from devalloc.cli.options import files_option, output_option
 from devalloc.cli.output import note
-from devalloc.cli.verb import BadInput, verb
+from devalloc.cli.verb import BadInput, Verbs, verb
 
 if TYPE_CHECKING:
     from devalloc_solver.dra.documents import Intake, Refused
 
 
-@click.group("dra")
+@click.group("dra", cls=Verbs)
 def dra() -> None:
     """Claims of resource.k8s.io/v1, for manifests; nothing is written."""
 
@@ -85,12 +85,13 @@ def read(files: tuple[str, ...]) -> tuple[Intake, int]:
     from devalloc.api.manifests import load
     from devalloc.cli.documents import is_about
     from devalloc.cli.documents import show as show_problems
+    from devalloc.cli.options import is_recursive
     from devalloc.cli.output import working
     from devalloc_solver.dra.documents import read_documents
     from devalloc_solver.dra.features import DEFAULT
 
     with working("reading manifests"):
-        manifests = load(files, stdin=sys.stdin.buffer if "-" in files else None)
+        manifests = load(files, stdin=sys.stdin.buffer if "-" in files else None, recursive=is_recursive())
         intake = read_documents([document.content for document in manifests.documents], DEFAULT)
     problems = [*manifests.problems]
     foreign = [document.content for document in manifests.documents if not _is_read(document.content)]

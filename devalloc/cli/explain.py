@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from devalloc.cli import suggestions
-from devalloc.cli.contents import contents, with_store_option
+from devalloc.cli.contents import Contents, contents, with_store_option
 from devalloc.cli.options import (
     deadline_option,
     files_option,
@@ -16,11 +16,15 @@ from devalloc.cli.options import (
     placement_option,
 )
 from devalloc.cli.place import Place, place_options
-from devalloc.cli.verb import Failed, verb
+from devalloc.cli.verb import BadInput, Failed, verb
+from devalloc.store.key import Key
+
+CLAIM = "DeviceClaim"
+RESOURCE_CLAIM = "ResourceClaim"
 
 
 @verb("explain")
-@click.argument("name", shell_complete=suggestions.claims)
+@click.argument("words", nargs=-1, metavar="NAME | KIND/NAME | KIND NAME", shell_complete=suggestions.claims)
 @files_option(required=False, help="Explain among these manifests, laid over the store or alone (see --no-store).")
 @namespace_option
 @placement_option
@@ -29,7 +33,7 @@ from devalloc.cli.verb import Failed, verb
 @with_store_option
 @place_options
 def explain(
-    name: str,
+    words: tuple[str, ...],
     files: tuple[str, ...],
     namespace: str,
     placement: str,
@@ -48,42 +52,34 @@ def explain(
     devalloc explain train
     devalloc explain train -f claim.yaml
     devalloc explain pair -f examples/unsatisfiable
+    devalloc explain vm/web
     """
     from devalloc.cli.answers import show_answer_problems
     from devalloc.cli.explanation import show
     from devalloc.cli.output import dump, working
     from devalloc.controller.placing import solve_with_machines
 
-    kind, _, bare = name.rpartition("/")
-    if kind:
-        from devalloc.cli.names import kind_of
-
-        if kind_of(kind).kind not in ("DeviceClaim", "VirtualMachine"):
-            told = f"only claims and machines are explained, not a {kind_of(kind).kind}"
-            raise Failed(f"{told}; see: devalloc describe {name}")
     question = contents(files, namespace, place, with_store)
-    waiting = question.is_of_store and not _has_devices(question.all, namespace, bare)
+    kind, name = _meant(words, question, namespace)
+    if kind == RESOURCE_CLAIM and question.is_of_store:
+        raise Failed(_not_answered(place, Key(kind, namespace, name)))
+    waiting = question.is_of_store and not _has_devices(question.all, namespace, name)
     with working("solving"):
         answer = solve_with_machines(
             question.all, placement=placement, deadline=deadline, admin_namespaces=question.admin_namespaces
         )
     show_answer_problems(answer, question.documents)
-    is_machine = bool(kind) and kind_of(kind).kind == "VirtualMachine"
-    if is_machine and (why := _why_not_placed(question.all, answer, namespace, bare)):
+    is_machine = kind == "VirtualMachine"
+    if is_machine and (why := _why_not_placed(question.all, answer, namespace, name)):
         click.echo(why)
         return question.code or 1
-    try:
-        claim = _found(answer["machines"] if is_machine else answer["claims"], namespace, bare, machine=is_machine)
-    except Failed as error:
-        if not question.is_of_store:
-            raise
-        from devalloc.cli.names import namesake
-        from devalloc.cli.place import opened
-        from devalloc.store.key import Key
-
-        with opened(place) as store:
-            hint = namesake(store, Key("VirtualMachine" if is_machine else "DeviceClaim", namespace, bare))
-        raise Failed(error.message + (hint if "left aside" in hint else "")) from None
+    answers = answer.get("machines", []) if is_machine else answer["claims"]
+    claim = next((one for one in answers if (one["namespace"], one["name"]) == (namespace, name)), None)
+    if claim is None:
+        if any((problem.kind, problem.name) == (kind, name) for problem in question.documents.problems):
+            return 2  # what is wrong with it was shown
+        here = [one["name"] for one in answers if one["namespace"] == namespace]
+        raise Failed(_no_such(place, question, Key(kind, namespace, name), here))
     if output in ("json", "yaml"):
         dump(claim, output)
     else:
@@ -92,6 +88,93 @@ def explain(
     if question.code or question.has_errors(answer):
         return 2
     return 0 if claim["allocated"] else 1
+
+
+def _meant(words: tuple[str, ...], question: Contents, namespace: str) -> tuple[str, str]:
+    """The kind and name that NAME, KIND/NAME or KIND NAME mean; without words the only claim of the manifests. Raises
+    BadInput, Failed."""
+    from devalloc.cli.names import among, kind_of
+
+    names = _names(question, CLAIM, namespace)
+    if not words:
+        own = _names(question, CLAIM, None, of_files=True)
+        if len(own) == 1:
+            return CLAIM, own[0]
+        raise BadInput(f"name a claim, or a machine as vm/NAME, such as: devalloc explain train{among('', names)}")
+    if len(words) > 2 or (len(words) == 2 and "/" in "".join(words)):
+        raise BadInput(f"one claim or machine at a time: NAME, KIND/NAME or KIND NAME, and not {' '.join(words)}")
+    kind, _, name = "/".join(words).rpartition("/")
+    if kind.lower().partition(".")[0] in ("resourceclaim", "resourceclaims"):
+        return RESOURCE_CLAIM, name
+    if not kind:
+        if name not in names and _is_kind(name):
+            raise BadInput(f"which {name}? Write {name}/NAME{among('', names)}")
+        return CLAIM, name
+    found = kind_of(kind).kind
+    if found not in (CLAIM, "VirtualMachine"):
+        told = f"only claims and machines are explained, not a {found}"
+        raise Failed(f"{told}; see: devalloc describe {kind}/{name}")
+    return found, name
+
+
+def _is_kind(word: str) -> bool:
+    from devalloc.cli.names import kind_of
+
+    try:
+        return kind_of(word).kind in (CLAIM, "VirtualMachine")
+    except BadInput:
+        return False
+
+
+def _names(question: Contents, kind: str, namespace: str | None, *, of_files: bool = False) -> list[str]:
+    """Names of the objects of a kind, in that namespace or (None) in all."""
+    contents: list[Any] = [document.content for document in question.documents.all] if of_files else question.all
+    heads = [
+        obj["metadata"]
+        for obj in contents
+        if isinstance(obj, dict) and obj.get("kind") == kind and isinstance(obj.get("metadata"), dict)
+    ]
+    return [str(head.get("name")) for head in heads if namespace in (None, head.get("namespace") or "default")]
+
+
+def _not_answered(place: Place, key: Key) -> str:
+    """Why a ResourceClaim of a store or a cluster is not explained, and what to do."""
+    from devalloc.cli.names import fetched
+    from devalloc.cli.place import opened
+    from devalloc.controller.foreign import why
+    from devalloc_solver.dialects import RESOURCE_CLAIMS
+
+    if place.is_cluster:
+        seen = f"kubectl describe resourceclaim {key.name} -n {key.namespace}"
+        return f"ResourceClaims of a cluster are not explained here; their Events say why they wait: {seen}"
+    with opened(place) as store:
+        fetched(store, key)
+    return f"{key} is not allocated here: {why(RESOURCE_CLAIMS)}"
+
+
+def _no_such(place: Place, question: Contents, key: Key, names: list[str]) -> str:
+    """What to say of a claim or machine that is not there, and what else could be meant. ``names``: of those that
+    are."""
+    from devalloc.cli.names import among, namesake
+    from devalloc.cli.place import opened
+
+    what = "machine" if key.kind == "VirtualMachine" else "claim"
+    told = f"there is no {what} {key.namespace}/{key.name}"
+    other = CLAIM if what == "machine" else "VirtualMachine"
+    if key.name in _names(question, other, key.namespace):
+        short = "vm" if other == "VirtualMachine" else "claim"
+        return f"{told}; there is a {other} of that name: devalloc explain {short}/{key.name}"
+    elsewhere = [
+        str(obj["metadata"].get("namespace") or "default")
+        for obj in question.all
+        if isinstance(obj, dict) and obj.get("kind") == key.kind and obj.get("metadata", {}).get("name") == key.name
+    ]
+    if elsewhere:
+        return f"{told}; there is one in namespace {', '.join(elsewhere)} (-n)"
+    if question.is_of_store:
+        with opened(place) as store:
+            return told + namesake(store, key)
+    return told + among(key.name, names)
 
 
 def _why_not_placed(objects: list[Any], answer: dict[str, Any], namespace: str, name: str) -> str:
@@ -134,14 +217,3 @@ def _has_devices(objects: list[Any], namespace: str, name: str) -> bool:
         ):
             return bool((content.get("status") or {}).get("allocations"))
     return False
-
-
-def _found(claims: list[dict[str, Any]], namespace: str, name: str, *, machine: bool = False) -> dict[str, Any]:
-    for claim in claims:
-        if (claim["namespace"], claim["name"]) == (namespace, name):
-            return claim
-    elsewhere = ", ".join(claim["namespace"] for claim in claims if claim["name"] == name)
-    known = ", ".join(f"{claim['namespace']}/{claim['name']}" for claim in claims[:10])
-    advice = f"there is one in namespace {elsewhere} (-n)" if elsewhere else f"known: {known or 'none'}"
-    what = "machine" if machine else "claim"
-    raise Failed(f"there is no {what} {namespace}/{name}; {advice}")

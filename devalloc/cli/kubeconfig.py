@@ -26,6 +26,9 @@ def kubeconfig(folder: Path, node_name: str, account_dir: Path) -> int:
 
     The DaemonSet devalloc-node-host runs it. The address of the API server is what pods are told:
     KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT. At the end the token is taken away again.
+
+    \b
+    devalloc kubeconfig /var/lib/devalloc/cluster --node-name node-a
     """
     import signal
     import threading

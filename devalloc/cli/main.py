@@ -15,6 +15,8 @@ from typing import Any
 
 import click
 
+from devalloc.cli.verb import Verbs
+
 VERBS: dict[str, dict[str, str]] = {
     "Start here": {
         "demo": "the main job, shown in one screen on a small recorded fleet",
@@ -67,6 +69,12 @@ VERBS: dict[str, dict[str, str]] = {
         "help": "the help of a verb",
     },
 }
+_EDIT = (
+    "write it into the manifest and apply that: devalloc get KIND/NAME -o yaml > object.yaml, edit it, "
+    "devalloc apply -f object.yaml"
+)
+_PODS = "devalloc has no Pods and Deployments; for those of a cluster use kubectl"
+_CLUSTER = "devalloc asks the cluster that --kubeconfig names; for all else about it use kubectl"
 OTHER_WORDS = {
     "create": "apply",
     "replace": "apply",
@@ -79,16 +87,34 @@ OTHER_WORDS = {
     "rm": "delete",
     "remove": "delete",
     "plan": "solve",
+    "diff": "apply --dry-run",
+    "scale": "vm scale",
+    "taint": "cordon",
     "why": "explain",
     "logs": "describe",
     "lint": "validate",
 }
 """What people write who know other commands, and the verb that does it here."""
+ADVICE = {
+    "annotate": _EDIT,
+    "label": _EDIT,
+    "set": _EDIT,
+    "api-resources": "`devalloc crds` prints all kinds, and `devalloc get all` lists objects of them",
+    "api-versions": "`devalloc crds` prints all kinds with their versions",
+    "events": "objects say why in their message: devalloc describe KIND/NAME, devalloc explain NAME",
+    "kustomize": "write: kubectl kustomize DIR | devalloc apply -f -",
+    "attach": "to plug a claim's devices into a machine: `devalloc vm attach`",
+    **dict.fromkeys(("autoscale", "cp", "debug", "exec", "expose", "port-forward", "rollout", "run"), _PODS),
+    **dict.fromkeys(("auth", "certificate", "cluster-info", "config", "proxy"), _CLUSTER),
+    "options": "`devalloc help VERB` shows the options of a verb",
+    "plugin": "there are no plugins; `devalloc --help` lists the verbs",
+}
+"""Verbs of kubectl that devalloc does not have, and what to do."""
 BEFORE_THE_VERB = {"-n", "--namespace", "--store", "--kubeconfig", "--log-level", "--log-format"}
 """Options with a value of verbs that may also stand before the verb, as with kubectl."""
 
 
-class Devalloc(click.Group):
+class Devalloc(Verbs):
     """Imports a verb's module (``devalloc.cli.<verb>``) when the verb is used, so that the others cost nothing."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -102,18 +128,6 @@ class Devalloc(click.Group):
         assert isinstance(command, click.Command)
         _add_variables(command, f"DEVALLOC_{module.upper()}")
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        name = args[0] if args else ""
-        if not name.startswith("-") and name not in self.list_commands(ctx):
-            from devalloc.api.nearest import nearest
-
-            near = OTHER_WORDS.get(name) or nearest(name, self.list_commands(ctx))
-            advice = f"did you mean `{near}`?" if near else "`devalloc --help` lists them."
-            ctx.fail(f"There is no verb `{name}`; {advice}")
-        return super().resolve_command(ctx, args)
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         with _pipe_errors():
@@ -182,6 +196,8 @@ def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 
 @click.group(
     cls=Devalloc,
+    other_words=OTHER_WORDS,
+    advice=ADVICE,
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "DEVALLOC", "show_default": True},
     epilog="Every option can be set in the environment: DEVALLOC_<VERB>_<OPTION>, such as DEVALLOC_SOLVE_PLACEMENT.",
 )

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from devalloc.api.configobject import ConfigObject
 from devalloc.api.kinds import KINDS, Kind, find_kind
 from devalloc.cli.verb import BadInput
-from devalloc.store.key import Key
+from devalloc.store.errors import NotFound
+from devalloc.store.key import Key, Object
 
 if TYPE_CHECKING:
     from devalloc.store import Store
+
+
+_LISTED = 10
+"""Names that a message has."""
 
 
 def kind_of(word: str, store: Store | None = None) -> Kind:
@@ -96,21 +101,45 @@ def keys_of(
     return [key_of(kind_of(kind, store), name, namespace) for kind, name in pairs]
 
 
+def among(name: str, names: Iterable[str]) -> str:
+    """What else could be meant by a name that nothing has, as the end of a sentence."""
+    from devalloc.api.nearest import nearest
+
+    names = sorted(set(names))
+    if (near := nearest(name, names)) is not None:
+        return f"; did you mean {near}?"
+    if not names:
+        return ""
+    if len(names) == 1:
+        return f"; the only one is {names[0]}"
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return f"; there are {', '.join(names[:_LISTED])}{more}"
+
+
+def fetched(store: Store, key: Key) -> Object:
+    """The object. Raises NotFound with what else could be meant."""
+    try:
+        return store.get(*key)
+    except NotFound as error:
+        raise NotFound(f"{error}{namesake(store, key)}") from None
+
+
 def namesake(store: Store, key: Key) -> str:
-    """Where else there is something of that name, as the end of a sentence: in another namespace, or a claim or machine
-    of another group."""
+    """What else could be meant by a key that no object has, as the end of a sentence: something of that name in another
+    namespace, a claim or machine of another group, or a name much like it."""
     from devalloc.controller.foreign import is_foreign, why
     from devalloc.store.sqlite import SQLiteStore
     from devalloc_solver.dialects import group_of
 
-    same = [obj["metadata"] for obj in store.list(key.kind).objects if obj["metadata"]["name"] == key.name]
+    every = [obj["metadata"] for obj in store.list(key.kind).objects]
+    same = [metadata for metadata in every if metadata["name"] == key.name]
     if spaces := ", ".join(metadata["namespace"] for metadata in same if metadata.get("namespace")):
         return f"; there is one in namespace {spaces} (-n)"
     for obj in store.list().objects if isinstance(store, SQLiteStore) else ():
         there = Key.of(obj)
         if (there.namespace, there.name) == key[1:] and is_foreign(obj) and obj["kind"].endswith("Claim"):
-            return f"; there is {there}, which is left aside: {why(group_of(obj))}"
-    return ""
+            return f"; there is {there}: {why(group_of(obj))}"
+    return among(key.name, (metadata["name"] for metadata in every if metadata.get("namespace") == key.namespace))
 
 
 def shown(key: Key) -> str:

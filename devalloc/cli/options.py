@@ -16,6 +16,7 @@ from devalloc.cli.output import FORMATS
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
+_RECURSIVE = "devalloc.recursive"
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 
@@ -110,15 +111,38 @@ def no_headers_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def files_option(*, required: bool, help: str = "") -> Decorator:
     """-f PATH, repeatable: passed as ``files: tuple[str, ...]``."""
-    return click.option(
-        "-f",
-        "--filename",
-        "files",
-        multiple=True,
-        required=required,
-        metavar="PATH",
-        help=help or "A manifest file, a folder of them, or - for stdin; may be given several times.",
-    )
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        files = click.option(
+            "-f",
+            "--filename",
+            "files",
+            multiple=True,
+            required=required,
+            metavar="PATH",
+            help=help or "A manifest file, a folder of them, or - for stdin; may be given several times.",
+        )
+        recursive = click.option(
+            "-R",
+            "--recursive",
+            is_flag=True,
+            expose_value=False,
+            callback=_note_recursive,
+            help="Read the folders in a folder too.",
+        )
+        return files(recursive(function))
+
+    return decorate
+
+
+def _note_recursive(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    ctx.meta[_RECURSIVE] = wanted
+
+
+def is_recursive() -> bool:
+    """Whether the command that runs reads the folders in a folder too (``files_option``)."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(_RECURSIVE))
 
 
 def manifests_option(*, required: bool) -> Decorator:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from devalloc.cli import suggestions
-from devalloc.cli.names import keys_of, shown
+from devalloc.cli.names import fetched, keys_of, shown
 from devalloc.cli.options import duration, namespace_option
 from devalloc.cli.output import note, working
 from devalloc.cli.place import Place, place_options
@@ -53,6 +53,7 @@ def release(names: tuple[str, ...], force: bool, abandon: bool, timeout: float, 
     asked = []
     with opened(place.within(namespace)) as objects:
         for key in keys:
+            fetched(objects, key)
             outcome = let_go(objects, key.namespace or "default", key.name, force=force, abandon=abandon)
             if outcome == "asked":
                 asked.append(key)

@@ -24,6 +24,9 @@ def replay(path: Path) -> int:
     """Solve the snapshot PATH again, with its options and without any store, and compare byte for byte.
 
     Only the time it took may differ. Exit code 1 when anything else does.
+
+    \b
+    devalloc replay answer.json
     """
     from devalloc.version import VERSION
     from devalloc_solver import solve_manifests

@@ -27,6 +27,9 @@ def restore(path: Path, journal: str, store: Path | None, node_state: Path | Non
 
     What was there is kept beside it, under another name. The node plugin takes nothing away on the word of a restored
     store alone: of claims that were prepared before, it says so and leaves them.
+
+    \b
+    devalloc restore /backups/devalloc-monday.db
     """
     from devalloc.cli import storage
 

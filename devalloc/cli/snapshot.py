@@ -37,6 +37,9 @@ def snapshot(
     """Write all objects, the options, the version and the answer into the file PATH, for `devalloc replay`.
 
     The file holds the objects as they are, names and annotations included. Attach it to a report of a wrong answer.
+
+    \b
+    devalloc snapshot answer.json
     """
     from devalloc.cli.output import working
     from devalloc.version import VERSION

@@ -13,7 +13,12 @@ from devalloc.cli.place import Place, no_controller, opened_as_allowed, place_op
 from devalloc.cli.verb import verb
 
 
-@verb("top")
+@verb(
+    "top",
+    advice={
+        "": "it shows nodes, claims and machines together: devalloc top; what machines use: devalloc vm top",
+    },
+)
 @click.option("--once", is_flag=True, help="Show it once and end. So it is wherever this is no terminal.")
 @click.option("--interval", type=duration, default="2s", metavar="DURATION", help="How often it is looked at anew.")
 @click.option(

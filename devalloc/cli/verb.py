@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import errno
 import logging
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
 
 LEVELS = ("debug", "info", "warning", "error")
+
+
+_FROM_KUBECTL = {
+    "--context": "the kubeconfig says which: `kubectl config use-context NAME`, or --kubeconfig PATH for another one",
+    "-k": "write: kubectl kustomize DIR | devalloc apply -f -",
+    "--kustomize": "write: kubectl kustomize DIR | devalloc apply -f -",
+    "--timeout": "only `devalloc wait` waits: devalloc wait KIND/NAME --timeout DURATION",
+    "--wait": "only `devalloc wait` waits: devalloc wait KIND/NAME",
+    "--as": "rights are those of the kubeconfig",
+    "--server": "the kubeconfig says which: --kubeconfig PATH",
+}
+"""Options of kubectl that most verbs do not have, and what to do instead."""
+_INVALID_CHOICE = re.compile(r"'(.*)' is not one of", re.DOTALL)
 
 
 class Failed(click.ClickException):
@@ -28,11 +42,45 @@ class BadInput(Failed):
     exit_code = 2
 
 
+class Verbs(click.Group):
+    """A group of verbs, which says what to write instead of a verb that it does not have."""
+
+    def __init__(
+        self,
+        *args: Any,
+        other_words: Mapping[str, str] | None = None,
+        advice: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """``other_words``: what people write who know other commands, and the verb that does it here. ``advice``: what
+        else they write, and a sentence with what to do."""
+        super().__init__(*args, **kwargs)
+        self._other_words, self._advice = other_words or {}, advice or {}
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0] if args else ""
+        if not name.startswith("-") and name not in self.list_commands(ctx):
+            from devalloc.api.nearest import nearest
+
+            above = "" if ctx.parent is None else f"{ctx.info_name} "
+            advice = self._advice.get(name)
+            if advice is None:
+                near = self._other_words.get(name) or nearest(name, self.list_commands(ctx))
+                listed = f"`{ctx.command_path} --help` lists them"
+                advice = f"did you mean `{above}{near}`?" if near else f"{listed}."
+            ctx.fail(f"There is no verb `{above}{name}`; {advice}")
+        return super().resolve_command(ctx, args)
+
+
 class Verb(click.Command):
     """A command whose errors are one line that says what, where and what to do. Its function returns the exit code."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, advice: Mapping[str, str] | None = None, **kwargs: Any) -> None:
+        """``advice``: what to do instead of what was written, by option, and by "" for words too many."""
         super().__init__(*args, **kwargs)
+        self._advice = {**_FROM_KUBECTL, **(advice or {})}
         self.params += [
             click.Option(["--debug"], is_flag=True, envvar="DEVALLOC_DEBUG", help="Show tracebacks."),
             click.Option(
@@ -50,6 +98,32 @@ class Verb(click.Command):
                 help="The least that is logged.",
             ),
         ]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            if not (advice := self._advice_on(error)):
+                raise
+            raise click.UsageError(f"{error.format_message().removesuffix('.')}; {advice}", ctx) from error
+
+    def _advice_on(self, error: click.UsageError) -> str | None:
+        """What to do about it, where click does not say."""
+        if isinstance(error, click.NoSuchOption):
+            return self._advice.get(error.option_name)
+        if isinstance(error, click.MissingParameter):
+            lines = (line.strip() for line in (self.help or "").splitlines())
+            example = next((line for line in lines if line.startswith("devalloc ")), None)
+            return f"for example: {example}" if example else None
+        if isinstance(error, click.BadParameter):
+            kind, written = error.param and error.param.type, _INVALID_CHOICE.match(error.message)
+            if isinstance(kind, click.Choice) and written:
+                from devalloc.api.nearest import nearest
+
+                near = nearest(written[1], map(str, kind.choices))
+                return near and f"did you mean {near}?"
+            return None
+        return self._advice.get("") if "unexpected extra argument" in error.message else None
 
     def invoke(self, ctx: click.Context) -> Any:
         debug = ctx.params.pop("debug")

@@ -10,7 +10,7 @@ import click
 from devalloc.cli.nodesocket import force_option, said, socket_option, timeout_option
 from devalloc.cli.options import all_namespaces_option, duration, files_option, namespace_option, output_option
 from devalloc.cli.output import note
-from devalloc.cli.verb import BadInput, verb
+from devalloc.cli.verb import BadInput, Verbs, verb
 from devalloc.cli.vmdevices import attach, detach, plug, unplug, unprepare
 from devalloc.cli.vmpowerdown import power_down
 from devalloc.cli.vmtop import top
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from devalloc_node.pb.node_pb2 import Machine
 
 
-@click.group("vm")
+@click.group(
+    "vm", cls=Verbs, other_words={"start": "create", "run": "create", "ls": "list", "describe": "get", "rm": "delete"}
+)
 def vm() -> None:
     """Machines on this node: start, adopt, scale and stop them, and plug the devices of claims into them.
 

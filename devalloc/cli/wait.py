@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from devalloc.cli import suggestions
-from devalloc.cli.names import keys_of, namesake, shown
+from devalloc.cli.names import fetched, keys_of, shown
 from devalloc.cli.options import duration, namespace_option
 from devalloc.cli.output import note, working
 from devalloc.cli.place import Place, place_options
@@ -79,15 +79,11 @@ def wait(names: tuple[str, ...], state: str | None, timeout: float, namespace: s
 def _worth_waiting(store: Store, key: Key) -> None:
     """Raises NotFound for a misspelled name, and Failed for what nobody answers."""
     from devalloc.controller.foreign import is_foreign, why
-    from devalloc.store.errors import NotFound
     from devalloc_solver.dialects import group_of
 
-    try:
-        obj = store.get(*key)
-    except NotFound as error:
-        raise NotFound(f"{error}{namesake(store, key)}") from None
+    obj = fetched(store, key)
     if is_foreign(obj):
-        raise Failed(f"{key} is left aside: {why(group_of(obj))}")
+        raise Failed(f"{key} is not allocated here: {why(group_of(obj))}")
 
 
 def _state(keys: list[Key], asked: str | None) -> str:

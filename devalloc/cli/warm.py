@@ -10,13 +10,13 @@ import click
 from devalloc.cli.nodesocket import socket_option, timeout_option
 from devalloc.cli.options import namespace_option, output_option
 from devalloc.cli.output import note
-from devalloc.cli.verb import BadInput, verb
+from devalloc.cli.verb import BadInput, Verbs, verb
 
 MOST_VCPUS = 1 << 16
 """As many as the node plugin takes."""
 
 
-@click.group("warm")
+@click.group("warm", cls=Verbs)
 def warm() -> None:
     """Warm setups of this node: network namespaces with a TAP interface and a folder, made before they are needed.
 

@@ -42,10 +42,10 @@ def why(group: str) -> str:
     """Why objects of a group are left aside, and what to do."""
     if group == RESOURCE_CLAIMS:
         return (
-            "`devalloc up` answers DeviceClaims and leaves this group aside; ask with `devalloc dra allocate -f`, or "
-            "apply it to a cluster (`devalloc install --resource-claims`)"
+            "`devalloc up` allocates DeviceClaims, and nothing of this API group; ask with `devalloc dra allocate -f`, "
+            "or apply it to a cluster (`devalloc install --resource-claims`)"
         )
-    return "devalloc leaves this group aside; its kinds only have names like those of devalloc"
+    return "devalloc does nothing with this API group, some of whose kinds have the same names as devalloc's"
 
 
 def marks(objects: Iterable[Object]) -> list[Change]:

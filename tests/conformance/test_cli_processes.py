@@ -83,7 +83,7 @@ def test_up_answers_claims_beside_a_resource_claim(devalloc: Shell) -> None:
         _, log = up.communicate(timeout=60)
 
     assert (waited.code, waited.out) == (0, "deviceclaim/train allocated\n")
-    assert (refused.code, "left aside" in refused.err) == (1, True)
+    assert (refused.code, "is not allocated here" in refused.err) == (1, True)
     assert "Traceback" not in log
     assert log.count("ResourceClaim of resource.k8s.io") == 1
 

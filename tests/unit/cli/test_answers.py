@@ -256,7 +256,7 @@ def test_capacity_wants_one_claim(devalloc: Shell) -> None:
     several = devalloc("capacity", "-f", "-", stdin=text(*FLEET, claim("a"), claim("b")))
 
     assert several.code == 2
-    assert "Name one of: a, b" in several.err
+    assert "there are a, b" in several.err
     assert devalloc("capacity", "c", "-f", "-", stdin=text(*FLEET, claim("a"))).code == 1
 
 

@@ -51,7 +51,7 @@ def test_a_resource_claim_holds_up_nobody_and_is_told_that_it_is_left_aside(
     assert devalloc("wait", "train", "--timeout", "1s").out == "deviceclaim/train allocated\n"
     assert devalloc("explain", "train").code == 0
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith("DeviceClass, ResourceClaim of resource.k8s.io: `devalloc up` answers DeviceClaims")
+    assert line.startswith("DeviceClass, ResourceClaim of resource.k8s.io: `devalloc up` allocates DeviceClaims")
     theirs = devalloc("get", "resourceclaim/theirs", "-o", "json").json
     assert theirs["metadata"]["annotations"]["devalloc.io/reason"] == "LeftAside"
     assert "dra allocate" in theirs["metadata"]["annotations"]["devalloc.io/message"]
@@ -64,13 +64,13 @@ def test_wait_says_at_once_that_a_resource_claim_is_left_aside(devalloc: Shell, 
     waited = devalloc("wait", name, "--timeout", "100s")
 
     assert waited.code == 1
-    assert "left aside: `devalloc up` answers DeviceClaims" in waited.err
+    assert "`devalloc up` allocates DeviceClaims" in waited.err
 
 
 def test_explain_says_that_a_resource_claim_is_left_aside(devalloc: Shell) -> None:
     devalloc("apply", "-f", "-", stdin=text(FOREIGN_CLASS, FOREIGN_CLAIM, *FLEET))
 
-    assert "left aside" in devalloc("explain", "theirs").err
+    assert "and nothing of this API group" in devalloc("explain", "theirs").err
 
 
 def test_applying_a_claim_again_that_is_left_aside_changes_nothing(devalloc: Shell) -> None:
@@ -89,7 +89,7 @@ def test_solve_capacity_and_describe_answer_beside_foreign_objects(devalloc: She
     assert solved.err == ""
     assert "default/train" in solved.out
     assert devalloc("capacity", "train").out.startswith("2 more like default/train")
-    assert "`devalloc up` answers DeviceClaims" in devalloc("describe", "resourceclaim/theirs").out
+    assert "`devalloc up` allocates DeviceClaims" in devalloc("describe", "resourceclaim/theirs").out
 
 
 def test_classes_of_two_groups_with_one_name_are_two_objects(devalloc: Shell) -> None:

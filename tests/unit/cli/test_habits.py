@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from devalloc.cli import jsonpath, output
+from devalloc.cli.main import ADVICE, OTHER_WORDS, VERBS
 from devalloc.cli.selector import selector
 from devalloc.cli.verb import BadInput
 from devalloc.store.sqlite import SQLiteStore
 from devalloc.version import VERSION
+from tests.support.hosts import machine
 from tests.support.shell import Shell, claim, device_class, pool, text
 
 Object = dict[str, Any]
@@ -22,6 +24,16 @@ Object = dict[str, Any]
 
 def labelled(obj: Object, **labels: str) -> Object:
     return {**obj, "metadata": {**obj["metadata"], "labels": labels}}
+
+
+def resource_claim() -> Object:
+    request = {"name": "gpu", "exactly": {"deviceClassName": "gpu"}}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": "rc"},
+        "spec": {"devices": {"requests": [request]}},
+    }
 
 
 @pytest.fixture
@@ -149,6 +161,203 @@ def test_version_and_help(devalloc: Shell) -> None:
     assert devalloc("help", "solve").out == devalloc("solve", "--help").out
     assert devalloc("help", "vm", "create").out == devalloc("vm", "create", "--help").out
     assert devalloc("help", "nothing").code == 2
+
+
+KUBECTL = {
+    "annotate",
+    "api-resources",
+    "api-versions",
+    "apply",
+    "attach",
+    "auth",
+    "autoscale",
+    "certificate",
+    "cluster-info",
+    "completion",
+    "config",
+    "cordon",
+    "cp",
+    "create",
+    "debug",
+    "delete",
+    "describe",
+    "diff",
+    "drain",
+    "edit",
+    "events",
+    "exec",
+    "explain",
+    "expose",
+    "get",
+    "help",
+    "kustomize",
+    "label",
+    "logs",
+    "options",
+    "patch",
+    "plugin",
+    "port-forward",
+    "proxy",
+    "replace",
+    "rollout",
+    "run",
+    "scale",
+    "set",
+    "taint",
+    "top",
+    "uncordon",
+    "version",
+    "wait",
+}
+"""Its verbs."""
+
+
+@pytest.mark.parametrize("word", sorted(KUBECTL.difference(*VERBS.values())))
+def test_a_verb_of_kubectl_that_is_not_here_says_what_to_do(devalloc: Shell, word: str) -> None:
+    result = devalloc(word)
+
+    assert result.code == 2
+    assert word in OTHER_WORDS or ADVICE[word] in result.err
+    assert "--help` lists them" not in result.err
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        ("get claims -o yml", "did you mean yaml?"),
+        ("solve --placement sprad", "did you mean spread?"),
+        ("top nodes", "it shows nodes, claims and machines together: devalloc top"),
+        ("delete claim/web --timeout 5s", "devalloc wait KIND/NAME --timeout"),
+        ("get claims --context x", "--kubeconfig PATH"),
+        ("apply -k .", "kubectl kustomize DIR | devalloc apply -f -"),
+        ("vm start web", "did you mean `vm create`?"),
+        ("vm stp", "There is no verb `vm stp`; did you mean `vm stop`?"),
+    ],
+)
+def test_what_kubectl_has_and_devalloc_has_not_says_what_to_do(devalloc: Shell, words: str, advice: str) -> None:
+    result = devalloc(*words.split())
+
+    assert result.code == 2
+    assert advice in result.err
+
+
+def test_delete_says_what_it_would_delete(fleet: Shell, tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text(text(claim("web"), claim("gone")))
+
+    result = fleet("delete", "-f", tmp_path, "--dry-run")
+    assert (result.code, result.out) == (1, "deviceclaim/web deleted (dry run)\n")
+    assert fleet("delete", "claim/old", "--dry-run").out == "deviceclaim/old deleted (dry run)\n"
+    assert fleet("get", "claims", "-o", "name").out.split() == [f"deviceclaim/{n}" for n in ("old", "plain", "web")]
+
+
+@pytest.mark.parametrize("verb", ["get", "describe", "delete", "wait", "release"])
+def test_a_misspelled_name_gets_the_nearest_one(fleet: Shell, verb: str) -> None:
+    result = fleet(verb, "claim/wbe")
+
+    assert result.code == 1
+    assert "DeviceClaim default/wbe does not exist; did you mean web?" in result.err
+
+
+def test_folders_in_a_folder_are_read_with_r(devalloc: Shell, tmp_path: Path) -> None:
+    """As kubectl reads them; what is not read is said."""
+    (tmp_path / "team").mkdir()
+    (tmp_path / "class.yaml").write_text(text(device_class()))
+    (tmp_path / "team" / "claim.yaml").write_text(text(claim()))
+
+    flat = devalloc("apply", "-f", tmp_path)
+    assert (flat.code, flat.out) == (0, "deviceclass/gpu created\n")
+    assert f"{tmp_path}: folders in it are not read without -R: team" in flat.err
+    assert devalloc("apply", "-R", "-f", tmp_path).out == "deviceclass/gpu unchanged\ndeviceclaim/train created\n"
+    (tmp_path / "class.yaml").unlink()
+    nothing = devalloc("apply", "-f", tmp_path)
+    assert nothing.code == 2
+    assert "has no manifests (files that end in .yaml, .yml, .json); folders in it are not read" in nothing.err
+
+
+class TestExplain:
+    def test_kind_and_name_are_two_words_or_one(self, fleet: Shell) -> None:
+        printed = fleet("explain", "web").out
+
+        for words in (("claim/web",), ("claim", "web"), ("deviceclaim", "web")):
+            assert fleet("explain", *words).out == printed
+
+    @pytest.mark.parametrize(
+        ("words", "code", "message"),
+        [
+            (
+                (),
+                2,
+                "name a claim, or a machine as vm/NAME, such as: devalloc explain train; there are old, plain, web",
+            ),
+            (("claim",), 2, "which claim? Write claim/NAME; there are old, plain, web"),
+            (("wbe",), 1, "there is no claim default/wbe; did you mean web?"),
+            (("far",), 1, "there is no claim default/far; there is one in namespace b (-n)"),
+            (("vm/web",), 1, "there is a DeviceClaim of that name: devalloc explain claim/web"),
+            (("web", "old"), 2, "there is no kind 'web'"),
+            (("web", "old", "plain"), 2, "one claim or machine at a time"),
+            (("pool/gpus",), 1, "only claims and machines are explained, not a DevicePool"),
+            (("resourceclaim/x",), 1, "ResourceClaim default/x does not exist"),
+        ],
+    )
+    def test_what_cannot_be_explained_says_what_else_to_write(
+        self, fleet: Shell, words: tuple[str, ...], code: int, message: str
+    ) -> None:
+        result = fleet("explain", *words)
+
+        assert (result.code, result.out) == (code, "")
+        assert message in result.err
+
+    def test_the_only_claim_of_a_file_needs_no_name(self, fleet: Shell) -> None:
+        assert "default/new is not allocated" in fleet("explain", "-f", "-", stdin=text(claim("new"))).out
+
+    @pytest.mark.parametrize("is_applied", [False, True])
+    def test_a_machine_of_that_name_is_suggested(self, fleet: Shell, is_applied: bool) -> None:
+        vm = text(machine("runner"))
+        if is_applied:
+            fleet("apply", "-f", "-", stdin=vm)
+        result = fleet("explain", "runner", *([] if is_applied else ["-f", "-"]), stdin=None if is_applied else vm)
+
+        assert result.code == 1
+        assert "there is a VirtualMachine of that name: devalloc explain vm/runner" in result.err
+
+    @pytest.mark.parametrize("word", ["resourceclaim", "resourceclaims", "resourceclaims.resource.k8s.io"])
+    def test_a_resource_claim_says_why_nobody_answers_it_here(self, fleet: Shell, word: str) -> None:
+        fleet("apply", "-f", "-", stdin=text(resource_claim()))
+
+        result = fleet("explain", f"{word}/rc")
+        assert result.code == 1
+        assert "ResourceClaim default/rc is not allocated here: `devalloc up` allocates DeviceClaims" in result.err
+
+    def test_a_resource_claim_of_files_is_explained(self, devalloc: Shell) -> None:
+        result = devalloc("explain", "resourceclaim/serve", "-f", "examples/dra")
+
+        assert result.out.startswith("default/serve is allocated on node example-a")
+
+
+class TestManifestsThatCannotBeRead:
+    @pytest.mark.parametrize("verb", ["solve", "capacity", "explain"])
+    def test_nothing_else_is_answered_in_their_place(self, fleet: Shell, verb: str) -> None:
+        result = fleet(verb, "-f", "nothing.yaml")
+
+        assert (result.code, result.out) == (2, "")
+        assert result.err == "error: nothing.yaml: there is no such file or folder\n"
+
+    def test_solve_of_a_claim_by_name_says_what_to_write(self, fleet: Shell) -> None:
+        result = fleet("solve", "web")
+
+        assert (result.code, result.out) == (2, "")
+        assert "devalloc explain web" in result.err
+
+    def test_solve_of_no_documents_solves_nothing(self, fleet: Shell) -> None:
+        assert fleet("solve", "-f", "-", stdin="").out == "no claims\n"
+
+    def test_capacity_asks_for_no_other_claim(self, fleet: Shell) -> None:
+        bad = {**claim("new"), "spec": {"claims": []}}
+
+        result = fleet("capacity", "-f", "-", stdin=text(bad))
+        assert (result.code, result.out) == (2, "")
+        assert {line.partition(":")[0] for line in result.err.splitlines()} == {"error"}
+        assert "name the claim" not in result.err
 
 
 @pytest.mark.parametrize(("word", "verb"), [("create", "apply"), ("edit", "apply"), ("rm", "delete"), ("ls", "get")])

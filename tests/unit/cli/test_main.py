@@ -134,3 +134,25 @@ def test_environment_variables_set_options(devalloc: Shell, monkeypatch: pytest.
     monkeypatch.setenv("DEVALLOC_VALIDATE_OUTPUT", "json")
 
     assert devalloc("validate", "-f", "-", stdin=text(pool())).json["documents"] == 1
+
+
+def _verbs(command: click.Command, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    context = click.Context(command, info_name="devalloc")
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            yield from _verbs(below, (*words, name))
+    else:
+        yield words, command
+
+
+NEED_WORDS = [words for words, command in _verbs(cli) if any(each.required for each in command.params)]
+
+
+@pytest.mark.parametrize("words", NEED_WORDS, ids=" ".join)
+def test_a_verb_that_needs_more_gives_an_example(devalloc: Shell, words: tuple[str, ...]) -> None:
+    found = devalloc(*words)
+
+    assert found.code == 2
+    assert f"for example: devalloc {' '.join(words)}" in found.err

@@ -223,7 +223,7 @@ def test_delete_by_name_by_file_and_all(devalloc: Shell) -> None:
 
     assert devalloc("delete", "dclaim/train").out == "deviceclaim/train deleted\n"
     again = devalloc("delete", "dclaim/train")
-    assert (again.code, again.err) == (1, "error: DeviceClaim default/train does not exist\n")
+    assert (again.code, again.err) == (1, "error: DeviceClaim default/train does not exist; there are a, b\n")
     assert devalloc("delete", "dclaim/train", "--ignore-not-found").code == 0
     assert devalloc("delete", "-f", "-", stdin=text(pool())).out == "devicepool/gpus deleted\n"
     assert devalloc("delete", "claims").code == 2
@@ -268,7 +268,8 @@ def test_wait_that_ends_in_vain_says_what_to_look_at(devalloc: Shell) -> None:
     assert unanswered.code == refused.code == 1
     assert "is not allocated after 0.01 s; nobody has answered it yet: is `devalloc up` running" in unanswered.err
     assert "after 0.01 s: ClassNotFound; see: devalloc explain train -n default" in refused.err
-    assert devalloc("wait", "nothing", "--timeout=5m").err == "error: DeviceClaim default/nothing does not exist\n"
+    missing = "error: DeviceClaim default/nothing does not exist; the only one is train\n"
+    assert devalloc("wait", "nothing", "--timeout=5m").err == missing
     assert devalloc("wait", "train", "--timeout=soon").code == 2
 
 

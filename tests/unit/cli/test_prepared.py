@@ -77,7 +77,9 @@ def test_a_claim_of_a_node_that_is_gone_is_abandoned(devalloc: Shell, prepared: 
 
 
 def test_its_deletion_waits(devalloc: Shell, prepared: ClaimRef) -> None:
-    assert devalloc("delete", "dclaim/uplink").out == "deviceclaim/uplink deleted once devalloc.io/node let go\n"
+    assert devalloc("delete", "dclaim/uplink").out == (
+        "deviceclaim/uplink marked for deletion: it goes when its node has released it (finalizer devalloc.io/node)\n"
+    )
     assert "Deleting" in devalloc("get", "claims").out
 
 
