@@ -240,12 +240,12 @@ def _odd_parts(survey: Survey, expression: str) -> Iterator[Slip]:
     except cel.CompileError:
         return
     names = dict.fromkeys(name for node in nodes if (name := _attribute(node) or _presence(node)) is not None)
-    nested = dict.fromkeys(names_of for node in nodes if (names_of := _nested(node)) is not None)
-    for outer, name in nested:
+    of_domains = {id(node.operand) for node in nodes if isinstance(node, Select)}
+    written_so = (_nested(node) for node in nodes if not (isinstance(node, Index) and id(node) in of_domains))
+    for outer, name, written in dict.fromkeys(one for one in written_so if one is not None):
         if not survey.names[outer]:
             names.pop(outer, None)
-            words = f"`device` is a flat map here: write device.{name} instead of device.{outer}[…].{name}"
-            yield Slip("", words, outer, None)
+            yield Slip("", _flat(survey, name, written), outer, None)
     for name in names:
         if (slip := _unknown_attribute(survey, name, "")) is not None:
             yield slip
@@ -270,13 +270,28 @@ def _attribute(node: Node) -> str | None:
     return None
 
 
-def _nested(node: Node) -> tuple[str, str] | None:
-    """("attributes", "model") of ``device.attributes['gpu.example.com'].model``, as selectors of resource.k8s.io have
-    it."""
+def _nested(node: Node) -> tuple[str, str, str] | None:
+    """("attributes", "model", what was written) of ``device.attributes['gpu.example.com'].model``, as selectors of
+    resource.k8s.io have it, and without the domain."""
     match node:
-        case Select(operand=Index(operand=outer), field=name) if (domains := _attribute(outer)) in _NESTED:
-            return domains, name
+        case Select(operand=Index(operand=outer), field=name) if (of := _attribute(outer)) in _NESTED:
+            return of, name, f"device.{of}[…].{name}"
+        case Index(operand=outer, key=Literal(value=str(name))) if (of := _attribute(outer)) in _NESTED:
+            return of, name, f"device.{of}['{name}']"
+        case Select(operand=outer, field=name) if (of := _attribute(outer)) in _NESTED:
+            return of, name, f"device.{of}.{name}"
+        case Binary(operator="in", left=Literal(value=str(name)), right=outer) if (of := _attribute(outer)) in _NESTED:
+            return of, name, f"'{name}' in device.{of}"
     return None
+
+
+def _flat(survey: Survey, name: str, written: str) -> str:
+    """How to write what is in a map of maps elsewhere."""
+    if survey.resources[name] and not survey.names[name]:
+        return f"`{name}` is an amount that a claim asks for: write requests: {{{name}: …}} instead of {written}"
+    name = name if survey.names[name] else nearest(name, survey.names) or name
+    short = f"'{name}' in device" if " in " in written else f"device.{name}"
+    return f"`device` is a flat map here: write {short} instead of {written}"
 
 
 def _presence(node: Node) -> str | None:

@@ -103,6 +103,10 @@ def test_a_node_to_be_cordoned_that_does_not_exist_is_answered_with_one_that_doe
         ("device.model == 'a100'", "write device.model.contains('A100')"),
         ("device.vram >= 40", "`vram` exists on 0 of 2 devices"),
         ("device.attributes['gpu'].model == 'x'", "`device` is a flat map here: write device.model"),
+        ("device.attributes['model'] == 'x'", "write device.model instead of device.attributes['model']"),
+        ("device.capacity.modle > 3", "write device.model instead of device.capacity.modle"),
+        ("'vram' in device.capacity", "write 'vram' in device instead of 'vram' in device.capacity"),
+        ("device.capacity['vram'] >= 40", "write device.vram instead of device.capacity['vram']"),
     ],
 )
 def test_an_expression_that_nothing_matches_is_answered_with_what_to_write(
@@ -112,6 +116,17 @@ def test_an_expression_that_nothing_matches_is_answered_with_what_to_write(
 
     assert result.code == 1
     assert advice in result.out
+
+
+def test_an_amount_that_devices_share_is_asked_for_and_not_compared(devalloc: Shell) -> None:
+    shared = pool()
+    for each in shared["spec"]["devices"]:
+        each["resources"] = [{"name": "memory", "capacity": "40Gi"}]
+    wanted = claim("a", constraints="device.capacity['memory'] >= quantity('10Gi')")
+
+    solved = devalloc("solve", "-f", "-", stdin=text(shared, device_class(), wanted))
+
+    assert "write requests: {memory: …} instead of device.capacity['memory']" in solved.out
 
 
 def test_a_part_of_what_devices_have_is_nearer_than_another_model(devalloc: Shell) -> None:
