@@ -36,6 +36,10 @@ class Step:
     """Why the first of them fell, where there is more to say than ``what``."""
 
 
+ARE_UNAVAILABLE = "are unavailable"
+"""The funnel's step of devices that nobody can have now."""
+
+
 @dataclass(frozen=True, slots=True)
 class Candidates:
     """The devices that pass, each with the class that accepted it, and the funnel of those that do not."""
@@ -342,7 +346,7 @@ class Eligibility:
         if device.undefined is not None:
             return Fall(4, "can never be allocated", f"requests {device.undefined!r}, which its pool does not define")
         if not admin and device.unavailable is not None:
-            return Fall(5, "are unavailable", device.unavailable)
+            return Fall(5, ARE_UNAVAILABLE, device.unavailable)
         if not admin and device.attributes.get(ONLY_CLASS, detail.device_class) != detail.device_class:
             return Fall(5, f"go to claims that name class {device.attributes[ONLY_CLASS]}")
         missing = [name for name in match if name not in device.attributes]

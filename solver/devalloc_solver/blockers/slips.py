@@ -19,7 +19,7 @@ from devalloc_solver.blockers.words import devices
 from devalloc_solver.cel.parser import parse
 from devalloc_solver.cel.syntax import Binary, Index, ListOf, Literal, Name, Node, Select
 from devalloc_solver.demand import Demand, Slot, Unit
-from devalloc_solver.eligibility import Eligibility
+from devalloc_solver.eligibility import ARE_UNAVAILABLE, Eligibility
 from devalloc_solver.snapshot import Device, Snapshot
 
 RARE = 0.01
@@ -211,8 +211,11 @@ class Slips:
         key = detail.device_class, detail.device_type
         if key not in self._of_class:
             bare = DeviceClaimDetail(device_class=detail.device_class, device_type=detail.device_type)
-            accepted = self.eligibility.candidates(bare).accepted
-            self._of_class[key] = [self._there[index] for index in accepted if index in self._there]
+            judged = self.eligibility.candidates(bare)
+            # What a device has does not depend on whether somebody can have it now.
+            unavailable = (index for step in judged.funnel if step.what == ARE_UNAVAILABLE for index in step.devices)
+            indexes = sorted({*judged.accepted, *unavailable})
+            self._of_class[key] = [self._there[index] for index in indexes if index in self._there]
         return self._of_class[key]
 
     def _driver(self, device: Device) -> str:

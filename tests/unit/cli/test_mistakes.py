@@ -118,6 +118,18 @@ def test_an_expression_that_nothing_matches_is_answered_with_what_to_write(
     assert advice in result.out
 
 
+def test_devices_that_are_cordoned_are_counted_in_each_part_of_a_reason(devalloc: Shell) -> None:
+    wanted = claim("a", constraints="device.vram == 40")
+    devalloc(
+        "apply", "-f", "-", stdin=text(pool(devices=3), pool("b", node="node-b", devices=1), device_class(), wanted)
+    )
+    devalloc("cordon", "node/node-b")
+
+    for printed in (devalloc("solve").out, devalloc("explain", "a").out):
+        assert "4 of 4 devices fail device.vram == 40" in printed
+        assert "`vram` exists on 0 of 4 devices" in printed
+
+
 def test_an_amount_that_devices_share_is_asked_for_and_not_compared(devalloc: Shell) -> None:
     shared = pool()
     for each in shared["spec"]["devices"]:
