@@ -36,7 +36,7 @@ _SUFFIX_HINTS = {wrong.lower(): right for wrong, right in _HINTS.items()}
 
 
 class QuantityError(ValueError):
-    """A text that is no quantity, or an amount outside what can be represented."""
+    """A text that is not a quantity, or an amount outside what can be represented."""
 
 
 class Format(Enum):
@@ -154,7 +154,7 @@ def ceil_blocks(amount: Quantity, block: Quantity) -> int:
 def ceil_units(text: str, power: int) -> int:
     """The amount in units of ``10**power``, rounded up as Kubernetes rounds what is finer than its reader can hold.
 
-    ``ceil_units("0.0001", -3)`` is 1. Raises QuantityError for what is no quantity, negative, or beyond the range.
+    ``ceil_units("0.0001", -3)`` is 1. Raises QuantityError for what is not a quantity, negative, or beyond the range.
     """
     negative, digits, scale, _ = _split(text)
     if digits == 0:
@@ -173,7 +173,7 @@ def _split(text: str) -> tuple[bool, int, int, Format]:
     match = _NUMBER.fullmatch(text)
     if len(text) > MAX_LENGTH or match is None:
         shown = text if len(text) <= 40 else text[:37] + "..."
-        raise QuantityError(f"is no quantity: {shown!r} (write a number and a suffix, such as 2, '500m' or '10Gi')")
+        raise QuantityError(f"is not a quantity: {shown!r} (write a number and a suffix, such as 2, '500m' or '10Gi')")
     sign, number, suffix = match.groups()
     whole, _, fraction = number.partition(".")
     digits = int(whole + fraction or "0")
@@ -189,7 +189,7 @@ def _split(text: str) -> tuple[bool, int, int, Format]:
     else:
         hint = _SUFFIX_HINTS.get(suffix.lower())
         advice = f"; did you mean {hint}?" if hint else "; use n u m k M G T P E, Ki Mi Gi Ti Pi Ei or an exponent"
-        raise QuantityError(f"is no quantity: {text!r} has the unknown suffix {suffix!r}{advice}")
+        raise QuantityError(f"is not a quantity: {text!r} has the unknown suffix {suffix!r}{advice}")
     return sign == "-", digits * multiplier, scale, fmt
 
 

@@ -59,7 +59,7 @@ def capacity(
     plugin: Path | None,
     limits: dict[str, Any],
 ) -> int:
-    """Count how many more claims like one fit beside all that are allocated. Pending claims are left aside.
+    """Count how many more claims like one fit beside all that are allocated. Pending claims do not count.
 
     No more than ResourceQuotas allow.
 

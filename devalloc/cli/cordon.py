@@ -10,7 +10,7 @@ from devalloc.cli.verb import verb
 
 @verb("cordon")
 @click.argument("names", nargs=-1, metavar="[DEVICE | POOL/DEVICE | pool/NAME | node/NAME]...")
-@click.option("--reason", default="", metavar="TEXT", help="Why, for whoever wonders later.")
+@click.option("--reason", default="", metavar="TEXT", help="Why it is cordoned; shown with the device.")
 @place_options
 def cordon(names: tuple[str, ...], reason: str, place: Place) -> int:
     """Keep devices, pools or all of a node from being allocated. Without a name: list what is cordoned.
@@ -41,7 +41,7 @@ def cordon(names: tuple[str, ...], reason: str, place: Place) -> int:
         targets = [cordons.find(objects, name) for name in names]
         for target in targets:
             was_changed = cordons.cordon(objects, target, why, keep=not reason)
-            click.echo(f"{target} cordoned" if was_changed else f"{target} was cordoned already, and stays so")
+            click.echo(f"{target} cordoned" if was_changed else f"{target} is already cordoned")
             if target.node is not None and cordons.publishes_slices(objects, target.node):
                 click.echo(
                     f"its ResourceSlices are not: `kubectl cordon {target.node}` keeps new pods from the node, "

@@ -20,7 +20,7 @@ Object = dict[str, Any]
 
 @verb("drain")
 @click.argument("name", metavar="node/NAME")
-@click.option("--reason", default="", metavar="TEXT", help="Why, for whoever wonders later.")
+@click.option("--reason", default="", metavar="TEXT", help="Why it is cordoned; shown with the node.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
 @click.option(
     "--force",
@@ -30,7 +30,7 @@ Object = dict[str, Any]
 @click.option("--timeout", type=duration, default="60s", metavar="DURATION", help="How long to wait for the node.")
 @place_options
 def drain(name: str, reason: str, dry_run: bool, force: bool, timeout: float, place: Place) -> int:
-    """Cordon a node, release the claims that have devices there, and wait until the node has let go of them.
+    """Cordon a node, release the claims that have devices there, and wait until the node has released them.
 
     It says first what it will do. Released claims are allocated anew on other nodes, or wait. What a machine or a pod
     uses stays without --force. Machines themselves stay: delete those that are to go. `devalloc uncordon` ends it.
@@ -56,7 +56,9 @@ def drain(name: str, reason: str, dry_run: bool, force: bool, timeout: float, pl
     with opened(place) as store:
         target = cordons.find(store, name if "/" in name else f"node/{name}")
         if target.node is None:
-            raise BadInput(f"only nodes are drained, not a {target}; to keep it from claims: devalloc cordon {name}")
+            raise BadInput(
+                f"only a node can be drained, not {target}; to keep new claims off it: devalloc cordon {name}"
+            )
         claims = _claims_on(store, target.node)
         click.echo(_plan(target.node, claims, force=force))
         if dry_run:
@@ -86,7 +88,7 @@ def drain(name: str, reason: str, dry_run: bool, force: bool, timeout: float, pl
         late = wait_for_nodes(store, waiting, timeout) if waiting else []
         for key in waiting:
             if key in late:
-                note(f"error: {key}: the node has not let go of its devices after {timeout:g} s; it still will")
+                note(f"error: {key}: the node has not released its devices after {timeout:g} s; it will do so later")
                 code = 1
             else:
                 click.echo(f"{key} released")

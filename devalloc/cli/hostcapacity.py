@@ -45,7 +45,7 @@ def _part(context: click.Context, parameter: click.Parameter, text: str | None) 
     """A ratio that is a part of something. 0 is the default, as it is for those whose settings these were."""
     part = _amount("parse_ratio")(context, parameter, text)
     if part is not None and not 0 <= part <= 1:
-        raise click.BadParameter(f"{text} is no part of the disk: write 0.2 for a fifth, at most 1", param=parameter)
+        raise click.BadParameter(f"invalid part of the disk {text}: write 0.2 for a fifth, at most 1", param=parameter)
     return part
 
 

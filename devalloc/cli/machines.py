@@ -136,7 +136,7 @@ def _whole(text: str, per: int, what: str) -> int:
     try:
         nano = Quantity.parse(text).nano * per
     except ValueError as error:
-        raise click.BadParameter(f"{text!r} is no amount of {what}: {error}") from None
+        raise click.BadParameter(f"{text!r} is not an amount of {what}: {error}") from None
     if nano % NANO or nano < 0 or nano >= NANO << 62:
-        raise click.BadParameter(f"{text!r} is no amount of {what}")
+        raise click.BadParameter(f"{text!r} is not an amount of {what}")
     return nano // NANO

@@ -97,7 +97,7 @@ def keys_of(
         pairs = [[words[0], word] for word in words[1:]]
     for kind, name in pairs:
         if not kind or not name:
-            raise BadInput(f"{kind}/{name} is no name; write KIND/NAME, such as dclaim/train")
+            raise BadInput(f"{kind}/{name} is not a name; write KIND/NAME, such as dclaim/train")
     return [key_of(kind_of(kind, store), name, namespace) for kind, name in pairs]
 
 

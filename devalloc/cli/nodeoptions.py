@@ -144,9 +144,9 @@ def node_options(function: Callable[..., Any]) -> Callable[..., Any]:
             type=click.IntRange(0, 65535),
             metavar="PORT",
             envvar="DEVALLOC_PERMITS_DUMP_PORT",
-            help="Show the ledgers and metrics of that server at this port of 127.0.0.1, to whoever gets there; 0: "
-            "nowhere. By default the ledgers are at a socket of this user's, node-permits.sock beside --socket [env: "
-            "DEVALLOC_PERMITS_DUMP_PORT].",
+            help="Show the ledgers and metrics of that server at this port of 127.0.0.1, to every process of this "
+            "host; 0: nowhere. By default the ledgers are at a socket of this user's, node-permits.sock beside "
+            "--socket [env: DEVALLOC_PERMITS_DUMP_PORT].",
         ),
         click.option(
             "--permits-token-file",
@@ -161,8 +161,8 @@ def node_options(function: Callable[..., Any]) -> Callable[..., Any]:
             is_flag=True,
             default=None,
             envvar="DEVALLOC_PERMITS_WITHOUT_TOKEN",
-            help="The server of permits that is run here answers whoever gets to 127.0.0.1: agents of others on this "
-            "host, which send no token, and every process beside them [env: DEVALLOC_PERMITS_WITHOUT_TOKEN].",
+            help="The server of permits that is run here answers every process of this host, at 127.0.0.1: for agents "
+            "of others, which send no token [env: DEVALLOC_PERMITS_WITHOUT_TOKEN].",
         ),
         click.option(
             "--agent-config",
@@ -209,8 +209,8 @@ def node_options(function: Callable[..., Any]) -> Callable[..., Any]:
             metavar="PORT",
             envvar="DEVALLOC_DUMP_PORT",
             help="Show what the agent of --scaling knows of its machines at this port of 127.0.0.1, as JSON, to "
-            "whoever gets there; 0: nowhere. By default at a socket of this user's, node-agent.sock beside --socket "
-            "[env: DEVALLOC_DUMP_PORT].",
+            "every process of this host; 0: nowhere. By default at a socket of this user's, node-agent.sock beside "
+            "--socket [env: DEVALLOC_DUMP_PORT].",
         ),
         click.option(
             "--warm",

@@ -28,10 +28,10 @@ def duration(text: str) -> float:
     else:
         parts = _PART.findall(text)
         if not parts or "".join(number + unit for number, unit in parts) != text:
-            raise click.BadParameter(f"{text!r} is no duration; write it like 30s, 5m, 1h30m or 500ms")
+            raise click.BadParameter(f"invalid duration {text!r}; write it like 30s, 5m, 1h30m or 500ms")
         seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
     if not math.isfinite(seconds):
-        raise click.BadParameter("no duration is as long as that; give fewer digits")
+        raise click.BadParameter("the duration is too long; give fewer digits")
     return seconds
 
 
@@ -177,7 +177,7 @@ def deadline_option(function: Callable[..., Any]) -> Callable[..., Any]:
         "--deadline",
         type=duration,
         metavar="DURATION",
-        help="Stop searching for something better after this time, such as 10s. No limit by default.",
+        help="Answer within this time, such as 10s, with the best that was found by then. No limit by default.",
     )(function)
 
 

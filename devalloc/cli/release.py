@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 def release(names: tuple[str, ...], force: bool, abandon: bool, timeout: float, namespace: str, place: Place) -> int:
     """Clear what claims hold and keep the claims: they are allocated anew, with their spec as it is now.
 
-    What is prepared on a node, for a machine or a pod, is released only by force: then the node is asked to let go of
-    the devices, and waited for. Exit code 1 when it did not in time; it still will.
+    What is prepared on a node, for a machine or a pod, is released only by force: then the command asks the node to
+    release the devices, and waits. Exit code 1 if the node does not in time; it does so later.
 
     \b
     devalloc release train
@@ -63,8 +63,8 @@ def release(names: tuple[str, ...], force: bool, abandon: bool, timeout: float, 
     for key in asked:
         if key in late:
             note(
-                f"error: {key} is to be released, and its node has not let go of the devices after {timeout:g} s: "
-                "is the node plugin running there, and the controller? It will when they run; for a node that is gone "
+                f"error: {key} is to be released, and its node has not released the devices after {timeout:g} s: "
+                "is the node plugin running there, and the controller? The node does so when they run; if it is gone "
                 "for good: --abandon"
             )
         else:
@@ -76,7 +76,7 @@ def wait_for_nodes(store: Store, keys: list[Key], timeout: float) -> list[Key]:
     """Those that their node still has when time is up. The others are released, by the allocator or here."""
     until = time.monotonic() + timeout
     since = store.list(()).resource_version
-    with working("waiting for the node to let go of the devices"):
+    with working("waiting for the node to release the devices"):
         waiting = [key for key in keys if not _let_go(store, key)]
         while waiting and (left := until - time.monotonic()) > 0:
             for event in store.watch("DeviceClaim", since, timeout=left):

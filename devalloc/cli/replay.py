@@ -36,7 +36,7 @@ def replay(path: Path) -> int:
     try:
         solve_manifests([], placement=options["placement"], deadline=options["deadline"])  # are these options at all?
     except (TypeError, ValueError) as error:
-        raise BadInput(f"{path} is no snapshot: its options are damaged: {error}") from error
+        raise BadInput(f"{path} is not a snapshot: its options are damaged: {error}") from error
     with working("solving"):
         answer = solve_manifests(content["documents"], placement=options["placement"], deadline=options["deadline"])
     before, now = _timeless(content["answer"]), _timeless(answer)
@@ -56,14 +56,14 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise BadInput(f"{path} is no snapshot: {error}") from error
+        raise BadInput(f"{path} is not a snapshot: {error}") from error
     if not isinstance(content, dict) or (missing := PARTS - content.keys()):
         lacks = f": it lacks {', '.join(sorted(missing))}" if isinstance(content, dict) else ""
-        raise BadInput(f"{path} is no snapshot{lacks}; write one with: devalloc snapshot PATH")
+        raise BadInput(f"{path} is not a snapshot{lacks}; write one with: devalloc snapshot PATH")
     shapes = {"options": dict, "documents": list, "answer": dict}
     odd = [part for part, shape in shapes.items() if not isinstance(content[part], shape)]
     if odd or not {"placement", "deadline"} <= content["options"].keys() or "claims" not in content["answer"]:
-        raise BadInput(f"{path} is no snapshot: its {' and '.join(odd) or 'content'} is damaged")
+        raise BadInput(f"{path} is not a snapshot: its {' and '.join(odd) or 'content'} is damaged")
     if content["format"] != FORMAT:
         made_by = f"format {content['format']} (of devalloc {content['devalloc']})"
         raise BadInput(f"{path} has {made_by}, and this version reads format {FORMAT}")

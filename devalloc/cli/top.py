@@ -19,8 +19,8 @@ from devalloc.cli.verb import verb
         "": "it shows nodes, claims and machines together: devalloc top; what machines use: devalloc vm top",
     },
 )
-@click.option("--once", is_flag=True, help="Show it once and end. So it is wherever this is no terminal.")
-@click.option("--interval", type=duration, default="2s", metavar="DURATION", help="How often it is looked at anew.")
+@click.option("--once", is_flag=True, help="Show it once and end. This is the default if the output is not a terminal.")
+@click.option("--interval", type=duration, default="2s", metavar="DURATION", help="How often to look again.")
 @click.option(
     "-n",
     "--namespace",

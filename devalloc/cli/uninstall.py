@@ -36,7 +36,7 @@ def uninstall(kubeconfig: Path | None, namespace: str, crds: bool, force: bool, 
 
     Refuses while a node has devices prepared for a claim, a machine or a pod, and deletes nothing then: without
     devalloc on their nodes nobody would put them back. Claims, machines, pools and classes stay, with their CRDs, for
-    a later installation; --crds deletes them first, while nodes are there to let go of them, and refuses while pods
+    a later installation; --crds deletes them first, while nodes are there to release them, and refuses while pods
     have devices. Journals and machine images stay on the nodes, in /var/lib/devalloc.
     """
     from devalloc.install.apply import NotInstalled

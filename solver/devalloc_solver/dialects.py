@@ -33,7 +33,7 @@ def strangers(documents: Iterable[object]) -> Iterator[Problem]:
             metadata = document.get("metadata")
             name = metadata.get("name") if isinstance(metadata, Mapping) else None
             yield Problem(
-                "is of resource.k8s.io, and one call solves one dialect: solve manifests of that group on their own",
+                "belongs to resource.k8s.io, which is solved separately: solve manifests of that group on their own",
                 path="apiVersion",
                 kind=writable(str(document.get("kind"))),
                 name=writable(name) if isinstance(name, str) else None,

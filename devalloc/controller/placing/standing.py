@@ -130,8 +130,8 @@ class _Sorter:
         elif machine.node is None and not self.hosts:
             self.waiting[key] = (
                 "NoHostCapacity",
-                "no node says what it has for machines: run its plugin or `devalloc up` with --host-capacity, "
-                "or name the node in spec.nodeName",
+                "no node has published its capacity for machines: run its plugin or `devalloc up` with "
+                "--host-capacity, or name the node in spec.nodeName",
             )
         elif machine.node is not None and machine.node not in self.hosts:
             return  # its node admits whatever it is told to run

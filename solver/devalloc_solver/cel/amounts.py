@@ -89,9 +89,9 @@ def _comparisons() -> list[Overload]:
 
 
 FUNCTIONS = (
-    overload("quantity(string) -> quantity", to_quantity, "a literal that is no quantity is invalid"),
+    overload("quantity(string) -> quantity", to_quantity, "a literal that is not a quantity is invalid"),
     overload("isQuantity(string) -> bool", _is_quantity),
-    overload("semver(string) -> semver", to_semver, "a literal that is no version is invalid"),
+    overload("semver(string) -> semver", to_semver, "a literal that is not a version is invalid"),
     overload("isSemver(string) -> bool", _is_semver),
     *_comparisons(),
     overload("quantity.sign() -> int", lambda value: (value.nano > 0) - (value.nano < 0), "-1, 0 or 1"),

@@ -64,7 +64,7 @@ CLAIM: list[tuple[str, Any, str, str]] = [
     ("spec.claims", None, "spec.claims", "required"),
     ("spec.claims.0.requests.count", "0", "spec.claims[0].requests[count]", "more than zero"),
     ("spec.claims.0.requests.count", "1.5", "spec.claims[0].requests[count]", "whole number"),
-    ("spec.claims.0.requests.count", "half", "spec.claims[0].requests[count]", "no quantity"),
+    ("spec.claims.0.requests.count", "half", "spec.claims[0].requests[count]", "not a quantity"),
     ("spec.claims.0.requests.memory", -1, "spec.claims[0].requests[memory]", "more than zero"),
     ("spec.claims.0.requests.memory", "30Gi", "spec.claims[0].limits[memory]", "below requests.memory (30Gi)"),
     ("spec.claims.0.limits.count", 1, "spec.claims[0].limits[count]", "below requests.count (2)"),

@@ -174,8 +174,8 @@ def test_a_replay_with_another_answer_says_which_claims(devalloc: Shell, tmp_pat
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("{", "is no snapshot"),
-        ("[]", "is no snapshot"),
+        ("{", "is not a snapshot"),
+        ("[]", "is not a snapshot"),
         ('{"format": 1}', "lacks answer, devalloc, documents, options"),
     ],
 )

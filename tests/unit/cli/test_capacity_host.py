@@ -148,8 +148,8 @@ def test_what_is_not_known_is_said(devalloc: Shell, host: FakeSysfs) -> None:
         (("train",), 2, "counts no claim"),
         (("--data-dir", "/nope"), 2, "Directory '/nope' does not exist"),
         (("--data-dir", "/etc/passwd"), 2, "Directory '/etc/passwd' is a file"),
-        (("--max-image-storage", "2"), 2, "2 is no part of the disk: write 0.2 for a fifth, at most 1"),
-        (("--max-image-storage", "-1"), 2, "-1 is no part of the disk"),
+        (("--max-image-storage", "2"), 2, "invalid part of the disk 2: write 0.2 for a fifth, at most 1"),
+        (("--max-image-storage", "-1"), 2, "invalid part of the disk -1"),
     ],
 )
 def test_what_makes_no_sense_is_refused(

@@ -50,7 +50,7 @@ def test_outside_a_pod_there_is_no_service_account() -> None:
         (["--permits", "0.0.0.0:10299"], "--permits-address must say where nodes reach it"),
         (["--permits", "0.0.0.0:10299", "--permits-address", "a/b"], "--permits-address must be an address or a name"),
         (["--lease", "500ms"], "--lease must be at least 1s"),
-        (["--lease", "soon"], "is no duration"),
+        (["--lease", "soon"], "invalid duration"),
         (["--tls-certificate", "KUBECONFIG"], "go together"),
         (["--tls-certificate", "KUBECONFIG", "--tls-folder", "tls"], "must not stand next to"),
         (["--tls-certificate", "KUBECONFIG", "--tls-key", "KUBECONFIG"], "--tls-certificate"),

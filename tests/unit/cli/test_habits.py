@@ -430,10 +430,10 @@ class TestDrain:
 
         assert result.code == 1
         assert "take away from 1 claim: " in result.out
-        assert "has not let go of its devices after 0 s" in result.err
+        assert "has not released its devices after 0 s" in result.err
 
     def test_only_nodes_are_drained(self, fleet: Shell) -> None:
-        assert "only nodes are drained" in fleet("drain", "pool/gpus").err
+        assert "only a node can be drained, not pool gpus" in fleet("drain", "pool/gpus").err
 
     def _prepare(self, fleet: Shell) -> None:
         with closing(SQLiteStore(fleet.store)) as store:

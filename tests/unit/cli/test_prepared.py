@@ -54,7 +54,7 @@ def test_it_is_released_by_force_alone_and_when_its_node_has_let_go(devalloc: Sh
     assert "is prepared on node-a for web" in refused.err
     late = devalloc("release", "uplink", "--force", "--timeout", "10ms")
     assert late.code == 1
-    assert "its node has not let go" in late.err
+    assert "its node has not released the devices" in late.err
     assert "Releasing" in devalloc("get", "claims").out
 
     def node() -> None:
@@ -128,7 +128,7 @@ def test_cordoning_again_keeps_the_reason_unless_another_one_is_given(devalloc: 
     for name in ("node/node-a", "gpus/gpu-0"):
         devalloc("cordon", name, "--reason", "fan broken")
         said = devalloc("cordon", name)
-        assert said.out.endswith(" was cordoned already, and stays so\n")
+        assert said.out.endswith(" is already cordoned\n")
         assert "fan broken" in devalloc("cordon").out
         assert devalloc("cordon", name, "--reason", "cable").out.endswith(" cordoned\n")
         assert "cable" in devalloc("cordon").out

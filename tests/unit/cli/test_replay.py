@@ -1,4 +1,4 @@
-"""What is no snapshot is told apart from a snapshot with another answer."""
+"""What is not a snapshot is told apart from a snapshot with another answer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_damaged_snapshot_is_bad_input(devalloc: Shell, tmp_path: Path, part: 
     path.write_text(json.dumps({**json.loads(path.read_text()), part: damage}))
     done = devalloc("replay", path)
     assert done.code == 2
-    assert f"{path} is no snapshot" in done.err
+    assert f"{path} is not a snapshot" in done.err
 
 
 def test_an_empty_store_name_is_bad_input(devalloc: Shell) -> None:

@@ -232,8 +232,8 @@ class TestRefusals:
             (["plug", "web", "X", "--user-net"], "name: must be a DNS label in lower case of at most 20 characters"),
             (["plug", "web", "x", "--user-net", "--mac", "lots"], "nic.mac: "),
             (["unplug", "web", "claim-1"], "attach and detach their claim instead"),
-            (["scale", "web", "--memory", "lots"], "no amount of bytes"),
-            (["scale", "web", "--cpu", "1.0001"], "no amount of cores"),
+            (["scale", "web", "--memory", "lots"], "is not an amount of bytes"),
+            (["scale", "web", "--cpu", "1.0001"], "is not an amount of cores"),
             (["adopt", "a", "--qmp-socket", "/x", "--cpu", "4..1", "--memory", "2Mi"], "cpu.max"),
         ],
     )

@@ -30,7 +30,7 @@ def test_all_that_is_wrong_is_told_with_its_path() -> None:
     assert found == {
         "bounds.min.cpu": "must not be negative: '-1'",
         "bounds.min.mem": "must be a multiple of the memory slot size (1Gi), at most 65535 times it, not 1536Mi",
-        "bounds.max.cpu": "is no quantity: 'much' (write a number and a suffix, such as 2, '500m' or '10Gi')",
+        "bounds.max.cpu": "is not a quantity: 'much' (write a number and a suffix, such as 2, '500m' or '10Gi')",
         "bounds.max.mem": "must not be zero",
     }
     everything = dict.fromkeys(["bounds.min.cpu", "bounds.min.mem", "bounds.max.cpu", "bounds.max.mem"], "is required")

@@ -182,7 +182,7 @@ def test_what_cannot_be_decoded_is_refused() -> None:
 def test_the_log_learns_where_the_body_is_wrong() -> None:
     with pytest.raises(Refused) as refused:
         read(message(7, resources={"vCPUs": "much"}))
-    assert refused.value.detail.startswith("resources.vCPUs is no quantity: 'much'")
+    assert refused.value.detail.startswith("resources.vCPUs is not a quantity: 'much'")
 
 
 def test_only_the_first_1024_bytes_count() -> None:

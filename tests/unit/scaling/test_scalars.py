@@ -78,14 +78,14 @@ def test_every_spelling_of_an_amount_of_bytes_is_read() -> None:
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        ("", "is no quantity"),
-        ("  ", "is no quantity"),
-        ("abc", "is no quantity"),
+        ("", "is not a quantity"),
+        ("  ", "is not a quantity"),
+        ("abc", "is not a quantity"),
         ("1 Gi", "unknown suffix"),
         ("1GB", "did you mean G"),
         ("0x10", "unknown suffix"),
-        ("nan", "is no quantity"),
-        (float("inf"), "is no quantity"),
+        ("nan", "is not a quantity"),
+        (float("inf"), "is not a quantity"),
         (True, "must be an amount .*, not a boolean"),
         ([], "not a list"),
         ({}, "not a map"),
@@ -98,7 +98,7 @@ def test_every_spelling_of_an_amount_of_bytes_is_read() -> None:
         ("16Ei", "is more than fits"),
         (1e300, "range"),
         ("1e9999", "range"),
-        ("9" * 101, "is no quantity"),
+        ("9" * 101, "is not a quantity"),
     ],
 )
 def test_what_is_no_amount_is_refused_with_the_reason(value: object, reason: str) -> None:

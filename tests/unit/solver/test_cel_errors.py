@@ -84,7 +84,7 @@ def test_an_invalid_expression_is_named_with_its_place(expression: str, line: in
     [
         ("device.absent == 'a'", "no attribute 'absent'"),
         ("device.numa == '0'", "int and string"),
-        ("device.vram > 'lots'", "no quantity"),
+        ("device.vram > 'lots'", "not a quantity"),
         ("device.firmware > 'lots'", "no semantic version"),
         ("device.numa + 9223372036854775807 + 1 > 0", "64-bit"),
         ("device.model", "string, not a boolean"),

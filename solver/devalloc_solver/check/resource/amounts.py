@@ -31,7 +31,7 @@ def nano(value: object) -> int:
 def _read(text: str) -> int:
     match = _TEXT.fullmatch(text) if len(text) <= _LONGEST else None
     if match is None or not match[2] + match[3]:
-        raise Unaccountable(f"{text[:_LONGEST]!r} is no quantity")
+        raise Unaccountable(f"{text[:_LONGEST]!r} is not a quantity")
     sign, whole, fraction, suffix = match.groups()
     amount: int = int(whole + fraction)
     power = 9 - len(fraction)

@@ -63,7 +63,7 @@ def test_claims_add_what_they_hold_but_not_what_they_only_watch() -> None:
     [
         ({"devices": [{"driver": "gpu.io", "pool": "p"}]}, r"allocated\.devices\[0\]\.device is missing"),
         ({"devices": "d1"}, r"allocated\.devices must be a list"),
-        ({"consumedCapacity": [entry(D1, consumedCapacity={"m": "x"})]}, r"consumedCapacity\['m'\] is no quantity"),
+        ({"consumedCapacity": [entry(D1, consumedCapacity={"m": "x"})]}, r"consumedCapacity\['m'\] is not a quantity"),
         ({"device": []}, r"allocated\.device is not a field"),
     ],
 )
@@ -84,10 +84,10 @@ SHARED = object_("ResourceSlice", slice_("s", [device("d", capacity={"m": "8"}, 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"consumedCapacity": {"m": "-5"}}, r"consumedCapacity['m'] is negative: -5"),
     ({"consumedCapacity": {"m": "-1n"}}, r"consumedCapacity['m'] is negative: -1n"),
-    ({"consumedCapacity": {"m": "junk"}}, r"consumedCapacity['m'] is no quantity"),
-    ({"consumedCapacity": {"m": ""}}, r"consumedCapacity['m'] is no quantity"),
-    ({"consumedCapacity": {"m": "1e999999999"}}, r"consumedCapacity['m'] is no quantity"),
-    ({"consumedCapacity": {"m": float("inf")}}, r"consumedCapacity['m'] is no quantity"),
+    ({"consumedCapacity": {"m": "junk"}}, r"consumedCapacity['m'] is not a quantity"),
+    ({"consumedCapacity": {"m": ""}}, r"consumedCapacity['m'] is not a quantity"),
+    ({"consumedCapacity": {"m": "1e999999999"}}, r"consumedCapacity['m'] is not a quantity"),
+    ({"consumedCapacity": {"m": float("inf")}}, r"consumedCapacity['m'] is not a quantity"),
     ({"consumedCapacity": {"m": None}}, r"consumedCapacity['m'] must be a quantity"),
     ({"consumedCapacity": {7: "1"}}, "consumedCapacity has the key 7"),
     ({"consumedCapacity": ["1"]}, "consumedCapacity must be a map"),
