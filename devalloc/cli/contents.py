@@ -15,6 +15,7 @@ from devalloc.cli.verb import BadInput
 
 if TYPE_CHECKING:
     from devalloc.cli.documents import Documents
+    from devalloc.store import Store
     from devalloc.store.key import Key
     from devalloc_solver.gate import AdminNamespaces
 
@@ -169,19 +170,23 @@ def _is_there(place: Place) -> bool:
 
 
 def _stored(place: Place) -> tuple[list[Object], AdminNamespaces, list[str]]:
-    """All objects that an answer depends on, where claims may have admin access, and what to say of objects that cannot
-    be read."""
     from devalloc.cli.place import opened
 
     with opened(place) as store:
-        if not place.is_cluster:
-            return store.list().objects, "all", []
-        from devalloc.store import Forbidden
-        from devalloc.store.kubernetes.resources import AROUND, OURS
+        return decided_on(store, is_cluster=place.is_cluster)
 
-        ours = [each.kind for each in OURS]
-        try:
-            return store.list([*ours, *(each.kind for each in AROUND)]).objects, "labelled", []
-        except Forbidden:
-            said = "warning: quotas, namespaces and Nodes of the cluster may not be read here, so they do not count"
-            return store.list(ours).objects, "all", [said]
+
+def decided_on(store: Store, *, is_cluster: bool) -> tuple[list[Object], AdminNamespaces, list[str]]:
+    """All objects that an answer depends on, where claims may have admin access, and what to say of objects that cannot
+    be read. Raises StoreError."""
+    if not is_cluster:
+        return store.list().objects, "all", []
+    from devalloc.store import Forbidden
+    from devalloc.store.kubernetes.resources import AROUND, OURS
+
+    ours = [each.kind for each in OURS]
+    try:
+        return store.list([*ours, *(each.kind for each in AROUND)]).objects, "labelled", []
+    except Forbidden:
+        said = "warning: quotas, namespaces and Nodes of the cluster may not be read here, so they do not count"
+        return store.list(ours).objects, "all", [said]

@@ -191,16 +191,21 @@ def _claim(store: Store, claim: Object) -> None:
 def _why_not(store: Store, claim: Object) -> None:
     """Why a claim holds nothing, as things stand now: in the store, and not in its last answer."""
     from devalloc.api import meta
+    from devalloc.cli.contents import decided_on
     from devalloc.cli.explanation import show
     from devalloc.cli.place import no_controller
     from devalloc.controller.placing import solve_with_machines
-    from devalloc.controller.snapshot import snapshot
+    from devalloc.controller.snapshot import as_seen
+    from devalloc.store.sqlite import SQLiteStore
 
     name, namespace = claim["metadata"]["name"], claim["metadata"].get("namespace", "default")
     if meta.REASON not in claim["metadata"].get("annotations", {}) and (silence := no_controller(store)):
         click.echo(f"\n{silence}")
     try:
-        answers = solve_with_machines(snapshot(store), deadline=DEADLINE)["claims"]
+        is_cluster = not isinstance(store, SQLiteStore)
+        objects, admin, _ = decided_on(store, is_cluster=is_cluster)
+        seen = as_seen(objects, with_nodes=is_cluster)
+        answers = solve_with_machines(seen, deadline=DEADLINE, admin_namespaces=admin)["claims"]
     except Forbidden:  # of what there is: the controller has told what counts
         noted = claim["metadata"].get("annotations", {})
         _facts([("Reason", noted.get(meta.REASON, "")), ("Message", noted.get(meta.MESSAGE, ""))])

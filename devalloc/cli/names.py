@@ -70,6 +70,7 @@ BESIDE = (
 _NO_KINDS = {
     "node": "see `devalloc get pools`, `devalloc top` and `devalloc cordon node/NAME`",
     "event": "claims and machines say why in their message: devalloc get claims -o wide, devalloc explain NAME",
+    "resourceclaim": "ask with `devalloc dra allocate -f`; for those of a cluster: kubectl get resourceclaims",
     "device": "see `devalloc describe pool/NAME`",
 }
 """What people ask for that is no object, and what to do instead."""

@@ -1,4 +1,4 @@
-"""Everything a store holds, as documents for the solver, for explain, or for a file."""
+"""What a store holds, as documents for the solver, for explain, or for a file."""
 
 from __future__ import annotations
 
@@ -7,13 +7,7 @@ from collections.abc import Iterable
 from devalloc.api.cordon import is_node, with_all_cordons
 from devalloc.controller.claims import as_allocated
 from devalloc.controller.foreign import is_foreign
-from devalloc.store import Object, Store
-
-
-def snapshot(store: Store, kinds: Iterable[str] | None = None) -> list[Object]:
-    """All objects of some kinds (None: all) as of one moment, ordered by kind, namespace and name, as the allocator
-    of an embedded store sees them."""
-    return as_seen(store.list(kinds).objects)
+from devalloc.store import Object
 
 
 def as_seen(objects: Iterable[Object], *, with_nodes: bool = False) -> list[Object]:

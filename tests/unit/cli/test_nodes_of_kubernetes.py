@@ -91,8 +91,9 @@ class TestOnACluster:
     def cluster(self, devalloc: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeKube:
         kube = FakeKube()
         paths = {resource.kind: resource for resource in (*OURS, *AROUND)}
-        for obj in (pool(), device_class(), node("node-a", spec={"unschedulable": True})):
-            kube.create(paths[obj["kind"]].within(None), obj)
+        waiting = claim("waiting", namespace="default")
+        for obj in (pool(), device_class(), node("node-a", spec={"unschedulable": True}), waiting):
+            kube.create(paths[obj["kind"]].within(obj["metadata"].get("namespace")), obj)
         monkeypatch.setattr(clusters, "connect", lambda kubeconfig: FakeClient(kube))
         (tmp_path / "kubeconfig").touch()
         monkeypatch.setenv("DEVALLOC_KUBECONFIG", str(tmp_path / "kubeconfig"))
@@ -105,6 +106,7 @@ class TestOnACluster:
         (one,) = solved.json["claims"]
         assert solved.code == 1
         assert "node is cordoned by kubectl" in json.dumps(one)
+        assert "node is cordoned by kubectl" in devalloc("describe", "claim/waiting").out
         assert devalloc("capacity", "-f", "-", stdin=wanted).out.startswith("0 more like default/new")
         assert "node is cordoned by kubectl" in devalloc("explain", "new", "-f", "-", stdin=wanted).out
 

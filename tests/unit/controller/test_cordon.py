@@ -14,7 +14,7 @@ from devalloc.controller.allocate import Allocator
 from devalloc.controller.cordon import NotThere, cordon, find, listed
 from devalloc.controller.overview import overview
 from devalloc.controller.publish import Published, Publisher
-from devalloc.controller.snapshot import snapshot
+from devalloc.controller.snapshot import as_seen
 from devalloc.inventory import discover
 from devalloc.store import Event, EventType
 from devalloc.store.sqlite import SQLiteStore
@@ -83,7 +83,7 @@ class TestAllocation:
     def test_explanations_see_it_too(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=1), gpu_class(), gpu_claim("a"))
         put(store, "d0")
-        (answer,) = solve_manifests(snapshot(store))["claims"]
+        (answer,) = solve_manifests(as_seen(store.list().objects))["claims"]
         assert not answer["allocated"]
 
     def test_cordoning_twice_changes_nothing(self, store: SQLiteStore) -> None:
