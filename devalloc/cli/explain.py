@@ -129,12 +129,17 @@ def _is_kind(word: str) -> bool:
 def _names(question: Contents, kind: str, namespace: str | None, *, of_files: bool = False) -> list[str]:
     """Names of the objects of a kind, in that namespace or (None) in all."""
     contents: list[Any] = [document.content for document in question.documents.all] if of_files else question.all
+    return [name for within, name in _places(contents, kind) if namespace in (None, within)]
+
+
+def _places(contents: list[Any], kind: str) -> list[tuple[str, str]]:
+    """Namespace and name of the objects of a kind."""
     heads = [
         obj["metadata"]
         for obj in contents
         if isinstance(obj, dict) and obj.get("kind") == kind and isinstance(obj.get("metadata"), dict)
     ]
-    return [str(head.get("name")) for head in heads if namespace in (None, head.get("namespace") or "default")]
+    return [(str(head.get("namespace") or "default"), str(head.get("name"))) for head in heads]
 
 
 def _not_answered(place: Place, key: Key) -> str:
@@ -164,11 +169,7 @@ def _no_such(place: Place, question: Contents, key: Key, names: list[str]) -> st
     if key.name in _names(question, other, key.namespace):
         short = "vm" if other == "VirtualMachine" else "claim"
         return f"{told}; there is a {other} of that name: devalloc explain {short}/{key.name}"
-    elsewhere = [
-        str(obj["metadata"].get("namespace") or "default")
-        for obj in question.all
-        if isinstance(obj, dict) and obj.get("kind") == key.kind and obj.get("metadata", {}).get("name") == key.name
-    ]
+    elsewhere = [namespace for namespace, name in _places(question.all, key.kind) if name == key.name]
     if elsewhere:
         return f"{told}; there is one in namespace {', '.join(elsewhere)} (-n)"
     if question.is_of_store:

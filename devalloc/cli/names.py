@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from devalloc.api.configobject import ConfigObject
 from devalloc.api.kinds import KINDS, Kind, find_kind
+from devalloc.cli.output import plain
 from devalloc.cli.verb import BadInput
-from devalloc.store.errors import NotFound
+from devalloc.store.errors import Forbidden, NotFound
 from devalloc.store.key import Key, Object
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 _LISTED = 10
 """Names that a message has."""
+_COMPARED = 5000
+"""Names among which the nearest one is looked for; with more it would take seconds."""
 
 
 def kind_of(word: str, store: Store | None = None) -> Kind:
@@ -106,8 +109,8 @@ def among(name: str, names: Iterable[str]) -> str:
     """What else could be meant by a name that nothing has, as the end of a sentence."""
     from devalloc.api.nearest import nearest
 
-    names = sorted(set(names))
-    if (near := nearest(name, names)) is not None:
+    names = sorted({plain(each) for each in names})
+    if len(names) <= _COMPARED and (near := nearest(name, names)) is not None:
         return f"; did you mean {near}?"
     if not names:
         return ""
@@ -132,7 +135,10 @@ def namesake(store: Store, key: Key) -> str:
     from devalloc.store.sqlite import SQLiteStore
     from devalloc_solver.dialects import group_of
 
-    every = [obj["metadata"] for obj in store.list(key.kind).objects]
+    try:
+        every = [obj["metadata"] for obj in store.list(key.kind).objects]
+    except Forbidden:
+        return ""
     same = [metadata for metadata in every if metadata["name"] == key.name]
     if spaces := ", ".join(metadata["namespace"] for metadata in same if metadata.get("namespace")):
         return f"; there is one in namespace {spaces} (-n)"

@@ -18,9 +18,9 @@ _FROM_KUBECTL = {
     "--context": "the kubeconfig says which: `kubectl config use-context NAME`, or --kubeconfig PATH for another one",
     "-k": "write: kubectl kustomize DIR | devalloc apply -f -",
     "--kustomize": "write: kubectl kustomize DIR | devalloc apply -f -",
-    "--timeout": "only `devalloc wait` waits: devalloc wait KIND/NAME --timeout DURATION",
-    "--wait": "only `devalloc wait` waits: devalloc wait KIND/NAME",
-    "--as": "rights are those of the kubeconfig",
+    "--timeout": "this verb does not wait: devalloc wait KIND/NAME --timeout DURATION",
+    "--wait": "this verb does not wait: devalloc wait KIND/NAME",
+    "--as": "the kubeconfig says who asks: --kubeconfig PATH for another one",
     "--server": "the kubeconfig says which: --kubeconfig PATH",
 }
 """Options of kubectl that most verbs do not have, and what to do instead."""

@@ -307,6 +307,14 @@ class TestExplain:
         assert (result.code, result.out) == (code, "")
         assert message in result.err
 
+    def test_manifests_that_are_no_objects_hurt_nobody(self, devalloc: Shell) -> None:
+        odd = [{**claim(), "metadata": "x"}, {**claim(), "metadata": {"name": "\x1b[31mred"}}]
+        result = devalloc("explain", "web", "--no-store", "-f", "-", stdin=text(*odd, claim("wbe")))
+
+        assert result.code == 1
+        assert "there is no claim default/web; did you mean wbe?" in result.err
+        assert "\x1b" not in result.err
+
     def test_the_only_claim_of_a_file_needs_no_name(self, fleet: Shell) -> None:
         assert "default/new is not allocated" in fleet("explain", "-f", "-", stdin=text(claim("new"))).out
 
