@@ -197,8 +197,9 @@ def _children(pid: int) -> list[int]:
 
 
 @contextmanager
-def running(binaries: Path, folder: Path, *options: str) -> Iterator[Cluster]:
-    """Start both, wait until the server is ready, and stop them in the end. ``options``: more for the API server.
+def running(binaries: Path, folder: Path, *options: str, nodes: Sequence[str] = NODES) -> Iterator[Cluster]:
+    """Start both, wait until the server is ready, and stop them in the end. ``options``: more for the API server;
+    ``nodes``: the names of the nodes that have a token.
 
     Raises Unavailable when one does not start.
     """
@@ -215,7 +216,7 @@ def running(binaries: Path, folder: Path, *options: str) -> Iterator[Cluster]:
         ]
         keeper = Server(processes, "etcd", [binaries / "etcd", *etcd])
         processes.start("etcd", [binaries / "etcd", *etcd])
-        tokens = _tokens(folder)
+        tokens = _tokens(folder, nodes)
         key, public = _service_account_key(folder)
         server = [
             f"--etcd-servers={etcd_url}",
@@ -255,10 +256,10 @@ def _etcd(cluster: Cluster, call: str, body: Any) -> Any:
         return json.load(response)
 
 
-def _tokens(folder: Path) -> dict[str, str]:
+def _tokens(folder: Path, nodes: Sequence[str]) -> dict[str, str]:
     """A token for each user, in the file that the server reads."""
     groups = {"admin": "system:masters", SCHEDULER: "", CONTROLLERS: ""}
-    groups |= {f"system:node:{node}": "system:nodes" for node in NODES}
+    groups |= {f"system:node:{node}": "system:nodes" for node in nodes}
     tokens = {user: secrets.token_hex(16) for user in groups}
     path = folder / "tokens.csv"
     path.touch(0o600)

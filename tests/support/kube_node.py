@@ -147,7 +147,7 @@ def node_running(programs: Programs, name: str = NODE) -> Iterator[Node]:
         if programs.runc.libraries is not None:
             settings["LD_LIBRARY_PATH"] = str(programs.runc.libraries)
         processes.start("containerd", [*_inside(init.pid), *containerd], **settings)
-        with running(programs.control_plane, control) as cluster:
+        with running(programs.control_plane, control, nodes=(name,)) as cluster:
             node = Node(cluster, folder, programs, processes, init.pid, name)
             _start_control_plane(node, processes)
             import_image(node, programs.image)
