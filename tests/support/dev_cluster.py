@@ -6,6 +6,7 @@ is left of it in the end.
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import tempfile
@@ -15,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from devalloc.install.manifests import NAMESPACE
+from devalloc.version import VERSION
 from tests.support import kube_build, kube_controllers, kube_images, kube_node, kube_runc
 from tests.support.go_build import Unavailable
 from tests.support.kube import Cluster, Processes, running
@@ -23,6 +24,7 @@ from tests.support.kube_node import Node, Programs, node_running
 
 NODE = "dev-cluster"
 """Other than the nodes of the examples: these are of nobody, and may be deleted with what they have."""
+ADMISSION = "admissionregistration.k8s.io/v1"
 
 
 @contextmanager
@@ -43,25 +45,55 @@ def cluster(say: Callable[[str], None]) -> Iterator[tuple[Cluster, Node | None, 
             control_plane, node, kube_build.runtime_binaries(say), kube_runc.runc(say), kube_images.archive(say)
         )
         one = stack.enter_context(node_running(programs, NODE))
-        yield one.cluster, one, f"node {NODE}; pods need hostNetwork and images that are there"
+        adapt_pods(one.cluster)
+        yield one.cluster, one, f"node {NODE}; pods need images that are there"
+
+
+def adapt_pods(cluster: Cluster) -> None:
+    """Have the API server change what this node cannot run as it is: there is no network of pods and none of services,
+    so pods are in the host's network and get the address of the API server, and of a Deployment with a port of that
+    network one pod runs at a time. Objects that users and installers send stay as they are."""
+    address = urlsplit(cluster.url)
+    variables = {"KUBERNETES_SERVICE_HOST": address.hostname, "KUBERNETES_SERVICE_PORT": str(address.port)}
+    env = ", ".join(
+        f"Object.spec.containers.env{{name: {json.dumps(name)}, value: {json.dumps(value)}}}"
+        for name, value in variables.items()
+    )
+    pods = (
+        "Object{spec: Object.spec{hostNetwork: true, containers: object.spec.containers.map(c, "
+        f"Object.spec.containers{{name: c.name, env: [{env}]}})}}}}"
+    )
+    strategy = (
+        '[JSONPatch{op: "replace", path: "/spec/replicas", value: 1}, '
+        'JSONPatch{op: "add", path: "/spec/strategy", value: Object.spec.strategy{type: "Recreate"}}]'
+    )
+    for name, group, resource, mutation in (
+        ("host-network", "", "pods", {"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": pods}}),
+        ("one-replica", "apps", "deployments", {"patchType": "JSONPatch", "jsonPatch": {"expression": strategy}}),
+    ):
+        rule = {"apiGroups": [group], "apiVersions": ["v1"], "resources": [resource]}
+        operations = ["CREATE"] if resource == "pods" else ["CREATE", "UPDATE"]
+        spec = {
+            "matchConstraints": {"resourceRules": [{**rule, "operations": operations}]},
+            "mutations": [mutation],
+            "reinvocationPolicy": "Never",
+        }
+        for plural, content in (
+            ("mutatingadmissionpolicies", spec),
+            ("mutatingadmissionpolicybindings", {"policyName": name}),
+        ):
+            answer = cluster.create(f"/apis/{ADMISSION}/{plural}", {"metadata": {"name": name}, "spec": content})
+            if not answer.ok:
+                raise Unavailable(f"{plural} {name}: {answer.message}")
 
 
 def whole(node: Node) -> list[str]:
-    """The commands by which all of devalloc runs on the node as pods. There is neither a network of pods nor one of
-    services, no registry, and the kubelet's folder is the test bed's."""
-    address = urlsplit(node.cluster.url)
+    """The commands by which all of devalloc runs on the node as pods. There is no registry, and the kubelet's folder is
+    the test bed's."""
     ctr = f"{node.programs.runtime / 'ctr'} --address {node.folder / 'containerd.sock'} -n k8s.io"
-    kubectl, host = f"kubectl -n {NAMESPACE}", '"template":{"spec":{"hostNetwork":true}}'
-    # Two would want one port of the host's network, also during an update. The patch comes before the variables: a
-    # rolling update that these began would wait for pods that have no network.
-    one = '"replicas":1,"strategy":{"$retainKeys":["type"],"type":"Recreate"}'
     return [
-        f"make oci-images && for image in dist/devalloc-*.tar; do {ctr} images import $image; done",
+        f"make oci-images && for image in dist/devalloc-*-{VERSION}.tar; do {ctr} images import $image; done",
         f"devalloc install --kubelet-dir {node.kubelet_folder}",
-        f"{kubectl} patch deployment devalloc-controller -p '{{\"spec\":{{{one},{host}}}}}'",
-        f"{kubectl} patch daemonset devalloc-node-host -p '{{\"spec\":{{{host}}}}}'",
-        f"{kubectl} set env deployments,daemonsets --all"
-        f" KUBERNETES_SERVICE_HOST={address.hostname} KUBERNETES_SERVICE_PORT={address.port}",
     ]
 
 
@@ -83,8 +115,7 @@ def main() -> int:
             if node is not None:
                 print("Or with all of devalloc in pods, instead of the second line:\n")
                 print("".join(f"  {line}\n" for line in whole(node)))
-                print("After any further `devalloc install` set patches and variables again: it puts")
-                print("its own back. If its new pod then waits for a port: kubectl scale rs OLD --replicas=0.\n")
+                print("Pods are put into the host's network, and Deployments run one pod.")
                 print(f"`kubectl logs` does not find the node; what pods say is in {node.folder / 'logs'}.")
             print("Ctrl-C stops it, and leaves nothing.", flush=True)
             over.wait()
