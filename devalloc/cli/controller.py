@@ -216,7 +216,9 @@ def controller(
         process = Cluster(
             connect(kubeconfig),
             settings,
-            pages=lambda store, shown, access: Pages(store, access, beside=shown, hint=_hint(token_audience)).mounted(),
+            pages=lambda process, shown, access: Pages(
+                process.store, access, beside=shown, hint=_hint(token_audience), remarks=process.trouble
+            ).mounted(),
             on_state=lambda state, text: display.say(text),
             on_round=answered,
             on_resource_round=resources_answered,

@@ -101,16 +101,16 @@ class Cluster:
         client: Client,
         settings: ClusterSettings,
         *,
-        pages: Callable[[KubernetesStore, KubernetesStore, Access], Mapping[str, Page]] = lambda *of: {},
+        pages: Callable[[Cluster, KubernetesStore, Access], Mapping[str, Page]] = lambda *of: {},
         on_state: Callable[[str, str], None] = lambda state, text: None,
         on_round: Callable[[Round], None] = lambda done: None,
         on_resource_round: Callable[[ResourceRound], None] = lambda done: None,
         on_listening: Callable[[tuple[str, int]], None] = lambda address: None,
         on_permits: Callable[[str], None] = lambda url: None,
     ) -> None:
-        """``pages``: more of them, by path, which read the stores from threads and ask who may see them. The second
-        store is for what is only shown: whether it can be read says nothing of how this process is. ``on_permits``:
-        told where nodes ask for permits from now on."""
+        """``pages``: more of them, by path, of this process and a store that is for what is only shown: whether it can
+        be read says nothing of how this process is. They read stores from threads and ask who may see them.
+        ``on_permits``: told where nodes ask for permits from now on."""
         self._settings = settings
         self._client = client
         self._on_round = on_round
@@ -157,7 +157,7 @@ class Cluster:
                     "/readyz": Page(self._ready, is_open=True),
                     "/metrics": Page(self._metrics, is_open=settings.open_metrics),
                     "/permits": Page(self._ledgers),
-                    **pages(self.store, self._shown, access),
+                    **pages(self, self._shown, access),
                 },
                 access,
                 host=settings.listen[0],
@@ -267,6 +267,12 @@ class Cluster:
         """One that stands by is ready as well: only one leads, and a rolling update waits for the new one."""
         wrong, told = self._seen().unready(time.monotonic()), self.controller.told
         return Response(200, told.encode()) if wrong is None else Response(503, f"{wrong}\n{told}".encode())
+
+    def trouble(self) -> str:
+        """For people who look at the fleet: why claims may not be answered; "" if they are, for all that this process
+        knows. From any thread."""
+        wrong = self._seen().unready(time.monotonic())
+        return "" if wrong is None else f"Claims may not be answered: {wrong}. {self.controller.told}"
 
     def _seen(self) -> health.Seen:
         controller, others = self.controller, self._resource_claims

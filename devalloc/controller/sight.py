@@ -44,6 +44,8 @@ class Seen:
     """When the store was last read."""
     trouble: str = ""
     """Why the store cannot be read; what is shown is the last that was."""
+    warns: bool = False
+    """The first note is what ``remarks`` of the ``Sight`` said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +125,14 @@ class Sight:
         if before is not None and read == self._read:
             if before.trouble == trouble:
                 return replace(before, at=now)
-            return Seen(self._version(), before.overview, now, trouble)
+            return Seen(self._version(), before.overview, now, trouble, before.warns)
         found = overview([*objects, *more.objects], more.notes)
         if self._namespace is not None:
             found = within(found, self._namespace)
         self._read = read
         if before is not None and before.overview == found and before.trouble == trouble:
             return replace(before, at=now)
-        return Seen(self._version(), found, now, trouble)
+        return Seen(self._version(), found, now, trouble, bool(remark))
 
     def _read_beside(self, store: Store) -> _Read:
         read = self._read_each(store, BESIDE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import ssl
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,7 +29,12 @@ class Fixed:
 
 
 @contextmanager
-def served(store: Store | Fixed, access: Judge | None = None, tls: ssl.SSLContext | None = None) -> Iterator[str]:
+def served(
+    store: Store | Fixed,
+    access: Judge | None = None,
+    tls: ssl.SSLContext | None = None,
+    remarks: Callable[[], str] = lambda: "",
+) -> Iterator[str]:
     """The address of the page."""
     stop, ready, at = threading.Event(), threading.Event(), []
 
@@ -38,7 +43,7 @@ def served(store: Store | Fixed, access: Judge | None = None, tls: ssl.SSLContex
         ready.set()
 
     beside = store if isinstance(store, Fixed) else None
-    pages = Pages(store, access or OneToken(TOKEN), beside=beside)  # type: ignore[arg-type]  a page only lists
+    pages = Pages(store, access or OneToken(TOKEN), beside=beside, remarks=remarks)  # type: ignore[arg-type]  a page only lists
     site = Site(pages.mounted(), None, port=0, tls=tls, on_ready=on_ready)
     thread = threading.Thread(target=site.run, args=(stop,))
     thread.start()

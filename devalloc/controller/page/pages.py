@@ -53,9 +53,17 @@ HEADERS = {
 class Pages:
     """The page of a store; ``mounted`` goes into a ``Site``."""
 
-    def __init__(self, store: Store, access: Judge, *, beside: Store | None = None, hint: Markup | None = None) -> None:
-        """``beside``: as of ``Sight``. ``hint``: how those who have no token get one."""
-        self._sight = Sight(store, beside)
+    def __init__(
+        self,
+        store: Store,
+        access: Judge,
+        *,
+        beside: Store | None = None,
+        hint: Markup | None = None,
+        remarks: Callable[[], str] = lambda: "",
+    ) -> None:
+        """``beside`` and ``remarks``: as of ``Sight``. ``hint``: how those who have no token get one."""
+        self._sight = Sight(store, beside, remarks=remarks)
         self._hint = hint
         self._forms = 0
         """That are being read. Of the event loop alone."""
@@ -128,7 +136,7 @@ class Pages:
         mark = _mark(seen, asked, is_page)
         if mark in request.headers.get("If-None-Match", ""):
             return Response(304, b"", HTML, {"ETag": mark})
-        body = render.view(seen.overview, asked, seen.trouble)
+        body = render.view(seen.overview, asked, seen.trouble, warns=seen.warns)
         if is_page:
             body = render.page(body, signed_in=True, asked=asked)
         return _packed(request, Response(200, body.encode("utf-8", "replace"), HTML, {"ETag": mark}))

@@ -56,8 +56,8 @@ def _document(body: Markup, signed_in: bool, asked: Asked | None) -> Markup:
     )
 
 
-def view(found: Overview, asked: Asked, trouble: str = "") -> Markup:
-    """The element ``main``."""
+def view(found: Overview, asked: Asked, trouble: str = "", *, warns: bool = False) -> Markup:
+    """The element ``main``. ``warns``: the first note is a warning."""
     return tag(
         "main",
         tag("p", f"Not up to date: the store cannot be read ({trouble}).", id="trouble", class_="warning", role="alert")
@@ -66,7 +66,12 @@ def view(found: Overview, asked: Asked, trouble: str = "") -> Markup:
         _alarms(found),
         tag("p", summary(found), id="news", role="status", class_="unseen"),
         _totals(found),
-        *(tag("p", note, id=f"note:{i}", class_="quiet") for i, note in enumerate(found.notes)),
+        *(
+            tag("p", note, id=f"note:{i}", class_="warning", role="alert")
+            if warns and i == 0
+            else tag("p", note, id=f"note:{i}", class_="quiet")
+            for i, note in enumerate(found.notes)
+        ),
         _claims(found, asked),
         nodes(found, asked),
         _machines(found, asked),

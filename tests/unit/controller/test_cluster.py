@@ -132,6 +132,7 @@ def test_one_that_never_reached_the_api_server_is_not_ready_at_once(monkeypatch:
         until(lambda: "cannot be had" in cluster.controller.told)
         assert (ready(cluster)[0], healthy(cluster)) == (503, 200)
         assert "certificate verify failed" in ready(cluster)[1]
+        assert "Claims may not be answered: the lease could not be looked at yet" in cluster.trouble()
 
 
 def test_a_take_over_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,8 +178,10 @@ def test_claims_that_cannot_be_answered_are_told(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(health, "LATE_SECONDS", 0.0)
         until(lambda: ready(cluster)[0] == 503)
         assert "DeviceClaims: all that is tried fails" in ready(cluster)[1]
+        assert "DeviceClaims: all that is tried fails" in cluster.trouble()
         monkeypatch.undo()
         until(lambda: ready(cluster)[0] == 200)
+        assert cluster.trouble() == ""
 
 
 def test_resource_claims_that_cannot_be_answered_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import logging
+import re
 import socket
 import threading
 from contextlib import ExitStack, suppress
@@ -424,6 +425,16 @@ def test_a_store_that_never_could_be_read_is_told(store: SQLiteStore) -> None:
     with served(sometimes) as url:  # type: ignore[arg-type]
         status, _, body = ask(url, **BEARER)
         assert (status, b"the API server does not answer" in body) == (503, True)
+
+
+def test_that_nobody_answers_claims_is_a_warning(store: SQLiteStore) -> None:
+    said = ["Claims may not be answered: <why>"]
+    with served(store, remarks=lambda: said[-1]) as url:
+        body = ask(url, **BEARER)[2].decode()
+        assert re.search(r'<p [^>]*class="warning"[^>]*>Claims may not be answered: &lt;why&gt;</p>', body)
+    said.append("")
+    with served(store, remarks=lambda: said[-1]) as url:
+        assert "may not be answered" not in ask(url, **BEARER)[2].decode()
 
 
 def test_a_device_with_two_owners_is_told_in_red() -> None:
