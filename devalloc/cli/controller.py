@@ -178,6 +178,7 @@ def controller(
         deadline=lease_seconds * 2 / 3,
         allocate=AllocateSettings(
             has_conditions=True,
+            hides_names=True,
             placement=placement,
             deadline=deadline,
             resync=resync,

@@ -28,6 +28,7 @@ from devalloc.controller.basis import EXCLUSIVE_SPECS, EXCLUSIVE_STATUSES, draws
 from devalloc.controller.claims import allocations, annotation, as_allocated, claims_among, is_deleting
 from devalloc.controller.decision import Unit, decide
 from devalloc.controller.reading import Made, Reading
+from devalloc.controller.redaction import redacted
 from devalloc.controller.refused import Refusals, in_words
 from devalloc.controller.searches import SEARCHING, Searches, search_anew
 from devalloc.controller.warm import WarmSolver
@@ -78,6 +79,8 @@ class AllocateSettings:
     has_conditions: bool = False
     """Allocated claims have conditions, for `kubectl wait`. Not in an embedded store: 0.1.0 takes claims with fields
     that it does not know for invalid, and there is no API server to leave them out."""
+    hides_names: bool = False
+    """No object is told the names of claims and machines of other namespaces."""
     batch: float = 0.05
     """Seconds to wait after a change for more, so that what is applied together is solved together."""
     resync: float = 60.0
@@ -246,9 +249,11 @@ class Allocator:
             asked.documents, partial(self._answer, self._ends()), self._settings.admin_namespaces, kept_out
         )
         answer = {**answer, "claims": [*answer["claims"], *placing.kept_back(asked)]}
+        shown = partial(self._shown, objects, asked)
+        answer["claims"] = [_shown_answer(one, shown) for one in answer["claims"]]
         now = self._now().isoformat(timespec="seconds").replace("+00:00", "Z")
         claims_units = decide(documents, answer, now, self._made, has_conditions=self._settings.has_conditions)
-        units = placing.decide_machines(asked, answer, claims_units, now)
+        units = placing.decide_machines(asked, answer, claims_units, now, shown)
         units += placing.served_units(objects.values(), {key for unit in units for key in unit.keys}, now)
         units = self._without_passing(units)
         aside = [obj for obj in objects.values() if foreign.is_foreign(obj)]
@@ -295,6 +300,16 @@ class Allocator:
         if not units and is_final and not self._is_behind and not (waiting and self._has_quotas()):
             self._last = done
         return done
+
+    def _shown(self, objects: Mapping[Key, Object], asked: placing.Placing, namespace: str, message: str) -> str:
+        """A message as it is shown in a namespace."""
+
+        def is_owner(space: str, name: str) -> bool:
+            return (space, name) in asked.names or any(
+                Key(kind, space, name) in objects for kind in ("DeviceClaim", placing.KIND)
+            )
+
+        return redacted(message, namespace, is_owner) if self._settings.hides_names else message
 
     def _without_passing(self, units: Sequence[Unit]) -> list[Unit]:
         """Without refusals that others of the batch are the reason of, where these are given something: who has it then
@@ -450,6 +465,12 @@ def _held(doc: Object) -> Any:
     metadata = doc["metadata"]
     names = ("uid", "generation", "annotations", "finalizers", "deletionTimestamp")
     return allocations(doc), doc.get("spec"), *(metadata.get(name) for name in names)
+
+
+def _shown_answer(answer: dict[str, Any], shown: Callable[[str, str], str]) -> dict[str, Any]:
+    """The answer to a claim, with its message as it is shown in its namespace."""
+    message = answer["message"] and shown(answer["namespace"], answer["message"])
+    return answer if message == answer["message"] else {**answer, "message": message}
 
 
 def _sentence(problem: dict[str, Any]) -> str:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from devalloc.controller.overview import Alarm, Overview
+from devalloc.controller.redaction import redacted
 from devalloc.controller.sight import BESIDE, KINDS, Seen
 from devalloc.controller.told import WARNING, Told
 from devalloc.store import Store, StoreError
@@ -89,7 +91,8 @@ class Monitor:
             for holder in alarm.holders:
                 if (held_by := objects.get(holder)) is not None and len(events) < MOST_EVENTS:
                     reason = SEVERAL_OWNERS if alarm.is_of_owners else OVERCOMMITTED
-                    events.append(Told(_regarding(held_by), WARNING, reason, "Check", alarm.text))
+                    text = redacted(alarm.text, holder[1], partial(_is_holder, alarm))
+                    events.append(Told(_regarding(held_by), WARNING, reason, "Check", text))
         return events
 
     def _objects(self) -> Mapping[tuple[str, str, str], Object]:
@@ -107,6 +110,11 @@ class Monitor:
                         yield from store.list(kind).objects
                     except StoreError as error:  # of this kind there is nothing that can be told
                         log.debug("%ss cannot be read: %s", kind, error)
+
+
+def _is_holder(alarm: Alarm, namespace: str, name: str) -> bool:
+    """Also by the beginning of its name: the text may be cut."""
+    return any(space == namespace and whole.startswith(name) for _, space, whole in alarm.holders)
 
 
 def _key(alarm: Alarm) -> _Key:

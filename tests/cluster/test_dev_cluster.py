@@ -1,5 +1,5 @@
-"""`make dev-cluster` as a person uses it: the commands that it prints are run as they are. devalloc is installed, changed
-and taken off, and Ctrl-C leaves nothing."""
+"""`make dev-cluster` as a person uses it: the commands that it prints are run as they are. devalloc is installed,
+changed and taken off, and Ctrl-C leaves nothing."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from devalloc.api.reservation import FITS
@@ -19,10 +19,17 @@ PLACED = "Placed"
 _OF_RESERVATION = ("allocations", "numaNode")
 
 
-def decide_machines(placing: Placing, answer: Mapping[str, Any], units: Iterable[Unit], now: str) -> list[Unit]:
+def decide_machines(
+    placing: Placing,
+    answer: Mapping[str, Any],
+    units: Iterable[Unit],
+    now: str,
+    shown: Callable[[str, str], str] = lambda namespace, message: message,
+) -> list[Unit]:
     """``units`` of the claims, and what is to be written on machines; a machine and its claims are one unit.
 
-    Of a group with a machine in it all is written or nothing. ``now``: RFC 3339.
+    Of a group with a machine in it all is written or nothing. ``now``: RFC 3339. ``shown``: how a message is shown in a
+    namespace.
     """
     answers: dict[ClaimKey, Mapping[str, Any]] = {(one["namespace"], one["name"]): one for one in answer["claims"]}
     by_claim = {(key.namespace or "default", key.name): unit for unit in units for key in unit.keys if unit.granted}
@@ -41,7 +48,7 @@ def decide_machines(placing: Placing, answer: Mapping[str, Any], units: Iterable
         elif not any(one.get(SEARCHING) for one in found):
             refused = next(one for one in found if not one["allocated"])
             reason, message, _ = words.why(key, refused)
-            done += told(wish.machine, reason, message, now)
+            done += told(wish.machine, reason, shown(key[0], message), now)
     for group, claims in placing.members.items():
         mine = {claim: by_claim.get(claim) for claim in claims if answers[claim]["allocated"]}
         members = {id(unit): unit for unit in mine.values() if unit is not None}
@@ -53,7 +60,7 @@ def decide_machines(placing: Placing, answer: Mapping[str, Any], units: Iterable
             joint.pop(group, None)
     done += [Unit(tuple(changes), granted=True) for changes in joint.values() if changes]
     for key, (reason, message) in placing.waiting.items():
-        done += told(placing.objects[key], reason, message, now)
+        done += told(placing.objects[key], reason, shown(key[0], message), now)
     for key, entries in placing.running.items():
         done.append(Unit((_taken_up(placing.objects[key], entries, placing.pools, now),), granted=False))
     for key, growth in placing.growing.items():
@@ -64,6 +71,7 @@ def decide_machines(placing: Placing, answer: Mapping[str, Any], units: Iterable
             done.append(Unit((change,), granted=False, grows=True))
         elif not one.get(SEARCHING):
             reason, message, _ = words.why(key, one)
+            message = shown(key[0], message)
             done += told(growth.machine, reason, f"{message}; what is kept for it stays as it is", now, FITS)
     for key, entries in placing.fitted.items():
         change = _taken_up(placing.objects[key], entries, placing.pools, now)

@@ -19,6 +19,7 @@ from itertools import count
 from typing import Any
 
 from devalloc.api import meta
+from devalloc.controller.redaction import redacted
 from devalloc.controller.resourceclaims.kinds import CLAIMS, KINDS, NAMES, OPTIONAL
 from devalloc.controller.resourceclaims.solver import WarmCluster
 from devalloc.controller.resourceclaims.state import Asked, Cluster
@@ -337,6 +338,7 @@ class ResourceClaimAllocator:
         message = asked.misfit or str(refused and refused["message"])
         if asked.expression:
             message = message.replace(asked.expression, "<a node that suits the pod>")
+        message = redacted(message, want.claims[0][0], lambda *key: key in claims)
         return self._refused(want, claims, reason, message), None
 
     def _give(self, want: Want, claim: Object, answer: Mapping[str, Any], key: Key) -> Told:

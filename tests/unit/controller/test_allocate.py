@@ -78,6 +78,23 @@ class TestAnswers:
         Allocator(store).round()
         assert store.get("DeviceClaim", "default", "a")["status"].keys() == {"allocations"}
 
+    def test_a_reason_names_no_claims_of_other_namespaces_on_a_cluster(self, store: SQLiteStore) -> None:
+        fill(store, gpu_pool(), gpu_class(), *(gpu_claim(name, 1, "team-b") for name in ("secret", "plan")))
+        allocator = Allocator(store, settings=AllocateSettings(hides_names=True))
+        allocator.round()
+        fill(store, gpu_claim("waits", 2, "team-a"), gpu_claim("waits", 2, "team-b"))
+        allocator.round()
+        message = annotations(store, "waits", "team-a")["message"]
+        assert "used by 2 claims of other namespaces" in message
+        assert "releasing 2 claims of other namespaces would make room" in message
+        assert "team-b/secret" in annotations(store, "waits", "team-b")["message"]
+        version = store.list().resource_version
+        allocator.round()
+        Allocator(store, settings=AllocateSettings(hides_names=True)).round()
+        assert store.list().resource_version == version, "what is said already costs no write"
+        Allocator(store).round()
+        assert "team-b/secret" in annotations(store, "waits", "team-a")["message"]
+
     def test_what_kubectl_shows_of_a_claim_is_mended(self, store: SQLiteStore) -> None:
         """Claims of versions that did not write it, and what somebody else put there."""
         fill(store, gpu_pool(), gpu_class(), gpu_claim("a", 2))

@@ -141,6 +141,21 @@ def test_an_alarm_is_told_once_until_it_changes() -> None:
     assert told.take() == [("SeveralOwners", "a"), ("SeveralOwners", "b")], "it began anew"
 
 
+@pytest.mark.parametrize("kind", CLAIMS)
+def test_an_alarm_names_no_claims_of_other_namespaces_on_a_claim(kind: str) -> None:
+    store, told = Objects(), Recorded()
+    mine, other = holder(kind, "mine"), holder(kind, "secret-" + "x" * 200)
+    other["metadata"]["namespace"] = "team-b"
+    pool = gpu_pool() if kind == "DeviceClaim" else slice_of("p", device("d0"))
+    store.objects = [pool, mine, other]
+    Monitor(lambda: Seen("1", overview(store.objects), NOW), (store,), told.record).look()  # type: ignore[arg-type]
+    notes = {each.regarding.get("namespace", "default"): each.note for each in told}
+    assert "a claim of another namespace" in notes["default"]
+    assert "secret" not in notes["default"]
+    assert f"{kind} team-b/secret-" in notes["team-b"]
+    assert "/mine" not in notes["team-b"]
+
+
 def test_what_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """And keeps nobody from being answered."""
     with running(FakeClient(FakeKube())) as cluster:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from devalloc.api import meta
-from devalloc.controller.allocate import Allocator
+from devalloc.controller.allocate import AllocateSettings, Allocator
 from devalloc.store import Store
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests
@@ -59,6 +59,23 @@ class TestWhere:
         rounds(store)
         found = kept(store, "big")
         assert sum(int(amounts.get("cpu", "0")) for amounts in found.values()) == 3
+
+    @pytest.mark.parametrize("hides_names", [False, True])
+    def test_machines_of_other_namespaces_are_not_named_on_a_cluster(
+        self, store: SQLiteStore, hides_names: bool
+    ) -> None:
+        other = machine("secret", "2", "1Gi", "card")
+        other["metadata"]["namespace"] = "team-b"
+        fill(store, host("a", cpus=2), gpus("cards", "a", 0), gpu_class(), other, gpu_claim("card", 1, "team-b"))
+        allocator = Allocator(store, settings=AllocateSettings(hides_names=hides_names))
+        for _ in range(2):
+            allocator.round()
+        fill(store, machine("web", "2", "1Gi", "own"), gpu_claim("own"))
+        for _ in range(2):
+            allocator.round()
+        said = status(store, "web")["message"] + annotations(store, "own")["message"]
+        assert ("team-b" in said) is not hides_names
+        assert ("of another namespace" in said) is hides_names
 
     def test_one_that_is_to_be_on_a_single_one_waits_until_one_has_room(self, store: SQLiteStore) -> None:
         fill(store, host("a", cpus=4), machine("big", "3", "1Gi", numaPolicy="single-numa-node"))

@@ -606,6 +606,37 @@ def test_it_says_what_it_does_and_how_things_stand() -> None:
     assert "devalloc_resource_claim_solve_seconds_count" in text
 
 
+def test_an_event_names_no_claims_of_other_namespaces() -> None:
+    client, stop, told = FakeClient(FakeKube()), threading.Event(), list[Told]()
+    root = "/apis/resource.k8s.io/v1"
+
+    def create(path: str, one: Object) -> None:
+        plainly = {key: value for key, value in one["metadata"].items() if key != "resourceVersion"}
+        client.create(path, {**one, "metadata": plainly})
+
+    def wanted(space: str, name: str) -> None:
+        create(f"{root}/namespaces/{space}/resourceclaims", claim(name, namespace=space))
+        waits = pod(f"p{name}", name, spec={"nodeName": ""}, namespace=space)
+        create(f"/api/v1/namespaces/{space}/pods", waits)
+
+    create("/api/v1/nodes", node("n"))
+    create(f"{root}/resourceslices", a_slice("s", pool="n.devalloc"))
+    create(f"{root}/deviceclasses", ANY)
+    allocator = ResourceClaimAllocator(client, stamp="1 a", record=told.extend)  # type: ignore[arg-type]
+    thread = threading.Thread(target=allocator.run, args=(stop,))
+    thread.start()
+    try:
+        wanted("team-b", "secret")
+        until(lambda: any(each.reason == "Allocated" for each in told))
+        wanted("team-a", "waits")
+        notes = until(lambda: [each.note for each in told if each.reason == "DevicesInUse"])
+    finally:
+        stop.set()
+        thread.join(60)
+    assert all("used by a claim of another namespace" in note for note in notes), notes
+    assert not any("secret" in note for note in notes), notes
+
+
 def test_an_expensive_claim_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its selectors cost more than they may: it is told so, once, and the next claim has its device."""
     client, stop = FakeClient(FakeKube()), threading.Event()
