@@ -104,7 +104,7 @@ built: built-machine built-cluster
 built-machine: setup
 	@$(BIN)/python -m tests.support.builds machines || [ $$? = 1 ]
 built-cluster: setup
-	@$(BIN)/python -m tests.support.builds kubernetes || [ $$? = 1 ]
+	@$(BIN)/python -m tests.support.builds kubernetes promtool || [ $$? = 1 ]
 
 test-lowest: $(LOWEST)/.setup-done $(LOWEST_BASE)/.setup-done ## the unit tier with the lowest versions of libraries that are allowed
 	@echo "== unit, with the lowest versions"

@@ -17,6 +17,8 @@ from devalloc.api import meta
 Object = dict[str, Any]
 NODE = "Node"
 """Kind of Kubernetes' Nodes."""
+CORDONED = "cordoned: "
+"""How it begins why a device is not to be had that an admin keeps back."""
 NODE_CORDONED = "node is cordoned by kubectl"
 ALL = "*"
 """Stands for every device of the pool."""
@@ -42,7 +44,7 @@ def not_ready(node: Object) -> str | None:
 
 def is_cordon(why: str) -> bool:
     """Whether somebody cordoned a device, its pool or its node: it is not broken."""
-    return why.startswith(("cordoned: ", NODE_CORDONED))
+    return why.startswith((CORDONED, NODE_CORDONED))
 
 
 def is_node(doc: Object) -> bool:

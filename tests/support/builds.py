@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tests.support.go_build import cache_folder
 from tests.support.kube_build import API_SERVER, CONTAINERD, HELM, KUBECTL, KUBERNETES, NODE, RUNTIME
+from tests.support.promtool import PROMETHEUS
 
 _KUBERNETES = [f"kubernetes-{KUBERNETES}/{name}" for name in (*API_SERVER, *KUBECTL, *NODE)]
 _RUNTIME = [f"containerd-{CONTAINERD}/{name}" for name in RUNTIME]
@@ -77,6 +78,15 @@ BUILDS = {
             download=1900,
             disk=8000,
             results=(*_KUBERNETES, *_RUNTIME, f"helm-{HELM}/helm", "runc-*/runc", "probe-image-*/image-*.tar"),
+        ),
+        Build(
+            "promtool",
+            "Prometheus' judge of alerts, from Go modules",
+            "tests.support.promtool",
+            minutes=4,
+            download=160,
+            disk=1900,
+            results=(f"promtool-{PROMETHEUS}/promtool",),
         ),
     )
 }

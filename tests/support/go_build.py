@@ -94,7 +94,7 @@ def _version(go: str) -> tuple[int, ...]:
 
 
 def _environment(flags: str) -> dict[str, str]:
-    return os.environ | {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": flags}
+    return os.environ | {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOWORK": "off", "GOFLAGS": flags}
 
 
 def _last_words(text: str) -> str:

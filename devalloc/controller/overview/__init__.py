@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from devalloc.api import meta
-from devalloc.api.cordon import closed_nodes, unknown_nodes, with_all_cordons
+from devalloc.api.cordon import NODE_CORDONED, closed_nodes, is_cordon, unknown_nodes, with_all_cordons
 from devalloc.api.decode import decode
 from devalloc.api.kinds import KINDS
 from devalloc.controller.availability import CountedPool, count
@@ -78,7 +78,8 @@ def overview(documents: Iterable[Object], notes: Sequence[str] = ()) -> Overview
     used, rules = slices.uses(docs), slices.rules_among(docs)
     published = slices.pools(docs)
     for pool in published:
-        by_node[short(pool.node)].append(slices.card(pool, used, rules))
+        why = closed.get(pool.node, "")  # taints and conditions of a Node are for pods to tolerate
+        by_node[short(pool.node)].append(slices.card(pool, used, rules, NODE_CORDONED if is_cordon(why) else ""))
     whys = {name: "; ".join(filter(None, [cordoned.get(name), short(closed.get(name, ""))])) for name in by_node}
     nodes = tuple(_node(name, by_node[name], whys[name]) for name in sorted(by_node, key=natural))
     theirs, told = claims.resource_claims_among(docs), claims.reasons(docs)

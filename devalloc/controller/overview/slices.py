@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from devalloc.api.aside import ALLOCATOR, is_aside
+from devalloc.api.cordon import CORDONED
 from devalloc.api.meta import UNAVAILABLE
 from devalloc.api.quantity import Quantity
 from devalloc.controller.claims import ClaimKey, claim_key
@@ -147,8 +148,8 @@ def rules_among(documents: Iterable[Object]) -> list[Mapping[str, Any]]:
     return [spec for spec in specs if isinstance(spec.get("deviceSelector"), dict)]
 
 
-def card(pool: Pool, uses: Uses, rules: Iterable[Mapping[str, Any]]) -> Card:
-    """``rules``: of taints."""
+def card(pool: Pool, uses: Uses, rules: Iterable[Mapping[str, Any]], cordon: str = "") -> Card:
+    """``rules``: of taints. ``cordon``: by whom the pool's Node is cordoned, which keeps new pods from its devices."""
     devices = {str(device.get("name", "")): device for device in pool.devices}
     own = {name: _attributes(device) for name, device in devices.items()}
     used = {name: use for name in devices if (use := uses.get((pool.driver, pool.name, name))) is not None}
@@ -160,7 +161,7 @@ def card(pool: Pool, uses: Uses, rules: Iterable[Mapping[str, Any]]) -> Card:
     for name, level in nested(devices, own):
         device, use = devices[name], used.get(name)
         taint = _taint(device, name, concerning)
-        why = own[name].get(UNAVAILABLE) or wrong or taint
+        why = own[name].get(UNAVAILABLE) or wrong or taint or cordon
         state: DeviceState
         if use is not None and use.is_held:
             state = "shared" if not why and _has_more(device, use) else "held"
@@ -189,15 +190,16 @@ def card(pool: Pool, uses: Uses, rules: Iterable[Mapping[str, Any]]) -> Card:
 
 
 def _taint(device: Mapping[str, Any], name: str, rules: Sequence[Mapping[str, Any]]) -> str:
-    """A taint that keeps it from claims that do not tolerate it, as kubectl writes taints."""
-    taints = mappings(device.get("taints"))
+    """A taint that keeps it from claims that do not tolerate it, as kubectl writes taints. That of a DeviceTaintRule is
+    a cordon: its driver did not say it."""
+    taints = [("", taint) for taint in mappings(device.get("taints"))]
     for rule in rules:
         if rule["deviceSelector"].get("device") in (None, name):
-            taints.append(mapping(rule.get("taint")))
-    for taint in taints:
+            taints.append((CORDONED, mapping(rule.get("taint"))))
+    for who, taint in taints:
         if taint.get("effect") in _BLOCKING and taint.get("key") != ALLOCATOR:
             value = f"={taint['value']}" if taint.get("value") else ""
-            return f"taint {taint.get('key', '')}{value}:{taint['effect']}"
+            return f"{who}taint {taint.get('key', '')}{value}:{taint['effect']}"
     return ""
 
 

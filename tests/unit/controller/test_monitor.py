@@ -186,6 +186,8 @@ def labelled(found: dict[str, float], name: str) -> dict[str, float]:
 
 def test_devices_of_both_dialects_are_counted_by_state() -> None:
     broken = {"key": "devalloc.io/unavailable", "value": "bus-error", "effect": "NoSchedule"}
+    taint = {"key": "example.com/repair", "effect": "NoSchedule"}
+    rule = {"deviceSelector": {"pool": "s", "device": "d2"}, "taint": taint}
     cordoned = gpu_pool("q", 2)
     cordoned["metadata"]["annotations"] = cordon.cordoned(cordoned, None, "repair")
     node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "m"}, "spec": {"unschedulable": True}}
@@ -195,14 +197,17 @@ def test_devices_of_both_dialects_are_counted_by_state() -> None:
         gpu_pool("p", 3),
         holder("DeviceClaim", "a"),
         cordoned,
-        slice_of("s", "n", [device("d0"), device("d1", broken)]),
+        slice_of("s", "n", [device("d0"), device("d1", broken), device("d2")]),
+        slice_of("t", "m", [device("d0"), device("d1", broken)]),
+        {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceTaintRule", "metadata": {"name": "r"}, "spec": rule},
     )
     assert labelled(found, "devalloc_devices_by_state") == {
         '{dialect="DevicePool",state="free"}': 2,
         '{dialect="DevicePool",state="held"}': 1,
         '{dialect="DevicePool",state="cordoned"}': 6,
         '{dialect="ResourceSlice",state="free"}': 1,
-        '{dialect="ResourceSlice",state="unavailable"}': 1,
+        '{dialect="ResourceSlice",state="unavailable"}': 2,
+        '{dialect="ResourceSlice",state="cordoned"}': 2,
     }
 
 

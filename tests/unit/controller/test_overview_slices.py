@@ -82,7 +82,7 @@ def test_taints_keep_devices_back_and_say_why() -> None:
         "broken": ("unavailable", "AER: bus error"),
         "drained": ("unavailable", "taint a:NoExecute"),
         "noted": ("free", ""),
-        "ruled": ("unavailable", "taint example.com/broken:NoSchedule"),
+        "ruled": ("unavailable", "cordoned: taint example.com/broken:NoSchedule"),
         "used": ("held", "taint devalloc.io/unavailable=bus-error:NoSchedule"),
     }
 
