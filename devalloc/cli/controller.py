@@ -12,7 +12,7 @@ import click
 
 from devalloc.cli.display import displayed
 from devalloc.cli.options import duration, placement_option
-from devalloc.cli.verb import BadInput, verb
+from devalloc.cli.verb import BadInput, Failed, verb
 
 if TYPE_CHECKING:
     import ssl
@@ -230,7 +230,7 @@ def controller(
             try:
                 process.run()
             except Lost as lost:
-                click.echo(f"error: {lost}; to be started again, for it knows what may be over", err=True)
+                Failed(f"{lost}; to be started again, for it knows what may be over").show()
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(1)  # now: threads may be in the middle of a solve, or wait for an answer

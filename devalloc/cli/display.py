@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 
 import click
+
+from devalloc.cli.logs import is_json, json_line
 
 if TYPE_CHECKING:
     from devalloc.controller.publish import Published
@@ -41,6 +44,14 @@ class Lines:
             self.say(text)
 
 
+class JsonLines(Lines):
+    """For a log that has JSON lines besides, such as that of a pod."""
+
+    def say(self, text: str) -> None:
+        with self._lock:
+            click.echo(json_line(logging.INFO, text))
+
+
 def say_published(display: Display, done: Published) -> None:
     """What became of the pools, where anything did: they are looked at with every claim and machine that changes."""
     if done.changed:
@@ -49,9 +60,12 @@ def say_published(display: Display, done: Published) -> None:
 
 @contextmanager
 def displayed() -> Iterator[Display]:
-    """Lines for files and pipes, a line of state below them on a terminal."""
+    """Lines for files and pipes, a line of state below them on a terminal; JSON with ``--log-format json``."""
     import sys
 
+    if is_json():
+        yield JsonLines()
+        return
     if not sys.stdout.isatty():
         yield Lines()
         return

@@ -23,3 +23,13 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
+
+
+def is_json() -> bool:
+    """Whether this process writes its log so (``--log-format json``)."""
+    return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
+
+
+def json_line(level: int, message: str) -> str:
+    """A line for what is said whatever the log level is."""
+    return JsonFormatter().format(logging.LogRecord("devalloc", level, "", 0, message, None, None))

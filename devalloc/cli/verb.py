@@ -33,7 +33,10 @@ class Failed(click.ClickException):
     exit_code = 1
 
     def show(self, file: Any = None) -> None:
-        click.echo(f"error: {self.format_message()}", err=True)
+        from devalloc.cli.logs import is_json, json_line
+
+        text = self.format_message()
+        click.echo(json_line(logging.ERROR, text) if is_json() else f"error: {text}", err=True)
 
 
 class BadInput(Failed):
@@ -88,7 +91,7 @@ class Verb(click.Command):
                 type=click.Choice(["plain", "json"]),
                 default="plain",
                 envvar="DEVALLOC_LOG_FORMAT",
-                help="How log lines are written to stderr.",
+                help="How log lines are written to stderr; with json also what verbs that go on say, and errors.",
             ),
             click.Option(
                 ["--log-level"],

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import io
+import json
+import logging
 import sys
+from collections.abc import Iterator
 
 import pytest
+from click.testing import CliRunner
 
 from devalloc.cli.display import displayed, say_published
+from devalloc.cli.verb import Failed, verb
 from devalloc.controller.publish import Published
+
+
+@pytest.fixture(autouse=True)
+def _log_as_before() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = handlers, level
 
 
 class Terminal(io.StringIO):
@@ -24,6 +37,30 @@ def test_words_of_others_are_shown_as_they_are(stream: type[io.StringIO], monkey
         display.say("QEMU: [/dev/vfio/15] is [bold]busy")
         display.state("[/]")
     assert "QEMU: [/dev/vfio/15] is [bold]busy" in out.getvalue()
+
+
+def test_a_log_in_json_has_nothing_else_in_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """Log lines, what is said beside them, how things stand, and the error that it ends with: a pod has one log."""
+
+    @verb("watch")
+    def watch() -> None:
+        with displayed() as display:
+            display.say('pool "a" [b]')
+            display.state("claims 1")
+            display.state("claims 1")
+            logging.getLogger("devalloc.x").warning("late: %s", 5)
+            raise Failed("the lease is lost")
+
+    done = CliRunner().invoke(watch, ["--log-format", "json"])
+    assert done.exit_code == 1
+    lines = [json.loads(line) for line in done.output.splitlines()]
+    assert [(each["level"], each["message"]) for each in lines] == [
+        ("info", 'pool "a" [b]'),
+        ("info", "claims 1"),
+        ("warning", "late: 5"),
+        ("error", "the lease is lost"),
+    ]
+    assert all(each.keys() == {"time", "level", "logger", "message"} for each in lines)
 
 
 def test_pools_that_are_as_they_were_are_nothing_to_tell(capsys: pytest.CaptureFixture[str]) -> None:
