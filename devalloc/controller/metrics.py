@@ -222,7 +222,11 @@ class _Now:
             "devalloc_devices_available", "Of them, those that one more claim could get.", value=done.available
         )
         yield GaugeMetricFamily("devalloc_pools", "DevicePools.", value=done.pools)
-        yield GaugeMetricFamily("devalloc_problems", "Objects that are left out.", value=len(done.problems))
+        yield GaugeMetricFamily(
+            "devalloc_problems",
+            "What is wrong with objects: those that are left out, devices with several owners, unknown nodes.",
+            value=len(done.problems),
+        )
 
 
 class _Searched:

@@ -263,7 +263,7 @@ class Client:
             status = response.status
             return response
         except ApiException as error:  # TLS
-            raise ApiError(0, "NoAnswer", f"{method} {path}: {error.reason}") from None
+            raise _of_tls(self._api.configuration.host, str(error.reason), f"{method} {path}") from None
         except not_connected() as error:
             server, why = self._api.configuration.host, str(error).partition(": ")[2] or error  # after its own name
             text = f"the API server at {server} cannot be reached: {why} ({method} {path})"
@@ -273,6 +273,21 @@ class Client:
         finally:
             with self._counting:
                 self._asked[verb, status] += 1
+
+
+def _of_tls(server: str, reason: str, request: str) -> ApiError:
+    """``reason``: the library's, which begins with the name of an exception."""
+    why = " ".join(reason.partition("\n")[2].split()) or reason
+    if "CERTIFICATE_VERIFY_FAILED" in why:
+        text = (
+            f"the certificate of the API server at {server} cannot be verified: {why}; name the authority that signed "
+            f"it as `certificate-authority` of the cluster in the kubeconfig, and a server that it is for ({request})"
+        )
+        return ApiError(0, "NoConnection", text)
+    if "WRONG_VERSION_NUMBER" in why:
+        text = f"no TLS connection to the API server at {server}: {why}; is it an https server? ({request})"
+        return ApiError(0, "NoConnection", text)
+    return ApiError(0, "NoAnswer", f"{request}: {why}")
 
 
 def segment(name: str) -> str:

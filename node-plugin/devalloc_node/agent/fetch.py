@@ -71,6 +71,10 @@ async def fetch(
                 if len(answer) > most:
                     raise Failed("AnswerTooLong", f"{url} answers with more than {most} bytes")
             return Answer(response.status, bytes(answer))
+    except aiohttp.ClientConnectorCertificateError as error:
+        why = getattr(error.certificate_error, "verify_message", "") or error.certificate_error
+        todo = "it must be for that name, and of an authority that is trusted here"
+        raise Failed("Unreachable", f"the certificate of {url} cannot be verified: {why}; {todo}") from None
     except aiohttp.ClientSSLError as error:
         raise Failed("Unreachable", f"{url} is not who is meant, or speaks no TLS: {error}") from None
     except aiohttp.ClientConnectorError as error:
