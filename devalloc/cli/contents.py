@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,7 +83,8 @@ def with_store_option(function: Callable[..., Any]) -> Callable[..., Any]:
         default=None,
         show_default=False,
         help="With -f: answer as if the manifests were applied to the store, or for the manifests alone. By default "
-        "with the store, if there is one and the manifests bring no pools of their own.",
+        "with the cluster that --kubeconfig names, or with the store, if there is one and the manifests bring no pools "
+        "of their own.",
     )(function)
 
 
@@ -113,7 +114,7 @@ def contents(files: tuple[str, ...], namespace: str, place: Place, with_store: b
             raise NothingRead(_claims_are_named(files))
         with_store = False
     if with_store is None:
-        with_store = not any(_is_of_fleet(one) for one in given) and _is_there(place)
+        with_store = _is_meant(place, given)
     if not with_store:
         return Contents(given, documents, is_of_store=False)
     readable = {document.source for document in documents.good}
@@ -156,17 +157,20 @@ def _is_of_kind(content: Any, kind: str) -> bool:
     return isinstance(content, dict) and content.get("kind") == kind and isinstance(content.get("metadata"), dict)
 
 
-def _is_of_fleet(content: Any) -> bool:
-    """Whether a manifest is part of a fleet of its own."""
+def _is_meant(place: Place, given: Sequence[Any]) -> bool:
+    """Whether manifests are to be answered with what the store has, where nobody says so. A cluster was named, so it
+    is; a store may just be there, and manifests with pools are a fleet of their own, as every example is."""
+    from devalloc.cli.storage import store_path
     from devalloc_solver.dialects import RESOURCE_CLAIMS, group_of
 
-    return group_of(content) == RESOURCE_CLAIMS or (isinstance(content, dict) and content.get("kind") == "DevicePool")
-
-
-def _is_there(place: Place) -> bool:
-    from devalloc.cli.storage import store_path
-
-    return place.is_cluster or store_path(place.store).exists()
+    if any(group_of(one) == RESOURCE_CLAIMS for one in given):
+        if place.is_cluster:
+            note("warning: manifests of resource.k8s.io are answered alone, without what the cluster has")
+        return False
+    if place.is_cluster:
+        return True
+    has_pools = any(isinstance(one, dict) and one.get("kind") == "DevicePool" for one in given)
+    return not has_pools and store_path(place.store).exists()
 
 
 def _stored(place: Place) -> tuple[list[Object], AdminNamespaces, list[str]]:

@@ -40,7 +40,8 @@ def solve(
     """Decide which claim gets which device, and which node which machine. Nothing is written.
 
     Without -f for what the store, or the cluster, has. With -f for the claims of the manifests: as if they were applied
-    to the store, or on a fleet of their own, if there are pools among them or there is no store.
+    to the cluster that --kubeconfig names, or to the store; on a fleet of their own, if there are pools among them and
+    no cluster is named, or there is no store.
 
     Exit code 1 when a claim gets nothing, 2 when a manifest is wrong; the others are answered all the same.
 

@@ -45,7 +45,7 @@ def opened(path: Path | None, *, create: bool = False) -> Iterator[SQLiteStore]:
     if not create and not where.exists():
         raise Failed(
             f"there is no store at {where}; start one with `devalloc up` or `devalloc apply -f`, "
-            "or name another with --store or DEVALLOC_STORE"
+            "name another with --store or DEVALLOC_STORE, or a cluster with --kubeconfig or DEVALLOC_KUBECONFIG"
         )
     store = SQLiteStore(where)
     try:

@@ -180,3 +180,27 @@ class TestOnACluster:
 
     def test_no_store_asks_no_cluster(self, devalloc: Shell, cluster: FakeKube) -> None:
         assert "ClassNotFound" in devalloc("solve", "--no-store", "-f", "-", stdin=text(claim("new"))).out
+
+    def test_pools_of_the_files_are_laid_over_the_cluster(self, devalloc: Shell, cluster: FakeKube) -> None:
+        more = text(pool("more", node="node-z", devices=3), claim("new", count=3), claim("old", count=2))
+        solved = devalloc("solve", "-f", "-", "-o", "json", stdin=more)
+
+        assert solved.code == 0, solved.err
+        assert {one["name"]: one["node"] for one in solved.json["claims"]} == {"new": "node-z", "old": "node-a"}
+        assert "node-z" in devalloc("explain", "new", "-f", "-", stdin=more).out
+        assert "ClassNotFound" in devalloc("solve", "--no-store", "-f", "-", stdin=more).out
+        assert not any("more" in path for path in cluster.objects), "nothing is written"
+
+    def test_manifests_of_the_other_dialect_are_answered_alone_and_that_is_said(
+        self, devalloc: Shell, cluster: FakeKube
+    ) -> None:
+        before = dict(cluster.objects)
+        solved = devalloc("solve", "-f", "examples/dra")
+
+        assert "warning: manifests of resource.k8s.io are answered alone" in solved.err
+        assert solved.code == devalloc("solve", "--no-store", "-f", "examples/dra").code
+        assert cluster.objects == before
+
+
+def test_without_a_store_it_is_said_how_a_cluster_is_named(devalloc: Shell) -> None:
+    assert "a cluster with --kubeconfig" in devalloc("top", "--once").err
