@@ -286,6 +286,7 @@ def test_the_shipped_daemonset_serves_pods_and_is_upgraded_under_them(bed: Bed) 
     assert {"/dev", "/sys", "/run/devalloc", "/var/lib/devalloc", "/var/run/cdi", "/lib/modules"} <= set(mounts)
     assert "ro" in mounts["/"]
     assert [line for line in lines if "no device events" in str(line)] == [], "libudev is in the image, and found"
+    assert [line["text"] for line in lines if "text" in line] == [], "a pod's log has one format"
 
     bed.start("one")
     held = bed.groups("one")

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from devalloc.api import meta
+from devalloc.api.aside import is_aside
 from devalloc.api.cordon import NODE_CORDONED, closed_nodes, is_cordon, unknown_nodes, with_all_cordons
 from devalloc.api.decode import decode
 from devalloc.api.kinds import KINDS
@@ -84,7 +85,9 @@ def overview(documents: Iterable[Object], notes: Sequence[str] = ()) -> Overview
     nodes = tuple(_node(name, by_node[name], whys[name]) for name in sorted(by_node, key=natural))
     theirs, told = claims.resource_claims_among(docs), claims.reasons(docs)
     found = [claims.device_claim(doc, users) for doc in claims_among(docs)]
-    found += [claims.resource_claim(doc, told) for doc in theirs]
+    sizes = [(is_aside(pool.name), len(pool.devices)) for pool in published if pool.driver == claims.DRIVER]
+    aside = claims.set_aside(sum(n for is_kept, n in sizes if is_kept), sum(n for _, n in sizes))
+    found += [claims.resource_claim(doc, told, aside) for doc in theirs]
     bounds, is_said = quotas(docs)
     return Overview(
         nodes=nodes,

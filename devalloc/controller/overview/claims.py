@@ -79,11 +79,23 @@ def has_untold(documents: Iterable[Object]) -> bool:
     return any(is_labelled(doc) and not is_allocated(doc) for doc in documents)
 
 
-def resource_claim(doc: Object, told: Mapping[str, tuple[str, str]]) -> Claim:
-    """``told``: reason and message of the last Event of each claim, by UID."""
+def set_aside(aside: int, devices: int) -> str:
+    """What to say of devices that kube-scheduler gives nobody; "" where there are none. Whether a claim could use them
+    its selectors tell, which are not evaluated for a page."""
+    if not aside:
+        return ""
+    label = f"{ALLOCATOR}={DEVALLOC}"
+    number = f"all {devices}" if aside == devices else f"{aside} of {devices}"
+    return f"{number} devices of devalloc are set aside for claims with the label {label}"
+
+
+def resource_claim(doc: Object, told: Mapping[str, tuple[str, str]], aside: str = "") -> Claim:
+    """``told``: reason and message of the last Event of each claim, by UID. ``aside``: of ``set_aside``."""
     metadata = doc["metadata"]
     is_pending = not is_allocated(doc) and not is_deleting(doc)
     reason, message = _why(doc, told) if is_pending else ("", "")
+    if is_pending and aside and not is_labelled(doc):
+        message = f"{message}; {aside}"
     return Claim(
         namespace=metadata.get("namespace") or "default",
         name=metadata["name"],

@@ -169,6 +169,22 @@ def test_claims_of_both_kinds_wait_for_their_own_reasons() -> None:
     assert (held.wants, held.devices, held.node, held.pods) == ("1 gpu", "p/d", "n", ("w",))
 
 
+@pytest.mark.parametrize(
+    ("pools", "words"),
+    [
+        (["card"], ""),
+        (["card.devalloc"], "; all 2 devices of devalloc are set aside for claims with the label "),
+        (["card", "card.devalloc"], "; 2 of 4 devices of devalloc are set aside for claims with the label "),
+    ],
+)
+def test_a_claim_of_kube_scheduler_says_which_devices_that_never_gives(pools: list[str], words: str) -> None:
+    slices = [slice_of(name, "n", [device("d0"), device("d1")]) for name in pools]
+    found = overview([*slices, resource_claim("theirs"), resource_claim("ours", ours=True)])
+    told = {claim.name: claim.message for claim in found.claims}
+    label = "devalloc.io/allocator=devalloc" if words else ""
+    assert told == {"theirs": f"{SCHEDULER}{words}{label}", "ours": UNTOLD}
+
+
 def test_quotas_say_what_is_used_now_and_whether_their_status_does() -> None:
     claim = {
         **gpu_claim("c", 2),
