@@ -28,6 +28,14 @@ OUTSIDE = [Path(name) for name in ("/var/lib/devalloc", "/run/devalloc", "/var/l
 """Where devalloc, a kubelet and containerd write on a node."""
 
 
+TOO_LARGE = {
+    "apiVersion": "devmgmtproto.k8s.io/v1alpha1",
+    "kind": "DeviceClaim",
+    "metadata": {"name": "big", "namespace": "team-a"},
+    "spec": {"claims": [{"deviceClass": "gpu", "requests": {"count": 4}}]},
+}
+
+
 @dataclass(frozen=True)
 class Terminal:
     """Another terminal, as the cluster says that one is used: the lines to type, by how they begin."""
@@ -99,6 +107,17 @@ def test_what_it_prints_installs_and_changes_devalloc_and_ctrl_c_leaves_nothing(
 
         assert "devalloc-controller configured" in terminal.run("devalloc install --resource-claims")
         until(terminal.newest_runs, "an upgrade is rolled out", told=lambda: terminal.run("kubectl get pods -A"))
+        terminal.run(f"kubectl apply -f {REPO / 'examples/whole-gpu'}")
+        terminal.run("kubectl wait dclaim/train --for=condition=Allocated --timeout=60s")
+        terminal.run(f"kubectl create namespace team-a; kubectl apply -f - <<'END'\n{json.dumps(TOO_LARGE)}\nEND")
+        told = r"{.metadata.annotations.devalloc\.io/reason}"
+        terminal.run(f"kubectl -n team-a wait dclaim/big --for=jsonpath='{told}' --timeout=60s")
+        described = terminal.run("kubectl -n team-a describe dclaim big")
+        assert "claims of other namespaces" in described
+        assert "default/" not in described
+        explained = terminal.run("devalloc explain big -n team-a --kubeconfig $KUBECONFIG || true")
+        assert "default/train" in explained, "an admin is told which"
+
         terminal.run("kubectl drain dev-cluster --ignore-daemonsets --delete-emptydir-data")
         terminal.run("kubectl uncordon dev-cluster")
         until(terminal.newest_runs, "the controller is back", told=lambda: terminal.run("kubectl get pods -A"))
