@@ -5,12 +5,13 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from devalloc.store.errors import Damaged, StoreError, Unavailable, Unusable
+from devalloc.store import reserve
+from devalloc.store.errors import Damaged, NoSpace, StoreError, Unavailable, Unusable
 from devalloc.store.migrations import Schema, migrate
-from devalloc.store.paths import file_at, prepare
+from devalloc.store.paths import check_private, file_at, prepare
 
 BUSY_SECONDS = 30.0
 """How long a write waits for the writes of other processes."""
@@ -18,8 +19,18 @@ _WAL_LIMIT_BYTES = 16 * 2**20
 
 
 def open_database(path: Path, schema: Schema) -> sqlite3.Connection:
-    """A connection for reading and writing, on a schema that is up to date. Raises Unusable, Unavailable."""
+    """A connection for reading and writing, on a schema that is up to date. Raises Unusable, Unavailable.
+
+    If the disk is full, it is opened with the reserve: SQLite makes files beside it.
+    """
     prepare(path, schema.noun)
+    check_private(reserve.file_of(path))
+    connection = reserve.spend(path, lambda: _opened(path, schema))
+    reserve.refill(path)
+    return connection
+
+
+def _opened(path: Path, schema: Schema) -> sqlite3.Connection:
     with explained(path, schema):
         connection = _connect(path)
         try:
@@ -48,6 +59,13 @@ def open_reader(path: Path, schema: Schema) -> sqlite3.Connection:
         connection = _connect(path)
         connection.execute("PRAGMA query_only = ON")
     return connection
+
+
+def shorten_log(connection: sqlite3.Connection) -> None:
+    """Write the log to the database if there is space for it there: SQLite then begins the log again, in the file that
+    it has."""
+    with suppress(sqlite3.Error):
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
 
 @contextmanager
@@ -116,11 +134,21 @@ def _use_wal(connection: sqlite3.Connection) -> None:
     connection.execute(f"PRAGMA journal_size_limit = {_WAL_LIMIT_BYTES}")
 
 
+def no_space(path: Path, schema: Schema) -> str:
+    """What to say if the disk is full, or the reserve is not whole."""
+    return (
+        f"no space left for the {schema.noun} {path}; nothing was written. {schema.full} Free at least "
+        f"{reserve.BYTES >> 20} MiB on the file system of {path.parent} and try again"
+    )
+
+
 def explanation(path: Path, schema: Schema, error: sqlite3.Error) -> StoreError:
     """What an error of SQLite means, and what to do."""
     what = f"the {schema.noun} {path}"
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    match code:
+    code = getattr(error, "sqlite_errorcode", 0)
+    if code == sqlite3.SQLITE_IOERR_SHMSIZE:  # the index of the log could not be made
+        code = sqlite3.SQLITE_FULL
+    match code & 0xFF:
         case sqlite3.SQLITE_NOTADB:
             return Damaged(
                 f"{path} is not a devalloc {schema.noun} ({error}); choose another path, or move the file away"
@@ -128,7 +156,7 @@ def explanation(path: Path, schema: Schema, error: sqlite3.Error) -> StoreError:
         case sqlite3.SQLITE_CORRUPT:
             return Damaged(f"{what} is damaged ({error}). {schema.damaged.format(name=path.name)}")
         case sqlite3.SQLITE_FULL:
-            return Unavailable(f"no space left for {what}; nothing was written. Free space and try again")
+            return NoSpace(no_space(path, schema))
         case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_CANTOPEN:
             return Unavailable(f"{what} cannot be opened for writing ({error}); nothing was written")
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:

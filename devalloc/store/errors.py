@@ -58,6 +58,10 @@ class Unavailable(StoreError):
     help."""
 
 
+class NoSpace(Unavailable):
+    """There is no space left on the file system of the store."""
+
+
 class NotServed(Unavailable):
     """The store knows no objects of this kind (yet)."""
 

@@ -67,6 +67,8 @@ class Schema:
     steps: tuple[tuple[str, ...], ...]
     damaged: str
     """What to do with a damaged one; ``{name}`` stands for its file name."""
+    full: str
+    """What still works if the disk is full."""
 
 
 STORE = Schema(
@@ -75,6 +77,7 @@ STORE = Schema(
     STEPS,
     "Stop devalloc, and put back the last file that `devalloc backup` made with `devalloc restore`, which keeps {name} "
     "for inspection",
+    "Objects can still be deleted, but not created or made larger.",
 )
 
 

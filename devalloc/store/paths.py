@@ -17,7 +17,8 @@ SMALLEST_DATABASE_BYTES = 512
 """SQLite's smallest page."""
 
 FILES = ("", "-wal", "-shm", "-journal", ".lock")
-"""Ends of names: the database, what SQLite keeps beside it, and the lock of the loops."""
+"""Ends of names: the database, what SQLite keeps beside it, and the lock of the loops. The file of ``reserve`` holds
+nothing, and belongs to whatever database has the name."""
 
 
 def default_path(environ: Mapping[str, str] = os.environ, uid: int | None = None) -> Path:

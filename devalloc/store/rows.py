@@ -11,12 +11,25 @@ from devalloc.store.key import Key, Object
 from devalloc.store.protocol import Event, EventType, Fence
 from devalloc.store.versions import another, changed, version_of
 
+_WORDS_BYTES = 256
+"""By how much an object may grow with the reserve of a full disk: to have ``running: false``, or say why it fails."""
+
 
 class Rows:
     """The statements, each to be used inside a transaction."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
+        self._written: list[tuple[Object | None, Object]] = []
+        """Objects before and after, of those that stay."""
+
+    @property
+    def grows(self) -> bool:
+        """Whether what was written adds something that takes space: an object, or more than words to one that stays."""
+        if any(old is None for old, _ in self._written):
+            return True
+        more = sum(len(lifecycle.encode(new)) - len(lifecycle.encode(old or {})) for old, new in self._written)
+        return more > _WORDS_BYTES * len(self._written)
 
     def find(self, key: Key) -> Object | None:
         row = self._connection.execute(
@@ -66,6 +79,7 @@ class Rows:
     def insert(self, key: Key, obj: Object) -> Object:
         version = self._next()
         obj = lifecycle.versioned(obj, version)
+        self._written.append((None, obj))
         self._connection.execute(
             "INSERT INTO objects VALUES (?, ?, ?, ?, ?, ?, 0, ?)",
             (*_row_key(key), version, version, version, lifecycle.encode(obj)),
@@ -80,6 +94,8 @@ class Rows:
         respecified = new["metadata"]["generation"] != old["metadata"]["generation"]
         restated = new.get("status") != old.get("status")
         new = lifecycle.versioned(new, version)
+        if not lifecycle.is_deleting(new):
+            self._written.append((old, new))
         self._connection.execute(
             "UPDATE objects SET version = ?, content = ?, spec_version = iif(?, ?, spec_version),"
             " status_version = iif(?, ?, status_version) WHERE kind = ? AND namespace = ? AND name = ?",

@@ -14,15 +14,17 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
+from functools import wraps
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
-from devalloc.store import lifecycle, migrations
+from devalloc.store import lifecycle, migrations, reserve
 from devalloc.store.copies import copy_out, leave, put_back
-from devalloc.store.database import explained, open_named, open_reader, transaction
-from devalloc.store.errors import AlreadyExists, Conflict, Expired, FenceBroken, Unavailable
+from devalloc.store.database import explained, no_space, open_named, open_reader, shorten_log, transaction
+from devalloc.store.errors import AlreadyExists, Conflict, Expired, FenceBroken, NoSpace, Unavailable
 from devalloc.store.key import Key, Object
 from devalloc.store.lease import hold
 from devalloc.store.paths import file_at, log_of, prepare_folder
@@ -36,6 +38,19 @@ POLL_SECONDS = 0.05
 """How long a watch may take to see a change. An idle watch then costs some 0.3 % of a core."""
 DELETIONS_KEPT = 10_000
 """A watch that missed more deletions than this has to list again."""
+
+
+Writes = TypeVar("Writes", bound=Callable[..., Any])
+
+
+def _with_reserve(method: Writes) -> Writes:
+    """If the disk is full, repeat a write that does not grow with the space of the reserve."""
+
+    @wraps(method)
+    def written(self: SQLiteStore, *arguments: Any, **named: Any) -> Any:
+        return reserve.spend(self.path, lambda: method(self, *arguments, **named), self._shorten_log)
+
+    return cast(Writes, written)
 
 
 class SQLiteStore:
@@ -95,6 +110,7 @@ class SQLiteStore:
                 else:
                     stop.wait(pause)
 
+    @_with_reserve
     def create(self, obj: Object) -> Object:
         key = Key.of(obj)
         now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
@@ -104,6 +120,7 @@ class SQLiteStore:
                 raise AlreadyExists(f"{key} exists already ({old.get('apiVersion')})")
             return rows.insert(key, new)
 
+    @_with_reserve
     def replace(self, obj: Object) -> Object:
         with self._transaction() as rows:
             key, old = rows.current(obj)
@@ -112,16 +129,19 @@ class SQLiteStore:
                 return rows.remove(key, new, self._deletions_kept)
             return rows.update(key, old, new)
 
+    @_with_reserve
     def replace_status(self, obj: Object) -> Object:
         with self._transaction() as rows:
             key, old = rows.current(obj)
             return rows.update(key, old, lifecycle.plain(lifecycle.with_status(old, obj.get("status"))))
 
+    @_with_reserve
     def commit(self, changes: Sequence[Change], fence: Fence | None = None) -> Written:
         with self._transaction() as rows:
             _hold(rows, fence)
             return Written(_write(rows, changes), str(rows.version()))
 
+    @_with_reserve
     def commit_each(self, units: Sequence[Sequence[Change]], fence: Fence | None = None) -> Outcomes:
         done: builtins.list[Sequence[Object] | Conflict] = []
         with self._transaction() as rows:
@@ -133,6 +153,7 @@ class SQLiteStore:
                     done.append(conflict)
             return Outcomes(done, str(rows.version()))
 
+    @_with_reserve
     def delete(
         self,
         kind: str,
@@ -177,6 +198,7 @@ class SQLiteStore:
         with self._transaction(write=False) as rows:
             return rows.problems()
 
+    @_with_reserve
     def call_by_group(self) -> None:
         """Find objects of other groups by the kind's full name, also where an older version stored them."""
         with self._transaction() as rows:
@@ -191,8 +213,20 @@ class SQLiteStore:
     def _transaction(self, *, write: bool = True) -> Iterator[Rows]:
         with self._lock:
             self._follow()
-            with explained(self.path, migrations.STORE), transaction(self._connection, write=write):
-                yield Rows(self._connection)
+            rows = Rows(self._connection)
+            try:
+                with explained(self.path, migrations.STORE), transaction(self._connection, write=write):
+                    yield rows
+                    if write and not reserve.is_whole(self.path) and rows.grows and not reserve.refill(self.path):
+                        raise NoSpace(no_space(self.path, migrations.STORE))
+            except NoSpace as error:
+                if rows.grows:  # the reserve is not for that
+                    raise Unavailable(str(error)) from error
+                raise
+
+    def _shorten_log(self) -> None:
+        with self._lock:
+            shorten_log(self._connection)
 
     def _reader(self) -> tuple[sqlite3.Connection, tuple[int, int] | None]:
         """One more connection, for reading, and the file that it reads."""

@@ -23,6 +23,7 @@ SCHEMA = Schema(
     noun="journal",
     application_id=APPLICATION_ID,
     damaged="It is moved aside when the node plugin starts the next time",
+    full="Claims and machines can still be ended, but not prepared, started or changed.",
     steps=(
         (
             """

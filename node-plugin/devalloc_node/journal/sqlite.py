@@ -10,12 +10,14 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import wraps
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, cast, get_args
 
+from devalloc.store import reserve
 from devalloc.store.copies import leave
-from devalloc.store.database import explained, explanation, open_database, transaction
-from devalloc.store.errors import Damaged, Unavailable, Unusable
+from devalloc.store.database import explained, explanation, no_space, open_database, shorten_log, transaction
+from devalloc.store.errors import Damaged, NoSpace, StoreError, Unavailable, Unusable
 from devalloc.store.paths import file_at, log_of
 from devalloc_node.errors import Failed
 from devalloc_node.grant import ClaimRef
@@ -91,6 +93,37 @@ def _aware(journal: SQLiteJournal) -> SQLiteJournal:
     if (named is None or not Path(named).exists()) and (aside := moved_aside(journal.path)):
         journal.set(QUARANTINED, str(aside[-1]))
     return journal
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _adds(method: Method) -> Method:
+    """Writes down something that is to be undone one day: refused unless there is space in reserve for undoing it."""
+
+    @wraps(method)
+    def added(self: SQLiteJournal, *arguments: Any, **named: Any) -> Any:
+        try:
+            if not reserve.refill(self.path):
+                raise NoSpace(no_space(self.path, SCHEMA))
+            return method(self, *arguments, **named)
+        except StoreError as error:
+            raise self.failed(error) from error
+
+    return cast(Method, added)
+
+
+def _undoes(method: Method) -> Method:
+    """Writes down that something is undone, or how far it is: with the space in reserve if the disk is full."""
+
+    @wraps(method)
+    def undone(self: SQLiteJournal, *arguments: Any, **named: Any) -> Any:
+        try:
+            return reserve.spend(self.path, lambda: method(self, *arguments, **named), self.shorten_log)
+        except StoreError as error:
+            raise self.failed(error) from error
+
+    return cast(Method, undone)
 
 
 class SQLiteJournal:
@@ -170,6 +203,7 @@ class SQLiteJournal:
 
     # Writing.
 
+    @_adds
     def begin(self, ref: ClaimRef, kind: str, grant: Mapping[str, Value], holdings: Mapping[str, str]) -> None:
         with self._transaction() as sql:
             for key in holdings:
@@ -184,15 +218,18 @@ class SQLiteJournal:
                 "INSERT INTO holdings VALUES (?, ?, ?)", [(key, ref.uid, device) for key, device in holdings.items()]
             )
 
+    @_adds
     def intend(self, begun: Sequence[tuple[str, str, Step]], done: Collection[int] = ()) -> Sequence[int]:
         with self._transaction() as sql:
             _mark_done(sql, done)
             return [_begin(sql, owner, device, step) for owner, device, step in begun]
 
+    @_undoes
     def done(self, steps: Collection[int]) -> None:
         with self._transaction() as sql:
             _mark_done(sql, steps)
 
+    @_adds
     def finish(
         self,
         uid: str,
@@ -210,26 +247,31 @@ class SQLiteJournal:
                 (ClaimState.PREPARED, _text(prepared), self._now(), uid),
             )
 
+    @_undoes
     def release(self, uid: str) -> None:
         with self._transaction() as sql:
             sql.execute(
                 "UPDATE claims SET state = ?, changed = ? WHERE uid = ?", (ClaimState.UNPREPARING, self._now(), uid)
             )
 
+    @_undoes
     def undone(self, step: int) -> None:
         with self._transaction() as sql:
             sql.execute("DELETE FROM steps WHERE id = ?", (step,))
 
+    @_undoes
     def stuck(self, step: int, problem: str) -> None:
         with self._transaction() as sql:
             sql.execute("UPDATE steps SET state = 'stuck', problem = ? WHERE id = ?", (problem, step))
 
+    @_undoes
     def forget(self, uid: str) -> None:
         with self._transaction() as sql:
             _refuse_steps(sql, uid)
             sql.execute("DELETE FROM holdings WHERE uid = ?", (uid,))
             sql.execute("DELETE FROM claims WHERE uid = ?", (uid,))
 
+    @_undoes
     def withhold(self, step: int, reason: str) -> None:
         with self._transaction() as sql:
             row = sql.execute("SELECT owner, device FROM steps WHERE id = ?", (step,)).fetchone()
@@ -243,11 +285,13 @@ class SQLiteJournal:
             sql.execute("DELETE FROM holdings WHERE uid = ? AND device = ?", (owner, device))
             sql.execute("UPDATE steps SET owner = ? WHERE owner = ? AND device = ?", (WITHHELD + device, owner, device))
 
+    @_undoes
     def unwithhold(self, device: str) -> None:
         with self._transaction() as sql:
             _refuse_steps(sql, WITHHELD + device)
             sql.execute("DELETE FROM withheld WHERE device = ?", (device,))
 
+    @_undoes
     def boot(self, boot: str, lasting: Collection[str]) -> Sequence[ClaimRecord]:
         with self._transaction() as sql:
             row = sql.execute("SELECT value FROM settings WHERE name = ?", (BOOT,)).fetchone()
@@ -264,13 +308,27 @@ class SQLiteJournal:
         return [_claim(row) for row in rows]
 
     def put(self, room: str, name: str, content: Mapping[str, Value]) -> None:
-        with self._transaction() as sql:
-            sql.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?)", (room, name, _text(content)))
+        # A record that is there may be written again to say that its machine is being stopped.
+        (self._add if self.record(room, name) is None else self._rewrite)(room, name, _text(content))
 
+    @_adds
+    def _add(self, room: str, name: str, text: str) -> None:
+        self._write(room, name, text)
+
+    @_undoes
+    def _rewrite(self, room: str, name: str, text: str) -> None:
+        self._write(room, name, text)
+
+    def _write(self, room: str, name: str, text: str) -> None:
+        with self._transaction() as sql:
+            sql.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?)", (room, name, text))
+
+    @_undoes
     def drop(self, room: str, name: str) -> None:
         with self._transaction() as sql:
             sql.execute("DELETE FROM records WHERE room = ? AND name = ?", (room, name))
 
+    @_adds
     def set(self, name: str, value: str) -> None:
         with self._transaction() as sql:
             sql.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (name, value))
@@ -281,23 +339,23 @@ class SQLiteJournal:
             try:
                 return self._connection.execute(query, parameters).fetchall()
             except sqlite3.Error as error:
-                raise self._failed(error) from error
+                raise self.failed(explanation(self.path, SCHEMA, error)) from error
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._mutex:
-            try:
-                with transaction(self._connection, write=True):
-                    self.refuse_lost()
-                    yield self._connection
-            except sqlite3.Error as error:
-                raise self._failed(error) from error
+        """Of a method that ``_adds`` or ``_undoes``. Raises StoreError, which these put in the plugin's words."""
+        with self._mutex, explained(self.path, SCHEMA), transaction(self._connection, write=True):
+            self.refuse_lost()
+            yield self._connection
 
-    def _failed(self, error: sqlite3.Error) -> Failed:
-        """SQLite's errors in the plugin's words."""
-        why = explanation(self.path, SCHEMA, error)
+    def failed(self, why: StoreError) -> Failed:
+        """An error of the file in the plugin's words."""
         code = "JournalDamaged" if isinstance(why, Damaged) else "JournalUnavailable"
         return Failed(code, str(why), retryable=code == "JournalUnavailable")
+
+    def shorten_log(self) -> None:
+        with self._mutex:
+            shorten_log(self._connection)
 
     def refuse_lost(self) -> None:
         """Raises Failed (``JournalGone``) where the file has no name any more: what is written to it is gone with this
