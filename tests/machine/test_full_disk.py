@@ -230,11 +230,11 @@ def test_a_machine_is_stopped_and_forgotten_and_none_is_started(micro: Image, di
         with pytest.raises(Failed, match="no space left for the journal") as refused:
             machines.start(virtual_machine("other", start=start, memory=memory), soon())
         assert refused.value.code == "JournalUnavailable"
-        machines.stop("default/m", None, True, soon())
+        machines.stop("default/m", 0, True, soon())
         fill(disk)
         machines.forget("default/m", soon())
         assert machines.get("default/m") is None
         make_room(disk)
         machines.start(virtual_machine("other", start=start, memory=memory), soon())
-        machines.stop("default/other", None, True, soon())
+        machines.stop("default/other", 0, True, soon())
         machines.forget("default/other", soon())
