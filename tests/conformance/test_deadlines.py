@@ -219,3 +219,24 @@ def test_no_selector_keeps_anybody_waiting(entry: Callable[[Manifest], Answers],
 @pytest.mark.parametrize("entry", [solved_own, one_by_one_own, all_at_once_own, by_the_controller_own, by_the_command])
 def test_no_constraint_keeps_anybody_waiting(entry: Callable[[Manifest], Answers], what: str) -> None:
     held(entry, evil_device_claim(what))
+
+
+# -- without a deadline ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda: by_name(dra.solve_manifests([CLASS, SLICE, evil_resource_claim("two selectors")])["claims"])["evil"],
+        lambda: Fleet.from_manifests([CLASS, SLICE]).allocate(evil_resource_claim("two selectors"), None),
+        lambda: by_name(solve_manifests([GPU, POOL, evil_device_claim("two selectors")])["claims"])["evil"],
+        lambda: Fleet.from_manifests([GPU, POOL]).allocate(evil_device_claim("two selectors"), None),
+    ],
+    ids=["dra.solve_manifests", "Fleet.allocate of a ResourceClaim", "solve_manifests", "Fleet.allocate"],
+)
+def test_steps_bound_an_expression_when_no_clock_does(answer: Callable[[], dict[str, Any]]) -> None:
+    """Who gives no deadline waits for the steps of the budgets, a second or two, and not for minutes."""
+    one = answer()
+
+    assert not one["allocated"]
+    assert "exceeds the budget" in one["message"] or "costs more than" in one["message"], one
