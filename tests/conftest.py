@@ -29,6 +29,9 @@ _Report = TypeVar("_Report", pytest.TestReport, pytest.CollectReport)
 _PATIENCE = 60.0
 """Seconds in which what is over must have ended."""
 ALLOWED_SKIPS = {
+    "tests/unit/install/test_manifests.py::test_systemd_finds_nothing_wrong_with_a_service_and_rates_it_no_worse": (
+        "a container has no systemd; the options are held without it"
+    ),
     "tests/conformance/test_upgrade_contract.py::test_where_the_tag_is_known_the_sources_are_those_of_the_tag": (
         "a shallow clone has no tags; the digest beside the archive is compared everywhere"
     ),

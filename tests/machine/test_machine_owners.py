@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import socket
 import stat
 import subprocess
@@ -19,14 +20,14 @@ import pytest
 
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.journal import open_journal
-from devalloc_node.machine import accel, devices, pci
+from devalloc_node.machine import accel, cgroup, devices, pci
 from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.config import Folder, MachineConfig
 from devalloc_node.machine.confine import Limits, limits_of
 from devalloc_node.machine.machines import Machines
 from devalloc_node.machine.process import holds, process
 from devalloc_node.machine.spec import Disk, Nic, PlainDevice, machine_id
-from tests.support import tiny_guest
+from tests.support import bounded, tiny_guest
 from tests.support.guest import Guest
 from tests.support.images import Image
 from tests.support.machines import (
@@ -212,6 +213,25 @@ def bounds_of(pid: int) -> Limits:
             if controller in controllers.split(",") and bound.exists():
                 found[file.partition(".")[0]] = int(bound.read_text())
     return Limits(found["memory"], found["pids"])
+
+
+def test_who_takes_more_than_its_bounds_is_stopped_by_the_kernel() -> None:
+    """In the version of cgroups that this host has; in the second one also in test_sriov_bindings.py."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can make cgroups")
+    root, name = Path("/sys/fs/cgroup"), f"bounded-{os.getpid()}"
+    procs, missing = cgroup.bound(root, name, bounded.MEMORY, bounded.TASKS)
+    try:
+        assert missing == []
+        words = [sys.executable, "-c", bounded.PROGRAM]
+        done = subprocess.run([*words, "memory", *map(str, procs)], timeout=60, check=False)
+        assert done.returncode == -signal.SIGKILL
+        answer = subprocess.run([*words, "tasks", *map(str, procs)], capture_output=True, timeout=60, check=True)
+        assert int(answer.stdout) == bounded.TASKS
+    finally:
+        for file in procs:
+            until(lambda of=file: not of.read_text(), "all that were in it have ended")  # type: ignore[misc]
+            file.parent.rmdir()
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,15 @@ What the kernel has then is asked of iproute2 and of sysfs, not of the plugin.
 from __future__ import annotations
 
 import json
+import shlex
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support import sriov_host, sriov_image
+from tests.support import bounded, sriov_host, sriov_image
 from tests.support.faults import assert_same
 from tests.support.guest import Guest
 from tests.support.images import Image
@@ -305,3 +307,17 @@ def test_a_part_of_a_cpu_is_given_by_the_second_version_of_cgroups(running: Insi
     assert running.ask("limit_cpu", name="quarter", thousandths=None)["limit"] is None
     assert linux.guest.check(f"cat {folder}/cpu.max") == "max 100000"
     linux.guest.check(f"rmdir {folder}")
+
+
+def test_who_takes_more_than_its_bounds_is_stopped_by_the_second_version_of_cgroups(
+    running: InsidePlugin, linux: Host
+) -> None:
+    answer = running.ask("bound", name="bounded", memory=bounded.MEMORY, tasks=bounded.TASKS)
+    assert answer["missing"] == []
+    (procs,) = answer["procs"]
+    program = f"python3 -c {shlex.quote(bounded.PROGRAM)}"
+    assert linux.guest.run(f"{program} memory {procs}").status == 128 + signal.SIGKILL
+    events = dict(line.split() for line in linux.guest.check(f"cat {Path(procs).parent}/memory.events").splitlines())
+    assert int(events["oom_kill"]) == 1
+    assert linux.guest.check(f"{program} tasks {procs}").strip() == str(bounded.TASKS)
+    linux.guest.check(f"rmdir {Path(procs).parent}")

@@ -73,10 +73,12 @@ def bound(root: Path, name: str, memory: int, tasks: int) -> tuple[list[Path], l
                 if controller not in (root / "cgroup.controllers").read_text().split():
                     raise OSError("the kernel has no such controller there")
                 for folder in (root, root / OURS):
+                    folder.mkdir(exist_ok=True)
                     control = folder / "cgroup.subtree_control"
                     if controller not in control.read_text().split():
                         _write(control, f"+{controller}")
                 made = root / OURS / name
+                made.mkdir(exist_ok=True)
             else:
                 (root / controller / "cgroup.procs").stat()
                 made = root / controller / OURS / name
@@ -90,7 +92,7 @@ def bound(root: Path, name: str, memory: int, tasks: int) -> tuple[list[Path], l
 
 def unbound(root: Path, name: str) -> None:
     """Take away what ``bound`` made."""
-    for controller, _, _ in _BOUNDS:
+    for controller in ("", *(controller for controller, _, _ in _BOUNDS)):
         with suppress(OSError):
             (root / controller / OURS / name).rmdir()
 

@@ -201,6 +201,11 @@ class Plugin:
         cgroup.limit(group, thousandths)
         return {"version": group.version, "limit": cgroup.limit_of(group), "folder": str(group.folder)}
 
+    def bound(self, name: str, memory: int, tasks: int) -> Answer:
+        """Bound a cgroup; the files in which processes are written to enter it, and what could not be bounded."""
+        procs, missing = cgroup.bound(Path("/sys/fs/cgroup"), name, memory, tasks)
+        return {"procs": [str(file) for file in procs], "missing": missing}
+
     def answer(self, asked: Mapping[str, Any]) -> Answer:
         """Beside what was asked for: ``calls`` that changed something, ``seconds``, and ``error`` where it failed."""
         self._gate.calls.clear()

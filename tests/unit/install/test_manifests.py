@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from devalloc.cli.main import cli
 from devalloc.install import kustomize
 from devalloc.install import manifests as module
 from devalloc.install.manifests import PARTS, PUBLISH, Options, manifests, part_of, path_of
@@ -293,31 +292,69 @@ def test_what_is_not_known_of_kustomize_is_an_error(text: str, what: str, tmp_pa
 # -- services of hosts -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("unit", sorted(UNITS.iterdir()), ids=lambda path: path.stem)
-def test_a_service_of_a_host_calls_the_command_as_it_is(unit: Path) -> None:
-    lines = dict(line.split("=", 1) for line in unit.read_text().splitlines() if line.startswith("Exec"))
-    called = [line.split() for line in lines.values() if "/devalloc " in line]
-    assert called
-    for program, *words in called:
-        assert program == "/opt/devalloc/bin/devalloc"
-        assert CliRunner().invoke(cli, [*words, "--help"]).exit_code == 0, "help is shown where each option is known"
-        assert CliRunner().invoke(cli, [*words, "--no-such-option", "--help"]).exit_code == 2
+def settings_of(unit: Path) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in unit.read_text().splitlines() if re.match(r"\w+=", line))
+
+
+OWN_MOUNTS = re.compile(
+    r"Private(?!Network)|Protect(?!Hostname|Clock)|ProcSubset|Read|Inaccessible|Bind|Root|TemporaryFileSystem|Mount|ExecPaths|NoExec"
+)
+"""Each of these options gives a service a mount namespace."""
 
 
 @pytest.mark.parametrize("unit", sorted(UNITS.iterdir()), ids=lambda path: path.stem)
-def test_a_service_of_a_host_may_no_more_than_it_needs_and_mounts_in_the_hosts_namespace(unit: Path) -> None:
-    settings = dict(line.split("=", 1) for line in unit.read_text().splitlines() if re.match(r"\w+=", line))
-    for name in ("NoNewPrivileges", "LockPersonality", "RestrictRealtime", "RestrictSUIDSGID"):
+def test_a_service_of_a_host_may_no_more_than_it_needs(unit: Path) -> None:
+    settings = settings_of(unit)
+    for name in (
+        *("NoNewPrivileges", "LockPersonality", "MemoryDenyWriteExecute", "ProtectHostname"),
+        *("RestrictRealtime", "RestrictSUIDSGID"),
+    ):
         assert settings[name] == "yes", name
+    assert (settings["UMask"], settings["SystemCallArchitectures"]) == ("0077", "native")
+    refused = {"@clock", "@cpu-emulation", "@debug", "@keyring", "@module", "@obsolete", "@raw-io", "@reboot", "@swap"}
+    assert settings["SystemCallFilter"].startswith("~")
+    assert refused <= set(settings["SystemCallFilter"].lstrip("~").split())
+
+
+@pytest.mark.parametrize("name", ["devalloc", "devalloc-node"])
+def test_a_plugin_mounts_in_the_hosts_namespace_and_has_what_binding_takes(name: str) -> None:
+    settings = settings_of(UNITS / f"{name}.service")
+    assert not [name for name in settings if OWN_MOUNTS.match(name)], "machines would not see what it mounts for them"
+    assert "ProtectClock" not in settings, "it lets a service open no device but the clock"
+    assert not [name for name in settings if name.startswith("Device")]
+    assert {"net", "mnt"} <= set(settings["RestrictNamespaces"].split())
     assert settings["RestrictAddressFamilies"].split() == ["AF_UNIX", "AF_INET", "AF_INET6", "AF_NETLINK"]
-    assert settings["UMask"] == "0077"
-    # Each of these gives it a mount namespace, in which what it mounts for machines is not to be seen by them.
-    own_mounts = re.compile(
-        r"Private(?!Network)|Protect(?!Hostname)|ReadWritePaths|ReadOnlyPaths|InaccessiblePaths|Bind"
-    )
-    assert not [name for name in settings if own_mounts.match(name)]
-    needed = {"CAP_SYS_ADMIN", "CAP_NET_ADMIN", "CAP_CHOWN", "CAP_SETUID", "CAP_SYS_RESOURCE", "CAP_DAC_OVERRIDE"}
-    assert not needed & set(settings.get("CapabilityBoundingSet", "").lstrip("~").split())
+    assert settings["CapabilityBoundingSet"].startswith("~")
+    assert not set(settings["CapabilityBoundingSet"].lstrip("~").split()) & {
+        *("CAP_SYS_ADMIN", "CAP_NET_ADMIN", "CAP_CHOWN", "CAP_FOWNER", "CAP_SETUID", "CAP_SETGID", "CAP_SYS_RESOURCE"),
+        *("CAP_DAC_OVERRIDE", "CAP_SYS_PTRACE", "CAP_KILL", "CAP_IPC_LOCK", "CAP_SYS_NICE", "CAP_NET_BIND_SERVICE"),
+    }
+
+
+def test_who_asks_guests_to_power_down_needs_no_network_and_no_devices() -> None:
+    settings = settings_of(UNITS / "devalloc-guests.service")
+    for name in ("PrivateDevices", "PrivateNetwork", "ProtectKernelTunables", "ProtectControlGroups", "ProtectClock"):
+        assert settings[name] == "yes", name
+    assert settings["RestrictAddressFamilies"] == "AF_UNIX"
+    assert "CAP_SYS_ADMIN" not in settings["CapabilityBoundingSet"]
+
+
+EXPOSURE = {"devalloc": 6.2, "devalloc-node": 6.2, "devalloc-guests": 2.6}
+"""What `systemd-analyze security` may give each at most, from 0 (safe) to 10."""
+
+
+@pytest.mark.parametrize("unit", sorted(UNITS.iterdir()), ids=lambda path: path.stem)
+def test_systemd_finds_nothing_wrong_with_a_service_and_rates_it_no_worse(unit: Path, tmp_path: Path) -> None:
+    program = shutil.which("systemd-analyze")
+    if program is None:
+        pytest.skip("no systemd-analyze on this machine")
+    copy = tmp_path / unit.name
+    copy.write_text(unit.read_text().replace("/opt/devalloc/bin/devalloc", "/bin/true"))  # which need not be installed
+    verified = subprocess.run([program, "verify", "--man=no", copy], capture_output=True, text=True, check=False)
+    assert (verified.returncode, verified.stderr) == (0, "")
+    words = ["security", "--offline=true", "--no-pager", f"--threshold={round(10 * EXPOSURE[unit.stem])}", copy]
+    rated = subprocess.run([program, *words], capture_output=True, text=True, check=False)
+    assert rated.returncode == 0, rated.stdout.splitlines()[-1]
 
 
 def test_a_service_of_a_host_finds_what_the_pod_beside_it_keeps() -> None:
