@@ -195,6 +195,9 @@ class _Accepted(WebSocket):
             return
         is_ours = event.path == wire.PATH
         server = self._server
+        if server.eof_sent:  # the parser has read on, and given up
+            self.abort("what it sent behind its request is no WebSocket")
+            return
         server.send_response(server.accept(event) if is_ours else server.reject(404, f"It is at {wire.PATH}.\n"))
         self._flush()
         if self.is_open:

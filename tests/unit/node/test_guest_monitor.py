@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -389,6 +389,30 @@ async def http(port: int, request: bytes) -> bytes:
     answer = await reader.read()
     writer.close()
     return answer
+
+
+HANDSHAKE = (
+    b" HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize("path", [b"/monitor", b"/other"])
+@pytest.mark.parametrize("behind", [b"\xff" * 8, b"{}", b"\x81\xfe\xff\xff", b"\x81\x05hello"])
+def test_what_comes_with_a_request_and_is_no_frame_ends_the_connection_without_an_error(
+    tmp_path: Path, path: bytes, behind: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stranger could otherwise fill the log: a traceback for each connection."""
+
+    async def main() -> None:
+        async with running(GuestTree(tmp_path)) as here:
+            with suppress(ConnectionError):
+                await asyncio.wait_for(http(here.port, b"GET " + path + HANDSHAKE + behind), 30)
+            async with agent(here.uri):
+                pass
+
+    run(main())
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 def test_gauges_are_served_to_a_few_at_once(tmp_path: Path) -> None:
