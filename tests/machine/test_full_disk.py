@@ -170,7 +170,7 @@ class TestStore:
             held = store.replace(old)
             marked = store.delete("DeviceClaim", "default", f"c{number}")
             assert marked["metadata"]["deletionTimestamp"]
-            assert marked["metadata"]["resourceVersion"] > held["metadata"]["resourceVersion"]
+            assert int(marked["metadata"]["resourceVersion"]) == 1 + int(held["metadata"]["resourceVersion"])
             store.replace({**marked, "metadata": {**marked["metadata"], "finalizers": []}})
             with pytest.raises(NotFound):
                 store.get("DeviceClaim", "default", f"c{number}")
