@@ -60,7 +60,7 @@ def joined(one: Offer, other: Offer) -> Offer | None:
 
     Only what is taken in shares needs it: shares of one are shares of the other.
     """
-    if not (one.is_shareable and other.is_shareable) or one.device.consumes or one.nodes & other.nodes:
+    if not one.is_shareable or one.device.consumes or one.nodes & other.nodes:
         return None
     if None in (one.reach.node_name, other.reach.node_name) or one.slice.skip_node_operations:
         return None

@@ -17,7 +17,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from devalloc.store import Unusable
+from devalloc.store import Unavailable, Unusable
 from devalloc_node.claims.content import grant_content, grant_of, prepared_content, prepared_of
 from devalloc_node.errors import Failed
 from devalloc_node.grant import ClaimRef, Grant, GrantedDevice
@@ -332,6 +332,28 @@ class TestDamage:
             with pytest.raises(Unusable, match=r"Another process has .* open: stop it"):
                 open_journal(folder)
         self.assert_moved(folder)
+
+    @pytest.mark.parametrize("unreadable", ["journal.db-wal", "journal.db-shm"])
+    def test_one_that_cannot_be_read_is_not_taken_for_a_good_one(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, unreadable: str
+    ) -> None:
+        """SQLite would open it without what the log says, and shorten the log for good."""
+        with closing(open_journal(folder)) as journal:
+            journal.begin(ref("u1"), "DeviceClaim", GRANT, {"pci/1": "p/d"})
+        read_bytes = Path.read_bytes
+
+        def fail(path: Path) -> bytes:
+            if path.name == unreadable:
+                raise OSError(errno.EIO, "Input/output error")
+            return read_bytes(path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "read_bytes", fail)
+            with pytest.raises(Unavailable, match=r"cannot read the journal .*journal\.db: Input/output error"):
+                open_journal(folder)
+        with closing(open_journal(folder)) as journal:
+            assert [record.ref.uid for record in journal.claims()] == ["u1"]
+            assert journal.setting(QUARANTINED) is None, "it was left where it is"
 
     def test_damage_that_is_met_later_is_an_error_of_that_call(self, folder: Path, journal: SQLiteJournal) -> None:
         journal.begin(ref("u1"), "DeviceClaim", GRANT, {"pci/1": "p/d"})

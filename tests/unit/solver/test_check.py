@@ -148,6 +148,15 @@ class TestClassAndType:
     def test_refused(self, detail: dict[str, Any], taken: str, says: str) -> None:
         assert_refused(self.judge(detail, taken), says)
 
+    @pytest.mark.parametrize("detail", [{"deviceType": "racer"}, {"deviceClass": "quick"}])
+    def test_devices_are_judged_together_only_if_no_expression_tells_them_apart(self, detail: dict[str, Any]) -> None:
+        """That of their class too, though the claim does not spell it out."""
+        fleet = pool("p", device("new", {"wheels": 4}), device("old", {"wheels": 2}))
+        quick = device_class("quick", deviceType="racer", constraints="device.wheels > 2")
+        both = claim("a", {"requests": {"count": 2}, **detail})
+        violations = judge(fleet, both, answer("a", "p/new", "p/old"), classes=[quick])
+        assert [text.partition(": device ")[2].split()[0] for text in violations] == ["n1/p/old"]
+
     @pytest.mark.parametrize(
         ("detail", "says"),
         [

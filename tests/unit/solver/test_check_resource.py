@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from devalloc_solver.check.resource.held import Held
 from tests.support.dra_differential import ours, violations
 from tests.support.dra_instances import Instance, instance
 
@@ -236,6 +237,29 @@ def _answered() -> list[tuple[Instance, Results]]:
     drawn = [instance(Random(seed)) for seed in SEEDS]
     answers = [(one, ours(one).results) for one in drawn]
     return [(one, results) for one, results in answers if results]
+
+
+@pytest.mark.parametrize(
+    ("capacity", "is_share"),
+    [
+        (None, True),
+        ({}, True),
+        ({"memory": "0"}, True),
+        ({"memory": "1Gi", "cores": "0"}, True),
+        ({"memory": "-1"}, False),
+        ({"memory": "1Gi", "cores": "-1"}, False),
+        ({"memory": "much"}, False),
+        ({"memory": "1Gi", 7: "1"}, False),
+        (["memory"], False),
+    ],
+)
+def test_a_share_of_which_nobody_can_tell_how_much_it_takes_holds_all_of_the_device(
+    capacity: object, is_share: bool
+) -> None:
+    device = ("d.io", "p", "g0")
+    entry = {"driver": "d.io", "pool": "p", "device": "g0", "shareID": "s1", "consumedCapacity": capacity}
+    held = Held({}, [{"status": {"allocation": {"devices": {"results": [entry]}}}}])
+    assert (held.whole, held.shared) == (({}, {device: 1}) if is_share else ({device: 1}, {}))
 
 
 def test_answers_of_the_solver_pass() -> None:

@@ -131,6 +131,20 @@ def test_a_mark_that_names_what_is_no_record_is_taken_away() -> None:
         assert TRANSACTION not in store.get(*Key.of(obj))["metadata"].get("annotations", {})
 
 
+@pytest.mark.parametrize(("later", "stays"), [(-1, True), (0, False), (1, False)])
+def test_what_a_list_leaves_out_is_gone_unless_it_is_newer_than_the_list(later: int, stays: bool) -> None:
+    """Of objects that are looked at by a field, the write with which this process takes one out of it is its newest."""
+    mirror = Mirror(5)
+    with closing(KubernetesStore(FakeClient(FakeKube()))) as store:  # type: ignore[arg-type]
+        made = store.create(claim("a"))
+    mirror.see(made)
+    place = mirror.newest
+    mirror.relist("DeviceClaim", [], str(int(made["metadata"]["resourceVersion"]) + later))
+    told = mirror.events(frozenset({"DeviceClaim"}), place, deletions=True)[0]
+    assert [event.type for event in told] == ([] if stays else [EventType.DELETED])
+    assert mirror.select(frozenset({"DeviceClaim"}), None).objects == ([made] if stays else [])
+
+
 def test_what_leaves_a_field_and_comes_back_is_heard_of_again(store: KubernetesStore) -> None:
     """Pools keep their node by a rule of their kind; a mirror knows no kinds."""
     with closing(KubernetesStore(store.client, node="here")) as here:

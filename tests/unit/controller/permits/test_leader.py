@@ -397,6 +397,34 @@ def test_a_write_that_arrives_late_takes_nothing_from_those_who_were_answered_si
     assert agents["b"].permit == amounts(7000, 8)
 
 
+def test_a_machine_that_came_while_this_server_gives_permits_counts_for_its_lower_bound() -> None:
+    """Nobody can have permitted it anything, as somebody may have before the server began: that one counts for its
+    upper bound until it asks. The server has not heard of the new one, so that it has to read all objects anew."""
+    kube = FakeKube()
+    process, book = Process(kube, 0), Book(Settings())
+    running(process.store, machine("before", most=amounts(1000, 2)))
+    running(process.store, machine("a"))
+
+    async def course() -> Any:
+        seal(process.store, "leader", threading.Event())
+        with ThreadPoolExecutor(1) as writer:
+            right = OfProcess("p", lambda: True)
+            decider = Decider(process.store, book, right, Metrics(book), writer)
+            await decider.load({"node-a": Host(LIMIT)})
+            running(process.store, machine("new"))
+            deciding = asyncio.create_task(decider.run())
+            try:
+                return await decider.ask(Agent("a").request(amounts(6000, 4)), lambda: False)
+            finally:
+                deciding.cancel()
+
+    with closing(process.store):
+        granted = asyncio.run(course())
+    assert granted.permit == amounts(6000, 4)
+    counted = {key[1]: one.reserved for key, one in book.nodes["node-a"].machines.items()}
+    assert counted == {"before": amounts(1000, 2), "a": amounts(6000, 4), "new": amounts(250, 1)}
+
+
 class Steady(Agent):
     """One that goes by what it was told last until it is told something else, whatever it asked for meanwhile."""
 
