@@ -45,6 +45,32 @@ def told(answer: Manifest) -> dict[str, str | None]:
     return {found["name"]: found["reason"] and found["message"] for found in answer["claims"]}
 
 
+@pytest.mark.parametrize(
+    ("expression", "verdicts"),
+    [("device.model == 'a'", {True: 1, False: 1}), ("device.i < 3", {True: 3, False: 9})],
+)
+def test_an_expression_is_evaluated_once_for_devices_that_are_equal_in_what_it_reads(
+    expression: str, verdicts: dict[bool, int]
+) -> None:
+    devices = [device(f"d{i}", attributes={"i": i, "model": "ab"[i % 2]}) for i in range(12)]
+    prepared = prepare(read_documents([GPU, pool("p", devices=devices)]))
+    before = prepared.eligibility.remembered
+    for one in prepared.snapshot.devices:
+        prepared.eligibility.verdict(expression, one)
+    assert prepared.eligibility.remembered - before == sum(verdicts.values())
+
+
+def test_one_that_reads_all_attributes_tells_devices_apart_by_all_of_them() -> None:
+    attributes: list[dict[str, int]] = [{"a": 1}, {"a": 1, "b": 1}, {"a": 1, "c": 1}, {}]
+    fleet = pool("p", devices=[device(f"d{i}", attributes=has) for i, has in enumerate(attributes)])
+    wanted = claim("c", {"deviceClass": "gpu", "constraints": "size(device) == 2", "limits": {"count": 4}})
+    (answer,) = solve_manifests([GPU, fleet, wanted])["claims"]
+    assert {entry["deviceName"] for entry in answer["allocations"]} <= {"d1", "d2"}
+    prepared = prepare(read_documents([GPU, fleet]))
+    accepted = [prepared.eligibility.verdict("size(device) == 2", one) for one in prepared.snapshot.devices]
+    assert accepted == [False, True, True, False]
+
+
 def test_claims_that_cost_too_much_together_leave_the_others_alone() -> None:
     """The first ones get what they ask for, as long as the common budget reaches; what is cheap always does."""
     messages = told(solve_manifests(batch()))

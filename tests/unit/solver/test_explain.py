@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from devalloc.api.meta import UNAVAILABLE
 from devalloc_solver import solve_manifests
 from tests.support.manifests import allocated, claim, device, device_class, entry, pool
 
@@ -73,6 +76,48 @@ def test_a_missing_attribute_is_shown_as_the_example() -> None:
     (step,) = told["funnel"][0]["steps"]
     assert step["count"] == 2
     assert "modle" in step["example"]
+
+
+@pytest.mark.parametrize(
+    ("others", "asked", "of_class"),
+    [
+        ((), {"deviceClass": "new"}, "fail device.gen > 1 of class new"),
+        ((device_class("newest", driver="gpu", deviceType="gpu", constraints="device.gen > 2"),), {"deviceType": "gpu"},
+         "fail the constraints of all classes of type gpu"),
+    ],
+    ids=["one class", "several classes"],
+)  # fmt: skip
+def test_a_device_falls_at_the_first_rule_that_it_breaks_and_the_rules_stand_in_order(
+    others: tuple[dict[str, Any], ...], asked: dict[str, Any], of_class: str
+) -> None:
+    """However many devices break each of them: here it is one more from rule to rule, and who breaks one breaks none
+    before it."""
+    good = {"gen": 2, "model": "b", "numa": 0}
+    breaks: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+        ("class", {"gen": 1, "model": "a", UNAVAILABLE: "busy"}, {"requests": {"lanes": 1}}),
+        ("claim", {**good, "model": "a", UNAVAILABLE: "busy"}, {"requests": {"lanes": 1}}),
+        ("undefined", {"gen": 2, "model": "b", UNAVAILABLE: "busy"}, {"requests": {"lanes": 1}}),
+        ("unavailable", {"gen": 2, "model": "b", UNAVAILABLE: "busy"}, {}),
+        ("match", {"gen": 2, "model": "b"}, {}),
+    ]
+    devices = [
+        device(f"{name}-{i}", attributes=attributes, **more)
+        for count, (name, attributes, more) in enumerate(breaks, start=2)
+        for i in range(count)
+    ]
+    new = device_class("new", driver="gpu", deviceType="gpu", constraints="device.gen > 1")
+    nic = pool("n1-nics", driver="nic", devices=[device("d0")])
+    wanted = claim("c", {**asked, "constraints": "device.model == 'b'", "matchAttributes": ["numa"]})
+    told = answer("c", new, *others, nic, pool("n1-gpus", devices=devices), wanted)
+    steps = [(step["count"], step["what"]) for step in told["funnel"][0]["steps"]]
+    assert steps[:6] == [
+        (1, "are of another driver"),
+        (2, of_class),
+        (3, "fail device.model == 'b'"),
+        (4, "can never be allocated"),
+        (5, "are unavailable"),
+        (6, "have no attribute numa"),
+    ]
 
 
 def test_a_pin_to_the_wrong_node() -> None:

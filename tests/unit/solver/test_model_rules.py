@@ -180,6 +180,14 @@ def test_distinct_means_no_value_twice_and_no_device_twice() -> None:
     assert solved(one, both)[0] == {}
 
 
+@pytest.mark.parametrize("distinct", [False, True])
+def test_a_device_without_the_value_neither_matches_nor_differs(distinct: bool) -> None:
+    gpus = fleet({"k": "x"}, {}, {"k": "y" if distinct else "x"})
+    found, _ = solved(gpus, claim("c", want(gpus, 2), relations=relation("k", "0", distinct=distinct)))
+    assert devices(found["c"]) == [0, 2]
+    assert solved(gpus, claim("c", want(gpus, 3), relations=relation("k", "0", distinct=distinct)))[0] == {}
+
+
 def test_a_relation_binds_the_slots_it_names_and_no_others() -> None:
     gpus = fleet({"k": "x"}, {})
     assert solved(gpus, claim("c", want(gpus), want(gpus), relations=relation("k", "0", "1")))[0] == {}

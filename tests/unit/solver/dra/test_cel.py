@@ -75,6 +75,33 @@ def test_invalid_expressions_are_refused_with_a_position(
     assert caught.value.column == column
 
 
+LITERALS = [
+    ('string(dyn(["a"]))', True),
+    ('string(dyn({"a": 1}))', True),
+    ('string(dyn([["a"]]))', True),
+    ("string(dyn([device.driver]))", False),
+    ('string(dyn({"a": device.driver}))', False),
+    ('string(dyn({device.driver: "a"}))', False),
+    ('string(dyn([?optional.of("a")]))', False),
+    ('string(dyn({?"a": optional.of(1)}))', False),
+    ('string(dyn([?device.attributes["d"][?"x"]]))', False),
+]
+
+
+@pytest.mark.parametrize(("expression", "is_constant"), LITERALS)
+def test_a_conversion_is_computed_when_it_compiles_only_if_all_in_it_is_a_constant(
+    expression: str, is_constant: bool
+) -> None:
+    """Neither a list nor a map has a string, so the one is refused at once, and the other where there is a device."""
+    if is_constant:
+        with pytest.raises(CompileError, match="string"):
+            compile(f'{expression} == ""', GATES)
+    else:
+        program = compile(f'{expression} == ""', GATES)
+        with pytest.raises(EvaluationError, match="string"):
+            program.matches(DEVICE)
+
+
 def test_ten_kibibytes_are_the_longest_expression() -> None:
     longest = "true" + " " * (10 * 1024 - 4)
     assert matches(longest)
