@@ -6,7 +6,8 @@ import errno
 import logging
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -130,9 +131,9 @@ class Verb(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         debug = ctx.params.pop("debug")
-        _log_to_stderr(ctx.params.pop("log_format"), ctx.params.pop("log_level"))
         try:
-            code = super().invoke(ctx)
+            with _logging_to_stderr(ctx.params.pop("log_format"), ctx.params.pop("log_level")):
+                code = super().invoke(ctx)
         except (click.exceptions.Exit, click.ClickException, click.Abort, BrokenPipeError):
             raise
         except Exception as error:
@@ -196,7 +197,9 @@ def verb(name: str, **settings: Any) -> Callable[[Callable[..., int | None]], Ve
     return click.command(name, cls=Verb, **settings)
 
 
-def _log_to_stderr(form: str, level: str) -> None:
+@contextmanager
+def _logging_to_stderr(form: str, level: str) -> Iterator[None]:
+    """A process that goes on after a command, as one of tests does, may close the stderr that the command had."""
     handler = logging.StreamHandler(sys.stderr)
     if form == "json":
         from devalloc.cli.logs import JsonFormatter
@@ -205,5 +208,11 @@ def _log_to_stderr(form: str, level: str) -> None:
     else:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"))
     root = logging.getLogger()
+    handlers, threshold = root.handlers[:], root.level
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(threshold)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,12 +58,8 @@ class Shell:
 
 
 @pytest.fixture
-def devalloc(tmp_path: Path) -> Iterator[Shell]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield Shell(tmp_path / "store.db")
-    root.handlers[:] = handlers
-    root.setLevel(level)
+def devalloc(tmp_path: Path) -> Shell:
+    return Shell(tmp_path / "store.db")
 
 
 def pool(name: str = "gpus", *, node: str = "node-a", devices: int = 2, model: str = "L4") -> Object:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sqlite3
 from contextlib import closing
 from typing import Any
@@ -41,12 +40,7 @@ def test_a_resource_claim_holds_up_nobody_and_is_told_that_it_is_left_aside(
 ) -> None:
     devalloc("apply", "-f", "-", stdin=text(FOREIGN_CLASS, FOREIGN_CLAIM, *FLEET))
 
-    log = logging.getLogger("devalloc.controller.allocate")
-    log.addHandler(caplog.handler)
-    try:
-        devalloc.allocate()
-    finally:
-        log.removeHandler(caplog.handler)
+    devalloc.allocate()
 
     assert devalloc("wait", "train", "--timeout", "1s").out == "deviceclaim/train allocated\n"
     assert devalloc("explain", "train").code == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import click
@@ -156,3 +157,20 @@ def test_a_verb_that_needs_more_gives_an_example(devalloc: Shell, words: tuple[s
 
     assert found.code == 2
     assert f"for example: devalloc {' '.join(words)}" in found.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("validate", "-f", "-"), ("get", "claims"), ("solve", "--no-such-option"), ("solve", "-f", "/absent.yaml")],
+)
+def test_a_command_leaves_the_logging_of_its_process_as_it_was(devalloc: Shell, words: tuple[str, ...]) -> None:
+    """The stderr that a command was given may be closed once it is over, and others log in this process."""
+    root, handler = logging.getLogger(), logging.NullHandler()
+    root.addHandler(handler)
+    before = [*root.handlers], root.level
+
+    devalloc(*words, "--log-level", "debug", stdin=text(pool()))
+
+    after = [*root.handlers], root.level
+    root.removeHandler(handler)
+    assert after == before

@@ -449,6 +449,25 @@ def test_a_registration_that_is_none_is_tried_again_with_another_server(answer: 
     scripted(scenario, script)
 
 
+def test_what_the_informant_asks_while_it_registers_is_answered_though_the_registration_fails() -> None:
+    asking: list[asyncio.Task[tuple[int, Any]]] = []
+
+    class Busy(Script):
+        async def respond(self, request: Request) -> Response:
+            response = await super().respond(request)
+            if request.path == "/register":
+                asking.append(asyncio.create_task(self.ask("POST", "/resume", self.mine)))
+                await asyncio.sleep(0.5)
+                return Response(500, b"broken")
+            return response
+
+    async def scenario(script: Script, agent: InformantConnection, heard: Heard) -> None:
+        status, answer = await asking[0]
+        assert (status, answer) == (404, "this server has ended")
+
+    scripted(scenario, Busy())
+
+
 @pytest.mark.parametrize(
     ("path", "answer"),
     [

@@ -190,16 +190,14 @@ def _call_problem(types: Types, call: Call) -> str | None:
 
 
 def _is_constant(node: Node) -> bool:
-    """What Kubernetes computes when it compiles: conversions of constants."""
+    """What Kubernetes computes when it compiles: conversions of constants. No optional part of a list or map is one."""
     match node:
         case Literal():
             return True
         case ListOf():
-            return not node.optional and all(map(_is_constant, node.elements))
+            return all(map(_is_constant, node.elements))
         case MapOf():
-            return all(
-                not entry.optional and _is_constant(entry.key) and _is_constant(entry.value) for entry in node.entries
-            )
+            return all(_is_constant(entry.key) and _is_constant(entry.value) for entry in node.entries)
         case Call():
             return node.function in _CONVERSIONS and len(node.arguments) == 1 and _is_constant(node.arguments[0])
     return False

@@ -98,7 +98,7 @@ def test_a_conversion_is_computed_when_it_compiles_only_if_all_in_it_is_a_consta
             compile(f'{expression} == ""', GATES)
     else:
         program = compile(f'{expression} == ""', GATES)
-        with pytest.raises(EvaluationError, match="string"):
+        with pytest.raises(EvaluationError):
             program.matches(DEVICE)
 
 
