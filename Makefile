@@ -11,7 +11,7 @@ STAMP := $(VENV)/.setup-done
 LOWEST := .venv-lowest
 LOWEST_BASE := .venv-lowest-base
 # What judges the libraries that the first one has newer, without what needs that extra or grpcio-tools.
-BASE_TESTS := api cli/test_answers.py inventory node scaling solver
+BASE_TESTS := api cli inventory node scaling solver
 NEEDS_MORE := node/test_kube_client.py node/test_protos.py
 PYTEST := $(BIN)/python -m pytest
 # Arguments for pytest, such as: make test-unit ARGS='-k quantity -x'
@@ -41,7 +41,11 @@ PERMIT_REQUESTS ?= 100000
 # At which points `make power-cuts` cuts the power, such as prepare:3-9; default: at all.
 SOAK_CUTS ?=
 
-.PHONY: help setup demo test built built-machine built-cluster test-unit test-conformance test-machine test-cluster test-lowest build-plan dev-cluster images oci-images lint format chart previous protos bench fuzz faults soak power-cuts controllers-soak permits-soak partitions cuts guest-soak timeline screenshots clean
+# What `make mutants` changes: these modules, or those that differ from where this branch left BASE.
+MODULES ?=
+BASE ?= main
+
+.PHONY: help setup demo test built built-machine built-cluster test-unit test-conformance test-machine test-cluster test-lowest mutants build-plan dev-cluster images oci-images lint format chart previous protos bench fuzz faults soak power-cuts controllers-soak permits-soak partitions cuts guest-soak timeline screenshots clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -112,6 +116,9 @@ test-lowest: $(LOWEST)/.setup-done $(LOWEST_BASE)/.setup-done ## the unit tier w
 	@echo "== unit, with the lowest versions without the kubernetes extra"
 	@$(LOWEST_BASE)/bin/python -m pytest $(addprefix tests/unit/,$(BASE_TESTS)) \
 	  $(addprefix --ignore=tests/unit/,$(NEEDS_MORE)) -n $(QUICK_JOBS) --dist worksteal $(ARGS)
+
+mutants: setup ## change modules in one place at a time, and see their unit tests fail: MODULES='PATH...', or those that differ from BASE=main
+	@$(BIN)/python -m tests.support.mutants --base $(BASE) $(MODULES) $(ARGS)
 
 dev-cluster: setup ## a Kubernetes to play with, until Ctrl-C; as root with a node
 	@$(BIN)/python -m tests.support.dev_cluster

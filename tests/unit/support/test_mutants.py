@@ -1,0 +1,166 @@
+"""``make mutants``: what is changed, which tests must notice, and that nobody's working tree is touched."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.mutants import changed, mutants, unit_tests_of
+from tests.support.shared import REPO
+
+SUMS = '''"""Sums."""
+
+import logging
+
+
+def add(one: int, other: int = 0) -> int:
+    logging.info("adding")
+    if one < 0:
+        raise ValueError("negative")
+    return one + other
+
+
+def unheard(one: int) -> bool:
+    return one > 1
+'''
+TESTS = """import pytest
+from devalloc.math.sums import add
+
+
+def test_sums() -> None:
+    assert (add(0), add(2, 3)) == (0, 5)
+    with pytest.raises(ValueError):
+        add(-1)
+"""
+SURVIVORS = """devalloc/math/sums.py:14: return one > 1 -> return None
+devalloc/math/sums.py:14: return one > 1 -> return (one >= 1)
+devalloc/math/sums.py:14: return one > 1 -> return (one <= 1)
+devalloc/math/sums.py:14: return one > 1 -> return one > 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("x = a == b", ["x = (a != b)"]),
+        ("x = a < b", ["x = (a <= b)", "x = (a >= b)"]),
+        ("x = a >= b", ["x = (a > b)", "x = (a < b)"]),
+        ("x = a is not None", ["x = (a is None)"]),
+        ("x = a not in b", ["x = (a in b)"]),
+        ("x = a <= b < c", ["x = (a < b < c)", "x = (a > b < c)", "x = (a <= b <= c)", "x = (a <= b >= c)"]),
+        ("x = a and b", ["x = (a or b)"]),
+        ("x = not (a or b)", ["x = (a or b)", "x = not ((a and b))"]),
+        ("x = f(0, 1, True, 2)", ["x = f(1, 1, True, 2)", "x = f(0, 0, True, 2)", "x = f(0, 1, False, 2)"]),
+        ("f(\n    a,\n    b,\n)", ["pass"]),
+        ("await f(a)", ["pass"]),
+        ("raise E", ["pass"]),
+        ("def f():\n    return a", ["return None"]),
+        ("def f(a=1):\n    return None", ["def f(a=0):"]),
+        ("x = zip(a, strict=True)", []),
+        ("log.info(0)", []),
+        ("assert a is not None", []),
+        ("def f(a: Literal[0]) -> Literal[1]: ...", []),
+        ("if TYPE_CHECKING:\n    f()", []),
+        ('x = "ü", 0', ['x = "ü", 1']),
+    ],
+)
+def test_what_is_changed(source: str, expected: list[str]) -> None:
+    made = [*mutants("m.py", source.encode())]
+    assert [one.change.partition(" -> ")[2] for one in made] == expected
+    for one in made:
+        compile(one.source, "m.py", "exec", flags=0x2000)  # await outside functions, too
+
+
+@pytest.mark.parametrize(
+    ("module", "test"),
+    [
+        ("devalloc/api/quantity.py", "tests/unit/api/test_quantity.py"),
+        ("devalloc/controller/permits/decider.py", "tests/unit/controller/permits/test_leader.py"),
+        ("devalloc/store/kubernetes/mirror.py", "tests/unit/store/test_kubernetes.py"),
+        ("solver/devalloc_solver/check/detail.py", "tests/unit/solver/test_check.py"),
+        ("solver/devalloc_solver/eligibility.py", "tests/unit/solver/test_eligibility.py"),
+        ("node-plugin/devalloc_node/journal/folder.py", "tests/unit/node/test_journal.py"),
+    ],
+)
+def test_which_tests_must_notice(module: str, test: str) -> None:
+    assert test in unit_tests_of(REPO, module, {})
+    assert "tests/unit/cli/test_top.py" not in unit_tests_of(REPO, module, {})
+    assert "tests/unit/cli/test_top.py" in unit_tests_of(REPO, module, {module: ["tests/unit/cli/test_top.py"]})
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A repository with one module and its tests."""
+    for name, text in {
+        "devalloc/__init__.py": "",
+        "devalloc/math/__init__.py": "",
+        "devalloc/math/sums.py": SUMS,
+        "tests/unit/math/test_sums.py": TESTS,
+        "tests/support/mutants.toml": "",
+        "pyproject.toml": '[tool.pytest.ini_options]\npythonpath = ["."]\naddopts = "--import-mode=importlib"\n',
+        ".gitignore": "__pycache__\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    git(tmp_path, "init", "--quiet", "--initial-branch", "main")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "--message", "one")
+    return tmp_path
+
+
+def git(tree: Path, *words: str) -> str:
+    return subprocess.run(["git", *words], cwd=tree, check=True, capture_output=True, text=True).stdout
+
+
+def run(tree: Path, *words: str) -> tuple[int, str]:
+    environment = {**os.environ, "PYTHONPATH": str(REPO)}
+    command = [sys.executable, *(words or ("-m", "tests.support.mutants", "devalloc/math/sums.py"))]
+    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_survivors_are_shown_and_fail_until_they_are_accepted(tree: Path) -> None:
+    code, told = run(tree)
+    assert (code, told.startswith(SURVIVORS)) == (1, True), told
+    assert "10 of 10 mutants, 4 survived, 0 accepted, 0 hung; 1 test modules" in told
+    assert git(tree, "status", "--porcelain") == "", "all of it is done in copies"
+
+    reasons = "".join(f"'{line.partition(': ')[2]}' = 'nobody calls it'\n" for line in SURVIVORS.splitlines())
+    (tree / "tests/support/mutants.toml").write_text(f'[accepted."devalloc/math/sums.py"]\n{reasons}')
+    code, told = run(tree)
+    assert (code, "0 survived, 4 accepted" in told) == (0, True), told
+
+
+def test_tests_that_fail_anyhow_and_tests_that_are_not_there_tell_nothing(tree: Path) -> None:
+    tests = tree / "tests/unit/math/test_sums.py"
+    tests.write_text(TESTS.replace("== (0, 5)", "== (0, 6)"))
+    code, told = run(tree)
+    assert (code, "its tests fail without a mutant" in told, "assert (0, 5) == (0, 6)" in told) == (2, True, True), told
+    tests.unlink()
+    code, told = run(tree)
+    assert (code, "no unit tests have its name or import it" in told) == (2, True), told
+
+
+def test_a_run_that_hangs_is_ended(tree: Path) -> None:
+    (tree / "tests/unit/math/test_sums.py").write_text(
+        "import subprocess\n\n\ndef test_sums():\n    subprocess.run(['sleep', '1000'])\n"
+    )
+    script = (
+        "import pathlib, tempfile; from tests.support.mutants import *; folder = pathlib.Path(tempfile.mkdtemp());"
+        "copy = Copy(pathlib.Path.cwd(), folder);"
+        "copy.start(['tests'], 'devalloc/math/sums.py', b'', 3.0, keep=False);"
+        "print(copy.wait() == HUNG); shutil.rmtree(folder)"
+    )
+    assert run(tree, "-c", script) == (0, "True\n")
+
+
+def test_changed_modules_are_those_since_the_branch_began(tree: Path) -> None:
+    git(tree, "switch", "--quiet", "--create", "mine")
+    (tree / "devalloc/math/sums.py").write_text(SUMS + "\n\nZERO = 0\n")
+    (tree / "devalloc/math/new.py").write_text("ONE = 1\n")
+    (tree / "tests/unit/math/test_new.py").write_text("")
+    assert changed(tree, "main") == ["devalloc/math/new.py", "devalloc/math/sums.py"]
