@@ -16,10 +16,13 @@ import pytest
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.machine import accel, launch, paths, room, spawn
+from devalloc_node.machine.amounts import share_of
+from devalloc_node.machine.cgroup import CpuGroup
 from devalloc_node.machine.command import Start, command
 from devalloc_node.machine.config import Folder, MachineConfig
 from devalloc_node.machine.confine import Limits, limits_of, seen_by_qemu
 from devalloc_node.machine.launch import Launch, check, memlock_needed, spawn_words
+from devalloc_node.machine.process import Process
 from devalloc_node.machine.spec import MIB, Bounds, Disk, MachineSpec, Nic, machine_id
 from devalloc_node.machine.translate import spec_of
 from devalloc_node.machine.users import owners_among
@@ -578,3 +581,19 @@ def test_users_of_machines_are_nobody_elses(tmp_path: Path) -> None:
     assert [text.split()[0] for text in owners(2_146_435_072, 2_146_437_072)] == ["2146435080", "2146436000-2146436009"]
     assert owners_among(MachineConfig().users or range(0), tmp_path / "none", tmp_path / "none") == []
     assert owners_among(range(70000, 71000), tmp_path / "none", tmp_path / "none"), "where they were before"
+
+
+@pytest.mark.parametrize(
+    ("name", "share"), [("own", 1500), ("devalloc-own.service", 1500), ("devalloc-node.service", None), ("", None)]
+)
+def test_only_a_cgroup_of_its_own_bounds_a_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, share: int | None
+) -> None:
+    """Where it could be given none, it is in the plugin's, whose bound is not the machine's."""
+    config = MachineConfig(tmp_path / "state", tmp_path / "run", "true", cgroups=tmp_path)
+    folder = tmp_path / name.replace("own", config.group(SPEC.id))
+    folder.mkdir(exist_ok=True)
+    (folder / "cpu.max").write_text("150000 100000")
+    group = CpuGroup(2, folder) if name else None
+    monkeypatch.setattr("devalloc_node.machine.cgroup.group_of", lambda root, pid: group)
+    assert share_of(SPEC, config, Process(4711, 1)) == share
