@@ -12,7 +12,9 @@ LOWEST := .venv-lowest
 LOWEST_BASE := .venv-lowest-base
 # What judges the libraries that the first one has newer, without what needs that extra or grpcio-tools.
 BASE_TESTS := api cli inventory node scaling solver
-NEEDS_MORE := node/test_kube_client.py node/test_protos.py
+NEEDS_MORE := cli/test_controller.py cli/test_tenants.py cli/test_unreachable.py node/test_kube_client.py node/test_protos.py
+NEEDS_MORE_TESTS := cli/test_install.py::test_a_kubeconfig_that_is_none_is_told \
+  cli/test_node.py::test_a_server_of_permits_is_not_run_on_a_node_of_a_cluster cli/test_what_if.py::TestOnACluster
 PYTEST := $(BIN)/python -m pytest
 # Arguments for pytest, such as: make test-unit ARGS='-k quantity -x'
 ARGS ?=
@@ -115,7 +117,7 @@ test-lowest: $(LOWEST)/.setup-done $(LOWEST_BASE)/.setup-done ## the unit tier w
 	@$(LOWEST)/bin/python -m pytest tests/unit -n $(QUICK_JOBS) --dist worksteal $(ARGS)
 	@echo "== unit, with the lowest versions without the kubernetes extra"
 	@$(LOWEST_BASE)/bin/python -m pytest $(addprefix tests/unit/,$(BASE_TESTS)) \
-	  $(addprefix --ignore=tests/unit/,$(NEEDS_MORE)) -n $(QUICK_JOBS) --dist worksteal $(ARGS)
+	  $(addprefix --ignore=tests/unit/,$(NEEDS_MORE)) $(addprefix --deselect=tests/unit/,$(NEEDS_MORE_TESTS)) -n $(QUICK_JOBS) --dist worksteal $(ARGS)
 
 mutants: setup ## change modules in one place at a time, and see their unit tests fail: MODULES='PATH...', or those that differ from BASE=main
 	@$(BIN)/python -m tests.support.mutants --base $(BASE) $(MODULES) $(ARGS)

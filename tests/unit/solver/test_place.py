@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -96,6 +97,44 @@ def test_fewest_pools_come_before_fewest_devices() -> None:
     found = placed(many, *big, claim("c", want(requests={"count": 1, "memory": 16}, limits={"count": 4})))
     assert found is not None
     assert (found.score.pools, found.score.devices) == (1, 4)
+
+
+def parts(*sizes: int) -> dict[str, Any]:
+    """A card of 8, and its parts by their size, each with as much memory."""
+    one = [
+        device(f"part-{i}-of-{size}", attributes={"size": size}, requests={"card": size}, resources={"memory": size})
+        for i, size in enumerate(sizes)
+    ]
+    return pool("card", resources={"card": 8}, devices=one)
+
+
+@pytest.mark.parametrize("placement", ["pack", "spread"])
+@pytest.mark.parametrize(
+    ("sizes", "memory", "taken"),
+    [
+        ((1, 4), 3, ["part-1-of-4"]),
+        ((4, 1), 3, ["part-0-of-4"]),
+        ((2, 1, 1, 4), 4, ["part-3-of-4"]),
+        ((1, 2, 1, 2, 4), 6, ["part-1-of-2", "part-4-of-4"]),
+    ],
+)
+def test_of_one_card_as_few_parts_are_taken_as_are_enough(
+    sizes: tuple[int, ...], memory: int, taken: list[str], placement: str
+) -> None:
+    wanted = want(requests={"count": 1, "memory": memory}, limits={"count": 8})
+    assert devices(placed(parts(*sizes), claim("c", wanted), placement=placement)) == taken
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_of_those_packing_takes_the_ones_that_leave_the_largest_part(count: int) -> None:
+    """As whoever tries all of them finds."""
+    sizes = (4, 2, 1, 4, 1, 2)
+    wanted = want(requests={"count": count, "memory": count + 1}, limits={"count": count})
+    enough = [some for some in combinations(sizes, count) if count < sum(some) <= 8]
+    left = max(max((size for size in sizes if size <= 8 - sum(some)), default=0) for some in enough)
+    found = devices(placed(parts(*sizes), claim("c", wanted)))
+    taken = [int(name.rpartition("-")[2]) for name in found]
+    assert max(size for size in sizes if size <= 8 - sum(taken)) == left
 
 
 def test_an_admin_looks_at_devices_that_the_claim_has_anyway() -> None:
