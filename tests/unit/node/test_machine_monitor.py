@@ -14,7 +14,7 @@ import pytest
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, Unknown
-from devalloc_node.machine.monitor import Peer, QmpMonitor, Refused
+from devalloc_node.machine.monitor import Peer, QmpMonitor, Refused, text
 from tests.support.fake_qmp import FakeQemu, Trouble
 from tests.support.waiting import until
 
@@ -242,3 +242,13 @@ def test_events_that_nobody_waits_for_are_not_kept(qemu: FakeQemu, line: QmpMoni
         qemu.event("DEVICE_DELETED", device="last")
         assert events.next(soon())["data"] == {"device": "last"}
         assert line._client.events.history == ()
+
+
+def test_a_text_of_an_answer_has_a_bound() -> None:
+    """A guest that has taken over its QEMU must not fill the plugin's memory, or its log."""
+    assert text("x" * 4096) == "x" * 4096
+    assert text("abc", 3) == "abc"
+    with pytest.raises(ValueError, match="a text of 4 characters, and at most 3 are read"):
+        text("abcd", 3)
+    with pytest.raises(TypeError):
+        text(3)

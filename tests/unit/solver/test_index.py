@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,9 +14,30 @@ from devalloc_solver import Fleet
 from devalloc_solver.funnel import MOST_USERS
 from devalloc_solver.index import log
 from devalloc_solver.index.census import FIRST, NETWORK, Census, Claims
+from devalloc_solver.index.documents import Document, read
 from devalloc_solver.index.literals import literals
+from devalloc_solver.index.reader import ClaimReader
 from devalloc_solver.index.warm import ClaimFleet
+from tests.support.manifests import claim
 from tests.support.random_fleets import documents
+
+
+def test_a_spec_that_was_read_before_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of claims that differ in their names alone the second costs the reading of its metadata."""
+    names = []
+
+    def note(manifest: dict[str, Any]) -> Document:
+        names.append(manifest["metadata"]["name"])
+        return read(manifest)
+
+    monkeypatch.setattr("devalloc_solver.index.reader.read", note)
+    reader = ClaimReader()
+    for name, count in (("a", 1), ("b", 1), ("c", 2), ("d", 2), ("e", 1)):
+        document, found, _ = reader.read(claim(name, {"requests": {"count": count}}))
+        assert [problem.name for problem in document.problems] == [name], "each is warned that any device will do"
+        assert found is not None
+        assert (found.metadata.name, str(found.spec.claims[0].requests["count"])) == (name, str(count))
+    assert names == ["a", "c"]
 
 
 @pytest.mark.parametrize(

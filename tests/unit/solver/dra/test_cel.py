@@ -157,6 +157,19 @@ def test_what_cannot_be_computed_is_an_evaluation_error(expression: str, message
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("expression", "text"),
+    [
+        ('"a %s b %d c".format(["x", 3])', "a x b 3 c"),
+        ('"%s%s".format(["x", "y"])', "xy"),
+        ('"100 %% of %s".format(["x"])', "100 % of x"),
+        ('"as it is".format([])', "as it is"),
+    ],
+)
+def test_what_is_around_the_clauses_of_a_format_stays(expression: str, text: str) -> None:
+    assert matches(f'{expression} == "{text}"')
+
+
 def test_an_unknown_domain_holds_nothing_and_is_no_error() -> None:
     assert matches('device.attributes["nope"].size() == 0 && device.capacity["nope"].size() == 0')
     assert not matches('"nope" in device.attributes')
