@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 
 import click
 import pytest
 from click.shell_completion import ShellComplete
+from click.testing import CliRunner
 
 from devalloc.cli.main import VERBS, cli
-from devalloc.cli.verb import Verb, translated
+from devalloc.cli.verb import Verb, translated, verb
 from devalloc.store.errors import Invalid, NotFound
 from tests.support.shell import Shell, claim, pool, text
 
@@ -174,3 +176,30 @@ def test_a_command_leaves_the_logging_of_its_process_as_it_was(devalloc: Shell, 
     after = [*root.handlers], root.level
     root.removeHandler(handler)
     assert after == before
+
+
+@verb("speak")
+def speak() -> None:
+    """Say something of each level."""
+    for level in (logging.DEBUG, logging.WARNING):
+        logging.getLogger("somebody").log(level, "hello")
+
+
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        ((), [r"\d\d:\d\d:\d\d WARNING hello"]),
+        (("--log-level", "debug"), [r"\d\d:\d\d:\d\d DEBUG hello", r"\d\d:\d\d:\d\d WARNING hello"]),
+        (("--log-level", "error"), []),
+        (("--log-format", "json"), [r'\{.*"hello".*\}']),
+    ],
+)
+def test_the_log_goes_to_stderr_in_the_form_and_from_the_level_that_was_asked_for(
+    words: tuple[str, ...], lines: list[str]
+) -> None:
+    told = CliRunner().invoke(speak, words)
+
+    assert (told.exit_code, told.stdout) == (0, "")
+    assert len(told.stderr.splitlines()) == len(lines)
+    for line, form in zip(told.stderr.splitlines(), lines, strict=True):
+        assert re.fullmatch(form, line)

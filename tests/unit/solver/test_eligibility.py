@@ -45,19 +45,16 @@ def told(answer: Manifest) -> dict[str, str | None]:
     return {found["name"]: found["reason"] and found["message"] for found in answer["claims"]}
 
 
-@pytest.mark.parametrize(
-    ("expression", "verdicts"),
-    [("device.model == 'a'", {True: 1, False: 1}), ("device.i < 3", {True: 3, False: 9})],
-)
+@pytest.mark.parametrize(("expression", "verdicts"), [("device.model == 'a'", 2), ("device.i < 3", 12)])
 def test_an_expression_is_evaluated_once_for_devices_that_are_equal_in_what_it_reads(
-    expression: str, verdicts: dict[bool, int]
+    expression: str, verdicts: int
 ) -> None:
     devices = [device(f"d{i}", attributes={"i": i, "model": "ab"[i % 2]}) for i in range(12)]
     prepared = prepare(read_documents([GPU, pool("p", devices=devices)]))
     before = prepared.eligibility.remembered
     for one in prepared.snapshot.devices:
         prepared.eligibility.verdict(expression, one)
-    assert prepared.eligibility.remembered - before == sum(verdicts.values())
+    assert prepared.eligibility.remembered - before == verdicts
 
 
 def test_one_that_reads_all_attributes_tells_devices_apart_by_all_of_them() -> None:
