@@ -229,6 +229,13 @@ class TestWhole:
         over = {"requests": {"count": 2}, "limits": {"memory": "9Gi"}}
         assert_refused(self.judge(over, 2), "17179869184 memory is more than the limit of 9Gi (S10)")
 
+    def test_a_device_that_is_there_twice_is_named_and_no_other(self) -> None:
+        twice = answer("a", "p/g0", "p/g1", "p/g0")
+        violations = judge(self.FLEET, claim("a", {"requests": {"count": 3}}), twice)
+        assert [text for text in violations if "entries" in text] == [
+            "default/a: detail 0: has 2 entries for device n1/p/g0 (S18)"
+        ]
+
     def test_a_whole_device_has_no_amounts(self) -> None:
         shared = answer("a", ("p/g0", {"memory": "4Gi"}))
         assert_refused(judge(self.FLEET, claim("a"), shared), "not shared here and still has amounts (S10)")
