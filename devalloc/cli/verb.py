@@ -33,11 +33,17 @@ class Failed(click.ClickException):
 
     exit_code = 1
 
+    def __init__(self, message: str) -> None:
+        from devalloc.cli.logs import is_json
+
+        super().__init__(message)
+        self._in_json = is_json()  # of the command that fails, whose log has ended when this is shown
+
     def show(self, file: Any = None) -> None:
-        from devalloc.cli.logs import is_json, json_line
+        from devalloc.cli.logs import json_line
 
         text = self.format_message()
-        click.echo(json_line(logging.ERROR, text) if is_json() else f"error: {text}", err=True)
+        click.echo(json_line(logging.ERROR, text) if self._in_json else f"error: {text}", err=True)
 
 
 class BadInput(Failed):
@@ -131,15 +137,15 @@ class Verb(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         debug = ctx.params.pop("debug")
-        try:
-            with _logging_to_stderr(ctx.params.pop("log_format"), ctx.params.pop("log_level")):
+        with _logging_to_stderr(ctx.params.pop("log_format"), ctx.params.pop("log_level")):
+            try:
                 code = super().invoke(ctx)
-        except (click.exceptions.Exit, click.ClickException, click.Abort, BrokenPipeError):
-            raise
-        except Exception as error:
-            if debug:
+            except (click.exceptions.Exit, click.ClickException, click.Abort, BrokenPipeError):
                 raise
-            raise translated(error) from error
+            except Exception as error:
+                if debug:
+                    raise
+                raise translated(error) from error
         # Also tell click when it runs by itself, as its test runner makes it.
         if code:
             ctx.exit(code)
