@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,6 +12,8 @@ class Deadline:
     """A moment of the monotonic clock."""
 
     at: float
+    cancelled: threading.Event | None = field(default=None, compare=False)
+    """Set when the caller of a service has gone; None: nobody calls. What was begun goes on; nothing is begun then."""
 
     @classmethod
     def after(cls, seconds: float) -> Deadline:
@@ -27,8 +30,8 @@ class Deadline:
 
     def before(self, seconds: float) -> Deadline:
         """This deadline less so many seconds, for what comes after the work; a quarter of what is left at most."""
-        return Deadline(self.at - min(seconds, self.seconds / 4))
+        return replace(self, at=self.at - min(seconds, self.seconds / 4))
 
     def capped(self, seconds: float) -> Deadline:
         """This deadline, or one in so many seconds where that is sooner."""
-        return Deadline(min(self.at, time.monotonic() + seconds))
+        return replace(self, at=min(self.at, time.monotonic() + seconds))

@@ -17,6 +17,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.grant import ClaimRef
 from devalloc_node.journal import ClaimRecord, ClaimState, StepRecord
+from devalloc_node.lockfile import work_for
 from devalloc_node.machine.view import Plug
 from devalloc_node.parts import Attachments, Claims
 from devalloc_node.prepared import Prepared
@@ -51,11 +52,12 @@ class HeldClaims:
         attachments: Attachments,
         *,
         uid_of: Callable[[str, str], str | None],
-        exclusive: Callable[[str, Deadline], AbstractContextManager[None]],
+        exclusive: Callable[[str, Deadline, str], AbstractContextManager[None]],
         plan: Callable[[ClaimRef, Deadline], Sequence[Step]],
     ) -> None:
         """``uid_of``: of the claim that has a namespace and name now, None where there is none (raises Failed).
-        ``exclusive``: a lock between threads and processes, by name. ``plan``: what preparing a claim would do.
+        ``exclusive``: a lock between threads and processes, by name, and what it is held for. ``plan``: what preparing
+        a claim would do.
         """
         self.engine = engine
         self.journal = engine.journal
@@ -119,7 +121,7 @@ class HeldClaims:
     def plug(self, prepared: Prepared, key: str, due: Deadline, caller: str) -> None:
         """Put all devices of a claim into a machine, or none. Raises NodeError."""
         ref = prepared.ref
-        with self.exclusive(f"attaching/{ref.uid}", due):
+        with self.exclusive(f"attaching/{ref.uid}", due, work_for(f"attach claim {ref} to machine {key}", caller)):
             self.only_in(ref, key)
             plugs = self.plugs_of(ref)
             before = {plug.step.target for plug in plugs}

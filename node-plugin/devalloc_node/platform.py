@@ -19,6 +19,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.grant import ClaimRef
 from devalloc_node.held import UNDO_SECONDS, Held, HeldClaims, problem_of
+from devalloc_node.lockfile import work_for
 from devalloc_node.machine.spec import PlainDevice
 from devalloc_node.machine.translate import spec_of
 from devalloc_node.machine.view import Amounts, Machine, Plug
@@ -81,7 +82,7 @@ class Platform:
 
     def attach(self, ref: ClaimRef, key: str, due: Deadline, *, owner: str = "", caller: str = "") -> list[Plug]:
         """Put all devices of a claim into a machine that runs, or none; prepares it where need be. Raises NodeError."""
-        with self._changing(key, due), self._telling(_change_of(ref)):
+        with self._changing(key, due, f"attach claim {ref}", caller), self._telling(_change_of(ref)):
             self._started(key, owner)
             self.claims.only_in(ref, key)
             was_held = self.claims.journal.claim(ref.uid) is not None
@@ -97,7 +98,7 @@ class Platform:
         self, ref: ClaimRef, key: str, due: Deadline, *, owner: str = "", force: bool = False, caller: str = ""
     ) -> bool | None:
         """Take a claim's devices out of a machine; whether the machine was ended for it. None: it had none of them."""
-        with self._changing(key, due), self._telling(_change_of(ref)):
+        with self._changing(key, due, f"detach claim {ref}", caller), self._telling(_change_of(ref)):
             self._owned(key, owner)
             ran = self._runs(key)
             plugs = [plug for plug in self.claims.plugs_of(ref) if plug.machine == key]
@@ -160,7 +161,7 @@ class Platform:
         """
         key = "/".join(machine.key)
         is_adopted = machine.spec.adopt is not None
-        with self._changing(key, due, patience):
+        with self._changing(key, due, "start", caller, patience):
             if not still():
                 raise Denied("NotWanted", f"machine {key} was started, stopped or deleted meanwhile")
             there = self.machines.get(key)
@@ -211,7 +212,7 @@ class Platform:
         caller: str = "",
     ) -> Machine:
         """Power a machine down; ``force``: end it after ``seconds``. Raises NodeError."""
-        with self._changing(key, due):
+        with self._changing(key, due, "stop", caller):
             machine = self._owned(key, owner)
             if machine.adopted and not force:
                 raise Denied(
@@ -237,7 +238,7 @@ class Platform:
 
         False where there is no such machine.
         """
-        with self._changing(key, due):
+        with self._changing(key, due, "delete", caller):
             if self.machines.get(key) is None:
                 self._refuse_lost(key)
                 return False
@@ -255,21 +256,25 @@ class Platform:
 
     def give_back(self, key: str, due: Deadline, *, owner: str = "", caller: str = "") -> None:
         """Unprepare the claims of a machine that does not run; it stays known. Raises NodeError."""
-        with self._changing(key, due):
+        with self._changing(key, due, "give its devices back", caller):
             if self._owned(key, owner).runs:
                 raise Denied("MachineRuns", f"machine {key} runs; stop it first")
             self._give_back(key, due, False, caller)
 
-    def scale(self, key: str, what: str, amount: int, due: Deadline, *, owner: str = "", caller: str = "") -> None:
-        """Change one amount: ``vcpus``, ``cpu`` (thousandths of a core, 0: no bound) or ``memory`` (bytes)."""
-        with self._changing(key, due):
+    def scale(
+        self, key: str, what: str, amount: int, due: Deadline, *, owner: str = "", caller: str = "", share: float = 1.0
+    ) -> None:
+        """Change one amount: ``vcpus``, ``cpu`` (thousandths of a core, 0: no bound) or ``memory`` (bytes).
+
+        ``share``: of the time that is left once other changes of the machine have ended. Raises NodeError."""
+        with self._changing(key, due, f"scale {what}", caller):
             self._started(key, owner)
-            self.machines.scale(key, what, amount, due)
+            self.machines.scale(key, what, amount, due.capped(due.seconds * share))
             _note("scaled", key, caller, **{what: amount})
 
     def plug(self, key: str, device: PlainDevice, due: Deadline, *, owner: str = "", caller: str = "") -> PlainDevice:
         """Plug in a disk or network card of no claim, until it is unplugged or the machine's QEMU ends."""
-        with self._changing(key, due):
+        with self._changing(key, due, f"plug {device.name}", caller):
             self._started(key, owner)
             there = self.machines.plug_in(key, device, due)
             _note("plugged", key, caller, device=device.name, host=there.what.host)
@@ -277,7 +282,7 @@ class Platform:
 
     def unplug(self, key: str, name: str, due: Deadline, *, owner: str = "", caller: str = "") -> bool:
         """Take it out again; False where the machine has none of that name. Raises NodeError."""
-        with self._changing(key, due):
+        with self._changing(key, due, f"unplug {name}", caller):
             machine = self._owned(key, owner)
             found = machine.runs and self.machines.unplug(key, name, due)
             if found:
@@ -286,7 +291,7 @@ class Platform:
 
     def go_on(self, key: str, due: Deadline, *, owner: str = "", caller: str = "") -> None:
         """Let the CPUs of a machine run again that stand still. Raises NodeError."""
-        with self._changing(key, due):
+        with self._changing(key, due, "resume", caller):
             self._started(key, owner)
             self.machines.resume(key, due)
             _note("resumed", key, caller)
@@ -378,10 +383,12 @@ class Platform:
         return self._engine.prepare(ref, due, kind=self._kind, caller=caller)
 
     @contextmanager
-    def _changing(self, key: str, due: Deadline, patience: float = float("inf")) -> Iterator[None]:
-        """Be the only one who changes a machine, and tell of it. Raises NodeError where its turn does not come: nothing
-        is told then."""
-        with self.claims.exclusive(f"machine/{key}", due.capped(patience)):
+    def _changing(
+        self, key: str, due: Deadline, work: str, caller: str, patience: float = float("inf")
+    ) -> Iterator[None]:
+        """Be the only one who changes a machine, and tell of it. Waits for other changes until ``due``; raises Failed
+        ``Busy``, with the change that is under way, if they have not ended then: nothing is told of that."""
+        with self.claims.exclusive(f"machine/{key}", due.capped(patience), work_for(work, caller)):
             if due.passed:  # what is begun now could only be told as unknown
                 raise Failed("DeadlineExceeded", f"no time was left when the turn to change machine {key} came")
             with self._telling(machine_change(key)):

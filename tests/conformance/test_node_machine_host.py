@@ -16,13 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, Unknown
 from devalloc_node.machine import accel, cgroup, launch, lifefile, logs, spawn
 from devalloc_node.machine.config import Folder, MachineConfig
 from devalloc_node.machine.confine import seen_by_qemu
 from devalloc_node.machine.deaths import Deaths
-from devalloc_node.machine.lock import MachineLocks
 from devalloc_node.machine.process import Process, alive, holds, kill, memlock_of, pidfd, process, wait
 from devalloc_node.machine.spec import machine_id
 from devalloc_node.machine.translate import spec_of
@@ -423,83 +421,6 @@ def test_last_words_are_one_bounded_line_and_no_link_is_followed(tmp_path: Path)
     log.unlink()
     os.mkfifo(log)
     assert logs.last_words(config, "m") == ""
-
-
-def test_a_lock_leaves_nothing_and_still_keeps_everybody_else_out(tmp_path: Path) -> None:
-    """Its file goes with its holder: who waits for that one must not believe to have what a third has anew."""
-    instances = [MachineLocks(tmp_path) for _ in range(3)]
-    inside: list[int] = []
-    most = 0
-
-    def change(locks: MachineLocks) -> None:
-        nonlocal most
-        for _ in range(40):
-            with locks.held("m", Deadline.after(30)):
-                inside.append(1)
-                most = max(most, len(inside))
-                time.sleep(0.0002)
-                inside.pop()
-
-    threads = [threading.Thread(target=change, args=(locks,)) for locks in instances]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert most == 1
-    with pytest.raises(Denied), instances[0].held("denied", Deadline.after(5)):
-        raise Denied("No", "no")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_lock_of_a_file_that_was_just_removed_is_worth_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, file = fcntl.flock, tmp_path / "m.lock"
-
-    def late(descriptor: int, how: int) -> None:
-        monkeypatch.setattr(fcntl, "flock", real)
-        file.unlink()  # as its last holder does, between our opening it and our locking it
-        real(descriptor, how)
-
-    monkeypatch.setattr(fcntl, "flock", late)
-    with MachineLocks(tmp_path).held("m", Deadline.after(5)):
-        assert file.exists()
-        with pytest.raises(Failed), MachineLocks(tmp_path).held("m", Deadline.after(0.05)):
-            pass
-
-
-def test_a_lock_that_the_host_refuses_is_an_error_of_one_machine(tmp_path: Path) -> None:
-    (tmp_path / "state").touch()
-    with pytest.raises(Failed, match="state") as failed, MachineLocks(tmp_path / "state").held("m", Deadline.after(9)):
-        raise AssertionError("without a lock")
-    assert failed.value.code == "LockUnavailable"
-
-
-def test_one_change_of_a_machine_at_a_time_between_threads_and_instances(tmp_path: Path) -> None:
-    one, other = MachineLocks(tmp_path), MachineLocks(tmp_path)
-    with one.held("m", Deadline.after(5)):
-        with one.held("m", Deadline.after(5)):
-            pass
-        with pytest.raises(Failed) as failed, other.held("m", Deadline.after(0.05)):
-            pass
-        assert (failed.value.code, failed.value.retryable) == ("MachineBusy", True)
-        with other.held("another", Deadline.after(5)):
-            pass
-        refused: list[BaseException] = []
-
-        def try_it() -> None:
-            try:
-                with one.held("m", Deadline.after(0.05)):
-                    pass
-            except Failed as error:
-                refused.append(error)
-
-        thread = threading.Thread(target=try_it)
-        thread.start()
-        thread.join()
-        assert len(refused) == 1
-    with other.held("m", Deadline.after(5)):
-        pass
 
 
 # Shares of CPU time (T19).

@@ -101,7 +101,7 @@ def test_cpus_memory_and_devices_come_and_go_at_once_and_the_guest_says_so(
         net = ("--tap", stack.enter_context(tap_interface())) if os.geteuid() == 0 else ("--user-net",)
 
         def vm(verb: str, *args: str | Path) -> str:
-            done = devalloc("vm", verb, *args, "--socket", socket)
+            done = devalloc("vm", verb, *args, "--timeout", "5m", "--socket", socket)
             assert done.code == 0, done.err
             return done.out
 

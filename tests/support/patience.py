@@ -21,6 +21,7 @@ class _Patience:
         self._asked, self._seconds = asked, seconds
         self._end = time.monotonic() + LONG
         self._begun = False
+        self.cancelled = None
 
     @property
     def at(self) -> float:

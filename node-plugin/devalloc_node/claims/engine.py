@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from devalloc_node.audit import audit
@@ -21,6 +22,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from devalloc_node.grant import ClaimRef, Grant, GrantedDevice, Grants
 from devalloc_node.journal import ClaimRecord, ClaimState, Journal
+from devalloc_node.lockfile import work_for
 from devalloc_node.names import check_ref
 from devalloc_node.prepared import Prepared, PreparedDevice
 from devalloc_node.step import Step, StepKind
@@ -88,7 +90,7 @@ class Claims:
         due = self._due(deadline).before(self.options.undo_seconds)
         check_ref(ref)
         grants = self._grants_of(kind)
-        with self._locked(ref.uid, due):
+        with self._locked(ref.uid, due, f"prepare claim {ref}", caller):
             record = self.journal.claim(ref.uid)
             if record is not None and record.state is ClaimState.PREPARED and record.prepared is not None:
                 again = self._again(record, record.prepared, ref, grants)
@@ -128,7 +130,7 @@ class Claims:
         """
         due = self._due(deadline)
         check_ref(ref)
-        with self._locked(ref.uid, due):
+        with self._locked(ref.uid, due, f"unprepare claim {ref}", caller):
             record = self.journal.claim(ref.uid)
             if record is not None:
                 self.clear(record, due, caller, force=force)
@@ -147,7 +149,7 @@ class Claims:
         """
         due = self._due(deadline).before(self.options.undo_seconds)
         check_ref(ref)
-        with self._locked(ref.uid, due):
+        with self._locked(ref.uid, due, f"add {step.kind} to claim {ref}", caller):
             record = self.journal.claim(ref.uid)
             if record is None or record.state is not ClaimState.PREPARED:
                 raise Denied("ClaimNotPrepared", f"claim {ref} is not prepared on this node; prepare it first")
@@ -178,7 +180,7 @@ class Claims:
         """Undo a step that was added; success where there is none. Raises NodeError where it stays."""
         due = self._due(deadline)
         check_ref(ref)
-        with self._locked(ref.uid, due):
+        with self._locked(ref.uid, due, f"undo {kind} of claim {ref}", caller):
             for found in reversed(self.journal.steps(ref.uid)):
                 if (found.step.kind, found.step.target) == (kind, target):
                     self._refuse(f"undo {kind} of {target} of claim {ref}")
@@ -378,8 +380,9 @@ class Claims:
     def _due(self, deadline: Deadline | None) -> Deadline:
         return Deadline.after(self.options.prepare_seconds) if deadline is None else deadline
 
-    def _locked(self, uid: str, due: Deadline) -> Any:
-        return self.locks.claim(uid, due.capped(due.seconds / 2))  # the other half is for the work
+    def _locked(self, uid: str, due: Deadline, work: str, caller: str) -> AbstractContextManager[None]:
+        # The other half is for the work.
+        return self.locks.claim(uid, due.capped(due.seconds / 2), work_for(work, caller))
 
     def _grants_of(self, kind: str | None) -> Grants:
         if kind is None and len(self.grants) == 1:

@@ -113,7 +113,7 @@ class Reconciler:
                 self._clear(record, report, report.finished, lambda now: now.state is not ClaimState.PREPARED)
         for name in self._claims.journal.shared():
             try:
-                with self._claims.locks.shared(name, Deadline.after(_TRY_SECONDS)):
+                with self._claims.locks.shared(name, Deadline.after(_TRY_SECONDS), _CALLER):
                     if self._claims.journal.users(name):
                         continue
                     problem = self._claims.steps.undo_shared(name, self._due(), _CALLER)
@@ -141,7 +141,7 @@ class Reconciler:
             if record.state is not ClaimState.PREPARED:
                 continue
             try:
-                with self._claims.locks.claim(record.ref.uid, Deadline.after(_TRY_SECONDS)):
+                with self._claims.locks.claim(record.ref.uid, Deadline.after(_TRY_SECONDS), _CALLER):
                     now = self._claims.journal.claim(record.ref.uid)
                     if now is not None and now.state is ClaimState.PREPARED:
                         for target in self._claims.steps.repeat(record.ref.uid, self._due(), _CALLER):
@@ -165,7 +165,7 @@ class Reconciler:
         if self._claims.journal.claim(ref.uid) is not None:
             return
         try:
-            with self._claims.locks.claim(ref.uid, Deadline.after(_TRY_SECONDS)):
+            with self._claims.locks.claim(ref.uid, Deadline.after(_TRY_SECONDS), _CALLER):
                 if self._claims.journal.claim(ref.uid) is not None:
                     return
                 self._claims.refuse_remains(ref)
@@ -224,7 +224,7 @@ class Reconciler:
     ) -> None:
         uid = record.ref.uid
         try:
-            with self._claims.locks.claim(uid, Deadline.after(_TRY_SECONDS)):
+            with self._claims.locks.claim(uid, Deadline.after(_TRY_SECONDS), _CALLER):
                 # Somebody may have worked on it since it was listed.
                 now = self._claims.journal.claim(uid)
                 if now is None or not still(now):

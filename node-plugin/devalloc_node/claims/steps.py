@@ -14,6 +14,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.journal import USE, Journal, StepRecord, Withheld
 from devalloc_node.journal.records import WITHHELD
+from devalloc_node.lockfile import work_for
 from devalloc_node.step import ContestedKind, ForcibleKind, Step, StepKind
 
 LOG = logging.getLogger(__name__)
@@ -187,7 +188,7 @@ class Steps:
     def offer(self, withheld: Withheld, deadline: Deadline) -> Undone:
         """Try again to clean a withheld device, then put it back as it was before its last owner; nothing left: it is
         offered again."""
-        with self._locks.shared(withheld.owner, deadline):
+        with self._locks.shared(withheld.owner, deadline, f"clean device {withheld.device}"):
             undone = self.undo(withheld.owner, deadline, lambda device: None)
             if not undone.left:
                 self._journal.unwithhold(withheld.device)
@@ -199,7 +200,7 @@ class Steps:
     ) -> Sequence[int]:
         """Perform shared steps. ``own``: steps of the claim that are written down with them; their numbers."""
         name = str(steps[0].shared)
-        with self._locks.shared(name, deadline):
+        with self._locks.shared(name, deadline, work_for(f"set up {name}", work.caller)):
             users = self._journal.users(name)
             found = self._settled(work, steps, name, {user.owner for user in users} - {work.uid}, deadline)
             joining = not any(user.owner == work.uid and user.device == device for user in users)
@@ -268,7 +269,7 @@ class Steps:
 
     def _leave(self, record: StepRecord, deadline: Deadline, caller: str) -> list[NodeError]:
         name, problem = record.step.target, None
-        with self._locks.shared(name, deadline):
+        with self._locks.shared(name, deadline, work_for(f"release {name}", caller)):
             if all(user.id == record.id for user in self._journal.users(name)):
                 problem = self.undo_shared(name, deadline, caller)
             self._journal.undone(record.id)

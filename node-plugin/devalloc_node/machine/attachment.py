@@ -113,7 +113,7 @@ class AttachmentKind:
         gives no addresses; Unknown where QEMU does not answer.
         """
         key, name = split(target)
-        with self._machines.hold(key, deadline):
+        with self._machines.hold(key, deadline, "take a device out" if value is None else "put a device in"):
             if value is None:
                 self._take_out(target, key, name, deadline)
             else:

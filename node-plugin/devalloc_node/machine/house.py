@@ -46,5 +46,5 @@ def _tidy(machines: Kept, key: str) -> None:
     if record.state == "running" and machines.process_of(record) is not None:
         with machines.line(record) as monitor:
             if plain.has_strays(monitor, due):
-                with machines.hold(key, due):
+                with machines.hold(key, due, "tidy up"):
                     plain.tidy(monitor, due)

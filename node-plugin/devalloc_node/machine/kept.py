@@ -10,15 +10,16 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 
 from devalloc.api.virtualmachine import VirtualMachine
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
+from devalloc_node.lockfile import LockFolder
 from devalloc_node.machine import adopt, amounts, lifefile, pci, plain
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.home import Homes, NoHomes
 from devalloc_node.machine.lines import Lines
-from devalloc_node.machine.lock import MachineLocks
 from devalloc_node.machine.looks import LOOK_SECONDS, Look, Looks, view
 from devalloc_node.machine.monitor import Connect, Monitor, QmpMonitor
 from devalloc_node.machine.process import Process, alive
@@ -49,7 +50,7 @@ class Kept:
         self.records = records
         self._changed = changed
         self._lines = Lines(config, connect)
-        self._locks = MachineLocks(config.state)
+        self._locks = LockFolder(config.state, reentrant=True)
         self._looks = Looks(self._observed)
         self._busy: dict[str, str] = {}
         """What QEMU of a machine does just now and answers nothing meanwhile, in words."""
@@ -193,11 +194,12 @@ class Kept:
         return self._lines.to(record)
 
     @contextmanager
-    def hold(self, key: str, deadline: Deadline) -> Iterator[None]:
-        """Be the only one who changes a machine. Raises Failed (``MachineBusy``), Denied (``DryRun``)."""
+    def hold(self, key: str, deadline: Deadline, work: str) -> Iterator[None]:
+        """Be the only one who changes a machine. ``work``: the change, for those who wait for its end. Raises Failed
+        (``MachineBusy``) when another change is still under way at the deadline, Denied (``DryRun``)."""
         if self.config.dry_run:
             raise Denied("DryRun", f"nothing is changed in a dry run: would change machine {key}")
-        with self._locks.held(machine_id(key), deadline):
+        with self._locks.held(f"{machine_id(key)}.lock", deadline, work, partial(_busy, f"machine {key}")):
             try:
                 yield
             finally:
@@ -213,6 +215,10 @@ class Kept:
         finally:
             del self._busy[key]
 
+    def _among_all(self, name: str, deadline: Deadline, work: str) -> AbstractContextManager[None]:
+        """The lock of that name, for what is decided with a view to all machines. Raises Failed (``MachineBusy``)."""
+        return self._locks.held(f"{name}.lock", deadline, work, partial(_busy, "the list of machines"))
+
     def put(self, record: MachineRecord) -> None:
         """Write its record down."""
         self.records.put(MACHINES, record.spec.key, content_of(record))
@@ -223,6 +229,10 @@ class Kept:
             seen = amounts.observe(record, self.config, monitor, self.process_of(record), due)
             status = str(monitor.execute("query-status", deadline=due)["status"])
             return seen, plain.plugged(monitor, due), status, amounts.under_way(record, monitor, seen, due)
+
+
+def _busy(what: str, why: str) -> Failed:
+    return Failed("MachineBusy", f"{what} is busy: {why}")
 
 
 def _owner_of(content: Mapping[str, Value]) -> str:

@@ -94,7 +94,7 @@ class Machines(Kept):
         cannot be, Failed (``MachineDidNotStart``), Unknown.
         """
         spec = spec_of(machine)
-        with self.hold(spec.key, deadline):
+        with self.hold(spec.key, deadline, "start"):
             if (known := self.find(spec.key)) is not None:
                 if self.process_of(known) is not None:
                     if known.state == "starting":  # perhaps the plugin was killed in the middle of it
@@ -112,7 +112,7 @@ class Machines(Kept):
             try:
                 with self._told_by(spec.key):  # an image that hangs holds up nobody else
                     launch.check(spec, self.config, launch.Launch("", None, how))
-                with self._locks.held(users.LOCK, deadline):
+                with self._among_all(users.LOCK, deadline, f"start {spec.key}"):
                     if self._room is not None:
                         self._room.check(machine, spec)
                     given = launch.Launch(str(uuid.uuid4()), users.free(spec.key, self.config, self.records), how)
@@ -132,7 +132,7 @@ class Machines(Kept):
     def admitted(self, machine: VirtualMachine, spec: MachineSpec, deadline: Deadline) -> Iterator[None]:
         """Inside, there is room for a machine that is none of these, and nobody else is admitted: write it down there
         for ``beside``. Raises Denied (``HostFull``), Failed."""
-        with self._locks.held(users.LOCK, deadline):
+        with self._among_all(users.LOCK, deadline, f"admit {spec.key}"):
             if self._room is not None:
                 self._room.check(machine, spec)
             yield
@@ -148,7 +148,7 @@ class Machines(Kept):
         """
         if self.lost(key) is None:
             return
-        with self.hold(key, deadline):
+        with self.hold(key, deadline, "take up"):
             if (process := self.lost(key)) is not None:
                 if machine is None:
                     raise lost.refusal(key, process)
@@ -161,7 +161,7 @@ class Machines(Kept):
         One that starts counts as running when each device of its claims has its addresses. Raises Denied
         (``NoPciWindow``, ``GuestNotReady``) where one has not.
         """
-        with self.hold(key, deadline):
+        with self.hold(key, deadline, "resume"):
             record, _ = self.running(key)
             with self.line(record) as monitor:
                 if not monitor.execute("query-status", deadline=deadline)["running"]:
@@ -182,7 +182,7 @@ class Machines(Kept):
         ``SetupNotTaken``.
         """
         spec = spec_of(machine)
-        with self.hold(spec.key, deadline):
+        with self.hold(spec.key, deadline, "adopt"):
             self.homes.check_lent(spec)
             found = adopt.examine(spec, self.config, self._connect, deadline)
             if (known := self.find(spec.key)) is not None:
@@ -192,7 +192,7 @@ class Machines(Kept):
                 if lives is not None:
                     raise Denied("MachineExists", f"machine {spec.key} is another process, {lives.pid}")
             amounts.check_adopted(spec, found.amounts)
-            with self._locks.held(_ADOPTING, deadline):
+            with self._among_all(_ADOPTING, deadline, f"adopt {spec.key}"):
                 for other, process in self.living():
                     if other.spec.key != spec.key and process == found.process:
                         raise Denied(
@@ -220,7 +220,7 @@ class Machines(Kept):
         One whose CPUs never ran is ended at once. Success where it does not run. Raises Denied (``GuestRefused``,
         retryable) where the guest goes on and there is no ``force``; Unknown.
         """
-        with self.hold(key, deadline):
+        with self.hold(key, deadline, "stop"):
             record = self.known(key)
             process = self.process_of(record)
             if process is not None:
@@ -238,7 +238,7 @@ class Machines(Kept):
 
     def undo_start(self, key: str, deadline: Deadline) -> None:
         """End one whose CPUs never ran: its start failed, or was cut off. It has failed then, and stays wanted."""
-        with self.hold(key, deadline):
+        with self.hold(key, deadline, "undo the start"):
             record = self.known(key)
             process = self.process_of(record)
             if process is None and record.state == "failed":
@@ -250,7 +250,7 @@ class Machines(Kept):
 
     def forget(self, key: str, deadline: Deadline) -> None:
         """Keep it no more: a stopped one is gone then, an adopted one goes on. Raises Denied (``MachineRuns``)."""
-        with self.hold(key, deadline):
+        with self.hold(key, deadline, "forget"):
             record = self.find(key)
             if record is None:
                 return
@@ -266,7 +266,7 @@ class Machines(Kept):
         ``memory`` (bytes); it is observed to be so when this returns. Raises NodeError.
 
         What is asked is on disk before the machine is changed: where it cannot be written nothing is changed."""
-        with self.hold(key, deadline):
+        with self.hold(key, deadline, f"scale {what}"):
             record, process = self.running(key)
             with self.line(record) as monitor:
                 was, record = record, amounts.asked(record, monitor, what, amount, deadline)
@@ -290,12 +290,12 @@ class Machines(Kept):
     def still(self, gone: Container[str], deadline: Deadline) -> Iterator[list[MachineUse]]:
         """Inside, no machine begins or is asked to have more; with what those take that no VirtualMachine speaks for,
         among them those whose objects (UIDs) are ``gone``. Raises NodeError."""
-        with self._locks.held(users.LOCK, deadline):
+        with self._among_all(users.LOCK, deadline, "count the machines"):
             yield [*without_object(self.records, gone), *self._beside()]
 
     def plug_in(self, key: str, device: PlainDevice, deadline: Deadline) -> PlainDevice:
         """Plug in what has no hardware behind it, for as long as this QEMU runs (``plain.plug``). Raises NodeError."""
-        with self.hold(key, deadline):
+        with self.hold(key, deadline, f"plug {device.name}"):
             record, _ = self.running(key)
             with self.line(record) as monitor, self._told_by(key):
                 return plain.plug(
@@ -310,7 +310,7 @@ class Machines(Kept):
 
     def unplug(self, key: str, name: str, deadline: Deadline) -> bool:
         """Take it out again, as ``plain.unplug``; False where there is no such device. Raises NodeError."""
-        with self.hold(key, deadline):
+        with self.hold(key, deadline, f"unplug {name}"):
             record, _ = self.running(key)
             with self.line(record) as monitor:
                 return plain.unplug(monitor, key, name, deadline)
@@ -327,7 +327,7 @@ class Machines(Kept):
         if self._room is None:
             self.put(record)
             return
-        with self._locks.held(users.LOCK, deadline):
+        with self._among_all(users.LOCK, deadline, f"scale {record.spec.key}"):
             self._room.check_more(before, record)
             self.put(record)
 

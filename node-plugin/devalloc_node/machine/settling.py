@@ -110,7 +110,7 @@ class Settling:
 
     def _settle(self, key: str, seconds: float = LOOK_SECONDS) -> None:
         """Note that a machine ended, or watch it."""
-        with self._kept.hold(key, Deadline.after(seconds)):
+        with self._kept.hold(key, Deadline.after(seconds), "note that it ended"):
             record = self._kept.find(key)
             if record is None:
                 return

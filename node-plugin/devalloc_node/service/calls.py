@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -72,13 +74,16 @@ def change(
 
 
 def due(context: grpc.ServicerContext, longer: float = 0.0) -> Deadline:
-    """When the work must have ended."""
-    left = context.time_remaining()
-    if left is None or left > _NEVER_SECONDS:
-        return Deadline.after(CALL_SECONDS + longer)
-    least, most = _MARGIN_SECONDS
-    margin = max(least, min(most, left / 10))
-    return Deadline.after(max(0.0, min(MOST_SECONDS + longer, left - margin)))
+    """When the work must have ended, and whether its caller has gone."""
+    seconds, left = CALL_SECONDS + longer, context.time_remaining()
+    if left is not None and left <= _NEVER_SECONDS:
+        least, most = _MARGIN_SECONDS
+        margin = max(least, min(most, left / 10))
+        seconds = max(0.0, min(MOST_SECONDS + longer, left - margin))
+    cancelled = threading.Event()
+    if not context.add_callback(cancelled.set):
+        cancelled.set()
+    return replace(Deadline.after(seconds), cancelled=cancelled)
 
 
 @contextmanager

@@ -194,8 +194,8 @@ class NodeService(node_pb2_grpc.NodeServicer):
                         late = f"no time was left for the {what} of machine {key}; ask again"
                         raise Denied("DeadlineExceeded", late, retryable=True)
                     # A guest that hangs over one amount leaves the others their time.
-                    part = due.capped(due.seconds / (len(wanted) - number))
-                    self._platform.scale(key, what, amount, part, caller=caller)
+                    share = 1 / (len(wanted) - number)
+                    self._platform.scale(key, what, amount, due, caller=caller, share=share)
                     results[what] = replies.done()
                 except NodeError as error:
                     results[what] = replies.result(error)

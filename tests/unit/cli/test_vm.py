@@ -24,12 +24,16 @@ from devalloc.scaling.observed import Observed
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.stuck import Reason
 from devalloc_node.agent.report import Report
+from devalloc_node.deadline import Deadline
 from devalloc_node.machine.view import UNKNOWN, Amounts
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.service import fields
 from tests.support.nodeservice import Served, served
 from tests.support.shell import Result, Shell, text
 from tests.support.toymachines import machine_of, vm
+from tests.support.waiting import LONG
+
+MACHINES_GUIDE = Path(__file__).parents[3] / "docs" / "machines.md"
 
 
 @pytest.fixture
@@ -54,6 +58,25 @@ class Vm:
 @pytest.fixture
 def devalloc_vm(devalloc: Shell, plugin: Served) -> Vm:
     return Vm(devalloc, plugin)
+
+
+def test_a_command_that_another_change_keeps_waiting_says_at_its_timeout_what_holds_the_machine(
+    devalloc_vm: Vm, plugin: Served
+) -> None:
+    devalloc_vm.create()
+    assert devalloc_vm("plug", "web", "lan", "--user-net").code == 0
+    work = "scale memory (for uid 0 pid 4711 (devalloc))"
+    with plugin.bench.claims.locks.named("machine/default/web", Deadline.after(LONG), work):
+        late = devalloc_vm("unplug", "web", "lan", "--timeout", "1s")
+    assert late.code == 1
+    example = next(line for line in MACHINES_GUIDE.read_text().splitlines() if line.startswith("error: lan: failed"))
+    words = (r"for \d+ s", r"\d\d:\d\d:\d\d UTC", r"process \d+")
+    shown, told = late.err.strip(), example
+    for word in words:
+        shown, told = re.sub(word, "...", shown), re.sub(word, "...", told)
+    assert shown == told
+    assert f"process {os.getpid()})" in late.err
+    assert devalloc_vm("unplug", "web", "lan").out == "lan unplugged from web\n"
 
 
 class TestMachines:

@@ -74,7 +74,7 @@ def test_the_same_claim_asked_for_by_many_is_prepared_once(bench: Bench) -> None
 
 def test_a_request_does_not_wait_for_ever_for_another_of_the_same_claim(bench: Bench) -> None:
     ref = bench.add("a/slot-0")
-    with bench.claims.locks.claim(ref.uid, Deadline.after(10)):
+    with bench.claims.locks.claim(ref.uid, Deadline.after(10), "test"):
         for act in (bench.claims.prepare, bench.claims.unprepare):
             with pytest.raises(Failed) as busy:
                 act(ref, Deadline.after(0.02))
@@ -100,14 +100,14 @@ def test_a_device_that_is_gone_is_told_at_once_to_who_works_on_a_machine(bench: 
 
     looks: list[str] = []
     bench.host.refuse = gone
-    with bench.claims.locks.named("machine/vm", Deadline.after(10)), pytest.raises(Denied) as told:
+    with bench.claims.locks.named("machine/vm", Deadline.after(10), "test"), pytest.raises(Denied) as told:
         bench.claims.prepare(bench.add("a/slot-0"))
     assert told.value.code == "DeviceGone"
     assert looks == ["a/count", "a/count"], "looked again once, and waited for nobody"
 
 
 def test_claims_of_one_card_wait_for_each_other_and_others_do_not(bench: Bench) -> None:
-    with bench.claims.locks.shared("card/a", Deadline.after(10)):
+    with bench.claims.locks.shared("card/a", Deadline.after(10), "test"):
         with pytest.raises(Failed) as busy:
             bench.claims.prepare(bench.add("a/slot-0"), Deadline.after(0.05))
         assert busy.value.code in ("SharedBusy", "DeadlinePassed")

@@ -212,10 +212,10 @@ class TestVfs:
         with on("vf-that-was-there") as (host, plugin, faults):
             lock = plugin.claims.locks.shared
 
-            def gone_meanwhile(name: str, deadline: Deadline) -> Any:
+            def gone_meanwhile(name: str, deadline: Deadline, work: str) -> Any:
                 monkeypatch.undo()
                 host.set_numvfs(PF, 0)
-                return lock(name, deadline)
+                return lock(name, deadline, work)
 
             monkeypatch.setattr(plugin.claims.locks, "shared", gone_meanwhile)
             plugin.prepare(faults.uid)

@@ -601,7 +601,7 @@ def test_what_another_plugin_does_with_machines_is_taken_up(
         assert not new._settling._deaths.watches(KEY)
         new.settle()
         assert new._settling._deaths.watches(KEY), "that it ends is noticed"
-        with machines.hold(KEY, soon()):
+        with machines.hold(KEY, soon(), "scale memory"):
             machines.put(record.become("stopping"))
             new.settle()
             assert new.known(KEY).state == "stopping", "who stops it sees to it"
@@ -939,7 +939,7 @@ def test_force_ends_no_machine_that_was_not_even_asked(
     held, over = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with machines.hold(KEY, soon()):
+        with machines.hold(KEY, soon(), "scale memory"):
             held.set()
             over.wait(60)
 

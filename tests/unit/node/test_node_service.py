@@ -23,12 +23,13 @@ from devalloc.api.pool import DevicePool
 from devalloc_node.binding.binding import Health
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, Unknown
+from devalloc_node.lockfile import MOST_WAITING
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.service import calls
 from tests.support.faketree import memory_folder
 from tests.support.nodeservice import Served, served
 from tests.support.toymachines import ToyMachines
-from tests.support.waiting import until
+from tests.support.waiting import LONG, until
 
 DONE, DENIED, FAILED, UNKNOWN = pb.Result.DONE, pb.Result.DENIED, pb.Result.FAILED, pb.Result.UNKNOWN
 
@@ -94,6 +95,129 @@ def test_what_a_guest_refuses_until_the_deadline_reaches_who_asked(
     monkeypatch.setattr(plugin.machines, "stop", refuse)
     reply = plugin.node.StopMachine(pb.StopMachineRequest(machine=web()), timeout=0.8)
     assert (reply.result.outcome, reply.result.code) == (DENIED, "GuestRefused")
+
+
+class TestOneChangeAtATime:
+    """Of one machine: a second one waits for the first as long as its caller does."""
+
+    @pytest.fixture
+    def scaling(self, plugin: Served) -> Iterator[threading.Event]:
+        """A machine whose memory is being scaled, until this is set or the test ends."""
+        begun, over = threading.Event(), threading.Event()
+
+        def touched() -> None:
+            begun.set()
+            assert over.wait(LONG)
+
+        plugin.node.CreateMachine(creation())
+        plugin.node.PlugDevice(plug("early"))
+        plugin.machines.touched = touched
+        request = pb.ScaleMachineRequest(machine=web(), memory_bytes=2 << 30)
+        first = plugin.node.ScaleMachine.future(request, timeout=LONG)
+        assert begun.wait(LONG)
+        plugin.machines.told.clear()
+        yield over
+        over.set()
+        assert first.result().result.outcome == DONE
+
+    @pytest.fixture
+    def waiting(self, plugin: Served, monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
+        """Gets one more for each change whose turn has not come."""
+        arrived, exclusive = threading.Semaphore(0), plugin.platform.claims.exclusive
+
+        def tell(*arguments: Any) -> Any:
+            arrived.release()
+            return exclusive(*arguments)
+
+        monkeypatch.setattr(plugin.platform.claims, "exclusive", tell)
+        return arrived
+
+    def unplug(self) -> pb.UnplugDeviceRequest:
+        return pb.UnplugDeviceRequest(machine=web(), name="early")
+
+    def test_it_is_done_when_the_first_one_has_ended(
+        self, plugin: Served, scaling: threading.Event, waiting: threading.Semaphore
+    ) -> None:
+        second = plugin.node.UnplugDevice.future(self.unplug(), timeout=LONG)
+        assert waiting.acquire(timeout=LONG)
+        assert not second.done()
+        scaling.set()
+        assert second.result() == pb.UnplugDeviceReply(result=pb.Result(outcome=DONE), found=True)
+
+    @pytest.mark.parametrize("machine_call", ["UnplugDevice", "StopMachine", "ScaleMachine", "DeleteMachine"])
+    def test_at_its_deadline_it_says_who_holds_the_machine(
+        self, plugin: Served, scaling: threading.Event, machine_call: str
+    ) -> None:
+        requests: dict[str, Message] = {
+            "UnplugDevice": self.unplug(),
+            "StopMachine": pb.StopMachineRequest(machine=web()),
+            "ScaleMachine": pb.ScaleMachineRequest(machine=web(), vcpus=2),
+            "DeleteMachine": pb.DeleteMachineRequest(machine=web()),
+        }
+        result = getattr(plugin.node, machine_call)(requests[machine_call], timeout=1).result
+        assert (result.outcome, result.code, result.retryable) == (FAILED, "Busy", True)
+        assert result.message.startswith("machine default/web is busy: scale memory (for uid "), result.message
+        for words in (f"pid {os.getpid()} (", "has been under way for", f"process {os.getpid()})", "--timeout"):
+            assert words in result.message
+        assert plugin.machines.told == []
+
+    def test_each_of_several_amounts_waits_for_the_machine_as_long_as_the_call_does(
+        self, plugin: Served, scaling: threading.Event, waiting: threading.Semaphore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        dues: list[float] = []
+        scale = plugin.machines.scale
+        real = plugin.platform.claims.exclusive
+
+        def noted(name: str, due: Deadline, work: str) -> Any:
+            dues.append(due.seconds)
+            return real(name, due, work)
+
+        monkeypatch.setattr(plugin.platform.claims, "exclusive", noted)
+        given: list[float] = []
+
+        def took(key: str, what: str, amount: int, due: Deadline) -> None:
+            given.append(due.seconds)
+            scale(key, what, amount, due)
+
+        monkeypatch.setattr(plugin.machines, "scale", took)
+        request = pb.ScaleMachineRequest(machine=web(), vcpus=2, memory_bytes=1 << 30)
+        second = plugin.node.ScaleMachine.future(request, timeout=100)
+        assert waiting.acquire(timeout=LONG)
+        scaling.set()
+        assert second.result().result.outcome == DONE
+        assert dues[0] > 90
+        assert given[0] < 50, "and the first one leaves half of what is left then to the second"
+
+    def test_one_whose_caller_goes_meanwhile_is_never_begun(
+        self,
+        plugin: Served,
+        scaling: threading.Event,
+        waiting: threading.Semaphore,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        caplog.set_level(logging.INFO)
+        second = plugin.node.UnplugDevice.future(self.unplug(), timeout=LONG)
+        assert waiting.acquire(timeout=LONG)
+        second.cancel()
+        until(lambda: "Cancelled" in caplog.text, "the wait has ended")
+        scaling.set()
+        plugin.node.StopMachine(pb.StopMachineRequest(machine=web()))
+        assert not [call for call in plugin.machines.told if call.startswith("unplug")]
+
+    def test_however_many_wait_others_are_answered_and_too_many_are_refused_at_once(
+        self, plugin: Served, scaling: threading.Event
+    ) -> None:
+        plugin.node.ListDevices(pb.ListDevicesRequest())
+        seconds = [plugin.node.UnplugDevice.future(self.unplug(), timeout=LONG) for _ in range(MOST_WAITING + 8)]
+        until(lambda: sum(second.done() for second in seconds) == 8, "what is too much is refused")
+        refused = [second.result().result for second in seconds if second.done()]
+        assert {result.code for result in refused} == {"Busy"}
+        assert all("scale memory" in each.message and "other calls wait already" in each.message for each in refused)
+        assert plugin.node.GetMachine(pb.GetMachineRequest(machine=web()), timeout=LONG).phase == pb.Machine.RUNNING
+        scaling.set()
+        results = [second.result() for second in seconds]
+        assert sum(reply.result.outcome == DONE for reply in results) == MOST_WAITING
+        assert sum(reply.found for reply in results) == 1
 
 
 class TestClaims:

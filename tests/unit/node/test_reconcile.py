@@ -150,7 +150,7 @@ class TestRecovery:
     def test_a_claim_that_somebody_works_on_is_left_to_them(self, bench: Bench) -> None:
         ref = bench.add("a/slot-0")
         bench.journal.begin(ref, "DeviceClaim", {"kind": "DeviceClaim", "devices": []}, {"slot/a/0": "a/slot-0"})
-        with bench.claims.locks.claim(ref.uid, Deadline.after(1)):
+        with bench.claims.locks.claim(ref.uid, Deadline.after(1), "prepare"):
             assert bench.reconciler.reconcile() == type(bench.reconciler.recover())()
             assert bench.journal.claim(ref.uid) is not None
         bench.reconciler.reconcile()

@@ -170,7 +170,7 @@ def test_one_that_somebody_else_changes_is_left_to_them_in_silence(world: World)
     platform.create(machine := machine_of(vm("web")), (), Deadline.after(10))
     world.machines.end("default/web")
     restarts = Restarts(platform, pulse, lambda: [machine], clock=lambda: 100.0, spawn=at_once)
-    with platform.claims.exclusive("machine/default/web", Deadline.after(10)):
+    with platform.claims.exclusive("machine/default/web", Deadline.after(10), "start"):
         told = pulse.count
         restarts.round()
         assert pulse.count == told
@@ -207,7 +207,7 @@ def test_one_whose_first_start_is_under_way_is_left_to_it_without_a_word(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.made.append(machine_of(vm("web")))
-    with world.bench.claims.locks.named("machine/default/web", Deadline.after(10)):
+    with world.bench.claims.locks.named("machine/default/web", Deadline.after(10), "start"):
         world.restarts.round()
     assert not world.machines.told
     assert not caplog.records
