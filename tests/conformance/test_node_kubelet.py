@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -202,19 +202,19 @@ def test_a_call_works_on_a_few_claims_at_a_time(kubelet: KubeletClient, claims: 
     gate = threading.Event()
     claims.holds.update({ref.uid: gate for ref in refs})
 
-    def open_it() -> None:
-        until(lambda: claims.most_busy > 1, "several are worked on")
-        time.sleep(0.2)  # in which more would begin, if more might
-        gate.set()
-
-    opening = threading.Thread(target=open_it)
-    opening.start()
-    answers = kubelet.prepare(refs)
-    opening.join()
+    with ThreadPoolExecutor(1) as pool:
+        calling = pool.submit(kubelet.prepare, refs)
+        try:
+            until(lambda: claims.busy == 8, "eight are worked on")
+            assert kubelet.prepare([GOOD])[GOOD.uid].error == "", "another call is answered meanwhile"
+            assert claims.busy == 8
+        finally:
+            gate.set()
+        answers = calling.result()
     assert sorted(answers) == sorted(ref.uid for ref in refs)
     assert {answer.error for answer in answers.values()} == {""}
-    assert sorted(claims.prepared) == sorted(ref.uid for ref in refs)
-    assert 1 < claims.most_busy <= 8
+    assert sorted(claims.prepared) == sorted([GOOD.uid, *(ref.uid for ref in refs)])
+    assert claims.most_busy == 9, "of the two calls together"
 
 
 def test_what_hangs_is_told_before_the_caller_gives_up(kubelet: KubeletClient, claims: StoredClaims) -> None:

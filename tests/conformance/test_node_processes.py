@@ -26,6 +26,7 @@ from tests.support.fakehost import FakeHost, LocalHost, RemoteHost, serving
 from tests.support.faketree import memory_folder
 from tests.support.shared import REPO
 from tests.support.toyhost import ToyGrants
+from tests.support.waiting import until
 
 VFS = 16
 CLAIMS = 64
@@ -136,12 +137,11 @@ def test_what_a_killed_plugin_left_is_undone_by_the_other() -> None:
             with subprocess.Popen(arguments, env=ENVIRONMENT, cwd=REPO, stdout=subprocess.PIPE, text=True) as child:
                 assert child.stdout is not None
                 assert child.stdout.readline() == "started\n"
-                time.sleep(0.3)
+                until(lambda: host.snapshot() != before, "it has changed the host")
                 child.kill()
                 child.wait()
             # A process is dead, and its locks free, when its last call to the kernel has ended.
-            while threading.active_count() > others:
-                time.sleep(0.01)
+            until(lambda: threading.active_count() <= others, "its last call has ended")
         with plugin(LocalHost(host), state) as (claims, _, refs):
             reconciler = Reconciler(claims, boot_id=lambda: "boot")
             assert reconciler.recover().stuck == []

@@ -11,7 +11,6 @@ import socket
 import ssl
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -467,17 +466,22 @@ def test_a_migration_that_cannot_begin_is_500_and_what_was_granted_stays(path: P
 def test_a_migration_that_a_server_wrote_down_and_did_not_begin_is_begun_by_the_next(
     path: Path, reason: str, is_told: bool
 ) -> None:
-    create(path, machine("a"))
+    create(path, machine("a"), machine("b"), machine("c"))
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    with closing(SQLiteStore(path)) as store:
+
+    def write_down(store: SQLiteStore, name: str, reason: str) -> None:
         told = {"type": "Migrating", "status": "True", "reason": reason, "lastTransitionTime": now}
-        tell(store, "a", conditions=[told])
+        tell(store, name, conditions=[told])
+
+    with closing(SQLiteStore(path)) as store:
+        write_down(store, "a", reason)
     moves = Moves()
     with serving(path, TEN, replace(ANY_PORT, resync=0.05), migrator=moves) as bench:
-        if is_told:
-            until(lambda: moves.calls)
-        time.sleep(0.3)
-        assert moves.calls == [("begin", ("default", "a"))] * is_told, "and once only"
+        for name in ("b", "c"):  # at two more looks at all machines
+            write_down(bench.store, name, "NodePressure")
+            until(lambda name=name: ("begin", ("default", name)) in moves.calls, "it is begun")  # type: ignore[misc]
+        begun = [*(["a"] if is_told else []), "b", "c"]
+        assert sorted(moves.calls) == [("begin", ("default", name)) for name in begun], "and each once only"
         assert condition(bench, "a", "Migrating") == ("True", reason)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
@@ -15,12 +14,13 @@ import pytest
 from devalloc.api.decode import decode
 from devalloc.controller.allocate import AllocateSettings, Allocator, Round
 from devalloc.controller.release import release
-from devalloc.store import Unavailable, Unusable
+from devalloc.store import Event, Store, Unavailable, Unusable
 from devalloc.store.kubernetes import KubernetesStore
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.fleets import annotations, fill, gpu_claim, gpu_class, gpu_pool, held, owners
+from tests.support.waiting import until
 
 Object = dict[str, Any]
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -359,15 +359,33 @@ class TestExclusivity:
         assert sorted(owners(store).values()) == [1] * 6
 
 
+class PassedOver:
+    """A store that notes which events of its watch its reader passed over, and asked for the next one."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.objects: list[Object] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def watch(self, *arguments: Any, **named: Any) -> Iterator[Event]:
+        with closing(self._store.watch(*arguments, **named)) as events:
+            for event in events:
+                yield event
+                self.objects.append(event.object)
+
+
 class Loop:
     """An allocator that runs in a thread, and its rounds."""
 
-    def __init__(self, store: SQLiteStore, **settings: Any) -> None:
+    def __init__(self, store: Store, progress: Callable[[Round], None] = lambda done: None, **settings: Any) -> None:
         self.rounds: list[Round] = []
-        self.news = threading.Condition()
         self.stop = threading.Event()
         self.error: BaseException | None = None
-        allocator = Allocator(store, progress=self.note, **settings)
+        self.store = PassedOver(store)
+        self.progress = progress
+        allocator = Allocator(self.store, progress=self.note, **settings)  # type: ignore[arg-type]
         self.thread = threading.Thread(target=self.run, args=(allocator,))
 
     def run(self, allocator: Allocator) -> None:
@@ -377,13 +395,15 @@ class Loop:
             self.error = error
 
     def note(self, done: Round) -> None:
-        with self.news:
-            self.rounds.append(done)
-            self.news.notify_all()
+        self.rounds.append(done)
+        self.progress(done)
 
-    def until(self, condition: Callable[[], bool]) -> None:
-        with self.news:
-            assert self.news.wait_for(condition, 60)
+    def until(self, condition: Callable[[], bool], what: str = "it comes about") -> None:
+        until(condition, what, told=lambda: (self.error, self.rounds))
+
+    def passes_over(self, is_one: Callable[[Object], bool]) -> None:
+        """Until it has been told of such an object, and waits for more: it has no round for that."""
+        self.until(lambda: any(map(is_one, self.store.objects)), "an event of such an object is passed over")
 
     def __enter__(self) -> Loop:
         self.thread.start()
@@ -409,9 +429,8 @@ class TestLoop:
         fill(store, gpu_pool(devices=1), gpu_class(), gpu_claim("a"), gpu_claim("b"))
         with Loop(store) as loop:
             loop.until(lambda: "reason" in annotations(store, "b"))
+            loop.passes_over(lambda obj: "devalloc.io/reason" in obj["metadata"].get("annotations", {}))
             assert len(loop.rounds) == 2, "who got nothing is told who has it, once it has it"
-            loop.stop.wait(0.3)
-            assert len(loop.rounds) == 2
 
     def test_what_is_applied_together_is_solved_together(self, store: SQLiteStore) -> None:
         """The claim of lower priority comes first and does not get the only device."""
@@ -482,60 +501,38 @@ class TestAvailabilityNowAndThen:
 
     def test_it_is_written_when_it_is_due_and_then_without_another_round(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=4), gpu_class(), gpu_claim("a"))
-        rounds: list[Round] = []
-        stop = threading.Event()
 
         def progress(done: Round) -> None:
-            rounds.append(done)
-            if len(rounds) == 1:
+            if len(loop.rounds) == 1:
                 store.create(gpu_claim("b"))
 
-        settings = AllocateSettings(availability=0.4, batch=0.0, resync=600)
-        allocator = Allocator(store, settings=settings, progress=progress)
-        thread = threading.Thread(target=allocator.run, args=(stop,))
-        thread.start()
+        def says(obj: Object) -> int:
+            return int(obj.get("status", {}).get("availableDevices", -1)) if obj["kind"] == "DevicePool" else -1
 
-        def says() -> int:
-            return int(store.get("DevicePool", None, "p").get("status", {}).get("availableDevices", -1))
-
-        deadline = time.monotonic() + 60
-        while not (len(rounds) == 2 and says() == 2) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        stop.set()
-        thread.join(60)
-        assert [done.available for done in rounds] == [3, 3], "as of the last count"
-        assert says() == 2
-        assert len(rounds) == 2
+        loop = Loop(store, progress, settings=AllocateSettings(availability=0.4, batch=0.0, resync=600))
+        with loop:
+            loop.until(lambda: says(store.get("DevicePool", None, "p")) == 2, "it is written")
+            loop.passes_over(lambda obj: says(obj) == 2)
+        assert [done.available for done in loop.rounds] == [3, 3], "as of the last count"
 
 
 def test_what_a_node_says_of_devices_is_no_reason_to_decide_again(store: SQLiteStore) -> None:
     fill(store, gpu_pool(devices=2), gpu_class(), gpu_claim("a"))
-    rounds: list[Round] = []
-    stop = threading.Event()
-
-    def wait_for(number: int) -> None:
-        deadline = time.monotonic() + 60
-        while len(rounds) < number:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-
-    settings = AllocateSettings(batch=0.0, resync=600)
-    thread = threading.Thread(target=Allocator(store, settings=settings, progress=rounds.append).run, args=(stop,))
-    thread.start()
-    wait_for(1)
-    claim = store.get("DeviceClaim", "default", "a")
-    statuses = [{"devicePoolName": "p", "deviceName": "d0", "conditions": [{"type": "Healthy", "status": "True"}]}]
-    claim = store.replace_status({**claim, "status": {**claim["status"], "deviceStatuses": statuses}})
-    store.create(gpu_claim("b"))
-    wait_for(2)
-    assert held(store, "b") == ["p/d1"]
-    time.sleep(0.3)
-    assert len(rounds) == 2, "the claim, and not what its device is like"
-    metadata = {**claim["metadata"], "annotations": {**claim["metadata"]["annotations"], "devalloc.io/release": "x"}}
-    store.replace({**claim, "metadata": metadata})
-    wait_for(3)
-    stop.set()
-    thread.join(60)
+    with Loop(store, settings=AllocateSettings(batch=0.0, resync=600)) as loop:
+        loop.until(lambda: len(loop.rounds) == 1)
+        claim = store.get("DeviceClaim", "default", "a")
+        statuses = [{"devicePoolName": "p", "deviceName": "d0", "conditions": [{"type": "Healthy", "status": "True"}]}]
+        claim = store.replace_status({**claim, "status": {**claim["status"], "deviceStatuses": statuses}})
+        loop.passes_over(lambda obj: obj == claim)
+        assert len(loop.rounds) == 1, "what its device is like"
+        store.create(gpu_claim("b"))
+        loop.until(lambda: held(store, "b") == ["p/d1"] and len(loop.rounds) == 2)
+        metadata = {
+            **claim["metadata"],
+            "annotations": {**claim["metadata"]["annotations"], "devalloc.io/release": "x"},
+        }
+        store.replace({**claim, "metadata": metadata})
+        loop.until(lambda: len(loop.rounds) >= 3)
 
 
 def test_what_a_user_writes_while_a_group_is_being_written_wakes_the_loop() -> None:
@@ -556,16 +553,5 @@ def test_what_a_user_writes_while_a_group_is_being_written_wakes_the_loop() -> N
                 users.replace({**claim, "metadata": {**metadata, "annotations": noted}})
 
         client.before = before
-        rounds: list[Round] = []
-        stop = threading.Event()
-        settings = AllocateSettings(batch=0.0, resync=600)
-        thread = threading.Thread(target=Allocator(own, settings=settings, progress=rounds.append).run, args=(stop,))
-        thread.start()
-        try:
-            deadline = time.monotonic() + 60
-            while len(rounds) < 2:
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
-        finally:
-            stop.set()
-            thread.join(60)
+        with Loop(own, settings=AllocateSettings(batch=0.0, resync=600)) as loop:
+            loop.until(lambda: len(loop.rounds) >= 2)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,9 +63,12 @@ class Bed:
     def said(self, state: str, text: str) -> None:
         self.log.append(state)
 
+    def lease(self) -> dict[str, Any]:
+        return self.own.get("Lease", NAMESPACE, NAME)
+
     def holder(self) -> str | None:
         with suppress(NotFound):
-            return self.own.get("Lease", NAMESPACE, NAME)["spec"].get("holderIdentity")
+            return self.lease()["spec"].get("holderIdentity")
         return None
 
 
@@ -182,7 +186,8 @@ def test_the_lease_is_given_back_only_after_all_loops_have_ended(bed: Bed) -> No
         until(lambda: controller.state == "leading")
         controller.stop()
         until(lambda: controller.state == "stopping")
-        time.sleep(0.3)
+        before = bed.lease()["metadata"]["resourceVersion"]
+        until(lambda: bed.lease()["metadata"]["resourceVersion"] != before, "it is renewed or given back")
         assert bed.holder() == "first"
         goes_on.set()
     assert ended.is_set()
