@@ -220,7 +220,9 @@ def test_what_an_old_leader_still_writes_is_refused(space: Space, client: Client
         assert space.get("a")["metadata"]["annotations"]["devalloc.io/leader"].startswith("2 new")
         assert space.get("not-ours") == other
         version = space.get("a")["metadata"]["resourceVersion"]
-        time.sleep(1.0)
+        space.claim("b", any_of(space), 9)
+        space.pod("q", "b")
+        until(lambda: any(each.regarding["name"] == "b" for each in found.told), "what comes later is answered")
         assert space.get("a")["metadata"]["resourceVersion"] == version, "nothing is written while nothing changes"
 
 

@@ -55,6 +55,25 @@ def slices(cluster: Cluster) -> list[dict[str, Any]]:
     return sorted(found, key=lambda content: content["metadata"]["name"])
 
 
+def versions(cluster: Cluster, without: str = "") -> dict[str, str]:
+    """The resourceVersions of the slices, but for that of one."""
+    listed = {content["metadata"]["name"]: content["metadata"]["resourceVersion"] for content in slices(cluster)}
+    return {name: version for name, version in listed.items() if name != without}
+
+
+def break_one(cluster: Cluster) -> str:
+    """Take devices out of the largest slice; its name. One whole pool is then one write away."""
+
+    def tried() -> str:
+        largest = max(slices(cluster), key=lambda content: len(content["spec"].get("devices", ())))
+        name = str(largest["metadata"]["name"])
+        assert len(largest["spec"]["devices"]) > 1
+        largest["spec"]["devices"] = largest["spec"]["devices"][:1]
+        return name if cluster.replace(f"{SLICES}/{name}", largest).ok else ""
+
+    return until(tried, "nobody writes it meanwhile")
+
+
 def nic(folder: Path, vfs: int = 4) -> list[DevicePool]:
     host = FakeSysfs(folder)
     host.add(cards.nic("0000:41:00.0", sriov=Sriov(vfs, 128, 2)))
@@ -286,10 +305,11 @@ def test_new_pools_are_published_and_nothing_more_is_written(api: Cluster, tmp_p
         one.set(nic(tmp_path / "b", 200))
         assert one.wait(lambda published: published.slices > 4, SECONDS)
         writes = one.published.writes
-        before = slices(api)
-        time.sleep(1.5)
-        assert one.published.writes == writes
-        assert slices(api) == before
+        before = versions(api)
+        name = break_one(api)
+        assert one.wait(lambda published: published.writes > writes, SECONDS), "it is mended"
+        assert one.published.writes == writes + 1
+        assert versions(api, without=name) == {each: before[each] for each in before.keys() - {name}}
 
 
 def test_two_instances_side_by_side_do_not_write_in_turns(api: Cluster, tmp_path: Path) -> None:
@@ -302,11 +322,12 @@ def test_two_instances_side_by_side_do_not_write_in_turns(api: Cluster, tmp_path
             assert one.wait(lambda published: published.slices > 0 and published.error is None, SECONDS)
 
         def nobody_writes() -> bool:
-            before = slices(api)
-            time.sleep(1.5)
-            return slices(api) == before
+            before = versions(api)
+            name = break_one(api)
+            until(lambda: len(api.get(f"{SLICES}/{name}").content["spec"]["devices"]) > 1, "it is mended")
+            return versions(api, without=name) == {each: before[each] for each in before.keys() - {name}}
 
-        until(nobody_writes, "both are content with what is there", told=lambda: (old.published, new.published))
+        until(nobody_writes, "both leave what nobody broke", told=lambda: (old.published, new.published))
         assert old.published.slices == len(slices(api))
 
 
