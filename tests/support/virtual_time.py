@@ -37,7 +37,7 @@ class _Selector(selectors.DefaultSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """``now`` in seconds. Work in threads holds the clock."""
+    """``now`` in seconds. Work in threads and in other processes holds the clock: they take as long as they take."""
 
     def __init__(self, settled: float = _SETTLED) -> None:
         self.now = 1_000.0
@@ -57,6 +57,26 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         done = super().run_in_executor(executor, func, *args)
         done.add_done_callback(lambda _: setattr(self, "threads", self.threads - 1))
         return done
+
+    async def subprocess_exec(self, protocol_factory: Callable[[], Any], *program: Any, **options: Any) -> Any:
+        self.threads += 1
+
+        def made() -> Any:
+            protocol = protocol_factory()
+            exited = protocol.process_exited
+
+            def ended() -> None:
+                self.threads -= 1
+                exited()
+
+            protocol.process_exited = ended
+            return protocol
+
+        try:
+            return await super().subprocess_exec(made, *program, **options)
+        except OSError:  # there is no process
+            self.threads -= 1
+            raise
 
 
 def run(main: Coroutine[Any, Any, Result], *, sockets: bool = True) -> Result:

@@ -163,5 +163,15 @@ class TestWake:
 
     def test_after_close_it_does_nothing(self, plug: Plug) -> None:
         udev = plug(ScriptedMonitor())
+        before = {int(fd) for fd in os.listdir("/proc/self/fd")}
         udev.source.close()
-        udev.source.wake()
+        others = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(8)]
+        try:
+            assert before & set(others), "its descriptor is somebody else's now"
+            udev.source.wake()
+            for other in others:
+                with pytest.raises(BlockingIOError):
+                    os.eventfd_read(other)
+        finally:
+            for other in others:
+                os.close(other)

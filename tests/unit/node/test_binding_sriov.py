@@ -268,7 +268,13 @@ class TestSettings:
             hand.prepare(vf, "node-a-0000-03-00", class_configs=(config("VfConfig", mac=MAC),))
 
     def test_configs_of_other_kinds_are_not_ours(self, host: FakeHost) -> None:
-        Hand.on(host).prepare(VF0, POOL, claim_configs=({"apiVersion": "x/v1", "kind": "Other", "spec": 3},))
+        hand = Hand.on(host)
+        without = hand.prepare(VF0, POOL)
+        steps, prepared = hand.kinds_of(VF0), host.snapshot()
+        hand.unprepare(VF0)
+        other = {"apiVersion": "x/v1", "kind": "Other", "spec": 3}
+        assert hand.prepare(VF0, POOL, claim_configs=(other,)) == without
+        assert (hand.kinds_of(VF0), host.snapshot()) == (steps, prepared)
 
 
 class TestRefusals:

@@ -323,7 +323,10 @@ class TestFailure:
 
 class TestUnprepare:
     def test_of_an_unknown_claim_is_success(self, bench: Bench) -> None:
+        bench.claims.prepare(bench.add("a/slot-0"))
+        state, described = dict(bench.host.state), bench.claims.describe()
         bench.claims.unprepare(ClaimRef("default", "nobody", "uid-9"))
+        assert (bench.host.state, bench.claims.describe()) == (state, described)
 
     def test_unless_the_host_still_has_something_of_it(self, tmp_path: Path) -> None:
         bench = Bench(tmp_path, extra={"remains": lambda uid: [f"machine m has device claim-{uid}"]})

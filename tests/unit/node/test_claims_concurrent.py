@@ -16,6 +16,7 @@ from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.step import Value
 from tests.support.faketree import memory_folder
 from tests.support.toyhost import Bench
+from tests.support.waiting import LONG
 
 THREADS = 64
 
@@ -28,37 +29,46 @@ def bench() -> Iterator[Bench]:
 
 def test_overlapping_claims_never_own_a_device_twice(bench: Bench) -> None:
     owned: set[str] = set()
+    twice: list[str] = []
     mutex = threading.Lock()
     outcomes: Counter[str] = Counter()
     choice = random.Random(1)
     devices = [f"{card}/{name}" for card in "ab" for name in ("any-1", "any-2", "slot-0", "slot-1", "slot-2")]
     refs = [bench.add(*choice.sample(devices, choice.choice([1, 1, 2, 3]))) for _ in range(THREADS)]
-    start = threading.Barrier(THREADS)
+    all_there = threading.Barrier(THREADS)
 
     def user(number: int) -> None:
         ref = refs[number]
-        start.wait()
+        all_there.wait(LONG)
         for _ in range(2):
+            slots: set[str] = set()
+            outcome = "prepared"
             try:
                 answer = bench.claims.prepare(ref)
             except NodeError as error:
-                outcomes[error.code] += 1
-                continue
-            slots = {function for device in answer.devices for function in device.functions}
+                outcome = error.code
+            else:
+                slots = {function for device in answer.devices for function in device.functions}
             with mutex:
-                assert not slots & owned, f"owned twice: {slots & owned}"
+                outcomes[outcome] += 1
+                twice.extend(slots & owned)
                 owned.update(slots)
-            outcomes["prepared"] += 1
-            with mutex:
-                owned.difference_update(slots)
-            bench.claims.unprepare(ref)
+            all_there.wait(LONG)  # nobody gives back what another one has not tried to get
+            if outcome == "prepared":
+                with mutex:
+                    owned.difference_update(slots)
+                bench.claims.unprepare(ref)
 
     with ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(user, range(THREADS)))
     assert bench.is_initial()
+    assert twice == [], "owned twice"
     assert set(outcomes) <= {"prepared", "DeviceInUse", "DeviceExhausted"}
-    assert outcomes["prepared"] >= THREADS / 4
+    assert outcomes.total() == 2 * THREADS
+    # Whoever comes first: of those that name one slot one gets it. One that names none is refused only when all 24
+    # slots of a card are held, by eight claims at least; there are 13 of those.
     assert outcomes["DeviceInUse"] > 0
+    assert outcomes["prepared"] >= THREADS / 4
 
 
 def test_the_same_claim_asked_for_by_many_is_prepared_once(bench: Bench) -> None:

@@ -313,6 +313,23 @@ def test_messages_are_handled_one_at_a_time_and_not_many_may_wait(tmp_path: Path
     assert sizes[:4] == [2304, 1920, 1536, 1152], "three quarters of 3, 2.5, 2 and 1.5 GiB"
 
 
+def test_a_cache_program_has_its_time_on_a_slow_machine(tmp_path: Path) -> None:
+    """The clock of these tests jumps while nothing happens, but not while a process runs."""
+    program = tmp_path / "cache"
+    program.write_text("#!/bin/sh\nexec sleep 0.5\n")
+    program.chmod(0o755)
+    guest = GuestTree(tmp_path / "guest", memory=4 * GIB, used=MIB)
+
+    async def main() -> None:
+        async with running(guest, cache_program=str(program)) as here, agent(here.uri) as socket:
+            await asyncio.sleep(1)
+            await socket.send(downscale(3 * GIB, 2))
+            reply = await said(socket)
+            assert "cache set to" in reply.get("Status", reply)
+
+    run(main())
+
+
 def test_a_cache_program_that_fails_is_an_internal_error(tmp_path: Path) -> None:
     guest = GuestTree(tmp_path, memory=4 * GIB, used=MIB)
 

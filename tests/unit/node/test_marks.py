@@ -118,11 +118,14 @@ class TestMarking:
 
     def test_unmarking_what_is_gone_or_another_one_is_no_error(self, store: SQLiteStore) -> None:
         old = ref(store)
-        store.delete("DeviceClaim", "default", "a")
+        for name in ("a", "b"):
+            store.delete("DeviceClaim", "default", name)
         unmark(store, "n", old)
         store.create(gpu_claim("a"))
         Allocator(store).round()
+        marked_one = mark(store, "n", ref(store))
         unmark(store, "n", old)
+        assert claim(store) == marked_one, "its mark is not the old one's"
 
 
 class TestReleasing:
