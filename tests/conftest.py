@@ -7,12 +7,17 @@ import gc
 import os
 import signal
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from devalloc_node.machine.monitor import QmpMonitor
+    from tests.support.fake_qmp import FakeQemu
 
 pytest.register_assert_rewrite("tests.support.store_contract", "tests.support.cluster_contract")
 
@@ -42,6 +47,26 @@ ALLOWED_SKIPS = {
 # No deadline for an example: on a machine that has other work a test is slow, not wrong.
 settings.register_profile("drawn anew", deadline=None)
 settings.register_profile("the same every time", derandomize=True, deadline=None)
+
+
+@pytest.fixture
+def qemu(tmp_path: Path) -> Iterator[FakeQemu]:
+    """A QEMU of which only the monitor is there."""
+    from tests.support.fake_qmp import FakeQemu
+
+    machine = FakeQemu(tmp_path / "qmp")
+    yield machine
+    machine.close()
+
+
+@pytest.fixture
+def line(qemu: FakeQemu) -> Iterator[QmpMonitor]:
+    """What the plugin has open to it, as that of machine ``default/m``."""
+    from devalloc_node.machine.monitor import QmpMonitor
+
+    monitor = QmpMonitor("default/m", str(qemu.path))
+    yield monitor
+    monitor.close()
 
 
 def pytest_configure(config: pytest.Config) -> None:

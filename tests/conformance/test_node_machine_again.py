@@ -12,8 +12,9 @@ import pytest
 from devalloc_node.service.watching import Pulse
 from devalloc_node.vms.restarts import Restarts
 from tests.support.faketree import memory_folder
-from tests.support.machine_faults import KEY, MachineFaults, MachinePlugin, MachineScenario, amounts, soon
+from tests.support.machine_faults import KEY, MachineFaults, MachinePlugin, MachineScenario, amounts
 from tests.support.machine_scenarios import DIMMS
+from tests.support.patience import soon
 from tests.support.waiting import until
 
 MIB = 1 << 20

@@ -7,7 +7,7 @@ import fcntl
 import os
 import struct
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,26 +22,12 @@ from devalloc_node.machine.config import Folder, MachineConfig
 from devalloc_node.machine.monitor import QmpMonitor
 from devalloc_node.machine.spec import Disk, Nic, PlainDevice, own_mac
 from tests.support.fake_qmp import FakeQemu
-from tests.support.patience import patience
+from tests.support.patience import patience, soon
 from tests.support.waiting import until
 from tests.unit.node.test_machine_adopted import KEY, adopting, config, machines
 
 __all__ = ["config", "machines"]
 MAC = "52:54:00:aa:00:01"
-
-
-@pytest.fixture
-def qemu(tmp_path: Path) -> Iterator[FakeQemu]:
-    machine = FakeQemu(tmp_path / "qmp")
-    yield machine
-    machine.close()
-
-
-@pytest.fixture
-def line(qemu: FakeQemu) -> Iterator[QmpMonitor]:
-    monitor = QmpMonitor(KEY, str(qemu.path))
-    yield monitor
-    monitor.close()
 
 
 @pytest.fixture(autouse=True)
@@ -59,10 +45,6 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def settings(images: Path) -> MachineConfig:
     return MachineConfig(folders=(Folder(images, "any"),), taps=("*",))
-
-
-def soon(seconds: float = 60.0) -> Deadline:
-    return Deadline.after(seconds)
 
 
 def raw(folder: Path, name: str = "data") -> PlainDevice:

@@ -11,7 +11,8 @@ from devalloc_node.errors import Denied
 from devalloc_node.machine.config import MachineConfig
 from tests.support.capacity import host
 from tests.support.images import Image
-from tests.support.machines import config, ended, plugin, short_folder, soon, virtual_machine
+from tests.support.machines import config, ended, plugin, short_folder, virtual_machine
+from tests.support.patience import soon
 
 ROOM = host(cpu=8, memory="1536Mi", ratios={"cpu": "1"})
 """For three machines of 512 MiB."""

@@ -21,8 +21,9 @@ from devalloc_node.machine.machines import Machines
 from devalloc_node.prepared import PreparedDevice
 from tests.support.guest import Guest
 from tests.support.images import Image
-from tests.support.machines import config, ended, plugin, short_folder, soon, virtual_machine
+from tests.support.machines import config, ended, plugin, short_folder, virtual_machine
 from tests.support.nodeservice import serving
+from tests.support.patience import soon
 from tests.support.shell import Shell, devalloc
 
 __all__ = ["devalloc"]

@@ -20,7 +20,8 @@ from devalloc_node.machine.config import Folder, MachineConfig
 from tests.support.guest import Guest
 from tests.support.images import Image
 from tests.support.machine_model import MIB, MachineModel
-from tests.support.machines import config, ended, plugin, short_folder, soon, virtual_machine
+from tests.support.machines import config, ended, plugin, short_folder, virtual_machine
+from tests.support.patience import soon
 
 KEY = "default/m"
 LEAST, MOST, CPUS = 512 * MIB, 2048 * MIB, 4

@@ -30,17 +30,9 @@ from devalloc_node.machine.spec import Disk, Nic, PlainDevice, machine_id
 from tests.support import bounded, tiny_guest
 from tests.support.guest import Guest
 from tests.support.images import Image
-from tests.support.machines import (
-    MIB,
-    NoNodes,
-    config,
-    ended,
-    plugin,
-    short_folder,
-    soon,
-    virtual_machine,
-)
+from tests.support.machines import MIB, NoNodes, config, ended, plugin, short_folder, virtual_machine
 from tests.support.nodeservice import served
+from tests.support.patience import soon
 from tests.support.qemu import TCG, Machine, Monitor
 from tests.support.shell import Shell
 from tests.support.waiting import until

@@ -25,11 +25,11 @@ from tests.support.machines import (
     ended,
     plugin,
     short_folder,
-    soon,
     tap_interface,
     virtual_machine,
 )
 from tests.support.nodeservice import serving
+from tests.support.patience import soon
 from tests.support.shell import Shell, devalloc
 from tests.support.waiting import until
 

@@ -19,15 +19,8 @@ from devalloc_node.machine.records import MACHINES
 from devalloc_node.machine.spec import Nic, PlainDevice
 from tests.support.guest import Guest
 from tests.support.images import Image
-from tests.support.machines import (
-    MIB,
-    config,
-    ended,
-    plugin,
-    short_folder,
-    soon,
-    virtual_machine,
-)
+from tests.support.machines import MIB, config, ended, plugin, short_folder, virtual_machine
+from tests.support.patience import soon
 from tests.support.waiting import until
 
 KEY = "default/m"

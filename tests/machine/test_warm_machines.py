@@ -26,7 +26,8 @@ from tests.support import warm_bed
 from tests.support.images import Image
 from tests.support.machines import config as machine_config
 from tests.support.machines import virtual_machine
-from tests.support.warm_bed import Snapshot, in_a_bed, snapshot, soon
+from tests.support.patience import soon
+from tests.support.warm_bed import Snapshot, in_a_bed, snapshot
 
 pytestmark = warm_bed.needs_root
 

@@ -17,8 +17,9 @@ from devalloc_node.machine.monitor import QmpMonitor
 from tests.support import warm_bed
 from tests.support.images import Image
 from tests.support.machines import virtual_machine
+from tests.support.patience import soon
 from tests.support.shared import REPO
-from tests.support.warm_bed import in_a_bed, snapshot, soon
+from tests.support.warm_bed import in_a_bed, snapshot
 
 pytestmark = warm_bed.needs_root
 

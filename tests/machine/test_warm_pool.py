@@ -26,7 +26,8 @@ from devalloc_node.warm.keeping import Keeper
 from devalloc_node.warm.setup import Setup
 from tests.support import warm_bed
 from tests.support.gates import HOWS, KILLS, Gate
-from tests.support.warm_bed import NAMESPACES, RUN, forked, in_a_bed, opened, opened_after_a_kill, snapshot, soon
+from tests.support.patience import soon
+from tests.support.warm_bed import NAMESPACES, RUN, forked, in_a_bed, opened, opened_after_a_kill, snapshot
 
 pytestmark = warm_bed.needs_root
 

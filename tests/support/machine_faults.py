@@ -53,6 +53,7 @@ from tests.support.faults import BOOT, KIND, NODE, Faults, Plugin, Point, Scenar
 from tests.support.forked_qemu import Forge, asked, opened
 from tests.support.gates import Ask, Gate, GatedJournal, Near, Outside, Store, reference
 from tests.support.machines import MIB, open_folder, virtual_machine
+from tests.support.patience import soon
 
 KEY = "default/m"
 ASKING = ("query-", "qom-list", "qom-get", "qmp_", "human-", "closefd")
@@ -350,11 +351,6 @@ class MachineFaults(Faults):
             refs = tuple(reference(str(number)) for number in range(len(scenario.claims)))
             vm = virtual_machine("m", **spec, claims=[ref.name for ref in refs])
             yield MachinePlugin(claims, reconciler, scenario, platform, machines, vm, refs)
-
-
-def soon() -> Deadline:
-    """When a request must have ended."""
-    return Deadline.after(PATIENCE)
 
 
 def _ended() -> None:

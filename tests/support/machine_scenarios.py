@@ -5,7 +5,8 @@ from __future__ import annotations
 from devalloc_node.grant import GrantedDevice
 from devalloc_node.machine.spec import Disk, Nic, PlainDevice
 from tests.support.fault_scenarios import VF, a2, device, gpu_with_audio, nic, two_cards
-from tests.support.machine_faults import KEY, MachinePlugin, MachineScenario, amounts, soon
+from tests.support.machine_faults import KEY, MachinePlugin, MachineScenario, amounts
+from tests.support.patience import soon
 
 GPU = device("0000-01-00", "0")
 FIRST_VF = GrantedDevice(("0",), VF, "0000-41-10-0")

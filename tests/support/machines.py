@@ -14,7 +14,6 @@ from pyroute2 import IPRoute
 
 from devalloc.api.virtualmachine import VirtualMachine
 from devalloc.inventory.capacity import HostCapacity
-from devalloc_node.deadline import Deadline
 from devalloc_node.journal.sqlite import open_journal
 from devalloc_node.machine import config as machine_config
 from devalloc_node.machine.config import MachineConfig
@@ -32,10 +31,6 @@ class NoNodes:
 
     def own(self, node: str, uid: int, gid: int) -> None:
         raise AssertionError(f"{node} was given to {uid}:{gid}")
-
-
-def soon(seconds: float = 120.0) -> Deadline:
-    return Deadline.after(seconds)
 
 
 def virtual_machine(name: str, image: Image | None = None, **spec: Any) -> VirtualMachine:

@@ -1,7 +1,8 @@
-"""A deadline for what never answers: it begins when the thing has been asked.
+"""Deadlines of tests: for what answers soon, and for what never does.
 
-A machine with other work is slow to ask; how slow is not what such a test is about. A deadline of 0.4 seconds from the
-beginning would pass before, and the test would see another error than the one that it waits for.
+The one for what never answers begins when the thing has been asked. A machine with other work is slow to ask; how slow
+is not what such a test is about. A deadline of 0.4 seconds from the beginning would pass before, and the test would see
+another error than the one that it waits for.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from collections.abc import Callable
 from typing import cast
 
 from devalloc_node.deadline import Deadline
+from tests.support.waiting import LONG
 
-LONG = 60.0
-"""Seconds until it passes though nothing was asked."""
+
+def soon(seconds: float = LONG) -> Deadline:
+    """A deadline for what is done at once, however busy this machine is."""
+    return Deadline.after(seconds)
 
 
 class _Patience:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from devalloc.inventory.capacity.cpus import Cpus, NumaNode, cpu_list
-from devalloc_node.deadline import Deadline
 from devalloc_node.warm.pool import Pool
 from devalloc_node.warm.setup import Setup, WarmConfig
+from tests.support.patience import soon
 
 BOOT = "boot-1"
 
@@ -58,7 +58,3 @@ def host(nodes: dict[int, str], usable: str | None = None) -> Cpus:
     lists = {node: cpu_list(text) or frozenset() for node, text in nodes.items()}
     every = (cpu_list(usable) if usable is not None else None) or frozenset[int]().union(*lists.values())
     return Cpus(len(every), every, frozenset(), tuple(NumaNode(node, cpus, 0) for node, cpus in lists.items()))
-
-
-def soon() -> Deadline:
-    return Deadline.after(60)

@@ -19,13 +19,13 @@ from typing import Any, NoReturn
 
 import pytest
 
-from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
 from devalloc_node.warm import network, parts
 from devalloc_node.warm.pool import Pool
 from devalloc_node.warm.records import Records
 from devalloc_node.warm.setup import WarmConfig
 from tests.support.gates import Gate
+from tests.support.patience import soon
 from tests.support.waiting import until
 
 BOOT = "boot-1"
@@ -85,10 +85,6 @@ def opened_after_a_kill(make: Callable[[], Pool] = opened) -> Pool:
     found = until(pool, "nobody has the pool any more")
     assert found is not None
     return found
-
-
-def soon() -> Deadline:
-    return Deadline.after(60)
 
 
 def in_a_bed(body: Callable[[], None]) -> None:

@@ -23,8 +23,9 @@ from devalloc_node.service.door import open_door
 from devalloc_node.service.warm import WarmService
 from devalloc_node.warm.pool import Pool
 from devalloc_node.warm.setup import WarmConfig
+from tests.support.patience import soon
 from tests.support.shell import Shell
-from tests.support.toysetups import Toy, opened, soon
+from tests.support.toysetups import Toy, opened
 
 
 @contextmanager

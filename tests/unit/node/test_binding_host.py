@@ -22,6 +22,7 @@ from devalloc_node.host.linux import LinuxHost
 from tests.support import cards
 from tests.support.fakesysfs import FakeSysfs
 from tests.support.faketree import written
+from tests.support.patience import soon
 
 NIC = "0000:41:00.0"
 
@@ -30,10 +31,6 @@ NIC = "0000:41:00.0"
 def host(tmp_path: Path) -> LinuxHost:
     FakeSysfs(tmp_path).add(cards.nic())
     return LinuxHost(Files((str(tmp_path / "own"),)), tmp_path)
-
-
-def soon() -> Deadline:
-    return Deadline.after(10)
 
 
 class Brief(Deadline):

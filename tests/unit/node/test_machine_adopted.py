@@ -21,7 +21,6 @@ from typing import Any
 import pytest
 
 from devalloc.api.virtualmachine import VirtualMachine
-from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, Unknown
 from devalloc_node.grant import ClaimRef
 from devalloc_node.machine import adopt, devices, house, kept, launch, lifefile, looks, lost, process, users
@@ -40,7 +39,7 @@ from tests.support.fake_qmp import Error, FakeQemu
 from tests.support.machines import (
     virtual_machine,
 )
-from tests.support.patience import patience
+from tests.support.patience import patience, soon
 from tests.support.waiting import until
 
 KEY = "default/m"
@@ -78,13 +77,6 @@ class Owners:
 
 
 @pytest.fixture
-def qemu(tmp_path: Path) -> Iterator[FakeQemu]:
-    machine = FakeQemu(tmp_path / "qmp")
-    yield machine
-    machine.close()
-
-
-@pytest.fixture
 def config(tmp_path: Path) -> MachineConfig:
     return MachineConfig(
         tmp_path / "state",
@@ -109,10 +101,6 @@ def kind(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> AttachmentKind:
     monkeypatch.setattr(process, "memlock", lambda pid: None)
     monkeypatch.setattr(adopt, "memlock", lambda pid: None)
     return AttachmentKind(machines, Owners())
-
-
-def soon(seconds: float = 60.0) -> Deadline:
-    return Deadline.after(seconds)
 
 
 def adopting(path: Path, **spec: Any) -> VirtualMachine:
@@ -419,7 +407,7 @@ def test_of_what_a_guest_refuses_is_told_how_far_it_went(machines: Machines, qem
     machines.adopt(adopting(qemu.path), soon())
     qemu.stuck_at = 256 * MIB
     with pytest.raises(Denied):
-        machines.scale(KEY, "memory", 1 << 30, soon(0.2))
+        machines.scale(KEY, "memory", 1 << 30, patience(lambda: qemu.requested))
     machines.scale(KEY, "vcpus", 3, soon())
     qemu.guest = "refuses"
     with pytest.raises(Denied):

@@ -7,34 +7,15 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, Unknown
 from devalloc_node.machine.monitor import Peer, QmpMonitor, Refused, text
 from tests.support.fake_qmp import FakeQemu, Trouble
+from tests.support.patience import soon
 from tests.support.waiting import until
-
-
-@pytest.fixture
-def qemu(tmp_path: Path) -> Iterator[FakeQemu]:
-    machine = FakeQemu(tmp_path / "qmp")
-    yield machine
-    machine.close()
-
-
-@pytest.fixture
-def line(qemu: FakeQemu) -> Iterator[QmpMonitor]:
-    monitor = QmpMonitor("default/m", str(qemu.path))
-    yield monitor
-    monitor.close()
-
-
-def soon(seconds: float = 60.0) -> Deadline:
-    return Deadline.after(seconds)
 
 
 def test_an_answer_is_given_and_an_error_of_qemu_is_denied_with_its_words(line: QmpMonitor) -> None:

@@ -17,30 +17,12 @@ from devalloc_node.machine.monitor import Event, QmpMonitor, Refused
 from devalloc_node.machine.spec import memory_text
 from devalloc_node.prepared import PreparedDevice
 from tests.support.fake_qmp import FakeQemu
-from tests.support.patience import patience
+from tests.support.patience import patience, soon
 from tests.support.waiting import until
 
 GIB = 1 << 30
 MIB = 1 << 20
 KEY = "default/m"
-
-
-@pytest.fixture
-def qemu(tmp_path: Path) -> Iterator[FakeQemu]:
-    machine = FakeQemu(tmp_path / "qmp")
-    yield machine
-    machine.close()
-
-
-@pytest.fixture
-def line(qemu: FakeQemu) -> Iterator[QmpMonitor]:
-    monitor = QmpMonitor(KEY, str(qemu.path))
-    yield monitor
-    monitor.close()
-
-
-def soon(seconds: float = 60.0) -> Deadline:
-    return Deadline.after(seconds)
 
 
 def card(name: str = "card", functions: int = 1) -> pci.PciDevice:

@@ -16,7 +16,8 @@ from devalloc_node.warm.homes import WarmHomes
 from devalloc_node.warm.pool import Pool
 from devalloc_node.warm.records import Record
 from devalloc_node.warm.setup import Setup, WarmConfig
-from tests.support.toysetups import BOOT, Toy, host, opened, soon
+from tests.support.patience import soon
+from tests.support.toysetups import BOOT, Toy, host, opened
 
 WEB = MachineSpec(
     "default", "web", "uid", Bounds(CPU, 2 * CPU, CPU), Bounds(1 << 30, 1 << 30, 1 << 30), nics=(Nic(warm=True),)

@@ -17,7 +17,8 @@ from devalloc_node.warm.errors import NotTaken, TryAgain
 from devalloc_node.warm.pool import Pool
 from devalloc_node.warm.records import Record, Records
 from devalloc_node.warm.setup import Setup, WarmConfig
-from tests.support.toysetups import BOOT, Toy, host, opened, soon
+from tests.support.patience import soon
+from tests.support.toysetups import BOOT, Toy, host, opened
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ from devalloc_node.warm.pool import Pool
 from devalloc_node.warm.setup import WarmConfig
 from tests.support.capacity import host
 from tests.support.machines import virtual_machine
-from tests.support.toysetups import BOOT, Toy, soon
+from tests.support.patience import soon
+from tests.support.toysetups import BOOT, Toy
 
 TEMPLATE = virtual_machine("any", memory={"min": "64Mi", "max": "128Mi"})
 WEB = virtual_machine("web", memory={"min": "64Mi", "max": "64Mi"})

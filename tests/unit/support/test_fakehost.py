@@ -14,6 +14,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Unknown
 from tests.support import cards
 from tests.support.fakehost import FRESH, FakeHost, LocalHost, RemoteHost, serving
+from tests.support.patience import soon
 
 PF = "0000:41:00.0"
 GPU = "0000:01:00.0"
@@ -23,10 +24,6 @@ UNBIND = "bus/pci/drivers/vfio-pci/unbind"
 @pytest.fixture
 def host(tmp_path: Path) -> FakeHost:
     return FakeHost(tmp_path)
-
-
-def soon() -> Deadline:
-    return Deadline.after(5)
 
 
 def on_vfio(host: FakeHost) -> str:
