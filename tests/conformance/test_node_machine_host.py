@@ -182,11 +182,9 @@ def test_a_machine_is_nobodys_child_and_its_lock_tells_its_life(tmp_path: Path) 
         stat = Path(f"/proc/{found.pid}/stat").read_text().rpartition(")")[2].split()
         assert int(stat[1]) != os.getpid()
         assert int(stat[3]) == found.pid, "it leads a session of its own"
-        deadline = time.monotonic() + 60
         log = config.run / "m" / "qemu.log"
-        while log.read_text() != f"content of the disk{config.run}/m\n0\n":
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.02)
+        words = f"content of the disk{config.run}/m\n0\n"
+        until(lambda: log.read_text() == words, "it says so", told=log.read_text)
         assert spawned(file).returncode == spawn.LIVES, "there is never a second one"
         assert lifefile.process_of("m", config) == found
     finally:

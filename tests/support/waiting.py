@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 LONG = 120.0
@@ -36,3 +38,24 @@ def until(
             raise AssertionError(f"not within {seconds:.0f} s: {what}; the last answer: {answer!r}{more}")
         time.sleep(max(pause, min(now - began, 1.0)))
         pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+async def until_async(
+    found: Callable[[], Awaitable[Found] | Found],
+    what: str = "it comes about",
+    seconds: float = LONG,
+    *,
+    told: Callable[[], object] | None = None,
+) -> Found:
+    """As ``until``, for coroutines of the same event loop, by its clock."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    while True:
+        looked = found()
+        answer: Found = await looked if inspect.isawaitable(looked) else looked  # type: ignore[assignment]
+        if answer:
+            return answer
+        if loop.time() >= deadline:
+            more = "" if told is None else f"\n{told()}"
+            raise AssertionError(f"not within {seconds:.0f} s: {what}; the last answer: {answer!r}{more}")
+        await asyncio.sleep(_LONGEST_PAUSE)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from devalloc.controller.recorder import MAX_NOTE, Recorder
 from devalloc.controller.told import Told, changes
+from tests.support.waiting import until
 
 Object = dict[str, Any]
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -178,9 +178,7 @@ def test_nobody_waits_for_a_server_that_does_not_answer() -> None:
     recorder.record(told(str(number)) for number in range(50))  # returns: else the test never ends
     assert recorder.dropped >= 39
     server.gate.set()
-    deadline = time.monotonic() + 60
-    while recorder.written < 50 - recorder.dropped and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: recorder.written >= 50 - recorder.dropped, "all others are written")
     stop.set()
     thread.join(60)
     assert recorder.written + recorder.dropped == 50

@@ -34,18 +34,13 @@ from devalloc_node.plainhttp import JSON, Request, Response, Server, call
 from tests.support.guest_tree import GuestTree
 from tests.support.scaling_world import CONFIG, UNIT
 from tests.support.virtual_time import run
+from tests.support.waiting import until_async
 
 HOST = "127.0.0.1"
 STANDARD = Timers()
 SLOW = Timers(restart=3_600_000, health_check=3_600_000)
 """Nothing happens by itself."""
 GIB = 2**30
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not holds():
-            await asyncio.sleep(0.2)
 
 
 class Heard:
@@ -129,7 +124,7 @@ def test_every_version_from_registration_to_the_end(version: int) -> None:
         async with World(only(version)) as world:
             heard = Heard()
             agent, task = world.agent(heard)
-            await until(lambda: agent.status().connected)
+            await until_async(lambda: agent.status().connected)
             assert agent.chosen is not None
             assert (agent.chosen.version, agent.chosen.metrics_port) == (version, 9100)
             world.guest.least = GIB
@@ -139,7 +134,7 @@ def test_every_version_from_registration_to_the_end(version: int) -> None:
             assert world.guest.done[-1] == ("grew", Resources(1500, 3 * GIB))
             world.informant.want(More(memory=True))
             if version >= 2:
-                await until(lambda: heard.wishes == [More(memory=True)])
+                await until_async(lambda: heard.wishes == [More(memory=True)])
             await asyncio.sleep(60)  # health checks and checks of the id go on meanwhile
             assert (agent.status().connected, agent.status().failures) == (True, 0)
             await world.stop(task)
@@ -155,15 +150,15 @@ def test_a_new_agent_takes_over_and_when_it_goes_the_old_one_does() -> None:
     async def scenario() -> None:
         async with World(INFORMANT_VERSIONS) as world:
             old, _ = world.agent()
-            await until(lambda: old.status().connected)
+            await until_async(lambda: old.status().connected)
             new, task = world.agent()
-            await until(lambda: new.status().connected)
+            await until_async(lambda: new.status().connected)
             assert not old.status().connected
             with pytest.raises(Failed, match="has another agent"):
                 await old.upscale(Resources(1000, GIB))
             await new.upscale(Resources(2000, GIB))
             await world.stop(task)
-            await until(lambda: old.status().connected)
+            await until_async(lambda: old.status().connected)
             await old.upscale(Resources(3000, GIB))
             assert [resources.cpu for _, resources in world.guest.done] == [2000, 3000]
 
@@ -174,16 +169,16 @@ def test_a_suspension_waits_for_what_is_under_way() -> None:
     async def scenario() -> None:
         async with World(INFORMANT_VERSIONS) as world:
             old, _ = world.agent()
-            await until(lambda: old.status().connected)
+            await until_async(lambda: old.status().connected)
             world.guest.gate.clear()
             shrinking = asyncio.create_task(old.downscale(Resources(250, GIB)))
             await asyncio.sleep(0.05)
             new, _ = world.agent()
-            await until(lambda: not old.status().connected)
+            await until_async(lambda: not old.status().connected)
             assert world.informant.agents.active is None
             world.guest.gate.set()
             assert (await shrinking).ok
-            await until(lambda: new.status().connected)
+            await until_async(lambda: new.status().connected)
 
     run(scenario())
 
@@ -192,13 +187,13 @@ def test_a_guest_that_cannot_tell_is_a_failure_and_the_agent_comes_back() -> Non
     async def scenario() -> None:
         async with World(INFORMANT_VERSIONS) as world:
             agent, _ = world.agent()
-            await until(lambda: agent.status().connected)
+            await until_async(lambda: agent.status().connected)
             world.guest.breaks = True
             with pytest.raises(Failed, match=r"it answers /downscale with 500$"):
                 await agent.downscale(Resources(250, GIB))
             assert agent.status().failures == 1
-            await until(lambda: not agent.status().connected)
-            await until(lambda: agent.status().connected)
+            await until_async(lambda: not agent.status().connected)
+            await until_async(lambda: agent.status().connected)
 
     run(scenario())
 
@@ -207,7 +202,7 @@ def test_a_guest_that_does_not_answer_is_unknown() -> None:
     async def scenario() -> None:
         async with World(INFORMANT_VERSIONS) as world:
             agent, _ = world.agent()
-            await until(lambda: agent.status().connected)
+            await until_async(lambda: agent.status().connected)
             world.guest.gate.clear()
             with pytest.raises(Unknown, match=r"has not answered within 2 s"):
                 await agent.downscale(Resources(250, GIB))
@@ -249,7 +244,7 @@ def test_what_an_informant_answers_to_whom() -> None:
             assert (await ask(port, "POST", "/register", other))[0] == 400
             chosen = {"protoVersion": 4, "metricsMethod": {"prometheus": {"port": 9100}}}
             assert await ask(port, "POST", "/register", desc) == (200, chosen)
-            await until(lambda: world.informant.agents.active == UUID(int=7))
+            await until_async(lambda: world.informant.agents.active == UUID(int=7))
             expected = b'{"expectedID":"%s"}' % me.encode()
             assert asked[-2:] == [("GET", "/id", b"{}"), ("POST", "/resume", expected)]
             assert (await ask(port, "POST", "/register", desc))[0] == 409
@@ -315,8 +310,8 @@ def scripted(
         agent = InformantConnection("vm1", HOST, port, heard, HOST, timers)
         task = asyncio.create_task(agent.run())
         try:
-            await until(lambda: bool(script.agent))
-            await until(lambda: agent.chosen is not None or len(script.said("/register")) > 1)
+            await until_async(lambda: bool(script.agent))
+            await until_async(lambda: agent.chosen is not None or len(script.said("/register")) > 1)
             await scenario(script, agent, heard)
         finally:
             task.cancel()
@@ -376,7 +371,7 @@ def test_an_informant_out_of_turn_ends_it_and_another_server_registers(path: str
         if path == "/resume":
             assert (await script.ask("POST", path, script.mine))[0] == 200
         assert (await script.ask("POST", path, script.mine))[0] == 400
-        await until(lambda: len(script.said("/register")) == 2)
+        await until_async(lambda: len(script.said("/register")) == 2)
         assert script.said("/unregister") == [before]
         assert script.agent["agentID"] != before["agentID"]
         assert script.agent["agentServeAddr"] != before["agentServeAddr"]
@@ -401,7 +396,7 @@ def test_an_agent_that_is_asked_early_is_not_early_when_the_reply_is_under_way()
         server._respond = slow
         agent = InformantConnection("vm1", HOST, port, heard, HOST, SLOW)
         task = asyncio.create_task(agent.run())
-        await until(lambda: bool(script.agent))
+        await until_async(lambda: bool(script.agent))
         resume = asyncio.create_task(script.ask("POST", "/resume", script.mine))
         await asyncio.sleep(0.05)
         assert not resume.done()
@@ -434,7 +429,7 @@ def test_a_registration_that_is_none_is_tried_again_with_another_server(answer: 
         script.answers["/register"] = lambda: answer
 
     async def scenario(script: Script, agent: InformantConnection, heard: Heard) -> None:
-        await until(lambda: len(script.said("/register")) >= 2)
+        await until_async(lambda: len(script.said("/register")) >= 2)
         ids = [body["agentID"] for body in script.said("/register")]
         assert len(set(ids)) == len(ids)
         assert not agent.status().connected
@@ -487,7 +482,7 @@ def test_any_answer_but_200_ends_it(path: str, answer: tuple[int, Any]) -> None:
             with pytest.raises(NodeError) as raised:
                 await ask(Resources(1000, GIB))
             assert isinstance(raised.value, Unknown) is (answer[0] == 200)
-        await until(lambda: len(script.said("/register")) >= 2)
+        await until_async(lambda: len(script.said("/register")) >= 2)
         assert "connected" in heard.events[:-1]
         assert agent.status().failures >= 1
 
@@ -542,7 +537,7 @@ def test_what_goes_on_by_itself_in_a_minute() -> None:
         assert len(script.said("/health-check")) - before == 12
         script.answers["/health-check"] = lambda: (500, b"ill")
         asked = asyncio.get_running_loop().time()
-        await until(lambda: len(script.said("/register")) == 2)
+        await until_async(lambda: len(script.said("/register")) == 2)
         assert 5 <= asyncio.get_running_loop().time() - asked <= 10.5
 
     scripted(scenario, Script())
@@ -562,12 +557,12 @@ def test_a_guest_monitor_is_an_informant_too(tmp_path: Path) -> None:
         assert monitor.informant.address is not None
         agent = InformantConnection("vm1", HOST, monitor.informant.address[1], heard, HOST)
         tasks.append(asyncio.create_task(agent.run()))
-        await until(lambda: agent.status().connected)
+        await until_async(lambda: agent.status().connected)
         assert agent.chosen == InformantDesc(InformantVersion(4), metrics or 0)
         assert not (await agent.downscale(Resources(250, GIB))).ok
         assert (await agent.downscale(Resources(250, 2 * GIB))).ok
         guest.set_memory(2 * GIB, 1800 * 2**20)
-        await until(lambda: bool(heard.wishes))
+        await until_async(lambda: bool(heard.wishes))
         await agent.upscale(Resources(250, 4 * GIB))
         assert heard.wishes[0] == More(memory=True)
         for task in reversed(tasks):
@@ -621,16 +616,16 @@ def test_a_machine_with_an_informant_is_scaled_as_one_with_a_monitor() -> None:
             scaler = Scaler("vm1", Rules(UNIT), Bounds(UNIT, UNIT * 6), CONFIG, machine.channels, Waits(), Random(1))
             world.running.append(asyncio.create_task(scaler.run()))
             machine.load = 4
-            await until(lambda: machine.has == UNIT * 4)
-            await until(lambda: ("grew", UNIT * 4) in world.guest.done)
+            await until_async(lambda: machine.has == UNIT * 4)
+            await until_async(lambda: ("grew", UNIT * 4) in world.guest.done)
             world.guest.least = 3 * GIB
             machine.load = 0
-            await until(lambda: ("shrink", UNIT * 2) in world.guest.done)
+            await until_async(lambda: ("shrink", UNIT * 2) in world.guest.done)
             assert machine.has == UNIT * 3
             world.informant.want(More(memory=True))
-            await until(lambda: world.guest.done[-1] == ("grew", UNIT * 4))
+            await until_async(lambda: world.guest.done[-1] == ("grew", UNIT * 4))
             world.guest.least = 0
-            await until(lambda: machine.has == UNIT)
+            await until_async(lambda: machine.has == UNIT)
             shrunk = [resources for what, resources in world.guest.done if what == "shrink"]
             assert shrunk[-1] == UNIT
             assert machine.most == UNIT * 4

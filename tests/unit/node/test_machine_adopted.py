@@ -203,10 +203,7 @@ def test_a_strangers_socket_is_refused_also_where_the_file_was_given_to_us(machi
     stranger = subprocess.Popen([sys.executable, "-I", "-c", script, str(path)])
     allowed = Machines(replace(machines.config, socket_folders=(Folder(Path("/tmp"), "any"),)), MemoryRecords())
     try:
-        deadline = time.monotonic() + 60
-        while not path.exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(path.exists, "it listens")
         time.sleep(0.05)
         with pytest.raises(Denied, match="65534") as denied:
             allowed.adopt(adopting(path), soon())
@@ -431,7 +428,7 @@ def test_what_a_guest_was_told_to_take_counts_though_the_plugin_ended_before_it_
     with monkeypatch.context() as patched:
         patched.setattr("devalloc_node.machine.memory._stuck", killed)
         with pytest.raises(KeyboardInterrupt):
-            machines.scale(KEY, "memory", 1 << 30, soon(0.1))
+            machines.scale(KEY, "memory", 1 << 30, patience(lambda: qemu.requested))
     assert (qemu.requested, qemu.size) == (512 * MIB, 256 * MIB)
     with contextlib.closing(Machines(config, machines.records)) as after:
         after.recover()

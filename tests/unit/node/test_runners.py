@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_network
@@ -27,6 +27,7 @@ from tests.support.faketree import memory_folder
 from tests.support.nodeservice import platform_of, toy_bench
 from tests.support.ports import free_ports
 from tests.support.toymachines import ToyMachines, vm
+from tests.support.waiting import until_async
 
 KEY = "default/web"
 HERE = "127.7.0.1"
@@ -184,12 +185,6 @@ async def asked(port: int, milli: int | None = None) -> Response:
     return await call(HERE, port, Request("POST", "/cpu_change", b'{"VCPUs":"%dm"}' % milli), 5)
 
 
-async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(60):
-        while not await holds():
-            await asyncio.sleep(0.02)
-
-
 async def obeys(port: int) -> bool:
     try:
         return (await asked(port, 2000)).status == 200
@@ -214,9 +209,9 @@ def test_a_controller_is_served_for_as_long_as_it_is_said_and_a_port_that_is_tak
         await asyncio.sleep(0.05)
         with socket.create_server((HERE, port)):
             runners.keep(world.at(port))
-            await until(lambda: is_told(True))
+            await until_async(lambda: is_told(True))
             assert f"{HERE} port {port}" in str(runners.problem(KEY))
-        await until(lambda: is_told(False))
+        await until_async(lambda: is_told(False))
         assert news == [KEY, KEY]
         changed = await asked(port, 1250)
         assert (changed.status, changed.body) == (200, b"")
@@ -226,14 +221,14 @@ def test_a_controller_is_served_for_as_long_as_it_is_said_and_a_port_that_is_tak
         world.machines.known[KEY] = replace(world.machines.known[KEY], id="run-2")
         assert (await asked(port, 2000)).status == 400
         runners.keep(world.at(port))
-        await until(lambda: obeys(port))
+        await until_async(lambda: obeys(port))
         assert world.machines.known[KEY].observed.cpu_milli == 2000
         runners.drop(KEY)
 
         async def closed() -> bool:
             return not await obeys(port)
 
-        await until(closed)
+        await until_async(closed)
         stop.set()
         await serving
 
@@ -265,8 +260,8 @@ def test_whoever_fails_to_hear_that_one_listens_does_not_end_the_others(
 
         with socket.create_server((HERE, port)):
             runners.keep(world.at(port))
-            await until(is_told)
-        await until(lambda: obeys(port))
+            await until_async(is_told)
+        await until_async(lambda: obeys(port))
         stop.set()
         await serving
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -19,6 +18,7 @@ from tests.support.cluster_contract import *  # noqa: F403
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.objects import claim, pool
 from tests.support.store_contract import *  # noqa: F403
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -218,7 +218,4 @@ class TestReflector:
             with kube.changed:
                 kube.objects, kube.revision = backup
                 kube.forget()
-            deadline = time.monotonic() + 60
-            while store.list("DeviceClaim").objects != [first]:
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            until(lambda: store.list("DeviceClaim").objects == [first], "it is as it was when it was backed up")
