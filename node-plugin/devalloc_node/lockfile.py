@@ -177,7 +177,7 @@ class LockFolder:
             work, since, pid = str(content["work"]), float(content["since"]), int(content["pid"])
             clock = time.strftime("%H:%M:%S", time.gmtime(since))
             seconds = max(0.0, time.time() - since)
-            return f"{work}, has been under way for {seconds:.0f} s (since {clock} UTC, process {pid})"
+            return f"{work} has been under way for {seconds:.0f} s (since {clock} UTC, process {pid})"
         except (OSError, ValueError, KeyError, TypeError, OverflowError):  # of an earlier version, or the disk was full
             return f"{holder_of(descriptor)} has it locked"
         finally:
