@@ -28,8 +28,9 @@ from devalloc_node.guest.informant import Informant
 from devalloc_node.platform import Platform
 from tests.support.scaling_world import UNIT
 from tests.support.virtual_time import run
+from tests.support.waiting import until_async
 from tests.unit.node.test_agent_clients import METRICS, answering
-from tests.unit.node.test_informant import Guest, until
+from tests.unit.node.test_informant import Guest
 
 HOST = "127.0.0.1"
 
@@ -98,7 +99,7 @@ def test_an_informant_is_registered_with_and_its_gauges_asked_for_where_it_says(
             served = asyncio.create_task(informant.run())
             speaks = made_for(scaled(protocol="informant", monitor_port=port, metrics_port=1), session)
             kept = asyncio.create_task(speaks.guest.run())
-            await until(lambda: speaks.guest.status().connected)
+            await until_async(lambda: speaks.guest.status().connected)
             assert (await speaks.metrics.system()).load1 == 0.3
             assert (await speaks.guest.downscale(UNIT)).ok
             for task in (kept, served):
