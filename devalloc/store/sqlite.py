@@ -1,7 +1,8 @@
 """The embedded store: one SQLite file that several processes share.
 
 Every write is on disk (WAL, synchronous=FULL) before it returns. A watch polls for commits of other connections, which
-costs microseconds, so that it needs no daemon. The file must be on a local file system.
+costs microseconds, so that it needs no daemon; while nobody writes to the log it sleeps until the kernel tells it of a
+write. The file must be on a local file system.
 
 Restoring a backup: ``restore``.
 """
@@ -31,11 +32,18 @@ from devalloc.store.paths import file_at, log_of, prepare_folder
 from devalloc.store.protocol import Change, Event, Fence, Listing, Outcomes, Written
 from devalloc.store.rows import Rows
 from devalloc.store.versions import another, changed, version_of
+from devalloc.store.writes import Writes
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05
-"""How long a watch may take to see a change. An idle watch then costs some 0.3 % of a core."""
+"""How long a watch may take to see a change."""
+QUIET_SECONDS = 0.25
+"""The same where nobody has written for a while and the kernel tells of no write; and how long a watch that waits for
+one may take to end."""
+ACTIVE_SECONDS = 1.0
+"""How long a watch polls after a write to the log: the kernel tells of the first byte, and a commit counts some time
+after the last one."""
 DELETIONS_KEPT = 10_000
 """A watch that missed more deletions than this has to list again."""
 
@@ -86,8 +94,9 @@ class SQLiteStore:
         wanted, version = _kinds(kinds), version_of(since)
         until = None if timeout is None else time.monotonic() + timeout
         connection, file = self._reader()
-        with closing(connection):
+        with closing(connection), closing(Writes(log_of(self.path))) as writes:
             rows, seen = Rows(connection), None
+            active_until = time.monotonic() + ACTIVE_SECONDS
             while stop is None or not stop.is_set():
                 if (now_there := file_at(self.path)) != file:
                     raise self._removed() if now_there is None else Expired("the store was replaced; list again")
@@ -104,11 +113,15 @@ class SQLiteStore:
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0:
                     return
-                pause = POLL_SECONDS if left is None else min(POLL_SECONDS, left)
-                if stop is None:
+                is_quiet = writes.are_told and time.monotonic() > active_until
+                pause = QUIET_SECONDS if is_quiet else POLL_SECONDS
+                pause = pause if left is None else min(pause, left)
+                if not is_quiet and stop is None:
                     time.sleep(pause)
-                else:
+                elif not is_quiet and stop is not None:
                     stop.wait(pause)
+                if writes.are_told and writes.wait(pause if is_quiet else 0.0):
+                    active_until = time.monotonic() + ACTIVE_SECONDS
 
     @_with_reserve
     def create(self, obj: Object) -> Object:

@@ -37,7 +37,7 @@ from devalloc_node.plan import planned, refused, rehearsed
 from devalloc_node.platform import Platform
 from devalloc_node.prepared import Prepared
 from devalloc_node.recorded import recorded
-from devalloc_node.service.watching import CLAIMS, Pulse, machine_change
+from devalloc_node.service.watching import CLAIMS, DEVICES, Pulse, machine_change
 from devalloc_node.settings import NodeSettings
 from devalloc_node.step import ATTACHMENT, Step
 from devalloc_node.survey import Survey
@@ -184,8 +184,9 @@ class Node:
 
     def _health_changed(self, changed: Sequence[DeviceHealth]) -> None:
         """What is unwell is published as not available, and what is well again as available."""
+        self.telling.soon()
         self.survey.republish()
-        self.pulse.beat()
+        self.pulse.beat(DEVICES)
 
     # What one part asks of the others.
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Protocol
 
 from devalloc.api.virtualmachine import VirtualMachine
 from devalloc_node.deadline import Deadline
 from devalloc_node.grant import ClaimRef
 from devalloc_node.journal import ClaimRecord, StepRecord
-from devalloc_node.machine.spec import PlainDevice
+from devalloc_node.machine.spec import MachineSpec, PlainDevice
 from devalloc_node.machine.view import Machine, Plug
 from devalloc_node.prepared import Prepared
 from devalloc_node.step import Step
@@ -77,6 +77,9 @@ class Machines(Protocol):
     def is_as_seen(self, key: str) -> bool:
         """Whether a machine still runs as it did when ``get`` last saw it, for a fraction of what ``get`` costs. False
         also if that cannot be said."""
+
+    def host_files(self, spec: MachineSpec) -> Hashable:
+        """Something else as soon as a program, file or interface of the host changes that a machine needs to start."""
 
     def start(self, machine: VirtualMachine, deadline: Deadline, *, as_it_was: bool = False) -> None:
         """With its CPUs stopped. One that runs already as it is wanted stays as it is. ``as_it_was``: with the amounts

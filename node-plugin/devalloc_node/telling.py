@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 STATUS_SECONDS = 5.0
 """How often it is looked whether claims are to be told something about their devices."""
-_TICK_SECONDS = 0.1
+_TICK_SECONDS = 0.5
 
 
 class Telling:
@@ -33,7 +33,7 @@ class Telling:
         self._soon = threading.Event()
 
     def soon(self) -> None:
-        """Other claims are prepared than before."""
+        """Other claims are prepared than before, or their devices are otherwise."""
         self._soon.set()
 
     def run(self, stop: threading.Event) -> None:

@@ -378,6 +378,51 @@ def test_a_qemu_that_hangs_is_unknown_and_the_next_try_ends_well(host: Path, qem
     assert state(qemu) == NOTHING
 
 
+# In the guest.
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_what_the_guest_has_no_window_for_is_taken_out_again_and_said(
+    kind: str, host: Path, qemu: FakeQemu, line: QmpMonitor
+) -> None:
+    device = ALL[kind](host)
+    qemu.bar_sizes[f"plug-{device.name}.f0"] = 16 << 30
+    changes = r"pciWindow to 32Gi .* or put it into spec\.(start\.disks|nics)"
+    with pytest.raises(Denied, match=rf"BAR 1 \(16Gi, 64-bit prefetchable\) .*{changes}") as denied:
+        plain.plug(line, KEY, device, settings(host), soon(), namespace="default")
+    assert (denied.value.code, denied.value.retryable) == ("NoPciWindow", False)
+    assert (state(qemu), plain.plugged(line, soon())) == (NOTHING, ())
+    del qemu.bar_sizes[f"plug-{device.name}.f0"]
+    assert plain.plug(line, KEY, device, settings(host), soon(), namespace="default") == device
+
+
+def test_what_the_guest_gives_no_addresses_until_the_deadline_is_taken_out_again(
+    host: Path, qemu: FakeQemu, line: QmpMonitor
+) -> None:
+    qemu.gives_addresses = False
+    with pytest.raises(Denied, match=r"given disk .* addresses within") as denied:
+        plain.plug(line, KEY, raw(host), settings(host), soon(0.5), namespace="default")
+    assert (denied.value.code, denied.value.retryable) == ("GuestNotReady", True)
+    assert state(qemu) == NOTHING
+
+
+def test_what_the_guest_does_not_let_go_either_is_said_to_be_there_still(
+    host: Path, qemu: FakeQemu, line: QmpMonitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plain, "UNDO_SECONDS", 0.1)
+    qemu.gives_addresses, qemu.guest = False, "silent"
+    with pytest.raises(Failed, match=r"it is still plugged in, .* has not let plug-data go"):
+        plain.plug(line, KEY, raw(host), settings(host), soon(0.5), namespace="default")
+    assert plain.plugged(line, soon()) == (raw(host),)
+
+
+def test_nothing_is_plugged_into_a_machine_whose_cpus_stand_still(host: Path, qemu: FakeQemu, line: QmpMonitor) -> None:
+    qemu.status = "paused"
+    with pytest.raises(Denied, match="'paused'") as denied:
+        plain.plug(line, KEY, raw(host), settings(host), soon(), namespace="default")
+    assert (denied.value.code, state(qemu)) == ("GuestNotReady", NOTHING)
+
+
 # In the care of a plugin.
 
 
@@ -418,7 +463,7 @@ def test_what_somebody_else_plugged_in_is_not_ours_whatever_it_is_called(
     others()
     before = state(qemu)
     assert plain.plugged(line, soon()) == ()
-    assert not plain.has_strays(line, soon())
+    assert not plain.has_strays(plain.look(line, soon()))
     plain.tidy(line, soon())
     for name in ("x", "n"):
         assert not plain.unplug(line, KEY, name, soon())

@@ -77,7 +77,7 @@ class FakeQemu:
         self.placed: set[str] = set()
         """Devices that have been given addresses."""
         self.bar_sizes: dict[str, int] = {}
-        """Of cards of the host with memory of their own: bytes of a prefetchable BAR, by address."""
+        """Bytes of a prefetchable BAR, by the address of a card of the host, or the id of another device."""
         self.windows: dict[str, int] = {}
         """Bytes of prefetchable addresses that ports reserve, by their ids."""
         self.ports = [f"port{n}" for n in range(ports)]
@@ -255,7 +255,7 @@ class FakeQemu:
             devices = []
             for device in behind:
                 function = int(device.get("addr", "0x0.0").partition(".")[2] or 0)
-                regions = self._regions(device, window, low) if device["driver"] == "vfio-pci" else []
+                regions = self._regions(device, window, low)
                 place = {"bus": number, "slot": 0, "function": function}
                 devices.append({**place, "qdev_id": device["id"], "regions": regions})
             bus = {"number": 0, "secondary": number, "prefetchable_range": window, "memory_range": low}
@@ -265,7 +265,7 @@ class FakeQemu:
 
     def _regions(self, device: Mapping[str, Any], window: Mapping[str, int], low: Mapping[str, int]) -> list[Any]:
         """A BAR of registers, and one of memory where the card has any; what does not fit has no address."""
-        host = device.get("host") or device.get("sysfsdev", "")
+        host = device.get("host") or device.get("sysfsdev") or device["id"]
         memory = self.bar_sizes.get(host, 0)
         gives = self.gives_addresses and self.status == "running"
         if gives:

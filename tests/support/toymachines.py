@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.grant import ClaimRef
 from devalloc_node.journal import StepRecord
-from devalloc_node.machine.spec import PlainDevice
+from devalloc_node.machine.spec import MachineSpec, PlainDevice
 from devalloc_node.machine.translate import spec_of
 from devalloc_node.machine.view import Amounts, Machine, Plug
 from devalloc_node.prepared import Prepared
@@ -29,6 +29,8 @@ class ToyMachines:
     """By ``machine/id`` what is plugged in, as QEMU would tell."""
     fail: set[str] = field(default_factory=set)
     """Calls that fail (``start``), and targets that cannot be plugged in."""
+    refuse: dict[str, Exception] = field(default_factory=dict)
+    """What calls raise."""
     no_window: set[str] = field(default_factory=set)
     """Devices for which no guest has addresses, by ``pool/device``."""
     stubborn: set[str] = field(default_factory=set)
@@ -41,6 +43,8 @@ class ToyMachines:
     as_seen: set[str] = field(default_factory=set)
     """Machines that are said to run as they did."""
     glances: list[str] = field(default_factory=list)
+    files: int = 0
+    """Another number: files of the host have changed."""
     slots: int = 4
     forgotten: dict[str, Machine] = field(default_factory=dict)
     """Machines that live and that nothing is known of."""
@@ -65,6 +69,9 @@ class ToyMachines:
     def is_as_seen(self, key: str) -> bool:
         self.glances.append(key)
         return key in self.as_seen
+
+    def host_files(self, spec: MachineSpec) -> Hashable:
+        return self.files
 
     def guest_addresses(self, key: str) -> Mapping[str, str]:
         ids = [target.partition(f"{key}/")[2] for target in self.devices if target.startswith(f"{key}/")]
@@ -177,6 +184,8 @@ class ToyMachines:
     def _check(self, call: str, key: str) -> str:
         self.touched()
         self.told.append(f"{call} {key}")
+        if call in self.refuse:
+            raise self.refuse[call]
         if call in self.fail:
             raise Failed("QemuFailed", f"QEMU of machine {key} cannot {call}")
         return key

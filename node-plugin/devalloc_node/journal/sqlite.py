@@ -134,6 +134,8 @@ class SQLiteJournal:
         self.path = path
         self._clock = clock
         self._mutex = threading.RLock()
+        self._parsed: dict[str, dict[str, tuple[str, Mapping[str, Value]]]] = {}
+        """By room and name, what was read last and what it says: all of a room is asked for again and again."""
         self._connection = open_database(path, SCHEMA)
         try:
             with explained(path, SCHEMA):
@@ -194,8 +196,12 @@ class SQLiteJournal:
         return _value(rows[0][0]) if rows else None
 
     def records(self, room: str) -> Mapping[str, Mapping[str, Value]]:
-        rows = self._rows("SELECT name, content FROM records WHERE room = ? ORDER BY name", room)
-        return {name: _value(content) for name, content in rows}
+        before, now = self._parsed.get(room, {}), {}
+        for name, content in self._rows("SELECT name, content FROM records WHERE room = ? ORDER BY name", room):
+            parsed = before.get(name)
+            now[name] = parsed if parsed is not None and parsed[0] == content else (content, _value(content))
+        self._parsed[room] = now
+        return {name: value for name, (_, value) in now.items()}
 
     def setting(self, name: str) -> str | None:
         rows = self._rows("SELECT value FROM settings WHERE name = ?", name)

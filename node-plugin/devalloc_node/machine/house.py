@@ -17,7 +17,10 @@ LOG = logging.getLogger(__name__)
 LOG_SECONDS = 10.0
 """How often it is looked whether a guest has filled a log: a guest writes as much as it likes."""
 TIDY_SECONDS = 300.0
-"""How often QEMU is looked at for what no device stands on any more."""
+"""How often QEMU is looked at for what no device stands on any more, of machines that were changed since the last look,
+or have devices that their guests may let go."""
+TIDY_ALL_SECONDS = 3600.0
+"""The same of all machines: another plugin on this state folder may have been cut off."""
 
 
 def keep(machines: Machines, stop: threading.Event) -> None:
@@ -25,26 +28,39 @@ def keep(machines: Machines, stop: threading.Event) -> None:
     what calls that were cut off, and devices that guests let go by themselves, have left in QEMU."""
     if machines.config.dry_run:
         return
-    tidied = float("-inf")
+    tidied, all_tidied = float("-inf"), float("-inf")
+    untidy: set[str] = set()
+    """Keys of machines that may have something to take away."""
     while not stop.wait(LOG_SECONDS):
-        is_due = time.monotonic() >= tidied + TIDY_SECONDS
-        tidied = time.monotonic() if is_due else tidied
         try:
-            for key in machines.settle():
+            now, keys = time.monotonic(), machines.settle()
+            untidy.update(machines.take_held())
+            if now >= all_tidied + TIDY_ALL_SECONDS:
+                untidy, all_tidied = set(keys), now
+            is_due = now >= tidied + TIDY_SECONDS
+            tidied = now if is_due else tidied
+            for key in keys:
                 logs.trim(machines.config, machine_id(key))
-                with suppress_and_log(key):
-                    if is_due:
-                        _tidy(machines, key)
+                if is_due and key in untidy:
+                    with suppress_and_log(key):
+                        if _is_tidy(machines, key):
+                            untidy.discard(key)
+            untidy.intersection_update(keys)
         except Exception:  # what is done unasked must not end what was asked for
             LOG.exception("could not look after the machines; trying again in %.0f s", LOG_SECONDS)
 
 
-def _tidy(machines: Kept, key: str) -> None:
-    """Looks before it locks: nobody is to wait for a machine that is tidy."""
+def _is_tidy(machines: Kept, key: str) -> bool:
+    """Take away what no device stands on; whether none is there that could leave something before a next change.
+
+    Looks before it locks: nobody is to wait for a machine that is tidy.
+    """
     due = Deadline.after(LOOK_SECONDS)
     record = machines.known(key)
-    if record.state == "running" and machines.process_of(record) is not None:
-        with machines.line(record) as monitor:
-            if plain.has_strays(monitor, due):
-                with machines.hold(key, due, "tidy up"):
-                    plain.tidy(monitor, due)
+    if record.state != "running" or machines.process_of(record) is None:
+        return False
+    with machines.line(record) as monitor:
+        if plain.has_strays(seen := plain.look(monitor, due)):
+            with machines.hold(key, due, "tidy up"):
+                plain.tidy(monitor, due)
+        return plain.is_empty(seen)

@@ -7,7 +7,8 @@ is, by its record in the journal and by QEMU itself. So nothing here has to surv
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -16,7 +17,7 @@ from devalloc.api.virtualmachine import VirtualMachine
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.lockfile import LockFolder
-from devalloc_node.machine import adopt, amounts, lifefile, pci, plain
+from devalloc_node.machine import adopt, amounts, lifefile, paths, pci, plain
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.home import Homes, NoHomes
 from devalloc_node.machine.lines import Lines
@@ -24,7 +25,7 @@ from devalloc_node.machine.looks import LOOK_SECONDS, Look, Looks, view
 from devalloc_node.machine.monitor import Connect, Monitor, QmpMonitor
 from devalloc_node.machine.process import Process, alive
 from devalloc_node.machine.records import MACHINES, MachineRecord, Records, content_of, record_of
-from devalloc_node.machine.spec import PlainDevice, machine_id
+from devalloc_node.machine.spec import MachineSpec, PlainDevice, machine_id
 from devalloc_node.machine.view import Amounts, Machine
 from devalloc_node.step import Value
 
@@ -52,6 +53,7 @@ class Kept:
         self._lines = Lines(config, connect)
         self._locks = LockFolder(config.state, reentrant=True)
         self._looks = Looks(self._observed)
+        self._held: set[str] = set()
         self._busy: dict[str, str] = {}
         """What QEMU of a machine does just now and answers nothing meanwhile, in words."""
 
@@ -102,6 +104,13 @@ class Kept:
                 return bool(record.state == "running" and status == last.status)
         except NodeError:
             return False
+
+    def host_files(self, spec: MachineSpec) -> Hashable:
+        """Something else as soon as a program, file or interface of the host changes that a machine needs to start."""
+        binary = shutil.which(self.config.binary) or self.config.binary
+        files = [path for path in (spec.kernel, spec.initrd, *(disk.path for disk in spec.disks)) if path is not None]
+        taps = [f"/sys/class/net/{nic.interface}" for nic in spec.nics if nic.interface is not None and not nic.warm]
+        return paths.state_of((binary, *files, *taps))
 
     def guest_addresses(self, key: str) -> Mapping[str, str]:
         """Where its guest finds the devices plugged in, by the ids of devices; nothing where nobody answers."""
@@ -203,8 +212,16 @@ class Kept:
             try:
                 yield
             finally:
+                self._held.add(key)
                 self._looks.forget(key)
                 self._changed(key)
+
+    def take_held(self) -> Collection[str]:
+        """The keys of machines that were held, and perhaps changed, since the last call. For one thread."""
+        held = set()
+        while self._held:  # others add to it meanwhile
+            held.add(self._held.pop())
+        return held
 
     @contextmanager
     def busy(self, key: str, what: str) -> Iterator[None]:

@@ -6,7 +6,7 @@ import fcntl
 import os
 import stat
 import struct
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -94,6 +94,21 @@ def _may_use(real: Path, folder: Folder, namespace: str, writes: bool) -> bool:
         return False
     own = Path(os.path.realpath(folder.path)) / namespace
     return real.is_relative_to(os.path.realpath(own)) and real != own
+
+
+def state_of(files: Iterable[str]) -> Hashable:
+    """Something else as soon as one of the files comes, goes, is another one or is written to."""
+    return tuple(_state(path) for path in files)
+
+
+def _state(path: str) -> tuple[int, ...]:
+    try:
+        info = os.stat(path)
+    except OSError as error:
+        return (error.errno or 0,)
+    except ValueError:  # no path at all
+        return ()
+    return info.st_dev, info.st_ino, info.st_mode, info.st_uid, info.st_size, info.st_mtime_ns
 
 
 def image(path: str, folders: Sequence[Folder], namespace: str, what: str) -> Path:

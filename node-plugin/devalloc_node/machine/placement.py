@@ -23,6 +23,7 @@ SETTLE_SECONDS = 2.0
 all, has no room for the others."""
 ANSWER_SECONDS = 5.0
 _LOOK_SECONDS = 0.1
+_CLAIM_AT_START = "start the machine with the claim in spec.claims, so that its firmware makes windows for the device"
 _ROM = 6
 """The number that QEMU gives a device's ROM. Guests leave it without an address until they read it."""
 _HOST_BRIDGE = "/machine/q35"
@@ -102,8 +103,11 @@ def check_runs(monitor: Monitor, machine: str, deadline: Deadline) -> None:
         )
 
 
-def await_addresses(monitor: Monitor, machine: str, devices: Mapping[str, str], deadline: Deadline) -> None:
-    """Wait until each BAR of functions has an address. ``devices``: what people call each of them, by QEMU's id.
+def await_addresses(
+    monitor: Monitor, machine: str, devices: Mapping[str, str], deadline: Deadline, at_start: str = _CLAIM_AT_START
+) -> None:
+    """Wait until each BAR of functions has an address. ``devices``: what people call each of them, by QEMU's id;
+    ``at_start``: for people, how the machine has such a device when it starts, where its firmware makes windows for it.
 
     Raises Denied: ``NoPciWindow`` where the guest has no room for one; ``GuestNotReady`` (retryable) where it has given
     none until the deadline, as one does that still boots, or that knows no PCI hot-plug.
@@ -122,12 +126,17 @@ def await_addresses(monitor: Monitor, machine: str, devices: Mapping[str, str], 
         is_partial = any(function.is_enumerated for function in all_functions)
         since = (since or now) if is_partial else None
         if (since is not None and now - since > SETTLE_SECONDS) or deadline.passed:
-            raise _problem(machine, lacking, devices, is_partial, now - began)
+            raise _problem(machine, lacking, devices, is_partial, now - began, at_start)
         time.sleep(min(_LOOK_SECONDS, max(0.0, deadline.seconds)))
 
 
 def _problem(
-    machine: str, lacking: Sequence[Function], devices: Mapping[str, str], is_partial: bool, seconds: float
+    machine: str,
+    lacking: Sequence[Function],
+    devices: Mapping[str, str],
+    is_partial: bool,
+    seconds: float,
+    at_start: str,
 ) -> NodeError:
     short = [(function, bar) for function in lacking for bar in function.missing]
     if not is_partial:
@@ -145,7 +154,7 @@ def _problem(
     windows = " and ".join(
         dict.fromkeys(memory_text(first.window(bar).size) for function, bar in short if function is first)
     )
-    anew = "start the machine with the claim in spec.claims, so that its firmware makes windows for the device"
+    anew = at_start
     if any(bar.prefetchable for _, bar in short):
         needed = window_for(sum(bar.size for function in lacking for bar in function.bars if bar.prefetchable))
         anew = f"set spec.start.pciWindow to {memory_text(needed or FIRMWARE_WINDOW)} or more and restart it, or {anew}"

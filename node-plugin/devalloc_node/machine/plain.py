@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from devalloc_node.deadline import Deadline
-from devalloc_node.errors import Denied, Failed, Unknown
-from devalloc_node.machine import devices, paths, spawn
+from devalloc_node.errors import Denied, Failed, NodeError, Unknown
+from devalloc_node.machine import devices, paths, placement, spawn
 from devalloc_node.machine.command import NIC_DRIVERS, file_node, format_node, user_backend
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.devices import ANSWER_SECONDS
@@ -54,6 +54,8 @@ _FIRST_SET = 1000
 _TAP = "plug-tap"
 """What the descriptor of a TAP interface is called between two commands, whichever device it is for."""
 _POLL_SECONDS = 0.05
+UNDO_SECONDS = 10.0
+"""For taking out what the guest cannot use, also after the deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,8 @@ def plug(
     ``MachineSpec``; the machine where nothing is said. ``namespace``: the machine's.
 
     Raises Denied: what a machine may not name (``PathNotAllowed``, ``DiskFormat``, ``TapMissing`` …), ``DeviceExists``,
-    ``DiskInUse``, ``TapInUse``, ``NoFreePciSlot``, ``QemuRefused``: nothing is left of it then. Failed, Unknown.
+    ``DiskInUse``, ``TapInUse``, ``NoFreePciSlot``, ``QemuRefused``; ``NoPciWindow`` and ``GuestNotReady`` if the guest
+    gives it no addresses, as for devices of claims: nothing is left of it then. Failed, Unknown.
     """
     wanted = _resolved(device, config, namespace)
     seen = tidy(monitor, deadline)
@@ -111,6 +114,7 @@ def plug(
         )
     if seen.left(wanted.id):
         raise _held(machine, wanted.name)
+    placement.check_runs(monitor, machine, deadline)
     with _opened(machine, wanted) as fd:
         if isinstance(wanted.what, Disk):
             pci_device = _disk(wanted, wanted.what, seen.free_set(), fd)
@@ -126,12 +130,31 @@ def plug(
                     retryable=True,
                 ) from error
             raise
+    _await_addresses(monitor, machine, wanted, deadline)
     after = look(monitor, deadline).devices.get(wanted.id)
     if after is None or not _same(wanted, after):
         raise Failed(
             "DeviceNotThere", f"QEMU of machine {machine} took {wanted.name} and shows {shown(after)}; unplug it"
         )
     return after
+
+
+def _await_addresses(monitor: Monitor, machine: str, device: PlainDevice, deadline: Deadline) -> None:
+    """Raises Denied where the guest does not get to the device, which is taken out then. Raises NodeError."""
+    where = "spec.start.disks" if isinstance(device.what, Disk) else "spec.nics"
+    at_start = f"put it into {where} of the machine, so that its firmware makes windows for it when it starts"
+    try:
+        placement.await_addresses(
+            monitor, machine, {function_id(device.id, 0): shown(device)}, deadline, at_start=at_start
+        )
+    except Denied as error:
+        try:
+            unplug(monitor, machine, device.name, Deadline.after(UNDO_SECONDS))
+        except NodeError as left:
+            raise Failed(
+                error.code, f"{error.message}; it is still plugged in, and the guest cannot use it: {left.message}"
+            ) from error
+        raise
 
 
 def unplug(monitor: Monitor, machine: str, name: str, deadline: Deadline) -> bool:
@@ -169,9 +192,14 @@ def tidy(monitor: Monitor, deadline: Deadline) -> Seen:
     return look(monitor, deadline) if spent else seen
 
 
-def has_strays(monitor: Monitor, deadline: Deadline) -> bool:
+def has_strays(seen: Seen) -> bool:
     """Whether there is anything for ``tidy`` to take away, unless a device is being plugged in or taken out."""
-    return bool(_strays(look(monitor, deadline)))
+    return bool(_strays(seen))
+
+
+def is_empty(seen: Seen) -> bool:
+    """Whether there is no plain device, and nothing that could be left of one."""
+    return not (seen.devices or seen.others or seen.nodes or seen.sets or seen.nets)
 
 
 def plugged(monitor: Monitor, deadline: Deadline) -> tuple[PlainDevice, ...]:

@@ -20,6 +20,10 @@ CLAIMS = "claims"
 """A change of claims, and of which ones is not known."""
 
 
+DEVICES = "devices"
+"""A change of how devices of the host are."""
+
+
 def machine_change(key: str) -> str:
     """A change of the machine ``namespace/name``."""
     return f"machine {key}"
@@ -58,8 +62,8 @@ class Pulse:
     def beat(self, *changed: str) -> None:
         """Something changed, or somebody should look whether to go on.
 
-        ``changed``: what, as ``machine_change`` and ``claim_change`` say it, or ``CLAIMS``. Empty: nothing that a
-        follower acts on.
+        ``changed``: what, as ``machine_change`` and ``claim_change`` say it, or ``CLAIMS``, ``DEVICES``. Empty: nothing
+        that a follower acts on.
         """
         for hear in self._followers:
             hear(changed)

@@ -24,7 +24,7 @@ from devalloc_node.vms import claims as claimed
 from devalloc_node.vms import objects
 from devalloc_node.vms.backoff import Backoff
 from devalloc_node.vms.claims import Claims
-from devalloc_node.vms.outcome import Outcome
+from devalloc_node.vms.outcome import Outcome, pause_of
 from devalloc_node.vms.running import Runners, offered
 from devalloc_node.vms.scaling import Scaling, amounts_of, as_permitted, guest_of, no_more, scaled_of, why_of
 
@@ -37,6 +37,23 @@ SCALE_SECONDS = 10.0
 """For one amount: a guest that boots, or does not want to, is asked again later."""
 _AMOUNTS = {"vcpus": "vcpus", "cpu": "cpu_milli", "memory": "memory_bytes"}
 """What is scaled, in order, and what it is called among amounts."""
+_OF_HOST_FILES = frozenset(
+    {
+        "DeviceReserved",
+        "DiskFormat",
+        "DiskInUse",
+        "DiskNamesOthers",
+        "FileUnreadable",
+        "InUseUnknown",
+        "PathMissing",
+        "PathNotAllowed",
+        "PathNotFile",
+        "QemuMissing",
+        "TapInUse",
+        "TapMissing",
+    }
+)
+"""Why a machine is not started that needs another program, file or interface of the host."""
 _RUN = ("machineID", "pid")
 """Parts of the status that tell which run of a machine there is."""
 
@@ -93,7 +110,7 @@ class Keeper:
             else:
                 outcome = self._rest(obj, vm)
         except NodeError as error:
-            outcome = Outcome(error.code, error.message)
+            outcome = Outcome(error.code, error.message, pause_of(error))
         self._tell(obj, vm, outcome)
         return outcome
 
@@ -117,7 +134,8 @@ class Keeper:
             begins = vm if self._scaling is None else as_permitted(vm, held)
             firmware = FIRMWARE_SECONDS if refs else 0.0
             due = Deadline.after(WORK_SECONDS + spec_of(begins).locking_seconds + firmware)
-            self._platform.create(begins, refs, due, caller=CALLER)
+            if (missing := self._create(begins, refs, due)) is not None:
+                return missing
             self._backoff.begun(key, vm.metadata.generation)
             machine = self._platform.machine(key)
         if self.scaling(key) is None:  # else its load says what it should have
@@ -137,6 +155,21 @@ class Keeper:
         if not problems:
             return Outcome()
         return Outcome(problems[0].reason, "; ".join(dict.fromkeys(one.message for one in problems)), problems[0].after)
+
+    def _create(self, vm: VirtualMachine, refs: list[ClaimRef], deadline: Deadline) -> Outcome | None:
+        """Start it. What is in the way where that is something of the host, of which nobody tells when it is otherwise.
+        Raises NodeError."""
+        machines, spec = self._platform.machines, spec_of(vm)
+        files = machines.host_files(spec)
+        try:
+            self._platform.create(vm, refs, deadline, caller=CALLER)
+        except NodeError as error:
+            if error.code not in _OF_HOST_FILES:
+                raise
+            return Outcome(
+                error.code, error.message, pause_of(error), is_unchanged=lambda: machines.host_files(spec) == files
+            )
+        return None
 
     def _rest(self, obj: Object, vm: VirtualMachine) -> Outcome:
         """It is to be stopped, and its claims free."""

@@ -18,7 +18,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
+from devalloc.api.hostpool import node_of_host_pool
 from devalloc.api.meta import ALLOCATED_NODE, RELEASE
+from devalloc.inventory.capacity import host_pool_name
 from devalloc.store import Event, EventType, Expired, NotFound, Object, Store, StoreError, Unusable
 from devalloc_node import marks
 from devalloc_node.deadline import Deadline
@@ -26,11 +28,12 @@ from devalloc_node.errors import NodeError
 from devalloc_node.held import Held
 from devalloc_node.machine.view import Machine
 from devalloc_node.platform import Platform
-from devalloc_node.service.watching import CLAIMS, Pulse, machine_change
+from devalloc_node.service.watching import CLAIMS, DEVICES, Pulse, machine_change
 from devalloc_node.vms import claims as claimed
 from devalloc_node.vms import objects
 from devalloc_node.vms.claims import Claims
 from devalloc_node.vms.keeper import Keeper
+from devalloc_node.vms.outcome import pause_of
 from devalloc_node.vms.running import Runners
 from devalloc_node.vms.scaling import Scaling
 
@@ -40,12 +43,19 @@ WORK_SECONDS = 90.0
 """For removing a machine whose object is gone."""
 _IDENTITY = "identity/VirtualMachine"
 KINDS = (objects.KIND, "DeviceClaim")
-_GLANCES = 14
+_POOL = "DevicePool"
+_WATCHED = (*KINDS, _POOL)
+_GLANCES = 6
 """A machine that is as its object says, and of which nothing changed, is only asked whether it still runs when its turn
 comes: so many times, and then it is worked on all the same."""
-_GLANCE_RESYNCS = 2
+_GLANCE_RESYNCS = 4
 """Pauses of ``resync`` between such glances: they are for what neither the kernel nor QEMU's end tells of, such as a
 disk that failed."""
+_HOST_SECONDS = 2.0
+"""The pause between looks whether what a machine waits for on the host is there: a few calls of stat for each that
+waits, and none for any other."""
+_ROOM_SECONDS = 1.0
+"""The pause after a failure before it is tried again because this node has given something back."""
 _HEARD_AT_MOST = 20_000
 """Changes that wait for a round; more are not kept, and all objects are listed instead."""
 ClaimKey = tuple[str, str]
@@ -84,6 +94,8 @@ class _Turn:
     """Since it was last worked on."""
     runs: bool = False
     """Whether its machine ran when it was last looked at."""
+    is_unchanged: Callable[[], bool] | None = None
+    """As of the last ``Outcome``."""
 
     @property
     def is_settled(self) -> bool:
@@ -111,6 +123,7 @@ class VirtualMachines:
         object is gone was removed, for the metrics. ``spawn`` has something done in another thread."""
         self._store = store
         self._platform = platform
+        self._host_pool = host_pool_name(platform.node_name)
         self._settings = settings or Settings()
         self._removed = removed
         self._clock = clock
@@ -140,6 +153,11 @@ class VirtualMachines:
         self._busy: set[str] = set()
         self._to_glance: deque[tuple[str, _Turn]] = deque()
         self._is_glancing = False
+        self._next_host_look = 0.0
+        self._is_looking_at_host = False
+        self._has_host_pool: bool | None = None
+        """Whether this node publishes what it has for machines: one that does not starts what it is told to. None:
+        nobody has looked yet."""
         self._gone_since: dict[str, float] = {}
         self._said: str | None = None
         pulse.follow(self._hear)
@@ -223,7 +241,7 @@ class VirtualMachines:
                     with self._mutex:
                         self._is_stale = True
                     self._wake.beat()
-                with closing(self._store.watch(KINDS, since, timeout=self._settings.resync, stop=stop)) as events:
+                with closing(self._store.watch(_WATCHED, since, timeout=self._settings.resync, stop=stop)) as events:
                     for event in events:
                         since = event.resource_version
                         self._hear([event])
@@ -247,6 +265,7 @@ class VirtualMachines:
                 machines[obj["metadata"]["uid"]] = obj
             else:
                 claims[_claim_key(obj)] = obj
+        self._look_at_host_pool()
         owners = self._platform.machines.owners()
         for uid in self._machines.keys() - machines.keys():
             self._machine_gone(self._machines[uid])
@@ -262,7 +281,7 @@ class VirtualMachines:
     def _take(self, heard: Iterable[Event | str]) -> None:
         """Take what was heard."""
         claims: set[ClaimKey] = set()
-        is_machine_gone = False
+        is_machine_gone = is_pool_changed = False
         for one in heard:
             if isinstance(one, str):
                 claims |= self._claims_of_change(one)
@@ -274,16 +293,35 @@ class VirtualMachines:
                     is_machine_gone = True
                 else:
                     self._machine_is(obj, is_here=f"vm {uid}" in self._work and self._is_here(obj))
+            elif one.object["kind"] == _POOL:
+                is_pool_changed = is_pool_changed or one.object["metadata"]["name"] == self._host_pool
             elif one.type is EventType.DELETED:
                 self._claim_gone(one.object)
             else:
                 self._claim_is(one.object)
                 claims.add(_claim_key(one.object))
+        if is_pool_changed:
+            self._look_at_host_pool()
         present = [key for key in claims if key in self._claims]
         held = [one for key in present for one in self._platform.claims.held(self._claims[key]["metadata"]["uid"])]
         self._look_at_claims(present, held, _WithObject(self._platform))
         if is_machine_gone:
             self._look_at_orphans(self._platform.machines.owners())
+
+    def _look_at_host_pool(self) -> None:
+        """Where this node begins or ceases to say what it has for machines, all that wait are due: one may have waited
+        to be placed."""
+        try:
+            pool = self._store.get(_POOL, None, self._host_pool)
+            is_there = node_of_host_pool(pool) == self._platform.node_name
+        except NotFound:
+            is_there = False
+        if self._has_host_pool is not None and is_there != self._has_host_pool:
+            for name, turn in self._turns.items():
+                if turn.failures:
+                    turn.at = 0.0
+                    self._queue.setdefault(name)
+        self._has_host_pool = is_there
 
     def _claims_of_change(self, changed: str) -> set[ClaimKey]:
         """The claims that a change on this node concerns."""
@@ -378,6 +416,8 @@ class VirtualMachines:
                     self._queue.setdefault(name)
                 else:
                     self._is_room = True
+            elif changed == DEVICES:  # those that are well again, or there again
+                self._is_room = True
 
     # What is begun.
 
@@ -397,7 +437,7 @@ class VirtualMachines:
         due = []
         for name, turn in self._turns.items():
             if is_room and turn.failures:
-                turn.at = min(turn.at, turn.ended + self._settings.retry)
+                turn.at = min(turn.at, turn.ended + _ROOM_SECONDS)
             if turn.at <= now and name not in self._busy and name not in self._queue:
                 if turn.is_settled:
                     turn.at, turn.glances = now + _GLANCE_RESYNCS * self._settings.resync, turn.glances + 1
@@ -406,9 +446,18 @@ class VirtualMachines:
                     due.append((turn.at, name))
         for _, name in sorted(due):
             self._queue.setdefault(name)
+        waiting = self._waiting_for_host()
+        if waiting and now >= self._next_host_look and not self._is_looking_at_host:
+            self._next_host_look, self._is_looking_at_host = now + _HOST_SECONDS, True
+            self._spawn(partial(self._look_at_host, waiting))
         if self._to_glance and not self._is_glancing:
             self._is_glancing = True
             self._spawn(self._glance)
+
+    def _waiting_for_host(self) -> list[tuple[str, _Turn]]:
+        """What waits for something of the host of which nobody tells."""
+        waiting = [(name, turn) for name, turn in self._turns.items() if turn.is_unchanged is not None]
+        return [(name, turn) for name, turn in waiting if name not in self._busy]
 
     def _begin(self) -> None:
         """Have workers do what is queued, as many at a time as there are."""
@@ -427,7 +476,7 @@ class VirtualMachines:
             work(turn)
         except (NodeError, StoreError) as error:
             log.warning("%s: %s", name, error)
-            self._ended(turn, failed=True)
+            self._ended(turn, failed=True, after=pause_of(error) if isinstance(error, NodeError) else None)
         except Exception:
             log.exception("%s", name)
             self._ended(turn, failed=True)
@@ -448,6 +497,8 @@ class VirtualMachines:
         if len(self._busy) >= self._settings.workers:
             return self._settings.resync
         due = [turn.at - now for name, turn in self._turns.items() if name not in self._busy]
+        if self._waiting_for_host():
+            due.append(_HOST_SECONDS if self._is_looking_at_host else self._next_host_look - now)
         return max(0.0, min([self._settings.resync, *due]))
 
     # What workers do.
@@ -464,6 +515,17 @@ class VirtualMachines:
             if obj is not None and not self._platform.machines.is_as_seen(objects.key_of(obj)):
                 turn.at = 0.0
                 self._hear([machine_change(objects.key_of(obj))])
+
+    def _look_at_host(self, waiting: Sequence[tuple[str, _Turn]]) -> None:
+        """Queue those of which something on the host is otherwise than when they were tried."""
+        try:
+            for name, turn in waiting:
+                is_unchanged, obj = turn.is_unchanged, self._machines.get(name.removeprefix("vm "))
+                if obj is not None and is_unchanged is not None and not is_unchanged():
+                    turn.is_unchanged, turn.at = None, 0.0
+                    self._hear([machine_change(objects.key_of(obj))])
+        finally:
+            self._is_looking_at_host = False
 
     def _look_after(self, uid: str, turn: _Turn) -> None:
         """Bring a machine nearer to its object, if anything that it depends on changed or its time came."""
@@ -482,12 +544,13 @@ class VirtualMachines:
             turn.failures = 0
         elif now < turn.at:
             return
-        turn.seen = depends
+        turn.seen, turn.is_unchanged = depends, None
         outcome = self._keeper.keep(obj, claims)
         if outcome is None:
             self._ended(turn)
         else:
             self._ended(turn, failed=bool(outcome.reason), after=outcome.after)
+            turn.is_unchanged = outcome.is_unchanged
 
     def _unprepare(self, one: claimed.Due, turn: _Turn) -> None:
         if turn.seen == one.depends and self._clock() < turn.at:

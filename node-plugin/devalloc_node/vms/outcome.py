@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from devalloc_node.errors import NodeError
+
+BUSY_SECONDS = 5.0
+"""The pause before what others hold is asked for again: nobody says when they let it go."""
+_BUSY = frozenset({"Busy", "ClaimBusy", "DiskInUse", "LockUnavailable", "MachineBusy", "SharedBusy", "TapInUse"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,3 +22,11 @@ class Outcome:
     """Seconds until it is worth trying again though nothing changed; None: as often as the loop likes."""
     at_rest: bool = False
     """Nothing of the machine runs, and it is not started again as things are."""
+    is_unchanged: Callable[[], bool] | None = None
+    """Whether what it waits for on the host, of which nobody tells, is as it was when it was tried; None: it waits for
+    nothing like that. Does not raise, and may take its time."""
+
+
+def pause_of(error: NodeError) -> float | None:
+    """As ``Outcome.after``."""
+    return BUSY_SECONDS if error.code in _BUSY else None

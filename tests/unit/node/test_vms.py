@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
-from dataclasses import dataclass, replace
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ import pytest
 from devalloc.api import meta
 from devalloc.api.machinestatus import VirtualMachineStatus
 from devalloc.api.virtualmachine import VirtualMachine
-from devalloc.controller.allocate import Allocator
+from devalloc.controller.allocate import AllocateSettings, Allocator
 from devalloc.controller.release import release
+from devalloc.inventory.capacity import host_pool_name
 from devalloc.store import Key, NotFound, Object, Unavailable
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.claims.store_grants import StoreGrants
@@ -24,7 +25,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
 from devalloc_node.machine.translate import spec_of
 from devalloc_node.machine.view import Amounts
-from devalloc_node.service.watching import Pulse, machine_change
+from devalloc_node.service.watching import DEVICES, Pulse, machine_change
 from devalloc_node.vms import Settings, VirtualMachines
 from devalloc_node.vms.claims import due, unprepare
 from devalloc_node.vms.objects import node_of, permitted_on
@@ -49,6 +50,8 @@ class World:
     bench: Bench
     loop: VirtualMachines
     now: float = 0.0
+    pulse: Pulse = field(default_factory=Pulse)
+    """Of a loop that runs by itself."""
 
     def restart(self) -> None:
         """As after kill -9."""
@@ -66,6 +69,27 @@ class World:
             clock=lambda: self.now,
             spawn=lambda work: work(),
         )
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Inside, loop and allocator run by themselves, and look at nothing again before an hour is over."""
+        hour, stop = 3600.0, threading.Event()
+        loop = VirtualMachines(
+            self.store,
+            platform_of(self.bench, self.machines),
+            self.pulse,
+            settings=Settings(resync=hour, retry=hour, most=hour),
+        )
+        allocator = Allocator(self.store, solve=solve_manifests, settings=AllocateSettings(resync=hour))
+        threads = [threading.Thread(target=run, args=(stop,)) for run in (loop.run, allocator.run)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
 
     def round(self, *, times: int = 1, pause: float = 400.0) -> None:
         for _ in range(times):
@@ -111,6 +135,19 @@ class World:
         VirtualMachineStatus.model_validate(found)
         return found
 
+    def reason(self) -> str:
+        """Why the machine does not run, as it or its conditions say."""
+        status = self.store.get("VirtualMachine", "default", "web").get("status") or {}
+        reasons = [one["reason"] for one in status.get("conditions", []) if one["status"] == "False"]
+        return str(status.get("reason") or next(iter(reasons), ""))
+
+    def phase(self) -> str:
+        return str((self.store.get("VirtualMachine", "default", "web").get("status") or {}).get("phase"))
+
+    def replace_pool(self, pool: Object) -> None:
+        old = self.store.get("DevicePool", None, pool["metadata"]["name"])
+        self.store.replace({**old, "spec": pool["spec"]})
+
     def is_free(self, name: str) -> bool:
         """Whether the claim counts as held by nobody."""
         claim = self.store.get("DeviceClaim", "default", name)
@@ -134,6 +171,100 @@ def world() -> Iterator[World]:
         made = World(Path(name), store, machines, bench, None)  # type: ignore[arg-type]
         made.loop = made.new_loop()
         yield made
+
+
+TOY_CLASS = {
+    "apiVersion": meta.DEVMGMT,
+    "kind": "DeviceClass",
+    "metadata": {"name": "toy"},
+    "spec": {"driver": "toy"},
+}
+TOY_POOL = {
+    "apiVersion": meta.DEVMGMT,
+    "kind": "DevicePool",
+    "metadata": {"name": "a"},
+    "spec": {"driver": "toy", "nodeName": NODE, "devices": [{"name": "slot-0"}]},
+}
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A machine with a claim: what is there before it is created, why it waits, and what comes then."""
+
+    before: Callable[[World], object]
+    reason: str
+    then: Callable[[World], object]
+
+
+def with_claim(*others: Callable[[World], object]) -> Callable[[World], object]:
+    """There is the machine's claim with its device, and what ``others`` do."""
+    return lambda world: [step(world) for step in (lambda world: world.claim("c", "a/slot-0"), *others)]
+
+
+def failing(code: str) -> Callable[[World], object]:
+    return lambda world: world.machines.refuse.update(start=Denied(code, "as things are"))
+
+
+def no_more(world: World) -> None:
+    world.machines.refuse.clear()
+
+
+WAITS = {
+    "a claim": Wait(lambda world: None, "ClaimNotFound", lambda world: world.claim("c", "a/slot-0")),
+    "the devices of a claim": Wait(
+        lambda world: world.claim("c"), "ClaimNotAllocated", lambda world: world.allocate("c", "a/slot-0")
+    ),
+    "the class of a claim": Wait(
+        lambda world: (world.claim("c"), world.store.create(TOY_POOL)),
+        "ClaimNotAllocated",
+        lambda world: world.store.create(TOY_CLASS),
+    ),
+    "the pool of a claim": Wait(
+        lambda world: (world.claim("c"), world.store.create(TOY_CLASS)),
+        "ClaimNotAllocated",
+        lambda world: world.store.create(TOY_POOL),
+    ),
+    "room on its node": Wait(
+        with_claim(lambda world: world.store.create(host(NODE, cpus=1, numa=1))),
+        "NodesTooSmall",
+        lambda world: world.replace_pool(host(NODE, cpus=8, numa=1)),
+    ),
+    "its node to say no more what it has": Wait(
+        with_claim(lambda world: world.store.create(host(NODE, cpus=1, numa=1))),
+        "NodesTooSmall",
+        lambda world: world.store.delete("DevicePool", None, host_pool_name(NODE)),
+    ),
+    "another change of it": Wait(with_claim(failing("MachineBusy")), "MachineBusy", no_more),
+    "a lock of the host": Wait(with_claim(failing("LockUnavailable")), "LockUnavailable", no_more),
+    "an image that another machine has open": Wait(with_claim(failing("DiskInUse")), "DiskInUse", no_more),
+    "an image": Wait(
+        with_claim(failing("PathMissing")),
+        "PathMissing",
+        lambda world: (no_more(world), setattr(world.machines, "files", 1)),
+    ),
+    "an image that can be used": Wait(
+        with_claim(failing("DiskFormat")),
+        "DiskFormat",
+        lambda world: (no_more(world), setattr(world.machines, "files", 1)),
+    ),
+    "a device of the host": Wait(
+        with_claim(failing("DeviceNotThere")),
+        "DeviceNotThere",
+        lambda world: (no_more(world), world.pulse.beat(DEVICES)),
+    ),
+}
+
+
+class TestWaiting:
+    @pytest.mark.parametrize("what", WAITS)
+    def test_a_machine_goes_on_as_soon_as_what_it_waits_for_is_there(self, world: World, what: str) -> None:
+        wait = WAITS[what]
+        wait.before(world)
+        with world.running():
+            world.store.create(vm("web", claims=["c"], cpu={"min": "2", "max": "4"}))
+            until(lambda: world.reason() == wait.reason, f"it waits for {what}", 30)
+            wait.then(world)
+            until(lambda: world.phase() == "Running", f"it goes on with {what}", 30)
 
 
 class TestPluginEnds:
