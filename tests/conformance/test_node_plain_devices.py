@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import os
 import struct
 import threading
@@ -446,6 +447,32 @@ def test_what_a_guest_let_go_by_itself_is_cleared_away_without_being_asked(
     thread.join()
     assert set(qemu.backends) == {"plug-lan.net.tap0"}, "and nothing else was touched"
     assert machines.get(KEY).plain == (card(),)
+
+
+def test_only_machines_that_were_changed_are_asked_what_devices_have_left(
+    host: Path, qemu: FakeQemu, machines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(house, "LOG_SECONDS", 0.01)
+    monkeypatch.setattr(house, "TIDY_SECONDS", 0.01)
+    machines.adopt(adopting(qemu.path), soon())
+    looks: list[str] = []
+    rounds = itertools.count()
+    look, settle = plain.look, machines.settle
+    monkeypatch.setattr(plain, "look", lambda *of: (looks.append("look"), look(*of))[1])
+    monkeypatch.setattr(machines, "settle", lambda: (next(rounds), settle())[1])
+    stop = threading.Event()
+    thread = threading.Thread(target=house.keep, args=(machines, stop))
+    thread.start()
+    try:
+        until(lambda: looks, "it is looked at once", 10)
+        after = next(rounds) + 5
+        until(lambda: next(rounds) > after, "some rounds are over", 10)
+        assert looks == ["look"]
+        machines.resume(KEY, soon())
+        until(lambda: len(looks) == 2, "it was changed", 10)
+    finally:
+        stop.set()
+        thread.join()
 
 
 def test_what_somebody_else_plugged_in_is_not_ours_whatever_it_is_called(

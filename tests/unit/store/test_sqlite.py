@@ -18,10 +18,13 @@ from typing import Any
 import pytest
 
 from devalloc.store import Expired, Held, Invalid, StoreError, Unavailable, Unusable, migrations
+from devalloc.store import sqlite as sqlite_store
 from devalloc.store.lease import hold
 from devalloc.store.paths import default_path
 from devalloc.store.sqlite import SQLiteStore, restore
+from devalloc.store.writes import Writes
 from tests.support.objects import claim
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -435,6 +438,42 @@ class TestRestore:
         with closing(SQLiteStore(aside)) as former:
             assert len(former.list().objects) == 3
             assert former.check() == []
+
+    @pytest.mark.parametrize("are_told", [True, False])
+    def test_a_watch_that_nobody_has_written_for_sees_the_next_write(
+        self, store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch, are_told: bool
+    ) -> None:
+        """Also if the kernel tells of no write to the log, as beyond the user's number of watches."""
+        monkeypatch.setattr(sqlite_store, "ACTIVE_SECONDS", 0.0)
+        waited: list[float] = []
+        wait = Writes.wait
+        monkeypatch.setattr(Writes, "are_told", property(lambda writes: are_told))
+        monkeypatch.setattr(Writes, "wait", lambda writes, seconds: (waited.append(seconds), wait(writes, seconds))[1])
+        since, seen = store.list().resource_version, threading.Event()
+
+        def watch() -> None:
+            with closing(store.watch(since=since, timeout=60)) as events:
+                assert next(events).object["metadata"]["name"] == "last"
+            seen.set()
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        if are_told:
+            until(lambda: len(waited) > 2, "it waits for the kernel", 30)
+        with closing(SQLiteStore(path)) as another:
+            another.create(claim("last"))
+        thread.join(60)
+        assert seen.is_set()
+        assert (not waited) == (not are_told)
+
+    def test_what_is_written_to_a_file_is_told_once(self, tmp_path: Path) -> None:
+        file = tmp_path / "file"
+        file.touch()
+        with closing(Writes(file)) as writes, closing(Writes(tmp_path / "none")) as none:
+            assert (writes.are_told, none.are_told) == (True, False)
+            assert not writes.wait(0.0)
+            file.write_text("a")
+            assert (writes.wait(60.0), writes.wait(0.0)) == (True, False)
 
     def test_nothing_is_written_to_a_store_that_was_removed(self, store: SQLiteStore, path: Path) -> None:
         path.rename(path.with_name("away"))
