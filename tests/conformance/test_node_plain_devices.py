@@ -424,6 +424,14 @@ def test_nothing_is_plugged_into_a_machine_whose_cpus_stand_still(host: Path, qe
     assert (denied.value.code, state(qemu)) == ("GuestNotReady", NOTHING)
 
 
+def test_what_is_plugged_in_before_the_cpus_first_run_waits_for_no_guest(
+    host: Path, qemu: FakeQemu, line: QmpMonitor
+) -> None:
+    qemu.status = "prelaunch"
+    device = raw(host)
+    assert plain.plug(line, KEY, device, settings(host), soon(), namespace="default", is_starting=True) == device
+
+
 # In the care of a plugin.
 
 

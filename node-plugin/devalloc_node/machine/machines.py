@@ -306,6 +306,7 @@ class Machines(Kept):
                     deadline,
                     namespace=record.spec.namespace,
                     owner=record.spec.owner,
+                    is_starting=record.state == "starting",
                 )
 
     def unplug(self, key: str, name: str, deadline: Deadline) -> bool:

@@ -89,9 +89,11 @@ def plug(
     *,
     namespace: str,
     owner: str = "",
+    is_starting: bool = False,
 ) -> PlainDevice:
     """Plug it in; as it is in the machine then. Does nothing where it is plugged in already. ``owner``: see
-    ``MachineSpec``; the machine where nothing is said. ``namespace``: the machine's.
+    ``MachineSpec``; the machine where nothing is said. ``namespace``: the machine's. ``is_starting``: its CPUs never ran,
+    so that its firmware makes windows for the device, and nobody gives it addresses yet.
 
     Raises Denied: what a machine may not name (``PathNotAllowed``, ``DiskFormat``, ``TapMissing`` …), ``DeviceExists``,
     ``DiskInUse``, ``TapInUse``, ``NoFreePciSlot``, ``QemuRefused``; ``NoPciWindow`` and ``GuestNotReady`` if the guest
@@ -114,7 +116,8 @@ def plug(
         )
     if seen.left(wanted.id):
         raise _held(machine, wanted.name)
-    placement.check_runs(monitor, machine, deadline)
+    if not is_starting:
+        placement.check_runs(monitor, machine, deadline)
     with _opened(machine, wanted) as fd:
         if isinstance(wanted.what, Disk):
             pci_device = _disk(wanted, wanted.what, seen.free_set(), fd)
@@ -130,7 +133,8 @@ def plug(
                     retryable=True,
                 ) from error
             raise
-    _await_addresses(monitor, machine, wanted, deadline)
+    if not is_starting:
+        _await_addresses(monitor, machine, wanted, deadline)
     after = look(monitor, deadline).devices.get(wanted.id)
     if after is None or not _same(wanted, after):
         raise Failed(
