@@ -92,8 +92,8 @@ def plug(
     is_starting: bool = False,
 ) -> PlainDevice:
     """Plug it in; as it is in the machine then. Does nothing where it is plugged in already. ``owner``: see
-    ``MachineSpec``; the machine where nothing is said. ``namespace``: the machine's. ``is_starting``: its CPUs never ran,
-    so that its firmware makes windows for the device, and nobody gives it addresses yet.
+    ``MachineSpec``; the machine where nothing is said. ``namespace``: the machine's. ``is_starting``: its CPUs
+    never ran, so that its firmware makes windows for the device, and nobody gives it addresses yet.
 
     Raises Denied: what a machine may not name (``PathNotAllowed``, ``DiskFormat``, ``TapMissing`` …), ``DeviceExists``,
     ``DiskInUse``, ``TapInUse``, ``NoFreePciSlot``, ``QemuRefused``; ``NoPciWindow`` and ``GuestNotReady`` if the guest
