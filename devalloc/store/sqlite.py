@@ -48,17 +48,17 @@ DELETIONS_KEPT = 10_000
 """A watch that missed more deletions than this has to list again."""
 
 
-Writes = TypeVar("Writes", bound=Callable[..., Any])
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def _with_reserve(method: Writes) -> Writes:
+def _with_reserve(method: Method) -> Method:
     """If the disk is full, repeat a write that does not grow with the space of the reserve."""
 
     @wraps(method)
     def written(self: SQLiteStore, *arguments: Any, **named: Any) -> Any:
         return reserve.spend(self.path, lambda: method(self, *arguments, **named), self._shorten_log)
 
-    return cast(Writes, written)
+    return cast(Method, written)
 
 
 class SQLiteStore:
