@@ -18,8 +18,9 @@ from devalloc.store import AlreadyExists, NotFound, StoreError, Unavailable, res
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.errors import Failed
 from tests.support.images import Image
-from tests.support.machines import config, ended, plugin, short_folder, soon, virtual_machine
+from tests.support.machines import config, ended, plugin, short_folder, virtual_machine
 from tests.support.objects import claim
+from tests.support.patience import soon
 from tests.support.toyhost import Bench
 
 SIZE = b"size=6m"
