@@ -29,7 +29,7 @@ from tests.support.machines import virtual_machine
 from tests.support.patience import soon
 from tests.support.warm_bed import Snapshot, in_a_bed, snapshot
 
-pytestmark = warm_bed.needs_root
+pytestmark = [warm_bed.needs_root, warm_bed.needs_host_processes]
 
 USERS = range(71000, 71010)
 PREFIX = f"t{os.getpid()}"

@@ -21,7 +21,7 @@ from tests.support.patience import soon
 from tests.support.shared import REPO
 from tests.support.warm_bed import in_a_bed, snapshot
 
-pytestmark = warm_bed.needs_root
+pytestmark = [warm_bed.needs_root, warm_bed.needs_host_processes]
 
 HOME = Path("/run/home")
 SOCKET = Path("/run/devalloc/node.sock")

@@ -24,7 +24,7 @@ from tests.support.images import Image
 from tests.support.shared import REPO
 from tests.support.warm_bed import in_a_bed, snapshot
 
-pytestmark = warm_bed.needs_root
+pytestmark = [warm_bed.needs_root, warm_bed.needs_host_processes]
 
 HOME = Path("/run/home")
 ENVIRONMENT = {

@@ -13,9 +13,12 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pyroute2 import IPRoute, netns
 
+from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.machine.spawn import opened_tap
 from devalloc_node.machine.spec import Bounds, MachineSpec, Nic
@@ -35,26 +38,44 @@ _FIXED = Bounds(1000, 1000, 1000)
 WEB = MachineSpec("default", "web", "uid", _FIXED, _FIXED, nics=(Nic(warm=True),))
 
 
-def inside(setup: Setup, *words: str) -> str:
-    """What a program says in the namespace of a setup."""
-    return subprocess.run(
-        ["nsenter", f"--net={setup.namespace}", *words], check=True, capture_output=True, text=True
-    ).stdout
+_UP = 1
+"""IFF_UP"""
+_TAP = 2
+"""IFF_TAP"""
+
+
+def links(setup: Setup) -> dict[str, Any]:
+    """The interfaces in the namespace of a setup, by name, as the kernel describes them."""
+    with IPRoute(netns=str(setup.namespace)) as kernel:
+        return {link.get("ifname"): link for link in kernel.get_links()}
+
+
+def addresses(setup: Setup) -> set[str]:
+    """The addresses of the interfaces in the namespace of a setup."""
+    with IPRoute(netns=str(setup.namespace)) as kernel:
+        return {address.get("address") for address in kernel.get_addr()}
+
+
+def give_address(setup: Setup, address: str) -> None:
+    """Give the TAP of a setup an address."""
+    with IPRoute(netns=str(setup.namespace)) as kernel:
+        (index,) = kernel.link_lookup(ifname=setup.tap)
+        kernel.addr("add", index=index, address=address, prefixlen=24)
 
 
 def test_a_setup_is_a_namespace_with_a_tap_that_is_up_and_a_private_folder() -> None:
     def body() -> None:
         pool = opened(users=range(1234, 1240))
         setup = pool.take("a").setup
-        links = dict(line.split(maxsplit=1) for line in inside(setup, "ip", "-br", "link").splitlines())
-        assert set(links) == {"lo", setup.tap}
-        assert "UP" in links[setup.tap]
-        assert "UP" in links["lo"]
-        assert "tun type tap" in inside(setup, "ip", "-d", "link", "show", setup.tap)
-        assert "user 1234" in inside(setup, "ip", "-d", "link", "show", setup.tap)
+        there = links(setup)
+        assert set(there) == {"lo", setup.tap}
+        assert all(link["flags"] & _UP for link in there.values())
+        assert there[setup.tap].get_nested("IFLA_LINKINFO", "IFLA_INFO_KIND") == "tun"
+        tap = dict(there[setup.tap].get_nested("IFLA_LINKINFO", "IFLA_INFO_DATA")["attrs"])
+        assert (tap["IFLA_TUN_TYPE"], tap["IFLA_TUN_OWNER"]) == (_TAP, 1234)
         assert setup.folder.stat().st_mode & 0o7777 == 0o700
         assert setup.folder.stat().st_uid == 1234
-        assert setup.id in subprocess.run(["ip", "netns"], check=True, capture_output=True, text=True).stdout
+        assert setup.id in netns.listnetns()  # as `ip netns` lists them
         assert {name for _, name in socket.if_nameindex()} == {"lo"}, "this process stays where it is"
         other = pool.take("b").setup
         assert (other.id, other.mac, other.folder, other.inode) != (setup.id, setup.mac, setup.folder, setup.inode)
@@ -71,9 +92,10 @@ def test_what_a_setup_was_used_for_is_gone_with_it_and_its_id_never_comes_back()
             setup = pool.take("a").setup
             assert setup.id not in ids
             assert list(setup.folder.iterdir()) == []
-            assert "10.1.1.1" not in inside(setup, "ip", "addr")
+            assert "10.1.1.1" not in addresses(setup)
             ids.add(setup.id)
-            inside(setup, "ip", "addr", "add", "10.1.1.1/24", "dev", setup.tap)
+            give_address(setup, "10.1.1.1")
+            assert "10.1.1.1" in addresses(setup)
             (setup.folder / "deep").mkdir()
             (setup.folder / "deep" / "log").write_text("secret")
             (setup.folder / "out").symlink_to("/run/devalloc")
@@ -97,7 +119,7 @@ def test_a_setup_is_not_taken_back_while_somebody_lives_in_it() -> None:
         while Path(f"/proc/{lodger.pid}/comm").read_text() != "sleep\n":
             time.sleep(0.001)
         with pytest.raises(Denied, match=rf"process {lodger.pid} \(sleep\)") as refused:
-            pool.give_back(setup.id, warm_bed.Deadline.after(0))
+            pool.give_back(setup.id, Deadline.after(0))
         assert refused.value.code == "SetupInUse"
         assert refused.value.retryable
         Keeper(pool).take_back_forgotten()
@@ -109,7 +131,7 @@ def test_a_setup_is_not_taken_back_while_somebody_lives_in_it() -> None:
         tapped = pool.take("b").setup
         descriptor = network._inside(tapped.namespace, lambda: opened_tap(tapped.tap))
         with pytest.raises(Denied, match="a process elsewhere that has tap0 open"):
-            pool.give_back(tapped.id, warm_bed.Deadline.after(0))
+            pool.give_back(tapped.id, Deadline.after(0))
         os.close(descriptor)
         pool.give_back(tapped.id, soon())
         pool.close(soon())
@@ -317,11 +339,11 @@ def test_where_it_cannot_be_seen_who_lives_in_a_setup_somebody_does() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (descriptor + 1 + spare, limits[1]))
             for setup in (lived_in, tapped):
                 with pytest.raises(NodeError) as refused:
-                    pool.give_back(setup.id, warm_bed.Deadline.after(0))
+                    pool.give_back(setup.id, Deadline.after(0))
                 assert refused.value.code in ("ProcessesUnseen", "SetupInUse", "RecordsUnavailable")
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         assert {taken.setup.id for taken in pool.status().taken} == {lived_in.id, tapped.id, free.id}
-        assert tapped.tap in inside(tapped, "ip", "-br", "link")
+        assert tapped.tap in links(tapped)
         os.close(descriptor)
         lodger.kill()
         lodger.wait()

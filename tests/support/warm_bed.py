@@ -19,6 +19,8 @@ from typing import Any, NoReturn
 
 import pytest
 
+from devalloc.inventory.sight import blind_spot
+from devalloc.inventory.sysfs import Tree
 from devalloc_node.errors import Denied
 from devalloc_node.warm import network, parts
 from devalloc_node.warm.pool import Pool
@@ -36,6 +38,9 @@ needs_root = pytest.mark.skipif(
     os.geteuid() != 0 or not os.access("/dev/net/tun", os.R_OK | os.W_OK),
     reason="network namespaces and TAP interfaces take root, and a kernel with /dev/net/tun",
 )
+
+_UNSEEN = blind_spot(Tree(Path("/")))
+needs_host_processes = pytest.mark.skipif(_UNSEEN is not None, reason=f"a plugin keeps no setups here: {_UNSEEN}")
 
 
 @dataclass(frozen=True)
