@@ -43,6 +43,12 @@ _BOARDS = {(0x10DE, 0x25B6): {(0x10DE, 0x14A9): "A16", (0x10DE, 0x157E): "A2"}}
 _NOT_INDENTED = re.compile(rb"\n(?!\t)")
 _VERSION = re.compile(rb"^#\s*Version:\s*(\d{4})\.(\d{2})\.(\d{2})\s*$", re.MULTILINE)
 _PRODUCT = re.compile(r"\[([^\[\]]+)\]$")
+_HAVE_PRODUCTS = {0x10DE, 0x1002, 0x15B3, 0x1DA3}
+"""NVIDIA, AMD, Mellanox and Habana: the database has their products in brackets, after the chip. What it has there of
+others are code names, modes and ``VF``, but for Intel's GPUs."""
+_INTEL, _INTEL_GPU = 0x8086, re.compile(r"\b(Graphics|GPU|Arc)\b")
+_PLACEHOLDER = re.compile(r"Reserved|Initial|INT SKU|mode$", re.IGNORECASE)
+"""What stands there of a device that is not sold, or not a product."""
 
 
 @dataclass(frozen=True)
@@ -50,16 +56,20 @@ class Model:
     """What a device is called."""
 
     name: str
-    """As people write it: ``L40S``. The product that the database has in brackets at the end of its name, else all of
-    that name."""
+    """As people write it: ``L40S``. The product that the database has in brackets at the end of its name; without one
+    all of that name."""
     pci_name: str
     """The database's name, which begins with the chip: ``AD102GL [L40S]``."""
 
     @classmethod
-    def of(cls, pci_name: str) -> Model:
-        """The model with that name in the database."""
-        product = _PRODUCT.search(pci_name)
-        return cls((product[1].strip() if product else "") or pci_name, pci_name)
+    def of(cls, vendor: int, pci_name: str) -> Model:
+        """The model of a vendor with that name in the database."""
+        match = _PRODUCT.search(pci_name)
+        product = match[1].strip() if match else ""
+        is_product = vendor in _HAVE_PRODUCTS or (vendor == _INTEL and _INTEL_GPU.search(product))
+        if not product or not is_product or _PLACEHOLDER.search(product):
+            product = pci_name
+        return cls(product, pci_name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +97,7 @@ def models(wanted: Iterable[tuple[int, int]], root: Path | None = None) -> dict[
     it is newer than the packed one."""
     database = _newest(root)
     names = {(vendor, device): _name(database, vendor, device) for vendor, device in set(wanted)}
-    return {pair: Model.of(name) for pair, name in names.items() if name}
+    return {pair: Model.of(pair[0], name) for pair, name in names.items() if name}
 
 
 def board_models(

@@ -47,7 +47,12 @@ _SPELLINGS = {"a"}
 def test_models_are_written_as_discovery_publishes_them() -> None:
     """In examples, guides and the demo: who copies them gets a device."""
     database = gzip.decompress((resources.files("devalloc.inventory") / "data" / "pci.ids.gz").read_bytes()).decode()
-    names = {Model.of(line[7:].strip()).name for line in database.splitlines() if line.startswith("\t")}
+    names, vendor = set(), 0
+    for line in database.splitlines():
+        if line.startswith("\t"):
+            names.add(Model.of(vendor, line[7:].strip()).name)
+        elif line[:1] not in ("", "#"):
+            vendor = int(line[:4], 16)
     names |= {"A2", "A16"}  # which share an ID; their subsystem tells them apart
     demo = REPO / "devalloc" / "cli" / "data"
     texts = {path: path.read_text() for path in [*DOCUMENTS, *REPO.glob("examples/*/*.yaml"), *demo.glob("*.yaml")]}

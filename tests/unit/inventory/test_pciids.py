@@ -36,6 +36,13 @@ def host_database(root: Path, name: str, version: str | None, folder: str = "mis
         (0x10DE, 0x2BB5, "RTX PRO 6000 Blackwell Server Edition", "GB202GL [RTX PRO 6000 Blackwell Server Edition]"),
         (0x1002, 0x74A1, "Instinct MI300X", "Aqua Vanjaram [Instinct MI300X]"),
         (0x15B3, 0x1013, "ConnectX-4", "MT27700 Family [ConnectX-4]"),
+        (0x1DA3, 0x1000, "Gaudi", "HL-2000 AI Training Accelerator [Gaudi]"),
+        (0x8086, 0x56C0, "Data Center GPU Flex 170", "ATS-M [Data Center GPU Flex 170]"),
+        # Brackets around a code name, a mode, a role or a placeholder
+        (0x1344, 0x5407, *["3400 NVMe SSD [Hendrix]"] * 2),
+        (0x1425, 0x5801, *["T520-CR Unified Wire Ethernet Controller [VF]"] * 2),
+        (0x8086, 0x24F1, *["Omni-Path HFI Silicon 100 Series [integrated]"] * 2),
+        (0x10DE, 0x20FE, *["GA100 [INT SKU]"] * 2),
         # Without a product at the end the whole name is the model.
         (0x8086, 0x10FB, *["82599ES 10-Gigabit SFI/SFP+ Network Connection"] * 2),
         (0x1AF4, 0x1041, *["Virtio 1.0 network device"] * 2),  # other vendors have a device 1041 too
@@ -59,12 +66,14 @@ def test_every_entry_of_the_database_is_found_and_has_a_model() -> None:
     some = dict(list(entries.items())[:: max(1, len(entries) // 500)])
     assert len(some) >= 500
     assert {pair: model.pci_name for pair, model in models(some).items()} == some
-    assert all(model.name and model.name in model.pci_name for model in map(Model.of, entries.values()))
+    assert all(
+        model.name and model.name in model.pci_name for model in (Model.of(v, n) for (v, _), n in entries.items())
+    )
 
 
 @pytest.mark.parametrize("name", ["GA100 []", "GA100 [ ]", "[]", "GA100 [A[1]00]"])
 def test_empty_or_nested_brackets_are_no_product(name: str) -> None:
-    assert Model.of(name).name == name
+    assert Model.of(0x10DE, name).name == name
 
 
 def test_what_is_unknown_is_absent() -> None:
