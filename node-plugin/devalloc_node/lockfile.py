@@ -55,9 +55,10 @@ class LockFolder:
         """By name the threads of this process that hold it (the first of each) and wait for it (all others)."""
 
     @contextmanager
-    def held(self, name: str, deadline: Deadline, work: str, busy: Refusal) -> Iterator[None]:
+    def held(self, name: str, deadline: Deadline, work: str, busy: Refusal, *, brief: bool = False) -> Iterator[None]:
         """Hold the lock of that name. ``work``: what it is held for, such as ``work_for`` gives; a lock that is
-        taken while another one is held is held for the same work.
+        taken while another one is held is held for the same work. ``brief``: all holders release it within
+        milliseconds, so that any number of calls may wait for it.
 
         Raises what ``busy`` makes when the lock is still held at the deadline, or at once when MOST_WAITING calls wait
         already; Failed ``Cancelled`` when the caller has gone and nothing was begun, ``LockUnavailable``.
@@ -73,10 +74,10 @@ class LockFolder:
             is_free = line[0] is turn
         try:
             if not is_free:
-                with self._waiting(name, deadline, busy):
+                with self._waiting(name, deadline, busy, brief):
                     while not turn.came.wait(min(deadline.seconds, _GLANCE_SECONDS)):
                         self._give_up(name, deadline, busy)
-            descriptor = self._locked(name, deadline, busy)
+            descriptor = self._locked(name, deadline, busy, brief)
             try:
                 if outermost is None:
                     _refuse_cancelled(deadline)
@@ -106,12 +107,12 @@ class LockFolder:
     def _path(self, name: str) -> Path:
         return self._folder / name
 
-    def _locked(self, name: str, deadline: Deadline, busy: Refusal) -> int:
+    def _locked(self, name: str, deadline: Deadline, busy: Refusal, brief: bool) -> int:
         """A descriptor of the file of that name, locked against other processes."""
         if (descriptor := self._try(name)) is not None:
             return descriptor
         pause, longest = _POLL_SECONDS
-        with self._waiting(name, deadline, busy):
+        with self._waiting(name, deadline, busy, brief):
             while True:
                 self._give_up(name, deadline, busy)
                 time.sleep(min(pause, deadline.seconds))
@@ -147,9 +148,9 @@ class LockFolder:
             raise Failed("LockUnavailable", f"cannot lock {path}: {error.strerror}") from error
 
     @contextmanager
-    def _waiting(self, name: str, deadline: Deadline, busy: Refusal) -> Iterator[None]:
+    def _waiting(self, name: str, deadline: Deadline, busy: Refusal, brief: bool) -> Iterator[None]:
         """Inside, a call takes one of the places of calls that wait."""
-        if deadline.cancelled is None:
+        if deadline.cancelled is None or brief:
             yield
             return
         if not _calls.acquire(blocking=False):

@@ -234,7 +234,7 @@ class Kept:
 
     def _among_all(self, name: str, deadline: Deadline, work: str) -> AbstractContextManager[None]:
         """The lock of that name, for what is decided with a view to all machines. Raises Failed (``MachineBusy``)."""
-        return self._locks.held(f"{name}.lock", deadline, work, partial(_busy, "the list of machines"))
+        return self._locks.held(f"{name}.lock", deadline, work, partial(_busy, "the list of machines"), brief=True)
 
     def put(self, record: MachineRecord) -> None:
         """Write its record down."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -265,3 +266,22 @@ class TestCalls:
         assert sorted(done) == [1, 2]
         with locks.held("m", deadline, "stop", busy):
             pass
+
+    def test_any_number_waits_for_a_lock_that_is_held_briefly(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Two hundred machines that are created at once: the many wait for room on the host to be counted."""
+        monkeypatch.setattr(lockfile, "_calls", threading.BoundedSemaphore(1))
+        locks, done = LockFolder(tmp_path), list[int]()
+        deadline = replace(Deadline.after(LONG), cancelled=threading.Event())
+
+        def change(number: int) -> None:
+            with locks.held("all", deadline, "start", busy, brief=True):
+                done.append(number)
+
+        with holding(locks, "all"):
+            threads = [in_thread(partial(change, number)) for number in range(8)]
+            until(lambda: len(locks._lines["all"]) == 9, "all wait")
+        for thread in threads:
+            thread.join()
+        assert sorted(done) == list(range(8))
