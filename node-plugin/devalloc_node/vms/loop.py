@@ -215,6 +215,8 @@ class VirtualMachines:
         except Exception:
             with self._mutex:
                 self._is_stale = True
+                # A listing shows what became of objects, and not what changed on this node.
+                self._heard[:0] = [one for one in heard if isinstance(one, str)]
             raise
         self._queue_heard(one for one in heard if isinstance(one, str))
         self._queue_due()
@@ -244,7 +246,9 @@ class VirtualMachines:
                 with closing(self._store.watch(_WATCHED, since, timeout=self._settings.resync, stop=stop)) as events:
                     for event in events:
                         since = event.resource_version
-                        self._hear([event])
+                        # Nodes publish all day long: pools of others are not to wake this one.
+                        if event.object["kind"] != _POOL or event.object["metadata"]["name"] == self._host_pool:
+                            self._hear([event])
                 logged = ""
             except Expired:
                 since = "0"
@@ -294,7 +298,7 @@ class VirtualMachines:
                 else:
                     self._machine_is(obj, is_here=f"vm {uid}" in self._work and self._is_here(obj))
             elif one.object["kind"] == _POOL:
-                is_pool_changed = is_pool_changed or one.object["metadata"]["name"] == self._host_pool
+                is_pool_changed = True
             elif one.type is EventType.DELETED:
                 self._claim_gone(one.object)
             else:

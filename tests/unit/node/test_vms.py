@@ -1061,6 +1061,50 @@ class TestLoop:
             world.store.list = lists  # type: ignore[method-assign]
         assert set(looked) == {"default/b"}
 
+    def test_what_changed_on_the_node_while_the_store_failed_is_looked_at_when_it_answers_again(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pulse = Pulse()
+        loop = VirtualMachines(
+            world.store,
+            platform_of(world.bench, world.machines, pulse),
+            pulse,
+            settings=Settings(resync=1000),
+            clock=lambda: world.now,
+            spawn=lambda work: work(),
+        )
+        world.apply(vm("web"))
+        for _ in range(3):
+            loop.round()
+        world.machines.end("default/web")
+        pulse.beat(machine_change("default/web"))
+        with monkeypatch.context() as patch:
+            patch.setattr(world.store, "list", failed)
+            with pytest.raises(Unavailable):
+                loop.round()
+        loop.round(everything=False)
+        assert world.phase() != "Running", "it was seen to have ended"
+
+    def test_what_other_nodes_publish_does_not_wake_it(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        pulse, stop = Pulse(), threading.Event()
+        loop = VirtualMachines(world.store, platform_of(world.bench, world.machines, pulse), pulse)
+        heard: list[str] = []
+        monkeypatch.setattr(loop, "_hear", lambda events: heard.extend(e.object["metadata"]["name"] for e in events))
+        watching, watch = threading.Event(), world.store.watch
+        monkeypatch.setattr(world.store, "watch", lambda *of, **more: (watching.set(), watch(*of, **more))[1])
+        thread = threading.Thread(target=loop.run, args=(stop,))
+        thread.start()
+        try:
+            _until(watching.is_set)  # from a version of before the pools
+            world.store.create(host("node-b"))
+            world.store.create(host(NODE))
+            _until(lambda: heard)
+        finally:
+            stop.set()
+            pulse.beat()
+            thread.join(60)
+        assert heard == [host_pool_name(NODE)]
+
     def test_a_machine_that_is_settled_is_only_glanced_at_when_its_time_comes(self, world: World) -> None:
         world.apply(vm("web"))
         world.machines.as_seen.add("default/web")
@@ -1159,6 +1203,10 @@ def _killed_at(world: World, at: int, error: type[BaseException]) -> bool:
         world.bench.host.refuse = lambda target, value: None
         world.machines.touched = lambda: None
     return False
+
+
+def failed(*of: object, **more: object) -> Any:
+    raise Unavailable("the store does not answer")
 
 
 def _vanish(world: World, name: str = "web") -> None:
