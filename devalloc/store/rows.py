@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from devalloc.api.kinds import KINDS, kind_in_store
 from devalloc.store import lifecycle
@@ -13,6 +15,8 @@ from devalloc.store.versions import another, changed, version_of
 
 _WORDS_BYTES = 256
 """By how much an object may grow with the reserve of a full disk: to have ``running: false``, or say why it fails."""
+
+Result = TypeVar("Result")
 
 
 class Rows:
@@ -26,10 +30,21 @@ class Rows:
     @property
     def grows(self) -> bool:
         """Whether what was written adds something that takes space: an object, or more than words to one that stays."""
-        if any(old is None for old, _ in self._written):
-            return True
-        more = sum(len(lifecycle.encode(new)) - len(lifecycle.encode(old or {})) for old, new in self._written)
-        return more > _WORDS_BYTES * len(self._written)
+        return _grow(self._written)
+
+    def unless_it_grows(self, write: Callable[[], Result]) -> Result | None:
+        """Make that write; None, and nothing of it is written, if it grows."""
+        before = len(self._written)
+        self._connection.execute("SAVEPOINT unit")
+        try:
+            result = write()
+            if not _grow(self._written[before:]):
+                return result
+            self._connection.execute("ROLLBACK TO unit")
+            del self._written[before:]
+            return None
+        finally:
+            self._connection.execute("RELEASE unit")
 
     def find(self, key: Key) -> Object | None:
         row = self._connection.execute(
@@ -216,6 +231,13 @@ class Rows:
         ).fetchone()
         self._connection.execute("DELETE FROM tombstones WHERE version <= ?", (limit,))
         self._connection.execute("UPDATE counter SET forgotten = ?", (limit,))
+
+
+def _grow(written: Sequence[tuple[Object | None, Object]]) -> bool:
+    if any(old is None for old, _ in written):
+        return True
+    more = sum(len(lifecycle.encode(new)) - len(lifecycle.encode(old or {})) for old, new in written)
+    return more > _WORDS_BYTES * len(written)
 
 
 def _row_key(key: Key) -> tuple[str, str, str]:

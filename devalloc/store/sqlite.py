@@ -18,14 +18,14 @@ import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from devalloc.store import lifecycle, migrations, reserve
 from devalloc.store.copies import copy_out, leave, put_back
 from devalloc.store.database import explained, no_space, open_named, open_reader, shorten_log, transaction
-from devalloc.store.errors import AlreadyExists, Conflict, Expired, FenceBroken, NoSpace, Unavailable
+from devalloc.store.errors import AlreadyExists, Conflict, Expired, FenceBroken, NoSpace, Refused, Unavailable
 from devalloc.store.key import Key, Object
 from devalloc.store.lease import hold
 from devalloc.store.paths import file_at, log_of, prepare_folder
@@ -154,17 +154,32 @@ class SQLiteStore:
             _hold(rows, fence)
             return Written(_write(rows, changes), str(rows.version()))
 
-    @_with_reserve
     def commit_each(self, units: Sequence[Sequence[Change]], fence: Fence | None = None) -> Outcomes:
+        try:
+            return self._commit_each(units, fence, may_grow=True)
+        except Unavailable as error:
+            if len(units) < 2 or not isinstance(error.__cause__, NoSpace):
+                raise
+        # The disk is full. A unit that takes something back must not wait for one that needs space.
+        return self._commit_each(units, fence, may_grow=False)
+
+    @_with_reserve
+    def _commit_each(self, units: Sequence[Sequence[Change]], fence: Fence | None, *, may_grow: bool) -> Outcomes:
         done: builtins.list[Sequence[Object] | Conflict] = []
         with self._transaction() as rows:
             _hold(rows, fence)
             for unit in units:
+                write = partial(_write, rows, unit)
                 try:
-                    done.append(_write(rows, unit))
+                    written = write() if may_grow else rows.unless_it_grows(write)
+                    done.append(self._no_space_for(unit) if written is None else written)
                 except Conflict as conflict:
                     done.append(conflict)
             return Outcomes(done, str(rows.version()))
+
+    def _no_space_for(self, unit: Sequence[Change]) -> Refused:
+        why = no_space(self.path, migrations.STORE)
+        return Refused({change.key: f"{change.key} is not written: {why}" for change in unit}, why)
 
     @_with_reserve
     def delete(

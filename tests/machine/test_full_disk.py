@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from devalloc.store import AlreadyExists, NotFound, StoreError, Unavailable, reserve
+from devalloc.store import AlreadyExists, Change, Conflict, Key, NotFound, StoreError, Unavailable, reserve
+from devalloc.store.errors import Refused
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.errors import Failed
 from tests.support.images import Image
@@ -183,6 +184,29 @@ class TestStore:
         with pytest.raises(AlreadyExists):
             store.create(claim("after"))
         assert (disk / "devalloc.db.reserve").stat().st_size == reserve.BYTES
+
+    def test_what_takes_back_is_written_though_what_gives_is_refused(self, disk: Path) -> None:
+        """In one round of the allocator: a claim that fits must not keep others from being taken back."""
+        store = SQLiteStore(disk / "devalloc.db")
+        held = {"allocations": [{"text": "x" * 2000}]}
+        for name in ("back", "new", "more"):
+            store.create(claim(name))
+        back = store.replace_status({**store.get("DeviceClaim", "default", "back"), "status": held})
+        fill(disk)
+
+        def change(name: str, status: dict[str, Any] | None) -> list[Change]:
+            obj = back if name == "back" else store.get("DeviceClaim", "default", name)
+            return [Change(Key.of(obj), obj["metadata"]["resourceVersion"], status)]
+
+        units = [change("new", held), change("back", None), change("more", held)]
+        outcomes = store.commit_each(units)
+
+        assert [isinstance(outcome, Refused) for outcome in outcomes] == [True, False, True]
+        assert "no space left" in outcomes[0].why
+        assert [store.get("DeviceClaim", "default", name).get("status") for name in ("new", "back")] == [None, None]
+        assert store.check() == []
+        make_room(disk)
+        assert not any(isinstance(outcome, Conflict) for outcome in store.commit_each([units[0], units[2]]))
 
     def test_another_process_deletes_too_and_needs_no_file_that_is_there(self, disk: Path) -> None:
         path = disk / "devalloc.db"

@@ -295,7 +295,9 @@ class RemoteHost(Boundary):
     def call(self, method: str, *arguments: Any) -> Any:
         if not hasattr(self._local, "connection"):
             self._local.connection = Client(self.address, "AF_UNIX")
-        self._local.connection.send((method, arguments))
+        # Nobody can be told over there that a caller has gone.
+        sent = tuple(Deadline(each.at) if isinstance(each, Deadline) else each for each in arguments)
+        self._local.connection.send((method, sent))
         answer = self._local.connection.recv()
         if isinstance(answer, _Refusal):
             raise answer.error()

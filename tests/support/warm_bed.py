@@ -55,11 +55,16 @@ class Snapshot:
     files: frozenset[str] = field(default_factory=frozenset)
 
 
+def _mount_points() -> list[str]:
+    return [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+
+
 def snapshot() -> Snapshot:
     kept = sorted(NAMESPACES.iterdir()) if NAMESPACES.is_dir() else []
     return Snapshot(
         frozenset((name.name, name.stat().st_ino) for name in kept),
-        tuple(line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()),
+        # Those of tests beside it go with their folders also in here.
+        tuple(point for point in _mount_points() if point.startswith("/run")),
         frozenset(name for _, name in socket.if_nameindex()),
         frozenset(str(path) for path in RUN.rglob("*")),
     )
