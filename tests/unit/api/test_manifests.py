@@ -328,8 +328,15 @@ def test_lines_without_content_take_no_memory(line: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "documents"),
-    [("---\n" * 12, 0), ("---\na: 1\n" * 12, 10), ("---\na: 1\n...\n" * 12, 10), ("{}\n" * 12, 10)],
-    ids=["separators", "documents", "ends of documents", "JSON"],
+    [
+        ("---\n" * 12, 0),
+        ("---\na: 1\n" * 12, 10),
+        ("---\na: 1\n...\n" * 12, 10),
+        ("{}\n" * 10 + "---\na: 1\n", 10),
+        ("{}\n" * 12, 10),
+        ("{}\n" * 11 + "{", 10),
+    ],
+    ids=["separators", "documents", "ends of documents", "YAML after JSON", "JSON", "JSON that ends in an error"],
 )
 def test_too_many_documents_are_refused(text: str, documents: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manifests, "MAX_DOCUMENTS", 10)
@@ -338,6 +345,13 @@ def test_too_many_documents_are_refused(text: str, documents: int, monkeypatch: 
     (problem,) = found.problems
     assert problem.message == "has more than 10 documents; the rest is left out: split it"
     assert problem.source == "text"
+
+
+def test_documents_beyond_the_bound_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifests, "MAX_DOCUMENTS", 10)
+    found, mebibytes = loaded("---\n" * 2**19)
+    assert found.problems[0].message == "has more than 10 documents; the rest is left out: split it"
+    assert mebibytes < 8, "the text is 2 MiB; the places of its separators would take more"
 
 
 def test_as_many_documents_as_a_file_may_have_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
