@@ -30,7 +30,7 @@ from devalloc.controller.decision import Unit, decide
 from devalloc.controller.reading import Made, Reading
 from devalloc.controller.redaction import redacted
 from devalloc.controller.refused import Refusals, in_words
-from devalloc.controller.searches import SEARCHING, Searches, search_anew
+from devalloc.controller.searches import Searches, search_anew
 from devalloc.controller.warm import WarmSolver
 from devalloc.store import (
     Change,
@@ -50,6 +50,7 @@ from devalloc.store import (
 from devalloc.store.lifecycle import annotated, with_status
 from devalloc_solver import gate, quota
 from devalloc_solver.deadline import left_of
+from devalloc_solver.reasons import SEARCHING
 
 log = logging.getLogger(__name__)
 

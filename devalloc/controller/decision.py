@@ -31,9 +31,8 @@ from devalloc.controller.claims import (
 )
 from devalloc.controller.reading import Made
 from devalloc.controller.release import released
-from devalloc.controller.searches import SEARCHING
 from devalloc.store import Change, Key, Object
-from devalloc_solver.reasons import Reason
+from devalloc_solver.reasons import SEARCHING, Reason
 
 SPEC_CHANGED = "SpecChanged"
 """Reason on an allocated claim: its spec was edited, which takes effect only after a release (S18)."""

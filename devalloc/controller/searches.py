@@ -1,12 +1,13 @@
-"""Claims that take long to answer are answered beside the loop, so that nobody who competes with none of them waits.
+"""Hard claims are searched for beside the loop, so that claims that compete with none of them do not wait.
 
-A round gives the solver little time. A part of its claims (those that compete with each other) that this does not
-suffice for is left unanswered, and searched by a thread with all the time that the deadline gives. Its answer is taken
-in a later round if nothing has changed meanwhile that it depends on; it is remembered for as long as nothing does, so
-that claims which nothing can be found for are not searched again.
+A round first answers what is quickly answered (``is_quick`` of the fleet). Parts of the batch that take longer are
+queued for a thread, which searches one after the other, each with all the time that the deadline gives. A later round
+takes the answer if nothing has changed meanwhile that it depends on, and remembers it for as long as nothing does: what
+nothing can be found for is not searched again. Parts are those by device (``devalloc_solver.parts``).
 
-Who searches for long comes last: of the parts that wait for the thread, the next is the one whose namespaces have had
-the least of it. Where claims of such a namespace compete with others of no lower priority, these are answered first.
+Namespaces have fair shares of the thread: the next part is the one whose namespaces have used least of it lately. A
+part with claims of a namespace that has used much of it goes to the thread at once; other claims of the part that are
+of no lower priority are answered first.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from devalloc.store import Object
+from devalloc_solver.reasons import SEARCHING
 
 if TYPE_CHECKING:
     from devalloc_solver.parts import Summary
@@ -32,18 +34,18 @@ log = logging.getLogger(__name__)
 QUICK = 0.25
 """Seconds that a round may search."""
 HALF_LIFE = 60.0
-"""Seconds after which half of what a namespace has spent is forgiven."""
-MOST_ANSWERS = 256
-"""Parts whose answers are remembered."""
+"""Seconds after which half of what a namespace has used counts no more."""
+RETRY = 60.0
+"""Seconds after which a search that failed may be tried again, though nothing has changed."""
+MOST_RESULTS = 256
+"""Parts whose results are remembered."""
 MOST_CALLS = 64
-"""Calls of ``solve`` after which a part that was in none of them is not searched any more: a round has a few."""
+"""Calls of ``solve`` after which a queued part that was in none of them is dropped: a round has a few."""
 MOST_ROUNDS = 40
-"""Rounds in which the expressions of a claim are evaluated further before it is told that the time ran out."""
+"""Rounds in which the expressions of a claim are evaluated further before it is refused because the time ran out."""
 MOST_NAMESPACES = 64
-"""Namespaces that the seconds are counted of one by one; beyond, they are counted as ``OTHERS``."""
+"""Namespaces whose seconds are counted one by one; those of all others are counted as ``OTHERS``."""
 OTHERS = "(others)"
-SEARCHING = "searching"
-"""In an answer: the claim has none yet."""
 _LIMIT = "SearchLimit"
 
 _Answer = dict[str, Any]
@@ -53,8 +55,10 @@ _Key = tuple[str, str]
 class Fleet(Protocol):
     """What is asked of the solver that a loop keeps warm."""
 
-    def allocate_all(self, claims: Iterable[Object], deadline: float | None = None) -> _Answer: ...
-    def parts(self, claims: Iterable[Object]) -> list[Summary]: ...
+    def allocate_all(
+        self, claims: Iterable[Object], deadline: float | None = None, *, is_quick: bool = False
+    ) -> _Answer: ...
+    def parts(self, claims: Iterable[Object], deadline: float | None = None) -> list[Summary]: ...
     def delete(self, document: Object) -> None: ...
 
 
@@ -63,67 +67,128 @@ Search = Callable[[Sequence[Object], Sequence[Object], float | None], _Answer]
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _Part:
+    """Claims that compete for devices with each other and with no others of the batch."""
+
     fingerprint: str
-    documents: Sequence[Object]
-    claims: Sequence[Object]
-    priority: int
-    deadline: float | None
+    """the same as long as what the answer depends on is"""
+    units: Sequence[Sequence[_Key]]
+    """claims that are satisfied together or not at all"""
+    claims: Mapping[_Key, Object]
+    priorities: Mapping[_Key, int]
 
     @property
     def namespaces(self) -> frozenset[str]:
-        return frozenset(_key(claim)[0] for claim in self.claims)
+        return frozenset(namespace for namespace, _ in self.claims)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    part: _Part
+    documents: Sequence[Object]
+    deadline: float | None
 
 
 @dataclass(slots=True)
-class _Done:
-    """The answer to a part."""
+class _Result:
+    """What the thread found for a part."""
 
-    answers: dict[_Key, _Answer]
-    optimal: bool
+    answers: Mapping[_Key, _Answer]
+    is_optimal: bool
+    until: float | None = None
+    """when it is forgotten; None for no such time"""
     is_taken: bool = False
-    """a round has found it to be of what there is"""
+    """a round has found that nothing has changed that it depends on"""
+
+
+@dataclass(slots=True)
+class _Usage:
+    """How much of the thread namespaces have used. Not thread-safe."""
+
+    recent: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """namespace -> seconds that still count, and when that was"""
+    total: dict[str, float] = field(default_factory=dict)
+    """namespace -> seconds, all that were ever used"""
+
+    def of(self, namespace: str, now: float) -> float:
+        seconds, since = self.recent.get(namespace, (0.0, now))
+        return float(seconds * 0.5 ** ((now - since) / HALF_LIFE))
+
+    def heavy(self, now: float) -> frozenset[str]:
+        """The namespaces that have used more lately than a round has."""
+        return frozenset(namespace for namespace in self.recent if self.of(namespace, now) > QUICK)
+
+    def charge(self, namespaces: Iterable[str], seconds: float, now: float) -> None:
+        """Each of the namespaces has used an even share of the seconds."""
+        namespaces = sorted(namespaces)
+        for namespace in namespaces:
+            share = seconds / len(namespaces)
+            self.recent[namespace] = self.of(namespace, now) + share, now
+            counted = namespace if namespace in self.total or len(self.total) < MOST_NAMESPACES else OTHERS
+            self.total[counted] = self.total.get(counted, 0.0) + share
+        self.recent = {name: (left, now) for name in self.recent if (left := self.of(name, now)) > QUICK / 16}
+
+
+@dataclass(slots=True)
+class _Batch:
+    """The answers of one call of ``solve``, as they come."""
+
+    claims: Mapping[_Key, Object]
+    answers: dict[_Key, _Answer] = field(default_factory=dict)
+    waiting: set[_Key] = field(default_factory=set)
+    """claims that are answered in a later round"""
+    is_optimal: bool = True
+    is_again: bool = False
+    """another round would answer more"""
+
+    def take(self, part: _Part, answers: Mapping[_Key, _Answer]) -> None:
+        """The answers to some claims of a part; the others wait."""
+        for key in part.claims:
+            self.answers.pop(key, None)
+        self.answers |= answers
+        self.waiting |= part.claims.keys() - answers.keys()
+
+    @property
+    def open(self) -> list[Object]:
+        """Claims that nothing is decided of yet."""
+        return [claim for key, claim in self.claims.items() if key not in self.answers and key not in self.waiting]
 
 
 @dataclass(slots=True)
 class Searches:
-    """What one loop leaves to a thread, and what it remembers. ``solve`` is for the loop's thread alone."""
+    """The searches of one loop, and what they found. ``solve`` is for the loop's thread alone."""
 
     search: Search
     clock: Callable[[], float] = time.monotonic
     _lock: threading.Condition = field(default_factory=threading.Condition)
     _queue: dict[str, _Job] = field(default_factory=dict)
     _running: _Job | None = None
-    _done: OrderedDict[str, _Done] = field(default_factory=OrderedDict)
-    _wanted: dict[str, int] = field(default_factory=dict)
+    _results: OrderedDict[str, _Result] = field(default_factory=OrderedDict)
+    _last_call: dict[str, int] = field(default_factory=dict)
     """part -> the last call of ``solve`` that had it"""
     _calls: int = 0
-    _is_open: bool = False
+    is_open: bool = False
+    """whether there is a thread"""
     _has_news: bool = False
-    _spent: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """namespace -> seconds searched for it that are not forgiven yet, and when that was"""
-    _seconds: dict[str, float] = field(default_factory=dict)
-    """the same, nothing forgiven"""
-    _failed: set[str] = field(default_factory=set)
-    """parts of which the search ended with an error: they are answered in a round, which fails as well if need be"""
-    _unread: dict[_Key, int] = field(default_factory=dict)
+    _usage: _Usage = field(default_factory=_Usage)
+    _late_rounds: dict[_Key, int] = field(default_factory=dict)
     """claims whose expressions there was no time for yet -> in how many rounds"""
     _overtaken: set[_Key] = field(default_factory=set)
-    """claims of parts that were other by the time that they were answered: they take what is found at once"""
+    """claims for which the state changed while they were searched for: the next time they take what a round finds"""
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def beside(self) -> Iterator[None]:
         """Search in a thread meanwhile; at the end it is waited for."""
-        self._is_open = True
+        self.is_open = True
         thread = threading.Thread(target=self._run, name="searches", daemon=True)
         thread.start()
         try:
             yield
         finally:
             with self._lock:
-                self._is_open = False
+                self.is_open = False
                 self._queue.clear()
                 self._lock.notify_all()
             thread.join()
@@ -143,15 +208,14 @@ class Searches:
     def forget(self) -> None:
         """Something has changed that answers are made of and parts say nothing of, such as a configuration."""
         with self._lock:
-            self._done.clear()
-            self._failed.clear()
+            self._results.clear()
             self._queue.clear()
             self._running = None  # its answer is not taken
 
     def seconds(self) -> Mapping[str, float]:
         """What was searched for each namespace so far."""
         with self._lock:
-            return dict(self._seconds)
+            return dict(self._usage.total)
 
     def solve(
         self,
@@ -162,7 +226,7 @@ class Searches:
         others: Sequence[Object] = (),
     ) -> _Answer:
         """The dict of ``solve_manifests``. Claims that are searched for still have ``SEARCHING`` in theirs; ``again``
-        is True where another call would answer more, and ``searching`` where a later one will.
+        is True if another call would answer more, and ``searching`` if a later one will.
 
         Args:
             fleet: knows the ``documents``, and is left as it was.
@@ -170,113 +234,121 @@ class Searches:
             deadline: seconds that the search for a part may take.
             others: claims that are answered as well, and are not given anything.
         """
-        if not self._is_open or (deadline is not None and deadline <= QUICK):
+        if not self.is_open or (deadline is not None and deadline <= QUICK):
             return self._of_fleet(fleet, claims, deadline, others)
-        by_key = {_key(claim): claim for claim in claims}
-        settled: dict[_Key, _Answer] = {}
-        waiting: set[_Key] = set()
-        is_optimal, is_again = True, False
+        batch = _Batch({_key(claim): claim for claim in claims})
         self._calls += 1
         heavy = self._heavy()
-        for summary in fleet.parts(claims) if heavy or self._knows_any() else ():
-            keys = [key for unit in summary.units for key in unit]
-            known = self._recall(name := _name(summary, by_key))
-            if known is not None:
-                settled |= known.answers
-                waiting.update(key for key in keys if key not in known.answers)
-                is_optimal = is_optimal and known.optimal
-            elif self._is_searched(name):
-                waiting.update(keys)
-            elif len(summary.units) > 1 and self._overtaken.isdisjoint(keys) and any(key[0] in heavy for key in keys):
-                settled |= (given := self._first_of(fleet, summary, by_key))
-                waiting.update(key for key in keys if key not in given)
-                is_again = is_again or bool(given)
-                if not given:
-                    self._submit(summary, documents, [by_key[key] for key in keys], by_key, deadline)
-        self._notice_overtaken(by_key)
-        left = [claim for key, claim in by_key.items() if key not in settled and key not in waiting]
-        answer = self._of_fleet(fleet, left, QUICK, others)
-        found: dict[_Key, _Answer] = {(each["namespace"], each["name"]): each for each in answer["claims"]}
-        unproven = {*map(_key_of, answer.get("unproven", ()))}
-        late = unproven | {key for key, each in found.items() if key in by_key and each["reason"] == _LIMIT}
-        for summary in fleet.parts(left) if late else ():
-            keys = [key for unit in summary.units for key in unit]
-            if late.isdisjoint(keys):
-                continue
-            if self._has_failed(_name(summary, by_key)):
-                mine = self._of_fleet(fleet, [by_key[key] for key in keys], deadline)["claims"]
-                found |= {key: each for each in mine if (key := (each["namespace"], each["name"])) in keys}
-                continue
-            given = self._at_once(fleet, summary, by_key, found, unproven)
-            for key in keys:
-                if key in given:
-                    found[key] = given[key]
-                else:
-                    found.pop(key, None)
-                    waiting.add(key)
-            is_again = is_again or bool(given)
-            if not given:
-                self._submit(summary, documents, [by_key[key] for key in keys], by_key, deadline)
-        if unread := self._unread_of(by_key, found):
-            waiting |= unread
-            is_again = True
-        found |= settled
-        found |= {key: _open(key) for key in waiting}
+        for part in _parts_of(fleet, batch.claims) if heavy or self._remembers() else ():
+            if (result := self._result_of(part)) is not None:
+                batch.take(part, result.answers)
+                batch.is_optimal &= result.is_optimal
+            elif self._is_searched(part):
+                batch.take(part, {})
+            elif len(part.units) > 1 and heavy & part.namespaces and self._overtaken.isdisjoint(part.claims):
+                self._leave(batch, part, self._light_answers(fleet, part, heavy), documents, deadline)
+        self._drop_overtaken(batch.claims)
+        answer = self._of_fleet(fleet, batch.open, QUICK, others, is_quick=True)
+        quick = {_key_of_answer(each): each for each in answer["claims"]}
+        unproven = {*map(_key_of_text, answer.get("unproven", ()))}
+        late = unproven | {
+            key
+            for key, each in quick.items()
+            if key in batch.claims and each["reason"] == _LIMIT and each.get("exceeded") != "time"
+        }
+        left = {_key(claim): claim for claim in batch.open}
+        batch.answers |= quick
+        for part in _parts_of(fleet, left) if late else ():
+            if not late.isdisjoint(part.claims):
+                given = self._answers_before_search(fleet, part, quick, unproven, heavy)
+                self._leave(batch, part, given, documents, deadline)
+        self._leave_unread(batch, unproven)
+        batch.answers |= {key: _open(key) for key in batch.waiting}
         return {
             **answer,
-            "claims": sorted(found.values(), key=lambda each: (each["namespace"], each["name"])),
-            "optimal": answer["optimal"] and is_optimal and not waiting,
-            "again": is_again,
-            SEARCHING: bool(waiting) or is_again,
+            "claims": [batch.answers[key] for key in sorted(batch.answers)],
+            "optimal": answer["optimal"] and batch.is_optimal and not batch.waiting,
+            "again": batch.is_again,
+            SEARCHING: bool(batch.waiting) or batch.is_again,
         }
 
-    def _at_once(
+    def _leave(
+        self,
+        batch: _Batch,
+        part: _Part,
+        given: Mapping[_Key, _Answer],
+        documents: Sequence[Object],
+        deadline: float | None,
+    ) -> None:
+        """Leave a part to the thread, or, if some of its claims are given something, to the round after."""
+        batch.take(part, given)
+        if given:
+            batch.is_again = True
+            return
+        with self._lock:
+            self._last_call[part.fingerprint] = self._calls
+            self._queue[part.fingerprint] = _Job(part, documents, deadline)
+            self._lock.notify_all()
+
+    def _answers_before_search(
         self,
         fleet: Fleet,
-        summary: Summary,
-        by_key: Mapping[_Key, Object],
-        found: Mapping[_Key, _Answer],
+        part: _Part,
+        quick: Mapping[_Key, _Answer],
         unproven: set[_Key],
+        heavy: frozenset[str],
     ) -> dict[_Key, _Answer]:
-        """What claims of a part are given before the search for it is over: all that was found, where that is as much
-        as there is, or where the search came too late the last time."""
-        keys = {key for unit in summary.units for key in unit}
-        if keys.isdisjoint(unproven) or not keys.isdisjoint(self._overtaken):
-            self._overtaken -= keys
-            return {key: found[key] for key in keys if found[key]["allocated"]}
-        return self._first_of(fleet, summary, by_key)
+        """What claims of a part are given before it is searched: all that the round found, if no more can be given, and
+        only reasons are open."""
+        if unproven.isdisjoint(part.claims):
+            return {key: quick[key] for key in part.claims if quick[key]["allocated"]}
+        if self._overtaken.isdisjoint(part.claims):
+            return self._light_answers(fleet, part, heavy)
+        self._overtaken -= part.claims.keys()
+        return self._given(fleet, [*part.claims.values()])
 
-    def _first_of(self, fleet: Fleet, summary: Summary, by_key: Mapping[_Key, Object]) -> dict[_Key, _Answer]:
-        """What those claims of a part get among themselves whose namespaces have not been searched for, and that are of
-        no lower priority than any of the others: so they do not wait for who is searched for all the time."""
-        heavy = self._heavy()
-        light = [unit for unit in summary.units if not any(key[0] in heavy for key in unit)]
-        others = {key for unit in summary.units for key in unit}.difference(*light)
-        most = max((summary.priorities[key] for key in others), default=None)
-        first = [unit for unit in light if most is None or all(summary.priorities[key] >= most for key in unit)]
-        if most is None or not first:
+    def _light_answers(self, fleet: Fleet, part: _Part, heavy: frozenset[str]) -> dict[_Key, _Answer]:
+        """What claims of other namespaces than the heavy ones get among themselves, if they are of no lower priority
+        than any of these: so they do not wait for who is searched for all the time."""
+        light = [unit for unit in part.units if not any(namespace in heavy for namespace, _ in unit)]
+        others = part.claims.keys() - {key for unit in light for key in unit}
+        if not others:
             return {}
-        claims = [by_key[key] for unit in first for key in unit]
+        highest = max(part.priorities[key] for key in others)
+        first = [key for unit in light if all(part.priorities[key] >= highest for key in unit) for key in unit]
+        return self._given(fleet, [part.claims[key] for key in first]) if first else {}
+
+    def _given(self, fleet: Fleet, claims: Sequence[Object]) -> dict[_Key, _Answer]:
+        """What a round finds for these claims."""
+        keys = {_key(claim) for claim in claims}
         answers = self._of_fleet(fleet, claims, QUICK)["claims"]
-        mine = {_key(claim) for claim in claims}
-        got = {(each["namespace"], each["name"]): each for each in answers}
-        return {key: got[key] for key in mine if got[key]["allocated"]}
+        return {key: each for each in answers if (key := _key_of_answer(each)) in keys and each["allocated"]}
 
-    def _unread_of(self, by_key: Mapping[_Key, Object], found: Mapping[_Key, _Answer]) -> set[_Key]:
-        """Claims whose expressions take longer than a round has. The fleet remembers how far it came, so the next round
-        goes on from there: these are not refused before."""
-        from devalloc_solver.budget import OUT_OF_TIME  # takes a while to load
-
-        late = [key for key in by_key if key in found and OUT_OF_TIME in (found[key].get("message") or "")]
-        self._unread = {key: self._unread.get(key, 0) + 1 for key in late}
-        return {key for key, rounds in self._unread.items() if rounds < MOST_ROUNDS}
+    def _leave_unread(self, batch: _Batch, unproven: set[_Key]) -> None:
+        """Claims whose expressions take longer than a round has are not refused yet: the fleet remembers how far it
+        came, so the next round goes on from there."""
+        late = [
+            key
+            for key, each in batch.answers.items()
+            if key in batch.claims and (each.get("exceeded") == "time" or (key in unproven and not each["allocated"]))
+        ]
+        self._late_rounds = {key: self._late_rounds.get(key, 0) + 1 for key in late}
+        unread = {key for key, rounds in self._late_rounds.items() if rounds < MOST_ROUNDS}
+        batch.waiting |= unread
+        batch.is_again |= bool(unread)
 
     def _of_fleet(
-        self, fleet: Fleet, claims: Sequence[Object], deadline: float | None, others: Sequence[Object] = ()
+        self,
+        fleet: Fleet,
+        claims: Sequence[Object],
+        deadline: float | None,
+        others: Sequence[Object] = (),
+        *,
+        is_quick: bool = False,
     ) -> _Answer:
         """Its answer, which it does not keep: the documents of a later round say what of it was written."""
-        answer = fleet.allocate_all([*others, *claims], deadline)
-        given = {(each["namespace"], each["name"]) for each in answer["claims"] if each["allocated"]}
+        answer = fleet.allocate_all([*others, *claims], deadline, is_quick=is_quick)
+        given = {_key_of_answer(each) for each in answer["claims"] if each["allocated"]}
         for claim in claims:
             if _key(claim) in given:
                 fleet.delete(claim)
@@ -284,114 +356,88 @@ class Searches:
 
     # -- what is known of parts ----------------------------------------------------------------------------------------
 
-    def _knows_any(self) -> bool:
+    def _heavy(self) -> frozenset[str]:
         with self._lock:
-            return bool(self._done or self._queue or self._running)
+            return self._usage.heavy(self.clock())
 
-    def _recall(self, name: str) -> _Done | None:
+    def _remembers(self) -> bool:
+        """Whether any part has a result, or is searched."""
         with self._lock:
-            self._wanted[name] = self._calls
-            known = self._done.get(name)
-            if known is not None:
-                self._done.move_to_end(name)
-                known.is_taken = True
-            return known
+            return bool(self._results or self._queue or self._running)
 
-    def _is_searched(self, name: str) -> bool:
+    def _result_of(self, part: _Part) -> _Result | None:
         with self._lock:
-            return name in self._queue or (self._running is not None and self._running.fingerprint == name)
+            self._last_call[part.fingerprint] = self._calls
+            result = self._results.get(part.fingerprint)
+            if result is None:
+                return None
+            if result.until is not None and self.clock() > result.until:
+                del self._results[part.fingerprint]
+                return None
+            self._results.move_to_end(part.fingerprint)
+            result.is_taken = True
+            return result
 
-    def _notice_overtaken(self, waiting: Mapping[_Key, Object]) -> None:
-        """Answers that came too late: what they depend on has changed."""
+    def _is_searched(self, part: _Part) -> bool:
         with self._lock:
-            for name, done in [*self._done.items()]:
-                if not done.is_taken:
-                    del self._done[name]
-                    self._overtaken |= done.answers.keys()
+            is_running = self._running is not None and self._running.part.fingerprint == part.fingerprint
+            return is_running or part.fingerprint in self._queue
+
+    def _drop_overtaken(self, waiting: Mapping[_Key, Object]) -> None:
+        """Forget results that came too late: what they depend on has changed."""
+        with self._lock:
+            for fingerprint, result in [*self._results.items()]:
+                if not result.is_taken:
+                    del self._results[fingerprint]
+                    self._overtaken |= result.answers.keys()
             self._overtaken &= waiting.keys()
-
-    def _has_failed(self, name: str) -> bool:
-        """Said once: after that it is searched for again."""
-        with self._lock:
-            has_failed = name in self._failed
-            self._failed.discard(name)
-            return has_failed
-
-    def _submit(
-        self,
-        summary: Summary,
-        documents: Sequence[Object],
-        claims: Sequence[Object],
-        by_key: Mapping[_Key, Object],
-        deadline: float | None,
-    ) -> None:
-        name = _name(summary, by_key)
-        with self._lock:
-            self._wanted[name] = self._calls
-            self._queue[name] = _Job(name, documents, claims, max(summary.priorities.values()), deadline)
-            self._lock.notify_all()
-
-    def _heavy(self) -> set[str]:
-        """Namespaces that were searched for, and not long ago."""
-        with self._lock:
-            now = self.clock()
-            return {namespace for namespace in self._spent if self._left(namespace, now) > QUICK}
-
-    def _left(self, namespace: str, now: float) -> float:
-        seconds, since = self._spent.get(namespace, (0.0, now))
-        return float(seconds * 0.5 ** ((now - since) / HALF_LIFE))
 
     # -- the thread ----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while (job := self._next()) is not None:
+            _load_solver()
             began = self.clock()
             try:
-                answer = self.search(job.documents, job.claims, job.deadline)
-                mine = {_key(claim) for claim in job.claims}
-                found = {key: each for each in answer["claims"] if (key := (each["namespace"], each["name"])) in mine}
-                done: _Done | None = _Done(found, answer["optimal"])
+                answer = self.search(job.documents, [*job.part.claims.values()], job.deadline)
+                answers = {key: each for each in answer["claims"] if (key := _key_of_answer(each)) in job.part.claims}
+                result = _Result(answers, answer["optimal"])
             except Exception:
-                log.exception("could not answer %s", ", ".join("/".join(_key(claim)) for claim in job.claims[:8]))
-                done = None
-            self._finish(job, done, self.clock() - began)
+                log.exception("could not answer %s", ", ".join("/".join(key) for key in [*job.part.claims][:8]))
+                result = _Result({key: _failed(key) for key in job.part.claims}, False, self.clock() + RETRY)
+            self._finish(job, result, self.clock() - began)
 
     def _next(self) -> _Job | None:
         with self._lock:
             while True:
-                if not self._is_open:
+                if not self.is_open:
                     return None
-                for name in [name for name in self._queue if self._wanted.get(name, 0) < self._calls - MOST_CALLS]:
-                    del self._queue[name]
+                for fingerprint in [*self._queue]:
+                    if self._last_call.get(fingerprint, 0) < self._calls - MOST_CALLS:
+                        del self._queue[fingerprint]
                 if self._queue:
                     break
                 self._lock.wait()
             now = self.clock()
-            self._running = min(
-                self._queue.values(),
-                key=lambda job: (max(self._left(each, now) for each in job.namespaces), -job.priority),
-            )
-            return self._queue.pop(self._running.fingerprint)
 
-    def _finish(self, job: _Job, done: _Done | None, seconds: float) -> None:
-        answers = {} if done is None else done.answers
-        refused = {key[0] for key, each in answers.items() if not each["allocated"]} or job.namespaces
+            def turn(job: _Job) -> tuple[float, int]:
+                used = max(self._usage.of(namespace, now) for namespace in job.part.namespaces)
+                return used, -max(job.part.priorities.values())
+
+            self._running = min(self._queue.values(), key=turn)
+            return self._queue.pop(self._running.part.fingerprint)
+
+    def _finish(self, job: _Job, result: _Result, seconds: float) -> None:
+        refused = {key[0] for key, each in result.answers.items() if not each["allocated"]}
         with self._lock:
-            now = self.clock()
-            for namespace in refused:
-                share = seconds / len(refused)
-                self._spent[namespace] = self._left(namespace, now) + share, now
-                counted = namespace if namespace in self._seconds or len(self._seconds) < MOST_NAMESPACES else OTHERS
-                self._seconds[counted] = self._seconds.get(counted, 0.0) + share
-            self._spent = {name: (left, now) for name in self._spent if (left := self._left(name, now)) > QUICK / 16}
-            self._wanted = {name: call for name, call in self._wanted.items() if call >= self._calls - MOST_CALLS}
-            is_valid, self._running = self._running is job, None
-            if is_valid and done is None:
-                self._failed.add(job.fingerprint)
-            elif is_valid and done is not None:
-                self._done[job.fingerprint] = done
-                while len(self._done) > MOST_ANSWERS:
-                    self._done.popitem(last=False)
+            self._usage.charge(refused or job.part.namespaces, seconds, self.clock())
+            oldest = self._calls - MOST_CALLS
+            self._last_call = {name: call for name, call in self._last_call.items() if call >= oldest}
+            if self._running is job:
+                self._running = None
+                self._results[job.part.fingerprint] = result
+                while len(self._results) > MOST_RESULTS:
+                    self._results.popitem(last=False)
             self._has_news = True
 
 
@@ -406,15 +452,32 @@ def search_anew(placement: str) -> Search:
     return search
 
 
-def _name(summary: Summary, claims: Mapping[_Key, Object]) -> str:
-    """Of a part: it is the same one as long as what the solver looks at is, and what its claims ask for in words."""
-    told = hashlib.sha256(summary.fingerprint.encode())
-    for key in sorted(key for unit in summary.units for key in unit):
-        told.update(json.dumps([key, claims[key].get("spec")], sort_keys=True).encode())
-    return told.hexdigest()
+def _load_solver() -> None:
+    """Not in the loop, where claims would wait for it, and at nobody's expense."""
+    from devalloc_solver.model import load  # takes a while itself
+
+    load()
+
+
+def _parts_of(fleet: Fleet, claims: Mapping[_Key, Object]) -> Iterator[_Part]:
+    for summary in fleet.parts(claims.values(), QUICK):
+        mine = {key: claims[key] for unit in summary.units for key in unit}
+        # What the solver looks at, and what the claims ask for in words, as refusals quote it.
+        digest = hashlib.sha256(summary.fingerprint.encode())
+        for key in sorted(mine):
+            digest.update(json.dumps([key, mine[key].get("spec")], sort_keys=True).encode())
+        yield _Part(digest.hexdigest(), summary.units, mine, summary.priorities)
 
 
 def _open(key: _Key) -> _Answer:
+    return {**_no_place(key, "a place is searched for still"), SEARCHING: True}
+
+
+def _failed(key: _Key) -> _Answer:
+    return _no_place(key, "the search for a place failed; the log of the controller says why")
+
+
+def _no_place(key: _Key, message: str) -> _Answer:
     return {
         "namespace": key[0],
         "name": key[1],
@@ -423,8 +486,7 @@ def _open(key: _Key) -> _Answer:
         "allocations": [],
         "oneOf": None,
         "reason": _LIMIT,
-        "message": "a place is searched for still",
-        SEARCHING: True,
+        "message": message,
     }
 
 
@@ -433,6 +495,10 @@ def _key(claim: Object) -> _Key:
     return metadata.get("namespace") or "default", metadata["name"]
 
 
-def _key_of(text: str) -> _Key:
+def _key_of_answer(answer: _Answer) -> _Key:
+    return answer["namespace"], answer["name"]
+
+
+def _key_of_text(text: str) -> _Key:
     namespace, _, name = text.partition("/")
     return namespace, name

@@ -13,10 +13,11 @@ is there for callers that must answer in time.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from enum import StrEnum
+from typing import TypeVar
 
 EXPRESSION_BUDGET = 5_000_000
 """Steps that one expression may spend over the whole fleet: a second or two."""
@@ -58,12 +59,17 @@ OUT_OF_TIME = "the time ran out before its expressions were evaluated; make them
 SEARCH_CUT_SHORT = "the time ran out before it was known whether devices fit together; ask for less, or give more time"
 
 
-def is_exhausted(answer: Mapping[str, Any]) -> bool:
-    """Whether a claim was refused because its expressions cost more than they may: asked again, they cost the same."""
-    message = answer.get("message") or ""
-    if any(told in message for told in (TOO_EXPENSIVE, COMMON_SPENT, OUT_OF_TIME)):
-        return True
-    return answer.get("reason") == "NoMatchingDevices" and TOO_EXPENSIVE_ONCE in message
+class Bound(StrEnum):
+    """The bound that the expressions of a refused claim exceeded: asked again, they cost the same."""
+
+    EXPRESSION = "expression"
+    """what one expression may cost over all devices"""
+    COMMON = "common"
+    """what the expressions of all claims of the call may cost: alone the claim may be answered"""
+    DEVICE = "device"
+    """what one expression may cost on one device"""
+    TIME = "time"
+    """the time of the call: the next one may come further"""
 
 
 T = TypeVar("T")
@@ -80,6 +86,15 @@ class CommonBudgetExceeded(BudgetExceeded):
 
 class OutOfTime(Exception):
     """The time is over; nothing is known of what was to be done. No operator of a language can absorb it."""
+
+    bound: Bound | None = Bound.TIME
+    """what the expressions exceeded; None if it was something else that took the time"""
+
+
+class SearchCutShort(OutOfTime):
+    """The time was over before it was known whether devices fit together."""
+
+    bound = None
 
 
 class Budget:
@@ -233,12 +248,14 @@ class Allowance:
             self.ends, self.is_turn = ends, False
 
 
-def in_turns(claims: Sequence[C], allowance: Allowance, act: Callable[[C], T], late: Callable[[C, str], T]) -> list[T]:
+def in_turns(
+    claims: Sequence[C], allowance: Allowance, act: Callable[[C], T], late: Callable[[C, OutOfTime], T]
+) -> list[T]:
     """``act`` of each claim, which evaluates its expressions; what it gives, in the order of the claims.
 
     Each claim has a turn with an equal share of the allowance, so that no claim waits for the expensive one before it.
     Those that need more share what is left, up to TURNS times; then they have it in their order. ``late``: what is
-    given for a claim when the time is over, with the reason in words.
+    given for a claim when the time is over.
     """
     found: dict[int, T] = {}
     waiting = list(range(len(claims)))
@@ -258,7 +275,7 @@ def in_turns(claims: Sequence[C], allowance: Allowance, act: Callable[[C], T], l
             try:
                 found[number] = act(claim)
             except OutOfTime as error:
-                found[number] = late(claim, str(error))
+                found[number] = late(claim, error)
     return [found[number] for number in range(len(claims))]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from devalloc.api.claim import COUNT, DeviceClaim, DeviceClaimDetail
 from devalloc.api.meta import GROUP_MATCH, NODE
 from devalloc.api.nearest import nearest
-from devalloc_solver.budget import OUT_OF_TIME, OutOfTime, in_turns
+from devalloc_solver.budget import OUT_OF_TIME, Bound, OutOfTime, in_turns
 from devalloc_solver.eligibility import Candidates, Eligibility, Step
 from devalloc_solver.holdings import Key, node_of
 from devalloc_solver.intake import Intake, Refused
@@ -283,9 +283,10 @@ def _only(slot: Slot, name: str, fit: frozenset[int], snapshot: Snapshot) -> Can
     return replace(candidates, accepted=accepted, barred=barred, funnel=(*candidates.funnel, step))
 
 
-def late(claim: DeviceClaim, told: str) -> Refused:
+def late(claim: DeviceClaim, why: OutOfTime) -> Refused:
     """The refusal of a claim for which the time of the call did not suffice."""
-    return Refused(claim.key, Reason.SEARCH_LIMIT, f"{VERDICTS[Reason.SEARCH_LIMIT]}: {told}", group=claim.group)
+    message = f"{VERDICTS[Reason.SEARCH_LIMIT]}: {why}"
+    return Refused(claim.key, Reason.SEARCH_LIMIT, message, group=claim.group, exceeded=why.bound)
 
 
 def find_refusal(claim: DeviceClaim, intake: Intake, eligibility: Eligibility) -> Refused | None:
@@ -302,7 +303,20 @@ def find_refusal(claim: DeviceClaim, intake: Intake, eligibility: Eligibility) -
         faults = [fault for fault in found if fault[0] is reason]
         if faults:
             message = "; ".join(message for _, message, _ in faults)
-            return Refused(claim.key, reason, message, claim.group, blockers=tuple(entry for _, _, entry in faults))
+            blockers = tuple(entry for _, _, entry in faults)
+            return Refused(
+                claim.key, reason, message, claim.group, blockers=blockers, exceeded=_exceeded(claim, eligibility)
+            )
+    return None
+
+
+def _exceeded(claim: DeviceClaim, eligibility: Eligibility) -> Bound | None:
+    """What expressions of a claim and of its classes exceeded."""
+    for _, detail in _detail_paths(claim):
+        named = eligibility.classes.get(detail.device_class or "")
+        for expression in (detail.constraints, named.spec.constraints if named is not None else None):
+            if (bound := eligibility.exceeded(expression)) is not None:
+                return bound
     return None
 
 

@@ -17,6 +17,7 @@ from devalloc_solver.budget import (
     COMMON_SPENT,
     TOO_EXPENSIVE,
     Allowance,
+    Bound,
     Budget,
     BudgetExceeded,
     CommonBudgetExceeded,
@@ -76,6 +77,8 @@ class Eligibility:
     """classes that do not exist for deviceType; those with an invalid expression are found with ``class_error``"""
     _verdicts: dict[str, dict[tuple[object, ...], bool | str]] = field(default_factory=dict)
     _failed: dict[str, str] = field(default_factory=dict)
+    _too_expensive: set[str] = field(default_factory=set)
+    """expressions that cost more than one may"""
     _candidates: dict[tuple[object, ...], Candidates] = field(default_factory=dict)
     _errors: dict[str, str | None] = field(default_factory=dict)
     _costs: Costs = field(default_factory=Costs)
@@ -102,6 +105,7 @@ class Eligibility:
             invalid_classes,
             _verdicts=self._verdicts,
             _failed=self._failed,
+            _too_expensive=self._too_expensive,
             _errors=self._errors,
             _costs=self._costs,
             allowance=self.allowance,
@@ -144,7 +148,9 @@ class Eligibility:
             raise  # it may fit in another call, which evaluates this again
         except BudgetExceeded:
             if expression in self._judged:
+                self._too_expensive.add(expression)
                 raise ExpressionError(TOO_EXPENSIVE) from None  # it is as good as ever for the devices that there are
+            self._too_expensive.add(expression)
             message = TOO_EXPENSIVE
         self._failed[expression] = message
         raise ExpressionError(message)
@@ -208,6 +214,12 @@ class Eligibility:
         except ExpressionError as error:
             return str(error)
         return None
+
+    def exceeded(self, expression: str | None) -> Bound | None:
+        """The bound that an expression with an error exceeded; None if the error is another one."""
+        if expression in self._refused:
+            return Bound.COMMON
+        return Bound.EXPRESSION if expression in self._too_expensive else None
 
     @property
     def known(self) -> int:

@@ -21,8 +21,10 @@ class Warm(Protocol):
     """What each dialect does; see ``Fleet``."""
 
     def allocate(self, claim: Manifest, deadline: float | None) -> dict[str, Any]: ...
-    def allocate_all(self, claims: Iterable[Manifest], deadline: float | None = None) -> dict[str, Any]: ...
-    def parts(self, claims: Iterable[Manifest]) -> list[Summary]: ...
+    def allocate_all(
+        self, claims: Iterable[Manifest], deadline: float | None = None, *, is_quick: bool = False
+    ) -> dict[str, Any]: ...
+    def parts(self, claims: Iterable[Manifest], deadline: float | None = None) -> list[Summary]: ...
     def release(self, namespace: str, name: str) -> None: ...
     def holds(self, namespace: str, name: str) -> bool: ...
     def update(self, document: Manifest) -> list[dict[str, Any]]: ...
@@ -104,13 +106,18 @@ class Fleet:
         return self._warm.allocate(claim, deadline)
 
     @quiet_collector()
-    def allocate_all(self, claims: Iterable[Manifest], deadline: float | None = None) -> dict[str, Any]:
+    def allocate_all(
+        self, claims: Iterable[Manifest], deadline: float | None = None, *, is_quick: bool = False
+    ) -> dict[str, Any]:
         """Place claims jointly, and keep what they got.
 
         Args:
             claims: manifests, or names of kept claims, as for ``allocate``. Members of their groups that are kept are
                 placed with them.
             deadline: seconds after which the best answer found is taken; None for as long as it takes.
+            is_quick: leave claims that take long to search, so that the others do not wait: they are answered with
+                ``SearchLimit``, and ``unproven`` names them. A claim that competes with them for no device is answered
+                without them, and so may be given a device of another pool than all together would (S17, goal 3).
 
         Returns:
             The dict that ``solve_manifests`` would return for this state and these claims.
@@ -123,14 +130,16 @@ class Fleet:
         claims = list(claims)
         for claim in claims:
             self._refuse_foreign(claim)
-        answer = self._warm.allocate_all(claims, deadline)
+        answer = self._warm.allocate_all(claims, deadline, is_quick=is_quick)
         return {**answer, "problems": [*answer["problems"], *self._quotas.values()]} if self._quotas else answer
 
-    def parts(self, claims: Iterable[Manifest]) -> list[Summary]:
-        """The parts of these claims that have no pool in common: each is answered alike with the others and without.
+    def parts(self, claims: Iterable[Manifest], deadline: float | None = None) -> list[Summary]:
+        """The parts of these claims that compete for no device with each other: who of a part is satisfied depends on
+        no other part.
 
         Args:
             claims: as for ``allocate_all``. None of them is placed.
+            deadline: seconds in which expressions are evaluated. Claims that it does not suffice for are in no part.
 
         Raises:
             ValueError, KeyError: as ``allocate``.
@@ -138,7 +147,7 @@ class Fleet:
         claims = list(claims)
         for claim in claims:
             self._refuse_foreign(claim)
-        return self._warm.parts(claims)
+        return self._warm.parts(claims, deadline)
 
     def release(self, namespace: str, name: str) -> None:
         """Take its devices from a claim; the claim itself is kept as pending.

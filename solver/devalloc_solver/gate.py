@@ -2,7 +2,8 @@
 
 What is held counts, and after that what claims ask for at most, the earlier ones first (S17). So claims that are
 answered together never get more between them than a quota allows, whatever the solver chooses. A claim that waits for
-something else takes nothing from those after it: they are asked for once more without it. This is done before the
+something else takes nothing from those after it: they are asked for once more without it. One whose search goes on
+keeps its turn. This is done before the
 solver and not in it: how many devices a claim may hold at most is known without placing it, and whose turn it is does
 not depend on where there is room.
 """
@@ -27,7 +28,7 @@ from devalloc.api.plainclaims import (
 )
 from devalloc_solver import quota
 from devalloc_solver.quota import Bound
-from devalloc_solver.reasons import Reason
+from devalloc_solver.reasons import SEARCHING, Reason
 
 QUOTA_EXCEEDED = "QuotaExceeded"
 """Reason of a claim: a ResourceQuota of its namespace allows fewer devices of a class."""
@@ -146,7 +147,7 @@ def answered(
         answer = ask({*denied, *refused, *failed})
         found = _by_claim(answer)
         short = {bound for one in refused.values() for bound in one.bounds}
-        lost = [unit for unit in admitted if short & unit.wants.keys() and not _is_given(unit, found)]
+        lost = [unit for unit in admitted if short & unit.wants.keys() and _is_refused(unit, found)]
         if not lost or turn == _PASSES - 1 or seconds > _SECONDS:
             break
         failed |= {key: found[key] for unit in lost for key in unit.keys}
@@ -170,8 +171,10 @@ def _is_hopeless(unit: _Unit, found: Mapping[ClaimKey, Answer]) -> bool:
     return bool(reasons - _OF_THE_BATCH)
 
 
-def _is_given(unit: _Unit, found: Mapping[ClaimKey, Answer]) -> bool:
-    return all(found[key]["allocated"] for key in unit.keys)
+def _is_refused(unit: _Unit, found: Mapping[ClaimKey, Answer]) -> bool:
+    """Whether a unit that had its turn got nothing. One that is searched for keeps its turn."""
+    answers = [found[key] for key in unit.keys]
+    return not all(each["allocated"] for each in answers) and not any(each.get(SEARCHING) for each in answers)
 
 
 @dataclass(frozen=True, slots=True)

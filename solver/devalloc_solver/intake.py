@@ -19,6 +19,7 @@ from devalloc.api.fields import ApiModel
 from devalloc.api.pool import Attribute, Device, DevicePool
 from devalloc.api.problems import Problem
 from devalloc.api.salvage import salvaged_status
+from devalloc_solver.budget import Bound
 from devalloc_solver.holdings import Key
 from devalloc_solver.reasons import Reason
 
@@ -44,6 +45,8 @@ class Refused:
     node: str | None = None
     blockers: tuple[dict[str, Any], ...] = ()
     """what must exist or be corrected before the claim can be solved"""
+    exceeded: Bound | None = None
+    """what its expressions exceeded"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,9 @@ are counted, not named, and so are equal claims: names are given afterwards (ass
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
+from importlib import import_module
 from itertools import pairwise
 
 from devalloc_solver.amounts import Amounts
@@ -19,6 +21,19 @@ from devalloc_solver.holdings import Holding, Ledger
 from devalloc_solver.single import add_unit
 from devalloc_solver.snapshot import Snapshot
 from devalloc_solver.supply import add_supply
+
+_CP_SAT = "ortools.sat.python.cp_model"
+
+
+def is_loaded() -> bool:
+    """Whether this process has loaded the exact model's solver."""
+    return hasattr(sys.modules.get(_CP_SAT), "CpSolver")  # a module that another thread still loads is there already
+
+
+def load() -> None:
+    """Load the exact model's solver, which takes half a second the first time. It is loaded when it is needed as well;
+    this is for callers that others wait for."""
+    import_module(_CP_SAT)
 
 
 def model_size(snapshot: Snapshot, ledger: Ledger, units: Sequence[Unit], *, enough: int | None = None) -> int:

@@ -1,17 +1,26 @@
-"""The parts of a batch: units that compete for nothing are solved apart, and the answer stays as good (S17).
+"""The parts of a batch: units that compete for nothing are solved apart (S17).
 
-Two units compete when there is a pool that both may use: its devices, its resources (S12), its compatibility groups
-(S12a), and that it counts once however many use it (goal 3). Parts have no pool in common, so no rule ties what one
-part gets to what another one gets, and goals 1 to 4 are sums and vectors over the parts: the best answers of the parts
-are the best answer of the batch. Only goal 5 looks at nodes, which parts may share: each part is solved on top of those
-before it.
+There are two ways to split a batch, for the goals of S17 do not all look at the same things:
+
+``split``, by pool. Parts have no pool in common, so goals 1 to 4 are sums and vectors over the parts: the best answers
+of the parts are the best answer of the batch. Only goal 5 looks at nodes, which parts may share: each part is solved on
+top of those before it.
+
+``split_by_device``, finer: parts may use other devices of the same pool. Who is satisfied and by which alternatives
+(goals 1 and 2) depends on nothing that two parts share, so this is still exact. Goal 3 is not: a pool counts once
+however many claims use it, so two claims that each have a choice of pools must choose together to use the fewest. Goal
+4 comes after goal 3. Only claims that would wait for a hard search are split this way.
+
+Two units compete for devices if both may use the same device; if they may use devices that draw on the same resource of
+a pool (S12; counters and devices that several nodes publish are such resources); or if they may use a pool that has
+compatibility groups (S12a). Members of a group are one unit. Quotas are decided before the solver (``gate``).
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from devalloc_solver.demand import Demand, Slot, Unit
@@ -28,6 +37,8 @@ class Part:
     """in the order of the batch"""
     pools: frozenset[int]
     """all that they may use"""
+    devices: frozenset[int] | None = None
+    """the devices of these pools whose use matters to the units; None for all"""
 
     @property
     def keys(self) -> tuple[Key, ...]:
@@ -47,14 +58,14 @@ class Summary:
 
 
 def summaries(snapshot: Snapshot, holdings: Sequence[Holding], units: Sequence[Unit]) -> list[Summary]:
-    """The parts of a batch."""
+    """The parts of a batch by device."""
     return [
         Summary(
             tuple(tuple(demand.key for demand in unit.demands) for unit in part.units),
             {demand.key: demand.claim.priority for unit in part.units for demand in unit.demands},
             fingerprint(snapshot, holdings, part),
         )
-        for part in split(snapshot, units)
+        for part in split_by_device(snapshot, units)
     ]
 
 
@@ -64,26 +75,51 @@ def unproven_names(parts: Iterable[Part]) -> list[str]:
 
 
 def split(snapshot: Snapshot, units: Sequence[Unit]) -> list[Part]:
-    """The parts of a batch, those that are easier to solve first. Units that may use no pool at all are one part."""
-    reach = _Reach(snapshot)
+    """The parts of a batch that have no pool in common, those that are easier to solve first. Units that may use no
+    pool at all are one part."""
     sets = _Sets()
+    members = _members(units, sets, _Reach(snapshot, lambda device: (device.pool,)))
+    pools: dict[int | None, list[int]] = defaultdict(list)
+    for pool in sets.parents:
+        pools[sets.root(pool)].append(pool)
+    parts = [Part(tuple(same), frozenset(pools.get(root, ()))) for root, same in members.items()]
+    return sorted(parts, key=_effort)  # stable: equal ones in the order of their first unit
+
+
+def split_by_device(snapshot: Snapshot, units: Sequence[Unit]) -> list[Part]:
+    """The same for parts that compete for no device."""
+    sets, contested = _Sets(), _Contested(snapshot)
+    members = _members(units, sets, _Reach(snapshot, contested.of))
+    pools: dict[int | None, set[int]] = defaultdict(set)
+    for device in sets.parents:
+        pools[sets.root(device)].add(snapshot.devices[device].pool)
+    parts = []
+    for root, same in members.items():
+        devices = [device for pool in pools.get(root, ()) for device in snapshot.pools[pool].devices]
+        matter = [
+            device.index
+            for device in devices
+            if any(sets.root(other) == root for other in contested.of(device) if other in sets.parents)
+        ]
+        parts.append(Part(tuple(same), frozenset(pools.get(root, ())), frozenset(matter)))
+    return sorted(parts, key=_effort)
+
+
+def _members(units: Sequence[Unit], sets: _Sets, reach: _Reach) -> dict[int | None, list[Unit]]:
+    """The units of each part, by the root of what they may use; None for those that may use nothing."""
     first: list[int | None] = []
-    """of each unit some pool that it may use"""
+    """of each unit something that it may use"""
     for unit in units:
         start: int | None = None
         for slot in (slot for demand in unit.demands for slot in demand.slots):
-            for pools in reach.of(slot, unit.pin):
-                start = pools[0] if start is None else start
-                sets.join(start, pools)
+            for reached in reach.of(slot, unit.pin):
+                start = reached[0] if start is None else start
+                sets.join(start, reached)
         first.append(start)
     members: dict[int | None, list[Unit]] = defaultdict(list)
     for unit, start in zip(units, first, strict=True):
         members[None if start is None else sets.root(start)].append(unit)
-    pools_of: dict[int | None, list[int]] = defaultdict(list)
-    for pool in sets.parents:
-        pools_of[sets.root(pool)].append(pool)
-    parts = [Part(tuple(found), frozenset(pools_of.get(root, ()))) for root, found in members.items()]
-    return sorted(parts, key=_effort)  # stable: equal ones in the order of their first unit
+    return members
 
 
 def joined(parts: Sequence[Part]) -> Part:
@@ -98,26 +134,49 @@ def _effort(part: Part) -> tuple[bool, int, int]:
 
 
 @dataclass(slots=True)
-class _Reach:
-    """The pools that slots may use; slots with the same candidates are looked at once."""
+class _Contested:
+    """What a unit competes for that may use a device: numbers of devices, this one and one for each thing that it
+    shares with other devices of its pool."""
 
     snapshot: Snapshot
+    first: dict[tuple[int, str | None], int] = field(default_factory=dict)
+    """(pool, resource) -> the first device that was seen to draw on it; the same for compatibility groups, as None"""
+    grouped: dict[int, bool] = field(default_factory=dict)
+    """pool -> whether it has compatibility groups"""
+
+    def of(self, device: Device) -> tuple[int, ...]:
+        pool = device.pool
+        if pool not in self.grouped:
+            self.grouped[pool] = any(one.compatibility is not None for one in self.snapshot.pools[pool].devices)
+        shared: list[str | None] = [name for name, _ in device.draws]
+        if self.grouped[pool]:
+            shared.append(None)
+        return (device.index, *(self.first.setdefault((pool, name), device.index) for name in shared))
+
+
+@dataclass(slots=True)
+class _Reach:
+    """What slots may use; slots with the same candidates are looked at once."""
+
+    snapshot: Snapshot
+    things: Callable[[Device], Iterable[int]]
+    """what a unit uses or competes for that may take a device"""
     by_node: dict[int, Mapping[str | None, tuple[int, ...]]] = field(default_factory=dict)
     everywhere: dict[int, tuple[int, ...]] = field(default_factory=dict)
     alive: list[object] = field(default_factory=list)
     """what the identities are of"""
 
     def of(self, slot: Slot, pin: str | None) -> Iterable[tuple[int, ...]]:
-        """Groups of pools, none of them empty; from the node ``pin`` only, where there is one."""
+        """Groups of things, none of them empty; from the node ``pin`` only, where there is one."""
         key = id(slot.candidates)
         if key not in self.by_node:
             self.alive.append(slot.candidates)
-            found: dict[str | None, dict[int, None]] = defaultdict(dict)
+            reached: dict[str | None, dict[int, None]] = defaultdict(dict)
             for index in slot.candidates.accepted:
-                pool = self.snapshot.devices[index].pool
-                found[self.snapshot.pools[pool].node][pool] = None
-            self.by_node[key] = {node: tuple(pools) for node, pools in found.items()}
-            self.everywhere[key] = tuple(pool for pools in found.values() for pool in pools)
+                device = self.snapshot.devices[index]
+                reached[self.snapshot.pools[device.pool].node].update(dict.fromkeys(self.things(device)))
+            self.by_node[key] = {node: tuple(things) for node, things in reached.items()}
+            self.everywhere[key] = tuple(thing for things in reached.values() for thing in things)
         if pin is None:
             return [self.everywhere[key]] if self.everywhere[key] else []
         nodes = self.by_node[key]
@@ -126,36 +185,40 @@ class _Reach:
 
 @dataclass(slots=True)
 class _Sets:
-    """Pools that hang together (union-find)."""
+    """Numbers that hang together (union-find)."""
 
     parents: dict[int, int] = field(default_factory=dict)
     joined: set[tuple[int, int]] = field(default_factory=set)
-    """(a pool, identity of a tuple of pools) that are one set already"""
+    """(a number, identity of a tuple of numbers) that are one set already"""
 
-    def root(self, pool: int) -> int:
-        while (parent := self.parents[pool]) != pool:
-            self.parents[pool] = self.parents[parent]
-            pool = parent
-        return pool
+    def root(self, number: int) -> int:
+        while (parent := self.parents[number]) != number:
+            self.parents[number] = self.parents[parent]
+            number = parent
+        return number
 
-    def join(self, start: int, pools: tuple[int, ...]) -> None:
-        if (start, id(pools)) in self.joined:
+    def join(self, start: int, numbers: tuple[int, ...]) -> None:
+        if (start, id(numbers)) in self.joined:
             return
-        self.joined.add((start, id(pools)))
+        self.joined.add((start, id(numbers)))
         root = self.root(start) if start in self.parents else self.parents.setdefault(start, start)
-        for pool in pools:
-            self.parents[self.root(pool) if pool in self.parents else pool] = root
+        for number in numbers:
+            self.parents[self.root(number) if number in self.parents else number] = root
 
 
 # -- what the answer of a part depends on ----------------------------------------------------------------------------
 
 
 def fingerprint(snapshot: Snapshot, holdings: Iterable[Holding], part: Part) -> str:
-    """Equal for a part whose answer can be no other than before: its claims ask for the same, of pools that offer the
-    same, of which the same claims hold the same.
+    """Equal for a part by device whose answer can be no other than before: its claims ask for the same, of pools that
+    offer the same, and the same claims hold the same of the devices that matter.
 
     Names count, and what else an answer or a reason is made of; nothing does that claims only carry along.
     """
+
+    def matters(device: int) -> bool:
+        return device in part.devices if part.devices is not None else snapshot.devices[device].pool in part.pools
+
     told = hashlib.sha256()
     for unit in part.units:
         told.update(repr((unit.group, unit.pin, sorted(unit.pinned_by))).encode())
@@ -165,7 +228,7 @@ def fingerprint(snapshot: Snapshot, holdings: Iterable[Holding], part: Part) -> 
         told.update(repr((pool.node, pool.driver, pool.name, sorted(pool.resources.items()))).encode())
         told.update(repr([_of_device(device) for device in pool.devices]).encode())
     for holding in holdings:
-        items = [item for item in holding.items if snapshot.devices[item.device].pool in part.pools]
+        items = [item for item in holding.items if matters(item.device)]
         if items:
             named = [(_name(snapshot, item.device), item.amounts) for item in items]
             told.update(repr((holding.claim, holding.priority, named)).encode())

@@ -42,6 +42,9 @@ class Reason(StrEnum):
     """The deadline or the search limit was reached first; nothing is known to stand in the way."""
 
 
+SEARCHING = "searching"
+"""In an answer: the claim has none yet, for its search goes on beside the loop of a controller."""
+
 _NEVER = "impossible even on an empty fleet"
 
 VERDICTS = {

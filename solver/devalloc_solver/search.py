@@ -8,19 +8,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from devalloc_solver.assignment import Placement, name_devices
-from devalloc_solver.budget import SEARCH_CUT_SHORT, OutOfTime, look
+from devalloc_solver.budget import SEARCH_CUT_SHORT, SearchCutShort, look
 from devalloc_solver.demand import Unit
 from devalloc_solver.goals import Level, optimize
 from devalloc_solver.greedy import place_evenly, place_greedily
 from devalloc_solver.holdings import Holding, Ledger
 from devalloc_solver.loads import unevenness
-from devalloc_solver.model import build_model, model_size
-from devalloc_solver.parts import Part, joined, split
+from devalloc_solver.model import build_model, is_loaded, model_size
+from devalloc_solver.parts import Part, joined, split, split_by_device
 from devalloc_solver.place import OutOfSteps, place
 from devalloc_solver.snapshot import Snapshot
 
 EXACT_SIZE = 4_000
 """Variables up to which a batch is solved as one exact model; beyond, it is decomposed into columns."""
+
+QUICK_SIZE = 1_000
+"""Variables up to which an exact model is quickly built and searched: what a quick search begins with."""
 
 GRACE = 0.1
 """Seconds in which a first fit is sought once the deadline is over, where the search was cut short."""
@@ -37,7 +40,7 @@ class Outcome:
     doubtful: list[Part] = field(default_factory=list)
     """the parts of which more claims may be satisfiable than are"""
     unproven: list[Part] = field(default_factory=list)
-    """of these the ones whose time was over first"""
+    """of these the ones whose time was over first, or that a quick search has left"""
 
 
 def find_placements(
@@ -49,7 +52,13 @@ def find_placements(
 
 
 def search_parts(
-    snapshot: Snapshot, holdings: Sequence[Holding], units: Sequence[Unit], *, placement: str, ends: float | None
+    snapshot: Snapshot,
+    holdings: Sequence[Holding],
+    units: Sequence[Unit],
+    *,
+    placement: str,
+    ends: float | None,
+    is_quick: bool = False,
 ) -> Outcome:
     """Solve the parts of a batch one after the other, the easy ones first.
 
@@ -59,26 +68,82 @@ def search_parts(
         holdings: what is in use already.
         placement: ``pack`` or ``spread``.
         ends: monotonic time of the deadline, None for none.
+        is_quick: leave parts that take long to search: they are ``unproven``, and nothing of them is placed. Claims
+            that compete with these for pools only, and not for devices, are placed without them.
     """
     parts = split(snapshot, units)
-    nearby = _Nearby(snapshot, holdings) if len(parts) > 1 else None
+    nearby = _Nearby(snapshot, holdings) if len(parts) > 1 or is_quick else None
     outcomes: list[Outcome] = []
     while parts:
         part, left = parts[0], None if ends is None else ends - time.monotonic()
-        if left is not None and left <= 0 and len(parts) > 1:
+        if left is not None and left <= 0 and len(parts) > 1 and not is_quick:
             part = joined(parts)  # one first fit for all that is left, so that they take no longer than one would
             parts = [part]
-        near = holdings if nearby is None else nearby.of(part)
-        until = ends if left is None else time.monotonic() + left / len(parts)
-        outcome = _search_part(snapshot, near, part, placement, until)
-        if nearby is not None:
+        until = ends if left is None else time.monotonic() + max(0.0, left) / len(parts)
+        if nearby is None:
+            outcome = _search_part(snapshot, holdings, part, placement, until)
+        elif is_quick:
+            is_first = not any(outcome.placements for outcome in outcomes)
+            outcome = _search_quickly(snapshot, nearby, part, placement, until, may_be_large=is_first)
+        else:
+            outcome = _search_part(snapshot, nearby.of(part), part, placement, until)
             nearby.add(outcome.placements)
         outcomes.append(outcome)
         parts = parts[1:]
     outcome = outcomes[0] if len(outcomes) == 1 else _all_of(outcomes)
     if placement == "spread" and len(units) > 1:
-        return replace(outcome, placements=_no_less_even(snapshot, holdings, units, outcome.placements, ends))
+        unproven = {key for part in outcome.unproven for key in part.keys} if is_quick else set()
+        tried = [unit for unit in units if unit.demands[0].key not in unproven]
+        return replace(outcome, placements=_no_less_even(snapshot, holdings, tried, outcome.placements, ends))
     return outcome
+
+
+def _search_quickly(
+    snapshot: Snapshot, nearby: _Nearby, part: Part, placement: str, ends: float | None, *, may_be_large: bool
+) -> Outcome:
+    """What is soon found for the units of a part; where that is not all of it, for its parts by device."""
+    outcome = _quick_outcome(snapshot, nearby, part, placement, ends, may_be_large=may_be_large)
+    pieces = split_by_device(snapshot, part.units) if outcome.unproven and len(part.units) > 1 else []
+    if len(pieces) > 1:
+        outcomes = []
+        for number, piece in enumerate(pieces):
+            left = None if ends is None else max(0.0, ends - time.monotonic()) / (len(pieces) - number)
+            until = None if left is None else time.monotonic() + left
+            outcomes.append(_quick_outcome(snapshot, nearby, piece, placement, until, may_be_large=False))
+            nearby.add(outcomes[-1].placements)
+        return _with_shared_pools(_all_of(outcomes), outcomes)
+    nearby.add(outcome.placements)
+    return outcome
+
+
+def _quick_outcome(
+    snapshot: Snapshot, nearby: _Nearby, part: Part, placement: str, ends: float | None, *, may_be_large: bool
+) -> Outcome:
+    """The answer to a part, if it is likely to be there soon; else one in which all of it is unproven."""
+    holdings = nearby.of(part)
+    if len(part.units) == 1 and (alone := _place_alone(snapshot, holdings, part.units[0], placement)) is not None:
+        return Outcome(*alone)
+    size = model_size(snapshot, Ledger.of(snapshot, holdings), part.units, enough=EXACT_SIZE)
+    if (size <= QUICK_SIZE and is_loaded()) or (size > EXACT_SIZE and may_be_large):
+        return _search_jointly(snapshot, holdings, part, placement, ends)
+    asked = Counter(demand.claim.priority for unit in part.units for demand in unit.demands)
+    levels = [Level("satisfied", 0, asked[priority], priority) for priority in sorted(asked, reverse=True)]
+    return Outcome([], [*levels, Level("pools", 0, 0), Level("devices", 0, 0)], [part], [part])
+
+
+def _with_shared_pools(outcome: Outcome, outcomes: Sequence[Outcome]) -> Outcome:
+    """The outcome of parts by device: those of one pool count it once (S17, goal 3)."""
+    pools = {entry.device.pool for placed in outcome.placements for entry in placed.entries}
+    bound = max(level.bound for each in outcomes for level in each.levels if level.goal == "pools")
+    fewest = min(1, len(pools))  # with other pools fewer devices may do
+    levels = []
+    for level in outcome.levels:
+        if level.goal == "pools":
+            level = replace(level, value=len(pools), bound=bound)
+        elif level.goal == "devices" and len(pools) > bound:
+            level = replace(level, bound=fewest)
+        levels.append(level)
+    return replace(outcome, levels=levels)
 
 
 def _no_less_even(
@@ -115,6 +180,13 @@ def _search_part(
     units = part.units
     if len(units) == 1 and (alone := _place_alone(snapshot, holdings, units[0], placement)) is not None:
         return Outcome(*alone)
+    return _search_jointly(snapshot, holdings, part, placement, ends)
+
+
+def _search_jointly(
+    snapshot: Snapshot, holdings: Sequence[Holding], part: Part, placement: str, ends: float | None
+) -> Outcome:
+    units = part.units
     placements, levels = _place_jointly(snapshot, holdings, units, placement, ends)
     was_cut = ends is not None and time.monotonic() > ends - GRACE  # a search may stop a little before its time
     if _is_proven(levels):
@@ -129,7 +201,7 @@ def _is_proven(levels: Sequence[Level]) -> bool:
 
 
 def _all_of(outcomes: Sequence[Outcome]) -> Outcome:
-    """Parts share no pool: their counts, pools and devices add up, and so do the bounds."""
+    """Parts that share no pool: their counts, pools and devices add up, and so do the bounds."""
     sums: dict[tuple[str, int | None], Level] = {}
     for level in (level for outcome in outcomes for level in outcome.levels):
         before = sums.get((level.goal, level.priority))
@@ -289,5 +361,5 @@ def solve_unit(
     search, levels = optimize(model, placement=placement, ends=ends)
     found = name_devices(search)
     if not found and not all(level.is_proven for level in levels if level.goal == "satisfied"):
-        raise OutOfTime(SEARCH_CUT_SHORT)
+        raise SearchCutShort(SEARCH_CUT_SHORT)
     return found

@@ -12,6 +12,7 @@ from devalloc.api.meta import ALLOCATED_NODE, ALLOCATION_DETAILS
 from devalloc.api.problems import Problem
 from devalloc.api.quantity import Format, Quantity
 from devalloc_solver.assignment import Entry, Placement
+from devalloc_solver.budget import Bound
 from devalloc_solver.configs import copied
 from devalloc_solver.goals import Level
 from devalloc_solver.holdings import Key, Lost, node_of
@@ -43,6 +44,8 @@ class ClaimAnswer:
     blockers: tuple[dict[str, Any], ...] = ()
     lost: tuple[dict[str, str], ...] = ()
     """allocated devices that exist no more (``DeviceLost``)"""
+    exceeded: Bound | None = None
+    """what the claim's expressions exceeded, if it was refused for that"""
 
     @property
     def key(self) -> Key:
@@ -66,6 +69,7 @@ class ClaimAnswer:
             "funnel": list(self.funnel),
             "blockers": list(self.blockers),
             "lost": list(self.lost),
+            "exceeded": None if self.exceeded is None else str(self.exceeded),
         }
         return shown | {name: value for name, value in where_something_to_say.items() if value}
 

@@ -14,11 +14,11 @@ from devalloc.api.fields import ApiModel
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
 from devalloc_solver import gate
-from devalloc_solver.budget import OutOfTime
+from devalloc_solver.budget import SEARCH_CUT_SHORT, OutOfTime, SearchCutShort
 from devalloc_solver.check import check
 from devalloc_solver.collector import quiet_collector
 from devalloc_solver.deadline import end_of
-from devalloc_solver.demand import Unit, build_units
+from devalloc_solver.demand import Unit, build_units, late
 from devalloc_solver.dialects import speaks_kubernetes, strangers
 from devalloc_solver.eligibility import Eligibility
 from devalloc_solver.errors import AnswerRefused as AnswerRefused
@@ -197,22 +197,31 @@ def _missing_classes(claim: DeviceClaim, intake: Intake) -> Iterator[Problem]:
 
 
 def solve_intake(
-    intake: Intake, placement: str, deadline: float | None, started: float, standing: Standing | None = None
+    intake: Intake,
+    placement: str,
+    deadline: float | None,
+    started: float,
+    standing: Standing | None = None,
+    *,
+    is_quick: bool = False,
 ) -> Solution:
     """The answers to the claims of an intake; see ``solve_manifests``.
 
-    ``started``: monotonic time from which ``deadline`` and ``seconds`` count. ``standing``: see ``prepare``. Raises
-    ValueError or TypeError for a ``placement`` or ``deadline`` that is none, AnswerRefused for a bug of the solver.
+    ``started``: monotonic time from which ``deadline`` and ``seconds`` count. ``standing``: see ``prepare``.
+    ``is_quick``: see ``search_parts``. Raises ValueError or TypeError for a ``placement`` or ``deadline`` that is none,
+    AnswerRefused for a bug of the solver.
     """
     if placement not in PLACEMENTS:
         raise ValueError(f"placement must be one of {', '.join(PLACEMENTS)}, not {placement!r}")
     ends = end_of(deadline, started)
     prepared = prepare(intake, standing, ends=ends, started=started)
-    outcome = search_parts(prepared.snapshot, prepared.holdings, prepared.units, placement=placement, ends=ends)
+    outcome = search_parts(
+        prepared.snapshot, prepared.holdings, prepared.units, placement=placement, ends=ends, is_quick=is_quick
+    )
     pending = [claim for claim in intake.claims if not claim.is_allocated and not claim.is_deleting]
     levels = with_refused(outcome.levels, [claim.priority for claim in pending])
     optimal = all(level.is_proven for level in levels if level.goal == "satisfied")
-    answers = _answer_all(prepared, outcome, ends)
+    answers = _answer_all(prepared, outcome, ends, is_quick=is_quick)
     _refuse_wrong(prepared, answers)
     return Solution(
         claims=tuple(answers),
@@ -224,7 +233,7 @@ def solve_intake(
     )
 
 
-def _answer_all(prepared: Prepared, outcome: Outcome, ends: float | None) -> list[ClaimAnswer]:
+def _answer_all(prepared: Prepared, outcome: Outcome, ends: float | None, *, is_quick: bool) -> list[ClaimAnswer]:
     intake, placements = prepared.intake, outcome.placements
     answers = [answer_placement(p, prepared.snapshot, intake) for p in placements]
     answers += [
@@ -234,6 +243,11 @@ def _answer_all(prepared: Prepared, outcome: Outcome, ends: float | None) -> lis
     ]
     answers += [answer_refused(refused) for refused in prepared.refused]
     placed = {p.demand.key for p in placements}
+    if is_quick:  # no time goes into the reasons of claims that are answered later
+        later = [demand for part in outcome.unproven for unit in part.units for demand in unit.demands]
+        later = [demand for demand in later if demand.key not in placed]
+        answers += [answer_refused(late(demand.claim, SearchCutShort(SEARCH_CUT_SHORT))) for demand in later]
+        placed |= {demand.key for demand in later}
     left_out = [unit for unit in prepared.units if unit.demands[0].key not in placed]
     if left_out:
         doubtful = {key for part in outcome.doubtful for key in part.keys}
@@ -258,6 +272,7 @@ def answer_refused(refused: Refused) -> ClaimAnswer:
         message=None if held else refused.message,
         warnings=(f"{refused.reason}: {refused.message}",) if held else (),
         blockers=() if held else refused.blockers,
+        exceeded=None if held else refused.exceeded,
     )
 
 

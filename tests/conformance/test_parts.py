@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import os
 from copy import deepcopy
+from itertools import combinations
 from random import Random
 from typing import Any
 
 import pytest
 
+from devalloc.api.meta import COMPATIBILITY_GROUP, GROUP, NODE, PRIORITY
 from devalloc_solver import Fleet, solve_manifests
 from devalloc_solver import search as ways
+from devalloc_solver.dra import documents as dra_documents
+from devalloc_solver.dra import joint as dra_joint
+from devalloc_solver.dra.features import read_features
+from devalloc_solver.holdings import Key
 from devalloc_solver.intake import read_documents
-from devalloc_solver.parts import joined, split
+from devalloc_solver.parts import Part, joined, split, split_by_device
 from devalloc_solver.search import Outcome, search_parts
 from devalloc_solver.stages import Prepared, prepare
-from tests.support import random_fleets
+from tests.support import dra, oracle, random_fleets
+from tests.support.dra_joint import joint, networked
 from tests.support.manifests import claim, device, device_class, pool
 
 Manifest = dict[str, Any]
 EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "150"))
 
 
-def in_one(ready: Prepared, monkeypatch: pytest.MonkeyPatch) -> Outcome:
+def in_one(ready: Prepared | dra_joint.Prepared, monkeypatch: pytest.MonkeyPatch) -> Outcome:
     """The answer of one model of all units."""
     with monkeypatch.context() as patch:
         patch.setattr(ways, "split", lambda snapshot, units: [joined(split(snapshot, units))])
@@ -57,6 +64,176 @@ def test_parts_come_to_the_same_as_all_at_once(first: int, monkeypatch: pytest.M
     assert several > 5, "there is something to split"
 
 
+def mixed(random: Random) -> list[Manifest]:
+    """Pools with devices of several kinds, some of which have more in common than their pool: a pool resource, a
+    compatibility group; and claims for one kind or two, some of them groups, shares, pinned, or with alternatives."""
+    kinds = "abcd"[: random.choice([2, 3, 4])]
+    documents = [device_class(kind, deviceType=kind, driver="x") for kind in kinds]
+    for node in ("n1", "n2", None)[: random.choice([1, 2, 2, 3])]:
+        for number in range(random.choice([1, 1, 2])):
+            shared = random.sample(kinds, 2) if random.random() < 0.3 else []
+            devices = []
+            for kind in kinds:
+                grouped = {COMPATIBILITY_GROUP: kind} if random.random() < 0.25 else {}
+                for place in range(random.choice([0, 1, 1, 2])):
+                    devices.append(
+                        device(
+                            f"{kind}{place}",
+                            attributes={"kind": kind, "root": random.randrange(2), **grouped},
+                            requests={"power": "2"} if kind in shared else None,
+                            resources={"memory": "4/1"} if random.random() < 0.3 else None,
+                        )
+                    )
+            resources = {"power": "3/1"} if shared else None
+            documents.append(pool(f"p{number}-{node}", node, "x", resources=resources, devices=devices))
+    for number in range(random.choice([2, 3, 3, 4])):
+        details: list[Manifest] = []
+        for _ in range(random.choice([1, 1, 1, 2])):
+            details.append(mixed_detail(random, kinds))
+        annotations = {PRIORITY: str(random.choice([0, 0, 1]))}
+        if random.random() < 0.2:
+            annotations[GROUP] = "g"
+        elif random.random() < 0.1:
+            annotations[NODE] = "n1"
+        match = ["root"] if random.random() < 0.2 else None
+        documents.append(claim(f"c{number}", *details, annotations=annotations, match=match))
+    return documents
+
+
+def mixed_detail(random: Random, kinds: str) -> Manifest:
+    def one(kind: str) -> Manifest:
+        amounts = (
+            {"memory": random.choice(["1", "3"])} if random.random() < 0.2 else {"count": random.choice([1, 1, 2])}
+        )
+        return {"deviceClass": kind, "constraints": f"device.kind == '{kind}'", "requests": amounts}
+
+    if random.random() < 0.2:
+        return {"oneOf": [one(kind) for kind in random.sample(kinds, 2)]}
+    return one(random.choice(kinds))
+
+
+def cluster(random: Random) -> list[Manifest]:
+    """The same of resource.k8s.io."""
+    kinds = "abcd"[: random.choice([2, 3, 4])]
+    documents: list[Manifest] = [{"kind": "DeviceClass", **dra.ANY}]
+    for node in ("n1", "n2")[: random.choice([1, 2])]:
+        counted = random.sample(kinds, 2) if random.random() < 0.3 else []
+        devices = [
+            dra.device(
+                f"{kind}{place}",
+                {"kind": kind},
+                counters={"set": {"power": "2"}} if kind in counted else None,
+                capacity={"memory": "4"} if random.random() < 0.3 else None,
+                shared=random.random() < 0.3,
+            )
+            for kind in kinds
+            for place in range(random.choice([0, 1, 2]))
+        ]
+        place = {"pool": f"p-{node}", "nodeName": node, "count": 2}
+        documents.append({"kind": "Node", "metadata": {"name": node}})
+        documents.append({"kind": "ResourceSlice", **dra.slice_(f"s-{node}", devices or [dra.device("x")], **place)})
+        sets = dra.counter_slice(f"t-{node}", {"set": {"power": "3"}}, **place)
+        documents.append({"kind": "ResourceSlice", **sets})
+    for number in range(random.choice([2, 3, 4])):
+        kind = f"device.attributes['{dra.DRIVER}'].kind == '{random.choice(kinds)}'"
+        amounts = {"memory": "3"} if random.random() < 0.2 else None
+        wanted = dra.request("r", random.choice([1, 1, 2, None]), kind, amounts=amounts)
+        made = dra.claim(wanted, name=f"c{number}")
+        if random.random() < 0.2:
+            made["metadata"]["annotations"] = {GROUP: "g"}
+        documents.append({"kind": "ResourceClaim", **made})
+    return [{"apiVersion": "v1" if one["kind"] == "Node" else "resource.k8s.io/v1", **one} for one in documents]
+
+
+def satisfied(outcome: Outcome) -> dict[Key, list[tuple[int, int]]]:
+    """Goals 1 and 2: who is satisfied, and by which alternatives."""
+    return {
+        placed.demand.key: sorted({(e.slot.detail, e.slot.alternative or 0) for e in placed.entries})
+        for placed in outcome.placements
+    }
+
+
+def in_two_calls(ready: Prepared | dra_joint.Prepared, monkeypatch: pytest.MonkeyPatch) -> Outcome:
+    """What is left by a call that leaves all that takes a model is searched by the next one, part by part."""
+    with monkeypatch.context() as patch:
+        patch.setattr(ways, "QUICK_SIZE", -1)
+        quick = search_parts(ready.snapshot, ready.holdings, ready.units, placement="pack", ends=None, is_quick=True)
+    later = {key for part in quick.unproven for key in part.keys}
+    assert later.isdisjoint(placed.demand.key for placed in quick.placements)
+    placements, holdings = list(quick.placements), [*ready.holdings, *(one.holding() for one in quick.placements)]
+    for part in quick.unproven:
+        found = search_parts(ready.snapshot, holdings, part.units, placement="pack", ends=None).placements
+        placements += found
+        holdings += [one.holding() for one in found]
+    return Outcome(placements, [])
+
+
+def check_by_device(ready: Prepared | dra_joint.Prepared, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether splitting by device is finer than by pool here; nothing but goals 3 and 4 depends on it."""
+    assert satisfied(in_two_calls(ready, monkeypatch)) == satisfied(in_one(ready, monkeypatch))
+    parts = split_by_device(ready.snapshot, ready.units)
+    for one, other in combinations(parts, 2):
+        assert competed_for(ready, one).isdisjoint(competed_for(ready, other))
+    for part in parts:
+        assert {index for index in competed_for(ready, part) if isinstance(index, int)} <= (part.devices or set())
+    assert sorted(key for part in parts for key in part.keys) == sorted(d.key for u in ready.units for d in u.demands)
+    return len(parts) > len(split(ready.snapshot, ready.units))
+
+
+def competed_for(ready: Prepared | dra_joint.Prepared, part: Part) -> set[object]:
+    """The devices that claims of a part may have, and the pool resources that these draw on."""
+    slots = [slot for unit in part.units for demand in unit.demands for slot in demand.slots]
+    pins = {id(slot): unit.pin for unit in part.units for demand in unit.demands for slot in demand.slots}
+    found: set[object] = set()
+    for slot in slots:
+        for one in (ready.snapshot.devices[index] for index in slot.candidates.accepted):
+            if pins[id(slot)] is None or ready.snapshot.pools[one.pool].node in (pins[id(slot)], None):
+                found |= {one.index, *((one.pool, name) for name, _ in one.draws)}
+    return found
+
+
+@pytest.mark.parametrize("first", range(0, EXAMPLES, 50))
+def test_claims_that_share_no_device_are_answered_apart_and_as_many(
+    first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finer = 0
+    for seed in range(first, first + 50):
+        documents = mixed(Random(seed))
+        ready = prepare(read_documents(deepcopy(documents)))
+        finer += check_by_device(ready, monkeypatch)
+        apart = in_two_calls(ready, monkeypatch)
+        assert satisfied(apart).keys() == oracle.solve(documents).satisfied, seed
+        other = prepare(read_documents(deepcopy(random_fleets.documents(Random(seed)))))
+        check_by_device(other, monkeypatch)
+    assert finer > 3, "there is something to split that is one part by pool"
+
+
+def test_resource_claims_that_share_no_device_are_answered_apart_and_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With shared counters, consumable capacity, devices of the network and claims for all devices."""
+    gates, finer = read_features(None), 0
+    for seed in range(EXAMPLES // 3):
+        for documents in (joint(Random(seed)).documents, networked(Random(seed)).documents, cluster(Random(seed))):
+            intake = dra_documents.read_documents(deepcopy(documents), gates)
+            finer += check_by_device(dra_joint.prepare(intake, gates), monkeypatch)
+    assert finer > EXAMPLES // 30, "there is something to split that is one part by pool"
+
+
+def test_splitting_by_device_gives_up_the_fewest_pools_and_nothing_else() -> None:
+    """A pool counts once for all claims (goal 3): claims that both have a choice of pools must choose together. So
+    the library splits by pool, and only a claim that would wait for a search does not."""
+    devices = [device("g", attributes={"kind": "gpu"}), device("n", attributes={"kind": "nic"})]
+    documents = [
+        device_class("any", driver="x"),
+        *(pool(name, "n1", "x", devices=devices) for name in ("p1", "p2")),
+        *(claim(kind, {"deviceClass": "any", "constraints": f"device.kind == '{kind}'"}) for kind in ("gpu", "nic")),
+    ]
+    ready = prepare(read_documents(documents))
+    assert len(split(ready.snapshot, ready.units)) == 1
+    assert len(split_by_device(ready.snapshot, ready.units)) == 2
+    both = search_parts(ready.snapshot, ready.holdings, ready.units, placement="pack", ends=None)
+    assert [level.value for level in both.levels if level.goal == "pools"] == [1]
+
+
 def fleet() -> list[Manifest]:
     drivers = ("gpu", "nic")
     classes = [device_class(driver, driver=driver) for driver in drivers]
@@ -88,6 +265,40 @@ def test_a_part_is_the_same_as_long_as_what_it_depends_on_is() -> None:
     after = {part.units[0][0][1]: part.fingerprint for part in given.parts(waiting)}
     assert after["g"] != before["g"]
     assert after["n"] == before["n"]
+
+
+def test_a_part_does_not_depend_on_other_devices_of_its_pool() -> None:
+    kinds = [device(f"{kind}{n}", attributes={"kind": kind}) for kind in ("gpu", "nic") for n in range(2)]
+    documents = [device_class("any", driver="x"), pool("p", "n1", "x", devices=kinds)]
+
+    def wanted(kind: str, name: str) -> Manifest:
+        return claim(name, {"deviceClass": "any", "constraints": f"device.kind == '{kind}'"})
+
+    waiting = [wanted("gpu", "g"), wanted("nic", "n")]
+    before = fingerprints(documents, waiting)
+    given = Fleet.from_manifests(documents)
+    given.allocate(wanted("nic", "other"))
+    after = {part.units[0][0][1]: part.fingerprint for part in given.parts(waiting)}
+    assert after["g"] == before["g"]
+    assert after["n"] != before["n"]
+
+
+def test_devices_that_draw_on_one_resource_are_competed_for() -> None:
+    def parts(**requests: str) -> int:
+        kinds = [device(kind, attributes={"kind": kind}, requests=requests) for kind in ("gpu", "nic")]
+        documents = [device_class("any", driver="x"), pool("p", "n1", "x", resources={"power": "3/1"}, devices=kinds)]
+        wanted = [{"deviceClass": "any", "constraints": f"device.kind == '{kind}'"} for kind in ("gpu", "nic")]
+        return len(Fleet.from_manifests(documents).parts([claim(f"c{n}", one) for n, one in enumerate(wanted)]))
+
+    assert parts() == 2
+    assert parts(power="2") == 1
+
+
+def test_devices_of_a_pool_with_compatibility_groups_are_competed_for() -> None:
+    kinds = [device(kind, attributes={"kind": kind, COMPATIBILITY_GROUP: kind}) for kind in ("gpu", "nic")]
+    documents = [device_class("any", driver="x"), pool("p", "n1", "x", devices=kinds)]
+    wanted = [{"deviceClass": "any", "constraints": f"device.kind == '{kind}'"} for kind in ("gpu", "nic")]
+    assert len(Fleet.from_manifests(documents).parts([claim(f"c{n}", one) for n, one in enumerate(wanted)])) == 1
 
 
 def test_an_easy_claim_is_answered_in_the_time_that_a_hard_part_leaves() -> None:

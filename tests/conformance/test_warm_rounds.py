@@ -70,7 +70,7 @@ def test_rounds_that_differ_by_little_are_answered_as_if_each_were_the_first(ran
     claims += [gpu_claim(f"simple-{number}", count=1 + number % 2) for number in range(4)]
     state = unique([*state, gpu_class(), *(gpu_pool(f"simple-{number}", node="node") for number in range(3))])
     random.shuffle(claims)
-    with patch.object(Fleet, "allocate_all", lambda *arguments: asked(*arguments)):
+    with patch.object(Fleet, "allocate_all", lambda *arguments, **options: asked(*arguments, **options)):
         for number, claim in enumerate(claims):
             state = unique([*state, claim])
             if number % 4 == 3:

@@ -11,8 +11,8 @@ from devalloc.controller.decision import OF_THE_BATCH, Unit
 from devalloc.controller.placing import machines
 from devalloc.controller.placing.documents import Placing
 from devalloc.controller.placing.words import Words
-from devalloc.controller.searches import SEARCHING
 from devalloc.store import Change, Key, Object
+from devalloc_solver.reasons import SEARCHING
 
 PLACED = "Placed"
 """Condition of a machine: whether a node was chosen that keeps for it what it needs. Where it is False, why."""

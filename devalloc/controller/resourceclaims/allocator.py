@@ -24,7 +24,7 @@ from devalloc.controller.resourceclaims.kinds import CLAIMS, KINDS, NAMES, OPTIO
 from devalloc.controller.resourceclaims.solver import WarmCluster
 from devalloc.controller.resourceclaims.state import Asked, Cluster
 from devalloc.controller.resourceclaims.waiting import Key, Want, allocation, is_ours, node_of
-from devalloc.controller.searches import SEARCHING, Searches, search_anew
+from devalloc.controller.searches import Searches, search_anew
 from devalloc.controller.told import NORMAL, WARNING, Told
 from devalloc.store import Conflict, Expired, NotFound, StoreError
 from devalloc.store import Key as ObjectKey
@@ -35,6 +35,7 @@ from devalloc.store.kubernetes.mirror import Mirror
 from devalloc.store.kubernetes.reflector import Reflector
 from devalloc.store.kubernetes.resources import Resources
 from devalloc.store.kubernetes.writing import Writing
+from devalloc_solver.reasons import SEARCHING
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from devalloc.api.meta import GROUP, PRIORITY
-from devalloc.controller.searches import Searches, search_anew
+from devalloc.controller.searches import QUICK, Searches, search_anew
 from devalloc_solver.deadline import left_of
 
 if TYPE_CHECKING:
@@ -128,8 +128,6 @@ class WarmCluster:
 
     def _note(self, units: Mapping[_Key, Sequence[Object]], answers: Sequence[_Answer], seconds: float) -> None:
         """Remember which claims were too expensive, and forget those that wait no more."""
-        from devalloc_solver.budget import TOO_EXPENSIVE, is_exhausted
-
         for key in self._left_alone.keys() - units.keys():
             del self._left_alone[key]
         by_key = {(each["namespace"], each["name"]): each for each in answers}
@@ -140,11 +138,12 @@ class WarmCluster:
             if not told:
                 continue
             self._left_alone.pop(key, None)
-            if any(is_exhausted(each) for each in told):
+            exceeded = {each.get("exceeded") for each in told} - {None}
+            if exceeded:
                 if len(self._left_alone) >= MOST_LEFT_ALONE:
                     del self._left_alone[next(iter(self._left_alone))]
                 specs = [claim.get("spec") for claim in unit]
-                stale = several and not any(TOO_EXPENSIVE in (each["message"] or "") for each in told)
+                stale = several and "expression" not in exceeded
                 self._left_alone[key] = _LeftAlone([_identity(claim) for claim in unit], specs, told, until, stale)
 
     def _ask(self, claims: Sequence[Object], deadline: float | None) -> list[_Answer]:
@@ -155,7 +154,7 @@ class WarmCluster:
         answers = self._one_by_one(fleet, claims, ends)
         self._take_back(fleet, answers, by_key)
         is_answered = len(answers) == len(claims) and all(each["allocated"] for each in answers)
-        if not is_answered and (len(claims) > 1 or not answers):
+        if not is_answered and (len(claims) > 1 or not answers or self._is_left(answers[0])):
             found = self._searches.solve(fleet, [*self._told.values()], claims, left_of(ends))["claims"]
             answers = [each for each in found if (each["namespace"], each["name"]) in by_key]
         self._fleet = fleet
@@ -164,7 +163,8 @@ class WarmCluster:
     def _one_by_one(self, fleet: ResourceFleet, claims: Sequence[Object], ends: float | None) -> list[dict[str, Any]]:
         """The answers up to the first refusal; none where there is a group, which is answered as a whole.
 
-        Of several claims each has its share of a quarter of the time: what takes longer is answered with the others.
+        Of several claims each has its share of a quarter of the time: what takes longer is answered with the others,
+        and what takes longer than a round has beside the loop. Expressions of a single claim have all of the time.
         """
         answers: list[dict[str, Any]] = []
         if any(claim["metadata"].get("annotations", {}).get(GROUP) for claim in claims):
@@ -173,10 +173,18 @@ class WarmCluster:
         for number, claim in enumerate(sorted(claims, key=_turn)):
             left = left_of(ends)
             share = left / (4 * (len(claims) - number)) if left is not None and several else left
+            if self._searches.is_open:
+                share = QUICK if share is None else min(share, QUICK)
             answers.append(fleet.allocate(claim, share))
+            if not several and answers[-1].get("exceeded") == "time":
+                answers = [fleet.allocate(claim, left_of(ends))]
             if not answers[-1]["allocated"]:
                 break
         return answers
+
+    def _is_left(self, answer: _Answer) -> bool:
+        """Whether a single claim is to be searched for beside the loop."""
+        return self._searches.is_open and answer["reason"] == "SearchLimit" and "exceeded" not in answer
 
     def _take_back(
         self, fleet: ResourceFleet, answers: Sequence[Mapping[str, Any]], claims: Mapping[tuple[str, str], Object]

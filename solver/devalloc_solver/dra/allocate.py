@@ -105,7 +105,7 @@ def allocate(
             raise_failure(task)
             return None
     except OutOfTime as error:
-        raise AllocationError(str(error)) from None
+        raise AllocationError(str(error), exceeded=error.bound) from None
     results = _results(task, placements)
     named = [content for content in classes if name_of(content) in task.classes]
     mine = [result for result, claim in zip(results, task.claims, strict=True) if claim.allocation is None]

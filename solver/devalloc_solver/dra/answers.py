@@ -49,4 +49,5 @@ def refusal_answer(refused: Refused) -> dict[str, Any]:
         "allocated": False,
         "reason": str(refused.reason),
         "message": refused.message,
+        **({"exceeded": str(refused.exceeded)} if refused.exceeded else {}),
     }

@@ -14,6 +14,7 @@ from devalloc_solver.budget import (
     COMMON_SPENT,
     OUT_OF_TIME,
     TOO_EXPENSIVE,
+    Bound,
     BudgetExceeded,
     CommonBudgetExceeded,
     OutOfTime,
@@ -95,6 +96,12 @@ class Choice:
     def size(self) -> int:
         """How many devices it takes on a single node."""
         return len(self.verdict.accepted) if self.ask.is_all else self.ask.count
+
+    @property
+    def is_exhausting(self) -> bool:
+        """Whether a selector was too expensive on some device."""
+        expressions = (*self.judge.classes[self.ask.class_name].selectors, *self.ask.selectors)
+        return any(self.judge.selectors.is_exhausting(expression) for expression in expressions)
 
     def candidates(self) -> Candidates:
         return self.verdict.candidates(self.ask.class_name)
@@ -188,9 +195,9 @@ class Judge:
             if allowance.is_turn:
                 raise
             allowance.exhaust()
-            raise AllocationError(f"{where}: {COMMON_SPENT}") from None
+            raise AllocationError(f"{where}: {COMMON_SPENT}", exceeded=Bound.COMMON) from None
         except BudgetExceeded:
-            raise AllocationError(f"{where}: {TOO_EXPENSIVE}") from None
+            raise AllocationError(f"{where}: {TOO_EXPENSIVE}", exceeded=Bound.EXPRESSION) from None
 
     def _fall(self, verdict: Verdict, ask: Ask, offer: Offer, where: str) -> Fall | None:
         """Why a device is not among those that the request is about, whoever uses them."""

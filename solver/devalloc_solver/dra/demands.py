@@ -9,7 +9,7 @@ from typing import Any
 
 from devalloc.api.meta import ALLOCATED_NODE, GROUP, NODE
 from devalloc.api.nearest import nearest
-from devalloc_solver.budget import in_turns
+from devalloc_solver.budget import OutOfTime, in_turns
 from devalloc_solver.demand import Demand, Unit
 from devalloc_solver.dra.candidates import Judge
 from devalloc_solver.dra.documents import Intake, Key, Refused, pin_of, priority_of
@@ -60,10 +60,11 @@ def build_units(intake: Intake, judge: Judge) -> tuple[list[Unit], list[Refused]
     return units, refused
 
 
-def late(one: PendingClaim, told: str) -> Refused:
+def late(one: PendingClaim, why: OutOfTime) -> Refused:
     """The refusal of a claim for which the time of the call did not suffice."""
-    message = f"{VERDICTS[Reason.SEARCH_LIMIT]}: {told}"
-    return Refused(one.key, Reason.SEARCH_LIMIT, message, one.claim.annotations.get(GROUP))
+    message = f"{VERDICTS[Reason.SEARCH_LIMIT]}: {why}"
+    group = one.claim.annotations.get(GROUP)
+    return Refused(one.key, Reason.SEARCH_LIMIT, message, group, exceeded=why.bound)
 
 
 def make(one: PendingClaim, intake: Intake, judge: Judge) -> Demand | Refused:
@@ -75,7 +76,7 @@ def make(one: PendingClaim, intake: Intake, judge: Judge) -> Demand | Refused:
         choices = [[judge.choose(claim, ask) for ask in request.asks] for request in claim.requests]
     except AllocationError as error:
         reason = Reason.CLASS_INVALID if error.message.startswith("class ") else Reason.CLAIM_INVALID
-        return Refused(one.key, reason, error.message, claim.annotations.get(GROUP))
+        return Refused(one.key, reason, error.message, claim.annotations.get(GROUP), exceeded=error.exceeded)
     return replace(make_demand(one, choices), shape=_shape(claim))
 
 

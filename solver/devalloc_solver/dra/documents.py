@@ -13,6 +13,7 @@ from typing import Any
 from devalloc.api.fields import described
 from devalloc.api.meta import GROUP, NODE, PRIORITY, parse_time
 from devalloc.api.problems import Problem
+from devalloc_solver.budget import Bound
 from devalloc_solver.dra import features as gate
 from devalloc_solver.dra.decode import API_VERSION, check_version, read_claim, read_class, read_node, read_slice
 from devalloc_solver.dra.fields import FieldError, Fields, shown
@@ -36,6 +37,8 @@ class Refused:
     group: str | None = None
     allocation: Mapping[str, Any] | None = None
     """what it keeps all the same"""
+    exceeded: Bound | None = None
+    """what its expressions exceeded"""
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from devalloc_solver import errors
+from devalloc_solver.budget import Bound
 
 
 class AllocationError(Exception):
@@ -14,10 +15,12 @@ class AllocationError(Exception):
     come back on every node.
     """
 
-    def __init__(self, message: str, *, node_local: bool = False) -> None:
+    def __init__(self, message: str, *, node_local: bool = False, exceeded: Bound | None = None) -> None:
+        """``exceeded``: by expressions of the claims."""
         super().__init__(message)
         self.message = message
         self.node_local = node_local
+        self.exceeded = exceeded
 
 
 class AnswerRefused(errors.AnswerRefused):

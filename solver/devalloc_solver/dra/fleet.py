@@ -102,7 +102,8 @@ class ResourceFleet:
         except OutOfTime as error:
             self._state.index.forget()
             told = f"{VERDICTS[Reason.SEARCH_LIMIT]}: {error}"
-            return refusal_answer(Refused((found.namespace, found.name), Reason.SEARCH_LIMIT, told))
+            refused = Refused((found.namespace, found.name), Reason.SEARCH_LIMIT, told, exceeded=error.bound)
+            return refusal_answer(refused)
 
     def _place(self, read: Read, found: Claim) -> dict[str, Any]:
         """The same for a valid claim that stands alone and holds nothing. Raises OutOfTime; nothing is changed then."""
@@ -119,16 +120,19 @@ class ResourceFleet:
             pass  # of one device or the other: the whole world is asked, and says of which
         return self._ask_world(read, found)
 
-    def allocate_all(self, claims: Iterable[Manifest], deadline: float | None = None) -> dict[str, Any]:
+    def allocate_all(
+        self, claims: Iterable[Manifest], deadline: float | None = None, *, is_quick: bool = False
+    ) -> dict[str, Any]:
         """Place claims jointly, with the kept members of their groups, and keep what they got.
 
-        Returns what ``solve_manifests`` would for this state and these claims; ``deadline`` is in seconds.
+        Returns what ``solve_manifests`` would for this state and these claims; ``deadline`` is in seconds. For
+        ``is_quick`` see ``Fleet``.
 
         Raises ValueError and KeyError as ``allocate`` does.
         """
         started = time.monotonic()
         intake = self._intake(claims)
-        answer = solve(intake, self._gates, self._placement, deadline, started)
+        answer = solve(intake, self._gates, self._placement, deadline, started, is_quick=is_quick)
         by_key = {(one["namespace"], one["name"]): one for one in answer["claims"]}
         for claim in intake.claims:
             key = claim.namespace, claim.name
@@ -138,9 +142,10 @@ class ResourceFleet:
         return answer
 
     @quiet_collector()
-    def parts(self, claims: Iterable[Manifest]) -> list[Summary]:
-        """The parts of these claims that compete for nothing with each other, without placing any."""
-        prepared = prepare(self._intake(claims), self._gates)
+    def parts(self, claims: Iterable[Manifest], deadline: float | None = None) -> list[Summary]:
+        """The parts of these claims that compete for no device with each other, without placing any."""
+        started = time.monotonic()
+        prepared = prepare(self._intake(claims), self._gates, end_of(deadline, started), started)
         return summaries(prepared.snapshot, prepared.holdings, prepared.units)
 
     def _intake(self, claims: Iterable[Manifest]) -> Intake:

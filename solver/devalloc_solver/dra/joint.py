@@ -11,6 +11,7 @@ from typing import Any
 from devalloc.api.problems import Problem
 from devalloc_solver import overuse
 from devalloc_solver.assignment import Placement
+from devalloc_solver.budget import SEARCH_CUT_SHORT, SearchCutShort
 from devalloc_solver.collector import quiet_collector
 from devalloc_solver.deadline import end_of
 from devalloc_solver.demand import Mode, Unit
@@ -18,7 +19,7 @@ from devalloc_solver.dra.answers import answer_of, placed_answer, refusal_answer
 from devalloc_solver.dra.candidates import Judge, Verdict
 from devalloc_solver.dra.checked import make_checker
 from devalloc_solver.dra.cluster import Survey, survey
-from devalloc_solver.dra.demands import build_units, node_of
+from devalloc_solver.dra.demands import build_units, late, node_of
 from devalloc_solver.dra.documents import Intake, Key, Refused, priority_of, read_documents
 from devalloc_solver.dra.errors import AnswerRefused
 from devalloc_solver.dra.features import read_features
@@ -85,15 +86,23 @@ def solve_manifests(
 
 
 def solve(
-    intake: Intake, gates: frozenset[str], placement: str, deadline: float | None, started: float
+    intake: Intake,
+    gates: frozenset[str],
+    placement: str,
+    deadline: float | None,
+    started: float,
+    *,
+    is_quick: bool = False,
 ) -> dict[str, Any]:
-    """The same for objects that are read; ``started`` is a monotonic time."""
+    """The same for objects that are read; ``started`` is a monotonic time. ``is_quick``: see ``search_parts``."""
     ends = end_of(deadline, started)
     prepared = prepare(intake, gates, ends, started)
-    outcome = search_parts(prepared.snapshot, prepared.holdings, prepared.units, placement=placement, ends=ends)
+    outcome = search_parts(
+        prepared.snapshot, prepared.holdings, prepared.units, placement=placement, ends=ends, is_quick=is_quick
+    )
     levels = with_refused(outcome.levels, [priority_of(claim) for claim in intake.claims if claim.allocation is None])
-    answers = _answers(prepared, outcome.placements, ends)
     unproven = unproven_names(outcome.unproven)
+    answers = _answers(prepared, outcome.placements, ends, frozenset(unproven) if is_quick else frozenset())
     return {
         "claims": sorted(answers, key=lambda a: (a["namespace"], a["name"])),
         "objective": {"levels": [level.to_dict() for level in levels]},
@@ -226,7 +235,10 @@ def _is_all_there(placement: Placement, offers: Sequence[Offer], node: str) -> b
 # -- answers -------------------------------------------------------------------------------------------------------
 
 
-def _answers(prepared: Prepared, placements: Sequence[Placement], ends: float | None) -> list[dict[str, Any]]:
+def _answers(
+    prepared: Prepared, placements: Sequence[Placement], ends: float | None, later: frozenset[str]
+) -> list[dict[str, Any]]:
+    """``later``: ``NAMESPACE/NAME`` of claims that are answered later; no time goes into their reasons."""
     results = _results(prepared, placements)
     _refuse_wrong(prepared, placements, results)
     answers = [placed_answer(placement, results[placement.demand.key]) for placement in placements]
@@ -239,7 +251,11 @@ def _answers(prepared: Prepared, placements: Sequence[Placement], ends: float | 
     explainer = Explainer(prepared.snapshot, prepared.offers, prepared.holdings, placements, ends)
     placed = {placement.demand.key for placement in placements}
     for unit in prepared.units:
-        if unit.demands[0].key not in placed:
+        if unit.demands[0].key in placed:
+            continue
+        if "/".join(unit.demands[0].key) in later:
+            answers += [refusal_answer(late(demand.claim, SearchCutShort(SEARCH_CUT_SHORT))) for demand in unit.demands]
+        else:
             answers += explainer.explain(unit)
     return answers
 

@@ -16,7 +16,7 @@ from devalloc_solver.blockers.claims import Releases
 from devalloc_solver.blockers.edits import Edit, applied, fewest, needed
 from devalloc_solver.blockers.question import Finder, Question, Undecided
 from devalloc_solver.blockers.words import joined, remedy
-from devalloc_solver.budget import OutOfTime
+from devalloc_solver.budget import Bound, OutOfTime
 from devalloc_solver.demand import Demand, Slot, Unit
 from devalloc_solver.dra.candidates import Judge
 from devalloc_solver.dra.funnel import funnel, sentence
@@ -130,6 +130,8 @@ class Explainer:
             "funnel": [self._funnel(slot) for slot in demand.slots],
             "blockers": [_of(demand, unit, blocker) for blocker in found.blockers],
         }
+        if found.reason is Reason.NO_MATCHING_DEVICES and any(slot.spec.is_exhausting for slot in demand.slots):
+            answer["exceeded"] = str(Bound.DEVICE)
         return answer | ({"warnings": errors} if errors else {})
 
     def _funnel(self, slot: Slot) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def explain(
         task = inputs.task()
         fits = task is None or inputs.fits()
     except OutOfTime as error:
-        raise AllocationError(str(error)) from None
+        raise AllocationError(str(error), exceeded=error.bound) from None
     allowance.begin_search()
     if task is None:
         return {"reason": None, "message": None, "blockers": [], "claims": [], "pools": [], "ignored": []}

@@ -60,7 +60,7 @@ class ClaimFleet:
                 begin = False
             except OutOfTime as error:
                 self._state.index.forget()
-                return answer_refused(late(found, str(error))).to_dict()
+                return answer_refused(late(found, error)).to_dict()
 
     def _place(self, document: Document, found: DeviceClaim, shape: object) -> dict[str, Any]:
         """The same for a valid claim that stands alone and holds nothing.
@@ -81,14 +81,17 @@ class ClaimFleet:
         state.grant(document, found, answer, spot)
         return answer
 
-    def allocate_all(self, claims: Iterable[Mapping[str, Any]], deadline: float | None = None) -> dict[str, Any]:
+    def allocate_all(
+        self, claims: Iterable[Mapping[str, Any]], deadline: float | None = None, *, is_quick: bool = False
+    ) -> dict[str, Any]:
         """Place claims jointly, and keep what they got."""
         if isinstance(claims, Mapping):
             raise ValueError("claims must be several manifests, not one: use allocate")
         started = time.monotonic()
         documents = [self._read_claim(claim)[0] for claim in claims]
         fresh = [d for d in documents if (d.name[1], d.name[2]) not in self._state.kept]
-        solution = solve_intake(self._state.everything(fresh), self._state.placement, deadline, started, self._standing)
+        intake, placement = self._state.everything(fresh), self._state.placement
+        solution = solve_intake(intake, placement, deadline, started, self._standing, is_quick=is_quick)
         by_key: dict[tuple[str, str], Document] = {(d.name[1], d.name[2]): d for d in self._state.pending()}
         by_key |= {(d.name[1], d.name[2]): d for d in fresh}
         for answer in solution.claims:
@@ -96,11 +99,14 @@ class ClaimFleet:
                 self._state.record(by_key[answer.key], answer.to_dict())
         return solution.to_dict()
 
-    def parts(self, claims: Iterable[Mapping[str, Any]]) -> list[Summary]:
-        """The parts of these claims that compete for nothing with each other, without placing any."""
+    def parts(self, claims: Iterable[Mapping[str, Any]], deadline: float | None = None) -> list[Summary]:
+        """The parts of these claims that compete for no device with each other, without placing any."""
+        started = time.monotonic()
         documents = [self._read_claim(claim)[0] for claim in claims]
         fresh = [d for d in documents if (d.name[1], d.name[2]) not in self._state.kept]
-        prepared = prepare(self._state.everything(fresh), self._standing)
+        prepared = prepare(
+            self._state.everything(fresh), self._standing, ends=end_of(deadline, started), started=started
+        )
         return summaries(prepared.snapshot, prepared.holdings, prepared.units)
 
     def release(self, namespace: str, name: str) -> None:

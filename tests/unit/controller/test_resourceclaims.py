@@ -26,7 +26,8 @@ from devalloc.store import Event, EventType, Forbidden
 from devalloc.store.kubernetes import ApiError
 from devalloc.store.kubernetes.reflector import Reflector
 from devalloc_solver import budget
-from devalloc_solver.budget import Costs, is_exhausted
+from devalloc_solver.budget import OUT_OF_TIME, TOO_EXPENSIVE_ONCE, Costs
+from devalloc_solver.dra import selectors
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.waiting import until
 
@@ -637,15 +638,20 @@ def test_an_event_names_no_claims_of_other_namespaces() -> None:
     assert not any("secret" in note for note in notes), notes
 
 
-def test_an_expensive_claim_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its selectors cost more than they may: it is told so, once, and the next claim has its device."""
+@pytest.mark.parametrize("bound", ["steps", "time"])
+def test_an_expensive_claim_keeps_nobody_waiting(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its selectors cost more than they may: it is told so, once, and the next claim has its device. The
+    time suffices without any bound in steps."""
+    if bound == "time":
+        for module, name in ((budget, "EXPRESSION_BUDGET"), (budget, "COMMON_BUDGET"), (selectors, "COST_LIMIT")):
+            monkeypatch.setattr(module, name, 10**15)
     client, stop = FakeClient(FakeKube()), threading.Event()
     told: list[Told] = []
     root = "/apis/resource.k8s.io/v1"
     evil = costly("evil")
     deep = f"{NUMBERS}.all(w, {COSTLY})"
-    selectors = [{"cel": {"expression": f"{deep} && 'x' != 'y{number}'"}} for number in range(32)]
-    evil["spec"]["devices"]["requests"][0]["exactly"]["selectors"] = selectors
+    expressions = [{"cel": {"expression": f"{deep} && 'x' != 'y{number}'"}} for number in range(32)]
+    evil["spec"]["devices"]["requests"][0]["exactly"]["selectors"] = expressions
 
     def create(*found: tuple[str, Object]) -> None:
         for path, each in found:
@@ -675,7 +681,7 @@ def test_an_expensive_claim_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch
     thread.start()
     try:
         until(lambda: any(each.regarding["name"] == "evil" for each in told))
-        assert is_exhausted({"reason": told[0].reason, "message": told[0].note})
+        assert (TOO_EXPENSIVE_ONCE if bound == "steps" else OUT_OF_TIME) in told[0].note
         before = counting.count
         create(*claimed(claim("plain")))
         until(lambda: client.get(f"{root}/namespaces/a/resourceclaims/plain").get("status", {}).get("allocation"))

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from devalloc.controller import searches as searches_module
-from devalloc.controller.searches import OTHERS, SEARCHING, Searches, search_anew
+from devalloc.controller.searches import OTHERS, Searches, search_anew
 from devalloc.controller.warm import WarmSolver
 from devalloc_solver import budget
 from devalloc_solver.parts import Summary
+from devalloc_solver.reasons import SEARCHING
 from tests.support.manifests import claim, device, device_class, pool
 from tests.support.waiting import until
 
@@ -33,7 +34,9 @@ class FakeFleet:
     """what parts depend on beside their claims"""
     asked: list[list[str]] = field(default_factory=list)
 
-    def allocate_all(self, claims: Iterable[Manifest], deadline: float | None = None) -> Manifest:
+    def allocate_all(
+        self, claims: Iterable[Manifest], deadline: float | None = None, *, is_quick: bool = False
+    ) -> Manifest:
         names = [(each["metadata"]["namespace"], each["metadata"]["name"]) for each in claims]
         self.asked.append([name for _, name in names])
         parts = {name[1][0] for name in names if name[1].startswith("h-hard")}
@@ -46,7 +49,7 @@ class FakeFleet:
             "unproven": ["/".join(name) for name in hard],
         }
 
-    def parts(self, claims: Iterable[Manifest]) -> list[Summary]:
+    def parts(self, claims: Iterable[Manifest], deadline: float | None = None) -> list[Summary]:
         found: dict[str, list[Manifest]] = {}
         for each in claims:
             found.setdefault(each["metadata"]["name"][0], []).append(each)
@@ -135,7 +138,7 @@ def test_what_was_searched_for_is_not_again_as_long_as_nothing_changes(searches:
 def test_who_competes_with_a_namespace_that_was_searched_for_goes_first(searches: Searches, beside: Beside) -> None:
     fleet = FakeFleet()
     beside.go.set()
-    searches._spent["hard"] = (60.0, searches.clock())
+    searches._usage.charge({"hard"}, 60.0, searches.clock())
     found = searches.solve(fleet, [], [HARD, claim("h-other", {}, namespace="easy")], 10.0)
     assert told(found) == {"h-hard": SEARCHING, "h-other": None}
     assert found["again"], "the others are searched for once this is written"
@@ -147,13 +150,23 @@ def test_all_is_answered_at_once_without_a_thread(beside: Beside) -> None:
     assert beside.began == []
 
 
-def test_a_search_that_fails_is_left_to_the_loop(searches: Searches, beside: Beside) -> None:
-    fleet = FakeFleet()
+def test_a_search_that_fails_is_an_answer_and_nobody_waits_for_it(beside: Beside) -> None:
+    fleet, now = FakeFleet(), [0.0]
+    searches = Searches(beside.search, clock=lambda: now[0])
     beside.error = RuntimeError("out of luck")
     beside.go.set()
-    searches.solve(fleet, [], [HARD], 10.0)
-    until(searches.news, "the search is over")
-    assert told(searches.solve(fleet, [], [HARD], 10.0)) == {"h-hard": "SearchLimit"}
+    with searches.beside():
+        searches.solve(fleet, [], [HARD], 10.0)
+        until(searches.news, "the search is over")
+        answer = searches.solve(fleet, [], [HARD, EASY], 10.0)
+        assert told(answer) == {"h-hard": "SearchLimit", "e": None}
+        assert "the log of the controller says why" in answer["claims"][1]["message"]
+        assert not answer[SEARCHING]
+
+        beside.error, now[0] = None, searches_module.RETRY + 1
+        assert told(searches.solve(fleet, [], [HARD], 10.0)) == {"h-hard": SEARCHING}
+        until(searches.news, "the search is over")
+        assert told(searches.solve(fleet, [], [HARD], 10.0)) == {"h-hard": "DevicesInUse"}
 
 
 def test_seconds_are_counted_by_namespace_with_a_bound(searches: Searches, beside: Beside) -> None:

@@ -10,6 +10,9 @@ import pytest
 
 from devalloc_solver import Fleet, budget, dra, solve_manifests
 from devalloc_solver.budget import Allowance, Budget, BudgetExceeded, CommonBudgetExceeded, Costs, OutOfTime, in_turns
+from devalloc_solver.dra import selectors
+from devalloc_solver.dra.cel import program
+from tests.support.manifests import claim, device, device_class, pool
 from tests.unit.solver.dra.test_joint import CLASS, node_slice, wants
 
 LATER = 10.0**9
@@ -77,7 +80,61 @@ def test_a_claim_without_time_is_told_so_and_others_are_answered() -> None:
             budget.look(allowance.ends)
         return "answered"
 
-    assert in_turns(["slow", "quick"], allowance, act, lambda claim, told: told) == [budget.OUT_OF_TIME, "answered"]
+    assert in_turns(["slow", "quick"], allowance, act, lambda claim, why: str(why)) == [budget.OUT_OF_TIME, "answered"]
+
+
+def test_an_expression_is_charged_no_more_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "COMMON_BUDGET", 1_000)
+    allowance = Allowance()
+    allowance.charge("a", 600)
+    allowance.charge("a", 600)
+    with pytest.raises(CommonBudgetExceeded):
+        allowance.charge("b", 401)
+    allowance.charge("b", 400)
+
+
+# -- each bound alone --------------------------------------------------------------------------------------------------
+
+ENDLESS = 10**15
+"""Steps that nothing here takes."""
+
+
+def dear_claim(name: str = "dear", times: int = 3) -> dict[str, Any]:
+    """A DeviceClaim whose expression takes minutes to evaluate."""
+    numbers = f"[{','.join(map(str, range(99)))}]"
+    expression = "device.kind == -1"
+    for turn in range(times):
+        expression = f"{numbers}.exists(x{turn}, {expression})"
+    return claim(name, {"deviceClass": "gpu", "constraints": expression})
+
+
+def own_fleet() -> list[dict[str, Any]]:
+    devices = [device(f"d{number}", attributes={"kind": number}) for number in range(40)]
+    return [device_class("gpu", driver="gpu"), pool("p", devices=devices)]
+
+
+def test_steps_alone_end_an_expression(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "EXPRESSION_BUDGET", 20_000)
+    (one,) = solve_manifests([*own_fleet(), dear_claim()])["claims"]
+    assert (one["reason"], one["exceeded"]) == ("ClaimInvalid", "expression")
+
+
+def test_the_common_budget_alone_ends_expressions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "EXPRESSION_BUDGET", ENDLESS)
+    monkeypatch.setattr(budget, "COMMON_BUDGET", 20_000)
+    claims = [dear_claim(), claim("plain", {"deviceClass": "gpu"})]
+    dear, plain = solve_manifests([*own_fleet(), *claims])["claims"]
+    assert (dear["reason"], dear["exceeded"]) == ("ClaimInvalid", "common")
+    assert plain["allocated"]
+
+
+def test_the_clock_alone_ends_expressions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "EXPRESSION_BUDGET", ENDLESS)
+    monkeypatch.setattr(budget, "COMMON_BUDGET", ENDLESS)
+    claims = [dear_claim(), claim("plain", {"deviceClass": "gpu"})]
+    dear, plain = solve_manifests([*own_fleet(), *claims], deadline=0.1)["claims"]
+    assert (dear["reason"], dear["exceeded"]) == ("SearchLimit", "time")
+    assert plain["allocated"]
 
 
 # -- resource.k8s.io ---------------------------------------------------------------------------------------------------
@@ -126,6 +183,25 @@ def test_a_selector_has_a_budget_over_all_devices(
         assert fleet.allocate(asked[0]) == bad
     with pytest.raises(dra.AllocationError, match="too expensive"):
         dra.allocate("n", asked[:1], cluster[:1], cluster[1:])
+
+
+def test_a_selector_has_a_budget_on_each_device(cluster: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "EXPRESSION_BUDGET", ENDLESS)
+    monkeypatch.setattr(budget, "COMMON_BUDGET", ENDLESS)
+    for module in (selectors, program):
+        monkeypatch.setattr(module, "COST_LIMIT", 5_000)
+    asked = selecting("dear", costly(0))
+    answers = [*dra.solve_manifests([*cluster, asked])["claims"], Fleet.from_manifests(cluster).allocate(asked)]
+    assert [(one["reason"], one["exceeded"]) for one in answers] == [("NoMatchingDevices", "device")] * 2
+
+
+def test_the_clock_alone_ends_selectors(cluster: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("EXPRESSION_BUDGET", "COMMON_BUDGET"):
+        monkeypatch.setattr(budget, name, ENDLESS)
+    monkeypatch.setattr(selectors, "COST_LIMIT", ENDLESS)
+    deep = f"{NUMBERS}.all(v, {NUMBERS}.all(w, {costly(0)}))"
+    (one,) = dra.solve_manifests([*cluster, selecting("dear", deep)], deadline=0.1)["claims"]
+    assert (one["reason"], one["exceeded"]) == ("SearchLimit", "time")
 
 
 def test_a_class_with_such_a_selector_is_invalid(

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from devalloc_solver import Fleet, solve_manifests
+from devalloc_solver import Fleet, gate, solve_manifests
+from devalloc_solver.reasons import SEARCHING
 from tests.support.shell import claim, device_class, pool
 
 QUOTA = {
@@ -45,6 +46,23 @@ def test_what_is_malformed_beside_a_quota_is_reported_and_costs_nothing_else() -
 def test_a_deadline_that_is_none_is_refused_beside_a_quota_too(deadline: Any) -> None:
     with pytest.raises((ValueError, TypeError)):
         solve_manifests([pool(), QUOTA], deadline=deadline)
+
+
+def test_a_claim_that_is_searched_for_keeps_its_turn() -> None:
+    """A later one does not take what is left of the quota; it does once the first one is refused."""
+
+    def solve(first: dict[str, Any]) -> dict[str, str | None]:
+        def found(documents: list[dict[str, Any]]) -> dict[str, Any]:
+            names = [one["metadata"]["name"] for one in documents if one["kind"] == "DeviceClaim"]
+            given = {"allocated": True, "reason": None}
+            answers = [{"namespace": "default", "name": name, **(first if name == "a" else given)} for name in names]
+            return {"claims": answers, "seconds": 0.0}
+
+        return reasons(gate.answered([pool(), device_class(), claim("a"), claim("b"), QUOTA], found))
+
+    refused = {"allocated": False, "reason": "SearchLimit"}
+    assert solve(refused) == {"a": "SearchLimit", "b": None}
+    assert solve({**refused, SEARCHING: True}) == {"a": "SearchLimit", "b": "QuotaExceeded"}
 
 
 def test_a_fleet_says_that_it_counts_no_quotas() -> None:
