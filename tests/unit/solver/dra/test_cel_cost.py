@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from devalloc_solver.budget import Budget, BudgetExceeded
+from devalloc_solver.budget import Budget, BudgetExceeded, OutOfTime
 from devalloc_solver.cel import EvaluationError as OwnError
 from devalloc_solver.cel import compile as compile_own
 from devalloc_solver.dra.cel import CelDevice, EvaluationError, ExhaustedError, compile
@@ -50,6 +52,17 @@ def doubled(times: int, start: str, last: str) -> str:
 def test_what_is_dear_is_exhausted(expression: str) -> None:
     with pytest.raises(ExhaustedError):
         compile(expression, ()).matches(DEVICE)
+
+
+@pytest.mark.parametrize("limit", [10**12, 10**15])
+def test_the_clock_alone_ends_what_is_dear(limit: int) -> None:
+    """There is no end of steps: a list of lists of lists would be gone through for hours."""
+    numbers = str([*range(100)])
+    dear = f"{numbers}.all(x, {numbers}.all(y, {numbers}.all(z, {numbers}.all(w, x + y + z + w >= 0))))"
+    with pytest.raises(OutOfTime):
+        compile(dear, ()).matches(DEVICE, Budget(limit, time.monotonic()))
+    with pytest.raises(OutOfTime):
+        compile_own(dear).evaluate({}, Budget(limit, time.monotonic()))
 
 
 def test_a_pattern_costs_its_program_however_short_its_text() -> None:
