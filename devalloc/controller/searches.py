@@ -247,7 +247,7 @@ class Searches:
                 batch.take(part, {})
             elif len(part.units) > 1 and heavy & part.namespaces and self._overtaken.isdisjoint(part.claims):
                 self._leave(batch, part, self._light_answers(fleet, part, heavy), documents, deadline)
-        self._drop_overtaken(batch.claims)
+        self._drop_overtaken(batch)
         answer = self._of_fleet(fleet, batch.open, QUICK, others, is_quick=True)
         quick = {_key_of_answer(each): each for each in answer["claims"]}
         unproven = {*map(_key_of_text, answer.get("unproven", ()))}
@@ -383,14 +383,15 @@ class Searches:
             is_running = self._running is not None and self._running.part.fingerprint == part.fingerprint
             return is_running or part.fingerprint in self._queue
 
-    def _drop_overtaken(self, waiting: Mapping[_Key, Object]) -> None:
-        """Forget results that came too late: what they depend on has changed."""
+    def _drop_overtaken(self, batch: _Batch) -> None:
+        """Forget results that came too late: what they depend on has changed. Claims that have an answer now are no
+        longer overtaken: others that compete with them go first again."""
         with self._lock:
             for fingerprint, result in [*self._results.items()]:
                 if not result.is_taken:
                     del self._results[fingerprint]
                     self._overtaken |= result.answers.keys()
-            self._overtaken &= waiting.keys()
+            self._overtaken &= batch.claims.keys() - batch.answers.keys()
 
     # -- the thread ----------------------------------------------------------------------------------------------------
 

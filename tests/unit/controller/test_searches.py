@@ -144,6 +144,23 @@ def test_who_competes_with_a_namespace_that_was_searched_for_goes_first(searches
     assert found["again"], "the others are searched for once this is written"
 
 
+def test_a_claim_that_was_overtaken_and_is_answered_now_gives_way_again(searches: Searches, beside: Beside) -> None:
+    """The state changes while it is searched for, so it may take what a round finds; but only until it is answered."""
+    fleet = FakeFleet()
+    searches.solve(fleet, [], [HARD], 10.0)
+    until(lambda: beside.began, "the search begins")
+    fleet.state = "something has changed"
+    searches.solve(fleet, [], [HARD], 10.0)
+    beside.go.set()
+    until(lambda: not searches.solve(fleet, [], [HARD], 10.0)[SEARCHING], "it is answered")
+    assert len(beside.began) == 2
+
+    beside.go.clear()
+    searches._usage.charge({"hard"}, 60.0, searches.clock())
+    found = searches.solve(fleet, [], [HARD, claim("h-other", {}, namespace="easy")], 10.0)
+    assert told(found) == {"h-hard": SEARCHING, "h-other": None}
+
+
 def test_all_is_answered_at_once_without_a_thread(beside: Beside) -> None:
     searches = Searches(beside.search)
     assert told(searches.solve(FakeFleet(), [], [HARD, EASY], 10.0)) == {"h-hard": "SearchLimit", "e": None}
