@@ -163,6 +163,8 @@ def _funnel_rows(funnel: Answer) -> Iterable[list[Cell]]:
     yield [str(funnel["matching"]), "match", ""]
     if funnel["inUse"]:
         yield [str(funnel["inUse"]), "of those are in use", _users(funnel)]
+    if funnel.get("excluded"):
+        yield [str(funnel["excluded"]), "are excluded: the card or its counters are taken", ""]
     yield [str(funnel["free"]), "are free", ""]
 
 

@@ -27,7 +27,7 @@ from devalloc_solver.eligibility import Eligibility
 from devalloc_solver.funnel import Counts, Funnel, Funnels, shortage
 from devalloc_solver.holdings import Holding, Key, node_of
 from devalloc_solver.intake import Intake
-from devalloc_solver.reasons import VERDICTS, Reason
+from devalloc_solver.reasons import NEVER, VERDICTS, Reason
 from devalloc_solver.snapshot import Device, Snapshot
 from devalloc_solver.solution import ClaimAnswer
 
@@ -367,9 +367,10 @@ _NOT_PROVEN = "a smaller set may do, the search for it was cut short"
 
 def _message(funnels: Sequence[Funnel], finding: Finding) -> str:
     """One sentence: how final it is, the numbers of the request that is worst off, and what stands in the way."""
-    worst = min(funnels, key=lambda f: (f.free - f.slot.least, f.slot.detail))
+    is_empty = VERDICTS[finding.reason] == NEVER
+    worst = min(funnels, key=lambda f: ((f.matching if is_empty else f.free) - f.slot.least, f.slot.detail))
     told = f"request {worst.slot.label}: " if len(funnels) > 1 else ""
-    return f"{VERDICTS[finding.reason]}: {told}{joined(worst.sentence(), finding.tail)}"
+    return f"{VERDICTS[finding.reason]}: {told}{joined(worst.sentence(is_empty=is_empty), finding.tail)}"
 
 
 def _reads(eligibility: Eligibility, slot: Slot) -> frozenset[str] | None:

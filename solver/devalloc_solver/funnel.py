@@ -15,6 +15,8 @@ from devalloc_solver.snapshot import Snapshot
 
 SHOWN = 3
 """Examples per step."""
+ARE_EXCLUDED = "are excluded (the card or its counters are taken)"
+"""Of devices that nobody has, and nobody can get: others have what they need of their card."""
 MOST_USERS = 20
 """Claims that use matching devices, as far as they are listed; those with most devices first."""
 
@@ -32,6 +34,8 @@ class Funnel:
     holders: tuple[tuple[Key, int], ...]
     """claims that hold matching devices this slot cannot have, with the number of them; most first"""
     in_use: int
+    excluded: int
+    """matching devices that nobody has, and nobody can get: their card or its counters are taken"""
     free: int
 
     def to_dict(self) -> dict[str, Any]:
@@ -47,16 +51,22 @@ class Funnel:
             "inUse": self.in_use,
             "users": len(self.holders),
             "usedBy": [{"namespace": k[0], "name": k[1], "count": n} for k, n in self.holders[:MOST_USERS]],
+            "excluded": self.excluded,
             "free": self.free,
         }
 
-    def sentence(self) -> str:
-        """Such as "8 of 12 devices are of another driver, 2 are used by default/train-1"."""
+    def sentence(self, *, is_empty: bool = False) -> str:
+        """Such as "8 of 12 devices are of another driver, 2 are used by default/train-1".
+
+        ``is_empty``: of an empty fleet, where nothing is in use.
+        """
         parts = [f"{count} {_verb(what, count)}" for what, count, _, _ in self.steps]
-        if self.in_use:
+        if self.in_use and not is_empty:
             names = ", ".join(f"{namespace}/{name}" for (namespace, name), _ in self.holders[:SHOWN])
             more = f" and {len(self.holders) - SHOWN} more claims" if len(self.holders) > SHOWN else ""
             parts.append(f"{self.in_use} {'is' if self.in_use == 1 else 'are'} used by {names}{more}")
+        if self.excluded and not is_empty:
+            parts.append(f"{self.excluded} {_verb(ARE_EXCLUDED, self.excluded)}")
         if not parts:
             return f"all {self.total} devices match" if self.total else "the fleet has no devices"
         first, *rest = parts
@@ -103,6 +113,8 @@ class Funnels:
         accepted = {i for i in slot.candidates.accepted if may_have(slot, snapshot, i, self._nothing_held)}
         without = [i for i in slot.candidates.accepted if i not in accepted]
         taken = {index for index in accepted if not may_have(slot, snapshot, index, self.ledger)}
+        rest = () if slot.mode.is_admin else accepted - taken
+        excluded = sum(self.ledger.excludes(snapshot.devices[index]) for index in rest)
         users = Counter(claim for index in taken for claim in self._holders[index])
         fallen = [(step.what, step.devices, step.example) for step in slot.candidates.funnel]
         if without:
@@ -112,7 +124,8 @@ class Funnels:
             for what, devices, example in fallen
         )
         ranked = tuple(sorted(users.items(), key=lambda item: (-item[1], item[0])))
-        return Funnel(slot, len(snapshot.devices), steps, len(accepted), ranked, len(taken), len(accepted) - len(taken))
+        free = len(accepted) - len(taken) - excluded
+        return Funnel(slot, len(snapshot.devices), steps, len(accepted), ranked, len(taken), excluded, free)
 
 
 def title(snapshot: Snapshot, index: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from devalloc.api.claim import DeviceAllocation, DeviceClaim
@@ -128,9 +128,27 @@ class Ledger:
                 fewest = times
         return fewest
 
+    def excludes(self, device: Device) -> bool:
+        """Whether a device is not in use, and its pool has not what it takes: resources, or its compatibility group."""
+        if self.in_use(device) or not (device.draws or device.compatibility is not None):
+            return False
+        free = {name: self.free_pool_blocks(device.pool, name) for name, _ in device.draws}
+        return not pool_allows(device, free, self.groups.get(device.pool))
+
     def free_pool_blocks(self, pool: int, resource: str) -> int:
         capacity = self.snapshot.pools[pool].resources[resource].blocks
         return max(0, capacity - self.drawn[pool][resource] if pool in self.drawn else capacity)
+
+
+def pool_allows(device: Device, free: Mapping[str, int], groups: Collection[object] | None) -> bool:
+    """Pool resources and compatibility groups (S12, S12a), for a device that is not in use.
+
+    ``free``: blocks that its pool has left; ``groups``: those in use there.
+    """
+    for name, blocks in device.draws:
+        if blocks > free[name]:
+            return False
+    return device.compatibility is None or not groups or {*groups} == {device.compatibility}
 
 
 def node_of(claim: DeviceClaim, snapshot: Snapshot) -> str | None:

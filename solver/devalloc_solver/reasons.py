@@ -45,7 +45,7 @@ class Reason(StrEnum):
 SEARCHING = "searching"
 """In an answer: the claim has none yet, for its search goes on beside the loop of a controller."""
 
-_NEVER = "impossible even on an empty fleet"
+NEVER = "impossible even on an empty fleet"
 
 VERDICTS = {
     Reason.CLAIM_INVALID: "invalid",
@@ -53,16 +53,16 @@ VERDICTS = {
     Reason.CLASS_INVALID: "waits for a valid class",
     Reason.CONFIG_NOT_FOUND: "waits for a configuration object",
     Reason.DELETING: "is being deleted",
-    Reason.NO_MATCHING_DEVICES: _NEVER,
-    Reason.NODE_UNAVAILABLE: _NEVER,
-    Reason.NOT_ENOUGH_DEVICES: _NEVER,
-    Reason.INSUFFICIENT_CAPACITY: _NEVER,
-    Reason.MATCH_ATTRIBUTES_CONFLICT: _NEVER,
-    Reason.POOL_RESOURCES_EXHAUSTED: _NEVER,
+    Reason.NO_MATCHING_DEVICES: NEVER,
+    Reason.NODE_UNAVAILABLE: NEVER,
+    Reason.NOT_ENOUGH_DEVICES: NEVER,
+    Reason.INSUFFICIENT_CAPACITY: NEVER,
+    Reason.MATCH_ATTRIBUTES_CONFLICT: NEVER,
+    Reason.POOL_RESOURCES_EXHAUSTED: NEVER,
     Reason.DEVICES_IN_USE: "impossible now",
     Reason.LOST_TO_HIGHER_PRIORITY: "lost to higher priority",
     Reason.LOST_TO_COMPETITION: "lost to other claims of this batch",
-    Reason.GROUP_UNSATISFIABLE: _NEVER,
+    Reason.GROUP_UNSATISFIABLE: NEVER,
     Reason.SEARCH_LIMIT: "the search ended early",
 }
 """How final a reason is: the first words of its message."""

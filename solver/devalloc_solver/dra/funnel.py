@@ -7,6 +7,7 @@ from typing import Any
 
 from devalloc_solver.dra.candidates import Choice
 from devalloc_solver.dra.inventory import Offer
+from devalloc_solver.funnel import ARE_EXCLUDED
 from devalloc_solver.holdings import Ledger
 from devalloc_solver.snapshot import Snapshot
 
@@ -20,6 +21,7 @@ def funnel(choice: Choice, offers: Sequence[Offer], snapshot: Snapshot, ledger: 
     """What became of all devices that some node reaches, as one request sees them."""
     accepted = choice.candidates().accepted
     used = sum(1 for index in accepted if ledger.in_use(snapshot.devices[index]))
+    excluded = 0 if choice.ask.admin else sum(ledger.excludes(snapshot.devices[index]) for index in accepted)
     return {
         "request": choice.ask.name,
         "devices": sum(1 for offer in offers if offer.nodes),
@@ -29,7 +31,8 @@ def funnel(choice: Choice, offers: Sequence[Offer], snapshot: Snapshot, ledger: 
         ],
         "matching": len(accepted),
         "inUse": used,
-        "free": len(accepted) - used,
+        "excluded": excluded,
+        "free": len(accepted) - used - excluded,
     }
 
 
@@ -45,9 +48,12 @@ def steps(choice: Choice, offers: Sequence[Offer]) -> list[tuple[str, int, list[
     ]
 
 
-def sentence(funnel: Mapping[str, Any]) -> str:
-    """Such as "of 8 devices 6 fail a selector of the class, 2 are in use"."""
-    told = ", ".join(f"{step['count']} {step['what']}{_example(step)}" for step in funnel["steps"])
+def sentence(funnel: Mapping[str, Any], *, is_empty: bool = False) -> str:
+    """Such as "of 8 devices 6 fail a selector of the class, 2 are in use"; ``is_empty``: where nothing is in use."""
+    parts = [f"{step['count']} {step['what']}{_example(step)}" for step in funnel["steps"]]
+    if funnel["excluded"] and not is_empty:
+        parts.append(f"{funnel['excluded']} {ARE_EXCLUDED}")
+    told = ", ".join(parts)
     noun = "device" if funnel["devices"] == 1 else "devices"
     if not funnel["devices"]:
         return "there are no devices"

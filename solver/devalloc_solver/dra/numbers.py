@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from devalloc_solver.demand import Demand, Mode, Relation, Slot, Unit
 from devalloc_solver.dra.inventory import Offer
-from devalloc_solver.holdings import Holding, Key
+from devalloc_solver.holdings import Holding, Key, Ledger
 from devalloc_solver.snapshot import Snapshot
 
 SHOWN = 3
@@ -47,6 +47,11 @@ class Numbers:
         ranked = Counter(claim for index in taken for claim in dict.fromkeys(self._holders[index]))
         users = sorted(ranked.items(), key=lambda item: (-item[1], item[0]))
         return len(taken), users[:SHOWN], len(users)
+
+    def excluded(self, slot: Slot) -> int:
+        """Free devices for a slot that cannot be had: others have what they need of their counters."""
+        ledger = Ledger.of(self.snapshot, self.held)
+        return sum(ledger.excludes(self.snapshot.devices[index]) for index in slot.candidates.accepted)
 
     def shortage(self, unit: Unit, *, is_empty: bool) -> str:
         """Such as "no node has 4 free devices for request r (at most 3)"; empty when counting does not show it."""

@@ -27,7 +27,7 @@ from devalloc_solver.dra.slips import Slips
 from devalloc_solver.dra.twins import is_counter
 from devalloc_solver.holdings import Holding, Key, Ledger
 from devalloc_solver.place import OutOfSteps, place
-from devalloc_solver.reasons import VERDICTS, Reason
+from devalloc_solver.reasons import NEVER, VERDICTS, Reason
 from devalloc_solver.snapshot import Snapshot
 
 MOST_FINDINGS = 40
@@ -165,7 +165,9 @@ class Explainer:
         if self.slips is None:
             self.slips = Slips(self.offers)
         slips = self.slips.of_claims((d.claim.claim for d in unit.demands), class_selectors(unit), self.ends)
-        said = joined(self._counted(unit), told, *slips, remedy(edits, claims), doubt)
+        said = joined(
+            self._counted(unit, is_empty=VERDICTS[reason] == NEVER), told, *slips, remedy(edits, claims), doubt
+        )
         return Finding(reason, said, tuple(blockers))
 
     def _reason(self, unit: Unit) -> tuple[Reason, str]:
@@ -301,14 +303,16 @@ class Explainer:
 
     # -- words -------------------------------------------------------------------------------------------------------
 
-    def _counted(self, unit: Unit) -> str:
+    def _counted(self, unit: Unit, *, is_empty: bool) -> str:
         """The funnel of the slot that is worst off, and who has the devices."""
         slots = [slot for demand in unit.demands for slot in demand.slots]
         worst = min(slots, key=lambda slot: self._funnel(slot)["matching"] - slot.least, default=None)
         if worst is None:
             return ""
-        users = self._numbers.users(worst)
-        return f"request {worst.spec.ask.name}: {sentence(self._funnel(worst))}" + (f", {users}" if users else "")
+        users = "" if is_empty else self._numbers.users(worst)
+        return f"request {worst.spec.ask.name}: {sentence(self._funnel(worst), is_empty=is_empty)}" + (
+            f", {users}" if users else ""
+        )
 
 
 def _of(demand: Demand, unit: Unit, blocker: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from devalloc_solver.dra.reasons import class_selectors
 from devalloc_solver.dra.remedies import Remedy, applied
 from devalloc_solver.dra.slips import Slips
 from devalloc_solver.holdings import Ledger
-from devalloc_solver.reasons import VERDICTS, Reason
+from devalloc_solver.reasons import NEVER, VERDICTS, Reason
 
 TRIES = 64
 """Questions that the search for a smallest set may ask."""
@@ -96,7 +96,10 @@ def _message(found: Why, task: Task) -> str:
     ledger = Ledger.of(task.snapshot, task.holdings)
     funnels = [funnel(slot.spec, task.offers, task.snapshot, ledger) for slot in slots]
     worst = min(range(len(slots)), key=lambda i: funnels[i]["free"] - slots[i].least, default=None)
-    parts = [] if worst is None else [f"request {funnels[worst]['request']}: {sentence(funnels[worst])}"]
+    parts = []
+    if worst is not None:
+        is_empty = VERDICTS[found.reason] == NEVER
+        parts.append(f"request {funnels[worst]['request']}: {sentence(funnels[worst], is_empty=is_empty)}")
     numbers = Numbers(task.snapshot, task.offers, task.holdings)
     if found.reason in (Reason.NOT_ENOUGH_DEVICES, Reason.DEVICES_IN_USE):
         parts.append(numbers.shortage(task.unit, is_empty=False))

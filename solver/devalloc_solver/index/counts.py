@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from itertools import islice
@@ -60,7 +60,9 @@ class KindCounts:
         matching = sum(sizes[kind] for kind in accepted)
         taken = 0 if slot.mode.is_admin else self.taken(slot, accepted)
         holders = self.holders(slot, accepted) if taken else ()
-        return Funnel(slot, sum(sizes.values()), tuple(steps), matching, holders, taken, matching - taken)
+        excluded = 0 if slot.mode.is_admin else self.excluded(accepted)
+        free = matching - taken - excluded
+        return Funnel(slot, sum(sizes.values()), tuple(steps), matching, holders, taken, excluded, free)
 
     def parts(self) -> Sequence[Kind]:
         """All devices, in parts that are judged alike."""
@@ -114,6 +116,10 @@ class KindCounts:
                     total += count * (size - free - (_with_room(slot, state, group, kind) if shares else 0))
         return total
 
+    def excluded(self, accepted: set[int]) -> int:
+        """Free devices of these kinds that cannot be had, because others have what they need of the pool."""
+        return sum(count * excluded_of(state, accepted) for state, count in self.census.states())
+
     def holders(self, slot: Slot, accepted: set[int]) -> tuple[tuple[Key, int], ...]:
         """Who holds them: the first ones, and as many nameless ones as there are more."""
         if slot.mode is Mode.SHARE:
@@ -151,6 +157,12 @@ def _order(step: Step, kinds: Sequence[Kind], sizes: Mapping[int, int]) -> tuple
 
 
 _NOBODY: tuple[Key, int] = (("", ""), 0)
+
+
+def excluded_of(state: PoolState, kinds: Collection[int]) -> int:
+    """Free devices of these kinds that cannot be had in a pool."""
+    groups = zip(state.kind.kinds, state.free, state.excluded, strict=True)
+    return sum(free for kind, free, is_excluded in groups if is_excluded and kind.index in kinds)
 
 
 def _with_room(slot: Slot, state: PoolState, group: int, kind: Kind) -> int:

@@ -176,6 +176,13 @@ class SplitCounts(KindCounts):
             for device in devices
         )
 
+    def excluded(self, accepted: set[int]) -> int:
+        return sum(
+            _is_excluded(_record(self.census, node), device)
+            for node, devices in self.split.devices(accepted).items()
+            for device in devices
+        )
+
     def holders(self, slot: Slot, accepted: set[int]) -> tuple[tuple[Key, int], ...]:
         users: Counter[Key] = Counter()
         held = self.census.index.held
@@ -197,6 +204,12 @@ def _record(census: Census, node: str | None) -> NodeRecord:
 def _is_used(record: NodeRecord, device: int) -> bool:
     pool = record.snapshot.devices[device].pool
     return device - record.starts[pool] in record.uses[pool]
+
+
+def _is_excluded(record: NodeRecord, device: int) -> bool:
+    pool = record.snapshot.devices[device].pool
+    group = record.pools[pool].group_of[device - record.starts[pool]]
+    return record.states[pool].excluded[group] and not _is_used(record, device)
 
 
 def _rank(record: NodeRecord) -> int:

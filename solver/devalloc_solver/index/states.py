@@ -9,7 +9,7 @@ from functools import cached_property
 from heapq import heappop, heappush
 from itertools import count
 
-from devalloc_solver.holdings import Ledger
+from devalloc_solver.holdings import Ledger, pool_allows
 from devalloc_solver.index.kinds import Kind
 from devalloc_solver.snapshot import Resource, Snapshot
 
@@ -88,6 +88,13 @@ class PoolState:
                 for name, blocks in kind.one.draws:
                     drawn[name] += blocks * (size - free)
         return {name: max(0, r.blocks - drawn[name]) for name, r in self.kind.resources.items()}
+
+    @cached_property
+    def excluded(self) -> tuple[bool, ...]:
+        """For each group, whether its free devices cannot be had: others have what they need of the pool."""
+        groups = zip(self.kind.kinds, self.kind.sizes, self.free, strict=True)
+        used = {kind.one.compatibility for kind, size, free in groups if free < size} - {None}
+        return tuple(not pool_allows(kind.one, self.left, used) for kind in self.kind.kinds)
 
     @cached_property
     def shareable(self) -> int:

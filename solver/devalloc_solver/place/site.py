@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from devalloc_solver.demand import Mode
 from devalloc_solver.holdings import Ledger
+from devalloc_solver.holdings import pool_allows as is_allowed
 from devalloc_solver.place.asks import Ask, Asks, Tie, peers
 from devalloc_solver.snapshot import Device, Pool, Snapshot
 
@@ -194,14 +195,7 @@ def free_blocks(pool: Pool, ledger: Ledger) -> dict[str, int]:
 
 def pool_allows(device: Device, free: Mapping[str, int], ledger: Ledger) -> bool:
     """Pool resources and compatibility groups (S12, S12a), for a device that is not in use. ``free``: of its pool."""
-    for name, blocks in device.draws:
-        if blocks > free[name]:
-            return False
-    group = device.compatibility
-    if group is None:
-        return True
-    held = ledger.groups.get(device.pool)
-    return not held or held == {group}
+    return is_allowed(device, free, ledger.groups.get(device.pool))
 
 
 def _has_share(ask: Ask, device: Device, ledger: Ledger) -> bool:

@@ -18,6 +18,7 @@ from devalloc_solver.dra.warm.part import Part
 from devalloc_solver.dra.warm.rules import ClaimAsk
 from devalloc_solver.holdings import Key
 from devalloc_solver.index.census import Census, Sort
+from devalloc_solver.index.counts import excluded_of
 from devalloc_solver.index.states import NodeClass, NodeKind, PoolState
 
 
@@ -105,6 +106,11 @@ class Counts:
                 total += count * sum(size - free for kind, size, free in groups if kind.index in kinds)
         return total
 
+    def excluded(self, label: str) -> int:
+        """Free devices that cannot be had: others have what they need of their counters."""
+        kinds = self._lots[label].kinds
+        return sum(count * excluded_of(state, kinds) for state, count in self.census.states())
+
     def users(self, label: str) -> tuple[Sequence[tuple[Key, int]], int]:
         """(the first SHOWN of the claims that hold most, how many hold any)"""
         kinds, users = self._lots[label].kinds, 0
@@ -138,7 +144,7 @@ class Counts:
 
     # -- the funnel --------------------------------------------------------------------------------------------------
 
-    def funnel(self, slot: Slot, matching: int, used: int) -> dict[str, Any]:
+    def funnel(self, slot: Slot, matching: int, used: int, excluded: int) -> dict[str, Any]:
         """See ``dra.funnel``."""
         label = slot.label
         if label not in self._steps:
@@ -149,7 +155,8 @@ class Counts:
             "steps": [{**step, "devices": [*step["devices"]]} for step in self._steps[label]],
             "matching": matching,
             "inUse": used,
-            "free": matching - used,
+            "excluded": excluded,
+            "free": matching - used - excluded,
         }
 
     def _steps_of(self, slot: Slot) -> Iterator[dict[str, Any]]:
@@ -258,9 +265,11 @@ class FleetNumbers(Numbers):
     def funnel(self, slot: Slot) -> dict[str, Any]:
         if self._is_named(slot):
             matching, used = len(slot.candidates.accepted), Numbers.taken(self, slot)[0]
+            excluded = self.excluded(slot)
         else:
             matching, used = self.counts.matching(slot.label), self.counts.in_use(slot.label)
-        return self.counts.funnel(slot, matching, used)
+            excluded = self.counts.excluded(slot.label)
+        return self.counts.funnel(slot, matching, used, 0 if slot.mode.is_admin else excluded)
 
     def taken(self, slot: Slot) -> tuple[int, Sequence[tuple[Key, int]], int]:
         if self._is_named(slot):
