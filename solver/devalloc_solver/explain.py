@@ -360,7 +360,7 @@ _EXCLUSIVE = (
     "the devices exclude each other: together they need more of their pool's resources than it has, "
     "or are of different groups"
 )
-_DRAWN = "the free devices need pool resources (or a compatibility group) that devices in use have taken"
+_DRAWN = "devices that nobody holds need pool resources (or a compatibility group) that devices in use have taken"
 _NOT_TOGETHER = "no one node has all that is requested together free"
 _NOT_PROVEN = "a smaller set may do, the search for it was cut short"
 

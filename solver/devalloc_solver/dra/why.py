@@ -45,7 +45,7 @@ def explain(
     Returns ``{"reason", "message", "blockers": [{kind, ...}], "claims": [{namespace, name, requests: [funnel]}],
     "pools": [{name, state, why}], "ignored": [{name, why}]}``. Without the blockers the claims fit, and not with any of
     them. ``reason`` is None where they fit as it is, or where no claim waits. A funnel has ``request, devices, steps:
-    [{what, count, devices, example?}], matching, inUse, free``.
+    [{what, count, devices, example?}], matching, inUse, excluded, free``.
 
     ``deadline``: seconds after which nothing more is found out; None for as long as it takes. Where the claims do not
     fit and the time does not suffice to find out why, the reason is ``SearchLimit``.
