@@ -79,7 +79,6 @@ OTHER_WORDS = {
     "create": "apply",
     "replace": "apply",
     "patch": "apply",
-    "edit": "apply",
     "list": "get",
     "ls": "get",
     "show": "describe",
@@ -97,9 +96,10 @@ OTHER_WORDS = {
 """What people write who know other commands, and the verb that does it here."""
 ADVICE = {
     "annotate": _EDIT,
+    "edit": _EDIT,
     "label": _EDIT,
     "set": _EDIT,
-    "api-resources": "`devalloc crds` prints all kinds, and `devalloc get all` lists objects of them",
+    "api-resources": "`devalloc get all` lists the objects of all kinds, and `devalloc crds` prints their schemas",
     "api-versions": "`devalloc crds` prints all kinds with their versions",
     "events": "objects say why in their message: devalloc describe KIND/NAME, devalloc explain NAME",
     "kustomize": "write: kubectl kustomize DIR | devalloc apply -f -",

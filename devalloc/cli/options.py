@@ -75,6 +75,8 @@ class _FormOrJsonpath(click.Choice[str]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if isinstance(value, str) and value.startswith("jsonpath="):
             return value
+        if isinstance(value, str) and value not in self.choices and "=" in value:
+            self.fail(f"{value!r} is not one of {', '.join(self.choices)} and jsonpath=TEMPLATE", param, ctx)
         return super().convert(value, param, ctx)
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:

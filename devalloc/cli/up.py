@@ -12,7 +12,7 @@ from devalloc.cli.hostpool import host_pool_options
 from devalloc.cli.nodeoptions import node_options
 from devalloc.cli.options import duration, inventory_options, placement_option, store_option
 from devalloc.cli.uppage import page_option
-from devalloc.cli.verb import BadInput, Failed, verb
+from devalloc.cli.verb import BadInput, Failed, need, verb
 
 if TYPE_CHECKING:
     from devalloc.controller.allocate import Round
@@ -106,6 +106,8 @@ def up(
 
     if with_node is False and (idle := _of_node(env=False)):
         raise BadInput(f"{' and '.join(idle)}: of the node plugin, which does not run with --no-node")
+    if page is not None:
+        need("aiohttp")
     with displayed() as display, cutting_off(display.say):
         display.say(f"node {name}, store {path}; Ctrl-C stops")
         runs_node = _wants_node(with_node, no_inventory, sysfs_root, display)

@@ -36,13 +36,9 @@ class UpPage:
     """A page that shows a store to whoever has the token."""
 
     def __init__(self, address: str, store: Path, say: Callable[[str], None], *, on_terminal: bool) -> None:
-        """Raises BadInput for an address that is none, Failed where a package is missing."""
+        """Raises BadInput for an invalid address."""
         from secrets import token_urlsafe
 
-        try:
-            import aiohttp  # noqa: F401
-        except ImportError as error:
-            raise Failed(f"--page needs a package that is missing: {error}; pip install 'devalloc[permits]'") from None
         self.host, self.port = _place(address)
         self._file = store.parent / FILE
         self._say = say

@@ -121,6 +121,8 @@ class Verb(click.Command):
         """What to do about it, where click does not say."""
         if isinstance(error, click.NoSuchOption):
             return self._advice.get(error.option_name)
+        if isinstance(error, click.BadOptionUsage) and "does not take a value" in error.message:
+            return f"write {error.option_name} alone"
         if isinstance(error, click.MissingParameter):
             lines = (line.strip() for line in (self.help or "").splitlines())
             example = next((line for line in lines if line.startswith("devalloc ")), None)

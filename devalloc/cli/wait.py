@@ -28,7 +28,10 @@ class _State(click.Choice[str]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if isinstance(value, str):
             for prefix in ("condition=", "jsonpath={.status.phase}="):
-                value = value.removeprefix(prefix).lower().removesuffix("=true") if value.startswith(prefix) else value
+                if value.startswith(prefix):
+                    value = value.removeprefix(prefix).lower().removesuffix("=true")
+                    if value == "ready":
+                        self.fail("nothing here has a condition Ready: claims become allocated, machines running")
             value = "deleted" if value == "delete" else value
         return super().convert(value, param, ctx)
 

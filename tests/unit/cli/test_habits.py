@@ -368,7 +368,7 @@ class TestManifestsThatCannotBeRead:
         assert "name the claim" not in result.err
 
 
-@pytest.mark.parametrize(("word", "verb"), [("create", "apply"), ("edit", "apply"), ("rm", "delete"), ("ls", "get")])
+@pytest.mark.parametrize(("word", "verb"), [("create", "apply"), ("rm", "delete"), ("ls", "get")])
 def test_words_of_other_commands_lead_to_the_verb(devalloc: Shell, word: str, verb: str) -> None:
     assert f"did you mean `{verb}`?" in devalloc(word, "-f", "x").err
 
@@ -483,3 +483,20 @@ def test_dra_says_in_one_line_what_it_leaves_out(devalloc: Shell) -> None:
     left_out = [line for line in result.err.splitlines() if "no part in this" in line]
     assert len(left_out) == 1
     assert "DeviceClaim, DevicePool" in left_out[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        (("apply", "--dry-run=client", "-f", "-"), "write --dry-run alone"),
+        (("wait", "--for=condition=Ready", "train"), "claims become allocated, machines running"),
+        (("get", "claims", "-o", "custom-columns=NAME:.metadata.name"), "jsonpath=TEMPLATE"),
+    ],
+)
+def test_an_option_as_kubectl_has_it_says_what_to_write_here(
+    devalloc: Shell, words: tuple[str, ...], advice: str
+) -> None:
+    result = devalloc(*words)
+
+    assert result.code == 2
+    assert advice in result.err

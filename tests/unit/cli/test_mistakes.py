@@ -213,9 +213,16 @@ def test_the_usual_store_leads_to_the_usual_socket(monkeypatch: pytest.MonkeyPat
     assert nodesocket.default_socket(default_path({})) == nodesocket.DEFAULT
 
 
-@pytest.mark.parametrize("missing", ["ortools", "re2"])
-def test_the_demo_says_what_to_install_before_it_prints_anything(
-    devalloc: Shell, monkeypatch: pytest.MonkeyPatch, missing: str
+@pytest.mark.parametrize(
+    ("words", "missing", "what"),
+    [
+        (("demo",), "ortools", "devalloc"),
+        (("demo",), "re2", "devalloc"),
+        (("up", "--no-node", "--no-inventory", "--page", "127.0.0.1:1"), "aiohttp", "'devalloc[permits]'"),
+    ],
+)
+def test_a_verb_says_what_to_install_before_it_prints_anything(
+    devalloc: Shell, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], missing: str, what: str
 ) -> None:
     real = importlib.import_module
 
@@ -226,10 +233,10 @@ def test_the_demo_says_what_to_install_before_it_prints_anything(
 
     monkeypatch.setattr(importlib, "import_module", hidden)
 
-    result = devalloc("demo")
+    result = devalloc(*words)
 
     assert (result.code, result.out) == (1, "")
-    assert f"the Python package {missing!r} is missing; install it with: pip install devalloc" in result.err
+    assert f"the Python package {missing!r} is missing; install it with: pip install {what}\n" in result.err
 
 
 def test_validate_counts_in_plain_english(devalloc: Shell, tmp_path: Path) -> None:
