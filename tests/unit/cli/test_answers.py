@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from devalloc.version import VERSION
 from devalloc_solver import solve_manifests
 from tests.support.shared import REPO
 from tests.support.shell import Shell, claim, device_class, pool, text
@@ -169,6 +170,23 @@ def test_a_replay_with_another_answer_says_which_claims(devalloc: Shell, tmp_pat
 
     assert found.code == 1
     assert found.out == "default/train: recorded node-a: gpus/gpu-1; now node-a: gpus/gpu-0\n"
+
+
+@pytest.mark.parametrize(
+    ("version", "field", "code"),
+    [("0.1.0", "message", 0), ("0.1.0", "reason", 1), (VERSION, "message", 1)],
+)
+def test_a_replay_of_another_version_minds_facts_and_not_words(
+    devalloc: Shell, tmp_path: Path, version: str, field: str, code: int
+) -> None:
+    path = tmp_path / "snapshot.json"
+    devalloc("snapshot", path, "-f", "-", stdin=text(*FLEET, claim(requests={"count": 99})))
+    content = json.loads(path.read_text())
+    content["devalloc"] = version
+    content["answer"]["claims"][0][field] = "Otherwise"
+    path.write_text(json.dumps(content))
+
+    assert devalloc("replay", path).code == code
 
 
 @pytest.mark.parametrize(
