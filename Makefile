@@ -14,7 +14,8 @@ LOWEST_BASE := .venv-lowest-base
 BASE_TESTS := api cli inventory node scaling solver
 NEEDS_MORE := cli/test_controller.py cli/test_tenants.py cli/test_unreachable.py node/test_kube_client.py node/test_protos.py
 NEEDS_MORE_TESTS := cli/test_install.py::test_a_kubeconfig_that_is_none_is_told \
-  cli/test_node.py::test_a_server_of_permits_is_not_run_on_a_node_of_a_cluster cli/test_what_if.py::TestOnACluster
+  cli/test_node.py::test_a_server_of_permits_is_not_run_on_a_node_of_a_cluster cli/test_what_if.py::TestOnACluster \
+  cli/test_nodes_of_kubernetes.py::TestOnACluster
 PYTEST := $(BIN)/python -m pytest
 # Arguments for pytest, such as: make test-unit ARGS='-k quantity -x'
 ARGS ?=
