@@ -223,8 +223,8 @@ def test_memory_that_is_in_use_and_cpus_that_stay(machines: Machines, micro: Ima
 
     # A guest that keeps what it has is asked for no more than what is told.
     guest.until("[ $(awk '/MemTotal/ {print $2}' /proc/meminfo) -gt 400000 ]")
-    # Pages that leave the plugged memory move to the zone that the guest's kernel allocates from. They must leave 64 MiB
-    # of it: a kernel without memory for page tables hangs, and the shell answers no command.
+    # Pages that leave the plugged memory move to the zone that the guest's kernel allocates from. They must leave
+    # 64 MiB of it: a kernel without memory for page tables hangs, and the shell answers no command.
     guest.check("echo 256 4 32 0 > /proc/sys/vm/lowmem_reserve_ratio")
     guest.check("mkdir -p /mnt && mount -t tmpfs -o size=400m tmpfs /mnt")
     guest.check("dd if=/dev/zero of=/mnt/full bs=1M count=280 2>&1")
