@@ -96,14 +96,18 @@ def vgpu(folder: Path) -> list[DevicePool]:
 
 @contextmanager
 def started(one: SlicePublisher) -> Iterator[SlicePublisher]:
-    """With its loops running."""
+    """With its loops running. At the end they have ended: one that still wrote would write into the next test."""
     stop = threading.Event()
-    for loop in one.loops:
-        threading.Thread(target=loop, args=(stop,), daemon=True).start()
+    threads = [threading.Thread(target=loop, args=(stop,), daemon=True) for loop in one.loops]
+    for thread in threads:
+        thread.start()
     try:
         yield one
     finally:
         stop.set()
+        for thread in threads:
+            thread.join(SECONDS)
+            assert not thread.is_alive(), "a loop of the publisher ends when it is told to"
 
 
 # -- what is accepted --------------------------------------------------------------------------------------------------
