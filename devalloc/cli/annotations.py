@@ -1,4 +1,4 @@
-"""Annotations of peers that a manifest may have, and that are read only when they count."""
+"""Annotations of peers and amounts of quotas that a manifest may have, and that are read only when they count."""
 
 from __future__ import annotations
 
@@ -32,3 +32,11 @@ def wrong_annotations(document: Document) -> Iterator[Problem]:
         yield replace(here, message="is ignored: the machine has no spec.scaling", severity="warning")
     for problem in read_annotation(text, path=ANNOTATION_PATH).problems:
         yield replace(here, message=problem.message, path=problem.path, severity=problem.severity)
+
+
+def wrong_quotas(document: Document) -> Iterator[Problem]:
+    """What is wrong with the amounts of a ResourceQuota."""
+    from devalloc_solver import quota
+
+    if quota.is_quota(document.content):
+        yield from (document.place(problem) for problem in quota.problems_of(document.content))

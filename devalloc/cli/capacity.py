@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from devalloc_solver.copies import Capacity
 
 Object = dict[str, Any]
+CLAIM = "DeviceClaim"
 
 
 @verb("capacity")
@@ -81,16 +82,18 @@ def capacity(
             raise BadInput("--host tells what the host has and counts no claim: leave the claim out")
         return _host(node_name, sysfs_root, output, place.store, plugin, limits)
     from devalloc.cli.output import dump, working
+    from devalloc.controller.foreign import is_foreign
     from devalloc_solver import capacity as count
 
     question = contents(files, namespace, place, with_store)
     documents = [one for one in question.all if _is_named(one)]
     given = [document.content for document in question.documents.good]
     is_of_files = bool(given) or (bool(files) and name is None)
-    claims = [one for one in (given if is_of_files else documents) if one["kind"] == "DeviceClaim"]
+    candidates = given if is_of_files and name is None else documents
+    claims = [one for one in candidates if one["kind"] == CLAIM and not is_foreign(one)]
     if files and name is None and not claims and question.code:
         return question.code  # what is wrong with the claim was shown
-    claim = _chosen(claims, name, namespace)
+    claim = _chosen(claims, _claim_name(name, given, namespace), namespace, place if question.is_of_store else None)
     with working("counting"):
         found = _within_quotas(count(documents, claim), documents, claim)
     if output in ("json", "yaml"):
@@ -142,8 +145,33 @@ def _within_quotas(found: Capacity, documents: list[Object], claim: Object) -> C
     return replace(found, count=left[0], proven=True, by_node={}, reason="QuotaExceeded", message=told)
 
 
-def _chosen(claims: list[Object], name: str | None, namespace: str) -> Object:
-    from devalloc.cli.names import among
+def _claim_name(name: str | None, manifests: list[Object], namespace: str) -> str | None:
+    """The name in NAME or KIND/NAME. Raises BadInput for one of another kind than DeviceClaim."""
+    from devalloc.cli.names import kind_of
+
+    word, _, bare = (name or "").rpartition("/")
+    is_of_kubernetes = word.lower().partition(".")[0] in ("resourceclaim", "resourceclaims")
+    named = {
+        one["kind"]
+        for one in manifests
+        if (one["metadata"].get("namespace", "default"), one["metadata"]["name"]) == (namespace, bare)
+    }
+    if is_of_kubernetes or (not word and CLAIM not in named and "ResourceClaim" in named):
+        raise BadInput(
+            f"{namespace}/{bare} is a ResourceClaim, and `devalloc capacity` counts with DeviceClaims only; "
+            "`devalloc dra allocate -f` shows what ResourceClaims of files get"
+        )
+    if word and (kind := kind_of(word).kind) != CLAIM:
+        raise BadInput(f"only DeviceClaims are counted with, not a {kind}: {name}")
+    return bare or None
+
+
+def _chosen(claims: list[Object], name: str | None, namespace: str, place: Place | None) -> Object:
+    """The claim of that name, or the only one. ``place``: of the store or cluster that they are of. Raises BadInput,
+    Failed."""
+    from devalloc.cli.names import among, namesake
+    from devalloc.cli.place import opened
+    from devalloc.store.key import Key
 
     bare = name.rpartition("/")[2] if name else None
     names = [str(claim["metadata"]["name"]) for claim in claims]
@@ -160,7 +188,11 @@ def _chosen(claims: list[Object], name: str | None, namespace: str) -> Object:
         for name, claim in zip(names, claims, strict=True)
         if claim["metadata"].get("namespace", "default") == namespace
     ]
-    raise Failed(f"there is no claim {namespace}/{bare}{among(str(bare), here)}")
+    missing = f"there is no claim {namespace}/{bare}"
+    if place is None:
+        raise Failed(missing + among(str(bare), here))
+    with opened(place) as store:
+        raise Failed(missing + namesake(store, Key(CLAIM, namespace, str(bare))))
 
 
 def _show(found: Capacity, claim: Object) -> None:

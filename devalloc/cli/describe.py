@@ -88,7 +88,7 @@ def _describe(store: Store, obj: Object) -> None:
             _pool(store, obj)
         case _:
             if is_foreign(obj):
-                facts += [("Not allocated", why(group_of(obj)))]
+                facts += [("Not allocated" if obj["kind"].endswith("Claim") else "Left aside", why(group_of(obj)))]
             _facts(facts)
             _as_yaml("Spec", obj.get("spec"))
             _as_yaml("Status", obj.get("status"))

@@ -50,11 +50,12 @@ def read(files: Sequence[str], namespace: str | None = None, *, verb: Verb | Non
 
     With a namespace, objects of namespaced kinds that name none get that one. With ``verb``, what is to be done with
     the objects, one with an expression that does not compile is not good either, nor one with an annotation that nobody
-    could scale a machine by, nor two of one name; and kinds that devalloc does nothing with are named.
+    could scale a machine by, nor a quota with an amount that is none, nor two of one name; and kinds that devalloc does
+    nothing with are named.
     """
     from devalloc.api.decode import decode
     from devalloc.api.manifests import load
-    from devalloc.cli.annotations import wrong_annotations
+    from devalloc.cli.annotations import wrong_annotations, wrong_quotas
     from devalloc.cli.expressions import wrong_expressions
     from devalloc.cli.options import is_recursive
 
@@ -72,7 +73,7 @@ def read(files: Sequence[str], namespace: str | None = None, *, verb: Verb | Non
             if decoded.object is None:
                 continue
             valid = replace(document, content=decoded.object.to_manifest())
-            wrong = [*wrong_expressions(valid), *wrong_annotations(valid)] if verb is not None else []
+            wrong = [*wrong_expressions(valid), *wrong_annotations(valid), *wrong_quotas(valid)] if verb else []
             problems += wrong
             if not any(problem.is_error for problem in wrong):
                 good.append(valid)

@@ -29,7 +29,7 @@ ADVICE = {
     "NodesTooSmall": "Ask for less, or promise more of a node (--oversub-cpu, --oversub-memory, its limits).",
     "LostToHigherPriority": "Raise annotation devalloc.io/priority, or wait until the claims in the way are gone.",
     "LostToCompetition": "Give the claim a priority, or wait until the claims in the way are gone.",
-    "GroupUnsatisfiable": "Members of a group get a node together or nothing; explain the member that is named.",
+    "GroupUnsatisfiable": "Members of a group get a node together or nothing. If the message names one, explain that.",
     "QuotaExceeded": "Release or delete claims of the namespace, ask for less, or have an admin raise the quota.",
     "AdminAccessDenied": "Name a class without admin access, or have an admin label the namespace.",
     "Refused": "Take away what the message names, or have an admin see to it; it is tried again when that changes.",

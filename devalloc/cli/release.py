@@ -46,12 +46,13 @@ def release(names: tuple[str, ...], force: bool, abandon: bool, timeout: float, 
     from devalloc.cli.place import opened
     from devalloc.controller.release import release as let_go
 
-    keys = keys_of(names, namespace, default="claims")
-    for key in keys:
-        if key.kind != "DeviceClaim":
-            raise BadInput(f"{key} holds no devices; only claims are released")
     asked = []
     with opened(place.within(namespace)) as objects:
+        keys = keys_of(names, namespace, default="claims", store=objects)
+        for key in keys:
+            if key.kind != "DeviceClaim":
+                hint = "; delete the pod of a ResourceClaim instead" if key.kind.startswith("ResourceClaim") else ""
+                raise BadInput(f"cannot release {key}: only DeviceClaims can be released{hint}")
         for key in keys:
             fetched(objects, key)
             outcome = let_go(objects, key.namespace or "default", key.name, force=force, abandon=abandon)

@@ -112,7 +112,9 @@ def up(
         display.say(f"node {name}, store {path}; Ctrl-C stops")
         runs_node = _wants_node(with_node, no_inventory, sysfs_root, display)
         if not runs_node and (idle := _of_node(env=True)):
-            display.say(f"WARNING: without the node plugin these have no effect: {', '.join(idle)}")
+            why = "--no-inventory" if no_inventory else "--sysfs-root"
+            because = f" ({why})" if with_node is None and (no_inventory or sysfs_root != Path("/")) else ""
+            display.say(f"WARNING: without the node plugin{because} these have no effect: {', '.join(idle)}")
         # Where no machine is run none is to be placed.
         has_pool = host_capacity and runs_node and not options["dry_run"]
         looked = with_host_pool(look, sysfs_root, name, path, options["limits"]) if has_pool else look

@@ -127,8 +127,9 @@ def answered(
     bounds = {bound: most for doc in documents if quota.is_quota(doc) for bound, most in quota.bounds_of(doc).items()}
     denied = _denied(documents) if admin_namespaces == "labelled" else {}
     denied |= _with_groups(documents, kept_out or {})
+    problems = [one.to_dict() for doc in documents if quota.is_quota(doc) for one in quota.problems_of(doc)]
     if not bounds and not denied:
-        return solve(told)
+        return _with_problems(solve(told), problems)
     classes = quota.classes_among(told)
     units = [unit for unit in _units(told, bounds, classes) if not unit.keys & denied.keys()]
     held = quota.held(told, bounds, classes)
@@ -158,7 +159,11 @@ def answered(
     reasons = {key: one.why for key, one in refused.items()} | denied
     others = [_refusal(key, why) for key, why in reasons.items()]
     claims = sorted([*answer["claims"], *failed.values(), *others], key=lambda one: (one["namespace"], one["name"]))
-    return {**answer, "claims": claims, "seconds": seconds}
+    return _with_problems({**answer, "claims": claims, "seconds": seconds}, problems)
+
+
+def _with_problems(answer: Answer, problems: list[dict[str, Any]]) -> Answer:
+    return {**answer, "problems": [*answer["problems"], *problems]} if problems else answer
 
 
 def _by_claim(answer: Answer) -> dict[ClaimKey, Answer]:

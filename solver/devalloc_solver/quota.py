@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from devalloc.api import hostpool
@@ -17,12 +18,14 @@ from devalloc.api.claim import COUNT, DeviceClaim, DeviceClaimDetail
 from devalloc.api.decode import decode
 from devalloc.api.deviceclass import DeviceClass
 from devalloc.api.plainclaims import allocations, claim_key, claims_among
+from devalloc.api.problems import Problem
 from devalloc.api.quantity import Quantity
 
 Object = dict[str, Any]
 KIND = "ResourceQuota"
 SUFFIX = ".deviceclass.devmgmtproto.k8s.io/devices"
 """What follows the name of a class in ``spec.hard``."""
+_GROUP = SUFFIX.partition("/")[0]
 Bound = tuple[str, str, str]
 """Namespace, name of the quota, and class."""
 Classes = Mapping[str, DeviceClass]
@@ -44,6 +47,30 @@ def bounds_of(quota: Object) -> dict[Bound, int]:
         for name, amount in _map(spec.get("hard")).items()
         if isinstance(name, str) and name.endswith(SUFFIX) and name.removesuffix(SUFFIX) != hostpool.CLASS
     }
+
+
+def problems_of(quota: Object) -> Iterator[Problem]:
+    """What is wrong with a quota: amounts that cannot be read, each of which allows no device."""
+    metadata = quota["metadata"]
+    here = Problem("", kind=KIND, namespace=metadata.get("namespace") or "default", name=metadata["name"])
+    spec = quota.get("spec")
+    hard = spec.get("hard") if isinstance(spec, dict) else None
+    for name, amount in _map(hard).items():
+        if not isinstance(name, str) or _GROUP not in name:
+            continue
+        path = f"spec.hard[{name}]"
+        if not name.endswith(SUFFIX):
+            message = f"is ignored: a quota counts <class>{SUFFIX}"
+            yield replace(here, path=path, message=message, severity="warning")
+            continue
+        try:
+            number = Quantity.parse(amount).as_integer()
+        except (TypeError, ValueError) as error:
+            yield replace(here, path=path, message=f"{error}; until you correct it, the quota allows no such device")
+            continue
+        if number is None or number < 0:
+            message = f"must be a whole number of devices, 0 or more, not {amount!r}"
+            yield replace(here, path=path, message=message)
 
 
 def told_of(quota: Object) -> dict[str, Any]:

@@ -131,8 +131,10 @@ def reasons(documents: Iterable[Object]) -> dict[str, tuple[str, str]]:
 
 
 def _why(doc: Object, told: Mapping[str, tuple[str, str]]) -> tuple[str, str]:
-    if (found := told.get(str(doc["metadata"].get("uid", "")))) is not None:
-        return found
+    if (event := told.get(str(doc["metadata"].get("uid", "")))) is not None:
+        return event
+    if reason := annotation(doc, meta.REASON):  # it is left aside, in a store that is no cluster
+        return reason, annotation(doc, meta.MESSAGE)
     owner = next((each for each in mappings(doc["metadata"].get("ownerReferences")) if each.get("kind") == "Pod"), None)
     who = UNTOLD if is_labelled(doc) else SCHEDULER
     return "", who if owner is None else short(f"{who}: kubectl describe pod {owner.get('name', '')}")

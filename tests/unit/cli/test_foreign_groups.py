@@ -86,6 +86,44 @@ def test_solve_capacity_and_describe_answer_beside_foreign_objects(devalloc: She
     assert "`devalloc up` allocates DeviceClaims" in devalloc("describe", "resourceclaim/theirs").out
 
 
+@pytest.mark.parametrize("name", ["resourceclaim/train", "resourceclaims.resource.k8s.io/train"])
+def test_capacity_and_release_take_no_resource_claim_for_a_device_claim(devalloc: Shell, name: str) -> None:
+    named_alike = {**FOREIGN_CLAIM, "metadata": {"name": "train", "namespace": "default"}}
+    devalloc("apply", "-f", "-", stdin=text(FOREIGN_CLASS, named_alike, FOREIGN_CLAIM, *FLEET))
+    devalloc.allocate()
+
+    counted, released = devalloc("capacity", name), devalloc("release", name)
+
+    assert counted.code == released.code == 2
+    assert "default/train is a ResourceClaim, and `devalloc capacity` counts with DeviceClaims only" in counted.err
+    assert "cannot release ResourceClaim default/train: only DeviceClaims can be released" in released.err
+    of_files = devalloc("capacity", "theirs", "-f", "-", "--no-store", stdin=text(FOREIGN_CLAIM, *FLEET))
+    assert "default/theirs is a ResourceClaim" in of_files.err, "no DeviceClaim has its name"
+    assert devalloc("capacity", "deviceclaim/train").out.startswith("1 more like default/train")
+
+
+def test_top_says_that_a_resource_claim_is_left_aside(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin=text(FOREIGN_CLASS, FOREIGN_CLAIM, *FLEET))
+    devalloc.allocate()
+
+    shown = devalloc("top", "--once").out
+
+    assert "LeftAside" in shown
+    assert "kube-scheduler" not in shown
+
+
+def test_a_quota_with_an_amount_that_is_none_is_refused_with_its_place(devalloc: Shell) -> None:
+    amounts = {"gpu.deviceclass.devmgmtproto.k8s.io/devices": "many"}
+    wrong: Object = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"}, "spec": {"hard": amounts}}
+
+    for verb in ("validate", "apply"):
+        refused = devalloc(verb, "-f", "-", stdin=text(wrong, *FLEET))
+        assert refused.code == 2
+        assert "spec.hard[gpu.deviceclass.devmgmtproto.k8s.io/devices]" in refused.err
+    assert devalloc("get", "deviceclaim/train").code == 0, "the others are applied"
+    assert stored_names(devalloc, "ResourceQuota") == []
+
+
 def test_classes_of_two_groups_with_one_name_are_two_objects(devalloc: Shell) -> None:
     applied = devalloc("apply", "-f", "-", stdin=text(device_class(), FOREIGN_CLASS))
 

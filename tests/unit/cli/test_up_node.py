@@ -47,7 +47,7 @@ def test_where_it_does_not_run_what_has_no_effect_is_named_and_nothing_is_publis
     done = devalloc(*elsewhere, "--scaling", "--warm", "5", "--host-capacity")
     assert done.code == 0
     names = "--enforce-capacity, --host-capacity, --scaling, --warm"
-    assert done.out.count(f"WARNING: without the node plugin these have no effect: {names}\n") == 1
+    assert done.out.count(f"WARNING: without the node plugin (--sysfs-root) these have no effect: {names}\n") == 1
     monkeypatch.delenv("DEVALLOC_ENFORCE_CAPACITY")
     assert "no effect" not in devalloc(*elsewhere).out
 

@@ -55,6 +55,13 @@ def test_explain_of_a_claim_that_is_not_in_the_files_is_that_of_the_store(live: 
     assert "default/held is allocated" in live("explain", "held", "-f", "-", stdin=text(claim("new"))).out
 
 
+def test_capacity_counts_with_a_claim_of_the_store_on_what_files_add(live: Shell) -> None:
+    more = text({**pool(), "metadata": {"name": "more"}})
+
+    assert live("capacity", "held").out.startswith("1 more like default/held")
+    assert live("capacity", "held", "--with-store", "-f", "-", stdin=more).out.startswith("3 more like default/held")
+
+
 def test_with_no_store_the_files_are_all_there_is(live: Shell) -> None:
     alone = live("solve", "-f", "-", "--no-store", stdin=text(claim("new")))
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from devalloc_solver import Fleet, gate, solve_manifests
+from devalloc_solver import Fleet, gate, quota, solve_manifests
 from devalloc_solver.reasons import SEARCHING
 from tests.support.shell import claim, device_class, pool
 
@@ -40,6 +40,24 @@ def test_what_is_malformed_beside_a_quota_is_reported_and_costs_nothing_else() -
 
     assert reasons(answer) == {"a": None}
     assert len(answer["problems"]) >= 2
+
+
+@pytest.mark.parametrize("amount", ["many", "-1", "", 1.5, None, "1e22"])
+def test_an_amount_that_cannot_be_read_allows_no_device_and_is_a_problem(amount: Any) -> None:
+    wrong = {**QUOTA, "spec": {"hard": {f"gpu{quota.SUFFIX}": amount}}}
+    answer = solve_manifests([pool(), device_class(), claim("a"), wrong])
+
+    (problem,) = answer["problems"]
+    assert (problem["kind"], problem["name"]) == ("ResourceQuota", "few")
+    assert problem["path"] == f"spec.hard[gpu{quota.SUFFIX}]"
+    assert reasons(answer) == {"a": None if amount == 1.5 else "QuotaExceeded"}
+
+
+def test_a_misspelled_quota_is_named() -> None:
+    wrong = {**QUOTA, "spec": {"hard": {f"gpu{quota.SUFFIX.removesuffix('s')}": 1, "cpu": 4}}}
+    (problem,) = solve_manifests([pool(), device_class(), claim("a"), wrong])["problems"]
+
+    assert (problem["severity"], problem["message"]) == ("warning", f"is ignored: a quota counts <class>{quota.SUFFIX}")
 
 
 @pytest.mark.parametrize("deadline", [-1.0, "soon"])
