@@ -15,6 +15,7 @@ import grpc
 from devalloc_node.audit import audit
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
+from devalloc_node.held import UNDO_SECONDS
 from devalloc_node.metrics import Metrics, Timed
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.service import replies
@@ -53,17 +54,18 @@ def change(
     work: Callable[[Deadline, str], Reply],
     *,
     longer: float = 0.0,
+    takes_back: bool = False,
 ) -> Reply:
     """A call that changes something: the work's reply, or one whose ``result`` says why not.
 
     ``work`` gets the deadline and the caller as a text; a reply without ``result`` is done. ``about``: for the record.
-    ``longer``: seconds that the caller asked for.
+    ``longer``: seconds that the caller asked for. ``takes_back``: what it began is taken back if the deadline passes.
     """
     caller = caller_of(context)
     began = time.monotonic()
     with failures(metrics, context, method) as timed:
         try:
-            reply: Any = work(due(context, longer), str(caller))
+            reply: Any = work(due(context, longer, takes_back=takes_back), str(caller))
             if not reply.HasField("result"):
                 reply.result.CopyFrom(replies.done())
         except NodeError as error:
@@ -73,12 +75,17 @@ def change(
         return reply  # type: ignore[no-any-return]
 
 
-def due(context: grpc.ServicerContext, longer: float = 0.0) -> Deadline:
-    """When the work must have ended, and whether its caller has gone."""
+def due(context: grpc.ServicerContext, longer: float = 0.0, *, takes_back: bool = False) -> Deadline:
+    """When the work must have ended, and whether its caller has gone.
+
+    ``takes_back``: so early that the caller still hears what became of what was begun and is taken back afterwards.
+    """
     seconds, left = CALL_SECONDS + longer, context.time_remaining()
     if left is not None and left <= _NEVER_SECONDS:
         least, most = _MARGIN_SECONDS
         margin = max(least, min(most, left / 10))
+        if takes_back:
+            margin += min(UNDO_SECONDS, left / 4)
         seconds = max(0.0, min(MOST_SECONDS + longer, left - margin))
     cancelled = threading.Event()
     if not context.add_callback(cancelled.set):

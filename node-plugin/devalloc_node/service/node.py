@@ -125,7 +125,7 @@ class NodeService(node_pb2_grpc.NodeServicer):
             return pb.AttachClaimReply(devices=[replies.plug(plug) for plug in plugs])
 
         about = _named(request.claim) | _machine(request.machine)
-        return self._change(context, "AttachClaim", about, pb.AttachClaimReply, work)
+        return self._change(context, "AttachClaim", about, pb.AttachClaimReply, work, takes_back=True)
 
     def DetachClaim(self, request: pb.DetachClaimRequest, context: grpc.ServicerContext) -> pb.DetachClaimReply:
         def work(due: Deadline, caller: str) -> pb.DetachClaimReply:
@@ -149,7 +149,9 @@ class NodeService(node_pb2_grpc.NodeServicer):
         about = _machine(request.machine) | {"claims": [claim.name for claim in request.claims]}
         memory = request.spec.memory.use_bytes or request.spec.memory.min_bytes
         longer = min(calls.MOST_SECONDS, locking_seconds(memory)) if request.claims else 0.0
-        return self._change(context, "CreateMachine", about, pb.CreateMachineReply, work, longer=longer)
+        return self._change(
+            context, "CreateMachine", about, pb.CreateMachineReply, work, longer=longer, takes_back=True
+        )
 
     def AdoptMachine(self, request: pb.AdoptMachineRequest, context: grpc.ServicerContext) -> pb.AdoptMachineReply:
         def work(due: Deadline, caller: str) -> pb.AdoptMachineReply:
@@ -216,7 +218,7 @@ class NodeService(node_pb2_grpc.NodeServicer):
             return pb.PlugDeviceReply(device=replies.plain(self._platform.plug(key, device, due, caller=caller)))
 
         about = _machine(request.machine) | {"device": request.name[:64]}
-        return self._change(context, "PlugDevice", about, pb.PlugDeviceReply, work)
+        return self._change(context, "PlugDevice", about, pb.PlugDeviceReply, work, takes_back=True)
 
     def UnplugDevice(self, request: pb.UnplugDeviceRequest, context: grpc.ServicerContext) -> pb.UnplugDeviceReply:
         def work(due: Deadline, caller: str) -> pb.UnplugDeviceReply:
@@ -299,8 +301,11 @@ class NodeService(node_pb2_grpc.NodeServicer):
         work: Callable[[Deadline, str], Reply],
         *,
         longer: float = 0.0,
+        takes_back: bool = False,
     ) -> Reply:
-        return calls.change(self._metrics, context, method, about, reply_type, work, longer=longer)
+        return calls.change(
+            self._metrics, context, method, about, reply_type, work, longer=longer, takes_back=takes_back
+        )
 
     def _read(self, context: grpc.ServicerContext, method: str, read: Callable[[], Reply]) -> Reply:
         with calls.failures(self._metrics, context, method):

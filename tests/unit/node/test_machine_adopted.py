@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -1095,13 +1096,14 @@ def test_a_guest_that_was_too_busy_booting_to_hear_is_asked_again_to_power_down(
 ) -> None:
     monkeypatch.setattr(launch, "_ASK_SECONDS", 0.05)
     line = QmpMonitor(KEY, str(qemu.path))
-    with subprocess.Popen(["sleep", "600"]) as guest, contextlib.closing(line):
-        known = process.process(guest.pid)
-        assert known is not None
-        assert not launch.power_down(line, known, 0.0, soon())
-        assert not launch.power_down(line, known, 0.2, soon())
-        asked = [command for command, _ in qemu.said]
-        assert len(asked) > 2
-        assert set(asked) == {"system_powerdown"}
-        guest.kill()
-        assert launch.power_down(line, known, 60.0, soon())
+    with subprocess.Popen(["sleep", "600"]) as guest, contextlib.closing(line), ThreadPoolExecutor(1) as other:
+        try:
+            sleeping = process.process(guest.pid)
+            assert sleeping is not None
+            assert not launch.power_down(line, sleeping, 0.0, soon())
+            ended = other.submit(launch.power_down, line, sleeping, 60.0, soon())
+            until(lambda: len(qemu.said) > 3, "the guest is asked again and again")
+        finally:
+            guest.kill()
+        assert ended.result()
+        assert {command for command, _ in qemu.said} == {"system_powerdown"}

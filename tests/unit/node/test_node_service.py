@@ -71,6 +71,24 @@ def test_work_takes_as_long_as_its_caller_waits_but_for_the_time_of_the_answer(
     assert works - 0.3 < dues[0].at - asked < works + 1.3, "gRPC rounds what it tells of the caller's time"
 
 
+@pytest.mark.parametrize(("waits", "works"), [(2, 1.0), (40, 27), (3600, 600)], ids=str)
+def test_a_caller_still_hears_that_a_device_without_addresses_was_taken_out(
+    plugin: Served, monkeypatch: pytest.MonkeyPatch, waits: float, works: float
+) -> None:
+    """Which may take ten seconds more, for the guest takes part in it."""
+    dues: list[Deadline] = []
+    plugin.node.CreateMachine(creation())
+
+    def refuse(key: str, device: object, due: Deadline, **_: object) -> None:
+        dues.append(due)
+        raise Denied("GuestNotReady", "no addresses", retryable=True)
+
+    monkeypatch.setattr(plugin.machines, "plug_in", refuse)
+    asked = time.monotonic()
+    assert plugin.node.PlugDevice(plug("disk"), timeout=waits).result.code == "GuestNotReady"
+    assert works - 0.3 < dues[0].at - asked < works + 1.3, "gRPC rounds what it tells of the caller's time"
+
+
 def test_a_machine_whose_memory_is_locked_has_the_time_for_it(plugin: Served) -> None:
     plugin.bench.add("a/slot-0")
     given = {}
@@ -531,7 +549,7 @@ class TestMachines:
         plugin.node.ScaleMachine(asked, timeout=40)
         assert had["vcpus"] < 20 < had["memory"], "who is slow about one leaves the other its time"
         had.clear()
-        monkeypatch.setattr(calls, "due", lambda *_: Deadline.after(0))
+        monkeypatch.setattr(calls, "due", lambda *_, **__: Deadline.after(0))
         reply = plugin.node.ScaleMachine(asked)
         assert {reply.vcpus.code, reply.memory.code} == {"DeadlineExceeded"}
         assert reply.result.retryable
