@@ -156,7 +156,7 @@ class Verb(click.Command):
 
 def translated(error: Exception) -> click.ClickException:
     """The error as users see it."""
-    from devalloc.store.errors import Invalid, StoreError
+    from devalloc.store.errors import Invalid, StoreError, is_disk_full
 
     if isinstance(error, Invalid):
         return BadInput(str(error))
@@ -166,7 +166,7 @@ def translated(error: Exception) -> click.ClickException:
         return Failed(f"the Python package {error.name!r} is missing; install it with: pip install {_with(error.name)}")
     if isinstance(error, OSError) and error.filename is not None:
         return Failed(f"{error.filename}: {error.strerror}")
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
+    if isinstance(error, OSError) and (is_disk_full(error) or error.errno == errno.EIO):
         return Failed(f"the output could not be written: {error.strerror}")
     return Failed(f"this is a bug in devalloc: {type(error).__name__}: {error} (--debug shows where; please report it)")
 

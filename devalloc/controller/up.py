@@ -34,7 +34,7 @@ Loop = Callable[[threading.Event], None]
 GRACE_SECONDS = 2.0
 """How long a stop waits for work that is under way. What it leaves unfinished has written nothing."""
 _HELD_SECONDS = 1.0
-"""From one look to the next whether this process still holds the store."""
+"""From one look to the next whether this process still holds the store, however many messages come."""
 
 
 class Up:
@@ -112,10 +112,14 @@ class Up:
             threads = [threading.Thread(target=self._guarded, args=(loop, stop), daemon=True) for loop in loops]
             for thread in threads:
                 thread.start()
-            while (message := self._next_message()) != "stop":
+            next_look = time.monotonic() + _HELD_SECONDS
+            while (message := self._next_message(next_look)) != "stop":
                 if message == "rescan" and host is not None:
                     host.rescan()
-                elif message is None and not is_held():
+                if time.monotonic() < next_look:
+                    continue
+                next_look = time.monotonic() + _HELD_SECONDS
+                if not is_held():
                     self._failure = self._failure or Unavailable(
                         f"the folder {self._path.absolute().parent} was removed or replaced while `devalloc up` ran on "
                         f"the store {self._path.name} in it. Put the folder back, or a backup with `devalloc restore`, "
@@ -132,10 +136,10 @@ class Up:
         if self._failure is not None:
             raise self._failure
 
-    def _next_message(self) -> Message | None:
-        """None when there is none for a while."""
+    def _next_message(self, until: float) -> Message | None:
+        """None when there is none until then."""
         try:
-            return self._messages.get(timeout=_HELD_SECONDS)
+            return self._messages.get(timeout=max(0.0, until - time.monotonic()))
         except Empty:
             return None
 

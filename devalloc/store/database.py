@@ -16,6 +16,8 @@ from devalloc.store.paths import check_private, file_at, prepare
 BUSY_SECONDS = 30.0
 """How long a write waits for the writes of other processes."""
 _WAL_LIMIT_BYTES = 16 * 2**20
+_WRITE_ERRORS = (sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_TRUNCATE)
+"""What SQLite says if a quota is used up (EDQUOT), and if the disk fails."""
 
 
 def open_database(path: Path, schema: Schema) -> sqlite3.Connection:
@@ -147,6 +149,8 @@ def explanation(path: Path, schema: Schema, error: sqlite3.Error) -> StoreError:
     what = f"the {schema.noun} {path}"
     code = getattr(error, "sqlite_errorcode", 0)
     if code == sqlite3.SQLITE_IOERR_SHMSIZE:  # the index of the log could not be made
+        code = sqlite3.SQLITE_FULL
+    if code in _WRITE_ERRORS and not reserve.is_space(path.parent):
         code = sqlite3.SQLITE_FULL
     match code & 0xFF:
         case sqlite3.SQLITE_NOTADB:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -60,6 +61,11 @@ class Unavailable(StoreError):
 
 class NoSpace(Unavailable):
     """There is no space left on the file system of the store."""
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether the file system has no space left, or the user's quota of it is used up, which comes to the same."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 class NotServed(Unavailable):

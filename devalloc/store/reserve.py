@@ -7,14 +7,14 @@ who fills the disk cannot keep what they hold from being taken away, and nothing
 
 from __future__ import annotations
 
-import errno
 import os
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from devalloc.store.errors import NoSpace
+from devalloc.store.errors import NoSpace, is_disk_full
 
 END = ".reserve"
 """End of the file's name, behind that of the database."""
@@ -56,7 +56,18 @@ def refill(path: Path) -> bool:
         finally:
             os.close(descriptor)
     except OSError as error:
-        return error.errno not in (errno.ENOSPC, errno.EDQUOT)
+        return not is_disk_full(error)
+    return True
+
+
+def is_space(folder: Path) -> bool:
+    """Whether the file system of that folder has space for as much as one piece of the reserve. True also if that
+    cannot be tried for another reason."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            os.posix_fallocate(file.fileno(), 0, BYTES // _PIECES)
+    except OSError as error:
+        return not is_disk_full(error)
     return True
 
 

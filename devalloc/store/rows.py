@@ -15,6 +15,9 @@ from devalloc.store.versions import another, changed, version_of
 
 _WORDS_BYTES = 256
 """By how much an object may grow with the reserve of a full disk: to have ``running: false``, or say why it fails."""
+_DELETING_BYTES = 4096
+"""The same of one that is being deleted: room for its deletionTimestamp, and for the conditions in which those who hold
+it say how far they are."""
 
 Result = TypeVar("Result")
 
@@ -25,11 +28,11 @@ class Rows:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._written: list[tuple[Object | None, Object]] = []
-        """Objects before and after, of those that stay."""
+        """Objects before and after, of those that are not removed."""
 
     @property
     def grows(self) -> bool:
-        """Whether what was written adds something that takes space: an object, or more than words to one that stays."""
+        """Whether what was written adds something that takes space: an object, or more than words to one."""
         return _grow(self._written)
 
     def unless_it_grows(self, write: Callable[[], Result]) -> Result | None:
@@ -109,8 +112,7 @@ class Rows:
         respecified = new["metadata"]["generation"] != old["metadata"]["generation"]
         restated = new.get("status") != old.get("status")
         new = lifecycle.versioned(new, version)
-        if not lifecycle.is_deleting(new):
-            self._written.append((old, new))
+        self._written.append((old, new))
         self._connection.execute(
             "UPDATE objects SET version = ?, content = ?, spec_version = iif(?, ?, spec_version),"
             " status_version = iif(?, ?, status_version) WHERE kind = ? AND namespace = ? AND name = ?",
@@ -237,7 +239,7 @@ def _grow(written: Sequence[tuple[Object | None, Object]]) -> bool:
     if any(old is None for old, _ in written):
         return True
     more = sum(len(lifecycle.encode(new)) - len(lifecycle.encode(old or {})) for old, new in written)
-    return more > _WORDS_BYTES * len(written)
+    return more > sum(_DELETING_BYTES if lifecycle.is_deleting(new) else _WORDS_BYTES for _, new in written)
 
 
 def _row_key(key: Key) -> tuple[str, str, str]:

@@ -17,8 +17,9 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Failed
 
 MOST_WAITING = 32
-"""Calls of a service that wait for a lock at a time, in this process. Each takes one of the service's threads, so half
-of those stay free for calls that need not wait."""
+"""Calls of a service that wait for their first lock at a time, in this process. Each takes one of the service's
+threads, so half of those stay free for calls that need not wait. A call that holds a lock has begun: it waits for
+further ones until its deadline, however many calls wait."""
 _POLL_SECONDS = (0.001, 0.05)
 """The first and the longest pause between looks at a lock of another process."""
 _GLANCE_SECONDS = 0.25
@@ -60,8 +61,9 @@ class LockFolder:
         taken while another one is held is held for the same work. ``brief``: all holders release it within
         milliseconds, so that any number of calls may wait for it.
 
-        Raises what ``busy`` makes when the lock is still held at the deadline, or at once when MOST_WAITING calls wait
-        already; Failed ``Cancelled`` when the caller has gone and nothing was begun, ``LockUnavailable``.
+        Raises what ``busy`` makes when the lock is still held at the deadline, or, if nothing was begun, at once when
+        MOST_WAITING calls wait already; Failed ``Cancelled`` when the caller has gone and nothing was begun,
+        ``LockUnavailable``.
         """
         if self._reentrant and self._is_mine(name):
             yield
@@ -149,8 +151,8 @@ class LockFolder:
 
     @contextmanager
     def _waiting(self, name: str, deadline: Deadline, busy: Refusal, brief: bool) -> Iterator[None]:
-        """Inside, a call takes one of the places of calls that wait."""
-        if deadline.cancelled is None or brief:
+        """Inside, a call takes one of the places of calls that wait for their first lock."""
+        if deadline.cancelled is None or brief or _has_begun():
             yield
             return
         if not _calls.acquire(blocking=False):
@@ -162,7 +164,7 @@ class LockFolder:
 
     def _give_up(self, name: str, deadline: Deadline, busy: Refusal) -> None:
         """Raises the error with which a wait ends, if it is time for that."""
-        if getattr(_thread, "work", None) is None:  # what was begun goes on, though nobody wants the answer any more
+        if not _has_begun():  # what was begun goes on, though nobody wants the answer any more
             _refuse_cancelled(deadline)
         if deadline.passed:
             raise busy(f"{self._holder(name)}. Ask again when that has ended, or allow more time (--timeout)")
@@ -188,6 +190,11 @@ class LockFolder:
 def work_for(work: str, caller: str) -> str:
     """What a lock is held for, with who asked for that, if anybody did."""
     return f"{work} (for {caller})" if caller else work
+
+
+def _has_begun() -> bool:
+    """Whether this thread holds a lock, and so may have changed something already."""
+    return getattr(_thread, "work", None) is not None
 
 
 def _refuse_cancelled(deadline: Deadline) -> None:

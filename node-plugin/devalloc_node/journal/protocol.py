@@ -38,7 +38,7 @@ class Reader(Protocol):
     def record(self, room: str, name: str) -> Mapping[str, Value] | None: ...
 
     def records(self, room: str) -> Mapping[str, Mapping[str, Value]]:
-        """All records of one room, by name."""
+        """All records of one room, by name. Nothing of them can be changed: later calls give the same content again."""
 
     def setting(self, name: str) -> str | None: ...
 

@@ -22,6 +22,7 @@ from devalloc.store.paths import file_at, log_of
 from devalloc_node.errors import Failed
 from devalloc_node.grant import ClaimRef
 from devalloc_node.journal.folder import lost_log, make_private, move_aside, moved_aside, open_lock
+from devalloc_node.journal.readonly import readonly
 from devalloc_node.journal.records import (
     USE,
     WITHHELD,
@@ -135,7 +136,8 @@ class SQLiteJournal:
         self._clock = clock
         self._mutex = threading.RLock()
         self._parsed: dict[str, dict[str, tuple[str, Mapping[str, Value]]]] = {}
-        """By room and name, what was read last and what it says: all of a room is asked for again and again."""
+        """By room and name, what was read last and what it says: all of a room is asked for again and again.
+        Read-only, because all who ask get the same."""
         self._connection = open_database(path, SCHEMA)
         try:
             with explained(path, SCHEMA):
@@ -199,7 +201,7 @@ class SQLiteJournal:
         before, now = self._parsed.get(room, {}), {}
         for name, content in self._rows("SELECT name, content FROM records WHERE room = ? ORDER BY name", room):
             parsed = before.get(name)
-            now[name] = parsed if parsed is not None and parsed[0] == content else (content, _value(content))
+            now[name] = parsed if parsed is not None and parsed[0] == content else (content, readonly(_value(content)))
         self._parsed[room] = now
         return {name: value for name, (_, value) in now.items()}
 

@@ -57,7 +57,9 @@ waits, and none for any other."""
 _ROOM_SECONDS = 1.0
 """The pause after a failure before it is tried again because this node has given something back."""
 _HEARD_AT_MOST = 20_000
-"""Changes that wait for a round; more are not kept, and all objects are listed instead."""
+"""Changes that wait for a round; if there are more, all objects are listed and all machines looked at instead."""
+_MISSED = "missed"
+"""In place of changes on this node of which there were too many."""
 ClaimKey = tuple[str, str]
 """Namespace and name."""
 
@@ -216,7 +218,7 @@ class VirtualMachines:
             with self._mutex:
                 self._is_stale = True
                 # A listing shows what became of objects, and not what changed on this node.
-                self._heard[:0] = [one for one in heard if isinstance(one, str)]
+                self._add_heard([one for one in heard if isinstance(one, str)])
             raise
         self._queue_heard(one for one in heard if isinstance(one, str))
         self._queue_due()
@@ -227,11 +229,17 @@ class VirtualMachines:
 
     def _hear(self, changed: Sequence[Event | str]) -> None:
         with self._mutex:
-            if len(self._heard) < _HEARD_AT_MOST:
-                self._heard.extend(changed)
-            else:
-                self._is_stale = True
+            self._add_heard(changed)
         self._wake.beat()
+
+    def _add_heard(self, changed: Sequence[Event | str]) -> None:
+        """With the mutex held."""
+        if len(self._heard) + len(changed) <= _HEARD_AT_MOST:
+            self._heard.extend(changed)
+            return
+        self._is_stale = True  # a listing shows what became of objects
+        on_node = dict.fromkeys(one for one in (*self._heard, *changed) if isinstance(one, str))
+        self._heard = list(on_node) if len(on_node) <= _HEARD_AT_MOST else [_MISSED]
 
     def _watch(self, stop: threading.Event) -> None:
         """Have the loop hear of what changes in the store."""
@@ -422,6 +430,10 @@ class VirtualMachines:
                     self._is_room = True
             elif changed == DEVICES:  # those that are well again, or there again
                 self._is_room = True
+            elif changed == _MISSED:
+                self._is_room = True
+                for name in self._work:
+                    self._queue.setdefault(name)
 
     # What is begun.
 
@@ -453,10 +465,10 @@ class VirtualMachines:
         waiting = self._waiting_for_host()
         if waiting and now >= self._next_host_look and not self._is_looking_at_host:
             self._next_host_look, self._is_looking_at_host = now + _HOST_SECONDS, True
-            self._spawn(partial(self._look_at_host, waiting))
+            self._spawn_or(partial(self._look_at_host, waiting), self._host_looked_at)
         if self._to_glance and not self._is_glancing:
             self._is_glancing = True
-            self._spawn(self._glance)
+            self._spawn_or(self._glance, self._glanced)
 
     def _waiting_for_host(self) -> list[tuple[str, _Turn]]:
         """What waits for something of the host of which nobody tells."""
@@ -473,7 +485,26 @@ class VirtualMachines:
             del self._queue[name]
             if (work := self._work.get(name)) is not None:
                 self._busy.add(name)
-                self._spawn(partial(self._do, name, self._turns.setdefault(name, _Turn()), work))
+                turn = self._turns.setdefault(name, _Turn())
+                self._spawn_or(partial(self._do, name, turn, work), partial(self._not_begun, name))
+
+    def _spawn_or(self, work: Callable[[], None], not_begun: Callable[[], None]) -> None:
+        """Have it done in another thread; ``not_begun`` is called if there can be none now."""
+        try:
+            self._spawn(work)
+        except BaseException:
+            not_begun()
+            raise
+
+    def _not_begun(self, name: str) -> None:
+        self._busy.discard(name)
+        self._queue.setdefault(name)
+
+    def _glanced(self) -> None:
+        self._is_glancing = False
+
+    def _host_looked_at(self) -> None:
+        self._is_looking_at_host = False
 
     def _do(self, name: str, turn: _Turn, work: Callable[[_Turn], None]) -> None:
         try:
@@ -509,16 +540,15 @@ class VirtualMachines:
 
     def _glance(self) -> None:
         """Queue those of ``_to_glance`` that do not run as they did. One after the other: nobody waits for it."""
-        while True:
-            try:
+        try:
+            while self._to_glance:
                 name, turn = self._to_glance.popleft()
-            except IndexError:
-                self._is_glancing = False
-                return
-            obj = self._machines.get(name.removeprefix("vm "))
-            if obj is not None and not self._platform.machines.is_as_seen(objects.key_of(obj)):
-                turn.at = 0.0
-                self._hear([machine_change(objects.key_of(obj))])
+                obj = self._machines.get(name.removeprefix("vm "))
+                if obj is not None and not self._platform.machines.is_as_seen(objects.key_of(obj)):
+                    turn.at = 0.0
+                    self._hear([machine_change(objects.key_of(obj))])
+        finally:
+            self._glanced()
 
     def _look_at_host(self, waiting: Sequence[tuple[str, _Turn]]) -> None:
         """Queue those of which something on the host is otherwise than when they were tried."""
@@ -529,7 +559,7 @@ class VirtualMachines:
                     turn.is_unchanged, turn.at = None, 0.0
                     self._hear([machine_change(objects.key_of(obj))])
         finally:
-            self._is_looking_at_host = False
+            self._host_looked_at()
 
     def _look_after(self, uid: str, turn: _Turn) -> None:
         """Bring a machine nearer to its object, if anything that it depends on changed or its time came."""

@@ -6,7 +6,6 @@ boot. So nothing waits for a disk, and a rename is enough for a reader to see th
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from devalloc.store.errors import is_disk_full
 from devalloc_node.errors import Failed
 from devalloc_node.warm.identifiers import is_identifier
 from devalloc_node.warm.setup import Inode
@@ -87,7 +87,7 @@ class Records:
             try:
                 self._write(record, place)
             except OSError as error:
-                if error.errno != errno.ENOSPC or record.state != "removing":
+                if not is_disk_full(error) or record.state != "removing":
                     raise
                 self._spare.unlink(missing_ok=True)
                 self._write(record, place)

@@ -22,7 +22,7 @@ from devalloc.store import Held, Unavailable, Unusable
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests
 from tests.support.fleets import gpu_claim, gpu_class, gpu_pool, held
-from tests.support.waiting import until
+from tests.support.waiting import LONG, until
 
 Object = dict[str, Any]
 
@@ -230,6 +230,27 @@ def test_it_ends_and_says_why_when_the_folder_of_its_store_goes(
     texts = [record.getMessage() for record in caplog.records]
     assert len(texts) == len(set(texts)), "each is said once"
     assert [record for record in caplog.records if record.exc_info] == []
+
+
+def test_it_looks_for_the_folder_of_its_store_also_while_messages_come_all_the_time(tmp_path: Path) -> None:
+    folder, over = tmp_path / "state", threading.Event()
+    up = Up(folder / "store.db", None, on_round=lambda done: rmtree(folder))
+
+    def ask() -> None:
+        while not over.wait(0.01):
+            up.rescan()
+
+    asking = threading.Thread(target=ask)
+    ending = threading.Timer(LONG, up.stop)  # if it does not end by itself
+    asking.start()
+    ending.start()
+    try:
+        with pytest.raises(Unavailable, match="was removed or replaced"):
+            up.run()
+    finally:
+        over.set()
+        ending.cancel()
+        asking.join()
 
 
 def test_another_folder_in_its_place_is_not_taken_for_the_store(tmp_path: Path) -> None:

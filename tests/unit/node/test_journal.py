@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import os
 import sqlite3
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -386,6 +388,31 @@ class TestRecords:
         journal.drop("machines", "vm-1")
         assert journal.record("machines", "vm-1") is None
         assert journal.records("other") == {"vm-1": {"x": [None]}}
+
+    def test_nobody_changes_what_the_next_one_reads_of_all_records(self, journal: SQLiteJournal) -> None:
+        content = {"spec": {"disks": [{"path": "/a"}]}, "state": "running"}
+        journal.put("machines", "vm-1", content)
+        record: Any = journal.records("machines")["vm-1"]
+        changes: list[Callable[[], object]] = [
+            lambda: record.update(state="failed"),
+            lambda: record.pop("state"),
+            lambda: record["spec"].setdefault("memory", 1),
+            lambda: record["spec"]["disks"].append({}),
+            lambda: record["spec"]["disks"].sort(),
+            lambda: record["spec"]["disks"][0].clear(),
+        ]
+        for change in changes:
+            with pytest.raises(TypeError, match="shared"):
+                change()
+        with pytest.raises(TypeError, match="shared"):
+            record["state"] = "failed"
+        with pytest.raises(TypeError, match="shared"):
+            del record["spec"]["disks"][0]["path"]
+        own = copy.deepcopy(record)
+        own["spec"]["disks"][0]["path"] = "/b"
+        assert journal.records("machines") == {"vm-1": content}
+        journal.put("machines", "vm-1", {**record, "spec": own["spec"]})
+        assert journal.records("machines")["vm-1"]["spec"] == {"disks": [{"path": "/b"}]}
 
     def test_records_outlive_a_reboot(self, journal: SQLiteJournal) -> None:
         journal.boot("one", {"file"})

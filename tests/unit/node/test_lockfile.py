@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -246,7 +246,7 @@ class TestCalls:
     ) -> None:
         places = threading.BoundedSemaphore(2)
         monkeypatch.setattr(lockfile, "_calls", places)
-        locks, done = LockFolder(tmp_path), list[int]()
+        locks, done, errors = LockFolder(tmp_path), list[int](), list[Failed]()
         deadline = replace(Deadline.after(LONG), cancelled=threading.Event())
 
         def change(number: int) -> None:
@@ -256,9 +256,9 @@ class TestCalls:
         with holding(locks, "m"):
             threads = [in_thread(lambda: change(1)), in_thread(lambda: change(2))]
             until(lambda: places._value == 0, "both wait")
-            error = refused(locks, "m", deadline)
-            assert "start has been under way" in error.message
-            assert "other calls wait already" in error.message
+            in_thread(lambda: errors.append(refused(locks, "m", deadline))).join()
+            assert "start has been under way" in errors[0].message
+            assert "other calls wait already" in errors[0].message
             with locks.held("free", deadline, "stop", busy):
                 pass
         for thread in threads:
@@ -266,6 +266,44 @@ class TestCalls:
         assert sorted(done) == [1, 2]
         with locks.held("m", deadline, "stop", busy):
             pass
+
+    def test_work_that_has_begun_waits_though_all_places_are_taken(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Calls that wait for one machine, which does not answer, end no work on another one."""
+        places = threading.BoundedSemaphore(1)
+        monkeypatch.setattr(lockfile, "_calls", places)
+        locks, done, errors = LockFolder(tmp_path), list[str](), list[Failed]()
+        deadline = replace(Deadline.after(LONG), cancelled=threading.Event())
+
+        def change(*names: str) -> None:
+            with ExitStack() as stack:
+                for name in names:
+                    stack.enter_context(locks.held(name, deadline, "attach", busy))
+                done.append(names[-1])
+
+        with holding(locks, "stuck"):
+            with holding(locks, "shared"):
+                waiting = in_thread(lambda: change("stuck"))
+                until(lambda: places._value == 0, "it takes the only place")
+                begun = in_thread(lambda: change("machine", "shared"))
+                until(lambda: len(locks._lines.get("shared", ())) == 2, "work that has begun waits for a thread")
+            begun.join()
+            assert done == ["shared"]
+            with holding(LockFolder(tmp_path), "shared"):
+                begun = in_thread(lambda: change("machine", "shared"))
+                until(lambda: locks._lines.get("shared"), "work that has begun waits as for another process")
+            begun.join()
+            assert done == ["shared", "shared"]
+            with holding(locks, "shared"):
+                soon = replace(Deadline.after(SOON), cancelled=threading.Event())
+                with locks.held("machine", soon, "attach", busy):
+                    errors.append(refused(locks, "shared", soon))
+            assert "Ask again when that has ended" in errors[0].message, "its deadline ends it"
+            in_thread(lambda: errors.append(refused(locks, "stuck", deadline))).join()
+            assert "other calls wait already" in errors[1].message, "a call that has begun nothing"
+        waiting.join()
+        assert done == ["shared", "shared", "stuck"]
 
     def test_any_number_waits_for_a_lock_that_is_held_briefly(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -141,8 +141,8 @@ class World:
         reasons = [one["reason"] for one in status.get("conditions", []) if one["status"] == "False"]
         return str(status.get("reason") or next(iter(reasons), ""))
 
-    def phase(self) -> str:
-        return str((self.store.get("VirtualMachine", "default", "web").get("status") or {}).get("phase"))
+    def phase(self, name: str = "web") -> str:
+        return str((self.store.get("VirtualMachine", "default", name).get("status") or {}).get("phase"))
 
     def replace_pool(self, pool: Object) -> None:
         old = self.store.get("DevicePool", None, pool["metadata"]["name"])
@@ -1084,6 +1084,94 @@ class TestLoop:
                 loop.round()
         loop.round(everything=False)
         assert world.phase() != "Running", "it was seen to have ended"
+
+    @pytest.mark.parametrize("limit", [1, 4, 100])
+    def test_changes_that_wait_are_bounded_and_none_of_them_is_missed(
+        self, world: World, monkeypatch: pytest.MonkeyPatch, limit: int
+    ) -> None:
+        monkeypatch.setattr("devalloc_node.vms.loop._HEARD_AT_MOST", limit)
+        pulse, names = Pulse(), ("a", "b", "c")
+        loop = VirtualMachines(
+            world.store,
+            platform_of(world.bench, world.machines, pulse),
+            pulse,
+            settings=Settings(resync=1000),
+            clock=lambda: world.now,
+            spawn=lambda work: work(),
+        )
+        for name in names:
+            world.apply(vm(name))
+        for _ in range(3):
+            loop.round()
+        for name in names:
+            world.machines.end(f"default/{name}")
+
+        def beat() -> None:
+            pulse.beat(*(machine_change(f"default/{name}") for name in names), *[DEVICES] * 10)
+
+        def failed_meanwhile(*kinds: object) -> None:
+            beat()
+            raise Unavailable("no answer")
+
+        beat()
+        assert len(loop._heard) <= limit
+        with monkeypatch.context() as patch:
+            patch.setattr(world.store, "list", failed_meanwhile)
+            with pytest.raises(Unavailable):
+                loop.round()
+        assert len(loop._heard) <= limit
+        loop.round(everything=False)
+        assert {world.phase(name) for name in names}.isdisjoint({"Running"}), "each was seen to have ended"
+
+    @pytest.mark.parametrize("work", ["_do", "_glance", "_look_at_host"])
+    def test_what_no_thread_could_be_had_for_is_done_when_one_can(
+        self, world: World, monkeypatch: pytest.MonkeyPatch, work: str
+    ) -> None:
+        done: list[str] = []
+        refusals = [work]
+
+        def spawn(what: Callable[[], None]) -> None:
+            name = getattr(what, "func", what).__name__
+            if name in refusals:
+                refusals.remove(name)
+                raise RuntimeError("can't start new thread")
+            done.append(name)
+            what()
+
+        platform = platform_of(world.bench, world.machines)
+        loop = VirtualMachines(
+            world.store, platform, Pulse(), settings=Settings(resync=5), clock=lambda: world.now, spawn=spawn
+        )
+        world.apply(vm("web"))
+        if work == "_look_at_host":
+            monkeypatch.setattr(loop, "_waiting_for_host", lambda: list(loop._turns.items()))
+        errors = 0
+        for _ in range(8):
+            world.now += 10
+            try:
+                loop.round()
+            except RuntimeError:
+                errors += 1
+        assert errors == 1
+        assert work in done
+        assert world.phase("web") == "Running"
+
+    def test_a_machine_that_cannot_be_asked_stops_no_later_glance(self, world: World) -> None:
+        world.apply(vm("web"))
+        world.round(times=3, pause=10)
+        asked, is_as_seen = list[str](), world.machines.is_as_seen
+
+        def fails_once(key: str) -> bool:
+            asked.append(key)
+            if len(asked) == 1:
+                raise ZeroDivisionError
+            return is_as_seen(key)
+
+        world.machines.is_as_seen = fails_once  # type: ignore[method-assign]
+        with pytest.raises(ZeroDivisionError):
+            world.round(times=5, pause=30)
+        world.round(times=5, pause=30)
+        assert len(asked) > 1
 
     def test_what_other_nodes_publish_does_not_wake_it(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         pulse, stop = Pulse(), threading.Event()

@@ -290,6 +290,27 @@ def test_machines_of_another_boot_take_nothing_of_the_host(tmp_path: Path, toy: 
     assert [use.id for use in pool.uses()] == ["warm-1"]
 
 
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_that_a_setup_is_removed_can_be_written_though_no_space_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    folder, rename = tmp_path / "records", os.rename
+    records = Records(folder)
+    records.make_folder()
+    spare = tmp_path / "spare"
+
+    def full(source: Path, target: Path) -> None:
+        if spare.exists():
+            raise OSError(code, os.strerror(code))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", full)
+    with pytest.raises(Failed):
+        records.put(Record("warm-1", "ready", BOOT))
+    records.put(Record("warm-1", "removing", BOOT))
+    assert [path.name for path in folder.iterdir()] == ["warm-1.json"]
+
+
 def test_cpus_that_went_away_meanwhile_are_not_chosen(tmp_path: Path, toy: Toy) -> None:
     there = [host({0: "0-1"}), host({0: "0-1"}, usable="1"), host({0: "0-1"})]
     config = WarmConfig(run=tmp_path / "run", namespaces=tmp_path / "netns")

@@ -1,0 +1,97 @@
+"""The store on a full disk, and on one of which the user's quota is used up."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devalloc.store import Unavailable, reserve
+from devalloc.store.errors import is_disk_full
+from devalloc.store.paths import log_of
+from devalloc.store.sqlite import SQLiteStore
+
+FULL = [errno.ENOSPC, errno.EDQUOT]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SQLiteStore]:
+    store = SQLiteStore(tmp_path / "devalloc.db")
+    yield store
+    store.close()
+
+
+def claim(name: str, **metadata: Any) -> dict[str, Any]:
+    content = {"name": name, "namespace": "default", **metadata}
+    return {"apiVersion": "devmgmtproto.k8s.io/v1alpha1", "kind": "DeviceClaim", "metadata": content, "spec": {}}
+
+
+@contextmanager
+def nothing_allocated(monkeypatch: pytest.MonkeyPatch, code: int) -> Iterator[None]:
+    """The file system allocates no block any more."""
+
+    def refuse(descriptor: int, offset: int, length: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", refuse)
+        yield
+
+
+@contextmanager
+def no_file_grows(size: int) -> Iterator[None]:
+    """A write beyond that size fails. SQLite takes it for an I/O error, as it takes EDQUOT."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("code", FULL)
+def test_a_used_up_quota_is_a_full_disk(code: int) -> None:
+    assert is_disk_full(OSError(code, os.strerror(code)))
+    assert not is_disk_full(OSError(errno.EIO, os.strerror(errno.EIO)))
+    assert not is_disk_full(ValueError())
+
+
+@pytest.mark.parametrize("code", FULL)
+def test_what_sqlite_calls_an_io_error_is_a_full_disk_if_nothing_can_be_allocated(
+    store: SQLiteStore, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    old = store.create(claim("old"))
+    with nothing_allocated(monkeypatch, code), no_file_grows(log_of(store.path).stat().st_size):
+        with pytest.raises(Unavailable, match="no space left for the store"):
+            store.create(claim("new", annotations={"more": "x" * 2**16}))
+        store.delete("DeviceClaim", "default", "old", uid=old["metadata"]["uid"])
+    assert not store.list("DeviceClaim").objects
+
+
+def test_another_io_error_is_no_full_disk(store: SQLiteStore) -> None:
+    with no_file_grows(log_of(store.path).stat().st_size), pytest.raises(Unavailable) as caught:
+        store.create(claim("new", annotations={"more": "x" * 2**16}))
+    assert "no space" not in str(caught.value)
+
+
+@pytest.mark.parametrize("code", FULL)
+def test_an_object_that_is_being_deleted_grows_by_a_few_words_a_write(
+    store: SQLiteStore, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    store.create(claim("old", finalizers=["example.com/hold"]))
+    old = store.delete("DeviceClaim", "default", "old")
+    os.truncate(reserve.file_of(store.path), reserve.BYTES // 2)
+    with nothing_allocated(monkeypatch, code):
+        with pytest.raises(Unavailable, match="no space left"):
+            store.replace_status({**old, "status": {"message": "x" * 5000}})
+        with pytest.raises(Unavailable, match="no space left"):
+            store.replace({**old, "metadata": {**old["metadata"], "annotations": {"more": "x" * 5000}}})
+        old = store.replace_status({**old, "status": {"message": "x" * 3000}})
+        store.replace({**old, "metadata": {**old["metadata"], "finalizers": []}})
+    assert not store.list("DeviceClaim").objects
