@@ -131,6 +131,8 @@ class Fleet:
         for claim in claims:
             self._refuse_foreign(claim)
         answer = self._warm.allocate_all(claims, deadline, is_quick=is_quick)
+        if is_quick:
+            answer = {"unproven": [], **answer}
         return {**answer, "problems": [*answer["problems"], *self._quotas.values()]} if self._quotas else answer
 
     def parts(self, claims: Iterable[Manifest], deadline: float | None = None) -> list[Summary]:

@@ -213,6 +213,12 @@ def test_members_that_are_kept_join_their_group() -> None:
     assert fleet.allocate(wants("late"))["reason"] == "DevicesInUse"
 
 
+def test_a_quick_answer_names_the_claims_that_it_leaves_also_if_there_are_none() -> None:
+    fleet = Fleet.from_manifests(fleet_of())
+
+    assert fleet.allocate_all([wants("a")], is_quick=True)["unproven"] == []
+
+
 def test_a_batch_is_solved_jointly_and_kept() -> None:
     documents = fleet_of(1)
     claims = [wants(f"c{n}", count, annotations={"devalloc.io/priority": str(n)}) for n, count in enumerate((2, 3, 1))]
