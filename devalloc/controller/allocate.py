@@ -41,6 +41,8 @@ from devalloc.store import (
     Fence,
     FenceBroken,
     Key,
+    LeftOut,
+    NoSpace,
     Object,
     Refused,
     Store,
@@ -56,6 +58,8 @@ log = logging.getLogger(__name__)
 
 _LOOK = 0.1
 """Seconds from one look to the next whether claims that are searched for beside the loop are answered."""
+_NO_SPACE_SECONDS = 10.0
+"""The longest time from one try to write on a full disk to the next: it may have space at any moment."""
 _NO_NODE = "DevicePool {1}: spec.nodeName: there is no Node {0}; its devices are given out, and nobody prepares them"
 _RENEWALS = 5
 """How often a commit is tried again because of writes that do not matter to it."""
@@ -228,7 +232,8 @@ class Allocator:
             except Exception as error:
                 self.failing = self.began if self.failing is None else self.failing
                 failures, self.began = failures + 1, None
-                delay = min(self._settings.retry * 2 ** min(failures - 1, 30), self._settings.resync)
+                most = _NO_SPACE_SECONDS if isinstance(error, NoSpace) else self._settings.resync
+                delay = min(self._settings.retry * 2 ** min(failures - 1, 30), self._settings.resync, most)
                 logged = log_failure(log, error, logged, "could not answer the claims", delay)
                 stop.wait(delay)
 
@@ -383,6 +388,8 @@ class Allocator:
             else:
                 written |= {Key.of(obj): obj for obj in outcome}
         self._is_unfinished = any(annotation(obj, TRANSACTION) is not None for obj in written.values())
+        if (left := next((outcome for outcome in outcomes if isinstance(outcome, LeftOut)), None)) is not None:
+            raise NoSpace(left.why)  # nothing tells when there is space again, so all is decided again soon
         return written
 
     def _publish_availability(self, state: Sequence[Object]) -> None:

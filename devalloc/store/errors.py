@@ -46,6 +46,15 @@ class Refused(Conflict):
         """For all of it."""
 
 
+class LeftOut(Conflict):
+    """There was no space for it, and there was for others. Once there is, it can be written as it is."""
+
+    def __init__(self, conflicts: Mapping[Key, str], why: str) -> None:
+        super().__init__(conflicts)
+        self.why = why
+        """For all of it."""
+
+
 class FenceBroken(Conflict):
     """What a decision read has changed, so all of it is to be made again."""
 

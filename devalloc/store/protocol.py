@@ -47,6 +47,8 @@ fence                    checked and written in one transaction      checked aga
                                                                      grants meanwhile is for the leader's lease and seal
 lost answers             none                                        read back; Unknown where that fails as well
 units that are refused   Invalid, and nothing is written             of ``commit_each``: Refused, of that unit alone
+no space                 of ``commit_each``: LeftOut, of units that  refused as any write is
+                         grow
 identity                 of the file                                 UID of the namespace kube-system
 =======================  ==========================================  ===================================================
 """

@@ -25,7 +25,7 @@ from typing import Any, TypeVar, cast
 from devalloc.store import lifecycle, migrations, reserve
 from devalloc.store.copies import copy_out, leave, put_back
 from devalloc.store.database import explained, no_space, open_named, open_reader, shorten_log, transaction
-from devalloc.store.errors import AlreadyExists, Conflict, Expired, FenceBroken, NoSpace, Refused, Unavailable
+from devalloc.store.errors import AlreadyExists, Conflict, Expired, FenceBroken, LeftOut, NoSpace, Unavailable
 from devalloc.store.key import Key, Object
 from devalloc.store.lease import hold
 from devalloc.store.paths import file_at, log_of, prepare_folder
@@ -177,9 +177,9 @@ class SQLiteStore:
                     done.append(conflict)
             return Outcomes(done, str(rows.version()))
 
-    def _no_space_for(self, unit: Sequence[Change]) -> Refused:
+    def _no_space_for(self, unit: Sequence[Change]) -> LeftOut:
         why = no_space(self.path, migrations.STORE)
-        return Refused({change.key: f"{change.key} is not written: {why}" for change in unit}, why)
+        return LeftOut({change.key: f"{change.key} is not written: {why}" for change in unit}, why)
 
     @_with_reserve
     def delete(

@@ -14,10 +14,22 @@ from typing import Any
 
 import pytest
 
-from devalloc.store import AlreadyExists, Change, Conflict, Key, NotFound, StoreError, Unavailable, reserve
-from devalloc.store.errors import Refused
+from devalloc.controller.allocate import Allocator
+from devalloc.store import (
+    AlreadyExists,
+    Change,
+    Conflict,
+    Key,
+    LeftOut,
+    NoSpace,
+    NotFound,
+    StoreError,
+    Unavailable,
+    reserve,
+)
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.errors import Failed
+from tests.support.fleets import gpu_claim, gpu_class, gpu_pool
 from tests.support.images import Image
 from tests.support.machines import config, ended, plugin, short_folder, virtual_machine
 from tests.support.objects import claim
@@ -201,12 +213,26 @@ class TestStore:
         units = [change("new", held), change("back", None), change("more", held)]
         outcomes = store.commit_each(units)
 
-        assert [isinstance(outcome, Refused) for outcome in outcomes] == [True, False, True]
+        assert [isinstance(outcome, LeftOut) for outcome in outcomes] == [True, False, True]
         assert "no space left" in outcomes[0].why
         assert [store.get("DeviceClaim", "default", name).get("status") for name in ("new", "back")] == [None, None]
         assert store.check() == []
         make_room(disk)
         assert not any(isinstance(outcome, Conflict) for outcome in store.commit_each([units[0], units[2]]))
+
+    def test_what_is_refused_is_answered_once_there_is_space(self, disk: Path) -> None:
+        """In the round after, not after a pause as for what a store refuses whatever the disk."""
+        store = SQLiteStore(disk / "devalloc.db")
+        for obj in (gpu_pool(devices=8), gpu_class(), *(gpu_claim(f"c{number}") for number in range(8))):
+            store.create(obj)
+        allocator = Allocator(store)
+        fill(disk)
+        for _ in range(3):
+            with pytest.raises(NoSpace, match="no space left"):
+                allocator.round()
+
+        make_room(disk)
+        assert len(allocator.round().granted) == 8
 
     def test_another_process_deletes_too_and_needs_no_file_that_is_there(self, disk: Path) -> None:
         path = disk / "devalloc.db"

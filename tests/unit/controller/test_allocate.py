@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from devalloc.api.decode import decode
+from devalloc.controller import allocate
 from devalloc.controller.allocate import AllocateSettings, Allocator, Round
 from devalloc.controller.release import release
-from devalloc.store import Event, Store, Unavailable, Unusable
+from devalloc.store import Change, Event, Fence, LeftOut, Outcomes, Store, Unavailable, Unusable
 from devalloc.store.kubernetes import KubernetesStore
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests
@@ -471,6 +472,24 @@ class TestLoop:
             ("could not answer the claims; next try in 0 s: disk full", None),
             ("could not answer the claims; next try in 0 s: busy", None),
         ]
+
+    def test_claims_are_answered_soon_after_a_full_disk_has_space_again(
+        self, store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With others in the batch for which there was space: only those are written."""
+        fill(store, gpu_pool(), gpu_class(), gpu_claim("a"), gpu_claim("b"))
+        commit_each, full = SQLiteStore.commit_each, iter(range(3))
+
+        def some(self: SQLiteStore, units: Sequence[Sequence[Change]], fence: Fence | None = None) -> Outcomes:
+            if units and next(full, None) is not None:
+                left = [LeftOut({change.key: "no space" for change in unit}, "no space") for unit in units]
+                return Outcomes(left, self.list(()).resource_version)
+            return commit_each(self, units, fence)
+
+        monkeypatch.setattr(SQLiteStore, "commit_each", some)
+        monkeypatch.setattr(allocate, "_NO_SPACE_SECONDS", 0.01)
+        with Loop(store, settings=AllocateSettings(retry=600, resync=600)) as loop:
+            loop.until(lambda: held(store, "a") == ["p/d0"] and held(store, "b") == ["p/d1"])
 
     def test_ends_when_the_store_is_beyond_use(self, store: SQLiteStore) -> None:
         def break_down() -> None:
