@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sqlite3
 import uuid
-from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from devalloc.store.database import explained, open_database, open_reader
+from devalloc.store.database import explained, explanation, open_database, open_reader
 from devalloc.store.errors import Invalid, StoreError, Unavailable
 from devalloc.store.migrations import Schema, migrate
 from devalloc.store.paths import FILES, SMALLEST_DATABASE_BYTES, check_private, log_of
@@ -34,7 +34,7 @@ def copy_out(source: Path, path: Path, schema: Schema, problems: Problems) -> No
             raise Invalid(f"{path} is a {schema.noun} that is in use, or was when it crashed; name another file")
         part = _made_beside(path)
         try:
-            with explained(path, schema), closing(sqlite3.connect(part)) as copy:
+            with _explained(path, schema, source), closing(sqlite3.connect(part)) as copy:
                 with closing(open_reader(source, schema)) as reader:
                     reader.backup(copy)
                 # Without its own log beside it, so that the one file is the whole backup.
@@ -63,7 +63,7 @@ def put_back(
     try:
         part = _made_beside(path)
         try:
-            with explained(copy, schema), closing(_opened(part)) as made:
+            with _explained(path, schema, copy, is_backup=True), closing(_opened(part)) as made:
                 with closing(sqlite3.connect(f"{copy.absolute().as_uri()}?mode=ro", uri=True)) as reader:
                     reader.backup(made)
                 found = problems(made)
@@ -84,6 +84,22 @@ def put_back(
     return aside
 
 
+@contextmanager
+def _explained(path: Path, schema: Schema, source: Path, *, is_backup: bool = False) -> Iterator[None]:
+    """Turn SQLite's errors into ours: of ``path``, which is written, or of ``source``, which is read, if what it has is
+    no good."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            raise explanation(path, schema, error) from error
+        if not is_backup:
+            raise explanation(source, schema, error) from error
+        what = "is damaged" if code == sqlite3.SQLITE_CORRUPT else f"is no backup of a devalloc {schema.noun}"
+        raise Invalid(f"the backup {source} {what} ({error}); use another one") from error
+
+
 def _check(copy: Path, schema: Schema) -> None:
     try:
         if not copy.is_file() or copy.stat().st_size < SMALLEST_DATABASE_BYTES:
@@ -93,7 +109,7 @@ def _check(copy: Path, schema: Schema) -> None:
     except OSError as error:
         raise Unavailable(f"cannot read the backup {copy}: {error.strerror}") from error
     with (
-        explained(copy, schema),
+        _explained(copy, schema, copy, is_backup=True),
         closing(sqlite3.connect(f"{copy.absolute().as_uri()}?mode=ro", uri=True)) as reader,
     ):
         (application,) = reader.execute("PRAGMA application_id").fetchone()

@@ -519,7 +519,7 @@ class TestRestore:
         store.close()
         assert self.names(path) == ["kept"], "what was acknowledged is there"
 
-    @pytest.mark.parametrize("what", ["garbage", "other program", "newer", "damaged", "in use", "missing"])
+    @pytest.mark.parametrize("what", ["garbage", "cut off", "other program", "newer", "damaged", "in use", "missing"])
     def test_what_is_no_good_backup_changes_nothing(
         self, store: SQLiteStore, path: Path, tmp_path: Path, what: str
     ) -> None:
@@ -528,6 +528,8 @@ class TestRestore:
         store.backup(copy)
         if what == "garbage":
             copy.write_bytes(b"garbage" * 1000)
+        elif what == "cut off":
+            os.truncate(copy, copy.stat().st_size // 2)
         elif what == "missing":
             copy.unlink()
         elif what == "in use":
@@ -540,10 +542,30 @@ class TestRestore:
             }[what]
             with closing(sqlite3.connect(copy, isolation_level=None)) as connection:
                 connection.execute(statement)
-        with pytest.raises(StoreError):
+        with pytest.raises(StoreError, match=r"copy\.db") as refused:
             restore(copy, path)
+        assert "devalloc restore" not in str(refused.value), "which is what was tried"
         assert self.names(path) == ["there"]
         assert not [file for file in path.parent.iterdir() if "before" in file.name or "part" in file.name]
+
+    def test_a_backup_of_a_damaged_store_names_the_store(self, store: SQLiteStore, path: Path, tmp_path: Path) -> None:
+        for number in range(300):
+            store.create(claim(f"c{number}"))
+        copy = tmp_path / "copy.db"
+        store.backup(copy)
+        content = bytearray(copy.read_bytes())
+        content[8192:12288] = os.urandom(4096)
+        store.close()
+        for end in ("-wal", "-shm"):
+            path.with_name(path.name + end).unlink(missing_ok=True)
+        path.write_bytes(content)
+        with (
+            closing(SQLiteStore(path)) as broken,
+            pytest.raises(StoreError, match=r"devalloc\.db.* damaged") as refused,
+        ):
+            broken.backup(tmp_path / "new.db")
+        assert "new.db" not in str(refused.value)
+        assert not (tmp_path / "new.db").exists()
 
     def test_a_backup_of_an_older_version_is_brought_up(self, store: SQLiteStore, path: Path, tmp_path: Path) -> None:
         store.create(claim("old"))
