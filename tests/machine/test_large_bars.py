@@ -28,7 +28,7 @@ from tests.support.shell import Shell, devalloc
 
 __all__ = ["devalloc"]
 GIB = 1 << 30
-APPEND = "console=ttyS0 quiet tsc=reliable lpj=4000000 no_timer_check"
+APPEND = "console=ttyS0 quiet tsc=unstable lpj=4000000 no_timer_check"
 KEY = "default/m"
 SMALL = {"cpu": {"min": 1, "max": 1}, "memory": {"min": "512Mi", "max": "512Mi"}}
 OFFSET = 9 * GIB

@@ -30,7 +30,7 @@ from devalloc_node.machine.spec import Disk, Nic, PlainDevice, machine_id
 from tests.support import bounded, tiny_guest
 from tests.support.guest import Guest
 from tests.support.images import Image
-from tests.support.machines import MIB, NoNodes, config, ended, plugin, short_folder, virtual_machine
+from tests.support.machines import MIB, NoNodes, config, ended, plugin, running, short_folder, virtual_machine
 from tests.support.nodeservice import served
 from tests.support.patience import soon
 from tests.support.qemu import TCG, Machine, Monitor
@@ -177,9 +177,7 @@ def test_two_machines_never_write_one_disk_also_across_namespaces(open_image: Im
                     machines.start(other, soon())
                 assert denied.value.code == "DiskInUse"
             with plugin(config(open_image, place, folders=(Folder(open_image.folder),))) as machines:
-                seen = machines.get(KEY)
-                assert seen is not None
-                assert seen.phase == "Running", "what runs goes on when its folders belong to namespaces from now on"
+                running(machines)  # its folders belong to namespaces from now on
                 machines.stop(KEY, 0, True, soon())
                 with pytest.raises(Denied, match=f"put it below {open_image.folder}/default") as denied:
                     machines.start(virtual_machine("m", **small), soon())
@@ -379,9 +377,8 @@ def test_a_running_machine_is_adopted_changed_and_let_go_again(machine: Machine,
         guest = machine.guest
         with plugin(settings) as machines:
             machines.adopt(adopted, soon())
-            seen = machines.get(KEY)
-            assert seen is not None
-            assert (seen.pid, seen.adopted, seen.phase) == (machine.process.pid, True, "Running")
+            seen = running(machines)
+            assert (seen.pid, seen.adopted) == (machine.process.pid, True)
             machines.scale(KEY, "vcpus", 2, soon())
             guest.until("[ $(cat /sys/devices/system/cpu/online) = 0-1 ]")
             machines.scale(KEY, "memory", 768 * MIB, soon())

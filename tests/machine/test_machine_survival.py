@@ -19,7 +19,7 @@ from devalloc_node.machine.records import MACHINES
 from devalloc_node.machine.spec import Nic, PlainDevice
 from tests.support.guest import Guest
 from tests.support.images import Image
-from tests.support.machines import MIB, config, ended, plugin, short_folder, virtual_machine
+from tests.support.machines import MIB, config, ended, plugin, running, short_folder, virtual_machine
 from tests.support.patience import soon
 from tests.support.waiting import until
 
@@ -68,9 +68,7 @@ def test_a_machine_runs_on_with_its_devices_through_kill_restart_and_upgrade(
     assert first.stdout is not None
     assert first.stdout.readline() == "ready\n"
     with plugin(settings) as second:  # a rolling update: both are there
-        before = second.get(KEY)
-        assert before is not None
-        assert before.phase == "Running"
+        before = running(second)
         assert process(before.pid) is not None
         card = second.plug_in(KEY, PlainDevice("n", Nic()), soon())
         guest = Guest(settings.folder(second.known(KEY).spec.id) / "agent")
@@ -83,9 +81,8 @@ def test_a_machine_runs_on_with_its_devices_through_kill_restart_and_upgrade(
 
     changed: list[str] = []
     with plugin(settings, changed=changed.append) as third:
-        after = third.get(KEY)
-        assert after is not None
-        assert (after.pid, after.id, after.phase) == (before.pid, before.id, "Running")
+        after = running(third)
+        assert (after.pid, after.id) == (before.pid, before.id)
         assert after.plain == (card,)
         assert (after.observed.memory_bytes, after.applied.memory_bytes) == (768 * MIB, 768 * MIB)
         assert guest.check("cat /tmp/mark && ls -d /sys/class/net/eth0") == "a mark in its memory\n/sys/class/net/eth0"
@@ -151,9 +148,8 @@ def test_a_plugin_that_is_killed_while_it_starts_a_machine_leaves_one_that_the_n
     with plugin(settings) as machines:
         machines.start(virtual_machine("m", micro), soon())
         machines.resume(KEY, soon())
-        seen = machines.get(KEY)
-        assert seen is not None
-        assert (seen.phase, seen.is_paused, seen.applied.vcpus) == ("Running", False, 1)
+        seen = running(machines)
+        assert (seen.is_paused, seen.applied.vcpus) == (False, 1)
         assert qemus(settings) == [seen.pid]
         machines.stop(KEY, 0, True, soon())
         machines.forget(KEY, soon())

@@ -75,7 +75,7 @@ class Node:
 
     def in_time(self, line: str, *seconds: int) -> str:
         """As ``devalloc``, again with more time where the host was too slow for it."""
-        for timeout in seconds or (LONG, LONG):
+        for timeout in seconds or (LONG,) * 4:
             answer = self._run(f"{line} --timeout {timeout:.0f}s")
             if not answer.status:
                 return answer.output

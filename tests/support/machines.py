@@ -20,8 +20,10 @@ from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.machines import Machines
 from devalloc_node.machine.monitor import Connect, QmpMonitor
 from devalloc_node.machine.records import Records
+from devalloc_node.machine.view import Machine
 from tests.support.images import Image
 from tests.support.qemu import MICRO_APPEND
+from tests.support.waiting import until
 
 MIB = 1 << 20
 
@@ -103,6 +105,18 @@ def plugin(
     finally:
         machines.close()
         journal.close()
+
+
+def running(machines: Machines, key: str = "default/m") -> Machine:
+    """The machine, once its QEMU says that it runs: if an answer comes too late on a busy host, it is ``Unknown``."""
+
+    def seen() -> Machine | None:
+        machine = machines.get(key)
+        return machine if machine is not None and machine.phase == "Running" else None
+
+    machine = until(seen, f"machine {key} runs", told=lambda: machines.get(key))
+    assert machine is not None
+    return machine
 
 
 @contextlib.contextmanager

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from tests.support.go_build import Progress, Unavailable, cache_folder, locked, packages_built, run, toolchain
 
-PROMETHEUS = "0.316.0"
-"""The version of the Go module; Prometheus itself is 3.16.0."""
+PROMETHEUS = "0.315.0"
+"""The version of the Go module; Prometheus itself is 3.15.0."""
 _MODULE = "github.com/prometheus/prometheus"
 _PACKAGE = "./cmd/promtool"
 _TAGS = "remove_all_sd"

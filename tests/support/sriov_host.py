@@ -23,7 +23,8 @@ NVME, GPU, PLAIN_NIC = "0000:42:00.0", "0000:82:00.0", "0000:83:00.0"
 CPU = "max,avx=off,avx2=off,erms=off,fsrm=off,la57=off,xsave=off"
 """What costs an emulated CPU the least: nothing copied byte by byte, four levels of page tables, a small state."""
 APPEND = (
-    "console=ttyS0 quiet intel_iommu=on net.ifnames=0 tsc=reliable lpj=4000000 mitigations=off nokaslr audit=0"
+    # tsc=unstable: as for micro machines
+    "console=ttyS0 quiet intel_iommu=on net.ifnames=0 tsc=unstable lpj=4000000 mitigations=off nokaslr audit=0"
     " init_on_alloc=0"
     # On a busy machine no tick comes while the kernel looks whether any do, and it panics.
     " no_timer_check"
