@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 
 from devalloc.api.manifests import load
+from devalloc.api.quantity import Quantity
 from devalloc.cli.main import run
 from devalloc.controller.placing import solve_with_machines
 from tests.support import kube_build, kube_claims, kube_controllers, kube_node, kube_rights, readme
@@ -213,9 +215,15 @@ def _solved(one: Object) -> Object | str:
     return ON_A_CLUSTER.get(one["reason"], one["reason"])
 
 
-def _devices(allocations: list[Object]) -> list[Object]:
-    """Pools and devices, and of shares how much, in any order."""
-    return sorted(allocations, key=lambda each: (each["devicePoolName"], each["deviceName"]))
+def _devices(allocations: list[Object]) -> Object:
+    """Pools and devices, in any order, and of shares how much of all of them: which device gives how much depends on
+    whether the claims came at one moment, as in a file, or one by one, as kubectl sends them."""
+    amounts: Counter[str] = Counter()
+    for each in allocations:
+        for share in each.get("allocations") or ():
+            amounts[share["name"]] += Quantity.parse(share["allocation"]).nano
+    names = sorted(f"{each['devicePoolName']}/{each['deviceName']}" for each in allocations)
+    return {"names": names, "amounts": dict(amounts)}
 
 
 def _claims(people: People) -> Object:

@@ -328,7 +328,7 @@ def test_a_guest_is_asked_to_power_down_and_what_it_holds_on_to_is_taken_by_forc
                 kind.apply(f"{KEY}/claim-1", None, soon(0.5))
             assert denied.value.code == "GuestRefused"
             assert process(pid) is not None
-            kind.force(f"{KEY}/claim-1", None, soon(2))
+            kind.force(f"{KEY}/claim-1", None, soon(8))
             assert process(pid) is None
             machines.forget(KEY, soon())
 
