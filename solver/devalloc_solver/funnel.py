@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -112,9 +112,7 @@ class Funnels:
         snapshot = self.snapshot
         accepted = {i for i in slot.candidates.accepted if may_have(slot, snapshot, i, self._nothing_held)}
         without = [i for i in slot.candidates.accepted if i not in accepted]
-        taken = {index for index in accepted if not may_have(slot, snapshot, index, self.ledger)}
-        rest = () if slot.mode.is_admin else accepted - taken
-        excluded = sum(self.ledger.excludes(snapshot.devices[index]) for index in rest)
+        taken, excluded = unavailable(slot, snapshot, accepted, self.ledger)
         users = Counter(claim for index in taken for claim in self._holders[index])
         fallen = [(step.what, step.devices, step.example) for step in slot.candidates.funnel]
         if without:
@@ -126,6 +124,14 @@ class Funnels:
         ranked = tuple(sorted(users.items(), key=lambda item: (-item[1], item[0])))
         free = len(accepted) - len(taken) - excluded
         return Funnel(slot, len(snapshot.devices), steps, len(accepted), ranked, len(taken), excluded, free)
+
+
+def unavailable(slot: Slot, snapshot: Snapshot, devices: Collection[int], ledger: Ledger) -> tuple[set[int], int]:
+    """Of devices that match: those that are in use, with nothing left for the slot, and how many are excluded."""
+    taken = {index for index in devices if not may_have(slot, snapshot, index, ledger)}
+    if slot.mode.is_admin:
+        return taken, 0
+    return taken, sum(ledger.excludes(snapshot.devices[index]) for index in devices if index not in taken)
 
 
 def title(snapshot: Snapshot, index: int) -> str:
@@ -165,7 +171,7 @@ def may_have(slot: Slot, snapshot: Snapshot, index: int, ledger: Ledger) -> bool
     device = snapshot.devices[index]
     portion = slot.portions.get(index)
     if portion is not None:
-        return all(ledger.free_blocks(device, name) * device.resources[name].block >= nano for name, nano in portion)
+        return ledger.portions_left(device, portion) != 0
     if slot.mode is not Mode.SHARE:
         return not ledger.in_use(device)
     return any(ledger.free_blocks(device, name) > 0 for name in slot.requests)

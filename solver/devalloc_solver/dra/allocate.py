@@ -124,11 +124,13 @@ def prepare(
     allocated: Manifest | None = None,
     features: Iterable[str] | None = None,
     selectors: Selectors | None = None,
+    holders: Sequence[Usage] | None = None,
 ) -> Task | None:
     """All before the search; None when no claim waits.
 
-    ``selectors``: those of a call before with the same ``features``, whose verdicts hold for the same devices. Raises
-    AllocationError and OutOfTime.
+    ``selectors``: those of a call before with the same ``features``, whose verdicts hold for the same devices.
+    ``holders``: what each holder has, so that each is a holding; devices are judged as if nothing were in use then.
+    Raises AllocationError and OutOfTime.
     """
     gates = read_features(features)
     target = _read_node(node)
@@ -148,7 +150,9 @@ def prepare(
     for one in pending:
         _refuse_broken_pools(one.claim, pools)
     offers = list_offers([View(pool, (target,)) for pool in pools], usage, gates)
-    judge = Judge(gates, offers, usage, selectors or Selectors(gates, allowance), named)
+    judged = usage if holders is None else Usage()
+    judge = Judge(gates, offers, judged, selectors or Selectors(gates, allowance), named)
+    used = UsedDevices(offers)
     choices = [[[judge.choose(one.claim, ask) for ask in r.asks] for r in one.claim.requests] for one in pending]
     for one, chosen in zip(pending, choices, strict=True):
         _refuse_too_many(one.claim, chosen)
@@ -162,7 +166,10 @@ def prepare(
         classes=named,
         offers=offers,
         snapshot=make_snapshot(offers, [target.name], attributes_of(read), gates),
-        holdings=(Holding(("", "in use"), 0, UsedDevices(offers).items(usage)),),
+        holdings=tuple(
+            Holding(holder_key(number), 0, used.items(one))
+            for number, one in enumerate([usage] if holders is None else holders)
+        ),
         unit=make_unit([make_demand(one, chosen) for one, chosen in zip(pending, choices, strict=True)], target.name),
         slices=book.seen(pools),
         ends=allowance.until,
@@ -174,6 +181,11 @@ def prepare(
             for error in choice.verdict.errors
         ],
     )
+
+
+def holder_key(number: int) -> tuple[str, str]:
+    """The claim of a holding, by the position of its holder; keys are in the order of these."""
+    return "", f"{number:09}"
 
 
 # -- input ---------------------------------------------------------------------------------------------------------

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from devalloc_solver.demand import Slot
 from devalloc_solver.dra.candidates import Choice
 from devalloc_solver.dra.inventory import Offer
-from devalloc_solver.funnel import ARE_EXCLUDED
+from devalloc_solver.funnel import ARE_EXCLUDED, unavailable
 from devalloc_solver.holdings import Ledger
 from devalloc_solver.snapshot import Snapshot
 
@@ -17,11 +18,11 @@ _SHORT = ("have a taint", "have too little", "do not offer", "are of a pool")
 """Steps of which the sentence gives the example: those of selectors are expressions, which the claim has itself."""
 
 
-def funnel(choice: Choice, offers: Sequence[Offer], snapshot: Snapshot, ledger: Ledger) -> dict[str, Any]:
-    """What became of all devices that some node reaches, as one request sees them."""
-    accepted = choice.candidates().accepted
-    used = sum(1 for index in accepted if ledger.in_use(snapshot.devices[index]))
-    excluded = 0 if choice.ask.admin else sum(ledger.excludes(snapshot.devices[index]) for index in accepted)
+def funnel(slot: Slot, offers: Sequence[Offer], snapshot: Snapshot, ledger: Ledger) -> dict[str, Any]:
+    """What became of all devices that some node reaches, as one request sees them; ``ledger``: all that is held now."""
+    choice: Choice = slot.spec
+    accepted = slot.candidates.accepted
+    taken, excluded = unavailable(slot, snapshot, accepted, ledger)
     return {
         "request": choice.ask.name,
         "devices": sum(1 for offer in offers if offer.nodes),
@@ -30,9 +31,9 @@ def funnel(choice: Choice, offers: Sequence[Offer], snapshot: Snapshot, ledger: 
             for what, count, names, why in steps(choice, offers)
         ],
         "matching": len(accepted),
-        "inUse": used,
+        "inUse": len(taken),
         "excluded": excluded,
-        "free": len(accepted) - used - excluded,
+        "free": len(accepted) - len(taken) - excluded,
     }
 
 

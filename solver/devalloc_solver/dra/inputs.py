@@ -15,6 +15,7 @@ from devalloc_solver.dra.errors import AllocationError
 from devalloc_solver.dra.fields import FieldError, shown
 from devalloc_solver.dra.search import find
 from devalloc_solver.dra.selectors import Selectors
+from devalloc_solver.dra.usage import Usage
 
 Body = dict[str, Any]
 Spot = tuple[int, int]
@@ -53,8 +54,11 @@ class Inputs:
 
     # -- questions ---------------------------------------------------------------------------------------------------
 
-    def task(self) -> Task | None:
-        """Everything known before the search; None when no claim waits. Raises AllocationError and OutOfTime."""
+    def task(self, holders: Sequence[Usage] | None = None) -> Task | None:
+        """Everything known before the search; None when no claim waits. Raises AllocationError and OutOfTime.
+
+        ``holders``: see ``prepare``.
+        """
         self.allowance.begin_again()
         selectors = self._selectors.setdefault(self.features, Selectors(self.features, self.allowance))
         claims = [self._claim(i, claim) for i, claim in enumerate(self.claims) if i not in self.dropped_claims]
@@ -68,6 +72,7 @@ class Inputs:
             allocated=self.allocated,
             features=self.features,
             selectors=selectors,
+            holders=holders,
         )
 
     def placements(self) -> Sequence[Placement] | None:

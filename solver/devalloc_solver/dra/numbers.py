@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from devalloc_solver.demand import Demand, Mode, Relation, Slot, Unit
 from devalloc_solver.dra.inventory import Offer
+from devalloc_solver.funnel import may_have, unavailable
 from devalloc_solver.holdings import Holding, Key, Ledger
 from devalloc_solver.snapshot import Snapshot
 
@@ -23,8 +24,10 @@ class Numbers:
     offers: Sequence[Offer]
     held: Sequence[Holding]
     _holders: dict[int, list[Key]] = field(init=False)
+    _ledger: Ledger = field(init=False)
 
     def __post_init__(self) -> None:
+        self._ledger = Ledger.of(self.snapshot, self.held)
         self._holders = defaultdict(list)
         for holding in self.held:
             for item in holding.items:
@@ -43,15 +46,14 @@ class Numbers:
 
     def taken(self, slot: Slot) -> tuple[int, Sequence[tuple[Key, int]], int]:
         """(devices for a slot that are in use, the first SHOWN of those who have most of them, how many have any)"""
-        taken = [index for index in slot.candidates.accepted if index in self._holders]
+        taken = unavailable(slot, self.snapshot, slot.candidates.accepted, self._ledger)[0]
         ranked = Counter(claim for index in taken for claim in dict.fromkeys(self._holders[index]))
         users = sorted(ranked.items(), key=lambda item: (-item[1], item[0]))
         return len(taken), users[:SHOWN], len(users)
 
     def excluded(self, slot: Slot) -> int:
         """Free devices for a slot that cannot be had: others have what they need of their counters."""
-        ledger = Ledger.of(self.snapshot, self.held)
-        return sum(ledger.excludes(self.snapshot.devices[index]) for index in slot.candidates.accepted)
+        return unavailable(slot, self.snapshot, slot.candidates.accepted, self._ledger)[1]
 
     def shortage(self, unit: Unit, *, is_empty: bool) -> str:
         """Such as "no node has 4 free devices for request r (at most 3)"; empty when counting does not show it."""
@@ -65,7 +67,8 @@ class Numbers:
 
     def most(self, unit: Unit, slot: Slot, *, is_empty: bool) -> int:
         """The most devices for a slot that one node has, free or not (``is_empty``)."""
-        found = [i for i in slot.candidates.accepted if is_empty or i not in self._holders or i in slot.portions]
+        accepted = slot.candidates.accepted
+        found = [i for i in accepted if is_empty or may_have(slot, self.snapshot, i, self._ledger)]
         return self._best(unit, found, len)
 
     def having(self, slot: Slot, name: str) -> tuple[int, int]:

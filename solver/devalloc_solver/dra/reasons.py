@@ -86,7 +86,8 @@ class Explainer:
     _in_use: tuple[Holding, ...] = field(init=False)
     _priorities: dict[Key, int] = field(init=False)
     _numbers: Numbers | Fleetwide = field(init=False)
-    _before: Ledger = field(init=False)
+    _held: Ledger = field(init=False)
+    """all that is held now"""
     _finder: Finder | None = field(init=False, default=None)
     _releases: Releases | None = field(init=False, default=None)
     _judge: Judge | None = field(init=False, default=None)
@@ -99,7 +100,7 @@ class Explainer:
         self._in_use = (*self.holdings, *self._given)
         self._priorities = {holding.claim: holding.priority for holding in self._in_use}
         self._numbers = self.fleet or Numbers(self.snapshot, self.offers, self._in_use)
-        self._before = self._now()
+        self._held = Ledger.of(self.snapshot, self._in_use)
 
     def explain(self, unit: Unit) -> list[dict[str, Any]]:
         """An answer for each claim of the unit."""
@@ -139,7 +140,7 @@ class Explainer:
         if key not in self._funnels and self.fleet is not None:
             self._funnels[key] = self.fleet.funnel(slot)
         elif key not in self._funnels:
-            self._funnels[key] = funnel(slot.spec, self.offers, self.snapshot, self._before)
+            self._funnels[key] = funnel(slot, self.offers, self.snapshot, self._held)
         return self._funnels[key] | {"request": slot.spec.ask.name}
 
     # -- the reason --------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,8 +14,10 @@ from devalloc_solver.dra import features as gate
 from devalloc_solver.dra.amounts import Amount
 from devalloc_solver.dra.errors import AllocationError
 from devalloc_solver.dra.features import read_features
+from devalloc_solver.dra.fields import FieldError
 from devalloc_solver.dra.inputs import Body, Inputs, asks_of, devices_of, is_allocated, title
 from devalloc_solver.dra.pools import State, name_of
+from devalloc_solver.dra.usage import Usage, add_allocation, read_usage
 from devalloc_solver.holdings import Ledger
 
 ENDLESS = "4E"
@@ -343,17 +346,23 @@ def _switch_on(name: str, inputs: Inputs) -> Inputs:
 # -- of what is in use ---------------------------------------------------------------------------------------------
 
 
-def holders(inputs: Inputs) -> list[Remedy]:
+def holders(inputs: Inputs) -> list[tuple[Remedy, Usage]]:
     """Claims that hold something, and devices that are in use without a claim that is known to hold them."""
     found = []
     for position, claim in sorted(enumerate(inputs.claims), key=lambda one: title(one[1])):
         if is_allocated(claim):
             entry = {"kind": "claim", **_name(claim), "priority": 0}
-            found.append(Remedy(entry, f"once {title(claim)} is released", partial(_drop_claim, position)))
+            remedy = Remedy(entry, f"once {title(claim)} is released", partial(_drop_claim, position))
+            usage = Usage()
+            with suppress(FieldError):  # all that names a device is added before
+                add_allocation(usage, claim["status"]["allocation"], "status.allocation")
+            found.append((remedy, usage))
     used = [_used(item) for part in inputs.allocated.values() for item in part or ()]
     for where in sorted(set(used)):
         entry = {"kind": "device", **dict(zip(("driver", "pool", "device"), where, strict=True))}
-        found.append(Remedy(entry, f"once {'/'.join(where)} is free", partial(_free, where)))
+        remedy = Remedy(entry, f"once {'/'.join(where)} is free", partial(_free, where))
+        same = {part: [i for i in items or () if _used(i) == where] for part, items in inputs.allocated.items()}
+        found.append((remedy, read_usage(same, ())))
     return found
 
 

@@ -9,12 +9,14 @@ from itertools import islice
 from typing import Any
 
 from devalloc.api.quantity import type_name
+from devalloc_solver.blockers.claims import Releases
 from devalloc_solver.blockers.edits import needed, sets_of
+from devalloc_solver.blockers.question import Finder, Question, Undecided
 from devalloc_solver.blockers.words import joined
 from devalloc_solver.budget import Allowance, OutOfTime
 from devalloc_solver.deadline import ALLOCATE_SECONDS, end_of
 from devalloc_solver.dra import remedies
-from devalloc_solver.dra.allocate import Manifest, Task, objects
+from devalloc_solver.dra.allocate import Manifest, Task, holder_key, objects
 from devalloc_solver.dra.errors import AllocationError
 from devalloc_solver.dra.features import read_features
 from devalloc_solver.dra.funnel import funnel, sentence
@@ -81,7 +83,7 @@ def explain(
             {
                 "namespace": demand.claim.claim.namespace,
                 "name": demand.claim.claim.name,
-                "requests": [funnel(slot.spec, task.offers, task.snapshot, ledger) for slot in demand.slots],
+                "requests": [funnel(slot, task.offers, task.snapshot, ledger) for slot in demand.slots],
             }
             for demand in task.unit.demands
         ],
@@ -94,7 +96,7 @@ def _message(found: Why, task: Task) -> str:
     """How final it is, the numbers of the request that is worst off, slips of the pen, and what makes it fit."""
     slots = [slot for demand in task.unit.demands for slot in demand.slots]
     ledger = Ledger.of(task.snapshot, task.holdings)
-    funnels = [funnel(slot.spec, task.offers, task.snapshot, ledger) for slot in slots]
+    funnels = [funnel(slot, task.offers, task.snapshot, ledger) for slot in slots]
     worst = min(range(len(slots)), key=lambda i: funnels[i]["free"] - slots[i].least, default=None)
     parts = []
     if worst is not None:
@@ -130,18 +132,38 @@ def find_why(inputs: Inputs) -> Why:
 
 
 def _find_why(inputs: Inputs) -> Why:
-    empty = applied(inputs, remedies.holders(inputs))
+    empty = applied(inputs, [remedy for remedy, _ in remedies.holders(inputs)])
     if empty.fits():
-        found = _fewest(inputs, remedies.holders(inputs)) or ()
-        return _told(Reason.DEVICES_IN_USE, found)
+        return _told(Reason.DEVICES_IN_USE, _in_the_way(inputs))
     for reason, offered in _tiers(empty):
         structural = _fewest(empty, offered)
         if structural is None:
             continue
         eased = applied(inputs, structural)
-        in_use = () if eased.fits() else _fewest(eased, remedies.holders(eased)) or ()
+        in_use = () if eased.fits() else _in_the_way(eased)
         return _told(reason, (*structural, *in_use))
     return _told(_short(empty), ())
+
+
+def _in_the_way(inputs: Inputs) -> Sequence[Remedy]:
+    """The fewest holders whose release makes it fit, as ``Releases`` finds them, asked again of the manifests."""
+    offered = remedies.holders(inputs)
+    try:
+        task = inputs.task([usage for _, usage in offered])
+        assert task is not None
+        finder = Finder(task.snapshot, lambda slot: None, task.ends)
+        releases = Releases(task.snapshot, task.holdings, frozenset())
+        keys = releases.find(Question(task.snapshot, task.unit), finder).claims
+    except (AllocationError, Undecided):
+        keys = ()
+    chosen = [remedy for number, (remedy, _) in enumerate(offered) if holder_key(number) in keys]
+
+    def works(some: Sequence[Remedy]) -> bool:
+        return applied(inputs, some).fits()
+
+    if not chosen or not works(chosen):
+        return _fewest(inputs, [remedy for remedy, _ in offered]) or ()
+    return needed(chosen, works) if len(chosen) > 1 else chosen
 
 
 def _tiers(inputs: Inputs) -> Iterator[tuple[Reason, Sequence[Remedy]]]:

@@ -9,6 +9,11 @@ import pytest
 
 from devalloc_solver import Fleet, solve_manifests
 from devalloc_solver.dra import explain
+from devalloc_solver.dra import solve_manifests as solve_resource_claims
+from devalloc_solver.dra.fleet import ResourceFleet
+from devalloc_solver.dra.warm.counts import FleetNumbers
+from devalloc_solver.dra.warm.world import World
+from devalloc_solver.index.split import SplitCounts
 from tests.support import dra
 from tests.support.manifests import allocated, claim, device, device_class, entry, pool
 
@@ -100,3 +105,148 @@ def test_an_empty_fleet_has_no_use() -> None:
     message = next(c for c in answers if c["name"] == "c")["message"]
     assert message.startswith("impossible even on an empty fleet: all 2 devices match; no node has 3 devices")
     assert "used by" not in message
+
+
+# -- of a fleet that is kept -------------------------------------------------------------------------------------------
+
+NODES = 24
+
+
+def _calls(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list[Any]:
+    """Filled with what a method is called with from now on."""
+    calls: list[Any] = []
+    method = getattr(owner, name)
+
+    def record(*given: Any) -> Any:
+        calls.append(given)
+        return method(*given)
+
+    monkeypatch.setattr(owner, name, record)
+    return calls
+
+
+def _cards() -> list[dict[str, Any]]:
+    """On every node a card, in two halves or as a whole, each with a name of its own; some are held."""
+    documents = [GPU]
+    for node in range(NODES):
+        sizes = {"whole": 8, "half-0": 4, "half-1": 4}
+        devices = [
+            device(name, attributes={"serial": f"{name}-{node}", "memory": size}, requests={"memory": str(size)})
+            for name, size in sizes.items()
+        ]
+        documents.append(pool(f"card-{node}", f"n{node}", devices=devices, resources={"memory": "8"}))
+    for node, name in ((0, "whole"), (1, "half-0"), (2, "half-1"), (3, "half-0")):
+        held = claim(f"held-{node}", {"deviceClass": "gpu", "requests": {"count": 1}})
+        documents.append(allocated(held, [entry(f"card-{node}", name)], node=f"n{node}"))
+    return documents
+
+
+@pytest.mark.parametrize(
+    ("constraint", "count", "numbers"),
+    [
+        # n0 is held whole, so its halves are excluded; a half that is held excludes the whole card.
+        ("device.serial == 'whole-1'", 1, (1, 0, 1, 0)),
+        ("device.serial in ['whole-0', 'whole-1', 'whole-9']", 4, (3, 1, 1, 1)),
+        ("device.serial in ['half-0-0', 'half-0-1', 'half-1-1']", 4, (3, 1, 1, 1)),
+        ("device.serial in ['half-0-0', 'half-1-0']", 1, (2, 0, 2, 0)),
+        ("device.serial != 'half-0-1' && device.memory == 4", 4, (47, 2, 2, 43)),
+    ],
+)
+def test_devices_that_are_named_are_counted_one_by_one(
+    constraint: str, count: int, numbers: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = _calls(monkeypatch, SplitCounts, "make")
+    documents, wanted = _cards(), _wants("c", count, constraint)
+    fleet = Fleet.from_manifests(documents)
+
+    warm = fleet.allocate(wanted)
+
+    funnel = warm["funnel"][0]
+    assert (funnel["matching"], funnel["inUse"], funnel["excluded"], funnel["free"]) == numbers
+    assert made, "the fleet was not counted in parts"
+    assert warm == next(c for c in solve_manifests([*documents, wanted])["claims"] if c["name"] == "c")
+
+
+def test_who_holds_named_devices_is_counted_anew_after_a_release() -> None:
+    documents, wanted = _cards(), _wants("c", 1, "device.serial in ['whole-1', 'whole-0']")
+    fleet = Fleet.from_manifests(documents)
+    before = fleet.allocate(wanted)["funnel"][0]
+    assert [user["name"] for user in before["usedBy"]] == ["held-0"]
+
+    fleet.release("default", "held-1")
+
+    assert fleet.allocate(wanted)["allocated"]
+    after = fleet.allocate(_wants("d", 1, "device.serial in ['whole-1', 'whole-0']"))["funnel"][0]
+    assert ([user["name"] for user in after["usedBy"]], after["excluded"], after["free"]) == (["c", "held-0"], 0, 0)
+
+
+def _slices() -> list[dict[str, Any]]:
+    """The same as ResourceSlices."""
+    api = {"apiVersion": "resource.k8s.io/v1"}
+    documents = [api | {"kind": "DeviceClass"} | dra.ANY]
+    for node in range(NODES):
+        sizes = {"whole": 8, "half-0": 4, "half-1": 4}
+        content = [
+            dra.device(name, {"serial": f"{name}-{node}", "memory": size}, counters={"card": {"memory": str(size)}})
+            for name, size in sizes.items()
+        ]
+        spec = {"pool": f"card-{node}", "nodeName": f"n{node}", "count": 2}
+        documents += [
+            api | {"kind": "ResourceSlice"} | dra.slice_(f"card-{node}", content, **spec),
+            api | {"kind": "ResourceSlice"} | dra.counter_slice(f"memory-{node}", {"card": {"memory": "8"}}, **spec),
+        ]
+    for node, name in ((0, "whole"), (1, "half-0"), (2, "half-1"), (3, "half-0")):
+        results = [{"request": "r", "driver": "gpu.io", "pool": f"card-{node}", "device": name}]
+        held = dra.claim(dra.request(), name=f"held-{node}")
+        documents.append(
+            api | {"kind": "ResourceClaim"} | held | {"status": {"allocation": {"devices": {"results": results}}}}
+        )
+    return documents
+
+
+def _asks(name: str, count: int, *selectors: str) -> dict[str, Any]:
+    asked = dra.claim(dra.request("r", count, *selectors), name=name)
+    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", **asked}
+
+
+SERIAL = "device.attributes['gpu.io'].serial"
+MEMORY = "device.attributes['gpu.io'].memory"
+
+
+@pytest.mark.parametrize(
+    ("selector", "count", "numbers"),
+    [
+        (f"{MEMORY} == 8", 2, (24, 1, 3, 20)),
+        (f"{MEMORY} == 4", 3, (48, 3, 2, 43)),
+        (f"{SERIAL} == 'whole-1'", 1, (1, 0, 1, 0)),
+        (f"{SERIAL} in ['half-0-0', 'half-0-1', 'half-1-1']", 4, (3, 1, 1, 1)),
+    ],
+)
+def test_what_is_excluded_is_the_same_warm_as_cold(
+    selector: str, count: int, numbers: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = _calls(monkeypatch, FleetNumbers, "funnel")
+    asked_of_all = _calls(monkeypatch, World, "explain")
+    documents, wanted = _slices(), _asks("x", count, selector)
+    fleet = ResourceFleet.from_manifests(documents)
+
+    warm = fleet.allocate(wanted)
+
+    (funnel,) = warm["funnel"]
+    assert (funnel["matching"], funnel["inUse"], funnel["excluded"], funnel["free"]) == numbers
+    assert counted
+    assert not asked_of_all
+    assert warm == next(c for c in solve_resource_claims([*documents, wanted])["claims"] if c["name"] == "x")
+
+
+def test_what_is_excluded_changes_warm_with_what_is_held() -> None:
+    documents = _slices()
+    fleet = ResourceFleet.from_manifests(documents)
+    before = fleet.allocate(_asks("x", 2, f"{MEMORY} == 8"))["funnel"][0]
+    fleet.release("default", "held-1")
+    assert fleet.allocate(_asks("half", 1, f"{SERIAL} == 'half-0-7'"))["allocated"]
+    assert fleet.allocate(_asks("other", 1, f"{SERIAL} == 'half-0-8'"))["allocated"]
+
+    after = fleet.allocate(_asks("x", 2, f"{MEMORY} == 8"))["funnel"][0]
+
+    assert [(one["inUse"], one["excluded"], one["free"]) for one in (before, after)] == [(1, 3, 20), (1, 4, 19)]

@@ -267,9 +267,10 @@ class FleetNumbers(Numbers):
             matching, used = len(slot.candidates.accepted), Numbers.taken(self, slot)[0]
             excluded = self.excluded(slot)
         else:
-            matching, used = self.counts.matching(slot.label), self.counts.in_use(slot.label)
-            excluded = self.counts.excluded(slot.label)
-        return self.counts.funnel(slot, matching, used, 0 if slot.mode.is_admin else excluded)
+            matching = self.counts.matching(slot.label)
+            used = 0 if slot.mode.is_admin else self.counts.in_use(slot.label)
+            excluded = 0 if slot.mode.is_admin else self.counts.excluded(slot.label)
+        return self.counts.funnel(slot, matching, used, excluded)
 
     def taken(self, slot: Slot) -> tuple[int, Sequence[tuple[Key, int]], int]:
         if self._is_named(slot):
@@ -279,7 +280,7 @@ class FleetNumbers(Numbers):
     def most(self, unit: Unit, slot: Slot, *, is_empty: bool) -> int:
         if self._is_named(slot):
             return Numbers.most(self, unit, slot, is_empty=is_empty)
-        return self.counts.most(slot.label, unit.pin, is_empty=is_empty)
+        return self.counts.most(slot.label, unit.pin, is_empty=is_empty or slot.mode.is_admin)
 
     def having(self, slot: Slot, name: str) -> tuple[int, int]:
         if self._is_named(slot):

@@ -59,6 +59,25 @@ def test_a_loser_is_told_who_has_the_devices_and_whose_release_would_do() -> Non
     assert found["message"].endswith("releasing default/high would make room")
 
 
+def test_the_funnel_of_a_loser_calls_no_device_free_that_another_claim_of_the_batch_got() -> None:
+    (funnel,) = solved(
+        pool("n1", devices(*"abc")), wants("low", request("r", 2)), wants("high", request("r", 2), priority="7")
+    )["low"]["funnel"]
+
+    assert (funnel["matching"], funnel["inUse"], funnel["free"]) == (3, 2, 1)
+
+
+def test_devices_that_others_use_are_free_for_admin_access() -> None:
+    held = object_("ResourceClaim", claim(request(), name="held"))
+    held["status"] = {"allocation": {"devices": {"results": [{"driver": "gpu.io", "pool": "n1", "device": "a"}]}}}
+
+    found = solved(pool("n1", devices(*"ab")), held, wants("x", request("r", 3, adminAccess=True)))["x"]
+
+    (funnel,) = found["funnel"]
+    assert (funnel["matching"], funnel["inUse"], funnel["free"]) == (2, 0, 2)
+    assert "at most 2" in found["message"]
+
+
 def test_a_warm_fleet_names_the_allocated_claim_that_holds_the_devices() -> None:
     fleet = Fleet.from_manifests([CLASS, pool("n1", devices(*"ab"))])
     assert fleet.allocate(wants("first", request("r", 2)))["allocated"]
