@@ -77,6 +77,8 @@ def unproven_names(parts: Iterable[Part]) -> list[str]:
 def split(snapshot: Snapshot, units: Sequence[Unit]) -> list[Part]:
     """The parts of a batch that have no pool in common, those that are easier to solve first. Units that may use no
     pool at all are one part."""
+    if len(units) == 1:  # most batches are one claim
+        return [Part(tuple(units), frozenset(_pools(snapshot, units[0])))]
     sets = _Sets()
     members = _members(units, sets, _Reach(snapshot, lambda device: (device.pool,)))
     pools: dict[int | None, list[int]] = defaultdict(list)
@@ -84,6 +86,13 @@ def split(snapshot: Snapshot, units: Sequence[Unit]) -> list[Part]:
         pools[sets.root(pool)].append(pool)
     parts = [Part(tuple(same), frozenset(pools.get(root, ()))) for root, same in members.items()]
     return sorted(parts, key=_effort)  # stable: equal ones in the order of their first unit
+
+
+def _pools(snapshot: Snapshot, unit: Unit) -> set[int]:
+    """The pools of devices that a unit may use."""
+    accepted = (slot.candidates.accepted for demand in unit.demands for slot in demand.slots)
+    pools = {snapshot.devices[index].pool for indexes in accepted for index in indexes}
+    return pools if unit.pin is None else {pool for pool in pools if snapshot.pools[pool].node in (unit.pin, None)}
 
 
 def split_by_device(snapshot: Snapshot, units: Sequence[Unit]) -> list[Part]:

@@ -61,6 +61,9 @@ def test_parts_come_to_the_same_as_all_at_once(first: int, monkeypatch: pytest.M
         assert sorted(key for part in parts for key in part.keys) == sorted(
             demand.key for unit in ready.units for demand in unit.demands
         )
+        for unit in ready.units:
+            (alone,), (by_device,) = split(ready.snapshot, [unit]), split_by_device(ready.snapshot, [unit])
+            assert (alone.units, alone.pools) == (by_device.units, by_device.pools), seed
     assert several > 5, "there is something to split"
 
 
