@@ -118,7 +118,8 @@ class KindCounts:
 
     def excluded(self, accepted: set[int]) -> int:
         """Free devices of these kinds that cannot be had, because others have what they need of the pool."""
-        return sum(count * excluded_of(state, accepted) for state, count in self.census.states())
+        states = self.census.states()
+        return sum(count * excluded_of(state, accepted) for state, count in states if state.excluded_free)
 
     def holders(self, slot: Slot, accepted: set[int]) -> tuple[tuple[Key, int], ...]:
         """Who holds them: the first ones, and as many nameless ones as there are more."""
@@ -161,8 +162,7 @@ _NOBODY: tuple[Key, int] = (("", ""), 0)
 
 def excluded_of(state: PoolState, kinds: Collection[int]) -> int:
     """Free devices of these kinds that cannot be had in a pool."""
-    groups = zip(state.kind.kinds, state.free, state.excluded, strict=True)
-    return sum(free for kind, free, is_excluded in groups if is_excluded and kind.index in kinds)
+    return sum(free for kind, free in state.excluded_free if kind in kinds)
 
 
 def _with_room(slot: Slot, state: PoolState, group: int, kind: Kind) -> int:

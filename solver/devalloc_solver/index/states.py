@@ -97,6 +97,12 @@ class PoolState:
         return tuple(not pool_allows(kind.one, self.left, used) for kind in self.kind.kinds)
 
     @cached_property
+    def excluded_free(self) -> tuple[tuple[int, int], ...]:
+        """(kind, free devices) of each group that is excluded: most pools have none, and refusals count all pools."""
+        groups = zip(self.kind.kinds, self.free, self.excluded, strict=True)
+        return tuple((kind.index, free) for kind, free, is_excluded in groups if is_excluded and free)
+
+    @cached_property
     def shareable(self) -> int:
         """Devices in shares that nobody holds whole."""
         return sum(not whole for _, (whole, _) in self.shared)

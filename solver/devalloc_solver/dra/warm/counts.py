@@ -109,7 +109,8 @@ class Counts:
     def excluded(self, label: str) -> int:
         """Free devices that cannot be had: others have what they need of their counters."""
         kinds = self._lots[label].kinds
-        return sum(count * excluded_of(state, kinds) for state, count in self.census.states())
+        states = self.census.states()
+        return sum(count * excluded_of(state, kinds) for state, count in states if state.excluded_free)
 
     def users(self, label: str) -> tuple[Sequence[tuple[Key, int]], int]:
         """(the first SHOWN of the claims that hold most, how many hold any)"""
