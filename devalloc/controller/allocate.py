@@ -232,7 +232,8 @@ class Allocator:
             except Exception as error:
                 self.failing = self.began if self.failing is None else self.failing
                 failures, self.began = failures + 1, None
-                most = _NO_SPACE_SECONDS if isinstance(error, NoSpace) else self._settings.resync
+                is_full = isinstance(error, NoSpace) or isinstance(error.__cause__, NoSpace)
+                most = _NO_SPACE_SECONDS if is_full else self._settings.resync
                 delay = min(self._settings.retry * 2 ** min(failures - 1, 30), self._settings.resync, most)
                 logged = log_failure(log, error, logged, "could not answer the claims", delay)
                 stop.wait(delay)

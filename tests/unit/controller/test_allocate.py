@@ -15,7 +15,7 @@ from devalloc.api.decode import decode
 from devalloc.controller import allocate
 from devalloc.controller.allocate import AllocateSettings, Allocator, Round
 from devalloc.controller.release import release
-from devalloc.store import Change, Event, Fence, LeftOut, Outcomes, Store, Unavailable, Unusable
+from devalloc.store import Change, Event, Fence, LeftOut, NoSpace, Outcomes, Store, Unavailable, Unusable
 from devalloc.store.kubernetes import KubernetesStore
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests
@@ -473,15 +473,18 @@ class TestLoop:
             ("could not answer the claims; next try in 0 s: busy", None),
         ]
 
+    @pytest.mark.parametrize("is_alone", [False, True])
     def test_claims_are_answered_soon_after_a_full_disk_has_space_again(
-        self, store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
+        self, store: SQLiteStore, monkeypatch: pytest.MonkeyPatch, is_alone: bool
     ) -> None:
-        """With others in the batch for which there was space: only those are written."""
+        """Of a batch the store leaves some out; a unit that is alone fails as a whole."""
         fill(store, gpu_pool(), gpu_class(), gpu_claim("a"), gpu_claim("b"))
         commit_each, full = SQLiteStore.commit_each, iter(range(3))
 
         def some(self: SQLiteStore, units: Sequence[Sequence[Change]], fence: Fence | None = None) -> Outcomes:
             if units and next(full, None) is not None:
+                if is_alone:
+                    raise Unavailable("no space") from NoSpace("no space")
                 left = [LeftOut({change.key: "no space" for change in unit}, "no space") for unit in units]
                 return Outcomes(left, self.list(()).resource_version)
             return commit_each(self, units, fence)
