@@ -36,7 +36,10 @@ def capacity(documents: Iterable[Mapping[str, Any]], claim: Mapping[str, Any]) -
     """Count the copies of ``claim`` that fit beside the allocated claims among ``documents``.
 
     Pending claims among the documents are left aside. When the claim is allocated itself, its copies come on top of it.
-    Raises ValueError when ``claim`` is no DeviceClaim manifest with a name.
+
+    Raises:
+        TypeError: ``claim`` is not a dict.
+        ValueError: ``claim`` is not a DeviceClaim manifest with a name.
     """
     wanted = _pending(claim)
     others = [d for d in documents if not (isinstance(d, Mapping) and _is_pending(d))]
@@ -119,6 +122,8 @@ def _candidate_pools(prepared: Prepared, demand: Demand) -> set[int]:
 
 
 def _pending(claim: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(claim, Mapping):
+        raise TypeError(f"capacity needs a DeviceClaim manifest as a dict, not {type(claim).__name__}")
     metadata = claim.get("metadata")
     if claim.get("kind") != "DeviceClaim" or not isinstance(metadata, Mapping) or not _named(metadata):
         raise ValueError("capacity needs a DeviceClaim manifest with a name")

@@ -91,8 +91,16 @@ def read_objects(
     claims: Iterable[DeviceClaim],
     configs: Iterable[ApiModel | Mapping[str, Any]] = (),
 ) -> Intake:
-    """The same for objects that are already typed."""
-    objects: list[ApiModel] = [*pools, *classes, *claims]
+    """The same for objects that are already typed. Raises TypeError for one of another type."""
+    objects: list[ApiModel] = []
+    for given, kind in ((pools, DevicePool), (classes, DeviceClass), (claims, DeviceClaim)):
+        for one in given:
+            if not isinstance(one, kind):
+                raise TypeError(
+                    f"expected a {kind.__name__} object, not {type(one).__name__}: "
+                    "give manifests to solve_manifests, which reads them"
+                )
+            objects.append(one)
     for config in configs:
         found = config if isinstance(config, ApiModel) else decode(config).object
         if found is not None:

@@ -97,7 +97,7 @@ def solve(
     placement: str = "pack",
     deadline: float | None = None,
 ) -> Solution:
-    """The same for typed objects; see ``solve_manifests``."""
+    """The same for typed objects; see ``solve_manifests``. Raises TypeError for an object of another type."""
     started = time.monotonic()
     return solve_intake(read_objects(pools, classes, claims, configs), placement, deadline, started)
 

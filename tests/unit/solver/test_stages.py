@@ -299,3 +299,13 @@ def test_every_priority_that_waits_has_a_level() -> None:
         ("devices", None, 0, 0, 0),
     ]
     assert levels([GPU, *fleet(1)]) == []
+
+
+def test_an_object_of_another_type_is_an_error_that_names_the_function_for_manifests() -> None:
+    """Both are mistakes of a program, not content: they raise, and never look like a fleet without room."""
+    with pytest.raises(TypeError, match="expected a DevicePool object, not dict: give manifests to solve_manifests"):
+        solve(fleet(1), [], [])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="expected a DeviceClaim object, not NoneType"):
+        solve([], [], [None])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="capacity needs a DeviceClaim manifest as a dict, not NoneType"):
+        capacity([GPU, *fleet(1)], None)  # type: ignore[arg-type]
