@@ -173,17 +173,22 @@ class Searches:
     _usage: _Usage = field(default_factory=_Usage)
     _late_rounds: dict[_Key, int] = field(default_factory=dict)
     """claims whose expressions there was no time for yet -> in how many rounds"""
-    _overtaken: set[_Key] = field(default_factory=set)
-    """claims for which the state changed while they were searched for: the next time they take what a round finds"""
+    _overtaken: dict[_Key, int] = field(default_factory=dict)
+    """claims for which the state changed while they were searched for, and the call in which that was seen: the next
+    time they take what a round finds"""
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def beside(self) -> Iterator[None]:
         """Search in a thread meanwhile; at the end it is waited for."""
-        self.is_open = True
         thread = threading.Thread(target=self._run, name="searches", daemon=True)
-        thread.start()
+        self.is_open = True
+        try:
+            thread.start()
+        except BaseException:  # no thread is to be had
+            self.is_open = False
+            raise
         try:
             yield
         finally:
@@ -239,15 +244,17 @@ class Searches:
         batch = _Batch({_key(claim): claim for claim in claims})
         self._calls += 1
         heavy = self._heavy()
+        with self._lock:
+            before = [*self._results]
         for part in _parts_of(fleet, batch.claims) if heavy or self._remembers() else ():
             if (result := self._result_of(part)) is not None:
                 batch.take(part, result.answers)
                 batch.is_optimal &= result.is_optimal
             elif self._is_searched(part):
                 batch.take(part, {})
-            elif len(part.units) > 1 and heavy & part.namespaces and self._overtaken.isdisjoint(part.claims):
+            elif len(part.units) > 1 and heavy & part.namespaces and self._overtaken.keys().isdisjoint(part.claims):
                 self._leave(batch, part, self._light_answers(fleet, part, heavy), documents, deadline)
-        self._drop_overtaken(batch)
+        self._drop_overtaken(batch, before)
         answer = self._of_fleet(fleet, batch.open, QUICK, others, is_quick=True)
         quick = {_key_of_answer(each): each for each in answer["claims"]}
         unproven = {*map(_key_of_text, answer.get("unproven", ()))}
@@ -302,9 +309,10 @@ class Searches:
         only reasons are open."""
         if unproven.isdisjoint(part.claims):
             return {key: quick[key] for key in part.claims if quick[key]["allocated"]}
-        if self._overtaken.isdisjoint(part.claims):
+        if self._overtaken.keys().isdisjoint(part.claims):
             return self._light_answers(fleet, part, heavy)
-        self._overtaken -= part.claims.keys()
+        for key in part.claims:
+            self._overtaken.pop(key, None)
         return self._given(fleet, [*part.claims.values()])
 
     def _light_answers(self, fleet: Fleet, part: _Part, heavy: frozenset[str]) -> dict[_Key, _Answer]:
@@ -383,23 +391,32 @@ class Searches:
             is_running = self._running is not None and self._running.part.fingerprint == part.fingerprint
             return is_running or part.fingerprint in self._queue
 
-    def _drop_overtaken(self, batch: _Batch) -> None:
+    def _drop_overtaken(self, batch: _Batch, before: Iterable[str]) -> None:
         """Forget results that came too late: what they depend on has changed. Claims that have an answer now are no
-        longer overtaken: others that compete with them go first again."""
+        longer overtaken: others that compete with them go first again.
+
+        A result stays if this call does not ask for all of its claims, since a round with quotas asks in several calls,
+        or if it is not one of ``before``: it came while this call was under way.
+        """
         with self._lock:
-            for fingerprint, result in [*self._results.items()]:
-                if not result.is_taken:
+            for fingerprint in before:
+                result = self._results.get(fingerprint)
+                if result is not None and not result.is_taken and result.answers.keys() <= batch.claims.keys():
                     del self._results[fingerprint]
-                    self._overtaken |= result.answers.keys()
-            self._overtaken &= batch.claims.keys() - batch.answers.keys()
+                    self._overtaken |= dict.fromkeys(result.answers, self._calls)
+            oldest = self._calls - MOST_CALLS
+            self._overtaken = {
+                key: call for key, call in self._overtaken.items() if key not in batch.answers and call > oldest
+            }
 
     # -- the thread ----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while (job := self._next()) is not None:
-            _load_solver()
             began = self.clock()
             try:
+                _load_solver()
+                began = self.clock()
                 answer = self.search(job.documents, [*job.part.claims.values()], job.deadline)
                 answers = {key: each for each in answer["claims"] if (key := _key_of_answer(each)) in job.part.claims}
                 result = _Result(answers, answer["optimal"])

@@ -186,6 +186,40 @@ def test_a_search_that_fails_is_an_answer_and_nobody_waits_for_it(beside: Beside
         assert told(searches.solve(fleet, [], [HARD], 10.0)) == {"h-hard": "DevicesInUse"}
 
 
+def test_a_solver_that_cannot_be_loaded_is_a_failed_search_and_the_thread_goes_on(
+    beside: Beside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load() -> None:
+        raise OSError(24, "Too many open files")
+
+    now = [0.0]
+    searches = Searches(beside.search, clock=lambda: now[0])
+    beside.go.set()
+    with searches.beside():
+        with monkeypatch.context() as patch:
+            patch.setattr(searches_module, "_load_solver", load)
+            searches.solve(FakeFleet(), [], [HARD], 10.0)
+            until(searches.news, "the search is over")
+            assert told(searches.solve(FakeFleet(), [], [HARD], 10.0)) == {"h-hard": "SearchLimit"}
+        now[0] = searches_module.RETRY + 1
+        searches.solve(FakeFleet(), [], [HARD], 10.0)
+        until(searches.news, "the search is over")
+        assert told(searches.solve(FakeFleet(), [], [HARD], 10.0)) == {"h-hard": "DevicesInUse"}
+
+
+def test_a_round_of_several_calls_keeps_the_result_of_a_claim_that_one_of_them_does_not_ask_for(
+    searches: Searches, beside: Beside
+) -> None:
+    """Quotas withhold claims from the first call of a round and admit them in a later one."""
+    searches.solve(FakeFleet(), [], [EASY], 10.0)
+    searches.solve(FakeFleet(), [], [HARD], 10.0)
+    beside.go.set()
+    until(searches.news, "the search is over")
+    searches.solve(FakeFleet(), [], [EASY], 10.0)
+    assert told(searches.solve(FakeFleet(), [], [HARD], 10.0)) == {"h-hard": "DevicesInUse"}
+    assert len(beside.began) == 1
+
+
 def test_seconds_are_counted_by_namespace_with_a_bound(searches: Searches, beside: Beside) -> None:
     beside.go.set()
     for number in range(70):
@@ -203,6 +237,7 @@ def test_a_claim_whose_expressions_take_longer_than_a_round_is_judged_to_the_end
     monkeypatch.setattr(budget, "LEAST_SECONDS", 0.02)
     monkeypatch.setattr(budget, "EXPRESSION_BUDGET", 500_000)
     monkeypatch.setattr(searches_module, "QUICK", 0.05)
+    monkeypatch.setattr(searches_module, "MOST_ROUNDS", 100_000)  # on a busy machine a round comes less far
     numbers = f"[{','.join(map(str, range(60)))}]"
     slow = f"{numbers}.all(x, {numbers}.all(y, x + y != device.kind + 1000"
     documents = [
