@@ -395,6 +395,9 @@ class ResourceClaimAllocator:
 
     def _wait(self, stop: threading.Event) -> None:
         """Until something was heard of, or a time is over that somebody waits for."""
+        if self._solver.is_again:
+            stop.wait(self._settings.batch)
+            return
         until = time.monotonic() + self._settings.resync
         if self._known:
             ends = [t for each in self._known.values() for t in (*each.avoided.values(), each.refused_until)]

@@ -63,6 +63,8 @@ class WarmCluster:
         """by the group of the claims, or the one of them"""
         self._fleet: ResourceFleet | None = None
         self._told: dict[Name, Object] = {}
+        self.is_again = False
+        """whether the same question would be answered with more at once: there was no time for all expressions"""
 
     def tell(self, documents: Mapping[Name, Object]) -> bool:
         """All there is but claims that wait; whether anything of it is new."""
@@ -114,6 +116,7 @@ class WarmCluster:
         answered = {(each["namespace"], each["name"]) for one in again for each in one.answers}
         fresh = [claim for claim in claims if _key(claim) not in answered]
         began = self._clock()
+        self.is_again = False
         answers = self._ask(fresh, deadline) if fresh else []
         self._note(units, answers, self._clock() - began)
         return [*answers, *(dict(each) for one in again for each in one.answers)]
@@ -155,8 +158,9 @@ class WarmCluster:
         self._take_back(fleet, answers, by_key)
         is_answered = len(answers) == len(claims) and all(each["allocated"] for each in answers)
         if not is_answered and (len(claims) > 1 or not answers or self._is_left(answers[0])):
-            found = self._searches.solve(fleet, [*self._told.values()], claims, left_of(ends))["claims"]
-            answers = [each for each in found if (each["namespace"], each["name"]) in by_key]
+            answer = self._searches.solve(fleet, [*self._told.values()], claims, left_of(ends))
+            self.is_again = bool(answer.get("again"))
+            answers = [each for each in answer["claims"] if (each["namespace"], each["name"]) in by_key]
         self._fleet = fleet
         return answers
 
