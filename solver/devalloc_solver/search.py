@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from devalloc_solver.assignment import Placement, name_devices
-from devalloc_solver.budget import SEARCH_CUT_SHORT, SearchCutShort, look
+from devalloc_solver.budget import SEARCH_CUT_SHORT, SearchCutShort
 from devalloc_solver.demand import Unit
 from devalloc_solver.goals import Level, optimize
 from devalloc_solver.greedy import place_evenly, place_greedily
@@ -354,9 +354,10 @@ def solve_unit(
 ) -> list[Placement]:
     """The best placement of a unit that is too hard to be placed step by step; empty when it is proven not to fit.
 
-    Raises OutOfTime where neither is known at the monotonic time ``ends``.
+    Raises SearchCutShort if neither is certain at the monotonic time ``ends``.
     """
-    look(ends)
+    if ends is not None and time.monotonic() > ends:
+        raise SearchCutShort(SEARCH_CUT_SHORT)  # not the expressions took the time: they are evaluated by now
     model = build_model(snapshot, holdings, [unit], placement=placement)
     search, levels = optimize(model, placement=placement, ends=ends)
     found = name_devices(search)

@@ -14,7 +14,10 @@ from ortools.sat.python import cp_model
 
 from devalloc_solver import Fleet, dra, search, solve_manifests
 from devalloc_solver.blockers.question import Finder, Question
+from devalloc_solver.budget import SearchCutShort
 from devalloc_solver.goals import Level
+from devalloc_solver.intake import read_documents
+from devalloc_solver.stages import prepare
 from tests.support.manifests import Manifest, claim, device, device_class, pool
 from tests.unit.solver.dra.test_joint import CLASS, node_slice, wants
 
@@ -211,3 +214,11 @@ def test_what_is_no_number_of_seconds_is_refused_in_words(deadline: Any, error: 
 def test_all_the_time_in_the_world_is_as_good_as_no_deadline(deadline: float | None) -> None:
     documents = contended(4, nodes=2)
     assert without_time(solve_manifests(documents, deadline=deadline)) == without_time(solve_manifests(documents))
+
+
+def test_a_unit_whose_search_begins_too_late_is_cut_short_and_its_expressions_are_not_blamed() -> None:
+    """A program that hears of expressions gives them all of the time, which a search would then take."""
+    prepared = prepare(read_documents([GPU, *fleet(1), wanting("c", 2)]))
+    with pytest.raises(SearchCutShort) as cut:
+        search.solve_unit(prepared.snapshot, prepared.holdings, prepared.units[0], "pack", time.monotonic() - 1)
+    assert cut.value.bound is None
