@@ -10,6 +10,7 @@ not depend on where there is room.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -258,10 +259,12 @@ def _refusal(key: ClaimKey, why: tuple[str, str]) -> Answer:
 
 
 def _waiting(documents: Iterable[Object]) -> Iterator[list[Object]]:
-    """Claims that hold nothing, with their groups."""
+    """Claims that hold nothing, with their groups. Claims of one name are left out: the solver refuses all of them."""
     groups: dict[tuple[str, str], list[Object]] = {}
-    for claim in claims_among(documents):
-        if allocations(claim) or is_deleting(claim):
+    claims = [*claims_among(documents)]
+    copies = Counter(map(claim_key, claims))
+    for claim in claims:
+        if allocations(claim) or is_deleting(claim) or copies[claim_key(claim)] > 1:
             continue
         if (group := group_of(claim)) is None:
             yield [claim]

@@ -93,3 +93,11 @@ def test_a_fleet_says_that_it_counts_no_quotas() -> None:
     fleet.delete(QUOTA)
     assert fleet.allocate_all([claim("b")])["problems"] == []
     assert fleet.update(QUOTA) == [problem]
+
+
+def test_claims_of_one_name_are_refused_beside_a_quota_as_without() -> None:
+    documents = [pool(), device_class(), claim("twice"), claim("twice"), claim("other")]
+    without, beside = solve_manifests(documents), solve_manifests([*documents, QUOTA])
+
+    assert beside["claims"] == without["claims"]
+    assert reasons(beside) == {"twice": "ClaimInvalid", "other": None}
