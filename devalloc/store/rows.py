@@ -47,7 +47,9 @@ class Rows:
             del self._written[before:]
             return None
         finally:
-            self._connection.execute("RELEASE unit")
+            # A full disk within a statement ends the transaction, and the savepoint with it.
+            if self._connection.in_transaction:
+                self._connection.execute("RELEASE unit")
 
     def find(self, key: Key) -> Object | None:
         row = self._connection.execute(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from devalloc.store import Unavailable, reserve
 from devalloc.store.errors import is_disk_full
 from devalloc.store.paths import log_of
+from devalloc.store.rows import Rows
 from devalloc.store.sqlite import SQLiteStore
 
 FULL = [errno.ENOSPC, errno.EDQUOT]
@@ -95,3 +97,16 @@ def test_an_object_that_is_being_deleted_grows_by_a_few_words_a_write(
         old = store.replace_status({**old, "status": {"message": "x" * 3000}})
         store.replace({**old, "metadata": {**old["metadata"], "finalizers": []}})
     assert not store.list("DeviceClaim").objects
+
+
+def test_an_error_that_ends_the_transaction_within_a_statement_is_the_one_that_is_raised() -> None:
+    """SQLite does so if a page does not fit on the disk before the commit; the savepoint is gone with the rest."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    connection.execute("BEGIN")
+
+    def write() -> None:
+        connection.execute("ROLLBACK")
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with pytest.raises(sqlite3.OperationalError, match="disk is full"):
+        Rows(connection).unless_it_grows(write)
