@@ -67,6 +67,7 @@ def default_socket(store: Path | None = None) -> Path:
     import os
 
     from devalloc.cli.storage import is_default, node_state
+    from devalloc.store.errors import Unusable
     from devalloc.store.paths import default_path
 
     if store is not None and store.name and not is_default(store):
@@ -76,7 +77,10 @@ def default_socket(store: Path | None = None) -> Path:
         return DEFAULT
     # Where the store is said to be has no part in it.
     here = {name: value for name, value in os.environ.items() if name in ("HOME", "XDG_STATE_HOME")}
-    own = default_path(here).parent / "node" / DEFAULT.name
+    try:
+        own = default_path(here).parent / "node" / DEFAULT.name
+    except Unusable:  # without a home folder a user has no plugin of his own
+        return DEFAULT
     return own if own.exists() else DEFAULT
 
 

@@ -22,15 +22,22 @@ nothing, and belongs to whatever database has the name."""
 
 
 def default_path(environ: Mapping[str, str] = os.environ, uid: int | None = None) -> Path:
-    """``$DEVALLOC_STORE``, else /var/lib/devalloc/devalloc.db for root, else below the user's state folder."""
+    """``$DEVALLOC_STORE``, else /var/lib/devalloc/devalloc.db for root, else below the user's state folder.
+
+    Raises Unusable if the user has no home folder.
+    """
     if path := environ.get(ENVIRONMENT):
         return Path(path).expanduser()
     if (os.geteuid() if uid is None else uid) == 0:
         return Path("/var/lib/devalloc/devalloc.db")
     state = Path(environ.get("XDG_STATE_HOME", ""))
     # The XDG rules say that a relative path is to be ignored.
-    folder = state if state.is_absolute() else Path(environ.get("HOME") or Path.home()) / ".local" / "state"
-    return folder / "devalloc" / "devalloc.db"
+    if not state.is_absolute():
+        try:
+            state = Path(environ.get("HOME") or Path.home()) / ".local" / "state"
+        except RuntimeError:  # a user without an entry in /etc/passwd
+            raise Unusable(f"this user has no home folder to keep a store in: set HOME or {ENVIRONMENT}") from None
+    return state / "devalloc" / "devalloc.db"
 
 
 def prepare(path: Path, noun: str = "store") -> None:

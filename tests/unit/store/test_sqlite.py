@@ -612,3 +612,12 @@ with hold(pathlib.Path(sys.argv[1])):
         with hold(path), closing(SQLiteStore(path)) as other:
             other.create(claim())
         assert len(store.list().objects) == 1
+
+
+def test_a_user_without_a_home_folder_hears_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nobody)
+    with pytest.raises(Unusable, match="no home folder to keep a store in: set HOME or DEVALLOC_STORE"):
+        default_path({}, 12345)
