@@ -64,8 +64,8 @@ def drain(name: str, reason: str, dry_run: bool, force: bool, timeout: float, pl
         if dry_run:
             return 0
         why = f"by {user()}, {datetime.now(UTC):%Y-%m-%d}: {reason or 'draining'}"
-        cordons.cordon(store, target, why)
-        click.echo(f"{target} cordoned")
+        changed = cordons.cordon(store, target, why, keep=not reason)
+        click.echo(f"{target} cordoned" if changed else f"{target} is already cordoned")
         code = 0
         seen: set[Key] = set()
         waiting: list[Key] = []

@@ -167,11 +167,11 @@ def _compares(operator: str, value: Any, wanted: Any) -> bool:
         return False
 
 
-def order(path: str, content: Any) -> tuple[int, float, str]:
+def order(path: str, content: Any) -> tuple[int, int | float, str]:
     """Where an object comes when objects are ordered by a path: numbers before texts, and nothing first."""
     values = _values(path.strip("{}"), content)
     if not values:
         return 0, 0.0, ""
     value = values[0]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return (1, float(value), "") if is_number else (2, 0.0, _shown(value))
+    return (1, value, "") if is_number else (2, 0.0, _shown(value))

@@ -440,6 +440,17 @@ class TestDrain:
         assert "take away from 1 claim: " in result.out
         assert "has not released its devices after 0 s" in result.err
 
+    def test_a_node_that_is_cordoned_keeps_its_reason_unless_another_one_is_given(self, fleet: Shell) -> None:
+        fleet("cordon", "node/node-a", "--reason", "broken fan")
+
+        assert "node node-a is already cordoned" in fleet("drain", "node/node-a", "--timeout", "0s").out
+        assert "broken fan" in fleet("get", "pools", "-o", "yaml").out
+
+        fleet("drain", "node/node-a", "--reason", "new fan", "--timeout", "0s")
+        shown = fleet("get", "pools", "-o", "yaml").out
+        assert "new fan" in shown
+        assert "broken fan" not in shown
+
     def test_only_nodes_are_drained(self, fleet: Shell) -> None:
         assert "only a node can be drained, not pool gpus" in fleet("drain", "pool/gpus").err
 
@@ -500,3 +511,10 @@ def test_an_option_as_kubectl_has_it_says_what_to_write_here(
 
     assert result.code == 2
     assert advice in result.err
+
+
+@pytest.mark.parametrize("verb", ["apply", "delete", "solve", "validate", "explain", "capacity"])
+def test_an_empty_path_is_an_error_and_not_the_current_folder(verb: str, fleet: Shell) -> None:
+    result = fleet(verb, "-f", "")
+    assert result.code == 2
+    assert "the path is empty" in result.err
