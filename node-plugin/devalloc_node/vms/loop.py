@@ -627,6 +627,8 @@ class VirtualMachines:
         if not self._is_same_store(gone.values()):
             return
         now = self._clock()
+        for uid in self._gone_since.keys() - gone.keys() - self._machines.keys():
+            self._drop(f"vm {uid}")  # it is removed
         self._gone_since = {uid: self._gone_since.get(uid, now) for uid in gone}
         for uid, key in gone.items():
             if now - self._gone_since[uid] >= self._settings.grace:
