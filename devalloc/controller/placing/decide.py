@@ -142,16 +142,19 @@ def _freed(machine: Object) -> Change:
 
 
 def _conditions(machine: Object, name: str, value: str, reason: str, message: str, now: str) -> list[Any]:
-    """With this one. Where it is placed it fits, unless that is what is said."""
+    """With this one, which keeps its place: otherwise two that are False would swap places in every round.
+    A machine that is placed fits, unless this condition says otherwise."""
     listed = machines.status_of(machine).get("conditions")
     known = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
-    others = [one for one in known if one.get("type") not in ({name, FITS} if name in (PLACED, FITS) else {name})]
     before: Mapping[str, Any] = next((one for one in known if one.get("type") == name), {})
     since = before.get("lastTransitionTime", now) if before.get("status") == value else now
     said = {"type": name, "status": value, "lastTransitionTime": since, "reason": reason, "message": message}
     if isinstance(generation := machine["metadata"].get("generation"), int):
         said["observedGeneration"] = generation
-    return [*others, said]
+    gone = (PLACED, FITS) if name == PLACED else (name,)
+    others = [one for one in known if one.get("type") not in gone]
+    place = next((i for i, one in enumerate(known) if one is before), len(others))
+    return [*others[:place], said, *others[place:]]
 
 
 def _change(machine: Object, status: Mapping[str, Any]) -> Change:

@@ -11,7 +11,7 @@ from devalloc.controller.allocate import Allocator
 from devalloc.controller.told import Told, changes, said_by_node
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fleets import fill, gpu_pool
-from tests.support.hosts import machine, status
+from tests.support.hosts import host, machine, status
 
 Object = dict[str, Any]
 
@@ -66,6 +66,21 @@ def test_a_machine_for_a_node_that_runs_none_says_so(
     assert found["message"].startswith(message)
     assert (condition(store)["status"], condition(store)["reason"]) == ("False", reason)
     assert [(one.type, one.reason) for one in told] == [("Warning", reason)], "once"
+
+
+def test_a_machine_that_is_neither_placed_nor_served_is_not_written_again(store: SQLiteStore) -> None:
+    fill(store, node("n", "none"), host("n", cpus=2), machine("web", "8", "8Gi", nodeName="n"))
+    allocator = Allocator(store)
+    allocator.round()
+    allocator.round()
+    before = store.get("VirtualMachine", "default", "web")
+    assert [(one["type"], one["status"]) for one in before["status"]["conditions"]] == [
+        ("Placed", "False"),
+        ("Served", "False"),
+    ]
+    allocator.round()
+    allocator.round()
+    assert store.get("VirtualMachine", "default", "web") == before
 
 
 @pytest.mark.parametrize("there", [[node("n", "pools")], [node("n", "host")], [node("n"), gpu_pool()], []])
