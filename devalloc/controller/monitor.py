@@ -51,6 +51,8 @@ class Monitor:
         self._seconds = SECONDS if seconds is None else seconds
         self._alarms: frozenset[_Key] = frozenset()
         """Those that were told."""
+        self._told_of: Overview | None = None
+        """Whose alarms these are. If they could not be told, the next look tells them."""
         self.seen: Seen | None = None
         """What there was at the last look."""
 
@@ -70,10 +72,10 @@ class Monitor:
 
     def look(self) -> None:
         """Once. Raises StoreError."""
-        seen = self._look()
-        before, self.seen = self.seen, seen
-        if before is None or seen.overview is not before.overview:
+        self.seen = seen = self._look()
+        if seen.overview is not self._told_of:
             self._tell(seen.overview)
+            self._told_of = seen.overview
 
     def _tell(self, overview: Overview) -> None:
         now = {_key(alarm): alarm for alarm in overview.alarms}

@@ -141,6 +141,23 @@ def test_an_alarm_is_told_once_until_it_changes() -> None:
     assert told.take() == [("SeveralOwners", "a"), ("SeveralOwners", "b")], "it began anew"
 
 
+def test_an_alarm_that_could_not_be_told_is_told_at_the_next_look() -> None:
+    store, told = Objects(), Recorded()
+    store.objects = [gpu_pool(), holder("DeviceClaim", "a"), holder("DeviceClaim", "b")]
+    seen = Seen("1", overview(store.objects), NOW)
+    records = iter((0, told.record))
+
+    def record(happened: Any) -> None:
+        next(records)(happened)  # type: ignore[operator]
+
+    watching = Monitor(lambda: seen, (store,), record)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        watching.look()
+    assert watching.seen is seen
+    watching.look()
+    assert told.take() == [("SeveralOwners", "a"), ("SeveralOwners", "b")]
+
+
 @pytest.mark.parametrize("kind", CLAIMS)
 def test_an_alarm_names_no_claims_of_other_namespaces_on_a_claim(kind: str) -> None:
     store, told = Objects(), Recorded()
