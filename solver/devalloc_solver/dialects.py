@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from devalloc.api.content import writable
 from devalloc.api.meta import DEVMGMT
@@ -18,6 +19,18 @@ def group_of(document: object) -> str:
     """The API group of a manifest; empty where there is none."""
     version = document.get("apiVersion") if isinstance(document, Mapping) else None
     return version.partition("/")[0] if isinstance(version, str) else ""
+
+
+def manifests_of(documents: Iterable[Any]) -> list[Any]:
+    """A list of what was given as manifests.
+
+    Raises ValueError for one manifest, or a text, which can be iterated over and is no list of manifests.
+    """
+    if isinstance(documents, Mapping):
+        raise ValueError("documents must be a list of manifests, not one manifest: put it into a list")
+    if isinstance(documents, str | bytes):
+        raise ValueError("documents must be a list of manifests, not text: read it first, for example with yaml")
+    return list(documents)
 
 
 def speaks_kubernetes(documents: Iterable[object]) -> bool:

@@ -9,7 +9,7 @@ from devalloc.api.problems import Problem
 from devalloc_solver import gate, quota
 from devalloc_solver.collector import quiet_collector
 from devalloc_solver.deadline import ALLOCATE_SECONDS
-from devalloc_solver.dialects import DEVICE_CLAIMS, RESOURCE_CLAIMS, group_of
+from devalloc_solver.dialects import DEVICE_CLAIMS, RESOURCE_CLAIMS, group_of, manifests_of
 from devalloc_solver.index.warm import ClaimFleet
 from devalloc_solver.parts import Summary
 from devalloc_solver.policy import PLACEMENTS
@@ -62,14 +62,12 @@ class Fleet:
         of DeviceClaims.
 
         Raises:
-            ValueError: when ``placement`` is neither ``pack`` nor ``spread``, ``documents`` is one document, or they
-                are of both dialects.
+            ValueError: when ``placement`` is neither ``pack`` nor ``spread``, ``documents`` are one manifest or text,
+                or of both dialects.
         """
         if placement not in PLACEMENTS:
             raise ValueError(f"placement must be one of {', '.join(PLACEMENTS)}, not {placement!r}")
-        if isinstance(documents, Mapping):
-            raise ValueError("documents must be several manifests, not one: put it into a list")
-        documents = list(documents)
+        documents = manifests_of(documents)
         groups = {group_of(document) for document in documents}
         if {DEVICE_CLAIMS, RESOURCE_CLAIMS} <= groups:
             told = f"documents are of {DEVICE_CLAIMS} and of {RESOURCE_CLAIMS}"

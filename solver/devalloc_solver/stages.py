@@ -19,7 +19,7 @@ from devalloc_solver.check import check
 from devalloc_solver.collector import quiet_collector
 from devalloc_solver.deadline import end_of
 from devalloc_solver.demand import Unit, build_units, late
-from devalloc_solver.dialects import speaks_kubernetes, strangers
+from devalloc_solver.dialects import manifests_of, speaks_kubernetes, strangers
 from devalloc_solver.eligibility import Eligibility
 from devalloc_solver.errors import AnswerRefused as AnswerRefused
 from devalloc_solver.explain import Explainer
@@ -58,10 +58,11 @@ def solve_manifests(
         with claims ordered by namespace and name (settled L2).
 
     Raises:
-        ValueError, TypeError: for a ``placement`` or ``deadline`` that is none.
+        ValueError: for an unknown ``placement``, or ``documents`` that are one manifest or text.
+        ValueError, TypeError: for a ``deadline`` that is no number of seconds.
     """
     started = time.monotonic()
-    documents = list(documents)
+    documents = manifests_of(documents)
     if speaks_kubernetes(documents):
         from devalloc_solver import dra  # with its CEL runtime
 

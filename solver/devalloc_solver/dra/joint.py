@@ -15,6 +15,7 @@ from devalloc_solver.budget import SEARCH_CUT_SHORT, SearchCutShort
 from devalloc_solver.collector import quiet_collector
 from devalloc_solver.deadline import end_of
 from devalloc_solver.demand import Mode, Unit
+from devalloc_solver.dialects import manifests_of
 from devalloc_solver.dra.answers import answer_of, placed_answer, refusal_answer
 from devalloc_solver.dra.candidates import Judge, Verdict
 from devalloc_solver.dra.checked import make_checker
@@ -77,12 +78,15 @@ def solve_manifests(
 
     Returns:
         What ``devalloc_solver.solve_manifests`` returns; ``allocations`` of a claim is its AllocationResult.
+
+    Raises:
+        ValueError: for an unknown ``placement``, or ``documents`` that are one manifest or text.
     """
     started = time.monotonic()
     if placement not in PLACEMENTS:
         raise ValueError(f"placement must be one of {', '.join(PLACEMENTS)}, not {placement!r}")
     gates = read_features(features)
-    return solve(read_documents(documents, gates), gates, placement, deadline, started)
+    return solve(read_documents(manifests_of(documents), gates), gates, placement, deadline, started)
 
 
 def solve(

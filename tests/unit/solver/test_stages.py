@@ -11,7 +11,7 @@ import pytest
 from devalloc.api.claim import DeviceClaim
 from devalloc.api.deviceclass import DeviceClass
 from devalloc.api.pool import DevicePool
-from devalloc_solver import AnswerRefused, capacity, search, solve, solve_manifests, stages, standing
+from devalloc_solver import AnswerRefused, Fleet, capacity, dra, search, solve, solve_manifests, stages, standing
 from devalloc_solver.columns import allocate_batch
 from devalloc_solver.goals import Search
 from devalloc_solver.intake import read_documents
@@ -309,3 +309,13 @@ def test_an_object_of_another_type_is_an_error_that_names_the_function_for_manif
         solve([], [], [None])  # type: ignore[list-item]
     with pytest.raises(TypeError, match="capacity needs a DeviceClaim manifest as a dict, not NoneType"):
         capacity([GPU, *fleet(1)], None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("read", [solve_manifests, dra.solve_manifests, Fleet.from_manifests])
+@pytest.mark.parametrize(
+    ("documents", "error"),
+    [({"kind": "DevicePool"}, "not one manifest: put it into a list"), ("kind: DevicePool", "not text: read it first")],
+)
+def test_one_manifest_or_a_text_is_not_taken_for_a_list(read: Any, documents: Any, error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        read(documents)
