@@ -16,6 +16,7 @@ from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.machine import adopt, lifefile
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.kept import Kept
+from devalloc_node.machine.monitor import Monitor
 from devalloc_node.machine.process import Process
 from devalloc_node.machine.records import MACHINES, MachineRecord
 from devalloc_node.machine.spec import machine_id
@@ -25,6 +26,11 @@ from devalloc_node.machine.view import UNKNOWN, Machine
 LOG = logging.getLogger(__name__)
 PAUSED = "prelaunch"
 """What QEMU says of itself until its CPUs are let run for the first time."""
+
+
+def is_paused(monitor: Monitor, deadline: Deadline) -> bool:
+    """Whether QEMU waits to let its CPUs run for the first time. Raises NodeError."""
+    return bool(monitor.execute("query-status", deadline=deadline)["status"] == PAUSED)
 
 
 def is_another(record: MachineRecord, process: Process) -> bool:
@@ -69,8 +75,7 @@ def seen(machines: Kept, record: MachineRecord, due: Deadline) -> MachineRecord:
     """What QEMU says of a machine that lives: which run it is, and whether its CPUs ever ran. Raises NodeError."""
     with machines.line(record) as monitor:
         run = str(UUID(monitor.execute("query-uuid", deadline=due)["UUID"]))
-        status = monitor.execute("query-status", deadline=due)["status"]
-    now = record.become("starting" if status == PAUSED else "running")
+        now = record.become("starting" if is_paused(monitor, due) else "running")
     # Of another run nothing of that holds.
     return now if run == record.run else replace(now, run=run, applied=UNKNOWN, asked=UNKNOWN, cpus_left=None)
 

@@ -32,7 +32,7 @@ from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.home import HOST, Homes
 from devalloc_node.machine.hostroom import HostRoom, without_object
 from devalloc_node.machine.kept import Kept
-from devalloc_node.machine.looks import SLEEPING
+from devalloc_node.machine.looks import LOOK_SECONDS, SLEEPING
 from devalloc_node.machine.monitor import Connect, QmpMonitor
 from devalloc_node.machine.process import Process, holds
 from devalloc_node.machine.records import MACHINES, PLUGS, MachineRecord, Records, host_of
@@ -366,8 +366,10 @@ class Machines(Kept):
         return process
 
     def _end(self, record: MachineRecord, process: Process, seconds: float, force: bool, deadline: Deadline) -> None:
-        never_ran = record.state == "starting"
         with self.line(record) as monitor:
+            never_ran = record.state == "starting"
+            with suppress(NodeError):  # one that does not answer is ended all the same
+                never_ran = never_ran and lost.is_paused(monitor, deadline.capped(LOOK_SECONDS))
             seconds = min(seconds, deadline.seconds)
             if not never_ran and not launch.power_down(monitor, process, seconds, deadline) and not force:
                 raise Denied(

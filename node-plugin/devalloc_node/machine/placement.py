@@ -130,6 +130,13 @@ def await_addresses(
         time.sleep(min(_LOOK_SECONDS, max(0.0, deadline.seconds)))
 
 
+def have_addresses(monitor: Monitor, machine: str, ids: Sequence[str], deadline: Deadline) -> bool:
+    """Whether each BAR of functions, by QEMU's ids, has an address now. Raises NodeError."""
+    return not ids or all(
+        function.is_placed for function in functions(monitor, machine, ids, deadline, _reach(monitor, deadline))
+    )
+
+
 def _problem(
     machine: str,
     lacking: Sequence[Function],

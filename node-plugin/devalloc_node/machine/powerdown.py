@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
-from devalloc_node.machine import launch
+from devalloc_node.machine import launch, lost
 from devalloc_node.machine.kept import Kept
 from devalloc_node.machine.process import Process
 from devalloc_node.machine.records import MACHINES, MachineRecord, record_of
@@ -35,17 +35,18 @@ def power_down_all(machines: Kept, deadline: Deadline) -> Mapping[str, str]:
         except NodeError as error:
             found[key] = error.message
         else:
-            if process is not None and record.state != "starting":
+            if process is not None:
                 asked.append((record, process))
     if not asked:
         return found
 
-    def ask(one: tuple[MachineRecord, Process]) -> str:
+    def ask(one: tuple[MachineRecord, Process]) -> str | None:
         record, process = one
         seconds = min(record.spec.powerdown_seconds, deadline.seconds)
         try:
             with machines.line(record) as monitor:
-                monitor.execute("query-status", deadline=deadline.capped(_ANSWER_SECONDS))
+                if lost.is_paused(monitor, deadline.capped(_ANSWER_SECONDS)):
+                    return None
                 if launch.power_down(monitor, process, seconds, deadline):
                     return ""
         except NodeError as error:  # its guest is not even asked, as where its sockets are in another folder
@@ -54,4 +55,5 @@ def power_down_all(machines: Kept, deadline: Deadline) -> Mapping[str, str]:
 
     with ThreadPoolExecutor(min(_MOST, len(asked))) as pool:
         keys = (record.spec.key for record, _ in asked)
-        return found | dict(zip(keys, pool.map(ask, asked), strict=True))
+        answers = zip(keys, pool.map(ask, asked), strict=True)
+        return found | {key: answer for key, answer in answers if answer is not None}

@@ -10,7 +10,7 @@ from contextlib import suppress
 from devalloc_node.audit import audit
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Failed, NodeError
-from devalloc_node.machine import launch, lifefile, lost
+from devalloc_node.machine import devices, launch, lifefile, lost, pci, placement
 from devalloc_node.machine.deaths import Deaths
 from devalloc_node.machine.kept import Kept, suppress_and_log
 from devalloc_node.machine.looks import LOOK_SECONDS, ended
@@ -126,17 +126,20 @@ class Settling:
                     self._kept.put(lost.seen(self._kept, record, Deadline.after(LOOK_SECONDS)))
                 elif record.state == "stopping":
                     self._kept.put(record.asked_to_stop())
-                elif record.state == "starting" and self._has_run(record):
+                elif record.state == "starting" and self._has_begun(record):
                     self._kept.put(record.become("running"))
                 self.watch(key, process)
             else:
                 self.note_end(record)
 
-    def _has_run(self, record: MachineRecord) -> bool:
-        """Whether its CPUs were let run. Where that cannot be told, the record counts."""
-        with suppress_and_log(record.spec.key), self._kept.line(record) as monitor:
-            status = monitor.execute("query-status", deadline=Deadline.after(LOOK_SECONDS))["status"]
-            return bool(status != lost.PAUSED)
+    def _has_begun(self, record: MachineRecord) -> bool:
+        """Whether its CPUs run and the devices of its claims have addresses, as ``resume`` waits for. If one has none,
+        the start was cut off before its end. If QEMU does not answer, the record counts."""
+        key, deadline = record.spec.key, Deadline.after(LOOK_SECONDS)
+        with suppress_and_log(key), self._kept.line(record) as monitor:
+            if not lost.is_paused(monitor, deadline):
+                there = [name for name in pci.present(monitor, deadline) if devices.is_of_claim(name)]
+                return placement.have_addresses(monitor, key, there, deadline)
         return False
 
     def _died(self, key: str) -> None:

@@ -773,24 +773,64 @@ def test_a_start_that_was_cut_off_by_a_power_cut_has_failed(machines: Machines) 
     assert (seen.phase, seen.reason) == ("Failed", "MachineDidNotStart")
 
 
+@pytest.fixture
+def cut_off(
+    machines: Machines, config: MachineConfig, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[MachineRecord, FakeQemu]]:
+    """A machine that lives, and whose start the journal does not know to have ended: the plugin was killed."""
+    record = put(machines, state="starting")
+    folder = config.folder(record.spec.id)
+    folder.mkdir(parents=True)
+    this = process.process(os.getpid())
+    monkeypatch.setattr(lifefile, "process_of", lambda machine, config: this)
+    qemu = FakeQemu(folder / "qmp")
+    yield record, qemu
+    qemu.close()
+
+
 @pytest.mark.parametrize(
     ("status", "phase"), [("running", "Running"), ("paused", "Running"), ("prelaunch", "Starting")]
 )
 def test_a_guest_that_runs_is_not_taken_for_one_that_never_ran_because_the_plugin_was_killed(
-    machines: Machines, config: MachineConfig, monkeypatch: pytest.MonkeyPatch, status: str, phase: str
+    machines: Machines, cut_off: tuple[MachineRecord, FakeQemu], status: str, phase: str
 ) -> None:
-    record = put(machines, state="starting")
-    folder = config.folder(record.spec.id)
-    folder.mkdir(parents=True)
-    qemu = FakeQemu(folder / "qmp")
-    qemu.status = status
-    this = process.process(os.getpid())
-    monkeypatch.setattr(lifefile, "process_of", lambda machine, config: this)
+    cut_off[1].status = status
     machines.recover()
     seen = machines.get(KEY)
-    qemu.close()
     assert seen is not None
     assert (seen.phase, seen.is_paused) == (phase, phase == "Starting")
+
+
+@pytest.mark.parametrize(("window", "phase"), [(1 << 34, "Running"), (1 << 20, "Starting")])
+def test_a_guest_whose_device_has_no_address_has_not_started_though_its_cpus_run(
+    machines: Machines, cut_off: tuple[MachineRecord, FakeQemu], window: int, phase: str
+) -> None:
+    """It is started again, and that start says ``NoPciWindow``, if it is so."""
+    _, qemu = cut_off
+    qemu.devices["claim-1.f0"] = {"id": "claim-1.f0", "driver": "vfio-pci", "bus": "port0", "host": "0000:41:00.0"}
+    qemu.bar_sizes["0000:41:00.0"] = 1 << 34
+    qemu.windows["port0"] = window
+    machines.recover()
+    seen = machines.get(KEY)
+    assert seen is not None
+    assert seen.phase == phase
+
+
+@pytest.mark.parametrize(("status", "asked"), [("running", 1), ("prelaunch", 0)])
+def test_a_guest_whose_cpus_run_is_asked_to_power_down_though_its_start_was_cut_off(
+    machines: Machines,
+    cut_off: tuple[MachineRecord, FakeQemu],
+    monkeypatch: pytest.MonkeyPatch,
+    status: str,
+    asked: int,
+) -> None:
+    _, qemu = cut_off
+    qemu.status = status
+    monkeypatch.setattr(launch, "wait", lambda *_: True)
+    assert power_down_all(machines, soon()) == ({KEY: ""} if asked else {})
+    monkeypatch.setattr(launch, "end", lambda *_: "it was ended")
+    machines.stop(KEY, 5.0, True, soon())
+    assert [command for command, _ in qemu.said].count("system_powerdown") == 2 * asked
 
 
 def test_what_a_machine_left_in_its_folder_keeps_nobody_from_starting(
