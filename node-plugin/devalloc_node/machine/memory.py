@@ -105,7 +105,11 @@ def scale(
     if device is None:
         if goal == now.total:
             return goal
-        raise Denied("MemoryRoomExhausted", f"machine {machine} was started without room for more memory")
+        raise Denied(
+            "MemoryRoomExhausted",
+            f"machine {machine} has no virtio-mem device, so its memory stays as it was started; one that you adopt "
+            "with DIMM slots grows if you adopt it with --slot-size",
+        )
     fixed = now.base + device.beside
     if goal < fixed:
         raise _foreign(machine, goal, fixed)
