@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from devalloc.api.semver import SemVer
@@ -78,8 +79,9 @@ class Selectors:
         Raises BudgetExceeded or CommonBudgetExceeded when it costs too much over all devices, OutOfTime when the time
         of the call is over.
         """
-        if any(attribute.fault is not None for attribute in offer.device.attributes.values()):
-            return str(cel_device(offer))
+        for attribute in offer.device.attributes.values():
+            if attribute.fault is not None:
+                return str(cel_device(offer))
         program, known = self._programs[expression], self._verdicts[expression]
         key = offer.device if program.reads is None else tuple([_part(offer, read) for read in program.reads])
         if key not in known:
@@ -179,23 +181,25 @@ def _part(offer: Offer, read: Read) -> object:
 
 def cel_device(offer: Offer) -> CelDevice | str:
     """A device as selectors see it, or which attribute cannot be read."""
+    device, driver = offer.device, offer.pool.driver
     attributes: dict[str, dict[str, Any]] = {}
-    for name, attribute in _names_last(offer.device.attributes):
+    for name, domain, identifier in _by_domain(tuple(device.attributes), driver):
+        attribute = device.attributes[name]
         if attribute.fault is not None:
             return f"attribute {name}: {attribute.fault}"
-        domain, identifier = _split(name, offer.pool.driver)
         attributes.setdefault(domain, {})[identifier] = _value(attribute)
     capacity: dict[str, dict[str, Any]] = {}
-    for name, found in _names_last(offer.device.capacity):
-        domain, identifier = _split(name, offer.pool.driver)
-        capacity.setdefault(domain, {})[identifier] = found.value.quantity
-    return CelDevice(offer.pool.driver, attributes, capacity, offer.device.allow_multiple)
+    for name, domain, identifier in _by_domain(tuple(device.capacity), driver):
+        capacity.setdefault(domain, {})[identifier] = device.capacity[name].value.quantity
+    return CelDevice(driver, attributes, capacity, device.allow_multiple)
 
 
-def _names_last(found: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Full names after short ones: where a device has both, the full name counts, as in constraints."""
-    names = sorted(found)
-    return [(n, found[n]) for n in names if "/" not in n] + [(n, found[n]) for n in names if "/" in n]
+@lru_cache(maxsize=1024)
+def _by_domain(names: tuple[str, ...], driver: str) -> Sequence[tuple[str, str, str]]:
+    """Names with their domains and identifiers: many devices have the same. Full names come after short ones: if a
+    device has both, the full name counts, as in constraints."""
+    ordered = sorted(names, key=lambda name: ("/" in name, name))
+    return [(name, *_split(name, driver)) for name in ordered]
 
 
 def _split(name: str, driver: str) -> tuple[str, str]:
@@ -204,6 +208,7 @@ def _split(name: str, driver: str) -> tuple[str, str]:
 
 
 def _value(attribute: Attribute) -> Any:
-    is_version = attribute.kind == "version"
-    values = tuple(SemVer(str(value)) if is_version else value for value in attribute.values)
+    values: Sequence[Any] = attribute.values
+    if attribute.kind == "version":
+        values = tuple(SemVer(str(value)) for value in values)
     return values if attribute.is_list else values[0]
