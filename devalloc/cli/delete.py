@@ -119,5 +119,6 @@ def _meant(
         listed = store.list(kind.kind, within if kind.namespaced else None).objects
         return [(Key.of(obj), None) for obj in listed if selected is None or selected(obj)], 0
     if len(what) == 1 and "/" not in what[0]:
+        kind_of(what[0], store)  # one that there is not is the mistake
         raise BadInput(f"which {what[0]}? Name them, or say --all")
     return [(key, None) for key in keys_of(what, namespace, store=store)], 0

@@ -45,6 +45,7 @@ def describe(what: tuple[str, ...], namespace: str, place: Place) -> int:
             raise BadInput(f"{what[0]} is not a kind; did you mean {' or '.join(same)}?")
         keys = keys_of(what, namespace, store=objects)
         if not keys:
+            kind_of(what[0], objects)  # one that there is not is the mistake
             raise BadInput(f"which {what[0]}? Name it, such as {what[0]}/NAME; `devalloc get {what[0]}` lists them")
         for i, key in enumerate(keys):
             if i:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from devalloc.cli.output import note
 from devalloc.cli.verb import BadInput
 
 _READ = ("service", "image", "labels", "envVars")
 _MOST_NAME = 50
 """Characters of a service: numbers of replicas are added to it."""
+_MOST_ERRORS = 10
+"""Of those of a file, or a folder of files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +29,19 @@ class Function:
 
 
 def read_function(file: str) -> Function:
-    """Read one from a file, or ``-``. Raises BadInput with all that is wrong."""
+    """Read one from a file, or ``-``. Raises BadInput with what is wrong."""
     from devalloc.api.fields import shown
     from devalloc.api.manifests import load
     from devalloc_node.names import is_label
 
+    if Path(file).is_dir():
+        raise BadInput(f"{file} is a folder; name the file of one deployment")
     found = load([file], stdin=sys.stdin.buffer if file == "-" else None)
-    if found.problems:
-        raise BadInput("; ".join(map(str, found.problems)))
+    for warning in (problem for problem in found.problems if problem.severity == "warning"):
+        note(str(warning))  # it says that it is one
+    if errors := [str(problem) for problem in found.problems if problem.severity == "error"]:
+        more = f"; and {len(errors) - _MOST_ERRORS} more" if len(errors) > _MOST_ERRORS else ""
+        raise BadInput("; ".join(errors[:_MOST_ERRORS]) + more)
     if len(found.documents) != 1 or not isinstance(found.documents[0].content, dict):
         raise BadInput(f"{file} must hold one deployment of a function, with {', '.join(_READ)}, and nothing else")
     content: dict[str, Any] = found.documents[0].content

@@ -518,3 +518,10 @@ def test_an_empty_path_is_an_error_and_not_the_current_folder(verb: str, fleet: 
     result = fleet(verb, "-f", "")
     assert result.code == 2
     assert "the path is empty" in result.err
+
+
+@pytest.mark.parametrize("verb", ["get", "describe", "delete"])
+def test_a_word_that_is_no_kind_is_named_as_the_mistake(verb: str, fleet: Shell) -> None:
+    result = fleet(verb, "nope")
+    assert result.code == 2
+    assert "there is no kind 'nope'" in result.err

@@ -97,7 +97,7 @@ class TestAnnotation:
     def test_what_is_no_json_is_told(self, devalloc: Shell, tmp_path: Path) -> None:
         code, told = self.validated(devalloc, tmp_path, "{")
         assert code == 2
-        assert f"{PATH}: is no JSON" in told
+        assert f"{PATH}: is not valid JSON" in told
 
     def test_what_is_ignored_is_a_warning(self, devalloc: Shell, tmp_path: Path) -> None:
         code, told = self.validated(devalloc, tmp_path, '{"loadAverageFractionTargets": 1}')

@@ -151,3 +151,23 @@ def test_the_deployment_of_the_docs_can_be_applied(tmp_path: Path, devalloc: She
     done = devalloc("warm", "replica", "-f", file, "--requests", "23")
     assert [each["metadata"]["name"] for each in machines(done.out)] == [f"resize-{number}" for number in range(1, 6)]
     assert "23 requests take 5 replicas of 5" in page
+
+
+def test_of_many_errors_the_first_are_shown(tmp_path: Path, devalloc: Shell) -> None:
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("\n---\n".join(["a: ["] * 30))
+    errors = devalloc("warm", "replica", "-f", str(bad))
+    assert (errors.code, errors.err.count("not valid YAML"), errors.err.endswith("and 20 more\n")) == (2, 10, True)
+
+
+def test_a_folder_is_no_deployment(tmp_path: Path, devalloc: Shell) -> None:
+    deployment(tmp_path)
+    done = devalloc("warm", "replica", "-f", str(tmp_path))
+    assert (done.code, done.err) == (2, f"error: {tmp_path} is a folder; name the file of one deployment\n")
+
+
+def test_a_warning_is_no_error(tmp_path: Path, devalloc: Shell) -> None:
+    nothing = tmp_path / "f.yaml"
+    nothing.write_text("# nothing yet\n")
+    done = devalloc("warm", "replica", "-f", str(nothing))
+    assert done.err.startswith(f"warning: {nothing}: has no documents\nerror: {nothing} must hold one deployment")
