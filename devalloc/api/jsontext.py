@@ -59,7 +59,7 @@ def read_json(text: str) -> Iterator[JsonValue]:
         try:
             content, end = decoder.raw_decode(text, position)
         except json.JSONDecodeError as error:
-            raise JsonError(f"is no JSON: {error.msg[:1].lower()}{error.msg[1:]}", error.lineno) from None
+            raise JsonError(f"is not valid JSON: {error.msg[:1].lower()}{error.msg[1:]}", error.lineno) from None
         except RecursionError:
             raise JsonError(f"is nested too deeply (more than {MAX_DEPTH} levels)", line) from None
         except ValueError as error:
@@ -81,7 +81,7 @@ def _integer(text: str) -> int:
 
 
 def _no_constant(text: str) -> Any:
-    raise ValueError(f"has {text}, which is no JSON number")
+    raise ValueError(f"has {text}, which is not a JSON number")
 
 
 def _places(content: Any, twice: dict[int, list[str]]) -> Iterator[Loc]:

@@ -88,10 +88,10 @@ def read_yaml(text: str, first_line: int = 1) -> Iterator[YamlDocument]:
                 builder.take(event)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        words = _ADVICE.get(error.problem or "", f"is no YAML: {error.problem or error.context}")
+        words = _ADVICE.get(error.problem or "", f"is not valid YAML: {error.problem or error.context}")
         raise YamlError(words, None if mark is None else mark.line + 1) from None
     except yaml.YAMLError as error:
-        raise YamlError(f"is no YAML: {' '.join(str(error).split())}") from None
+        raise YamlError(f"is not valid YAML: {' '.join(str(error).split())}") from None
 
 
 @lru_cache(maxsize=4)

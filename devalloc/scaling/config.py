@@ -118,7 +118,7 @@ def read_annotation(text: str, era: Era = Era.NEWEST, path: str = "") -> ReadOve
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        return ReadOverrides(None, [Problem(f"is no JSON: {error}", path)])
+        return ReadOverrides(None, [Problem(f"is not valid JSON: {error}", path)])
     if content is None:
         return ReadOverrides(Overrides(), [])
     return read_overrides(content, era, path)

@@ -51,7 +51,7 @@ def _value(text: str, what: str) -> tuple[object, int]:
     except RecursionError:
         raise Unreadable(f"{what} is nested too deeply") from None
     except json.JSONDecodeError as error:
-        raise Unreadable(f"{what} is no JSON: {error}") from None
+        raise Unreadable(f"{what} is not valid JSON: {error}") from None
 
 
 def _folded(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

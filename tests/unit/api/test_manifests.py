@@ -128,7 +128,7 @@ def test_a_broken_document_costs_only_itself() -> None:
     assert [d.content["metadata"]["name"] for d in found.documents] == ["one", "two", "three"]
     assert [d.source for d in found.documents] == [f"f.yaml, document {n}" for n in (1, 3, 5)]
     assert [str(problem) for problem in found.problems] == [
-        "f.yaml, document 2, line 6: is no YAML: did not find expected node content",
+        "f.yaml, document 2, line 6: is not valid YAML: did not find expected node content",
         "f.yaml, document 4, line 12: a: is there twice, first in line 11",
     ]
 
@@ -177,7 +177,9 @@ def test_json_escapes_that_yaml_lacks_are_read() -> None:
 def test_json_before_an_error_is_read() -> None:
     found = load_text('{"a": 1}\n{"a": \n', "f.json")
     assert [d.content for d in found.documents] == [{"a": 1}]
-    assert [str(problem) for problem in found.problems] == ["f.json, document 2, line 3: is no JSON: expecting value"]
+    assert [str(problem) for problem in found.problems] == [
+        "f.json, document 2, line 3: is not valid JSON: expecting value"
+    ]
 
 
 def test_flow_maps_that_are_no_json_are_yaml() -> None:

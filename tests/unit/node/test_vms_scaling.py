@@ -170,7 +170,7 @@ def test_all_parameters_of_goals_are_its_own_by_its_spec_or_its_annotation(world
 @pytest.mark.parametrize(
     ("annotation", "scaling", "words"),
     [
-        ("{", {}, r"metadata.annotations\[autoscaling.neon.tech/config\] is no JSON"),
+        ("{", {}, r"metadata.annotations\[autoscaling.neon.tech/config\] is not valid JSON"),
         (
             '{"loadAverageFractionTarget": -1, "enableLFCMetrics": 1}',
             {},

@@ -139,9 +139,9 @@ def test_unknown_fields_are_ignored_with_a_word() -> None:
 
 def test_annotation_that_is_no_object_says_so() -> None:
     for text, message in {
-        "{": "is no JSON",
+        "{": "is not valid JSON",
         "[" * 100_000: "must be at most",
-        "[" * 10_000: "is no JSON",
+        "[" * 10_000: "is not valid JSON",
         "[]": "must be an object, not a list",
         "3": "must be an object, not a number",
     }.items():
