@@ -112,7 +112,7 @@ def find_patterns(geometry: Geometry, way: LocalWay) -> list[Pattern] | None:
             counts = [0] * len(geometry.cells)
             for cell, count in (part for take in takes for part in take):
                 counts[cell] += count
-            if _groups_hold(geometry.cells, counts):
+            if _groups_hold(geometry.cells, counts) and _counters_hold(geometry, counts):
                 found.setdefault(tuple(counts), Pattern(tuple(counts), tuple(takes)))
                 if len(found) > MOST_PATTERNS:
                     return None
@@ -250,6 +250,16 @@ def _amounts_hold(geometry: Geometry, slot: LocalSlot, take: Take) -> bool:
         return sum(count * geometry.amounts[geometry.cells[c].color][resource] for c, count in take)
 
     return all(total(r) >= amount for r, amount in slot.requests) and all(total(r) <= most for r, most in slot.limits)
+
+
+def _counters_hold(geometry: Geometry, counts: Sequence[int]) -> bool:
+    """Whether the counters suffice if nothing else is in use. A card that is taken whole is recognised by one of its
+    counters, so a pattern must not exceed another one."""
+    drawn = [0] * len(geometry.counters)
+    for cell, count in zip(geometry.cells, counts, strict=True):
+        for counter, units in cell.draws:
+            drawn[counter] += count * units
+    return all(used <= most for used, most in zip(drawn, geometry.counters, strict=True))
 
 
 def _groups_hold(cells: Sequence[Cell], counts: Sequence[int]) -> bool:
