@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from devalloc_solver.demand import Demand, Slot, Unit
+from devalloc_solver.eligibility import Candidates
 from devalloc_solver.holdings import Holding, Key
 from devalloc_solver.naming import claim_order
 from devalloc_solver.snapshot import Device, Snapshot
@@ -54,16 +55,17 @@ class Summary:
     """claims that are satisfied together or not at all"""
     priorities: Mapping[Key, int]
     fingerprint: str
-    """see ``fingerprint``"""
+    """equal for parts whose answer is the same; see ``_Fingerprints``"""
 
 
 def summaries(snapshot: Snapshot, holdings: Sequence[Holding], units: Sequence[Unit]) -> list[Summary]:
     """The parts of a batch by device."""
+    fingerprints = _Fingerprints(snapshot, holdings)
     return [
         Summary(
             tuple(tuple(demand.key for demand in unit.demands) for unit in part.units),
             {demand.key: demand.claim.priority for unit in part.units for demand in unit.demands},
-            fingerprint(snapshot, holdings, part),
+            fingerprints.of(part),
         )
         for part in split_by_device(snapshot, units)
     ]
@@ -102,15 +104,15 @@ def split_by_device(snapshot: Snapshot, units: Sequence[Unit]) -> list[Part]:
     pools: dict[int | None, set[int]] = defaultdict(set)
     for device in sets.parents:
         pools[sets.root(device)].add(snapshot.devices[device].pool)
-    parts = []
-    for root, same in members.items():
-        devices = [device for pool in pools.get(root, ()) for device in snapshot.pools[pool].devices]
-        matter = [
-            device.index
-            for device in devices
-            if any(sets.root(other) == root for other in contested.of(device) if other in sets.parents)
-        ]
-        parts.append(Part(tuple(same), frozenset(pools.get(root, ())), frozenset(matter)))
+    matter: dict[int | None, list[int]] = defaultdict(list)
+    for pool in set[int]().union(*pools.values()):
+        for each in snapshot.pools[pool].devices:
+            for root in {sets.root(other) for other in contested.of(each) if other in sets.parents}:
+                matter[root].append(each.index)
+    parts = [
+        Part(tuple(same), frozenset(pools.get(root, ())), frozenset(matter.get(root, ())))
+        for root, same in members.items()
+    ]
     return sorted(parts, key=_effort)
 
 
@@ -218,45 +220,79 @@ class _Sets:
 # -- what the answer of a part depends on ----------------------------------------------------------------------------
 
 
-def fingerprint(snapshot: Snapshot, holdings: Iterable[Holding], part: Part) -> str:
-    """Equal for a part by device whose answer can be no other than before: its claims ask for the same, of pools that
-    offer the same, and the same claims hold the same of the devices that matter.
+class _Fingerprints:
+    """Of the parts by device of one batch. What parts or claims have in common, such as a pool or the devices that many
+    claims accept, is read once.
 
-    Names count, and what else an answer or a reason is made of; nothing does that claims only carry along.
+    The fingerprint is equal for a part whose answer can be no other than before: its claims ask for the same, of pools
+    that offer the same, and the same claims hold the same of the devices that matter. Names count, and what else an
+    answer or a reason is made of; nothing does that claims only carry along.
     """
 
-    def matters(device: int) -> bool:
-        return device in part.devices if part.devices is not None else snapshot.devices[device].pool in part.pools
+    def __init__(self, snapshot: Snapshot, holdings: Sequence[Holding]) -> None:
+        self._snapshot = snapshot
+        self._holdings = holdings
+        self._by_pool: dict[int, list[int]] = defaultdict(list)
+        """pool -> numbers of the holdings that have a device of it"""
+        for number, holding in enumerate(holdings):
+            for pool in {snapshot.devices[item.device].pool for item in holding.items}:
+                self._by_pool[pool].append(number)
+        self._of_pools: dict[int, bytes] = {}
+        self._of_candidates: dict[int, bytes] = {}
+        """by the identity of what slots hold, which the units keep alive"""
 
-    told = hashlib.sha256()
-    for unit in part.units:
-        told.update(repr((unit.group, unit.pin, sorted(unit.pinned_by))).encode())
-        for demand in unit.demands:
-            told.update(repr(_of_demand(snapshot, demand)).encode())
-    for pool in (snapshot.pools[index] for index in sorted(part.pools)):
-        told.update(repr((pool.node, pool.driver, pool.name, sorted(pool.resources.items()))).encode())
-        told.update(repr([_of_device(device) for device in pool.devices]).encode())
-    for holding in holdings:
-        items = [item for item in holding.items if matters(item.device)]
-        if items:
-            named = [(_name(snapshot, item.device), item.amounts) for item in items]
-            told.update(repr((holding.claim, holding.priority, named)).encode())
-    return told.hexdigest()
+    def of(self, part: Part) -> str:
+        digest = hashlib.sha256()
+        for unit in part.units:
+            digest.update(repr((unit.group, unit.pin, sorted(unit.pinned_by))).encode())
+            for demand in unit.demands:
+                digest.update(repr(self._of_demand(demand)).encode())
+        for pool in sorted(part.pools):
+            digest.update(self._of_pool(pool))
+        for number in sorted({number for pool in part.pools for number in self._by_pool.get(pool, ())}):
+            holding = self._holdings[number]
+            if items := [item for item in holding.items if self._matters(part, item.device)]:
+                named = [(_name(self._snapshot, item.device), item.amounts) for item in items]
+                digest.update(repr((holding.claim, holding.priority, named)).encode())
+        return digest.hexdigest()
+
+    def _matters(self, part: Part, device: int) -> bool:
+        if part.devices is not None:
+            return device in part.devices
+        return self._snapshot.devices[device].pool in part.pools
+
+    def _of_pool(self, index: int) -> bytes:
+        if index not in self._of_pools:
+            pool = self._snapshot.pools[index]
+            devices = [_of_device(device) for device in pool.devices]
+            resources = sorted(pool.resources.items())
+            self._of_pools[index] = _digest((pool.node, pool.driver, pool.name, resources, devices))
+        return self._of_pools[index]
+
+    def _of_demand(self, demand: Demand) -> object:
+        slots = [
+            (
+                *(slot.label, slot.mode.value, slot.least, slot.most, slot.match),
+                *(sorted(slot.requests.items()), sorted(slot.limits.items())),
+                self._of_slot(slot.candidates),
+                [(_name(self._snapshot, index), portion) for index, portion in sorted(slot.portions.items())],
+            )
+            for slot in demand.slots
+        ]
+        relations = [(one.attribute, one.distinct, sorted(one.labels)) for one in demand.relations]
+        return claim_order(demand.claim), demand.match, demand.shared, relations, demand.most, demand.once, slots
+
+    def _of_slot(self, candidates: Candidates) -> bytes:
+        key = id(candidates)
+        if key not in self._of_candidates:
+            bars = [_name(self._snapshot, index) for index in sorted(candidates.bars)]
+            accepted = [(_name(self._snapshot, index), named) for index, named in sorted(candidates.accepted.items())]
+            self._of_candidates[key] = _digest((sorted(candidates.barred), bars, accepted))
+        return self._of_candidates[key]
 
 
-def _of_demand(snapshot: Snapshot, demand: Demand) -> object:
-    slots = [
-        (
-            *(slot.label, slot.mode.value, slot.least, slot.most, slot.match),
-            *(sorted(slot.requests.items()), sorted(slot.limits.items())),
-            *(sorted(slot.candidates.barred), [_name(snapshot, index) for index in sorted(slot.candidates.bars)]),
-            [(_name(snapshot, index), named) for index, named in sorted(slot.candidates.accepted.items())],
-            [(_name(snapshot, index), portion) for index, portion in sorted(slot.portions.items())],
-        )
-        for slot in demand.slots
-    ]
-    relations = [(one.attribute, one.distinct, sorted(one.labels)) for one in demand.relations]
-    return claim_order(demand.claim), demand.match, demand.shared, relations, demand.most, demand.once, slots
+def _digest(content: object) -> bytes:
+    return hashlib.sha256(repr(content).encode()).digest()
 
 
 def _of_device(device: Device) -> object:
