@@ -5,9 +5,9 @@ queued for a thread, which searches one after the other, each with all the time 
 takes the answer if nothing has changed meanwhile that it depends on, and remembers it for as long as nothing does: what
 nothing can be found for is not searched again. Parts are those by device (``devalloc_solver.parts``).
 
-Namespaces have fair shares of the thread: the next part is the one whose namespaces have used least of it lately. A
-part with claims of a namespace that has used much of it goes to the thread at once; other claims of the part that are
-of no lower priority are answered first.
+Namespaces have fair shares of the thread: the next part is the one whose namespaces have used least of it lately. If
+a part has claims of a namespace that has used much of it, the claims of others that are of no lower priority are
+answered first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -246,14 +246,20 @@ class Searches:
         heavy = self._heavy()
         with self._lock:
             before = [*self._results]
-        for part in _parts_of(fleet, batch.claims) if heavy or self._remembers() else ():
+        is_mixed = len({namespace in heavy for namespace, _ in batch.claims}) > 1
+        for part in _parts_of(fleet, batch.claims) if is_mixed or self._remembers() else ():
             if (result := self._result_of(part)) is not None:
                 batch.take(part, result.answers)
                 batch.is_optimal &= result.is_optimal
             elif self._is_searched(part):
                 batch.take(part, {})
-            elif len(part.units) > 1 and heavy & part.namespaces and self._overtaken.keys().isdisjoint(part.claims):
-                self._leave(batch, part, self._light_answers(fleet, part, heavy), documents, deadline)
+            elif (
+                len(part.units) > 1
+                and heavy & part.namespaces
+                and self._overtaken.keys().isdisjoint(part.claims)
+                and (light := self._light_answers(fleet, part, heavy))
+            ):
+                self._leave(batch, part, light, documents, deadline)
         self._drop_overtaken(batch, before)
         answer = self._of_fleet(fleet, batch.open, QUICK, others, is_quick=True)
         quick = {_key_of_answer(each): each for each in answer["claims"]}
@@ -412,6 +418,8 @@ class Searches:
     # -- the thread ----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        with suppress(Exception):  # it says why when it is needed
+            _load_solver()
         while (job := self._next()) is not None:
             began = self.clock()
             try:

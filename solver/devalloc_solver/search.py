@@ -23,7 +23,10 @@ EXACT_SIZE = 4_000
 """Variables up to which a batch is solved as one exact model; beyond, it is decomposed into columns."""
 
 QUICK_SIZE = 1_000
-"""Variables up to which an exact model is quickly built and searched: what a quick search begins with."""
+"""Variables up to which an exact model is quickly built and searched."""
+
+COLUMNS_SIZE = 50
+"""Variables from which on columns are quicker than an exact model; a quick search then begins with them."""
 
 GRACE = 0.1
 """Seconds in which a first fit is sought once the deadline is over, where the search was cut short."""
@@ -124,7 +127,14 @@ def _quick_outcome(
     if len(part.units) == 1 and (alone := _place_alone(snapshot, holdings, part.units[0], placement)) is not None:
         return Outcome(*alone)
     size = model_size(snapshot, Ledger.of(snapshot, holdings), part.units, enough=EXACT_SIZE)
-    if (size <= QUICK_SIZE and is_loaded()) or (size > EXACT_SIZE and may_be_large):
+    if size > EXACT_SIZE and may_be_large:
+        return _search_jointly(snapshot, holdings, part, placement, ends)
+    is_late = ends is not None and time.monotonic() > ends
+    if COLUMNS_SIZE < size <= EXACT_SIZE and placement == "pack" and is_loaded() and not is_late:
+        placements, levels = _place_by_columns(snapshot, holdings, part.units, placement, ends)
+        if _is_best(levels):
+            return Outcome(placements, levels)
+    if size <= QUICK_SIZE and is_loaded():
         return _search_jointly(snapshot, holdings, part, placement, ends)
     asked = Counter(demand.claim.priority for unit in part.units for demand in unit.demands)
     levels = [Level("satisfied", 0, asked[priority], priority) for priority in sorted(asked, reverse=True)]
@@ -279,12 +289,27 @@ def _place_jointly(
     snapshot: Snapshot, holdings: Sequence[Holding], units: Sequence[Unit], placement: str, ends: float | None
 ) -> tuple[list[Placement], list[Level]]:
     if model_size(snapshot, Ledger.of(snapshot, holdings), units, enough=EXACT_SIZE) > EXACT_SIZE:
-        from devalloc_solver.columns import allocate_batch  # brings numpy: for large batches only
-
-        return allocate_batch(snapshot, holdings, units, placement=placement, ends=ends)
+        return _place_by_columns(snapshot, holdings, units, placement, ends)
     model = build_model(snapshot, holdings, units, placement=placement)
     found, levels = optimize(model, placement=placement, ends=ends)
     return name_devices(found), levels
+
+
+def _is_best(levels: Sequence[Level]) -> bool:
+    """Whether no answer is better in goals 1 to 4 of S17, for certain: also in which claims are satisfied, and by which
+    alternatives, of which a level has only the sum."""
+    return all(
+        level.is_proven and (level.choice or level.priority is None) and (level.value == 0 or level.goal != "oneOf")
+        for level in levels
+    )
+
+
+def _place_by_columns(
+    snapshot: Snapshot, holdings: Sequence[Holding], units: Sequence[Unit], placement: str, ends: float | None
+) -> tuple[list[Placement], list[Level]]:
+    from devalloc_solver.columns import allocate_batch  # brings numpy: for large batches only
+
+    return allocate_batch(snapshot, holdings, units, placement=placement, ends=ends)
 
 
 def with_refused(levels: Sequence[Level], priorities: Iterable[int]) -> list[Level]:

@@ -13,11 +13,13 @@ import pytest
 from devalloc.api.meta import COMPATIBILITY_GROUP, GROUP, NODE, PRIORITY
 from devalloc_solver import Fleet, solve_manifests
 from devalloc_solver import search as ways
+from devalloc_solver.columns import allocate_batch
 from devalloc_solver.dra import documents as dra_documents
 from devalloc_solver.dra import joint as dra_joint
 from devalloc_solver.dra.features import read_features
-from devalloc_solver.holdings import Key
+from devalloc_solver.holdings import Key, Ledger
 from devalloc_solver.intake import read_documents
+from devalloc_solver.model import load, model_size
 from devalloc_solver.parts import Part, joined, split, split_by_device
 from devalloc_solver.search import Outcome, search_parts
 from devalloc_solver.stages import Prepared, prepare
@@ -219,6 +221,73 @@ def test_resource_claims_that_share_no_device_are_answered_apart_and_as_many(mon
             intake = dra_documents.read_documents(deepcopy(documents), gates)
             finer += check_by_device(dra_joint.prepare(intake, gates), monkeypatch)
     assert finer > EXAMPLES // 30, "there is something to split that is one part by pool"
+
+
+def check_columns(ready: Prepared | dra_joint.Prepared, monkeypatch: pytest.MonkeyPatch, seed: int) -> bool:
+    """Whether a quick search takes an answer of columns here; then no model has a better one."""
+    if len(ready.units) < 2 or len(split_by_device(ready.snapshot, ready.units)) > 1:
+        return False
+    with monkeypatch.context() as patch:
+        patch.setattr(ways, "COLUMNS_SIZE", -1)
+        patch.setattr(ways, "QUICK_SIZE", -1)
+        quick = search_parts(ready.snapshot, ready.holdings, ready.units, placement="pack", ends=None, is_quick=True)
+    if quick.unproven:
+        return False
+    assert told(quick) == told(in_one(ready, monkeypatch)), seed
+    return True
+
+
+@pytest.mark.parametrize("first", range(0, EXAMPLES, 50))
+def test_columns_that_prove_their_answer_are_as_good_as_one_model(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quick search takes them for it if the model takes long to build."""
+    load()
+    gates = read_features(None)
+    proven = 0
+    for seed in range(first, first + 50):
+        for documents in (random_fleets.documents(Random(seed)), mixed(Random(seed))):
+            proven += check_columns(prepare(read_documents(deepcopy(documents))), monkeypatch, seed)
+        for documents in (joint(Random(seed)).documents, networked(Random(seed)).documents, cluster(Random(seed))):
+            intake = dra_documents.read_documents(deepcopy(documents), gates)
+            proven += check_columns(dra_joint.prepare(intake, gates), monkeypatch, seed)
+    assert proven > 10
+
+
+def test_devices_that_exceed_a_counter_together_are_not_a_whole_card() -> None:
+    """They draw all there is of one counter, and more than there is of another: no claim can have both."""
+    place = {"pool": "p", "nodeName": "n1", "count": 2}
+    devices = [
+        dra.device("small", {}, counters={"other": {"c": "1"}}),
+        dra.device("large", {}, counters={"other": {"c": "2"}}),
+        dra.device("three", {}, counters={"card": {"c": "3", "e": "1"}}),
+        dra.device("one", {}, counters={"card": {"c": "1", "e": "1"}}),
+    ]
+    counters = {"card": {"c": "4", "e": "1"}, "other": {"c": "4"}}
+    documents: list[Manifest] = [
+        {"kind": "DeviceClass", **dra.ANY},
+        {"kind": "ResourceSlice", **dra.slice_("devices", devices, **place)},
+        {"kind": "ResourceSlice", **dra.counter_slice("counters", counters, **place)},
+        *({"kind": "ResourceClaim", **dra.claim(dra.request("r", n), name=f"c{n}")} for n in (1, 4)),
+    ]
+    documents = [{"apiVersion": "resource.k8s.io/v1", **one} for one in documents]
+    gates = read_features(None)
+    ready = dra_joint.prepare(dra_documents.read_documents(documents, gates), gates)
+    placements, _ = allocate_batch(ready.snapshot, ready.holdings, ready.units, placement="pack", ends=None)
+    assert [placed.demand.key for placed in placements] == [("default", "c1")]
+
+
+def test_a_quick_search_answers_a_batch_of_many_claims_for_many_nodes() -> None:
+    """With a variable for each claim and node it would be left for later; a controller meets such batches all the
+    time while many claims are submitted."""
+    load()
+    devices = [device(f"d{number}") for number in range(4)]
+    pools = [pool(f"p{node}", f"n{node}", "gpu", devices=devices) for node in range(40)]
+    waiting = [claim(f"c{n}", {"deviceClass": "gpu", "requests": {"count": 1 + n % 3}}) for n in range(30)]
+    ready = prepare(read_documents([device_class("gpu", driver="gpu"), *pools, *waiting]))
+    size = model_size(ready.snapshot, Ledger.of(ready.snapshot, ready.holdings), ready.units)
+    assert size > ways.COLUMNS_SIZE
+    outcome = search_parts(ready.snapshot, ready.holdings, ready.units, placement="pack", ends=None, is_quick=True)
+    assert not outcome.unproven
+    assert all(level.is_proven for level in outcome.levels)
 
 
 def test_splitting_by_device_gives_up_the_fewest_pools_and_nothing_else() -> None:
