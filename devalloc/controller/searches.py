@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 QUICK = 0.25
 """Seconds that a round may search."""
+LOAD_SECONDS = 1.0
+"""How long a round waits for the solver to be loaded, once in a process."""
 HALF_LIFE = 60.0
 """Seconds after which half of what a namespace has used counts no more."""
 RETRY = 60.0
@@ -177,6 +179,9 @@ class Searches:
     """claims for which the state changed while they were searched for, and the call in which that was seen: the next
     time they take what a round finds"""
 
+    _solver_loaded: threading.Event = field(default_factory=threading.Event)
+    _is_solver_wanted: bool = False
+
     # -- the loop ------------------------------------------------------------------------------------------------------
 
     @contextmanager
@@ -241,6 +246,7 @@ class Searches:
         """
         if not self.is_open or (deadline is not None and deadline <= QUICK):
             return self._of_fleet(fleet, claims, deadline, others)
+        self._await_solver(claims)
         batch = _Batch({_key(claim): claim for claim in claims})
         self._calls += 1
         heavy = self._heavy()
@@ -418,8 +424,7 @@ class Searches:
     # -- the thread ----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        with suppress(Exception):  # it says why when it is needed
-            _load_solver()
+        self._load_when_wanted()
         while (job := self._next()) is not None:
             began = self.clock()
             try:
@@ -432,6 +437,25 @@ class Searches:
                 log.exception("could not answer %s", ", ".join("/".join(key) for key in [*job.part.claims][:8]))
                 result = _Result({key: _failed(key) for key in job.part.claims}, False, self.clock() + RETRY)
             self._finish(job, result, self.clock() - began)
+
+    def _load_when_wanted(self) -> None:
+        """Load the solver at the first claim: it takes memory, which a store without claims does not need."""
+        with self._lock:
+            while self.is_open and not self._is_solver_wanted:
+                self._lock.wait()
+        with suppress(Exception):  # a search says why
+            _load_solver()
+        self._solver_loaded.set()
+
+    def _await_solver(self, claims: Sequence[Object]) -> None:
+        """A moment for the thread to load the solver: without it the round would leave several claims to a search."""
+        if self._solver_loaded.is_set() or not claims:
+            return
+        with self._lock:
+            self._is_solver_wanted = True
+            self._lock.notify_all()
+        if len(claims) > 1:
+            self._solver_loaded.wait(LOAD_SECONDS)
 
     def _next(self) -> _Job | None:
         with self._lock:
