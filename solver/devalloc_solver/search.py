@@ -130,7 +130,7 @@ def _quick_outcome(
     if size > EXACT_SIZE and may_be_large:
         return _search_jointly(snapshot, holdings, part, placement, ends)
     is_late = ends is not None and time.monotonic() > ends
-    if COLUMNS_SIZE < size <= EXACT_SIZE and placement == "pack" and is_loaded() and not is_late:
+    if COLUMNS_SIZE < size <= EXACT_SIZE and is_loaded() and not is_late:
         placements, levels = _place_by_columns(snapshot, holdings, part.units, placement, ends)
         if _is_best(levels):
             return Outcome(placements, levels)
