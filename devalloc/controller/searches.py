@@ -181,6 +181,7 @@ class Searches:
 
     _solver_loaded: threading.Event = field(default_factory=threading.Event)
     _is_solver_wanted: bool = False
+    """whether there was a claim"""
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
@@ -443,6 +444,8 @@ class Searches:
         with self._lock:
             while self.is_open and not self._is_solver_wanted:
                 self._lock.wait()
+            if not self.is_open:
+                return
         with suppress(Exception):  # a search says why
             _load_solver()
         self._solver_loaded.set()

@@ -143,13 +143,20 @@ def test_how_machines_run_can_be_demanded(folder: Path, monkeypatch: pytest.Monk
     assert settings_of(folder).machines.accel == "tcg"
 
 
-def test_where_permits_are_given_can_be_chosen(folder: Path) -> None:
+@pytest.mark.parametrize("uid", [0, 1000])
+def test_where_permits_are_given_can_be_chosen(folder: Path, monkeypatch: pytest.MonkeyPatch, uid: int) -> None:
+    """The socket that shows them is beside the plugin's own: root's, or this user's."""
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    sockets = Path("/run/devalloc") if uid == 0 else folder / ".local/state/devalloc/node"
+
     def told(*words: str) -> tuple[str, ServerPorts | None]:
         scaling = settings_of(folder, "--scaling", *words).scaling
         assert scaling is not None
         return scaling.permits, scaling.server
 
-    assert told() == ("http://127.0.0.1:10299/", ServerPorts(10299, Path("/run/devalloc/node-permits.sock")))
+    assert told() == ("http://127.0.0.1:10299/", ServerPorts(10299, sockets / "node-permits.sock"))
     chosen = told("--permits-port", "20299", "--permits-dump-port", "0")
     assert chosen == ("http://127.0.0.1:20299/", ServerPorts(20299, None))
     assert told("--permits", "http://10.0.0.1:5/", "--dump-port", "10299") == ("http://10.0.0.1:5/", None)
