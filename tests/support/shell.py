@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from devalloc.store.sqlite import SQLiteStore
 from tests.support import plainyaml
 
 GROUP = "devmgmtproto.k8s.io/v1alpha1"
+INTERRUPTED = (130, -signal.SIGINT)
+"""How a command ends after Ctrl-C. Python ends itself by the signal if it came inside exec(), as when an import makes a
+dataclass; a shell shows both as 130."""
 Object = dict[str, Any]
 
 
