@@ -31,8 +31,9 @@ def is_loaded() -> bool:
 
 
 def load() -> None:
-    """Load the exact model's solver, which takes half a second the first time. It is loaded when it is needed as well;
-    this is for callers that others wait for."""
+    """Load what solves batches, which takes half a second the first time. It is loaded when it is needed as well; this
+    is for callers that others wait for."""
+    import_module("devalloc_solver.columns")
     import_module(_CP_SAT)
 
 

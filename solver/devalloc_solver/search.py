@@ -26,7 +26,11 @@ QUICK_SIZE = 1_000
 """Variables up to which an exact model is quickly built and searched."""
 
 COLUMNS_SIZE = 50
-"""Variables from which on columns are quicker than an exact model; a quick search then begins with them."""
+"""Variables from which on columns, if they are few, are quicker than an exact model; a quick search then begins with
+them."""
+
+QUICK_SHARE = 0.02
+"""Seconds that a part of a quick search has at least: many parts with less are all cut short, and none is answered."""
 
 GRACE = 0.1
 """Seconds in which a first fit is sought once the deadline is over, where the search was cut short."""
@@ -82,7 +86,10 @@ def search_parts(
         if left is not None and left <= 0 and len(parts) > 1 and not is_quick:
             part = joined(parts)  # one first fit for all that is left, so that they take no longer than one would
             parts = [part]
-        until = ends if left is None else time.monotonic() + max(0.0, left) / len(parts)
+        until = ends
+        if left is not None:
+            share = max(0.0, left) / len(parts)
+            until = time.monotonic() + (max(share, min(left, QUICK_SHARE)) if is_quick else share)
         if nearby is None:
             outcome = _search_part(snapshot, holdings, part, placement, until)
         elif is_quick:
@@ -129,16 +136,21 @@ def _quick_outcome(
     size = model_size(snapshot, Ledger.of(snapshot, holdings), part.units, enough=EXACT_SIZE)
     if size > EXACT_SIZE and may_be_large:
         return _search_jointly(snapshot, holdings, part, placement, ends)
-    is_late = ends is not None and time.monotonic() > ends
-    if COLUMNS_SIZE < size <= EXACT_SIZE and is_loaded() and not is_late:
-        placements, levels = _place_by_columns(snapshot, holdings, part.units, placement, ends)
-        if _is_best(levels):
-            return Outcome(placements, levels)
-    if size <= QUICK_SIZE and is_loaded():
-        return _search_jointly(snapshot, holdings, part, placement, ends)
+    if COLUMNS_SIZE < size <= EXACT_SIZE and is_loaded() and not _is_over(ends):
+        answer = _place_quickly_by_columns(snapshot, holdings, part.units, placement, ends)
+        if answer is not None and _is_best(answer[1]):
+            return Outcome(*answer)
+    if size <= QUICK_SIZE and is_loaded() and not _is_over(ends):
+        outcome = _search_jointly(snapshot, holdings, part, placement, ends)
+        if not outcome.unproven:
+            return outcome
     asked = Counter(demand.claim.priority for unit in part.units for demand in unit.demands)
     levels = [Level("satisfied", 0, asked[priority], priority) for priority in sorted(asked, reverse=True)]
     return Outcome([], [*levels, Level("pools", 0, 0), Level("devices", 0, 0)], [part], [part])
+
+
+def _is_over(ends: float | None) -> bool:
+    return ends is not None and time.monotonic() > ends
 
 
 def _with_shared_pools(outcome: Outcome, outcomes: Sequence[Outcome]) -> Outcome:
@@ -312,6 +324,14 @@ def _place_by_columns(
     return allocate_batch(snapshot, holdings, units, placement=placement, ends=ends)
 
 
+def _place_quickly_by_columns(
+    snapshot: Snapshot, holdings: Sequence[Holding], units: Sequence[Unit], placement: str, ends: float | None
+) -> tuple[list[Placement], list[Level]] | None:
+    from devalloc_solver.columns import allocate_quickly
+
+    return allocate_quickly(snapshot, holdings, units, placement=placement, ends=ends)
+
+
 def with_refused(levels: Sequence[Level], priorities: Iterable[int]) -> list[Level]:
     """The levels of S17 for all pending claims, those included that were refused before there was anything to search.
 
@@ -381,7 +401,7 @@ def solve_unit(
 
     Raises SearchCutShort if neither is certain at the monotonic time ``ends``.
     """
-    if ends is not None and time.monotonic() > ends:
+    if _is_over(ends):
         raise SearchCutShort(SEARCH_CUT_SHORT)  # not the expressions took the time: they are evaluated by now
     model = build_model(snapshot, holdings, [unit], placement=placement)
     search, levels = optimize(model, placement=placement, ends=ends)

@@ -68,14 +68,14 @@ def solve_manifests(
 
         return dra.solve_manifests(documents, placement=placement, deadline=deadline)
     if any(gate.is_read(document) for document in documents if isinstance(document, Mapping)):
-        readable, rest = gate.apart(documents)
+        apart = gate.apart(documents)
 
         def solve_some(some: list[dict[str, Any]]) -> dict[str, Any]:
             left = None if deadline is None else max(0.0, deadline - (time.monotonic() - started))
-            return _solve_plain([*some, *rest], placement, left, time.monotonic())
+            return _solve_plain([*map(apart.written, some), *apart.rest], placement, left, time.monotonic())
 
         end_of(deadline, started)  # raises for one that is none
-        return gate.answered(readable, solve_some)
+        return gate.answered(apart.readable, solve_some, beside=apart.rest)
     return _solve_plain(documents, placement, deadline, started)
 
 

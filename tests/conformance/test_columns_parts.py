@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from itertools import combinations, permutations
+import time
+from itertools import combinations, permutations, product
 
 import numpy as np
 import pytest
@@ -113,6 +114,52 @@ def test_what_has_too_many_sets_on_the_way_is_left_to_others() -> None:
     way = LocalWay((LocalClaim((ONE_EACH,), (), (), None),) * 16)
     assert find_patterns(geometry, way) is None
     assert find_patterns(Geometry(geometry.cells[1:], (), ((),)), way) == []
+
+
+def test_choices_that_come_to_nothing_are_counted_too() -> None:
+    """Any twelve of 64 devices with different amounts: hardly any has enough, and looking at all takes years."""
+    geometry = Geometry(tuple(Cell(n, 1, (), (), None) for n in range(64)), (), tuple((1000 + n,) for n in range(64)))
+    slot = LocalSlot(tuple(range(64)), 12, 12, (), ((0, 12_689),), ())
+    way = LocalWay((LocalClaim((slot,), (), (), None),))
+    assert find_patterns(geometry, way) is None
+
+
+def test_the_time_ends_a_search_for_patterns() -> None:
+    geometry = Geometry(tuple(Cell(0, 1, (frozenset({n}),), (), None) for n in range(12)), (), ((),))
+    way = LocalWay((LocalClaim((ONE_EACH,), (), (), None),) * 6)
+    assert find_patterns(geometry, way) is not None
+    assert find_patterns(geometry, way, ends=time.monotonic() - 1) is None
+
+
+def test_values_that_too_few_devices_have_are_counted_too() -> None:
+    """Two devices that match in what tells all of them apart, after any one: there are none, at each of 3,000."""
+    cells = tuple(Cell(0, 1, (frozenset({n}),), (), None) for n in range(3000))
+    slots = LocalSlot((0,), 1, 1, (), (), ()), LocalSlot((0,), 2, 2, (0,), (), ())
+    began = time.process_time()
+    assert (
+        find_patterns(Geometry(cells, (), ((),)), LocalWay((LocalClaim(slots, (), (), None),)), most_tried=1000) is None
+    )
+    assert time.process_time() - began < 10, "looking at all takes minutes"
+
+
+def test_a_node_may_have_thousands_of_different_devices() -> None:
+    cells = tuple(Cell(0, 1, (frozenset({n}),), (), None) for n in range(3000))
+    way = LocalWay((LocalClaim((LocalSlot((0,), 2, 2, (), (), ()),), (), (), None),))
+    assert find_patterns(Geometry(cells, (), ((),)), way) is None, "millions of pairs"
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_all_ways_to_take_devices_of_cells_each_once(seed: int) -> None:
+    rng = random.Random(seed)
+    left = [rng.randrange(4) for _ in range(rng.randrange(6))]
+    own = sorted(rng.sample(range(len(left)), rng.randint(0, len(left))))
+    total = rng.randrange(8)
+    takes = [*patterns._spread(own, left, total)]
+    counted = product(*(range(left[c] + 1) for c in own))
+    assert len({*takes}) == len(takes)
+    assert {*takes} == {
+        tuple((c, n) for c, n in zip(own, counts, strict=True) if n) for counts in counted if sum(counts) == total
+    }
 
 
 def value(rng: random.Random) -> frozenset[int] | None:

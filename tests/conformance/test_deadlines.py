@@ -151,7 +151,11 @@ def by_the_controller(evil: Manifest) -> Answers:
 
 # -- DeviceClaims ------------------------------------------------------------------------------------------------------
 
-POOL = pool("p", "n", devices=[device(f"d{n}", attributes={"id": n}) for n in range(DEVICES)])
+POOL = pool(
+    "p",
+    "n",
+    devices=[device(f"d{n}", attributes={"id": n}, resources={"memory": str(1000 + n)}) for n in range(DEVICES)],
+)
 GPU = device_class("gpu", driver="gpu")
 PLAIN = claim("victim", {"deviceClass": "gpu", "constraints": "device.id >= 0"})
 
@@ -198,14 +202,20 @@ def by_the_command(evil: Manifest) -> Answers:
 
 def held(entry: Callable[[Manifest], Answers], evil: Manifest) -> None:
     """The entry point keeps its deadline; the neighbour has its device, and the claim a true reason."""
-    began = time.monotonic()
+    began, worked = time.monotonic(), time.process_time()
     found = entry(evil)
-    took = time.monotonic() - began
+    took, worked = time.monotonic() - began, time.process_time() - worked
 
-    assert took < DEADLINE + GRACE, f"took {took:.1f} s"
+    in_time(took, worked)
     assert found.get("victim", {"allocated": True})["allocated"]
     one = found["evil"]
     assert one["allocated"] or one.get("exceeded"), one
+
+
+def in_time(took: float, worked: float) -> None:
+    """A busy machine may stop us just when the time is over. What we compute beyond it is ours, the rest is not."""
+    assert min(took, worked) < DEADLINE + GRACE, f"took {took:.1f} s, {worked:.1f} s of a CPU"
+    assert took < 3 * (DEADLINE + GRACE), f"took {took:.1f} s, most of it waiting"
 
 
 @pytest.mark.parametrize("what", HOSTILE)
@@ -218,6 +228,18 @@ def test_no_selector_keeps_anybody_waiting(entry: Callable[[Manifest], Answers],
 @pytest.mark.parametrize("entry", [solved_own, one_by_one_own, all_at_once_own, by_the_controller_own, by_the_command])
 def test_no_constraint_keeps_anybody_waiting(entry: Callable[[Manifest], Answers], what: str) -> None:
     held(entry, evil_device_claim(what))
+
+
+@pytest.mark.parametrize("entry", [solved_own, one_by_one_own, all_at_once_own, by_the_controller_own, by_the_command])
+def test_no_totals_keep_anybody_waiting(entry: Callable[[Manifest], Answers]) -> None:
+    """32 times four devices with more memory than four have on the average: any four of 128 may be looked at."""
+    request = {"deviceClass": "gpu", "requests": {"count": 4, "memory": str(4 * 1000 + 400)}}
+    began, worked = time.monotonic(), time.process_time()
+    answers = entry(claim("evil", *[request] * 32))
+
+    in_time(time.monotonic() - began, time.process_time() - worked)
+    assert not answers["evil"]["allocated"]
+    assert answers.get("victim", {"allocated": True})["allocated"]
 
 
 # -- without a deadline ------------------------------------------------------------------------------------------------

@@ -5,6 +5,6 @@ states; a linear program chooses paths, a dive makes them whole, and an exact mo
 The bound of every level is computed in integers from the prices of that program.
 """
 
-from devalloc_solver.columns.allocate import allocate_batch
+from devalloc_solver.columns.allocate import allocate_batch, allocate_quickly
 
-__all__ = ["allocate_batch"]
+__all__ = ["allocate_batch", "allocate_quickly"]

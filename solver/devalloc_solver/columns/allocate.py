@@ -23,6 +23,9 @@ from devalloc_solver.holdings import Holding, Ledger
 from devalloc_solver.loads import loads_of_nodes
 from devalloc_solver.snapshot import Snapshot
 
+GRACE = 0.2
+"""Seconds that a board may take to set up if less time than that is left."""
+
 
 def allocate_batch(
     snapshot: Snapshot,
@@ -46,6 +49,19 @@ def allocate_batch(
     return batch.placements, batch.levels()
 
 
+def allocate_quickly(
+    snapshot: Snapshot,
+    holdings: Sequence[Holding],
+    units: Sequence[Unit],
+    *,
+    placement: str,
+    ends: float | None,
+) -> tuple[list[Placement], list[Level]] | None:
+    """The same, if all units are columns' and these are soon found; else None, after some milliseconds."""
+    batch = _Batch(snapshot, holdings, units, placement, ends, is_quick=True)
+    return (batch.placements, batch.levels()) if batch.run() else None
+
+
 @dataclass(slots=True, eq=False)
 class _Batch:
     snapshot: Snapshot
@@ -53,6 +69,8 @@ class _Batch:
     units: Sequence[Unit]
     placement: str
     ends: float | None
+    is_quick: bool = False
+    """whether to give up on units that are no column's, and columns that take long to find"""
     placements: list[Placement] = field(default_factory=list)
     bounds: dict[int, int] = field(default_factory=dict)
     """priority -> claims that can be satisfied at the most"""
@@ -63,12 +81,19 @@ class _Batch:
     """whether a first fit was better"""
     singles: Singles = field(init=False)
 
-    def run(self) -> None:
-        """Level after level. Where a level has units that are no column's, they are placed before its columns."""
+    def run(self) -> bool:
+        """Level after level. Where a level has units that are no column's, they are placed before its columns.
+
+        Whether there is an answer: always, but for a quick one.
+        """
         ledger = Ledger.of(self.snapshot, self.holdings)
         self.singles = Singles(self.snapshot, self.holdings, ledger, self.placement, self.ends)
         kinds, others = split_units(self.snapshot, self.units)
-        board, refused = set_up(self.snapshot, ledger, kinds, self.cache)
+        if self.is_quick and others:
+            return False
+        board, refused = self.set_up(ledger, kinds)
+        if self.is_quick and (refused or len(board.network.stubs)):
+            return False
         alone: dict[int, list[Unit]] = {}
         turn = {id(unit): position for position, unit in enumerate(self.units)}
         others += [unit for kind in refused for unit in kind.units]
@@ -88,6 +113,14 @@ class _Batch:
             self.prove(board if alone else None)
         if self.falls_short(0 if is_partial else TOLERANCE) and self.compare():
             self.prove(board)  # of a level that lost, what was found holds no more for those below
+        return True
+
+    def set_up(self, ledger: Ledger, kinds: Sequence[Kind]) -> tuple[Board, list[Kind]]:
+        ends, now = self.ends, time.monotonic()
+        if ends is not None:
+            # The first packing of a board is better than a first fit; if it is not soon there, a model may be.
+            ends = (now + ends) / 2 if self.is_quick else max(ends, now + GRACE)
+        return set_up(self.snapshot, ledger, kinds, self.cache, ends=ends, is_quick=self.is_quick)
 
     def falls_short(self, tolerance: int) -> bool:
         """Whether more than so many claims of some priority may be missing; of the highest one, any at all."""
@@ -150,7 +183,7 @@ class _Batch:
             return
         refused: list[Kind] = []
         if board is None:
-            board, refused = set_up(self.snapshot, self.singles.ledger, kinds, self.cache)
+            board, refused = self.set_up(self.singles.ledger, kinds)
         decider = Decider(board, board.supply(), [len(kind.units) for kind in board.kinds], self.ends)
         decider.decide()
         loads = loads_of_nodes(self.snapshot, self.singles.ledger.devices_in_use())

@@ -21,6 +21,9 @@ from devalloc_solver.snapshot import Snapshot
 MOST_PAIRS = 60_000_000
 """Pairs of state and pattern that are looked at for all shapes together: about a second."""
 
+QUICK_PAIRS, QUICK_TRIED = 3_000_000, 1_000
+"""The same, and choices of one way on one geometry (patterns.py), for a board that must soon be there."""
+
 MOST_PATTERNS = 60_000
 """Patterns on all geometries together: a fleet where hardly two nodes are alike has no use for this encoding."""
 
@@ -68,25 +71,37 @@ class Board:
         return counts
 
 
-def set_up(snapshot: Snapshot, ledger: Ledger, kinds: Sequence[Kind], cache: Cache) -> tuple[Board, list[Kind]]:
-    """The board of the kinds that can be encoded, and the kinds that cannot."""
+def set_up(
+    snapshot: Snapshot,
+    ledger: Ledger,
+    kinds: Sequence[Kind],
+    cache: Cache,
+    *,
+    ends: float | None = None,
+    is_quick: bool = False,
+) -> tuple[Board, list[Kind]]:
+    """The board of the kinds that can be encoded, and the kinds that cannot, or not before the monotonic time ``ends``.
+
+    ``is_quick``: encode all kinds or none, and only if it takes a few milliseconds.
+    """
     left = list(kinds)
     refused: list[Kind] = []
     while True:
         ground = survey(snapshot, ledger, left)
         ground.templates = merge_templates(ground.templates)
-        builder = _Builder(left, ground, cache)
+        builder = _Builder(left, ground, cache, ends, is_quick)
         if not builder.too_free:
             return builder.build(), refused
         refused += [kind for number, kind in enumerate(left) if number in builder.too_free]
-        left = [kind for number, kind in enumerate(left) if number not in builder.too_free]
+        left = [] if is_quick else [kind for number, kind in enumerate(left) if number not in builder.too_free]
 
 
 class _Builder:
     """Finds patterns first; kinds with too many are in ``too_free``."""
 
-    def __init__(self, kinds: list[Kind], ground: Ground, cache: Cache) -> None:
-        self.kinds, self.ground = kinds, ground
+    def __init__(self, kinds: list[Kind], ground: Ground, cache: Cache, ends: float | None, is_quick: bool) -> None:
+        self.kinds, self.ground, self.ends, self.is_quick = kinds, ground, ends, is_quick
+        most_tried = QUICK_TRIED if is_quick else None
         self.patterns: dict[Geometry, dict[LocalWay, list[Pattern]]] = {}
         self.ways_there: dict[int, dict[User, LocalWay]] = {}
         self.too_free: set[int] = set()
@@ -103,10 +118,12 @@ class _Builder:
                 if way not in known and user[0] not in self.too_free:
                     key = (ground.attributes, ground.resources, template.geometry, way)
                     if key not in cache:
-                        cache[key] = find_patterns(template.geometry, way)
+                        cache[key] = find_patterns(template.geometry, way, most_tried=most_tried, ends=ends)
                     found = cache[key]
                     if found is None:
                         self.too_free.add(user[0])
+                        if is_quick:
+                            return
                     else:
                         known[way] = found
                         found_so_far += len(found)
@@ -129,7 +146,7 @@ class _Builder:
         found: list[tuple[Template, Bin, Ints]] = []
         all_bins: dict[Geometry, list[Bin]] = {}
         offset = 0
-        room, waiting = MOST_PAIRS, len(by_geometry)
+        room, waiting = QUICK_PAIRS if self.is_quick else MOST_PAIRS, len(by_geometry)
         # Those with few states first: what they leave of the room is for the others.
         for geometry, templates in sorted(
             by_geometry.items(), key=lambda item: prod(c.size + 1 for c in item[0].cells)
@@ -177,7 +194,7 @@ class _Builder:
         for shape in sorted(shapes.values(), key=lambda shape: bool(shape.opens)):
             starts = [states[id(t), id(b)] for t in templates for b in bins if b.shape is shape]
             starts += [np.array([shape.full], dtype=np.int64)] if shape.is_opened else []
-            found.append((shape, build_lattice(shape, np.concatenate(starts), room // len(shapes))))
+            found.append((shape, build_lattice(shape, np.concatenate(starts), room // len(shapes), self.ends)))
         return found
 
     def sites(

@@ -152,7 +152,7 @@ class _Surveyor:
         self.kept: list[tuple[int, Values, tuple[tuple[str, int], ...], object, tuple[int, ...]]] = []
 
     def add(self, node: str) -> None:
-        pools = self.snapshot.pools_by_node[node]
+        pools = self.snapshot.pools_by_node.get(node, ())
         members = [[device for device in pool.devices if self.signatures[device.index]] for pool in pools]
         if not any(members):
             return

@@ -6,6 +6,7 @@ paths of all bins for given prices are found in one sweep over the arcs, in inte
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -80,15 +81,16 @@ def normal(shape: Shape, rows: Ints) -> Ints:
     return canonical(rows, shape.symmetries)
 
 
-def build_lattice(shape: Shape, starts: Ints, room: int) -> Lattice:
+def build_lattice(shape: Shape, starts: Ints, room: int, ends: float | None = None) -> Lattice:
     """What can be reached from these states.
 
     Args:
         shape: of the bins.
         starts: states, in any form; shape (states, columns).
         room: pairs of state and pattern to look at; states that are left over are ``stubs``.
+        ends: monotonic time from which on all states are left over.
     """
-    return _Explorer(shape).explore(starts, room)
+    return _Explorer(shape).explore(starts, room, ends)
 
 
 class _Explorer:
@@ -120,7 +122,7 @@ class _Explorer:
                     keep[p, c] = 0
         return keep
 
-    def explore(self, starts: Ints, room: int) -> Lattice:
+    def explore(self, starts: Ints, room: int, ends: float | None) -> Lattice:
         front, _ = self.intern(normal(self.shape, starts))
         empty = np.zeros(0, dtype=np.int64)
         arcs: list[tuple[Ints, Ints, Ints]] = [(empty, empty, empty)]
@@ -131,7 +133,7 @@ class _Explorer:
             left = max(0, most - first)
             reached: list[Ints] = []
             for start in range(0, min(left, len(front)), step):
-                if len(self.known) > MOST_STATES:
+                if len(self.known) > MOST_STATES or (ends is not None and time.monotonic() > ends):
                     left = start
                     break
                 found, arc = self.expand(front[start : min(start + step, left)], first + start)

@@ -7,8 +7,10 @@ and counters, is the state's (network.py).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from devalloc_solver.columns.geometry import Cell, Geometry, Ground, Template
 from devalloc_solver.columns.kinds import Way
@@ -18,7 +20,14 @@ MOST_PATTERNS = 1_000
 """Patterns that one way may have on one geometry."""
 
 MOST_TRIED = 20_000
-"""Choices for one slot that are looked at in finding them: about half a second, whatever is asked for."""
+"""Choices for one slot that are followed in finding them: about half a second, whatever is asked for."""
+
+LOOKS = 3
+"""Looks that it takes to follow one: at the choice, at the slot after it, and at each value that its devices may match
+in. Choices that are looked at and not followed cost as much."""
+
+_LOOKS_AT_A_TIME = 200
+"""Between two looks at the clock: about a millisecond."""
 
 Take = tuple[tuple[int, int], ...]
 """(cell, devices), for one slot"""
@@ -101,12 +110,20 @@ def _localize(demand: Demand, chosen: Sequence[Slot], template: Template, ground
     return LocalClaim(tuple(slots), match, relations, demand.most)
 
 
-def find_patterns(geometry: Geometry, way: LocalWay) -> list[Pattern] | None:
-    """All smallest patterns of a way; None when there are too many to handle, or they take too long to find."""
+def find_patterns(
+    geometry: Geometry, way: LocalWay, *, most_tried: int | None = None, ends: float | None = None
+) -> list[Pattern] | None:
+    """All smallest patterns of a way; None when there are too many to handle, or they take too long to find.
+
+    Args:
+        most_tried: choices, instead of MOST_TRIED.
+        ends: monotonic time after which it takes too long.
+    """
     if not _may_fit(geometry.cells, way):
         return []
     found: dict[tuple[int, ...], Pattern] = {}
-    filler = _Filler(geometry, [cell.size for cell in geometry.cells])
+    most = LOOKS * (MOST_TRIED if most_tried is None else most_tried)
+    filler = _Filler(geometry, [cell.size for cell in geometry.cells], most, ends)
     try:
         for takes in filler.fill_all(way.claims):
             counts = [0] * len(geometry.cells)
@@ -132,7 +149,7 @@ def _may_fit(cells: Sequence[Cell], way: LocalWay) -> bool:
 
 
 class _TooManyTried(Exception):
-    """More choices than MOST_TRIED."""
+    """More choices than may be tried, or the time is over."""
 
 
 @dataclass(slots=True, eq=False)
@@ -146,7 +163,10 @@ class _Filler:
     geometry: Geometry
     left: list[int]
     """cell -> devices; changed on the way, and as before in the end"""
-    tried: int = 0
+    most: int
+    """looks"""
+    ends: float | None
+    looks: int = 0
     _seen: set[object] = field(default_factory=set)
 
     def fill_all(self, claims: Sequence[LocalClaim]) -> Iterator[list[Take]]:
@@ -183,12 +203,13 @@ class _Filler:
             and (match is None or tuple(cell.values[a] for a in claim.match) == match)
             and all(cell.values[a] is not None for a in (*slot.match, *claim.match))
         ]
-        for value in _match_values(cells, members, slot.match):
-            own = [c for c in members if value is None or tuple(cells[c].values[a] for a in slot.match) == value]
-            for take in _takes(self.geometry, slot, own, left):
-                self.tried += 1
-                if self.tried > MOST_TRIED:
-                    raise _TooManyTried
+        self._look(1 + len(cells) // 100)  # a step through all cells takes as long
+        by_value: dict[tuple[frozenset[int] | None, ...], list[int]] = {} if slot.match else {(): []}
+        for c in members:
+            by_value.setdefault(tuple(cells[c].values[a] for a in slot.match), []).append(c)
+        for own in by_value.values():
+            self._look(1)
+            for take in self._takes(slot, own):
                 for c, count in take:
                     left[c] -= count
                 takes.append(take)
@@ -196,6 +217,25 @@ class _Filler:
                 takes.pop()
                 for c, count in take:
                     left[c] += count
+
+    def _takes(self, slot: LocalSlot, own: Sequence[int]) -> Iterator[Take]:
+        """Devices for one slot: as few as satisfy it, however many that is in each mixture."""
+        left = self.left
+        is_amount = bool(slot.requests or slot.limits)
+        most = min(slot.most, sum(left[c] for c in own)) if is_amount else slot.least
+        for total in range(slot.least, most + 1):
+            for take in _spread(own, left, total):
+                self._look(1)
+                if not is_amount or _amounts_hold(self.geometry, slot, take):
+                    yield take
+
+    def _look(self, looks: int) -> None:
+        before = self.looks // _LOOKS_AT_A_TIME
+        self.looks += looks
+        if self.looks > self.most:
+            raise _TooManyTried
+        if self.ends is not None and self.looks // _LOOKS_AT_A_TIME > before and time.monotonic() > self.ends:
+            raise _TooManyTried
 
     def _is_known(self, waiting: int, more: tuple[object, ...]) -> bool:
         key = waiting, more, tuple(self.left)
@@ -219,28 +259,36 @@ def _match_values(
     return list(dict.fromkeys(tuple(cells[c].values[a] for a in attributes) for c in members))
 
 
-def _takes(geometry: Geometry, slot: LocalSlot, own: Sequence[int], left: Sequence[int]) -> Iterator[Take]:
-    """Devices for one slot: as few as satisfy it, however many that is in each mixture."""
-    if not slot.requests and not slot.limits:
-        yield from _spread(own, left, slot.least)
-        return
-    for total in range(slot.least, min(slot.most, sum(left[c] for c in own)) + 1):
-        for take in _spread(own, left, total):
-            if _amounts_hold(geometry, slot, take):
-                yield take
-
-
 def _spread(own: Sequence[int], left: Sequence[int], total: int) -> Iterator[Take]:
-    """All ways to take so many devices of some cells."""
+    """All ways to take so many devices of some cells; without recursion, for there may be thousands of cells."""
     if total == 0:
         yield ()
         return
-    if not own or sum(left[c] for c in own) < total:
+    after = [*accumulate((left[c] for c in reversed(own)), initial=0)][::-1]  # devices of this cell and those after it
+    if after[0] < total:
         return
-    first, rest = own[0], own[1:]
-    for count in range(min(left[first], total), -1, -1):
-        for tail in _spread(rest, left, total - count):
-            yield ((first, count), *tail) if count else tail
+    counts: list[int] = []
+    needs, choices = [total], [_counts(left[own[0]], total, after[1])]
+    while choices:
+        del counts[len(choices) - 1 :]
+        count = next(choices[-1], None)
+        if count is None:
+            choices.pop()
+            needs.pop()
+            continue
+        counts.append(count)
+        need = needs[-1] - count
+        if need == 0:
+            yield tuple((c, count) for c, count in zip(own, counts, strict=False) if count)
+            continue
+        number = len(counts)
+        needs.append(need)
+        choices.append(_counts(left[own[number]], need, after[number + 1]))
+
+
+def _counts(size: int, need: int, after: int) -> Iterator[int]:
+    """How many of a cell may be taken, most first: the cells after it must have the rest."""
+    return iter(range(min(size, need), max(0, need - after) - 1, -1))
 
 
 def _amounts_hold(geometry: Geometry, slot: LocalSlot, take: Take) -> bool:

@@ -45,34 +45,39 @@ class Singles:
     def place(self, unit: Unit) -> list[Placement]:
         """The unit's placements, or none."""
         kind = unit.kind
-        late = self.ends is not None and time.monotonic() > self.ends
-        known = kind is not None and kind in self._denied
-        found = [] if late or known else self.find(unit)
-        fits = bool(found) or late or (self._denied[kind] if known else self._might_fit(unit))
-        if not found and not late and kind is not None:
-            self._denied[kind] = fits
+        is_denied = kind is not None and kind in self._denied
+        placements, is_certain = ([], True) if is_denied else self._place(unit)
+        if is_denied:
+            fits = self._denied[kind]
+        else:
+            fits = bool(placements) or not is_certain or self._might_fit(unit)
+            if not placements and is_certain and kind is not None:
+                self._denied[kind] = fits
         for demand in unit.demands:
             priority = demand.claim.priority
-            self.satisfied[priority] = self.satisfied.get(priority, 0) + bool(found)
+            self.satisfied[priority] = self.satisfied.get(priority, 0) + bool(placements)
             self.possible[priority] = self.possible.get(priority, 0) + fits
-        return found
+        return placements
 
     def find(self, unit: Unit) -> list[Placement]:
         """The same, without counting the unit among those that are placed here."""
-        if self.ends is not None and time.monotonic() > self.ends:
-            return []
-        found = self._place(unit)
-        self.hold(found)
-        return found
+        return self._place(unit)[0]
 
-    def _place(self, unit: Unit) -> list[Placement]:
+    def _place(self, unit: Unit) -> tuple[list[Placement], bool]:
+        """The unit's placements, or none, and whether it is certain that there are no others if there are none."""
+        if self.ends is not None and time.monotonic() > self.ends:
+            return [], False
         try:
-            found = place(self.snapshot, self.ledger, unit, placement=self.placement)
+            placed = place(self.snapshot, self.ledger, unit, placement=self.placement)
         except OutOfSteps:
             model = build_model(self.snapshot, [*self.holdings, *self.new], [unit], placement=self.placement)
-            search, _ = optimize(model, placement=self.placement, ends=self.ends)
-            return name_devices(search)
-        return [] if found is None else [*found.placements]
+            search, levels = optimize(model, placement=self.placement, ends=self.ends)
+            placements = name_devices(search)
+            is_certain = all(level.is_proven for level in levels if level.goal == "satisfied")
+        else:
+            placements, is_certain = [] if placed is None else [*placed.placements], True
+        self.hold(placements)
+        return placements, is_certain
 
     def _might_fit(self, unit: Unit) -> bool:
         """False only when it is proven that the unit does not fit, whatever else is placed."""

@@ -193,7 +193,7 @@ def holder_key(number: int) -> tuple[str, str]:
 
 def objects(given: object, what: str) -> list[Manifest]:
     """What a caller gave as manifests. Raises AllocationError where it is something else."""
-    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
         raise AllocationError(f"{what}: must be a list of objects, not {type_name(given)}")
     found = list(given)
     for number, one in enumerate(found):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+from inspect import getmembers, isfunction
 from typing import Any
 
 import pytest
 
+import devalloc_solver
 from devalloc.api.claim import DeviceClaim
 from devalloc.api.deviceclass import DeviceClass
 from devalloc.api.pool import DevicePool
@@ -311,11 +313,48 @@ def test_an_object_of_another_type_is_an_error_that_names_the_function_for_manif
         capacity([GPU, *fleet(1)], None)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("read", [solve_manifests, dra.solve_manifests, Fleet.from_manifests])
-@pytest.mark.parametrize(
-    ("documents", "error"),
-    [({"kind": "DevicePool"}, "not one manifest: put it into a list"), ("kind: DevicePool", "not text: read it first")],
-)
-def test_one_manifest_or_a_text_is_not_taken_for_a_list(read: Any, documents: Any, error: str) -> None:
-    with pytest.raises(ValueError, match=error):
-        read(documents)
+READS: dict[str, Any] = {
+    "solve_manifests": solve_manifests,
+    "capacity": lambda given: capacity(given, claim("c", {"deviceClass": "gpu"})),
+    "solve pools": lambda given: solve(given, [], []),
+    "solve classes": lambda given: solve([], given, []),
+    "solve claims": lambda given: solve([], [], given),
+    "solve configs": lambda given: solve([], [], [], given),
+    "Fleet.from_manifests": Fleet.from_manifests,
+    "Fleet.allocate_all": lambda given: Fleet.from_manifests([]).allocate_all(given),
+    "Fleet.parts": lambda given: Fleet.from_manifests([]).parts(given),
+    "dra.solve_manifests": dra.solve_manifests,
+    "dra.allocate claims": lambda given: dra.allocate("n", given, [], []),
+    "dra.allocate classes": lambda given: dra.allocate("n", [], given, []),
+    "dra.allocate slices": lambda given: dra.allocate("n", [], [], given),
+    "dra.explain claims": lambda given: dra.explain("n", given, [], []),
+    "dra.explain classes": lambda given: dra.explain("n", [], given, []),
+    "dra.explain slices": lambda given: dra.explain("n", [], [], given),
+}
+"""Each argument of a public function that is several objects."""
+
+
+def test_every_public_function_is_among_those_that_read_lists() -> None:
+    functions = [name for name in devalloc_solver.__all__ if isfunction(getattr(devalloc_solver, name))]
+    functions += [f"dra.{name}" for name in dra.__all__ if isfunction(getattr(dra, name))]
+    fleet = [
+        name for name, one in getmembers(Fleet, callable) if "Iterable" in str(getattr(one, "__annotations__", ""))
+    ]
+
+    assert {*functions, *(f"Fleet.{name}" for name in fleet)} == {name.partition(" ")[0] for name in READS}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+@pytest.mark.parametrize("given", [{"kind": "DevicePool"}, "kind: DevicePool", b"kind: DevicePool"], ids=repr)
+def test_one_manifest_or_a_text_is_not_taken_for_a_list(read: Any, given: Any) -> None:
+    expected = "|".join(
+        (
+            "must be a list of manifests, not (one manifest: put it into a list|text: read it first)",
+            "must be a list of objects, not (a map|a text|a bytes)",
+            "must be several manifests, not one: use allocate",
+            r"expected a \w+ object, not (str|int): give manifests to solve_manifests",
+            "expected a manifest or an object of each config, not (str|int)",
+        )
+    )
+    with pytest.raises((ValueError, TypeError, dra.AllocationError), match=expected):
+        read(given)
