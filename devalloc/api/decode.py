@@ -66,6 +66,21 @@ def decode(manifest: object) -> Decoded:
     return _decode_with_care(manifest, model, kind, about)
 
 
+def as_read(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The content that ``decode`` validates: without nulls that count as not set, in the API's own spelling.
+
+    For those who look at plain content before it is decoded, or when it cannot be: they see what ``decode`` sees. The
+    manifest itself if all of it is read as it is written, or if it is of no known kind or no JSON content.
+    """
+    try:
+        if unfit(manifest) or isinstance(kind := _kind_of(manifest), list):
+            return manifest
+    except ContentError:
+        return manifest
+    content, _ = _read_with_care(manifest, ConfigObject if kind is None else kind.model, kind)
+    return manifest if content == manifest else content
+
+
 def _plain_pool(manifest: dict[str, Any]) -> ApiModel | None:
     """A DevicePool that is of the common form, read quickly."""
     if manifest.get("kind") != "DevicePool" or manifest.get("apiVersion") != DEVMGMT:
@@ -82,14 +97,21 @@ def _plain_pool(manifest: dict[str, Any]) -> ApiModel | None:
 
 
 def _decode_with_care(manifest: dict[str, Any], model: type[ApiModel], kind: Kind | None, about: _Subject) -> Decoded:
-    content, findings = read_leniently(manifest, model)
-    if kind is not None and not kind.namespaced:
-        findings += _drop_namespace(content, kind)
+    content, findings = _read_with_care(manifest, model, kind)
     obj = _validated(model, content)
     if obj is None:
         errors = about.problems(explain(content, model), "error")
         return Decoded(None, errors + about.problems(findings, "warning"))
     return Decoded(obj, about.problems([*findings, *_advice(obj)], "warning"))
+
+
+def _read_with_care(
+    manifest: dict[str, Any], model: type[ApiModel], kind: Kind | None
+) -> tuple[dict[str, Any], list[Finding]]:
+    content, findings = read_leniently(manifest, model)
+    if kind is not None and not kind.namespaced:
+        findings += _drop_namespace(content, kind)
+    return content, findings
 
 
 def _explain_unfit(manifest: dict[str, Any], model: type[ApiModel], faults: list[tuple[Loc, str]]) -> list[Finding]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from devalloc.api import meta
+from devalloc.api.content import writable
 
 Object = dict[str, Any]
 
@@ -21,6 +22,17 @@ def claims_among(documents: Iterable[Object]) -> list[Object]:
 def claim_key(claim: Object) -> ClaimKey:
     """(namespace, name)"""
     return claim["metadata"].get("namespace") or "default", claim["metadata"]["name"]
+
+
+def key_of_unreadable(document: object) -> ClaimKey | None:
+    """The claim that a document which cannot be read is taken for; None if it has no name, or is of another kind."""
+    if not isinstance(document, Mapping) or document.get("kind") != "DeviceClaim":
+        return None
+    metadata = document.get("metadata")
+    if not isinstance(metadata, Mapping) or not isinstance(name := metadata.get("name"), str):
+        return None
+    namespace = metadata.get("namespace")
+    return writable(namespace) if isinstance(namespace, str) and namespace else "default", writable(name)
 
 
 def annotation(claim: Object, name: str) -> str | None:
@@ -39,7 +51,7 @@ def allocations(claim: Object) -> list[Any]:
 
 def is_deleting(claim: Object) -> bool:
     """True once somebody asked for its deletion."""
-    return "deletionTimestamp" in claim["metadata"]
+    return claim["metadata"].get("deletionTimestamp") is not None
 
 
 def group_of(claim: Object) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from devalloc.api.meta import GROUP
 from devalloc_solver.demand import Demand, Unit
+from devalloc_solver.dialects import manifests_of
 from devalloc_solver.goals import Search
 from devalloc_solver.holdings import Ledger
 from devalloc_solver.intake import read_documents
@@ -39,8 +40,9 @@ def capacity(documents: Iterable[Mapping[str, Any]], claim: Mapping[str, Any]) -
 
     Raises:
         TypeError: ``claim`` is not a dict.
-        ValueError: ``claim`` is not a DeviceClaim manifest with a name.
+        ValueError: ``claim`` is not a DeviceClaim manifest with a name, or ``documents`` are one manifest or text.
     """
+    documents = manifests_of(documents)
     wanted = _pending(claim)
     others = [d for d in documents if not (isinstance(d, Mapping) and _is_pending(d))]
     prepared = prepare(read_documents([*others, wanted]))

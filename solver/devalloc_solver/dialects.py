@@ -21,15 +21,15 @@ def group_of(document: object) -> str:
     return version.partition("/")[0] if isinstance(version, str) else ""
 
 
-def manifests_of(documents: Iterable[Any]) -> list[Any]:
-    """A list of what was given as manifests.
+def manifests_of(documents: Iterable[Any], name: str = "documents") -> list[Any]:
+    """A list of what was given as manifests, by the argument of that name.
 
     Raises ValueError for one manifest, or a text, which can be iterated over and is no list of manifests.
     """
     if isinstance(documents, Mapping):
-        raise ValueError("documents must be a list of manifests, not one manifest: put it into a list")
+        raise ValueError(f"{name} must be a list of manifests, not one manifest: put it into a list")
     if isinstance(documents, str | bytes):
-        raise ValueError("documents must be a list of manifests, not text: read it first, for example with yaml")
+        raise ValueError(f"{name} must be a list of manifests, not text: read it first, for example with yaml")
     return list(documents)
 
 

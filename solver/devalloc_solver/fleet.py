@@ -125,7 +125,7 @@ class Fleet:
         """
         if isinstance(claims, Mapping):
             raise ValueError("claims must be several manifests, not one: use allocate")
-        claims = list(claims)
+        claims = manifests_of(claims, "claims")
         for claim in claims:
             self._refuse_foreign(claim)
         answer = self._warm.allocate_all(claims, deadline, is_quick=is_quick)
@@ -144,7 +144,7 @@ class Fleet:
         Raises:
             ValueError, KeyError: as ``allocate``.
         """
-        claims = list(claims)
+        claims = manifests_of(claims, "claims")
         for claim in claims:
             self._refuse_foreign(claim)
         return self._warm.parts(claims, deadline)
@@ -194,7 +194,7 @@ class Fleet:
         """What to say of a ResourceQuota of devices; nothing of anything else."""
         if not isinstance(document, Mapping) or document.get("kind") != quota.KIND:
             return []
-        (readable, _), place = gate.apart([document]), _place(document)
+        readable, place = gate.apart([document]).readable, _place(document)
         self._quotas.pop(place, None)
         if not readable or not quota.is_quota(readable[0]) or not quota.bounds_of(readable[0]):
             return []

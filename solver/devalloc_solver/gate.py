@@ -15,9 +15,10 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from devalloc.api import meta
+from devalloc.api import hostpool, meta
 from devalloc.api.claim import DeviceClaim
-from devalloc.api.decode import decode
+from devalloc.api.content import is_unicode
+from devalloc.api.decode import as_read, decode
 from devalloc.api.plainclaims import (
     ClaimKey,
     admin_classes,
@@ -26,6 +27,7 @@ from devalloc.api.plainclaims import (
     claims_among,
     group_of,
     is_deleting,
+    key_of_unreadable,
 )
 from devalloc_solver import quota
 from devalloc_solver.quota import Bound
@@ -54,28 +56,68 @@ Answer = dict[str, Any]
 Object = dict[str, Any]
 
 
-def apart(documents: Iterable[Any]) -> tuple[list[Object], list[Any]]:
-    """Those that are well formed as far as they are looked into before they are decoded, and the rest."""
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """Documents, told apart by whether they can be looked into before they are decoded."""
+
+    readable: Sequence[Object]
+    """As the decoder reads them, so that no other claim is seen here than the solver sees: each claim that can be
+    decoded is among them."""
+    rest: Sequence[Any]
+    originals: Mapping[int, Any]
+    """By id of a readable one: the document itself, if it is written otherwise than it is read."""
+
+    def written(self, document: Object) -> Any:
+        """The document that a readable one was read from, for the solver, which warns of how it is written."""
+        return self.originals.get(id(document), document)
+
+
+def apart(documents: Iterable[Any]) -> Apart:
+    """Those that can be looked into before they are decoded, and the rest."""
     readable: list[Object] = []
     rest: list[Any] = []
+    originals: dict[int, Any] = {}
     for document in documents:
-        (readable if _is_readable(document) else rest).append(document)
-    return readable, rest
+        content = _content(document)
+        if content is None or not _is_well_formed(content):
+            rest.append(document)
+            continue
+        readable.append(content)
+        if content is not document:
+            originals[id(content)] = document
+    return Apart(readable, rest, originals)
 
 
-def _is_readable(document: Any) -> bool:
-    """Whether it is well formed as far as it is looked into before it is decoded."""
-    if not isinstance(document, Mapping) or not isinstance(document.get("metadata"), Mapping):
+def _content(document: Any) -> Object | None:
+    """A document as the decoder reads it. Pools as they are, for they are large, and only those of what nodes have for
+    machines are looked into."""
+    if not isinstance(document, Mapping):
+        return None
+    content = document if isinstance(document, dict) else dict(document)
+    is_plain = content.get("kind") == "DevicePool" and hostpool.node_of_host_pool(content) is None
+    return content if is_plain else as_read(content)
+
+
+def _is_well_formed(content: Object) -> bool:
+    """Whether it is well formed as far as it is looked into before it is decoded. All that can be decoded is, of the
+    kinds that are looked into."""
+    metadata = content.get("metadata")
+    if not isinstance(metadata, Mapping):
         return False
-    metadata: Object = document["metadata"]
+    name, namespace = metadata.get("name"), metadata.get("namespace", "")
+    if not isinstance(name, str) or not isinstance(namespace, str):
+        return False
+    if is_read(content):
+        return True
+    if not is_unicode(name) or not is_unicode(namespace):  # the solver answers by another name, which can be written
+        return False
     annotations, finalizers = metadata.get("annotations", {}), metadata.get("finalizers", [])
-    texts = [metadata.get("name"), metadata.get("namespace", ""), metadata.get("creationTimestamp", "")]
     return (
-        all(isinstance(text, str) for text in texts)
+        isinstance(metadata.get("creationTimestamp", ""), str)
         and isinstance(annotations, Mapping)
         and all(isinstance(text, str) for text in annotations.values())
         and isinstance(finalizers, list)
-        and all(isinstance(document.get(part, {}), Mapping) for part in ("spec", "status"))
+        and all(isinstance(content.get(part, {}), Mapping) for part in ("spec", "status"))
     )
 
 
@@ -118,22 +160,25 @@ def answered(
     solve: Callable[[list[Object]], Answer],
     admin_namespaces: AdminNamespaces = "all",
     kept_out: Mapping[ClaimKey, tuple[str, str]] | None = None,
+    beside: Sequence[Any] = (),
 ) -> Answer:
     """The solver's answer to the claims that may ask, and the others' with a reason of ours.
 
     ``documents``: the solver's input, with groups as they are placed, and with Namespaces and ResourceQuotas.
     ``kept_out``: claims that are not to be asked for, with reason and message; nor is who is in a group with them.
+    ``beside``: the rest of ``apart``, which ``solve`` adds: what claims among it hold counts, and the solver refuses a
+    claim of the name of one of them.
     """
     told = [doc for doc in documents if not is_read(doc)]
     bounds = {bound: most for doc in documents if quota.is_quota(doc) for bound, most in quota.bounds_of(doc).items()}
-    denied = _denied(documents) if admin_namespaces == "labelled" else {}
-    denied |= _with_groups(documents, kept_out or {})
+    denied = _denied(documents, beside) if admin_namespaces == "labelled" else {}
+    denied |= _with_groups(documents, kept_out or {}, beside)
     problems = [one.to_dict() for doc in documents if quota.is_quota(doc) for one in quota.problems_of(doc)]
     if not bounds and not denied:
         return _with_problems(solve(told), problems)
     classes = quota.classes_among(told)
-    units = [unit for unit in _units(told, bounds, classes) if not unit.keys & denied.keys()]
-    held = quota.held(told, bounds, classes)
+    units = [unit for unit in _units(told, bounds, classes, beside) if not unit.keys & denied.keys()]
+    held = quota.held([*told, *beside], bounds, classes)
     room = {bound: most - held[bound] for bound, most in bounds.items()}
     failed: dict[ClaimKey, Answer] = {}
     seconds = 0.0
@@ -258,11 +303,11 @@ def _refusal(key: ClaimKey, why: tuple[str, str]) -> Answer:
 # -- who asks --------------------------------------------------------------------------------------------------------
 
 
-def _waiting(documents: Iterable[Object]) -> Iterator[list[Object]]:
+def _waiting(documents: Sequence[Object], beside: Sequence[Any]) -> Iterator[list[Object]]:
     """Claims that hold nothing, with their groups. Claims of one name are left out: the solver refuses all of them."""
     groups: dict[tuple[str, str], list[Object]] = {}
     claims = [*claims_among(documents)]
-    copies = Counter(map(claim_key, claims))
+    copies = Counter([*map(claim_key, claims), *_others(documents, beside)])
     for claim in claims:
         if allocations(claim) or is_deleting(claim) or copies[claim_key(claim)] > 1:
             continue
@@ -273,13 +318,24 @@ def _waiting(documents: Iterable[Object]) -> Iterator[list[Object]]:
     yield from groups.values()
 
 
-def _units(documents: Sequence[Object], bounds: Iterable[Bound], classes: quota.Classes) -> list[_Unit]:
+def _others(documents: Sequence[Object], beside: Sequence[Any]) -> Iterator[ClaimKey]:
+    """The names of claims that the solver knows besides ``claims_among``, because it refuses those too."""
+    of_another_version = (doc for doc in documents if doc.get("apiVersion") != meta.DEVMGMT)
+    for doc in (*of_another_version, *beside):
+        key = key_of_unreadable(doc)
+        if key is not None and isinstance(decode(doc).object, DeviceClaim | None):  # else it is a foreign object
+            yield key
+
+
+def _units(
+    documents: Sequence[Object], bounds: Iterable[Bound], classes: quota.Classes, beside: Sequence[Any]
+) -> list[_Unit]:
     """Those that count for a bound, in the order of their turn: a group's is that of its first member."""
     by_namespace: dict[str, list[Bound]] = {}
     for bound in bounds:
         by_namespace.setdefault(bound[0], []).append(bound)
     found = []
-    for members in _waiting(documents):
+    for members in _waiting(documents, beside):
         mine = by_namespace.get(claim_key(members[0])[0], ())
         read = [one for member in members if mine and isinstance(one := decode(member).object, DeviceClaim)]
         wants: dict[Bound, dict[ClaimKey, int | str]] = {}
@@ -299,13 +355,13 @@ def _turn(claim: DeviceClaim) -> tuple[int, bool, float, ClaimKey]:
     return -claim.priority, created is None, since, claim.key
 
 
-def _denied(documents: Sequence[Object]) -> dict[ClaimKey, tuple[str, str]]:
+def _denied(documents: Sequence[Object], beside: Sequence[Any]) -> dict[ClaimKey, tuple[str, str]]:
     """Claims that want admin access in a namespace that is not for it, and who is in a group with them."""
     if not (admin := admin_classes(documents)):
         return {}
     labelled = {doc["metadata"]["name"] for doc in documents if _is_namespace(doc) and _is_labelled(doc)}
     found: dict[ClaimKey, tuple[str, str]] = {}
-    for members in _waiting(documents):
+    for members in _waiting(documents, beside):
         namespace = claim_key(members[0])[0]
         if namespace in labelled:
             continue
@@ -323,11 +379,11 @@ def _denied(documents: Sequence[Object]) -> dict[ClaimKey, tuple[str, str]]:
 
 
 def _with_groups(
-    documents: Sequence[Object], why: Mapping[ClaimKey, tuple[str, str]]
+    documents: Sequence[Object], why: Mapping[ClaimKey, tuple[str, str]], beside: Sequence[Any]
 ) -> dict[ClaimKey, tuple[str, str]]:
     """Those of them that wait, and who is in a group with them."""
     found: dict[ClaimKey, tuple[str, str]] = {}
-    for members in _waiting(documents) if why else ():
+    for members in _waiting(documents, beside) if why else ():
         if mine := {key: why[key] for key in map(claim_key, members) if key in why}:
             found |= _for_all(_Unit(members, {}), mine)
     return found

@@ -16,6 +16,7 @@ from devalloc.api.content import is_unicode, writable
 from devalloc.api.decode import decode
 from devalloc.api.deviceclass import DeviceClass
 from devalloc.api.fields import ApiModel
+from devalloc.api.plainclaims import key_of_unreadable
 from devalloc.api.pool import Attribute, Device, DevicePool
 from devalloc.api.problems import Problem
 from devalloc.api.salvage import salvaged_status
@@ -102,6 +103,9 @@ def read_objects(
                 )
             objects.append(one)
     for config in configs:
+        if not isinstance(config, ApiModel | Mapping):  # of one manifest, its keys
+            kind = type(config).__name__
+            raise TypeError(f"expected a manifest or an object of each config, not {kind}: configs must be a list")
         found = config if isinstance(config, ApiModel) else decode(config).object
         if found is not None:
             objects.append(found)
@@ -119,11 +123,9 @@ def note_invalid(
         return
     if document.get("kind") == "DeviceClass":
         classes.setdefault(name, why)
-    elif document.get("kind") == "DeviceClaim":
-        namespace = metadata.get("namespace")
+    elif key := key_of_unreadable(document):
         annotations = metadata.get("annotations")
         marks = annotations if isinstance(annotations, Mapping) else {}
-        key = (_text(namespace) or "default", writable(name))
         nodes = (_node(marks.get(meta.ALLOCATED_NODE)), _node(marks.get(meta.NODE)))
         refused.append(
             Refused(

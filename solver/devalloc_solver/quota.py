@@ -15,11 +15,13 @@ from typing import Any
 
 from devalloc.api import hostpool
 from devalloc.api.claim import COUNT, DeviceClaim, DeviceClaimDetail
+from devalloc.api.content import writable
 from devalloc.api.decode import decode
 from devalloc.api.deviceclass import DeviceClass
-from devalloc.api.plainclaims import allocations, claim_key, claims_among
+from devalloc.api.plainclaims import allocations, claim_key, key_of_unreadable
 from devalloc.api.problems import Problem
 from devalloc.api.quantity import Quantity
+from devalloc.api.salvage import salvaged_status
 
 Object = dict[str, Any]
 KIND = "ResourceQuota"
@@ -38,27 +40,39 @@ def is_quota(doc: Mapping[str, Any]) -> bool:
 
 def bounds_of(quota: Object) -> dict[Bound, int]:
     """How many devices it allows; empty for one that says nothing of devices. What cannot be read allows none."""
-    spec, metadata = _map(quota.get("spec")), quota["metadata"]
+    spec, key = _map(quota.get("spec")), _key(quota)
     if spec.get("scopes") or spec.get("scopeSelector"):
         return {}  # those with scopes are of pods
-    namespace = metadata.get("namespace") or "default"
+    if key is None:
+        return {}
     return {
-        (namespace, metadata["name"], name.removesuffix(SUFFIX)): _whole(amount)
+        (*key, writable(name.removesuffix(SUFFIX))): _whole(amount)
         for name, amount in _map(spec.get("hard")).items()
         if isinstance(name, str) and name.endswith(SUFFIX) and name.removesuffix(SUFFIX) != hostpool.CLASS
     }
 
 
+def _key(quota: Object) -> tuple[str, str] | None:
+    """Its namespace and name, so that they can be written; None for one that has none, which bounds nobody."""
+    metadata = quota.get("metadata")
+    if not isinstance(metadata, Mapping):
+        return None
+    namespace, name = metadata.get("namespace") or "default", metadata.get("name")
+    return (writable(namespace), writable(name)) if isinstance(namespace, str) and isinstance(name, str) else None
+
+
 def problems_of(quota: Object) -> Iterator[Problem]:
-    """What is wrong with a quota: amounts that cannot be read, each of which allows no device."""
-    metadata = quota["metadata"]
-    here = Problem("", kind=KIND, namespace=metadata.get("namespace") or "default", name=metadata["name"])
+    """What is wrong with a quota: amounts that cannot be read, each of which allows no device. Nothing of one that has
+    no name, or no namespace that can be one: whoever decodes it says so."""
+    if (key := _key(quota)) is None:
+        return
+    here = Problem("", kind=KIND, namespace=key[0], name=key[1])
     spec = quota.get("spec")
     hard = spec.get("hard") if isinstance(spec, dict) else None
     for name, amount in _map(hard).items():
         if not isinstance(name, str) or _GROUP not in name:
             continue
-        path = f"spec.hard[{name}]"
+        path = f"spec.hard[{writable(name)}]"
         if not name.endswith(SUFFIX):
             message = f"is ignored: a quota counts <class>{SUFFIX}"
             yield replace(here, path=path, message=message, severity="warning")
@@ -131,22 +145,25 @@ def counts_for(detail: DeviceClaimDetail, name: str, classes: Classes) -> bool:
     return True
 
 
-def held(documents: Sequence[Object], bounds: Iterable[Bound], classes: Classes) -> Counter[Bound]:
-    """How much of each bound the allocated claims take up. ``documents``: as they count (``as_allocated``)."""
+def held(documents: Iterable[Any], bounds: Iterable[Bound], classes: Classes) -> Counter[Bound]:
+    """How much of each bound the allocated claims take up, those too that cannot be read. ``documents``: as they count
+    (``as_allocated``)."""
     by_namespace: dict[str, list[Bound]] = {}
     for bound in bounds:
         by_namespace.setdefault(bound[0], []).append(bound)
     found: Counter[Bound] = Counter()
-    for doc in claims_among(documents):
-        mine = by_namespace.get(doc["metadata"].get("namespace") or "default")
+    for doc in documents:
+        key = key_of_unreadable(doc)  # which is the key of one that can be read too
+        mine = None if key is None else by_namespace.get(key[0])
         if mine is None or not allocations(doc):
             continue
         claim = decode(doc).object
         for bound in mine:
             if isinstance(claim, DeviceClaim):
                 found[bound] += sum(any(counts_for(one, bound[2], classes) for one in of) for of in _details(claim))
-            else:
-                found[bound] += len(allocations(doc))  # what it was for cannot be told any more
+            elif claim is None:  # else it is a foreign object
+                held = salvaged_status(doc.get("status"))
+                found[bound] += len(held.allocations) if held else 0  # what it was for cannot be told any more
     return found
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from devalloc.api.claim import DeviceClaim
+from devalloc.api.claim import DeviceClaim, DeviceClaimStatus
 from devalloc.api.decode import decode
+from devalloc.api.meta import ObjectMeta
 from devalloc.controller.allocate import AllocateSettings, Allocator
 from devalloc.controller.release import release
 from devalloc.store import Event, EventType, Store
@@ -61,6 +62,38 @@ class TestCounts:
             "and this claim may get up to 2"
         )
         assert used(store) == {"gpu": "3"}
+
+    @pytest.mark.parametrize("name", [field.alias or name for name, field in ObjectMeta.model_fields.items()])
+    def test_null_is_as_good_as_absent(self, store: SQLiteStore, name: str) -> None:
+        claims = [gpu_claim("a"), gpu_claim("b"), gpu_claim("c")]
+        for one in claims[:2] if name != "name" else ():
+            one["metadata"][name] = None
+        fill(store, gpu_pool(devices=8), gpu_class(), limit(1), *claims)
+        Allocator(store).round()
+        found = store.list("DeviceClaim").objects
+        given = {one["metadata"]["name"]: len(one.get("status", {}).get("allocations", ())) for one in found}
+        assert given == {"a": 1, "b": 0, "c": 0}
+        assert used(store) == {"gpu": "1"}
+
+    @pytest.mark.parametrize("name", [field.alias or name for name, field in DeviceClaimStatus.model_fields.items()])
+    def test_null_is_as_good_as_absent_in_a_status(self, store: SQLiteStore, name: str) -> None:
+        fill(store, gpu_pool(devices=8), gpu_class(), limit(1), gpu_claim("a"), gpu_claim("b"), gpu_claim("c"))
+        for one in "ab":
+            store.replace_status({**store.get("DeviceClaim", "default", one), "status": {name: None}})
+        Allocator(store).round()
+        assert {one: len(held(store, one)) for one in "abc"} == {"a": 1, "b": 0, "c": 0}
+        assert used(store) == {"gpu": "1"}
+
+    def test_what_a_claim_holds_counts_though_the_rest_of_it_cannot_be_read(self, store: SQLiteStore) -> None:
+        fill(store, gpu_pool(devices=8), gpu_class(), limit(2), gpu_claim("a", 2))
+        Allocator(store).round()
+        status = {**store.get("DeviceClaim", "default", "a")["status"], "conditions": "nothing"}
+        store.replace_status({**store.get("DeviceClaim", "default", "a"), "status": status})
+        fill(store, gpu_claim("b"))
+        Allocator(store).round()
+        assert (len(held(store, "a")), held(store, "b")) == (2, [])
+        assert reason(store, "b") == "QuotaExceeded"
+        assert used(store) == {"gpu": "2"}
 
     def test_what_is_given_back_is_counted_no_more(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=8), gpu_class(), limit(2), gpu_claim("a", 2), gpu_claim("b", 2))

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from copy import deepcopy
+from types import MappingProxyType
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from devalloc.api.claim import DeviceClaim, DeviceClaimStatus
+from devalloc.api.content import writable
+from devalloc.api.decode import decode
+from devalloc.api.meta import ObjectMeta
+from devalloc.controller.placing.solve import solve_with_machines
 from devalloc_solver import Fleet, gate, quota, solve_manifests
 from devalloc_solver.reasons import SEARCHING
+from tests.support.hosts import host, machine
 from tests.support.shell import claim, device_class, pool
 
 QUOTA = {
@@ -16,6 +28,7 @@ QUOTA = {
     "metadata": {"name": "few", "namespace": "default"},
     "spec": {"hard": {"gpu.deviceclass.devmgmtproto.k8s.io/devices": "1"}},
 }
+QUOTA_ANYWHERE = {**QUOTA, "metadata": {"name": "few"}}
 
 
 def reasons(answer: dict[str, Any]) -> dict[str, str | None]:
@@ -101,3 +114,343 @@ def test_claims_of_one_name_are_refused_beside_a_quota_as_without() -> None:
 
     assert beside["claims"] == without["claims"]
     assert reasons(beside) == {"twice": "ClaimInvalid", "other": None}
+
+
+def asking(name: str, count: int = 1, group: str | None = None) -> dict[str, Any]:
+    one = claim(name, count=count, limits={"count": count})
+    one["metadata"]["annotations"] = {} if group is None else {"devalloc.io/group": group}
+    return one
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [[asking("twice")], [asking("twice", 3)], [asking("first", group="g"), asking("twice", group="g")]],
+    ids=["within", "over", "group"],
+)
+@pytest.mark.parametrize(
+    ("part", "content"),
+    [
+        ("annotations", 3),
+        ("annotations", {"devalloc.io/group": "g", "note": 3}),
+        ("finalizers", "none"),
+        ("namespace", 3),
+        ("spec", "nothing"),
+        ("spec", {"claims": "nothing"}),
+        ("status", 3),
+        ("status", None),
+        ("apiVersion", "devmgmtproto.k8s.io/v9"),
+        ("apiVersion", 3),
+    ],
+    ids=str,
+)
+def test_a_claim_of_the_name_of_an_unreadable_one_is_refused_beside_a_quota_as_without(
+    claims: list[dict[str, Any]], part: str, content: Any
+) -> None:
+    copy = asking("twice", 3)
+    (copy["metadata"] if part in ("annotations", "finalizers", "namespace") else copy)[part] = content
+    documents = [pool(), device_class(), *claims, copy, claim("other")]
+    without = solve_manifests(documents)
+
+    assert reasons(without)["twice"] == "ClaimInvalid"
+    assert solve_manifests([*documents, QUOTA])["claims"] == without["claims"]
+    assert solve_with_machines([*documents, QUOTA])["claims"] == without["claims"]
+
+
+@pytest.mark.parametrize("change", [{"apiVersion": "example.com/v1"}, {"kind": "Other"}], ids=str)
+def test_a_foreign_object_of_the_name_of_a_claim_is_no_second_one(change: dict[str, Any]) -> None:
+    foreign = {**asking("train"), **change}
+
+    assert reasons(solve_manifests([pool(), device_class(), asking("train", 3), foreign, QUOTA])) == {
+        "train": "QuotaExceeded"
+    }
+
+
+# -- one notion of what is readable ----------------------------------------------------------------------------------
+
+NULLS = [
+    *((("metadata",), field.alias or name) for name, field in ObjectMeta.model_fields.items() if name != "name"),
+    ((), "status"),
+    *((("status",), field.alias or name) for name, field in DeviceClaimStatus.model_fields.items()),
+]
+"""Where each optional field of metadata and status is, and its name."""
+MACHINES = [machine("first", "1", "1Gi", "a"), machine("second", "1", "1Gi", "c0", "c1")]
+ENTRIES: dict[str, Callable[..., dict[str, Any]]] = {
+    "solve_manifests": solve_manifests,
+    "solve_with_machines": solve_with_machines,
+    "with machines": lambda documents: solve_with_machines([*documents, *MACHINES, host("node-a")]),
+}
+"""Where quotas count; the controller's way is in the tests of the controller."""
+
+
+def without(document: dict[str, Any], place: tuple[str, ...], name: str) -> dict[str, Any]:
+    """A copy without a field, in which the object that has it is there."""
+    found = deepcopy(document)
+    inner = found.setdefault(place[0], {}) if place else found
+    inner.pop(name, None)
+    return found
+
+
+def nulled(document: dict[str, Any], place: tuple[str, ...], name: str) -> dict[str, Any]:
+    """The same with null in the field."""
+    found = without(document, place, name)
+    (found[place[0]] if place else found)[name] = None
+    return found
+
+
+def told(answer: dict[str, Any]) -> dict[str, Any]:
+    """An answer without how long it took, and without warnings, which name a null."""
+    silent = [{**one, "warnings": []} for one in answer["claims"]]
+    return {**answer, "claims": silent, "problems": others(answer["problems"]), "seconds": 0.0}
+
+
+def others(problems: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those that name no null."""
+    return [one for one in problems if one["message"] != "is null, read as not set"]
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize(
+    ("kind", "place", "name"),
+    [
+        *(("DeviceClaim", *each) for each in NULLS),
+        *(("DeviceClass", *each) for each in NULLS if each[0] == ("metadata",)),
+        *(("ResourceQuota", *each) for each in NULLS if each[0] != ("status",)),
+    ],
+    ids=str,
+)
+def test_null_is_as_good_as_absent_beside_a_quota(kind: str, entry: str, place: tuple[str, ...], name: str) -> None:
+    def documents(change: Callable[..., dict[str, Any]]) -> list[dict[str, Any]]:
+        by_type = {**claim("c"), "spec": {"claims": [{"deviceType": "gpu"}]}}
+        all_of_it = [pool(), device_class(driver="gpu.devalloc.io", deviceType="gpu"), claim("a"), claim("b"), by_type]
+        return [change(one, place, name) if one["kind"] == kind else one for one in [*all_of_it, QUOTA_ANYWHERE]]
+
+    absent, null = (told(ENTRIES[entry](documents(change))) for change in (without, nulled))
+
+    assert null == absent
+    assert sorted(str(reason) for reason in reasons(null).values()) == ["None", "QuotaExceeded", "QuotaExceeded"]
+
+
+@pytest.mark.parametrize(("place", "name"), NULLS, ids=str)
+def test_a_fleet_takes_null_for_absent_too(place: tuple[str, ...], name: str) -> None:
+    def answers(change: Callable[..., dict[str, Any]]) -> list[Any]:
+        fleet = Fleet.from_manifests([pool(), device_class(), change(QUOTA_ANYWHERE, place, name)])
+        first = {**fleet.allocate(change(claim("a"), place, name)), "warnings": []}
+        joint = told(fleet.allocate_all([change(claim("b"), place, name)]))
+        return [first, joint, others(fleet.update(change(QUOTA, place, name)))]
+
+    null, absent = answers(nulled), answers(without)
+
+    assert null == absent
+    assert [one["kind"] for one in null[1]["problems"]] == ["ResourceQuota"]
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize(
+    ("part", "content"),
+    [
+        ("annotations", 3),
+        ("annotations", {"note": [3]}),
+        ("finalizers", "none"),
+        ("creationTimestamp", "yesterday"),
+        ("deletionTimestamp", 3),
+        ("spec", "nothing"),
+        ("spec", None),
+        ("conditions", "nothing"),
+        ("apiVersion", "devmgmtproto.k8s.io/v9"),
+    ],
+    ids=str,
+)
+def test_what_a_claim_holds_counts_whatever_else_of_it_cannot_be_read(entry: str, part: str, content: Any) -> None:
+    held = claim("holds")
+    held["status"] = {"allocations": [{"devicePoolName": "gpus", "deviceName": "gpu-0"}]}
+    where = {"spec": held, "apiVersion": held, "conditions": held["status"]}.get(part, held["metadata"])
+    where[part] = content
+
+    answer = ENTRIES[entry]([pool(), device_class(), held, claim("a"), QUOTA])
+
+    assert reasons(answer) == {"holds": None, "a": "QuotaExceeded"}
+    (told_of,) = (one for one in answer["claims"] if one["name"] == "holds")
+    assert "ClaimInvalid" in told_of["warnings"][0]
+
+
+def test_what_names_no_device_holds_nothing() -> None:
+    held = {**claim("holds"), "spec": "nothing", "status": {"allocations": [3, {"devicePoolName": "gpus"}]}}
+
+    assert reasons(solve_manifests([pool(), device_class(), held, claim("a"), QUOTA])) == {
+        "holds": "ClaimInvalid",
+        "a": None,
+    }
+
+
+def test_an_answer_beside_a_quota_has_the_warnings_that_it_has_without() -> None:
+    odd = nulled(claim("a"), ("metadata",), "labels")
+    odd["metadata"]["annotations"] = {"devalloc.io/priority": 5}
+    (beside,) = solve_manifests([pool(), device_class(), odd, QUOTA])["claims"]
+    (without_quota,) = solve_manifests([pool(), device_class(), odd])["claims"]
+
+    assert beside == without_quota
+    assert len(beside["warnings"]) == 2
+
+
+def test_a_class_with_a_null_still_needs_its_namespace_to_be_for_admin_access() -> None:
+    admin = nulled(device_class(driver="gpu.devalloc.io", adminAccess=True), ("metadata",), "creationTimestamp")
+    answer = solve_with_machines([pool(), admin, claim("a")], admin_namespaces="labelled")
+
+    assert reasons(answer) == {"a": "AdminAccessDenied"}
+
+
+@pytest.mark.parametrize("namespace", [3, ["default"]])
+def test_a_quota_of_no_namespace_bounds_nobody(namespace: Any) -> None:
+    wrong = {**QUOTA, "metadata": {"name": "few", "namespace": namespace}}
+
+    assert quota.left_for([pool(), device_class(), wrong], claim("a")) is None
+    assert "metadata.namespace" in [one["path"] for one in solve_manifests([pool(), wrong])["problems"]]
+
+
+@pytest.mark.parametrize("metadata", [{"namespace": "default"}, {"name": 3}, None, [], ...])
+def test_a_quota_of_no_name_bounds_nobody(metadata: Any) -> None:
+    wrong = {**QUOTA, "metadata": metadata}
+    if metadata is ...:
+        del wrong["metadata"]
+
+    assert quota.left_for([pool(), device_class(), wrong], claim("a")) is None
+    assert quota.statuses([wrong]) == []
+    assert list(quota.problems_of(wrong)) == []
+    assert reasons(solve_manifests([pool(), device_class(), claim("a"), claim("b"), wrong])) == {"a": None, "b": None}
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("others", [["c"], ["0"], ["z", "y"]])
+def test_a_group_with_a_name_that_nothing_can_write_costs_nobody_else_the_quota(entry: str, others: list[str]) -> None:
+    group = [claim("a"), claim("b\ud800")]
+    for member in group:
+        member["metadata"]["annotations"] = {"devalloc.io/group": "g"}
+    answer = ENTRIES[entry]([pool(), device_class(), *group, *map(claim, others), QUOTA])
+
+    found = reasons(answer)
+    why = "QuotaExceeded" if "0" in others else "GroupUnsatisfiable"
+    assert (found.pop("a"), found.pop("b\\ud800")) == (why, "ClaimInvalid")
+    assert sorted(found.values(), key=str) == [None, "QuotaExceeded"][: len(others)]
+    json.dumps(answer, ensure_ascii=False).encode()
+
+
+def test_a_quota_with_a_name_that_nothing_can_write_counts_and_is_named_escaped() -> None:
+    odd = {
+        **QUOTA,
+        "metadata": {"name": "few\ud800"},
+        "spec": {"hard": {f"gpu{quota.SUFFIX}": 1, f"x\ud800{quota.SUFFIX}": "no\ud800"}},
+    }
+    anything = {**claim("a"), "spec": {"claims": [{}]}}
+    answer = solve_manifests([pool(), device_class(), claim("b"), claim("c"), anything, odd])
+
+    assert reasons(answer) == {"a": "QuotaExceeded", "b": None, "c": "QuotaExceeded"}
+    (problem,) = answer["problems"]
+    assert (problem["name"], problem["path"]) == ("few\\ud800", f"spec.hard[x\\ud800{quota.SUFFIX}]")
+    json.dumps(answer, ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize("part", ["all", "metadata"])
+def test_a_quota_that_is_another_mapping_than_a_dict_counts(part: str) -> None:
+    few = {**QUOTA, "metadata": MappingProxyType(QUOTA["metadata"])} if part == "metadata" else MappingProxyType(QUOTA)
+    answer = solve_manifests([pool(), device_class(), claim("a"), claim("b"), few])
+
+    assert reasons(answer) == {"a": None, "b": "QuotaExceeded"}
+
+
+def optional(**values: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """Maps with any of these fields, each of which may be null."""
+    return st.fixed_dictionaries({}, optional={name: st.none() | value for name, value in values.items()})
+
+
+TIME = st.just("2026-01-31T12:00:00Z")
+COUNTS = st.sampled_from([1, 2, "2", 3, 1.5, "many", None])
+DETAILS = optional(
+    deviceClass=st.sampled_from(["gpu", "other"]),
+    deviceType=st.just("gpu"),
+    requests=optional(count=COUNTS, memory=st.just("1")),
+    limits=optional(count=COUNTS),
+    constraints=st.sampled_from(["", "true"]),
+)
+SPECS = st.one_of(
+    optional(claims=st.lists(DETAILS | st.fixed_dictionaries({"oneOf": st.lists(DETAILS, max_size=2)}), max_size=2)),
+    st.just({"claims": [{"deviceClass": "gpu", "requests": {"count": 1}}]}),
+    st.sampled_from([None, "nothing", {"claims": "nothing"}]),
+)
+METADATA = optional(
+    namespace=st.sampled_from(["default"] * 4 + ["default\ud800"]),
+    labels=optional(team=st.sampled_from(["a", 3])),
+    annotations=optional(
+        **{
+            "devalloc.io/priority": st.sampled_from([5, "-1"]),
+            "devalloc.io/group": st.sampled_from(["g", 7, "7", True]),
+            "note": st.sampled_from([True, 1.5, "x", []]),
+        }
+    )
+    | st.just(3),
+    creationTimestamp=TIME | st.just(3),
+    deletionTimestamp=TIME,
+    finalizers=st.sampled_from([[], ["devalloc.io/node"], [None], "none"]),
+    ownerReferences=st.just([]),
+    generation=st.just(1),
+    uid=st.just("u"),
+)
+MEMBERS = st.just({"annotations": {"devalloc.io/group": "g"}})
+STATUSES = st.one_of(
+    st.none(),
+    optional(
+        allocations=st.sampled_from([[], "nothing"])
+        | st.lists(
+            st.builds(lambda i: {"devicePoolName": "gpus", "deviceName": f"gpu-{i}"}, st.integers(0, 5)),
+            max_size=2,
+        ),
+        conditions=st.sampled_from([[], "nothing", [None]]),
+        deviceStatuses=st.just([]),
+        classConfigs=st.just([]),
+    ),
+)
+
+
+@st.composite
+def odd_claims(draw: st.DrawFn) -> list[dict[str, Any]]:
+    found = []
+    for number in range(draw(st.integers(1, 4))):
+        names = {
+            "name": draw(st.sampled_from([f"c{number}"] * 3 + ["twin", f"c{number}\ud800"])),
+            **draw(METADATA | MEMBERS),
+        }
+        document = {**claim(), "metadata": names, "spec": draw(SPECS)}
+        document |= draw(st.fixed_dictionaries({}, optional={"status": STATUSES}))
+        document |= draw(st.sampled_from([{}, {}, {}, {"apiVersion": "devmgmtproto.k8s.io/v9"}, {"extra": None}]))
+        found.append(document)
+    return found
+
+
+def entries_held(document: dict[str, Any]) -> int:
+    status = document.get("status")
+    listed = status.get("allocations") if isinstance(status, dict) else None
+    return len(listed) if isinstance(listed, list) else 0
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+@settings(max_examples=150, deadline=None)
+@given(claims=odd_claims(), most=st.integers(0, 3))
+def test_never_more_than_the_quota_is_given_whatever_shape_claims_have(
+    entry: str, claims: list[dict[str, Any]], most: int
+) -> None:
+    device_type = device_class(driver="gpu.devalloc.io", deviceType="gpu")
+    limit = {**QUOTA, "spec": {"hard": {f"gpu{quota.SUFFIX}": most}}}
+    answer = ENTRIES[entry]([pool(devices=6), device_type, *claims, limit])
+
+    holding = {writable(one["metadata"]["name"]) for one in claims if entries_held(one)}
+    given_now = sum(len(one["allocations"]) for one in answer["claims"] if one["name"] not in holding)
+    assert given_now == 0 or given_now + sum(map(entries_held, claims)) <= most
+    json.dumps(answer, ensure_ascii=False).encode()
+
+
+@settings(max_examples=300, deadline=None)
+@given(claims=odd_claims())
+def test_whatever_claim_the_decoder_reads_is_asked_for(claims: list[dict[str, Any]]) -> None:
+    readable = [one for one in claims if isinstance(decode(one).object, DeviceClaim)]
+    taken = gate.apart(claims)
+
+    assert [taken.written(one) for one in taken.readable if isinstance(decode(one).object, DeviceClaim)] == readable
