@@ -51,6 +51,8 @@ class Monitor:
         self._seconds = SECONDS if seconds is None else seconds
         self._alarms: frozenset[_Key] = frozenset()
         """Those that were told."""
+        self._logged: frozenset[_Key] = frozenset()
+        """Those that are in the log: once each, however often the Event of one could not be recorded."""
         self._told_of: Overview | None = None
         """Whose alarms these are. If they could not be told, the next look tells them."""
         self.seen: Seen | None = None
@@ -79,10 +81,10 @@ class Monitor:
 
     def _tell(self, overview: Overview) -> None:
         now = {_key(alarm): alarm for alarm in overview.alarms}
-        news = [alarm for key, alarm in now.items() if key not in self._alarms]
-        if news:
-            for alarm in news:
-                log.error("%s", alarm.text)
+        for alarm in (alarm for key, alarm in now.items() if key not in self._logged):
+            log.error("%s", alarm.text)
+        self._logged = frozenset(now)
+        if news := [alarm for key, alarm in now.items() if key not in self._alarms]:
             self._record(self._events(news))
         self._alarms = frozenset(now)
 

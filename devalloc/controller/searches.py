@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 
 QUICK = 0.25
 """Seconds that a round may search."""
-LOAD_SECONDS = 1.0
-"""How long a round waits for the solver to be loaded, once in a process."""
+LOAD_SECONDS = 2.0
+"""How long rounds wait for the solver to be loaded: from the first round that waits for it."""
 HALF_LIFE = 60.0
 """Seconds after which half of what a namespace has used counts no more."""
 RETRY = 60.0
@@ -42,7 +42,9 @@ RETRY = 60.0
 MOST_RESULTS = 256
 """Parts whose results are remembered."""
 MOST_CALLS = 64
-"""Calls of ``solve`` after which a queued part that was in none of them is dropped: a round has a few."""
+"""Calls of ``solve`` after which a queued part, or a result, that was in none of them is dropped: a round has a few."""
+ROUND_CALLS = 20
+"""Calls of ``solve`` that a round has at most, unless several namespaces have quotas."""
 MOST_ROUNDS = 40
 """Rounds in which the expressions of a claim are evaluated further before it is refused because the time ran out."""
 MOST_NAMESPACES = 64
@@ -101,6 +103,13 @@ class _Result:
     """when it is forgotten; None for no such time"""
     is_taken: bool = False
     """a round has found that nothing has changed that it depends on"""
+    call: int = 0
+    """the call of ``solve`` that was the last when it came"""
+    unasked: set[_Key] = field(init=False)
+    """claims that no call has asked for since"""
+
+    def __post_init__(self) -> None:
+        self.unasked = {*self.answers}
 
 
 @dataclass(slots=True)
@@ -182,6 +191,8 @@ class Searches:
     _solver_loaded: threading.Event = field(default_factory=threading.Event)
     _is_solver_wanted: bool = False
     """whether there was a claim"""
+    _wait_ends: float | None = None
+    """when no round waits for the solver any more; None before the first that does"""
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
@@ -267,7 +278,7 @@ class Searches:
                 and (light := self._light_answers(fleet, part, heavy))
             ):
                 self._leave(batch, part, light, documents, deadline)
-        self._drop_overtaken(batch, before)
+        self._note_overtaken(batch, before)
         answer = self._of_fleet(fleet, batch.open, QUICK, others, is_quick=True)
         quick = {_key_of_answer(each): each for each in answer["claims"]}
         unproven = {*map(_key_of_text, answer.get("unproven", ()))}
@@ -404,20 +415,31 @@ class Searches:
             is_running = self._running is not None and self._running.part.fingerprint == part.fingerprint
             return is_running or part.fingerprint in self._queue
 
-    def _drop_overtaken(self, batch: _Batch, before: Iterable[str]) -> None:
-        """Forget results that came too late: what they depend on has changed. Claims that have an answer now are no
-        longer overtaken: others that compete with them go first again.
+    def _note_overtaken(self, batch: _Batch, before: Iterable[str]) -> None:
+        """Note for which claims a result came too late: this call asks for them, and what the result depends on has
+        changed, which may be no more than that another claim of the part is gone. Claims that have an answer now are
+        no longer overtaken: others that compete with them go first again.
 
-        A result stays if this call does not ask for all of its claims, since a round with quotas asks in several calls,
-        or if it is not one of ``before``: it came while this call was under way.
+        A round with quotas asks in several calls, for some claims in one and for others in the next. So a claim that
+        this call does not ask for is noted in a later one, and a result stays for a while: another call may take it.
+        Only results of ``before`` count: others came while this call was under way.
         """
         with self._lock:
+            oldest = self._calls - MOST_CALLS
             for fingerprint in before:
                 result = self._results.get(fingerprint)
-                if result is not None and not result.is_taken and result.answers.keys() <= batch.claims.keys():
+                if result is None:
+                    continue
+                if not result.is_taken:
+                    asked = result.unasked & batch.claims.keys()
+                    result.unasked -= asked
+                    self._overtaken |= dict.fromkeys(asked, self._calls)
+                # Each round looks for the parts of its claims as long as there is a result, which takes time.
+                is_overtaken = not result.is_taken and not result.unasked
+                last = max(result.call, self._last_call.get(fingerprint, 0))
+                if last <= (self._calls - ROUND_CALLS if is_overtaken else oldest):
                     del self._results[fingerprint]
-                    self._overtaken |= dict.fromkeys(result.answers, self._calls)
-            oldest = self._calls - MOST_CALLS
+            self._last_call = {name: call for name, call in self._last_call.items() if call > oldest}
             self._overtaken = {
                 key: call for key, call in self._overtaken.items() if key not in batch.answers and call > oldest
             }
@@ -458,7 +480,11 @@ class Searches:
             self._is_solver_wanted = True
             self._lock.notify_all()
         if len(claims) > 1:
-            self._solver_loaded.wait(LOAD_SECONDS)
+            now = self.clock()
+            if self._wait_ends is None:
+                self._wait_ends = now + LOAD_SECONDS
+            if now < self._wait_ends:
+                self._solver_loaded.wait(self._wait_ends - now)
 
     def _next(self) -> _Job | None:
         with self._lock:
@@ -488,6 +514,7 @@ class Searches:
             self._last_call = {name: call for name, call in self._last_call.items() if call >= oldest}
             if self._running is job:
                 self._running = None
+                result.call = self._calls
                 self._results[job.part.fingerprint] = result
                 while len(self._results) > MOST_RESULTS:
                     self._results.popitem(last=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from copy import deepcopy
 from itertools import combinations
 from random import Random
@@ -13,14 +14,16 @@ import pytest
 from devalloc.api.meta import COMPATIBILITY_GROUP, GROUP, NODE, PRIORITY
 from devalloc_solver import Fleet, solve_manifests
 from devalloc_solver import search as ways
-from devalloc_solver.columns import allocate_batch
+from devalloc_solver.columns import allocate_batch, allocate_quickly, singles
 from devalloc_solver.dra import documents as dra_documents
 from devalloc_solver.dra import joint as dra_joint
 from devalloc_solver.dra.features import read_features
+from devalloc_solver.goals import optimize
 from devalloc_solver.holdings import Key, Ledger
 from devalloc_solver.intake import read_documents
 from devalloc_solver.model import load, model_size
 from devalloc_solver.parts import Part, joined, split, split_by_device
+from devalloc_solver.place import OutOfSteps
 from devalloc_solver.search import Outcome, search_parts
 from devalloc_solver.stages import Prepared, prepare
 from tests.support import dra, oracle, random_fleets
@@ -147,6 +150,8 @@ def cluster(random: Random) -> list[Manifest]:
         if random.random() < 0.2:
             made["metadata"]["annotations"] = {GROUP: "g"}
         documents.append({"kind": "ResourceClaim", **made})
+    if random.random() < 0.3:
+        documents.append({"kind": "Node", "metadata": {"name": "n3"}})  # without devices
     return [{"apiVersion": "v1" if one["kind"] == "Node" else "resource.k8s.io/v1", **one} for one in documents]
 
 
@@ -224,16 +229,19 @@ def test_resource_claims_that_share_no_device_are_answered_apart_and_as_many(mon
 
 
 def check_columns(ready: Prepared | dra_joint.Prepared, monkeypatch: pytest.MonkeyPatch, seed: int) -> bool:
-    """Whether a quick search takes an answer of columns here; then no model has a better one."""
+    """Whether columns prove their answer here; then no model has a better one, nor has a quick search that takes it."""
     if len(ready.units) < 2 or len(split_by_device(ready.snapshot, ready.units)) > 1:
         return False
+    placements, levels = allocate_batch(ready.snapshot, ready.holdings, ready.units, placement="pack", ends=None)
+    if not ways._is_best(levels):
+        return False
+    best = told(in_one(ready, monkeypatch))
+    assert told(Outcome(placements, levels)) == best, seed
     with monkeypatch.context() as patch:
         patch.setattr(ways, "COLUMNS_SIZE", -1)
         patch.setattr(ways, "QUICK_SIZE", -1)
         quick = search_parts(ready.snapshot, ready.holdings, ready.units, placement="pack", ends=None, is_quick=True)
-    if quick.unproven:
-        return False
-    assert told(quick) == told(in_one(ready, monkeypatch)), seed
+    assert quick.unproven or told(quick) == best, seed
     return True
 
 
@@ -279,15 +287,100 @@ def test_a_quick_search_answers_a_batch_of_many_claims_for_many_nodes() -> None:
     """With a variable for each claim and node it would be left for later; a controller meets such batches all the
     time while many claims are submitted."""
     load()
-    devices = [device(f"d{number}") for number in range(4)]
-    pools = [pool(f"p{node}", f"n{node}", "gpu", devices=devices) for node in range(40)]
-    waiting = [claim(f"c{n}", {"deviceClass": "gpu", "requests": {"count": 1 + n % 3}}) for n in range(30)]
+    devices = [device(f"d{number}") for number in range(6)]
+    pools = [pool(f"p{node}", f"n{node}", "gpu", devices=devices[: 1 + node % 6]) for node in range(160)]
+    waiting = [claim(f"c{n}", {"deviceClass": "gpu", "requests": {"count": 1 + n % 3}}) for n in range(250)]
     ready = prepare(read_documents([device_class("gpu", driver="gpu"), *pools, *waiting]))
     size = model_size(ready.snapshot, Ledger.of(ready.snapshot, ready.holdings), ready.units)
-    assert size > ways.COLUMNS_SIZE
+    assert ways.QUICK_SIZE < size < ways.EXACT_SIZE
     outcome = search_parts(ready.snapshot, ready.holdings, ready.units, placement="pack", ends=None, is_quick=True)
     assert not outcome.unproven
     assert all(level.is_proven for level in outcome.levels)
+
+
+def test_a_node_without_devices_does_not_end_a_round() -> None:
+    load()
+    nodes: list[Manifest] = [{"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"n{n}"}} for n in range(30)]
+    slices = [
+        {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice"}
+        | dra.slice_(f"s{n}", [dra.device(f"d{i}") for i in range(4)] if n else [], pool=f"p{n}", nodeName=f"n{n}")
+        for n in range(29)
+    ]
+    claims = [
+        {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", **dra.claim(dra.request("r", 2), name=f"c{n}")}
+        for n in range(20)
+    ]
+    classes = [{"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", **dra.ANY}]
+    answer = Fleet.from_manifests([*nodes, *slices, *classes]).allocate_all(claims, is_quick=True)
+    assert [each["allocated"] for each in answer["claims"]] == [True] * 20
+
+
+def test_a_quick_search_of_many_parts_answers_those_that_it_has_time_for() -> None:
+    """An even share of its time would cut each of them short."""
+    load()
+    documents = [device_class("gpu", driver="gpu")]
+    for node in range(300):
+        devices = [device(f"d{n}", attributes={"node": node}) for n in range(4)]
+        documents.append(pool(f"p{node}", f"n{node}", "gpu", devices=devices))
+    waiting = [
+        claim(f"c{node}-{n}", {"deviceClass": "gpu", "constraints": f"device.node == {node}", "requests": {"count": 2}})
+        for node in range(300)
+        for n in range(3)
+    ]
+    answer = Fleet.from_manifests(documents).allocate_all(waiting, 3.0, is_quick=True)
+    given = [each["allocated"] for each in answer["claims"]]
+    assert sum(given) >= 2 * 20
+    assert len(answer["unproven"]) % 3 == 0
+
+
+def test_a_quick_search_gives_up_columns_that_take_long_to_find() -> None:
+    """Any six of 24 devices with different amounts: an exact model of so few claims is there at once."""
+    load()
+    devices = [device(f"d{n}", resources={"memory": str(1000 + n)}) for n in range(24)]
+    waiting = [
+        claim(
+            f"c{n}", {"deviceClass": "gpu", "requests": {"count": 6, "memory": str(6050 + n)}, "limits": {"count": 9}}
+        )
+        for n in range(20)
+    ]
+    ready = prepare(
+        read_documents([device_class("gpu", driver="gpu"), pool("p", "n", "gpu", devices=devices), *waiting])
+    )
+    quickly = allocate_quickly(ready.snapshot, ready.holdings, ready.units, placement="pack", ends=None)
+    outcome = search_parts(ready.snapshot, ready.holdings, ready.units, placement="pack", ends=None, is_quick=True)
+    assert quickly is None
+    assert [level.value for level in outcome.levels if level.goal == "satisfied"] == [4]
+    assert not outcome.unproven
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "after another"])
+def test_a_search_of_one_unit_that_was_cut_short_proves_nothing(monkeypatch: pytest.MonkeyPatch, alone: bool) -> None:
+    """Not that it fits nowhere, nor that an equal one does."""
+    load()
+    place = singles.place
+
+    def out_of_steps(*arguments: Any, **options: Any) -> None:
+        raise OutOfSteps
+
+    devices = [device(name) for name in "abc"]
+    waiting = [claim(name, {"deviceClass": "gpu", "requests": {"count": len(name)}}) for name in ("1", "22", "33")]
+    ready = prepare(
+        read_documents([device_class("gpu", driver="gpu"), pool("p", "n", "gpu", devices=devices), *waiting])
+    )
+    one, *two = ready.units
+    rest = singles.Singles(
+        ready.snapshot, ready.holdings, Ledger.of(ready.snapshot, ready.holdings), "pack", time.monotonic() + 100
+    )
+    if not alone:
+        assert rest.place(one)
+    with monkeypatch.context() as patch:
+        patch.setattr(singles, "place", out_of_steps)
+        patch.setattr(singles, "optimize", lambda model, **options: optimize(model, **options | {"ends": 0.0}))
+        for unit in two:
+            assert rest.place(unit) == []
+    assert rest.satisfied[0] < rest.possible[0] == len(two) + (not alone)
+    assert singles.place is place
+    assert rest.place(two[0])
 
 
 def test_splitting_by_device_gives_up_the_fewest_pools_and_nothing_else() -> None:

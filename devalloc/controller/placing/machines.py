@@ -72,7 +72,7 @@ def claims_of(machine: Object) -> list[ClaimKey]:
 
 def is_deleting(machine: Object) -> bool:
     """True once somebody asked for its deletion."""
-    return "deletionTimestamp" in machine["metadata"]
+    return machine["metadata"].get("deletionTimestamp") is not None
 
 
 def runs(machine: Object) -> bool:

@@ -35,13 +35,14 @@ def solve_with_machines(
     from devalloc_solver import solve_manifests  # takes a while to load
 
     ends = end_of(deadline, time.monotonic())
-    readable, rest = gate.apart(documents)
-    placing = with_machines(readable)
+    apart = gate.apart(documents)
+    placing = with_machines(apart.readable)
 
     def solve(asked: list[Object]) -> Answer:
-        return solve_manifests([*asked, *rest], placement=placement, deadline=left_of(ends))
+        written = [*map(apart.written, asked), *apart.rest]
+        return solve_manifests(written, placement=placement, deadline=left_of(ends))
 
-    answer = gate.answered(placing.documents, solve, admin_namespaces)
+    answer = gate.answered(placing.documents, solve, admin_namespaces, beside=apart.rest)
     if not placing.objects:
         return answer
     return _with_machines_named(answer, placing)

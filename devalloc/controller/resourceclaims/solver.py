@@ -64,12 +64,14 @@ class WarmCluster:
         self._fleet: ResourceFleet | None = None
         self._told: dict[Name, Object] = {}
         self.is_again = False
-        """whether the same question would be answered with more at once: there was no time for all expressions"""
+        """whether what was asked since the last ``tell`` would be answered with more at once: there was no time for all
+        expressions"""
 
     def tell(self, documents: Mapping[Name, Object]) -> bool:
         """All there is but claims that wait; whether anything of it is new."""
         from devalloc_solver.dra.fleet import ResourceFleet  # takes a while to load
 
+        self.is_again = False  # a round in which nothing waits tells, and does not ask
         if self._fleet is None:
             self._searches.forget()
             self._fleet = ResourceFleet.from_manifests(documents.values(), placement=self._placement)

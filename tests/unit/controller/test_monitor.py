@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -156,6 +158,29 @@ def test_an_alarm_that_could_not_be_told_is_told_at_the_next_look() -> None:
     assert watching.seen is seen
     watching.look()
     assert told.take() == [("SeveralOwners", "a"), ("SeveralOwners", "b")]
+
+
+def test_an_alarm_that_cannot_be_told_is_logged_once_until_it_changes(caplog: pytest.LogCaptureFixture) -> None:
+    store = Objects()
+
+    def look() -> Seen:
+        return Seen("1", overview(store.objects), NOW)
+
+    def logged(times: int) -> int:
+        caplog.clear()
+        for _ in range(times):
+            with contextlib.suppress(RuntimeError):
+                watching.look()
+        return len(caplog.messages)
+
+    watching = Monitor(look, (store,), Mock(side_effect=RuntimeError))  # type: ignore[arg-type]
+    pair = [gpu_pool(), holder("DeviceClaim", "a"), holder("DeviceClaim", "b")]
+    store.objects = pair
+    assert logged(3) == 1
+    store.objects = pair[:2]
+    assert logged(1) == 0
+    store.objects = pair
+    assert logged(3) == 1, "it began anew"
 
 
 @pytest.mark.parametrize("kind", CLAIMS)

@@ -21,6 +21,7 @@ from devalloc.controller.resourceclaims.solver import WarmCluster
 from devalloc.controller.resourceclaims.state import Cluster
 from devalloc.controller.resourceclaims.suiting import suits
 from devalloc.controller.resourceclaims.waiting import Want, wants
+from devalloc.controller.searches import Searches
 from devalloc.controller.told import Told
 from devalloc.store import Event, EventType, Forbidden
 from devalloc.store.kubernetes import ApiError
@@ -28,6 +29,7 @@ from devalloc.store.kubernetes.reflector import Reflector
 from devalloc_solver import budget
 from devalloc_solver.budget import OUT_OF_TIME, TOO_EXPENSIVE_ONCE, Costs
 from devalloc_solver.dra import selectors
+from devalloc_solver.reasons import SEARCHING
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.waiting import until
 
@@ -636,6 +638,31 @@ def test_an_event_names_no_claims_of_other_namespaces() -> None:
         thread.join(60)
     assert all("used by a claim of another namespace" in note for note in notes), notes
     assert not any("secret" in note for note in notes), notes
+
+
+@pytest.mark.parametrize("left", ["nothing", "no node"])
+def test_no_round_comes_at_once_if_nothing_of_what_was_left_waits(left: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round leaves claims to the next one; before that, their pods are deleted or their node is cordoned."""
+
+    def unfinished(searches: Searches, fleet: object, documents: object, claims: list[Object], *_: object) -> Object:
+        told = {"allocated": False, "reason": "SearchLimit", "message": "", "allocations": None, SEARCHING: True}
+        return {"claims": [{**each["metadata"], **told} for each in claims], "again": True}
+
+    monkeypatch.setattr(Searches, "solve", unfinished)
+    allocator = ResourceClaimAllocator(Mock(), stamp="1 a")
+    pods = [{"apiVersion": "v1", **pod(f"p{name}", name)} for name in "xy"]
+    # More than there is: claims that all get devices are not searched for.
+    there = [node("n"), a_slice("s", pool="n.devalloc"), ANY, claim("x"), claim("y"), *pods]
+    allocator._cluster.tell(Event(EventType.ADDED, each, "1") for each in there)
+    with ThreadPoolExecutor(1) as writers:
+        allocator.round(writers)
+        assert allocator._solver.is_again
+        if left == "nothing":
+            allocator._cluster.tell(Event(EventType.DELETED, each, "1") for each in pods)
+        else:
+            allocator._cluster.tell([Event(EventType.MODIFIED, node("n", unschedulable=True), "1")])
+        allocator.round(writers)
+    assert not allocator._solver.is_again
 
 
 @pytest.mark.parametrize("bound", ["steps", "time"])

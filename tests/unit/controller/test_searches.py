@@ -32,6 +32,8 @@ class FakeFleet:
 
     state: str = ""
     """what parts depend on beside their claims"""
+    finds: bool = False
+    """whether a round that may look finds places for the hard ones, though it proves nothing"""
     asked: list[list[str]] = field(default_factory=list)
 
     def allocate_all(
@@ -40,7 +42,7 @@ class FakeFleet:
         names = [(each["metadata"]["namespace"], each["metadata"]["name"]) for each in claims]
         self.asked.append([name for _, name in names])
         parts = {name[1][0] for name in names if name[1].startswith("h-hard")}
-        hard = [name for name in names if name[1][0] in parts]
+        hard = [name for name in names if name[1][0] in parts and (is_quick or not self.finds)]
         return {
             "claims": [answer(name, reason="SearchLimit" if name in hard else None) for name in names],
             "optimal": not hard,
@@ -161,6 +163,30 @@ def test_a_claim_that_was_overtaken_and_is_answered_now_gives_way_again(searches
     assert told(found) == {"h-hard": SEARCHING, "h-other": None}
 
 
+def test_a_claim_is_answered_though_claims_that_compete_with_it_come_and_go(searches: Searches, beside: Beside) -> None:
+    """Each search is for a part that is gone when it is over, so the claim takes what a round finds."""
+    fleet = FakeFleet(finds=True)
+    beside.go.set()
+    found = []
+    for number in range(3):
+        other = claim(f"h-{number}", {}, namespace="hard")
+        found.append(told(searches.solve(fleet, [], [HARD, other], 10.0))["h-hard"])
+        if found[-1] == SEARCHING:
+            until(searches.news, "the search is over")
+    assert None in found, found
+
+
+def test_results_that_no_call_takes_are_forgotten(
+    searches: Searches, beside: Beside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searches_module, "MOST_CALLS", 4)
+    beside.go.set()
+    for number in range(12):
+        searches.solve(FakeFleet(), [], [claim(f"h-hard-{number}", {})], 10.0)
+        until(searches.news, "the search is over")
+    assert len(searches._results) <= 5
+
+
 def test_all_is_answered_at_once_without_a_thread(beside: Beside) -> None:
     searches = Searches(beside.search)
     assert told(searches.solve(FakeFleet(), [], [HARD, EASY], 10.0)) == {"h-hard": "SearchLimit", "e": None}
@@ -207,6 +233,28 @@ def test_a_solver_that_cannot_be_loaded_is_a_failed_search_and_the_thread_goes_o
         assert told(searches.solve(FakeFleet(), [], [HARD], 10.0)) == {"h-hard": "DevicesInUse"}
 
 
+def test_rounds_together_wait_no_longer_for_the_solver_than_one(
+    beside: Beside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A solver that takes long to load holds up the first round, and not each one until it is there."""
+    now, waits, loaded = [0.0], list[float](), threading.Event()
+
+    class Loaded(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            assert timeout is not None
+            waits.append(timeout)
+            now[0] += timeout
+            return False
+
+    monkeypatch.setattr(searches_module, "_load_solver", loaded.wait)
+    searches = Searches(beside.search, clock=lambda: now[0], _solver_loaded=Loaded())
+    with searches.beside():
+        for _ in range(3):
+            assert told(searches.solve(FakeFleet(), [], [EASY, claim("f", {})], 10.0)) == {"e": None, "f": None}
+        loaded.set()
+    assert waits == [searches_module.LOAD_SECONDS]
+
+
 def test_a_round_of_several_calls_keeps_the_result_of_a_claim_that_one_of_them_does_not_ask_for(
     searches: Searches, beside: Beside
 ) -> None:
@@ -218,6 +266,20 @@ def test_a_round_of_several_calls_keeps_the_result_of_a_claim_that_one_of_them_d
     searches.solve(FakeFleet(), [], [EASY], 10.0)
     assert told(searches.solve(FakeFleet(), [], [HARD], 10.0)) == {"h-hard": "DevicesInUse"}
     assert len(beside.began) == 1
+
+
+def test_a_round_of_several_calls_keeps_the_result_of_a_claim_for_which_one_of_them_asks_with_others(
+    searches: Searches, beside: Beside
+) -> None:
+    """Quotas leave claims out of a later call of a round."""
+    fleet, other = FakeFleet(), claim("h-other", {}, namespace="hard")
+    beside.go.set()
+    for _ in range(4):
+        searches.solve(fleet, [], [HARD, other], 10.0)
+        found = searches.solve(fleet, [], [HARD], 10.0)
+        until(lambda: not (searches.news() or searches.is_busy), "the searches are over")
+    assert told(found) == {"h-hard": "DevicesInUse"}
+    assert sorted(beside.began) == [["h-hard"], ["h-hard", "h-other"]]
 
 
 def test_seconds_are_counted_by_namespace_with_a_bound(searches: Searches, beside: Beside) -> None:
