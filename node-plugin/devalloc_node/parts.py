@@ -96,13 +96,18 @@ class Machines(Protocol):
 
     def resume(self, key: str, deadline: Deadline) -> None: ...
 
+    def finish_start(self, key: str, deadline: Deadline) -> bool:
+        """Whether one whose start was cut off has a guest: it counts as running then. False: its CPUs never ran. Raises
+        NodeError if its devices get no addresses by the deadline, or nobody can tell."""
+
     def adopt(self, machine: VirtualMachine, deadline: Deadline) -> None: ...
 
     def stop(self, key: str, seconds: float | None, force: bool, deadline: Deadline) -> None:
         """Power it down; None: in its own time. ``force``: end it then. Raises Denied (``GuestRefused``)."""
 
     def undo_start(self, key: str, deadline: Deadline) -> None:
-        """End one whose CPUs never ran; it has failed then, and a restart policy holds for it."""
+        """End one whose start failed or was cut off, without asking its guest; it has failed then, and a restart policy
+        holds for it."""
 
     def forget(self, key: str, deadline: Deadline) -> None:
         """No longer in care: a stopped one is gone, an adopted one goes on."""

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 STANDING = ("CpusStopped", "DiskFailed")
 """Reasons of machines that run and whose CPUs do not."""
+FIRMWARE_SECONDS = 60.0
+"""What firmware and guest have to give the devices of a machine that starts their addresses."""
 REST_SECONDS = 5.0
 """What is left for giving a machine's devices back, however long its guest takes to power down."""
 
@@ -155,9 +157,11 @@ class Platform:
         """Start a machine (or adopt it) with all devices of its claims, or leave nothing of it.
 
         It is started with its CPUs stopped and runs only once every device is in it. Called again after a crash, it
-        goes on. ``still``: asked once nobody else can change the machine; ``patience``: seconds that others who change
-        it are waited for; ``as_it_was``: it is started with the amounts that were last asked of it, as its policy
-        has it. Raises NodeError, ``NotWanted`` if not still, ``Busy`` if patience ends.
+        goes on; a guest that runs and whose devices get no addresses then is ended, and started again, if it has no
+        room for them or has had FIRMWARE_SECONDS; else it is kept, and the error says why. ``still``: asked
+        once nobody else can change the machine; ``patience``: seconds that others who change it are waited for;
+        ``as_it_was``: it is started with the amounts that were last asked of it, as its policy has it. Raises
+        NodeError, ``NotWanted`` if not still, ``Busy`` if patience ends.
         """
         key = "/".join(machine.key)
         is_adopted = machine.spec.adopt is not None
@@ -167,6 +171,8 @@ class Platform:
             there = self.machines.get(key)
             if there is not None:
                 self._owned(key, machine.metadata.uid or "")
+                if there.is_paused and self._finished(key, due):
+                    there = self.machine(key)
             begins = there is None or not there.runs or there.is_paused
             if there is not None and not begins:
                 refuse_other(there, spec_of(machine))
@@ -244,8 +250,7 @@ class Platform:
                 return False
             machine = self._owned(key, owner)
             if machine.runs and not machine.adopted:
-                patience, at_once = 0 if machine.is_paused else seconds, force or machine.is_paused
-                self.machines.stop(key, patience, at_once, due.before(REST_SECONDS))
+                self.machines.stop(key, seconds, force, due.before(REST_SECONDS))
             self._give_back(key, due, force, caller)
             if machine.adopted:  # it goes on, and nobody here would know any more what is plugged into it
                 self._unplug_all(machine, due, force, caller)
@@ -329,6 +334,19 @@ class Platform:
         raise Denied(
             "MachineExists", f"another machine on node {self.node_name} is called {key}; delete that one first"
         )
+
+    def _finished(self, key: str, due: Deadline) -> bool:
+        """Whether a machine whose start was cut off runs now. False: it is to be ended, and started again. Raises
+        NodeError where its guest may still come up: it is kept, however little time the caller has."""
+        # What is left is for starting it again.
+        is_full, patience = due.seconds >= FIRMWARE_SECONDS, max(FIRMWARE_SECONDS, due.seconds / 2)
+        try:
+            return self.machines.finish_start(key, due.capped(patience))
+        except Denied as error:
+            if error.code != "NoPciWindow" and not (error.code == "GuestNotReady" and is_full):
+                raise
+            log.warning("machine %s runs, and its start, which was cut off, cannot be finished: %s", key, error)
+            return False
 
     def _clear(self, key: str, there: Machine | None, due: Deadline, caller: str) -> None:
         """Before a machine begins: end what a start that was cut off left, and forget the plugs of its last run."""

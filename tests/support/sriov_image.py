@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import tomllib
@@ -203,6 +204,10 @@ def _furnish(root: Path) -> None:
     (root / "etc/hostname").write_text("guest\n")
     paths = "/project", "/project/solver", "/project/node-plugin"
     (root / "usr/lib/python3/dist-packages/project.pth").write_text("\n".join(paths) + "\n")
+    # Files of the guest belong to who has built it. If that is not root, mount and others would run as that user.
+    for path in root.rglob("*"):
+        if not path.is_symlink() and (mode := path.stat().st_mode) & (stat.S_ISUID | stat.S_ISGID):
+            path.chmod(stat.S_IMODE(mode) & ~(stat.S_ISUID | stat.S_ISGID))
     if not (root / "usr/bin/sh").exists():
         (root / "usr/bin/sh").symlink_to("dash")
     if not (root / "usr/bin/python3").exists():

@@ -104,6 +104,9 @@ class ToyMachines:
         self._check("resume", key)
         self.known[key] = replace(self.known[key], is_paused=False, phase="Running", reason="", message="")
 
+    def finish_start(self, key: str, deadline: Deadline) -> bool:
+        return False  # the CPUs of one that is paused never ran
+
     def adopt(self, machine: VirtualMachine, deadline: Deadline) -> None:
         key = self._check("adopt", "/".join(machine.key))
         if key not in self.known:

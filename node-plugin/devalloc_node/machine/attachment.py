@@ -16,7 +16,8 @@ from devalloc.inventory.bars import BarSizes
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from devalloc_node.grant import ClaimRef
-from devalloc_node.machine import adopt, devices, pci, placement
+from devalloc_node.machine import adopt, devices, lost, pci, placement
+from devalloc_node.machine.looks import LOOK_SECONDS
 from devalloc_node.machine.machines import Machines
 from devalloc_node.machine.process import Process, holds
 from devalloc_node.machine.records import PLUGS, MachineRecord, host_of
@@ -108,7 +109,7 @@ class AttachmentKind:
     def apply(self, target: str, value: Value, deadline: Deadline) -> None:
         """Plug it in and see the guest give it addresses, or (None) take it out and see QEMU let go of its nodes.
 
-        While a machine starts nobody gives addresses yet: ``Machines.resume`` sees to that. Raises Denied:
+        Before its CPUs run nobody gives addresses: ``Machines.resume`` sees to that. Raises Denied:
         ``GuestRefused`` (retryable) where the guest keeps it, ``NoPciWindow``, ``GuestNotReady`` (retryable) where it
         gives no addresses; Unknown where QEMU does not answer.
         """
@@ -143,7 +144,7 @@ class AttachmentKind:
                 self._owner.own(node, record.user, record.user)
         busy = f"QEMU of machine {key} puts a device in; with the first one it locks all memory, and answers after that"
         with self._machines.busy(key, busy), self._machines.line(record) as monitor:
-            runs = record.state != "starting"
+            runs = not lost.never_ran(self._machines, record, deadline)
             if runs:
                 placement.check_runs(monitor, key, deadline)
             device = _device(name, value)
@@ -161,7 +162,7 @@ class AttachmentKind:
         content = self._known(target)
         if found is not None:
             record, process = found
-            if record.state == "starting":
+            if lost.never_ran(self._machines, record, Deadline.after(LOOK_SECONDS)):
                 # No guest is there that could let go, and nothing has happened in it yet.
                 self._machines.undo_start(key, deadline)
             else:

@@ -127,7 +127,7 @@ class Kept:
 
     def to_restart(self) -> Sequence[VirtualMachine]:
         """Machines of no object that should run by their restart policy and do not: after a reboot, because they ended,
-        or because their start was cut off (or is under way) before their CPUs ran."""
+        or because their start was cut off (or is under way)."""
         found: list[VirtualMachine] = []
         if self.config.dry_run:
             return found
@@ -138,7 +138,7 @@ class Kept:
                 record = record_of(key, content)
                 if record.spec.adopt or not record.spec.running:
                     continue
-                # Where its CPUs never ran no policy forbids it, and nobody else would end what waits there.
+                # One that was not started to its end no policy forbids, and nobody else would end what waits there.
                 if record.state == "starting" or (record.comes_back and self.process_of(record) is None):
                     found.append(record.machine)
         return found

@@ -122,7 +122,7 @@ class Looks:
 def ended(record: MachineRecord, config: MachineConfig) -> MachineRecord:
     """What is to be noted of a machine that was known to live and does not."""
     words = logs.last_words(config, record.spec.id)
-    if record.state == "starting":  # its CPUs never ran, so that no policy forbids to start it again
+    if record.state == "starting":  # not to its end, so that no policy forbids to start it again
         return record.become("failed", "MachineDidNotStart", f"it was not started to the end: {words}".rstrip(": "))
     asked = record.state == "stopping" or record.reason == "StopWanted"
     code, text = ("StoppedOnRequest", "it was stopped on request") if asked else ("MachineEnded", "it ended")

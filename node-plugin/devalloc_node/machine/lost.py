@@ -16,6 +16,7 @@ from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.machine import adopt, lifefile
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.kept import Kept
+from devalloc_node.machine.looks import LOOK_SECONDS
 from devalloc_node.machine.monitor import Monitor
 from devalloc_node.machine.process import Process
 from devalloc_node.machine.records import MACHINES, MachineRecord
@@ -31,6 +32,26 @@ PAUSED = "prelaunch"
 def is_paused(monitor: Monitor, deadline: Deadline) -> bool:
     """Whether QEMU waits to let its CPUs run for the first time. Raises NodeError."""
     return bool(monitor.execute("query-status", deadline=deadline)["status"] == PAUSED)
+
+
+def never_ran(machines: Kept, record: MachineRecord, due: Deadline) -> bool:
+    """Whether a machine that lives has no guest yet: QEMU waits to let its CPUs run for the first time.
+
+    A record that says ``starting`` does not decide that alone: the plugin may have been killed after it let them run.
+    Raises NodeError if QEMU does not answer by ``due``. Who would end the machine gives it LOOK_SECONDS, whatever its
+    caller has left: a QEMU that is slow is not one without a guest.
+    """
+    if record.state != "starting":
+        return False
+    with machines.line(record) as monitor:
+        return is_paused(monitor, due)
+
+
+def is_without_guest(machines: Kept, record: MachineRecord) -> bool:
+    """As ``never_ran``. If QEMU does not answer, there may be a guest."""
+    with suppress(NodeError):
+        return never_ran(machines, record, Deadline.after(LOOK_SECONDS))
+    return False
 
 
 def is_another(record: MachineRecord, process: Process) -> bool:

@@ -175,6 +175,18 @@ class Machines(Kept):
             if record.state != "running" or record.reason:
                 self.put(record.become("running"))
 
+    def finish_start(self, key: str, deadline: Deadline) -> bool:
+        """Whether one whose start was cut off has a guest: it counts as running then. False if its CPUs never ran.
+
+        Raises NodeError as ``resume`` does if its guest gives the devices of claims no addresses before the deadline,
+        and if QEMU does not answer: there may be a guest then.
+        """
+        with self.hold(key, deadline, "finish the start"):
+            if lost.never_ran(self, self.known(key), Deadline.after(LOOK_SECONDS)):
+                return False
+            self.resume(key, deadline)
+            return True
+
     def adopt(self, machine: VirtualMachine, deadline: Deadline) -> None:
         """Take a QEMU into care that runs already. Nothing of it is touched.
 
@@ -217,27 +229,33 @@ class Machines(Kept):
     def stop(self, key: str, seconds: float | None, force: bool, deadline: Deadline) -> None:
         """Have its guest power down within ``seconds`` (None: as its spec says); with ``force`` end it then.
 
-        One whose CPUs never ran is ended at once. Success where it does not run. Raises Denied (``GuestRefused``,
-        retryable) where the guest goes on and there is no ``force``; Unknown.
+        One whose CPUs never ran is ended at once, if QEMU says so. Success where it does not run. Raises Denied
+        (``GuestRefused``, retryable) where the guest goes on and there is no ``force``; Unknown.
         """
         with self.hold(key, deadline, "stop"):
             record = self.known(key)
             process = self.process_of(record)
             if process is not None:
+                never_ran = lost.is_without_guest(self, record)
                 patience = record.spec.powerdown_seconds if seconds is None else seconds
-                if record.state != "starting":
+                patience = 0.0 if never_ran else min(patience, deadline.seconds)
+                if not never_ran:
                     self.put(record.become("stopping"))
                 try:
-                    self._end(record, process, patience, force, deadline)
+                    self._end(record, process, patience, force or never_ran, deadline)
                 except (Denied, Failed):  # it goes on
-                    was_asked = patience > 0 and record.state != "starting"  # whose CPUs never ran is asked nothing
+                    # One that did not answer before may do so now: without a guest nobody was asked.
+                    was_asked = patience > 0 and not lost.is_without_guest(self, record)
                     self.put(record.asked_to_stop() if was_asked else record)
                     raise
             self.put(record.become("stopped", "StoppedOnRequest", "it was stopped on request"))
             self._settling.gone(record)
 
     def undo_start(self, key: str, deadline: Deadline) -> None:
-        """End one whose CPUs never ran: its start failed, or was cut off. It has failed then, and stays wanted."""
+        """End one whose start failed, or was cut off and not finished. It has failed then, and stays wanted.
+
+        Its guest is not asked: if its CPUs run at all, it lacks what it was to be started with.
+        """
         with self.hold(key, deadline, "undo the start"):
             record = self.known(key)
             process = self.process_of(record)
@@ -306,7 +324,7 @@ class Machines(Kept):
                     deadline,
                     namespace=record.spec.namespace,
                     owner=record.spec.owner,
-                    is_starting=record.state == "starting",
+                    is_starting=lost.never_ran(self, record, deadline),
                 )
 
     def unplug(self, key: str, name: str, deadline: Deadline) -> bool:
@@ -367,17 +385,11 @@ class Machines(Kept):
 
     def _end(self, record: MachineRecord, process: Process, seconds: float, force: bool, deadline: Deadline) -> None:
         with self.line(record) as monitor:
-            never_ran = record.state == "starting"
-            with suppress(NodeError):  # one that does not answer is ended all the same
-                never_ran = never_ran and lost.is_paused(monitor, deadline.capped(LOOK_SECONDS))
-            seconds = min(seconds, deadline.seconds)
-            if not never_ran and not launch.power_down(monitor, process, seconds, deadline) and not force:
-                raise Denied(
-                    "GuestRefused",
-                    f"machine {record.spec.key}: the guest has not powered down within {seconds:.0f} s; "
-                    "when it does it stays stopped, and --force ends it now",
-                    retryable=True,
-                )
+            if not launch.power_down(monitor, process, seconds, deadline) and not force:
+                why = f"the guest has not powered down within {seconds:.0f} s; when it does it stays stopped, and"
+                if not seconds:
+                    why = "the guest has not been asked to power down, as there was no time for it;"
+                raise Denied("GuestRefused", f"machine {record.spec.key}: {why} --force ends it now", retryable=True)
             how = launch.end(monitor, record.spec.key, process)
         LOG.info("machine %s: %s", record.spec.key, how)
 

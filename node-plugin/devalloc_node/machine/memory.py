@@ -107,8 +107,8 @@ def scale(
             return goal
         raise Denied(
             "MemoryRoomExhausted",
-            f"machine {machine} has no virtio-mem device, so its memory stays as it was started; one that you adopt "
-            "with DIMM slots grows if you adopt it with --slot-size",
+            f"machine {machine} has no virtio-mem device, so it keeps the memory that it has ({_text(now.total)}); one "
+            "that you adopt with DIMM slots grows if you adopt it with --slot-size",
         )
     fixed = now.base + device.beside
     if goal < fixed:

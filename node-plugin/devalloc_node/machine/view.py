@@ -55,8 +55,8 @@ class Machine:
     started: MachineSpec | None = None
     """What it was started as, where that can be read: amounts change while it runs, the rest with its next start."""
     is_paused: bool = False
-    """It was started and its CPUs do not run yet: it waits for its devices."""
-
+    """Its start has not come to its end, as far as is known: its CPUs do not run yet, or, where the plugin was killed
+    meanwhile, its guest may still be giving its devices addresses."""
     plain: tuple[PlainDevice, ...] = ()
     """What was plugged in beside the devices of claims, as QEMU shows it."""
 

@@ -19,7 +19,7 @@ from devalloc_node.grant import ClaimRef
 from devalloc_node.machine.amounts import asked_of
 from devalloc_node.machine.translate import spec_of
 from devalloc_node.machine.view import Amounts, Machine
-from devalloc_node.platform import STANDING, Platform
+from devalloc_node.platform import FIRMWARE_SECONDS, STANDING, Platform
 from devalloc_node.vms import claims as claimed
 from devalloc_node.vms import objects
 from devalloc_node.vms.backoff import Backoff
@@ -31,8 +31,6 @@ from devalloc_node.vms.scaling import Scaling, amounts_of, as_permitted, guest_o
 CALLER = "virtualmachine"
 WORK_SECONDS = 30.0
 """For one change; powering down has its own time beside it."""
-FIRMWARE_SECONDS = 60.0
-"""More than that for one that starts with devices: its firmware gives them addresses before it counts as running."""
 SCALE_SECONDS = 10.0
 """For one amount: a guest that boots, or does not want to, is asked again later."""
 _AMOUNTS = {"vcpus": "vcpus", "cpu": "cpu_milli", "memory": "memory_bytes"}
@@ -132,7 +130,10 @@ class Keeper:
             if self._is_unplaced(held, vm) or not self._is_announced(held, vm):
                 return Outcome("NotPlaced", objects.why_not_admitted(held))
             begins = vm if self._scaling is None else as_permitted(vm, held)
-            firmware = FIRMWARE_SECONDS if refs else 0.0
+            # Its firmware gives devices addresses before it counts as running; one that was cut off in that is waited
+            # for first, and perhaps started again.
+            rounds = 2 if machine is not None and machine.is_paused else 1
+            firmware = rounds * FIRMWARE_SECONDS if refs else 0.0
             due = Deadline.after(WORK_SECONDS + spec_of(begins).locking_seconds + firmware)
             if (missing := self._create(begins, refs, due)) is not None:
                 return missing

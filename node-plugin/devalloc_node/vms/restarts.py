@@ -17,7 +17,7 @@ from devalloc_node.errors import NodeError
 from devalloc_node.grant import ClaimRef
 from devalloc_node.machine.spec import locking_seconds
 from devalloc_node.machine.translate import spec_of
-from devalloc_node.platform import Platform
+from devalloc_node.platform import FIRMWARE_SECONDS, Platform
 from devalloc_node.service.watching import Pulse
 from devalloc_node.vms.backoff import Backoff
 
@@ -107,10 +107,13 @@ class Restarts:
             there = self._platform.machines.get(key)
             wanted = None if there is None else there.wanted.memory_bytes
             memory = spec_of(machine).memory.use if wanted is None else wanted
+            seconds = WORK_SECONDS + (locking_seconds(memory) if refs else 0.0)
+            if refs and there is not None and there.is_paused:  # its start was cut off: its guest may still boot
+                seconds += FIRMWARE_SECONDS
             self._platform.create(
                 machine,
                 list(dict.fromkeys(refs)),
-                Deadline.after(WORK_SECONDS + (locking_seconds(memory) if refs else 0.0)),
+                Deadline.after(seconds),
                 caller="restart policy",
                 still=partial(self._is_due, key),
                 patience=_BUSY_SECONDS,

@@ -833,6 +833,26 @@ def test_a_guest_whose_cpus_run_is_asked_to_power_down_though_its_start_was_cut_
     assert [command for command, _ in qemu.said].count("system_powerdown") == 2 * asked
 
 
+@pytest.mark.parametrize("seconds", [0.3, 0])
+def test_a_guest_whose_start_was_cut_off_stays_stopped_once_it_was_asked(
+    machines: Machines,
+    cut_off: tuple[MachineRecord, FakeQemu],
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
+) -> None:
+    _, qemu = cut_off
+    monkeypatch.setattr(launch, "wait", lambda *_: False)
+    with pytest.raises(Denied) as denied:
+        machines.stop(KEY, seconds, False, soon())
+    was_asked = "system_powerdown" in [command for command, _ in qemu.said]
+    assert (denied.value.code, was_asked) == ("GuestRefused", bool(seconds))
+    assert ("when it does it stays stopped" in denied.value.message) == was_asked
+    monkeypatch.setattr(lifefile, "process_of", lambda machine, config: None)  # its guest powers down later
+    machines.recover()
+    assert machines.known(KEY).comes_back != was_asked
+    assert bool(machines.to_restart()) != was_asked
+
+
 def test_what_a_machine_left_in_its_folder_keeps_nobody_from_starting(
     machines: Machines, config: MachineConfig
 ) -> None:

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from devalloc.api.virtualmachine import VirtualMachine
 from devalloc.inventory.bars import NO_BARS, BarSizes
+from devalloc_node import platform
 from devalloc_node.audit import to_file
 from devalloc_node.deadline import Deadline
-from devalloc_node.errors import Denied, Failed
+from devalloc_node.errors import Denied, Failed, NodeError
+from devalloc_node.grant import ClaimRef
 from devalloc_node.journal import open_journal
-from devalloc_node.machine import adopt, launch, placement
+from devalloc_node.machine import adopt, attachment, launch, lost, machines, placement
 from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.config import Folder, MachineConfig
 from devalloc_node.machine.machines import Machines
 from devalloc_node.machine.process import process
 from devalloc_node.machine.records import MACHINES, MachineRecord, content_of
-from devalloc_node.machine.spec import machine_id
+from devalloc_node.machine.spec import Disk, PlainDevice, machine_id
 from devalloc_node.machine.view import Amounts
 from devalloc_node.platform import Platform
 from tests.support.fake_qmp import FakeQemu
@@ -476,3 +481,204 @@ def test_one_whose_start_was_cut_off_does_not_wait_for_ever_whatever_its_policy(
     world.machines.recover()  # it does not live: a start that failed, of which somebody was told
     assert world.machines.to_restart() == []
     assert world.platform.machine(KEY).phase == "Failed"
+
+
+@pytest.mark.parametrize(("status", "is_asked"), [("running", True), ("prelaunch", False)])
+def test_a_guest_whose_start_was_cut_off_is_asked_before_its_machine_is_deleted(
+    world: World, monkeypatch: pytest.MonkeyPatch, status: str, is_asked: bool
+) -> None:
+    monkeypatch.setattr(launch, "_QUIT_SECONDS", 0.1)
+    with cut_off(world, status) as (lives, qemu):
+        if is_asked:
+            with pytest.raises(Denied) as denied:
+                world.platform.delete(KEY, 0.3, due())
+            assert denied.value.code == "GuestRefused"
+            assert [command for command, _ in qemu.said] == ["system_powerdown"]
+            assert lives.poll() is None
+        assert world.platform.delete(KEY, 0.3, due(), force=is_asked)
+        assert ("system_powerdown" in [command for command, _ in qemu.said]) == is_asked
+        assert lives.wait(60)
+    assert world.machines.list() == []
+
+
+def test_a_guest_whose_start_was_cut_off_has_time_to_give_its_devices_addresses(world: World) -> None:
+    with cut_off(world, "running") as (lives, qemu):
+        ref = plugged_in(world, qemu)
+        qemu.gives_addresses = False
+        world.machines.recover()
+        assert world.platform.machine(KEY).phase == "Starting"
+        before = qemu.connections
+        with ThreadPoolExecutor(1) as other:
+            created = other.submit(world.platform.create, virtual_machine("m"), [ref], due())
+            until(lambda: qemu.connections > before + 1, "the guest is waited for", 10)
+            qemu.gives_addresses = True
+            there = created.result(60)
+        assert (there.phase, there.id, there.pid) == ("Running", qemu.uuid, lives.pid)
+        assert "quit" not in [command for command, _ in qemu.said]
+        assert world.platform.claims.is_in(ref, KEY)
+
+
+def test_a_guest_whose_start_was_cut_off_is_ended_and_started_again_if_it_gives_no_addresses(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "_QUIT_SECONDS", 0.1)
+    with cut_off(world, "running") as (lives, qemu):
+        ref = plugged_in(world, qemu)
+        qemu.bar_sizes["a/0"] = 16 * GIB
+        with pytest.raises(Denied, match="kernel /none"):  # nothing can be started here
+            world.platform.create(virtual_machine("m"), [ref], due())
+        assert lives.wait(60)
+        assert "system_powerdown" not in [command for command, _ in qemu.said]
+
+
+@pytest.mark.parametrize("status", ["running", "prelaunch"])
+def test_a_guest_whose_start_was_cut_off_is_asked_for_the_device_of_a_claim(
+    world: World, monkeypatch: pytest.MonkeyPatch, status: str
+) -> None:
+    monkeypatch.setattr(launch, "_QUIT_SECONDS", 0.1)
+    with cut_off(world, "running") as (lives, qemu):
+        ref = plugged_in(world, qemu)
+        qemu.status = status
+        world.platform.unprepare(ref, due())
+        if status == "running":
+            assert (lives.poll(), qemu.devices, world.machines.known(KEY).state) == (None, {}, "starting")
+        else:
+            assert lives.wait(60)
+        assert world.bench.is_initial()
+
+
+def test_a_guest_that_has_not_had_the_time_to_give_addresses_is_kept_however_short_its_caller_waits(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "_QUIT_SECONDS", 0.1)
+    with cut_off(world, "running") as (lives, qemu):
+        ref = plugged_in(world, qemu)
+        qemu.gives_addresses = False
+        with pytest.raises(Denied) as denied:
+            world.platform.create(virtual_machine("m"), [ref], Deadline.after(0.4))
+        assert (denied.value.code, denied.value.retryable) == ("GuestNotReady", True)
+        assert (lives.poll(), world.machines.known(KEY).state) == (None, "starting")
+        assert "quit" not in [command for command, _ in qemu.said]
+        monkeypatch.setattr(platform, "FIRMWARE_SECONDS", 0.2)
+        with pytest.raises(Denied, match="kernel /none"):  # nothing can be started here
+            world.platform.create(virtual_machine("m"), [ref], Deadline.after(1))
+        assert lives.wait(60)
+
+
+@pytest.mark.parametrize("status", ["running", "prelaunch"])
+def test_a_qemu_that_is_slower_than_its_caller_waits_is_asked_whether_it_has_a_guest(
+    world: World, monkeypatch: pytest.MonkeyPatch, status: str
+) -> None:
+    monkeypatch.setattr(launch, "_QUIT_SECONDS", 0.1)
+    with cut_off(world, status) as (lives, qemu):
+        qemu.trouble["query-status"] = "late"
+        if status == "running":
+            with pytest.raises(Denied) as denied:
+                world.platform.stop(KEY, None, Deadline.after(0.2))
+            assert denied.value.code == "GuestRefused"
+            assert (lives.poll(), world.machines.known(KEY).state) == (None, "starting")
+        else:
+            assert world.platform.stop(KEY, None, Deadline.after(0.2)).phase == "Stopped"
+            assert lives.wait(60)
+
+
+def test_a_machine_whose_qemu_does_not_answer_may_have_a_guest_and_is_ended_only_by_force(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "_QUIT_SECONDS", 0.1)
+    for module in (lost, machines, attachment):
+        monkeypatch.setattr(module, "LOOK_SECONDS", 0.2)
+    with cut_off(world, "running") as (lives, qemu):
+        ref = plugged_in(world, qemu)
+        qemu.trouble["query-status"] = "hang"
+        with pytest.raises(Denied) as denied:
+            world.platform.stop(KEY, 0.1, due())
+        assert (denied.value.code, lives.poll()) == ("GuestRefused", None)
+        assert not world.machines.known(KEY).comes_back, "it may have been asked"
+        world.machines.put(MachineRecord(virtual_machine("m").to_manifest(), "starting", qemu.uuid))
+        for change in (
+            lambda: world.platform.unprepare(ref, due()),
+            lambda: world.platform.create(virtual_machine("m"), [ref], due()),
+        ):
+            with pytest.raises(NodeError):
+                change()
+            assert (lives.poll(), world.machines.known(KEY).state) == (None, "starting")
+        assert "quit" not in [command for command, _ in qemu.said]
+        assert world.platform.unprepare(ref, Deadline.after(20), force=True) == [KEY]
+        assert lives.wait(60)
+        assert world.bench.is_initial()
+
+
+def test_a_machine_without_a_guest_stays_one_though_its_qemu_did_not_answer_as_it_was_to_stop(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "_QUIT_SECONDS", 0.1)
+    monkeypatch.setattr(lost, "LOOK_SECONDS", 0.5)
+    with cut_off(world, "prelaunch") as (lives, qemu):
+        qemu.trouble["query-status"] = "hang"
+
+        def power_down(*_: object) -> bool:
+            qemu.trouble.pop("query-status", None)
+            return False
+
+        monkeypatch.setattr(launch, "power_down", power_down)
+        with pytest.raises(Denied) as denied:
+            world.platform.stop(KEY, 0.1, due())
+        assert (denied.value.code, world.machines.known(KEY).state) == ("GuestRefused", "starting")
+        assert world.platform.stop(KEY, 0.1, due()).phase == "Stopped"
+        assert lives.wait(60)
+
+
+def test_a_start_that_failed_just_now_is_undone_though_qemu_does_not_answer(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "_QUIT_SECONDS", 0.1)
+    for module in (lost, machines, attachment):
+        monkeypatch.setattr(module, "LOOK_SECONDS", 0.2)
+    with contextlib.ExitStack() as stack:
+
+        def start(machine: VirtualMachine, *_: object, **__: object) -> None:
+            lives, qemu = stack.enter_context(cut_off(world, "prelaunch"))
+            qemu.trouble |= {"device_add": "hang", "query-status": "hang"}
+            started.append(lives)
+
+        started: list[subprocess.Popen[bytes]] = []
+        monkeypatch.setattr(world.machines, "start", start)
+        ref = world.bench.add("a/slot-0")
+        with pytest.raises(NodeError):
+            world.platform.create(virtual_machine("m"), [ref], Deadline.after(13))
+        assert started[0].wait(60)
+        assert (world.machines.list(), world.bench.is_initial()) == ([], True)
+
+
+def test_what_is_put_in_after_a_start_was_cut_off_needs_a_guest_that_runs(world: World) -> None:
+    image = world.machines.config.state.parent / "image"
+    image.write_bytes(b"content".ljust(GIB >> 10))
+    with cut_off(world, "paused") as (_, qemu):
+        for put_in in (
+            lambda: world.platform.attach(world.bench.add("a/slot-0"), KEY, due()),
+            lambda: world.platform.plug(KEY, PlainDevice("d", Disk(str(image), "raw")), due()),
+        ):
+            with pytest.raises(Denied, match="'paused'") as denied:
+                put_in()
+            assert denied.value.code == "GuestNotReady"
+        assert (qemu.devices, world.bench.is_initial()) == ({}, True)
+
+
+@contextmanager
+def cut_off(world: World, status: str) -> Iterator[tuple[subprocess.Popen[bytes], FakeQemu]]:
+    """A machine that lives, and whose start the journal does not know to have ended: the plugin was killed."""
+    config = world.machines.config
+    with memory_qemu(config) as qemu, living(config, "-uuid", qemu.uuid) as lives:
+        qemu.status = status
+        world.machines.put(MachineRecord(virtual_machine("m").to_manifest(), "starting", qemu.uuid))
+        yield lives, qemu
+
+
+def plugged_in(world: World, qemu: FakeQemu) -> ClaimRef:
+    """A claim whose device was put in before the CPUs were let run; it has no address yet."""
+    now, qemu.status = qemu.status, "prelaunch"
+    ref = world.bench.add("a/slot-0")
+    world.platform.attach(ref, KEY, due())
+    qemu.status = now
+    return ref

@@ -322,6 +322,19 @@ def test_memory_that_somebody_else_plugged_in_counts_and_stays(tmp_path: Path, d
     machine.close()
 
 
+@pytest.mark.parametrize("goal", [2 * GIB, 768 * MIB])
+def test_a_machine_without_virtio_mem_keeps_the_memory_that_it_has_also_of_somebody_elses_dimms(
+    qemu: FakeQemu, line: QmpMonitor, goal: int
+) -> None:
+    qemu.room = 0
+    qemu.backends["theirs"] = str(512 * MIB)
+    qemu.devices["dimm-of-theirs"] = {"driver": "pc-dimm", "memdev": "theirs"}
+    with pytest.raises(Denied, match=r"it keeps the memory that it has \(1Gi\);.*--slot-size") as denied:
+        memory.scale(line, KEY, goal, soon(), dimm_bytes=None)
+    assert denied.value.code == "MemoryRoomExhausted"
+    assert qemu.said == []
+
+
 def test_dimms_come_and_go_with_their_memory_of_the_host(qemu: FakeQemu, line: QmpMonitor) -> None:
     qemu.room = 0
     for goal, dimms in ((GIB + 512 * MIB, 2), (512 * MIB, 0), (GIB, 1)):
