@@ -122,7 +122,6 @@ def files_option(*, required: bool, help: str = "") -> Decorator:
             multiple=True,
             required=required,
             metavar="PATH",
-            callback=_refuse_empty,
             help=help or "A manifest file, a folder of them, or - for stdin; may be given several times.",
         )
         recursive = click.option(
@@ -136,13 +135,6 @@ def files_option(*, required: bool, help: str = "") -> Decorator:
         return files(recursive(function))
 
     return decorate
-
-
-def _refuse_empty(ctx: click.Context, param: click.Parameter, files: tuple[str, ...]) -> tuple[str, ...]:
-    """An empty path would be the current folder: `delete -f "$FILE"` with a variable that is not set."""
-    if "" in files:
-        raise click.BadParameter("the path is empty; for the current folder write '.'", ctx, param)
-    return files
 
 
 def _note_recursive(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:

@@ -25,6 +25,8 @@ _FROM_KUBECTL = {
     "--server": "the kubeconfig says which: --kubeconfig PATH",
 }
 """Options of kubectl that most verbs do not have, and what to do instead."""
+_PATH = re.compile(r"\b(PATH|DIR|FILE)\b")
+"""How options that are read by a function of ours, not by click, show that they are paths."""
 _INVALID_CHOICE = re.compile(r"'(.*)' is not one of", re.DOTALL)
 
 
@@ -111,11 +113,26 @@ class Verb(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
+            may_be_empty = "" in args or any(arg.endswith("=") for arg in args)
+            if may_be_empty and not ctx.resilient_parsing:  # completion reports nothing
+                self._refuse_empty_paths(ctx, args)
             return super().parse_args(ctx, args)
         except click.UsageError as error:
             if not (advice := self._advice_on(error)):
                 raise
             raise click.UsageError(f"{error.format_message().removesuffix('.')}; {advice}", ctx) from error
+
+    def _refuse_empty_paths(self, ctx: click.Context, args: list[str]) -> None:
+        """An empty path would be the current folder: `delete -f "$FILE"` with a variable that is not set.
+
+        This is done here for every option and word, and before click makes '' the same Path as '.'.
+        """
+        given, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        for param in order:
+            values = given.get(param.name)
+            if takes_path(param) and (values == "" or (isinstance(values, list | tuple) and "" in values)):
+                advice = "; for the current folder write '.'" if _takes_folder(param) else ""
+                raise click.BadParameter(f"the path is empty{advice}", ctx, param)
 
     def _advice_on(self, error: click.UsageError) -> str | None:
         """What to do about it, where click does not say."""
@@ -152,6 +169,17 @@ class Verb(click.Command):
         if code:
             ctx.exit(code)
         return 0
+
+
+def takes_path(param: click.Parameter) -> bool:
+    """Whether it is a file or folder. One whose default is "" may be empty, which means none."""
+    names_one = _PATH.search(param.metavar or "") is not None
+    return (isinstance(param.type, click.Path) or names_one) and param.default != ""
+
+
+def _takes_folder(param: click.Parameter) -> bool:
+    kind = param.type
+    return not kind.file_okay if isinstance(kind, click.Path) else "FILE" not in (param.metavar or "")
 
 
 def translated(error: Exception) -> click.ClickException:

@@ -150,6 +150,51 @@ def _verbs(command: click.Command, words: tuple[str, ...] = ()) -> Iterator[tupl
         yield words, command
 
 
+def _takes_path(param: click.Parameter) -> bool:
+    """One whose default is "" may be empty: the guest monitor's program, which there need not be."""
+    names_one = re.search(r"\b(PATH|DIR|FILE)\b", param.metavar or "")
+    return (isinstance(param.type, click.Path) or names_one is not None) and param.default != ""
+
+
+TAKE_PATHS = [
+    (words, command, param) for words, command in _verbs(cli) for param in command.params if _takes_path(param)
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "command", "param"), TAKE_PATHS, ids=[" ".join((*words, param.opts[0])) for words, _, param in TAKE_PATHS]
+)
+def test_an_empty_path_is_refused_by_its_name(
+    words: tuple[str, ...], command: click.Command, param: click.Parameter
+) -> None:
+    """It would be the current folder: `backup "$FILE"` with a variable that is not set. Nothing is run here."""
+    written = [[""]]
+    if isinstance(param, click.Option):
+        written = [[name, ""] for name in param.opts] + [[f"{name}="] for name in param.opts if name[:2] == "--"]
+    for arguments in written:
+        with pytest.raises(click.BadParameter) as raised:
+            command.make_context(words[-1], arguments)
+        message = raised.value.format_message()
+        assert "the path is empty" in message
+        assert (arguments[0].rstrip("=") or param.make_metavar(click.Context(command))) in message
+    complete = command.make_context(words[-1], written[0], resilient_parsing=True)
+    assert complete.params
+
+
+def test_some_options_and_words_take_paths() -> None:
+    found = {" ".join((*words, param.opts[0])) for words, _, param in TAKE_PATHS}
+
+    assert found > {
+        "warm replica -f",
+        "apply -f",
+        "apply paths",
+        "backup path",
+        "crds -d",
+        "up --store",
+        "node --state",
+    }
+
+
 NEED_WORDS = [words for words, command in _verbs(cli) if any(each.required for each in command.params)]
 
 

@@ -74,7 +74,7 @@ def arguments(folder: Path, *more: str) -> list[str]:
         (["--scaling", "--permits", "http://127.0.0.1/", "--permits-port", "1"], "with --permits there is none"),
         (["--scaling", "--permits", "http://127.0.0.1/", "--permits-without-token"], "with --permits there is none"),
         (["--permits-without-token"], "--permits-without-token needs --scaling"),
-        (["--image-folder", ""], "--image-folder must be a folder such as"),
+        (["--image-folder", ":any"], "--image-folder must be a folder such as"),
         (["--image-folder", "/etc/passwd"], "--image-folder must be a folder such as"),
         (["--qmp-folder", "/run:shared"], "write /run:any"),
         (["--machine-users", "5"], "--machine-users must be a range such as 2146435072-2146437071, not '5'"),

@@ -32,8 +32,8 @@ def test_a_damaged_snapshot_is_bad_input(devalloc: Shell, tmp_path: Path, part: 
     assert f"{path} is not a snapshot" in done.err
 
 
-def test_an_empty_store_name_is_bad_input(devalloc: Shell) -> None:
-    done = devalloc("get", "pools", "--store", "")
+def test_a_store_that_names_no_file_is_bad_input(devalloc: Shell) -> None:
+    done = devalloc("get", "pools", "--store", ".")
     assert done.code == 2
     assert "names no file" in done.err
 

@@ -166,6 +166,12 @@ def test_a_folder_is_no_deployment(tmp_path: Path, devalloc: Shell) -> None:
     assert (done.code, done.err) == (2, f"error: {tmp_path} is a folder; name the file of one deployment\n")
 
 
+def test_an_empty_name_is_no_folder(devalloc: Shell) -> None:
+    done = devalloc("warm", "replica", "-f", "")
+    assert done.code == 2
+    assert "Invalid value for '-f' / '--file': the path is empty" in done.err
+
+
 def test_a_warning_is_no_error(tmp_path: Path, devalloc: Shell) -> None:
     nothing = tmp_path / "f.yaml"
     nothing.write_text("# nothing yet\n")
