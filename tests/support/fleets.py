@@ -58,7 +58,7 @@ def fill(store: Store, *objects: Object) -> None:
 def held(store: Store, name: str, namespace: str = "default") -> list[str]:
     """The devices of a claim as pool/device."""
     status = store.get("DeviceClaim", namespace, name).get("status", {})
-    return [f"{entry['devicePoolName']}/{entry['deviceName']}" for entry in status.get("allocations", [])]
+    return [f"{entry['devicePoolName']}/{entry['deviceName']}" for entry in status.get("allocations") or ()]
 
 
 def annotations(store: Store, name: str, namespace: str = "default") -> dict[str, str]:
