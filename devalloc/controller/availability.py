@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from devalloc.api.claim import DeviceAllocation, DeviceClaim
-from devalloc.api.decode import decode
+from devalloc.api.decode import Decoded, decode
 from devalloc.api.deviceclass import DeviceClass
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
 from devalloc.api.pool import AttributeValue, Device, DevicePool
@@ -116,16 +116,21 @@ class Counted:
     """Which machine a claim stands for that is no object."""
 
 
-def count(documents: Sequence[Object]) -> Counted:
-    """Of all objects, of which the pools are ``with_cordons``."""
-    placed, held = _held(documents, Made())
+def count(documents: Sequence[Object], made: Made) -> Counted:
+    """Of all objects, of which the pools are ``with_cordons``. Pools are read as ``decoded``."""
+    placed, held = _held(documents, made)
     used = uses(held)
     counted = [
         CountedPool(doc, pool, use := used.get(pool.metadata.name, {}), available(pool, use))
         for doc in placed.documents
-        if doc["kind"] == "DevicePool" and isinstance(pool := decode(doc).object, DevicePool)
+        if doc["kind"] == "DevicePool" and isinstance(pool := decoded(doc, made).object, DevicePool)
     ]
     return Counted(counted, held, placed.names)
+
+
+def decoded(doc: Object, made: Made) -> Decoded:
+    """An object as ``decode`` reads it, which is asked for several times."""
+    return made.of("decoded", doc, partial(decode, doc))
 
 
 def numbers(documents: Sequence[Object], made: Made) -> list[tuple[Object, int, int]]:

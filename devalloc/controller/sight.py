@@ -6,13 +6,14 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from devalloc.api.cordon import NODE
 from devalloc.controller.overview import Overview, overview, within
 from devalloc.controller.overview.claims import has_untold
+from devalloc.controller.reading import Look, Reading
 from devalloc.store import Forbidden, NotServed, Object, Store, StoreError
 
 log = logging.getLogger(__name__)
@@ -50,9 +51,15 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    objects: list[Object] = field(default_factory=list)
-    versions: tuple[str, ...] = ()
+    looks: tuple[Look, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def objects(self) -> Iterator[Object]:
+        return (obj for look in self.looks for obj in look.objects.values())
+
+    def __add__(self, more: _Read) -> _Read:
+        return _Read(self.looks + more.looks, self.notes + more.notes)
 
 
 class Sight:
@@ -76,8 +83,11 @@ class Sight:
         self._beside = beside
         self._clock = clock
         self._lock = threading.Lock()
+        self._readings: dict[frozenset[str], Reading] = {}
+        """By the kinds that are read together, so that what has not changed is not read again."""
         self._seen: Seen | None = None
-        self._read: tuple[tuple[str, ...], tuple[str, ...]] = (), ()
+        self._read = _Read()
+        """What was seen was made of this."""
         self._refused: dict[str, tuple[float, str]] = {}
         """By kind that could not be read: until when it is left alone, and what is said of it."""
         self._run, self._number = secrets.token_hex(4), 0
@@ -100,68 +110,72 @@ class Sight:
             return self._seen
 
     def _looked(self, before: Seen | None) -> Seen:
-        more = _Read() if self._beside is None else self._read_beside(self._beside)
+        read = self._read_all()
+        if remark := self._remarks():
+            read = _Read(notes=(remark,)) + read
+        trouble = "the API server does not answer" if _is_silent(self._store) else ""
+        now = datetime.now(UTC)
+        if before is None or not self._is_as_it_was(read):
+            found = overview(read.objects, read.notes)
+            if self._namespace is not None:
+                found = within(found, self._namespace)
+            self._read = read
+            if before is None or before.overview != found:
+                return Seen(self._version(), found, now, trouble, bool(remark))
+        if before.trouble == trouble:
+            return replace(before, at=now)
+        return Seen(self._version(), before.overview, now, trouble, before.warns)
+
+    def _is_as_it_was(self, read: _Read) -> bool:
+        """The very same objects: a ``Reading`` gives the same mapping for as long as nothing changes."""
+        pairs = zip(read.looks, self._read.looks, strict=False)
+        same = len(read.looks) == len(self._read.looks) and all(new.objects is old.objects for new, old in pairs)
+        return same and read.notes == self._read.notes
+
+    def _read_all(self) -> _Read:
+        if self._beside is None:
+            return _Read((self._look(self._store, (*KINDS, *(kind for kind in BESIDE if kind != NODE))),))
+        more = self._read_beside(self._beside)
         try:
-            here = [kind for kind in BESIDE if kind != NODE] if self._beside is None else ()
-            objects, version = self._store.list((*KINDS, *here))
+            return _Read((self._look(self._store, KINDS),)) + more
         except NotServed:
-            if self._beside is None:
-                raise
             # Nodes publish ResourceSlices only
-            objects, version, more = [], "", replace(more, notes=(NO_KINDS, *more.notes))
+            return _Read(notes=(NO_KINDS,)) + more
         except Forbidden:
-            if self._beside is None:
-                raise
             # Somebody who has rights in one namespace: pools and classes are the cluster's.
             ours = self._read_each(self._store, KINDS)
-            if not ours.objects and len(ours.notes) == len(KINDS):
+            if not ours.looks:
                 raise
-            objects, version, notes = ours.objects, " ".join(ours.versions), (*ours.notes, *more.notes)
-            more = replace(more, notes=notes)
-        if remark := self._remarks():
-            more = replace(more, notes=(remark, *more.notes))
-        trouble = "the API server does not answer" if _is_silent(self._store) else ""
-        now, read = datetime.now(UTC), ((version, *more.versions), more.notes)
-        if before is not None and read == self._read:
-            if before.trouble == trouble:
-                return replace(before, at=now)
-            return Seen(self._version(), before.overview, now, trouble, before.warns)
-        found = overview([*objects, *more.objects], more.notes)
-        if self._namespace is not None:
-            found = within(found, self._namespace)
-        self._read = read
-        if before is not None and before.overview == found and before.trouble == trouble:
-            return replace(before, at=now)
-        return Seen(self._version(), found, now, trouble, bool(remark))
+            return ours + more
 
     def _read_beside(self, store: Store) -> _Read:
         read = self._read_each(store, BESIDE)
         if store is not self._store and _is_silent(store):
-            return replace(read, notes=(*read.notes, OLD))
+            return read + _Read(notes=(OLD,))
         return read
 
     def _read_each(self, store: Store, wanted: Sequence[str]) -> _Read:
         """Each kind for itself."""
-        objects: list[Object] = []
-        versions: list[str] = []
+        looks: list[Look] = []
         notes: list[str] = []
         kinds = [*wanted]
         for kind in kinds:
             if (refused := self._refused.get(kind)) is None or self._clock() >= refused[0]:
                 try:
-                    found, version = store.list(kind)
+                    look = self._look(store, (kind,))
                 except StoreError as error:
                     refused = self._refused[kind] = self._clock() + AGAIN_SECONDS, _note(kind, error)
                 else:
                     self._refused.pop(kind, None)
-                    objects += found
-                    versions.append(version)
-                    if kind == "ResourceClaim" and has_untold(found):
+                    looks.append(look)
+                    if kind == "ResourceClaim" and has_untold(look.objects.values()):
                         kinds.append("Event")  # which only these need
                     continue
-            versions.append("")
             notes += [refused[1]] if refused[1] else []
-        return _Read(objects, tuple(versions), tuple(notes))
+        return _Read(tuple(looks), tuple(notes))
+
+    def _look(self, store: Store, kinds: Sequence[str]) -> Look:
+        return self._readings.setdefault(frozenset(kinds), Reading(store, kinds)).look()
 
     def _version(self) -> str:
         self._number += 1

@@ -15,9 +15,8 @@ from dataclasses import replace
 from devalloc.api import meta
 from devalloc.api.aside import is_aside
 from devalloc.api.cordon import NODE_CORDONED, closed_nodes, is_cordon, unknown_nodes, with_all_cordons
-from devalloc.api.decode import decode
 from devalloc.api.kinds import KINDS
-from devalloc.controller.availability import CountedPool, count
+from devalloc.controller.availability import CountedPool, count, decoded
 from devalloc.controller.claims import allocations, claims_among
 from devalloc.controller.overview import alarms, claims, machines, pools, slices
 from devalloc.controller.overview.facts import (
@@ -38,6 +37,7 @@ from devalloc.controller.overview.facts import (
 from devalloc.controller.overview.quotas import quotas
 from devalloc.controller.overview.words import MAX_TEXT, UNREADABLE, annotation, short
 from devalloc.controller.placing.machines import machines_among
+from devalloc.controller.reading import Made
 from devalloc.store import Object
 from devalloc_solver.naming import natural
 
@@ -67,7 +67,8 @@ def overview(documents: Iterable[Object], notes: Sequence[str] = ()) -> Overview
     documents = list(documents)
     closed = closed_nodes(documents)
     docs = with_all_cordons(documents)
-    counted = count(docs)
+    made = Made()
+    counted = count(docs, made)
     users = machines.users(docs)
     holders = pools.holders(counted, users)
     by_node: dict[str, list[Card]] = defaultdict(list)
@@ -97,7 +98,7 @@ def overview(documents: Iterable[Object], notes: Sequence[str] = ()) -> Overview
         ),
         quotas=tuple(bounds),
         classes=sum(doc["kind"] == "DeviceClass" for doc in docs),
-        problems=tuple(_problems(docs)),
+        problems=tuple(_problems(docs, made)),
         notes=tuple(map(short, notes)),
         counts=sum((node.counts for node in nodes), Counts()),
         cards=sum(len(node.cards) for node in nodes),
@@ -130,11 +131,11 @@ def _cordoned(one: CountedPool) -> str:
     return annotation(one.manifest, meta.CORDONED_NODE)
 
 
-def _problems(documents: Sequence[Object]) -> Iterable[str]:
+def _problems(documents: Sequence[Object], made: Made) -> Iterable[str]:
     """One line for each object of ours that cannot be read, or is on no node."""
     for doc in documents:
         if doc["kind"] in KINDS:
-            read = decode(doc)
+            read = decoded(doc, made)
             if read.object is None:
                 metadata = doc["metadata"]
                 name = "/".join(filter(None, (metadata.get("namespace"), metadata["name"])))

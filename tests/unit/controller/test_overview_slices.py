@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from devalloc.api.aside import TAINT, set_aside
 from devalloc.controller.overview import Card, overview
 from devalloc.controller.overview.claims import SCHEDULER, UNTOLD
 from devalloc.controller.sight import NO_KINDS, OLD, Sight
-from devalloc.store import Forbidden, Listing, NotServed, Unavailable
+from devalloc.store import Event, Expired, Forbidden, Listing, NotServed, Unavailable
 from tests.support.fleets import gpu_claim, gpu_class, gpu_pool
 from tests.support.overviews import adds_up, devices_of
 from tests.support.resource_api import (
@@ -216,8 +217,11 @@ class Cluster:
             told = self.of.get(kind, [])
             if isinstance(told, Exception):
                 raise told
-            found += told
+            found += ({**obj, "metadata": {**obj["metadata"], "resourceVersion": "1"}} for obj in told)
         return Listing(found, str(len(self.asked)))
+
+    def watch(self, kinds: Any, since: str, *, timeout: float) -> Iterator[Event]:
+        raise Expired("list again")
 
 
 def test_what_may_not_be_read_is_said_and_the_rest_is_shown() -> None:

@@ -7,6 +7,7 @@ import logging
 import re
 import socket
 import threading
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -28,7 +29,7 @@ from devalloc.controller.page.parts import Asked
 from devalloc.controller.page.render import MAX_ROWS, page, view
 from devalloc.controller.page.tree import MAX_NODES
 from devalloc.controller.sight import Sight
-from devalloc.store import Listing, Store, Unavailable
+from devalloc.store import Event, Listing, Store, Unavailable
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fleets import fill, gpu_claim, gpu_class, gpu_pool
 from tests.support.page import TOKEN, ask, served
@@ -396,6 +397,11 @@ class Sometimes:
             raise Unavailable("the API server does not answer")
         return self.store.list(kinds, namespace)
 
+    def watch(self, kinds: Any, since: str, *, timeout: float) -> Iterator[Event]:
+        if self.is_away:
+            raise Unavailable("the API server does not answer")
+        return self.store.watch(kinds, since, timeout=timeout)
+
 
 def test_a_store_is_read_when_somebody_looks_and_seldom(store: SQLiteStore) -> None:
     clock, sometimes = Clock(), Sometimes(store)
@@ -409,6 +415,7 @@ def test_a_store_is_read_when_somebody_looks_and_seldom(store: SQLiteStore) -> N
     fill(store, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "other"}})
     clock.now += 2
     assert sight.latest().version == second.version, "there is nothing else to see"
+    assert sometimes.lists == 1, "after the first time, only what changed is read"
     sometimes.is_away = True
     clock.now += 2
     third = sight.latest()
