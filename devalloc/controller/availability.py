@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from devalloc.api.claim import DeviceAllocation, DeviceClaim
-from devalloc.api.decode import Decoded, decode
+from devalloc.api.decode import decode
 from devalloc.api.deviceclass import DeviceClass
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
 from devalloc.api.pool import AttributeValue, Device, DevicePool
@@ -117,20 +117,16 @@ class Counted:
 
 
 def count(documents: Sequence[Object], made: Made) -> Counted:
-    """Of all objects, of which the pools are ``with_cordons``. Pools are read as ``decoded``."""
+    """Of all objects, of which the pools are ``with_cordons``. What claims hold is known from ``made``, if they are as
+    they were."""
     placed, held = _held(documents, made)
     used = uses(held)
     counted = [
         CountedPool(doc, pool, use := used.get(pool.metadata.name, {}), available(pool, use))
         for doc in placed.documents
-        if doc["kind"] == "DevicePool" and isinstance(pool := decoded(doc, made).object, DevicePool)
+        if doc["kind"] == "DevicePool" and isinstance(pool := decode(doc).object, DevicePool)
     ]
     return Counted(counted, held, placed.names)
-
-
-def decoded(doc: Object, made: Made) -> Decoded:
-    """An object as ``decode`` reads it, which is asked for several times."""
-    return made.of("decoded", doc, partial(decode, doc))
 
 
 def numbers(documents: Sequence[Object], made: Made) -> list[tuple[Object, int, int]]:

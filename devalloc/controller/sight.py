@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from devalloc.api.cordon import NODE
 from devalloc.controller.overview import Overview, overview, within
 from devalloc.controller.overview.claims import has_untold
-from devalloc.controller.reading import Look, Reading
+from devalloc.controller.reading import Look, Made, Reading
 from devalloc.store import Forbidden, NotServed, Object, Store, StoreError
 
 log = logging.getLogger(__name__)
@@ -85,6 +85,7 @@ class Sight:
         self._lock = threading.Lock()
         self._readings: dict[frozenset[str], Reading] = {}
         """By the kinds that are read together, so that what has not changed is not read again."""
+        self._made = Made()
         self._seen: Seen | None = None
         self._read = _Read()
         """What was seen was made of this."""
@@ -116,7 +117,8 @@ class Sight:
         trouble = "the API server does not answer" if _is_silent(self._store) else ""
         now = datetime.now(UTC)
         if before is None or not self._is_as_it_was(read):
-            found = overview(read.objects, read.notes)
+            found = overview(read.objects, read.notes, self._made)
+            self._made.turn()
             if self._namespace is not None:
                 found = within(found, self._namespace)
             self._read = read

@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from devalloc.api import meta
 from devalloc.api.aside import is_aside
 from devalloc.api.cordon import NODE_CORDONED, closed_nodes, is_cordon, unknown_nodes, with_all_cordons
+from devalloc.api.decode import decode
 from devalloc.api.kinds import KINDS
-from devalloc.controller.availability import CountedPool, count, decoded
+from devalloc.controller.availability import Counted, CountedPool, count
 from devalloc.controller.claims import allocations, claims_among
 from devalloc.controller.overview import alarms, claims, machines, pools, slices
 from devalloc.controller.overview.facts import (
@@ -62,12 +64,13 @@ __all__ = [
 ]
 
 
-def overview(documents: Iterable[Object], notes: Sequence[str] = ()) -> Overview:
-    """Of all objects that there are. Never raises for their content. ``notes``: what could not be read, and why."""
+def overview(documents: Iterable[Object], notes: Sequence[str] = (), made: Made | None = None) -> Overview:
+    """Of all objects that there are. Never raises for their content. ``notes``: what could not be read, and why.
+    ``made``: what earlier overviews made of objects that are the same still."""
+    made = made or Made()
     documents = list(documents)
     closed = closed_nodes(documents)
     docs = with_all_cordons(documents)
-    made = Made()
     counted = count(docs, made)
     users = machines.users(docs)
     holders = pools.holders(counted, users)
@@ -98,7 +101,7 @@ def overview(documents: Iterable[Object], notes: Sequence[str] = ()) -> Overview
         ),
         quotas=tuple(bounds),
         classes=sum(doc["kind"] == "DeviceClass" for doc in docs),
-        problems=tuple(_problems(docs, made)),
+        problems=tuple(_problems(docs, counted, made)),
         notes=tuple(map(short, notes)),
         counts=sum((node.counts for node in nodes), Counts()),
         cards=sum(len(node.cards) for node in nodes),
@@ -131,15 +134,24 @@ def _cordoned(one: CountedPool) -> str:
     return annotation(one.manifest, meta.CORDONED_NODE)
 
 
-def _problems(documents: Sequence[Object], made: Made) -> Iterable[str]:
+def _problems(documents: Sequence[Object], counted: Counted, made: Made) -> Iterable[str]:
     """One line for each object of ours that cannot be read, or is on no node."""
+    readable = {id(one.manifest) for one in counted.pools}
     for doc in documents:
-        if doc["kind"] in KINDS:
-            read = decoded(doc, made)
-            if read.object is None:
-                metadata = doc["metadata"]
-                name = "/".join(filter(None, (metadata.get("namespace"), metadata["name"])))
-                why = next((str(problem) for problem in read.problems if problem.is_error), "it cannot be read")
-                yield short(f"{doc['kind']} {name}: {why}")
+        if doc["kind"] in KINDS and id(doc) not in readable:
+            problem = made.of("problem", doc, partial(_problem, doc))
+            if problem:
+                yield problem
     for node, name in unknown_nodes(documents).items():
         yield short(f"DevicePool {name}: its node {node} is no Node of the cluster")
+
+
+def _problem(doc: Object) -> str:
+    """Why an object cannot be read; "" if it can."""
+    read = decode(doc)
+    if read.object is not None:
+        return ""
+    metadata = doc["metadata"]
+    name = "/".join(filter(None, (metadata.get("namespace"), metadata["name"])))
+    why = next((str(problem) for problem in read.problems if problem.is_error), "it cannot be read")
+    return short(f"{doc['kind']} {name}: {why}")
