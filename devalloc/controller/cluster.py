@@ -130,7 +130,12 @@ class Cluster:
         self.store = KubernetesStore(client, namespace=settings.namespace, may_write=lambda: self.lease.is_valid)
         self._shown = KubernetesStore(client, namespace=settings.namespace)
         self.recorder = Recorder(client, settings.instance)
-        self.monitor = Monitor(Sight(self.store, self._shown).latest, (self.store, self._shown), self.recorder.record)
+        self.monitor = Monitor(
+            Sight(self.store, self._shown).latest,
+            (self.store, self._shown),
+            self.recorder.record,
+            is_busy=self._is_answering,
+        )
         self.metrics = Metrics(
             lambda: self.controller.state == "leading",
             self.recorder,
@@ -195,6 +200,10 @@ class Cluster:
         """End all watches. ``run`` does so, unless it raises: then the process ends, and they with it."""
         self._shown.close()
         self.store.close()
+
+    def _is_answering(self) -> bool:
+        """Whether a round of either dialect is under way."""
+        return any(loop.began is not None for loop in (self.allocator, self._resource_claims) if loop is not None)
 
     def _searched(self) -> Mapping[str, float]:
         """Seconds by namespace, of both dialects."""

@@ -23,6 +23,10 @@ Object = dict[str, Any]
 
 SECONDS = 5.0
 """From one look to the next. A large fleet is looked at less often: see ``sight.SHARE``."""
+PAUSE = 1.0
+"""Seconds in which no claim is answered, after which it looks: a look holds up a round."""
+MOST_DELAY = 30.0
+"""Seconds after which it looks although claims are answered all the time."""
 SEVERAL_OWNERS, OVERCOMMITTED = "SeveralOwners", "Overcommitted"
 """Reasons of Events."""
 MOST_EVENTS = 1000
@@ -42,13 +46,15 @@ class Monitor:
         record: Callable[[Iterable[Told]], None],
         *,
         seconds: float | None = None,
+        is_busy: Callable[[], bool] = lambda: False,
     ) -> None:
         """``look``: of a ``Sight``. ``stores``: where the objects are that alarms are about; later ones have what the
-        first does not."""
+        first does not. ``is_busy``: whether claims are being answered."""
         self._look = look
         self._stores = tuple(stores)
         self._record = record
         self._seconds = SECONDS if seconds is None else seconds
+        self._is_busy = is_busy
         self._alarms: frozenset[_Key] = frozenset()
         """Those that were told."""
         self._logged: frozenset[_Key] = frozenset()
@@ -62,6 +68,7 @@ class Monitor:
         """Look until ``stop`` is set. Nothing that fails here keeps claims from being answered."""
         try:
             while not stop.is_set():
+                self._await_pause(stop)
                 try:
                     self.look()
                 except StoreError as error:
@@ -71,6 +78,12 @@ class Monitor:
                 stop.wait(self._seconds)
         finally:
             self.seen = None
+
+    def _await_pause(self, stop: threading.Event) -> None:
+        step, paused, waited = PAUSE / 4, 0.0, 0.0
+        while paused < PAUSE and waited < MOST_DELAY and not stop.wait(step):
+            waited += step
+            paused = 0.0 if self._is_busy() else paused + step
 
     def look(self) -> None:
         """Once. Raises StoreError."""

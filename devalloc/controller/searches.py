@@ -32,9 +32,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 QUICK = 0.25
-"""Seconds that a round may search."""
-LOAD_SECONDS = 2.0
-"""How long rounds wait for the solver to be loaded: from the first round that waits for it."""
+"""Seconds that a round may search; more on a busy machine (``quick_search_end``)."""
+LOAD_SECONDS = 5.0
+"""How long rounds wait for the solver to be loaded: from the first round that waits for it. Half a second is enough,
+but not on a machine that is busy with those who write the claims."""
 HALF_LIFE = 60.0
 """Seconds after which half of what a namespace has used counts no more."""
 RETRY = 60.0

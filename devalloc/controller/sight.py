@@ -98,7 +98,7 @@ class Sight:
         """What there is now, or was a moment ago. Raises StoreError where the store could never be read."""
         with self._lock:
             if self._seen is None or self._clock() >= self._next:
-                began = self._clock()
+                began = time.thread_time()
                 try:
                     self._seen = self._looked(self._seen)
                 except StoreError as error:
@@ -106,8 +106,7 @@ class Sight:
                         raise
                     log.warning("the page shows what was, for the store cannot be read: %s", error)
                     self._seen = replace(self._seen, trouble=str(error), version=self._version())
-                ended = self._clock()
-                self._next = ended + max(LEAST_SECONDS, SHARE * (ended - began))
+                self._next = self._clock() + max(LEAST_SECONDS, SHARE * (time.thread_time() - began))
             return self._seen
 
     def _looked(self, before: Seen | None) -> Seen:

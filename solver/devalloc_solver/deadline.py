@@ -13,6 +13,11 @@ only where somebody wants it to.
 CHECK_SECONDS = 0.5
 """How long the check of an answer may take beyond the deadline; an answer that is not checked by then is not given."""
 
+MOST_STRETCH = 4.0
+"""How many times its seconds a quick search may take on a busy machine."""
+
+_LEAST_CPU = 1e-3
+"""Seconds; less says nothing of how busy a machine is."""
 _NEVER = float("inf")
 _WHAT = "deadline must be a number of seconds, 0 (the first answer that is found) or more, or None for no limit"
 
@@ -20,6 +25,25 @@ _WHAT = "deadline must be a number of seconds, 0 (the first answer that is found
 def left_of(ends: float | None) -> float | None:
     """Seconds until a monotonic time; 0 when it is over, None for never."""
     return None if ends is None else max(0.0, ends - time.monotonic())
+
+
+def quick_search_end(deadline: float | None, started: float, cpu_started: float) -> float | None:
+    """The monotonic time at which a quick search ends that begins now.
+
+    It has all the seconds that the call was to take, for before the search the first call reads the whole fleet, and
+    more of them on a busy machine: such a search is bounded so that others need not wait for long, and if it is cut
+    short before it has looked at anything, all of it was in vain.
+
+    Args:
+        deadline: the seconds of the call, as ``end_of`` takes them.
+        started: monotonic time at which it began.
+        cpu_started: what ``time.thread_time`` was then.
+    """
+    now, cpu = time.monotonic(), time.thread_time()
+    if deadline is None:
+        return None
+    busy = (now - started) / max(cpu - cpu_started, _LEAST_CPU)
+    return end_of(deadline * min(max(busy, 1.0), MOST_STRETCH), now)
 
 
 def end_of(deadline: object, started: float) -> float | None:

@@ -114,7 +114,8 @@ class Fleet:
                 placed with them.
             deadline: seconds after which the best answer found is taken; None for as long as it takes.
             is_quick: leave claims that take long to search, so that the others do not wait: they are answered with
-                ``SearchLimit``, and ``unproven`` names them. A claim that competes with them for no device is answered
+                ``SearchLimit``, and ``unproven`` names them. The search then has all of ``deadline``, and on a
+                busy machine up to four times as long. A claim that competes with them for no device is answered
                 without them, and so may be given a device of another pool than all together would (S17, goal 3).
 
         Returns:

@@ -17,7 +17,7 @@ from devalloc_solver import gate
 from devalloc_solver.budget import SEARCH_CUT_SHORT, OutOfTime, SearchCutShort
 from devalloc_solver.check import check
 from devalloc_solver.collector import quiet_collector
-from devalloc_solver.deadline import end_of
+from devalloc_solver.deadline import end_of, quick_search_end
 from devalloc_solver.demand import Unit, build_units, late
 from devalloc_solver.dialects import manifests_of, speaks_kubernetes, strangers
 from devalloc_solver.eligibility import Eligibility
@@ -214,8 +214,10 @@ def solve_intake(
     """
     if placement not in PLACEMENTS:
         raise ValueError(f"placement must be one of {', '.join(PLACEMENTS)}, not {placement!r}")
-    ends = end_of(deadline, started)
+    ends, began, cpu_began = end_of(deadline, started), time.monotonic(), time.thread_time()
     prepared = prepare(intake, standing, ends=ends, started=started)
+    if is_quick:
+        ends = quick_search_end(deadline, began, cpu_began)
     outcome = search_parts(
         prepared.snapshot, prepared.holdings, prepared.units, placement=placement, ends=ends, is_quick=is_quick
     )

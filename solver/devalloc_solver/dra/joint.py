@@ -13,7 +13,7 @@ from devalloc_solver import overuse
 from devalloc_solver.assignment import Placement
 from devalloc_solver.budget import SEARCH_CUT_SHORT, SearchCutShort
 from devalloc_solver.collector import quiet_collector
-from devalloc_solver.deadline import end_of
+from devalloc_solver.deadline import end_of, quick_search_end
 from devalloc_solver.demand import Mode, Unit
 from devalloc_solver.dialects import manifests_of
 from devalloc_solver.dra.answers import answer_of, placed_answer, refusal_answer
@@ -99,8 +99,10 @@ def solve(
     is_quick: bool = False,
 ) -> dict[str, Any]:
     """The same for objects that are read; ``started`` is a monotonic time. ``is_quick``: see ``search_parts``."""
-    ends = end_of(deadline, started)
+    ends, began, cpu_began = end_of(deadline, started), time.monotonic(), time.thread_time()
     prepared = prepare(intake, gates, ends, started)
+    if is_quick:
+        ends = quick_search_end(deadline, began, cpu_began)
     outcome = search_parts(
         prepared.snapshot, prepared.holdings, prepared.units, placement=placement, ends=ends, is_quick=is_quick
     )

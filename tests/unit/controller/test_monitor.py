@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -34,12 +35,14 @@ CLAIMS = {
     "DeviceClaim": f"{POOLS}/namespaces/default/deviceclaims",
     "ResourceClaim": f"{SLICES}/namespaces/default/resourceclaims",
 }
+PAUSE = monitor.PAUSE
 NOW = datetime(2026, 1, 1, 0, 0, 30, tzinfo=UTC)
 
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monitor, "SECONDS", 0.05)
+    monkeypatch.setattr(monitor, "PAUSE", 0.04)
 
 
 def holder(kind: str, name: str) -> Object:
@@ -196,6 +199,33 @@ def test_an_alarm_names_no_claims_of_other_namespaces_on_a_claim(kind: str) -> N
     assert "secret" not in notes["default"]
     assert f"{kind} team-b/secret-" in notes["team-b"]
     assert "/mine" not in notes["team-b"]
+
+
+@pytest.mark.parametrize(
+    ("busy", "waited"),
+    [((), monitor.PAUSE), ((True,) * 12, 4 * monitor.PAUSE), ((True,) * 1000, monitor.MOST_DELAY)],
+    ids=["idle", "after a round", "rounds without end"],
+)
+def test_it_looks_between_rounds_but_not_for_ever(
+    busy: tuple[bool, ...], waited: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor, "PAUSE", PAUSE)
+    states, seconds, before = iter(busy), list[float](), list[float]()
+
+    class Stop(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            seconds.append(timeout or 0.0)
+            return self.is_set()
+
+    stop = Stop()
+
+    def look() -> Seen:
+        before.append(sum(seconds))
+        stop.set()
+        return Seen("1", overview([]), NOW)
+
+    Monitor(look, (), Mock(), is_busy=lambda: next(states, False)).run(stop)
+    assert before == [waited]
 
 
 def test_what_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
