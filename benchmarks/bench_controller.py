@@ -7,7 +7,7 @@ import ssl
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,7 @@ def _measured(cluster: Cluster, process: Process, began: float) -> Measured:
     submitted = time.monotonic() - asked
     until(lambda: len(history.answered()) >= CLAIMS, "every claim is answered", PATIENCE)
     answers = sorted(history.answered().values())
-    _settle(lambda: _requests(url))
+    _settle(url)
     requests, cpu = _requests(url) - before, _cpu(url) - spent
     row("claims are submitted", submitted, 0, 0)
     row("first answer", answers[0] - asked, 0, 0)
@@ -100,19 +100,19 @@ def _measured(cluster: Cluster, process: Process, began: float) -> Measured:
     history.close()
     if wrong := history.judge().wrong:
         raise RuntimeError(f"this is a bug: {wrong[:3]}")
-    _settle(lambda: _requests(url))
+    _settle(url)
     before, began, spent = _requests(url), time.monotonic(), _cpu(url)
     time.sleep(QUIET_SECONDS)
     row("nothing happens", time.monotonic() - began, _requests(url) - before, 0, _cpu(url) - spent)
     return found
 
 
-def _settle(count: Callable[[], float]) -> None:
-    """Until nothing but the lease is asked for."""
+def _settle(url: str) -> None:
+    """Until nothing but the lease is asked for, and nobody counts or looks any more at what was answered."""
     while True:
-        before = count()
-        time.sleep(7.0)  # longer than availableDevices may wait
-        if count() - before <= 3:
+        requests, cpu = _requests(url), _cpu(url)
+        time.sleep(13.0)  # longer than availableDevices may wait, and than the monitor from look to look
+        if _requests(url) - requests <= 5 and _cpu(url) - cpu < 0.2:
             return
 
 

@@ -41,6 +41,7 @@ from devalloc.controller.overview.words import MAX_TEXT, UNREADABLE, annotation,
 from devalloc.controller.placing.machines import machines_among
 from devalloc.controller.reading import Made
 from devalloc.store import Object
+from devalloc_solver.collector import quiet_collector
 from devalloc_solver.naming import natural
 
 __all__ = [
@@ -64,6 +65,7 @@ __all__ = [
 ]
 
 
+@quiet_collector()
 def overview(documents: Iterable[Object], notes: Sequence[str] = (), made: Made | None = None) -> Overview:
     """Of all objects that there are. Never raises for their content. ``notes``: what could not be read, and why.
     ``made``: what earlier overviews made of objects that are the same still."""
