@@ -117,8 +117,8 @@ class Counted:
 
 
 def count(documents: Sequence[Object], made: Made) -> Counted:
-    """Of all objects, of which the pools are ``with_cordons``. What claims hold is known from ``made``, if they are as
-    they were."""
+    """Of all objects; the pools among them are ``with_cordons``. What a claim holds is taken from ``made`` if the claim
+    has not changed."""
     placed, held = _held(documents, made)
     used = uses(held)
     counted = [

@@ -22,11 +22,11 @@ log = logging.getLogger(__name__)
 Object = dict[str, Any]
 
 SECONDS = 5.0
-"""From one look to the next. A large fleet is looked at less often: see ``sight.SHARE``."""
+"""From a look until it waits for the next pause. It looks at a large fleet less often: see ``sight.SHARE``."""
 PAUSE = 1.0
-"""Seconds in which no claim is answered, after which it looks: a look holds up a round."""
+"""It looks once no round has been under way for so many seconds, because a look slows a round down."""
 MOST_DELAY = 30.0
-"""Seconds after which it looks although claims are answered all the time."""
+"""After so many seconds it looks even if there are rounds all the time."""
 SEVERAL_OWNERS, OVERCOMMITTED = "SeveralOwners", "Overcommitted"
 """Reasons of Events."""
 MOST_EVENTS = 1000
@@ -58,7 +58,8 @@ class Monitor:
         self._alarms: frozenset[_Key] = frozenset()
         """Those that were told."""
         self._logged: frozenset[_Key] = frozenset()
-        """Those that are in the log: once each, however often the Event of one could not be recorded."""
+        """Those of the last look, which are in the log already: once each, however often the Event of one cannot be
+        recorded."""
         self._told_of: Overview | None = None
         """Whose alarms these are. If they could not be told, the next look tells them."""
         self.seen: Seen | None = None
@@ -69,6 +70,8 @@ class Monitor:
         try:
             while not stop.is_set():
                 self._await_pause(stop)
+                if stop.is_set():
+                    break
                 try:
                     self.look()
                 except StoreError as error:

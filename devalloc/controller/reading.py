@@ -76,12 +76,8 @@ def _order(item: tuple[Key, Object]) -> tuple[str, str, str]:
 
 
 def _known(before: Object | None, obj: Object) -> Object:
-    """The object as it was known before, where it is in the same state."""
-    if before is None:
-        return obj
-    old, new = before["metadata"], obj["metadata"]
-    same = (old.get("uid"), old["resourceVersion"]) == (new.get("uid"), new["resourceVersion"])
-    return before if same else obj
+    """The object as it was known before, if it is the same. Its resourceVersion does not say so after a restore."""
+    return before if before is not None and before == obj else obj
 
 
 class Made:

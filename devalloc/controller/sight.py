@@ -23,7 +23,8 @@ BESIDE = ("ResourceQuota", NODE, "ResourceSlice", "ResourceClaim", "DeviceTaintR
 """What is shown as well where it can be read. Of an embedded store Nodes do not count."""
 LEAST_SECONDS = 1.0
 SHARE = 10
-"""However many look, and however large the fleet is: no more than one part in so many of a CPU is spent."""
+"""However many look, and however large the fleet is: no more than one part in so many of a CPU is spent.
+What counts is the CPU time of the thread that looks."""
 NO_KINDS = (
     "There are no DevicePools, DeviceClaims or VirtualMachines: devalloc's own kinds are not installed in this cluster."
 )
@@ -84,11 +85,13 @@ class Sight:
         self._clock = clock
         self._lock = threading.Lock()
         self._readings: dict[frozenset[str], Reading] = {}
-        """By the kinds that are read together, so that what has not changed is not read again."""
+        """By the kinds that are read together, each always from the same store. Only what changed is read again."""
+        self._identity = ""
+        """Of an embedded store: another one after a restore."""
         self._made = Made()
         self._seen: Seen | None = None
         self._read = _Read()
-        """What was seen was made of this."""
+        """What ``_seen`` was made from."""
         self._refused: dict[str, tuple[float, str]] = {}
         """By kind that could not be read: until when it is left alone, and what is said of it."""
         self._run, self._number = secrets.token_hex(4), 0
@@ -116,8 +119,8 @@ class Sight:
         trouble = "the API server does not answer" if _is_silent(self._store) else ""
         now = datetime.now(UTC)
         if before is None or not self._is_as_it_was(read):
-            found = overview(read.objects, read.notes, self._made)
             self._made.turn()
+            found = overview(read.objects, read.notes, self._made)
             if self._namespace is not None:
                 found = within(found, self._namespace)
             self._read = read
@@ -128,13 +131,16 @@ class Sight:
         return Seen(self._version(), before.overview, now, trouble, before.warns)
 
     def _is_as_it_was(self, read: _Read) -> bool:
-        """The very same objects: a ``Reading`` gives the same mapping for as long as nothing changes."""
+        """Whether these are the very same objects: a ``Reading`` gives the same mapping as long as nothing changes."""
         pairs = zip(read.looks, self._read.looks, strict=False)
         same = len(read.looks) == len(self._read.looks) and all(new.objects is old.objects for new, old in pairs)
         return same and read.notes == self._read.notes
 
     def _read_all(self) -> _Read:
         if self._beside is None:
+            if (identity := self._store.identity()) != self._identity:
+                self._identity = identity
+                self._readings.clear()
             return _Read((self._look(self._store, (*KINDS, *(kind for kind in BESIDE if kind != NODE))),))
         more = self._read_beside(self._beside)
         try:
@@ -145,7 +151,7 @@ class Sight:
         except Forbidden:
             # Somebody who has rights in one namespace: pools and classes are the cluster's.
             ours = self._read_each(self._store, KINDS)
-            if not ours.looks:
+            if not ours.looks and len(ours.notes) == len(KINDS):
                 raise
             return ours + more
 

@@ -192,6 +192,11 @@ class Allowance:
         """What is evaluated from now on may take as long as the search: it serves to find out the reasons."""
         self.ends = self.until
 
+    def prolong(self, until: float | None) -> None:
+        """The call has to answer at another time, and its search is about to begin."""
+        self.until = until
+        self.begin_search()
+
     @property
     def is_over(self) -> bool:
         """Whether the call should have answered: what it finds out now may be less than there is to know."""

@@ -17,7 +17,8 @@ MOST_STRETCH = 4.0
 """How many times its seconds a quick search may take on a busy machine."""
 
 _LEAST_CPU = 1e-3
-"""Seconds; less says nothing of how busy a machine is."""
+"""Seconds of CPU, taken as the least: after less the ratio says little."""
+
 _NEVER = float("inf")
 _WHAT = "deadline must be a number of seconds, 0 (the first answer that is found) or more, or None for no limit"
 
@@ -28,15 +29,15 @@ def left_of(ends: float | None) -> float | None:
 
 
 def quick_search_end(deadline: float | None, started: float, cpu_started: float) -> float | None:
-    """The monotonic time at which a quick search ends that begins now.
+    """The monotonic time at which a quick search that begins now is to end.
 
-    It has all the seconds that the call was to take, for before the search the first call reads the whole fleet, and
-    more of them on a busy machine: such a search is bounded so that others need not wait for long, and if it is cut
-    short before it has looked at anything, all of it was in vain.
+    The search gets all of ``deadline``, whatever the preparation took: the first call reads the whole fleet, and a
+    search that is cut short before it has looked at anything is wasted. On a busy machine it gets more, by the ratio of
+    the preparation's time to the CPU time that this thread had for it, up to ``MOST_STRETCH`` times.
 
     Args:
-        deadline: the seconds of the call, as ``end_of`` takes them.
-        started: monotonic time at which it began.
+        deadline: seconds that the search may take on an idle machine, as for ``end_of``.
+        started: monotonic time at which the preparation began.
         cpu_started: what ``time.thread_time`` was then.
     """
     now, cpu = time.monotonic(), time.thread_time()

@@ -209,8 +209,10 @@ def solve_intake(
     """The answers to the claims of an intake; see ``solve_manifests``.
 
     ``started``: monotonic time from which ``deadline`` and ``seconds`` count. ``standing``: see ``prepare``.
-    ``is_quick``: see ``search_parts``. Raises ValueError or TypeError for a ``placement`` or ``deadline`` that is none,
-    AnswerRefused for a bug of the solver.
+    ``is_quick``: see ``search_parts``; then the search has ``deadline`` for itself.
+
+    Raises ValueError or TypeError for a ``placement`` or ``deadline`` that is none, AnswerRefused for a bug of the
+    solver.
     """
     if placement not in PLACEMENTS:
         raise ValueError(f"placement must be one of {', '.join(PLACEMENTS)}, not {placement!r}")
@@ -218,6 +220,7 @@ def solve_intake(
     prepared = prepare(intake, standing, ends=ends, started=started)
     if is_quick:
         ends = quick_search_end(deadline, began, cpu_began)
+        prepared.eligibility.allowance.prolong(ends)
     outcome = search_parts(
         prepared.snapshot, prepared.holdings, prepared.units, placement=placement, ends=ends, is_quick=is_quick
     )

@@ -19,8 +19,8 @@ from tests.support import plainyaml
 
 GROUP = "devmgmtproto.k8s.io/v1alpha1"
 INTERRUPTED = (130, -signal.SIGINT)
-"""How a command ends after Ctrl-C. Python ends itself by the signal if it came inside exec(), as when an import makes a
-dataclass; a shell shows both as 130."""
+"""How a command ends after Ctrl-C. Python kills itself with the signal if it arrives inside exec(), as when an import
+defines a dataclass; a shell shows both as 130."""
 Object = dict[str, Any]
 
 

@@ -68,7 +68,7 @@ __all__ = [
 @quiet_collector()
 def overview(documents: Iterable[Object], notes: Sequence[str] = (), made: Made | None = None) -> Overview:
     """Of all objects that there are. Never raises for their content. ``notes``: what could not be read, and why.
-    ``made``: what earlier overviews made of objects that are the same still."""
+    ``made``: what earlier overviews made of objects that have not changed since."""
     made = made or Made()
     documents = list(documents)
     closed = closed_nodes(documents)

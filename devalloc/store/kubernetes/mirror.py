@@ -58,11 +58,13 @@ class Mirror:
     def __init__(self, deletions_kept: int) -> None:
         self.changed = threading.Condition(threading.RLock())
         """Told when there is something new. Who reads several things that belong together holds it."""
-        self.newest = self._forgotten = time.time_ns() // 1000
+        self.newest = self._forgotten = self._first = time.time_ns() // 1000
         self._deletions_kept = deletions_kept
         self._entries: dict[Key, _Entry] = {}
         """In the order of their last change."""
         self._kinds: dict[str, set[Key]] = {}
+        self._last: dict[str, int] = {}
+        """By kind, the place of its last change."""
         self._gone: deque[_Gone] = deque()
         self._gone_bytes = 0
         self._dead: dict[str, int] = {}
@@ -161,7 +163,7 @@ class Mirror:
             self._lose(key, entry.uid, marshal.loads(entry.content), version)
             entry = None
         self._dead.pop(uid, None)
-        at = self._next()
+        at = self._next(key.kind)
         if entry is None:
             born = _Entry(marshal.dumps(obj), uid, version, at, at, at, at if obj.get("status") else 0)
             self._entries[key] = born
@@ -186,7 +188,7 @@ class Mirror:
             del self._entries[key]
             self._kinds[key.kind].discard(key)
         content = marshal.dumps(last)
-        self._gone.append(_Gone(key, content, uid, self._next(), version))
+        self._gone.append(_Gone(key, content, uid, self._next(key.kind), version))
         self._gone_bytes += len(content)
         self._dead[uid] = version
         while len(self._gone) > self._deletions_kept or self._gone_bytes > BYTES_KEPT:
@@ -196,8 +198,9 @@ class Mirror:
                 del self._dead[oldest.uid]
             self._forgotten = oldest.at
 
-    def _next(self) -> int:
+    def _next(self, kind: str) -> int:
         self.newest += 1
+        self._last[kind] = self.newest
         self.changed.notify_all()
         return self.newest
 
@@ -222,6 +225,9 @@ class Mirror:
     def events(self, kinds: frozenset[str], since: int, *, deletions: bool) -> tuple[list[Event], int]:
         """What changed after ``since``, in order, and the place up to which that is all. Raises Expired."""
         with self.changed:
+            is_ours = self._first <= since <= self.newest
+            if is_ours and all(self._last.get(kind, 0) <= since for kind in kinds):
+                return [], self.newest
             if 0 < since < self._forgotten or since > self.newest:
                 raise Expired(f"place {since} is too old or of another process (now {self.newest}); list again")
             found: list[tuple[int, EventType, bytes]] = []

@@ -98,7 +98,8 @@ def solve(
     *,
     is_quick: bool = False,
 ) -> dict[str, Any]:
-    """The same for objects that are read; ``started`` is a monotonic time. ``is_quick``: see ``search_parts``."""
+    """The same for objects that are read; ``started`` is a monotonic time. ``is_quick``: see ``search_parts``;
+    then the search has ``deadline`` for itself."""
     ends, began, cpu_began = end_of(deadline, started), time.monotonic(), time.thread_time()
     prepared = prepare(intake, gates, ends, started)
     if is_quick:

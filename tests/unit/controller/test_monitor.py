@@ -228,6 +228,18 @@ def test_it_looks_between_rounds_but_not_for_ever(
     assert before == [waited]
 
 
+def test_it_does_not_look_when_it_is_stopped_in_a_pause() -> None:
+    """By then another process may lead."""
+    stop, look = threading.Event(), Mock()
+
+    def is_busy() -> bool:
+        stop.set()
+        return False
+
+    Monitor(look, (), Mock(), is_busy=is_busy).run(stop)
+    assert look.call_count == 0
+
+
 def test_what_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """And keeps nobody from being answered."""
     with running(FakeClient(FakeKube())) as cluster:

@@ -8,9 +8,10 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -397,6 +398,9 @@ class Sometimes:
             raise Unavailable("the API server does not answer")
         return self.store.list(kinds, namespace)
 
+    def identity(self) -> str:
+        return self.store.identity()
+
     def watch(self, kinds: Any, since: str, *, timeout: float) -> Iterator[Event]:
         if self.is_away:
             raise Unavailable("the API server does not answer")
@@ -424,6 +428,21 @@ def test_a_store_is_read_when_somebody_looks_and_seldom(store: SQLiteStore) -> N
     sometimes.is_away = False
     clock.now += 2
     assert sight.latest().trouble == ""
+
+
+def test_a_store_that_a_backup_replaced_is_read_anew(store: SQLiteStore, tmp_path: Path) -> None:
+    """Its places go on from other ones, and may be ahead of those that were read."""
+    clock, restored = Clock(), Sometimes(store)
+    fill(store, gpu_pool("now"))
+    sight = Sight(restored, clock=clock)  # type: ignore[arg-type]  all that it needs
+    sight.latest()
+    with closing(SQLiteStore(tmp_path / "other.db")) as other:
+        for number in range(4):
+            fill(other, gpu_pool(f"then-{number}"))
+        restored.store = other
+        clock.now += 2
+        names = {card.name for node in sight.latest().overview.nodes for card in node.cards}
+    assert names == {f"then-{number}" for number in range(4)}
 
 
 def test_a_store_that_never_could_be_read_is_told(store: SQLiteStore) -> None:

@@ -12,7 +12,7 @@ import pytest
 from devalloc.controller import availability, decision
 from devalloc.controller.allocate import Allocator
 from devalloc.controller.reading import Made, Reading
-from devalloc.store import Key, Store
+from devalloc.store import Expired, Key, Listing, Store
 from devalloc.store.kubernetes import KubernetesStore
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fake_kube import FakeClient, FakeKube
@@ -55,6 +55,25 @@ def test_what_was_missed_is_listed_anew_and_the_rest_known_again(tmp_path: Path)
     assert [*after.objects.values()] == store.list().objects
     assert after.objects[Key("DevicePool", None, "p")] is before.objects[Key("DevicePool", None, "p")]
     store.close()
+
+
+def test_an_object_of_a_restored_store_is_not_taken_for_the_one_of_its_version(store: Store) -> None:
+    """A backup was put back, and the object was written with another content under the same resourceVersion."""
+    fill(store, gpu_pool("p"))
+    (before,) = store.list("DevicePool").objects
+    after = {**before, "spec": {**before["spec"], "devices": []}}
+    listings = iter(([before], [after]))
+
+    class Restored:
+        def list(self, kinds: Any) -> Listing:
+            return Listing(next(listings), "1")
+
+        def watch(self, kinds: Any, since: str, *, timeout: float) -> Any:
+            raise Expired("list again")
+
+    reading = Reading(Restored(), ["DevicePool"])  # type: ignore[arg-type]  all that it needs
+    assert [*reading.look().objects.values()] == [before]
+    assert [*reading.look().objects.values()] == [after]
 
 
 def test_what_was_made_is_known_as_long_as_it_is_asked_for() -> None:

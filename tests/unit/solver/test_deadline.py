@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import random
 import time
@@ -12,9 +13,10 @@ import pytest
 from ortools.linear_solver import pywraplp
 from ortools.sat.python import cp_model
 
-from devalloc_solver import Fleet, dra, search, solve_manifests
+from devalloc_solver import Fleet, dra, model, search, solve_manifests
 from devalloc_solver.blockers.question import Finder, Question
 from devalloc_solver.budget import SearchCutShort
+from devalloc_solver.deadline import quick_search_end
 from devalloc_solver.goals import Level
 from devalloc_solver.intake import read_documents
 from devalloc_solver.stages import prepare
@@ -222,3 +224,42 @@ def test_a_unit_whose_search_begins_too_late_is_cut_short_and_its_expressions_ar
     with pytest.raises(SearchCutShort) as cut:
         search.solve_unit(prepared.snapshot, prepared.holdings, prepared.units[0], "pack", time.monotonic() - 1)
     assert cut.value.bound is None
+
+
+@pytest.mark.parametrize(
+    ("wall", "cpu", "seconds"),
+    [(0.3, 0.3, 0.25), (0.3, 0.1, 0.75), (9.0, 0.001, 1.0), (0.0, 0.0, 0.25)],
+    ids=["idle machine", "busy", "very busy", "nothing was prepared"],
+)
+def test_a_quick_search_has_its_seconds_after_the_preparation_and_more_on_a_busy_machine(
+    wall: float, cpu: float, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0 + wall)
+    monkeypatch.setattr(time, "thread_time", lambda: 7.0 + cpu)
+    assert quick_search_end(0.25, 100.0, 7.0) == pytest.approx(100.0 + wall + seconds)
+    assert quick_search_end(None, 100.0, 7.0) is None
+
+
+@pytest.mark.parametrize("dialect", ["ours", "kubernetes"])
+def test_a_preparation_that_takes_all_of_its_time_leaves_a_quick_search_its_own(
+    dialect: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first round of a controller reads the whole fleet."""
+    stage = importlib.import_module("devalloc_solver.stages" if dialect == "ours" else "devalloc_solver.dra.joint")
+    prepare_soon = stage.prepare
+
+    def prepare_late(*args: Any, **named: Any) -> Any:
+        prepared = prepare_soon(*args, **named)
+        time.sleep(0.3)
+        return prepared
+
+    monkeypatch.setattr(stage, "prepare", prepare_late)
+    model.load()
+    if dialect == "ours":
+        warm = Fleet.from_manifests([GPU, *fleet(4)])
+        claims = [wanting(f"c{n}", 2) for n in range(6)]
+    else:
+        warm = Fleet.from_manifests([CLASS, node_slice("n0", "a", "b"), node_slice("n1", "a", "b")])
+        claims = [wants(f"c{n}", 1) for n in range(4)]
+    answer = warm.allocate_all(claims, 0.25, is_quick=True)
+    assert (answer["unproven"], {each["allocated"] for each in answer["claims"]}) == ([], {True})

@@ -118,6 +118,23 @@ def test_large_objects_that_go_do_not_fill_the_memory(monkeypatch: pytest.Monkey
         mirror.events(frozenset({"DeviceClaim"}), int(places[0]), deletions=True)
 
 
+def test_a_kind_of_which_nothing_changed_is_not_told_of_what_others_forgot() -> None:
+    mirror = Mirror(1)
+    with closing(KubernetesStore(FakeClient(FakeKube()))) as store:  # type: ignore[arg-type]
+        made, stays = [store.create(claim(f"n{number}")) for number in range(3)], store.create(pool())
+    mirror.see(stays)
+    place = mirror.newest
+    for obj in made:
+        mirror.see(obj)
+        mirror.lose(obj)
+    assert mirror.events(frozenset({"DevicePool"}), place, deletions=True) == ([], mirror.newest)
+    with pytest.raises(Expired):
+        mirror.events(frozenset({"DevicePool", "DeviceClaim"}), place, deletions=True)
+    mirror.lose(stays)
+    told, _ = mirror.events(frozenset({"DevicePool"}), mirror.newest - 1, deletions=True)
+    assert [event.type for event in told] == [EventType.DELETED]
+
+
 def test_a_mark_that_names_what_is_no_record_is_taken_away() -> None:
     """Each namespace has a ConfigMap kube-root-ca.crt."""
     client = FakeClient(FakeKube())
