@@ -108,7 +108,7 @@ def _measured(cluster: Cluster, process: Process, began: float) -> Measured:
 
 
 def _settle(url: str) -> None:
-    """Until nothing but the lease is asked for, and neither counting nor looking at what was answered uses CPU any more."""
+    """Until nothing but the lease is asked for, and nothing that follows from the answers takes CPU any more."""
     while True:
         requests, cpu = _requests(url), _cpu(url)
         time.sleep(13.0)  # longer than availableDevices may wait, and than the monitor from look to look
