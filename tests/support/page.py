@@ -12,7 +12,7 @@ from typing import Any
 from devalloc.controller.access import Judge
 from devalloc.controller.page import OneToken, Pages
 from devalloc.controller.site import Site
-from devalloc.store import Listing, Object, Store
+from devalloc.store import Event, Listing, Object, Store
 
 TOKEN = "a-token.of_the-page"
 
@@ -26,6 +26,9 @@ class Fixed:
     def list(self, kinds: Any = None, namespace: str | None = None) -> Listing:
         wanted = (kinds,) if isinstance(kinds, str) else kinds
         return Listing([obj for obj in self._objects if obj["kind"] in wanted], "1")
+
+    def watch(self, kinds: Any, since: str, *, timeout: float) -> Iterator[Event]:
+        return iter(())
 
 
 @contextmanager
