@@ -24,8 +24,8 @@ def claim_key(claim: Object) -> ClaimKey:
     return claim["metadata"].get("namespace") or "default", claim["metadata"]["name"]
 
 
-def key_of_unreadable(document: object) -> ClaimKey | None:
-    """The claim that a document which cannot be read is taken for; None if it has no name, or is of another kind."""
+def claim_key_or_none(document: object) -> ClaimKey | None:
+    """The key of a claim, even if the rest of it cannot be read; None if it has no name, or is of another kind."""
     if not isinstance(document, Mapping) or document.get("kind") != "DeviceClaim":
         return None
     metadata = document.get("metadata")

@@ -120,12 +120,12 @@ class Sight:
         now = datetime.now(UTC)
         if before is None or not self._is_as_it_was(read):
             self._made.turn()
-            found = overview(read.objects, read.notes, self._made)
+            current = overview(read.objects, read.notes, self._made)
             if self._namespace is not None:
-                found = within(found, self._namespace)
+                current = within(current, self._namespace)
             self._read = read
-            if before is None or before.overview != found:
-                return Seen(self._version(), found, now, trouble, bool(remark))
+            if before is None or before.overview != current:
+                return Seen(self._version(), current, now, trouble, bool(remark))
         if before.trouble == trouble:
             return replace(before, at=now)
         return Seen(self._version(), before.overview, now, trouble, before.warns)

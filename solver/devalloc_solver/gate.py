@@ -24,10 +24,10 @@ from devalloc.api.plainclaims import (
     admin_classes,
     allocations,
     claim_key,
+    claim_key_or_none,
     claims_among,
     group_of,
     is_deleting,
-    key_of_unreadable,
 )
 from devalloc_solver import quota
 from devalloc_solver.quota import Bound
@@ -322,7 +322,7 @@ def _others(documents: Sequence[Object], beside: Sequence[Any]) -> Iterator[Clai
     """The names of claims that the solver knows besides ``claims_among``, because it refuses those too."""
     of_another_version = (doc for doc in documents if doc.get("apiVersion") != meta.DEVMGMT)
     for doc in (*of_another_version, *beside):
-        key = key_of_unreadable(doc)
+        key = claim_key_or_none(doc)
         if key is not None and isinstance(decode(doc).object, DeviceClaim | None):  # else it is a foreign object
             yield key
 

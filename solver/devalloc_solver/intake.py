@@ -16,7 +16,7 @@ from devalloc.api.content import is_unicode, writable
 from devalloc.api.decode import decode
 from devalloc.api.deviceclass import DeviceClass
 from devalloc.api.fields import ApiModel
-from devalloc.api.plainclaims import key_of_unreadable
+from devalloc.api.plainclaims import claim_key_or_none
 from devalloc.api.pool import Attribute, Device, DevicePool
 from devalloc.api.problems import Problem
 from devalloc.api.salvage import salvaged_status
@@ -123,7 +123,7 @@ def note_invalid(
         return
     if document.get("kind") == "DeviceClass":
         classes.setdefault(name, why)
-    elif key := key_of_unreadable(document):
+    elif key := claim_key_or_none(document):
         annotations = metadata.get("annotations")
         marks = annotations if isinstance(annotations, Mapping) else {}
         nodes = (_node(marks.get(meta.ALLOCATED_NODE)), _node(marks.get(meta.NODE)))

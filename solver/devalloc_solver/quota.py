@@ -18,7 +18,7 @@ from devalloc.api.claim import COUNT, DeviceClaim, DeviceClaimDetail
 from devalloc.api.content import writable
 from devalloc.api.decode import decode
 from devalloc.api.deviceclass import DeviceClass
-from devalloc.api.plainclaims import allocations, claim_key, key_of_unreadable
+from devalloc.api.plainclaims import allocations, claim_key, claim_key_or_none
 from devalloc.api.problems import Problem
 from devalloc.api.quantity import Quantity
 from devalloc.api.salvage import salvaged_status
@@ -153,7 +153,7 @@ def held(documents: Iterable[Any], bounds: Iterable[Bound], classes: Classes) ->
         by_namespace.setdefault(bound[0], []).append(bound)
     found: Counter[Bound] = Counter()
     for doc in documents:
-        key = key_of_unreadable(doc)  # which is the key of one that can be read too
+        key = claim_key_or_none(doc)
         mine = None if key is None else by_namespace.get(key[0])
         if mine is None or not allocations(doc):
             continue
@@ -162,8 +162,8 @@ def held(documents: Iterable[Any], bounds: Iterable[Bound], classes: Classes) ->
             if isinstance(claim, DeviceClaim):
                 found[bound] += sum(any(counts_for(one, bound[2], classes) for one in of) for of in _details(claim))
             elif claim is None:  # else it is a foreign object
-                held = salvaged_status(doc.get("status"))
-                found[bound] += len(held.allocations) if held else 0  # what it was for cannot be told any more
+                status = salvaged_status(doc.get("status"))
+                found[bound] += len(status.allocations) if status else 0  # what it was for cannot be told any more
     return found
 
 

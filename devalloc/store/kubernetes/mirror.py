@@ -63,7 +63,7 @@ class Mirror:
         self._entries: dict[Key, _Entry] = {}
         """In the order of their last change."""
         self._kinds: dict[str, set[Key]] = {}
-        self._last: dict[str, int] = {}
+        self._last_changes: dict[str, int] = {}
         """By kind, the place of its last change."""
         self._gone: deque[_Gone] = deque()
         self._gone_bytes = 0
@@ -200,7 +200,7 @@ class Mirror:
 
     def _next(self, kind: str) -> int:
         self.newest += 1
-        self._last[kind] = self.newest
+        self._last_changes[kind] = self.newest
         self.changed.notify_all()
         return self.newest
 
@@ -225,8 +225,9 @@ class Mirror:
     def events(self, kinds: frozenset[str], since: int, *, deletions: bool) -> tuple[list[Event], int]:
         """What changed after ``since``, in order, and the place up to which that is all. Raises Expired."""
         with self.changed:
+            # What of other kinds is forgotten does not matter then.
             is_ours = self._first <= since <= self.newest
-            if is_ours and all(self._last.get(kind, 0) <= since for kind in kinds):
+            if is_ours and all(self._last_changes.get(kind, 0) <= since for kind in kinds):
                 return [], self.newest
             if 0 < since < self._forgotten or since > self.newest:
                 raise Expired(f"place {since} is too old or of another process (now {self.newest}); list again")

@@ -182,9 +182,9 @@ def test_an_empty_path_is_refused_by_its_name(
 
 
 def test_some_options_and_words_take_paths() -> None:
-    found = {" ".join((*words, param.opts[0])) for words, _, param in TAKE_PATHS}
+    options = {" ".join((*words, param.opts[0])) for words, _, param in TAKE_PATHS}
 
-    assert found > {
+    assert options > {
         "warm replica -f",
         "apply -f",
         "apply paths",

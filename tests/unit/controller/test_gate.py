@@ -70,8 +70,8 @@ class TestCounts:
             one["metadata"][name] = None
         fill(store, gpu_pool(devices=8), gpu_class(), limit(1), *claims)
         Allocator(store).round()
-        found = store.list("DeviceClaim").objects
-        given = {one["metadata"]["name"]: len(one.get("status", {}).get("allocations", ())) for one in found}
+        stored = store.list("DeviceClaim").objects
+        given = {one["metadata"]["name"]: len(one.get("status", {}).get("allocations", ())) for one in stored}
         assert given == {"a": 1, "b": 0, "c": 0}
         assert used(store) == {"gpu": "1"}
 

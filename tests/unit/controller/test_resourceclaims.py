@@ -645,8 +645,8 @@ def test_no_round_comes_at_once_if_nothing_of_what_was_left_waits(left: str, mon
     """A round leaves claims to the next one; before that, their pods are deleted or their node is cordoned."""
 
     def unfinished(searches: Searches, fleet: object, documents: object, claims: list[Object], *_: object) -> Object:
-        told = {"allocated": False, "reason": "SearchLimit", "message": "", "allocations": None, SEARCHING: True}
-        return {"claims": [{**each["metadata"], **told} for each in claims], "again": True}
+        answer = {"allocated": False, "reason": "SearchLimit", "message": "", "allocations": None, SEARCHING: True}
+        return {"claims": [{**each["metadata"], **answer} for each in claims], "again": True}
 
     monkeypatch.setattr(Searches, "solve", unfinished)
     allocator = ResourceClaimAllocator(Mock(), stamp="1 a")

@@ -167,13 +167,13 @@ def test_a_claim_is_answered_though_claims_that_compete_with_it_come_and_go(sear
     """Each search is for a part that is gone when it is over, so the claim takes what a round finds."""
     fleet = FakeFleet(finds=True)
     beside.go.set()
-    found = []
+    answers = []
     for number in range(3):
         other = claim(f"h-{number}", {}, namespace="hard")
-        found.append(told(searches.solve(fleet, [], [HARD, other], 10.0))["h-hard"])
-        if found[-1] == SEARCHING:
+        answers.append(told(searches.solve(fleet, [], [HARD, other], 10.0))["h-hard"])
+        if answers[-1] == SEARCHING:
             until(searches.news, "the search is over")
-    assert None in found, found
+    assert None in answers, answers
 
 
 def test_results_that_no_call_takes_are_forgotten(
@@ -276,9 +276,9 @@ def test_a_round_of_several_calls_keeps_the_result_of_a_claim_for_which_one_of_t
     beside.go.set()
     for _ in range(4):
         searches.solve(fleet, [], [HARD, other], 10.0)
-        found = searches.solve(fleet, [], [HARD], 10.0)
+        answer = searches.solve(fleet, [], [HARD], 10.0)
         until(lambda: not (searches.news() or searches.is_busy), "the searches are over")
-    assert told(found) == {"h-hard": "DevicesInUse"}
+    assert told(answer) == {"h-hard": "DevicesInUse"}
     assert sorted(beside.began) == [["h-hard"], ["h-hard", "h-other"]]
 
 

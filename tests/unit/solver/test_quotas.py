@@ -184,17 +184,17 @@ ENTRIES: dict[str, Callable[..., dict[str, Any]]] = {
 
 def without(document: dict[str, Any], place: tuple[str, ...], name: str) -> dict[str, Any]:
     """A copy without a field, in which the object that has it is there."""
-    found = deepcopy(document)
-    inner = found.setdefault(place[0], {}) if place else found
+    copy = deepcopy(document)
+    inner = copy.setdefault(place[0], {}) if place else copy
     inner.pop(name, None)
-    return found
+    return copy
 
 
 def nulled(document: dict[str, Any], place: tuple[str, ...], name: str) -> dict[str, Any]:
     """The same with null in the field."""
-    found = without(document, place, name)
-    (found[place[0]] if place else found)[name] = None
-    return found
+    copy = without(document, place, name)
+    (copy[place[0]] if place else copy)[name] = None
+    return copy
 
 
 def told(answer: dict[str, Any]) -> dict[str, Any]:
@@ -327,10 +327,10 @@ def test_a_group_with_a_name_that_nothing_can_write_costs_nobody_else_the_quota(
         member["metadata"]["annotations"] = {"devalloc.io/group": "g"}
     answer = ENTRIES[entry]([pool(), device_class(), *group, *map(claim, others), QUOTA])
 
-    found = reasons(answer)
+    by_name = reasons(answer)
     why = "QuotaExceeded" if "0" in others else "GroupUnsatisfiable"
-    assert (found.pop("a"), found.pop("b\\ud800")) == (why, "ClaimInvalid")
-    assert sorted(found.values(), key=str) == [None, "QuotaExceeded"][: len(others)]
+    assert (by_name.pop("a"), by_name.pop("b\\ud800")) == (why, "ClaimInvalid")
+    assert sorted(by_name.values(), key=str) == [None, "QuotaExceeded"][: len(others)]
     json.dumps(answer, ensure_ascii=False).encode()
 
 
@@ -412,7 +412,7 @@ STATUSES = st.one_of(
 
 @st.composite
 def odd_claims(draw: st.DrawFn) -> list[dict[str, Any]]:
-    found = []
+    documents = []
     for number in range(draw(st.integers(1, 4))):
         names = {
             "name": draw(st.sampled_from([f"c{number}"] * 3 + ["twin", f"c{number}\ud800"])),
@@ -421,8 +421,8 @@ def odd_claims(draw: st.DrawFn) -> list[dict[str, Any]]:
         document = {**claim(), "metadata": names, "spec": draw(SPECS)}
         document |= draw(st.fixed_dictionaries({}, optional={"status": STATUSES}))
         document |= draw(st.sampled_from([{}, {}, {}, {"apiVersion": "devmgmtproto.k8s.io/v9"}, {"extra": None}]))
-        found.append(document)
-    return found
+        documents.append(document)
+    return documents
 
 
 def entries_held(document: dict[str, Any]) -> int:
