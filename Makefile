@@ -48,7 +48,7 @@ SOAK_CUTS ?=
 MODULES ?=
 BASE ?= main
 
-.PHONY: help setup demo test built built-machine built-cluster test-unit test-conformance test-machine test-cluster test-lowest mutants build-plan dev-cluster images oci-images lint format chart previous protos bench fuzz faults soak power-cuts controllers-soak permits-soak partitions cuts guest-soak timeline screenshots clean
+.PHONY: help setup demo golden test built built-machine built-cluster test-unit test-conformance test-machine test-cluster test-lowest mutants build-plan dev-cluster images oci-images lint format chart previous protos bench fuzz faults soak power-cuts controllers-soak permits-soak partitions cuts guest-soak timeline screenshots clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -121,10 +121,10 @@ test-lowest: $(LOWEST)/.setup-done $(LOWEST_BASE)/.setup-done ## the unit tier w
 	  $(addprefix --ignore=tests/unit/,$(NEEDS_MORE)) $(addprefix --deselect=tests/unit/,$(NEEDS_MORE_TESTS)) -n $(QUICK_JOBS) --dist worksteal $(ARGS)
 
 mutants: setup ## change modules in one place at a time, and see their unit tests fail: MODULES='PATH...', or those that differ from BASE=main
-	@$(BIN)/python -m tests.support.mutants --base $(BASE) $(MODULES) $(ARGS)
+	@$(BIN)/python -m tools.mutants --base $(BASE) $(MODULES) $(ARGS)
 
-dev-cluster: setup ## a Kubernetes to play with, until Ctrl-C; as root with a node
-	@$(BIN)/python -m tests.support.dev_cluster
+dev-cluster: setup ## a Kubernetes to try things out, until Ctrl-C; as root with a node
+	@$(BIN)/python -m tools.dev_cluster
 
 images: setup ## test machines, built from Debian packages into the user's cache; tests do it when they need to
 	$(BIN)/python -m tests.support.images
@@ -132,11 +132,12 @@ images: setup ## test machines, built from Debian packages into the user's cache
 oci-images: setup ## the container images, as OCI archives in dist/; ARGS='--prefix REGISTRY/PATH --fresh', see docs/images.md
 	$(BIN)/python -m deploy.images build $(ARGS)
 
-lint: setup ## style, types, import rules
+lint: setup ## style, types, import rules, words
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m tools.words
 
 format: setup ## rewrite to the house style
 	$(BIN)/ruff check --fix .
@@ -152,13 +153,16 @@ protos: setup ## generate the wire code of node-plugin/devalloc_node/pb anew fro
 	$(BIN)/python -m grpc_tools.protoc -I node-plugin \
 	  --python_out=node-plugin --pyi_out=node-plugin --grpc_python_out=node-plugin node-plugin/devalloc_node/pb/*.proto
 
+golden: setup ## compare all answers, outputs and manifests with those recorded before a redesign: minutes; ARGS='claims --show claims/7'
+	@$(BIN)/python -m tools.golden compare $(ARGS)
+
 bench: setup ## discovery by tree size, solving by fleet size: a table
 	$(BIN)/python -m benchmarks
 
 fuzz: setup ## random fleets against the oracle and upstream's allocator, then property tests with new seeds
 	@mkdir -p build
-	$(BIN)/python -m tests.conformance.fuzz_dra --count $(FUZZ_INSTANCES) --seed $$((RANDOM * 32768 + RANDOM)) --out build
-	$(BIN)/python -m tests.conformance.fuzz --seconds $(FUZZ_SECONDS) --seed $$RANDOM --out build
+	$(BIN)/python -m tools.fuzz_resource_claims --count $(FUZZ_INSTANCES) --seed $$((RANDOM * 32768 + RANDOM)) --out build
+	$(BIN)/python -m tools.fuzz_claims --seconds $(FUZZ_SECONDS) --seed $$RANDOM --out build
 	DEVALLOC_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(PYTEST) $(addprefix tests/conformance/test_,$(SEARCHED)) -n $(JOBS) -q
 	@end=$$((SECONDS + $(FUZZ_SECONDS))); \
 	while [ $$SECONDS -lt $$end ]; do \
@@ -168,35 +172,35 @@ fuzz: setup ## random fleets against the oracle and upstream's allocator, then p
 	done
 
 faults: setup ## fail and kill the node plugin at every state-changing call; a table of how many there are
-	$(BIN)/python -m tests.conformance.faults
+	$(BIN)/python -m tools.fault_points
 	DEVALLOC_UPGRADE_POINTS=5 $(PYTEST) tests/conformance/test_upgrade_node.py -n $(JOBS)
 	DEVALLOC_WARM_STRIDE=1 DEVALLOC_WARM_ROUNDS=100 $(PYTEST) tests/machine/test_warm_pool.py tests/machine/test_warm_machines.py tests/machine/test_warm_objects.py
 
 soak: power-cuts controllers-soak ## what must hold before a release: power cuts of a test host, and the storm on a cluster: long
 
 power-cuts: setup ## cut the power of a test machine after every change of host and journal, and boot it again: long
-	$(BIN)/python -m tests.machine.power_cuts $(SOAK_CUTS)
+	$(BIN)/python -m tools.power_cuts $(SOAK_CUTS)
 
 controllers-soak: setup ## 500 claims in ten minutes while two controllers, the API server and etcd are disturbed; two minutes without it
-	$(BIN)/python -m tests.cluster.controllers_soak $(ARGS)
+	$(BIN)/python -m tools.controllers_soak $(ARGS)
 
 permits-soak: setup ## PERMIT_REQUESTS=100000 for a full node, with servers killed and replies lost: minutes; ARGS=--cluster for controllers of a real API server
-	$(BIN)/python -m tests.conformance.permits_soak --requests $(PERMIT_REQUESTS) $(ARGS)
+	$(BIN)/python -m tools.permits_soak --requests $(PERMIT_REQUESTS) $(ARGS)
 
-partitions: setup ## cut off or kill anybody at every step of a machine that is scaled, in virtual time: many minutes
-	$(BIN)/python -m tests.conformance.partitions_soak $(ARGS)
+partitions: setup ## cut off or kill each process at every step of a machine that is scaled, in virtual time: many minutes
+	$(BIN)/python -m tools.partitions_soak $(ARGS)
 
-cuts: setup ## the six cuts of a real machine that is scaled (as root): minutes
+cuts: setup ## the six connection cuts, on a real machine that is scaled (as root): minutes
 	DEVALLOC_CUTS=all $(PYTEST) tests/machine/test_guest_partitions.py -n 1 $(ARGS)
 
 guest-soak: setup ## a machine with a VF by VFIO, inside an emulated host with SR-IOV, scaled up and down: minutes
-	$(BIN)/python -m tests.machine.vf_scaling
+	$(BIN)/python -m tools.guest_soak
 
 timeline: setup ## docs/scaling-timeline.svg and .json anew, from a real machine that is scaled
 	DEVALLOC_UPDATE_DOCS=1 $(PYTEST) tests/machine/test_guest_scaling.py -n 1 $(ARGS)
 
 screenshots: setup ## docs/page-light.png, page-dark.png and top.svg anew, of a fleet of examples
-	$(BIN)/python -m tests.support.screenshots
+	$(BIN)/python -m tools.screenshots
 
 clean: ## remove .venv and everything that was built
 	rm -rf $(VENV) $(LOWEST) $(LOWEST_BASE) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache benchmarks/out

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 from benchmarks.harness import Row, benchmark
 from devalloc.scaling.metrics import SystemMetrics, read_system_metrics
-from devalloc.scaling.state import Rules
-from devalloc_node.agent.agent import Agent, Machine
-from tests.support.scaling_around import BOUNDS, Around
+from devalloc.scaling.state import ScalingRules
+from devalloc_node.agent.agent import Agent, ScalingTarget
+from tests.support.scaler_fakes import BOUNDS, ScalerFakes
 from tests.support.scaling_world import CONFIG, UNIT
 from tests.support.virtual_time import run
 
@@ -38,7 +38,7 @@ def agent(runs: int) -> Iterator[Row]:
             yield Row({"machines": count, "loads": loads, "µs a machine and second": f"{each * 1e6:.0f}"}, seconds)
 
 
-class _Guest(Around):
+class _Guest(ScalerFakes):
     """It tells its load in a text, as guests do."""
 
     async def system(self) -> SystemMetrics:
@@ -59,9 +59,9 @@ _OTHERS = "".join(f'node_cpu_seconds_total{{cpu="{number}",mode="idle"}} {number
 async def _minute(count: int, restless: bool) -> float:
     """CPU seconds of the minute after the first half of one."""
     rng = random.Random(1)
-    scaled, guests = Agent(Rules(UNIT), rng=rng), [_Guest(UNIT, rng.uniform(1, 6)) for _ in range(count)]
+    scaled, guests = Agent(ScalingRules(UNIT), rng=rng), [_Guest(UNIT, rng.uniform(1, 6)) for _ in range(count)]
     for number, guest in enumerate(guests):
-        await scaled.scale(Machine(f"vm-{number}", "run", BOUNDS, CONFIG, guest.channels))
+        await scaled.scale(ScalingTarget(f"vm-{number}", "run", BOUNDS, CONFIG, guest.channels))
     await asyncio.sleep(30)
     began = time.process_time()
     for _ in range(SECONDS // 5):

@@ -14,12 +14,12 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Literal
 
+from benchmarks.fake_guests import CHANGE_SECONDS, MOST_UNITS, NOISE
 from benchmarks.harness import Row, benchmark
-from benchmarks.played_guests import CHANGE_SECONDS, MOST_UNITS, NOISE
-from benchmarks.wired_agent import Figures
+from benchmarks.socket_agent import ProcessFigures
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.permit_bench import machine, running
-from tests.support.scaling_around import BOUNDS
+from tests.support.scaler_fakes import BOUNDS
 
 MACHINES = 500
 SECONDS = 5.0
@@ -55,7 +55,7 @@ def measured(what: Literal["scrapes", "agent"], loads: Loads, count: int, runs: 
     """A row: all processes are begun for it, and end with it."""
     with _permits(count) as url, _guests(count, loads) as guests:
         figures = _agent(what, count, runs + 1, seconds, url)
-        late = [took for told, took in _told(guests) if figures.windows[1][0] <= told <= figures.windows[-1][1]]
+        late = [took for at, took in _decision_times(guests) if figures.windows[1][0] <= at <= figures.windows[-1][1]]
     cpu = tuple(figures.cpu[1:])
     columns: dict[str, str | int] = {
         "machines": count,
@@ -93,7 +93,7 @@ def _permits(count: int) -> Iterator[str]:
 
 @contextmanager
 def _guests(count: int, loads: Loads) -> Iterator[subprocess.Popen[str]]:
-    process = _begin("benchmarks.played_guests", str(count), loads)
+    process = _begin("benchmarks.fake_guests", str(count), loads)
     try:
         _line(process)
         yield process
@@ -102,21 +102,21 @@ def _guests(count: int, loads: Loads) -> Iterator[subprocess.Popen[str]]:
         process.wait(30)
 
 
-def _told(guests: subprocess.Popen[str]) -> list[tuple[float, float]]:
+def _decision_times(guests: subprocess.Popen[str]) -> list[tuple[float, float]]:
     """When each decision was told, and how late."""
-    said, _ = guests.communicate(timeout=30)  # the end of its input is its end
-    return [(told, took) for told, took in json.loads(said)]
+    output, _ = guests.communicate(timeout=30)  # the end of its input is its end
+    return [(at, took) for at, took in json.loads(output)]
 
 
-def _agent(what: str, count: int, runs: int, seconds: float, url: str) -> Figures:
-    process = _begin("benchmarks.wired_agent", what, str(count), str(runs), str(seconds), url)
+def _agent(what: str, count: int, runs: int, seconds: float, url: str) -> ProcessFigures:
+    process = _begin("benchmarks.socket_agent", what, str(count), str(runs), str(seconds), url)
     try:
-        said, _ = process.communicate()
+        output, _ = process.communicate()
     finally:
         process.kill()
     if process.returncode != 0:
         raise RuntimeError("the process that is measured did not end well; it says why above")
-    return Figures(**json.loads(said))
+    return ProcessFigures(**json.loads(output))
 
 
 def _begin(module: str, *arguments: str) -> subprocess.Popen[str]:

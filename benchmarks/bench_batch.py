@@ -10,12 +10,12 @@ from functools import partial
 from benchmarks.first_fit import first_fit
 from benchmarks.fleets import scenario
 from benchmarks.harness import Row, benchmark, timed
-from devalloc_solver.assignment import Placement
 from devalloc_solver.columns import allocate_batch
-from devalloc_solver.goals import Level
-from devalloc_solver.intake import read_documents
-from devalloc_solver.stages import Prepared, prepare
-from tests.support.batches import Batch
+from devalloc_solver.dialects.devmgmt.manifests import read_documents
+from devalloc_solver.exact.goals import GoalLevel
+from devalloc_solver.pipeline.devmgmt import PreparedProblem, prepare
+from devalloc_solver.problem.placement import Placement
+from tests.support.column_batches import Batch
 
 SIZES = ((1000, 1000, 0.6), (1000, 2000, 0.7), (5000, 1000, 0.6))
 """(nodes, claims that wait, mean part of a node that is held already)"""
@@ -59,7 +59,7 @@ def batch(runs: int) -> Iterator[Row]:
         yield Row(what, timed(partial(solve, prepared), min(runs, 3)))
 
 
-def solve(prepared: Prepared) -> tuple[list[Placement], list[Level]]:
+def solve(prepared: PreparedProblem) -> tuple[list[Placement], list[GoalLevel]]:
     return allocate_batch(prepared.snapshot, prepared.holdings, prepared.units, placement="pack", ends=None)
 
 

@@ -67,11 +67,11 @@ def _rows(nodes: int) -> Iterator[Row]:
 
 
 def _once(warm: Fleet, spec: Manifest) -> float:
-    asked = claim("once", spec)
-    seconds, answer = timed(lambda: warm.allocate(asked))
+    pending = claim("once", spec)
+    seconds, answer = timed(lambda: warm.allocate(pending))
     if not answer["allocated"]:
         raise RuntimeError(f"nothing fits {spec}: {answer['message']}")
-    warm.delete(asked)
+    warm.delete(pending)
     return float(seconds)
 
 
@@ -95,12 +95,12 @@ def _churn(warm: Fleet, nodes: int) -> dict[str, list[float]]:
             times["release"].append(seconds)
             continue
         number += 1
-        asked = claim(f"c{number}", rng.choice(specs))
-        seconds, answer = timed(partial(warm.allocate, asked))
+        pending = claim(f"c{number}", rng.choice(specs))
+        seconds, answer = timed(partial(warm.allocate, pending))
         if not answer["allocated"]:
             raise RuntimeError(f"nothing fits: {answer['message']}")
         size = len(answer["allocations"]["devices"]["results"])
-        live.append((asked["metadata"]["name"], size))
+        live.append((pending["metadata"]["name"], size))
         used += size
         if is_timed:
             times["allocate, check, commit"].append(seconds)
@@ -116,9 +116,9 @@ def _changes(warm: Fleet, nodes: int) -> dict[str, list[float]]:
         if number % 2:
             slice_["spec"]["devices"][0]["taints"] = [{"key": "broken", "effect": "NoSchedule"}]
         times["a slice changes"].append(timed(partial(warm.update, slice_))[0])
-        asked = claim("after", next(mix()))
-        times["allocate, after a slice has changed"].append(timed(partial(warm.allocate, asked))[0])
-        warm.delete(asked)
+        pending = claim("after", next(mix()))
+        times["allocate, after a slice has changed"].append(timed(partial(warm.allocate, pending))[0])
+        warm.delete(pending)
     return times
 
 
@@ -140,16 +140,16 @@ def _refusals(warm: Fleet, spec: Manifest) -> list[float]:
 
 
 def manifests(nodes: int) -> list[Manifest]:
-    found = [
+    documents = [
         {"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"node-{node}", "labels": {"zone": "a"}}}
         for node in range(nodes)
     ]
     for node in range(nodes):
-        found += _partitioned(node) if node % 8 == 7 else [_whole(node, kind) for kind in ("gpu", "nic")]
+        documents += _partitioned(node) if node % 8 == 7 else [_whole(node, kind) for kind in ("gpu", "nic")]
     for kind in ("gpu", "nic", "mig"):
         selector = {"cel": {"expression": f"device.driver == '{kind}.example.com'"}}
-        found.append(_object("DeviceClass", kind, {"selectors": [selector]}))
-    return found
+        documents.append(_object("DeviceClass", kind, {"selectors": [selector]}))
+    return documents
 
 
 def mix() -> Iterator[Manifest]:

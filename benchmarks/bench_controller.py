@@ -15,9 +15,9 @@ from typing import Any
 from benchmarks.harness import Row, benchmark
 from tests.support import kube_build, kube_crds
 from tests.support.claim_history import History
-from tests.support.controllers import DEVMGMT, Process, prepare
-from tests.support.fleets import gpu_claim, gpu_class, gpu_pool
-from tests.support.kube import Cluster, running
+from tests.support.controller_processes import DEVMGMT, Process, prepare
+from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
+from tests.support.kube_api import Cluster, running
 from tests.support.waiting import until
 
 Object = dict[str, Any]
@@ -43,11 +43,11 @@ _SAMPLE = re.compile(r"^(\w+)(?:\{([^}]*)\})? (\S+)$", re.MULTILINE)
     packages=("kubernetes", "ortools"),
 )
 def controller(runs: int) -> Iterator[Row]:
-    found = [_run() for _ in range(min(runs, MOST_RUNS))]
-    for what in found[0]:
+    results = [_run() for _ in range(min(runs, MOST_RUNS))]
+    for what in results[0]:
         columns: dict[str, str | int] = {"what": what}
-        columns |= {name: f"{_middle(each[what][1][name] for each in found):g}" for name in found[0][what][1]}
-        yield Row(columns, tuple(each[what][0] for each in found))
+        columns |= {name: f"{_middle(each[what][1][name] for each in results):g}" for name in results[0][what][1]}
+        yield Row(columns, tuple(each[what][0] for each in results))
 
 
 Measured = dict[str, tuple[float, dict[str, float]]]
@@ -74,29 +74,29 @@ def _run() -> Measured:
 
 
 def _measured(cluster: Cluster, process: Process, began: float) -> Measured:
-    found: Measured = {}
+    rows: Measured = {}
     url = str(until(lambda: _address(process), "it listens", PATIENCE))
     until(lambda: _requests(url) and _pools_say(cluster) == NODES * DEVICES, "all pools are counted", PATIENCE)
 
     def row(what: str, seconds: float, requests: float, claims: int, cpu: float = 0.0) -> None:
         memory = round(_metric(url, "process_resident_memory_bytes") / 2**20)
         per_claim = round(requests / claims, 2) if claims else 0.0
-        found[what] = seconds, {
+        rows[what] = seconds, {
             "API requests": requests, "per claim": per_claim, "CPU, s": round(cpu, 2), "memory, MiB": memory,
         }  # fmt: skip
 
     row("start, until all pools say what is available", time.monotonic() - began, _requests(url), 0, _cpu(url))
-    history, before, asked, spent = History(cluster), _requests(url), time.monotonic(), _cpu(url)
+    history, before, started, spent = History(cluster), _requests(url), time.monotonic(), _cpu(url)
     claims = [gpu_claim(f"c{number:04}", COUNTS[number % len(COUNTS)]) for number in range(CLAIMS)]
     _create(cluster, f"{DEVMGMT}/namespaces/default/deviceclaims", claims)
-    submitted = time.monotonic() - asked
+    submitted = time.monotonic() - started
     until(lambda: len(history.answered()) >= CLAIMS, "every claim is answered", PATIENCE)
     answers = sorted(history.answered().values())
     _settle(url)
     requests, cpu = _requests(url) - before, _cpu(url) - spent
     row("claims are submitted", submitted, 0, 0)
-    row("first answer", answers[0] - asked, 0, 0)
-    row("last answer", answers[-1] - asked, requests, CLAIMS, cpu)
+    row("first answer", answers[0] - started, 0, 0)
+    row("last answer", answers[-1] - started, requests, CLAIMS, cpu)
     history.close()
     if wrong := history.judge().wrong:
         raise RuntimeError(f"this is a bug: {wrong[:3]}")
@@ -104,7 +104,7 @@ def _measured(cluster: Cluster, process: Process, began: float) -> Measured:
     before, began, spent = _requests(url), time.monotonic(), _cpu(url)
     time.sleep(QUIET_SECONDS)
     row("nothing happens", time.monotonic() - began, _requests(url) - before, 0, _cpu(url) - spent)
-    return found
+    return rows
 
 
 def _settle(url: str) -> None:
@@ -128,13 +128,13 @@ def _create(cluster: Cluster, path: str, objects: Iterable[Object]) -> None:
 
 
 def _pools_say(cluster: Cluster) -> int:
-    found = cluster.get(f"{DEVMGMT}/devicepools").content["items"]
-    return sum(pool.get("status", {}).get("availableDevices", 0) for pool in found)
+    pools = cluster.get(f"{DEVMGMT}/devicepools").content["items"]
+    return sum(pool.get("status", {}).get("availableDevices", 0) for pool in pools)
 
 
 def _address(process: Process) -> str | None:
-    told = re.search(r"at (https://[\d.]+:\d+)", process.said())
-    return told.group(1) if told else None
+    match = re.search(r"at (https://[\d.]+:\d+)", process.output())
+    return match.group(1) if match else None
 
 
 def _metrics(url: str) -> list[tuple[str, str, float]]:

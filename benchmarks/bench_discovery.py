@@ -8,9 +8,9 @@ from pathlib import Path
 
 from benchmarks.harness import Row, benchmark, timed
 from devalloc.inventory import discover
-from tests.support import cards
-from tests.support.fakesysfs import FakeSysfs
-from tests.support.faketree import memory_folder
+from tests.support import pci_cards
+from tests.support.fake_sysfs import FakeSysfs
+from tests.support.fake_tree import memory_folder
 
 SIZES = (8, 64, 256, 1024)
 BUSES = 200
@@ -40,21 +40,21 @@ def fill(host: FakeSysfs, size: int) -> None:
         domain, bus = divmod(number, BUSES)
         address, node = f"{domain:04x}:{bus + 8:02x}:00.0", number % 2
         if number % 64 == 6:
-            host.add(replace(cards.a2_vgpu_card(address, vfs=16, numa=node), ports=None))
+            host.add(replace(pci_cards.a2_vgpu_card(address, vfs=16, numa=node), ports=None))
         elif number % 2 == 0:
-            host.add(cards.nic(address, vfs=3, numa=node, netdev=f"eth{number}"))
+            host.add(pci_cards.nic(address, vfs=3, numa=node, netdev=f"eth{number}"))
         elif number % 4 == 1:
-            host.add(cards.gpu(address, numa=node, drm=f"card{number}"))
+            host.add(pci_cards.gpu(address, numa=node, drm=f"card{number}"))
         else:
-            host.add(cards.nvme(address, numa=node, nvme=f"nvme{number}"))
+            host.add(pci_cards.nvme(address, numa=node, nvme=f"nvme{number}"))
 
 
 def _row(host: str, root: Path, runs: int) -> Row:
-    found = discover(root, node_name="bench")
+    inventory = discover(root, node_name="bench")
     what: dict[str, str | int] = {
         "host": host,
         "with VFs and bridges": len(list((root / "sys/bus/pci/devices").iterdir())),
-        "pools": len(found.pools),
-        "devices": sum(len(pool.spec.devices) for pool in found.pools),
+        "pools": len(inventory.pools),
+        "devices": sum(len(pool.spec.devices) for pool in inventory.pools),
     }
     return Row(what, timed(lambda: discover(root, node_name="bench"), runs))

@@ -71,11 +71,11 @@ def _rows(nodes: int) -> Iterator[Row]:
 
 
 def _once(warm: Fleet, spec: Manifest) -> float:
-    asked = claim("once", spec)
-    seconds, answer = timed(lambda: warm.allocate(asked))
+    pending = claim("once", spec)
+    seconds, answer = timed(lambda: warm.allocate(pending))
     if not answer["allocated"]:
         raise RuntimeError(f"nothing fits {spec}: {answer['message']}")
-    warm.delete(asked)
+    warm.delete(pending)
     return seconds
 
 
@@ -113,11 +113,11 @@ def _churn(warm: Fleet, nodes: int) -> dict[str, list[float]]:
             times["release"].append(seconds)
             continue
         number += 1
-        asked = claim(f"c{number}", rng.choice(specs))
-        seconds, answer = timed(partial(warm.allocate, asked))
+        pending = claim(f"c{number}", rng.choice(specs))
+        seconds, answer = timed(partial(warm.allocate, pending))
         if not answer["allocated"]:
             raise RuntimeError(f"nothing fits: {answer['message']}")
-        live.append((asked["metadata"]["name"], len(answer["allocations"])))
+        live.append((pending["metadata"]["name"], len(answer["allocations"])))
         used += len(answer["allocations"])
         if is_timed:
             times["allocate, check, commit"].append(seconds)
@@ -140,14 +140,14 @@ def memory() -> int:
 
 
 def manifests(nodes: int) -> list[Manifest]:
-    found: list[Manifest] = []
+    documents: list[Manifest] = []
     for node in range(nodes):
         if node % 8 == 7:
-            found += [_partitioned(node, card) for card in range(DEVICES)]
+            documents += [_partitioned(node, card) for card in range(DEVICES)]
         else:
-            found += [_whole(node, kind) for kind in ("gpu", "nic")]
-    found += [_object("DeviceClass", kind, {"driver": f"{kind}.devalloc.io"}) for kind in ("gpu", "nic", "mig")]
-    return found
+            documents += [_whole(node, kind) for kind in ("gpu", "nic")]
+    documents += [_object("DeviceClass", kind, {"driver": f"{kind}.devalloc.io"}) for kind in ("gpu", "nic", "mig")]
+    return documents
 
 
 def mix() -> Iterator[Manifest]:

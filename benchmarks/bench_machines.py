@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from benchmarks.harness import Row, benchmark
-from devalloc.controller.allocate import Allocator
-from tests.support.forged_node import NODE, ForgedNode, forged_node
-from tests.support.hosts import host, machine
+from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
+from tests.support.host_pools import host, machine
+from tests.support.node_with_forked_qemu import NODE, NodeWithForkedQemu, node_with_forked_qemu
 from tests.support.waiting import until
 
 BURST, ROOM = 200, 50
@@ -52,7 +52,7 @@ def idle_machines(runs: int) -> Iterator[Row]:
 
 
 def _burst(is_restarted: bool) -> float:
-    with forged_node() as node, _allocating(node, ROOM):
+    with node_with_forked_qemu() as node, _allocating(node, ROOM):
         specs = [
             machine(f"m{number}", start={"kernel": str(node.kernel)}, powerdownSeconds=0) for number in range(BURST)
         ]
@@ -70,7 +70,7 @@ def _burst(is_restarted: bool) -> float:
 
 
 def _idle(count: int, windows: int) -> tuple[float, ...]:
-    with forged_node() as node:
+    with node_with_forked_qemu() as node:
         node.settings = replace(node.settings, resync=60.0)
         with node.running(of_store=True):
             with _allocating(node, max(count, 1)):
@@ -90,11 +90,11 @@ def _idle(count: int, windows: int) -> tuple[float, ...]:
 
 
 @contextmanager
-def _allocating(node: ForgedNode, room: int) -> Iterator[None]:
+def _allocating(node: NodeWithForkedQemu, room: int) -> Iterator[None]:
     """Inside, the allocator runs, and the node has room for so many machines."""
     node.store.create(host(NODE, cpus=room, memory=room))
     stop = threading.Event()
-    allocator = threading.Thread(target=Allocator(node.store).run, args=(stop,))
+    allocator = threading.Thread(target=DeviceClaimAllocator(node.store).run, args=(stop,))
     allocator.start()
     try:
         yield
@@ -103,15 +103,15 @@ def _allocating(node: ForgedNode, room: int) -> Iterator[None]:
         allocator.join()
 
 
-def _create(node: ForgedNode, specs: list[dict[str, object]]) -> None:
+def _create(node: NodeWithForkedQemu, specs: list[dict[str, object]]) -> None:
     with ThreadPoolExecutor(16) as threads:
         list(threads.map(node.store.create, specs))
 
 
-def _all_settled(node: ForgedNode, started: float) -> float:
+def _all_settled(node: NodeWithForkedQemu, started: float) -> float:
     until(lambda: _phases(node) == {"Running": ROOM, "Pending": BURST - ROOM}, f"{ROOM} run", PATIENCE)
     return time.perf_counter() - started
 
 
-def _phases(node: ForgedNode) -> Counter[str]:
+def _phases(node: NodeWithForkedQemu) -> Counter[str]:
     return Counter(one.get("status", {}).get("phase", "") for one in node.store.list(["VirtualMachine"]).objects)

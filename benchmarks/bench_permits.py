@@ -131,14 +131,14 @@ class _Agent:
 
 
 def _request(name: str, milli: int, last: int | None) -> bytes:
-    told: Any = None if last is None else {"vCPUs": f"{last}m", "mem": 2 * GIB}
+    last_permit: Any = None if last is None else {"vCPUs": f"{last}m", "mem": 2 * GIB}
     body = json.dumps(
         {
             "protoVersion": 7,
             "pod": {"namespace": "default", "name": name},
             "computeUnit": {"vCPUs": "250m", "mem": "1Gi"},
             "resources": {"vCPUs": f"{milli}m", "mem": "2Gi"},
-            "lastPermit": told,
+            "lastPermit": last_permit,
             "metrics": {"loadAvg1M": 0.5},
         }
     ).encode()

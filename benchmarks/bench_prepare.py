@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Row, benchmark
-from benchmarks.prepare_bed import Source, Subject, TimedJournal, bench, descriptors_held
-from devalloc.inventory.sight import blind_spot
+from benchmarks.prepare_setup import PrepareSubject, Source, TimedJournal, descriptors_held, open_bench
+from devalloc.inventory.process_visibility import visibility_problem
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.claims import Claims
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
-from devalloc_node.grant import ClaimRef, GrantedDevice
-from devalloc_node.step import Step
-from tests.support import cards
-from tests.support.fakehost import FakeHost
+from devalloc_node.model.grant import ClaimRef, GrantedDevice
+from devalloc_node.model.step import Step
+from tests.support import pci_cards
+from tests.support.fake_host import FakeHost
 
 CALLS = 20
 """Claims prepared and unprepared, one after the other, in a run."""
@@ -70,7 +70,7 @@ def prepare(runs: int) -> Iterator[Row]:
                 if (reason := _unmeasurable(subject)) is not None:
                     print(f"({name}: left out, {reason})")
                     continue
-                with bench(subject, folder) as (claims, source):
+                with open_bench(subject, folder) as (claims, source):
                     shown: dict[str, str | int] = {
                         "journal": where,
                         "device": name,
@@ -82,7 +82,7 @@ def prepare(runs: int) -> Iterator[Row]:
                 named = {"prepare": [a for a, _ in alone], "unprepare": [b for _, b in alone], "least": least}
                 for call, costs in named.items():
                     yield _row(shown | {"call": call}, [costs[i : i + CALLS] for i in range(0, len(costs), CALLS)][1:])
-            with bench(SUBJECTS["VF"], folder, _many_vfs) as (claims, source):
+            with open_bench(SUBJECTS["VF"], folder, _many_vfs) as (claims, source):
                 rounds = [_at_once(claims, source) for _ in range(runs + 1)][1:]
             shown = {"journal": where, "device": "1 or 2 of 16 VFs", "at once": AT_ONCE, "descriptors": 1}
             for call in ("prepare", "refused", "unprepare"):
@@ -108,60 +108,60 @@ def _p99(values: list[float]) -> float:
 
 
 def _gpu(host: FakeHost) -> None:
-    host.add(cards.gpu(iommu_group=7))
-    host.add(cards.gpu_audio(iommu_group=7))
+    host.add(pci_cards.gpu(iommu_group=7))
+    host.add(pci_cards.gpu_audio(iommu_group=7))
 
 
 def _nic(host: FakeHost) -> None:
-    host.add(cards.nic())
+    host.add(pci_cards.nic())
 
 
 def _nic_with_vfs(host: FakeHost) -> None:
-    host.add(cards.nic(vfs=7))
+    host.add(pci_cards.nic(vfs=7))
 
 
 def _a2(host: FakeHost) -> None:
-    host.add(cards.a2_vgpu_card(vfs=4))
+    host.add(pci_cards.a2_vgpu_card(vfs=4))
 
 
 def _l40s(host: FakeHost) -> None:
-    host.add(cards.l40s_vgpu_card(vfs=4))
+    host.add(pci_cards.l40s_vgpu_card(vfs=4))
 
 
 def _many_vfs(host: FakeHost) -> None:
-    host.add(cards.connectx(vfs=16))
+    host.add(pci_cards.connectx(vfs=16))
 
 
 _VF = GrantedDevice(("0",), "n-0000-41-00", "0000-41-10-0")
 _GPU = GrantedDevice(("0",), "n-0000-01-00", "0000-01-00-0")
 SUBJECTS = {
-    "VF": Subject(_nic_with_vfs, _VF),
-    "VF, whole": Subject(_nic_with_vfs, _VF, whole=True),
-    "VF to be created": Subject(_nic, _VF),
-    "GPU": Subject(_gpu, _GPU),
-    "GPU, busy host": Subject(_gpu, _GPU, busy=True),
-    "vGPU, mdev": Subject(_a2, GrantedDevice(("0",), "n-0000-08-00", "0000-08-00-4-nvidia-746")),
-    "vGPU, VFIO": Subject(_l40s, GrantedDevice(("0",), "n-0000-26-00", "0000-26-00-4-nvidia-1148")),
+    "VF": PrepareSubject(_nic_with_vfs, _VF),
+    "VF, whole": PrepareSubject(_nic_with_vfs, _VF, whole=True),
+    "VF to be created": PrepareSubject(_nic, _VF),
+    "GPU": PrepareSubject(_gpu, _GPU),
+    "GPU, busy host": PrepareSubject(_gpu, _GPU, busy=True),
+    "vGPU, mdev": PrepareSubject(_a2, GrantedDevice(("0",), "n-0000-08-00", "0000-08-00-4-nvidia-746")),
+    "vGPU, VFIO": PrepareSubject(_l40s, GrantedDevice(("0",), "n-0000-26-00", "0000-26-00-4-nvidia-1148")),
 }
 
 
-def _unmeasurable(subject: Subject) -> str | None:
+def _unmeasurable(subject: PrepareSubject) -> str | None:
     """Why a busy host cannot be measured here."""
-    return blind_spot(Tree(Path("/"))) if subject.busy else None
+    return visibility_problem(Tree(Path("/"))) if subject.busy else None
 
 
-def _descriptors(subject: Subject) -> int:
+def _descriptors(subject: PrepareSubject) -> int:
     """How many are open where users are looked for."""
     if not subject.busy:
         return 1
-    found = 0
+    count = 0
     for process in Path("/proc").iterdir():
         if process.name.isdecimal():
             try:
-                found += len(os.listdir(process / "fd"))
+                count += len(os.listdir(process / "fd"))
             except OSError:  # it has ended
                 continue
-    return found
+    return count
 
 
 def _alone(claims: Claims, source: Source, device: GrantedDevice) -> Iterator[tuple[Cost, Cost]]:
@@ -220,7 +220,7 @@ def _at_once(claims: Claims, source: Source) -> dict[str, list[Cost]]:
         vfs = {number % 16, number * 7 % 16} if number % 3 == 0 else {number % 16}
         names = [f"0000-61-{2 + vf >> 3:02x}-{2 + vf & 7}" for vf in sorted(vfs)]
         refs.append(source.add(f"u{number}", *(GrantedDevice(("0",), "n-0000-61-00", name) for name in names)))
-    found: dict[str, list[Cost]] = {"prepare": [], "refused": [], "unprepare": []}
+    costs: dict[str, list[Cost]] = {"prepare": [], "refused": [], "unprepare": []}
 
     def use(ref: ClaimRef) -> None:
         refused = False
@@ -233,10 +233,10 @@ def _at_once(claims: Claims, source: Source) -> dict[str, list[Cost]]:
                 refused = True
 
         cost = _cost(claims, act)
-        found["refused" if refused else "prepare"].append(cost)
+        costs["refused" if refused else "prepare"].append(cost)
         if not refused:
-            found["unprepare"].append(_cost(claims, lambda: claims.unprepare(ref)))
+            costs["unprepare"].append(_cost(claims, lambda: claims.unprepare(ref)))
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(use, refs))
-    return found
+    return costs

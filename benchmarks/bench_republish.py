@@ -35,9 +35,9 @@ def republish(runs: int) -> Iterator[Row]:
             commands = HostCommands(host.guest)
             up = commands.start("devalloc up")
             host.guest.until("[ -S /run/devalloc/node.sock ]", seconds=LONG)
-            found = [_once(host, commands, port, up) for _ in range(runs + 1) for port in CARDS][len(CARDS) :]
+            pairs = [_once(host, commands, port, up) for _ in range(runs + 1) for port in CARDS][len(CARDS) :]
     for number, what in enumerate(("appears", "goes")):
-        yield Row({"a card": what}, tuple(delays[number] for delays in found))
+        yield Row({"a card": what}, tuple(delays[number] for delays in pairs))
 
 
 def _once(host: Machine, commands: HostCommands, port: str, up: str) -> tuple[float, float]:

@@ -15,8 +15,8 @@ from typing import Any
 from benchmarks.harness import Row, benchmark
 from devalloc.store.kubernetes import ApiError, Client
 from tests.support import kube_build, kube_crds
-from tests.support.controllers import Process, prepare
-from tests.support.kube import SCHEDULER, Cluster, Processes, running
+from tests.support.controller_processes import Process, prepare
+from tests.support.kube_api import SCHEDULER, Cluster, Processes, running
 from tests.support.kube_claims import Space, make_space
 from tests.support.waiting import until
 
@@ -43,30 +43,32 @@ OURS, THEIRS = "devalloc's controller", "kube-scheduler"
     packages=("kubernetes", "ortools"),
 )
 def resource_claims(runs: int) -> Iterator[Row]:
-    found = [{who: _run(who) for who in (OURS, THEIRS)} for _ in range(min(runs, MOST_RUNS))]
+    results = [{who: _run(who) for who in (OURS, THEIRS)} for _ in range(min(runs, MOST_RUNS))]
     for who in (OURS, THEIRS):
         for number, what in enumerate(("pods are submitted", "first claim", "half", "last claim")):
             columns: dict[str, str | int] = {"who": who, "what": what}
             is_last = what == "last claim"
-            columns["CPU, s"] = f"{_middle(each[who][1] for each in found):.1f}" if is_last else ""
-            columns["memory, MiB"] = round(_middle(each[who][2] for each in found)) if is_last else ""
-            yield Row(columns, tuple(each[who][0][number] for each in found))
+            columns["CPU, s"] = f"{_middle(each[who][1] for each in results):.1f}" if is_last else ""
+            columns["memory, MiB"] = round(_middle(each[who][2] for each in results)) if is_last else ""
+            yield Row(columns, tuple(each[who][0][number] for each in results))
 
 
 def _run(who: str) -> tuple[tuple[float, ...], float, float]:
-    """Seconds until each of what is told, then CPU seconds meanwhile, and MiB in the end."""
+    """Seconds until each reported event, then CPU seconds meanwhile, and MiB in the end."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "server").mkdir()
         with running(kube_build.binaries(), folder / "server", "--max-requests-inflight=2000") as cluster:
             space = make_space(cluster, "default")
             _fill(space, is_ours=who == OURS)
-            with _allocator(who, cluster, folder) as pid, _told(cluster, space) as told:
+            with _allocator(who, cluster, folder) as pid, _allocation_times(cluster, space) as granted:
                 before, began = _cpu(pid), time.monotonic()
                 _each(lambda n: space.pod(f"p{n:04}", f"c{n:04}", tolerations=[{"operator": "Exists"}]), CLAIMS)
                 submitted = time.monotonic() - began
-                until(lambda: len(told) >= CLAIMS, "every claim is allocated", PATIENCE, told=lambda: len(told))
-                times = sorted(at - began for at in told.values())
+                until(
+                    lambda: len(granted) >= CLAIMS, "every claim is allocated", PATIENCE, context=lambda: len(granted)
+                )
+                times = sorted(at - began for at in granted.values())
                 _check(cluster, space)
                 return (submitted, times[0], times[CLAIMS // 2], times[-1]), _cpu(pid) - before, _memory(pid)
 
@@ -116,9 +118,9 @@ def _settle(pid: int) -> None:
 
 
 @contextmanager
-def _told(cluster: Cluster, space: Space) -> Iterator[dict[str, float]]:
+def _allocation_times(cluster: Cluster, space: Space) -> Iterator[dict[str, float]]:
     """When each claim was first told to be allocated, by the monotonic clock."""
-    client, stop, found = Client.connect(cluster.kubeconfig("admin")), threading.Event(), dict[str, float]()
+    client, stop, times = Client.connect(cluster.kubeconfig("admin")), threading.Event(), dict[str, float]()
     version = str(client.get(space.claims, {"limit": "1"})["metadata"]["resourceVersion"])
 
     def listen() -> None:
@@ -129,14 +131,14 @@ def _told(cluster: Cluster, space: Space) -> Iterator[dict[str, float]]:
                     obj = event["object"]
                     version = obj["metadata"]["resourceVersion"]
                     if obj.get("status", {}).get("allocation"):
-                        found.setdefault(obj["metadata"]["name"], time.monotonic())
+                        times.setdefault(obj["metadata"]["name"], time.monotonic())
             except ApiError:
                 time.sleep(0.1)
 
     thread = threading.Thread(target=listen, daemon=True)
     thread.start()
     try:
-        yield found
+        yield times
     finally:
         stop.set()
         thread.join(10.0)
@@ -147,11 +149,11 @@ def _check(cluster: Cluster, space: Space) -> None:
     owners: set[tuple[str, str]] = set()
     for claim in cluster.get(space.claims).content["items"]:
         results = claim["status"]["allocation"]["devices"]["results"]
-        mine = {(each["pool"], each["device"]) for each in results}
+        devices = {(each["pool"], each["device"]) for each in results}
         wanted = claim["spec"]["devices"]["requests"][0]["exactly"]["count"]
-        if len(mine) != wanted or mine & owners:
-            raise RuntimeError(f"this is a bug: {claim['metadata']['name']} has {sorted(mine)}")
-        owners |= mine
+        if len(devices) != wanted or devices & owners:
+            raise RuntimeError(f"this is a bug: {claim['metadata']['name']} has {sorted(devices)}")
+        owners |= devices
 
 
 def _each(act: Callable[[int], object], count: int) -> None:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from benchmarks.first_fit import first_fit
 from benchmarks.fleets import scenario
 from benchmarks.harness import Row, benchmark
-from benchmarks.unaided import unaided
-from devalloc_solver.intake import read_documents
-from devalloc_solver.search import find_placements
-from devalloc_solver.stages import Prepared, prepare
+from benchmarks.plain_cp_sat import solve_plain
+from devalloc_solver.dialects.devmgmt.manifests import read_documents
+from devalloc_solver.pipeline.devmgmt import PreparedProblem, prepare
+from devalloc_solver.pipeline.strategy import find_placements
 
 SIZES = ((5, 10), (10, 30), (20, 60), (50, 100))
 """(nodes, claims that wait)"""
@@ -32,8 +32,8 @@ Counts = Mapping[int, int]
 def rows(runs: int) -> Iterator[Row]:
     for nodes, claims in SIZES:
         prepared = prepare(read_documents(scenario(nodes, claims, fill=0.7)))
-        asked = Counter(demand.claim.priority for unit in prepared.units for demand in unit.demands)
-        ways: tuple[tuple[str, Callable[[Prepared], tuple[Counts, Counts | None]]], ...] = (
+        requested = Counter(demand.claim.priority for unit in prepared.units for demand in unit.demands)
+        ways: tuple[tuple[str, Callable[[PreparedProblem], tuple[Counts, Counts | None]]], ...] = (
             ("devalloc", _ours),
             ("first fit", lambda prepared: (first_fit(prepared), None)),
             (f"unaided, {LIMIT:.0f} s", _unaided),
@@ -48,14 +48,14 @@ def rows(runs: int) -> Iterator[Row]:
                 "nodes": nodes,
                 "claims": claims,
                 "way": name,
-                "asked": _shown(asked),
+                "asked": _shown(requested),
                 "satisfied": _shown(satisfied),
                 "bounds": "" if bounds is None else _shown(bounds),
             }
             yield Row(what, tuple(seconds))
 
 
-def _ours(prepared: Prepared) -> tuple[Counts, Counts]:
+def _ours(prepared: PreparedProblem) -> tuple[Counts, Counts]:
     _, levels = find_placements(prepared.snapshot, prepared.holdings, prepared.units, placement="pack", ends=None)
     counts = [level for level in levels if level.priority is not None]
     return {level.priority or 0: level.value for level in counts}, {
@@ -63,9 +63,9 @@ def _ours(prepared: Prepared) -> tuple[Counts, Counts]:
     }
 
 
-def _unaided(prepared: Prepared) -> tuple[Counts, Counts]:
-    found = unaided(prepared, LIMIT)
-    return found.satisfied, found.bounds
+def _unaided(prepared: PreparedProblem) -> tuple[Counts, Counts]:
+    solution = solve_plain(prepared, LIMIT)
+    return solution.satisfied, solution.bounds
 
 
 def _shown(counts: Counts) -> str:

@@ -10,12 +10,12 @@ from typing import Any
 
 from benchmarks.harness import Row, benchmark, timed
 from devalloc_solver import dra
-from devalloc_solver.dra.fleet import ResourceFleet
-from tests.support import upstream
+from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet
+from tests.support import upstream_allocator
 from tests.support.dra_differential import allocated
-from tests.support.dra_hard import API, Hard, as_documents, everyday, hard
+from tests.support.dra_hard_instances import API, HardInstance, as_documents, everyday, hard
 from tests.support.dra_instances import Instance
-from tests.support.upstream import Peer
+from tests.support.upstream_allocator import UpstreamPeer
 
 HARD_RUNS = 3
 """Runs of a hard instance: upstream may take its whole time limit for each."""
@@ -25,14 +25,15 @@ HARD_RUNS = 3
     "upstream",
     "Kubernetes' own allocator and ours, on the same instances",
     method="Upstream (k8s.io/dynamic-resource-allocation/structured, built from a pinned module): `NewAllocator` and "
-    f"`Allocate` on decoded objects with compiled CEL, {upstream.TIMEOUT:.0f} s limit as in kube-scheduler. Ours: one "
-    "`dra.allocate` from manifests to the checked answer, in the hard families with selectors never seen before; or "
-    "one `allocate` of a warm fleet, which also chooses the node, checks and commits. Everyday work is some of the 8 "
+    f"`Allocate` on decoded objects with compiled CEL, {upstream_allocator.TIMEOUT:.0f} s limit as in kube-"
+    "scheduler. Ours: one `dra.allocate` from manifests to the checked answer, in the hard families with selectors "
+    "never seen before; or one `allocate` of a warm fleet, which also chooses the node, checks and commits. Everyday "
+    "work is some of the 8 "
     f"GPUs of a node, by class and request selectors and a matchAttribute. Hard families: {HARD_RUNS} runs.",
     packages=("ortools",),
 )
 def compare(runs: int) -> Iterator[Row]:
-    with upstream.running(lambda line: print(line, file=sys.stderr, flush=True)) as peer:
+    with upstream_allocator.running(lambda line: print(line, file=sys.stderr, flush=True)) as peer:
         for nodes in (1, 100, 1000):
             for gpus in (1, 4, 8):
                 work = f"everyday: {gpus} of 8 GPUs, {nodes} {'node' if nodes == 1 else 'nodes'}"
@@ -48,36 +49,36 @@ def compare(runs: int) -> Iterator[Row]:
 def _rows(
     work: str,
     instance: Instance,
-    peer: Peer,
+    peer: UpstreamPeer,
     runs: int,
     caller: Callable[[Instance], Callable[[], object]],
-    known: Hard | None = None,
+    expected: HardInstance | None = None,
 ) -> Iterator[Row]:
-    told = peer.ask(instance["input"], instance["features"], runs=runs + 1)
-    pairs = zip(told["newAllocatorNanoseconds"], told["allocateNanoseconds"], strict=True)
+    reply = peer.ask(instance["input"], instance["features"], runs=runs + 1)
+    pairs = zip(reply["newAllocatorNanoseconds"], reply["allocateNanoseconds"], strict=True)
     seconds = [(made + took) / 1e9 for made, took in pairs]
-    yield Row(_what(work, f"upstream {upstream.version()}", told["outcome"]), tuple(seconds[1:] or seconds))
+    yield Row(_what(work, f"upstream {upstream_allocator.version()}", reply["outcome"]), tuple(seconds[1:] or seconds))
     outcome = "not-allocated" if _allocate(instance) is None else "allocated"
-    if outcome != told["outcome"] != "timeout" or (known and known.feasible is not (outcome == "allocated")):
-        raise AssertionError(f"{work}: the answers differ: {outcome}, {told['outcome']}")
+    if outcome != reply["outcome"] != "timeout" or (expected and expected.feasible is not (outcome == "allocated")):
+        raise AssertionError(f"{work}: the answers differ: {outcome}, {reply['outcome']}")
     yield Row(_what(work, "devalloc, from manifests", outcome), timed(caller(instance), runs))
 
 
-def _last_free(nodes: int, peer: Peer, runs: int) -> Iterator[Row]:
+def _last_free(nodes: int, peer: UpstreamPeer, runs: int) -> Iterator[Row]:
     """All nodes but one are full: upstream asks them one after the other, the fleet knows."""
     work = f"everyday: 1 GPU, all but one of {nodes} nodes full"
     instance = everyday(nodes, 1, full=True)
     names = [{"metadata": {"name": f"node-{number}"}} for number in range(nodes)]
-    told = peer.ask({**instance["input"], "node": None, "nodes": names}, instance["features"], runs=runs + 1)
-    pairs = zip(told["newAllocatorNanoseconds"], told["allocateNanoseconds"], strict=True)
+    reply = peer.ask({**instance["input"], "node": None, "nodes": names}, instance["features"], runs=runs + 1)
+    pairs = zip(reply["newAllocatorNanoseconds"], reply["allocateNanoseconds"], strict=True)
     seconds = tuple((made + took) / 1e9 for made, took in pairs)
-    yield Row(_what(work, f"upstream {upstream.version()}", told["outcome"]), seconds[1:])
+    yield Row(_what(work, f"upstream {upstream_allocator.version()}", reply["outcome"]), seconds[1:])
     yield Row(_what(work, "devalloc, warm fleet", "allocated"), _fleet_seconds(instance, runs))
 
 
 def _fleet_seconds(instance: Instance, runs: int) -> tuple[float, ...]:
     """Seconds of each allocation of a warm fleet, after one that is not counted; the release is not measured."""
-    fleet = ResourceFleet.from_manifests(as_documents(instance))
+    fleet = ResourceClaimFleet.from_manifests(as_documents(instance))
     [claim] = instance["input"]["claimsToAllocate"]
     seconds = []
     for _ in range(runs + 1):

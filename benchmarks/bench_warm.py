@@ -15,11 +15,11 @@ import grpc
 
 from benchmarks.harness import Row, benchmark
 from devalloc_node.deadline import Deadline
-from devalloc_node.metrics import Metrics
+from devalloc_node.metrics.registry import NodeMetrics
 from devalloc_node.pb.warm_pb2 import ReturnSetupRequest, TakeSetupRequest
 from devalloc_node.pb.warm_pb2_grpc import WarmPoolStub
-from devalloc_node.service.door import open_door
-from devalloc_node.service.warm import WarmService
+from devalloc_node.service.peer_credentials import open_proxy
+from devalloc_node.service.warm_service import WarmService
 from devalloc_node.warm.pool import Pool
 from devalloc_node.warm.setup import WarmConfig
 
@@ -58,31 +58,31 @@ def warm(runs: int) -> Iterator[Row]:
 
 
 def one_run() -> dict[str, Times]:
-    found: dict[str, Times] = {}
+    times: dict[str, Times] = {}
     run = Path("/run/devalloc/warm")
     pool = Pool(WarmConfig(most=2 * SETUPS, run=run), "boot")
     pool.open()
     pool.fill(1)  # the first one loads what the others need
     pool.give_back(pool.take("first").setup.id, soon())
 
-    found["fill"] = shares(lambda: pool.fill(SETUPS))
-    found["take"] = each(SETUPS, lambda: pool.take("owner", vcpus=2))
-    found["take, none ready"] = each(10, lambda: pool.take("owner", vcpus=2))
-    found["give back"] = each_of(pool, lambda name: pool.give_back(name, soon()))
+    times["fill"] = shares(lambda: pool.fill(SETUPS))
+    times["take"] = each(SETUPS, lambda: pool.take("owner", vcpus=2))
+    times["take, none ready"] = each(10, lambda: pool.take("owner", vcpus=2))
+    times["give back"] = each_of(pool, lambda name: pool.give_back(name, soon()))
 
     pool.fill(SETUPS)
     socket = run / "node.sock"
-    door = open_door(socket, [WarmService(pool, Metrics()).service()])
+    door = open_proxy(socket, [WarmService(pool, NodeMetrics()).service()])
     with grpc.insecure_channel(f"unix:{socket}") as channel:
         stub = WarmPoolStub(channel)
         stub.TakeSetup(TakeSetupRequest(owner="first"))
-        found["take, by gRPC"] = each(SETUPS - 1, lambda: stub.TakeSetup(TakeSetupRequest(owner="owner", vcpus=2)))
-        found["give back, by gRPC"] = each_of(pool, lambda name: stub.ReturnSetup(ReturnSetupRequest(id=name)))
+        times["take, by gRPC"] = each(SETUPS - 1, lambda: stub.TakeSetup(TakeSetupRequest(owner="owner", vcpus=2)))
+        times["give back, by gRPC"] = each_of(pool, lambda name: stub.ReturnSetup(ReturnSetupRequest(id=name)))
     door.stop()
 
     pool.fill(SETUPS)
-    found["close"] = shares(lambda: pool.close(soon()))
-    return found
+    times["close"] = shares(lambda: pool.close(soon()))
+    return times
 
 
 def each(number: int, act: Callable[[], object]) -> Times:
@@ -128,6 +128,6 @@ def apart(act: Callable[[], Any]) -> Any:
             os._exit(1)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
-        said = pipe.read()
+        output = pipe.read()
     os.waitpid(child, 0)
-    return pickle.loads(said)
+    return pickle.loads(output)

@@ -5,24 +5,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from devalloc_solver.demand import Mode, Slot, Unit
-from devalloc_solver.holdings import Ledger
-from devalloc_solver.snapshot import Device, Pool, Snapshot
-from devalloc_solver.stages import Prepared
+from devalloc_solver.pipeline.devmgmt import PreparedProblem
+from devalloc_solver.problem.allocations import Usage
+from devalloc_solver.problem.demand import AllocationMode, PlacementUnit, Request
+from devalloc_solver.problem.snapshot import Device, Pool, Snapshot
 
 
-def first_fit(prepared: Prepared) -> dict[int, int]:
+def first_fit(prepared: PreparedProblem) -> dict[int, int]:
     """priority -> claims that the first node has room for, claim by claim: no score, nothing is moved.
 
     Within a node the first devices that fit are taken, the values to match in being tried in turn. Only for what
     `scenario` asks: whole devices, and attributes to match.
     """
     snapshot = prepared.snapshot
-    ledger = Ledger.of(snapshot, prepared.holdings)
+    ledger = Usage.of(snapshot, prepared.holdings)
     free = {device.index for device in snapshot.devices if not ledger.in_use(device)}
     satisfied = {demand.claim.priority: 0 for unit in prepared.units for demand in unit.demands}
     for unit in prepared.units:
-        chosen = next((found for node in snapshot.nodes if (found := _fit(snapshot, ledger, free, unit, node))), None)
+        chosen = next(
+            (devices for node in snapshot.nodes if (devices := _fit(snapshot, ledger, free, unit, node))), None
+        )
         if chosen is None:
             continue
         for device in chosen:
@@ -34,7 +36,7 @@ def first_fit(prepared: Prepared) -> dict[int, int]:
     return satisfied
 
 
-def _fit(snapshot: Snapshot, ledger: Ledger, free: set[int], unit: Unit, node: str) -> list[Device] | None:
+def _fit(snapshot: Snapshot, ledger: Usage, free: set[int], unit: PlacementUnit, node: str) -> list[Device] | None:
     demand = unit.demands[0]
     pools = snapshot.pools_by_node[node]
     values: list[object] = [None]
@@ -43,10 +45,10 @@ def _fit(snapshot: Snapshot, ledger: Ledger, free: set[int], unit: Unit, node: s
     for value in values:
         taken: list[Device] = []
         for alternatives in demand.details:
-            for slot in alternatives:
-                found = _take(ledger, free, pools, slot, demand.match[0] if demand.match else None, value, taken)
-                if found:
-                    taken += found
+            for request in alternatives:
+                devices = _take(ledger, free, pools, request, demand.match[0] if demand.match else None, value, taken)
+                if devices:
+                    taken += devices
                     break
             else:
                 break
@@ -56,28 +58,28 @@ def _fit(snapshot: Snapshot, ledger: Ledger, free: set[int], unit: Unit, node: s
 
 
 def _take(
-    ledger: Ledger,
+    ledger: Usage,
     free: set[int],
     pools: Sequence[Pool],
-    slot: Slot,
+    request: Request,
     match: str | None,
     value: object,
     taken: Sequence[Device],
 ) -> list[Device] | None:
-    assert slot.mode is Mode.WHOLE
+    assert request.mode is AllocationMode.WHOLE
     names = {device.index for device in taken}
     fitting: dict[object, list[Device]] = {}
     drawn = Counter({(d.pool, name): blocks for d in taken for name, blocks in d.draws})
     for pool in pools:
         for device in pool.devices:
-            if device.index not in free or device.index in names or device.index not in slot.candidates.accepted:
+            if device.index not in free or device.index in names or device.index not in request.candidates.accepted:
                 continue
             if match is not None and device.attributes.get(match) != value:
                 continue
             if any(drawn[device.pool, n] + b > ledger.free_pool_blocks(device.pool, n) for n, b in device.draws):
                 continue
-            group = fitting.setdefault(device.attributes.get(slot.match[0]) if slot.match else None, [])
+            group = fitting.setdefault(device.attributes.get(request.match[0]) if request.match else None, [])
             group.append(device)
-            if len(group) == slot.least:
+            if len(group) == request.least:
                 return group
     return None

@@ -45,11 +45,11 @@ class Node:
     def take(self, kind: str, scope: range, count: int) -> list[str] | None:
         """Names of so many free devices out of a scope, which are free no longer; None where there are fewer."""
         free = self.gpus if kind == "gpu" else self.nics
-        found = [number for number in free if number in scope][:count]
-        if len(found) < count:
+        numbers = [number for number in free if number in scope][:count]
+        if len(numbers) < count:
             return None
-        free[:] = [number for number in free if number not in found]
-        return [f"{kind}-{number}" for number in found]
+        free[:] = [number for number in free if number not in numbers]
+        return [f"{kind}-{number}" for number in numbers]
 
 
 def scenario(
@@ -213,8 +213,8 @@ def _held(node: Node, number: int, gpus: list[str], nics: list[str]) -> Manifest
 def waiting(count: int, seed: int = 2) -> list[Manifest]:
     """Claims of three priorities, six, three and one in ten."""
     rng = random.Random(seed)
-    found = shapes()
-    specs, weights = [spec for _, spec in found], [weight for weight, _ in found]
+    weighted = shapes()
+    specs, weights = [spec for _, spec in weighted], [weight for weight, _ in weighted]
     manifests = []
     for number in range(count):
         spec = rng.choices(specs, weights)[0]
@@ -229,9 +229,9 @@ def waiting(count: int, seed: int = 2) -> list[Manifest]:
 
 def shapes() -> list[tuple[float, Manifest]]:
     """(weight, spec): GPUs by the dozen, with NICs beside them, on a NUMA node or a root, partitions, alternatives."""
-    found: list[tuple[float, Manifest]] = []
+    weighted: list[tuple[float, Manifest]] = []
     for models in (ANY, BIG, BEST):
-        found += [
+        weighted += [
             (1, {"claims": [_detail("gpu", 1, models)]}),
             (1, {"claims": [_detail("gpu", 2, models, "numa")]}),
             (0.6, {"claims": [_detail("gpu", 4, models, "numa")]}),
@@ -242,14 +242,14 @@ def shapes() -> list[tuple[float, Manifest]]:
             (1, _together("numa", _detail("gpu", 2, models), _detail("nic", 1))),
             (0.4, {"claims": [_detail("gpu", 4, models), _detail("nic", 2)]}),
         ]
-    found += [
+    weighted += [
         (1, {"claims": [_detail("nic", 1)]}),
         (1, {"claims": [_detail("nic", 2, ANY, "numa")]}),
         (1, {"claims": [{"oneOf": [_detail("gpu", 1, BEST), _detail("gpu", 2, BIG, "numa")]}]}),
         (0.6, {"claims": [{"oneOf": [_detail("gpu", 4, BIG, "numa"), _detail("gpu", 4, ANY)]}, _detail("nic", 2)]}),
     ]
-    found += [(0.7, {"claims": [_detail(f"mig-{profile}", 1)]}) for profile in PROFILES]
-    return found
+    weighted += [(0.7, {"claims": [_detail(f"mig-{profile}", 1)]}) for profile in PROFILES]
+    return weighted
 
 
 def _together(attribute: str, *details: Manifest) -> Manifest:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    from devalloc_node.machine.monitor import QmpMonitor
+    from devalloc_node.machine.qmp import QmpMonitor
     from tests.support.fake_qmp import FakeQemu
 
 pytest.register_assert_rewrite("tests.support.store_contract", "tests.support.cluster_contract")
@@ -62,7 +62,7 @@ def qemu(tmp_path: Path) -> Iterator[FakeQemu]:
 @pytest.fixture
 def line(qemu: FakeQemu) -> Iterator[QmpMonitor]:
     """What the plugin has open to it, as that of machine ``default/m``."""
-    from devalloc_node.machine.monitor import QmpMonitor
+    from devalloc_node.machine.qmp import QmpMonitor
 
     monitor = QmpMonitor("default/m", str(qemu.path))
     yield monitor

@@ -8,30 +8,30 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deploy.images import dockerfile, layers, tree, wheels
-from deploy.images.build import Built, build
+from deploy.images.build import BuiltImage, build
+from deploy.images.cache import Unavailable
 from deploy.images.contents import CONSTRAINTS, Contents, Image, contents
-from deploy.images.shelf import Unavailable
 from devalloc.version import VERSION
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    found = contents()
-    options = _parser(found).parse_args(arguments)
-    wanted = [found.images[key] for key in options.images]
+    catalog = contents()
+    options = _parser(catalog).parse_args(arguments)
+    wanted = [catalog.images[key] for key in options.images]
     try:
         if options.verb == "build":
-            _build(wanted, found, options)
+            _build(wanted, catalog, options)
         elif options.verb == "layers":
-            _layers(wanted, found, options.folder)
+            _layers(wanted, catalog, options.folder)
         elif options.verb == "constrain":
-            wheels.constrain(found, _say)
+            wheels.constrain(catalog, _say)
             print(CONSTRAINTS)
         elif options.verb == "lock":
             for image in wanted:
-                wheels.lock(image, found, _say)
+                wheels.lock(image, catalog, _say)
                 print(image.lock)
         else:
-            dockerfile.FILE.write_text(dockerfile.text(found))
+            dockerfile.FILE.write_text(dockerfile.text(catalog))
             print(dockerfile.FILE)
     except Unavailable as reason:
         print(f"no images: {reason}", file=sys.stderr)
@@ -39,21 +39,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser(found: Contents) -> argparse.ArgumentParser:
+def _parser(catalog: Contents) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m deploy.images", description="The container images of devalloc.")
     verbs = parser.add_subparsers(dest="verb", required=True)
     making = verbs.add_parser("build", help="write each as an OCI archive, for ctr, podman, skopeo and docker load")
-    making.add_argument("images", nargs="*", default=[*found.images], metavar="IMAGE", help=", ".join(found.images))
+    making.add_argument("images", nargs="*", default=[*catalog.images], metavar="IMAGE", help=", ".join(catalog.images))
     making.add_argument("--out", type=Path, default=Path("dist"), metavar="DIR", help="default: dist")
     making.add_argument("--prefix", default="", metavar="REGISTRY/PATH", help="before the names of the images")
     making.add_argument("--tag", default=VERSION, help=f"default: {VERSION}")
     making.add_argument("--label", action="append", default=[], metavar="KEY=VALUE", help="one more; may be repeated")
     making.add_argument("--fresh", action="store_true", help="ask Debian for newer packages than the cache has")
     stacking = verbs.add_parser("layers", help="write an image's layers as folders, for the Dockerfile")
-    stacking.add_argument("images", nargs=1, choices=[*found.images])
+    stacking.add_argument("images", nargs=1, choices=[*catalog.images])
     stacking.add_argument("folder", type=Path)
     locking = verbs.add_parser("lock", help="name the wheels of the images, in the versions that the tests run with")
-    locking.add_argument("images", nargs="*", default=[*found.images], metavar="IMAGE")
+    locking.add_argument("images", nargs="*", default=[*catalog.images], metavar="IMAGE")
     constraining = verbs.add_parser("constrain", help="name the newest versions that pyproject.toml allows together")
     constraining.set_defaults(images=[])
     writing = verbs.add_parser("dockerfile", help="write the Dockerfile anew")
@@ -61,24 +61,26 @@ def _parser(found: Contents) -> argparse.ArgumentParser:
     return parser
 
 
-def _build(images: Sequence[Image], found: Contents, options: argparse.Namespace) -> None:
+def _build(images: Sequence[Image], catalog: Contents, options: argparse.Namespace) -> None:
     labels = dict(label.split("=", 1) for label in options.label)
     options.out.mkdir(parents=True, exist_ok=True)
     for number, image in enumerate(images):
         reference = f"{options.prefix.rstrip('/')}/{image.name}".lstrip("/") + f":{options.tag}"
         archive = options.out / f"{image.name}-{options.tag}.tar"
-        _tell(build(image, found, reference, archive, _say, labels=labels, fresh=options.fresh and number == 0))
+        _print_built(
+            build(image, catalog, reference, archive, _say, labels=labels, fresh=options.fresh and number == 0)
+        )
 
 
-def _tell(built: Built) -> None:
+def _print_built(built: BuiltImage) -> None:
     print(f"{built.archive}: {built.reference}, {built.digest}, {built.archive.stat().st_size / 1e6:.0f} MB")
     for layer in built.layers:
         print(f"  {layer.size / 1e6:6.1f} MB  {layer.made}")
 
 
-def _layers(images: Sequence[Image], found: Contents, folder: Path) -> None:
+def _layers(images: Sequence[Image], catalog: Contents, folder: Path) -> None:
     for image in images:
-        for name, made in zip(layers.NAMES, layers.layers(image, found, _say), strict=True):
+        for name, made in zip(layers.NAMES, layers.layers(image, catalog, _say), strict=True):
             tree.unpack(made / "layer.tar", folder / name)
 
 

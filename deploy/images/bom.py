@@ -13,12 +13,12 @@ Component = dict[str, Any]
 _NO_LICENSE = ("", "UNKNOWN")
 
 
-def debian(name: str, version: str, release: str) -> Component:
+def debian_component(name: str, version: str, release: str) -> Component:
     """Of a Debian package; its licence stands in /usr/share/doc/<name>/copyright."""
     return _component(name, version, f"pkg:deb/debian/{name}@{version}?arch=amd64&distro={release}")
 
 
-def wheels(site: Path) -> list[Component]:
+def wheel_components(site: Path) -> list[Component]:
     """Of what is installed in a folder."""
     return [_wheel(HeaderParser().parsestr(path.read_text())) for path in sorted(site.glob("*.dist-info/METADATA"))]
 
@@ -38,8 +38,8 @@ def document(name: str, version: str, components: Sequence[Component]) -> bytes:
 def _wheel(metadata: Message) -> Component:
     name, version = str(metadata["Name"]), str(metadata["Version"])
     component = _component(name, version, f"pkg:pypi/{name.lower().replace('_', '-')}@{version}")
-    if (said := _license(metadata)) not in _NO_LICENSE:
-        component["licenses"] = [{"license": {"name": said}}]
+    if (license_name := _license(metadata)) not in _NO_LICENSE:
+        component["licenses"] = [{"license": {"name": license_name}}]
     return component
 
 
@@ -54,7 +54,7 @@ def _component(name: str, version: str, purl: str) -> Component:
     return {"type": "library", "name": name, "version": version, "purl": purl, "bom-ref": purl}
 
 
-def listed(content: bytes) -> Mapping[str, str]:
+def versions_of(content: bytes) -> Mapping[str, str]:
     """Versions by package, of such a document."""
     return {
         component["purl"].partition("@")[0]: component["version"] for component in json.loads(content)["components"]

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from deploy.images import layers, oci
+from deploy.images.cache import Progress
 from deploy.images.contents import Contents, Image
-from deploy.images.shelf import Progress
 from devalloc.version import VERSION
 
 ENTRYPOINT = f"/{layers.LAUNCHER}"
@@ -17,7 +17,7 @@ PATH = "/usr/bin:/bin"
 
 
 @dataclass(frozen=True)
-class Built:
+class BuiltImage:
     """An image in a file."""
 
     reference: str
@@ -36,16 +36,16 @@ def build(
     *,
     labels: Mapping[str, str] | None = None,
     fresh: bool = False,
-) -> Built:
+) -> BuiltImage:
     """Write the image as an OCI archive. ``labels``: more than it has anyway. Raises Unavailable."""
     folders = layers.layers(image, contents, progress, fresh=fresh)
     stacked = [
         oci.layer(folder / "layer.tar", f"deploy/images: {name}")
         for name, folder in zip(layers.NAMES, folders, strict=True)
     ]
-    told = labelled(image) | dict(labels or {})
-    digest = oci.write(archive, reference, stacked, config(image) | {"Labels": told}, told)
-    return Built(reference, archive, digest, tuple(stacked))
+    annotations = labelled(image) | dict(labels or {})
+    digest = oci.write(archive, reference, stacked, config(image) | {"Labels": annotations}, annotations)
+    return BuiltImage(reference, archive, digest, tuple(stacked))
 
 
 def config(image: Image) -> dict[str, Any]:

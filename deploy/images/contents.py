@@ -61,7 +61,7 @@ class Image:
     """Of the distribution devalloc."""
     user: str
     command: tuple[str, ...]
-    """What ``devalloc`` is told where nothing else is."""
+    """Arguments of ``devalloc`` if the user gives none."""
     left_out: tuple[str, ...]
     """As of ``Dependencies``, for this image alone."""
     packages_left_out: tuple[str, ...]
@@ -88,9 +88,9 @@ class Contents:
 
 def contents() -> Contents:
     """Raises TypeError where the file says what is not known here, or too little."""
-    told = tomllib.loads((HERE / "contents.toml").read_text())
-    images = {key: Image(key=key, **_frozen(image)) for key, image in told["images"].items()}
-    return Contents(Base(**_frozen(told["base"])), Dependencies(**_frozen(told["dependencies"])), images)
+    document = tomllib.loads((HERE / "contents.toml").read_text())
+    images = {key: Image(key=key, **_frozen(image)) for key, image in document["images"].items()}
+    return Contents(Base(**_frozen(document["base"])), Dependencies(**_frozen(document["dependencies"])), images)
 
 
 def requirements(keys: Iterable[str]) -> list[str]:

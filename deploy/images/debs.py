@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from deploy.images.shelf import Progress, Unavailable
+from deploy.images.cache import Progress, Unavailable
 
 ARCHITECTURE = "amd64"
 LIBRARIES = ("lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu/pulseaudio")
@@ -22,7 +22,14 @@ RELEASES = ("bullseye", "bookworm", "trixie", "forky", "oldstable", "stable", "t
 """What the releases in a machine's list are called when the list is of Debian and not of something else."""
 MIRROR, SECURITY_MIRROR = "http://deb.debian.org/debian", "http://deb.debian.org/debian-security"
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-UNREAD = ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info", "usr/share/lintian", "usr/share/bug")
+UNNEEDED_FOLDERS = (
+    "usr/share/doc",
+    "usr/share/man",
+    "usr/share/locale",
+    "usr/share/info",
+    "usr/share/lintian",
+    "usr/share/bug",
+)
 
 
 def unpack(release: str, packages: Sequence[str], folder: Path, progress: Progress) -> dict[str, str]:
@@ -33,7 +40,7 @@ def unpack(release: str, packages: Sequence[str], folder: Path, progress: Progre
     root = folder / "root"
     archives = fetch(release, packages, folder, progress)
     extract(archives, root)
-    for path in UNREAD:
+    for path in UNNEEDED_FOLDERS:
         shutil.rmtree(root / path, ignore_errors=True)
     shutil.rmtree(folder / "apt")
     return dict(sorted(name_and_version(archive) for archive in archives))
@@ -68,7 +75,7 @@ def extract(archives: Iterable[Path], root: Path) -> None:
         _run(["dpkg-deb", "--extract", str(archive), str(root)])
 
 
-def control(archive: Path) -> str:
+def control_file(archive: Path) -> str:
     """What a package says of itself: name, version, licences not."""
     return _run(["dpkg-deb", "--field", str(archive)])
 
@@ -81,7 +88,7 @@ def program(root: Path, path: str) -> list[str]:
         None,
     )
     if loader is None:
-        raise Unavailable(f"{root} holds no C library")
+        raise Unavailable(f"{root} contains no C library")
     return [str(loader), "--library-path", libraries, str(root / path)]
 
 
@@ -137,9 +144,9 @@ _Complaints = re.compile(r"^(?:E|W|Err:\d+)[: ].*(?:GPG|signature|NO_PUBKEY|Fail
 
 def _run(command: Sequence[str], complaint: re.Pattern[str] | None = None) -> str:
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"LC_ALL": "C"})
-    said = complaint.search(result.stdout + "\n" + result.stderr) if complaint else None
-    if result.returncode or said:
-        words = said[0] if said else " ".join((result.stderr or result.stdout).split())[-400:]
+    match = complaint.search(result.stdout + "\n" + result.stderr) if complaint else None
+    if result.returncode or match:
+        words = match[0] if match else " ".join((result.stderr or result.stdout).split())[-400:]
         raise Unavailable(f"{_without_options(command)} failed: {words}")
     return result.stdout
 

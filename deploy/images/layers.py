@@ -16,15 +16,15 @@ from pathlib import Path
 from types import ModuleType
 
 from deploy.images import bom, debs, tree, wheels
+from deploy.images.cache import Progress, Unavailable, cache_folder, lock_folder
 from deploy.images.contents import SOURCE, Contents, Image
-from deploy.images.shelf import Progress, Unavailable, cache_folder, locked
 from devalloc.version import VERSION
 
 NAMES = ("base", "dependencies", "devalloc")
 """From below."""
 BOM = "usr/share/devalloc/bom.json"
 LAUNCHER = "usr/bin/devalloc"
-KEPT = 4
+MAX_CACHED = 4
 """How many versions of a layer stay in the cache."""
 
 _PASSWD = "root:x:0:0:root:/:/nonexistent\nnonroot:x:65532:65532:nonroot:/:/nonexistent\n"
@@ -57,28 +57,28 @@ def _base(contents: Contents, progress: Progress, fresh: bool) -> Path:
         with tempfile.TemporaryDirectory() as folder:
             archives = debs.fetch(base.release, base.packages, Path(folder), progress)
             named = {debs.name_and_version(archive): archive for archive in archives}
-            _known(base.without, [name for name, _ in named])
+            _check_packages(base.without, [name for name, _ in named])
             wanted = {key: archive for key, archive in sorted(named.items()) if key[0] not in base.without}
             root.rmdir()
             debs.extract(wanted.values(), root)
             for (name, _), archive in wanted.items():
-                _put(root / f"var/lib/dpkg/status.d/{name}", debs.control(archive))  # where scanners look
+                _write_text(root / f"var/lib/dpkg/status.d/{name}", debs.control_file(archive))  # where scanners look
         _trim(root, base.left_out)
-        _put(root / "etc/passwd", _PASSWD)
-        _put(root / "etc/group", _GROUP)
-        _put(root / "etc/nsswitch.conf", _NSSWITCH)
+        _write_text(root / "etc/passwd", _PASSWD)
+        _write_text(root / "etc/group", _GROUP)
+        _write_text(root / "etc/nsswitch.conf", _NSSWITCH)
         (root / "tmp").mkdir()
         (root / "tmp").chmod(0o1777)
         progress("compiling Python's library")
         tree.compile_all(root, base.library, base, root)
-        return [bom.debian(name, told, base.release) for name, told in wanted]
+        return [bom.debian_component(name, fields, base.release) for name, fields in wanted]
 
-    return _kept("base", [repr(base), _PASSWD, _GROUP, _NSSWITCH], [debs], write, progress, fresh=fresh)
+    return _cached_layer("base", [repr(base), _PASSWD, _GROUP, _NSSWITCH], [debs], write, progress, fresh=fresh)
 
 
 def _trim(root: Path, left_out: tuple[str, ...]) -> None:
     tree.remove(root, left_out)
-    for unread in debs.UNREAD:
+    for unread in debs.UNNEEDED_FOLDERS:
         if unread != "usr/share/doc":
             shutil.rmtree(root / unread, ignore_errors=True)
     for path in sorted((root / "usr/share/doc").rglob("*"), reverse=True):
@@ -99,11 +99,11 @@ def _dependencies(image: Image, contents: Contents, base: Path, progress: Progre
         tree.remove(site, left_out)
         progress(f"{image.name}: compiling what was fetched")
         _compile(root, contents, base)
-        return bom.wheels(site)
+        return bom.wheel_components(site)
 
     made = [repr(contents.base), contents.base.site, repr(left_out), repr(contents.dependencies)]
     made += [image.lock.read_text()]
-    return _kept(f"{image.key}-dependencies", made, [wheels, debs], write, progress)
+    return _cached_layer(f"{image.key}-dependencies", made, [wheels, debs], write, progress)
 
 
 def _devalloc(image: Image, contents: Contents, below: list[Path], progress: Progress) -> Path:
@@ -113,15 +113,17 @@ def _devalloc(image: Image, contents: Contents, below: list[Path], progress: Pro
         tree.unpack(package / "layer.tar", root)
         tree.remove(root / contents.base.site, image.packages_left_out)
         launcher = root / LAUNCHER
-        _put(launcher, f"#!/usr/bin/python{contents.base.python} -IBu\nfrom devalloc.cli.main import main\n\nmain()\n")
+        _write_text(
+            launcher, f"#!/usr/bin/python{contents.base.python} -IBu\nfrom devalloc.cli.main import main\n\nmain()\n"
+        )
         launcher.chmod(0o755)
         everything = [one for folder in (package, *below) for one in components(folder)]
-        _put(root / BOM, bom.document(image.name, VERSION, everything).decode())
+        _write_text(root / BOM, bom.document(image.name, VERSION, everything).decode())
         return components(package)
 
     made = [image.key, package.name, repr(image.packages_left_out)]
     made += [(folder / "components.json").read_text() for folder in below]
-    return _kept(f"{image.key}-devalloc", made, [], write, progress)
+    return _cached_layer(f"{image.key}-devalloc", made, [], write, progress)
 
 
 def _package(contents: Contents, base: Path, progress: Progress) -> Path:
@@ -136,10 +138,10 @@ def _package(contents: Contents, base: Path, progress: Progress) -> Path:
             for name in ("RECORD", "WHEEL"):  # which build backend packed it is of no interest
                 (path / name).unlink()
         _compile(root, contents, base)
-        return bom.wheels(site)
+        return bom.wheel_components(site)
 
     made = [repr(contents.base), contents.base.site, _sources()]
-    return _kept("package", made, [wheels, debs], write, progress)
+    return _cached_layer("package", made, [wheels, debs], write, progress)
 
 
 def _compile(root: Path, contents: Contents, base: Path) -> None:
@@ -148,27 +150,27 @@ def _compile(root: Path, contents: Contents, base: Path) -> None:
         tree.compile_all(root, contents.base.site, contents.base, Path(python))
 
 
-def _kept(
+def _cached_layer(
     name: str, made: list[str], modules: list[ModuleType], write: Write, progress: Progress, *, fresh: bool = False
 ) -> Path:
     """The folder in the cache, made where it is not there. ``made`` and ``modules``: what makes it what it is."""
     sources = [inspect.getsource(module) for module in (*modules, tree, bom)]
     digest = hashlib.sha256("\0".join([*sources, _own_source(), *made]).encode()).hexdigest()[:12]
-    shelf = cache_folder() / "oci"
-    folder = shelf / f"{name}-{digest}"
-    with locked(shelf):
+    cache = cache_folder() / "oci"
+    folder = cache / f"{name}-{digest}"
+    with lock_folder(cache):
         if fresh or not folder.exists():
-            with tempfile.TemporaryDirectory(dir=shelf, prefix=".building-") as building:
+            with tempfile.TemporaryDirectory(dir=cache, prefix=".building-") as building:
                 (root := Path(building) / "root").mkdir()
                 (new := Path(building) / "layer").mkdir()
-                found = write(root)
+                listed = write(root)
                 tree.pack(root, new / "layer.tar")
-                (new / "components.json").write_text(json.dumps(found, indent=1))
+                (new / "components.json").write_text(json.dumps(listed, indent=1))
                 shutil.rmtree(folder, ignore_errors=True)
                 new.rename(folder)
             progress(f"built {folder}")
         folder.touch()
-        for old in sorted(shelf.glob(f"{name}-*"), key=lambda path: path.stat().st_mtime)[:-KEPT]:
+        for old in sorted(cache.glob(f"{name}-*"), key=lambda path: path.stat().st_mtime)[:-MAX_CACHED]:
             shutil.rmtree(old)
     return folder
 
@@ -188,11 +190,11 @@ def _sources() -> str:
     return digest.hexdigest()
 
 
-def _known(names: tuple[str, ...], packages: list[str]) -> None:
+def _check_packages(names: tuple[str, ...], packages: list[str]) -> None:
     if strange := sorted(set(names) - set(packages)):
         raise Unavailable(f"{', '.join(strange)}: no such packages to leave out, see deploy/images/contents.toml")
 
 
-def _put(path: Path, text: str) -> None:
+def _write_text(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)

@@ -69,7 +69,7 @@ def write(
     )
     entry = _described(_MANIFEST, manifest)
     names = {
-        "io.containerd.image.name": full_name(reference),
+        "io.containerd.image.name": full_reference(reference),
         "org.opencontainers.image.ref.name": reference.rpartition(":")[2],
     }
     index = {"schemaVersion": 2, "manifests": [entry | {"annotations": names}]}
@@ -92,7 +92,7 @@ def write(
     return str(entry["digest"])
 
 
-def full_name(reference: str) -> str:
+def full_reference(reference: str) -> str:
     """As runtimes look for it: ``devalloc-node:1`` is ``docker.io/library/devalloc-node:1``."""
     first, slash, _ = reference.partition("/")
     if slash and ("." in first or ":" in first or first == "localhost"):

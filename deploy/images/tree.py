@@ -12,17 +12,17 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from deploy.images import debs
+from deploy.images.cache import Unavailable
 from deploy.images.contents import Base
-from deploy.images.shelf import Unavailable
 
 
 def remove(root: Path, patterns: Iterable[str]) -> None:
     """Remove what they match. Raises Unavailable for one that matches nothing: what it is for has moved."""
     for pattern in patterns:
-        found = sorted(root.glob(pattern))
-        if not found:
+        paths = sorted(root.glob(pattern))
+        if not paths:
             raise Unavailable(f"nothing matches {pattern}: see left_out in deploy/images/contents.toml")
-        for path in found:
+        for path in paths:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:

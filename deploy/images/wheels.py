@@ -8,8 +8,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from deploy.images.cache import Progress, Unavailable
 from deploy.images.contents import CONSTRAINTS, SOURCE, Contents, Image, requirements
-from deploy.images.shelf import Progress, Unavailable
 
 _CONSTRAINTS_HEAD = """\
 # The versions that the tests run with and that the images have: written by python -m deploy.images constrain.
@@ -30,8 +30,8 @@ def constrain(contents: Contents, progress: Progress) -> None:
 def lock(image: Image, contents: Contents, progress: Progress) -> None:
     """Write the image's lock anew: the versions that the tests run with. Raises Unavailable."""
     progress(f"{image.name}: looking for its wheels")
-    found = _resolved([*requirements(image.extras), "--constraint", str(CONSTRAINTS)], contents)
-    lines = sorted(f"{name}=={version} --hash=sha256:{digest}\n" for name, version, digest in found)
+    wheels = _resolved([*requirements(image.extras), "--constraint", str(CONSTRAINTS)], contents)
+    lines = sorted(f"{name}=={version} --hash=sha256:{digest}\n" for name, version, digest in wheels)
     image.lock.write_text(_HEAD.format(image.key, contents.base.python) + "".join(lines))
 
 

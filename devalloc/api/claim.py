@@ -1,4 +1,4 @@
-"""DeviceClaim: the devices that somebody wants, and what they got."""
+"""DeviceClaim: a request for devices, and its allocation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from devalloc.api.fields import (
     AmountField,
     ApiModel,
     Expression,
-    Fault,
+    FieldFault,
     NotNegative,
     PlainName,
     Positive,
@@ -25,8 +25,8 @@ from devalloc.api.fields import (
     not_negative,
     plain_name,
     positive,
-    refuse,
-    shown,
+    quote_value,
+    raise_faults,
     unique_by,
     unique_by_name,
 )
@@ -50,7 +50,7 @@ class DeviceConfigReference(ApiModel):
 def _whole_count(amounts: dict[str, Quantity]) -> dict[str, Quantity]:
     count = amounts.get(COUNT)
     if count is not None and count.as_integer() is None:
-        refuse([((COUNT,), f"must be a whole number, and is {count}")])
+        raise_faults([((COUNT,), f"must be a whole number, but is {count}")])
     return amounts
 
 
@@ -65,41 +65,41 @@ MAX_NAME = 253
 MatchAttributes = Annotated[list[PlainName], Field(max_length=MAX_MATCHES)]
 MAX_CONFIGS = 32
 MAX_DEVICES = 8192
-"""Devices that one claim can hold."""
+"""Maximum devices of one claim."""
 
 
 class DeviceClaimDetail(ApiModel):
     """A request for a set of devices."""
 
     device_type: Text | None = None
-    """Any class with this device type will do."""
+    """Take devices of any class with this device type."""
     device_class: Text | None = None
     """The class to take devices from."""
     constraints: Expression | None = None
-    """A CEL expression over ``device``, and-ed with that of the class."""
+    """A CEL expression over ``device``, in addition to that of the class."""
     requests: Requests = Field(default_factory=dict)
-    """Least totals over all devices; ``count`` counts devices. Empty means one device."""
+    """Minimum totals over all devices; ``count`` is the number of devices. Empty means one device."""
     limits: Limits = Field(default_factory=dict)
-    """Caps on the same totals (S9)."""
+    """Maximum totals over all devices (S9)."""
     match_attributes: MatchAttributes = Field(default_factory=list)
-    """Every device chosen has these attributes, each with one value throughout."""
+    """All chosen devices have these attributes, each with the same value on all of them."""
     configs: list[DeviceConfigReference] = Field(default_factory=list, max_length=MAX_CONFIGS)
 
     @model_validator(mode="after")
     def _limits_reach_requests(self) -> DeviceClaimDetail:
-        faults: list[Fault] = []
+        faults: list[FieldFault] = []
         for name, limit in self.limits.items():
             request = self.requests.get(name)
             if request is not None and limit < request:
-                faults.append((("limits", name), f"must not be below requests.{name} ({request}), and is {limit}"))
+                faults.append((("limits", name), f"must not be below requests.{name} ({request}), but is {limit}"))
             elif name == COUNT and limit.nano <= 0:
                 faults.append((("limits", name), "must be at least 1: an allocation has at least one device"))
-        refuse(faults)
+        raise_faults(faults)
         return self
 
     @property
     def is_empty(self) -> bool:
-        """True when no field says anything."""
+        """Whether no field is set."""
         return not any(
             (
                 self.device_type,
@@ -114,28 +114,28 @@ class DeviceClaimDetail(ApiModel):
 
 
 class DeviceClaimInstance(DeviceClaimDetail):
-    """A detail that must be satisfied, or alternatives of which exactly one is."""
+    """A request, or alternatives of which exactly one must be satisfied."""
 
     one_of: list[DeviceClaimDetail] = Field(default_factory=list, max_length=16)
-    """Alternatives, the preferred first."""
+    """Alternatives in order of preference."""
 
     @model_validator(mode="after")
     def _detail_or_one_of(self) -> DeviceClaimInstance:
         if self.one_of and not self.is_empty:
-            refuse([(("oneOf",), "must not stand next to other fields; move those into each alternative")])
+            raise_faults([(("oneOf",), "cannot be combined with other fields; move those into each alternative")])
         return self
 
     @property
     def alternatives(self) -> list[DeviceClaimDetail]:
-        """The alternatives of oneOf, or the detail itself as the only one."""
+        """The alternatives of oneOf, or the request itself as the only one."""
         return list(self.one_of) or [self]
 
 
 class DeviceClaimSpec(ApiModel):
-    """What the claim asks for."""
+    """The devices that the claim requests."""
 
     match_attributes: MatchAttributes = Field(default_factory=list)
-    """Attributes that have one value over all devices of all details."""
+    """Attributes that must have the same value on all devices of all requests."""
     claims: Annotated[list[DeviceClaimInstance], Field(min_length=1, max_length=64)]
 
 
@@ -150,7 +150,7 @@ Amounts = Annotated[list[ResourceAllocation], Field(max_length=32), AfterValidat
 
 
 class DeviceAllocation(ApiModel):
-    """One device given to one detail of a claim; with amounts when it is a share."""
+    """One device that was allocated to a request of the claim; with amounts if it is a share."""
 
     device_pool_name: PlainName
     device_name: PlainName
@@ -167,7 +167,7 @@ Conditions = Annotated[list[Condition], Field(max_length=16), AfterValidator(uni
 
 
 class DeviceStatus(ApiModel):
-    """What the driver says about one allocated device."""
+    """What the driver reports about one allocated device."""
 
     device_pool_name: PlainName
     device_name: PlainName
@@ -180,8 +180,8 @@ class DeviceStatus(ApiModel):
     @model_validator(mode="after")
     def _first_ip(self) -> DeviceStatus:
         if self.device_ip and self.device_ips and self.device_ips[0].ip != self.device_ip:
-            refuse(
-                [(("deviceIPs", 0, "ip"), f"must equal deviceIP ({self.device_ip}), and is {self.device_ips[0].ip}")]
+            raise_faults(
+                [(("deviceIPs", 0, "ip"), f"must equal deviceIP ({self.device_ip}), but is {self.device_ips[0].ip}")]
             )
         return self
 
@@ -195,36 +195,36 @@ Index = Annotated[int, Field(ge=0, lt=MAX_DEVICES)]
 
 
 class DeviceClaimStatus(ApiModel):
-    """What the claim got."""
+    """The claim's allocation."""
 
     class_configs: list[dict[str, Any]] = Field(default_factory=list)
-    """Copies of the classes' configuration objects as of the allocation."""
+    """Copies of the classes' configuration objects, made at the allocation."""
     class_config_allocations: list[list[Index]] = Field(default_factory=list)
-    """Of each copy in ``classConfigs`` the indexes of the allocations that it is for; empty: all are for all. Unlike
-    annotations, who may only edit the claim does not write this."""
+    """For each copy in ``classConfigs``, the indexes of the allocations to which it applies; empty: all copies apply to
+    all allocations. Users who may only edit the claim can write annotations, but not this field."""
     claim_configs: list[dict[str, Any]] = Field(default_factory=list)
-    """Copies of the claim's configuration objects as of the allocation."""
+    """Copies of the claim's configuration objects, made at the allocation."""
     allocations: list[DeviceAllocation] = Field(default_factory=list, max_length=MAX_DEVICES)
     device_statuses: DeviceStatuses = Field(default_factory=list)
     conditions: Conditions = Field(default_factory=list)
-    """On a cluster: ``Allocated`` while the claim has devices, for `kubectl wait`. Why it has none is told by the
-    annotations ``devalloc.io/reason`` and ``devalloc.io/message``."""
+    """On a cluster: ``Allocated`` while the claim has devices, for `kubectl wait`. The annotations
+    ``devalloc.io/reason`` and ``devalloc.io/message`` say why it has none."""
     pod_names: list[str] = Field(default_factory=list)
 
 
 def check_annotations(annotations: Mapping[str, str]) -> None:
-    """Raises ValidationError for what a claim may not be annotated with."""
+    """Check the values of devalloc's annotations on a claim. Raises ValidationError."""
     text = annotations.get(meta.PRIORITY)
     if text is not None:
         _check_priority(text)
     if meta.GROUP_MATCH in annotations:
         _check_group_match(annotations)
     for name in (meta.GROUP, meta.NODE):
-        if text := annotations.get(name):  # "" is none
+        if text := annotations.get(name):  # "" counts as absent
             _check_name(name, text)
     if annotations.get(meta.RELEASE, meta.RELEASES[0]) not in meta.RELEASES:
-        told = f"must be {' or '.join(meta.RELEASES)}, not {shown(annotations[meta.RELEASE])}"
-        refuse([(("metadata", "annotations", meta.RELEASE), told)])
+        message = f"must be {' or '.join(meta.RELEASES)}, not {quote_value(annotations[meta.RELEASE])}"
+        raise_faults([(("metadata", "annotations", meta.RELEASE), message)])
 
 
 @lru_cache(maxsize=1024)
@@ -232,25 +232,27 @@ def _check_name(name: str, text: str) -> None:
     try:
         plain_name(text)
     except ValueError as error:
-        refuse([(("metadata", "annotations", name), str(error))])
+        raise_faults([(("metadata", "annotations", name), str(error))])
 
 
 def _check_group_match(annotations: Mapping[str, str]) -> None:
     where = ("metadata", "annotations", meta.GROUP_MATCH)
     names = annotations[meta.GROUP_MATCH].split(",")
     if not annotations.get(meta.GROUP):
-        refuse([(where, f"goes with the annotation {meta.GROUP}: only members of a group have it")])
+        raise_faults([(where, f"needs the annotation {meta.GROUP}: it is for members of a group")])
     if len(names) > MAX_MATCHES or not all(name.strip() and len(name.strip()) <= MAX_NAME for name in names):
-        told = f"must be at most {MAX_MATCHES} names of attributes, separated by commas"
-        refuse([(where, f"{told}, not {shown(annotations[meta.GROUP_MATCH])}")])
+        rule = f"must be at most {MAX_MATCHES} attribute names, separated by commas"
+        raise_faults([(where, f"{rule}, not {quote_value(annotations[meta.GROUP_MATCH])}")])
 
 
 @lru_cache(maxsize=1024)
 def _check_priority(text: str) -> None:
     if _INTEGER.fullmatch(text) is None:
-        refuse([(("metadata", "annotations", meta.PRIORITY), f"must be an integer, not {shown(text)}")])
+        raise_faults([(("metadata", "annotations", meta.PRIORITY), f"must be an integer, not {quote_value(text)}")])
     if len(text) > 20 or abs(int(text)) > INT64_MAX:
-        refuse([(("metadata", "annotations", meta.PRIORITY), f"must be an integer of 64 bits, not {shown(text)}")])
+        raise_faults(
+            [(("metadata", "annotations", meta.PRIORITY), f"must be a 64-bit integer, not {quote_value(text)}")]
+        )
 
 
 class DeviceClaim(ApiModel):
@@ -287,7 +289,7 @@ class DeviceClaim(ApiModel):
 
     @property
     def group_match(self) -> tuple[str, ...]:
-        """Attributes on which its devices agree with those of other members of its group."""
+        """Attributes that must have the same value as on the devices of other members of its group."""
         text = self.metadata.annotations.get(meta.GROUP_MATCH, "") if self.group is not None else ""
         return tuple(dict.fromkeys(name for part in text.split(",") if (name := part.strip())))
 
@@ -310,7 +312,7 @@ class DeviceClaim(ApiModel):
     def allocation_details(self) -> list[tuple[int, int | None]] | None:
         """(index into spec.claims, index of the alternative or None) of each status.allocations entry.
 
-        None when the annotation is missing or does not fit the status.
+        None if the annotation is missing or does not match the status.
         """
         text = self.metadata.annotations.get(meta.ALLOCATION_DETAILS)
         if text is None or self.status is None:

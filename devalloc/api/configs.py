@@ -1,21 +1,48 @@
-"""The configuration objects that ``configs`` references point at."""
+"""Configuration objects that ``configs`` references point at: devalloc's own kinds, and objects of any other API.
+
+ConfigObject: an object of another API, to which a ``configs`` reference may point.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
-from devalloc.api.fields import ApiModel, Mac, PlainName, refuse
+from devalloc.api.fields import ApiModel, LabelName, Mac, ObjectName, PlainName, raise_faults
 from devalloc.api.meta import DEVALLOC, ObjectMeta
 
 
+class ForeignMeta(ApiModel):
+    """Metadata; only the identity is checked."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: ObjectName
+    namespace: LabelName | None = None
+
+
+class ConfigObject(ApiModel):
+    """An object whose identity is checked; everything else is kept unchanged."""
+
+    model_config = ConfigDict(extra="allow")
+
+    api_version: PlainName
+    kind: PlainName
+    metadata: ForeignMeta
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """(apiVersion, kind, namespace, name); the namespace is empty if there is none."""
+        return self.api_version, self.kind, self.metadata.namespace or "", self.metadata.name
+
+
 class VfioConfigSpec(ApiModel):
-    """How a device is handed over through VFIO; nothing is left to choose yet."""
+    """How to pass a device through with VFIO; there are no settings yet."""
 
 
 class VfioConfig(ApiModel):
-    """Pass the whole device through. Namespaced."""
+    """Pass through the whole device. Namespaced."""
 
     api_version: Literal["devalloc.io/v1alpha1"] = DEVALLOC
     kind: Literal["VfioConfig"] = "VfioConfig"
@@ -27,28 +54,28 @@ MegabitsPerSecond = Annotated[int, Field(ge=0, le=2**32 - 1)]
 
 
 class VfConfigSpec(ApiModel):
-    """Settings that the physical function enforces on one of its virtual functions; unset ones stay as they are."""
+    """Settings that the physical function enforces on one of its virtual functions; unset fields change nothing."""
 
     mac: Mac | None = None
     """A unicast MAC address."""
     vlan: Annotated[int, Field(ge=0, le=4094)] | None = None
-    """The VLAN that the function is confined to; 0 for none."""
+    """The VLAN to which the function is confined; 0 for none."""
     vlan_qos: Annotated[int, Field(ge=0, le=7)] | None = None
     """The 802.1p priority of its frames."""
     min_tx_rate: MegabitsPerSecond | None = None
     """Guaranteed transmit rate in Mbit/s; 0 for none."""
     max_tx_rate: MegabitsPerSecond | None = None
-    """Greatest transmit rate in Mbit/s; 0 for none."""
+    """Maximum transmit rate in Mbit/s; 0 for no limit."""
     trust: bool | None = None
     """Whether the guest may change its MAC address and go promiscuous."""
     spoof_check: bool | None = None
-    """Whether frames with a foreign source address are dropped."""
+    """Whether to drop frames with a foreign source address."""
     link_state: Literal["auto", "enable", "disable"] | None = None
 
 
 def _ordered_rates(spec: VfConfigSpec) -> VfConfigSpec:
     if spec.max_tx_rate and (spec.min_tx_rate or 0) > spec.max_tx_rate:
-        refuse([(("minTxRate",), f"must not be above maxTxRate ({spec.max_tx_rate}), and is {spec.min_tx_rate}")])
+        raise_faults([(("minTxRate",), f"must not be above maxTxRate ({spec.max_tx_rate}), but is {spec.min_tx_rate}")])
     return spec
 
 
@@ -62,7 +89,7 @@ class VfConfig(ApiModel):
 
 
 class VgpuConfigSpec(ApiModel):
-    """Which vGPU to make."""
+    """Which vGPU to create."""
 
     profile: PlainName
     """The profile's name or id, such as "NVIDIA A2-4Q" or "nvidia-746"."""

@@ -1,4 +1,4 @@
-"""From manifest content to API objects, with every problem named."""
+"""Decoding manifest content to API objects, and reporting every problem."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from devalloc.api.annotations import misspelled, names
+from devalloc.api.annotations import key_names, misspelled_keys
 from devalloc.api.claim import DeviceClaim, DeviceClaimDetail
-from devalloc.api.configobject import ConfigObject
-from devalloc.api.content import ContentError, unfit
-from devalloc.api.explain import explain
-from devalloc.api.fields import ApiModel, described, shown
-from devalloc.api.kinds import KINDS, Kind
-from devalloc.api.lenient import Finding, read_leniently
+from devalloc.api.configs import ConfigObject
+from devalloc.api.fast_pool import read_fast
+from devalloc.api.fields import ApiModel, describe_value, quote_value
+from devalloc.api.json_content import ContentError, content_faults
+from devalloc.api.kinds import KINDS, ApiKind
 from devalloc.api.meta import DEVMGMT, ObjectMeta
-from devalloc.api.nearest import nearest
-from devalloc.api.plainpool import read_plainly
 from devalloc.api.problems import Problem, Severity
 from devalloc.api.quantity import type_name
-from devalloc.api.repair import repaired
-from devalloc.api.shapes import RAW, Loc, model_shape, path_of
+from devalloc.api.suggest import closest_match
+from devalloc.api.validation.errors import validation_errors
+from devalloc.api.validation.lenient import Finding, read_leniently
+from devalloc.api.validation.repair import repair_places
+from devalloc.api.validation.schema import RAW, Loc, format_path, model_schema
 
-_ANNOTATIONS = {kind: frozenset(names(kind, "annotations")) for kind in KINDS}
-_LABELS = {kind: frozenset(names(kind, "labels")) for kind in KINDS}
-"""By kind those of ours that its objects may have: most objects have no others, and need no closer look."""
+_ANNOTATIONS = {kind: frozenset(key_names(kind, "annotations")) for kind in KINDS}
+_LABELS = {kind: frozenset(key_names(kind, "labels")) for kind in KINDS}
+"""Our annotations of each kind: most objects have no others, and need no closer look."""
 MAX_PROBLEMS = 500
-"""Problems kept of one document; more are only counted."""
+"""How many problems of one document are kept; others are only counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,47 +42,47 @@ class Decoded:
 def decode(manifest: object) -> Decoded:
     """Read one manifest (JSON-like content). Never raises for content.
 
-    Unknown kinds of API groups that are not ours come back as ConfigObject.
+    Unknown kinds of other API groups become ConfigObject.
     """
     if not isinstance(manifest, dict):
-        return Decoded(None, [Problem(f"must be an object with apiVersion and kind, not {described(manifest)}")])
+        return Decoded(None, [Problem(f"must be an object with apiVersion and kind, not {describe_value(manifest)}")])
     about = _Subject.of(manifest)
-    plain = _plain_pool(manifest)
+    plain = _fast_pool(manifest)
     if plain is not None:
         return Decoded(plain, [])
     try:
-        faults = unfit(manifest)
+        faults = content_faults(manifest)
     except ContentError as error:
-        return Decoded(None, about.problems([Finding(path_of(RAW, error.loc), error.message)], "error"))
+        return Decoded(None, about.problems([Finding(format_path(RAW, error.loc), error.message)], "error"))
     kind = _kind_of(manifest)
     if isinstance(kind, list):
         return Decoded(None, about.problems(kind, "error"))
     model = ConfigObject if kind is None else kind.model
     if faults:
         return Decoded(None, about.problems(_explain_unfit(manifest, model, faults), "error"))
-    obj = _validated(model, manifest) if _needs_no_care(manifest, kind) else None
+    obj = _validated(model, manifest) if _is_canonical(manifest, kind) else None
     if obj is not None:
-        return Decoded(obj, about.problems(_advice(obj), "warning"))
-    return _decode_with_care(manifest, model, kind, about)
+        return Decoded(obj, about.problems(_advisories(obj), "warning"))
+    return _decode_leniently(manifest, model, kind, about)
 
 
-def as_read(manifest: dict[str, Any]) -> dict[str, Any]:
+def normalize(manifest: dict[str, Any]) -> dict[str, Any]:
     """The content that ``decode`` validates: without nulls that count as not set, in the API's own spelling.
 
-    For those who look at plain content before it is decoded, or when it cannot be: they see what ``decode`` sees. The
-    manifest itself if all of it is read as it is written, or if it is of no known kind or no JSON content.
+    For callers that read plain content before it is decoded, or when it cannot be decoded. Returns the manifest itself
+    if it needs no changes, has no known kind, or is not JSON content.
     """
     try:
-        if unfit(manifest) or isinstance(kind := _kind_of(manifest), list):
+        if content_faults(manifest) or isinstance(kind := _kind_of(manifest), list):
             return manifest
     except ContentError:
         return manifest
-    content, _ = _read_with_care(manifest, ConfigObject if kind is None else kind.model, kind)
+    content, _ = _normalize_with_findings(manifest, ConfigObject if kind is None else kind.model, kind)
     return manifest if content == manifest else content
 
 
-def _plain_pool(manifest: dict[str, Any]) -> ApiModel | None:
-    """A DevicePool that is of the common form, read quickly."""
+def _fast_pool(manifest: dict[str, Any]) -> ApiModel | None:
+    """A DevicePool of the common form, read quickly."""
     if manifest.get("kind") != "DevicePool" or manifest.get("apiVersion") != DEVMGMT:
         return None
     spec = manifest.get("spec")
@@ -90,23 +90,25 @@ def _plain_pool(manifest: dict[str, Any]) -> ApiModel | None:
         return None
     shell = {**manifest, "spec": {key: value for key, value in spec.items() if key != "devices"}}
     try:
-        fit = not unfit(shell) and _needs_no_care(shell, KINDS["DevicePool"])
+        fit = not content_faults(shell) and _is_canonical(shell, KINDS["DevicePool"])
     except ContentError:
         return None
-    return read_plainly(shell, spec["devices"]) if fit else None
+    return read_fast(shell, spec["devices"]) if fit else None
 
 
-def _decode_with_care(manifest: dict[str, Any], model: type[ApiModel], kind: Kind | None, about: _Subject) -> Decoded:
-    content, findings = _read_with_care(manifest, model, kind)
+def _decode_leniently(
+    manifest: dict[str, Any], model: type[ApiModel], kind: ApiKind | None, about: _Subject
+) -> Decoded:
+    content, findings = _normalize_with_findings(manifest, model, kind)
     obj = _validated(model, content)
     if obj is None:
-        errors = about.problems(explain(content, model), "error")
+        errors = about.problems(validation_errors(content, model), "error")
         return Decoded(None, errors + about.problems(findings, "warning"))
-    return Decoded(obj, about.problems([*findings, *_advice(obj)], "warning"))
+    return Decoded(obj, about.problems([*findings, *_advisories(obj)], "warning"))
 
 
-def _read_with_care(
-    manifest: dict[str, Any], model: type[ApiModel], kind: Kind | None
+def _normalize_with_findings(
+    manifest: dict[str, Any], model: type[ApiModel], kind: ApiKind | None
 ) -> tuple[dict[str, Any], list[Finding]]:
     content, findings = read_leniently(manifest, model)
     if kind is not None and not kind.namespaced:
@@ -116,9 +118,11 @@ def _read_with_care(
 
 def _explain_unfit(manifest: dict[str, Any], model: type[ApiModel], faults: list[tuple[Loc, str]]) -> list[Finding]:
     places = [loc for loc, _ in faults]
-    content, _ = read_leniently(repaired(manifest, model, places), model)
-    shape = model_shape(model)
-    return [Finding(path_of(shape, loc), message) for loc, message in faults] + explain(content, model, places)
+    content, _ = read_leniently(repair_places(manifest, model, places), model)
+    shape = model_schema(model)
+    return [Finding(format_path(shape, loc), message) for loc, message in faults] + validation_errors(
+        content, model, places
+    )
 
 
 def _validated(model: type[ApiModel], content: dict[str, Any]) -> ApiModel | None:
@@ -128,8 +132,8 @@ def _validated(model: type[ApiModel], content: dict[str, Any]) -> ApiModel | Non
         return None
 
 
-def _needs_no_care(manifest: dict[str, Any], kind: Kind | None) -> bool:
-    """True when content that validates has nothing that is read leniently: no nulls, no misplaced namespace."""
+def _is_canonical(manifest: dict[str, Any], kind: ApiKind | None) -> bool:
+    """Whether valid content contains nothing that is read leniently: no nulls, no misplaced namespace."""
     metadata = manifest.get("metadata")
     if isinstance(metadata, dict) and "namespace" in metadata and kind is not None and not kind.namespaced:
         return False
@@ -144,21 +148,21 @@ def _needs_no_care(manifest: dict[str, Any], kind: Kind | None) -> bool:
     return True
 
 
-def _drop_namespace(content: dict[str, Any], kind: Kind) -> list[Finding]:
+def _drop_namespace(content: dict[str, Any], kind: ApiKind) -> list[Finding]:
     metadata = content.get("metadata")
     if not isinstance(metadata, dict) or "namespace" not in metadata:
         return []
     del metadata["namespace"]
-    return [Finding("metadata.namespace", f"is ignored: a {kind.kind} belongs to no namespace")]
+    return [Finding("metadata.namespace", f"is ignored: a {kind.kind} has no namespace")]
 
 
-def _advice(obj: ApiModel) -> Iterator[Finding]:
-    """What is valid, and most likely not what its author had in mind (S5)."""
+def _advisories(obj: ApiModel) -> Iterator[Finding]:
+    """Warnings about valid content that is most likely not what its author meant (S5)."""
     if isinstance(metadata := getattr(obj, "metadata", None), ObjectMeta):
         kind = type(obj).__name__
         annotations, labels = metadata.annotations.keys() - _ANNOTATIONS[kind], metadata.labels.keys() - _LABELS[kind]
         if annotations or labels:
-            for path, message in misspelled(sorted(annotations), sorted(labels), kind):
+            for path, message in misspelled_keys(sorted(annotations), sorted(labels), kind):
                 yield Finding(path, message)
     if not isinstance(obj, DeviceClaim):
         return
@@ -166,7 +170,9 @@ def _advice(obj: ApiModel) -> Iterator[Finding]:
         details = [(f"spec.claims[{i}].oneOf[{j}]", detail) for j, detail in enumerate(entry.one_of)]
         for path, detail in details or [(f"spec.claims[{i}]", entry)]:
             if not _names_something(detail):
-                yield Finding(path, "names neither deviceClass nor deviceType, so any device of any driver will do")
+                yield Finding(
+                    path, "names neither deviceClass nor deviceType, so it matches every device of every driver"
+                )
 
 
 def _names_something(detail: DeviceClaimDetail) -> bool:
@@ -176,11 +182,11 @@ def _names_something(detail: DeviceClaimDetail) -> bool:
 # -- which kind ------------------------------------------------------------------------------------------------------
 
 
-def _kind_of(manifest: dict[str, Any]) -> Kind | list[Finding] | None:
-    """Our kind, None for a kind of somebody else's API, or what is wrong."""
+def _kind_of(manifest: dict[str, Any]) -> ApiKind | list[Finding] | None:
+    """Our kind, None for a kind of another API, or the errors."""
     api_version, kind = manifest.get("apiVersion"), manifest.get("kind")
     missing = [
-        Finding(name, "is required" if value in (None, "") else f"must be a text, not {type_name(value)}")
+        Finding(name, "is required" if value in (None, "") else f"must be a string, not {type_name(value)}")
         for name, value in (("apiVersion", api_version), ("kind", kind))
         if not isinstance(value, str) or not value
     ]
@@ -192,21 +198,21 @@ def _kind_of(manifest: dict[str, Any]) -> Kind | list[Finding] | None:
     if ours is not None and ours.api_version == api_version:
         return ours
     group = api_version.partition("/")[0]
-    if any(group == known.group for known in KINDS.values()):
+    if any(group == candidate.group for candidate in KINDS.values()):
         return [_unknown_in_group(api_version, kind, group)]
-    if ours is not None and ("/" not in api_version or nearest(group, [ours.group])):
-        return [Finding("apiVersion", f"must be {ours.api_version} for a {kind}, not {shown(api_version)}")]
+    if ours is not None and ("/" not in api_version or closest_match(group, [ours.group])):
+        return [Finding("apiVersion", f"must be {ours.api_version} for a {kind}, not {quote_value(api_version)}")]
     return None
 
 
 def _unknown_in_group(api_version: str, kind: str, group: str) -> Finding:
     ours = KINDS.get(kind)
     if ours is not None:
-        return Finding("apiVersion", f"must be {ours.api_version} for a {kind}, not {shown(api_version)}")
-    known = [name for name, candidate in KINDS.items() if candidate.group == group]
-    near = nearest(kind, known)
-    advice = f"did you mean {near}?" if near else f"known here: {', '.join(known)}"
-    return Finding("kind", f"{shown(kind)} is no kind of {group}; {advice}")
+        return Finding("apiVersion", f"must be {ours.api_version} for a {kind}, not {quote_value(api_version)}")
+    kinds = [name for name, candidate in KINDS.items() if candidate.group == group]
+    near = closest_match(kind, kinds)
+    advice = f"did you mean {near}?" if near else f"the kinds are {', '.join(kinds)}"
+    return Finding("kind", f"{quote_value(kind)} is not a kind of {group}; {advice}")
 
 
 # -- problems --------------------------------------------------------------------------------------------------------
@@ -214,7 +220,7 @@ def _unknown_in_group(api_version: str, kind: str, group: str) -> Finding:
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """Who a document is about, as far as it can be told."""
+    """The identity of a document's object, as far as it is readable."""
 
     kind: str | None
     namespace: str | None
@@ -224,20 +230,22 @@ class _Subject:
     def of(cls, manifest: dict[str, Any]) -> _Subject:
         metadata = manifest.get("metadata")
         names = metadata if isinstance(metadata, dict) else {}
-        return cls(_word(manifest.get("kind")), _word(names.get("namespace")), _word(names.get("name")))
+        return cls(
+            _text_or_none(manifest.get("kind")), _text_or_none(names.get("namespace")), _text_or_none(names.get("name"))
+        )
 
     def problems(self, findings: Iterable[Finding], severity: Severity) -> list[Problem]:
-        found = [
+        problems = [
             Problem(finding.message, finding.path, self.kind, self.namespace, self.name, severity=severity)
             for finding in findings
         ]
-        if len(found) <= MAX_PROBLEMS:
-            return found
-        more = f"has {len(found) - MAX_PROBLEMS} more problems like these"
-        return [*found[:MAX_PROBLEMS], Problem(more, "", self.kind, self.namespace, self.name, severity=severity)]
+        if len(problems) <= MAX_PROBLEMS:
+            return problems
+        more = f"has {len(problems) - MAX_PROBLEMS} more problems like these"
+        return [*problems[:MAX_PROBLEMS], Problem(more, "", self.kind, self.namespace, self.name, severity=severity)]
 
 
-def _word(value: object) -> str | None:
+def _text_or_none(value: object) -> str | None:
     if not isinstance(value, str) or not value:
         return None
-    return value if value.isprintable() and len(value) <= 253 else shown(value)
+    return value if value.isprintable() and len(value) <= 253 else quote_value(value)

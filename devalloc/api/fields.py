@@ -1,4 +1,4 @@
-"""The base of every API object, and the field types they share."""
+"""The base class of all API objects, and their common field types."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class ApiModel(BaseModel):
         populate_by_name=True,
         arbitrary_types_allowed=True,
         strict=True,
-        defer_build=True,  # the first object of a kind builds its validator, not the import
+        defer_build=True,  # build the validator with the first object of a kind, not at import
     )
 
     def to_manifest(self) -> dict[str, Any]:
-        """This object as JSON-able content: camelCase names, canonical quantities, unset fields left out."""
+        """This object as JSON content: camelCase names, canonical quantities, no unset fields."""
         content: dict[str, Any] = self.model_dump(by_alias=True, exclude_none=True, exclude_unset=True)
         fields = type(self).model_fields
         identity = {camel: getattr(self, name) for name, camel in _IDENTITY if name in fields}
@@ -60,8 +60,8 @@ _set = object.__setattr__
 """models are frozen"""
 
 
-def built(model: type[M], fields: dict[str, Any], given: set[str]) -> M:
-    """An object of fields that are valid, all of them: what ``model_construct`` does, at a fraction of its cost."""
+def construct(model: type[M], fields: dict[str, Any], given: set[str]) -> M:
+    """An object of valid fields, without validation: like ``model_construct``, at a fraction of its cost."""
     made = model.__new__(model)
     _set(made, "__dict__", fields)
     _set(made, "__pydantic_fields_set__", given)
@@ -70,52 +70,54 @@ def built(model: type[M], fields: dict[str, Any], given: set[str]) -> M:
     return made
 
 
-def with_fields(model: M, fields: Mapping[str, Any]) -> M:
-    """A copy in which these fields have these values, which are valid: ``model_copy``, at a fraction of its cost."""
-    return built(type(model), {**model.__dict__, **fields}, model.__pydantic_fields_set__.union(fields))
+def copy_with(model: M, fields: Mapping[str, Any]) -> M:
+    """A copy with these valid values, without validation: like ``model_copy``, at a fraction of its cost."""
+    return construct(type(model), {**model.__dict__, **fields}, model.__pydantic_fields_set__.union(fields))
 
 
 _IDENTITY = (("api_version", "apiVersion"), ("kind", "kind"))
-"""Written even where they are the model's defaults: content without them could not be read back."""
+"""Fields that are written even if they have default values: without them, the content could not be read back."""
 
 
 def subdomain_name(value: object) -> object:
     if not isinstance(value, str) or len(value) > 253 or _SUBDOMAIN.fullmatch(value) is None:
         raise ValueError(
-            f"must be a DNS name (lower-case letters, digits, '-' and '.', at most 253), not {shown(value)}"
+            f"must be a DNS name (lower-case letters, digits, '-' and '.', at most 253), not {quote_value(value)}"
         )
     return value
 
 
 def label_name(value: object) -> object:
     if not isinstance(value, str) or len(value) > 63 or _LABEL.fullmatch(value) is None:
-        raise ValueError(f"must be a DNS label (lower-case letters, digits and '-', at most 63), not {shown(value)}")
+        raise ValueError(
+            f"must be a DNS label (lower-case letters, digits and '-', at most 63), not {quote_value(value)}"
+        )
     return value
 
 
 def plain_name(value: object) -> object:
     if not isinstance(value, str) or not 0 < len(value) <= 253 or _PLAIN.fullmatch(value) is None:
-        raise ValueError(f"must be a text of 1 to 253 printable characters, not {shown(value)}")
+        raise ValueError(f"must be a string of 1 to 253 printable characters, not {quote_value(value)}")
     return value
 
 
-def printable(text: str) -> str:
-    """The text with everything escaped that would not show."""
+def escape_unprintable(text: str) -> str:
+    """The text with invisible characters escaped."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def shown(value: object) -> str:
+def quote_value(value: object) -> str:
     """A value for a message, cut to one line."""
     text = repr(getattr(value, "text", value))
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def described(value: object) -> str:
-    """What a value is, and how it begins: of what has no name, this tells which one it is."""
+def describe_value(value: object) -> str:
+    """The type and beginning of a value, to identify a value that has no name."""
     what = type_name(value)
     try:
         return f"{what} ({reprlib.repr(value)})" if isinstance(value, str | int | float | list) else what
-    except ValueError:  # a number of so many digits is not written out
+    except ValueError:  # Python refuses to print a number with that many digits
         return what
 
 
@@ -124,26 +126,28 @@ _MAC = re.compile(r"[0-9a-fA-F][02468aceACE](:[0-9a-fA-F]{2}){5}", re.ASCII)
 
 def _mac(value: object) -> object:
     if not isinstance(value, str) or _MAC.fullmatch(value) is None or not value.strip("0:"):
-        raise ValueError(f"must be a unicast MAC address such as '02:00:00:12:34:56' in quotes, not {shown(value)}")
+        raise ValueError(
+            f"must be a unicast MAC address such as '02:00:00:12:34:56' in quotes, not {quote_value(value)}"
+        )
     return value
 
 
 def _object_name(value: object) -> object:
     if not isinstance(value, str) or not 0 < len(value) <= 253 or "/" in value or "%" in value or value in (".", ".."):
-        raise ValueError(f"must be a name of 1 to 253 characters without '/' and '%', not {shown(value)}")
+        raise ValueError(f"must be a name of 1 to 253 characters without '/' and '%', not {quote_value(value)}")
     return value
 
 
 _SUFFIX = r"([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,4})?"
 
 
-WORDS = "words"
-"""In the JSON schema of a text: what is told where its pattern does not match, for CRDs."""
+PATTERN_MESSAGE = "words"
+"""Key in the JSON schema of a text: the message for texts that do not match its pattern, for CRDs."""
 
 
 def pattern_schema(pattern: str, words: str, **bounds: int) -> WithJsonSchema:
-    """Declares in the CRD what a validator of texts checks."""
-    return WithJsonSchema({"type": "string", **bounds, "pattern": f"^{pattern}$", WORDS: words})
+    """Declare a text validator's check in the CRD."""
+    return WithJsonSchema({"type": "string", **bounds, "pattern": f"^{pattern}$", PATTERN_MESSAGE: words})
 
 
 def _int_or_string(pattern: str, words: str, **bounds: int) -> WithJsonSchema:
@@ -153,7 +157,7 @@ def _int_or_string(pattern: str, words: str, **bounds: int) -> WithJsonSchema:
             "x-kubernetes-int-or-string": True,
             "maxLength": MAX_LENGTH,
             "pattern": f"^{pattern}{_SUFFIX}$",
-            WORDS: f"must be an amount such as 2, 500m, 1.5G or 10Gi{words}",
+            PATTERN_MESSAGE: f"must be an amount such as 2, 500m, 1.5G or 10Gi{words}",
             **bounds,
         }
     )
@@ -168,12 +172,12 @@ QuantityField = Annotated[
 NotNegative = Annotated[
     QuantityField, _int_or_string(r"(-[0.]+|\+?([0-9]+\.?[0-9]*|\.[0-9]+))", ", and not negative", minimum=0)
 ]
-"""Declares in the CRD what ``not_negative`` checks."""
+"""Declares the check of ``not_negative`` in the CRD."""
 Positive = Annotated[
     QuantityField,
     _int_or_string(r"\+?([0-9]*[1-9][0-9]*\.?[0-9]*|[0-9]*\.[0-9]*[1-9][0-9]*)", ", and more than zero", minimum=1),
 ]
-"""Declares in the CRD what ``positive`` checks."""
+"""Declares the check of ``positive`` in the CRD."""
 SemVerField = Annotated[
     SemVer,
     BeforeValidator(SemVer.parse),
@@ -204,7 +208,7 @@ Text = Annotated[str, Field(max_length=253)]
 Expression = Annotated[str, Field(max_length=10 * 1024)]
 """A CEL expression (S6)."""
 ObjectName = Annotated[str, BeforeValidator(_object_name)]
-"""The name of an object of any API; some allow more than DNS names."""
+"""The name of an object of any API; some APIs allow more than DNS names."""
 Mac = Annotated[
     str,
     BeforeValidator(_mac),
@@ -212,18 +216,18 @@ Mac = Annotated[
 ]
 
 
-Fault = tuple[tuple[str | int, ...], str]
-"""Where below the value being validated (JSON names, keys, indexes), and what is wrong there."""
+FieldFault = tuple[tuple[str | int, ...], str]
+"""A location inside the validated value (JSON names, keys, indexes), and the message."""
 
 
 REFUSED: Final = "refused"
-"""The type of the errors that ``refuse`` raises."""
+"""The type of the errors that ``raise_faults`` raises."""
 RELATED: Final = "related"
-"""The same for errors of how fields relate to each other: nothing is said of that while one of them is wrong."""
+"""The type for errors of how fields relate to each other; they are left out while one of the fields is wrong."""
 
 
-def refuse(faults: Iterable[Fault], kind: str = REFUSED) -> None:
-    """Raise one validation error with all the faults, each at its own place; nothing when there are none.
+def raise_faults(faults: Iterable[FieldFault], kind: str = REFUSED) -> None:
+    """Raise one validation error with all the faults, each at its own place. Does nothing without faults.
 
     ``kind``: REFUSED or RELATED.
     """
@@ -236,7 +240,7 @@ def refuse(faults: Iterable[Fault], kind: str = REFUSED) -> None:
 
 
 def unique_by(*names: str) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """A validator for lists whose entries differ in these fields (Python names), the keys of the list."""
+    """A validator for lists whose entries must differ in these key fields (Python names)."""
 
     def key(item: Any) -> tuple[Any, ...]:
         return tuple(getattr(item, name) for name in names)
@@ -246,8 +250,11 @@ def unique_by(*names: str) -> Callable[[Sequence[Any]], Sequence[Any]]:
             first: dict[tuple[Any, ...], int] = {}
             for i, item in enumerate(items):
                 first.setdefault(key(item), i)
-            refuse(
-                ((i, to_camel(names[-1])), f"is taken: entry [{first[key(item)]}] has {shown(key(item)[-1])} already")
+            raise_faults(
+                (
+                    (i, to_camel(names[-1])),
+                    f"is not unique: entry [{first[key(item)]}] already has {quote_value(key(item)[-1])}",
+                )
                 for i, item in enumerate(items)
                 if first[key(item)] != i
             )
@@ -262,22 +269,22 @@ unique_by_name = unique_by("name")
 def positive(amounts: dict[str, Quantity]) -> dict[str, Quantity]:
     """A validator for maps of amounts."""
     faulty = {name: amount for name, amount in amounts.items() if amount.nano <= 0}
-    refuse(((name,), f"must be more than zero, and is {amount}") for name, amount in faulty.items())
+    raise_faults(((name,), f"must be more than zero, but is {amount}") for name, amount in faulty.items())
     return amounts
 
 
-def _no_less_than_nothing(amount: Quantity) -> Quantity:
+def _reject_negative(amount: Quantity) -> Quantity:
     if amount.nano < 0:
-        raise ValueError(f"must not be negative, and is {amount}")
+        raise ValueError(f"must not be negative, but is {amount}")
     return amount
 
 
-AmountField = Annotated[NotNegative, AfterValidator(_no_less_than_nothing)]
-"""One amount; maps of amounts are checked as a whole, by ``not_negative``."""
+AmountField = Annotated[NotNegative, AfterValidator(_reject_negative)]
+"""One amount; ``not_negative`` checks maps of amounts as a whole."""
 
 
 def not_negative(amounts: dict[str, Quantity]) -> dict[str, Quantity]:
     """A validator for maps of amounts."""
     faulty = {name: amount for name, amount in amounts.items() if amount.nano < 0}
-    refuse(((name,), f"must not be negative, and is {amount}") for name, amount in faulty.items())
+    raise_faults(((name,), f"must not be negative, but is {amount}") for name, amount in faulty.items())
     return amounts

@@ -1,4 +1,4 @@
-"""The kinds of objects that devalloc knows by name."""
+"""The kinds of objects that devalloc knows."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 from devalloc.api.claim import DeviceClaim
 from devalloc.api.configs import VfConfig, VfioConfig, VgpuConfig
-from devalloc.api.deviceclass import DeviceClass
+from devalloc.api.device_class import DeviceClass
 from devalloc.api.fields import ApiModel
 from devalloc.api.meta import DEVALLOC, DEVMGMT
 from devalloc.api.pool import DevicePool
-from devalloc.api.virtualmachine import VirtualMachine
+from devalloc.api.virtual_machine import VirtualMachine
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind with its names for people and for the Kubernetes API."""
+class ApiKind:
+    """A kind, with its names on the command line and in the Kubernetes API."""
 
     kind: str
     api_version: str
@@ -34,12 +34,12 @@ class Kind:
         return self.api_version.partition("/")[2]
 
 
-def _kind(model: type[ApiModel], api_version: str, short: tuple[str, ...], *, namespaced: bool, plural: str) -> Kind:
+def _kind(model: type[ApiModel], api_version: str, short: tuple[str, ...], *, namespaced: bool, plural: str) -> ApiKind:
     name = model.__name__
-    return Kind(name, api_version, plural, name.lower(), short, namespaced, model)
+    return ApiKind(name, api_version, plural, name.lower(), short, namespaced, model)
 
 
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, ApiKind] = {
     kind.kind: kind
     for kind in (
         _kind(DevicePool, DEVMGMT, ("dpool",), namespaced=False, plural="devicepools"),
@@ -57,9 +57,9 @@ KINDS: dict[str, Kind] = {
 _GROUPS = {kind.kind: kind.group for kind in KINDS.values()}
 
 
-def kind_in_store(kind: str, api_version: object) -> str:
-    """What a store calls the kind of an object. A kind of another group that has the name of one of ours is called by
-    its full name, such as "DeviceClass.resource.k8s.io"; all others by the kind alone."""
+def qualified_kind(kind: str, api_version: object) -> str:
+    """The name of a kind in a store. If another group's kind has the same name as one of ours, it is the full name,
+    such as "DeviceClass.resource.k8s.io"; otherwise it is the kind alone."""
     ours = _GROUPS.get(kind)
     if ours is None or not isinstance(api_version, str):
         return kind
@@ -67,14 +67,14 @@ def kind_in_store(kind: str, api_version: object) -> str:
     return kind if group == ours or "/" not in api_version else f"{kind}.{group}"
 
 
-_WORDS = {"vm": "virtualmachine"}
-"""What the command calls a kind; in clusters others have that short name."""
+_ALIASES = {"vm": "virtualmachine"}
+"""Names that only the command accepts; in clusters, other kinds have these short names."""
 
 
-def find_kind(word: str) -> Kind | None:
+def find_kind(word: str) -> ApiKind | None:
     """The kind for "DevicePool", "devicepools", "dpool", "dpool.devmgmtproto.k8s.io" and the like."""
     name, _, group = word.lower().partition(".")
-    name = _WORDS.get(name, name)
+    name = _ALIASES.get(name, name)
     for kind in KINDS.values():
         if name in (kind.singular, kind.plural, *kind.short_names) and group in ("", kind.group):
             return kind

@@ -1,6 +1,6 @@
-"""Manifests in files, folders and streams: what documents there are, and what is wrong with the rest.
+"""Reading manifests from files, folders and streams: their documents, and problems of those that cannot be read.
 
-A document that cannot be read costs nothing but itself.
+An unreadable document does not affect the others.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-from devalloc.api.jsontext import JsonError, JsonValue, read_json
+from devalloc.api.json_reader import JsonError, JsonValue, read_json
 from devalloc.api.problems import Problem
-from devalloc.api.shapes import RAW, Loc, path_of
-from devalloc.api.yamldump import dump_yaml as dump_yaml
-from devalloc.api.yamltext import YamlError, lines_of, read_yaml
+from devalloc.api.validation.schema import RAW, Loc, format_path
+from devalloc.api.yaml_reader import YamlError, line_numbers, read_yaml
+from devalloc.api.yaml_writer import dump_yaml as dump_yaml
 
 SUFFIXES = (".yaml", ".yml", ".json")
 MAX_BYTES = 64 * 2**20
-"""The largest file that is read."""
+"""Maximum size of a file."""
 MAX_DOCUMENTS = 250_000
-"""Most documents of a file; separators without anything between them count too."""
+"""Maximum documents of a file; separators without anything between them count, too."""
 
 _SEPARATOR = re.compile(r"^---(?=[ \t\r\n]|\Z)", re.MULTILINE)
-_NOTHING = re.compile(r"(?:[ \t]*+(?:#[^\n]*+)?(?:\r?\n|\Z)|%[^\n]*+(?:\n|\Z)|\.\.\.[ \t]*+(?:\r?\n|\Z))*+")
-"""Lines without content. Possessive: to be able to go back, a match would keep a state for each of them."""
+_EMPTY_LINES = re.compile(r"(?:[ \t]*+(?:#[^\n]*+)?(?:\r?\n|\Z)|%[^\n]*+(?:\n|\Z)|\.\.\.[ \t]*+(?:\r?\n|\Z))*+")
+"""Lines without content. Possessive, because backtracking would keep a state for each line."""
 _STEP = re.compile(r"\[([^\]]*)\]|([^.\[\]]+)")
 
 
 @dataclass(frozen=True, slots=True)
-class _Text:
-    """Where a document's text is, to find lines in it later."""
+class _SourceText:
+    """The location of a document's text, to find lines in it later."""
 
     text: str
     first_line: int
@@ -45,21 +45,21 @@ class _Text:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The content of one object. ``source`` is such as "fleet.yaml, document 2" or "list.json, document 1, item 3"."""
+    """The content of one object. ``source``: such as "fleet.yaml, document 2" or "list.json, document 1, item 3"."""
 
     content: dict[str, Any]
     source: str
-    text: _Text | None = field(default=None, repr=False, compare=False)
+    text: _SourceText | None = field(default=None, repr=False, compare=False)
 
     def place(self, problem: Problem) -> Problem:
-        """The problem of this document with its source, and its line where that can be told."""
+        """The problem of this document with its source, and its line if that is known."""
         line = self._line(problem.path)
         return replace(problem, source=self.source if line is None else f"{self.source}, line {line}")
 
     def _line(self, path: str) -> int | None:
         if self.text is None:
             return None
-        lines = lines_of(self.text.text, self.text.number)
+        lines = line_numbers(self.text.text, self.text.number)
         steps = (*(str(step) for step in self.text.within), *(a or b for a, b in _STEP.findall(path)))
         for end in range(len(steps), 0, -1):
             if (line := lines.get(steps[:end])) is not None:
@@ -69,34 +69,34 @@ class Document:
 
 @dataclass(slots=True)
 class Manifests:
-    """What was read: documents in the order of their files, and a problem for everything that could not be."""
+    """The documents in the order of their files, and a problem for everything that could not be read."""
 
     documents: list[Document] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
 
 def load(paths: Iterable[str | Path], stdin: IO[str] | IO[bytes] | None = None, *, recursive: bool = True) -> Manifests:
-    """Read files, folders (in the order of names) and "-" for stdin. Never raises for what is in them.
+    """Read files, folders (in the order of names) and "-" for stdin. Never raises for their content.
 
-    In folders only names that end in .yaml, .yml or .json are read, and names that start with a dot are not.
-    ``recursive``: folders in folders too; otherwise a warning names the folders that have some.
+    In folders, it reads only names that end in .yaml, .yml or .json and do not start with a dot. ``recursive``:
+    also read subfolders; otherwise a warning names them.
     """
-    found = Manifests()
+    manifests = Manifests()
     read: set[tuple[int, int]] = set()
     for path in paths:
         if str(path) == "-":
-            _load_bytes(_read_stream(stdin), "stdin", found)
+            _load_bytes(_read_stream(stdin), "stdin", manifests)
             continue
-        for file, source in _files(Path(path), found.problems, recursive=recursive):
-            _load_file(file, source, found, read)
-    return found
+        for file, source in _files(Path(path), manifests.problems, recursive=recursive):
+            _load_file(file, source, manifests, read)
+    return manifests
 
 
 def load_text(text: str, source: str = "text") -> Manifests:
-    """Read manifests that are in memory already."""
-    found = Manifests()
-    _load_bytes(text.encode("utf-8", "surrogatepass"), source, found)
-    return found
+    """Read manifests from memory."""
+    manifests = Manifests()
+    _load_bytes(text.encode("utf-8", "surrogatepass"), source, manifests)
+    return manifests
 
 
 # -- files -----------------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def _files(path: Path, problems: list[Problem], *, recursive: bool) -> Iterator[
     try:
         is_folder = stat.S_ISDIR(path.stat().st_mode)
     except (OSError, ValueError) as error:
-        problems.append(Problem(_why(error), source=str(path)))
+        problems.append(Problem(_error_reason(error), source=str(path)))
         return
     if not is_folder:
         yield path, str(path)
@@ -117,33 +117,31 @@ def _files(path: Path, problems: list[Problem], *, recursive: bool) -> Iterator[
     for file in _walk(path, (), problems, inner):
         count += 1
         yield file, str(file)
-    unread = f"folders in it are not read without -R: {_listed(inner)}" if inner else ""
+    unread = f"subfolders are not read without -R: {_format_names(inner)}" if inner else ""
     if not count and len(problems) == before:
-        why = f"has no manifests (files that end in {', '.join(SUFFIXES)})"
+        why = f"contains no manifests (files that end in {', '.join(SUFFIXES)})"
         problems.append(Problem(f"{why}; {unread}" if unread else why, source=str(path)))
     elif unread:
         problems.append(Problem(unread, source=str(path), severity="warning"))
 
 
-def _listed(names: list[str]) -> str:
+def _format_names(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _walk(
     folder: Path, above: tuple[tuple[int, int], ...], problems: list[Problem], inner: list[str] | None
 ) -> Iterator[Path]:
-    """The files of a folder. ``inner`` None: those of folders in it too; otherwise the names of these go there."""
+    """The files of a folder. ``inner`` None: also those of subfolders; otherwise it receives the subfolders' names."""
     try:
         status = folder.stat()
         identity = (status.st_dev, status.st_ino)
         if identity in above:
-            problems.append(
-                Problem("is a link back to a folder above it, skipped", source=str(folder), severity="warning")
-            )
+            problems.append(Problem("is a link to a parent folder, skipped", source=str(folder), severity="warning"))
             return
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError as error:
-        problems.append(Problem(_why(error), source=str(folder)))
+        problems.append(Problem(_error_reason(error), source=str(folder)))
         return
     for entry in entries:
         if entry.name.startswith("."):
@@ -153,7 +151,7 @@ def _walk(
             mode = path.stat().st_mode
         except OSError as error:
             if entry.name.endswith(SUFFIXES):
-                problems.append(Problem(_why(error), source=str(path)))
+                problems.append(Problem(_error_reason(error), source=str(path)))
             continue
         if stat.S_ISDIR(mode) and inner is not None:
             inner.append(entry.name)
@@ -164,10 +162,10 @@ def _walk(
         elif stat.S_ISREG(mode):
             yield path
         else:
-            problems.append(Problem("is no regular file, skipped", source=str(path)))
+            problems.append(Problem("is not a regular file, skipped", source=str(path)))
 
 
-def _load_file(path: Path, source: str, found: Manifests, read: set[tuple[int, int]]) -> None:
+def _load_file(path: Path, source: str, manifests: Manifests, read: set[tuple[int, int]]) -> None:
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
@@ -177,9 +175,9 @@ def _load_file(path: Path, source: str, found: Manifests, read: set[tuple[int, i
             read.add(identity)
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
-        found.problems.append(Problem(_why(error), source=source))
+        manifests.problems.append(Problem(_error_reason(error), source=source))
         return
-    _load_bytes(data, source, found)
+    _load_bytes(data, source, manifests)
 
 
 def _read_stream(stream: IO[str] | IO[bytes] | None) -> bytes:
@@ -187,55 +185,55 @@ def _read_stream(stream: IO[str] | IO[bytes] | None) -> bytes:
     return data.encode("utf-8", "surrogateescape") if isinstance(data, str) else data
 
 
-def _why(error: OSError | ValueError) -> str:
+def _error_reason(error: OSError | ValueError) -> str:
     match error:
         case FileNotFoundError():
-            return "there is no such file or folder"
+            return "no such file or folder"
         case PermissionError():
-            return "may not be read (permission denied)"
+            return "cannot be read: permission denied"
         case OSError() if error.strerror:
             return f"cannot be read: {error.strerror}"
     return f"cannot be read: {error}"
 
 
-def _load_bytes(data: bytes, source: str, found: Manifests) -> None:
+def _load_bytes(data: bytes, source: str, manifests: Manifests) -> None:
     if len(data) > MAX_BYTES:
-        found.problems.append(Problem(f"is larger than {MAX_BYTES // 2**20} MiB; split it", source=source))
+        manifests.problems.append(Problem(f"is larger than {MAX_BYTES // 2**20} MiB; split it", source=source))
         return
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         message = f"is not UTF-8 text (byte {data[error.start]:#04x})"
-        found.problems.append(Problem(message, source=f"{source}, line {line}"))
+        manifests.problems.append(Problem(message, source=f"{source}, line {line}"))
         return
-    _load_text(text, source, found)
+    _load_text(text, source, manifests)
 
 
 # -- documents -------------------------------------------------------------------------------------------------------
 
 
-def _load_text(text: str, source: str, found: Manifests) -> None:
-    before = len(found.documents), len(found.problems)
+def _load_text(text: str, source: str, manifests: Manifests) -> None:
+    before = len(manifests.documents), len(manifests.problems)
     number = 0
     try:
         for part, first_line in _parts(text):
-            number += _load_part(part, first_line, source, number, found)
+            number += _load_part(part, first_line, source, number, manifests)
     except _TooMany:
-        told = f"has more than {MAX_DOCUMENTS} documents; the rest is left out: split it"
-        found.problems.append(Problem(told, source=source))
-    if before == (len(found.documents), len(found.problems)):
-        found.problems.append(Problem("has no documents", source=source, severity="warning"))
+        message = f"contains more than {MAX_DOCUMENTS} documents; the rest is left out: split it"
+        manifests.problems.append(Problem(message, source=source))
+    if before == (len(manifests.documents), len(manifests.problems)):
+        manifests.problems.append(Problem("contains no documents", source=source, severity="warning"))
 
 
 class _TooMany(Exception):
-    """There are more documents than MAX_DOCUMENTS."""
+    """A file has more than MAX_DOCUMENTS documents."""
 
 
 def _parts(text: str) -> Iterator[tuple[str, int]]:
-    """The text between document separators, with the line it starts in; parts that say nothing are left out.
+    """The text between document separators, with the line in which it starts; parts without content are left out.
 
-    Raises _TooMany after so many.
+    Raises _TooMany after MAX_DOCUMENTS.
     """
     starts = [0, *(match.start() for match in islice(_SEPARATOR.finditer(text), MAX_DOCUMENTS + 1))]
     line = 1
@@ -244,23 +242,23 @@ def _parts(text: str) -> Iterator[tuple[str, int]]:
             raise _TooMany
         part = text[start:end]
         body = _SEPARATOR.sub("", part, count=1)
-        blank = _NOTHING.match(body)
+        blank = _EMPTY_LINES.match(body)
         if blank is None or blank.end() < len(body):
             yield part, line
         line += part.count("\n")
 
 
-def _load_part(part: str, first_line: int, source: str, number: int, found: Manifests) -> int:
-    """Read one part; the number of documents in it."""
+def _load_part(part: str, first_line: int, source: str, number: int, manifests: Manifests) -> int:
+    """Read one part; returns the number of documents in it."""
     body = _SEPARATOR.sub("   ", part, count=1)
     if body.lstrip()[:1] in ("{", "["):
         values, error = _json_values(body)
         if error is None or source.endswith(".json"):
-            return _load_json(values, error, first_line, source, number, found)
-    return _load_yaml(part, first_line, source, number, found)
+            return _load_json(values, error, first_line, source, number, manifests)
+    return _load_yaml(part, first_line, source, number, manifests)
 
 
-def _load_yaml(part: str, first_line: int, source: str, number: int, found: Manifests) -> int:
+def _load_yaml(part: str, first_line: int, source: str, number: int, manifests: Manifests) -> int:
     count = 0
     try:
         for document in read_yaml(part, first_line):
@@ -268,28 +266,28 @@ def _load_yaml(part: str, first_line: int, source: str, number: int, found: Mani
                 raise _TooMany
             here = f"{source}, document {number + count + 1}"
             for note in document.notes:
-                found.problems.append(
+                manifests.problems.append(
                     Problem(
                         note.message,
-                        path_of(RAW, note.loc),
+                        format_path(RAW, note.loc),
                         source=f"{here}, line {first_line + note.line - 1}",
                         severity="error" if note.is_error else "warning",
                     )
                 )
             if not any(note.is_error for note in document.notes):
-                _add(document.content, here, _Text(part, first_line, count), found)
+                _add(document.content, here, _SourceText(part, first_line, count), manifests)
             count += 1
     except YamlError as error:
         here = f"{source}, document {number + count + 1}"
         if error.line is not None:
             here += f", line {first_line + error.line - 1}"
-        found.problems.append(Problem(error.message, path_of(RAW, error.loc), source=here))
+        manifests.problems.append(Problem(error.message, format_path(RAW, error.loc), source=here))
         count += 1
     return count
 
 
 def _json_values(text: str) -> tuple[list[JsonValue], JsonError | None]:
-    """The values before the first error, and the error: where JSON goes on after it cannot be told."""
+    """The values before the first error, and the error. It is unclear where JSON continues after an error."""
     values: list[JsonValue] = []
     try:
         for value in islice(read_json(text), MAX_DOCUMENTS + 1):
@@ -300,7 +298,7 @@ def _json_values(text: str) -> tuple[list[JsonValue], JsonError | None]:
 
 
 def _load_json(
-    values: list[JsonValue], error: JsonError | None, first_line: int, source: str, number: int, found: Manifests
+    values: list[JsonValue], error: JsonError | None, first_line: int, source: str, number: int, manifests: Manifests
 ) -> int:
     for i, value in enumerate(values, start=1):
         if number + i > MAX_DOCUMENTS:
@@ -308,36 +306,36 @@ def _load_json(
         here = f"{source}, document {number + i}"
         for loc in value.twice:
             line = first_line + value.line - 1
-            found.problems.append(Problem("is there twice", path_of(RAW, loc), source=f"{here}, line {line}"))
+            manifests.problems.append(Problem("appears twice", format_path(RAW, loc), source=f"{here}, line {line}"))
         if not value.twice:
-            _add(value.content, here, None, found)
+            _add(value.content, here, None, manifests)
     if error is None:
         return len(values)
     here = f"{source}, document {number + len(values) + 1}, line {first_line + error.line - 1}"
-    found.problems.append(Problem(error.message, source=here))
+    manifests.problems.append(Problem(error.message, source=here))
     return len(values) + 1
 
 
-def _add(content: Any, source: str, text: _Text | None, found: Manifests) -> None:
-    """One document, or the items of a list of objects."""
+def _add(content: Any, source: str, text: _SourceText | None, manifests: Manifests) -> None:
+    """Add one document, or the items of a list of objects."""
     if content is None:
         return
     if not _is_list(content):
-        _add_object(content, source, text, found)
+        _add_object(content, source, text, manifests)
         return
     for i, item in enumerate(content["items"]):
         within = None if text is None else replace(text, within=("items", i))
-        _add_object(item, f"{source}, item {i + 1}", within, found)
+        _add_object(item, f"{source}, item {i + 1}", within, manifests)
 
 
-def _add_object(content: Any, source: str, text: _Text | None, found: Manifests) -> None:
+def _add_object(content: Any, source: str, text: _SourceText | None, manifests: Manifests) -> None:
     if isinstance(content, dict):
-        found.documents.append(Document(content, source, text))
+        manifests.documents.append(Document(content, source, text))
     else:
-        message = "is no object: a manifest is a map with apiVersion, kind and metadata"
+        message = "is not an object: a manifest is a map with apiVersion, kind and metadata"
         if isinstance(content, list):
-            message = "is a list: separate the objects with ---, or wrap them as {kind: List, items: […]}"
-        found.problems.append(Problem(message, source=source))
+            message = "is a list: separate the objects with ---, or wrap them in {kind: List, items: […]}"
+        manifests.problems.append(Problem(message, source=source))
 
 
 def _is_list(content: Any) -> bool:

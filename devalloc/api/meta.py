@@ -13,70 +13,71 @@ from devalloc.api.fields import ApiModel, Int64, LabelName, PlainName, Subdomain
 DEVMGMT: Final = "devmgmtproto.k8s.io/v1alpha1"
 """API version of DevicePool, DeviceClass and DeviceClaim."""
 DEVALLOC: Final = "devalloc.io/v1alpha1"
-"""API version of everything the device management API does not have."""
+"""API version of the kinds that the device management API does not have."""
 
 PRIORITY = "devalloc.io/priority"
-"""On a claim: an integer, default 0; higher is satisfied first (S17)."""
+"""On a claim: an integer, default 0; higher priorities are satisfied first (S17)."""
 GROUP = "devalloc.io/group"
-"""On a claim: claims of one namespace and group share a node and are satisfied all or none (S7)."""
+"""On a claim: claims of one namespace and group get one node together, or nothing (S7)."""
 GROUP_MATCH = "devalloc.io/group-match"
-"""On a claim with a group: names of attributes, separated by commas, on which its devices agree with those of all
-members of the group that name them too, as matchAttributes does within one claim (S15)."""
+"""On a claim with a group: attribute names, separated by commas. Its devices and those of all members that list the
+same attribute must have the same value of it, like matchAttributes within one claim (S15)."""
 NODE = "devalloc.io/node"
-"""On a claim: the only node whose devices may be used. Users write it, the allocator never does (S7)."""
+"""On a claim: the only node whose devices may be used. Only users write it, never the allocator (S7)."""
 ALLOCATED_NODE = "devalloc.io/allocated-node"
-"""On an allocated claim: the node its devices are on (S2)."""
+"""On an allocated claim: the node of its devices (S2)."""
 ALLOCATED_DEVICES = "devalloc.io/allocated-devices"
-"""On an allocated claim: its devices as a text for people, such as "card-a/gpu-0, gpu-1". Nothing reads it back."""
+"""On an allocated claim: its devices as text, such as "card-a/gpu-0, gpu-1". Programs do not read it."""
 ALLOCATION_DETAILS = "devalloc.io/allocation-details"
 """On an allocated claim: a JSON list with the index into spec.claims of each entry, such as ["0","1.0"] (S18)."""
 ALLOCATED_SPEC = "devalloc.io/allocated-spec"
-"""On an allocated claim: its spec as of the allocation, as JSON, which counts until the claim is released (S18)."""
+"""On an allocated claim: its spec at the allocation, as JSON, which counts until the claim is released (S18)."""
 ADMIN_CLASSES = "devalloc.io/admin-classes"
 """On an allocated claim: a JSON list of the classes it names that had admin access at its allocation, if any (S14)."""
 REASON = "devalloc.io/reason"
-"""On a claim: the code of why it is not allocated, or of what is wrong with its allocation. Gone when all is well."""
+"""On a claim: the code of the reason why it is not allocated, or of the problem with its allocation. Absent if there is
+none."""
 MESSAGE = "devalloc.io/message"
-"""On a claim with a reason: the same as a sentence for people."""
+"""On a claim with a reason: the same as a sentence."""
 NODE_FINALIZER = "devalloc.io/node"
-"""Finalizer of a claim that is prepared: its node sets it before it touches the first device, and removes it after it
-put back the last. While it is there the claim's devices are neither released nor given to others."""
+"""Finalizer of a prepared claim: its node sets it before it changes the first device, and removes it after it has
+restored the last. Meanwhile the claim's devices are neither released nor allocated to others."""
 TOLERATED_TAINTS = "devalloc.io/tolerated-taints"
-"""On a Kubernetes Node: keys of taints, separated by commas, in spite of which claims and machines get its devices."""
+"""On a Kubernetes Node: keys of taints, separated by commas, that do not keep claims and machines off its devices."""
 PREPARED_ON = "devalloc.io/prepared-on"
-"""On a claim with that finalizer: the node that set it, and alone may remove it."""
+"""On a claim with that finalizer: the node that set it, and that alone may remove it."""
 RELEASE = "devalloc.io/release"
-"""On an allocated claim: its devices are wanted back, whoever uses them. Its node ends the machines that do not let go;
-then the allocator releases the claim and removes this."""
+"""On an allocated claim: take its devices back even while they are in use. Its node ends machines that do not release
+them; then the allocator releases the claim and removes this annotation."""
 RELEASES = ("asked", "forced")
-"""Its values. A node does the same for both."""
+"""Its values. A node treats both in the same way."""
 LEADER = "devalloc.io/leader"
-"""On a claim without devices and on a machine: which leader of the controller took over last while it was so. What one
-before it still writes is based on a state without that (``devalloc.controller.seal``)."""
+"""On a claim without devices and on a machine: the last controller that became leader meanwhile. Late writes of earlier
+leaders are based on a state without it, so they fail (``devalloc.controller.leader.fencing``)."""
 TRANSACTION = "devalloc.io/transaction"
-"""On an object of a cluster that is being written together with others: what it says does not count until this is gone.
-Also the label of the records of such transactions."""
+"""On an object of a cluster that is being written together with others: its new content does not count until this is
+removed. Also the label of the records of such transactions."""
 ADMIN_ACCESS = "devalloc.io/admin-access"
-"""A label of namespaces, "true": claims there may name classes with admin access (S14), where that is asked for."""
+"""A label of namespaces, "true": claims there may name classes with admin access (S14), if the label is required."""
 CORDONED = "devalloc.io/cordoned"
-"""On a pool: a JSON map from device names ("*": all) to who keeps them from being allocated, and why (T17)."""
+"""On a pool: a JSON map from the names of cordoned devices ("*": all) to who cordoned them, and why (T17)."""
 CORDONED_NODE = "devalloc.io/cordoned-node"
-"""On each pool of a node that is cordoned as a whole: by whom, and why."""
+"""On each pool of a cordoned node: who cordoned the node, and why."""
 PUBLISHED_BY = "devalloc.io/published-by"
-"""A label of pools that a node's inventory publishes and may change and delete; other pools are left alone."""
+"""A label of pools that a node's inventory publishes, and may change and delete; it does not touch other pools."""
 UNAVAILABLE = "devalloc.io/unavailable"
 """A device attribute: why only admin claims may have the device (S6a)."""
 ONLY_CLASS = "devalloc.io/class"
-"""A device attribute: the one class through which it is had, by a detail that names it; others pass it by. So a claim
-for any device of any driver never gets the CPUs of a host. Admin claims see it all the same."""
+"""A device attribute: the only class that gives access to the device; requests that do not name the class skip it. So a
+claim for any device of any driver never gets the CPUs of a host. Admin claims can still observe it."""
 COMPATIBILITY_GROUP = "devalloc.io/compatibilityGroup"
-"""A device attribute: devices of one pool are allocated together only when they carry the same value (S12a)."""
+"""A device attribute: devices of one pool can be allocated at the same time only if they have the same value (S12a)."""
 
 _RFC3339 = re.compile(r"\d{4}-\d{2}-\d{2}[Tt]\d{2}:\d{2}:\d{2}(\.\d+)?([Zz]|[+-]\d{2}:\d{2})", re.ASCII)
 
 
 def parse_time(text: str) -> datetime:
-    """A timestamp of object metadata as a time with zone. Raises ValueError."""
+    """Parse a timestamp of object metadata to a time with a time zone. Raises ValueError."""
     if _RFC3339.fullmatch(text) is None:
         raise ValueError(f"must be an RFC 3339 time such as 2026-01-31T12:00:00Z, not {text[:40]!r}")
     return datetime.fromisoformat(text.upper().replace("Z", "+00:00"))
@@ -91,7 +92,7 @@ Timestamp = Annotated[str, AfterValidator(_timestamp)]
 
 
 class ObjectMeta(ApiModel):
-    """The metadata every object carries, as Kubernetes has it."""
+    """The metadata of every object, as in Kubernetes."""
 
     name: SubdomainName
     namespace: LabelName | None = None

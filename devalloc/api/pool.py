@@ -39,13 +39,13 @@ class Attribute(ApiModel):
         count = sum(v is not None for v in (self.string_value, self.int_value, self.quantity_value, self.sem_ver_value))
         if count != 1:
             raise ValueError(
-                f"must have exactly one of stringValue, intValue, quantityValue, semVerValue, and has {count or 'none'}"
+                f"must have exactly one of stringValue, intValue, quantityValue, semVerValue, but has {count or 'none'}"
             )
         return self
 
     @property
     def value(self) -> AttributeValue:
-        """The value; its Python type tells which of the four it is."""
+        """The value; its Python type corresponds to one of the four."""
         if self.string_value is not None:  # the most common
             return self.string_value
         for value in (self.int_value, self.quantity_value, self.sem_ver_value):
@@ -68,7 +68,7 @@ class Attribute(ApiModel):
 
 
 class ResourceCapacity(ApiModel):
-    """An amount of a named resource, handed out in whole blocks."""
+    """An amount of a named resource, allocated in whole blocks."""
 
     name: PlainName
     capacity: AmountField
@@ -78,12 +78,12 @@ class ResourceCapacity(ApiModel):
     @classmethod
     def _block_size(cls, block: Quantity | None) -> Quantity | None:
         if block is not None and block.nano <= 0:
-            raise ValueError(f"must be more than zero, and is {block}")
+            raise ValueError(f"must be more than zero, but is {block}")
         return block
 
     @property
     def block(self) -> Quantity:
-        """The block size, 1 where none is given."""
+        """The block size, 1 by default."""
         return self.block_size or ONE
 
 
@@ -99,24 +99,24 @@ class Device(ApiModel):
     name: PlainName
     attributes: Attributes = Field(default_factory=list)
     requests: DeviceRequests = Field(default_factory=dict)
-    """Pool resources that allocating this device consumes."""
+    """Pool resources that this device consumes when it is allocated."""
     resources: DeviceResources = Field(default_factory=list)
-    """Resources of the device itself, which claims request and share."""
+    """Resources of the device itself, which claims can request and share."""
 
 
 Devices = Annotated[list[Device], Field(max_length=8192), AfterValidator(unique_by_name)]
 
 
 class DevicePoolSpec(ApiModel):
-    """What a pool offers, before any allocation."""
+    """What a pool offers, regardless of allocations."""
 
     node_name: Annotated[PlainName, WithJsonSchema({"type": "string", "maxLength": 253})] | None = None
-    """The node that has the devices; None (or "") for devices that every node reaches over the network."""
+    """The node that has the devices; None (or "") for devices that every node can reach over the network."""
     driver: PlainName
     attributes: Attributes = Field(default_factory=list)
     """Attributes of all devices; a device's own attribute of the same name wins."""
     resources: PoolResources = Field(default_factory=list)
-    """Resources that the devices draw on together (partitionable devices)."""
+    """Resources that the devices share (partitionable devices)."""
     devices: Devices = Field(default_factory=list)
 
     @field_validator("node_name", mode="before")
@@ -126,7 +126,7 @@ class DevicePoolSpec(ApiModel):
 
 
 class DevicePoolStatus(ApiModel):
-    """The pool as its driver last saw it; not sufficient to make allocation decisions."""
+    """The pool as its driver last saw it; not sufficient for allocation decisions."""
 
     available_devices: Int64 = 0
 

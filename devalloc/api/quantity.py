@@ -32,15 +32,15 @@ _HINTS = {
     "K": "k or Ki",
 }
 _SUFFIX_HINTS = {wrong.lower(): right for wrong, right in _HINTS.items()}
-"""What somebody most likely means by a suffix that does not exist, by its lower-case form."""
+"""The most likely meaning of an unknown suffix, by its lower-case form."""
 
 
 class QuantityError(ValueError):
-    """A text that is not a quantity, or an amount outside what can be represented."""
+    """A text that is not a quantity, or an amount that cannot be represented."""
 
 
 class Format(Enum):
-    """How an amount is written; it has no part in comparing amounts."""
+    """How an amount is written; comparisons ignore it."""
 
     DECIMAL_SI = "DecimalSI"
     BINARY_SI = "BinarySI"
@@ -61,7 +61,7 @@ class Quantity:
 
     @classmethod
     def parse(cls, value: object) -> Quantity:
-        """Read a quantity from manifest content: a string, or a JSON number taken by its decimal text.
+        """Parse a quantity of manifest content: a string, or a JSON number by its decimal text.
 
         Raises QuantityError with a message that completes the sentence "<field> ...".
         """
@@ -86,12 +86,12 @@ class Quantity:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def as_integer(self) -> int | None:
-        """The amount in base units, or None when it has a fraction."""
+        """The amount in base units, or None if it is a fraction."""
         units, rest = divmod(self.nano, NANO)
         return units if rest == 0 else None
 
     def __str__(self) -> str:
-        """The canonical text: the largest suffix that leaves no fraction, as Kubernetes writes it."""
+        """The canonical text: the largest suffix that leaves no fraction, as in Kubernetes."""
         if self.nano == 0:
             return "0"
         units = self.as_integer()
@@ -152,7 +152,7 @@ def ceil_blocks(amount: Quantity, block: Quantity) -> int:
 
 
 def ceil_units(text: str, power: int) -> int:
-    """The amount in units of ``10**power``, rounded up as Kubernetes rounds what is finer than its reader can hold.
+    """The amount in units of ``10**power``, rounded up, like Kubernetes rounds amounts beyond a reader's precision.
 
     ``ceil_units("0.0001", -3)`` is 1. Raises QuantityError for what is not a quantity, negative, or beyond the range.
     """
@@ -162,14 +162,14 @@ def ceil_units(text: str, power: int) -> int:
     if negative:
         raise QuantityError(f"must not be negative: {text!r}")
     if scale < -200:
-        return 1  # finer than any digits that a text may have
+        return 1  # smaller than any amount that the digits of a text can express
     if scale - power >= 0:
         return _scaled(digits, scale - power, text)
     return -(-digits // int(10 ** (power - scale)))
 
 
 def _split(text: str) -> tuple[bool, int, int, Format]:
-    """Whether it is negative, the digits, the power of ten that they stand for, and how it is written."""
+    """Whether it is negative, the digits, their power of ten, and the format."""
     match = _NUMBER.fullmatch(text)
     if len(text) > MAX_LENGTH or match is None:
         shown = text if len(text) <= 40 else text[:37] + "..."
@@ -207,7 +207,7 @@ def _scaled(digits: int, power: int, text: str) -> int:
 
 
 def type_name(value: object) -> str:
-    """What a value is, in the words of a manifest's author."""
+    """The type of a value, in terms that a manifest's author knows."""
     for kind, words in _TYPE_NAMES.items():
         if isinstance(value, kind):
             return words
@@ -219,7 +219,7 @@ _TYPE_NAMES: dict[type, str] = {
     bool: "a boolean",
     int: "a number",
     float: "a number",
-    str: "a text",
+    str: "a string",
     list: "a list",
     dict: "a map",
 }

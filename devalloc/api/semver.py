@@ -23,7 +23,7 @@ Precedence = tuple[int, int, int, int, tuple[tuple[int, int, str], ...]]
 
 
 class SemVerError(ValueError):
-    """A text that is no semantic version."""
+    """A text that is not a semantic version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +34,20 @@ class SemVer:
 
     @classmethod
     def parse(cls, text: object) -> SemVer:
-        """Read a version. Raises SemVerError with a message that completes the sentence "<field> ..."."""
+        """Parse a version. Raises SemVerError with a message that completes the sentence "<field> ..."."""
         if isinstance(text, SemVer):
             return text
         if not isinstance(text, str):
             raise SemVerError("must be a semantic version in quotes, such as '1.8.2'")
         if len(text) > MAX_LENGTH or _SEMVER.fullmatch(text) is None:
             raise SemVerError(
-                f"is no semantic version: {text[:60]!r} (write MAJOR.MINOR.PATCH, such as 1.8.2 or 2.0.0-rc.1)"
+                f"is not a semantic version: {text[:60]!r} (write MAJOR.MINOR.PATCH, such as 1.8.2 or 2.0.0-rc.1)"
             )
         return cls(text)
 
     @property
     def precedence(self) -> Precedence:
-        """A key that orders versions as semver.org section 11 does."""
+        """A sort key for the order of semver.org section 11."""
         match = _SEMVER.fullmatch(self.text)
         assert match is not None
         major, minor, patch, pre, _build = match.groups()

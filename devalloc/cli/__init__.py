@@ -1,1 +1,1 @@
-"""The ``devalloc`` command: parsing, tables, progress. What is done is done by the other packages."""
+"""The ``devalloc`` command: parsing, tables, progress. The other packages do the work."""

@@ -1,4 +1,4 @@
-"""Manifests that a verb is given with -f, and what is wrong with them."""
+"""The manifests that a verb gets with -f, and their problems."""
 
 from __future__ import annotations
 
@@ -9,63 +9,63 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from devalloc.cli.output import note, working
-from devalloc.cli.verb import BadInput
+from devalloc.cli.command import BadInput
+from devalloc.cli.render.output import print_note, show_spinner
 
 if TYPE_CHECKING:
     from devalloc.api.manifests import Document
     from devalloc.api.problems import Problem
-    from devalloc.cli.unread import Verb
+    from devalloc.cli.ignored_objects import ManifestVerb
 
 
 @dataclass(frozen=True, slots=True)
-class Documents:
-    """What was read. The problems were shown already."""
+class ManifestDocuments:
+    """The documents that were read. Their problems were already shown."""
 
     all: Sequence[Document]
     good: Sequence[Document]
-    """Those that are valid objects by themselves, as devalloc writes them: canonical amounts, known spellings."""
+    """The documents that are valid objects, in devalloc's own spelling: canonical amounts, known field names."""
     problems: Sequence[Problem]
 
     @property
     def exit_code(self) -> int:
-        """2 when something was left out, else 0."""
+        """2 if something was left out, else 0."""
         return 2 if any(problem.is_error for problem in self.problems) else 0
 
     def place(self, problem: Problem, number: int = 0) -> Problem:
-        """The problem with the document of its object; ``number``: of several objects of that name, which one."""
-        found = [document for document in self.all if is_about(problem, document.content)]
-        if problem.group is None and len({_group_of(document) for document in found}) > 1:
-            # Where both dialects meet, a problem that names no group is of our own.
-            found = [document for document in found if not _is_foreign(document)]
-        return found[number].place(problem) if number < len(found) else problem
+        """The problem with its object's document; ``number``: which of several objects of that name."""
+        matches = [document for document in self.all if is_about(problem, document.content)]
+        if problem.group is None and len({_group_of(document) for document in matches}) > 1:
+            # If both dialects are read, a problem without a group belongs to our own.
+            matches = [document for document in matches if not _is_foreign(document)]
+        return matches[number].place(problem) if number < len(matches) else problem
 
     def is_about(self, problem: Problem) -> bool:
         """Whether a problem is about one of the documents."""
         return any(is_about(problem, document.content) for document in self.all)
 
 
-def read(files: Sequence[str], namespace: str | None = None, *, verb: Verb | None = None) -> Documents:
+def read_manifests(
+    files: Sequence[str], namespace: str | None = None, *, verb: ManifestVerb | None = None
+) -> ManifestDocuments:
     """Read and decode manifests, and show every problem on stderr.
 
-    With a namespace, objects of namespaced kinds that name none get that one. With ``verb``, what is to be done with
-    the objects, one with an expression that does not compile is not good either, nor one with an annotation that nobody
-    could scale a machine by, nor a quota with an amount that is none, nor two of one name; and kinds that devalloc does
-    nothing with are named.
+    With a namespace, objects of namespaced kinds that name none get that one. With ``verb`` (what will be done with the
+    objects), these are errors, too: expressions that do not compile, invalid scaling annotations, invalid quota
+    amounts, and several objects of one name; and a warning names kinds that devalloc does not use.
     """
     from devalloc.api.decode import decode
     from devalloc.api.manifests import load
-    from devalloc.cli.annotations import wrong_annotations, wrong_quotas
-    from devalloc.cli.expressions import wrong_expressions
-    from devalloc.cli.options import is_recursive
+    from devalloc.cli.manifest_checks import annotation_problems, expression_problems, quota_problems
+    from devalloc.cli.options.common import is_recursive
 
-    with working("reading manifests"):
+    with show_spinner("reading manifests"):
         for file in files:
             if "://" in file:
                 command = click.get_current_context().command_path
-                raise BadInput(f"{file}: manifests are not fetched; write: curl -sSL {file} | {command} -f -")
+                raise BadInput(f"{file}: devalloc does not download manifests; use: curl -sSL {file} | {command} -f -")
         manifests = load(files, stdin=sys.stdin.buffer if "-" in files else None, recursive=is_recursive())
-        documents = [_placed(document, namespace) for document in manifests.documents]
+        documents = [_with_namespace(document, namespace) for document in manifests.documents]
         problems, good = list(manifests.problems), []
         for document in documents:
             decoded = decode(document.content)
@@ -73,25 +73,25 @@ def read(files: Sequence[str], namespace: str | None = None, *, verb: Verb | Non
             if decoded.object is None:
                 continue
             valid = replace(document, content=decoded.object.to_manifest())
-            wrong = [*wrong_expressions(valid), *wrong_annotations(valid), *wrong_quotas(valid)] if verb else []
+            wrong = [*expression_problems(valid), *annotation_problems(valid), *quota_problems(valid)] if verb else []
             problems += wrong
             if not any(problem.is_error for problem in wrong):
                 good.append(valid)
     if verb in ("apply", "validate"):
-        twice = _twice(good, verb)
+        twice = _duplicate_problems(good, verb)
         problems += twice.values()
         good = [document for document in good if document.source not in twice]
-    show(problems)
+    print_problems(problems)
     if verb in ("validate", "solve"):
-        from devalloc.cli.unread import unread
+        from devalloc.cli.ignored_objects import ignored_warnings
 
-        for line in unread(good, verb):
-            note(line)
-    return Documents(documents, good, problems)
+        for line in ignored_warnings(good, verb):
+            print_note(line)
+    return ManifestDocuments(documents, good, problems)
 
 
-def _twice(documents: Sequence[Document], verb: Verb) -> dict[str, Problem]:
-    """By source: documents of several objects with one name, of which nobody can tell which is meant."""
+def _duplicate_problems(documents: Sequence[Document], verb: ManifestVerb) -> dict[str, Problem]:
+    """By source: documents of objects that share one name, so that it is unclear which one is meant."""
     from devalloc.api.problems import Problem
     from devalloc.store.key import Key
 
@@ -100,10 +100,10 @@ def _twice(documents: Sequence[Document], verb: Verb) -> dict[str, Problem]:
         sources.setdefault(Key.of(document.content), []).append(document)
     twice = {}
     for key, same in sources.items():
-        # On different nodes pools may have one name (S2), and in a store they may not.
+        # Pools on different nodes may share a name (S2), but not in a store.
         if len(same) == 1 or (key.kind == "DevicePool" and verb != "apply"):
             continue
-        message = f"{len(same)} objects are named {key}; rename all but one, or leave it out"
+        message = f"{len(same)} objects are named {key}; rename or remove all but one"
         for document in same:
             problem = Problem(message, "metadata.name", document.content["kind"], key.namespace, key.name)
             twice[document.source] = document.place(problem)
@@ -126,18 +126,18 @@ def _group_of(document: Document) -> str:
 
 
 def _is_foreign(document: Document) -> bool:
-    from devalloc.controller.foreign import is_foreign
+    from devalloc.controller.reconcile.foreign_objects import is_foreign
 
     return is_foreign(document.content)
 
 
-def show(problems: Iterable[Problem]) -> None:
+def print_problems(problems: Iterable[Problem]) -> None:
     """Print problems on stderr, one line each."""
     for problem in problems:
-        note(f"error: {problem}" if problem.is_error else str(problem))
+        print_note(f"error: {problem}" if problem.is_error else str(problem))
 
 
-def _placed(document: Document, namespace: str | None) -> Document:
+def _with_namespace(document: Document, namespace: str | None) -> Document:
     content: Any = document.content
     if namespace is None or not isinstance(content, dict) or not isinstance(content.get("metadata"), dict):
         return document

@@ -10,7 +10,7 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 class JsonFormatter(logging.Formatter):
-    """``time`` (RFC 3339), ``level``, ``logger``, ``message``, whatever was passed as ``extra``, and ``exception``."""
+    """``time`` (RFC 3339), ``level``, ``logger``, ``message``, the fields of ``extra``, and ``exception``."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -26,10 +26,10 @@ class JsonFormatter(logging.Formatter):
 
 
 def is_json() -> bool:
-    """Whether this process writes its log so (``--log-format json``)."""
+    """Whether this process logs JSON (``--log-format json``)."""
     return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
 
 
 def json_line(level: int, message: str) -> str:
-    """A line for what is said whatever the log level is."""
+    """A line that is printed at every log level."""
     return JsonFormatter().format(logging.LogRecord("devalloc", level, "", 0, message, None, None))

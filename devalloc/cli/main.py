@@ -1,6 +1,6 @@
-"""The command itself: its verbs, loaded only when used, and how it ends.
+"""The ``devalloc`` command: its verbs, which are imported when used, and its exit codes.
 
-Exit codes: 0 all is well, 1 not satisfied or failed, 2 bad input, 130 interrupted, 141 the output's reader is gone.
+Exit codes: 0 success, 1 not satisfied or failed, 2 bad input, 130 interrupted, 141 the reader closed the pipe.
 """
 
 from __future__ import annotations
@@ -15,67 +15,67 @@ from typing import Any
 
 import click
 
-from devalloc.cli.verb import Verbs
+from devalloc.cli.command import VerbGroup
 
 VERBS: dict[str, dict[str, str]] = {
     "Start here": {
-        "demo": "the main job, shown in one screen on a small recorded fleet",
+        "demo": "show what devalloc does, in one screen, on a small sample fleet",
         "up": "run everything on this machine in the foreground: publish, allocate, release",
-        "controller": "answer the claims of a Kubernetes cluster",
-        "node": "the node plugin: bind this host's devices for its claims, hand them to machines and pods",
-        "discover": "the devices of this host, as DevicePools",
+        "controller": "allocate the claims of a Kubernetes cluster",
+        "node": "run the node plugin: bind this host's devices and pass them to machines and pods",
+        "discover": "list the devices of this host, as DevicePools",
     },
     "Manifests": {
-        "validate": "check manifests; every error with file, document and path",
-        "solve": "which claim gets which device; nothing is written",
+        "validate": "check manifests; report every error with file, document and path",
+        "solve": "show which claim gets which device; writes nothing",
         "apply": "create or update objects in the store",
-        "crds": "the CustomResourceDefinitions of all kinds",
+        "crds": "print the CustomResourceDefinitions of all kinds",
     },
     "Objects in the store": {
-        "get": "list objects, or print them",
-        "describe": "all about one object, for people",
-        "top": "the fleet at a glance: what is free, who holds what, what waits and why",
+        "get": "list or print objects",
+        "describe": "show all details of an object",
+        "top": "show the fleet at a glance: what is free, what is in use, which claims wait and why",
         "delete": "delete objects",
         "wait": "wait until claims are allocated, released or deleted, machines running",
     },
     "Claims": {
-        "explain": "why a claim has what it has, or has nothing",
-        "capacity": "how many more claims like this one fit",
-        "dra": "ResourceClaims of Kubernetes: which devices, on one node",
-        "release": "take a claim's devices back and keep the claim",
+        "explain": "show why a claim has the devices that it has, or none",
+        "capacity": "count how many more claims like this one fit",
+        "dra": "allocate ResourceClaims of Kubernetes on one node",
+        "release": "take back a claim's devices, but keep the claim",
     },
     "Machines on this node": {
-        "vm": "start, adopt, scale and stop machines, and plug claims' devices into them",
-        "warm": "namespaces, TAP interfaces and folders that are ready for machines",
+        "vm": "start, adopt, scale and stop machines, and plug devices of claims into them",
+        "warm": "use prepared network namespaces, TAP interfaces and folders for machines",
     },
     "Inside a machine": {
-        "guest-monitor": "measure its memory, ask for more, agree to less, bring what is plugged online",
+        "guest-monitor": "measure memory, request more, agree to less, bring plugged memory and CPUs online",
     },
     "On Kubernetes": {
-        "install": "bring devalloc to a cluster, or print all manifests",
-        "uninstall": "take it off again, with nothing left behind",
-        "kubeconfig": "keep for a node plugin outside pods what it reaches the cluster by",
+        "install": "install devalloc on a cluster, or print all manifests",
+        "uninstall": "remove devalloc from a cluster",
+        "kubeconfig": "write and renew a kubeconfig for a node plugin that runs outside pods",
     },
     "Care": {
-        "cordon": "keep devices or a node from being allocated",
-        "uncordon": "let them be allocated again",
-        "drain": "cordon a node, and take back what its claims hold",
-        "snapshot": "write all objects and the answer into one file",
+        "cordon": "exclude devices or a node from allocation",
+        "uncordon": "allow their allocation again",
+        "drain": "cordon a node and release the claims that have devices there",
+        "snapshot": "write all objects and the answer to one file",
         "replay": "solve a snapshot again, offline, and compare",
-        "backup": "copy the store while it is in use, and the node plugin's journal",
-        "restore": "put such a copy back",
-        "completion": "shell completion for bash, zsh or fish",
-        "version": "the version of the command",
-        "help": "the help of a verb",
+        "backup": "copy the store, even while it is in use, and the node plugin's journal",
+        "restore": "restore a backup",
+        "completion": "print shell completion for bash, zsh or fish",
+        "version": "print the version",
+        "help": "show the help of a command",
     },
 }
 _EDIT = (
-    "write it into the manifest and apply that: devalloc get KIND/NAME -o yaml > object.yaml, edit it, "
+    "change the manifest and apply it: devalloc get KIND/NAME -o yaml > object.yaml, edit it, "
     "devalloc apply -f object.yaml"
 )
-_PODS = "devalloc has no Pods and Deployments; for those of a cluster use kubectl"
-_CLUSTER = "devalloc asks the cluster that --kubeconfig names; for all else about it use kubectl"
-OTHER_WORDS = {
+_PODS = "devalloc does not manage Pods and Deployments; use kubectl for those of a cluster"
+_CLUSTER = "devalloc uses the cluster of --kubeconfig; for anything else about the cluster use kubectl"
+VERB_SYNONYMS = {
     "create": "apply",
     "replace": "apply",
     "patch": "apply",
@@ -93,7 +93,7 @@ OTHER_WORDS = {
     "logs": "describe",
     "lint": "validate",
 }
-"""What people write who know other commands, and the verb that does it here."""
+"""Verbs of other commands, and the verb that does it here."""
 ADVICE = {
     "annotate": _EDIT,
     "edit": _EDIT,
@@ -101,21 +101,21 @@ ADVICE = {
     "set": _EDIT,
     "api-resources": "`devalloc get all` lists the objects of all kinds, and `devalloc crds` prints their schemas",
     "api-versions": "`devalloc crds` prints all kinds with their versions",
-    "events": "objects say why in their message: devalloc describe KIND/NAME, devalloc explain NAME",
-    "kustomize": "write: kubectl kustomize DIR | devalloc apply -f -",
+    "events": "objects have a message: devalloc describe KIND/NAME, devalloc explain NAME",
+    "kustomize": "use: kubectl kustomize DIR | devalloc apply -f -",
     "attach": "to plug a claim's devices into a machine: `devalloc vm attach`",
     **dict.fromkeys(("autoscale", "cp", "debug", "exec", "expose", "port-forward", "rollout", "run"), _PODS),
     **dict.fromkeys(("auth", "certificate", "cluster-info", "config", "proxy"), _CLUSTER),
-    "options": "`devalloc help VERB` shows the options of a verb",
-    "plugin": "there are no plugins; `devalloc --help` lists the verbs",
+    "options": "`devalloc help COMMAND` shows the options of a command",
+    "plugin": "devalloc has no plugins; `devalloc --help` lists the commands",
 }
-"""Verbs of kubectl that devalloc does not have, and what to do."""
+"""Verbs of kubectl that devalloc does not have, and what to use instead."""
 BEFORE_THE_VERB = {"-n", "--namespace", "--store", "--kubeconfig", "--log-level", "--log-format"}
-"""Options with a value of verbs that may also stand before the verb, as with kubectl."""
+"""Options of verbs, with a value, that can also precede the verb, as with kubectl."""
 
 
-class Devalloc(Verbs):
-    """Imports a verb's module (``devalloc.cli.<verb>``) when the verb is used, so that the others cost nothing."""
+class DevallocCommand(VerbGroup):
+    """Imports a verb's module (``devalloc.cli.<verb>``) when the verb is used, so that unused verbs cost nothing."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for section in VERBS.values() for name in section]
@@ -124,7 +124,7 @@ class Devalloc(Verbs):
         if cmd_name not in self.list_commands(ctx):
             return None
         module = cmd_name.replace("-", "_")
-        command = getattr(importlib.import_module(f"devalloc.cli.{module}"), module)
+        command = getattr(importlib.import_module(f"devalloc.cli.verbs.{module}"), module)
         assert isinstance(command, click.Command)
         _add_variables(command, f"DEVALLOC_{module.upper()}")
         return command
@@ -141,7 +141,7 @@ class Devalloc(Verbs):
         return super().parse_args(ctx, self._after_the_verb(ctx, args))
 
     def _after_the_verb(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """The arguments with options that stand before the verb behind it."""
+        """The arguments, with options before the verb moved behind it."""
         moved: list[str] = []
         rest = list(args)
         while rest and rest[0].partition("=")[0] in BEFORE_THE_VERB:
@@ -149,7 +149,7 @@ class Devalloc(Verbs):
             moved, rest = [*moved, *rest[:length]], rest[length:]
         if not moved or not rest or rest[0] not in self.list_commands(ctx):
             return args
-        # The options of `devalloc vm list` go behind `list`.
+        # For `devalloc vm list` they go behind `list`.
         at = 2 if isinstance(self.get_command(ctx, rest[0]), click.Group) else 1
         return [*rest[:at], *moved, *rest[at:]]
 
@@ -159,8 +159,8 @@ class Devalloc(Verbs):
                 formatter.write_dl(list(verbs.items()))
 
 
-class ReaderGone(Exception):
-    """The reader of the output closed the pipe. This is no OSError, because click ends the process with 1 for those."""
+class OutputClosed(Exception):
+    """The reader of the output closed the pipe. Not an OSError, because click exits with 1 for those."""
 
 
 @contextmanager
@@ -168,12 +168,11 @@ def _pipe_errors() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError as error:
-        raise ReaderGone from error
+        raise OutputClosed from error
 
 
 def _add_variables(command: click.Command, prefix: str) -> None:
-    """Every option can be set by the variable that its long name gives, whatever its parameter is called in Python and
-    whichever variable it has besides."""
+    """Let every option be set by a variable that is derived from its long name, in addition to its own variable."""
     for option in command.params:
         if isinstance(option, click.Option):
             name = next((name for name in option.opts if name.startswith("--")), "")
@@ -195,15 +194,15 @@ def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 
 
 @click.group(
-    cls=Devalloc,
-    other_words=OTHER_WORDS,
+    cls=DevallocCommand,
+    other_words=VERB_SYNONYMS,
     advice=ADVICE,
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "DEVALLOC", "show_default": True},
     epilog="Every option can be set in the environment: DEVALLOC_<VERB>_<OPTION>, such as DEVALLOC_SOLVE_PLACEMENT.",
 )
-@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="The version.")
+@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Show the version.")
 def cli() -> None:
-    """Finds devices (GPUs, vGPU slices, SR-IOV functions) and decides which claim gets which.
+    """Find devices (GPUs, vGPU slices, SR-IOV functions) and decide which claim gets which.
 
     New here? Run `devalloc demo`.
     """
@@ -216,9 +215,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    _open_what_is_closed()
+    _reopen_standard_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # what cannot be written is escaped: in JSON, as JSON has it
+        sys.stdout.reconfigure(errors="backslashreplace")  # escape characters that cannot be encoded, as JSON does
     try:
         code = cli.main(None if arguments is None else list(arguments), prog_name="devalloc", standalone_mode=False)
         sys.stdout.flush()
@@ -227,15 +226,15 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         return 130
-    except (ReaderGone, BrokenPipeError):
-        # Python would complain once more when it flushes stdout at exit.
+    except (OutputClosed, BrokenPipeError):
+        # Otherwise Python reports the error again when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     return code if isinstance(code, int) else 0
 
 
-def _open_what_is_closed() -> None:
-    """Without this the store, or a socket, could be the next file to be opened and so be what others print to."""
+def _reopen_standard_streams() -> None:
+    """Open closed standard streams: otherwise the next file, such as the store, would get their descriptor."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
     os.close(number)

@@ -1,4 +1,4 @@
-"""Label selectors, as kubectl has them: ``app=web,tier!=test,env in (a, b),!old``."""
+"""Label selectors, as in kubectl: ``app=web,tier!=test,env in (a, b),!old``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _REQUIREMENT = re.compile(
     r"(?P<absent>!)?\s*(?P<key>[A-Za-z0-9][A-Za-z0-9._/-]*)\s*"
     r"(?:(?P<operator>==|=|!=)\s*(?P<value>[A-Za-z0-9._-]*)|\s(?P<word>in|notin)\s*\((?P<values>[^()]*)\))?\s*"
 )
-Test = Callable[[Mapping[str, Any]], bool]
-"""Whether an object is selected."""
+LabelTest = Callable[[Mapping[str, Any]], bool]
+"""Tells whether an object is selected."""
 
 
-def selector(text: str) -> Test:
+def parse_selector(text: str) -> LabelTest:
     """The test of a selector. Raises BadParameter."""
     tests = [_requirement(part) for part in _parts(text)]
     return lambda obj: all(test(obj["metadata"].get("labels") or {}) for test in tests)
@@ -28,7 +28,7 @@ def _parts(text: str) -> list[str]:
     return [part.strip() for part in parts] if text.strip() else []
 
 
-def _requirement(text: str) -> Test:
+def _requirement(text: str) -> LabelTest:
     match = _REQUIREMENT.fullmatch(text)
     if match is None or (match["absent"] and (match["operator"] or match["word"])):
         raise click.BadParameter(
@@ -46,12 +46,12 @@ def _requirement(text: str) -> Test:
 
 
 def selector_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """-l SELECTOR: passed as ``selected: Test | None``."""
+    """-l SELECTOR, passed as ``selected: Test | None``."""
     return click.option(
         "-l",
         "--selector",
         "selected",
         metavar="SELECTOR",
-        callback=lambda ctx, param, text: None if text is None else selector(text),
+        callback=lambda ctx, param, text: None if text is None else parse_selector(text),
         help="Only objects with these labels, such as app=web,tier!=test.",
     )(function)

@@ -19,12 +19,12 @@ def self_signed(names: Iterable[str]) -> ssl.SSLContext:
     """A context with a new key and a certificate for these host names and addresses.
 
     It keeps others from listening, not from playing the server: who wants that gives a certificate, or tells those who
-    ask which one this is (``own``).
+    ask which one this is (``self_signed_with_pem``).
     """
-    return own(names)[0]
+    return self_signed_with_pem(names)[0]
 
 
-def own(names: Iterable[str], lifetime: timedelta = LIFETIME) -> tuple[ssl.SSLContext, str]:
+def self_signed_with_pem(names: Iterable[str], lifetime: timedelta = LIFETIME) -> tuple[ssl.SSLContext, str]:
     """The same, and the certificate as PEM, by which the server is known."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization

@@ -1,4 +1,4 @@
-"""Keeping devices from being allocated, and letting them be again (T17). What is allocated stays with its claims."""
+"""Cordon and uncordon devices (T17). Claims keep what they hold."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from devalloc.api.cordon import ALL, cordoned, cordons, node_of
+from devalloc.api.cordon import ALL_DEVICES, cordon_annotations, cordon_reasons, pool_node
 from devalloc.api.meta import CORDONED_NODE
-from devalloc.api.nearest import nearest
+from devalloc.api.suggest import closest_match
 from devalloc.store import Change, Conflict, Key, Object, Store, StoreError
 
 
-class NotThere(StoreError):
+class TargetNotFound(StoreError):
     """No node, pool or device of that name, or several."""
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class CordonTarget:
     """What is to be cordoned: a node with all that comes to it, or devices of a pool."""
 
     node: str | None = None
@@ -33,40 +33,42 @@ class Target:
         return f"device {named[0]} of pool {self.pool}" if named else f"pool {self.pool}"
 
 
-def find(store: Store, word: str) -> Target:
+def find_target(store: Store, word: str) -> CordonTarget:
     """What is meant by ``node/NAME``, ``pool/NAME``, ``POOL/DEVICE`` or a name alone. Raises NotThere."""
     pools = store.list("DevicePool").objects
     kind, _, name = word.rpartition("/")
-    found: list[Target] = []
+    targets: list[CordonTarget] = []
     if kind in ("", "node"):
-        found += [Target(node=name)] if any(node_of(pool) == name for pool in pools) else []
+        targets += [CordonTarget(node=name)] if any(pool_node(pool) == name for pool in pools) else []
     if kind in ("", "pool", "devicepool"):
-        found += [Target(pool=name, devices=(None,)) for pool in pools if pool["metadata"]["name"] == name]
+        targets += [CordonTarget(pool=name, devices=(None,)) for pool in pools if pool["metadata"]["name"] == name]
     for pool in pools:
         if kind in ("", pool["metadata"]["name"]):
             device = next((each for each in _devices(pool) if each.get("name") == name), None)
             if device is not None:
-                found.append(Target(pool=pool["metadata"]["name"], devices=tuple(_with_parts(pool, device))))
-            elif name != ALL and name in cordons(pool):  # it is gone, and still cordoned
-                found.append(Target(pool=pool["metadata"]["name"], devices=(name,)))
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise NotThere(f"{word} may be {' or '.join(map(str, found))}; write node/NAME, pool/NAME or POOL/DEVICE")
+                targets.append(CordonTarget(pool=pool["metadata"]["name"], devices=tuple(_with_parts(pool, device))))
+            elif name != ALL_DEVICES and name in cordon_reasons(pool):  # it is gone, and still cordoned
+                targets.append(CordonTarget(pool=pool["metadata"]["name"], devices=(name,)))
+    if len(targets) == 1:
+        return targets[0]
+    if targets:
+        raise TargetNotFound(
+            f"{word} may be {' or '.join(map(str, targets))}; write node/NAME, pool/NAME or POOL/DEVICE"
+        )
     if kind in ("", "node") and publishes_slices(store, name):
-        raise NotThere(
+        raise TargetNotFound(
             f"node {name} publishes ResourceSlices and no DevicePools: `kubectl cordon {name}` keeps new pods from it, "
             "a DeviceTaintRule from devices of it"
         )
-    raise NotThere(
-        f"there is no node, pool or device {word}; {_near(pools, kind, name)}"
-        "`devalloc get pools -o wide` lists what there is"
+    raise TargetNotFound(
+        f"there is no node, pool or device {word}; {_similar_names(pools, kind, name)}"
+        "`devalloc get pools -o wide` lists them all"
     )
 
 
-def _near(pools: Sequence[Object], kind: str, name: str) -> str:
+def _similar_names(pools: Sequence[Object], kind: str, name: str) -> str:
     """What may be meant by a name that nothing has, as the beginning of a sentence."""
-    nodes = {f"node/{node}" for pool in pools if (node := node_of(pool)) and kind in ("", "node")}
+    nodes = {f"node/{node}" for pool in pools if (node := pool_node(pool)) and kind in ("", "node")}
     named = {f"pool/{pool['metadata']['name']}" for pool in pools if kind in ("", "pool", "devicepool")}
     parts = {
         f"{pool['metadata']['name']}/{each['name']}"
@@ -75,7 +77,7 @@ def _near(pools: Sequence[Object], kind: str, name: str) -> str:
         if kind in ("", pool["metadata"]["name"]) and isinstance(each.get("name"), str)
     }
     words = {word.partition("/")[2]: word for word in sorted(parts) + sorted(named) + sorted(nodes)}
-    near = nearest(name, words)
+    near = closest_match(name, words)
     return f"did you mean {words[near]}? " if near is not None else ""
 
 
@@ -83,11 +85,11 @@ def publishes_slices(store: Store, node: str) -> bool:
     """Whether the node publishes ResourceSlices, as far as these may be read: kube-scheduler gives them to pods,
     whatever is noted on DevicePools."""
     with suppress(StoreError):
-        return any(node_of(each) == node for each in store.list("ResourceSlice").objects)
+        return any(pool_node(each) == node for each in store.list("ResourceSlice").objects)
     return False
 
 
-def cordon(store: Store, target: Target, why: str | None, *, keep: bool = False) -> bool:
+def set_cordon(store: Store, target: CordonTarget, why: str | None, *, keep: bool = False) -> bool:
     """Keep it from being allocated, by whom and for what ``why`` says; None: no more. Whether that changed anything.
     ``keep``: what is cordoned already stays so for the reason that it has.
 
@@ -99,24 +101,26 @@ def cordon(store: Store, target: Target, why: str | None, *, keep: bool = False)
             before = (pool["metadata"].get("annotations") or {}).get(CORDONED_NODE)
             return {CORDONED_NODE: before if keep and before is not None else why}
         changed = pool
-        found: Mapping[str, str | None] = {}
+        updated: Mapping[str, str | None] = {}
         for device in target.devices:
-            found = cordoned(changed, device, why, keep=keep)
-            noted = {k: v for k, v in {**changed["metadata"].get("annotations", {}), **found}.items() if v is not None}
+            updated = cordon_annotations(changed, device, why, keep=keep)
+            noted = {
+                k: v for k, v in {**changed["metadata"].get("annotations", {}), **updated}.items() if v is not None
+            }
             changed = {**changed, "metadata": {**changed["metadata"], "annotations": noted}}
-        return found
+        return updated
 
     def meant(pool: Object) -> bool:
-        return node_of(pool) == target.node if target.node is not None else pool["metadata"]["name"] == target.pool
+        return pool_node(pool) == target.node if target.node is not None else pool["metadata"]["name"] == target.pool
 
     return _commit(store, meant, annotations)
 
 
-def listed(store: Store) -> Iterator[tuple[str, str, str, str]]:
+def list_cordons(store: Store) -> Iterator[tuple[str, str, str, str]]:
     """Node, pool, device (``*``: all) and why, of all that is cordoned."""
     for pool in store.list("DevicePool").objects:
-        for device, why in sorted(cordons(pool).items()):
-            yield node_of(pool) or "", pool["metadata"]["name"], device, why
+        for device, why in sorted(cordon_reasons(pool).items()):
+            yield pool_node(pool) or "", pool["metadata"]["name"], device, why
 
 
 def _commit(
@@ -128,7 +132,7 @@ def _commit(
     while True:
         pools = [pool for pool in store.list("DevicePool").objects if meant(pool)]
         if not pools:
-            raise NotThere("it is not there any more; `devalloc get pools -o wide` lists what there is")
+            raise TargetNotFound("it no longer exists; `devalloc get pools -o wide` lists all pools and devices")
         left = False
         for pool in pools:
             version = pool["metadata"]["resourceVersion"]

@@ -1,8 +1,8 @@
-"""Whether a controller on a cluster is at what it is there for: nothing that it began takes for ever.
+"""Health and readiness of a controller process on a cluster: nothing that it began takes for ever.
 
-Not ready is who does not do its part now: others may see it, and an update waits. Not healthy is who should be started
-again: so that is told much later, and never of what another process would fare no better with at once (an API server
-that is away ends a leader by its lease).
+A process is not ready while it does not do its part: others can see that, and an update waits. It is not healthy if it
+should be restarted. That is reported much later, and never for a problem that another process would also have at once
+(if the API server is away, a leader ends by its lease).
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-STILL_SECONDS = 60.0
+MAX_STILL_SECONDS = 60.0
 """After which a main loop that does not go round is not healthy: it does several times a second."""
-ROUND_SECONDS = 900.0
+MAX_ROUND_SECONDS = 900.0
 """After which what was begun and has not ended is not healthy."""
-LATE_SECONDS = 60.0
+MAX_DELAY_SECONDS = 60.0
 """After which what is to be over soon is not ready."""
 
 
 @dataclass(frozen=True, slots=True)
-class Loop:
+class LoopHealth:
     """A loop that answers claims, or requests for permits. Moments are of the monotonic clock."""
 
     name: str
@@ -33,7 +33,7 @@ class Loop:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ProcessHealth:
     """What one process is at."""
 
     state: str
@@ -42,7 +42,7 @@ class Seen:
     """When its main loop went round last."""
     taking_over: float | None
     """Since when it takes over."""
-    loops: tuple[Loop, ...]
+    loops: tuple[LoopHealth, ...]
     unanswered: float | None = None
     """Since when the lease can be neither read nor written; -inf: it never could."""
 
@@ -55,14 +55,14 @@ class Seen:
         return next(self._unready(now), None)
 
     def _unhealthy(self, now: float) -> Iterator[str]:
-        if now - self.beat > STILL_SECONDS:
-            yield "the main loop stands still"
-        if _since(self.taking_over, now) > ROUND_SECONDS:
-            yield "taking over from the last leader does not end"
+        if now - self.beat > MAX_STILL_SECONDS:
+            yield "the main loop is stuck"
+        if _since(self.taking_over, now) > MAX_ROUND_SECONDS:
+            yield "taking over from the last leader does not finish"
         for loop in self.loops:
-            if _since(loop.began, now) > ROUND_SECONDS:
+            if _since(loop.began, now) > MAX_ROUND_SECONDS:
                 yield f"a round of {loop.name} does not end"
-            if self.state == "leading" and loop.silent_seconds > ROUND_SECONDS:
+            if self.state == "leading" and loop.silent_seconds > MAX_ROUND_SECONDS:
                 yield _silent(loop)
 
     def _unready(self, now: float) -> Iterator[str]:
@@ -71,15 +71,15 @@ class Seen:
             yield "stopping"
         if self.unanswered == -math.inf:
             # At once: else an update goes on to replace those that work by one that never will.
-            yield "the lease could not be looked at yet"
-        elif _since(self.unanswered, now) > LATE_SECONDS:
-            yield f"the lease cannot be looked at for {_since(self.unanswered, now):.0f} s"
-        if _since(self.taking_over, now) > LATE_SECONDS:
+            yield "the lease has not been read yet"
+        elif _since(self.unanswered, now) > MAX_DELAY_SECONDS:
+            yield f"the lease could not be read for {_since(self.unanswered, now):.0f} s"
+        if _since(self.taking_over, now) > MAX_DELAY_SECONDS:
             yield f"taking over from the last leader for {_since(self.taking_over, now):.0f} s"
         for loop in self.loops:
-            if _since(loop.failing, now) > LATE_SECONDS:
-                yield f"{loop.name}: all that is tried fails, for {_since(loop.failing, now):.0f} s; the log says why"
-            if loop.silent_seconds > LATE_SECONDS:
+            if _since(loop.failing, now) > MAX_DELAY_SECONDS:
+                yield f"{loop.name}: everything has failed for {_since(loop.failing, now):.0f} s; see the log"
+            if loop.silent_seconds > MAX_DELAY_SECONDS:
                 yield _silent(loop)
 
 
@@ -87,5 +87,5 @@ def _since(moment: float | None, now: float) -> float:
     return 0.0 if moment is None else now - moment
 
 
-def _silent(loop: Loop) -> str:
-    return f"{loop.name}: what changes in the cluster is not heard of, for {loop.silent_seconds:.0f} s"
+def _silent(loop: LoopHealth) -> str:
+    return f"{loop.name}: no updates from the cluster for {loop.silent_seconds:.0f} s"

@@ -1,4 +1,4 @@
-"""What the controller tells of itself in Prometheus' form."""
+"""Prometheus metrics of the controller."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import Any, get_args
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from devalloc.api.cordon import is_cordon
+from devalloc.api.cordon import is_cordon_reason
 from devalloc.api.meta import parse_time
-from devalloc.controller.allocate import Round
 from devalloc.controller.overview import STATES, Overview
-from devalloc.controller.overview.facts import Dialect
-from devalloc.controller.placing.words import NO_ROOM, TOO_SMALL
-from devalloc.controller.recorder import Recorder
-from devalloc.controller.refused import REFUSED
-from devalloc.controller.resourceclaims.allocator import SENT_BACK, UNSUITABLE
-from devalloc.controller.resourceclaims.allocator import Round as ResourceRound
-from devalloc.controller.searches import OTHERS
-from devalloc.controller.sight import Seen
-from devalloc_solver.reasons import Reason
+from devalloc.controller.overview.cache import CachedOverview
+from devalloc.controller.overview.model import Dialect
+from devalloc.controller.reconcile.device_claims import DeviceClaimRound
+from devalloc.controller.reconcile.events import EventRecorder
+from devalloc.controller.reconcile.resource_claims.allocator import SENT_BACK, UNSUITABLE
+from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimRound as ResourceRound
+from devalloc.controller.reconcile.searches import OTHER_NAMESPACES
+from devalloc.controller.reconcile.vm_scheduling.messages import NO_ROOM, TOO_SMALL
+from devalloc.controller.reconcile.write_backoff import REFUSED
+from devalloc_solver.explain.reasons import Reason
 
 Object = dict[str, Any]
 
 TYPE = "text/plain; version=0.0.4; charset=utf-8"
-MOST_NAMESPACES = 50
+MAX_NAMESPACES = 50
 """That have a label of their own, so that nobody makes series without end."""
-UNKNOWN, UNANSWERED = "Other", "Unanswered"
+UNKNOWN_REASON, UNANSWERED_REASON = "Other", "Unanswered"
 """Labels of a reason that is none of ``REASONS``, and of no reason yet."""
 REASONS = frozenset({*(reason.value for reason in Reason), NO_ROOM, TOO_SMALL, REFUSED, SENT_BACK, UNSUITABLE})
 CORDONED = "cordoned"
@@ -38,48 +38,46 @@ _WAITING_SECONDS = (0.5, 1, 2, 5, 10, 30, 60, 300, 900, 3600, 14400, 86400)
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
-class Metrics:
+class ControllerMetrics:
     """Of one process; ``text`` from any thread."""
 
     def __init__(
         self,
         leads: Callable[[], bool],
-        recorder: Recorder,
+        recorder: EventRecorder,
         requests: Callable[[], Mapping[tuple[str, int], int]],
         searched: Callable[[], Mapping[str, float]] = dict,
         *,
         ready: Callable[[], bool] = lambda: True,
-        seen: Callable[[], Seen | None] = lambda: None,
+        seen: Callable[[], CachedOverview | None] = lambda: None,
     ) -> None:
         """``requests``: to the API server, by verb and status. ``searched``: seconds by namespace (``Searches``).
         ``ready``: whether /readyz says so. ``seen``: the fleet at the last look, while this process leads."""
         self._registry = CollectorRegistry()
-        self._last: Round | None = None
+        self._last: DeviceClaimRound | None = None
         self._last_of_resources: ResourceRound | None = None
         made = self._registry
         ProcessCollector(registry=made)
         self._rounds = Counter("devalloc_rounds", "Rounds in which all claims were answered.", registry=made)
-        self._solving = Histogram(
-            "devalloc_solve_seconds", "What the solver thought about a round.", buckets=_SECONDS, registry=made
-        )
+        self._solving = Histogram("devalloc_solve_seconds", "Solver time of a round.", buckets=_SECONDS, registry=made)
         self._granted = Counter(
             "devalloc_granted", "Claims that got devices and machines that were placed.", ["kind"], registry=made
         )
         self._stale = Counter(
             "devalloc_stale_answers", "Answers dropped because something changed meanwhile.", registry=made
         )
-        self._registry.register(_Now(leads, recorder, requests, lambda: self._last))
+        self._registry.register(_RoundCollector(leads, recorder, requests, lambda: self._last))
         self._resource_rounds = Counter(
-            "devalloc_resource_claim_rounds", "Rounds in which all ResourceClaims of ours were answered.", registry=made
+            "devalloc_resource_claim_rounds", "Rounds in which all our ResourceClaims were answered.", registry=made
         )
         self._resource_solving = Histogram(
             "devalloc_resource_claim_solve_seconds",
-            "What the solver thought about such a round.",
+            "Solver time of such a round.",
             buckets=_SECONDS,
             registry=made,
         )
-        self._registry.register(_Searched(searched))
-        self._registry.register(_Resources(leads, lambda: self._last_of_resources))
+        self._registry.register(_SearchCollector(searched))
+        self._registry.register(_ResourceClaimCollector(leads, lambda: self._last_of_resources))
         self._waited = Histogram(
             "devalloc_claim_allocation_seconds",
             "From the creation of a claim until it was given devices.",
@@ -89,9 +87,9 @@ class Metrics:
         )
         for kind in ("DeviceClaim", "ResourceClaim"):
             self._waited.labels(kind)
-        self._registry.register(_Fleet(ready, leads, seen))
+        self._registry.register(_FleetCollector(ready, leads, seen))
 
-    def count(self, done: Round) -> None:
+    def count(self, done: DeviceClaimRound) -> None:
         """A round."""
         self._last = done
         self._rounds.inc()
@@ -118,10 +116,12 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-class _Fleet:
+class _FleetCollector:
     """What the page shows, in numbers."""
 
-    def __init__(self, ready: Callable[[], bool], leads: Callable[[], bool], seen: Callable[[], Seen | None]) -> None:
+    def __init__(
+        self, ready: Callable[[], bool], leads: Callable[[], bool], seen: Callable[[], CachedOverview | None]
+    ) -> None:
         self._ready = ready
         self._leads = leads
         self._seen = seen
@@ -133,11 +133,13 @@ class _Fleet:
         if seen is None or not self._leads():
             return
         yield GaugeMetricFamily(
-            "devalloc_seen_timestamp_seconds", "When the fleet was read last for these.", value=seen.at.timestamp()
+            "devalloc_seen_timestamp_seconds",
+            "When the fleet was last read for these metrics.",
+            value=seen.at.timestamp(),
         )
         owners = GaugeMetricFamily(
             "devalloc_devices_with_several_owners",
-            "Devices that claims hold together and cannot, or hold more of than there is. Alert on more than 0.",
+            "Devices that several claims hold but cannot share, or hold more of than exists. Alert on more than 0.",
             labels=["dialect"],
         )
         devices = GaugeMetricFamily(
@@ -152,7 +154,8 @@ class _Fleet:
         yield devices
         pending = GaugeMetricFamily(
             "devalloc_pending_claims",
-            f"Claims without devices. The {MOST_NAMESPACES} namespaces with most have a label, the rest are {OTHERS}.",
+            f"Claims without devices. The {MAX_NAMESPACES} namespaces with most have a label, "
+            f"the rest are {OTHER_NAMESPACES}.",
             labels=["kind", "namespace", "reason"],
         )
         for labels, number in sorted(_pending(seen.overview).items()):
@@ -162,38 +165,38 @@ class _Fleet:
 
 def _states(overview: Overview, dialect: str) -> CountOf[str]:
     """Devices by state; ``cordoned`` are those that are unavailable for this reason."""
-    found: CountOf[str] = CountOf(dict.fromkeys((*STATES, CORDONED), 0))
+    counts: CountOf[str] = CountOf(dict.fromkeys((*STATES, CORDONED), 0))
     for card in (card for node in overview.nodes for card in node.cards if card.dialect == dialect):
         for device in card.devices:
-            is_cordoned = device.state == "unavailable" and is_cordon(device.why)
-            found[CORDONED if is_cordoned else device.state] += 1
-    return found
+            is_cordoned = device.state == "unavailable" and is_cordon_reason(device.why)
+            counts[CORDONED if is_cordoned else device.state] += 1
+    return counts
 
 
 def _pending(overview: Overview) -> CountOf[tuple[str, str, str]]:
     """By kind, namespace and reason: however many namespaces and reasons people make, there are few labels."""
     claims = [claim for claim in overview.claims if claim.is_pending]
     by_namespace = sorted(CountOf(claim.namespace for claim in claims).items(), key=lambda each: (-each[1], each[0]))
-    named = {namespace for namespace, _ in by_namespace[:MOST_NAMESPACES]}
+    named = {namespace for namespace, _ in by_namespace[:MAX_NAMESPACES]}
     return CountOf(
         (
             claim.kind,
-            claim.namespace if claim.namespace in named else OTHERS,
-            claim.reason if claim.reason in REASONS else UNKNOWN if claim.reason else UNANSWERED,
+            claim.namespace if claim.namespace in named else OTHER_NAMESPACES,
+            claim.reason if claim.reason in REASONS else UNKNOWN_REASON if claim.reason else UNANSWERED_REASON,
         )
         for claim in claims
     )
 
 
-class _Now:
+class _RoundCollector:
     """A collector of how things stand when somebody looks."""
 
     def __init__(
         self,
         leads: Callable[[], bool],
-        recorder: Recorder,
+        recorder: EventRecorder,
         requests: Callable[[], Mapping[tuple[str, int], int]],
-        last: Callable[[], Round | None],
+        last: Callable[[], DeviceClaimRound | None],
     ) -> None:
         self._leads = leads
         self._recorder = recorder
@@ -204,10 +207,10 @@ class _Now:
         """Gauges of the last round, which only a leader has, and counters of what others count."""
         leads = self._leads()
         yield GaugeMetricFamily("devalloc_leading", "1: this process leads.", value=float(leads))
-        asked = CounterMetricFamily("devalloc_api_requests", "Requests to the API server.", labels=["verb", "code"])
+        requests = CounterMetricFamily("devalloc_api_requests", "Requests to the API server.", labels=["verb", "code"])
         for (verb, code), number in sorted(self._requests().items()):
-            asked.add_metric([verb, str(code)], number)
-        yield asked
+            requests.add_metric([verb, str(code)], number)
+        yield requests
         yield CounterMetricFamily("devalloc_events_written", "Kubernetes Events.", value=self._recorder.written)
         yield CounterMetricFamily("devalloc_events_dropped", "Events not written.", value=self._recorder.dropped)
         done = self._last()
@@ -219,35 +222,35 @@ class _Now:
         yield claims
         yield GaugeMetricFamily("devalloc_devices", "Devices of all pools.", value=done.devices)
         yield GaugeMetricFamily(
-            "devalloc_devices_available", "Of them, those that one more claim could get.", value=done.available
+            "devalloc_devices_available", "Devices that one more claim could get.", value=done.available
         )
         yield GaugeMetricFamily("devalloc_pools", "DevicePools.", value=done.pools)
         yield GaugeMetricFamily(
             "devalloc_problems",
-            "What is wrong with objects: those that are left out, devices with several owners, unknown nodes.",
+            "Problems of objects: ignored ones, devices with several owners, unknown nodes.",
             value=len(done.problems),
         )
 
 
-class _Searched:
+class _SearchCollector:
     """What claims that take long to answer cost."""
 
     def __init__(self, seconds: Callable[[], Mapping[str, float]]) -> None:
         self._seconds = seconds
 
     def collect(self) -> Iterator[Metric]:
-        """By namespace; how many of these are told apart has a bound."""
-        found = CounterMetricFamily(
+        """By namespace; only a bounded number of them has its own label."""
+        family = CounterMetricFamily(
             "devalloc_search_seconds",
-            "What was searched beside the loop for claims that found no devices.",
+            "Background searches for claims that found no devices.",
             labels=["namespace"],
         )
         for namespace, seconds in sorted(self._seconds().items()):
-            found.add_metric([namespace], seconds)
-        yield found
+            family.add_metric([namespace], seconds)
+        yield family
 
 
-class _Resources:
+class _ResourceClaimCollector:
     """The same of ResourceClaims that this controller allocates, where it does."""
 
     def __init__(self, leads: Callable[[], bool], last: Callable[[], ResourceRound | None]) -> None:
@@ -259,7 +262,7 @@ class _Resources:
         done = self._last()
         if done is None or not self._leads():
             return
-        claims = GaugeMetricFamily("devalloc_resource_claims", "ResourceClaims of ours by state.", labels=["state"])
+        claims = GaugeMetricFamily("devalloc_resource_claims", "Our ResourceClaims by state.", labels=["state"])
         claims.add_metric(["allocated"], done.allocated)
         claims.add_metric(["waiting"], done.waiting)
         yield claims

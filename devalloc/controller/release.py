@@ -1,9 +1,9 @@
-"""Taking an allocated claim's devices back while the claim stays.
+"""Take the devices of an allocated claim back while the claim stays.
 
 A claim that its node has prepared (finalizer ``devalloc.io/node``) is not released: its devices are bound there,
-perhaps in a machine. ``force`` asks the node to let go of them, and the claim is released when it has. How a release
-and a node that begins to prepare stay out of each other's way is told in ``devalloc_node.marks``; the part of the
-release is that its one write is based on a state of the claim without the finalizer.
+perhaps in a machine. ``force`` asks the node to let go of them, and the claim is released when it has.
+``devalloc_node.claims.finalizers`` describes how a release and a node that begins to prepare avoid each other; the
+release contributes that its one write is based on a state of the claim without the finalizer.
 """
 
 from __future__ import annotations
@@ -11,18 +11,26 @@ from __future__ import annotations
 from typing import Literal
 
 from devalloc.api import meta
-from devalloc.controller.claims import OF_ALLOCATION, allocations, annotation, is_prepared, wants_release
+from devalloc.controller.reconcile.claims import (
+    ALLOCATION_ANNOTATIONS,
+    allocation_entries,
+    annotation_of,
+    is_prepared,
+    wants_release,
+)
 from devalloc.store import Change, Conflict, Forbidden, Invalid, Key, Object, Store, StoreError
-from devalloc.store.lifecycle import annotated
+from devalloc.store.lifecycle import with_annotations
 
-Outcome = Literal["released", "asked", "held nothing"]
+ReleaseOutcome = Literal["released", "asked", "held nothing"]
 
 
 class InUse(StoreError):
     """Somebody still uses the claim's devices."""
 
 
-def release(store: Store, namespace: str, name: str, *, force: bool = False, abandon: bool = False) -> Outcome:
+def release_claim(
+    store: Store, namespace: str, name: str, *, force: bool = False, abandon: bool = False
+) -> ReleaseOutcome:
     """Clear the claim's status and what the allocator noted on it, so that it is allocated anew.
 
     ``asked``: its node was asked to let go of the devices, by force; the allocator releases it when that is done. Or
@@ -34,49 +42,52 @@ def release(store: Store, namespace: str, name: str, *, force: bool = False, aba
     while True:
         claim = store.get("DeviceClaim", namespace, name)
         try:
-            return _abandoned(store, claim) if abandon and is_prepared(claim) else _released(store, claim, force)
+            return _abandon(store, claim) if abandon and is_prepared(claim) else _release_or_ask(store, claim, force)
         except Conflict:
             continue  # it changed since we read it; what we want is still the same
 
 
-def _released(store: Store, claim: Object, force: bool) -> Outcome:
-    if not allocations(claim):
+def _release_or_ask(store: Store, claim: Object, force: bool) -> ReleaseOutcome:
+    if not allocation_entries(claim):
         return "held nothing"
     if is_prepared(claim):
         if not force:
             raise InUse(_prepared(claim))
         if not wants_release(claim):
-            store.commit([_asked(claim)])
+            store.commit([_ask_change(claim)])
         return "asked"
     if (users := _users(claim)) and not force:
         raise InUse(f"{Key.of(claim)} is in use by {users}; stop that first")
     try:
-        store.commit([released(claim)])
+        store.commit([release_change(claim)])
     except (Forbidden, Invalid):  # by rights, or by a policy: who may only edit the claim asks the controller for it
         if not wants_release(claim):
-            store.replace(annotated(claim, {meta.RELEASE: "asked"}))
+            store.replace(with_annotations(claim, {meta.RELEASE: "asked"}))
         return "asked"
     return "released"
 
 
-def _abandoned(store: Store, claim: Object) -> Outcome:
+def _abandon(store: Store, claim: Object) -> ReleaseOutcome:
     """The status goes first: a claim that holds devices is never seen without its mark."""
-    if allocations(claim):
-        (claim,) = store.commit([released(claim)]).objects
+    if allocation_entries(claim):
+        (claim,) = store.commit([release_change(claim)]).objects
     left = [name for name in claim["metadata"]["finalizers"] if name != meta.NODE_FINALIZER]
     annotations = {k: v for k, v in claim["metadata"].get("annotations", {}).items() if k != meta.PREPARED_ON}
     store.replace({**claim, "metadata": {**claim["metadata"], "finalizers": left, "annotations": annotations}})
     return "released"
 
 
-def released(claim: Object) -> Change:
+def release_change(claim: Object) -> Change:
     """What is written on a claim that is released: only on this very state of it."""
     return Change(
-        Key.of(claim), claim["metadata"]["resourceVersion"], None, dict.fromkeys((*OF_ALLOCATION, meta.RELEASE))
+        Key.of(claim),
+        claim["metadata"]["resourceVersion"],
+        None,
+        dict.fromkeys((*ALLOCATION_ANNOTATIONS, meta.RELEASE)),
     )
 
 
-def _asked(claim: Object) -> Change:
+def _ask_change(claim: Object) -> Change:
     return Change(Key.of(claim), claim["metadata"]["resourceVersion"], claim["status"], {meta.RELEASE: "forced"})
 
 
@@ -86,7 +97,7 @@ def _users(claim: Object) -> str:
 
 
 def _prepared(claim: Object) -> str:
-    users, node = _users(claim), annotation(claim, meta.PREPARED_ON) or "its node"
+    users, node = _users(claim), annotation_of(claim, meta.PREPARED_ON) or "its node"
     return (
         f"{Key.of(claim)} is prepared on {node}"
         + (f" for {users}" if users else "")

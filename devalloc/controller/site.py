@@ -1,4 +1,4 @@
-"""What the controller shows over HTTP: health for whoever asks, all else for those who may read it.
+"""What the controller serves over HTTP: health for everybody, all else for those who may read it.
 
 Pages are mounted by their path; one that ends in ``/`` is also answered for all below it. They only show: what is not
 read with GET signs somebody in or out.
@@ -16,43 +16,43 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from devalloc.controller.access import REFILL_SECONDS, Asking, Guard, Judge
-from devalloc.controller.http import Bounds, Door, Response, bearer
+from devalloc.controller.authorization import REFILL_SECONDS, Authorizer, BoundedAuthorizer, RateLimitedAuthorizer
 from devalloc.controller.permits.settings import server_tls
-from devalloc.scaling.localhost import is_loopback
+from devalloc.net.http_server import HttpResponse, HttpServer, ServerLimits, bearer_token
+from devalloc.net.localhost import is_loopback
 
 log = logging.getLogger(__name__)
 
 PORT = 10301
-LOOK_SECONDS = 60.0
+CERTIFICATE_CHECK_SECONDS = 60.0
 """How often a certificate is read again, which somebody renews."""
-_REFUSED = {
+_REJECTIONS = {
     401: b"a token for this server is needed (its page says how to get one): Authorization: Bearer ...",
     403: b"this user may not read this path; a ClusterRole with nonResourceURLs and the verb get allows it",
     429: b"too many wrong tokens from this address; wait some seconds",
-    503: b"the API server does not tell who may read this; try again",
+    503: b"the API server cannot check who can read this; try again",
 }
-_SAFE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+_SECURITY_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class SitePage:
     """What is answered at a path."""
 
-    respond: Callable[[web.BaseRequest], Awaitable[Response]]
+    respond: Callable[[web.BaseRequest], Awaitable[HttpResponse]]
     """In the site's event loop: what takes long belongs into a thread."""
     is_open: bool = False
     """Anybody may read it, or it looks itself who may."""
     methods: frozenset[str] = frozenset({"GET", "HEAD"})
 
 
-class Site:
+class HttpSite:
     """The pages at one port. ``run`` in a thread."""
 
     def __init__(
         self,
-        pages: Mapping[str, Page],
-        access: Judge | None,
+        pages: Mapping[str, SitePage],
+        access: Authorizer | None,
         *,
         host: str = "127.0.0.1",
         port: int = PORT,
@@ -60,9 +60,9 @@ class Site:
         certificate: tuple[str, str] | None = None,
         on_ready: Callable[[tuple[str, int]], None] = lambda address: None,
     ) -> None:
-        """``access`` None: whoever can connect may read all pages, which is for loopback. ``certificate``: the files
-        that ``tls`` was made of, to be read again when they change; where they come later, ``tls`` counts until then.
-        ``on_ready``: told host and port in the site's thread."""
+        """``access`` None: anyone who can connect may read all pages, which is for loopback. ``certificate``: the files
+        that ``tls`` was made of, read again when they change; if they come later, ``tls`` counts until then.
+        ``on_ready``: called with host and port in the site's thread."""
         self._pages = dict(pages)
         self._at = host, port
         self._tls = tls
@@ -71,7 +71,7 @@ class Site:
         self._on_ready = on_ready
         # Apart from the loop's own threads: what pages do there must not keep tokens from being looked at.
         self._threads = ThreadPoolExecutor(4, "access")
-        self._asking = None if access is None else Asking(Guard(access, "/"), self._threads)
+        self._asking = None if access is None else BoundedAuthorizer(RateLimitedAuthorizer(access, "/"), self._threads)
 
     def run(self, stop: threading.Event) -> None:
         """Serve until ``stop`` is set. Raises OSError where it cannot listen."""
@@ -81,7 +81,9 @@ class Site:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self, stop: threading.Event) -> None:
-        door = Door(self._respond, Bounds(connections=256), for_people=self._tls is None and is_loopback(self._at[0]))
+        door = HttpServer(
+            self._respond, ServerLimits(connections=256), for_people=self._tls is None and is_loopback(self._at[0])
+        )
         address = await door.listen(*self._at, self._tls)
         renewing = asyncio.create_task(self._renew())
         try:
@@ -98,37 +100,37 @@ class Site:
         # A context of its own for each certificate: in one that had another kind of key both would count.
         self._tls.sni_callback = self._use_newest
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(CERTIFICATE_CHECK_SECONDS)
             try:
                 self._newest = server_tls(*self._certificate)
             except FileNotFoundError:
                 continue  # there is none (yet): the last one counts
             except (OSError, ssl.SSLError) as error:
-                log.warning(
-                    "the certificate %s cannot be read; going on with the last one: %s", self._certificate, error
-                )
+                log.warning("cannot read the certificate %s; keeping the last one: %s", self._certificate, error)
 
     def _use_newest(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
         """Called at the begin of each connection, whether it names a host or not."""
         if self._newest is not None:
             connection.context = self._newest
 
-    async def _respond(self, request: web.BaseRequest) -> Response:
+    async def _respond(self, request: web.BaseRequest) -> HttpResponse:
         page = self._page(request.path)
         if page is None:
-            return Response(404, b"there is nothing here", headers=_SAFE)
+            return HttpResponse(404, b"there is nothing here", headers=_SECURITY_HEADERS)
         if request.method not in page.methods:
-            return Response(405, b"must be GET", headers={**_SAFE, "Allow": ", ".join(sorted(page.methods))})
+            return HttpResponse(
+                405, b"must be GET", headers={**_SECURITY_HEADERS, "Allow": ", ".join(sorted(page.methods))}
+            )
         if not page.is_open and self._asking is not None:
-            status = await self._asking.status(bearer(request), request.remote or "", request.path)
+            status = await self._asking.status(bearer_token(request), request.remote or "", request.path)
             if status != 200:
-                asked = {"WWW-Authenticate": 'Bearer realm="devalloc"'} if status == 401 else {}
-                asked |= {"Retry-After": str(int(REFILL_SECONDS))} if status == 429 else {}
-                return Response(status, _REFUSED[status], headers={**_SAFE, **asked})
+                extra_headers = {"WWW-Authenticate": 'Bearer realm="devalloc"'} if status == 401 else {}
+                extra_headers |= {"Retry-After": str(int(REFILL_SECONDS))} if status == 429 else {}
+                return HttpResponse(status, _REJECTIONS[status], headers={**_SECURITY_HEADERS, **extra_headers})
         answer = await page.respond(request)
-        return Response(answer.status, answer.body, answer.type, {**_SAFE, **answer.headers})
+        return HttpResponse(answer.status, answer.body, answer.type, {**_SECURITY_HEADERS, **answer.headers})
 
-    def _page(self, path: str) -> Page | None:
+    def _page(self, path: str) -> SitePage | None:
         """The one at this path, or at the longest folder that it is below."""
         if path in self._pages:
             return self._pages[path]

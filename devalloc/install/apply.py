@@ -1,4 +1,4 @@
-"""Bringing manifests to a cluster, and what is there of earlier ones."""
+"""Apply manifests to a cluster, and find what earlier versions left there."""
 
 from __future__ import annotations
 
@@ -7,169 +7,178 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from devalloc.install.kustomize import Object
-from devalloc.install.manifests import LABEL, Options, collection, manifests, path_of, title
-from devalloc.store.kubernetes.apierror import ApiError
+from devalloc.install.manifests import (
+    LABEL,
+    InstallOptions,
+    collection_path,
+    object_path,
+    object_title,
+    render_manifests,
+)
+from devalloc.store.kubernetes.api_error import ApiError
 from devalloc.store.kubernetes.client import Client
 
 Say = Callable[[str], None]
 MANAGER = "devalloc"
-"""Whose fields they are, for server-side apply."""
-PAUSE = 0.2
+"""Field manager for server-side apply."""
+PAUSE_SECONDS = 0.2
 DRY_RUN = " (dry run)"
-"""After what would become of an object."""
+"""Suffix of the results of a dry run."""
 _PATHS = 3
-"""How many fields that would change are named."""
+"""How many changed fields a message names."""
 _BINDING = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding"}
 _BINDINGS = ("devalloc-controller", "devalloc-node")
-"""Their subjects say in which namespace devalloc is, however it was installed."""
+"""Their subjects name the namespace of devalloc, however it was installed."""
 _SERVED = {"resourceVersion", "managedFields", "generation", "creationTimestamp", "uid"}
 
 
 class NotInstalled(Exception):
-    """Something could not be written, or is not as it should be; the text says what, and what to do."""
+    """The installation failed; the text says why, and what to do."""
 
 
 def refuse_elsewhere(client: Client, namespace: str) -> None:
-    """Raises NotInstalled where devalloc is in another namespace of the cluster: roles, bindings and policies are there
-    once, and would be taken from it."""
+    """Raises NotInstalled if devalloc is installed in another namespace: a cluster has its roles, bindings and policies
+    only once, and a second installation would take them over."""
     for name in _BINDINGS:
-        binding = found(client, path_of({**_BINDING, "metadata": {"name": name}})) or {}
+        binding = get_or_none(client, object_path({**_BINDING, "metadata": {"name": name}})) or {}
         for subject in binding.get("subjects", ()):
             if (other := subject.get("namespace")) not in (None, namespace):
                 raise NotInstalled(
-                    f"devalloc is installed in namespace {other}, and a cluster has it once: say --namespace {other}; "
-                    "to have it elsewhere, uninstall it there first"
+                    f"devalloc is already installed in namespace {other}, and a cluster can have only one: use "
+                    f"--namespace {other}, or uninstall it there first"
                 )
 
 
 def refuse_helm(client: Client, objects: Iterable[Object]) -> None:
-    """Raises NotInstalled where a Helm release owns one of them: of two owners each would undo what the other one
-    changes, and the next ``helm upgrade`` would fail with conflicts."""
+    """Raises NotInstalled if a Helm release owns one of the objects: two owners would undo each other's changes, and
+    the next ``helm upgrade`` would fail with conflicts."""
     for one in objects:
-        metadata = (found(client, path_of(one)) or {"metadata": {}})["metadata"]
+        metadata = (get_or_none(client, object_path(one)) or {"metadata": {}})["metadata"]
         if metadata.get("labels", {}).get("app.kubernetes.io/managed-by") == "Helm":
             annotations = metadata.get("annotations", {})
             release = annotations.get("meta.helm.sh/release-name", "devalloc")
             place = annotations.get("meta.helm.sh/release-namespace", "devalloc-system")
             raise NotInstalled(
-                f"{title(one)} belongs to the Helm release {release} in namespace {place}: use helm upgrade {release} "
-                f"-n {place}; to go on without Helm, helm uninstall {release} -n {place} first, which keeps the CRDs "
-                "with all claims and machines"
+                f"{object_title(one)} belongs to the Helm release {release} in namespace {place}: use helm upgrade "
+                f"{release} "
+                f"-n {place}; to continue without Helm, first run helm uninstall {release} -n {place}, which keeps "
+                "the CRDs with all claims and machines"
             )
 
 
-def install(client: Client, objects: Sequence[Object], say: Say, until: float, *, dry_run: bool = False) -> None:
-    """Apply all in their order; says of each what became of it. CRDs are served before what comes after them.
+def install_objects(
+    client: Client, objects: Sequence[Object], say: Say, until: float, *, dry_run: bool = False
+) -> None:
+    """Apply all objects in their order, and report the result of each. Waits until CRDs are served before it continues.
 
-    ``until``: of the monotonic clock. ``dry_run``: the API server says what would become of them, and keeps nothing.
-    Raises NotInstalled; what was applied until then stays, and doing it again goes on.
+    ``until``: deadline on the monotonic clock. ``dry_run``: the API server only computes the results. Raises
+    NotInstalled; objects that were already applied stay, and a second call continues.
     """
     crds: list[Object] = []
     for one in objects:
         if crds and one["kind"] != "CustomResourceDefinition":
             _wait_for_crds(client, crds, until)
             crds = []
-        outcome, stored = _applied(client, one, dry_run=dry_run)
-        say(f"{title(one)} {outcome}")
+        outcome, stored = _apply_object(client, one, dry_run=dry_run)
+        say(f"{object_title(one)} {outcome}")
         crds += [stored] if one["kind"] == "CustomResourceDefinition" and not dry_run else []
     _wait_for_crds(client, crds, until)
 
 
-def not_wanted(client: Client, objects: Iterable[Object], namespace: str) -> list[Object]:
-    """What an earlier ``install`` applied and is no more among the objects: of an earlier version, or of a node that
-    published otherwise. CRDs are not among it: claims would go with them. Raises NotInstalled."""
-    wanted = {path_of(one) for one in objects}
+def obsolete_objects(client: Client, objects: Iterable[Object], namespace: str) -> list[Object]:
+    """Objects of an earlier ``install_objects`` that are no longer wanted, because the version or the way to publish
+    has changed. Never CRDs, because claims would be deleted with them. Raises NotInstalled."""
+    wanted = {object_path(one) for one in objects}
     return [
         one
-        for one in installed(client, namespace)
-        if path_of(one) not in wanted and one["kind"] not in ("CustomResourceDefinition", "Namespace")
+        for one in installed_objects(client, namespace)
+        if object_path(one) not in wanted and one["kind"] not in ("CustomResourceDefinition", "Namespace")
     ]
 
 
-def installed(client: Client, namespace: str) -> Iterator[Object]:
-    """What is there of us: what ``install`` applied, whichever version it was. In the reverse order of creation.
-    Raises NotInstalled."""
-    for api_version, kind, namespaced in _kinds():
-        path = collection(api_version, kind, namespace if namespaced else None)
-        listed = found(client, path, labelSelector="=".join(LABEL))
+def installed_objects(client: Client, namespace: str) -> Iterator[Object]:
+    """The objects that ``install_objects`` of any version applied, the last one first. Raises NotInstalled."""
+    for api_version, kind, namespaced in _installed_kinds():
+        path = collection_path(api_version, kind, namespace if namespaced else None)
+        listed = get_or_none(client, path, labelSelector="=".join(LABEL))
         for item in listed["items"] if listed else ():
             managers = {entry.get("manager") for entry in item["metadata"].get("managedFields", ())}
             if MANAGER in managers:
                 yield {"apiVersion": api_version, "kind": kind, **item}
 
 
-def delete(client: Client, one: Object, say: Say, *, dry_run: bool = False) -> None:
+def delete_object(client: Client, one: Object, say: Say, *, dry_run: bool = False) -> None:
     """Raises NotInstalled."""
-    delete_at(client, path_of(one), one, say, title(one), dry_run=dry_run)
+    delete_path(client, object_path(one), one, say, object_title(one), dry_run=dry_run)
 
 
-def delete_at(client: Client, path: str, one: Object, say: Say, what: str, *, dry_run: bool = False) -> None:
+def delete_path(client: Client, path: str, one: Object, say: Say, what: str, *, dry_run: bool = False) -> None:
     """Raises NotInstalled."""
     try:
         if not dry_run:
             client.delete(path, one["metadata"]["uid"])
     except ApiError as error:
-        raise NotInstalled(f"{what} cannot be deleted: {error}") from None
+        raise NotInstalled(f"cannot delete {what}: {error}") from None
     say(f"{what} deleted{DRY_RUN if dry_run else ''}")
 
 
 def wait_until(true: Callable[[], bool], until: float) -> bool:
-    """Ask again and again; False where it is not true in time."""
+    """Poll until it is true; False if the time is up."""
     while not true():
         if time.monotonic() > until:
             return False
-        threading.Event().wait(PAUSE)
+        threading.Event().wait(PAUSE_SECONDS)
     return True
 
 
-def found(client: Client, path: str, **params: str) -> Object | None:
-    """The object or list; None where there is none, or nobody knows its kind. Raises NotInstalled."""
+def get_or_none(client: Client, path: str, **params: str) -> Object | None:
+    """The object or list; None if it or its kind does not exist. Raises NotInstalled."""
     try:
         return client.get(path, params)
     except ApiError as error:
         if error.status == 404:
             return None
-        raise NotInstalled(str(error) if error.is_unreachable else f"{path} cannot be read: {error}") from None
+        raise NotInstalled(str(error) if error.is_unreachable else f"cannot read {path}: {error}") from None
 
 
-def _kinds() -> Iterator[tuple[str, str, bool]]:
-    """API version, kind and whether it is in a namespace, of all that is ever installed; last created first."""
-    every = manifests(Options(version="any", service_monitor=True, resource_claims=True, permits=True))
+def _installed_kinds() -> Iterator[tuple[str, str, bool]]:
+    """API version and kind of everything that can be installed, and whether it is namespaced; last created first."""
+    every = render_manifests(InstallOptions(version="any", service_monitor=True, resource_claims=True, permits=True))
     kinds = {(one["apiVersion"], one["kind"]): "namespace" in one["metadata"] for one in every}
     yield from ((*key, namespaced) for key, namespaced in reversed(kinds.items()))
 
 
-def _applied(client: Client, one: Object, *, dry_run: bool) -> tuple[str, Object]:
-    before = found(client, path_of(one))
-    if dry_run and before is None:  # its namespace or its kind may not be there either
+def _apply_object(client: Client, one: Object, *, dry_run: bool) -> tuple[str, Object]:
+    before = get_or_none(client, object_path(one))
+    if dry_run and before is None:  # its namespace or kind may not exist yet, either
         return f"created{DRY_RUN}", one
     try:
-        after = client.apply(path_of(one), one, MANAGER, {"dryRun": "All"} if dry_run else None)
+        after = client.apply(object_path(one), one, MANAGER, {"dryRun": "All"} if dry_run else None)
     except ApiError as error:
         hint = ""
         if error.status == 403:
-            hint = "; whoever installs needs the rights of a cluster's administrator"
+            hint = "; the installation needs cluster administrator rights"
         elif one["kind"] == "ServiceMonitor" and error.status == 404:
-            hint = "; the Prometheus operator is not installed here"
-        raise NotInstalled(f"{title(one)} cannot be applied: {error}{hint}") from None
+            hint = "; the Prometheus operator is not installed"
+        raise NotInstalled(f"cannot apply {object_title(one)}: {error}{hint}") from None
     if before is None:
         return "created", after
-    told, suffix = (_content(before), _content(after)), DRY_RUN if dry_run else ""
-    if told[0] == told[1]:
+    contents, suffix = (_content(before), _content(after)), DRY_RUN if dry_run else ""
+    if contents[0] == contents[1]:
         return f"unchanged{suffix}", after
-    paths = list(_differing(*told)) if dry_run else []
+    paths = list(_differing_paths(*contents)) if dry_run else []
     more = f" and {len(paths) - _PATHS} more" if len(paths) > _PATHS else ""
     return f"configured{suffix}" + (f": {', '.join(paths[:_PATHS])}{more}" if paths else ""), after
 
 
-def _differing(before: object, after: object, path: str = "") -> Iterator[str]:
+def _differing_paths(before: object, after: object, path: str = "") -> Iterator[str]:
     """Paths of fields that differ."""
     if isinstance(before, dict) and isinstance(after, dict):
         for name in sorted(before.keys() | after.keys()):
-            yield from _differing(before.get(name), after.get(name), f"{path}.{name}" if path else str(name))
+            yield from _differing_paths(before.get(name), after.get(name), f"{path}.{name}" if path else str(name))
     elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
         for place, pair in enumerate(zip(before, after, strict=True)):
-            yield from _differing(*pair, f"{path}[{place}]")
+            yield from _differing_paths(*pair, f"{path}[{place}]")
     elif before != after:
         yield path
 
@@ -185,9 +194,11 @@ def _wait_for_crds(client: Client, crds: Iterable[Object], until: float) -> None
         served = f"/apis/{spec['group']}/{spec['versions'][0]['name']}/{spec['names']['plural']}"
 
         def is_served(crd: Object = crd, served: str = served) -> bool:
-            now = found(client, path_of(crd)) or {}
+            now = get_or_none(client, object_path(crd)) or {}
             conditions = {each["type"]: each["status"] for each in now.get("status", {}).get("conditions", ())}
-            return conditions.get("Established") == "True" and found(client, served, limit="1") is not None
+            return conditions.get("Established") == "True" and get_or_none(client, served, limit="1") is not None
 
         if not wait_until(is_served, until):
-            raise NotInstalled(f"{title(crd)} is not served in time; kubectl describe crd {crd['metadata']['name']}")
+            raise NotInstalled(
+                f"{object_title(crd)} is not served in time; see: kubectl describe crd {crd['metadata']['name']}"
+            )

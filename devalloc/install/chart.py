@@ -1,7 +1,7 @@
-"""The Helm chart in ``deploy/helm``, made from the same manifests: ``python -m devalloc.install.chart deploy/helm``.
+"""Generates the Helm chart ``deploy/helm`` from the same manifests: ``python -m devalloc.install.chart deploy/helm``.
 
-What a value may change is set to a mark in the objects, and each mark becomes an expression of Helm in their YAML. The
-namespace itself is not in the chart: Helm wants it to be there before.
+Fields that depend on values get a placeholder in the objects, and each placeholder becomes a Helm expression in their
+YAML. The chart does not contain the namespace: Helm needs it before the installation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from devalloc.api.yamldump import dump_yaml
+from devalloc.api.yaml_writer import dump_yaml
 from devalloc.install.kustomize import Object
 from devalloc.install.manifests import (
     IN_EDIT,
@@ -24,10 +24,10 @@ from devalloc.install.manifests import (
     PERMITS,
     PUBLISH,
     WORKER,
-    Options,
-    manifests,
+    InstallOptions,
+    object_path,
     part_of,
-    path_of,
+    render_manifests,
 )
 from devalloc.version import VERSION
 
@@ -40,10 +40,10 @@ _MARK = re.compile(r"""^( *)((?:- )?)([^\n]*?)['"]?<<(.*?)>>['"]?$""", re.MULTIL
 
 
 def chart(version: str) -> dict[str, str]:
-    """The files of the chart by their paths. ``version``: of the chart and of the images."""
-    plain = {publish: _objects(Options(publish=publish, version=version)) for publish in PUBLISH}
+    """The chart's files by path. ``version``: of the chart and the images."""
+    plain = {publish: _objects(InstallOptions(publish=publish, version=version)) for publish in PUBLISH}
     return {
-        "Chart.yaml": dump_yaml([_about(version)]),
+        "Chart.yaml": dump_yaml([_chart_yaml(version)]),
         "values.yaml": _values(plain["both"]),
         "values.schema.json": json.dumps(_schema(), indent=2) + "\n",
         "templates/NOTES.txt": _NOTES,
@@ -51,7 +51,7 @@ def chart(version: str) -> dict[str, str]:
     }
 
 
-def _about(version: str) -> Object:
+def _chart_yaml(version: str) -> Object:
     return {
         "apiVersion": "v2",
         "name": "devalloc",
@@ -63,23 +63,23 @@ def _about(version: str) -> Object:
     }
 
 
-def _objects(options: Options) -> dict[str, Object]:
-    return {path_of(one): one for one in manifests(options) if one["kind"] != "Namespace"}
+def _objects(options: InstallOptions) -> dict[str, Object]:
+    return {object_path(one): one for one in render_manifests(options) if one["kind"] != "Namespace"}
 
 
 def _template(part: str) -> str:
-    """The objects of a part, each under the condition on which it is there; empty where there are none."""
+    """The objects of a part, each inside its condition; empty if there are none."""
     documents = []
-    for condition, one in _conditioned():
+    for condition, one in _conditional_objects():
         if part_of(one) == part:
             text = _expressions(dump_yaml([one]))
             documents.append(f"{{{{- if {condition} }}}}\n---\n{text}{{{{- end }}}}\n")
     return _HEADER + "".join(documents) if documents else ""
 
 
-def _conditioned() -> Iterator[tuple[str, Object]]:
-    """Each object, as often as it differs between ways of publishing, with the condition in Helm's words."""
-    marked = {publish: _objects(Options(publish, _PREFIX, _TAG, kubelet_dir=_KUBELET)) for publish in PUBLISH}
+def _conditional_objects() -> Iterator[tuple[str, Object]]:
+    """Each object, once for each variant between the ways of publishing, with its Helm condition."""
+    marked = {publish: _objects(InstallOptions(publish, _PREFIX, _TAG, kubelet_dir=_KUBELET)) for publish in PUBLISH}
     for path in dict.fromkeys(path for objects in marked.values() for path in objects):
         left = [publish for publish in PUBLISH if path in marked[publish]]
         while left:
@@ -94,8 +94,8 @@ def _conditioned() -> Iterator[tuple[str, Object]]:
                     {**one, "metadata": {**one["metadata"], "labels": labels}},
                 )
                 condition = f"and (not .Values.machinesInEdit) ({condition})"
-            yield condition, _marked(one)
-    plain = Options("both", _PREFIX, _TAG, kubelet_dir=_KUBELET)
+            yield condition, _with_marks(one)
+    plain = InstallOptions("both", _PREFIX, _TAG, kubelet_dir=_KUBELET)
     for condition, more in (
         (f"and .Values.serviceMonitor ({_CONTROLLED})", replace(plain, service_monitor=True)),
         ('and .Values.resourceClaims (eq .Values.publish "both")', replace(plain, resource_claims=True)),
@@ -103,20 +103,20 @@ def _conditioned() -> Iterator[tuple[str, Object]]:
     ):
         for path, one in _objects(more).items():
             if path not in marked["both"]:
-                yield condition, _marked(one)
+                yield condition, _with_marks(one)
 
 
 def _is_one_of(ways: list[str], one: Object) -> str:
     listed = " ".join(f'"{way}"' for way in ways)
-    found = f"has .Values.publish (list {listed})"
-    return f"and .Values.crds ({found})" if one["kind"] == "CustomResourceDefinition" else found
+    condition = f"has .Values.publish (list {listed})"
+    return f"and .Values.crds ({condition})" if one["kind"] == "CustomResourceDefinition" else condition
 
 
-def _marked(one: Object) -> Object:
-    """With marks where values count: ``<<EXPRESSION>>``, and ``<<if VALUE: TEXT>>`` as an item that may be there."""
+def _with_marks(one: Object) -> Object:
+    """The object with placeholders for values: ``<<EXPRESSION>>``, and ``<<if VALUE: TEXT>>`` for an optional item."""
     if one["kind"] == "CustomResourceDefinition":
         annotations = one["metadata"].setdefault("annotations", {})
-        annotations["helm.sh/resource-policy"] = "keep"  # claims and machines would go with it
+        annotations["helm.sh/resource-policy"] = "keep"  # claims and machines would be deleted with it
     if one["kind"] not in _PODS:
         return one
     if one["kind"] == "DaemonSet":
@@ -124,7 +124,7 @@ def _marked(one: Object) -> Object:
     name = "controller" if one["kind"] == "Deployment" else "node"
     pod = one["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    if not _runs(one):  # beside a plugin: it goes where that is, and has no options
+    if not _is_workload(one):  # it runs beside a plugin, on the same nodes, and has no options
         for value in ("nodeSelector", "tolerations"):
             pod[value] = f"<<toYaml .Values.{name}.{value}>>"
         pod["imagePullSecrets"] = "<<toYaml .Values.image.pullSecrets>>"
@@ -142,22 +142,23 @@ def _marked(one: Object) -> Object:
 
 
 def _only_on_workers(pod: Object) -> None:
-    """Where that is wanted. The list is not to become empty: a term without any expression is met by no node."""
+    """Add the optional expression for workers. The list must not become empty: a term without expressions matches no
+    node."""
     words = ", ".join(f"{name}: {text}" for name, text in WORKER.items())
     for term in pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]:
         term["matchExpressions"].append(f"<<if .Values.node.workersOnly: {{{words}}}>>")
 
 
-def _runs(one: Object) -> bool:
-    """Whether it is the controller, or a plugin of a node."""
+def _is_workload(one: Object) -> bool:
+    """Whether it is the controller or a node plugin."""
     (container,) = one["spec"]["template"]["spec"]["containers"]
     return container["args"][0] in ("controller", "node")
 
 
 def _expressions(text: str) -> str:
-    """Marks, and the names that stand for values, become Helm's expressions."""
+    """Replace placeholders by Helm expressions."""
     if "{{" in text:
-        raise ValueError("the manifests contain what Helm would take for an expression: {{")
+        raise ValueError("the manifests contain '{{', which Helm would read as an expression")
 
     def written(match: re.Match[str]) -> str:
         indent, dash, key, what = match.groups()
@@ -179,56 +180,56 @@ def _expressions(text: str) -> str:
 
 
 def _values(objects: Mapping[str, Object]) -> str:
-    """What can be set, and what is there otherwise: as the manifests have it."""
-    pods = {one["kind"]: one["spec"] for one in objects.values() if one["kind"] in _PODS and _runs(one)}
+    """The chart's values with their defaults, which come from the manifests."""
+    pods = {one["kind"]: one["spec"] for one in objects.values() if one["kind"] in _PODS and _is_workload(one)}
 
     def of(kind: str) -> str:
         pod = pods[kind]["template"]["spec"]
-        found = {
+        values = {
             "args": [],
             "nodeSelector": pod.get("nodeSelector", {}),
             "tolerations": pod["tolerations"],
             "resources": pod["containers"][0]["resources"],
         }
-        return "".join(f"  {line}\n" for line in dump_yaml([found]).splitlines())
+        return "".join(f"  {line}\n" for line in dump_yaml([values]).splitlines())
 
     return f"""\
 # Generated by `make chart` from deploy/. Do not edit; set values with --set or a file of your own.
 
-# What nodes publish their devices as: slices (for pods, without a controller), pools (for VirtualMachines), or both: by
-# the node's label devalloc.io/publish: pools, host (pools, by a service of the host that runs machines), none, or else
-# slices.
+# How nodes publish their devices: slices (for pods, without a controller), pools (for VirtualMachines), or both: by the
+# node's label devalloc.io/publish: pools, host (pools, published by a service of the host that runs machines), none,
+# otherwise slices.
 publish: both
-# The CRDs. They stay when the release is deleted, and claims and machines with them.
+# Install the CRDs. They stay when the release is deleted, together with claims and machines.
 crds: true
-# With `both`: the controller allocates ResourceClaims with the label devalloc.io/allocator=devalloc, too, from nodes
-# labelled devalloc.io/publish=set-aside.
+# With `both`: the controller also allocates ResourceClaims with the label devalloc.io/allocator=devalloc, from nodes
+# with the label devalloc.io/publish=set-aside.
 resourceClaims: false
-# The controller gives permits to machines that are scaled (`devalloc node --scaling`), at port 10299 of its pods.
+# Run the permit server for machines that scale (`devalloc node --scaling`), at port 10299 of the controller's pods.
 permits: false
-# A ServiceMonitor for the Prometheus operator.
+# Create a ServiceMonitor for the Prometheus operator.
 serviceMonitor: false
-# Who may edit a namespace makes VirtualMachines there, too: a QEMU on a node. Otherwise those whom an admin gives the
-# ClusterRole devalloc-machines.
+# Let everyone who may edit a namespace also create VirtualMachines there, which run QEMU on a node. Otherwise the
+# ClusterRole devalloc-machines is needed, which an admin grants.
 machinesInEdit: false
 
 image:
-  # What stands before devalloc-controller and devalloc-node, such as registry.example.com/team/.
+  # Prefix of the images devalloc-controller and devalloc-node, such as registry.example.com/team/.
   prefix: ""
-  # The chart's appVersion by default.
+  # Default: the chart's appVersion.
   tag: ""
   pullSecrets: []
 
 controller:
   replicas: {pods["Deployment"]["replicas"]}
-  # More for the command line of `devalloc controller`.
+  # Additional arguments of `devalloc controller`.
 {of("Deployment")}
 node:
   # The kubelet's --root-dir.
   kubeletDir: /var/lib/kubelet
-  # Not on nodes of the control plane (label node-role.kubernetes.io/control-plane): their devices are not published.
+  # Run no pods on control-plane nodes (label node-role.kubernetes.io/control-plane), and do not publish their devices.
   workersOnly: false
-  # More for the command line of `devalloc node`.
+  # Additional arguments of `devalloc node`.
 {of("DaemonSet")}"""
 
 
@@ -259,16 +260,16 @@ devalloc {{ .Chart.AppVersion }} is in namespace {{ .Release.Namespace }}; nodes
 
   kubectl -n {{ .Release.Namespace }} get pods
 
-Nodes' pods are privileged. Where pods are restricted by default:
+The pods on nodes are privileged. If pods are restricted by default:
 
   kubectl label namespace {{ .Release.Namespace }} pod-security.kubernetes.io/enforce=privileged
 
-Before `helm uninstall` delete the claims and machines that have devices: nobody else puts these back.
+Before `helm uninstall`, delete the claims and machines that have devices: nothing else will release the devices.
 """
 
 
 def main(folder: Path) -> None:
-    """Write the chart anew, and the version of the images that the manifests beside it name."""
+    """Write the chart, and update the version of the images in the manifests beside it."""
     for path in (folder.parent / "base" / "controller.yaml", folder.parent / "node" / "plugin" / "daemonset.yaml"):
         path.write_text(_IMAGE.sub(rf"\g<1>{VERSION}", path.read_text()))
     for name, text in chart(VERSION).items():

@@ -1,6 +1,15 @@
-"""What this host has: GPUs, network cards, accelerators and drives as DevicePools."""
+"""What this host has: GPUs, network cards, accelerators and drives as DevicePools.
 
-from devalloc.inventory.config import InventoryConfig, Known
+- ``sysfs``: the one way to read a host; ``pci``, ``pci_ids``, ``bars``, ``iommu_groups``: what it says of functions
+- ``cards``: the table of kinds; ``gpu``, ``nic``, ``accelerator``, ``storage``, ``vgpu``: one module for each
+- ``unavailability``, ``device_users``, ``process_visibility``: why a device is reserved, in use or withheld
+- ``discover``, ``pools``, ``attributes``: one pool per card
+- ``watch``, ``device_events``: discover again when devices may have changed
+- ``locate``: from the name of a device back to the hardware
+- ``capacity``: what a host has for machines
+"""
+
+from devalloc.inventory.config import DeviceRecords, InventoryConfig
 from devalloc.inventory.discover import Discovery, discover
 
-__all__ = ["Discovery", "InventoryConfig", "Known", "discover"]
+__all__ = ["DeviceRecords", "Discovery", "InventoryConfig", "discover"]

@@ -17,7 +17,7 @@ def is_accelerator(function: PciFunction) -> bool:
     return function.base_class == _PROCESSING_ACCELERATOR or function.subclass == _CO_PROCESSOR
 
 
-def nodes(function: PciFunction) -> Iterator[str]:
+def device_nodes(function: PciFunction) -> Iterator[str]:
     """The device nodes that its driver has made, whatever class it has them in: each vendor has its own."""
     for kind in function.folder.folders():
         for device in kind.folders():

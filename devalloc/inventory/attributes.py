@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 from devalloc.api.pool import AttributeValue
 from devalloc.inventory import gpu, nic
-from devalloc.inventory.cards import Port, VirtualFunction
+from devalloc.inventory.cards import PciPort, VirtualFunction
 from devalloc.inventory.pci import Address, PciFunction
-from devalloc.inventory.pciids import Model, hex_id, vendor_name
+from devalloc.inventory.pci_ids import DeviceModel, hex_id, vendor_name
 
 Attributes = dict[str, AttributeValue]
-Models = Mapping[tuple[int, int], Model]
+Models = Mapping[tuple[int, int], DeviceModel]
 """By vendor and device ID."""
 
 _SHARED_WITH_VFS = frozenset({"linkType", "linkSpeed", "rdma"})
@@ -22,54 +22,58 @@ _STANDARD = {
 }
 
 
-def of_port(port: Port, models: Models) -> Attributes:
+def port_attributes(port: PciPort, models: Models) -> Attributes:
     """The attributes of a port as a whole."""
-    return _common(port, port.role, "exists") | of_function(port.function, models) | _of_kind(port, port.function)
+    return (
+        _common(port, port.role, "exists")
+        | function_attributes(port.function, models)
+        | _kind_attributes(port, port.function)
+    )
 
 
-def inherited(port: Port) -> dict[Address, Attributes]:
+def inherited_attributes(port: PciPort) -> dict[Address, Attributes]:
     """By the address of the PF: what its VFs have of it unless they show their own."""
     if port.kind != "nic":
         return {}
     pfs = {vf.pf.address: vf.pf for vf in port.vfs}
     return {
-        address: {name: value for name, value in nic.attributes(pf).items() if name in _SHARED_WITH_VFS}
+        address: {name: value for name, value in nic.nic_attributes(pf).items() if name in _SHARED_WITH_VFS}
         for address, pf in pfs.items()
     }
 
 
-def of_vf(port: Port, vf: VirtualFunction, models: Models, from_pf: Attributes) -> Attributes:
+def vf_attributes(port: PciPort, vf: VirtualFunction, models: Models, from_pf: Attributes) -> Attributes:
     """The attributes of a VF; of one that does not exist yet as far as its PF tells them."""
-    found = _common(port, "vf", "exists" if vf.function else "creatable")
+    attributes = _common(port, "vf", "exists" if vf.function else "creatable")
     if vf.function is not None:
-        found |= of_function(vf.function, models)
+        attributes |= function_attributes(vf.function, models)
     else:
-        found |= _identity(vf.pf.vendor, vf.pf.sriov.vf_device if vf.pf.sriov else None, models)
-        found |= _place(str(vf.address), vf.pf)
-    found |= from_pf
+        attributes |= _identity(vf.pf.vendor, vf.pf.sriov.vf_device if vf.pf.sriov else None, models)
+        attributes |= _topology_attributes(str(vf.address), vf.pf)
+    attributes |= from_pf
     if vf.function is not None:
-        found |= _of_kind(port, vf.function)
-    return found | _vf_position(vf)
+        attributes |= _kind_attributes(port, vf.function)
+    return attributes | _vf_position(vf)
 
 
-def of_vgpu(port: Port, parent: PciFunction, state: str, models: Models) -> Attributes:
+def vgpu_attributes(port: PciPort, parent: PciFunction, state: str, models: Models) -> Attributes:
     """The attributes of a vGPU, but for its profile: those of the function it is on."""
-    found = _common(port, "mdev", state) | of_function(parent, models)
+    attributes = _common(port, "mdev", state) | function_attributes(parent, models)
     vf = next((vf for vf in port.vfs if vf.address == parent.address), None)
-    return found | _vf_position(vf) if vf else found
+    return attributes | _vf_position(vf) if vf else attributes
 
 
-def of_function(function: PciFunction, models: Models) -> Attributes:
+def function_attributes(function: PciFunction, models: Models) -> Attributes:
     """What every PCI function has; what is not known is left out."""
-    found = _identity(function.vendor, function.device, models)
+    attributes = _identity(function.vendor, function.device, models)
     if function.driver is not None:
-        found["driver"] = function.driver
+        attributes["driver"] = function.driver
     if function.iommu_group is not None:
-        found["iommuGroup"] = function.iommu_group
-    return found | _place(str(function.address), function)
+        attributes["iommuGroup"] = function.iommu_group
+    return attributes | _topology_attributes(str(function.address), function)
 
 
-def _common(port: Port, role: str, state: str) -> Attributes:
+def _common(port: PciPort, role: str, state: str) -> Attributes:
     return {"kind": port.kind, "function": role, "state": state}
 
 
@@ -82,7 +86,7 @@ def _identity(vendor: int, device: int | None, models: Models) -> Attributes:
     return attributes
 
 
-def _place(bus_id: str, function: PciFunction) -> Attributes:
+def _topology_attributes(bus_id: str, function: PciFunction) -> Attributes:
     place: Attributes = {"pciBusID": bus_id}
     if function.root is not None:
         place["pcieRoot"] = function.root
@@ -95,14 +99,14 @@ def _vf_position(vf: VirtualFunction) -> Attributes:
     return {"pfPciBusID": str(vf.pf.address), "vfIndex": vf.index}
 
 
-def _of_kind(port: Port, function: PciFunction) -> Attributes:
+def _kind_attributes(port: PciPort, function: PciFunction) -> Attributes:
     match port.kind:
         case "nic":
-            own = nic.attributes(function)
+            own = nic.nic_attributes(function)
             if function.physfn is not None and function.driver in (None, "vfio-pci"):
                 del own["rdma"]  # without its network driver a VF does not show what it can do; its PF does
             return own
         case "gpu":
-            return gpu.attributes(function)
+            return gpu.gpu_attributes(function)
         case _:
             return {}

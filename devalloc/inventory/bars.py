@@ -36,13 +36,13 @@ class BarSizes:
 NO_BARS = BarSizes()
 
 
-def of_functions(tree: Tree, addresses: Iterable[str]) -> BarSizes:
+def bar_sizes(tree: Tree, addresses: Iterable[str]) -> BarSizes:
     """Of PCI functions that are passed through together. What is not there, or cannot be read, counts as nothing."""
     folders = (tree.sys.folder("bus", "pci", "devices", address) if tree.sys else None for address in addresses)
     return sum((_sizes(folder, (*_BARS, _ROM)) for folder in folders if folder is not None), NO_BARS)
 
 
-def largest(tree: Tree) -> BarSizes:
+def largest_bar_sizes(tree: Tree) -> BarSizes:
     """The most that any device needs that a machine can be given of this host: a card with all of its functions, one
     of its virtual functions (also one that is not there yet), or a part of it, which has at most what its card has."""
     devices = tree.sys.folder("bus", "pci", "devices") if tree.sys else None

@@ -1,4 +1,4 @@
-"""Cards: which PCI functions belong together, and what of a card can be given away by itself."""
+"""PCI cards: which functions belong together, and which parts of a card can be allocated separately."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class VirtualFunction:
 
 
 @dataclass(frozen=True, slots=True)
-class Port:
+class PciPort:
     """A physical function that can be given away by itself, with what goes with it."""
 
     function: PciFunction
@@ -52,16 +52,16 @@ class Port:
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class PciCard:
     """One slot: its ports in the order of their addresses."""
 
     slot: Address
-    ports: tuple[Port, ...]
+    ports: tuple[PciPort, ...]
 
 
-def cards(found: Mapping[Address, PciFunction], max_vfs: int | None = None) -> Iterator[Card]:
+def group_cards(by_address: Mapping[Address, PciFunction], max_vfs: int | None = None) -> Iterator[PciCard]:
     """The cards of a host, in the order of their addresses. ``max_vfs`` caps the VFs that can be created per port."""
-    functions = _linked(found)
+    functions = _link_vfs(by_address)
     slots: dict[Address, list[PciFunction]] = {}
     vfs: dict[Address, list[PciFunction]] = {}
     for function in functions.values():
@@ -76,14 +76,14 @@ def cards(found: Mapping[Address, PciFunction], max_vfs: int | None = None) -> I
     for slot, members in slots.items():
         if any(kind_of(member) for member in members):
             virtual = {
-                pf.address: list(_existing(pf, vfs.get(pf.address, ()))) or list(_creatable(pf, taken, max_vfs))
+                pf.address: list(_existing_vfs(pf, vfs.get(pf.address, ()))) or list(_creatable_vfs(pf, taken, max_vfs))
                 for pf in members
                 if kind_of(pf)
             }
-            yield Card(slot, tuple(_ports(members, virtual)))
+            yield PciCard(slot, tuple(_ports(members, virtual)))
 
 
-def _linked(functions: Mapping[Address, PciFunction]) -> dict[Address, PciFunction]:
+def _link_vfs(functions: Mapping[Address, PciFunction]) -> dict[Address, PciFunction]:
     """With each VF knowing its PF, also where only the PF tells."""
     linked = dict(functions)
     for pf in functions.values():
@@ -94,19 +94,19 @@ def _linked(functions: Mapping[Address, PciFunction]) -> dict[Address, PciFuncti
     return linked
 
 
-def _ports(slot: list[PciFunction], vfs: Mapping[Address, list[VirtualFunction]]) -> Iterator[Port]:
-    known = [(function, kind) for function in slot if (kind := kind_of(function)) is not None]
-    groups = [function.iommu_group for function, _ in known]
+def _ports(slot: list[PciFunction], vfs: Mapping[Address, list[VirtualFunction]]) -> Iterator[PciPort]:
+    typed = [(function, kind) for function in slot if (kind := kind_of(function)) is not None]
+    groups = [function.iommu_group for function, _ in typed]
     # Ports are independent when the IOMMU can tell them apart. Where it is off nothing is offered anyway.
     independent = len(set(groups)) == len(groups) or set(groups) == {None}
-    if len(known) == 1 or not independent:
-        function, kind = known[0]
-        all_vfs = tuple(vf for pf, _ in known for vf in vfs[pf.address])
-        yield Port(function, kind, tuple(_members([pf for pf, _ in known], kind, slot)), all_vfs, "whole")
+    if len(typed) == 1 or not independent:
+        function, kind = typed[0]
+        all_vfs = tuple(vf for pf, _ in typed for vf in vfs[pf.address])
+        yield PciPort(function, kind, tuple(_members([pf for pf, _ in typed], kind, slot)), all_vfs, "whole")
         return
-    for function, kind in known:
+    for function, kind in typed:
         role = "whole" if kind == "nic" and function.sriov is None else "pf"
-        yield Port(function, kind, tuple(_members([function], "", slot)), tuple(vfs[function.address]), role)
+        yield PciPort(function, kind, tuple(_members([function], "", slot)), tuple(vfs[function.address]), role)
 
 
 def _members(own: list[PciFunction], kind: str, slot: list[PciFunction]) -> Iterator[PciFunction]:
@@ -117,13 +117,13 @@ def _members(own: list[PciFunction], kind: str, slot: list[PciFunction]) -> Iter
             yield function
 
 
-def _existing(pf: PciFunction, vfs: Iterable[PciFunction]) -> Iterator[VirtualFunction]:
+def _existing_vfs(pf: PciFunction, vfs: Iterable[PciFunction]) -> Iterator[VirtualFunction]:
     """The VFs that there are, in the order of their index."""
-    told = {address: index for index, address in pf.virtfns}
+    indexes = {address: index for index, address in pf.virtfns}
     routed: dict[Address | None, int] | None = None
     numbered = []
     for vf in vfs:
-        index = told.get(vf.address)
+        index = indexes.get(vf.address)
         if index is None and pf.sriov is not None:
             if routed is None:
                 routed = {pf.sriov.address(pf.address, i): i for i in range(pf.sriov.total)}
@@ -135,13 +135,13 @@ def _existing(pf: PciFunction, vfs: Iterable[PciFunction]) -> Iterator[VirtualFu
     return iter(sorted(numbered, key=lambda vf: (vf.index, vf.address)))
 
 
-def _creatable(pf: PciFunction, taken: set[Address], max_vfs: int | None) -> Iterator[VirtualFunction]:
+def _creatable_vfs(pf: PciFunction, taken: set[Address], max_vfs: int | None) -> Iterator[VirtualFunction]:
     """VFs come all at once and only from none, and it is the PF's host driver that makes them."""
     if pf.sriov is None or pf.has_vfs or pf.driver is None or pf.on_vfio:
         return
     tree, path = pf.folder.tree, pf.folder.path
     if pf.sriov.address(pf.address, 0) is None:
-        tree.fault(path, "tells neither offset nor stride of its VFs, so none can be offered")
+        tree.fault(path, "reports neither offset nor stride of its VFs, so none can be offered")
         return
     for index in range(pf.sriov.total if max_vfs is None else min(pf.sriov.total, max_vfs)):
         address = pf.sriov.address(pf.address, index)

@@ -9,11 +9,11 @@ from devalloc.inventory.cards import KINDS
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """What is known of a node's devices beside what the host shows. Devices are told by their names."""
+class DeviceRecords:
+    """Facts about a node's devices that the host does not show. Devices are identified by their names."""
 
     held: frozenset[str] = frozenset()
-    """Devices that claims hold: what lives on these is the claims' own, not somebody else's."""
+    """Devices that claims hold: their users belong to the claims, not to others."""
     prepared: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Devices that the node plugin has prepared, and what stands behind each (T2): names of functions
     (``0000-08-00-5``) and of mdevs (``mdev-<uuid>``). It need not be what the device is named after."""
@@ -25,7 +25,7 @@ class Known:
     Whatever other VFs exist stay until somebody else removes them (T8), so that the port as a whole cannot be had."""
 
     @property
-    def backing(self) -> frozenset[str]:
+    def backing_devices(self) -> frozenset[str]:
         """What stands behind devices that are prepared."""
         return frozenset[str]().union(*self.prepared.values())
 
@@ -44,9 +44,9 @@ class Known:
         return self.held - self.prepared.keys()
 
     @property
-    def ours(self) -> frozenset[str]:
+    def claim_users(self) -> frozenset[str]:
         """Names of which all use is the claims' own."""
-        return self.held | self.prepared.keys() | self.backing
+        return self.held | self.prepared.keys() | self.backing_devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +77,13 @@ class InventoryConfig:
     """See Known."""
 
     @property
-    def known(self) -> Known:
+    def records(self) -> DeviceRecords:
         """What is known of the devices."""
-        return Known(self.held, self.prepared, self.withheld, self.made)
+        return DeviceRecords(self.held, self.prepared, self.withheld, self.made)
 
-    def knowing(self, known: Known) -> InventoryConfig:
+    def with_records(self, records: DeviceRecords) -> InventoryConfig:
         """These settings with what is known of the devices."""
-        return replace(self, held=known.held, prepared=known.prepared, withheld=known.withheld, made=known.made)
+        return replace(self, held=records.held, prepared=records.prepared, withheld=records.withheld, made=records.made)
 
     def __post_init__(self) -> None:
         unknown = sorted(self.kinds - KINDS)

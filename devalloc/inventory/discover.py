@@ -10,15 +10,15 @@ from pydantic import ValidationError
 
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
-from devalloc.inventory import pciids
-from devalloc.inventory.cards import Card, cards
+from devalloc.inventory import pci_ids
+from devalloc.inventory.cards import PciCard, group_cards
 from devalloc.inventory.config import InventoryConfig
-from devalloc.inventory.groups import Groups
-from devalloc.inventory.holders import Holders
-from devalloc.inventory.obstacles import Obstacles
-from devalloc.inventory.pci import PciFunction, scan
-from devalloc.inventory.pools import build
+from devalloc.inventory.device_users import DeviceUsers
+from devalloc.inventory.iommu_groups import IommuGroups
+from devalloc.inventory.pci import PciFunction, scan_functions
+from devalloc.inventory.pools import build_pool
 from devalloc.inventory.sysfs import Tree
+from devalloc.inventory.unavailability import UnavailabilityReasons
 
 _DEFAULT = InventoryConfig()
 
@@ -43,26 +43,30 @@ def discover(root: Path = Path("/"), *, node_name: str, config: InventoryConfig 
         raise ValueError("node_name must not be empty")
     tree = Tree(root)
     if tree.sys is None:
-        return Discovery([], [Problem("holds no sysfs: give the folder that holds sys, or sys itself", path=str(root))])
-    functions = scan(tree)
-    found = [
-        Card(card.slot, ports)
-        for card in cards(functions, config.max_vfs)
+        return Discovery(
+            [], [Problem("contains no sysfs: give the folder that holds sys, or sys itself", path=str(root))]
+        )
+    functions = scan_functions(tree)
+    host_cards = [
+        PciCard(card.slot, ports)
+        for card in group_cards(functions, config.max_vfs)
         if (ports := tuple(port for port in card.ports if port.kind in config.kinds))
     ]
-    obstacles = Obstacles(
-        groups=Groups.of(functions.values(), config.allow_shared_groups),
-        holders=Holders.read(tree, _functions(found), mdevs=bool(config.adopt)).read_all(),
-        known=config.known,
+    obstacles = UnavailabilityReasons(
+        groups=IommuGroups.of(functions.values(), config.allow_shared_groups),
+        holders=DeviceUsers.read(tree, _functions(host_cards), mdevs=bool(config.adopt)).read_all(),
+        records=config.records,
         erase_policy=config.erase_policy,
         adopt=config.adopt,
         allowed=config.allowed,
     )
-    models = pciids.models(_ids(found), root)
+    models = pci_ids.device_models(_ids(host_cards), root)
     pools = []
-    for card in found:
+    for card in host_cards:
         try:
-            pools.append(build(card, node_name, obstacles, models | pciids.board_models(models, _subsystems(card))))
+            pools.append(
+                build_pool(card, node_name, obstacles, models | pci_ids.board_models(models, _subsystems(card)))
+            )
         except ValidationError as error:
             fault = error.errors()[0]
             place = ".".join(map(str, fault["loc"]))
@@ -72,26 +76,26 @@ def discover(root: Path = Path("/"), *, node_name: str, config: InventoryConfig 
     return Discovery(pools, problems)
 
 
-def _functions(found: Iterable[Card]) -> list[PciFunction]:
-    ports = [port for card in found for port in card.ports]
+def _functions(host_cards: Iterable[PciCard]) -> list[PciFunction]:
+    ports = [port for card in host_cards for port in card.ports]
     virtual = [vf.function for port in ports for vf in port.vfs if vf.function is not None]
     return [*(member for port in ports for member in port.members), *virtual]
 
 
-def _subsystems(card: Card) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+def _subsystems(card: PciCard) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
     """The IDs of the functions that need their subsystem to be named, and those of the subsystem. A virtual function
     often has none of its own, and takes the name that its physical function has."""
     for function in _functions([card]):
-        if function.device is None or not pciids.has_boards(function.vendor, function.device):
+        if function.device is None or not pci_ids.shares_device_id(function.vendor, function.device):
             continue
         vendor, device = function.folder.number("subsystem_vendor"), function.folder.number("subsystem_device")
         if vendor is not None and device is not None:
             yield (function.vendor, function.device), (vendor, device)
 
 
-def _ids(found: Iterable[Card]) -> Iterator[tuple[int, int]]:
+def _ids(host_cards: Iterable[PciCard]) -> Iterator[tuple[int, int]]:
     """The vendor and device IDs whose names are published."""
-    for function in _functions(found):
+    for function in _functions(host_cards):
         if function.device is not None:
             yield function.vendor, function.device
         if function.sriov is not None and function.sriov.vf_device is not None:

@@ -29,7 +29,7 @@ def is_display(function: PciFunction) -> bool:
     return function.base_class == _DISPLAY and not is_gpu(function)
 
 
-def attributes(function: PciFunction) -> dict[str, AttributeValue]:
+def gpu_attributes(function: PciFunction) -> dict[str, AttributeValue]:
     """The framebuffer, where the driver tells it (amdgpu)."""
     memory = function.folder.number("mem_info_vram_total")
     return {"framebuffer": Quantity(memory * NANO, Format.BINARY_SI)} if memory is not None and memory > 0 else {}

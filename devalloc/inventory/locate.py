@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from devalloc.api.aside import plain
+from devalloc.api.dedicated_pools import base_pool_name
 from devalloc.inventory import vgpu
-from devalloc.inventory.cards import Card, Port, VirtualFunction, cards
-from devalloc.inventory.pci import Address, PciFunction, read
+from devalloc.inventory.cards import PciCard, PciPort, VirtualFunction, group_cards
+from devalloc.inventory.pci import Address, PciFunction, read_pci_function
 from devalloc.inventory.pools import pool_name
 from devalloc.inventory.sysfs import Folder, Tree
 
@@ -33,14 +33,14 @@ class DeviceGone(LookupError):
 class PortDevice:
     """The card, or one of its independent ports."""
 
-    port: Port
+    port: PciPort
 
 
 @dataclass(frozen=True, slots=True)
 class VfDevice:
-    """A VF, which may still have to be created. Of the port's VFs that exist only those of the card's slot are told."""
+    """A VF, which may still have to be created. Of the port's existing VFs it lists only those of the card's slot."""
 
-    port: Port
+    port: PciPort
     vf: VirtualFunction
 
 
@@ -48,7 +48,7 @@ class VfDevice:
 class ProfileDevice:
     """A vGPU of some profile; ``parent`` is the function in its name."""
 
-    port: Port
+    port: PciPort
     parent: PciFunction
     profile_id: str
 
@@ -57,42 +57,42 @@ class ProfileDevice:
 class InstanceDevice:
     """A mediated device that somebody else made."""
 
-    port: Port
+    port: PciPort
     parent: PciFunction
     uuid: str
     profile_id: str | None
     iommu_group: int | None
 
 
-Located = PortDevice | VfDevice | ProfileDevice | InstanceDevice
+LocatedDevice = PortDevice | VfDevice | ProfileDevice | InstanceDevice
 
 
-def locate(tree: Tree, node_name: str, pool: str, device: str) -> Located:
-    """The device of that name, in a pool that may be set aside (``devalloc.api.aside``).
+def locate(tree: Tree, node_name: str, pool: str, device: str) -> LocatedDevice:
+    """The device of that name, in a pool that may be set aside (``devalloc.api.dedicated_pools``).
 
     Raises DeviceUnknown or DeviceGone, with a sentence for people. Names are never used as paths unchecked.
     """
-    slot = _slot(plain(pool))
-    if slot is None or pool_name(node_name, slot) != plain(pool):
-        raise DeviceUnknown(f"{_short(pool)} is no pool of node {node_name}")
+    slot = _slot(base_pool_name(pool))
+    if slot is None or pool_name(node_name, slot) != base_pool_name(pool):
+        raise DeviceUnknown(f"{_shorten(pool)} is not a pool of node {node_name}")
     instance, name = _UUID.fullmatch(device), _NAME.fullmatch(device)
     if instance is not None:
         return _instance(tree, slot, instance[1])
     if name is None:
-        raise DeviceUnknown(f"{_short(device)} is no name of a device")
+        raise DeviceUnknown(f"{_shorten(device)} is not a device name")
     address = Address(*(int(part, 16) for part in name.groups()[:4]))
     if address.device_name != device[: len(address.device_name)]:
-        raise DeviceUnknown(f"{_short(device)} is no name of a device")
+        raise DeviceUnknown(f"{_shorten(device)} is not a device name")
     card, functions = _card(tree, slot, address)
-    found = _on_card(card, functions.get(address), address)
-    if found is None:
-        raise _nowhere(card, address, pool, device)
+    located = _on_card(card, functions.get(address), address)
+    if located is None:
+        raise _not_found_error(card, address, pool, device)
     if name[5] is None:
-        return found
-    function = found.vf.function if isinstance(found, VfDevice) else functions.get(address)
+        return located
+    function = located.vf.function if isinstance(located, VfDevice) else functions.get(address)
     if function is None:
         raise DeviceGone(f"{address} does not exist at present, so no vGPU can be made on it")
-    return ProfileDevice(found.port, function, _profile(function, name[5], device))
+    return ProfileDevice(located.port, function, _profile(function, name[5], device))
 
 
 def existing_vf(tree: Tree, device: str) -> PciFunction | None:
@@ -105,21 +105,23 @@ def existing_vf(tree: Tree, device: str) -> PciFunction | None:
     if address is None or address.device_name != device:
         return None
     folder = function_folder(tree, address)
-    return read(address, folder) if folder is not None and folder.link("physfn") is not None else None
+    return read_pci_function(address, folder) if folder is not None and folder.link("physfn") is not None else None
 
 
 def group_members(
-    tree: Tree, function: PciFunction, known: Mapping[Address, PciFunction] | None = None
+    tree: Tree, function: PciFunction, cached: Mapping[Address, PciFunction] | None = None
 ) -> list[PciFunction]:
-    """The functions of its IOMMU group, itself included, in the order of their addresses. ``known``: those that were
+    """The functions of its IOMMU group, itself included, in the order of their addresses. ``cached``: those that were
     read just now."""
     system = tree.sys
     if function.iommu_group is None or system is None:
         return [function]
     names = system.names("kernel", "iommu_groups", str(function.iommu_group), "devices")
     addresses = [address for name in names if (address := Address.parse(name)) not in (None, function.address)]
-    found = [(known or {}).get(address) or read_function(tree, address) for address in addresses if address is not None]
-    others = [member for member in found if member is not None]
+    members = [
+        (cached or {}).get(address) or read_function(tree, address) for address in addresses if address is not None
+    ]
+    others = [member for member in members if member is not None]
     return sorted([function, *others], key=lambda member: member.address)
 
 
@@ -131,10 +133,10 @@ def function_folder(tree: Tree, address: Address) -> Folder | None:
 def read_function(tree: Tree, address: Address) -> PciFunction | None:
     """One function; None when it is not there."""
     folder = function_folder(tree, address)
-    return read(address, folder) if folder else None
+    return read_pci_function(address, folder) if folder else None
 
 
-def vfs_of(tree: Tree, port: Port) -> Iterator[PciFunction]:
+def existing_vfs(tree: Tree, port: PciPort) -> Iterator[PciFunction]:
     """The VFs of a port that exist, read one at a time."""
     for pf in port.members:
         for _, address in pf.virtfns:
@@ -154,25 +156,25 @@ def _slot(pool: str) -> Address | None:
     return slot if slot is not None and match is not None and pool.endswith(slot.slot_name) else None
 
 
-def _card(tree: Tree, slot: Address, address: Address) -> tuple[Card, dict[Address, PciFunction]]:
+def _card(tree: Tree, slot: Address, address: Address) -> tuple[PciCard, dict[Address, PciFunction]]:
     """The card in a slot, with the functions of the slot and the one that is asked for."""
     listing = tree.sys.folder("bus", "pci", "devices") if tree.sys else None
     functions = {}
     if listing is not None:
         for place in dict.fromkeys([*(Address(*slot[:3], number) for number in range(8)), address]):
             folder = listing.folder(str(place))
-            found = read(place, folder) if folder is not None else None
-            if found is not None:
-                functions[place] = found
-    card = next((card for card in cards(functions) if card.slot == slot), None)
+            function = read_pci_function(place, folder) if folder is not None else None
+            if function is not None:
+                functions[place] = function
+    card = next((card for card in group_cards(functions) if card.slot == slot), None)
     if card is None and address in functions and address._replace(function=0) == slot:
-        raise DeviceUnknown(f"{address} is of no kind that is published")
+        raise DeviceUnknown(f"{address} is of a kind that is not published")
     if card is None:
         raise DeviceGone(f"there is no card in slot {slot.slot_name}")
     return card, functions
 
 
-def _on_card(card: Card, function: PciFunction | None, address: Address) -> PortDevice | VfDevice | None:
+def _on_card(card: PciCard, function: PciFunction | None, address: Address) -> PortDevice | VfDevice | None:
     for port in card.ports:
         for vf in port.vfs:
             if vf.address == address:
@@ -182,7 +184,7 @@ def _on_card(card: Card, function: PciFunction | None, address: Address) -> Port
     return None
 
 
-def _nowhere(card: Card, address: Address, pool: str, device: str) -> LookupError:
+def _not_found_error(card: PciCard, address: Address, pool: str, device: str) -> LookupError:
     for port in card.ports:
         for pf in port.members:
             possible = range(pf.sriov.total) if pf.sriov else ()
@@ -191,23 +193,23 @@ def _nowhere(card: Card, address: Address, pool: str, device: str) -> LookupErro
                     "has its driver no longer" if pf.driver is None or pf.on_vfio else f"has {pf.sriov.active} VFs now"
                 )
                 return DeviceGone(f"{address} does not exist: {pf.address} {why}")
-    return DeviceUnknown(f"{_short(device)} is no device of pool {_short(pool)}")
+    return DeviceUnknown(f"{_shorten(device)} is not a device of pool {_shorten(pool)}")
 
 
 def _profile(function: PciFunction, rest: str, device: str) -> str:
     """The id of the profile whose label is the end of a name, where a number may follow that tells copies apart."""
     copy = _COPY.fullmatch(rest)
-    known = vgpu.offered(function, [rest] if copy is None else [rest, copy[1]])
-    if known and rest in known:
-        return known[rest]
-    if known and copy is not None and copy[1] in known:
-        return known[copy[1]]
+    ids = vgpu.profile_ids_by_label(function, [rest] if copy is None else [rest, copy[1]])
+    if ids and rest in ids:
+        return ids[rest]
+    if ids and copy is not None and copy[1] in ids:
+        return ids[copy[1]]
     nvidia = _NVIDIA.fullmatch(rest)  # its vendor VFIO layout lists only what can be created at the moment
-    if known is not None and nvidia is not None:
+    if ids is not None and nvidia is not None:
         return nvidia[1]
-    if known is None:
+    if ids is None:
         raise DeviceGone(f"{function.address} offers no vGPUs at present (driver: {function.driver or 'none'})")
-    raise DeviceUnknown(f"{_short(device)}: {function.address} offers no such profile")
+    raise DeviceUnknown(f"{_shorten(device)}: {function.address} offers no such profile")
 
 
 def _instance(tree: Tree, slot: Address, uuid: str) -> InstanceDevice:
@@ -216,13 +218,13 @@ def _instance(tree: Tree, slot: Address, uuid: str) -> InstanceDevice:
     if parent is None:
         raise DeviceGone(f"the mediated device {uuid} does not exist")
     card, functions = _card(tree, slot, parent)
-    found = _on_card(card, functions.get(parent), parent)
-    offered = vgpu.parent(functions[parent]) if found is not None and parent in functions else None
+    located = _on_card(card, functions.get(parent), parent)
+    offered = vgpu.read_parent(functions[parent]) if located is not None and parent in functions else None
     live = next((live for live in offered.live if live.uuid == uuid), None) if offered else None
-    if found is None or live is None:
+    if located is None or live is None:
         raise DeviceUnknown(f"the mediated device {uuid} is not on the card in slot {slot.slot_name}")
-    return InstanceDevice(found.port, functions[parent], uuid, live.profile_id, live.iommu_group)
+    return InstanceDevice(located.port, functions[parent], uuid, live.profile_id, live.iommu_group)
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return repr(text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…")

@@ -24,48 +24,48 @@ def is_nic(function: PciFunction) -> bool:
     return function.base_class == _NETWORK
 
 
-def interfaces(function: PciFunction) -> list[Folder]:
+def network_interfaces(function: PciFunction) -> list[Folder]:
     """The network interfaces that drivers have made of the function, in this network namespace."""
     places = [function.folder] if "net" in function.entries else []
     places += filter(None, map(function.folder.folder, _virtio(function)))
-    return [found for place in places for name in place.names("net") if (found := place.folder("net", name))]
+    return [folder for place in places for name in place.names("net") if (folder := place.folder("net", name))]
 
 
-def uplink(function: PciFunction) -> Folder | None:
+def own_interface(function: PciFunction) -> Folder | None:
     """The interface that is the function's own: a card in switchdev mode has one for each of its VFs beside it, which
     may come first by name."""
-    found = interfaces(function)
-    if len(found) > 1:
-        found = [each for each in found if not _REPRESENTOR.fullmatch(each.text("phys_port_name") or "")]
-    return found[0] if found else None
+    candidates = network_interfaces(function)
+    if len(candidates) > 1:
+        candidates = [each for each in candidates if not _REPRESENTOR.fullmatch(each.text("phys_port_name") or "")]
+    return candidates[0] if candidates else None
 
 
-def is_elsewhere(function: PciFunction) -> bool:
+def is_in_other_namespace(function: PciFunction) -> bool:
     """True when the interface exists but in another network namespace: the kernel shows an empty ``net`` folder."""
     return function.folder.folder("net") is not None and not function.folder.names("net")
 
 
-def mac_of(function: PciFunction) -> str | None:
+def mac_address(function: PciFunction) -> str | None:
     """The hardware address of the function's own interface, as long as the host has one."""
-    interface = uplink(function)
+    interface = own_interface(function)
     mac = None if interface is None else interface.text("address")
     return mac if mac is not None and _MAC.fullmatch(mac) else None
 
 
-def attributes(function: PciFunction) -> dict[str, AttributeValue]:
+def nic_attributes(function: PciFunction) -> dict[str, AttributeValue]:
     """linkType, linkSpeed (bit/s), mac and rdma, as far as they are known."""
-    found: dict[str, AttributeValue] = {"rdma": int(bool(function.folder.names("infiniband")))}
+    values: dict[str, AttributeValue] = {"rdma": int(bool(function.folder.names("infiniband")))}
     link = _LINK_BY_SUBCLASS.get(function.subclass)
-    if (interface := uplink(function)) is not None:
+    if (interface := own_interface(function)) is not None:
         link = _LINK_BY_TYPE.get(interface.number("type") or 0, link)
         speed = interface.number("speed")
         if speed is not None and 0 < speed < 2**32 - 1:  # -1 and its unsigned form: no carrier
-            found["linkSpeed"] = Quantity(speed * _MEGABIT * NANO)
-        if (mac := mac_of(function)) is not None:
-            found["mac"] = mac
+            values["linkSpeed"] = Quantity(speed * _MEGABIT * NANO)
+        if (mac := mac_address(function)) is not None:
+            values["mac"] = mac
     if link is not None:
-        found["linkType"] = link
-    return found
+        values["linkType"] = link
+    return values
 
 
 def _virtio(function: PciFunction) -> list[str]:

@@ -24,7 +24,7 @@ BRIDGE = 0x06
 """Base class of bridges."""
 NVIDIA = 0x10DE
 _DISPLAY_3D = 0x030200
-_ASKED_FOR = (
+_READ_ENTRIES = (
     "accel", "driver", "drm", "graphics", "infiniband_mad", "infiniband_verbs", "iommu_group", "mdev_supported_types",
     "net", "nvidia", "nvme", "physfn", "ptp", "sriov_totalvfs", "uio",
 )  # fmt: skip
@@ -62,7 +62,7 @@ class Address(NamedTuple):
         """The slot as the end of a pool name: ``0000-08-00``."""
         return f"{self.domain:04x}-{self.bus:02x}-{self.slot:02x}"
 
-    def plus(self, functions: int) -> Address | None:
+    def offset_by(self, functions: int) -> Address | None:
         """The address so many routing IDs further; None beyond the last bus."""
         routing = (self.bus << 8 | self.slot << 3 | self.function) + functions
         if not 0 <= routing <= 0xFFFF:
@@ -98,7 +98,7 @@ class Sriov:
         """Where VF number ``index`` (from 0) is or will be."""
         if self.offset is None or self.stride is None or self.offset < 1:
             return None
-        return pf.plus(self.offset + index * self.stride)
+        return pf.offset_by(self.offset + index * self.stride)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,26 +146,26 @@ class PciFunction:
         return self.driver is not None and "vfio" in self.driver
 
 
-def scan(tree: Tree) -> dict[Address, PciFunction]:
+def scan_functions(tree: Tree) -> dict[Address, PciFunction]:
     """Every PCI function of the tree by address, in numeric order. Functions that cannot be read are faults."""
-    found: dict[Address, PciFunction] = {}
+    functions: dict[Address, PciFunction] = {}
     if tree.sys is None:
-        return found
+        return functions
     # Recordings of a vGPU host may hold a VF below mdev_bus only.
     for place in (("bus", "pci", "devices"), ("class", "mdev_bus")):
         listing = tree.sys.folder(*place)
         for name in listing.names() if listing else ():
             address = Address.parse(name)
-            if address is None or address in found or listing is None:
+            if address is None or address in functions or listing is None:
                 continue
             folder = listing.folder(name)
-            function = read(address, folder) if folder else None
+            function = read_pci_function(address, folder) if folder else None
             if function is not None:
-                found[address] = function
-    return dict(sorted(found.items()))
+                functions[address] = function
+    return dict(sorted(functions.items()))
 
 
-def read(address: Address, folder: Folder) -> PciFunction | None:
+def read_pci_function(address: Address, folder: Folder) -> PciFunction | None:
     """The function in ``folder``; None, and a fault, when not even its class and vendor can be told."""
     class_code, vendor = folder.number("class"), folder.number("vendor")
     if class_code is None or vendor is None:
@@ -175,7 +175,7 @@ def read(address: Address, folder: Folder) -> PciFunction | None:
         folder.tree.fault(folder.path, "has no readable class and vendor; taken for an NVIDIA GPU by its nvidia folder")
         class_code, vendor = _DISPLAY_3D, NVIDIA
     # Where the folder cannot be listed, what is in it is found by its name: it may keep others from being offered.
-    entries = frozenset(folder.names() or filter(folder.has, _ASKED_FOR))
+    entries = frozenset(folder.names() or filter(folder.has, _READ_ENTRIES))
     driver, numa = _link(folder, "driver", entries), folder.number("numa_node")
     sriov = _sriov(folder) if "sriov_totalvfs" in entries else None
     root = _ROOT.search(folder.path)
@@ -205,7 +205,7 @@ def _group(folder: Folder, driver: str | None) -> int | None:
     if name is None:
         return None
     if not (name.isascii() and name.isdigit() and len(name) < 10):
-        folder.tree.fault(f"{folder.path}/iommu_group", f"points at no IOMMU group: {name[:40]!r}")
+        folder.tree.fault(f"{folder.path}/iommu_group", f"does not point at an IOMMU group: {name[:40]!r}")
         return None
     if driver is not None and "vfio" in driver and _is_without_iommu(folder):
         return None
@@ -220,13 +220,13 @@ def _is_without_iommu(folder: Folder) -> bool:
 
 
 def _virtfns(folder: Folder, entries: Iterable[str]) -> Iterable[tuple[int, Address]]:
-    found = []
+    numbered = []
     for name in entries:
         match = _VIRTFN.fullmatch(name) if name.startswith("virtfn") else None
         address = Address.parse(folder.link(name) or "") if match else None
         if match and address is not None:
-            found.append((int(match[1]), address))
-    return sorted(found)
+            numbered.append((int(match[1]), address))
+    return sorted(numbered)
 
 
 def _sriov(folder: Folder) -> Sriov | None:

@@ -20,18 +20,18 @@ def is_nvme(function: PciFunction) -> bool:
     return function.subclass == _NVM
 
 
-def controllers(function: PciFunction) -> list[str]:
+def nvme_controllers(function: PciFunction) -> list[str]:
     """The names of the controllers a driver has made of the function: ``nvme0``."""
     names = function.folder.names("nvme") if "nvme" in function.entries else ()
     return [name for name in names if _CONTROLLER.fullmatch(name)]
 
 
-def blocks(function: PciFunction) -> Iterator[Folder]:
+def block_devices(function: PciFunction) -> Iterator[Folder]:
     """The disks and partitions on the function, also of a USB or disk controller. With multipath a disk of NVMe hangs
     below a virtual subsystem instead."""
     if not is_nvme(function) and (function.base_class == _STORAGE or function.subclass == _USB):
-        yield from _below(function)
-    for controller in controllers(function):
+        yield from _block_devices_below(function)
+    for controller in nvme_controllers(function):
         for name in function.folder.names("nvme", controller):
             match = _NAMESPACE.fullmatch(name)
             if match is None:
@@ -45,7 +45,7 @@ def blocks(function: PciFunction) -> Iterator[Folder]:
                 yield from filter(None, map(disk.folder, parts))
 
 
-def _below(function: PciFunction) -> Iterator[Folder]:
+def _block_devices_below(function: PciFunction) -> Iterator[Folder]:
     """Block devices whose folders lie below the function's."""
     system = function.folder.tree.sys
     listing = system.folder("class", "block") if system else None

@@ -2,8 +2,8 @@
 
 A ``Folder`` is a place that is proven to lie inside the root: links are followed and the result is checked once, then
 the files in it are opened without following a link. Names are single path components. Whatever cannot be read is a
-value (None or nothing) and, unless the file simply is not there, a ``Fault`` of the tree, so that one bad file never
-costs more than itself.
+value (None or nothing) and, unless the file simply is not there, a ``ReadFault`` of the tree, so that one bad file
+never costs more than itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_BYTES = 8 << 20
 for each of their layered file systems) stay below."""
 
 _READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_AT_ONCE = 1 << 16
+_READ_CHUNK = 1 << 16
 """Most bytes of one read; files of /proc/sys refuse one of 4 MiB."""
 _PAGE = 4096
 """Most that sysfs gives at a time."""
@@ -41,7 +41,7 @@ _BLANKS = b" \t\r\n\0"
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class ReadFault:
     """A file or folder that is there and cannot be used: its path below the root, and why."""
 
     path: str
@@ -53,16 +53,16 @@ class Tree:
     """A host's files below ``root``: the folder that holds ``sys``, or that ``sys`` folder itself."""
 
     root: Path
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[ReadFault] = field(default_factory=list)
     sys: Folder | None = field(init=False, default=None)
     """None when there is no sysfs below the root."""
     proc: Folder | None = field(init=False, default=None)
     """None in a recording that holds no process files."""
     _top: str = field(init=False, default="")
-    _known: set[Fault] = field(init=False, default_factory=set)
+    _seen: set[ReadFault] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
-        top = _real(os.fspath(self.root))
+        top = _real_path(os.fspath(self.root))
         if not os.path.isdir(f"{top}/sys") and any(
             os.path.isdir(f"{top}/{name}") for name in ("bus", "devices", "class")
         ):
@@ -80,7 +80,7 @@ class Tree:
         if self.sys is None or self.proc is None:
             return Tree(self.root)
         other = object.__new__(Tree)
-        other.root, other._top, other.faults, other._known = self.root, self._top, [], set()
+        other.root, other._top, other.faults, other._seen = self.root, self._top, [], set()
         other.sys, other.proc = Folder(other, self.sys.path), Folder(other, self.proc.path)
         return other
 
@@ -100,9 +100,9 @@ class Tree:
     def fault(self, path: str, reason: str) -> None:
         """Note what cannot be used."""
         shown = path[len(self._top) :] if self.holds(path) and self._top != "/" else path
-        entry = Fault(shown, reason)
-        if entry not in self._known:
-            self._known.add(entry)
+        entry = ReadFault(shown, reason)
+        if entry not in self._seen:
+            self._seen.add(entry)
             self.faults.append(entry)
 
 
@@ -199,14 +199,14 @@ class Folder:
             if descriptor is None:
                 return None
             try:
-                found = os.fstat(descriptor)
-                if not stat.S_ISREG(found.st_mode):
+                status = os.fstat(descriptor)
+                if not stat.S_ISREG(status.st_mode):
                     self.tree.fault(path, "is no file")
                     return None
-                content = os.read(descriptor, min(limit + 1, _AT_ONCE))
+                content = os.read(descriptor, min(limit + 1, _READ_CHUNK))
                 # Files of /proc have no size and come in parts; what has one and comes short of a page has come whole.
-                if not found.st_size or (len(content) >= _PAGE and len(content) != found.st_size):
-                    content = _rest(descriptor, content, limit)
+                if not status.st_size or (len(content) >= _PAGE and len(content) != status.st_size):
+                    content = _read_rest(descriptor, content, limit)
             finally:
                 os.close(descriptor)
         except OSError as error:
@@ -242,7 +242,7 @@ class Folder:
         if not digits:
             return None
         if _NUMBER.fullmatch(digits) is None:
-            self.tree.fault(f"{self.path}/{name}", f"is no number: {digits[:40].decode('utf-8', 'replace')!r}")
+            self.tree.fault(f"{self.path}/{name}", f"is not a number: {digits[:40].decode('utf-8', 'replace')!r}")
             return None
         return int(digits, 16 if digits.startswith(b"0x") else 10)
 
@@ -251,14 +251,14 @@ class Folder:
             self.tree.fault(path, f"cannot be read: {error.strerror or error}")
 
 
-def _rest(descriptor: int, begun: bytes, limit: int) -> bytes:
+def _read_rest(descriptor: int, begun: bytes, limit: int) -> bytes:
     parts = bytearray(begun)
-    while len(parts) <= limit and (part := os.read(descriptor, min(limit + 1 - len(parts), _AT_ONCE))):
+    while len(parts) <= limit and (part := os.read(descriptor, min(limit + 1 - len(parts), _READ_CHUNK))):
         parts += part
     return bytes(parts)
 
 
-def _real(path: str) -> str:
+def _real_path(path: str) -> str:
     """The path without links. The kernel knows it at once; ``realpath`` asks it for each component."""
     try:
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -273,7 +273,7 @@ def _real(path: str) -> str:
 
 
 def _real_folder(path: str) -> str | None:
-    """As ``_real``, of a folder; None where it cannot be told so quickly. Raises OSError where it is none."""
+    """As ``_real_path``, of a folder; None where it cannot be told so quickly. Raises OSError where it is none."""
     descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         return os.readlink(f"/proc/self/fd/{descriptor}")
@@ -286,36 +286,36 @@ def _real_folder(path: str) -> str | None:
 @lru_cache(maxsize=4096)
 def _component(name: str) -> str:
     if not name or name in (".", "..") or "/" in name or "\0" in name:
-        raise ValueError(f"is no name of a file: {name!r}")
+        raise ValueError(f"is not a file name: {name!r}")
     return name
 
 
-def openers(proc: Folder, nodes: Collection[str], passed_over: Collection[str]) -> dict[str, str]:
+def open_device_nodes(proc: Folder, nodes: Collection[str], passed_over: Collection[str]) -> dict[str, str]:
     """Which of the device nodes (``/dev/vfio/15``) a process has open, and who: ``qemu-system-x86 4711``.
 
     Processes named in ``passed_over`` do not count. Nor do those that this one may not look into; there is no telling
     what they hold.
     """
-    found: dict[str, str] = {}
+    by_node: dict[str, str] = {}
     wanted = {os.fsencode(node): node for node in nodes}
     for pid in sorted((name for name in proc.names() if name.isdecimal()), key=int):
         for node in _open_nodes(f"{proc.path}/{pid}/fd", wanted):
-            if node in found:
+            if node in by_node:
                 continue
             process = proc.folder(pid)
             name = (process and process.text("comm")) or "process"
             if name not in passed_over:
-                found[node] = f"{name} {pid}"
-    return found
+                by_node[node] = f"{name} {pid}"
+    return by_node
 
 
 def _open_nodes(folder: str, wanted: Mapping[bytes, str]) -> list[str]:
     """Which of the wanted paths the links in a process's ``fd`` folder lead to.
 
-    A host has thousands of descriptors, and whoever takes a device from it waits for all of them: hence bytes, and
-    names from the folder on, which is a quarter less work.
+    A host has thousands of descriptors, and taking a device waits for all of them: hence bytes, and names from the
+    folder on, which is a quarter less work.
     """
-    found = []
+    nodes = []
     place = os.fsencode(folder)
     try:
         descriptors = os.listdir(place)
@@ -329,21 +329,21 @@ def _open_nodes(folder: str, wanted: Mapping[bytes, str]) -> list[str]:
             except OSError:  # closed since; the others are open all the same
                 continue
             if target in wanted:
-                found.append(wanted[target])
+                nodes.append(wanted[target])
     finally:
         if opened >= 0:
             os.close(opened)
-    return found
+    return nodes
 
 
 def ipv4_interfaces(tree: Tree) -> set[str]:
     """Interfaces with an IPv4 address, asked of the kernel; nothing for a tree that is not this host's own."""
     if not tree.is_host:
         return set()
-    found = set()
+    names = set()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # EADDRNOTAVAIL: no address
                 fcntl.ioctl(control, _SIOCGIFADDR, struct.pack("256s", os.fsencode(name)[:15]))
-                found.add(name)
-    return found
+                names.add(name)
+    return names

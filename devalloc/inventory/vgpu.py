@@ -29,7 +29,7 @@ _NVIDIA_NAME = re.compile(r".*?-(?:([1-9])-)?([0-9]{1,4})[ABCQ](?:ME)?[0-9]?", r
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class VgpuProfile:
     """A kind of vGPU."""
 
     id: str
@@ -45,7 +45,7 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True)
-class Instance:
+class VgpuInstance:
     """A vGPU that lives on a parent."""
 
     parent: Address
@@ -57,14 +57,14 @@ class Instance:
 
 
 @dataclass(frozen=True, slots=True)
-class Parent:
+class VgpuParent:
     """A function that vGPUs can be created on."""
 
     function: PciFunction
-    profiles: tuple[Profile, ...]
+    profiles: tuple[VgpuProfile, ...]
     available: dict[str, int]
     """How many more of each profile id the driver would create now."""
-    live: tuple[Instance, ...]
+    live: tuple[VgpuInstance, ...]
     holds_one: bool
     """At most one instance at a time: a VF, and every parent of the vendor VFIO layout."""
 
@@ -73,48 +73,50 @@ class Parent:
         return self.function.address
 
 
-def label(profile_id: str) -> str:
+def profile_label(profile_id: str) -> str:
     """A profile's id as names of devices have it, which are DNS labels: ``i915-gvtg-v5-4`` for ``i915-GVTg_V5_4``."""
     return _NOT_IN_LABELS.sub("-", profile_id.lower()).strip("-")
 
 
-def offered(function: PciFunction, labels: Collection[str]) -> dict[str, str] | None:
+def profile_ids_by_label(function: PciFunction, labels: Collection[str]) -> dict[str, str] | None:
     """The ids of those profiles with these labels that a function knows, by label; None when it is no vGPU parent."""
-    types = _types(function)
+    types = _profiles_folder(function)
     if types is not None:
-        known = [*filter(_TYPE_ID.fullmatch, types.names()), *map(_mdev_type, _mdevs(function))]
+        ids = [*filter(_TYPE_ID.fullmatch, types.names()), *map(_mdev_type, _mdevs(function))]
     else:
-        found = parent(function)
-        if found is None:
+        offer = read_parent(function)
+        if offer is None:
             return None
-        known = [*(profile.id for profile in found.profiles), *(live.profile_id for live in found.live)]
-    asked = {each for each in known if each is not None and label(each) in labels}
+        ids = [*(profile.id for profile in offer.profiles), *(live.profile_id for live in offer.live)]
+    matching = {each for each in ids if each is not None and profile_label(each) in labels}
     # Of several with one label the device of that name is of the first, as profiles are listed.
-    return {label(each): each for each in sorted(asked, key=_by_number, reverse=True)}
+    return {profile_label(each): each for each in sorted(matching, key=_by_number, reverse=True)}
 
 
-def parent(function: PciFunction, only: str | None = None) -> Parent | None:
+def read_parent(function: PciFunction, only: str | None = None) -> VgpuParent | None:
     """What a function offers; None when it is no vGPU parent. ``only``: of the mdev profiles read this one alone."""
-    types = _types(function)
-    live = [Instance(function.address, _mdev_type(mdev), mdev.name.lower(), _group(mdev)) for mdev in _mdevs(function)]
+    types = _profiles_folder(function)
+    live = [
+        VgpuInstance(function.address, _mdev_type(mdev), mdev.name.lower(), _group(mdev)) for mdev in _mdevs(function)
+    ]
     if types is not None or live:
         names = types.names() if types and only is None else [only] if only else []
-        found = [_mdev_profile(place) for name in names
+        listed = [_mdev_profile(place) for name in names
                  if types and _TYPE_ID.fullmatch(name) and (place := types.folder(name))]  # fmt: skip
-        available = {profile.id: max(count, 0) for profile, count in found}
-        profiles = _by_id(profile for profile, _ in found)
-        return Parent(function, tuple(profiles), available, tuple(live), holds_one=function.physfn is not None)
+        available = {profile.id: max(count, 0) for profile, count in listed}
+        profiles = _by_id(profile for profile, _ in listed)
+        return VgpuParent(function, tuple(profiles), available, tuple(live), holds_one=function.physfn is not None)
     nvidia = function.folder.folder("nvidia") if "nvidia" in function.entries else None
     listing = nvidia.text("creatable_vgpu_types") if nvidia else None
     current = nvidia.number("current_vgpu_type") if nvidia else None
     if listing is None and current is None:
         return None
     rows = [match for row in (listing or "").splitlines() if (match := _NVIDIA_ROW.fullmatch(row))]
-    profiles = _by_id(_named(f"nvidia-{row[1]}", row[2]) for row in rows)
+    profiles = _by_id(_profile_from_name(f"nvidia-{row[1]}", row[2]) for row in rows)
     if current != 0:  # or nobody can tell what lives there, so that nothing else may
         profile_id = None if current is None else f"nvidia-{current}"
-        live = [Instance(function.address, profile_id, None, function.iommu_group)]
-    return Parent(function, tuple(profiles), {profile.id: 1 for profile in profiles}, tuple(live), holds_one=True)
+        live = [VgpuInstance(function.address, profile_id, None, function.iommu_group)]
+    return VgpuParent(function, tuple(profiles), {profile.id: 1 for profile in profiles}, tuple(live), holds_one=True)
 
 
 def mdev_nodes(folder: Folder) -> set[str]:
@@ -130,7 +132,7 @@ def mdev_groups(function: PciFunction) -> dict[str, int]:
     return {node: group for mdev, group in groups if group is not None for node in mdev_nodes(mdev)}
 
 
-def _types(function: PciFunction) -> Folder | None:
+def _profiles_folder(function: PciFunction) -> Folder | None:
     """The profiles. Below class/mdev_bus is the same folder, in a recording perhaps the only one."""
     if "mdev_supported_types" in function.entries:
         return function.folder.folder("mdev_supported_types")
@@ -153,11 +155,11 @@ def _group(mdev: Folder) -> int | None:
     return int(name) if name is not None and name.isascii() and name.isdigit() and len(name) < 10 else None
 
 
-def _mdev_profile(place: Folder) -> tuple[Profile, int]:
+def _mdev_profile(place: Folder) -> tuple[VgpuProfile, int]:
     name, description = place.text("name") or place.name, place.text("description") or ""
     framebuffer, most = _FRAMEBUFFER.search(description), _MAX_INSTANCE.search(description)
-    profile = _named(place.name, name)
-    profile = Profile(
+    profile = _profile_from_name(place.name, name)
+    profile = VgpuProfile(
         id=profile.id,
         name=profile.name,
         framebuffer=int(framebuffer[1]) * MIB if framebuffer else profile.framebuffer,
@@ -168,10 +170,10 @@ def _mdev_profile(place: Folder) -> tuple[Profile, int]:
 
 
 @lru_cache(maxsize=1024)
-def _named(profile_id: str, name: str) -> Profile:
+def _profile_from_name(profile_id: str, name: str) -> VgpuProfile:
     """A profile as far as its name tells."""
     match = _NVIDIA_NAME.fullmatch(name)
-    return Profile(
+    return VgpuProfile(
         id=profile_id,
         name=name,
         framebuffer=int(match[2]) * GIB if match else None,
@@ -180,12 +182,12 @@ def _named(profile_id: str, name: str) -> Profile:
     )
 
 
-def _by_id(profiles: Iterable[Profile]) -> list[Profile]:
+def _by_id(profiles: Iterable[VgpuProfile]) -> list[VgpuProfile]:
     """In the order of the number at the end of their ids; of one id the first."""
-    found: dict[str, Profile] = {}
+    unique: dict[str, VgpuProfile] = {}
     for profile in profiles:
-        found.setdefault(profile.id, profile)
-    return [found[profile_id] for profile_id in sorted(found, key=_by_number)]
+        unique.setdefault(profile.id, profile)
+    return [unique[profile_id] for profile_id in sorted(unique, key=_by_number)]
 
 
 @lru_cache(maxsize=1024)

@@ -1,4 +1,4 @@
-"""Keep what is published about this host's devices true: look again when something may have changed.
+"""Keep the published devices of this host up to date: discover again when something may have changed.
 
 Events are debounced into one discovery; besides there is a periodic resync, which finds what sends no event (a NIC that
 got an address, an event that was lost), and a manual rescan. Only a discovery whose pools differ from the published
@@ -16,7 +16,8 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from devalloc.api.pool import DevicePool
-from devalloc.inventory.events import EventSource
+from devalloc.backoff import Backoff
+from devalloc.inventory.device_events import EventSource
 
 if TYPE_CHECKING:
     from devalloc.inventory import Discovery
@@ -52,7 +53,7 @@ class WatchSettings:
                 raise ValueError(f"watch setting {setting.name} must be more than 0 seconds")
 
 
-DEFAULTS = WatchSettings()
+DEFAULT_SETTINGS = WatchSettings()
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class PoolChanges:
         return "; ".join(named) or "no change"
 
 
-def diff(old: Sequence[DevicePool], new: Sequence[DevicePool]) -> PoolChanges:
+def diff_pools(old: Sequence[DevicePool], new: Sequence[DevicePool]) -> PoolChanges:
     """What became of the pools, by name, in the order of `new` (removed ones in the order of `old`)."""
     before = {pool.metadata.name: pool for pool in old}
     after = {pool.metadata.name: pool for pool in new}
@@ -99,7 +100,7 @@ class InventoryWatcher:
         publish: Callable[[Discovery], None],
         *,
         source: EventSource,
-        settings: WatchSettings = DEFAULTS,
+        settings: WatchSettings = DEFAULT_SETTINGS,
         clock: Callable[[], float] = time.monotonic,
         failed: Callable[[], None] = lambda: None,
         expected: tuple[type[Exception], ...] = (),
@@ -121,8 +122,8 @@ class InventoryWatcher:
         self._last_event = 0.0
         self._started = float("-inf")
         self._resync_at = float("-inf")
-        self._failures = 0
-        self._asked: deque[bool] = deque()  # rescans asked for, each with or without republishing
+        self._backoff = Backoff(self._settings.retry, self._settings.resync)
+        self._rescans: deque[bool] = deque()  # rescans asked for, each with or without republishing
         self._owed = False  # a republication that failed
 
     def rescan(self, *, republish: bool = False) -> None:
@@ -130,7 +131,7 @@ class InventoryWatcher:
 
         From any thread or signal handler, such as one for SIGHUP: it takes no lock.
         """
-        self._asked.append(republish)  # atomic
+        self._rescans.append(republish)  # atomic
         self._source.wake()
 
     def run(self, stop: threading.Event) -> None:
@@ -159,25 +160,24 @@ class InventoryWatcher:
         if self._first_event is not None:
             settled = min(self._last_event + self._settings.quiet, self._first_event + self._settings.longest_delay)
             due = min(due, settled)
-        if self._asked:
+        if self._rescans:
             due = now
         return max(due, self._started + self._settings.min_interval)
 
     def _look(self, now: float) -> None:
         """Discover, and publish what changed. What happens from here on is for the next discovery."""
         self._started, self._first_event = now, None
-        while self._asked:
-            self._owed |= self._asked.popleft()
+        while self._rescans:
+            self._owed |= self._rescans.popleft()
         try:
-            found = self._discover()
-            self._report(found)
-            changes = diff(self._published or (), found.pools)
+            discovery = self._discover()
+            self._report(discovery)
+            changes = diff_pools(self._published or (), discovery.pools)
             if changes or self._owed or self._published is None:
-                self._publish(found)
-                log.info("published %d pools: %s", len(found.pools), changes)
+                self._publish(discovery)
+                log.info("published %d pools: %s", len(discovery.pools), changes)
         except Exception as error:
-            self._failures += 1
-            delay = min(self._settings.retry * 2 ** min(self._failures - 1, 30), self._settings.resync)
+            delay = self._backoff.next_delay()
             self._resync_at = self._clock() + delay
             is_expected, is_again = isinstance(error, self._expected), str(error) == self._logged
             log.log(
@@ -190,12 +190,13 @@ class InventoryWatcher:
             self._logged = str(error) if is_expected else ""
             self._failed()
         else:
-            self._published, self._failures, self._owed, self._logged = list(found.pools), 0, False, ""
+            self._published, self._owed, self._logged = list(discovery.pools), False, ""
+            self._backoff.reset()
             self._resync_at = self._clock() + self._settings.resync
 
-    def _report(self, found: Discovery) -> None:
+    def _report(self, discovery: Discovery) -> None:
         """Log each problem when it comes, not every time it is seen."""
-        problems = {str(problem): problem for problem in found.problems}
+        problems = {str(problem): problem for problem in discovery.problems}
         for text, problem in problems.items():
             if text not in self._problems:
                 log.log(logging.ERROR if problem.is_error else logging.WARNING, "%s", problem.text)

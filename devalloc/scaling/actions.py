@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from devalloc.scaling.desired import Desired, desired
-from devalloc.scaling.goals import Goal, goal
+from devalloc.backoff import backoff_delay
+from devalloc.scaling.desired import DesiredResources, desired_resources
+from devalloc.scaling.goals import ScalingGoal, compute_goal
 from devalloc.scaling.metrics import SystemMetrics
 from devalloc.scaling.resources import Resources
-from devalloc.scaling.state import State, Way
+from devalloc.scaling.state import Direction, ScalingState
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class PluginRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ResourceChange:
     """From what there is to what there should be."""
 
     current: Resources
@@ -39,19 +40,19 @@ class Actions:
 
     wait: int | None
     plugin: PluginRequest | None
-    machine: Change | None
-    upscale: Change | None
-    downscale: Change | None
-    goal: Goal
+    machine: ResourceChange | None
+    upscale: ResourceChange | None
+    downscale: ResourceChange | None
+    goal: ScalingGoal
     desired: Resources
     warnings: tuple[str, ...] = ()
 
 
-_Action = TypeVar("_Action", PluginRequest, Change)
+_Action = TypeVar("_Action", PluginRequest, ResourceChange)
 
 
 @dataclass(frozen=True, slots=True)
-class _Planned(Generic[_Action]):
+class _ChannelPlan(Generic[_Action]):
     """What one channel does: an action, or how long it has to wait, or neither; and what kept it from acting."""
 
     action: _Action | None = None
@@ -59,17 +60,17 @@ class _Planned(Generic[_Action]):
     warning: str | None = None
 
 
-def next_actions(state: State, now: int) -> Actions:
+def next_actions(state: ScalingState, now: int) -> Actions:
     """What to do now. Asked again after each event and after the wait."""
     rules = state.rules
-    wish = goal(rules.unit, state.config, state.system, state.lfc, rules.era)
+    wish = compute_goal(rules.unit, state.config, state.system, state.lfc, rules.era)
     wanted = _desired(state, now, wish)
     plugin = _plugin(state, now, wanted.resources)
-    machine = _machine(state, now, wanted.resources, _asking_for(state, plugin.action))
+    machine = _machine(state, now, wanted.resources, _announced_to_plugin(state, plugin.action))
     upscale = _upscale(state, now, wanted.resources)
     downscale = _downscale(state, now, wanted.resources, upscale.action is not None)
     waits = [plugin.wait, machine.wait, upscale.wait, downscale.wait, *_expiries(state, now, wanted, downscale)]
-    kept = (planned.warning for planned in (plugin, machine, upscale, downscale))
+    warnings = (planned.warning for planned in (plugin, machine, upscale, downscale))
     return Actions(
         wait=min((wait for wait in waits if wait is not None), default=None),
         plugin=plugin.action,
@@ -78,40 +79,42 @@ def next_actions(state: State, now: int) -> Actions:
         downscale=downscale.action,
         goal=wish,
         desired=wanted.resources,
-        warnings=(*wanted.warnings, *(warning for warning in kept if warning is not None)),
+        warnings=(*wanted.warnings, *(warning for warning in warnings if warning is not None)),
     )
 
 
 # -- what is desired -------------------------------------------------------------------------------------------------
 
 
-def _desired(state: State, now: int, wish: Goal) -> Desired:
+def _desired(state: ScalingState, now: int, wish: ScalingGoal) -> DesiredResources:
     monitor, rules, bounds = state.monitor, state.rules, state.bounds
-    upscale = monitor.requested if _left(now, _requested_at(state), rules.timing.upscale_valid) else None
-    refused = _left(now, _denied_at(state), rules.timing.monitor_denied) is not None and not state.insisting
+    upscale = monitor.requested if _remaining_time(now, _requested_at(state), rules.timing.upscale_valid) else None
+    refused = _remaining_time(now, _denied_at(state), rules.timing.monitor_denied) is not None and not state.insisting
     denied = monitor.denied if refused else None
-    return desired(rules.unit, bounds.min, bounds.max, state.using, wish, upscale, denied, rules.era)
+    return desired_resources(rules.unit, bounds.min, bounds.max, state.using, wish, upscale, denied, rules.era)
 
 
-def _expiries(state: State, now: int, wanted: Desired, downscale: _Planned[Change]) -> list[int | None]:
+def _expiries(
+    state: ScalingState, now: int, wanted: DesiredResources, downscale: _ChannelPlan[ResourceChange]
+) -> list[int | None]:
     """When a denial or a request that counts now does not any more. Who is about to ask for less is answered first."""
     timing = state.rules.timing
     asks = downscale.action is not None or state.monitor.in_flight is not None
     return [
-        _left(now, _denied_at(state), timing.monitor_denied) if wanted.by_denial and not asks else None,
-        _left(now, _requested_at(state), timing.upscale_valid) if wanted.by_request else None,
+        _remaining_time(now, _denied_at(state), timing.monitor_denied) if wanted.by_denial and not asks else None,
+        _remaining_time(now, _requested_at(state), timing.upscale_valid) if wanted.by_request else None,
     ]
 
 
-def _requested_at(state: State) -> int | None:
+def _requested_at(state: ScalingState) -> int | None:
     return None if state.monitor.requested is None else state.monitor.requested.at
 
 
-def _denied_at(state: State) -> int | None:
+def _denied_at(state: ScalingState) -> int | None:
     return None if state.monitor.denied is None else state.monitor.denied.at
 
 
-def _left(now: int, since: int | None, duration: int) -> int | None:
+def _remaining_time(now: int, since: int | None, duration: int) -> int | None:
     """What is left of a duration; None when it is over or never began."""
     left = 0 if since is None else since + duration - now
     return left if left > 0 else None
@@ -120,35 +123,35 @@ def _left(now: int, since: int | None, duration: int) -> int | None:
 # -- the four channels -----------------------------------------------------------------------------------------------
 
 
-def _plugin(state: State, now: int, wanted: Resources) -> _Planned[PluginRequest]:
+def _plugin(state: ScalingState, now: int, wanted: Resources) -> _ChannelPlan[PluginRequest]:
     plugin, timing = state.plugin, state.rules.timing
     # A decrease is made first and told afterwards; an increase is asked for first.
-    asking, report = _clamped(state, state.using, wanted, lowest=state.using), state.utmost
+    asking, report = _clamped(state, state.using, wanted, lowest=state.using), state.upper_bound
     if not state.rules.as_peers:
         # What a change in flight is about to use is not given back.
         asking = asking.most(report)
     last, permit = plugin.last, plugin.permit
     news = last is not None and permit is not None and asking != permit
     denied = last is not None and permit is not None and not plugin.in_flight and last.resources.exceeds(permit)
-    denied_left = _left(now, last.at, timing.plugin_denied_retry) if last is not None and denied else None
+    denied_left = _remaining_time(now, last.at, timing.plugin_denied_retry) if last is not None and denied else None
     ask = news and denied_left is None
     target = asking if ask else report
     if plugin.in_flight:
         assert last is not None
         other = "a plugin request for something else is in flight" if last.resources != target else None
-        return _Planned(warning=other)
-    if (left := _left(now, plugin.failed_at, timing.plugin_retry)) is not None:
-        return _Planned(wait=left, warning="a plugin request failed too recently to make another")
+        return _ChannelPlan(warning=other)
+    if (left := _remaining_time(now, plugin.failed_at, timing.plugin_retry)) is not None:
+        return _ChannelPlan(wait=left, warning="a plugin request failed too recently to make another")
     # A request that failed may have been heard, or not: it is made again before its turn.
     again = plugin.failed_at is not None and not state.rules.as_peers
-    tick_left = None if last is None or again else _left(now, last.at, timing.plugin_tick)
+    tick_left = None if last is None or again else _remaining_time(now, last.at, timing.plugin_tick)
     if tick_left is not None and not ask:
         warning = "the plugin permitted less than was asked for too recently to ask again" if news else None
-        return _Planned(wait=min(tick_left, denied_left or tick_left), warning=warning)
-    return _Planned(PluginRequest(permit, target, state.system))
+        return _ChannelPlan(wait=min(tick_left, denied_left or tick_left), warning=warning)
+    return _ChannelPlan(PluginRequest(permit, target, state.system))
 
 
-def _asking_for(state: State, planned: PluginRequest | None) -> Resources | None:
+def _announced_to_plugin(state: ScalingState, planned: PluginRequest | None) -> Resources | None:
     """What the plugin is or will be told that the machine has."""
     if state.plugin.in_flight:
         assert state.plugin.last is not None
@@ -156,9 +159,11 @@ def _asking_for(state: State, planned: PluginRequest | None) -> Resources | None
     return None if planned is None else planned.target
 
 
-def _machine(state: State, now: int, wanted: Resources, asking: Resources | None) -> _Planned[Change]:
+def _machine(
+    state: ScalingState, now: int, wanted: Resources, asking: Resources | None
+) -> _ChannelPlan[ResourceChange]:
     machine = state.machine
-    agreed = _counted(state) or state.using
+    agreed = _guest_may_count_on(state) or state.using
     target = _clamped(
         state,
         state.using,
@@ -167,81 +172,82 @@ def _machine(state: State, now: int, wanted: Resources, asking: Resources | None
         highest=state.using if state.plugin.permit is None else state.plugin.permit,
     )
     if target == state.using:
-        return _Planned()
+        return _ChannelPlan()
     if machine.in_flight is not None:
         other = "another change of the machine is in flight" if machine.in_flight != target else None
-        return _Planned(warning=other)
+        return _ChannelPlan(warning=other)
     if asking is not None and target.exceeds(asking):
-        return _Planned(warning="the plugin is being told of less than the machine should have")
-    if (left := _left(now, machine.failed_at, _machine_retry(state))) is not None:
-        return _Planned(wait=left, warning="a change of the machine failed too recently to try another")
-    return _Planned(Change(state.using, target))
+        return _ChannelPlan(warning="the plugin is being told of less than the machine should have")
+    if (left := _remaining_time(now, machine.failed_at, _machine_retry(state))) is not None:
+        return _ChannelPlan(wait=left, warning="a change of the machine failed too recently to try another")
+    return _ChannelPlan(ResourceChange(state.using, target))
 
 
-_EARLY = 3
+_FAST_RETRIES = 3
 """Changes that fail in a row before they are tried less often."""
 
 
-def _machine_retry(state: State) -> int:
-    timing, late = state.rules.timing, state.machine.failures - _EARLY
+def _machine_retry(state: ScalingState) -> int:
+    timing, late = state.rules.timing, state.machine.failures - _FAST_RETRIES
     if state.rules.as_peers or late < 0:
         return timing.machine_retry
-    return max(timing.machine_retry, min(timing.machine_retry << min(late + 1, 32), timing.machine_retry_most))
+    delay = backoff_delay(late + 2, timing.machine_retry, timing.machine_retry_most)
+    return max(timing.machine_retry, round(delay))
 
 
-def _upscale(state: State, now: int, wanted: Resources) -> _Planned[Change]:
+def _upscale(state: ScalingState, now: int, wanted: Resources) -> _ChannelPlan[ResourceChange]:
     monitor = state.monitor
     approved = monitor.approved
     if approved is None:
-        return _Planned()
+        return _ChannelPlan()
     # What a change in flight is about to take away is not given to the guest.
-    target = _clamped(state, approved, state.surely, lowest=approved, highest=wanted.most(approved))
+    target = _clamped(state, approved, state.lower_bound, lowest=approved, highest=wanted.most(approved))
     if target == approved:
-        return _Planned()
+        return _ChannelPlan()
     if monitor.in_flight is not None:
-        return _Planned(warning=_busy(state, Way.UP, target))
-    if (left := _left(now, monitor.upscale_failed_at, state.rules.timing.monitor_retry)) is not None:
-        return _Planned(wait=left, warning="telling the monitor of more failed too recently to try again")
-    return _Planned(Change(approved, target))
+        return _ChannelPlan(warning=_busy(state, Direction.UP, target))
+    if (left := _remaining_time(now, monitor.upscale_failed_at, state.rules.timing.monitor_retry)) is not None:
+        return _ChannelPlan(wait=left, warning="telling the monitor of more failed too recently to try again")
+    return _ChannelPlan(ResourceChange(approved, target))
 
 
-def _downscale(state: State, now: int, wanted: Resources, upscale_planned: bool) -> _Planned[Change]:
+def _downscale(state: ScalingState, now: int, wanted: Resources, upscale_planned: bool) -> _ChannelPlan[ResourceChange]:
     monitor, counted = state.monitor, state.monitor.counted
     if counted is None:
-        return _Planned(warning="the monitor has no active connection" if state.using.exceeds(wanted) else None)
-    target = counted.least(wanted).most(counted.above(state.rules.unit))
+        return _ChannelPlan(warning="the monitor has no active connection" if state.using.exceeds(wanted) else None)
+    target = counted.least(wanted).most(counted.excess_over(state.rules.unit))
     if target == counted:
-        return _Planned()
+        return _ChannelPlan()
     if upscale_planned:
-        return _Planned(warning="the monitor is to be told of more before it is asked for less")
+        return _ChannelPlan(warning="the monitor is to be told of more before it is asked for less")
     if monitor.in_flight is not None:
-        return _Planned(warning=_busy(state, Way.DOWN, target))
-    if (left := _left(now, monitor.downscale_failed_at, state.rules.timing.monitor_retry)) is not None:
-        return _Planned(wait=left, warning="asking the monitor for less failed too recently to try again")
-    return _Planned(Change(counted, target))
+        return _ChannelPlan(warning=_busy(state, Direction.DOWN, target))
+    if (left := _remaining_time(now, monitor.downscale_failed_at, state.rules.timing.monitor_retry)) is not None:
+        return _ChannelPlan(wait=left, warning="asking the monitor for less failed too recently to try again")
+    return _ChannelPlan(ResourceChange(counted, target))
 
 
-def _counted(state: State) -> Resources | None:
+def _guest_may_count_on(state: ScalingState) -> Resources | None:
     """The most that the guest may count on, now or when it has been told what it is being told."""
-    told, counted = state.monitor.in_flight, state.monitor.counted
-    if counted is None or told is None or told.way is Way.DOWN or state.rules.as_peers:
+    in_flight, counted = state.monitor.in_flight, state.monitor.counted
+    if counted is None or in_flight is None or in_flight.way is Direction.DOWN or state.rules.as_peers:
         return counted
-    return counted.most(told.target)
+    return counted.most(in_flight.target)
 
 
-def _busy(state: State, way: Way, target: Resources) -> str | None:
-    told = state.monitor.in_flight
-    if told is None or (told.way, told.target) == (way, target):
+def _busy(state: ScalingState, way: Direction, target: Resources) -> str | None:
+    in_flight = state.monitor.in_flight
+    if in_flight is None or (in_flight.way, in_flight.target) == (way, target):
         return None
-    return f"another {told.way.value} of the monitor is in flight"
+    return f"another {in_flight.way.value} of the monitor is in flight"
 
 
-_NOTHING = Resources(0, 0)
-_ENDLESS = Resources(2**63, 2**63)
+_NO_RESOURCES = Resources(0, 0)
+_UNLIMITED = Resources(2**63, 2**63)
 
 
 def _clamped(
-    state: State,
+    state: ScalingState,
     current: Resources,
     wanted: Resources,
     *,
@@ -249,7 +255,7 @@ def _clamped(
     highest: Resources | None = None,
 ) -> Resources:
     """What is wanted of each resource, but not below ``lowest`` where it is less, not above ``highest`` where more."""
-    low, high = lowest or _NOTHING, highest or _ENDLESS
+    low, high = lowest or _NO_RESOURCES, highest or _UNLIMITED
     if not state.rules.as_peers:
         # A bound keeps a change from happening; it never makes one, nor turns one round.
         low, high = low.least(current), high.most(current)

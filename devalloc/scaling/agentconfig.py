@@ -11,28 +11,29 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from devalloc.api.nearest import nearest
 from devalloc.api.problems import Problem
 from devalloc.api.quantity import type_name
+from devalloc.api.suggest import closest_match
+from devalloc.scaling.compat import ProtocolEra
 from devalloc.scaling.config import ScalingConfig, read_defaults
-from devalloc.scaling.eras import Era
+from devalloc.scaling.health import HealthLimits
 from devalloc.scaling.messages.plugin import PORT
-from devalloc.scaling.resources import UNIT, Resources
-from devalloc.scaling.scalars import bytes_from_json, cpu_from_json
-from devalloc.scaling.state import Timing
-from devalloc.scaling.stuck import Limits
+from devalloc.scaling.resources import DEFAULT_COMPUTE_UNIT, Resources
+from devalloc.scaling.state import ScalingTiming
+from devalloc.scaling.wire_amounts import bytes_from_json, cpu_from_json
 
-MOST_SECONDS = 7 * 24 * 3600
-SCALING = ScalingConfig()
+MAX_SECONDS = 7 * 24 * 3600
+DEFAULT_SCALING = ScalingConfig()
 
 
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
-    """Everything that an agent is told. Times are in milliseconds; the defaults are those that the newest era ships."""
+    """Everything that configures an agent. Times are in milliseconds; the defaults are those that the newest era
+    ships."""
 
-    unit: Resources = UNIT
+    unit: Resources = DEFAULT_COMPUTE_UNIT
     """One compute unit."""
-    scaling: ScalingConfig = SCALING
+    scaling: ScalingConfig = DEFAULT_SCALING
     """For machines that say nothing else."""
     scheduler_name: str = "autoscale-scheduler"
     plugin_port: int = PORT
@@ -72,9 +73,9 @@ class AgentConfig:
     dump_timeout: int = 5_000
 
     @property
-    def timing(self) -> Timing:
+    def timing(self) -> ScalingTiming:
         """The waits of the state machine."""
-        return Timing(
+        return ScalingTiming(
             plugin_tick=self.plugin_tick,
             plugin_retry=self.plugin_retry,
             plugin_denied_retry=self.plugin_denied_retry,
@@ -85,9 +86,9 @@ class AgentConfig:
         )
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> HealthLimits:
         """When scaling counts as stuck. The longest of the windows holds for all."""
-        return Limits(
+        return HealthLimits(
             silence=max(self.monitor_silence, self.monitor_grace),
             window=max(self.plugin_window, self.monitor_window, self.machine_window),
             monitor_failures=self.monitor_failures,
@@ -96,9 +97,9 @@ class AgentConfig:
         )
 
 
-def shipped(era: Era = Era.NEWEST) -> AgentConfig:
+def default_agent_config(era: ProtocolEra = ProtocolEra.NEWEST) -> AgentConfig:
     """What an agent of the era is shipped with."""
-    return AgentConfig() if era is Era.NEWEST else replace(AgentConfig(), plugin_tick=5_000, lfc_port=9399)
+    return AgentConfig() if era is ProtocolEra.NEWEST else replace(AgentConfig(), plugin_tick=5_000, lfc_port=9399)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,24 +110,24 @@ class ReadAgentConfig:
     problems: list[Problem]
 
 
-def read_agent_config(content: object, era: Era = Era.NEWEST) -> ReadAgentConfig:
+def read_agent_config(content: object, era: ProtocolEra = ProtocolEra.NEWEST) -> ReadAgentConfig:
     """Read the configuration of an agent of this era from decoded JSON. Never raises for content."""
     if not isinstance(content, dict):
         return ReadAgentConfig(None, [Problem(f"must be an object, not {type_name(content)}")])
     values: dict[str, Any] = {}
     problems: list[Problem] = []
-    known = known_settings(era)
-    for path, value in _leaves(content, set(known)):
-        if path.partition(".")[0] in UNUSED:
+    settings = known_settings(era)
+    for path, value in _leaves(content, set(settings)):
+        if path.partition(".")[0] in UNUSED_SETTINGS:
             continue
-        setting = known.get(path)
+        setting = settings.get(path)
         if setting is None:
-            near = nearest(path, known)
+            near = closest_match(path, settings)
             advice = f"; did you mean {near}?" if near else ""
             problems.append(Problem(f"is ignored: there is no such setting{advice}", path[:80], severity="warning"))
             continue
         try:
-            values[setting.attribute] = _READ[setting.form](value)
+            values[setting.attribute] = _READERS[setting.form](value)
         except ValueError as error:
             problems.append(Problem(str(error), path))
     scaling = content.get("scaling")
@@ -140,28 +141,28 @@ def read_agent_config(content: object, era: Era = Era.NEWEST) -> ReadAgentConfig
     else:
         problems.append(Problem("is required", "scaling"))
     broken = any(problem.is_error for problem in problems)
-    return ReadAgentConfig(None if broken else replace(shipped(era), **values), problems)
+    return ReadAgentConfig(None if broken else replace(default_agent_config(era), **values), problems)
 
 
 # -- settings --------------------------------------------------------------------------------------------------------
 
-_Form = Literal["seconds", "port", "count", "text", "unit"]
+_ValueForm = Literal["seconds", "port", "count", "text", "unit"]
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class AgentSetting:
     """One setting of the file, by its path."""
 
     path: str
     attribute: str
-    form: _Form
+    form: _ValueForm
 
 
-def _setting(path: str, attribute: str, form: _Form = "seconds") -> Setting:
-    return Setting(path, attribute, form)
+def _setting(path: str, attribute: str, form: _ValueForm = "seconds") -> AgentSetting:
+    return AgentSetting(path, attribute, form)
 
 
-SETTINGS = (
+AGENT_SETTINGS = (
     _setting("scaling.computeUnit", "unit", "unit"),
     _setting("scheduler.schedulerName", "scheduler_name", "text"),
     _setting("scheduler.requestPort", "plugin_port", "port"),
@@ -196,7 +197,7 @@ SETTINGS = (
     _setting("dumpState.port", "dump_port", "port"),
     _setting("dumpState.timeoutSeconds", "dump_timeout"),
 )
-_OLDEST = (
+_OLDEST_SETTINGS = (
     _setting("scaling.requestTimeoutSeconds", "machine_timeout"),
     _setting("metrics.loadMetricPrefix", "metrics_prefix", "text"),
     _setting("metrics.port", "system_port", "port"),
@@ -204,23 +205,23 @@ _OLDEST = (
     _setting("metrics.secondsBetweenRequests", "system_interval"),
 )
 """What only the oldest era calls so."""
-UNUSED = {"billing", "refereshStateIntervalSeconds", "informant", "scalingEvents", "reporting"}
+UNUSED_SETTINGS = {"billing", "refereshStateIntervalSeconds", "informant", "scalingEvents", "reporting"}
 """Settings of other parts, or of none here. The odd spelling is theirs."""
 
 
-def known_settings(era: Era) -> dict[str, Setting]:
+def known_settings(era: ProtocolEra) -> dict[str, AgentSetting]:
     """Those that agents of this era have, by their paths."""
-    settings = (*SETTINGS, *_OLDEST) if era is Era.V0_12 else SETTINGS
+    settings = (*AGENT_SETTINGS, *_OLDEST_SETTINGS) if era is ProtocolEra.V0_12 else AGENT_SETTINGS
     return {setting.path: setting for setting in settings}
 
 
-def _leaves(content: dict[str, Any], known: set[str], prefix: str = "") -> Iterator[tuple[str, object]]:
+def _leaves(content: dict[str, Any], settings: set[str], prefix: str = "") -> Iterator[tuple[str, object]]:
     for name, value in content.items():
         path = f"{prefix}{name}"
         if path == "scaling.defaultConfig":
             continue
-        if isinstance(value, dict) and path not in known and path.count(".") < 3:
-            yield from _leaves(value, known, f"{path}.")
+        if isinstance(value, dict) and path not in settings and path.count(".") < 3:
+            yield from _leaves(value, settings, f"{path}.")
         else:
             yield path, value
 
@@ -228,8 +229,8 @@ def _leaves(content: dict[str, Any], known: set[str], prefix: str = "") -> Itera
 def _seconds(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"must be a number of seconds, not {type_name(value)}")
-    if not (math.isfinite(value) and 0 < value <= MOST_SECONDS):
-        raise ValueError(f"must be more than 0 and at most {MOST_SECONDS} seconds")
+    if not (math.isfinite(value) and 0 < value <= MAX_SECONDS):
+        raise ValueError(f"must be more than 0 and at most {MAX_SECONDS} seconds")
     milliseconds = round(value * 1000)
     if milliseconds == 0:
         raise ValueError("must be at least 0.001 seconds")
@@ -246,7 +247,7 @@ def _whole(value: object, what: str, least: int, most: int) -> int:
 
 def _text(value: object) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= 253:
-        raise ValueError("must be a text of 1 to 253 characters")
+        raise ValueError("must be a string of 1 to 253 characters")
     return value
 
 
@@ -259,7 +260,7 @@ def _unit(value: object) -> Resources:
     return unit
 
 
-_READ: dict[_Form, Callable[[object], Any]] = {
+_READERS: dict[_ValueForm, Callable[[object], Any]] = {
     "seconds": _seconds,
     "port": lambda value: _whole(value, "a port", 1, 65_535),
     "count": lambda value: _whole(value, "a whole number", 0, 1_000_000),

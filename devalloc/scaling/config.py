@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from devalloc.api.nearest import nearest
 from devalloc.api.problems import Problem
 from devalloc.api.quantity import type_name
-from devalloc.scaling.eras import Era
+from devalloc.api.suggest import closest_match
+from devalloc.scaling.compat import ProtocolEra
 
 ANNOTATION = "autoscaling.neon.tech/config"
 ANNOTATION_PATH = f"metadata.annotations[{ANNOTATION}]"
@@ -54,7 +54,7 @@ class ScalingConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Overrides:
+class ScalingOverrides:
     """What one machine has different; None is "as the default"."""
 
     load_average_fraction_target: float | None = None
@@ -81,11 +81,11 @@ class ReadDefaults:
 class ReadOverrides:
     """Overrides, or None with at least one error among the problems; warnings may come with either."""
 
-    overrides: Overrides | None
+    overrides: ScalingOverrides | None
     problems: list[Problem]
 
 
-def read_defaults(content: object, era: Era = Era.NEWEST, path: str = "") -> ReadDefaults:
+def read_defaults(content: object, era: ProtocolEra = ProtocolEra.NEWEST, path: str = "") -> ReadDefaults:
     """Read the configuration that machines have by default: what the era requires must be there.
 
     ``content`` is decoded JSON. Fields that the era does not know keep what is shipped. Never raises for content.
@@ -94,7 +94,7 @@ def read_defaults(content: object, era: Era = Era.NEWEST, path: str = "") -> Rea
     if isinstance(content, dict):
         problems += [
             Problem("is required", _join(path, field.name))
-            for field in _known(era)
+            for field in _known_fields(era)
             if field.required and field.attribute not in values and _given(content, field.name) is None
         ]
     config = replace(ScalingConfig(), **values)
@@ -103,15 +103,15 @@ def read_defaults(content: object, era: Era = Era.NEWEST, path: str = "") -> Rea
     return ReadDefaults(None if _errors(problems) else config, problems)
 
 
-def read_overrides(content: object, era: Era = Era.NEWEST, path: str = "") -> ReadOverrides:
+def read_overrides(content: object, era: ProtocolEra = ProtocolEra.NEWEST, path: str = "") -> ReadOverrides:
     """Read what one machine has different. ``content`` is decoded JSON. Never raises for content."""
     values, problems = _read(content, era, path)
-    if era is Era.V0_12 and isinstance(content, dict) and _given(content, _LOAD) is None:
+    if era is ProtocolEra.V0_12 and isinstance(content, dict) and _given(content, _LOAD) is None:
         problems.append(Problem(f"is required: in {era.value} an override replaces the default", _join(path, _LOAD)))
-    return ReadOverrides(None if _errors(problems) else Overrides(**values), problems)
+    return ReadOverrides(None if _errors(problems) else ScalingOverrides(**values), problems)
 
 
-def read_annotation(text: str, era: Era = Era.NEWEST, path: str = "") -> ReadOverrides:
+def read_config_annotation(text: str, era: ProtocolEra = ProtocolEra.NEWEST, path: str = "") -> ReadOverrides:
     """Read overrides from the annotation's text. Never raises for content."""
     if len(text) > MAX_ANNOTATION:
         return ReadOverrides(None, [Problem(f"must be at most {MAX_ANNOTATION} characters, not {len(text)}", path)])
@@ -120,33 +120,22 @@ def read_annotation(text: str, era: Era = Era.NEWEST, path: str = "") -> ReadOve
     except (ValueError, RecursionError) as error:
         return ReadOverrides(None, [Problem(f"is not valid JSON: {error}", path)])
     if content is None:
-        return ReadOverrides(Overrides(), [])
+        return ReadOverrides(ScalingOverrides(), [])
     return read_overrides(content, era, path)
 
 
-def merge(defaults: ScalingConfig, overrides: Overrides | None, path: str = "") -> ReadDefaults:
+def merge_overrides(defaults: ScalingConfig, overrides: ScalingOverrides | None, path: str = "") -> ReadDefaults:
     """The configuration of one machine: what is set replaces the default. Problems: what clashes only now."""
     if overrides is None:
         return ReadDefaults(defaults, [])
-    config = overridden(defaults, overrides)
+    config = apply_overrides(defaults, overrides)
     problems = _conflicts(config, path)
     return ReadDefaults(None if problems else config, problems)
 
 
-def overridden(defaults: ScalingConfig, overrides: Overrides) -> ScalingConfig:
+def apply_overrides(defaults: ScalingConfig, overrides: ScalingOverrides) -> ScalingConfig:
     """The same, where what clashes is of no interest yet."""
     return replace(defaults, **{name: value for name, value in asdict(overrides).items() if value is not None})
-
-
-def defaults_to_json(config: ScalingConfig, era: Era = Era.NEWEST) -> dict[str, Any]:
-    """As decoded JSON, with the fields that the era knows."""
-    return {field.name: getattr(config, field.attribute) for field in _known(era)}
-
-
-def overrides_to_json(overrides: Overrides, era: Era = Era.NEWEST) -> dict[str, Any]:
-    """As decoded JSON: the fields that are set and that the era knows."""
-    values = {field.name: getattr(overrides, field.attribute) for field in _known(era)}
-    return {name: value for name, value in values.items() if value is not None}
 
 
 # -- fields ----------------------------------------------------------------------------------------------------------
@@ -159,7 +148,7 @@ _Read = Callable[[object], float | int | bool]
 class _Field:
     name: str
     attribute: str
-    since: Era
+    since: ProtocolEra
     required: bool
     read: _Read
 
@@ -213,40 +202,42 @@ _FIELDS = (
     _Field(
         _LOAD,
         "load_average_fraction_target",
-        Era.V0_12,
+        ProtocolEra.V0_12,
         True,
         _number(above=0, below=2, form="a number above 0 and below 2"),
     ),
-    _Field("memoryUsageFractionTarget", "memory_usage_fraction_target", Era.V0_31, True, _PART),
-    _Field("enableLFCMetrics", "enable_lfc_metrics", Era.V0_31, True, _flag),
-    _Field("memoryTotalFractionTarget", "memory_total_fraction_target", Era.NEWEST, True, _PART),
-    _Field("lfcToMemoryRatio", "lfc_to_memory_ratio", Era.NEWEST, True, _number(above=0, form="a number above 0")),
-    _Field(_WINDOW, "lfc_window_size_minutes", Era.NEWEST, True, _minutes(2)),
-    _Field(_WAIT, "lfc_min_wait_before_downscale_minutes", Era.NEWEST, True, _minutes(1)),
-    _Field("lfcUseLargestWindow", "lfc_use_largest_window", Era.NEWEST, False, _flag),
-    _Field("cpuStableZoneRatio", "cpu_stable_zone_ratio", Era.NEWEST, True, _RATIO),
-    _Field("cpuMixedZoneRatio", "cpu_mixed_zone_ratio", Era.NEWEST, True, _RATIO),
+    _Field("memoryUsageFractionTarget", "memory_usage_fraction_target", ProtocolEra.V0_31, True, _PART),
+    _Field("enableLFCMetrics", "enable_lfc_metrics", ProtocolEra.V0_31, True, _flag),
+    _Field("memoryTotalFractionTarget", "memory_total_fraction_target", ProtocolEra.NEWEST, True, _PART),
+    _Field(
+        "lfcToMemoryRatio", "lfc_to_memory_ratio", ProtocolEra.NEWEST, True, _number(above=0, form="a number above 0")
+    ),
+    _Field(_WINDOW, "lfc_window_size_minutes", ProtocolEra.NEWEST, True, _minutes(2)),
+    _Field(_WAIT, "lfc_min_wait_before_downscale_minutes", ProtocolEra.NEWEST, True, _minutes(1)),
+    _Field("lfcUseLargestWindow", "lfc_use_largest_window", ProtocolEra.NEWEST, False, _flag),
+    _Field("cpuStableZoneRatio", "cpu_stable_zone_ratio", ProtocolEra.NEWEST, True, _RATIO),
+    _Field("cpuMixedZoneRatio", "cpu_mixed_zone_ratio", ProtocolEra.NEWEST, True, _RATIO),
 )
-_ORDER = list(Era)
+_ORDER = list(ProtocolEra)
 
 assert {field.attribute for field in _FIELDS} == {field.name for field in fields(ScalingConfig)}
 
 
-def _known(era: Era) -> list[_Field]:
+def _known_fields(era: ProtocolEra) -> list[_Field]:
     return [field for field in _FIELDS if _ORDER.index(field.since) <= _ORDER.index(era)]
 
 
-def _read(content: object, era: Era, path: str) -> tuple[dict[str, Any], list[Problem]]:
+def _read(content: object, era: ProtocolEra, path: str) -> tuple[dict[str, Any], list[Problem]]:
     """The values that can be read, by attribute, and the problems of the others. null is the same as absent."""
     if not isinstance(content, dict):
         return {}, [Problem(f"must be an object, not {type_name(content)}", path)]
-    known = {field.name: field for field in _known(era)}
-    by_folded = {name.lower(): field for name, field in known.items()}
+    by_name = {field.name: field for field in _known_fields(era)}
+    by_folded = {name.lower(): field for name, field in by_name.items()}
     values: dict[str, Any] = {}
     problems: list[Problem] = []
     for name, value in content.items():
         # Peers match the names of fields without regard to case, and ignore the ones that they do not know.
-        field = known.get(name) or by_folded.get(str(name).lower())
+        field = by_name.get(name) or by_folded.get(str(name).lower())
         if field is None:
             problems.append(_unknown(str(name), era, path))
         elif value is not None:
@@ -257,11 +248,11 @@ def _read(content: object, era: Era, path: str) -> tuple[dict[str, Any], list[Pr
     return values, problems
 
 
-def _unknown(name: str, era: Era, path: str) -> Problem:
+def _unknown(name: str, era: ProtocolEra, path: str) -> Problem:
     shown = name if len(name) <= 60 else name[:57] + "..."
     if name in {field.name for field in _FIELDS}:
         return Problem(f"is ignored: {era.value} does not know it", _join(path, shown), severity="warning")
-    near = nearest(name, [field.name for field in _known(era)])
+    near = closest_match(name, [field.name for field in _known_fields(era)])
     advice = f"; did you mean {near}?" if near else ""
     return Problem(f"is ignored: there is no such field{advice}", _join(path, shown), severity="warning")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from devalloc.scaling.eras import Era
-from devalloc.scaling.goals import MAX_UNITS, Goal
-from devalloc.scaling.resources import More, Resources
+from devalloc.scaling.compat import ProtocolEra
+from devalloc.scaling.goals import MAX_UNITS, ScalingGoal
+from devalloc.scaling.resources import ResourceFlags, Resources
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class RequestedUpscale:
 
     at: int
     base: Resources
-    more: More
+    more: ResourceFlags
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class DeniedDownscale:
 
 
 @dataclass(frozen=True, slots=True)
-class Desired:
+class DesiredResources:
     """What a machine should have, and which of the guest's own words made it so."""
 
     resources: Resources
@@ -39,23 +39,23 @@ class Desired:
     warnings: tuple[str, ...] = ()
 
 
-def desired(
+def desired_resources(
     unit: Resources,
     minimum: Resources,
     maximum: Resources,
     using: Resources,
-    goal: Goal,
+    goal: ScalingGoal,
     upscale: RequestedUpscale | None = None,
     denied: DeniedDownscale | None = None,
-    era: Era = Era.NEWEST,
-) -> Desired:
+    era: ProtocolEra = ProtocolEra.NEWEST,
+) -> DesiredResources:
     """What the machine should have. ``upscale`` and ``denied`` are given only as long as they count."""
     warnings = list(goal.warnings)
-    asked = 0 if upscale is None else units_for_upscale(unit, upscale)
+    requested = 0 if upscale is None else units_for_upscale(unit, upscale)
     refused = 0 if denied is None else units_for_denial(unit, denied)
-    units = min(max(goal.units, asked, refused), MAX_UNITS)
+    units = min(max(goal.units, requested, refused), MAX_UNITS)
     wanted = unit * units
-    if era is Era.NEWEST:
+    if era is ProtocolEra.NEWEST:
         if not goal.complete:
             wanted = wanted.most(using)
             # Before the first metrics there is nothing to decide, and nothing to warn of.
@@ -68,9 +68,9 @@ def desired(
     if denied is not None:
         if not result.exceeds(denied.requested):
             warnings.append("cannot decrease to within the machine's maximum because of a denied downscale")
-        raised = result.most(least_after_denial(unit, denied))
+        raised = result.most(minimum_after_denial(unit, denied))
         by_denial, result = by_denial or raised != result, raised
-    return Desired(result, by_request=asked > goal.units, by_denial=by_denial, warnings=tuple(warnings))
+    return DesiredResources(result, by_request=requested > goal.units, by_denial=by_denial, warnings=tuple(warnings))
 
 
 def units_for_upscale(unit: Resources, upscale: RequestedUpscale) -> int:
@@ -85,7 +85,7 @@ def units_for_denial(unit: Resources, denied: DeniedDownscale) -> int:
     return 1 + max(denied.requested.cpu // unit.cpu, denied.requested.memory // unit.memory)
 
 
-def least_after_denial(unit: Resources, denied: DeniedDownscale) -> Resources:
+def minimum_after_denial(unit: Resources, denied: DeniedDownscale) -> Resources:
     """Each resource by itself: one unit more than what was refused, and no more than there was."""
     cpu = unit.cpu * (1 + denied.requested.cpu // unit.cpu)
     memory = unit.memory * (1 + denied.requested.memory // unit.memory)

@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from devalloc.scaling.compat import ProtocolEra
 from devalloc.scaling.config import ScalingConfig
-from devalloc.scaling.eras import Era
 from devalloc.scaling.metrics import LfcMetrics, SystemMetrics
 from devalloc.scaling.resources import Resources
-from devalloc.scaling.workingset import belonging, estimate, projected
+from devalloc.scaling.working_set import estimate_working_set, projected_growth, values_of_estimate
 
 MAX_UNITS = 2**32 - 1
 PAGE = 8192
-"""Bytes of a page in which working sets are told."""
+"""Bytes of a page, the unit of working sets."""
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
+class ScalingGoal:
     """Compute units that a machine should have, and the part of each kind of use in it (None: not known)."""
 
     units: int
@@ -29,35 +29,37 @@ class Goal:
     warnings: tuple[str, ...] = ()
 
 
-def goal(
+def compute_goal(
     unit: Resources,
     config: ScalingConfig,
     system: SystemMetrics | None,
     lfc: LfcMetrics | None = None,
-    era: Era = Era.NEWEST,
-) -> Goal:
+    era: ProtocolEra = ProtocolEra.NEWEST,
+) -> ScalingGoal:
     """The goal of one machine. ``unit`` is one compute unit; metrics that are not known yet are None."""
-    if era is Era.NEWEST:
+    if era is ProtocolEra.NEWEST:
         return _newest(unit, config, system, lfc)
     if system is None:
-        return Goal(0, complete=False)
-    return (_v0_12 if era is Era.V0_12 else _v0_31)(unit, config, system)
+        return ScalingGoal(0, complete=False)
+    return (_v0_12 if era is ProtocolEra.V0_12 else _v0_31)(unit, config, system)
 
 
-def _v0_12(unit: Resources, config: ScalingConfig, system: SystemMetrics) -> Goal:
+def _v0_12(unit: Resources, config: ScalingConfig, system: SystemMetrics) -> ScalingGoal:
     # Not divided by the unit's CPUs: these agents take a unit to be one CPU.
     cpu = system.load1 / config.load_average_fraction_target
-    return Goal(_units(_rounded(cpu)), complete=True, cpu=cpu)
+    return ScalingGoal(_units(_rounded(cpu)), complete=True, cpu=cpu)
 
 
-def _v0_31(unit: Resources, config: ScalingConfig, system: SystemMetrics) -> Goal:
+def _v0_31(unit: Resources, config: ScalingConfig, system: SystemMetrics) -> ScalingGoal:
     cpu = system.load1 / config.load_average_fraction_target / (unit.cpu / 1000)
     wanted = min(_rounded(system.memory_usage / config.memory_usage_fraction_target), float(MAX_UNITS * unit.memory))
     whole = int(wanted) // unit.memory
-    return Goal(max(_units(_rounded(cpu)), whole), complete=True, cpu=cpu, memory=float(whole))
+    return ScalingGoal(max(_units(_rounded(cpu)), whole), complete=True, cpu=cpu, memory=float(whole))
 
 
-def _newest(unit: Resources, config: ScalingConfig, system: SystemMetrics | None, lfc: LfcMetrics | None) -> Goal:
+def _newest(
+    unit: Resources, config: ScalingConfig, system: SystemMetrics | None, lfc: LfcMetrics | None
+) -> ScalingGoal:
     warnings: tuple[str, ...] = ()
     cpu = memory = cache = working_set = None
     if lfc is not None:
@@ -73,7 +75,7 @@ def _newest(unit: Resources, config: ScalingConfig, system: SystemMetrics | None
             memory = max(memory, total / config.memory_total_fraction_target / unit.memory)
     units = _units(math.ceil(min(max(_rounded(cpu or 0.0), memory or 0.0, cache or 0.0), MAX_UNITS)))
     complete = system is not None and (lfc is not None or not config.enable_lfc_metrics)
-    return Goal(units, complete, cpu, memory, cache, warnings)
+    return ScalingGoal(units, complete, cpu, memory, cache, warnings)
 
 
 def _load(config: ScalingConfig, system: SystemMetrics) -> float:
@@ -96,9 +98,11 @@ def _working_set(config: ScalingConfig, lfc: LfcMetrics) -> float | None:
     if len(series) < offset + config.lfc_window_size_minutes:
         return None
     estimated = (
-        series[-1] if config.lfc_use_largest_window else estimate(series, offset, config.lfc_window_size_minutes)
+        series[-1]
+        if config.lfc_use_largest_window
+        else estimate_working_set(series, offset, config.lfc_window_size_minutes)
     )
-    return projected(belonging(series, offset, estimated)) * PAGE
+    return projected_growth(values_of_estimate(series, offset, estimated)) * PAGE
 
 
 def _rounded(value: float) -> float:

@@ -12,8 +12,8 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from devalloc.scaling.eras import Era
-from devalloc.scaling.observed import CPUS, Observed
+from devalloc.scaling.compat import ProtocolEra
+from devalloc.scaling.guest_report import CPUS, GuestReport
 
 MAX_TEXT = 1 << 20
 """Bytes of one reply."""
@@ -25,7 +25,7 @@ MAX_AMOUNT = float(1 << 62)
 MAX_CPUS = 4096.0
 MAX_WINDOWS = 24 * 60
 """Working sets, one a minute."""
-OVERHEAD = 100 * 2**20
+MEMORY_OVERHEAD = 100 * 2**20
 """Bytes that are added to what a guest uses: its kernel's own."""
 
 
@@ -44,7 +44,7 @@ class SystemMetrics:
     """Bytes, with what the kernel itself needs."""
     memory_cached: float = 0.0
     """Bytes of the page cache."""
-    guest: Observed | None = None
+    guest: GuestReport | None = None
     """What the guest says that it has; no goal is computed from it. None where it says nothing."""
 
 
@@ -59,12 +59,14 @@ class LfcMetrics:
     """Pages of 8 KiB that were touched in the last 1, 2, 3 ... minutes. Empty where the era does not read it."""
 
 
-def read_system_metrics(text: bytes | str, era: Era = Era.NEWEST, prefix: str = "host_") -> SystemMetrics:
+def read_system_metrics(
+    text: bytes | str, era: ProtocolEra = ProtocolEra.NEWEST, prefix: str = "host_"
+) -> SystemMetrics:
     """Load and memory from a guest's node metrics. Raises MetricsError."""
     wanted = {
-        Era.V0_12: ("load1", "load5"),
-        Era.V0_31: ("load1", "memory_total_bytes", "memory_available_bytes"),
-        Era.NEWEST: ("load1", "load5", "memory_total_bytes", "memory_available_bytes", "memory_cached_bytes"),
+        ProtocolEra.V0_12: ("load1", "load5"),
+        ProtocolEra.V0_31: ("load1", "memory_total_bytes", "memory_available_bytes"),
+        ProtocolEra.NEWEST: ("load1", "load5", "memory_total_bytes", "memory_available_bytes", "memory_cached_bytes"),
     }[era]
     limits = {prefix + name: MAX_LOAD if name.startswith("load") else MAX_AMOUNT for name in wanted}
     families = _families(_decoded(text), (*limits, CPUS))
@@ -74,7 +76,7 @@ def read_system_metrics(text: bytes | str, era: Era = Era.NEWEST, prefix: str = 
     if total is not None and available is not None:
         if available > total:
             raise MetricsError(f"{prefix}memory_available_bytes is more than {prefix}memory_total_bytes")
-        usage = total - available + OVERHEAD
+        usage = total - available + MEMORY_OVERHEAD
     return SystemMetrics(
         load1=gauges[f"{prefix}load1"],
         load5=gauges.get(f"{prefix}load5", 0.0),
@@ -84,22 +86,22 @@ def read_system_metrics(text: bytes | str, era: Era = Era.NEWEST, prefix: str = 
     )
 
 
-def _guest(families: dict[str, _Family], total: float | None) -> Observed | None:
+def _guest(families: dict[str, _Family], total: float | None) -> GuestReport | None:
     """Only the guest monitor tells of its CPUs: an exporter that does not, or not well, is good enough for goals."""
     try:
         cpus: int | None = int(_single_gauges(families, {CPUS: MAX_CPUS})[CPUS])
     except MetricsError:
         cpus = None
-    return None if cpus is None and total is None else Observed(cpus, None if total is None else int(total))
+    return None if cpus is None and total is None else GuestReport(cpus, None if total is None else int(total))
 
 
-def read_lfc_metrics(text: bytes | str, era: Era = Era.NEWEST) -> LfcMetrics:
+def read_lfc_metrics(text: bytes | str, era: ProtocolEra = ProtocolEra.NEWEST) -> LfcMetrics:
     """The local file cache's metrics from a guest's database exporter. Raises MetricsError."""
     decoded = _decoded(text)
     names = ("lfc_hits", "lfc_misses", "lfc_writes")
-    families = _families(decoded, (*names, _WINDOWS) if era is Era.NEWEST else names)
+    families = _families(decoded, (*names, _WINDOWS) if era is ProtocolEra.NEWEST else names)
     gauges = _single_gauges(families, dict.fromkeys(names, MAX_AMOUNT))
-    working_sets = _working_sets(families[_WINDOWS]) if era is Era.NEWEST else ()
+    working_sets = _working_sets(families[_WINDOWS]) if era is ProtocolEra.NEWEST else ()
     return LfcMetrics(gauges["lfc_hits"], gauges["lfc_misses"], gauges["lfc_writes"], working_sets)
 
 
@@ -210,7 +212,7 @@ def _sample(name: str, line: str, limit: float) -> _Sample:
     if value is None:
         raise MetricsError(f"{name} has a line that cannot be read")
     if not _NUMBER.fullmatch(value[1]):
-        raise MetricsError(f"{name} is no finite number")
+        raise MetricsError(f"{name} is not a finite number")
     number = float(value[1])
     if not (0 <= number <= limit) or math.copysign(1, number) < 0:
         raise MetricsError(f"{name} must be 0 to {limit:g}, not {number:g}")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class More:
+class ResourceFlags:
     """For each resource a yes or no: whether more is asked for, or whether it grew."""
 
     cpu: bool = False
@@ -15,11 +15,11 @@ class More:
     def __bool__(self) -> bool:
         return self.cpu or self.memory
 
-    def __and__(self, other: More) -> More:
-        return More(self.cpu and other.cpu, self.memory and other.memory)
+    def __and__(self, other: ResourceFlags) -> ResourceFlags:
+        return ResourceFlags(self.cpu and other.cpu, self.memory and other.memory)
 
-    def __invert__(self) -> More:
-        return More(not self.cpu, not self.memory)
+    def __invert__(self) -> ResourceFlags:
+        return ResourceFlags(not self.cpu, not self.memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Resources:
         """The larger of each."""
         return Resources(max(self.cpu, other.cpu), max(self.memory, other.memory))
 
-    def above(self, other: Resources) -> Resources:
+    def excess_over(self, other: Resources) -> Resources:
         """By how much this is more, in each; 0 where it is not."""
         return Resources(max(0, self.cpu - other.cpu), max(0, self.memory - other.memory))
 
@@ -69,5 +69,5 @@ class Resources:
         return count if unit * count == self else None
 
 
-UNIT = Resources(250, 2**30)
+DEFAULT_COMPUTE_UNIT = Resources(250, 2**30)
 """One compute unit, as agents and servers of permits are shipped with."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-MOST = 64
+MAX_PENDING = 64
 """Decisions whose end is waited for; older ones are forgotten."""
 
 
 @dataclass(slots=True)
-class Revisions:
+class DecisionRevisions:
     """Instants in milliseconds of any one clock. ``last`` is the number of the last decision, 0 before the first."""
 
     last: int = 0
-    _began: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=MOST))
+    _began: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=MAX_PENDING))
 
     def next(self, now: int) -> int:
         """A new decision is made now; its number."""

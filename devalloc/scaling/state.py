@@ -10,16 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from devalloc.scaling.bounds import Bounds
+from devalloc.scaling.bounds import ScalingBounds
+from devalloc.scaling.compat import ProtocolEra
 from devalloc.scaling.config import ScalingConfig
 from devalloc.scaling.desired import DeniedDownscale, RequestedUpscale
-from devalloc.scaling.eras import Era
 from devalloc.scaling.metrics import LfcMetrics, SystemMetrics
-from devalloc.scaling.resources import More, Resources
+from devalloc.scaling.resources import ResourceFlags, Resources
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class ScalingTiming:
     """How long the agent waits for what, in milliseconds. The defaults are those that are shipped."""
 
     plugin_tick: int = 15_000
@@ -31,7 +31,7 @@ class Timing:
     machine_retry: int = 5_000
     """After a change that failed or fell short."""
     machine_retry_most: int = 30_000
-    """As it goes on failing it is tried ever more seldom, until it is as seldom as this."""
+    """The longest wait between tries, as they become less and less frequent while they fail."""
     monitor_retry: int = 3_000
     monitor_denied: int = 5_000
     """How long a denied downscale counts."""
@@ -45,13 +45,13 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class ScalingRules:
     """What is the same for many machines."""
 
     unit: Resources
     """One compute unit."""
-    timing: Timing = Timing()
-    era: Era = Era.NEWEST
+    timing: ScalingTiming = ScalingTiming()
+    era: ProtocolEra = ProtocolEra.NEWEST
     as_peers: bool = False
     """Do what agents in use do even where that may use more than is permitted, or less than the guest agreed to."""
 
@@ -61,7 +61,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class PermitRequestRecord:
     """A request to the plugin: when it began, and for which total."""
 
     at: int
@@ -69,17 +69,17 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Plugin:
+class PluginChannel:
     """The channel to who gives permits."""
 
     in_flight: bool = False
-    last: Ask | None = None
+    last: PermitRequestRecord | None = None
     failed_at: int | None = None
     permit: Resources | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Doubt:
+class UncertainResources:
     """Between which amounts a machine is that has not been seen since a change of it failed."""
 
     least: Resources
@@ -87,18 +87,18 @@ class Doubt:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MachineChannel:
     """The channel to the machine itself."""
 
     in_flight: Resources | None = None
     failed_at: int | None = None
     failures: int = 0
     """Changes in a row that failed or fell short."""
-    doubt: Doubt | None = None
+    doubt: UncertainResources | None = None
     """A change that failed may have been made all the same, until the machine is seen."""
 
 
-class Way(Enum):
+class Direction(Enum):
     """Which way a request to the monitor goes."""
 
     UP = "upscale"
@@ -106,20 +106,20 @@ class Way(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class MonitorRequest:
     """A request to the monitor that is in flight."""
 
-    way: Way
+    way: Direction
     target: Resources
 
 
 @dataclass(frozen=True, slots=True)
-class Monitor:
+class MonitorChannel:
     """The channel to the guest's monitor."""
 
     approved: Resources | None = None
     """What the monitor last agreed to; None as long as it is not connected."""
-    in_flight: Told | None = None
+    in_flight: MonitorRequest | None = None
     upscale_failed_at: int | None = None
     downscale_failed_at: int | None = None
     requested: RequestedUpscale | None = None
@@ -134,31 +134,31 @@ class Monitor:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ScalingState:
     """What the agent knows of one machine."""
 
-    rules: Rules
-    bounds: Bounds
+    rules: ScalingRules
+    bounds: ScalingBounds
     config: ScalingConfig
     using: Resources
     """What the machine has, as far as it is known: what was last done, or seen."""
     system: SystemMetrics | None = None
     lfc: LfcMetrics | None = None
-    plugin: Plugin = Plugin()
-    machine: Machine = Machine()
-    monitor: Monitor = Monitor()
+    plugin: PluginChannel = PluginChannel()
+    machine: MachineChannel = MachineChannel()
+    monitor: MonitorChannel = MonitorChannel()
     insisting: bool = False
     """The machine comes down to its maximum whatever its guest says: it had its time to agree."""
 
     @property
-    def utmost(self) -> Resources:
+    def upper_bound(self) -> Resources:
         """The most that the machine may have now or when a change that is in flight ends."""
         machine = self.machine
         most = self.using if machine.in_flight is None else self.using.most(machine.in_flight)
         return most if machine.doubt is None or self.rules.as_peers else most.most(machine.doubt.most)
 
     @property
-    def surely(self) -> Resources:
+    def lower_bound(self) -> Resources:
         """The least that it may have now or then."""
         machine = self.machine
         if self.rules.as_peers:
@@ -174,27 +174,27 @@ class PermitError(ValueError):
 # -- what is measured and configured ---------------------------------------------------------------------------------
 
 
-def measured(state: State, metrics: SystemMetrics) -> State:
+def metrics_received(state: ScalingState, metrics: SystemMetrics) -> ScalingState:
     """Load and memory of the guest are known anew."""
     return replace(state, system=metrics)
 
 
-def measured_lfc(state: State, metrics: LfcMetrics) -> State:
+def lfc_metrics_received(state: ScalingState, metrics: LfcMetrics) -> ScalingState:
     """The cache metrics of the guest are known anew."""
     return replace(state, lfc=metrics)
 
 
-def bounded(state: State, bounds: Bounds, config: ScalingConfig) -> State:
+def bounds_changed(state: ScalingState, bounds: ScalingBounds, config: ScalingConfig) -> ScalingState:
     """The machine's bounds or its configuration changed. What it is using is not changed by that."""
     return replace(state, bounds=bounds, config=config, lfc=state.lfc if config.enable_lfc_metrics else None)
 
 
-def insisting(state: State, insist: bool) -> State:
+def maximum_enforced(state: ScalingState, insist: bool) -> ScalingState:
     """Whether the machine comes down to its maximum whatever its guest says."""
     return replace(state, insisting=insist)
 
 
-def observed(state: State, using: Resources) -> State:
+def machine_observed(state: ScalingState, using: Resources) -> ScalingState:
     """The machine was seen to have this. While it is being changed, only the end of the change tells."""
     if state.machine.in_flight is not None:
         return state
@@ -204,28 +204,28 @@ def observed(state: State, using: Resources) -> State:
 # -- plugin ----------------------------------------------------------------------------------------------------------
 
 
-def plugin_started(state: State, now: int, target: Resources) -> State:
+def plugin_started(state: ScalingState, now: int, target: Resources) -> ScalingState:
     """A request for this total is on its way. What it gives back is not used any more, whether it is heard or not."""
     permit = state.plugin.permit
     if permit is not None and not state.rules.as_peers:
         permit = permit.least(target)
-    return replace(state, plugin=Plugin(in_flight=True, last=Ask(now, target), permit=permit))
+    return replace(state, plugin=PluginChannel(in_flight=True, last=PermitRequestRecord(now, target), permit=permit))
 
 
-def plugin_failed(state: State, now: int) -> State:
+def plugin_failed(state: ScalingState, now: int) -> ScalingState:
     """The request failed, or it is not known what became of it."""
     return replace(state, plugin=replace(state.plugin, in_flight=False, failed_at=now))
 
 
-def plugin_permitted(state: State, permit: Resources) -> State:
+def plugin_permitted(state: ScalingState, permit: Resources) -> ScalingState:
     """The request was answered. Raises PermitError for a permit that cannot be; see plugin_failed."""
-    asked = state.plugin.last
-    assert asked is not None, "a permit answers a request"
+    request = state.plugin.last
+    assert request is not None, "a permit answers a request"
     if permit.cpu == 0 or permit.memory == 0:
         raise PermitError(f"the permit has nothing of a resource: {_shown(permit)}")
-    if permit.exceeds(asked.resources):
-        raise PermitError(f"the permit is more than was asked for: {_shown(permit)}, not {_shown(asked.resources)}")
-    used = state.using if state.rules.as_peers else state.utmost
+    if permit.exceeds(request.resources):
+        raise PermitError(f"the permit is more than was asked for: {_shown(permit)}, not {_shown(request.resources)}")
+    used = state.using if state.rules.as_peers else state.upper_bound
     if used.exceeds(permit):
         raise PermitError(f"the permit is less than what is in use: {_shown(permit)}, not {_shown(used)}")
     return replace(state, plugin=replace(state.plugin, in_flight=False, permit=permit))
@@ -238,22 +238,22 @@ def _shown(resources: Resources) -> str:
 # -- machine ---------------------------------------------------------------------------------------------------------
 
 
-def machine_started(state: State, target: Resources) -> State:
+def machine_started(state: ScalingState, target: Resources) -> ScalingState:
     """The machine is being changed to have this."""
     return replace(state, machine=replace(state.machine, in_flight=target, failed_at=None))
 
 
-def machine_done(state: State, now: int, reached: Resources | None = None) -> State:
+def machine_done(state: ScalingState, now: int, reached: Resources | None = None) -> ScalingState:
     """The change ended, and this was read back (None: what was asked for). Short of it, the next try has to wait."""
     target = state.machine.in_flight
     assert target is not None, "a change that ends has begun"
     short = reached is not None and reached != target
     using = reached or target
-    machine = Machine(failed_at=now, failures=state.machine.failures + 1) if short else Machine()
-    return replace(_overruled(state, using), using=using, machine=machine)
+    machine = MachineChannel(failed_at=now, failures=state.machine.failures + 1) if short else MachineChannel()
+    return replace(_override_guest(state, using), using=using, machine=machine)
 
 
-def _overruled(state: State, using: Resources) -> State:
+def _override_guest(state: ScalingState, using: Resources) -> ScalingState:
     """What was taken from a guest that did not agree is not what it approves or refuses any more."""
     monitor = state.monitor
     if not state.insisting or monitor.counted is None or not monitor.counted.exceeds(using):
@@ -263,27 +263,27 @@ def _overruled(state: State, using: Resources) -> State:
     return replace(state, monitor=replace(monitor, approved=approved, told=None, denied=None))
 
 
-def machine_failed(state: State, now: int) -> State:
+def machine_failed(state: ScalingState, now: int) -> ScalingState:
     """The change failed, or it is not known what became of it. Only a look at the machine tells: see observed."""
-    doubt = Doubt(state.surely, state.utmost)
-    return replace(state, machine=Machine(failed_at=now, failures=state.machine.failures + 1, doubt=doubt))
+    doubt = UncertainResources(state.lower_bound, state.upper_bound)
+    return replace(state, machine=MachineChannel(failed_at=now, failures=state.machine.failures + 1, doubt=doubt))
 
 
 # -- monitor ---------------------------------------------------------------------------------------------------------
 
 
-def monitor_connected(state: State) -> State:
+def monitor_connected(state: ScalingState) -> ScalingState:
     """A new connection to the monitor: nothing of an earlier one counts, and what is in use is what it approves."""
     machine = replace(state.machine, failures=0)  # a guest that has begun may do now what it could not
-    return replace(state, monitor=Monitor(approved=state.surely), machine=machine)
+    return replace(state, monitor=MonitorChannel(approved=state.lower_bound), machine=machine)
 
 
-def monitor_lost(state: State) -> State:
+def monitor_lost(state: ScalingState) -> ScalingState:
     """There is no connection to the monitor any more."""
-    return replace(state, monitor=Monitor())
+    return replace(state, monitor=MonitorChannel())
 
 
-def upscale_requested(state: State, now: int, more: More) -> State:
+def upscale_requested(state: ScalingState, now: int, more: ResourceFlags) -> ScalingState:
     """The guest asks for more. Without a connection there is nobody who could ask."""
     approved = state.monitor.approved
     if approved is None:
@@ -291,52 +291,52 @@ def upscale_requested(state: State, now: int, more: More) -> State:
     return replace(state, monitor=replace(state.monitor, requested=RequestedUpscale(now, approved, more)))
 
 
-def upscale_started(state: State, target: Resources) -> State:
+def upscale_started(state: ScalingState, target: Resources) -> ScalingState:
     """The monitor is being told that it has more."""
-    told = Told(Way.UP, target)
-    return replace(state, monitor=replace(state.monitor, in_flight=told, upscale_failed_at=None))
+    request = MonitorRequest(Direction.UP, target)
+    return replace(state, monitor=replace(state.monitor, in_flight=request, upscale_failed_at=None))
 
 
-def upscale_done(state: State) -> State:
+def upscale_done(state: ScalingState) -> ScalingState:
     """The monitor confirmed what it was told."""
-    approved = _in_flight(state, Way.UP)
+    approved = _in_flight(state, Direction.UP)
     return replace(state, monitor=replace(state.monitor, approved=approved, in_flight=None, told=None))
 
 
-def upscale_failed(state: State, now: int) -> State:
+def upscale_failed(state: ScalingState, now: int) -> ScalingState:
     """The monitor did not confirm, or it is not known what became of it."""
-    monitor, target = state.monitor, _in_flight(state, Way.UP)
-    told = monitor.told if state.rules.as_peers else target.most(monitor.told or target)
-    return replace(state, monitor=replace(monitor, in_flight=None, upscale_failed_at=now, told=told))
+    monitor, target = state.monitor, _in_flight(state, Direction.UP)
+    unconfirmed = monitor.told if state.rules.as_peers else target.most(monitor.told or target)
+    return replace(state, monitor=replace(monitor, in_flight=None, upscale_failed_at=now, told=unconfirmed))
 
 
-def downscale_started(state: State, target: Resources) -> State:
+def downscale_started(state: ScalingState, target: Resources) -> ScalingState:
     """The monitor is being asked whether it can do with less."""
-    told = Told(Way.DOWN, target)
-    return replace(state, monitor=replace(state.monitor, in_flight=told, downscale_failed_at=None))
+    request = MonitorRequest(Direction.DOWN, target)
+    return replace(state, monitor=replace(state.monitor, in_flight=request, downscale_failed_at=None))
 
 
-def downscale_allowed(state: State) -> State:
+def downscale_allowed(state: ScalingState) -> ScalingState:
     """The monitor agrees to have less."""
-    approved = _in_flight(state, Way.DOWN)
+    approved = _in_flight(state, Direction.DOWN)
     return replace(state, monitor=replace(state.monitor, approved=approved, in_flight=None, told=None))
 
 
-def downscale_denied(state: State, now: int) -> State:
+def downscale_denied(state: ScalingState, now: int) -> ScalingState:
     """The monitor refuses to have less, which is no failure."""
-    target, current = _in_flight(state, Way.DOWN), state.monitor.counted
+    target, current = _in_flight(state, Direction.DOWN), state.monitor.counted
     assert current is not None, "who refuses is connected"
     denied = DeniedDownscale(now, current, target)
     return replace(state, monitor=replace(state.monitor, in_flight=None, denied=denied))
 
 
-def downscale_failed(state: State, now: int) -> State:
+def downscale_failed(state: ScalingState, now: int) -> ScalingState:
     """The monitor did not answer, or it is not known what became of the request."""
     return replace(state, monitor=replace(state.monitor, in_flight=None, downscale_failed_at=now))
 
 
-def _in_flight(state: State, way: Way) -> Resources:
-    told = state.monitor.in_flight
-    assert told is not None, "what is answered was asked"
-    assert told.way is way, "what is answered was asked"
-    return told.target
+def _in_flight(state: ScalingState, way: Direction) -> Resources:
+    request = state.monitor.in_flight
+    assert request is not None, "what is answered was asked"
+    assert request.way is way, "what is answered was asked"
+    return request.target

@@ -1,55 +1,63 @@
-"""Where objects live: one protocol, and an embedded store behind it."""
+"""Where objects live: the ``Store`` protocol, the embedded store, and the Kubernetes API behind the same protocol.
+
+- ``protocol``: what every store offers, and where stores differ; ``lifecycle``: the rules of metadata
+- ``sqlite``, over ``database``, ``sql_statements`` and ``migrations``: the embedded store
+- ``disk_reserve``: space for changes that give something back on a full disk
+- ``store_lock``, ``paths``, ``file_watch``: one process runs the loops; private files; writes of other processes
+- ``database_copies``: backups
+- ``kubernetes``: a cluster as a store
+"""
 
 from devalloc.store.errors import (
     AlreadyExists,
     Conflict,
-    Deposed,
     Expired,
     FenceBroken,
     Forbidden,
-    Held,
     Invalid,
-    LeftOut,
+    KindNotServed,
     NoSpace,
     NotFound,
-    NotServed,
-    Refused,
+    NotLeader,
+    SkippedForSpace,
     StoreError,
+    StoreLocked,
     Unavailable,
-    Unknown,
+    UnknownOutcome,
     Unusable,
+    WriteRejected,
     log_failure,
 )
 from devalloc.store.key import Key, Object
-from devalloc.store.protocol import Change, Event, EventType, Fence, Listing, Outcomes, Store, Written
+from devalloc.store.protocol import Change, CommitOutcomes, CommitResult, Event, EventType, Fence, Listing, Store
 
 __all__ = [
     "AlreadyExists",
     "Change",
+    "CommitOutcomes",
+    "CommitResult",
     "Conflict",
-    "Deposed",
     "Event",
     "EventType",
     "Expired",
     "Fence",
     "FenceBroken",
     "Forbidden",
-    "Held",
     "Invalid",
     "Key",
-    "LeftOut",
+    "KindNotServed",
     "Listing",
     "NoSpace",
     "NotFound",
-    "NotServed",
+    "NotLeader",
     "Object",
-    "Outcomes",
-    "Refused",
+    "SkippedForSpace",
     "Store",
     "StoreError",
+    "StoreLocked",
     "Unavailable",
-    "Unknown",
+    "UnknownOutcome",
     "Unusable",
-    "Written",
+    "WriteRejected",
     "log_failure",
 ]

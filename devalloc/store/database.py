@@ -1,4 +1,4 @@
-"""A connection to the SQLite file: opened safely, migrated, with errors that say what to do."""
+"""Connections to the SQLite file: safe opening, migration, and errors that say what to do."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from devalloc.store import reserve
+from devalloc.store import disk_reserve
 from devalloc.store.errors import Damaged, NoSpace, StoreError, Unavailable, Unusable
 from devalloc.store.migrations import Schema, migrate
-from devalloc.store.paths import check_private, file_at, prepare
+from devalloc.store.paths import check_private, file_identity, prepare_files
 
 BUSY_SECONDS = 30.0
-"""How long a write waits for the writes of other processes."""
+"""How long a write waits for writes of other processes, in seconds."""
 _WAL_LIMIT_BYTES = 16 * 2**20
 _WRITE_ERRORS = (sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_TRUNCATE)
-"""What SQLite says if a quota is used up (EDQUOT), and if the disk fails."""
+"""SQLite's error if a quota is used up (EDQUOT), and if the disk fails."""
 
 
 def open_database(path: Path, schema: Schema) -> sqlite3.Connection:
-    """A connection for reading and writing, on a schema that is up to date. Raises Unusable, Unavailable.
+    """A connection for reading and writing, with the current schema. Raises Unusable, Unavailable.
 
-    If the disk is full, it is opened with the reserve: SQLite makes files beside it.
+    If the disk is full, it uses the reserve, because SQLite creates files beside the database.
     """
-    prepare(path, schema.noun)
-    check_private(reserve.file_of(path))
-    connection = reserve.spend(path, lambda: _opened(path, schema))
-    reserve.refill(path)
+    prepare_files(path, schema.noun)
+    check_private(disk_reserve.reserve_path(path))
+    connection = disk_reserve.run_with_reserve(path, lambda: _opened(path, schema))
+    disk_reserve.refill(path)
     return connection
 
 
 def _opened(path: Path, schema: Schema) -> sqlite3.Connection:
-    with explained(path, schema):
+    with translate_errors(path, schema):
         connection = _connect(path)
         try:
             _refuse_foreign(connection, path, schema)
@@ -45,34 +45,33 @@ def _opened(path: Path, schema: Schema) -> sqlite3.Connection:
     return connection
 
 
-def open_named(path: Path, schema: Schema) -> tuple[sqlite3.Connection, tuple[int, int] | None]:
-    """As ``open_database``, and which file it is (``file_at``)."""
+def open_with_identity(path: Path, schema: Schema) -> tuple[sqlite3.Connection, tuple[int, int] | None]:
+    """Like ``open_database``; also returns the file's identity (``file_identity``)."""
     while True:
-        before = file_at(path)
+        before = file_identity(path)
         connection = open_database(path, schema)
-        if before in (None, now := file_at(path)):
+        if before in (None, now := file_identity(path)):
             return connection, now
-        connection.close()  # another was put in its place meanwhile
+        connection.close()  # another file has replaced it meanwhile
 
 
 def open_reader(path: Path, schema: Schema) -> sqlite3.Connection:
-    """One more connection to a database that is open already, for reading only."""
-    with explained(path, schema):
+    """Another connection to a database that is already open, for reading only."""
+    with translate_errors(path, schema):
         connection = _connect(path)
         connection.execute("PRAGMA query_only = ON")
     return connection
 
 
-def shorten_log(connection: sqlite3.Connection) -> None:
-    """Write the log to the database if there is space for it there: SQLite then begins the log again, in the file that
-    it has."""
+def truncate_wal(connection: sqlite3.Connection) -> None:
+    """Write the log to the database if there is space: SQLite then starts the log again, in the existing file."""
     with suppress(sqlite3.Error):
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
 
 @contextmanager
 def transaction(connection: sqlite3.Connection, *, write: bool) -> Iterator[None]:
-    """All of it or nothing; reads see one moment."""
+    """A transaction: all or nothing; reads are consistent."""
     connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
     try:
         yield
@@ -84,16 +83,16 @@ def transaction(connection: sqlite3.Connection, *, write: bool) -> Iterator[None
 
 
 @contextmanager
-def explained(path: Path, schema: Schema) -> Iterator[None]:
-    """Turn SQLite's errors into ours."""
+def translate_errors(path: Path, schema: Schema) -> Iterator[None]:
+    """Translate SQLite's errors."""
     try:
         yield
     except sqlite3.Error as error:
-        raise explanation(path, schema, error) from error
+        raise store_error_for(path, schema, error) from error
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    # mode=rw: never create a file here, that is done with the right mode elsewhere.
+    # mode=rw: never create a file here; `prepare` creates it with the right mode.
     connection = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode=rw",
         uri=True,
@@ -106,7 +105,8 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _refuse_foreign(connection: sqlite3.Connection, path: Path, schema: Schema) -> None:
-    """Look before anything is written, and at one moment: another process may be making the schema."""
+    """Refuse databases of other programs or newer versions, before anything is written. Reads in one transaction,
+    because another process may be creating the schema."""
     with transaction(connection, write=False):
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -116,12 +116,12 @@ def _refuse_foreign(connection: sqlite3.Connection, path: Path, schema: Schema) 
     if version > len(schema.steps):
         raise Unusable(
             f"{path} was written by a newer devalloc (schema {version}; this one knows up to {len(schema.steps)}). "
-            "It was left as it is. Use the newer version, or restore a backup that this version made"
+            "It is unchanged. Use the newer version, or restore a backup that this version made"
         )
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:
-    # Switching the journal does not wait for other processes that open the file at the same moment.
+    # Switching the journal mode does not wait for other processes that open the file at the same time.
     until = time.monotonic() + BUSY_SECONDS
     while True:
         try:
@@ -136,21 +136,21 @@ def _use_wal(connection: sqlite3.Connection) -> None:
     connection.execute(f"PRAGMA journal_size_limit = {_WAL_LIMIT_BYTES}")
 
 
-def no_space(path: Path, schema: Schema) -> str:
-    """What to say if the disk is full, or the reserve is not whole."""
+def no_space_message(path: Path, schema: Schema) -> str:
+    """The message if the disk is full, or the reserve is not complete."""
     return (
         f"no space left for the {schema.noun} {path}; nothing was written. {schema.full} Free at least "
-        f"{reserve.BYTES >> 20} MiB on the file system of {path.parent} and try again"
+        f"{disk_reserve.RESERVE_BYTES >> 20} MiB on the file system of {path.parent} and try again"
     )
 
 
-def explanation(path: Path, schema: Schema, error: sqlite3.Error) -> StoreError:
-    """What an error of SQLite means, and what to do."""
+def store_error_for(path: Path, schema: Schema, error: sqlite3.Error) -> StoreError:
+    """The translation of an SQLite error, which says what to do."""
     what = f"the {schema.noun} {path}"
     code = getattr(error, "sqlite_errorcode", 0)
-    if code == sqlite3.SQLITE_IOERR_SHMSIZE:  # the index of the log could not be made
+    if code == sqlite3.SQLITE_IOERR_SHMSIZE:  # the index of the log could not be created
         code = sqlite3.SQLITE_FULL
-    if code in _WRITE_ERRORS and not reserve.is_space(path.parent):
+    if code in _WRITE_ERRORS and not disk_reserve.has_space(path.parent):
         code = sqlite3.SQLITE_FULL
     match code & 0xFF:
         case sqlite3.SQLITE_NOTADB:
@@ -160,7 +160,7 @@ def explanation(path: Path, schema: Schema, error: sqlite3.Error) -> StoreError:
         case sqlite3.SQLITE_CORRUPT:
             return Damaged(f"{what} is damaged ({error}). {schema.damaged.format(name=path.name)}")
         case sqlite3.SQLITE_FULL:
-            return NoSpace(no_space(path, schema))
+            return NoSpace(no_space_message(path, schema))
         case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_CANTOPEN:
             return Unavailable(f"{what} cannot be opened for writing ({error}); nothing was written")
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
@@ -168,4 +168,4 @@ def explanation(path: Path, schema: Schema, error: sqlite3.Error) -> StoreError:
                 f"another process has kept {what} busy for {BUSY_SECONDS:.0f} s; nothing was written. Try again"
             )
         case _:
-            return Unavailable(f"{what} failed: {error}; read again what was written last")
+            return Unavailable(f"{what} failed: {error}; check what was written last")

@@ -1,4 +1,4 @@
-"""What can go wrong in a store. Every message is written for the person who reads it."""
+"""The errors of stores. Every message is written for users."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 class StoreError(Exception):
-    """Base of every error a store raises."""
+    """Base class of all errors of stores."""
 
 
 class Invalid(StoreError):
-    """The request itself makes no sense: no name, no resourceVersion where one is needed."""
+    """The request is invalid: for example, a name or a required resourceVersion is missing."""
 
 
 class NotFound(StoreError):
@@ -24,72 +24,71 @@ class NotFound(StoreError):
 
 
 class AlreadyExists(StoreError):
-    """An object of this kind, namespace and name exists."""
+    """An object of this kind, namespace and name already exists."""
 
 
 class Conflict(StoreError):
-    """Somebody else changed what the write was based on. Read again and decide again."""
+    """Another client changed the state on which the write was based. Read and decide again."""
 
     def __init__(self, conflicts: Mapping[Key, str]) -> None:
         super().__init__("; ".join(conflicts.values()))
         self.conflicts = dict(conflicts)
-        """One sentence for each object in the way."""
+        """One sentence for each conflicting object."""
 
 
-class Refused(Conflict):
-    """The store does not take what was to be written, whatever it is based on: decided again as it is, it would be
-    refused again."""
-
-    def __init__(self, conflicts: Mapping[Key, str], why: str) -> None:
-        super().__init__(conflicts)
-        self.why = why
-        """For all of it."""
-
-
-class LeftOut(Conflict):
-    """There was no space for it, and there was for others. Once there is, it can be written as it is."""
+class WriteRejected(Conflict):
+    """The store refuses this write, regardless of the state on which it is based: the same decision would be refused
+    again."""
 
     def __init__(self, conflicts: Mapping[Key, str], why: str) -> None:
         super().__init__(conflicts)
         self.why = why
-        """For all of it."""
+        """One sentence for the whole unit."""
+
+
+class SkippedForSpace(Conflict):
+    """The disk was too full for this unit, but not for others. It can be written unchanged when there is space."""
+
+    def __init__(self, conflicts: Mapping[Key, str], why: str) -> None:
+        super().__init__(conflicts)
+        self.why = why
+        """One sentence for the whole unit."""
 
 
 class FenceBroken(Conflict):
-    """What a decision read has changed, so all of it is to be made again."""
+    """The state that a decision read has changed, so the whole decision must be made again."""
 
 
 class Expired(StoreError):
-    """A watch cannot resume from so old a resourceVersion: deletions since then are forgotten. List again."""
+    """A watch cannot resume from such an old resourceVersion: deletions since then are forgotten. List again."""
 
 
 class Unavailable(StoreError):
-    """The store cannot do it now (disk full, read-only, busy, no answer). Nothing was written; trying again later may
-    help."""
+    """The store cannot do it now (disk full, read-only, busy, no answer). Nothing was written; it may succeed later."""
 
 
 class NoSpace(Unavailable):
-    """There is no space left on the file system of the store."""
+    """The file system of the store is full."""
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether the file system has no space left, or the user's quota of it is used up, which comes to the same."""
+    """Whether the file system is full, or the user's disk quota is used up, which is equivalent."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-class NotServed(Unavailable):
-    """The store knows no objects of this kind (yet)."""
+class KindNotServed(Unavailable):
+    """The store does not serve this kind (yet)."""
 
 
 class Unusable(StoreError):
-    """The file is not one this program can or may use: damaged, too new, of another program or user."""
+    """This program cannot or must not use the file: damaged, too new, or of another program or user."""
 
 
 class Damaged(Unusable):
-    """What is there cannot be read as what it was."""
+    """The content is damaged."""
 
 
-class Held(StoreError):
+class StoreLocked(StoreError):
     """Another process runs the loops on this store."""
 
     def __init__(self, message: str, pid: int | None) -> None:
@@ -98,22 +97,22 @@ class Held(StoreError):
 
 
 class Forbidden(StoreError):
-    """Whoever has the store does not allow it to this user. Nothing was written; it takes an admin to change that."""
+    """This user has no permission. Nothing was written; only an admin can change that."""
 
 
-class Unknown(StoreError):
-    """A write was sent and its answer was lost: it was done, or not, or will be. Read again before anything else."""
+class UnknownOutcome(StoreError):
+    """The answer to a write was lost: it was done, or not, or it still will be. Read again before anything else."""
 
 
-class Deposed(StoreError):
-    """This process does not decide any more, and another may: nothing more was written."""
+class NotLeader(StoreError):
+    """This process is no longer the leader, and another one may be: nothing more was written."""
 
 
 def log_failure(log: logging.Logger, error: Exception, logged: str, what: str, delay: float) -> str:
-    """Log why a loop tries again in ``delay`` seconds: errors of a store as one line, and once for as long as they stay
-    the same; others are bugs and have a traceback each time.
+    """Log why a loop retries in ``delay`` seconds: errors of stores as one line, and only once while they stay the
+    same; other errors are bugs, so they get a traceback each time.
 
-    ``logged``: what this gave the last time, "" after a success.
+    ``logged``: the last return value, "" after a success.
     """
     is_expected = isinstance(error, StoreError)
     level = logging.DEBUG if is_expected and str(error) == logged else logging.ERROR

@@ -1,4 +1,4 @@
-"""The rules by which an object's metadata moves from write to write. Pure: objects in, objects out."""
+"""The rules for an object's metadata on each write. Pure functions of objects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from devalloc.store.errors import Invalid
 from devalloc.store.key import Key, Object
 
-_OF_STORE = frozenset(
+_STORE_METADATA = frozenset(
     {
         "uid",
         "resourceVersion",
@@ -22,7 +22,7 @@ _OF_STORE = frozenset(
 
 
 def encode(obj: Object) -> str:
-    """The object as JSON text. Raises Invalid when it is not JSON."""
+    """The object as JSON text. Raises Invalid if it is not JSON."""
     try:
         return json.dumps(obj, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
@@ -30,103 +30,103 @@ def encode(obj: Object) -> str:
 
 
 def decode(text: str) -> Object:
-    """The object of a JSON text that ``encode`` made."""
+    """The object of a JSON text from ``encode``."""
     obj: Object = json.loads(text)
     return obj
 
 
-def plain(obj: Object) -> Object:
-    """The object as it will be read back: lists for tuples, texts for keys. Raises Invalid."""
+def as_stored(obj: Object) -> Object:
+    """The object as it will be read back: lists instead of tuples, texts as keys. Raises Invalid."""
     return decode(encode(obj))
 
 
-def created(obj: Object, uid: str, now: str) -> Object:
-    """A new object, as yet without resourceVersion."""
+def new_object(obj: Object, uid: str, now: str) -> Object:
+    """A new object, still without resourceVersion."""
     server = {"uid": uid, "generation": 1, "creationTimestamp": now}
-    return _object(spec_of(obj), {**_of_user(obj), **server})
+    return _object(spec_of(obj), {**_user_metadata(obj), **server})
 
 
-def replaced(old: Object, new: Object) -> Object:
-    """``old`` with everything but status from ``new``; equal to ``old`` when nothing changes. Raises Invalid."""
+def replace_all_but_status(old: Object, new: Object) -> Object:
+    """``old`` with everything but status from ``new``; equal to ``old`` if nothing changes. Raises Invalid."""
     if _group(old) != _group(new):
-        raise Invalid(f"{Key.of(old)} is of {old.get('apiVersion')}, not of {new.get('apiVersion')}")
-    user, server = _of_user(new), {k: v for k, v in old["metadata"].items() if k in _OF_STORE}
+        raise Invalid(f"{Key.of(old)} has apiVersion {old.get('apiVersion')}, not {new.get('apiVersion')}")
+    user, server = _user_metadata(new), {k: v for k, v in old["metadata"].items() if k in _STORE_METADATA}
     if is_deleting(old) and (added := set(user.get("finalizers", ())) - set(finalizers(old))):
-        raise Invalid(f"{Key.of(old)} is being deleted: no finalizer can be added ({', '.join(sorted(added))})")
+        raise Invalid(f"{Key.of(old)} is being deleted: cannot add a finalizer ({', '.join(sorted(added))})")
     spec = spec_of(new)
-    if spec != spec_of(old) and "generation" in server:  # which not all kinds of Kubernetes have
+    if spec != spec_of(old) and "generation" in server:  # not all kinds of Kubernetes have one
         server["generation"] += 1
     return with_status(_object(spec, {**user, **server}), old.get("status"))
 
 
 def with_status(obj: Object, status: Object | None) -> Object:
-    """The object with another status; None and {} remove it. Raises Invalid."""
+    """The object with a new status; None and {} remove it. Raises Invalid."""
     if status is not None and not isinstance(status, dict):
         raise Invalid(f"{Key.of(obj)}: status must be a map")
     rest = {k: v for k, v in obj.items() if k != "status"}
     return {**rest, "status": status} if status else rest
 
 
-def annotated(obj: Object, annotations: Mapping[str, str | None]) -> Object:
-    """The object with some annotations set, or removed where the value is None."""
+def with_annotations(obj: Object, annotations: Mapping[str, str | None]) -> Object:
+    """The object with these annotations set, or removed if the value is None."""
     merged = {**obj["metadata"].get("annotations", {}), **annotations}
-    kept = {k: v for k, v in merged.items() if v is not None}
+    remaining = {k: v for k, v in merged.items() if v is not None}
     metadata = {k: v for k, v in obj["metadata"].items() if k != "annotations"}
-    return {**obj, "metadata": {**metadata, "annotations": kept} if kept else metadata}
+    return {**obj, "metadata": {**metadata, "annotations": remaining} if remaining else metadata}
 
 
-def marked(obj: Object, now: str) -> Object:
-    """The object with a deletionTimestamp; unchanged when it has one."""
+def mark_deleting(obj: Object, now: str) -> Object:
+    """The object with a deletionTimestamp; unchanged if it already has one."""
     if is_deleting(obj):
         return obj
     metadata = obj["metadata"]
     return {**obj, "metadata": {**metadata, "deletionTimestamp": now, "generation": metadata["generation"] + 1}}
 
 
-def versioned(obj: Object, resource_version: int) -> Object:
-    """The object at another resourceVersion."""
+def with_version(obj: Object, resource_version: int) -> Object:
+    """The object with a new resourceVersion."""
     return {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(resource_version)}}
 
 
 def finalizers(obj: Object) -> list[str]:
-    """Who must let go before the object can be deleted."""
-    found: list[str] = obj["metadata"].get("finalizers", [])
-    return found
+    """The finalizers that must be removed before the object can be deleted."""
+    names: list[str] = obj["metadata"].get("finalizers", [])
+    return names
 
 
 def is_deleting(obj: Object) -> bool:
-    """True once somebody asked for the object's deletion."""
+    """Whether the object's deletion was requested."""
     return "deletionTimestamp" in obj["metadata"]
 
 
 def _object(spec: Object, metadata: Object) -> Object:
-    """The parts in the order in which people read them."""
+    """The object with its parts in the usual order."""
     head = {k: v for k, v in spec.items() if k in ("apiVersion", "kind")}
     return {**head, "metadata": metadata, **{k: v for k, v in spec.items() if k not in head}}
 
 
 def spec_of(obj: Object) -> Object:
-    """All but metadata and status: what the generation counts the changes of."""
+    """Everything except metadata and status; the generation counts its changes."""
     return {k: v for k, v in obj.items() if k not in ("metadata", "status")}
 
 
 def _group(obj: Object) -> str:
     version = obj.get("apiVersion")
     if not isinstance(version, str) or not version:
-        raise Invalid(f"{Key.of(obj)}: apiVersion must be a text such as devmgmtproto.k8s.io/v1alpha1")
+        raise Invalid(f"{Key.of(obj)}: apiVersion must be a string such as devmgmtproto.k8s.io/v1alpha1")
     return version.rpartition("/")[0]
 
 
-def _of_user(obj: Object) -> Object:
-    """The metadata that callers decide, without empty fields. Raises Invalid."""
+def _user_metadata(obj: Object) -> Object:
+    """The metadata that callers set, without empty fields. Raises Invalid."""
     _group(obj)
-    metadata = {k: v for k, v in obj["metadata"].items() if k not in _OF_STORE and v not in (None, {}, [], "")}
+    metadata = {k: v for k, v in obj["metadata"].items() if k not in _STORE_METADATA and v not in (None, {}, [], "")}
     for name in ("labels", "annotations"):
         if not _is_text_map(metadata.get(name, {})):
-            raise Invalid(f"{Key.of(obj)}: metadata.{name} must be a map of texts")
+            raise Invalid(f"{Key.of(obj)}: metadata.{name} must be a map of strings")
     names = metadata.get("finalizers", [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise Invalid(f"{Key.of(obj)}: metadata.finalizers must be a list of texts")
+        raise Invalid(f"{Key.of(obj)}: metadata.finalizers must be a list of strings")
     return metadata
 
 

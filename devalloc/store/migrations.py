@@ -1,10 +1,10 @@
-"""Schemas of SQLite files, and that of the store: one step per release that changed it.
+"""Schemas of SQLite files, and that of the store: one step for each release that changed it.
 
-A step, once released, is never edited. Steps run in order, each in a transaction of its own, so that a crash leaves
-the schema of the last whole step. ``PRAGMA user_version`` is the number of steps done; a higher number than this
-program knows means a newer program wrote the file, which is then left alone.
+Released steps are never edited. Steps run in order, each in its own transaction, so a crash leaves the schema of the
+last complete step. ``PRAGMA user_version`` is the number of completed steps. If it is higher than this program knows,
+a newer version wrote the file, which then stays unchanged.
 
-There is no log of events: a watch reads the objects by their resourceVersion, and deletions from ``tombstones``.
+There is no event log: a watch reads objects by their resourceVersion, and deletions from ``tombstones``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 APPLICATION_ID = 0x64_76_61_6C
 """``PRAGMA application_id`` of our files: "dval"."""
 
-STEPS: tuple[tuple[str, ...], ...] = (
+STORE_STEPS: tuple[tuple[str, ...], ...] = (
     (
         """
         CREATE TABLE objects (
@@ -49,7 +49,7 @@ STEPS: tuple[tuple[str, ...], ...] = (
         "INSERT INTO counter VALUES (1, 0, 0)",
     ),
     (
-        # A copy by hand is the same store; one that `restore` put back, and a new file at the same path, are others.
+        # A manual copy is the same store; a store from `restore`, and a new file at the same path, are different ones.
         "CREATE TABLE identity (id INTEGER PRIMARY KEY CHECK (id = 1), value TEXT NOT NULL)",
         "INSERT INTO identity VALUES (1, lower(hex(randomblob(16))))",
     ),
@@ -58,35 +58,35 @@ STEPS: tuple[tuple[str, ...], ...] = (
 
 @dataclass(frozen=True)
 class Schema:
-    """What kind of file it is."""
+    """A type of SQLite file."""
 
     noun: str
-    """What people call it, as in "the store is damaged"."""
+    """Its name in messages, such as "the store is damaged"."""
     application_id: int
     """``PRAGMA application_id`` of such files."""
     steps: tuple[tuple[str, ...], ...]
     damaged: str
-    """What to do with a damaged one; ``{name}`` stands for its file name."""
+    """What to do if it is damaged; ``{name}`` stands for its file name."""
     full: str
-    """What still works if the disk is full."""
+    """A sentence about what still works if the disk is full."""
 
 
-STORE = Schema(
+STORE_SCHEMA = Schema(
     "store",
     APPLICATION_ID,
-    STEPS,
-    "Stop devalloc, and put back the last file that `devalloc backup` made with `devalloc restore`, which keeps {name} "
-    "for inspection",
+    STORE_STEPS,
+    "Stop devalloc, and run `devalloc restore` with the last backup of `devalloc backup`; it keeps {name} for "
+    "inspection",
     "Objects can still be deleted, but not created or made larger.",
 )
 
 
 def migrate(connection: sqlite3.Connection, schema: Schema) -> None:
-    """Bring the schema up to date. The caller has checked that it is not newer."""
+    """Update the schema. The caller has checked that it is not newer."""
     try:
         while True:
             connection.execute("BEGIN IMMEDIATE")
-            # Read before each step: another process may have taken it, or the next ones, while we had no lock.
+            # Read it before each step: another process may have run this or later steps while we had no lock.
             (done,) = connection.execute("PRAGMA user_version").fetchone()
             if done >= len(schema.steps):
                 connection.execute("COMMIT")

@@ -1,22 +1,22 @@
-"""What every store offers, whatever is behind it.
+"""The protocol that all stores implement.
 
-The semantics are those of the Kubernetes API for custom resources, so that a cluster can stand behind the same
-protocol:
+Its semantics are those of the Kubernetes API for custom resources, so that a cluster can implement the same protocol:
 
-* an object is a manifest; the store knows kinds by their name only and checks nothing but identity. A kind of another
-  API group that has the name of one of ours has its full name, such as "DeviceClass.resource.k8s.io"
-  (``api.kinds.kind_in_store``): in methods, in keys, and in what is listed;
-* ``metadata.uid``, ``creationTimestamp``, ``generation``, ``resourceVersion`` and ``deletionTimestamp`` are the
-  store's: what a caller puts there is ignored on create, and kept as it was on replace;
-* ``replace`` writes everything but ``status``, ``replace_status`` nothing but ``status``, ``create`` drops it;
-* every write to an existing object names the resourceVersion it is based on, in ``metadata.resourceVersion``. There
-  is no "last write wins": a missing resourceVersion is Invalid, an outdated one a Conflict;
-* a write that would change nothing changes nothing, the resourceVersion included;
-* ``delete`` of an object with finalizers only sets its deletionTimestamp; it goes with its last finalizer.
+* An object is a manifest. The store knows kinds only by name, and checks only the object's identity. If another API
+  group's kind has the same name as one of ours, methods, keys and listings use its full name, such as
+  "DeviceClass.resource.k8s.io" (``api.kinds.kind_in_store``).
+* The store owns ``metadata.uid``, ``creationTimestamp``, ``generation``, ``resourceVersion`` and
+  ``deletionTimestamp``: it ignores a caller's values on create, and keeps the old ones on replace.
+* ``replace`` writes everything but ``status``, ``replace_status`` only ``status``, and ``create`` drops the status.
+* Every write to an existing object names the resourceVersion on which it is based, in ``metadata.resourceVersion``.
+  There is no "last write wins": a missing resourceVersion is Invalid, an outdated one a Conflict.
+* A write that would change nothing changes nothing, not even the resourceVersion.
+* ``delete`` of an object with finalizers only sets its deletionTimestamp; the object disappears with its last
+  finalizer.
 
-A watch may show quick changes to one object as one. Of a kind that devalloc does not have, two API groups cannot both
-have an object of one namespace and name in the embedded store. Where the stores differ (the tests of the contract that
-are one's own hold this table to be true):
+A watch may report quick changes of one object as one change. In the embedded store, two API groups cannot both have an
+object of the same kind, namespace and name, if the kind is not one of devalloc's. The stores differ as follows (tests
+of each store verify this table):
 
 =======================  ==========================================  ===================================================
 ..                       embedded (``sqlite``)                       on a cluster (``kubernetes``)
@@ -28,27 +28,27 @@ content                  any JSON                                    what the CR
                                                                      let pass; fields they do not know are dropped
 status                   of any kind                                 of kinds that have one (not classes and configs)
 ``creationTimestamp``    microseconds                                seconds
-rights                   who may open the file                       by verb and kind: Forbidden
-place in the history     the resourceVersion of the object that was  a number of this process, which no other knows; a
-                         written last; lasts with the file           kind that is first asked for after a place is told
-                                                                     as if all of it came after that
-what is listed           all that was written                        all that this process wrote, and of others what it
-                                                                     has heard; ``get`` asks the server
-deletions                all are told, or Expired                    also after a watch was cut off, but of objects that
-                                                                     came and went meanwhile, of which nobody heard
+rights                   to open the file                            by verb and kind: Forbidden
+place in the history     the resourceVersion of the last written     a number that is valid only in this process; the
+                         object; permanent, in the file              objects of a kind that is first used later appear
+                                                                     as if they had been created after it
+listed objects           everything that was written                 everything that this process wrote, and changes by
+                                                                     others as far as received; ``get`` asks the server
+deletions                all are reported, or Expired                all are reported, even after a broken watch, except
+                                                                     of objects that were created and deleted meanwhile
 several objects          one transaction                             one after the other, marked until all are written
-                                                                     (``kubernetes.transaction``); to readers a mark is
-                                                                     "not yet given"
-status and annotations   one write                                   two, annotations first where a status is set and
-of one object                                                        last where it is removed; after a crash between
-                                                                     them the status is what counts
-fence                    checked and written in one transaction      checked against what this process knows, its own
-                                                                     writes included, then written; that nobody else
-                                                                     grants meanwhile is for the leader's lease and seal
-lost answers             none                                        read back; Unknown where that fails as well
-units that are refused   Invalid, and nothing is written             of ``commit_each``: Refused, of that unit alone
-no space                 of ``commit_each``: LeftOut, of units that  refused as any write is
-                         grow
+                                                                     (``kubernetes.transaction``); readers treat a mark
+                                                                     as "not allocated yet"
+status and annotations   one write                                   two: annotations first if a status is set, last if
+of one object                                                        it is removed; after a crash between them, the
+                                                                     status counts
+fence                    checked and written in one transaction      checked against what this process knows, including
+                                                                     its own writes, then written; the leader's lease
+                                                                     and seal ensure that no other process allocates
+lost answers             none                                        read back; Unknown if that fails, too
+units that are refused   Invalid, and nothing is written             by ``commit_each``: Refused, for that unit alone
+no space                 by ``commit_each``: LeftOut, for units      refused like any write
+                         that grow
 identity                 of the file                                 UID of the namespace kube-system
 =======================  ==========================================  ===================================================
 """
@@ -66,7 +66,7 @@ from devalloc.store.key import Key, Object
 
 
 class EventType(StrEnum):
-    """What a watch says about an object."""
+    """The type of a watch event."""
 
     ADDED = "ADDED"
     MODIFIED = "MODIFIED"
@@ -80,69 +80,69 @@ class Event:
     type: EventType
     object: Object
     resource_version: str
-    """The place in the store's history where a later watch resumes: a decimal number that grows. Which state of the
-    object this is its own metadata say."""
+    """The place in the store's history from which a later watch can resume: a growing decimal number. It is not the
+    resourceVersion in the object's metadata."""
 
 
 class Listing(NamedTuple):
-    """Objects ordered by kind, namespace and name, and the place in the store's history that they are of: from it a
-    watch tells later changes, and a fence holds."""
+    """Objects ordered by kind, namespace and name, and their place in the store's history, from which watches and
+    fences can start."""
 
     objects: list[Object]
     resource_version: str
 
 
-class Written(NamedTuple):
-    """Objects as ``commit`` stored them, in the order of its changes."""
+class CommitResult(NamedTuple):
+    """The objects as stored by ``commit``, in the order of its changes."""
 
     objects: list[Object]
     resource_version: str
-    """A place in the store's history up to which nothing that the fence forbids happened but this commit: the next
-    fence may be of it."""
+    """A place in the store's history: up to it, this commit is the only change that the fence forbids. The next fence
+    can start from it."""
 
 
-class Outcomes(list[Sequence[Object] | Conflict]):
-    """What ``commit_each`` made of its units, in their order: the objects as stored, or why they were not written."""
+class CommitOutcomes(list[Sequence[Object] | Conflict]):
+    """The results of ``commit_each``, in the order of its units: the objects as stored, or why not."""
 
     def __init__(self, outcomes: Iterable[Sequence[Object] | Conflict], resource_version: str) -> None:
-        """``resource_version``: as that of ``Written``."""
+        """``resource_version``: as in ``CommitResult``."""
         super().__init__(outcomes)
         self.resource_version = resource_version
 
 
 @dataclass(frozen=True)
 class Change:
-    """What ``commit`` writes on one object."""
+    """A change of one object, for ``commit``."""
 
     key: Key
     resource_version: str
-    """The object's resourceVersion that the change is based on."""
+    """The object's resourceVersion on which the change is based."""
     status: Object | None
-    """The whole new status; None for none."""
+    """The complete new status; None removes it."""
     annotations: Mapping[str, str | None] = field(default_factory=dict)
-    """Annotations to set, or to remove where the value is None. The others stay."""
+    """Annotations to set, or to remove if the value is None. The others stay."""
 
 
 @dataclass(frozen=True)
 class Fence:
-    """A decision read more than the objects it writes; it holds only while nothing of this changed."""
+    """What else a decision has read besides the objects that it writes; it is valid only while none of it changes."""
 
     resource_version: str
-    """The Listing that was read."""
+    """The resourceVersion of the Listing that was read."""
     specs: frozenset[str] = frozenset()
-    """Kinds of which no object was created, deleted or got another spec since."""
+    """Kinds of which no object may have been created, deleted or got a new spec since then."""
     statuses: frozenset[str] = frozenset()
-    """Kinds of which no object got another status since."""
+    """Kinds of which no object may have got a new status since then."""
 
 
 class Store(Protocol):
-    """Where objects live. Safe to share between threads. Errors: ``devalloc.store.errors``."""
+    """Storage of objects. Thread-safe. Errors: ``devalloc.store.errors``."""
 
     def get(self, kind: str, namespace: str | None, name: str) -> Object:
         """The object. Raises NotFound."""
 
     def list(self, kinds: str | Iterable[str] | None = None, namespace: str | None = None) -> Listing:
-        """All objects of one kind, several or (None) all, in one namespace or (None) everywhere, as of one moment."""
+        """A consistent list of all objects of one kind, several or (None) all, in one namespace or (None) all."""
 
     def watch(
         self,
@@ -152,14 +152,14 @@ class Store(Protocol):
         timeout: float | None = None,
         stop: threading.Event | None = None,
     ) -> Generator[Event, None, None]:
-        """Changes after the resourceVersion ``since``, as they happen, in their order.
+        """Changes after the resourceVersion ``since``, as they happen, in order.
 
-        Ends after ``timeout`` seconds (0: with what is there already; None: never) or soon after ``stop`` is set.
-        "0" starts with an ADDED for each object there is.
+        Ends after ``timeout`` seconds (0: after the changes so far; None: never) or soon after ``stop`` is set. "0"
+        starts with an ADDED event for each existing object.
 
-        Every deletion is told, but quick changes to one object may be told as one, its last state: take ADDED and
-        MODIFIED alike for "this is it now", and DELETED for "it is not there", heard of before or not.
-        Iterating raises Expired when the store no longer remembers all deletions since then: list, and watch from that.
+        It reports every deletion, but may report quick changes of one object as one, with its last state: ADDED and
+        MODIFIED both mean "this is its current state", DELETED means "it does not exist", even if it is new to you.
+        Iterating raises Expired if the store no longer knows all deletions since then: list, and watch from there.
         """
 
     def create(self, obj: Object) -> Object:
@@ -172,21 +172,21 @@ class Store(Protocol):
         """
 
     def replace_status(self, obj: Object) -> Object:
-        """Write status only (without one: remove it); returns the object as stored. Raises NotFound, Conflict."""
+        """Write only the status (none: remove it); returns the object as stored. Raises NotFound, Conflict."""
 
-    def commit(self, changes: Sequence[Change], fence: Fence | None = None) -> Written:
+    def commit(self, changes: Sequence[Change], fence: Fence | None = None) -> CommitResult:
         """Write status and annotations of several objects, all or none.
 
-        Raises FenceBroken that lists what the fence forbids and happened, or else Conflict that lists every object of
-        ``changes`` that has changed or is gone; Expired for a fence that is too old to tell, or of another store. No
-        crash leaves a part.
+        Raises FenceBroken with all changes that violate the fence, or else Conflict with all objects of ``changes``
+        that have changed or are gone; Expired for a fence that is too old to check, or of another store. A crash never
+        leaves a partial commit.
         """
 
-    def commit_each(self, units: Sequence[Sequence[Change]], fence: Fence | None = None) -> Outcomes:
-        """As ``commit`` for each unit by itself: its objects as stored, or why it was not written. No two units change
-        one object. A change that changes nothing makes sure that the object is as it says.
+    def commit_each(self, units: Sequence[Sequence[Change]], fence: Fence | None = None) -> CommitOutcomes:
+        """Like ``commit`` for each unit separately: its objects as stored, or why it was not written. Units must not
+        share objects. A change without effect verifies that the object has the state on which it is based.
 
-        Raises FenceBroken and Expired, and then nothing of any unit is written.
+        If it raises FenceBroken or Expired, nothing of any unit is written.
         """
 
     def delete(
@@ -198,14 +198,14 @@ class Store(Protocol):
         uid: str | None = None,
         resource_version: str | None = None,
     ) -> Object:
-        """Delete the object, or mark it where it has finalizers; returns its last state. Raises NotFound, Conflict.
+        """Delete the object, or mark it if it has finalizers; returns its last state. Raises NotFound, Conflict.
 
         ``uid`` and ``resource_version`` are preconditions: only that very object, only in that state.
         """
 
     def identity(self) -> str:
-        """Which store this is: the same text for as long as it holds the same history of objects, another for a new one
-        at the same place."""
+        """Identifies the store: the text is constant while the store has the same history of objects, and changes if a
+        new store takes its place."""
 
     def close(self) -> None:
-        """Give back files and connections. Those of a ``watch`` go when it ends or is closed."""
+        """Close files and connections. A ``watch`` closes its own when it ends or is closed."""

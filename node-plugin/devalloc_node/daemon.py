@@ -1,31 +1,134 @@
-"""The daemon: a node begun in order, its loops while it serves, and its end.
+"""The daemon: start a node, run its loops, serve its sockets and metrics, and shut it down.
 
 Machines and prepared claims outlive it. It may be killed at any moment: what was begun is in the journal, and the next
 start undoes it before anybody is served.
+
+Where a node is served: its own service, the kubelet's, and metrics, each at its place.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import resource
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from queue import Empty
 
-from devalloc_node import audit
-from devalloc_node.claims.reconcile import Report
+from devalloc.version import VERSION
+from devalloc_node.claims.reconcile import ReconcileReport
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Failed, NodeError
-from devalloc_node.machine import house
+from devalloc_node.journal import audit_log
+from devalloc_node.machine import maintenance
+from devalloc_node.metrics import gauges
+from devalloc_node.metrics.registry import NodeMetrics, metrics_served
 from devalloc_node.node import Node
-from devalloc_node.serving import Say, serving
-from devalloc_node.vms.restarts import Restarts
-from devalloc_node.warm.keeping import Keeper
+from devalloc_node.service.kubelet_sockets import KubeletSockets
+from devalloc_node.service.node_service import NodeService, ServiceInfo
+from devalloc_node.service.peer_credentials import open_proxy
+from devalloc_node.service.registration import KubeletPaths, kubelet_paths
+from devalloc_node.service.server import Service
+from devalloc_node.service.socket_handover import ExclusiveEndpoint, hold_endpoint
+from devalloc_node.service.warm_service import WarmService
+from devalloc_node.settings import KubeletSettings
+from devalloc_node.vms.restarts import MachineRestarts
+from devalloc_node.warm.background import PoolBackground
+from devalloc_node.warm.pool import Pool
 
 log = logging.getLogger(__name__)
+
+CLOSE_SECONDS = 5.0
+"""How long the warm setups that are being made just then are waited for at the end."""
+Announce = Callable[[str], None]
+"""Told what people want to know; from any thread."""
+
+
+@contextmanager
+def serving(node: Node, say: Announce) -> Iterator[None]:
+    """While inside, serve all that the settings name. Raises Denied, Failed where that cannot be."""
+    kubelet = node.settings.kubelet
+    with ExitStack() as stack:
+        if (pool := node.warm) is not None:  # first, so that it goes when nobody is served any more
+            what = f"warm setups in {pool.config.run}"
+            stack.enter_context(hold_endpoint(what, partial(_warm_endpoint, what, pool), wait=True, say=say))
+        if (path := node.settings.socket) is not None:
+            own = NodeService(node.operations, _service_info(node), node.metrics, node.notifier).service()
+            setups = WarmService(node.warm, node.metrics).service()
+            what = f"{own.name} on {path}"
+            wait = node.settings.rolling
+            stack.enter_context(
+                hold_endpoint(what, partial(_own_socket, what, path, (own, setups)), wait=wait, say=say)
+            )
+        if kubelet is not None:
+            paths = kubelet_paths(kubelet.folder, kubelet.driver, kubelet.pod_uid)
+            what = f"the kubelet on {paths.endpoint}"
+            stack.enter_context(
+                hold_endpoint(what, partial(_kubelet_endpoint, what, node, kubelet, paths, say), wait=False, say=say)
+            )
+        if (address := node.settings.metrics) is not None:
+            scraped = partial(_metrics_endpoint, node.metrics, address)  # machines do not wait for who has its port
+            stack.enter_context(hold_endpoint(f"metrics on {address} (--metrics)", scraped, wait=True, say=say))
+        yield
+
+
+def _service_info(node: Node) -> ServiceInfo:
+    return ServiceInfo(
+        version=VERSION,
+        boot_id=node.boot_id(),
+        started_ms=int(time.time() * 1000),
+        journal=lambda: gauges.journal_info(node.journal),
+        pools=lambda: node.inventory.pools,
+        rescan=node.inventory.look,
+        health=lambda: {(each.pool, each.device): each.health for each in node.health.snapshot().devices},
+        allowed_kinds=tuple(sorted(node.settings.bindings.allowed)),
+    )
+
+
+def _warm_endpoint(what: str, pool: Pool) -> ExclusiveEndpoint:
+    pool.open()
+    return ExclusiveEndpoint(what, lambda: _closed(pool))
+
+
+def _closed(pool: Pool) -> None:
+    left = pool.close(Deadline.after(CLOSE_SECONDS))
+    if left.removing or left.making:
+        log.warning("%d warm setups remain; the next start removes them", left.removing + left.making)
+
+
+def _own_socket(what: str, path: Path, services: Sequence[Service]) -> ExclusiveEndpoint:
+    door = open_proxy(path, services)
+    return ExclusiveEndpoint(what, door.stop, door.is_lost)
+
+
+def _kubelet_endpoint(
+    what: str, node: Node, kubelet: KubeletSettings, paths: KubeletPaths, say: Announce
+) -> ExclusiveEndpoint:
+    def registered(done: bool, error: str) -> None:
+        say(f"the kubelet {'registered' if done else 'did not register'} {kubelet.driver}{error and ': '}{error}")
+
+    sockets = KubeletSockets(paths, kubelet.driver, node, node.health, versions=kubelet.versions, on_status=registered)
+    return ExclusiveEndpoint(what, sockets.stop, sockets.is_lost)
+
+
+def _metrics_endpoint(metrics: NodeMetrics, address: str) -> ExclusiveEndpoint:
+    with ExitStack() as stack:
+        try:
+            place = stack.enter_context(metrics_served(metrics, address))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise
+            raise Failed("SocketFailed", f"cannot serve metrics on {address} (--metrics): {error}") from error
+        path = Path(place.removeprefix("unix:")) if place.startswith("unix:") else None
+        return ExclusiveEndpoint(
+            f"metrics on {place}", stack.pop_all().close, lambda: path is not None and not path.exists()
+        )
+
 
 Loop = Callable[[threading.Event], None]
 """Runs in a thread of its own until the event is set."""
@@ -36,22 +139,24 @@ LOOP_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Publishing:
-    """What keeps the node's devices published where claims can find them; it looks with ``Survey.discover``."""
+class Publisher:
+    """What keeps the node's devices published where claims can find them; it looks with ``InventoryCache.discover``."""
 
     loops: Sequence[Loop] = ()
     rescan: Callable[[], None] | None = None
     """Look at the devices and publish them soon. From any thread. None: nobody publishes them."""
 
 
-def run(node: Node, publishing: Publishing | None = None, say: Say = log.info, *, beside: Sequence[Loop] = ()) -> None:
-    """Recover what a crash left, then serve until ``Node.stop``. ``beside``: what else is to go on meanwhile.
+def run_daemon(
+    node: Node, publishing: Publisher | None = None, say: Announce = log.info, *, extra_loops: Sequence[Loop] = ()
+) -> None:
+    """Recover what a crash left, then serve until ``Node.stop``. ``extra_loops``: what else is to go on meanwhile.
 
     Raises Denied and Failed where a socket cannot be served or the audit log not written, and what ended a loop.
     """
-    publishing = publishing or Publishing()
-    _open_many_files()
-    node.survey.rescan = publishing.rescan
+    publishing = publishing or Publisher()
+    _raise_file_limit()
+    node.inventory.rescan = publishing.rescan
     stop = threading.Event()
     failures: list[BaseException] = []
 
@@ -65,19 +170,24 @@ def run(node: Node, publishing: Publishing | None = None, say: Say = log.info, *
 
     with ExitStack() as stack:
         try:
-            stack.enter_context(audit.to_file(node.settings.state / "audit.log"))
+            stack.enter_context(audit_log.to_file(node.settings.state / "audit.log"))
         except OSError as error:
             raise Failed("JournalUnavailable", f"cannot write the audit log: {error}") from error
         stack.callback(node.machines.close)
         node.machines.recover()
-        _tell(node.reconciler.recover(), say)
+        _announce_report(node.reconciler.recover(), say)
         stack.enter_context(serving(node, say))
-        restarts = Restarts(node.platform, node.pulse, node.machines.to_restart)
-        own: list[Loop] = [node.health.run, node.telling.run, partial(house.keep, node.machines), restarts.run]
+        restarts = MachineRestarts(node.operations, node.notifier, node.machines.to_restart)
+        own: list[Loop] = [
+            node.health.run,
+            node.condition_reporter.run,
+            partial(maintenance.run_maintenance, node.machines),
+            restarts.run,
+        ]
         if (pool := node.warm) is not None and (homes := node.homes) is not None:
-            own.append(Keeper(pool, sweep=lambda: homes.sweep(node.machines.lives_in)).keep)
+            own.append(PoolBackground(pool, sweep=lambda: homes.sweep(node.machines.lives_in)).keep)
         node.reconciler.look()
-        loops = [*own, *publishing.loops, *beside]
+        loops = [*own, *publishing.loops, *extra_loops]
         threads = [threading.Thread(target=guarded, args=(loop,), daemon=True) for loop in loops]
         for thread in threads:
             thread.start()
@@ -91,7 +201,7 @@ def run(node: Node, publishing: Publishing | None = None, say: Say = log.info, *
         raise failures[-1]
 
 
-def _open_many_files() -> None:
+def _raise_file_limit() -> None:
     """As many as there may be: each machine takes some, and what is usual is too little for hundreds of them."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
@@ -99,7 +209,7 @@ def _open_many_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def _reconcile(node: Node, say: Say) -> None:
+def _reconcile(node: Node, say: Announce) -> None:
     """Look at the claims now, now and then, and when asked to, until ``stop``."""
     pause = 0.0
     while True:
@@ -111,7 +221,7 @@ def _reconcile(node: Node, say: Say) -> None:
             if message == "stop":
                 return
             node.health.poke()
-            node.survey.republish()
+            node.inventory.republish()
         pause = node.settings.resync
         try:
             node.journal.refuse_lost()
@@ -120,14 +230,14 @@ def _reconcile(node: Node, say: Say) -> None:
                 node.metrics.removed("claim", len(report.removed))
             if report.finished or report.removed or before != node.reconciler.gone:
                 node.claims_changed()
-            _tell(report, say)
+            _announce_report(report, say)
         except NodeError as error:
-            log.error("could not look at the claims; trying again in %.0f s: %s", node.settings.resync, error)
+            log.error("cannot reconcile claims; trying again in %.0f s: %s", node.settings.resync, error)
         except Exception:
-            log.exception("could not look at the claims; trying again in %.0f s", node.settings.resync)
+            log.exception("cannot reconcile claims; trying again in %.0f s", node.settings.resync)
 
 
-def _tell(report: Report, say: Say) -> None:
+def _announce_report(report: ReconcileReport, say: Announce) -> None:
     """What was done. What could not be is in the log."""
     for text in (*report.finished, *report.removed):
         say(text)

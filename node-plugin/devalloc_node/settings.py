@@ -53,7 +53,7 @@ class NodeSettings:
     kubelet: KubeletSettings | None = None
     """None: the kubelet is not served."""
     set_aside: bool = False
-    """The node's devices are for devalloc's controller, and not for kube-scheduler (``devalloc.api.aside``)."""
+    """Reserve the node's devices for devalloc's controller, not kube-scheduler (``devalloc.api.dedicated_pools``)."""
     machines: MachineConfig = field(default_factory=MachineConfig)
     """Where machines live, and what they may name."""
     capacity: HostCapacity | None = None
@@ -61,7 +61,7 @@ class NodeSettings:
     scaling: ScalingSettings | None = None
     """How machines whose objects ask for it follow what their guests do. None: they do not."""
     runners: tuple[Network, ...] = ()
-    """Networks in which runners of machines may listen, for whoever else is in them. Empty: there are no runners."""
+    """Networks in which runners of machines may listen, for any client there. Empty: there are no runners."""
     warm: WarmConfig | None = None
     """How many warm setups are kept ready. None: none are kept or made."""
     metrics: str | None = None

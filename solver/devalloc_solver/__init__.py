@@ -1,7 +1,7 @@
 """The claim solver: objects in, allocations and reasons out. No I/O, and no clock but its deadline.
 
-Names are loaded when they are first asked for: a program pays for what it uses. No module may bear the name of a
-function here, or whoever imports the module would take its place.
+Names are loaded when they are first asked for: a program pays for what it uses. No module may have the name of a
+function here: importing the module would replace the function.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from devalloc_solver.copies import Capacity, capacity
+    from devalloc_solver.dialects.devmgmt.answers import ClaimAnswer, Solution
     from devalloc_solver.errors import AnswerRefused
-    from devalloc_solver.fleet import Fleet
-    from devalloc_solver.reasons import Reason
-    from devalloc_solver.solution import ClaimAnswer, Solution
-    from devalloc_solver.stages import solve, solve_manifests
+    from devalloc_solver.explain.reasons import Reason
+    from devalloc_solver.fleet.fleet import Fleet
+    from devalloc_solver.pipeline.devmgmt import solve, solve_manifests
+    from devalloc_solver.pipeline.remaining_capacity import Capacity, capacity
 
 __all__ = [
     "AnswerRefused",
@@ -31,19 +31,19 @@ __all__ = [
 
 _HOMES = {
     "AnswerRefused": "errors",
-    "Capacity": "copies",
-    "ClaimAnswer": "solution",
-    "Fleet": "fleet",
-    "Reason": "reasons",
-    "Solution": "solution",
-    "capacity": "copies",
-    "solve": "stages",
-    "solve_manifests": "stages",
+    "Capacity": "pipeline.remaining_capacity",
+    "ClaimAnswer": "dialects.devmgmt.answers",
+    "Fleet": "fleet.fleet",
+    "Reason": "explain.reasons",
+    "Solution": "dialects.devmgmt.answers",
+    "capacity": "pipeline.remaining_capacity",
+    "solve": "pipeline.devmgmt",
+    "solve_manifests": "pipeline.devmgmt",
 }
 
 
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    return found
+    public = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return public

@@ -1,4 +1,4 @@
-"""The deadline that a caller gives: how many seconds there are, and what is none."""
+"""The deadline of a call: how many seconds are left, and whether a value is a valid deadline."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ only where somebody wants it to.
 CHECK_SECONDS = 0.5
 """How long the check of an answer may take beyond the deadline; an answer that is not checked by then is not given."""
 
-MOST_STRETCH = 4.0
+MAX_STRETCH = 4.0
 """How many times its seconds a quick search may take on a busy machine."""
 
-_LEAST_CPU = 1e-3
+_MIN_CPU_SECONDS = 1e-3
 """Seconds of CPU, taken as the least: after less the ratio says little."""
 
 _NEVER = float("inf")
-_WHAT = "deadline must be a number of seconds, 0 (the first answer that is found) or more, or None for no limit"
+_WHAT = "deadline must be a number of seconds, 0 (take the first answer) or more, or None for no limit"
 
 
-def left_of(ends: float | None) -> float | None:
+def seconds_left(ends: float | None) -> float | None:
     """Seconds until a monotonic time; 0 when it is over, None for never."""
     return None if ends is None else max(0.0, ends - time.monotonic())
 
@@ -33,21 +33,21 @@ def quick_search_end(deadline: float | None, started: float, cpu_started: float)
 
     The search gets all of ``deadline``, whatever the preparation took: the first call reads the whole fleet, and a
     search that is cut short before it has looked at anything is wasted. On a busy machine it gets more, by the ratio of
-    the preparation's time to the CPU time that this thread had for it, up to ``MOST_STRETCH`` times.
+    the preparation's time to the CPU time that this thread had for it, up to ``MAX_STRETCH`` times.
 
     Args:
-        deadline: seconds that the search may take on an idle machine, as for ``end_of``.
+        deadline: seconds that the search may take on an idle machine, as for ``end_time``.
         started: monotonic time at which the preparation began.
         cpu_started: what ``time.thread_time`` was then.
     """
     now, cpu = time.monotonic(), time.thread_time()
     if deadline is None:
         return None
-    busy = (now - started) / max(cpu - cpu_started, _LEAST_CPU)
-    return end_of(deadline * min(max(busy, 1.0), MOST_STRETCH), now)
+    busy = (now - started) / max(cpu - cpu_started, _MIN_CPU_SECONDS)
+    return end_time(deadline * min(max(busy, 1.0), MAX_STRETCH), now)
 
 
-def end_of(deadline: object, started: float) -> float | None:
+def end_time(deadline: object, started: float) -> float | None:
     """The monotonic time at which a deadline is over, None for never.
 
     Args:
@@ -55,7 +55,7 @@ def end_of(deadline: object, started: float) -> float | None:
         started: monotonic time.
 
     Raises:
-        TypeError: when it is no number.
+        TypeError: if it is not a number.
         ValueError: when it is negative or not a number (NaN), or too large for a floating-point number.
     """
     if deadline is None:
@@ -67,7 +67,7 @@ def end_of(deadline: object, started: float) -> float | None:
     try:
         seconds = float(deadline)
     except OverflowError:
-        raise ValueError(f"{_WHAT}; a whole number of so many digits is too large: use None") from None
+        raise ValueError(f"{_WHAT}; a number with that many digits is too large: use None") from None
     if not seconds >= 0:
         raise ValueError(f"{_WHAT}, not {seconds}")
     return None if seconds == _NEVER else started + seconds

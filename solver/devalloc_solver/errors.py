@@ -1,4 +1,4 @@
-"""What ends a call of either dialect."""
+"""Errors that end a call, of either dialect."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import kube_build, kube_images, kube_node, kube_runc
 from tests.support.go_build import Progress, Unavailable
-from tests.support.kube import Cluster, running
+from tests.support.kube_api import Cluster, running
 from tests.support.kube_node import Node, Programs, leftovers, node_running
 from tests.support.scheduler import pytest_collection_modifyitems, pytest_xdist_make_scheduler
 from tests.support.waiting import until
@@ -22,7 +22,7 @@ def all_watches_end() -> Iterator[None]:
     """A store that is left open goes on asking an API server that other tests count the requests of."""
     before = watching()
     yield
-    until(lambda: watching() <= before, "no watch is left open", told=lambda: watching() - before)
+    until(lambda: watching() <= before, "no watch is left open", context=lambda: watching() - before)
 
 
 def watching() -> set[threading.Thread]:

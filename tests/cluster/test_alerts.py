@@ -201,9 +201,9 @@ def rule_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_rules_are_as_prometheus_wants_them(program: Path, rule_file: Path) -> None:
-    code, said = promtool(program, "check", "rules", "--lint=all", "--lint-fatal", rule_file)
-    assert code == 0, said
-    assert f"{len(rules())} rules found" in said
+    code, output = promtool(program, "check", "rules", "--lint=all", "--lint-fatal", rule_file)
+    assert code == 0, output
+    assert f"{len(rules())} rules found" in output
 
 
 @pytest.mark.parametrize("exported", [of_controller, of_node], ids=["controller", "node"])
@@ -229,8 +229,8 @@ def test_an_alert_fires_when_it_should_and_not_otherwise(
     tests += [played(case.alert, series, {minute: [] for minute in range(0, 120, 7)}) for series in case.quiet]
     content = {"rule_files": [str(rule_file)], "evaluation_interval": "1m", "tests": tests}
     (tmp_path / "tests.yaml").write_text(json.dumps(content))
-    code, said = promtool(program, "test", "rules", tmp_path / "tests.yaml")
-    assert code == 0, said
+    code, output = promtool(program, "test", "rules", tmp_path / "tests.yaml")
+    assert code == 0, output
 
 
 def played(alert: str, series: Series, expected: Mapping[int, list[Any]]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from devalloc.install.manifests import NAMESPACE, Options, manifests, path_of
+from devalloc.install.manifests import NAMESPACE, InstallOptions, object_path, render_manifests
 from tests.support import kube_build
 from tests.support.go_build import Progress, Unavailable
 
@@ -39,7 +39,7 @@ def rendered(helm: Helm, *settings: str, namespace: str = NAMESPACE) -> dict[str
     chosen = [part for setting in settings for part in ("--set", setting)]
     done = helm("template", "devalloc", str(CHART), f"--namespace={namespace}", *chosen)
     assert done.returncode == 0, done.stderr
-    return {path_of(one): without_helm(one) for one in yaml.safe_load_all(done.stdout)}
+    return {object_path(one): without_helm(one) for one in yaml.safe_load_all(done.stdout)}
 
 
 def without_helm(one: dict[str, Any]) -> dict[str, Any]:
@@ -56,37 +56,39 @@ def without_helm(one: dict[str, Any]) -> dict[str, Any]:
     return one
 
 
-def expected(options: Options) -> dict[str, Any]:
-    return {path_of(one): one for one in manifests(options) if one["kind"] != "Namespace"}
+def expected(options: InstallOptions) -> dict[str, Any]:
+    return {object_path(one): one for one in render_manifests(options) if one["kind"] != "Namespace"}
 
 
 @pytest.mark.parametrize(
     ("settings", "options"),
     [
-        ([], Options()),
-        (["publish=pools"], Options("pools")),
-        (["publish=slices"], Options("slices")),
+        ([], InstallOptions()),
+        (["publish=pools"], InstallOptions("pools")),
+        (["publish=slices"], InstallOptions("slices")),
         (
             ["image.prefix=registry.example.com/team/", "image.tag=9.9", "node.kubeletDir=/var/lib/k0s/kubelet"],
-            Options(image_prefix="registry.example.com/team/", version="9.9", kubelet_dir="/var/lib/k0s/kubelet"),
+            InstallOptions(
+                image_prefix="registry.example.com/team/", version="9.9", kubelet_dir="/var/lib/k0s/kubelet"
+            ),
         ),
         (
             ["serviceMonitor=true", "resourceClaims=true", "permits=true"],
-            Options(service_monitor=True, resource_claims=True, permits=True),
+            InstallOptions(service_monitor=True, resource_claims=True, permits=True),
         ),
     ],
     ids=["both", "pools", "slices", "images", "more"],
 )
-def test_helm_makes_the_same_objects(helm: Helm, settings: list[str], options: Options) -> None:
+def test_helm_makes_the_same_objects(helm: Helm, settings: list[str], options: InstallOptions) -> None:
     assert rendered(helm, *settings) == expected(options)
 
 
 def test_the_namespace_is_that_of_the_release(helm: Helm) -> None:
-    assert rendered(helm, namespace="devices") == expected(Options(namespace="devices"))
+    assert rendered(helm, namespace="devices") == expected(InstallOptions(namespace="devices"))
 
 
 def test_what_runs_can_be_set(helm: Helm) -> None:
-    found = rendered(
+    by_path = rendered(
         helm,
         "controller.replicas=3",
         "controller.args={--placement=spread}",
@@ -95,10 +97,10 @@ def test_what_runs_can_be_set(helm: Helm) -> None:
         "node.nodeSelector.gpu=yes",
         "image.pullSecrets[0].name=registry",
     )
-    controller = found["/apis/apps/v1/namespaces/devalloc-system/deployments/devalloc-controller"]["spec"]
+    controller = by_path["/apis/apps/v1/namespaces/devalloc-system/deployments/devalloc-controller"]["spec"]
     assert controller["replicas"] == 3
     assert controller["template"]["spec"]["containers"][0]["args"][-1] == "--placement=spread"
-    node = found["/apis/apps/v1/namespaces/devalloc-system/daemonsets/devalloc-node"]["spec"]["template"]["spec"]
+    node = by_path["/apis/apps/v1/namespaces/devalloc-system/daemonsets/devalloc-node"]["spec"]["template"]["spec"]
     assert node["containers"][0]["args"][-2:] == ["--allow=gpu", "--grace=1m"]
     assert node["nodeSelector"] == {"gpu": "yes", "kubernetes.io/os": "linux"}
     assert node["imagePullSecrets"] == [{"name": "registry"}]

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from devalloc.store.kubernetes.apierror import ApiError
+from devalloc.store.kubernetes.api_error import ApiError
 from devalloc.store.kubernetes.client import Client
-from devalloc_node.binding.binding import Health
-from devalloc_node.feed import Checkup, DeviceHealth
-from devalloc_node.grant import ClaimRef
+from devalloc_node.binding.binding import HealthState
+from devalloc_node.health.snapshot import DeviceHealth, HealthSnapshot
 from devalloc_node.kube.claim_status import ResourceClaimStatuses
-from devalloc_node.prepared import Prepared, PreparedDevice
+from devalloc_node.model.grant import ClaimRef
+from devalloc_node.model.prepared import Prepared, PreparedDevice
 from tests.support import kube_build, kube_rights
 from tests.support.go_build import Progress
-from tests.support.kube import Cluster, running
+from tests.support.kube_api import Cluster, running
 
 DRIVER = "devalloc.io"
 SPACE = "claim-status"
@@ -34,11 +34,11 @@ VF = PreparedDevice(
     attributes={"resource.kubernetes.io/pciBusID": "0000:41:10.0", "mac": "02:00:00:00:00:07"},
 )
 THEIRS = {"driver": "gpu.example.com", "pool": "p", "device": "d", "data": {"z": 1, "a": {"y": [], "b": 1.0}}}
-NOTHING = Checkup(0, ())
+NOTHING = HealthSnapshot(0, ())
 
 
-def said(state: str, message: str = "") -> Checkup:
-    return Checkup(1, (DeviceHealth(POOL, VF.device, Health(state, message), 0.0),))  # type: ignore[arg-type]
+def checkup(state: str, message: str = "") -> HealthSnapshot:
+    return HealthSnapshot(1, (DeviceHealth(POOL, VF.device, HealthState(state, message), 0.0),))  # type: ignore[arg-type]
 
 
 def allocation(node: str) -> dict[str, Any]:
@@ -74,9 +74,9 @@ def furnished(cluster: Cluster) -> Cluster:
         cluster.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
     space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE}}
     assert cluster.create("/api/v1/namespaces", space).ok
-    asked = {"group": "resource.k8s.io", "resource": "resourceclaims", "subresource": "driver", "name": DRIVER}
-    spec = {"user": "system:serviceaccount:devalloc-system:devalloc-node", "resourceAttributes": asked}
-    asked |= {"verb": "associated-node:patch", "namespace": SPACE}
+    access = {"group": "resource.k8s.io", "resource": "resourceclaims", "subresource": "driver", "name": DRIVER}
+    spec = {"user": "system:serviceaccount:devalloc-system:devalloc-node", "resourceAttributes": access}
+    access |= {"verb": "associated-node:patch", "namespace": SPACE}
     review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
     deadline = time.monotonic() + 60
     reviews = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
@@ -110,8 +110,8 @@ def plugin(api: Cluster, node: str) -> Client:
 
 
 def devices(api: Cluster) -> list[dict[str, Any]]:
-    found = api.get(f"{CLAIMS}/c").content["status"].get("devices", [])
-    return [{name: value for name, value in each.items() if value is not None} for each in found]
+    content = api.get(f"{CLAIMS}/c").content["status"].get("devices", [])
+    return [{name: value for name, value in each.items() if value is not None} for each in content]
 
 
 def ours(api: Cluster) -> list[dict[str, Any]]:
@@ -123,8 +123,8 @@ def conditions(entry: dict[str, Any]) -> dict[str, tuple[str, str, str]]:
 
 
 def version(api: Cluster) -> str:
-    found: str = api.get(f"{CLAIMS}/c").content["metadata"]["resourceVersion"]
-    return found
+    number: str = api.get(f"{CLAIMS}/c").content["metadata"]["resourceVersion"]
+    return number
 
 
 def test_a_prepared_device_is_told_with_its_health_until_it_is_let_go(
@@ -143,18 +143,18 @@ def test_a_prepared_device_is_told_with_its_health_until_it_is_let_go(
     assert entry["networkData"] == {"hardwareAddress": "02:00:00:00:00:07"}
     assert conditions(entry) == {"Ready": ("True", "Prepared", "vfio: 0000:41:10.0")}
 
-    statuses.update([Prepared(ref, (VF,))], said("unhealthy", "it is gone"))
+    statuses.update([Prepared(ref, (VF,))], checkup("unhealthy", "it is gone"))
     (entry,) = ours(api)
     assert conditions(entry)["Healthy"] == ("False", "Unhealthy", "it is gone")
 
     before = version(api)
-    statuses.update([Prepared(ref, (VF,))], said("unhealthy", "it is gone"))
+    statuses.update([Prepared(ref, (VF,))], checkup("unhealthy", "it is gone"))
     again = ResourceClaimStatuses(plugin(api, "node-a"), DRIVER)
-    again.update([Prepared(ref, (VF,))], said("unhealthy", "it is gone"))
+    again.update([Prepared(ref, (VF,))], checkup("unhealthy", "it is gone"))
     assert version(api) == before, "neither this nor another instance writes what stands there"
 
     time.sleep(1.1)  # times have whole seconds
-    again.update([Prepared(ref, (VF,))], said("healthy"))
+    again.update([Prepared(ref, (VF,))], checkup("healthy"))
     (later,) = ours(api)
     since = [{each["type"]: each["lastTransitionTime"] for each in one["conditions"]} for one in (entry, later)]
     assert since[0]["Ready"] == since[1]["Ready"]
@@ -206,7 +206,7 @@ def test_a_nodes_token_writes_only_on_claims_of_its_node_and_only_its_drivers_de
     api: Cluster = request.getfixturevalue(server)
     ref = make_claim(api, "node-b")
     path = f"{CLAIMS}/c/status?dryRun=All"
-    mine = {"driver": DRIVER, "pool": POOL, "device": VF.device}
+    own_device = {"driver": DRIVER, "pool": POOL, "device": VF.device}
     of_the_node, of_the_driver, of_the_devices = words
     stolen, own = plugin(api, "node-a"), plugin(api, "node-b")
 
@@ -215,15 +215,15 @@ def test_a_nodes_token_writes_only_on_claims_of_its_node_and_only_its_drivers_de
         return lambda: client.patch(path, [operation | {"path": f"/status/{field}"}])
 
     try:
-        refused(change(stolen, "devices/-", mine), of_the_node)
+        refused(change(stolen, "devices/-", own_device), of_the_node)
         statuses = ResourceClaimStatuses(stolen, DRIVER)
         for _ in range(2):
             statuses.update([Prepared(ref, (VF,))], NOTHING)
-        assert caplog.text.count("cannot say on ResourceClaim claim-status/c how its devices are") == 1
+        assert caplog.text.count("cannot write the health of the devices of ResourceClaim claim-status/c") == 1
         refused(change(own, "devices/0/data", {"mine": True}), of_the_driver)
         refused(change(own, "allocation", None), of_the_devices)
         refused(change(own, "reservedFor", [{"resource": "pods", "name": "p", "uid": "u"}]), of_the_devices)
-        assert len(change(own, "devices/-", mine)()["status"]["devices"]) == 2
+        assert len(change(own, "devices/-", own_device)()["status"]["devices"]) == 2
         assert devices(api) == [THEIRS]
     finally:
         api.delete(f"{CLAIMS}/c")
@@ -238,7 +238,7 @@ def test_a_kubelets_own_credentials_are_refused_once_and_left_alone(
     statuses = ResourceClaimStatuses(Client.connect(api.kubeconfig("system:node:node-a")), DRIVER, clock=lambda: now[0])
     for _ in range(3):
         statuses.update([Prepared(ref, (VF,))], NOTHING)
-    assert caplog.text.count("cannot say on ResourceClaims") == 1
+    assert caplog.text.count("cannot write the health of devices to ResourceClaims") == 1
     now[0] = 1000.0
     statuses.update([Prepared(ref, (VF,))], NOTHING)
-    assert caplog.text.count("cannot say on ResourceClaims") == 2
+    assert caplog.text.count("cannot write the health of devices to ResourceClaims") == 2

@@ -16,22 +16,22 @@ from typing import Any
 
 import pytest
 
-from devalloc.controller import leading
-from devalloc.controller.cluster import Cluster as Controller
-from devalloc.controller.cluster import ClusterSettings
-from devalloc.controller.lease import Lost
-from devalloc.controller.release import release
-from devalloc.controller.seal import seal
+from devalloc.controller.cluster_process import ClusterProcess as Controller
+from devalloc.controller.cluster_process import ClusterSettings
+from devalloc.controller.leader import election
+from devalloc.controller.leader.fencing import fence_objects
+from devalloc.controller.leader.lease import LeaseLost
+from devalloc.controller.release import release_claim
 from devalloc.store.kubernetes import ApiError, Client
-from devalloc.store.kubernetes.doubts import Doubts
+from devalloc.store.kubernetes.uncertain_writes import UncertainWrites
 from tests.support import kube_build, kube_crds, kube_rights
 from tests.support.claim_history import PREPARED, History, holders, unanswered
-from tests.support.claim_storm import SERVER, Storm
-from tests.support.controllers import DEVMGMT, LEASE, controllers, holder, leads, prepare
-from tests.support.fleets import gpu_claim, gpu_class, gpu_pool
+from tests.support.claim_storm import SERVER, ClaimStorm
+from tests.support.controller_processes import DEVMGMT, LEASE, controllers, leader_process, lease_holder, prepare
+from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
 from tests.support.go_build import Progress, Unavailable
-from tests.support.hosts import host, machine
-from tests.support.kube import Cluster, running
+from tests.support.host_pools import host, machine
+from tests.support.kube_api import Cluster, running
 from tests.support.waiting import until
 
 Object = dict[str, Any]
@@ -81,8 +81,8 @@ def available(cluster: Cluster) -> object:
 
 def events(cluster: Cluster) -> list[tuple[str, str, str]]:
     """Name, type and reason of each."""
-    found = cluster.get(EVENTS).content["items"]
-    return [(event["regarding"]["name"], event["type"], event["reason"]) for event in found]
+    items = cluster.get(EVENTS).content["items"]
+    return [(event["regarding"]["name"], event["type"], event["reason"]) for event in items]
 
 
 # -- one process -------------------------------------------------------------------------------------------------------
@@ -94,18 +94,18 @@ def test_claims_are_answered_and_events_tell_the_refused_why(cluster: Cluster, t
     with controllers(cluster, tmp_path, 1) as (process,):
         until(lambda: not unanswered(cluster), "every claim has an answer")
         until(lambda: len(events(cluster)) >= 4, "and an event")
-        held, told = holders(cluster), events(cluster)
+        held, recorded = holders(cluster), events(cluster)
         assert sum(len(devices) for devices in held.values()) == 2
         for name in ("a", "pair-1", "pair-2", "zlast"):
-            reasons = {(type_, reason) for who, type_, reason in told if who == name}
+            reasons = {(type_, reason) for who, type_, reason in recorded if who == name}
             assert (("Normal", "Allocated") in reasons) == (name in held), (name, reasons)
             assert (name in held) or any(type_ == "Warning" for type_, _ in reasons)
         until(lambda: available(cluster) == 0, "the pool says that nothing is left")
         gone = next(iter(held))
         assert cluster.delete(f"{CLAIMS}/{gone}").ok
         until(lambda: gone not in holders(cluster) and not unanswered(cluster), "what waited is looked at again")
-        assert process.end() == 0, process.said()
-        assert holder(cluster) == "", "the next one need not wait"
+        assert process.end() == 0, process.output()
+        assert lease_holder(cluster) == "", "the next one need not wait"
 
 
 def test_nothing_is_written_while_nothing_happens(cluster: Cluster, tmp_path: Path) -> None:
@@ -117,8 +117,8 @@ def test_nothing_is_written_while_nothing_happens(cluster: Cluster, tmp_path: Pa
         return str(cluster.replace(f"{CLAIMS}/a", obj).content["metadata"]["resourceVersion"])
 
     def versions() -> dict[str, str]:
-        found = [o["metadata"] for path in (CLAIMS, POOLS, EVENTS) for o in cluster.get(path).content["items"]]
-        return {metadata["uid"]: metadata["resourceVersion"] for metadata in found}
+        objects = [o["metadata"] for path in (CLAIMS, POOLS, EVENTS) for o in cluster.get(path).content["items"]]
+        return {metadata["uid"]: metadata["resourceVersion"] for metadata in objects}
 
     with controllers(cluster, tmp_path, 1):
         until(lambda: not unanswered(cluster) and available(cluster) == 0, "all is answered and written")
@@ -135,17 +135,17 @@ def test_nothing_is_written_while_nothing_happens(cluster: Cluster, tmp_path: Pa
 
 def test_one_that_lost_the_lease_ends_with_1(cluster: Cluster, tmp_path: Path) -> None:
     with controllers(cluster, tmp_path, 1) as (process,):
-        until(lambda: leads(cluster, [process]), "it leads")
+        until(lambda: leader_process(cluster, [process]), "it leads")
 
         def take() -> bool:
-            found = cluster.get(LEASE).content
-            spec = {**found["spec"], "holderIdentity": "somebody"}
-            return cluster.replace(LEASE, {**found, "spec": spec}).ok
+            current = cluster.get(LEASE).content
+            spec = {**current["spec"], "holderIdentity": "somebody"}
+            return cluster.replace(LEASE, {**current, "spec": spec}).ok
 
         until(take, "somebody else takes it")
         assert process.wait() == 1
-        assert "to be started again" in process.said()
-        assert holder(cluster) == "somebody", "it is not its own to give back"
+        assert "start it again" in process.output()
+        assert lease_holder(cluster) == "somebody", "it is not its own to give back"
 
 
 # -- two ---------------------------------------------------------------------------------------------------------------
@@ -207,9 +207,9 @@ def test_what_an_old_leader_still_sends_is_refused(
     Without the seal this history has a device with two owners: the test can tell.
     """
     if not sealed:
-        monkeypatch.setattr(leading, "seal", lambda store, stamp, stop: 0)
+        monkeypatch.setattr(election, "fence_objects", lambda store, stamp, stop: 0)
     else:
-        assert leading.seal is seal
+        assert election.fence_objects is fence_objects
     history = History(cluster)
     old, new = (Gated.connect(cluster.kubeconfig("admin")) for _ in range(2))
     assert isinstance(old, Gated)
@@ -224,7 +224,7 @@ def test_what_an_old_leader_still_sends_is_refused(
         assert old.waiting.wait(120)
         first.lease._clock = lambda: time.clock_gettime(time.CLOCK_BOOTTIME) + 3600
         until(lambda: ended, "it sees by its clock that it does not lead any more")
-        assert isinstance(ended[0], Lost)
+        assert isinstance(ended[0], LeaseLost)
         assert cluster.delete(LEASE).ok  # which is as if so long had passed for the other one as well
         create(cluster, gpu_claim("soon", priority="5"))
         second, other, _ = run_controller(cluster, "new", new)
@@ -271,9 +271,7 @@ def controlling(cluster: Cluster, **settings: float) -> Iterator[tuple[Controlle
 
 
 @pytest.mark.parametrize("audience", ["devalloc", ""])
-def test_health_is_for_all_and_metrics_for_those_whom_the_cluster_lets_read_them(
-    cluster: Cluster, audience: str
-) -> None:
+def test_health_is_for_all_and_metrics_for_those_who_can_read_them(cluster: Cluster, audience: str) -> None:
     at: list[tuple[str, int]] = []
     client = Client.connect(cluster.kubeconfig("admin"))
     settings = ClusterSettings("one", seconds=60.0, deadline=40.0, listen=("127.0.0.1", 0), audience=audience)
@@ -307,10 +305,10 @@ def test_health_is_for_all_and_metrics_for_those_whom_the_cluster_lets_read_them
             assert ask("/metrics", cluster.tokens["system:node:node-a"])[0] == 403
             assert ask("/metrics", cluster.token)[0] == 200
         until(lambda: "devalloc_claims" in ask("/metrics", reader)[1], "a round is over")
-        found = ask("/metrics", reader)[1]
+        metrics = ask("/metrics", reader)[1]
         for line in ('devalloc_claims{state="allocated"} 1.0', "devalloc_leading 1.0", "devalloc_devices 2.0"):
-            assert line in found
-        assert 'devalloc_api_requests_total{code="200",verb="update"}' in found
+            assert line in metrics
+        assert 'devalloc_api_requests_total{code="200",verb="update"}' in metrics
     finally:
         controller.stop()
         thread.join(120)
@@ -377,16 +375,16 @@ def test_what_a_crashed_node_had_stays_its_own_until_its_finalizer_is_gone(clust
     create(cluster, gpu_pool("p", devices=1), gpu_claim("left"))
     with controlling(cluster):
         until(lambda: holders(cluster), "it has its device")
-        found = cluster.get(f"{CLAIMS}/left").content
-        metadata = {**found["metadata"], "finalizers": [PREPARED]}
+        current = cluster.get(f"{CLAIMS}/left").content
+        metadata = {**current["metadata"], "finalizers": [PREPARED]}
         metadata["annotations"] = {**metadata["annotations"], "devalloc.io/prepared-on": "n"}
-        assert cluster.replace(f"{CLAIMS}/left", {**found, "metadata": metadata}).ok
+        assert cluster.replace(f"{CLAIMS}/left", {**current, "metadata": metadata}).ok
         assert cluster.delete(f"{CLAIMS}/left").ok
         create(cluster, gpu_claim("next"))
         until(lambda: ("next", "Warning", "DevicesInUse") in events(cluster), "nobody else gets it")
-        found = cluster.get(f"{CLAIMS}/left").content
-        assert "deletionTimestamp" in found["metadata"]
-        assert cluster.replace(f"{CLAIMS}/left", {**found, "metadata": {**found["metadata"], "finalizers": []}}).ok
+        current = cluster.get(f"{CLAIMS}/left").content
+        assert "deletionTimestamp" in current["metadata"]
+        assert cluster.replace(f"{CLAIMS}/left", {**current, "metadata": {**current["metadata"], "finalizers": []}}).ok
         until(lambda: holders(cluster) == {"next": ("p/d0",)}, "now somebody does")
 
 
@@ -411,7 +409,7 @@ def test_what_is_left_of_a_node_that_is_gone_for_good_is_freed_as_documented(
             patch = [*kubectl, "patch", kind, path.rpartition("/")[2], "--type=merge"]
             subprocess.run([*patch, "-p", '{"metadata":{"finalizers":null}}'], check=True, capture_output=True)
             assert cluster.get(path).status == 404
-        assert release(controller.store, "default", "moves", abandon=True) == "released"
+        assert release_claim(controller.store, "default", "moves", abandon=True) == "released"
         until(lambda: holders(cluster) == {"moves": ("q/d0",)}, "it has a device of a node that is there")
 
 
@@ -432,8 +430,8 @@ def test_a_namespace_that_is_deleted_keeps_what_nodes_have_and_gives_back_the_re
             assert cluster.delete(f"{claims}/{name}").ok
         until(lambda: available(cluster) == 1, "what no node has is free")
         until(lambda: ("next", "Warning", "DevicesInUse") in events(cluster), "and the other device is not")
-        found = cluster.get(f"{claims}/bound").content
-        assert cluster.replace(f"{claims}/bound", {**found, "metadata": {**found["metadata"], "finalizers": []}}).ok
+        current = cluster.get(f"{claims}/bound").content
+        assert cluster.replace(f"{claims}/bound", {**current, "metadata": {**current["metadata"], "finalizers": []}}).ok
         until(lambda: holders(cluster).keys() == {"next"}, "it is, when the node has let go")
     spec = {"metadata": {"name": "doomed"}, "spec": {"finalizers": []}}
     assert cluster.replace(f"{space}/finalize", {"apiVersion": "v1", "kind": "Namespace", **spec}).ok
@@ -441,10 +439,10 @@ def test_a_namespace_that_is_deleted_keeps_what_nodes_have_and_gives_back_the_re
 
 def has_by_node(cluster: Cluster, path: str, node: str) -> bool:
     """A node notes that it has something of a claim or machine."""
-    found = cluster.get(path).content
-    noted = {**found["metadata"].get("annotations", {}), "devalloc.io/prepared-on": node}
+    current = cluster.get(path).content
+    noted = {**current["metadata"].get("annotations", {}), "devalloc.io/prepared-on": node}
     return cluster.replace(
-        path, {**found, "metadata": {**found["metadata"], "finalizers": [PREPARED], "annotations": noted}}
+        path, {**current, "metadata": {**current["metadata"], "finalizers": [PREPARED], "annotations": noted}}
     ).ok
 
 
@@ -475,7 +473,7 @@ def test_clocks_of_the_two_need_not_agree(cluster: Cluster) -> None:
         assert isinstance(other, Gated)
         second, thread, _ = run_controller(cluster, "two", other, seconds=30.0, deadline=20.0, skew=86_400.0)
         try:
-            until(lambda: "held by one-" in second.controller.told, "it has looked at the lease")
+            until(lambda: "held by one-" in second.controller.summary, "it has looked at the lease")
             for _ in range(2):
                 seen = second.controller.beat
                 until(lambda seen=seen: second.controller.beat > seen, "it looks again")
@@ -495,7 +493,7 @@ def test_a_write_whose_answer_was_lost_is_not_done_later(
 ) -> None:
     """The leader's own: the connection broke, and the request arrives when the device has gone to somebody else."""
     if not settled:
-        monkeypatch.setattr(Doubts, "note", lambda self, keys: None)
+        monkeypatch.setattr(UncertainWrites, "note", lambda self, keys: None)
     history, lost = History(cluster), list[tuple[str, Object]]()
 
     class Broken(Gated):
@@ -534,7 +532,7 @@ def test_a_write_whose_answer_was_lost_is_not_done_later(
 
 def test_no_device_has_two_owners_whatever_is_killed(cluster: Cluster, tmp_path: Path) -> None:
     """Claims, machines with theirs, and pods with ResourceClaims. The long form: `make controllers-soak`."""
-    tally = Storm(cluster, tmp_path, seed=20261122).run(count=100, seconds=25)
+    tally = ClaimStorm(cluster, tmp_path, seed=20261122).run(count=100, seconds=25)
     assert tally.wrong == [], str(tally)
     assert tally.verdict.grants > 10, str(tally)
     assert tally.verdict.joint > 0, str(tally)

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from devalloc.api.decode import decode
-from devalloc.api.kinds import KINDS, Kind
-from devalloc.controller.decision import decide
+from devalloc.api.kinds import KINDS, ApiKind
+from devalloc.controller.reconcile.decision import decide_claims
 from devalloc_solver import solve_manifests
 from tests.conformance import case
 from tests.support import kube_crds
-from tests.support.change import changed
 from tests.support.good_manifests import examples, good, good_manifests
-from tests.support.kube import Answer, Cluster
+from tests.support.kube_api import ApiAnswer, Cluster
 from tests.support.kube_crds import CRDS, conditions, path_of
-from tests.support.mutate import mutated
+from tests.support.manifest_edit import with_change
+from tests.support.manifest_mutations import mutated
 
 MUTATIONS = 600
 
@@ -36,7 +36,7 @@ def installed(cluster: Cluster) -> Cluster:
     return cluster
 
 
-def offer(cluster: Cluster, content: dict[str, Any]) -> Answer:
+def offer(cluster: Cluster, content: dict[str, Any]) -> ApiAnswer:
     """What the server says about creating it; nothing is stored."""
     kind = KINDS[content["kind"]]
     metadata = content.get("metadata")
@@ -45,13 +45,13 @@ def offer(cluster: Cluster, content: dict[str, Any]) -> Answer:
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.kind)
-def test_the_crd_is_established_and_structural(installed: Cluster, kind: Kind) -> None:
-    found = conditions(installed.get(f"{CRDS}/{kind.plural}.{kind.group}").content)
-    assert found["Established"] == "True"
-    assert found["NamesAccepted"] == "True"
-    assert found.get("NonStructuralSchema", "False") == "False"
+def test_the_crd_is_established_and_structural(installed: Cluster, kind: ApiKind) -> None:
+    by_type = conditions(installed.get(f"{CRDS}/{kind.plural}.{kind.group}").content)
+    assert by_type["Established"] == "True"
+    assert by_type["NamesAccepted"] == "True"
+    assert by_type.get("NonStructuralSchema", "False") == "False"
     # an unapproved *.k8s.io group says so, and is served all the same
-    assert found.get("KubernetesAPIApprovalPolicyConformant", "True") in ("True", "False")
+    assert by_type.get("KubernetesAPIApprovalPolicyConformant", "True") in ("True", "False")
 
 
 @pytest.mark.parametrize("content", good_manifests(), ids=lambda content: content["metadata"]["name"])
@@ -65,9 +65,9 @@ def test_every_example_is_accepted(installed: Cluster) -> None:
     for source, content in examples():
         if content.get("kind") not in KINDS or decode(content).object is None:
             continue  # examples of mistakes
-        known = deepcopy(content)
-        known["metadata"].pop("namespace", None)
-        answer = offer(installed, known)
+        unnamed = deepcopy(content)
+        unnamed["metadata"].pop("namespace", None)
+        answer = offer(installed, unnamed)
         if not answer.ok:
             refused[source] = answer.message
     assert refused == {}
@@ -101,7 +101,7 @@ BAD: list[tuple[str, str, Any, str]] = [
     ("DeviceClaim", "spec.claims.0.limits.count", 1, "must not be below its request"),
     ("DeviceClaim", "spec.claims.1.oneOf.0.limits", {"count": 0}, "at least 1"),
     ("DeviceClaim", "spec.claims.0.requests.memory", "30Gi", "must not be below its request"),
-    ("DeviceClaim", "spec.claims.1.deviceClass", "gpu", "must not stand next to other fields"),
+    ("DeviceClaim", "spec.claims.1.deviceClass", "gpu", "cannot be combined with other fields"),
     ("VfConfig", "spec.vlan", 4095, "less than or equal to 4094"),
     ("VfConfig", "spec.minTxRate", 2000, "must not be above maxTxRate"),
     ("VfConfig", "spec.linkState", "up", "Unsupported value"),
@@ -109,17 +109,17 @@ BAD: list[tuple[str, str, Any, str]] = [
     ("VirtualMachine", "spec.cpu.use", "4001m", "use must be between min and max"),
     ("VirtualMachine", "spec.cpu.min", "9m", "min must be at least 10m"),
     ("VirtualMachine", "spec.cpu.max", 1025, "max must not be above 1024"),
-    ("VirtualMachine", "spec.memory.use", "768Mi", "use must be min and a multiple of slotSize more"),
+    ("VirtualMachine", "spec.memory.use", "768Mi", "use must be min plus a multiple of slotSize"),
     ("VirtualMachine", "spec.memory.min", "513M", "min must be a multiple of 2Mi"),
     ("VirtualMachine", "spec.memory.method", "virtio-mem", "slotSize is required with method dimm"),
-    ("VirtualMachine", "spec.start", {}, "a kernel is required where there are no disks"),
+    ("VirtualMachine", "spec.start", {}, "a kernel is required without disks"),
     ("VirtualMachine", "spec.start.kernel", "/var/../etc/shadow", "must be an absolute path without"),
     ("VirtualMachine", "spec.start.disks.0.format", None, "format: Required"),
-    ("VirtualMachine", "spec.adopt", {"qmpSocket": "/run/a.qmp"}, "exactly one of both"),
+    ("VirtualMachine", "spec.adopt", {"qmpSocket": "/run/a.qmp"}, "exactly one of start and adopt"),
     ("VirtualMachine", "spec.nics.0.interface", None, "interface is required with backend tap"),
-    ("VirtualMachine", "spec.nics.1.backend", "warm", "a machine lives in one warm setup"),
-    ("VirtualMachine", "spec.nics.2.backend", "user", "backend warm only"),
-    ("VirtualMachine", "spec.claims.1", "train", "a claim can be named once"),
+    ("VirtualMachine", "spec.nics.1.backend", "warm", "a machine can use only one warm setup"),
+    ("VirtualMachine", "spec.nics.2.backend", "user", "backend warm"),
+    ("VirtualMachine", "spec.claims.1", "train", "each claim can be named only once"),
     ("VirtualMachine", "spec.pciSlots", 1, "at least one for each claim"),
 ]
 
@@ -141,7 +141,7 @@ def test_what_is_no_amount_is_told_so_once(installed: Cluster) -> None:
 def test_what_is_bad_is_refused_with_a_message(
     installed: Cluster, kind: str, where: str, value: Any, words: str
 ) -> None:
-    content = changed(good(kind), where, value)
+    content = with_change(good(kind), where, value)
     answer = offer(installed, content)
     assert answer.status in (400, 422), answer.content
     assert words in answer.message
@@ -159,7 +159,7 @@ def test_status_is_a_subresource_and_fixes_the_spec_until_release(installed: Clu
     assert created.ok, created.message
     assert "status" not in created.content, "status is written through the subresource only"
 
-    edited = changed(created.content, "spec.claims.0.deviceClass", "other")
+    edited = with_change(created.content, "spec.claims.0.deviceClass", "other")
     edited = installed.replace(f"{path}/held", edited).content
     assert edited["spec"]["claims"][0]["deviceClass"] == "other", "a pending claim may be edited"
 
@@ -167,18 +167,20 @@ def test_status_is_a_subresource_and_fixes_the_spec_until_release(installed: Clu
     assert allocated.ok, allocated.message
     assert allocated.content["status"] == claim["status"]
 
-    refused = installed.replace(f"{path}/held", changed(allocated.content, "spec.claims.0.deviceClass", "third"))
+    refused = installed.replace(f"{path}/held", with_change(allocated.content, "spec.claims.0.deviceClass", "third"))
     assert refused.status == 422
-    assert "spec: Invalid value: the spec of an allocated claim is fixed; release the claim first" in refused.message
-    annotated = installed.replace(f"{path}/held", changed(allocated.content, "metadata.annotations.note", "fine"))
+    assert (
+        "spec: Invalid value: the spec of an allocated claim cannot change; release the claim first" in refused.message
+    )
+    annotated = installed.replace(f"{path}/held", with_change(allocated.content, "metadata.annotations.note", "fine"))
     assert annotated.ok, annotated.message
 
-    bad_status = changed(annotated.content, "status.deviceStatuses.0.deviceIP", "10.9.9.9")
+    bad_status = with_change(annotated.content, "status.deviceStatuses.0.deviceIP", "10.9.9.9")
     assert "deviceIPs[0] must equal deviceIP" in installed.replace(f"{path}/held/status", bad_status).message
 
     released = installed.replace(f"{path}/held/status", annotated.content | {"status": {}})
     assert released.ok, released.message
-    assert installed.replace(f"{path}/held", changed(released.content, "spec.claims.0.deviceClass", "third")).ok
+    assert installed.replace(f"{path}/held", with_change(released.content, "spec.claims.0.deviceClass", "third")).ok
     assert installed.delete(f"{path}/held").ok
 
 
@@ -214,8 +216,8 @@ def test_pools_are_shown_and_selected_by_their_node(installed: Cluster) -> None:
         assert wide == ["Node cordoned", "Cordoned"]
         assert rows["node-a-0000-08-00"][:3] == ["node-a-0000-08-00", "node-a", "gpu.devalloc.io"]
         for node, names in (("node-a", ["node-a-0000-08-00"]), ("node-b", [])):
-            found = installed.get(f"{pools}?fieldSelector=spec.nodeName%3D{node}").content["items"]
-            assert [pool["metadata"]["name"] for pool in found] == names
+            listed = installed.get(f"{pools}?fieldSelector=spec.nodeName%3D{node}").content["items"]
+            assert [pool["metadata"]["name"] for pool in listed] == names
     finally:
         installed.delete(f"{pools}/node-a-0000-08-00")
 
@@ -233,7 +235,7 @@ def test_claims_show_what_they_hold_or_why_not(installed: Cluster) -> None:
         pending = [item | {"kind": "DeviceClaim", "apiVersion": "devmgmtproto.k8s.io/v1alpha1"} for item in listed]
         device_class = {**good("DeviceClass"), "spec": {"driver": "gpu.devalloc.io"}}
         answer = solve_manifests([gpus, device_class, *pending])
-        for change in (unit.changes[0] for unit in decide(pending, answer, "2026-01-31T12:00:00Z")):
+        for change in (unit.changes[0] for unit in decide_claims(pending, answer, "2026-01-31T12:00:00Z")):
             stored = installed.get(f"{claims}/{change.key.name}").content
             noted = {name: text for name, text in change.annotations.items() if text is not None}
             stored["metadata"]["annotations"] = noted
@@ -251,9 +253,14 @@ def test_claims_show_what_they_hold_or_why_not(installed: Cluster) -> None:
 
 
 FIXED = [
-    ("DevicePool", "spec.nodeName", "node-b", "a pool keeps its nodeName and its driver"),
-    ("DevicePool", "spec.driver", "nic.devalloc.io", "a pool keeps its nodeName and its driver"),
-    ("VirtualMachine", "spec.adopt", {"qmpSocket": "/run/devalloc/a.qmp"}, "a machine stays what it is"),
+    ("DevicePool", "spec.nodeName", "node-b", "nodeName and driver of a pool cannot change"),
+    ("DevicePool", "spec.driver", "nic.devalloc.io", "nodeName and driver of a pool cannot change"),
+    (
+        "VirtualMachine",
+        "spec.adopt",
+        {"qmpSocket": "/run/devalloc/a.qmp"},
+        "start cannot become adopt, nor adopt start",
+    ),
 ]
 
 
@@ -267,10 +274,10 @@ def test_what_an_object_is_known_by_never_changes(
     assert created.ok, created.message
     name = f"{path}/{body['metadata']['name']}"
     try:
-        answer = installed.replace(name, changed(created.content, where, value))
+        answer = installed.replace(name, with_change(created.content, where, value))
         assert answer.status == 422
         assert words in answer.message
-        assert installed.replace(name, changed(created.content, "metadata.labels.note", "fine")).ok
+        assert installed.replace(name, with_change(created.content, "metadata.labels.note", "fine")).ok
     finally:
         installed.delete(name)
 
@@ -313,7 +320,7 @@ def test_these_differences_are_meant(
     content = good(kind)
     if where == "spec.Driver":
         del content["spec"]["driver"]
-    content = changed(content, where, value)
+    content = with_change(content, where, value)
     assert (decode(content).object is not None, offer(installed, content).ok) == (ours, not ours), why
 
 
@@ -357,13 +364,13 @@ MEMORY: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("memory", MEMORY, ids=str)
 def test_memory_is_judged_however_it_is_written(installed: Cluster, memory: dict[str, Any]) -> None:
-    content = changed(good("VirtualMachine"), "spec.memory", memory)
+    content = with_change(good("VirtualMachine"), "spec.memory", memory)
     answer = offer(installed, content)
     assert answer.ok == (decode(content).object is not None), answer.message
     assert "evaluating rule" not in answer.message
 
 
-def meant(content: dict[str, Any], server: Answer) -> bool:
+def meant(content: dict[str, Any], server: ApiAnswer) -> bool:
     """Whether decode() and the server differ on this object for one of the reasons above."""
     problems = decode(content).problems
     wrong = [problem for problem in problems if problem.is_error]

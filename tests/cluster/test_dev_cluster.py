@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 
 from tests.support import kube_node
-from tests.support.dev_cluster import NODE
 from tests.support.go_build import untimed
 from tests.support.kube_node import leftovers
-from tests.support.shared import REPO
+from tests.support.repository import REPO
 from tests.support.waiting import until
+from tools.dev_cluster import NODE
 
 LAST_LINE = "Ctrl-C stops it"
 OUTSIDE = [Path(name) for name in ("/var/lib/devalloc", "/run/devalloc", "/var/lib/kubelet", "/run/containerd")]
@@ -71,7 +71,7 @@ class Terminal:
 
 @contextmanager
 def dev_cluster(folder: Path) -> Iterator[Terminal]:
-    command = [sys.executable, "-m", "tests.support.dev_cluster"]
+    command = [sys.executable, "-m", "tools.dev_cluster"]
     process = subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         printed: list[str] = []
@@ -99,19 +99,19 @@ def test_what_it_prints_installs_and_changes_devalloc_and_ctrl_c_leaves_nothing(
         built = [sys.executable, "-m", "deploy.images", "build"]
         subprocess.run(built, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(REPO)}, check=True, capture_output=True)
     with dev_cluster(tmp_path) as terminal:
-        (found,) = set(re.findall(r"/tmp/kube-[^/\s]+", "\n".join(terminal.lines)))
+        (folder,) = set(re.findall(r"/tmp/kube-[^/\s]+", "\n".join(terminal.lines)))
         assert terminal.run("kubectl get nodes -o name").split() == [f"node/{NODE}"]
         terminal.run(terminal.line("make oci-images").removeprefix("make oci-images && "))
         assert "devalloc-controller created" in terminal.run(terminal.line("devalloc install --kubelet-dir"))
-        until(terminal.newest_runs, "the controller runs", told=lambda: terminal.run("kubectl get pods -A"))
+        until(terminal.newest_runs, "the controller runs", context=lambda: terminal.run("kubectl get pods -A"))
 
         assert "devalloc-controller configured" in terminal.run("devalloc install --resource-claims")
-        until(terminal.newest_runs, "an upgrade is rolled out", told=lambda: terminal.run("kubectl get pods -A"))
+        until(terminal.newest_runs, "an upgrade is rolled out", context=lambda: terminal.run("kubectl get pods -A"))
         terminal.run(f"kubectl apply -f {REPO / 'examples/whole-gpu'}")
         terminal.run("kubectl wait dclaim/train --for=condition=Allocated --timeout=60s")
         terminal.run(f"kubectl create namespace team-a; kubectl apply -f - <<'END'\n{json.dumps(TOO_LARGE)}\nEND")
-        told = r"{.metadata.annotations.devalloc\.io/reason}"
-        terminal.run(f"kubectl -n team-a wait dclaim/big --for=jsonpath='{told}' --timeout=60s")
+        jsonpath = r"{.metadata.annotations.devalloc\.io/reason}"
+        terminal.run(f"kubectl -n team-a wait dclaim/big --for=jsonpath='{jsonpath}' --timeout=60s")
         described = terminal.run("kubectl -n team-a describe dclaim big")
         assert "claims of other namespaces" in described
         assert "default/" not in described
@@ -120,8 +120,8 @@ def test_what_it_prints_installs_and_changes_devalloc_and_ctrl_c_leaves_nothing(
 
         terminal.run("kubectl drain dev-cluster --ignore-daemonsets --delete-emptydir-data")
         terminal.run("kubectl uncordon dev-cluster")
-        until(terminal.newest_runs, "the controller is back", told=lambda: terminal.run("kubectl get pods -A"))
+        until(terminal.newest_runs, "the controller is back", context=lambda: terminal.run("kubectl get pods -A"))
         terminal.run("devalloc uninstall --crds")
         assert "devalloc" not in terminal.run("kubectl get crd,ns,clusterroles,validatingadmissionpolicies -o name")
-    assert leftovers(Path(found)) == []
+    assert leftovers(Path(folder)) == []
     assert [path for path in OUTSIDE if path.exists()] == before

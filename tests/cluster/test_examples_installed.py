@@ -21,11 +21,11 @@ import pytest
 from devalloc.api.manifests import load
 from devalloc.api.quantity import Quantity
 from devalloc.cli.main import run
-from devalloc.controller.placing import solve_with_machines
-from tests.support import kube_build, kube_claims, kube_controllers, kube_node, kube_rights, readme
-from tests.support.controllers import Process, leads
+from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
+from tests.support import console_blocks, kube_build, kube_claims, kube_controllers, kube_node, kube_rights
+from tests.support.controller_processes import Process, leader_process
 from tests.support.go_build import Progress, Unavailable
-from tests.support.kube import Cluster, Processes, running
+from tests.support.kube_api import Cluster, Processes, running
 from tests.support.kube_claims import Space
 from tests.support.waiting import until
 
@@ -131,7 +131,7 @@ def installed(progress: Progress, tmp_path_factory: pytest.TempPathFactory) -> I
             controller.kubeconfig = kube_rights.controller_kubeconfig(cluster)
             stack.callback(controller.close)
             controller.start()
-            until(lambda: leads(cluster, [controller]), "the controller leads", told=controller.said)
+            until(lambda: leader_process(cluster, [controller]), "the controller leads", context=controller.output)
             yield Installed(cluster, controller)
     except Unavailable as reason:
         pytest.skip(f"no Kubernetes controllers: {reason}")
@@ -190,17 +190,17 @@ def test_an_example_ends_as_its_readme_says(fresh: People, name: str) -> None:
     for words, command in NEEDS.get(name, []):
         until(lambda words=words: words in _refusal(fresh, name), f"it is refused: {words}")  # type: ignore[misc]
         fresh.as_admin(*command)
-    until(lambda: not _refusal(fresh, name), "what the README says is enough", told=lambda: _refusal(fresh, name))
+    until(lambda: not _refusal(fresh, name), "what the README says is enough", context=lambda: _refusal(fresh, name))
     fresh.as_tenant("apply", *flags(of_tenant(name)))
     if name in CLAIMS_FIRST:
         fresh.as_admin("apply", "-f", pools)
 
     expected = {claim["name"]: _solved(claim) for claim in answer["claims"]}
-    until(lambda: _claims(fresh) == expected, "the claims end so", told=lambda: (_claims(fresh), expected))
+    until(lambda: _claims(fresh) == expected, "the claims end so", context=lambda: (_claims(fresh), expected))
     placed = {machine["name"]: _solved(machine) for machine in answer.get("machines", [])}
     placed |= MACHINES_ON_A_CLUSTER.get(name, {})
-    until(lambda: _machines(fresh) == placed, "the machines end so", told=lambda: (_machines(fresh), placed))
-    until(lambda: _served(fresh) <= {"NodeNotFound"}, "none has a node of this cluster", told=lambda: _served(fresh))
+    until(lambda: _machines(fresh) == placed, "the machines end so", context=lambda: (_machines(fresh), placed))
+    until(lambda: _served(fresh) <= {"NodeNotFound"}, "none has a node of this cluster", context=lambda: _served(fresh))
 
 
 def _refusal(people: People, name: str) -> str:
@@ -227,26 +227,26 @@ def _devices(allocations: list[Object]) -> Object:
 
 
 def _claims(people: People) -> Object:
-    found: Object = {}
+    by_name: Object = {}
     for claim in people.read("dclaim"):
         annotations, status = claim["metadata"].get("annotations", {}), claim.get("status", {})
         if allocations := status.get("allocations"):
             node = annotations["devalloc.io/allocated-node"]
-            found[claim["metadata"]["name"]] = {"node": node, "devices": _devices(allocations)}
+            by_name[claim["metadata"]["name"]] = {"node": node, "devices": _devices(allocations)}
         else:
-            found[claim["metadata"]["name"]] = annotations.get("devalloc.io/reason")
-    return found
+            by_name[claim["metadata"]["name"]] = annotations.get("devalloc.io/reason")
+    return by_name
 
 
 def _machines(people: People) -> Object:
-    found: Object = {}
+    by_name: Object = {}
     for machine in people.read("vmachine"):
         status = machine.get("status", {})
         if allocations := status.get("allocations"):
-            found[machine["metadata"]["name"]] = {"node": status["nodeName"], "devices": _devices(allocations)}
+            by_name[machine["metadata"]["name"]] = {"node": status["nodeName"], "devices": _devices(allocations)}
         else:
-            found[machine["metadata"]["name"]] = status.get("reason")
-    return found
+            by_name[machine["metadata"]["name"]] = status.get("reason")
+    return by_name
 
 
 def _served(people: People) -> set[str]:
@@ -274,8 +274,10 @@ def test_claims_of_kubernetes_are_answered_from_what_a_cluster_has_and_left_alon
         people.as_tenant("apply", "-f", folder / "claims.yaml")
         kinds = "nodes,deviceclasses.resource.k8s.io,resourceslices,resourceclaims"
         (tmp_path / "all.yaml").write_text(people.as_admin("get", kinds, "-o", "yaml"))
-        (block,) = (block for block in readme.blocks(folder / "README.md") if block.command.endswith("example-a"))
-        printed = readme.run(block.command.replace("examples/dra", str(tmp_path / "all.yaml")))
+        (block,) = (
+            block for block in console_blocks.blocks(folder / "README.md") if block.command.endswith("example-a")
+        )
+        printed = console_blocks.run(block.command.replace("examples/dra", str(tmp_path / "all.yaml")))
         assert sorted(printed.splitlines()) == sorted(block.output.splitlines()), "a cluster lists claims by name"
         assert all(not claim.get("status") for claim in people.read("resourceclaims"))
     finally:
@@ -285,7 +287,7 @@ def test_claims_of_kubernetes_are_answered_from_what_a_cluster_has_and_left_alon
 def test_pods_get_a_device_each_from_kube_scheduler_and_from_the_controller(
     installed: Installed, people: People
 ) -> None:
-    folder, log = EXAMPLES / "pods", installed.controller.said
+    folder, log = EXAMPLES / "pods", installed.controller.output
     space = Space(installed.cluster, "default")
     kube_claims.ready_node(installed.cluster, "node-b")
     people.as_admin("label", "node", "node-b", "devalloc.io/publish=set-aside")
@@ -298,12 +300,12 @@ def test_pods_get_a_device_each_from_kube_scheduler_and_from_the_controller(
         return {pod["metadata"]["name"]: pod["spec"].get("nodeName", "") for pod in people.read("pods")}
 
     expected = {"first-fit": "worker", "jointly": "node-b"}
-    until(lambda: nodes() == expected, "both pods have a node", told=lambda: people.read("events"))
+    until(lambda: nodes() == expected, "both pods have a node", context=lambda: people.read("events"))
     for claim in people.read("resourceclaims"):
         (result,) = claim["status"]["allocation"]["devices"]["results"]
         pod = claim["metadata"]["ownerReferences"][0]["name"]
         if pod == "jointly":
             words = f"ResourceClaim default/{claim['metadata']['name']} allocated"
-            until(lambda words=words: words in log(), words, told=log)  # type: ignore[misc]
+            until(lambda words=words: words in log(), words, context=log)  # type: ignore[misc]
         assert result["pool"] == {"first-fit": "worker-card", "jointly": "node-b-card.devalloc"}[pod]
-    until(lambda: "ResourceClaims 1 (1 allocated, 0 waiting)" in log(), "the log says how many there are", told=log)
+    until(lambda: "ResourceClaims 1 (1 allocated, 0 waiting)" in log(), "the log says how many there are", context=log)

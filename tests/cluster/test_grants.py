@@ -12,9 +12,9 @@ import pytest
 
 from devalloc.store.kubernetes.client import Client
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.grant import ClaimRef, Grant, GrantedDevice
 from devalloc_node.kube.grants import ResourceClaimGrants
-from tests.support.kube import Cluster
+from devalloc_node.model.grant import ClaimRef, Grant, GrantedDevice
+from tests.support.kube_api import Cluster
 
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 NODE_RIGHTS = {
@@ -111,11 +111,11 @@ def test_our_devices_with_what_goes_with_them(api: Cluster, grants: ResourceClai
         config("VfConfig") | {"source": "FromClaim", "requests": ["vf/fast"]},
         config("Other", "gpu.example.com") | {"source": "FromClaim", "requests": []},
     ]
-    mine, share = result("gpu", "0000-41-00-0"), result("vf/fast", "0000-41-10-0")
-    allocate(api, allocation(mine, result("nic", "eth0", "gpu.example.com"), share, configs=configs))
-    found = grants.get(claim)
-    assert (found.ref, found.kind, found.pods, found.pod_claim_name) == (claim, "ResourceClaim", ("p1",), "devices")
-    gpu, vf = found.devices
+    own, share = result("gpu", "0000-41-00-0"), result("vf/fast", "0000-41-10-0")
+    allocate(api, allocation(own, result("nic", "eth0", "gpu.example.com"), share, configs=configs))
+    grant = grants.get(claim)
+    assert (grant.ref, grant.kind, grant.pods, grant.pod_claim_name) == (claim, "ResourceClaim", ("p1",), "devices")
+    gpu, vf = grant.devices
     assert (gpu.requests, gpu.pool, gpu.device) == (("gpu",), "node-a-0000-41-00", "0000-41-00-0")
     assert ([c["kind"] for c in gpu.class_configs], [c["kind"] for c in gpu.claim_configs]) == (
         ["VfioConfig"],

@@ -15,15 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from deploy.images.build import Built, build
+from deploy.images.build import BuiltImage, build
+from deploy.images.cache import Progress, Unavailable
 from deploy.images.contents import contents
-from deploy.images.oci import full_name
-from deploy.images.shelf import Progress, Unavailable
-from devalloc.api.aside import ALLOCATOR, DEVALLOC
+from deploy.images.oci import full_reference
+from devalloc.api.dedicated_pools import ALLOCATOR_KEY, DEVALLOC
 from devalloc.version import VERSION
-from tests.support import cards, kube_installed
-from tests.support.fakehost import FakeHost
-from tests.support.faketree import memory_folder
+from tests.support import kube_installed, pci_cards
+from tests.support.fake_host import FakeHost
+from tests.support.fake_tree import memory_folder
 from tests.support.go_build import untimed
 from tests.support.kube_images import IMAGE
 from tests.support.kube_node import NODE, Node, import_image, tag_image
@@ -57,14 +57,14 @@ SECONDS = kube_installed.SECONDS
 
 
 @pytest.fixture(scope="module")
-def images(progress: Progress, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Built]]:
+def images(progress: Progress, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, BuiltImage]]:
     """The images by what they are of; what is not in the cache is built, which takes a minute or two at first."""
-    found, folder = contents(), tmp_path_factory.mktemp("images")
+    content, folder = contents(), tmp_path_factory.mktemp("images")
     try:
         with untimed():
             built = {
-                key: build(image, found, f"{image.name}:{VERSION}", folder / f"{key}.tar", progress)
-                for key, image in found.images.items()
+                key: build(image, content, f"{image.name}:{VERSION}", folder / f"{key}.tar", progress)
+                for key, image in content.images.items()
             }
     except Unavailable as reason:
         pytest.skip(f"no images: {reason}")
@@ -74,11 +74,11 @@ def images(progress: Progress, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @pytest.fixture(scope="module")
-def loaded(node: Node, images: dict[str, Built]) -> Node:
+def loaded(node: Node, images: dict[str, BuiltImage]) -> Node:
     """The node has the images, that of the plugin also as the next version."""
     for image in images.values():
         import_image(node, image.archive)
-    tag_image(node, full_name(f"{PLUGIN}:{VERSION}"), full_name(f"{PLUGIN}:{NEXT}"))
+    tag_image(node, full_reference(f"{PLUGIN}:{VERSION}"), full_reference(f"{PLUGIN}:{NEXT}"))
     return node
 
 
@@ -92,13 +92,13 @@ def key(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def members(key: str, images: dict[str, Built]) -> dict[str, tarfile.TarInfo]:
+def members(key: str, images: dict[str, BuiltImage]) -> dict[str, tarfile.TarInfo]:
     """All files of an image, by path."""
-    found = {}
+    by_name = {}
     for layer in images[key].layers:
         with tarfile.open(layer.path) as tar:
-            found |= {member.name: member for member in tar}
-    return found
+            by_name |= {member.name: member for member in tar}
+    return by_name
 
 
 SITE = "usr/local/lib/python3.11/dist-packages"
@@ -130,12 +130,12 @@ def test_nothing_is_in_them_that_only_builds_or_tests(members: dict[str, tarfile
 
 
 def test_neither_has_what_the_other_one_is_for(key: str, members: dict[str, tarfile.TarInfo]) -> None:
-    found = {name.removeprefix(f"{SITE}/").split("/")[0] for name in members if name.startswith(f"{SITE}/")}
-    assert "devalloc" in found
-    assert not found & set(NOT_IN[key])
+    packages = {name.removeprefix(f"{SITE}/").split("/")[0] for name in members if name.startswith(f"{SITE}/")}
+    assert "devalloc" in packages
+    assert not packages & set(NOT_IN[key])
 
 
-def test_what_changes_with_each_version_is_small(images: dict[str, Built]) -> None:
+def test_what_changes_with_each_version_is_small(images: dict[str, BuiltImage]) -> None:
     """A node has the base from either image, and fetches the last layer of a new version."""
     assert images["node"].layers[0] == images["controller"].layers[0]
     for built in images.values():
@@ -148,7 +148,7 @@ def _compiled(name: str) -> str:
     return f"{folder}/__pycache__/{file.removesuffix('.py')}.cpython-311.pyc"
 
 
-def test_each_starts_as_whom_it_says_and_knows_its_version(loaded: Node) -> None:
+def test_each_starts_as_its_user_and_knows_its_version(loaded: Node) -> None:
     """With nothing told to it but what to do; the controller's user is checked by the kubelet."""
     for name, settings in {CONTROLLER: {"runAsNonRoot": True}, PLUGIN: {}}.items():
         container = {
@@ -188,13 +188,13 @@ class Bed:
     def published(self) -> list[str]:
         """The devices in its slices, once both cards are."""
 
-        def found() -> list[str]:
+        def device_names() -> list[str]:
             items = self.node.cluster.get(SLICES).content["items"]
             devices = [device["name"] for item in items for device in item["spec"].get("devices", [])]
             kube_installed.check(self.node, kube_installed.pods_of(self.node.cluster, PLUGIN))
             return sorted(devices) if len(items) == 2 else []
 
-        devices: list[str] = self.node.wait_until("devices are published", found, SECONDS)
+        devices: list[str] = self.node.wait_until("devices are published", device_names, SECONDS)
         return devices
 
     def start(self, name: str) -> None:
@@ -234,8 +234,8 @@ def host(tmp_path: Path) -> FakeHost:
     """Two cards."""
     host = FakeHost(tmp_path / "host")
     host.proc("sys/kernel/random/boot_id", f"{BOOT}\n")
-    host.add(cards.gpu(iommu_group=15, driver="vfio-pci"))
-    host.add(cards.gpu("0000:02:00.0", iommu_group=16, driver="vfio-pci"))
+    host.add(pci_cards.gpu(iommu_group=15, driver="vfio-pci"))
+    host.add(pci_cards.gpu("0000:02:00.0", iommu_group=16, driver="vfio-pci"))
     return host
 
 
@@ -244,7 +244,7 @@ def bed(loaded: Node, host: FakeHost, tmp_path: Path) -> Iterator[Bed]:
     """The DaemonSet of this version, for pods."""
     node = loaded
     (tmp_path / "state").mkdir()
-    objects = kube_installed.shipped(node, "slices", VERSION, host.root, tmp_path / "state")
+    objects = kube_installed.shipped_manifests(node, "slices", VERSION, host.root, tmp_path / "state")
     with kube_installed.installed(node, objects), wanted_by_pods(node, {}):
         yield Bed(node)
     node.cluster.delete(SLICES)  # they would go with their node
@@ -281,7 +281,7 @@ def test_the_shipped_daemonset_serves_pods_and_is_upgraded_under_them(bed: Bed) 
     assert bed.published() == ["0000-01-00-0", "0000-02-00-0"]
     (item, *_) = cluster.get(SLICES).content["items"]
     assert item["spec"]["nodeName"] == NODE
-    lines = kube_installed.said(bed.node, first)
+    lines = kube_installed.log_lines(bed.node, first)
     mounts = kube_installed.mounts(kube_installed.process_of(first))
     assert {"/dev", "/sys", "/run/devalloc", "/var/lib/devalloc", "/var/run/cdi", "/lib/modules"} <= set(mounts)
     assert "ro" in mounts["/"]
@@ -292,17 +292,17 @@ def test_the_shipped_daemonset_serves_pods_and_is_upgraded_under_them(bed: Bed) 
     held = bed.groups("one")
     assert len(held) == 2
 
-    def told() -> bool:
-        found = cluster.get(f"{WORK}/one").content["status"].get("containerStatuses", [{}])
-        return "containerID" in found[0]
+    def has_container() -> bool:
+        current = cluster.get(f"{WORK}/one").content["status"].get("containerStatuses", [{}])
+        return "containerID" in current[0]
 
-    bed.node.wait_until("the kubelet says which container it is", told)
+    bed.node.wait_until("the kubelet says which container it is", has_container)
     before = cluster.get(f"{WORK}/one").content
 
     def upgraded() -> bool:
-        found = cluster.get(DAEMONSET).content
-        found["spec"]["template"]["spec"]["containers"][0]["image"] = f"devalloc-node:{NEXT}"
-        return cluster.replace(DAEMONSET, found).ok  # not where its controller has written meanwhile
+        current = cluster.get(DAEMONSET).content
+        current["spec"]["template"]["spec"]["containers"][0]["image"] = f"devalloc-node:{NEXT}"
+        return cluster.replace(DAEMONSET, current).ok  # not where its controller has written meanwhile
 
     bed.node.wait_until("the DaemonSet names the next version", upgraded)
 
@@ -337,12 +337,12 @@ def labelled(loaded: Node) -> Iterator[Node]:
 
 
 @pytest.mark.timeout(900)
-def test_the_shipped_controller_is_confined_and_the_label_of_a_node_says_whom_it_serves(
+def test_the_shipped_controller_is_confined_and_the_label_of_a_node_names_its_receiver(
     labelled: Node, host: FakeHost, tmp_path: Path
 ) -> None:
     node, state = labelled, tmp_path / "state"
     state.mkdir()
-    objects = kube_installed.shipped(node, "both", VERSION, host.root, state, resource_claims=True)
+    objects = kube_installed.shipped_manifests(node, "both", VERSION, host.root, state, resource_claims=True)
     with kube_installed.installed(node, objects):
         pod = kube_installed.running(node, CONTROLLER)
         process = kube_installed.process_of(pod)
@@ -390,7 +390,7 @@ def gives_to_machines(node: Node) -> None:
 
 def gives_to_pods(node: Node) -> None:
     """A card, from ResourceSlices that kube-scheduler may not use, to the labelled claim of a pod."""
-    with wanted_by_pods(node, {ALLOCATOR: DEVALLOC}):
+    with wanted_by_pods(node, {ALLOCATOR_KEY: DEVALLOC}):
         bed = Bed(node)
         bed.start("ours")
         held = bed.groups("ours")
@@ -417,7 +417,7 @@ def serves_as_a_service(node: Node, host: FakeHost, state: Path, folder: Path) -
         host, NODE, Path(memory), folder / "cdi", folder / "kubelet", access / "kubeconfig"
     ) as bed:  # fmt: skip
         bed.start("--publish=pools", ready="VirtualMachines of the cluster")
-        host.add(cards.nic("0000:41:00.0"))
+        host.add(pci_cards.nic("0000:41:00.0"))
         node.wait_until("the service publishes", lambda: published() == 3, SECONDS)
         (pod,) = kube_installed.pods_of(node.cluster, kube_installed.ACCESS)
         before = (access / "token").read_text()

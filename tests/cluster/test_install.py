@@ -16,12 +16,12 @@ import yaml
 from devalloc.api.kinds import KINDS
 from devalloc.cli.main import run
 from devalloc.install import remove
-from devalloc.install.kustomize import render
-from devalloc.install.manifests import Options, collection_of, manifests, path_of
+from devalloc.install.kustomize import render_folder
+from devalloc.install.manifests import InstallOptions, object_collection_path, object_path, render_manifests
 from devalloc.version import VERSION
 from tests.support import kube_build, kube_controllers
 from tests.support.go_build import Progress, Unavailable
-from tests.support.kube import Cluster, Processes, running
+from tests.support.kube_api import Cluster, Processes, running
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -91,9 +91,9 @@ def devalloc(own: Cluster, capfd: pytest.CaptureFixture[str]) -> Install:
     def call(*arguments: str, code: int = 0) -> list[str]:
         capfd.readouterr()
         ended = run([*arguments, f"--kubeconfig={own.kubeconfig('admin')}"])
-        said = capfd.readouterr()
-        assert ended == code, said.err + said.out
-        return (said.out if code == 0 else said.out + said.err).splitlines()
+        captured = capfd.readouterr()
+        assert ended == code, captured.err + captured.out
+        return (captured.out if code == 0 else captured.out + captured.err).splitlines()
 
     return call
 
@@ -136,12 +136,12 @@ def installed(devalloc: Install) -> None:
 
 
 OVERLAYS = {
-    "slices": Options(publish="slices"),
-    "pools": Options(publish="pools"),
-    "both": Options(),
-    "service-monitor": Options(service_monitor=True),
-    "resource-claims": Options(resource_claims=True),
-    "permits": Options(permits=True),
+    "slices": InstallOptions(publish="slices"),
+    "pools": InstallOptions(publish="pools"),
+    "both": InstallOptions(),
+    "service-monitor": InstallOptions(service_monitor=True),
+    "resource-claims": InstallOptions(resource_claims=True),
+    "permits": InstallOptions(permits=True),
 }
 
 
@@ -150,12 +150,12 @@ def test_the_manifests_are_those_of_kubectl(overlay: str, kubectl: Kubectl) -> N
     """What we make of kustomize's files, and what kubectl does."""
 
     def by_path(objects: list[dict[str, Any]]) -> dict[str, Any]:
-        return {path_of(one): one for one in objects}
+        return {object_path(one): one for one in objects}
 
     folder = ROOT / "deploy" / "overlays" / overlay
     theirs = by_path(list(yaml.safe_load_all(kubectl("kustomize", str(folder)))))
-    assert by_path(render(folder)) == theirs
-    assert by_path(manifests(OVERLAYS[overlay])) == theirs
+    assert by_path(render_folder(folder)) == theirs
+    assert by_path(render_manifests(OVERLAYS[overlay])) == theirs
     assert {path.name for path in folder.parent.iterdir()} == OVERLAYS.keys()
 
 
@@ -163,12 +163,12 @@ def test_it_is_installed_used_and_taken_off_with_nothing_left(
     own: Cluster, devalloc: Install, kubectl: Kubectl
 ) -> None:
     before = everything(own)
-    said = devalloc("install")
-    assert all(line.endswith(" created") for line in said), said
-    assert len(said) == len(manifests(Options()))
-    assert said[0] == "namespace/devalloc-system created"
+    lines = devalloc("install")
+    assert all(line.endswith(" created") for line in lines), lines
+    assert len(lines) == len(render_manifests(InstallOptions()))
+    assert lines[0] == "namespace/devalloc-system created"
 
-    generations = {path_of(one): own.get(path_of(one)).content["metadata"]["generation"] for one in generated()}
+    generations = {object_path(one): own.get(object_path(one)).content["metadata"]["generation"] for one in generated()}
     again = devalloc("install")
     assert all(line.endswith(" unchanged") for line in again), again
     for path, generation in generations.items():
@@ -197,12 +197,12 @@ def test_it_is_installed_used_and_taken_off_with_nothing_left(
 
 def plugins(cluster: Cluster) -> dict[str, str]:
     """By node the DaemonSet whose pod is meant for it."""
-    found = {}
+    by_node = {}
     for pod in cluster.get(f"{PODS}?labelSelector=app.kubernetes.io/name!=devalloc-controller").content["items"]:
         affinity = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
         (field,) = affinity["nodeSelectorTerms"][0]["matchFields"]
-        found[field["values"][0]] = pod["metadata"]["ownerReferences"][0]["name"]
-    return found
+        by_node[field["values"][0]] = pod["metadata"]["ownerReferences"][0]["name"]
+    return by_node
 
 
 def controllers(cluster: Cluster) -> list[dict[str, Any]]:
@@ -220,7 +220,7 @@ def slice_of_ours(cluster: Cluster) -> None:
 def generated() -> list[dict[str, Any]]:
     """Those whose changes the server counts."""
     kinds = ("CustomResourceDefinition", "Deployment", "DaemonSet", "ValidatingAdmissionPolicy", "NetworkPolicy")
-    return [one for one in manifests(Options()) if one["kind"] in kinds]
+    return [one for one in render_manifests(InstallOptions()) if one["kind"] in kinds]
 
 
 def test_what_kubectl_brought_is_taken_off_too_but_not_from_under_a_claim(
@@ -244,22 +244,22 @@ def test_what_kubectl_brought_is_taken_off_too_but_not_from_under_a_claim(
     refused = " ".join(devalloc("uninstall", code=1))
     assert "devices are in use: deviceclaim default/held on node pools" in refused
     refused = " ".join(devalloc("uninstall", "--crds", "--timeout=1s", code=1))
-    assert "still there: default/held on node pools" in refused
+    assert "not deleted yet: default/held on node pools" in refused
     assert own.get(f"{DAEMONSETS}/devalloc-node").ok
     devalloc("uninstall", "--force")
     assert own.get(f"{CLAIMS}/held").ok, "claims stay without --crds"
-    said = devalloc("uninstall", "--crds", "--force")
-    assert "deviceclaim.devmgmtproto.k8s.io/held let go; default/held on node pools" in said
+    lines = devalloc("uninstall", "--crds", "--force")
+    assert "deviceclaim.devmgmtproto.k8s.io/held: finalizer removed; default/held on node pools" in lines
     until(lambda: everything(own) == before, "nothing is left")
 
 
 def test_every_object_says_only_what_the_server_knows(own: Cluster, installed: None) -> None:
     refused = {}
-    for one in manifests(Options(resource_claims=True)):
+    for one in render_manifests(InstallOptions(resource_claims=True)):
         one["metadata"]["name"] += "-again" if one["kind"] not in ("Namespace", "CustomResourceDefinition") else ""
-        answer = own.create(collection_of(one), one, dry_run=True)
+        answer = own.create(object_collection_path(one), one, dry_run=True)
         if not (answer.ok or answer.status == 409) or answer.warnings:
-            refused[path_of(one)] = [answer.message, *answer.warnings]
+            refused[object_path(one)] = [answer.message, *answer.warnings]
     assert refused == {}
 
 
@@ -270,7 +270,9 @@ def test_the_controllers_pods_are_admitted_where_pods_are_restricted(own: Cluste
     account = "/api/v1/namespaces/restricted/serviceaccounts"
     body = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "devalloc-controller"}}
     assert own.create(account, body).ok
-    template = next(one for one in manifests(Options()) if one["kind"] == "Deployment")["spec"]["template"]
+    template = next(one for one in render_manifests(InstallOptions()) if one["kind"] == "Deployment")["spec"][
+        "template"
+    ]
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "controller"}, "spec": template["spec"]}
     answer = own.create("/api/v1/namespaces/restricted/pods", pod, dry_run=True)
     assert answer.ok, answer.message
@@ -315,9 +317,9 @@ def test_rights_come_with_the_roles_that_a_cluster_has_anyway(own: Cluster, kube
         until(lambda: is_allowed(own, "admin-here", OF_A_NAMESPACE[-1], "delete"), "the roles are put together")
         for user, rights in expected.items():
             may = {
-                one: found
+                one: verbs
                 for one in everywhere
-                if (found := frozenset(verb for verb in VERBS if is_allowed(own, user, one, verb)))
+                if (verbs := frozenset(verb for verb in VERBS if is_allowed(own, user, one, verb)))
             }
             assert may == rights, user
         assert not is_allowed(own, "edit-here", OF_A_NAMESPACE[0], "get", "kube-system")
@@ -333,9 +335,9 @@ def test_rights_come_with_the_roles_that_a_cluster_has_anyway(own: Cluster, kube
 
 def is_allowed(cluster: Cluster, user: str, resource: str, verb: str, namespace: str = "default") -> bool:
     group, kind, *below = resource.split("/")
-    asked = {"group": group, "resource": kind, "subresource": "".join(below), "verb": verb}
+    access = {"group": group, "resource": kind, "subresource": "".join(below), "verb": verb}
     place = {} if resource in OF_THE_CLUSTER else {"namespace": namespace}
-    spec = {"user": user, "resourceAttributes": asked | place}
+    spec = {"user": user, "resourceAttributes": access | place}
     body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
     return bool(cluster.create("/apis/authorization.k8s.io/v1/subjectaccessreviews", body).content["status"]["allowed"])
 
@@ -347,14 +349,14 @@ def test_what_another_way_of_publishing_does_not_have_is_taken_off(
     own: Cluster, devalloc: Install, installed: None
 ) -> None:
     would = outcomes(devalloc("install", "--publish=pools", "--dry-run"))
-    said = outcomes(devalloc("install", "--publish=pools"))
-    assert {one: outcome.partition(" (dry run)")[0] for one, outcome in would.items()} == said
-    assert said["daemonset.apps/devalloc-node"] == "deleted"
-    assert said["daemonset.apps/devalloc-node-pools"] == "configured"
-    assert said["clusterrole.rbac.authorization.k8s.io/devalloc-node-slices"] == "deleted"
-    assert said["deployment.apps/devalloc-controller"] == "unchanged"
-    said = outcomes(devalloc("install", "--publish=slices"))
-    assert said["deployment.apps/devalloc-controller"] == "deleted"
+    by_object = outcomes(devalloc("install", "--publish=pools"))
+    assert {one: outcome.partition(" (dry run)")[0] for one, outcome in would.items()} == by_object
+    assert by_object["daemonset.apps/devalloc-node"] == "deleted"
+    assert by_object["daemonset.apps/devalloc-node-pools"] == "configured"
+    assert by_object["clusterrole.rbac.authorization.k8s.io/devalloc-node-slices"] == "deleted"
+    assert by_object["deployment.apps/devalloc-controller"] == "unchanged"
+    by_object = outcomes(devalloc("install", "--publish=slices"))
+    assert by_object["deployment.apps/devalloc-controller"] == "deleted"
     assert own.get("/apis/devmgmtproto.k8s.io/v1alpha1/devicepools").ok, "CRDs stay"
 
 
@@ -376,20 +378,22 @@ def test_somebody_elses_objects_and_fields_stay(devalloc: Install, kubectl: Kube
     kubectl("label", "clusterrole", "ours", "app.kubernetes.io/part-of=devalloc")
     deployment = "deployment/devalloc-controller"
     kubectl("-n", "devalloc-system", "annotate", deployment, "team.example.com/owner=ops")
-    said = outcomes(devalloc("install", "--image-prefix=registry.example.com/x/", "--version=9.9"))
-    assert said["deployment.apps/devalloc-controller"] == "configured"
-    assert "clusterrole.rbac.authorization.k8s.io/ours" not in said
-    found = yaml.safe_load(kubectl("-n", "devalloc-system", "get", deployment, "-o", "yaml"))
-    assert found["metadata"]["annotations"]["team.example.com/owner"] == "ops"
-    (container,) = found["spec"]["template"]["spec"]["containers"]
+    outcome = outcomes(devalloc("install", "--image-prefix=registry.example.com/x/", "--version=9.9"))
+    assert outcome["deployment.apps/devalloc-controller"] == "configured"
+    assert "clusterrole.rbac.authorization.k8s.io/ours" not in outcome
+    current = yaml.safe_load(kubectl("-n", "devalloc-system", "get", deployment, "-o", "yaml"))
+    assert current["metadata"]["annotations"]["team.example.com/owner"] == "ops"
+    (container,) = current["spec"]["template"]["spec"]["containers"]
     assert container["image"] == "registry.example.com/x/devalloc-controller:9.9"
     kubectl("delete", "clusterrole", "ours")
 
 
 def test_images_alone_go_back_as_the_guide_says(own: Cluster, devalloc: Install, kubectl: Kubectl) -> None:
     def images() -> set[str]:
-        found = [own.get(path_of(one)).content for one in manifests(Options()) if one["kind"] in RUNNING]
-        return {one["spec"]["template"]["spec"]["containers"][0]["image"].rpartition(":")[2] for one in found}
+        workloads = [
+            own.get(object_path(one)).content for one in render_manifests(InstallOptions()) if one["kind"] in RUNNING
+        ]
+        return {one["spec"]["template"]["spec"]["containers"][0]["image"].rpartition(":")[2] for one in workloads}
 
     guide = (ROOT / "docs/install.md").read_text()
     (command,) = re.findall(r"kubectl -n devalloc-system (rollout undo .+)", guide)
@@ -424,7 +428,10 @@ def test_nothing_is_taken_off_while_a_pod_has_devices(own: Cluster, devalloc: In
     answer = own.replace(f"{RESOURCE_CLAIMS}/used/status", claim)
     assert answer.ok, answer.message
     refused = " ".join(devalloc("install", "--publish=pools", code=1))
-    assert "would go from nodes that have devices prepared for resourceclaim default/used of pod trainer" in refused
+    assert (
+        "would be removed from nodes that have devices prepared for resourceclaim default/used of pod trainer"
+        in refused
+    )
     there = objects(own)
     for options in ([], ["--crds"]):
         refused = " ".join(devalloc("uninstall", *options, code=1))
@@ -447,8 +454,8 @@ def test_kubectl_goes_on_with_what_was_installed(devalloc: Install, kubectl: Kub
 
 @pytest.mark.parametrize("verb", ["install", "uninstall"])
 def test_a_cluster_has_it_in_one_namespace(verb: str, own: Cluster, devalloc: Install, installed: None) -> None:
-    said = devalloc(verb, "--namespace=elsewhere", code=1)
-    assert "installed in namespace devalloc-system" in said[-1]
+    lines = devalloc(verb, "--namespace=elsewhere", code=1)
+    assert "installed in namespace devalloc-system" in lines[-1]
     assert not own.get("/api/v1/namespaces/elsewhere").ok
     assert set(outcomes(devalloc("install")).values()) == {"unchanged"}
     if verb == "install":
@@ -461,5 +468,5 @@ def test_who_has_no_rights_is_told_so(own: Cluster, capfd: pytest.CaptureFixture
 
 
 def test_a_server_without_the_prometheus_operator_is_told(devalloc: Install, installed: None) -> None:
-    said = devalloc("install", "--service-monitor", "--only=monitoring", code=1)
-    assert "the Prometheus operator is not installed here" in said[-1]
+    lines = devalloc("install", "--service-monitor", "--only=monitoring", code=1)
+    assert "the Prometheus operator is not installed" in lines[-1]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from devalloc_node.grant import ClaimRef
+from devalloc_node.model.grant import ClaimRef
 from tests.support.kube_node import Node
 from tests.support.kube_plugin import DRIVER, Bed
 from tests.support.kube_pods import (
@@ -24,7 +24,7 @@ from tests.support.kube_pods import (
     VFS,
     Pods,
     cards_of,
-    furnished,
+    node_with_claims,
     pods_of,
     published,
     serve,
@@ -35,7 +35,7 @@ from tests.support.kubelet_client import kubelet_client
 @pytest.fixture(scope="module")
 def ready(node: Node) -> Node:
     """The node's cluster with classes and templates of claims, each for one device."""
-    return furnished(node)
+    return node_with_claims(node)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_a_pod_gets_its_vf_and_gives_it_back(bed: Bed, ready: Node, pods: Pods) 
     }
 
     pods.start("p1", "vf")
-    seen = pods.told("p1")
+    seen = pods.seen_in_container("p1")
     address = seen["env"][f"DEVALLOC_PCI_{pods.device('p1').replace('-', '_')}"]
     assert address in bed.host.vf_addresses("0000:41:00.0")
     assert bed.host.driver_of(address) == "vfio-pci"
@@ -96,10 +96,10 @@ def test_a_pod_gets_its_vf_and_gives_it_back(bed: Bed, ready: Node, pods: Pods) 
     (device,) = newest["requests"][0]["devices"]
     assert device["attributes"]["resource.kubernetes.io/pciBusID"] == {"string": address}
 
-    told = ready.wait_until("the claim says how its device is", lambda: pods.claim("p1")["status"].get("devices"))
-    assert [(each["driver"], each["device"]) for each in told] == [(DRIVER, pods.device("p1"))]
-    assert told[0]["data"]["functions"] == [address]
-    assert {each["type"]: each["status"] for each in told[0]["conditions"]}["Ready"] == "True"
+    devices = ready.wait_until("the claim says how its device is", lambda: pods.claim("p1")["status"].get("devices"))
+    assert [(each["driver"], each["device"]) for each in devices] == [(DRIVER, pods.device("p1"))]
+    assert devices[0]["data"]["functions"] == [address]
+    assert {each["type"]: each["status"] for each in devices[0]["conditions"]}["Ready"] == "True"
 
     pods.end("p1")
     assert files(bed) == []
@@ -110,7 +110,7 @@ def test_the_whole_card_and_its_vfs_exclude_each_other_in_the_scheduler(bed: Bed
     serve(bed, ready)
     for number in range(VFS):
         pods.start(f"vf{number}", "vf")
-        pods.told(f"vf{number}")
+        pods.seen_in_container(f"vf{number}")
     assert len({pods.device(f"vf{number}") for number in range(VFS)}) == VFS
     pods.start("whole", "card")
 
@@ -120,7 +120,7 @@ def test_the_whole_card_and_its_vfs_exclude_each_other_in_the_scheduler(bed: Bed
 
     ready.wait_until("the card is refused", refused)
     pods.end(*(f"vf{number}" for number in range(VFS)))
-    seen = pods.told("whole")
+    seen = pods.seen_in_container("whole")
     assert opened(seen) == sorted(["/dev/vfio/vfio", group_of(bed, "0000:41:00.0")])
     assert bed.host.driver_of("0000:41:00.0") == "vfio-pci"
     pods.end("whole")
@@ -131,7 +131,7 @@ def test_an_older_kubelet_is_served_in_v1beta1_alone(bed: Bed, ready: Node, pods
     before = bed.host.snapshot()
     serve(bed, ready, "--kubelet-api=v1beta1")
     pods.start("p1", "gpu")
-    seen = pods.told("p1")
+    seen = pods.seen_in_container("p1")
     assert seen["env"]["DEVALLOC_PCI_0000_01_00_0"] == "0000:01:00.0,0000:01:00.1"
     assert opened(seen) == ["/dev/vfio/15", "/dev/vfio/vfio"]
     pods.end("p1")
@@ -145,13 +145,13 @@ def test_a_restart_keeps_pods_and_unprepares_them_later(bed: Bed, ready: Node, p
     before = bed.host.snapshot()
     first = serve(bed, ready)
     pods.start("p1", "vf")
-    pods.told("p1")
+    pods.seen_in_container("p1")
     held = bed.host.snapshot()
     first.stop()
     assert bed.host.snapshot() == held
     serve(bed, ready)
     pods.start("p2", "gpu")
-    pods.told("p2")
+    pods.seen_in_container("p2")
     pods.end("p1", "p2")
     assert files(bed) == []
     assert bed.host.snapshot() == before
@@ -165,7 +165,7 @@ def test_killed_between_prepare_and_reply_the_pod_gets_its_device_once(bed: Bed,
     prepared = bed.host.snapshot()
     assert prepared != before
     serve(bed, ready)
-    seen = pods.told("p1")
+    seen = pods.seen_in_container("p1")
     assert bed.host.snapshot() == prepared
     bound = [vf for vf in bed.host.vf_addresses("0000:41:00.0") if bed.host.driver_of(vf) == "vfio-pci"]
     assert bound == [seen["env"][f"DEVALLOC_PCI_{pods.device('p1').replace('-', '_')}"]]
@@ -178,13 +178,13 @@ def test_a_rolling_update_with_two_instances(bed: Bed, ready: Node, pods: Pods) 
     before = bed.host.snapshot()
     old = serve(bed, ready, "--pod-uid=11111111-0000-4000-8000-000000000001")
     pods.start("p1", "vf")
-    pods.told("p1")
+    pods.seen_in_container("p1")
     serve(bed, ready, "--pod-uid=22222222-0000-4000-8000-000000000002")
     pods.start("p2", "gpu")  # whichever the kubelet asks
-    pods.told("p2")
+    pods.seen_in_container("p2")
     old.stop()
     pods.start("p3", "vf")
-    pods.told("p3")
+    pods.seen_in_container("p3")
     pods.end("p1", "p2", "p3")
     assert files(bed) == []
     assert bed.host.snapshot() == before
@@ -194,11 +194,11 @@ def test_slices_that_the_kubelet_wipes_come_back(bed: Bed, ready: Node, pods: Po
     """A kubelet deletes its node's slices when it starts, and finds the plugin again."""
     plugin = serve(bed, ready)
     uids = {item["metadata"]["uid"] for item in ready.cluster.get(SLICES).content["items"]}
-    heard = len(plugin.said)
+    heard = len(plugin.output)
     ready.stop_kubelet()
     ready.start_kubelet()
     ready.wait_until(
-        "the kubelet registers it again", lambda: any("kubelet registered" in line for line in plugin.said[heard:])
+        "the kubelet registers it again", lambda: any("kubelet registered" in line for line in plugin.output[heard:])
     )
     ready.wait_until(
         "the slices are new",
@@ -207,7 +207,7 @@ def test_slices_that_the_kubelet_wipes_come_back(bed: Bed, ready: Node, pods: Po
     published(ready)
     ready.wait_until("the node takes pods again", ready.takes_pods)
     pods.start("p1", "gpu")
-    pods.told("p1")
+    pods.seen_in_container("p1")
     pods.end("p1")
 
 
@@ -217,10 +217,10 @@ def test_slices_that_the_kubelet_wipes_come_back(bed: Bed, ready: Node, pods: Po
 def test_a_device_that_vanishes_is_told_to_the_pod_and_offered_no_more(bed: Bed, ready: Node, pods: Pods) -> None:
     serve(bed, ready)
     pods.start("p1", "gpu")
-    pods.told("p1")
+    pods.seen_in_container("p1")
     bed.host.remove_function("0000:01:00.0")
 
-    def told() -> bool:
+    def is_unhealthy() -> bool:
         statuses = ready.cluster.get(f"{PODS}/p1").content["status"].get("containerStatuses", [])
         resources = [r for s in statuses for a in s.get("allocatedResourcesStatus", []) for r in a["resources"]]
         return any(resource["health"] == "Unhealthy" for resource in resources)
@@ -232,7 +232,7 @@ def test_a_device_that_vanishes_is_told_to_the_pod_and_offered_no_more(bed: Bed,
 
     assert "0000-41-00-0" in offered()
     ready.wait_until("it is not offered any more", lambda: "0000-01-00-0" not in offered(), SECONDS)
-    ready.wait_until("the pod's status says that its device is unhealthy", told, SECONDS)
+    ready.wait_until("the pod's status says that its device is unhealthy", is_unhealthy, SECONDS)
     pods.end("p1")
 
 
@@ -242,7 +242,7 @@ def test_a_device_that_vanishes_is_told_to_the_pod_and_offered_no_more(bed: Bed,
 def test_a_raw_client_on_the_daemons_socket(bed: Bed, ready: Node, pods: Pods) -> None:
     serve(bed, ready)
     pods.start("p1", "vf")
-    seen = pods.told("p1")
+    seen = pods.seen_in_container("p1")
     ref = pods.ref("p1")
     held = bed.host.snapshot()
     socket = bed.kubelet / "plugins" / DRIVER / "dra.sock"

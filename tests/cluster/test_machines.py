@@ -21,15 +21,15 @@ import pytest
 
 from devalloc.api import meta
 from devalloc.cli.main import run
-from devalloc_node.machine.cgroup import OURS
+from devalloc_node.machine.confinement import OURS
 from devalloc_node.machine.process import process
 from devalloc_node.machine.spec import machine_id
-from tests.support import cards, kube_build, kube_rights, micro_image, tiny_guest
-from tests.support.controllers import DEVMGMT, Process
-from tests.support.fakehost import FakeHost
+from tests.support import kube_build, kube_rights, micro_image, pci_cards, tiny_guest
+from tests.support.controller_processes import DEVMGMT, Process
+from tests.support.fake_host import FakeHost
 from tests.support.go_build import Progress, Unavailable
 from tests.support.images import Image
-from tests.support.kube import Cluster
+from tests.support.kube_api import Cluster
 from tests.support.kube_plugin import Bed, Plugin, plugin_bed
 from tests.support.machines import short_folder
 from tests.support.waiting import until
@@ -182,9 +182,9 @@ class Site:
         try:
             return until(met, what)
         except AssertionError as error:
-            said = [line for plugin in self.bed.running for line in plugin.said if "no change" not in line]
-            said = [json.dumps(self.machine()), *said]
-            raise AssertionError("\n".join([str(error), self.controller.said(), *said])) from None
+            output = [line for plugin in self.bed.running for line in plugin.output if "no change" not in line]
+            output = [json.dumps(self.machine()), *output]
+            raise AssertionError("\n".join([str(error), self.controller.output(), *output])) from None
 
     def end_machines(self) -> None:
         for pid in self.processes():
@@ -209,7 +209,7 @@ def site(installed: Cluster, image: Image, tmp_path: Path, monkeypatch: pytest.M
     controller.user = "controller"
     with short_folder() as folder:
         host = FakeHost(folder / "host", folders=(str(tmp_path / "cdi"),))
-        host.add(cards.gpu(iommu_group=15))
+        host.add(pci_cards.gpu(iommu_group=15))
         host.proc("meminfo", "MemTotal: 16777216 kB\nMemAvailable: 16777216 kB\n")
         kubeconfig = kube_rights.kubeconfig(installed, NODE)
         with plugin_bed(host, NODE, folder, tmp_path / "cdi", tmp_path / "kubelet", kubeconfig) as bed:
@@ -288,8 +288,8 @@ def test_a_machine_from_kubectl_apply_to_kubectl_delete(site: Site, kubectl: Kub
     assert site.bed.host.snapshot() == before
     assert site.left() == []
 
-    other = site.bed.start("--publish=slices", ready="has the devices of this host")
-    assert "publishes them as DevicePools and runs machines; waiting" in "\n".join(other.said)
+    other = site.bed.start("--publish=slices", ready="serves the devices of this host")
+    assert "publishes them as DevicePools and runs machines; waiting" in "\n".join(other.output)
     other.kill()
     assert items(site.cluster, SLICES) == [], "a pod that was not to be there offers nothing"
 
@@ -319,5 +319,5 @@ def columns(table: str) -> dict[str, str]:
     header, row = table.splitlines()
     starts = [match.start() for match in re.finditer(r"\S+( \S+)*", header)]
     cut = [slice(a, b) for a, b in zip(starts, [*starts[1:], None], strict=True)]
-    found = {header[each].strip(): row[each].strip() for each in cut}
-    return {name: text for name, text in found.items() if text and name != "AGE"}
+    cells = {header[each].strip(): row[each].strip() for each in cut}
+    return {name: text for name, text in cells.items() if text and name != "AGE"}

@@ -14,19 +14,19 @@ from typing import Any
 
 import pytest
 
-from devalloc.cli.nodesources import cluster_permits
+from devalloc.cli.node_wiring import cluster_permits
 from devalloc.scaling.messages.plugin import PodName
 from devalloc.scaling.resources import Resources
 from devalloc.store.kubernetes import Client, KubernetesStore
-from devalloc_node.agent.fetch import new_session
-from devalloc_node.agent.permits import HttpPermits
+from devalloc_node.agent.http_client import new_session
+from devalloc_node.agent.permit_client import HttpPermits
 from devalloc_node.errors import Denied
 from tests.support import kube_rights
-from tests.support.controllers import NAMESPACE
-from tests.support.hosts import host
-from tests.support.kube import Cluster
+from tests.support.controller_processes import NAMESPACE
+from tests.support.host_pools import host
+from tests.support.kube_api import Cluster
 from tests.support.permit_bench import GIB, amounts, machine, permit_of, running
-from tests.support.permit_storm_cluster import POOLS, ClusterStorm, controller, furnished, listens, place
+from tests.support.permit_storm_cluster import POOLS, ClusterStorm, controller, listens, place, prepared_cluster
 from tests.support.waiting import until
 
 UNIT = Resources(250, GIB // 4)
@@ -35,7 +35,7 @@ OTHER = "permits-other"
 
 @pytest.fixture
 def nodes(cluster: Cluster) -> Iterator[Cluster]:
-    with furnished(cluster, "node-a", OTHER):
+    with prepared_cluster(cluster, "node-a", OTHER):
         yield cluster
 
 
@@ -55,12 +55,12 @@ def test_whatever_happens_to_controllers_a_node_gives_no_more_than_it_has(nodes:
 def ask(kubeconfig: Path, name: str, wanted: Resources, last: Resources | None = None) -> Resources:
     """As the agent of a node does it that has this kubeconfig."""
 
-    async def asked() -> Resources:
+    async def request_permit() -> Resources:
         async with new_session() as session:
-            whom = cluster_permits(Client.connect(kubeconfig), NAMESPACE)
-            return await HttpPermits(session, whom, PodName("default", name), UNIT).ask(last, wanted, None)
+            server = cluster_permits(Client.connect(kubeconfig), NAMESPACE)
+            return await HttpPermits(session, server, PodName("default", name), UNIT).ask(last, wanted, None)
 
-    return asyncio.run(asked())
+    return asyncio.run(request_permit())
 
 
 def post(url: str, certificate: str, token: str | None) -> int:
@@ -82,15 +82,15 @@ def test_a_node_asks_for_its_own_machines_and_nobody_else_for_any(nodes: Cluster
         process = controller(nodes, tmp_path, "one", "30s")
         process.start()
         try:
-            where = until(lambda: (found := place(nodes)) and listens(found) and found, "permits are given")
+            where = until(lambda: (permit := place(nodes)) and listens(permit) and permit, "permits are given")
             own, others = (kube_rights.kubeconfig(nodes, name) for name in ("node-a", OTHER))
             assert ask(own, "web", amounts(2000, 4)) == amounts(2000, 4)
-            found: Any = permit_of(store, "web")
-            assert (found["cpus"], found["memory"]) == ("2", "4Gi")
+            permit: Any = permit_of(store, "web")
+            assert (permit["cpus"], permit["memory"]) == ("2", "4Gi")
             assert ask(own, "web", amounts(64_000, 64), amounts(2000, 4)) == amounts(8000, 16), "all there is"
             with pytest.raises(Denied, match="403: this machine is not on the node that the token names"):
                 ask(others, "web", amounts(250, 1))
-            assert permit_of(store, "web") == found | {"cpus": "8", "memory": "16Gi"}
+            assert permit_of(store, "web") == permit | {"cpus": "8", "memory": "16Gi"}
             tokens = {
                 None: 401,
                 "made-up": 401,
@@ -103,4 +103,4 @@ def test_a_node_asks_for_its_own_machines_and_nobody_else_for_any(nodes: Cluster
                 assert post(where.url, where.certificate, token) == status
         finally:
             process.close()
-    assert "forbidden" not in process.said().lower(), process.said()
+    assert "forbidden" not in process.output().lower(), process.output()

@@ -15,22 +15,22 @@ import yaml
 from devalloc.api import meta
 from devalloc.api.decode import decode
 from devalloc.api.kinds import KINDS
-from devalloc.controller.allocate import AllocateSettings, Allocator
-from devalloc.install.manifests import Options, manifests
-from devalloc.install.manifests import collection_of as path_of_manifest
+from devalloc.controller.reconcile.device_claims import AllocatorSettings, DeviceClaimAllocator
+from devalloc.install.manifests import InstallOptions, render_manifests
+from devalloc.install.manifests import object_collection_path as path_of_manifest
 from devalloc.store import Change, Conflict, Invalid, Key
 from devalloc.store.kubernetes import Client, KubernetesStore
-from devalloc.store.kubernetes.resources import AROUND, OURS
+from devalloc.store.kubernetes.resources import CORE_KINDS, OWN_KINDS
 from tests.support import kube_crds, kube_rights, waiting
-from tests.support.change import changed
-from tests.support.fleets import gpu_claim, gpu_class, gpu_pool
+from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
 from tests.support.good_manifests import good
-from tests.support.kube import Answer, Cluster
+from tests.support.kube_api import ApiAnswer, Cluster
 from tests.support.kube_crds import path_of
+from tests.support.manifest_edit import with_change
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "base"
 MANIFESTS = (FOLDER / "policies-objects.yaml", FOLDER / "policies-names.yaml")
-SHIPPED = manifests(Options(publish="pools"), ["rbac"])
+SHIPPED = render_manifests(InstallOptions(publish="pools"), ["rbac"])
 SECONDS = 120.0
 SPACE, WATCHERS, COUNTED = "policies", "policies-watchers", "policies-counted"
 CLAIMS, MACHINES = path_of(KINDS["DeviceClaim"], SPACE), path_of(KINDS["VirtualMachine"], SPACE)
@@ -89,11 +89,11 @@ def account(cluster: Cluster, name: str) -> str:
     return kube_rights.token(cluster, name, namespace=SPACE)
 
 
-def until(what: str, answer: Callable[[], Answer], status: int) -> None:
+def until(what: str, answer: Callable[[], ApiAnswer], status: int) -> None:
     """Rights and policies take effect soon after they are written."""
     deadline = time.monotonic() + SECONDS
-    while (found := answer()).status != status:
-        assert time.monotonic() < deadline, f"{what}: {found.status} {found.message}"
+    while (reply := answer()).status != status:
+        assert time.monotonic() < deadline, f"{what}: {reply.status} {reply.message}"
         time.sleep(0.2)
 
 
@@ -167,7 +167,7 @@ def allocated(ruled: As) -> Iterator[dict[str, Any]]:
     admin, controller = ruled("admin"), ruled("controller")
     created = ruled("person").create(CLAIMS, a_claim("held"))
     assert created.ok, created.message
-    noted = changed(created.content, "metadata.annotations", ALLOCATED)
+    noted = with_change(created.content, "metadata.annotations", ALLOCATED)
     noted = controller.replace(f"{CLAIMS}/held", noted).content
     answer = controller.replace(f"{CLAIMS}/held/status", noted | {"status": STATUS})
     assert answer.ok, answer.message
@@ -207,19 +207,19 @@ WRITES: list[tuple[str, str, Any, Mapping[str, str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("where", "value", "told"), WRITES, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("where", "value", "messages"), WRITES, ids=lambda value: str(value)[:40])
 def test_who_writes_what_of_a_claims_metadata(
-    ruled: As, allocated: dict[str, Any], where: str, value: Any, told: Mapping[str, str]
+    ruled: As, allocated: dict[str, Any], where: str, value: Any, messages: Mapping[str, str]
 ) -> None:
     content = deep_changed(allocated, where, value)
     for user in (*USERS, "admin"):
         answer = ruled(user).replace(f"{CLAIMS}/held", content, dry_run=True)
-        expect(answer, told_to(user, told), user)
+        expect(answer, told_to(user, messages), user)
 
 
-def told_to(user: str, told: Mapping[str, str]) -> str | None:
+def told_to(user: str, messages: Mapping[str, str]) -> str | None:
     """Neither who owns the namespace nor whom an admin trusts with more is taken for the controller or a node."""
-    return told.get(user, told.get("person") if user in (OWNER, "trusted") else None)
+    return messages.get(user, messages.get("person") if user in (OWNER, "trusted") else None)
 
 
 def deep_changed(content: dict[str, Any], where: str, value: Any) -> dict[str, Any]:
@@ -227,19 +227,19 @@ def deep_changed(content: dict[str, Any], where: str, value: Any) -> dict[str, A
     metadata = dict(content["metadata"])
     part, _, name = where.partition(".")
     if name:
-        kept = {key: text for key, text in metadata.get(part, {}).items() if key != name}
-        metadata[part] = kept if value is None else kept | {name: value}
+        others = {key: text for key, text in metadata.get(part, {}).items() if key != name}
+        metadata[part] = others if value is None else others | {name: value}
     else:
         metadata[part] = value
     return {**content, "metadata": metadata}
 
 
-def expect(answer: Answer, told: str | None, user: str) -> None:
-    if told is None:
+def expect(answer: ApiAnswer, message: str | None, user: str) -> None:
+    if message is None:
         assert answer.ok, f"{user}: {answer.message}"
     else:
         assert answer.status == 403, f"{user}: {answer.status} {answer.message}"
-        assert told in answer.message, user
+        assert message in answer.message, user
 
 
 GIVEN = [
@@ -253,9 +253,9 @@ GIVEN = [
 ]
 
 
-@pytest.mark.parametrize(("where", "value", "told"), GIVEN, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("where", "value", "messages"), GIVEN, ids=lambda value: str(value)[:40])
 def test_who_writes_what_of_a_claims_status(
-    ruled: As, allocated: dict[str, Any], where: str, value: Any, told: Mapping[str, str]
+    ruled: As, allocated: dict[str, Any], where: str, value: Any, messages: Mapping[str, str]
 ) -> None:
     status = {name: text for name, text in allocated["status"].items() if name != where}
     status |= {} if value is None else {where: value}
@@ -263,7 +263,7 @@ def test_who_writes_what_of_a_claims_status(
         if user == "trusted":
             continue  # may not write statuses at all
         answer = ruled(user).replace(f"{CLAIMS}/held/status", allocated | {"status": status}, dry_run=True)
-        expect(answer, told_to(user, told), user)
+        expect(answer, told_to(user, messages), user)
 
 
 def test_a_status_brings_nothing_else_along(ruled: As, allocated: dict[str, Any]) -> None:
@@ -286,7 +286,7 @@ def test_a_prepared_claim_is_let_go_of_by_its_node_alone(ruled: As, allocated: d
     assert marked.ok, marked.message
     for user in ("person", "controller"):
         refused = ruled(user).replace(path, deep_changed(marked.content, "finalizers", []), dry_run=True)
-        expect(refused, "for a node that is gone for good an admin takes the claim away: devalloc release", user)
+        expect(refused, "if the node will not return, an admin releases the claim: devalloc release", user)
     wanted = ruled("person").replace(path, deep_changed(marked.content, f"annotations.{meta.RELEASE}", "forced"))
     assert wanted.ok, wanted.message
     bare = deep_changed(wanted.content, f"annotations.{meta.PREPARED_ON}", None)
@@ -322,7 +322,7 @@ def test_priorities_are_judged_as_decode_judges_them(ruled: As, text: str) -> No
     assert answer.ok == (decode(content).object is not None), answer.message
     if not answer.ok:
         assert answer.status == 422
-        assert "metadata.annotations[devalloc.io/priority]: must be an integer of 64 bits" in answer.message
+        assert "metadata.annotations[devalloc.io/priority]: must be a 64-bit integer" in answer.message
     machine = a_machine("a")
     machine["metadata"]["annotations"] = {meta.PRIORITY: text}
     assert ruled("trusted").create(MACHINES, machine, dry_run=True).ok == answer.ok
@@ -443,12 +443,12 @@ def test_what_etcd_has_no_room_for_keeps_no_leader_from_deciding(ruled: As) -> N
             owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "x" * size, "uid": "u"}
             if admin.create(CLAIMS, deep_changed(a_claim("huge"), "ownerReferences", [owner])).ok:
                 break
-        found = store.get("DeviceClaim", SPACE, "huge")
-        stamp = Change(Key.of(found), found["metadata"]["resourceVersion"], None, {meta.LEADER: "7" * 4000})
+        stored = store.get("DeviceClaim", SPACE, "huge")
+        stamp = Change(Key.of(stored), stored["metadata"]["resourceVersion"], None, {meta.LEADER: "7" * 4000})
         assert isinstance(store.commit_each([[stamp]])[0], Conflict)
         with pytest.raises(Invalid, match="request is too large"):
-            store.replace(deep_changed(found, "annotations", {meta.LEADER: "7" * 4000}))
-        assert store.get("DeviceClaim", SPACE, "huge") == found
+            store.replace(deep_changed(stored, "annotations", {meta.LEADER: "7" * 4000}))
+        assert store.get("DeviceClaim", SPACE, "huge") == stored
     finally:
         store.close()
         admin.delete(f"{CLAIMS}/huge")
@@ -459,13 +459,13 @@ def test_what_is_wrong_already_is_no_obstacle_to_something_else(ruled: As) -> No
     admin, name = ruled("admin"), "devalloc-priority"
     bindings = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
     old = a_claim("old", priority="high")
-    kept = admin.get(f"{bindings}/{name}").content
+    current = admin.get(f"{bindings}/{name}").content
     assert admin.delete(f"{bindings}/{name}").ok
     try:
         until("no policy", lambda: admin.create(CLAIMS, old), 201)
     finally:
-        kept["metadata"] = {"name": name}
-        ensure(admin, kept)
+        current["metadata"] = {"name": name}
+        ensure(admin, current)
     try:
         until("policies", lambda: admin.create(CLAIMS, a_claim("probe", priority="x"), dry_run=True), 422)
         stored = admin.get(f"{CLAIMS}/old").content
@@ -485,12 +485,12 @@ def test_admin_access_needs_a_labelled_namespace(ruled: As, user: str) -> None:
     chosen["spec"]["claims"] = [{"oneOf": [{"deviceClass": "policies-gpu"}, {"deviceClass": "policies-watch"}]}]
     for claim in (direct, chosen):
         refused = api.create(CLAIMS, claim, dry_run=True)
-        told = (
-            f"spec.claims: class policies-watch has admin access, which namespace {SPACE} is not for; "
+        message = (
+            f"spec.claims: class policies-watch has admin access, which namespace {SPACE} cannot use; "
             'an admin labels it devalloc.io/admin-access: "true"'
         )
         assert refused.status == 403
-        assert told in refused.message
+        assert message in refused.message
         answer = api.create(path_of(KINDS["DeviceClaim"], WATCHERS), moved(claim, WATCHERS), dry_run=True)
         assert answer.ok, answer.message
     assert api.create(CLAIMS, a_claim("w"), dry_run=True).ok
@@ -505,23 +505,23 @@ def test_who_writes_what_of_a_machine(ruled: As) -> None:
     created = person.create(MACHINES, a_machine("web"))
     assert created.ok, created.message
     path, machine = f"{MACHINES}/web", created.content
-    kept = {"allocations": [{"devicePoolName": "n-host", "deviceName": "numa0"}], "nodeName": "n"}
+    placement = {"allocations": [{"devicePoolName": "n-host", "deviceName": "numa0"}], "nodeName": "n"}
     try:
         for name in (meta.LEADER, meta.TRANSACTION):
-            for user, told in (("person", OWN_FIELD), ("plugin", OWN_FIELD), ("controller", None)):
+            for user, message in (("person", OWN_FIELD), ("plugin", OWN_FIELD), ("controller", None)):
                 content = deep_changed(machine, f"annotations.{name}", "7")
-                expect(ruled(user).replace(path, content, dry_run=True), told, user)
+                expect(ruled(user).replace(path, content, dry_run=True), message, user)
         held = deep_changed(machine, "finalizers", [meta.NODE_FINALIZER])
         held = deep_changed(held, f"annotations.{meta.PREPARED_ON}", "n")
         for user, words in (("person", "only a node sets it"), ("controller", "only a node sets it"), ("plugin", None)):
             expect(ruled(user).replace(path, held, dry_run=True), words, user)
         for user, words in (("person", OWN_FIELD), ("plugin", OWN_FIELD), ("controller", None)):
-            expect(ruled(user).replace(f"{path}/status", machine | {"status": kept}, dry_run=True), words, user)
-        placed = controller.replace(f"{path}/status", machine | {"status": kept}).content
-        runs = {**kept, "phase": "Running"}
+            expect(ruled(user).replace(f"{path}/status", machine | {"status": placement}, dry_run=True), words, user)
+        placed = controller.replace(f"{path}/status", machine | {"status": placement}).content
+        runs = {**placement, "phase": "Running"}
         expect(plugin.replace(f"{path}/status", placed | {"status": runs}, dry_run=True), None, "plugin")
-        told = "only nodes and the controller of devalloc write the status of a machine"
-        expect(person.replace(f"{path}/status", placed | {"status": runs}, dry_run=True), told, "person")
+        message = "only nodes and the controller of devalloc write the status of a machine"
+        expect(person.replace(f"{path}/status", placed | {"status": runs}, dry_run=True), message, "person")
         given_back = {"nodeName": "n", "phase": "Stopped"}
         expect(plugin.replace(f"{path}/status", placed | {"status": given_back}, dry_run=True), None, "plugin")
     finally:
@@ -614,9 +614,9 @@ QUOTAS = f"/api/v1/namespaces/{SPACE}/resourcequotas"
 NAMES: list[tuple[str, dict[str, Any], str, dict[str, str], str]] = [
     # where, what, a part of its metadata with what in it, and the warning; none where all is well
     (CLAIMS, a_claim("typo"), "annotations", {"devalloc.io/prioritty": "5"}, "metadata.annotations[devalloc.io/priori"),
-    (CLAIMS, a_claim("typo"), "labels", {meta.PRIORITY: "5"}, "metadata.labels[devalloc.io/priority]: is not known"),
+    (CLAIMS, a_claim("typo"), "labels", {meta.PRIORITY: "5"}, "metadata.labels[devalloc.io/priority]: is unknown"),
     (CLAIMS, a_claim("typo"), "annotations", {meta.GROUP: "a", "team.example.com/a": "b"}, ""),
-    (MACHINES, a_machine("typo"), "annotations", {meta.GROUP: "a"}, "metadata.annotations[devalloc.io/group]: is not"),
+    (MACHINES, a_machine("typo"), "annotations", {meta.GROUP: "a"}, "metadata.annotations[devalloc.io/group]: is unk"),
     (
         RESOURCE_CLAIMS,
         resource_claim(),
@@ -661,7 +661,7 @@ NAMES: list[tuple[str, dict[str, Any], str, dict[str, str], str]] = [
         quota(**{"gpu.deviceclass.devmgmtproto.k8s.io/device": "1"}),
         "labels",
         {},
-        "is not known and bounds nothing",
+        "is unknown and bounds nothing",
     ),
     (
         QUOTAS,
@@ -749,17 +749,17 @@ def test_the_controller_holds_claims_to_quotas_and_labels(ruled: As) -> None:
             assert ruled("trusted").create(counted, moved(claim, COUNTED)).ok
         assert person.create(watched, moved(a_claim("w", "policies-watch"), WATCHERS)).ok
         assert admin.create(classes, gpu_class("policies-late", adminAccess=True)).ok, "after the claim that names it"
-        kinds = [resource.kind for resource in (*OURS, *AROUND)]
-        allocator = Allocator(store, settings=AllocateSettings(admin_namespaces="labelled"), kinds=kinds)
+        kinds = [resource.kind for resource in (*OWN_KINDS, *CORE_KINDS)]
+        allocator = DeviceClaimAllocator(store, settings=AllocatorSettings(admin_namespaces="labelled"), kinds=kinds)
         deadline = time.monotonic() + SECONDS
         while not (used := admin.get(f"{quotas}/compute").content.get("status", {}).get("used")):
             assert time.monotonic() < deadline
             allocator.round()  # until what it reads has come that far
-        found = {one["metadata"]["name"]: one for one in admin.get(counted).content["items"]}
-        noted = {name: one["metadata"].get("annotations", {}) for name, one in found.items()}
-        told = {name: noted[name].get(meta.REASON) for name in "abc"}
-        assert told == {"a": None, "b": "QuotaExceeded", "c": "AdminAccessDenied"}
-        assert len(found["a"]["status"]["allocations"]) == 2
+        claims_by_name = {one["metadata"]["name"]: one for one in admin.get(counted).content["items"]}
+        noted = {name: one["metadata"].get("annotations", {}) for name, one in claims_by_name.items()}
+        reasons = {name: noted[name].get(meta.REASON) for name in "abc"}
+        assert reasons == {"a": None, "b": "QuotaExceeded", "c": "AdminAccessDenied"}
+        assert len(claims_by_name["a"]["status"]["allocations"]) == 2
         few = f"quota {COUNTED}/compute allows 3 devices of class policies-gpu; others hold them"
         assert noted["b"][meta.MESSAGE].startswith(few)
         assert used == {name: "2"}

@@ -13,19 +13,19 @@ import grpc
 import pytest
 
 from devalloc.api import meta
-from devalloc.controller.allocate import Allocator
+from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store import Key, NotFound
 from devalloc.store.kubernetes import Client, KubernetesStore
 from devalloc_node.kube.features import SLICES
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.pb.node_pb2_grpc import NodeStub
-from tests.support import cards, kube_crds, kube_rights, waiting
-from tests.support.fakehost import FakeHost
-from tests.support.faketree import memory_folder
-from tests.support.kube import Cluster
+from tests.support import kube_crds, kube_rights, pci_cards, waiting
+from tests.support.fake_host import FakeHost
+from tests.support.fake_tree import memory_folder
+from tests.support.kube_api import Cluster
 from tests.support.kube_plugin import Bed, plugin_bed
-from tests.support.objects import claim
-from tests.support.toymachines import vm
+from tests.support.minimal_manifests import claim
+from tests.support.toy_machines import vm
 
 NODE = "pools-node"
 POOL = f"{NODE}-0000-01-00"
@@ -57,8 +57,8 @@ def furnished(cluster: Cluster) -> Iterator[Cluster]:
 def bed(furnished: Cluster, tmp_path: Path) -> Iterator[Bed]:
     with memory_folder() as folder:
         host = FakeHost(Path(folder) / "host", folders=(str(tmp_path / "cdi"),))
-        host.add(cards.gpu(iommu_group=15))
-        host.add(cards.gpu_audio(iommu_group=15))
+        host.add(pci_cards.gpu(iommu_group=15))
+        host.add(pci_cards.gpu_audio(iommu_group=15))
         kubeconfig = kube_rights.kubeconfig(furnished, NODE)
         with plugin_bed(host, NODE, Path(folder), tmp_path / "cdi", Path(folder) / "kubelet", kubeconfig) as bed:
             yield bed
@@ -87,12 +87,14 @@ def user(furnished: Cluster) -> Iterator[KubernetesStore]:
 
 
 def until(holds: Callable[[], Any], what: str, bed: Bed) -> Any:
-    return waiting.until(holds, what, told=lambda: "\n".join(line for plugin in bed.running for line in plugin.said))
+    return waiting.until(
+        holds, what, context=lambda: "\n".join(line for plugin in bed.running for line in plugin.output)
+    )
 
 
 def pools(store: KubernetesStore) -> dict[str, Any]:
-    found = store.list("DevicePool").objects
-    return {obj["metadata"]["name"]: obj for obj in found if obj["spec"].get("nodeName") == NODE}
+    objects = store.list("DevicePool").objects
+    return {obj["metadata"]["name"]: obj for obj in objects if obj["spec"].get("nodeName") == NODE}
 
 
 def slices(cluster: Cluster) -> list[dict[str, Any]]:
@@ -101,22 +103,22 @@ def slices(cluster: Cluster) -> list[dict[str, Any]]:
 
 def offered(published: list[dict[str, Any]]) -> dict[str, str]:
     """The devices of slices or pools, and why they are not offered; empty where they are."""
-    found = {}
+    by_device = {}
     for device in (device for one in published for device in one["spec"].get("devices", ())):
-        told = device.get("attributes", ())
-        if isinstance(told, dict):
-            why = told.get(meta.UNAVAILABLE, {}).get("string", "")
+        attributes = device.get("attributes", ())
+        if isinstance(attributes, dict):
+            why = attributes.get(meta.UNAVAILABLE, {}).get("string", "")
             assert bool(why) == any(taint["key"] == meta.UNAVAILABLE for taint in device.get("taints", ()))
         else:
-            why = next((each["stringValue"] for each in told if each["name"] == meta.UNAVAILABLE), "")
-        found[device["name"]] = why
-    return found
+            why = next((each["stringValue"] for each in attributes if each["name"] == meta.UNAVAILABLE), "")
+        by_device[device["name"]] = why
+    return by_device
 
 
 def conditions(store: KubernetesStore) -> dict[str, str]:
     status = store.get(*KEY).get("status", {})
-    found = [each for device in status.get("deviceStatuses", ()) for each in device.get("conditions", ())]
-    return {each["type"]: each["status"] for each in found}
+    entries = [each for device in status.get("deviceStatuses", ()) for each in device.get("conditions", ())]
+    return {each["type"]: each["status"] for each in entries}
 
 
 def test_pools_follow_the_host_and_belong_to_the_node(bed: Bed, store: KubernetesStore, furnished: Cluster) -> None:
@@ -125,7 +127,7 @@ def test_pools_follow_the_host_and_belong_to_the_node(bed: Bed, store: Kubernete
     uid = furnished.get(f"/api/v1/nodes/{NODE}").content["metadata"]["uid"]
     owners = pools(store)[POOL]["metadata"]["ownerReferences"]
     assert owners == [{"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": uid}]
-    bed.host.add(cards.nic("0000:41:00.0"))
+    bed.host.add(pci_cards.nic("0000:41:00.0"))
     until(lambda: len(pools(store)) == 2, "a card that was plugged in is published", bed)
     bed.host.remove_function("0000:41:00.0")
     until(lambda: pools(store).keys() == {POOL}, "the pool of a card that was taken out is gone", bed)
@@ -141,7 +143,7 @@ def test_a_claim_from_allocation_to_the_initial_state(bed: Bed, store: Kubernete
     user.create(CLASS)
     user.create(CLAIM)
     until(lambda: any(Key.of(obj) == KEY for obj in store.list("DeviceClaim").objects), "the claim is seen", bed)
-    Allocator(store).round()
+    DeviceClaimAllocator(store).round()
     assert store.get(*KEY)["status"]["allocations"]
     before = bed.host.snapshot()
     with grpc.insecure_channel(f"unix:{bed.state / 'node.sock'}") as channel:
@@ -170,8 +172,8 @@ def test_a_claim_from_allocation_to_the_initial_state(bed: Bed, store: Kubernete
 def annotated(user: KubernetesStore, annotations: dict[str, str | None]) -> dict[str, Any]:
     obj = user.get(*KEY)
     merged = {**obj["metadata"].get("annotations", {}), **annotations}
-    kept = {name: value for name, value in merged.items() if value is not None}
-    return user.replace({**obj, "metadata": {**obj["metadata"], "annotations": kept}})
+    wanted = {name: value for name, value in merged.items() if value is not None}
+    return user.replace({**obj, "metadata": {**obj["metadata"], "annotations": wanted}})
 
 
 def status_of(store: KubernetesStore, key: Key) -> dict[str, Any]:
@@ -202,7 +204,7 @@ def test_a_group_is_allocated_as_one_with_the_rights_of_the_controller(
         user.create(obj)
     store.list()
     store.refresh()
-    done = Allocator(store).round()
+    done = DeviceClaimAllocator(store).round()
     assert {key.name for key in done.granted} == {"pools-node-a", "pools-node-b"}
     for obj in claims:
         now = store.get(*Key.of(obj))
@@ -225,11 +227,11 @@ def test_a_machine_is_placed_with_its_claim_and_taken_up_by_its_node(
         user.create(obj)
     key = Key.of(machine)
     until(lambda: {Key.of(o) for o in store.list().objects} >= {key, KEY}, "both are seen", bed)
-    assert {got.kind for got in Allocator(store).round().granted} == {"DeviceClaim", "VirtualMachine"}
+    assert {got.kind for got in DeviceClaimAllocator(store).round().granted} == {"DeviceClaim", "VirtualMachine"}
     until(lambda: status_of(store, key).get("reason") == "QemuMissing", "its node says why it cannot start", bed)
-    found = store.get(*key)
-    assert (found["metadata"]["finalizers"], found["status"]["nodeName"]) == ([meta.NODE_FINALIZER], NODE)
-    assert found["metadata"]["annotations"] == {meta.PREPARED_ON: NODE}
+    stored = store.get(*key)
+    assert (stored["metadata"]["finalizers"], stored["status"]["nodeName"]) == ([meta.NODE_FINALIZER], NODE)
+    assert stored["metadata"]["annotations"] == {meta.PREPARED_ON: NODE}
     user.delete(*key)
     until(lambda: status_of(store, key) == {}, "the machine is let go", bed)
     until(lambda: not store.get(*KEY)["metadata"].get("finalizers"), "and its claim", bed)
@@ -244,7 +246,7 @@ def test_a_node_that_is_labelled_anew_publishes_one_way_only(
     user.create(CLASS)
     user.create(CLAIM)
     until(lambda: any(Key.of(obj) == KEY for obj in store.list("DeviceClaim").objects), "the claim is seen", bed)
-    Allocator(store).round()
+    DeviceClaimAllocator(store).round()
     (device,) = store.get(*KEY)["status"]["allocations"]
     plugin.stop()
 

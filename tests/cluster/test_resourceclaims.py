@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from devalloc.api.aside import ALLOCATOR
+from devalloc.api.dedicated_pools import ALLOCATOR_KEY
 from devalloc.store.kubernetes import ApiError, Client
 from tests.support import kube_claims, kube_rights
-from tests.support.cut_proxy import CutProxy
-from tests.support.kube import SCHEDULER, Cluster
+from tests.support.faulty_proxy import FaultyProxy
+from tests.support.kube_api import SCHEDULER, Cluster
 from tests.support.kube_claims import RULES, Space, allocating
 from tests.support.waiting import until
 
@@ -38,13 +38,13 @@ def client(api: Cluster) -> Client:
 def space(api: Cluster) -> Iterator[Space]:
     """With the class ``any``, and two nodes that are set aside: of two and of four devices."""
     number = next(_NUMBERS)
-    found = kube_claims.make_space(api, f"claims-{number}")
-    found.device_class(f"any-{number}", f'{ANY} && device.attributes["devalloc.io"].?of.orValue("") == "{found.name}"')
+    made = kube_claims.make_space(api, f"claims-{number}")
+    made.device_class(f"any-{number}", f'{ANY} && device.attributes["devalloc.io"].?of.orValue("") == "{made.name}"')
     for node, devices in (("small", 2), ("large", 4)):
-        found.node(f"{node}-{number}", size=node)
-        found.slice(f"{node}-{number}", (f"{node}-{index}" for index in range(devices)), of=found.name)
-    yield found
-    found.clear()
+        made.node(f"{node}-{number}", size=node)
+        made.slice(f"{node}-{number}", (f"{node}-{index}" for index in range(devices)), of=made.name)
+    yield made
+    made.clear()
 
 
 def any_of(space: Space) -> str:
@@ -66,16 +66,16 @@ def test_what_pods_wait_for_is_allocated_jointly_and_reserved_for_them(space: Sp
     uid = space.pod("pair", "a", "b")
     space.pod("whole", "four")
     space.claim("unused", any_of(space))
-    with allocating(client) as found:
+    with allocating(client) as allocator:
         a, b, four = space.all_given("a", "b", "four")
         assert (a | b, len(four)) == ({"small-0", "small-1"}, 4)
         claim = space.get("a")
         assert claim["status"]["reservedFor"] == [{"resource": "pods", "name": "pair", "uid": uid}]
         assert claim["metadata"]["finalizers"] == ["resource.kubernetes.io/delete-protection"]
         assert space.node_of("a") == on(space, "small")
-        until(lambda: len(found.notes("Allocated")) == 3, "each is told")
+        until(lambda: len(allocator.notes("Allocated")) == 3, "each is told")
         assert not space.given("unused"), "no pod waits for it"
-        assert {each.regarding["name"] for each in found.told} == {"a", "b", "four"}
+        assert {each.regarding["name"] for each in allocator.events} == {"a", "b", "four"}
 
 
 def test_only_set_aside_devices_go_to_labelled_claims_only(space: Space, client: Client) -> None:
@@ -87,10 +87,10 @@ def test_only_set_aside_devices_go_to_labelled_claims_only(space: Space, client:
     space.pod("p1", "seven")
     space.pod("p2", "not-ours")
     space.pod("p3", "ours")
-    with allocating(client) as found:
+    with allocating(client) as allocator:
         space.all_given("ours")
         assert space.node_of("ours") != "open"
-        (note,) = until(lambda: found.notes("NotEnoughDevices"), "it is told why")
+        (note,) = until(lambda: allocator.notes("NotEnoughDevices"), "it is told why")
         assert "5" in note
     assert not space.given("seven")
     assert not space.given("not-ours")
@@ -101,10 +101,10 @@ def test_a_pod_is_not_sent_where_it_may_not_run(space: Space, client: Client) ->
     space.claim("b", any_of(space))
     space.pod("p1", "a", nodeSelector={"size": "large"})
     space.pod("p2", "b", nodeSelector={"size": "huge"})
-    with allocating(client) as found:
+    with allocating(client) as allocator:
         space.all_given("a")
         assert space.node_of("a") == on(space, "large")
-        (note,) = until(lambda: found.notes("NoSuitableNode"), "it is told why")
+        (note,) = until(lambda: allocator.notes("NoSuitableNode"), "it is told why")
         assert "suits pod p2" in note
         assert space.get("a")["spec"]["devices"]["requests"][0]["exactly"].get("selectors") is None
 
@@ -115,8 +115,8 @@ def test_device_taint_rules_count_from_the_moment_they_are_there(space: Space, c
     space.rule(f"{space.name}-none", device="large-1", driver="gpu.example.com")
     space.claim("a", any_of(space), 4)
     space.pod("p", "a")
-    with allocating(client) as found:
-        until(lambda: found.notes("NotEnoughDevices") or found.notes("NoMatchingDevices"), "it is refused")
+    with allocating(client) as allocator:
+        until(lambda: allocator.notes("NotEnoughDevices") or allocator.notes("NoMatchingDevices"), "it is refused")
         assert space.cluster.delete(f"{RULES}/{space.name}-one").ok
         (devices,) = space.all_given("a")
         assert devices == {f"large-{number}" for number in range(4)}
@@ -140,12 +140,12 @@ def test_a_claim_that_is_sent_back_is_tried_elsewhere(space: Space, client: Clie
     """As kube-scheduler does where the pod does not fit on the node."""
     space.claim("a", any_of(space))
     space.pod("p", "a")
-    with allocating(client) as found:
+    with allocating(client) as allocator:
         space.all_given("a")
         before = space.node_of("a")
         assert space.cluster.replace(f"{space.claims}/a/status", {**space.get("a"), "status": {}}).ok
         until(lambda: space.given("a") and space.node_of("a") != before, "it is on the other node")
-        (note,) = found.notes("SentBack")
+        (note,) = allocator.notes("SentBack")
         assert before in note
 
 
@@ -193,13 +193,13 @@ def test_the_policy_keeps_scheduler_and_controller_apart(space: Space, client: C
 
         until(tried, f"{claim}: {words}")
 
-    refused("theirs", "given out by devalloc's controller only", allocation(space, pool, "large-0"))
+    refused("theirs", "only devalloc's controller allocates", allocation(space, pool, "large-0"))
     refused("ours", "leaves this claim to devalloc's controller", allocation(space, "other", "open-0"))
     plain = {**space.get("theirs"), "status": allocation(space, "other", "open-0")}
     assert scheduler.replace(f"{space.claims}/theirs/status", plain, dry_run=True).ok
     for claim, where in (("theirs", pool), ("ours", "other")):
         body = {**space.get(claim), "status": allocation(space, where, "large-0")}
-        with pytest.raises(ApiError, match="gives out devices of nodes that are set aside only"):
+        with pytest.raises(ApiError, match="allocates only devices of nodes that are set aside"):
             client.replace(f"{space.claims}/{claim}/status", body)
     body = {**space.get("ours"), "status": allocation(space, pool, "large-0")}
     assert client.replace(f"{space.claims}/ours/status", body, {"dryRun": "All"})
@@ -211,8 +211,8 @@ def test_what_an_old_leader_still_writes_is_refused(space: Space, client: Client
     space.claim("not-ours", any_of(space), ours=False)
     space.pod("p", "a")
     seen, other = space.get("a"), space.get("not-ours")
-    with allocating(client, "2 new") as found:
-        until(lambda: found.notes("NotEnoughDevices"), "it leads")
+    with allocating(client, "2 new") as allocator:
+        until(lambda: allocator.notes("NotEnoughDevices"), "it leads")
         body = {**seen, "status": allocation(space, f"{on(space, 'large')}-card.devalloc", "large-0")}
         with pytest.raises(ApiError) as late:
             client.replace(f"{space.claims}/a/status", body)
@@ -222,7 +222,7 @@ def test_what_an_old_leader_still_writes_is_refused(space: Space, client: Client
         version = space.get("a")["metadata"]["resourceVersion"]
         space.claim("b", any_of(space), 9)
         space.pod("q", "b")
-        until(lambda: any(each.regarding["name"] == "b" for each in found.told), "what comes later is answered")
+        until(lambda: any(each.regarding["name"] == "b" for each in allocator.events), "what comes later is answered")
         assert space.get("a")["metadata"]["resourceVersion"] == version, "nothing is written while nothing changes"
 
 
@@ -232,16 +232,16 @@ def test_a_claim_without_the_label_any_more_still_counts_for_what_it_holds(space
     with allocating(client):
         space.all_given("a")
     bare = space.get("a")
-    del bare["metadata"]["labels"][ALLOCATOR]
+    del bare["metadata"]["labels"][ALLOCATOR_KEY]
     assert space.cluster.replace(f"{space.claims}/a", bare).ok
     space.claim("b", any_of(space), 4)
     space.claim("c", any_of(space))
     space.pod("q", "b")
     space.pod("r", "c")
-    with allocating(client) as found:
+    with allocating(client) as allocator:
         space.all_given("c")
         assert space.node_of("c") == on(space, "small")
-        until(lambda: found.notes("DevicesInUse"), "it is told what is in the way")
+        until(lambda: allocator.notes("DevicesInUse"), "it is told what is in the way")
     assert not space.given("b")
 
 
@@ -250,7 +250,7 @@ def test_a_claim_without_the_label_any_more_still_counts_for_what_it_holds(space
 
 def test_answers_that_are_lost_give_no_device_twice(space: Space, api: Cluster, tmp_path: Path) -> None:
     """Connections are cut in the middle of answers again and again: what was written stays hidden until it is read."""
-    proxy = CutProxy(int(api.url.rpartition(":")[2]))
+    proxy = FaultyProxy(int(api.url.rpartition(":")[2]))
     path = kube_rights.controller_kubeconfig(api)
     around = tmp_path / "around.kubeconfig"
     around.write_text(path.read_text().replace(api.url, f"https://127.0.0.1:{proxy.port}"))

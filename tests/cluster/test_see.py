@@ -17,17 +17,17 @@ from typing import Any
 
 import pytest
 
-from devalloc.install.manifests import Options, collection_of, manifests
+from devalloc.install.manifests import InstallOptions, object_collection_path, render_manifests
 from tests.support import kube_build, kube_claims, kube_crds, kube_rights
-from tests.support.controllers import DEVMGMT, controllers, prepare
-from tests.support.fleets import gpu_claim, gpu_class, gpu_pool
+from tests.support.cli_shell import Shell, devalloc
+from tests.support.controller_processes import DEVMGMT, controllers, prepare
+from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
 from tests.support.go_build import Progress
 from tests.support.good_manifests import good
-from tests.support.kube import Cluster
+from tests.support.kube_api import Cluster
 from tests.support.kube_claims import SLICES, Space
-from tests.support.page import ask
-from tests.support.resource_api import counters, device, resource_quota, slice_of
-from tests.support.shell import Shell, devalloc
+from tests.support.resource_manifests import counters, device, resource_quota, slice_of
+from tests.support.served_page import ask
 from tests.support.waiting import until
 
 __all__ = ["devalloc"]
@@ -73,8 +73,8 @@ def fleet(cluster: Cluster) -> Iterator[Cluster]:
     kube_crds.install(cluster)
     prepare(cluster)
     space = kube_claims.make_space(cluster, SPACE)
-    for body in manifests(Options(resource_claims=True), ["rbac"]):
-        make(space, collection_of(body), body)
+    for body in render_manifests(InstallOptions(resource_claims=True), ["rbac"]):
+        make(space, object_collection_path(body), body)
     for name in ("viewer", "reader", "stranger"):
         path = f"/api/v1/namespaces/{SPACE}/serviceaccounts"
         make(space, path, {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}})
@@ -181,7 +181,7 @@ def right(items: dict[str, list[Object]]) -> Object:
         for name, most in quota.get("status", {}).get("hard", {}).items()
         if ".deviceclass." in name
     ]
-    mine = [
+    own = [
         allocation
         for allocation in given
         if allocation is not None
@@ -193,7 +193,7 @@ def right(items: dict[str, list[Object]]) -> Object:
         "Devices": sum(len(spec.get("devices", [])) for spec in [*slices, *(pool["spec"] for pool in pools)]),
         "In use": len(set(ours) | {(result["pool"], result["device"]) for result in theirs}),
         "Claims pending": sum(not held(claim) for claim in claims) + sum(allocation is None for allocation in given),
-        "Claims allocated": sum(bool(held(claim)) for claim in claims) + len(mine),
+        "Claims allocated": sum(bool(held(claim)) for claim in claims) + len(own),
         "Machines": len(items["VirtualMachine"]),
         "available of pools": {
             pool["metadata"]["name"]: pool.get("status", {}).get("availableDevices") for pool in pools
@@ -206,7 +206,7 @@ def held(claim: Object) -> list[Object]:
     return list(claim.get("status", {}).get("allocations", []))
 
 
-def told(top: Object) -> Object:
+def top_numbers(top: Object) -> Object:
     """The same of `devalloc top -o json`."""
     counts, cards = top["counts"], [card for node in top["nodes"] for card in node["cards"]]
     return {
@@ -230,10 +230,10 @@ def test_page_top_and_kubectl_say_the_same(fleet: Cluster, tmp_path: Path, progr
 
     def kubectl() -> dict[str, list[Object]]:
         command = [program, "--kubeconfig", str(kubeconfig), "get", KINDS, "-A", "-o", "json"]
-        found: dict[str, list[Object]] = defaultdict(list)
+        by_kind: dict[str, list[Object]] = defaultdict(list)
         for item in json.loads(subprocess.run(command, check=True, capture_output=True).stdout)["items"]:
-            found[item["kind"]].append(item)
-        return found
+            by_kind[item["kind"]].append(item)
+        return by_kind
 
     def top(at: Path = kubeconfig) -> Object:
         return dict(devalloc("top", "-o", "json", "--kubeconfig", at).json)
@@ -248,7 +248,7 @@ def test_page_top_and_kubectl_say_the_same(fleet: Cluster, tmp_path: Path, progr
     # a long lease: one that a busy machine makes it lose ends the process, and nobody starts it again here
     with controllers(fleet, tmp_path, 2, "--listen", "127.0.0.1:0", *shipped, lease="60s") as processes:
         pages = [
-            until(lambda one=one: re.search(r"pages at (https://\S+)", one.said()), "it listens") for one in processes
+            until(lambda one=one: re.search(r"pages at (https://\S+)", one.output()), "it listens") for one in processes
         ]
         urls = [f"{page[1]}/devalloc/" for page in pages]  # one of them leads, the other stands by
         assert ask(urls[0], "view", Authorization="Bearer nonsense")[0] == 401
@@ -276,11 +276,11 @@ def test_page_top_and_kubectl_say_the_same(fleet: Cluster, tmp_path: Path, progr
                 numbers = {name: value for name, value in by_kubectl.items() if isinstance(value, int)}
                 numbers |= {name: counted["counts"][name.lower()] for name in ("Available", "Unavailable", "Excluded")}
                 shown = [page(url).numbers for url in urls]
-                seen.update(states=states, kubectl=by_kubectl, top=told(counted), pages=shown, counted=counted)
-                is_one = states == devices and told(counted) == by_kubectl and shown == [numbers, numbers]
+                seen.update(states=states, kubectl=by_kubectl, top=top_numbers(counted), pages=shown, counted=counted)
+                is_one = states == devices and top_numbers(counted) == by_kubectl and shown == [numbers, numbers]
                 return bool(counted["settled"]) and is_one
 
-            until(agree, "all say the same", told=lambda: {name: seen[name] for name in seen if name != "counted"})
+            until(agree, "all say the same", context=lambda: {name: seen[name] for name in seen if name != "counted"})
             return seen["counted"]
 
         refused = devalloc("top", "--kubeconfig", as_account("stranger"))
@@ -314,9 +314,9 @@ def test_page_top_and_kubectl_say_the_same(fleet: Cluster, tmp_path: Path, progr
                 "4",
             ]
         assert [note.split(" is not")[0] for note in top(as_account("reader"))["notes"]] == [
-            "What there is of ResourceQuotas",
+            "The list of ResourceQuotas",
             "Which Nodes are cordoned or not ready",
-            *(f"What there is of {kind}s" for kind in ("ResourceSlice", "ResourceClaim", "DeviceTaintRule")),
+            *(f"The list of {kind}s" for kind in ("ResourceSlice", "ResourceClaim", "DeviceTaintRule")),
         ]
         assert fleet.delete(f"{CLAIMS}/fits").ok
         agreed({**OUR_DEVICES, "free": OUR_DEVICES["free"] - 1, "held": OUR_DEVICES["held"] + 1})  # `over` has three

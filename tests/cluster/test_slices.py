@@ -13,19 +13,19 @@ from typing import Any
 import pytest
 
 from devalloc.api.pool import DevicePool
-from devalloc.store.kubernetes.apierror import ApiError
+from devalloc.store.kubernetes.api_error import ApiError
 from devalloc.store.kubernetes.client import Client
-from devalloc_node.kube.features import SLICES, probed
+from devalloc_node.kube.features import SLICES, probe_features
 from devalloc_node.kube.publisher import SlicePublisher
-from devalloc_node.kube.slices import Features
-from tests.support import cards, kube_build, kube_rights
-from tests.support.cards import Sriov
-from tests.support.discovered import Found
-from tests.support.fakesysfs import FakeSysfs
+from devalloc_node.kube.slices import SliceFeatures
+from tests.support import kube_build, kube_rights, pci_cards
+from tests.support.discovery_view import DiscoveredPools
+from tests.support.fake_sysfs import FakeSysfs
 from tests.support.go_build import Progress
-from tests.support.kube import Cluster, running
+from tests.support.kube_api import Cluster, running
+from tests.support.pci_cards import Sriov
 from tests.support.recordings import unpack
-from tests.support.slices import devices_of, fits
+from tests.support.slice_rules import devices_of, fits
 from tests.support.waiting import until
 
 DRIVER = "devalloc.io"
@@ -51,8 +51,8 @@ def publisher(cluster: Cluster, node: str = "node-a") -> SlicePublisher:
 
 
 def slices(cluster: Cluster) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = cluster.get(SLICES).content["items"]
-    return sorted(found, key=lambda content: content["metadata"]["name"])
+    items: list[dict[str, Any]] = cluster.get(SLICES).content["items"]
+    return sorted(items, key=lambda content: content["metadata"]["name"])
 
 
 def versions(cluster: Cluster, without: str = "") -> dict[str, str]:
@@ -76,8 +76,8 @@ def break_one(cluster: Cluster) -> str:
 
 def nic(folder: Path, vfs: int = 4) -> list[DevicePool]:
     host = FakeSysfs(folder)
-    host.add(cards.nic("0000:41:00.0", sriov=Sriov(vfs, 128, 2)))
-    return Found.on(host.root).pools
+    host.add(pci_cards.nic("0000:41:00.0", sriov=Sriov(vfs, 128, 2)))
+    return DiscoveredPools.on(host.root).pools
 
 
 def bind(host: FakeSysfs, device: str) -> None:
@@ -90,8 +90,8 @@ def bind(host: FakeSysfs, device: str) -> None:
 
 def vgpu(folder: Path) -> list[DevicePool]:
     host = FakeSysfs(folder)
-    host.add(cards.a2_vgpu_card("0000:08:00.0", vfs=16))
-    return Found.on(host.root).pools
+    host.add(pci_cards.a2_vgpu_card("0000:08:00.0", vfs=16))
+    return DiscoveredPools.on(host.root).pools
 
 
 @contextmanager
@@ -114,24 +114,24 @@ def started(one: SlicePublisher) -> Iterator[SlicePublisher]:
 
 
 def test_a_recorded_host_is_published_whole(api: Cluster, tmp_path: Path) -> None:
-    found = Found.on(unpack("harvester-vgpu-node", tmp_path))
-    published = publisher(api).publish(found.pools)
+    inventory = DiscoveredPools.on(unpack("harvester-vgpu-node", tmp_path))
+    published = publisher(api).publish(inventory.pools)
     assert published.error is None
     assert published.slices == len(slices(api))
-    told = {device["name"] for content in slices(api) for device in content["spec"].get("devices", [])}
-    assert told == set(found.devices)
+    names = {device["name"] for content in slices(api) for device in content["spec"].get("devices", [])}
+    assert names == set(inventory.devices)
 
 
 def test_a_card_of_all_profiles_is_published_in_slices_of_one_generation(api: Cluster, tmp_path: Path) -> None:
     published = publisher(api).publish(vgpu(tmp_path))
     assert published.error is None
-    found = slices(api)
-    assert len(found) > 3
-    assert {content["spec"]["pool"]["resourceSliceCount"] for content in found} == {len(found)}
-    assert {content["spec"]["pool"]["generation"] for content in found} == {1}
-    assert {content["spec"]["nodeName"] for content in found} == {"node-a"}
-    assert "sharedCounters" in found[0]["spec"]
-    names = {content["metadata"]["name"] for content in found}
+    listed = slices(api)
+    assert len(listed) > 3
+    assert {content["spec"]["pool"]["resourceSliceCount"] for content in listed} == {len(listed)}
+    assert {content["spec"]["pool"]["generation"] for content in listed} == {1}
+    assert {content["spec"]["nodeName"] for content in listed} == {"node-a"}
+    assert "sharedCounters" in listed[0]["spec"]
+    names = {content["metadata"]["name"] for content in listed}
     assert f"node-a-0000-08-00-{DRIVER}-000" in names
 
 
@@ -158,11 +158,11 @@ def test_nothing_is_written_where_nothing_changed_also_by_another_instance(api: 
 
 def test_one_device_that_changes_is_one_write_in_the_same_generation(api: Cluster, tmp_path: Path) -> None:
     host = FakeSysfs(tmp_path)
-    host.add(cards.nic("0000:41:00.0", sriov=Sriov(4, 128, 2), vfs=4))
+    host.add(pci_cards.nic("0000:41:00.0", sriov=Sriov(4, 128, 2), vfs=4))
     one = publisher(api)
-    writes = one.publish(Found.on(host.root).pools).writes
-    bind(host, Found.on(host.root).names(function="vf")[0])
-    assert one.publish(Found.on(host.root).pools).writes == writes + 1
+    writes = one.publish(DiscoveredPools.on(host.root).pools).writes
+    bind(host, DiscoveredPools.on(host.root).names(function="vf")[0])
+    assert one.publish(DiscoveredPools.on(host.root).pools).writes == writes + 1
     assert {content["spec"]["pool"]["generation"] for content in slices(api)} == {1}
 
 
@@ -183,7 +183,7 @@ def test_a_pool_that_needs_more_slices_gets_a_new_generation_and_old_ones_go(api
 
 def test_a_taint_keeps_its_time(api: Cluster, tmp_path: Path) -> None:
     host = FakeSysfs(tmp_path)
-    host.add(cards.nic("0000:41:00.0", sriov=Sriov(4, 128, 2), vfs=4))
+    host.add(pci_cards.nic("0000:41:00.0", sriov=Sriov(4, 128, 2), vfs=4))
     host.default_route("eth0")
 
     def pf() -> dict[str, Any]:
@@ -191,12 +191,12 @@ def test_a_taint_keeps_its_time(api: Cluster, tmp_path: Path) -> None:
         return next(device for device in devices if device["name"] == "0000-41-00-0")
 
     one = publisher(api)
-    one.publish(Found.on(host.root).pools)
+    one.publish(DiscoveredPools.on(host.root).pools)
     (before,) = pf()["taints"]
     assert (before["key"], before["effect"]) == ("devalloc.io/unavailable", "NoSchedule")
     time.sleep(1.1)  # times have whole seconds
-    bind(host, Found.on(host.root).names(function="vf")[0])
-    published = one.publish(Found.on(host.root).pools)
+    bind(host, DiscoveredPools.on(host.root).names(function="vf")[0])
+    published = one.publish(DiscoveredPools.on(host.root).pools)
     assert published.error is None
     assert pf()["taints"] == [before]
 
@@ -331,7 +331,7 @@ def test_two_instances_side_by_side_do_not_write_in_turns(api: Cluster, tmp_path
             until(lambda: len(api.get(f"{SLICES}/{name}").content["spec"]["devices"]) > 1, "it is mended")
             return versions(api, without=name) == {each: before[each] for each in before.keys() - {name}}
 
-        until(nobody_writes, "both leave what nobody broke", told=lambda: (old.published, new.published))
+        until(nobody_writes, "both leave what nobody broke", context=lambda: (old.published, new.published))
         assert old.published.slices == len(slices(api))
 
 
@@ -395,15 +395,15 @@ def test_the_plugins_own_account_writes_the_slices_of_its_node_only(api: Cluster
         own.publish(pools)
         return error or ""
 
-    assert "the token of node node-b writes no slices of node node-a" in until(refused, "the policy counts")
+    assert "the token of node node-b must not write slices of node node-a" in until(refused, "the policy counts")
     assert own.publish(pools).error is None  # again, where others were written before the policy counted
     before = slices(api)
     for content in before:
         path, pool = f"{SLICES}/{content['metadata']['name']}", content["spec"]["pool"]
         client = Client.connect(kube_rights.kubeconfig(api, "node-b"))
-        with pytest.raises(ApiError, match="writes no slices"):
+        with pytest.raises(ApiError, match="must not write slices"):
             client.delete(path, content["metadata"]["uid"], content["metadata"]["resourceVersion"])
-        with pytest.raises(ApiError, match="writes no slices"):
+        with pytest.raises(ApiError, match="must not write slices"):
             client.replace(path, {**content, "spec": {**content["spec"], "pool": {**pool, "generation": 9}}})
     assert slices(api) == before
     assert own.publish(pools).error is None
@@ -414,35 +414,35 @@ def test_the_plugins_own_account_writes_the_slices_of_its_node_only(api: Cluster
 
 
 def test_what_the_server_keeps_is_asked(api: Cluster) -> None:
-    assert probed(client_of(api), DRIVER, "node-a") == Features(counters=True, taints=True, groups=False)
+    assert probe_features(client_of(api), DRIVER, "node-a") == SliceFeatures(counters=True, taints=True, groups=False)
 
 
 @pytest.mark.parametrize(
     ("gates", "features"),
     [
-        ("DRADeviceCompatibilityGroups=true", Features(counters=True, taints=True, groups=True)),
-        ("DRAPartitionableDevices=false", Features(counters=False, taints=True, groups=False)),
+        ("DRADeviceCompatibilityGroups=true", SliceFeatures(counters=True, taints=True, groups=True)),
+        ("DRAPartitionableDevices=false", SliceFeatures(counters=False, taints=True, groups=False)),
     ],
 )
 def test_features_that_differ_are_heeded(
-    gates: str, features: Features, progress: Progress, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    gates: str, features: SliceFeatures, progress: Progress, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("kubernetes")
     with running(kube_build.binaries(progress), folder, f"--feature-gates={gates}") as server:
         server.create(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a"}})
-        assert probed(client_of(server), DRIVER, "node-a") == features
+        assert probe_features(client_of(server), DRIVER, "node-a") == features
         pools = vgpu(tmp_path)
         published = publisher(server).publish(pools)
         assert published.error is None
         assert publisher(server).publish(pools).writes == 0
-        told = [content["spec"] for content in slices(server)]
-        good = [name for name in devices_of(told) if fits(told, [name])]
-        found = Found.on(tmp_path)
+        specs = [content["spec"] for content in slices(server)]
+        good = [name for name in devices_of(specs) if fits(specs, [name])]
+        inventory = DiscoveredPools.on(tmp_path)
         assert good
         if features.groups:
             assert len(good) > 16, "devices of all groups are offered"
         if not features.counters:
-            assert found.fits(*good), "all that is offered goes together"
+            assert inventory.fits(*good), "all that is offered goes together"
             assert any("DRAPartitionableDevices is off" in problem.message for problem in published.problems)
 
 
@@ -450,11 +450,11 @@ def test_features_that_differ_are_heeded(
 
 
 def test_an_api_server_that_does_not_answer_is_told_and_tried_again(cluster: Cluster, tmp_path: Path) -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
         kubeconfig = tmp_path / "kubeconfig"
         here = cluster.kubeconfig("system:node:node-a").read_text()
-        kubeconfig.write_text(here.replace(cluster.url, f"https://127.0.0.1:{nobody.getsockname()[1]}"))
+        kubeconfig.write_text(here.replace(cluster.url, f"https://127.0.0.1:{listener.getsockname()[1]}"))
         one = SlicePublisher(Client.connect(kubeconfig), DRIVER, "node-a")
         with started(one):
             one.set(nic(tmp_path))

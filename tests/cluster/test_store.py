@@ -19,17 +19,17 @@ import pytest
 
 from devalloc.api.kinds import KINDS
 from devalloc.api.meta import TRANSACTION
-from devalloc.store import Change, Conflict, EventType, Key, NotFound, StoreError, Unavailable, Unknown
-from devalloc.store.kubernetes import NAMESPACE, ApiError, Client, KubernetesStore, transaction, writing
+from devalloc.store import Change, Conflict, EventType, Key, NotFound, StoreError, Unavailable, UnknownOutcome
+from devalloc.store.kubernetes import NAMESPACE, ApiError, Client, KubernetesStore, object_writer, transaction
 from devalloc.store.kubernetes import client as client_module
-from devalloc.store.kubernetes.underway import RECORDS
+from devalloc.store.kubernetes.open_transactions import RECORDS
 from tests.support import kube_build, kube_crds
 from tests.support.cluster_contract import *  # noqa: F403
-from tests.support.cut_proxy import CutProxy
+from tests.support.faulty_proxy import FaultyProxy
 from tests.support.go_build import Progress
 from tests.support.go_build import Unavailable as NoCluster
-from tests.support.kube import Cluster, running
-from tests.support.objects import claim
+from tests.support.kube_api import Cluster, running
+from tests.support.minimal_manifests import claim
 from tests.support.store_contract import *  # noqa: F403
 from tests.support.waiting import until
 
@@ -40,8 +40,8 @@ ALL = (*KINDS, "Lease")
 def records(store: KubernetesStore) -> list[Object]:
     """Of transactions."""
     (page,) = store.client.list(RECORDS.within(NAMESPACE), {"labelSelector": f"{TRANSACTION}=record"})
-    found: list[Object] = page["items"]
-    return found
+    items: list[Object] = page["items"]
+    return items
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +84,9 @@ def store(opened: KubernetesStore) -> Iterator[KubernetesStore]:
 
 
 @pytest.fixture
-def cut(own_cluster: Cluster, tmp_path: Path) -> Iterator[tuple[CutProxy, Client]]:
+def cut(own_cluster: Cluster, tmp_path: Path) -> Iterator[tuple[FaultyProxy, Client]]:
     """A way to the server that can be cut, and a client that goes by it."""
-    proxy = CutProxy(urlsplit(own_cluster.url).port or 0)
+    proxy = FaultyProxy(urlsplit(own_cluster.url).port or 0)
     config = json.loads(own_cluster.kubeconfig("admin").read_text())
     config["clusters"][0]["cluster"]["server"] = f"https://127.0.0.1:{proxy.port}"
     (tmp_path / "kubeconfig").write_text(json.dumps(config))
@@ -97,20 +97,20 @@ def cut(own_cluster: Cluster, tmp_path: Path) -> Iterator[tuple[CutProxy, Client
 @contextmanager
 def following(store: KubernetesStore) -> Iterator[dict[Key, Object]]:
     """What somebody knows of the claims who goes by a watch alone."""
-    known: dict[Key, Object] = {}
+    objects: dict[Key, Object] = {}
     stop = threading.Event()
 
     def follow() -> None:
         for event in store.watch("DeviceClaim", "0", stop=stop):
             if event.type is EventType.DELETED:
-                known.pop(Key.of(event.object), None)
+                objects.pop(Key.of(event.object), None)
             else:
-                known[Key.of(event.object)] = event.object
+                objects[Key.of(event.object)] = event.object
 
     thread = threading.Thread(target=follow)
     thread.start()
     try:
-        yield known
+        yield objects
     finally:
         stop.set()
         thread.join()
@@ -124,48 +124,48 @@ def truth(store: KubernetesStore, client: Client) -> dict[Key, Object]:
 
 class TestFaults:
     def test_cut_off_it_hears_afterwards_what_happened(
-        self, store: KubernetesStore, client: Client, cut: tuple[CutProxy, Client]
+        self, store: KubernetesStore, client: Client, cut: tuple[FaultyProxy, Client]
     ) -> None:
-        proxy, mine = cut
+        proxy, own_client = cut
         keeps, goes, returns = (store.create(claim(name)) for name in ("keeps", "goes", "returns"))
-        with closing(KubernetesStore(mine)) as away, following(away) as known:
-            until(lambda: len(known) == 3)
+        with closing(KubernetesStore(own_client)) as away, following(away) as seen:
+            until(lambda: len(seen) == 3)
             proxy.cut(up=False)
             store.replace_status({**keeps, "status": {"podNames": ["x"]}})
             store.delete(*Key.of(goes))
             store.delete(*Key.of(returns))
             store.create(claim("returns"))
-            with pytest.raises((Unavailable, Unknown)):
+            with pytest.raises((Unavailable, UnknownOutcome)):
                 away.replace_status({**keeps, "status": {"podNames": ["y"]}})
             until(lambda: away.silent_seconds > 0)
             assert len(away.list("DeviceClaim").objects) == 3, "what is known is still told"
             proxy.cut(up=True)
-            until(lambda: known == truth(store, client))
+            until(lambda: seen == truth(store, client))
             until(lambda: away.silent_seconds == 0)
-            assert {Key.of(obj): obj for obj in away.list("DeviceClaim").objects} == known
+            assert {Key.of(obj): obj for obj in away.list("DeviceClaim").objects} == seen
 
     def test_cut_in_the_middle_of_what_the_server_says_nothing_is_lost(
-        self, store: KubernetesStore, client: Client, cut: tuple[CutProxy, Client]
+        self, store: KubernetesStore, client: Client, cut: tuple[FaultyProxy, Client]
     ) -> None:
-        proxy, mine = cut
+        proxy, own_client = cut
         for number in range(20):
             store.create(claim(f"n{number}", annotations={"long": "x" * 5000}))
         proxy.cut_after(60_000)  # in the first lists
-        with closing(KubernetesStore(mine)) as away, following(away) as known:
-            until(lambda: len(known) == 20)
+        with closing(KubernetesStore(own_client)) as away, following(away) as seen:
+            until(lambda: len(seen) == 20)
             for number in range(20):
                 proxy.cut_after(3000 + 100 * number)  # in the middle of an event
                 store.delete("DeviceClaim", "default", f"n{number}")
                 store.create(claim(f"m{number}", annotations={"long": "y" * 5000}))
             proxy.cut_after(None)
-            until(lambda: known == truth(store, client))
+            until(lambda: seen == truth(store, client))
 
     def test_a_server_that_was_killed_and_forgot_is_read_anew(
         self,
         store: KubernetesStore,
         client: Client,
         own_cluster: Cluster,
-        cut: tuple[CutProxy, Client],
+        cut: tuple[FaultyProxy, Client],
         caplog: pytest.LogCaptureFixture,
     ) -> None:
         """A watch cannot resume from what neither the new server nor etcd remembers (410)."""
@@ -175,9 +175,9 @@ class TestFaults:
         for name in "ab":
             store.create(claim(name))
         identity = store.identity()
-        proxy, mine = cut
-        with closing(KubernetesStore(mine)) as away, following(away) as known:
-            until(lambda: len(known) == 2)
+        proxy, own_client = cut
+        with closing(KubernetesStore(own_client)) as away, following(away) as seen:
+            until(lambda: len(seen) == 2)
             proxy.cut(up=False)
             store.delete("DeviceClaim", "default", "a")
             for number in range(3):
@@ -190,7 +190,7 @@ class TestFaults:
             proxy.cut(up=True)
             expected = until(lambda: truth(store, client))
             assert len(expected) == 4
-            until(lambda: known == expected)
+            until(lambda: seen == expected)
             assert away.identity() == identity
             gone = [record for record in caplog.records if "too old" in record.message]
             assert gone, "it was told 410"
@@ -219,8 +219,8 @@ class TestFaults:
                     own_cluster.compact()
                 return done
 
-        with closing(KubernetesStore(Slow.connect(own_cluster.kubeconfig("admin")))) as mine:
-            until(lambda: listed(mine) == {"late", "n0", "n1", "n2", "n3"})
+        with closing(KubernetesStore(Slow.connect(own_cluster.kubeconfig("admin")))) as own_store:
+            until(lambda: listed(own_store) == {"late", "n0", "n1", "n2", "n3"})
             assert forgotten
 
 
@@ -250,7 +250,7 @@ class Lossy(Client):
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """What became of a write is looked for at once."""
-    monkeypatch.setattr(writing, "PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(object_writer, "PAUSE_SECONDS", 0.001)
 
 
 @pytest.mark.usefixtures("soon")
@@ -260,16 +260,16 @@ class TestLostAnswers:
             lossy = Lossy.connect(own_cluster.kubeconfig("admin"))
             assert isinstance(lossy, Lossy)
             lossy.lost = lost
-            with closing(KubernetesStore(lossy)) as mine:
+            with closing(KubernetesStore(lossy)) as own_store:
                 name = f"c{lost}"
-                made = mine.create(claim(name, finalizers=["f.example/f"]))
-                made = mine.replace({**made, "spec": wants("other")})  # noqa: F405
-                made = mine.replace_status({**made, "status": {"podNames": ["x"]}})
+                made = own_store.create(claim(name, finalizers=["f.example/f"]))
+                made = own_store.replace({**made, "spec": wants("other")})  # noqa: F405
+                made = own_store.replace_status({**made, "status": {"podNames": ["x"]}})
                 assert store.get(*Key.of(made)) == made
-                made = mine.delete(*Key.of(made))
-                mine.replace({**made, "metadata": {**made["metadata"], "finalizers": []}})
+                made = own_store.delete(*Key.of(made))
+                own_store.replace({**made, "metadata": {**made["metadata"], "finalizers": []}})
                 assert lossy.writes >= 5
-                assert name not in {obj["metadata"]["name"] for obj in mine.list("DeviceClaim").objects}
+                assert name not in {obj["metadata"]["name"] for obj in own_store.list("DeviceClaim").objects}
 
     def test_a_commit_of_several_is_whole_whichever_answer_is_lost(
         self, store: KubernetesStore, own_cluster: Cluster
@@ -279,13 +279,13 @@ class TestLostAnswers:
             lossy = Lossy.connect(own_cluster.kubeconfig("admin"))
             assert isinstance(lossy, Lossy)
             lossy.lost = lost
-            with closing(KubernetesStore(lossy)) as mine:
-                done = mine.commit([both(a, lost), both(b, lost)])
+            with closing(KubernetesStore(lossy)) as own_store:
+                done = own_store.commit([both(a, lost), both(b, lost)])
                 assert lossy.writes >= 9
                 a, b = done.objects
                 assert [store.get(*Key.of(obj)) for obj in (a, b)] == [a, b]
                 assert [obj["metadata"]["annotations"] for obj in (a, b)] == [{"n": str(lost)}] * 2
-                assert records(mine) == []
+                assert records(own_store) == []
 
 
 def both(obj: Object, value: int) -> Change:
@@ -301,14 +301,14 @@ def test_of_many_who_write_the_same_objects_each_is_whole(store: KubernetesStore
 
     def work(seed: int) -> None:
         choice = random.Random(seed)
-        with closing(KubernetesStore(client)) as mine:
+        with closing(KubernetesStore(client)) as own_store:
             done = 0
             while done < 4:
                 order = choice.sample(names, 3)
-                olds = [mine.get("DeviceClaim", "default", name) for name in order]
+                olds = [own_store.get("DeviceClaim", "default", name) for name in order]
                 value = int(olds[0]["metadata"]["annotations"]["n"]) + 1
                 try:
-                    mine.commit([both(old, value) for old in olds])
+                    own_store.commit([both(old, value) for old in olds])
                 except Conflict:
                     time.sleep(choice.uniform(0, 0.1))
                 else:
@@ -321,9 +321,9 @@ def test_of_many_who_write_the_same_objects_each_is_whole(store: KubernetesStore
     for thread in threads:
         thread.join()
     assert sorted(wins) == list(range(1, 17))
-    found = [store.get("DeviceClaim", "default", name) for name in names]
-    assert [obj["metadata"]["annotations"] for obj in found] == [{"n": "16"}] * 3
-    assert [obj["status"] for obj in found] == [{"podNames": ["16"]}] * 3
+    stored = [store.get("DeviceClaim", "default", name) for name in names]
+    assert [obj["metadata"]["annotations"] for obj in stored] == [{"n": "16"}] * 3
+    assert [obj["status"] for obj in stored] == [{"podNames": ["16"]}] * 3
 
 
 def test_a_process_that_ends_in_the_middle_leaves_what_another_brings_to_its_end(
@@ -340,12 +340,12 @@ def test_a_process_that_ends_in_the_middle_leaves_what_another_brings_to_its_end
 
     with (
         closing(KubernetesStore(client, may_write=may_write)) as deposed,
-        pytest.raises(StoreError, match="may not decide"),
+        pytest.raises(StoreError, match="no longer the leader"),
     ):
         deposed.commit([both(a, 1), both(b, 1)])
     half = store.get(*Key.of(a))
     assert half["status"] == {"podNames": ["1"]}
-    assert transaction.mark_of(half)
+    assert transaction.transaction_of(half)
     with closing(KubernetesStore(client)) as heir:
         heir.recover()
         for old in (a, b):

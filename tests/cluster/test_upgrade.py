@@ -16,14 +16,14 @@ import pytest
 from devalloc.api import meta
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.pb.node_pb2_grpc import NodeStub
-from tests.support import cards, kube_build, kube_rights
+from tests.support import kube_build, kube_rights, pci_cards
 from tests.support.claim_history import History, holders
-from tests.support.controllers import DEVMGMT, LEASE, Process, leads
-from tests.support.fakehost import FakeHost
-from tests.support.faketree import memory_folder
+from tests.support.controller_processes import DEVMGMT, LEASE, Process, leader_process
+from tests.support.fake_host import FakeHost
+from tests.support.fake_tree import memory_folder
 from tests.support.go_build import Progress, Unavailable
-from tests.support.hosts import machine
-from tests.support.kube import Cluster, running
+from tests.support.host_pools import machine
+from tests.support.kube_api import Cluster, running
 from tests.support.kube_plugin import Bed, plugin_bed
 from tests.support.previous import PRESENT, Version, previous
 from tests.support.waiting import until
@@ -67,25 +67,25 @@ def install(version: Version, cluster: Cluster) -> dict[str, str]:
 
 def installed(cluster: Cluster) -> dict[str, Object]:
     """By path what is there of devalloc, without what the server counts."""
-    found = {}
+    by_name = {}
     for group, kinds in INSTALLED.items():
         for kind in kinds:
             for one in cluster.get(f"/apis/{group}/{kind}?{OURS}").content["items"]:
                 labels, annotations = (one["metadata"].get(name, {}) for name in ("labels", "annotations"))
-                told = {name: text for name, text in annotations.items() if name != COUNTED}
+                notes = {name: text for name, text in annotations.items() if name != COUNTED}
                 spec = {name: part for name, part in one.items() if name not in ("metadata", "status")}
-                found[f"{kind}/{one['metadata']['name']}"] = {**spec, "labels": labels, "annotations": told}
-    return found
+                by_name[f"{kind}/{one['metadata']['name']}"] = {**spec, "labels": labels, "annotations": notes}
+    return by_name
 
 
 def stored(cluster: Cluster) -> dict[str, Object]:
     """By path all that was written by users, controllers and nodes."""
-    found = {}
+    by_path = {}
     for kind, group in KINDS.items():
         for one in cluster.get(f"{group}/{kind}").content["items"]:
             where = f"/namespaces/{one['metadata']['namespace']}" if "namespace" in one["metadata"] else ""
-            found[f"{group}{where}/{kind}/{one['metadata']['name']}"] = one
-    return found
+            by_path[f"{group}{where}/{kind}/{one['metadata']['name']}"] = one
+    return by_path
 
 
 def refuses_or_drops(cluster: Cluster) -> dict[str, str]:
@@ -96,14 +96,15 @@ def refuses_or_drops(cluster: Cluster) -> dict[str, str]:
             answer = cluster.replace(f"{path}{part}", one, dry_run=True)
             if answer.status == 404 and part:
                 continue  # classes have none
-            kept = {**answer.content, "metadata": {**answer.content.get("metadata", {}), "managedFields": None}}
-            if not answer.ok or kept != {**one, "metadata": {**one["metadata"], "managedFields": None}}:
-                wrong[path + part] = answer.message or f"{kept} is not {one}"
+            content = {**answer.content, "metadata": {**answer.content.get("metadata", {}), "managedFields": None}}
+            if not answer.ok or content != {**one, "metadata": {**one["metadata"], "managedFields": None}}:
+                wrong[path + part] = answer.message or f"{content} is not {one}"
     return wrong
 
 
 TORN = """
 import sys
+import tests.support
 from contextlib import closing
 from pathlib import Path
 from devalloc.store import Change, Key, StoreError
@@ -150,7 +151,7 @@ class World:
         return process
 
     def leads(self, process: Process) -> None:
-        until(lambda: leads(self.cluster, [process]), f"{process.name} leads", told=process.said)
+        until(lambda: leader_process(self.cluster, [process]), f"{process.name} leads", context=process.output)
 
     def plugin(self, version: Version, ready: str, uid: str) -> Any:
         return self.bed.start("--publish=pools", f"--pod-uid={uid}", ready=ready, version=version)
@@ -166,18 +167,18 @@ class World:
             assert answer.ok, answer.message
 
     def given(self, *names: str) -> None:
-        said = lambda: "\n".join(process.said()[-3000:] for process in self.controllers)  # noqa: E731
-        until(lambda: {*names} <= holders(self.cluster).keys(), f"{names} have devices", told=said)
+        output = lambda: "\n".join(process.output()[-3000:] for process in self.controllers)  # noqa: E731
+        until(lambda: {*names} <= holders(self.cluster).keys(), f"{names} have devices", context=output)
 
     def refused(self, name: str) -> str:
-        found = self.cluster.get(f"{CLAIMS}/{name}").content["metadata"].get("annotations", {})
-        return str(found.get(meta.REASON, ""))
+        annotations = self.cluster.get(f"{CLAIMS}/{name}").content["metadata"].get("annotations", {})
+        return str(annotations.get(meta.REASON, ""))
 
-    def told(self, name: str) -> list[Object]:
+    def conditions(self, name: str) -> list[Object]:
         """The conditions of a machine."""
         path = f"{MACHINES}/namespaces/default/virtualmachines/{name}"
-        found: list[Object] = self.cluster.get(path).content.get("status", {}).get("conditions", [])
-        return found
+        conditions: list[Object] = self.cluster.get(path).content.get("status", {}).get("conditions", [])
+        return conditions
 
     @contextmanager
     def node(self) -> Iterator[NodeStub]:
@@ -215,7 +216,7 @@ def world(furnished: Cluster, tmp_path: Path) -> Iterator[World]:
     with memory_folder() as folder:
         host = FakeHost(Path(folder) / "host", folders=(str(tmp_path / "cdi"),))
         for number, address in enumerate(GPUS):
-            host.add(cards.gpu(address, iommu_group=number, drm=f"card{number}"))
+            host.add(pci_cards.gpu(address, iommu_group=number, drm=f"card{number}"))
         kubeconfig = kube_rights.kubeconfig(cluster, NODE)
         with plugin_bed(host, NODE, Path(folder), tmp_path / "cdi", tmp_path / "kubelet", kubeconfig) as bed:
             world = World(cluster, bed, tmp_path)
@@ -241,28 +242,33 @@ def test_each_part_works_beside_parts_of_the_other_version_and_after_them(cluste
     assert cluster.create(f"{MACHINES}/namespaces/default/virtualmachines", machine("web", "2", "2Gi", "big")).ok
     world.given("one", "pair-1", "pair-2")
     until(lambda: world.refused("big"), "what is too big is refused")
-    until(lambda: world.told("web"), "and what waits for it is told so")
+    until(lambda: world.conditions("web"), "and what waits for it is told so")
     world.prepare("one")
 
     # This version is installed; what runs is still the release before.
-    said = install(PRESENT, cluster)
-    assert {words.rpartition(" ")[2] for words in said.values()} <= {"created", "configured", "unchanged", "deleted"}
+    outcomes = install(PRESENT, cluster)
+    assert {words.rpartition(" ")[2] for words in outcomes.values()} <= {
+        "created",
+        "configured",
+        "unchanged",
+        "deleted",
+    }
     assert refuses_or_drops(cluster) == {}
     world.prepare("pair-1")
 
     # Its controller takes over, as in a rolling update; the node still runs the release before.
     new = world.controller(PRESENT)
-    until(lambda: "standing by" in new.said(), "it stands by", told=new.said)
-    assert old.end() == 0, old.said()
+    until(lambda: "standing by" in new.output(), "it stands by", context=new.output)
+    assert old.end() == 0, old.output()
     world.leads(new)
     world.claim("two")
     world.given("two")
     world.prepare("two")
 
     # The node's new plugin starts beside the old one, and takes its sockets and claims over.
-    new_plugin = world.plugin(PRESENT, "this one will when that ends", "new")
+    new_plugin = world.plugin(PRESENT, "this one takes over when that ends", "new")
     old_plugin.stop()
-    new_plugin.wait_for("from here on")
+    new_plugin.wait_for("now serving")
     assert world.prepared() == dict.fromkeys(("one", "pair-1", "two"), pb.Claim.PREPARED)
     world.unprepare("one")
     world.prepare("pair-2")
@@ -278,7 +284,7 @@ def test_each_part_works_beside_parts_of_the_other_version_and_after_them(cluste
 
     # Its controller leads again, and then its plugin is back.
     again = world.controller(previous())
-    assert new.end() == 0, new.said()
+    assert new.end() == 0, new.output()
     world.leads(again)
     new_plugin.stop()
     world.plugin(previous(), "serving devalloc.node.v1", "old-again")
@@ -291,7 +297,7 @@ def test_each_part_works_beside_parts_of_the_other_version_and_after_them(cluste
     assert world.bed.host.snapshot() == host
     world.claim("four")
     world.given("four")
-    assert again.end() == 0, again.said()
+    assert again.end() == 0, again.output()
     assert cluster.get(LEASE).ok
     history.close()
     assert history.judge().wrong == []
@@ -312,7 +318,7 @@ def test_what_one_version_was_writing_as_one_is_finished_or_put_back_by_the_othe
         done = run(command, env=version.environment(), capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
 
-    def found() -> dict[str, tuple[Any, bool]]:
+    def claim_states() -> dict[str, tuple[Any, bool]]:
         """Of each claim its pods, and whether it is being written with another."""
         items = {name: furnished.get(f"{CLAIMS}/{name}").content for name in claims}
         return {
@@ -321,10 +327,10 @@ def test_what_one_version_was_writing_as_one_is_finished_or_put_back_by_the_othe
         }
 
     call(one, "tear", *map(str, WRITES))
-    left = found()
+    left = claim_states()
     assert {marked for _, marked in left.values()} == {True, False}, left
     call(other, "recover")
-    now = found()
+    now = claim_states()
     assert not any(marked for _, marked in now.values()), now
     pods = {last: [now[f"torn-{last}-{name}"][0] for name in "ab"] for last in WRITES}
     assert all(first == second for first, second in pods.values()), pods

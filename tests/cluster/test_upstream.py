@@ -26,7 +26,7 @@ from tests.support.kube_pods import (
     TEMPLATES,
     Pods,
     cards_of,
-    furnished,
+    node_with_claims,
     pods_of,
     published,
     serve,
@@ -37,7 +37,7 @@ from tests.support.waiting import until
 @pytest.fixture(scope="module")
 def ready(node: Node) -> Node:
     kube_claims.install(node.cluster)
-    return furnished(node)
+    return node_with_claims(node)
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +60,12 @@ def bed(ready: Node, tmp_path: Path) -> Iterator[Bed]:
 def unschedulable(node: Node, pod: str, path: str = PODS) -> Callable[[], str]:
     """Why kube-scheduler has no node for the pod; empty as long as it has not said so."""
 
-    def found() -> str:
+    def message() -> str:
         conditions = node.cluster.get(f"{path}/{pod}").content["status"].get("conditions", [])
         refused = (c for c in conditions if c["type"] == "PodScheduled" and c["status"] == "False")
         return next((str(c["message"]) for c in refused), "")
 
-    return found
+    return message
 
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pods"
@@ -96,7 +96,7 @@ def test_rules_keep_pods_off_a_device_and_drive_them_out_of_it(bed: Bed, ready: 
         pods.start("p1", "gpu")
         ready.wait_until("the GPU is not given", unschedulable(ready, "p1"))
         assert ready.cluster.delete(f"{RULES}/broken-noschedule").ok
-        pods.told("p1")
+        pods.seen_in_container("p1")
         assert bed.host.snapshot() != before
         assert ready.cluster.create(RULES, out).ok
         ready.wait_until("the pod is driven out", lambda: ready.cluster.get(f"{PODS}/p1").status == 404)
@@ -125,31 +125,31 @@ def test_the_same_pod_with_its_claim_allocated_by_the_controller(
     before = bed.host.snapshot()
     plugin = serve(bed, ready)
     pods.start("first", "by-scheduler")
-    pods.told("first")
+    pods.seen_in_container("first")
     plugin.stop()
     serve(bed, ready, "--allocator=devalloc")
-    with allocating(client) as found:
+    with allocating(client) as allocator:
         ready.wait_until("what is free is set aside", lambda: pools(ready) == [GPU + ASIDE, NIC])
         pods.start("ours", "by-controller")
-        ready.wait_until("there is nothing for it yet", lambda: found.notes("NoMatchingDevices"))
+        ready.wait_until("there is nothing for it yet", lambda: allocator.notes("NoMatchingDevices"))
         pods.end("first")
         ready.wait_until("now that is free, too", lambda: pools(ready) == [GPU + ASIDE, NIC + ASIDE])
         pods.start("theirs", "by-scheduler")
-        seen = pods.told("ours")
+        seen = pods.seen_in_container("ours")
         device = pods.device("ours")
         assert seen["env"][f"DEVALLOC_PCI_{device.replace('-', '_')}"] in bed.host.vf_addresses("0000:41:00.0")
         assert "taints" in published(ready)[device]
         status = pods.claim("ours")["status"]
         assert [each["pool"] for each in status["allocation"]["devices"]["results"]] == [NIC + ASIDE]
         assert [each["name"] for each in status["reservedFor"]] == ["ours"]
-        told = ready.wait_until("its device is told", lambda: pods.claim("ours")["status"].get("devices"))
-        assert told[0]["pool"] == NIC + ASIDE
+        devices = ready.wait_until("its device is told", lambda: pods.claim("ours")["status"].get("devices"))
+        assert devices[0]["pool"] == NIC + ASIDE
         ready.wait_until("it is set aside from kube-scheduler", unschedulable(ready, "theirs"))
         pods.end("ours")
         ready.wait_until("unprepare follows", lambda: bed.host.snapshot() == before)
 
         pods.start("again", f"card{OURS}")  # the VFs are free again, so the card is whole
-        pods.told("again")
+        pods.seen_in_container("again")
         pods.end("again", "theirs")
     assert bed.host.snapshot() == before
 
@@ -209,19 +209,19 @@ def test_beside_a_busy_scheduler_no_device_has_two_owners(ready: Node, client: C
         space.node(node, room=50)
         for aside in (True, False):
             space.slice(node, (f"d{number}" for number in range(3)), aside=aside, of="beside")
-    mine, theirs = [f"mine-{number}" for number in range(8)], [f"theirs-{number}" for number in range(6)]
+    own, theirs = [f"mine-{number}" for number in range(8)], [f"theirs-{number}" for number in range(6)]
     try:
-        with watched(ready, space.claims) as owners, allocating(client) as found:
+        with watched(ready, space.claims) as owners, allocating(client) as running:
             for name in ("greedy-1", "greedy-2"):
                 space.claim(name, "beside", ours=False, tolerations=everything)
                 space.pod(name, name, tolerations=everything)
 
             def refused() -> bool:
                 items = ready.cluster.get("/api/v1/namespaces/beside/events").content["items"]
-                return any("given out by devalloc's controller only" in item["message"] for item in items)
+                return any("only devalloc's controller allocates" in item["message"] for item in items)
 
             until(refused, "kube-scheduler tries to give out what is set aside")
-            for number, claim in enumerate(mine):
+            for number, claim in enumerate(own):
                 space.claim(claim, "beside")
                 space.pod(claim, claim, tolerations=everything)
                 if number < len(theirs):
@@ -234,19 +234,19 @@ def test_beside_a_busy_scheduler_no_device_has_two_owners(ready: Node, client: C
             def bound() -> list[str]:
                 items = ready.cluster.get(space.pods).content["items"]
                 names = [pod["metadata"]["name"] for pod in items if pod["spec"].get("nodeName")]
-                return [name for name in names if name in mine]
+                return [name for name in names if name in own]
 
-            until(lambda: count(mine) == 6 == count(theirs), "devices are given out by both")
-            until(lambda: found.notes("DevicesInUse") or found.notes("LostToCompetition"), "two are told why not")
-            taken = until(lambda: len(found := bound()) == 6 and found, "pods are where their devices are")
+            until(lambda: count(own) == 6 == count(theirs), "devices are given out by both")
+            until(lambda: running.notes("DevicesInUse") or running.notes("LostToCompetition"), "two are told why not")
+            taken = until(lambda: len(running := bound()) == 6 and running, "pods are where their devices are")
             for name in taken[:3]:
                 ready.cluster.delete(f"{space.pods}/{name}?gracePeriodSeconds=0")
-            until(lambda: count(mine) == 5 == len(bound()), "what is given back goes to those that waited")
+            until(lambda: count(own) == 5 == len(bound()), "what is given back goes to those that waited")
         assert owners.twice == []
         assert owners.seen > 40
         pools = {name: {device.partition("/")[0] for device in held} for name, held in owners.now.items() if held}
         assert all(
-            all(pool.endswith(".devalloc") == ("mine" in name) for pool in found) for name, found in pools.items()
+            all(pool.endswith(".devalloc") == ("mine" in name) for pool in running) for name, running in pools.items()
         )
     finally:
         space.clear()

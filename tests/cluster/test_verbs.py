@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from devalloc.controller.allocate import Allocator
+from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store import Key, NotFound
 from devalloc.store.kubernetes import Client, KubernetesStore
 from tests.support import kube_crds
-from tests.support.kube import Cluster
-from tests.support.objects import claim
-from tests.support.shell import Shell, devalloc, text
+from tests.support.cli_shell import Shell, devalloc, text
+from tests.support.kube_api import Cluster
+from tests.support.minimal_manifests import claim
 
 __all__ = ["devalloc"]
 POOL = {
@@ -65,11 +65,11 @@ def test_what_people_do_with_claims_and_devices(devalloc: Shell, store: Kubernet
     assert "there is no" not in run("cordon", "pool/verbs-pool", "--reason", "test")
     assert "verbs-pool" in run("cordon")
     store.refresh()
-    Allocator(store).round()
+    DeviceClaimAllocator(store).round()
     assert "verbs-a is not allocated" in run("wait", "verbs-a", "--timeout", "0.1s", code=1)
     run("uncordon", "pool/verbs-pool")
     store.refresh()
-    waiting = threading.Thread(target=Allocator(store).round)
+    waiting = threading.Thread(target=DeviceClaimAllocator(store).round)
     waiting.start()
     assert "allocated" in run("wait", "verbs-a", "--timeout", "60s")
     waiting.join()
@@ -110,4 +110,4 @@ def test_what_if_a_claim_were_applied(
 def test_one_place_and_one_that_is_there(devalloc: Shell, options: tuple[str, ...]) -> None:
     result = devalloc("get", "pools", *options)
     assert result.code == (2 if "--store" in options else 1)
-    assert ("give one of them" if "--store" in options else "no way to the API server") in result.err
+    assert ("give one of them" if "--store" in options else "cannot connect to the API server") in result.err

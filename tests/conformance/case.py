@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from devalloc.api.meta import GROUP, GROUP_MATCH, NODE, PRIORITY
-from tests.support import manifests, plainyaml
+from tests.support import fast_yaml, manifests
 from tests.support.manifests import Manifest
 
 CASES = Path(__file__).parent / "cases"
@@ -48,7 +48,7 @@ def load() -> dict[str, Manifest]:
     """All cases by name. Raises ValueError when a name is used twice."""
     cases: dict[str, Manifest] = {}
     for file in sorted(CASES.glob("*.yaml")):
-        for case in plainyaml.load(file.read_text()):
+        for case in fast_yaml.load(file.read_text()):
             if case["name"] in cases:
                 raise ValueError(f"{file.name}: two cases are named {case['name']!r}")
             cases[case["name"]] = case
@@ -67,12 +67,12 @@ def documents(case: Manifest) -> list[Manifest]:
 
 def entries(devices: Iterable[Any]) -> list[Manifest]:
     """DeviceAllocations from ``p1/g0`` and ``{p1/g1: {memory: 2Gi}}``."""
-    found = []
+    content = []
     for device in devices:
         path, amounts = next(iter(device.items())) if isinstance(device, dict) else (device, {})
         pool, _, name = path.partition("/")
-        found.append(manifests.entry(pool, name, **amounts))
-    return found
+        content.append(manifests.entry(pool, name, **amounts))
+    return content
 
 
 def _pool(content: Manifest) -> Manifest:

@@ -9,34 +9,34 @@ from contextlib import closing
 from pathlib import Path
 
 from devalloc.controller.permits import Settings as ServerSettings
-from devalloc.scaling.bounds import Bounds
+from devalloc.scaling.bounds import ScalingBounds
 from devalloc.scaling.messages.plugin import PodName
 from devalloc.scaling.resources import Resources
-from devalloc.scaling.state import Rules, Timing
+from devalloc.scaling.state import ScalingRules, ScalingTiming
 from devalloc.store.sqlite import SQLiteStore
-from devalloc_node.agent.agent import Agent, Machine
+from devalloc_node.agent.agent import Agent, ScalingTarget
 from devalloc_node.agent.channels import Channels
-from devalloc_node.agent.fetch import new_session
-from devalloc_node.agent.permits import HttpPermits
-from devalloc_node.agent.report import Report
+from devalloc_node.agent.http_client import new_session
+from devalloc_node.agent.permit_client import HttpPermits
+from devalloc_node.agent.permit_endpoint import StaticEndpoint
+from devalloc_node.agent.report import ScalingReport
 from devalloc_node.agent.scaler import Scaler
-from devalloc_node.agent.waits import Waits
-from devalloc_node.agent.whom import Told
-from tests.support.faketree import memory_folder
+from devalloc_node.agent.timeouts import ScalerTimeouts
+from tests.support.fake_tree import memory_folder
 from tests.support.permit_bench import machine, node_of, running, serving
-from tests.support.scaling_around import Around
+from tests.support.scaler_fakes import ScalerFakes
 from tests.support.scaling_world import CONFIG, UNIT
 
 ROOM = 10
-QUICK = Timing(
+QUICK = ScalingTiming(
     plugin_tick=300, plugin_retry=50, plugin_denied_retry=50, machine_retry=50, monitor_retry=50, monitor_denied=100
 )
-OFTEN = Waits(metrics_interval=20, look_interval=50)
+OFTEN = ScalerTimeouts(metrics_interval=20, look_interval=50)
 PORTS = ServerSettings(port=0, dump_port=None)
 
 
 def test_permits_over_the_wire_never_exceed_the_node_and_follow_the_load() -> None:
-    arounds = {name: Around(UNIT, load=1) for name in ("a", "b", "c")}
+    arounds = {name: ScalerFakes(UNIT, load=1) for name in ("a", "b", "c")}
     with memory_folder() as folder:
         path = Path(folder) / "store.db"
         with closing(SQLiteStore(path)) as store:
@@ -49,7 +49,7 @@ def test_permits_over_the_wire_never_exceed_the_node_and_follow_the_load() -> No
             asyncio.run(_with_agent(arounds, bench.addresses.requests, _go_on))
 
 
-Arounds = dict[str, Around]
+Arounds = dict[str, ScalerFakes]
 
 
 async def _compete(agent: Agent, arounds: Arounds) -> None:
@@ -78,30 +78,30 @@ async def _with_agent(
     arounds: Arounds, server: tuple[str, int], course: Callable[[Agent, Arounds], Awaitable[None]]
 ) -> None:
     host, port = server
-    agent = Agent(Rules(UNIT, QUICK), OFTEN, random.Random(1))
+    agent = Agent(ScalingRules(UNIT, QUICK), OFTEN, random.Random(1))
     async with asyncio.timeout(60), new_session() as session:
         for name, around in arounds.items():
 
-            def channels(scaler: Scaler, name: str = name, around: Around = around) -> Channels:
+            def channels(scaler: Scaler, name: str = name, around: ScalerFakes = around) -> Channels:
                 around.scaler = scaler
-                permits = HttpPermits(session, Told(f"http://{host}:{port}/"), PodName("default", name), UNIT)
+                permits = HttpPermits(session, StaticEndpoint(f"http://{host}:{port}/"), PodName("default", name), UNIT)
                 return Channels(permits, around, around, around)
 
-            await agent.scale(Machine(name, "run-1", Bounds(UNIT, UNIT * 6), CONFIG, channels))
+            await agent.scale(ScalingTarget(name, "run-1", ScalingBounds(UNIT, UNIT * 6), CONFIG, channels))
         await course(agent, arounds)
         await agent.close()
 
 
-def agent_reports(agent: Agent) -> list[Report]:
+def agent_reports(agent: Agent) -> list[ScalingReport]:
     reports = [agent.report(key) for key in agent.keys]
     return [report for report in reports if report is not None]
 
 
-def _sum(reports: list[Report]) -> Resources:
+def _sum(reports: list[ScalingReport]) -> Resources:
     return sum((report.permitted or UNIT for report in reports), Resources(0, 0))
 
 
-async def _until(agent: Agent, holds: Callable[[list[Report]], bool]) -> None:
+async def _until(agent: Agent, holds: Callable[[list[ScalingReport]], bool]) -> None:
     """Until it holds of all machines; what is permitted is looked at all the while."""
     while True:
         reports = agent_reports(agent)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from devalloc_solver import solve_manifests
+from tests.support.apply_blockers import with_blockers_applied
 from tests.support.manifests import Manifest, claim, device, device_class, pool
 from tests.support.mig_cards import A100, SMALL, Layout
-from tests.support.remedies import remedied
 
 EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "80"))
 PART = device_class("part", driver="gpu", deviceType="part")
@@ -50,8 +50,8 @@ def part(profile: str, count: int) -> Manifest:
 
 
 def answer(documents: list[Manifest]) -> dict[str, Any]:
-    (found,) = solve_manifests(documents)["claims"]
-    return dict(found)
+    (given,) = solve_manifests(documents)["claims"]
+    return dict(given)
 
 
 @pytest.mark.parametrize("together", [True, False])
@@ -59,42 +59,46 @@ def answer(documents: list[Manifest]) -> dict[str, Any]:
 def test_one_partition_more_than_full_cards_have_needs_its_slices_only(count: int, together: bool) -> None:
     """4g, 2g and 1g+ fill a card; another 1g+ is a slice of compute and two of memory, of one card."""
     wanted = [part("4g", count), part("2g", count), part("1g+", count + 1)]
-    found = answer([PART, *cards(A100, count, together=together), claim("c", *wanted)])
-    assert found["reason"] == "PoolResourcesExhausted"
-    assert {b["pool"] for b in found["blockers"]} == {found["blockers"][0]["pool"]}
-    names = [b["resource"].rpartition("-")[2] for b in found["blockers"]]
+    refusal = answer([PART, *cards(A100, count, together=together), claim("c", *wanted)])
+    assert refusal["reason"] == "PoolResourcesExhausted"
+    assert {b["pool"] for b in refusal["blockers"]} == {refusal["blockers"][0]["pool"]}
+    names = [b["resource"].rpartition("-")[2] for b in refusal["blockers"]]
     assert [name[0] for name in names] == ["c", "m", "m"]
-    assert {b["missing"] for b in found["blockers"]} == {"1"}
-    assert "cut short" not in found["message"]
+    assert {b["missing"] for b in refusal["blockers"]} == {"1"}
+    assert "cut short" not in refusal["message"]
 
 
 def test_what_fits_elsewhere_is_not_told_to_be_missing() -> None:
     """Seven 1g leave the last memory slice of every card unused; an eighth needs compute beside its slice."""
-    found = answer([PART, *cards(A100, 2), claim("c", part("1g", 8), part("3g", 2), part("2g", 1))])
-    assert found["reason"] == "PoolResourcesExhausted"
-    assert sum(int(b["missing"]) for b in found["blockers"] if b["resource"] == "compute") == 2  # of 16 there are 14
-    assert "cut short" not in found["message"]
+    refusal = answer([PART, *cards(A100, 2), claim("c", part("1g", 8), part("3g", 2), part("2g", 1))])
+    assert refusal["reason"] == "PoolResourcesExhausted"
+    assert sum(int(b["missing"]) for b in refusal["blockers"] if b["resource"] == "compute") == 2  # of 16 there are 14
+    assert "cut short" not in refusal["message"]
 
 
 def test_what_is_named_suffices_and_nothing_less_does() -> None:
-    told = 0
+    several = 0
     for seed in range(EXAMPLES):
         random = Random(seed)
         documents = [PART, *some_cards(random), some_claim(random)]
-        found = answer(documents)
-        asked = len(documents[-1]["spec"]["claims"])
-        if found["allocated"] or [b["kind"] for b in found["blockers"]] == ["request"] * asked:
+        refusal = answer(documents)
+        requests = len(documents[-1]["spec"]["claims"])
+        if refusal["allocated"] or [b["kind"] for b in refusal["blockers"]] == ["request"] * requests:
             continue  # a claim that asks for nothing is none
-        blockers = found["blockers"]
-        told += len(blockers) > 1
+        blockers = refusal["blockers"]
+        several += len(blockers) > 1
         key = ("default", "c")
-        assert answer(remedied(documents, key, blockers))["allocated"], (seed, found["message"])
-        if "cut short" in found["message"]:
+        assert answer(with_blockers_applied(documents, key, blockers))["allocated"], (seed, refusal["message"])
+        if "cut short" in refusal["message"]:
             continue
         for left in blockers:
             rest = [other for other in blockers if other is not left]
-            assert not answer(remedied(documents, key, rest))["allocated"], (seed, found["message"], left)
-    assert told > EXAMPLES // 10
+            assert not answer(with_blockers_applied(documents, key, rest))["allocated"], (
+                seed,
+                refusal["message"],
+                left,
+            )
+    assert several > EXAMPLES // 10
 
 
 def some_cards(random: Random) -> list[Manifest]:

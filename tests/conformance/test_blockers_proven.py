@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from random import Random
 
-from devalloc_solver.explain import Explainer
-from devalloc_solver.intake import read_documents
-from devalloc_solver.search import find_placements
-from devalloc_solver.stages import prepare
+from devalloc_solver.dialects.devmgmt.manifests import read_documents
+from devalloc_solver.explain.devmgmt.explainer import DeviceClaimExplainer
+from devalloc_solver.pipeline.devmgmt import prepare
+from devalloc_solver.pipeline.strategy import find_placements
 from tests.support import random_fleets
 
 SEEDS = range(60)
@@ -24,7 +24,7 @@ def test_reasons_are_the_same_whether_or_not_they_ask_again_what_the_search_has_
         left_out = [unit for unit in ready.units if unit.demands[0].key not in placed]
         answers = []
         for is_proven in (False, True):
-            explainer = Explainer(
+            explainer = DeviceClaimExplainer(
                 ready.snapshot, ready.holdings, placements, None, ready.eligibility, intake, is_proven=is_proven
             )
             answers.append([explainer.explain(unit, {}) for unit in left_out])

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from devalloc.controller.allocate import Allocator
+from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.pb.node_pb2_grpc import NodeStub
 from tests.support import waiting
-from tests.support.capacity import host as capacity
-from tests.support.forged_node import NODE, ForgedNode, forged_node
-from tests.support.hosts import host, machine, placed
+from tests.support.capacity_fakes import host as capacity
+from tests.support.host_pools import host, machine, node_by_machine
+from tests.support.node_with_forked_qemu import NODE, NodeWithForkedQemu, node_with_forked_qemu
 
 pytestmark = pytest.mark.timeout(600)
 MANY, ROOM = 200, 50
@@ -29,8 +29,8 @@ until = partial(waiting.until, seconds=SECONDS)
 
 
 @pytest.fixture
-def node() -> Iterator[ForgedNode]:
-    with forged_node() as made:
+def node() -> Iterator[NodeWithForkedQemu]:
+    with node_with_forked_qemu() as made:
         yield made
 
 
@@ -50,7 +50,7 @@ def ref(number: int) -> pb.MachineRef:
     return pb.MachineRef(namespace="default", name=f"m{number}")
 
 
-def create(plugin: NodeStub, node: ForgedNode, number: int) -> pb.Result:
+def create(plugin: NodeStub, node: NodeWithForkedQemu, number: int) -> pb.Result:
     spec = pb.MachineSpec(
         cpu=pb.CpuBounds(min_milli=1000, max_milli=4000),
         memory=pb.MemoryBounds(min_bytes=512 << 20, max_bytes=2 << 30),
@@ -63,13 +63,13 @@ def delete(plugin: NodeStub, number: int) -> bool:
     return bool(plugin.DeleteMachine(pb.DeleteMachineRequest(machine=ref(number), force=True), timeout=SECONDS).found)
 
 
-def test_of_200_calls_that_create_a_machine_50_succeed(node: ForgedNode) -> None:
+def test_of_200_calls_that_create_a_machine_50_succeed(node: NodeWithForkedQemu) -> None:
     with node.running(capacity(cpu=ROOM, memory="64Gi", ratios={"cpu": "1"})) as (instance, plugin):
         answers = at_once(lambda number: create(plugin, node, number))
         codes = Counter(answer.code for answer in answers)
         assert codes == {"": ROOM, "HostFull": MANY - ROOM}
-        told = {answer.message.split(": ", 1)[1] for answer in answers if answer.code}
-        assert all(one.startswith("insufficient CPU: requested 1 vCPU, but only 0 vCPUs available") for one in told)
+        messages = {answer.message.split(": ", 1)[1] for answer in answers if answer.code}
+        assert all(one.startswith("insufficient CPU: requested 1 vCPU, but only 0 vCPUs available") for one in messages)
         run = [number for number, answer in enumerate(answers) if not answer.code]
         assert node.records(instance) == sorted(f"default/m{number}" for number in run)
         assert len(node.processes) == ROOM
@@ -81,10 +81,10 @@ def test_of_200_calls_that_create_a_machine_50_succeed(node: ForgedNode) -> None
         assert Counter(answer.code for answer in again) == {"": ROOM}, "all of the room is there again"
 
 
-def test_of_200_objects_50_run_and_the_others_say_why(node: ForgedNode) -> None:
+def test_of_200_objects_50_run_and_the_others_say_why(node: NodeWithForkedQemu) -> None:
     store, stop = node.store, threading.Event()
     store.create(host(NODE, cpus=ROOM, memory=ROOM))
-    allocator = threading.Thread(target=Allocator(store).run, args=(stop,))
+    allocator = threading.Thread(target=DeviceClaimAllocator(store).run, args=(stop,))
 
     def objects() -> list[Any]:
         return list(store.list(["VirtualMachine"]).objects)
@@ -100,7 +100,7 @@ def test_of_200_objects_50_run_and_the_others_say_why(node: ForgedNode) -> None:
     with node.running(of_store=True) as (instance, _):
         try:
             until(lambda: phases() == {"Running": ROOM, "Pending": MANY - ROOM}, "50 run")
-            assert len(placed(store)) == len(node.processes) == ROOM
+            assert len(node_by_machine(store)) == len(node.processes) == ROOM
             rest = [one["status"] for one in objects() if one["status"]["phase"] == "Pending"]
             assert {one["reason"] for one in rest} <= {"NoRoom", "LostToCompetition"}
             assert all("CPU free" in one["message"] or "memory free" in one["message"] for one in rest)

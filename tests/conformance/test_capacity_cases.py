@@ -1,4 +1,4 @@
-"""Limits of a host, beside the tables (``cases/scaling/capacity.yaml``, which `tests.conformance.neon` judges)."""
+"""Limits of a host, beside the tables (``cases/scaling/capacity.yaml``, which `tools.judge_scaling` judges)."""
 
 from __future__ import annotations
 

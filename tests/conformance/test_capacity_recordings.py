@@ -8,7 +8,7 @@ import pytest
 
 from devalloc.inventory import discover
 from devalloc.inventory.capacity import CapacityConfig, CapacityError, discover_capacity, parse_size
-from devalloc.inventory.capacity.cpus import counted, written
+from devalloc.inventory.capacity.cpus import count_cpus, format_cpu_list
 from devalloc.inventory.capacity.gpus import gpu_status
 from devalloc.inventory.capacity.status import host_status
 from tests.support import recorded_host
@@ -17,27 +17,27 @@ from tests.support.recordings import unpack
 
 def test_a_server_of_two_sockets_has_interleaved_nodes(tmp_path: Path) -> None:
     root = unpack("hwloc-32intel64-2p8co2t-8ve", tmp_path)
-    found = discover_capacity(root, CapacityConfig(disk=parse_size("1TB"), uplink="enp96s0f0"))
-    assert counted((root / "proc/cpuinfo").read_text()) == 32
-    assert (found.cpu.capacity, found.cpu.effective_limit) == (32_000, 128_000)
-    assert found.memory.capacity == 97445600 * 1024
-    assert [(node.id, written(node.cpus), node.memory) for node in found.nodes] == [
+    capacity = discover_capacity(root, CapacityConfig(disk=parse_size("1TB"), uplink="enp96s0f0"))
+    assert count_cpus((root / "proc/cpuinfo").read_text()) == 32
+    assert (capacity.cpu.capacity, capacity.cpu.effective_limit) == (32_000, 128_000)
+    assert capacity.memory.capacity == 97445600 * 1024
+    assert [(node.id, format_cpu_list(node.cpus), node.memory) for node in capacity.nodes] == [
         (0, "0-7,16-23", 47925628 * 1024),
         (1, "8-15,24-31", 49519964 * 1024),
     ]
-    assert (found.network.capacity, found.network.source) == (125_000_000, "detected")
-    assert found.problems == ()
-    assert discover_capacity(root / "sys", CapacityConfig(disk=1, uplink="enp96s0f0")).nodes == found.nodes
+    assert (capacity.network.capacity, capacity.network.source) == (125_000_000, "detected")
+    assert capacity.problems == ()
+    assert discover_capacity(root / "sys", CapacityConfig(disk=1, uplink="enp96s0f0")).nodes == capacity.nodes
 
 
 def test_a_guest_without_process_files_is_told_by_its_nodes(tmp_path: Path) -> None:
-    found = discover_capacity(unpack("igb-guest", tmp_path))
-    assert (found.cpu.capacity, found.memory.capacity) == (2_000, (1958776 + 2061092) * 1024)
-    assert [written(node.cpus) for node in found.nodes] == ["0", "1"]
+    capacity = discover_capacity(unpack("igb-guest", tmp_path))
+    assert (capacity.cpu.capacity, capacity.memory.capacity) == (2_000, (1958776 + 2061092) * 1024)
+    assert [format_cpu_list(node.cpus) for node in capacity.nodes] == ["0", "1"]
 
 
 def test_a_recording_that_tells_of_no_cpus_is_no_host(tmp_path: Path) -> None:
-    with pytest.raises(CapacityError, match="discover CPU: neither /sys nor /proc tells of any"):
+    with pytest.raises(CapacityError, match="discover CPU: neither /sys nor /proc lists any"):
         discover_capacity(unpack("harvester-vgpu-node", tmp_path, only=("0000:08:0",)))
 
 
@@ -45,10 +45,10 @@ def test_one_more_vgpu_fits_beside_the_three_on_the_a2_and_not_one_on_each_of_it
     tmp_path: Path,
 ) -> None:
     root = recorded_host.recorded_a2(tmp_path).root
-    found = gpu_status(discover(root, node_name="node-a").pools)
-    assert found is not None
-    assert (found.mode, found.total, found.used, found.allocatable) == ("vgpu", 16, 3, 1)
-    left = {profile.name: profile.available for profile in found.profiles}
+    gpus = gpu_status(discover(root, node_name="node-a").pools)
+    assert gpus is not None
+    assert (gpus.mode, gpus.total, gpus.used, gpus.allocatable) == ("vgpu", 16, 3, 1)
+    left = {profile.name: profile.available for profile in gpus.profiles}
     assert len(left) == 15
     assert {name: count for name, count in left.items() if count} == {
         "NVIDIA A2-4A": 1,

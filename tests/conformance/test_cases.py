@@ -11,8 +11,8 @@ from devalloc.api.meta import DEVMGMT
 from devalloc.api.quantity import Quantity
 from devalloc_solver import solve_manifests
 from tests.conformance import case as cases
+from tests.support.answer_verifier import complaints
 from tests.support.manifests import claim, device, pool
-from tests.support.verdict import complaints
 
 CASES = cases.load()
 

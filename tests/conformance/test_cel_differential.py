@@ -1,8 +1,9 @@
-"""The dialect against another implementation, cel-python's evaluator, on what the two have in common.
+"""The dialect against another implementation, cel-python's evaluator: as it is, and as the check extends it.
 
-Left out, because the dialects differ on purpose: comparisons of two types (an error here). Left out, because cel-python
-0.5 gets them wrong: functions of a concatenated string (it has become a plain one), an error inside map() or
-exists_one() beside || (not absorbed), ``1.foo()`` (refused), strings with a backslash before the closing quote.
+As it is, it is compared on what the two have in common. Left out, because the dialects differ on purpose: comparisons
+of two types (an error here). Left out, because cel-python 0.5 gets them wrong: functions of a concatenated string (it
+has become a plain one), an error inside map() or exists_one() beside || (not absorbed), ``1.foo()`` (refused), strings
+with a backslash before the closing quote.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from celpy import celtypes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from devalloc_solver.cel import Budget, CompileError, EvaluationError, compile
+from devalloc.api.quantity import Quantity
+from devalloc.api.semver import SemVer
+from devalloc_solver.cel.devmgmt import Budget, CompileError, EvaluationError, compile
+from tests.support.cel_outcomes import outcome
 
 DEVICE: dict[str, Any] = {"model": "a100", "numa": 1, "slot": -7, "pcie-root": "r1"}
 ACTIVATION = {
@@ -116,6 +120,61 @@ BOOL: Text = st.one_of(
 @settings(max_examples=120, deadline=None)
 def test_predicates_agree(text: str) -> None:
     assert ours(text) == theirs(text)
+
+
+MEASURED: dict[str, Any] = {
+    **DEVICE,
+    "vram": Quantity.parse("40Gi"),
+    "half": Quantity.parse("500m"),
+    "firmware": SemVer.parse("1.10.0+build.7"),
+    "text": "40960Mi",
+}
+AMOUNT = st.sampled_from(
+    [
+        "device.vram",
+        "device.half",
+        "device.text",
+        "device.model",
+        "'40Gi'",
+        "'0.5'",
+        "'lots'",
+        "quantity('40Gi')",
+        "device.vram.add('1Gi')",
+        "device.vram.sub(1)",
+        "quantity(device.text)",
+        "device.absent",
+        "1",
+        "1.5",
+    ]
+)
+VERSION = st.sampled_from(
+    ["device.firmware", "'1.10.0'", "'1.9.9'", "'1.10'", "semver('1.10.0-rc.1')", "semver(device.model)", "device.text"]
+)
+VALUE: Text = st.one_of(INT, STRING, AMOUNT, VERSION, LISTS, st.sampled_from(["true", "null", "1u", "2.5", "device"]))
+MEASURES: Text = st.one_of(
+    LEAF,
+    chosen("{0} {1} {2}", AMOUNT, ORDER, AMOUNT),
+    chosen("{0} {1} {2}", VERSION, ORDER, VERSION),
+    chosen("{0} {1} {2}", VALUE, ORDER, VALUE),
+    chosen("{0}.{1}({2})", AMOUNT, st.sampled_from(["isGreaterThan", "isLessThan"]), AMOUNT),
+    chosen("{0}.compareTo({1}) {2} 0", VERSION, VERSION, ORDER),
+    chosen("{0} in [{1}, {2}]", VALUE, VALUE, VALUE),
+    chosen("[{0}, {1}] == [{2}, {3}]", VALUE, VALUE, VALUE, VALUE),
+    chosen("({0} + {1}) {2} {3}", VALUE, VALUE, ORDER, VALUE),
+    chosen("{0}.split({1}).join({2}) == {3}", STRING, PLAIN, PLAIN, STRING),
+    chosen("{0}.replace({1}, {2}).indexOf({3}) >= {4}", STRING, PLAIN, PLAIN, PLAIN, INT),
+    chosen("{0}.substring({1}).lastIndexOf({2}) < {3}", STRING, INT, PLAIN, INT),
+    chosen("[{0}, {1}].{2}() == {0}", VALUE, VALUE, st.sampled_from(["max", "sum", "isSorted", "size"])),
+    chosen("{0}({1}) == {2}", st.sampled_from(["int", "uint", "double", "string", "bool", "size"]), VALUE, VALUE),
+    chosen("[{0}, {1}].exists(e, {2})", VALUE, VALUE, st.sampled_from(["e == device.vram", "e", "e > 1", "has(e.f)"])),
+    chosen("[{0}, {1}].all(e, e != {2})", VALUE, VALUE, VALUE),
+)
+
+
+@given(st.recursive(MEASURES, bools, max_leaves=4))
+@settings(max_examples=200, deadline=None)
+def test_the_evaluator_of_the_check_agrees(text: str) -> None:
+    outcome(text, MEASURED)
 
 
 @given(LISTS, LEAF, INT)

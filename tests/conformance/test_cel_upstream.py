@@ -13,12 +13,12 @@ import pytest
 
 from tests.support import upstream_cel
 
-KEPT = upstream_cel.kept()
-DEVICES = upstream_cel.cel_devices(KEPT["devices"])
+UPSTREAM = upstream_cel.kept_answers()
+DEVICES = upstream_cel.cel_devices(UPSTREAM["devices"])
 
 
 def test_every_selector_gets_upstreams_answer_on_every_device() -> None:
-    answers: dict[str, str] = KEPT["selectors"]
+    answers: dict[str, str] = UPSTREAM["selectors"]
     wrong = {
         expression: (answer, ours)
         for expression, answer in answers.items()
@@ -28,12 +28,14 @@ def test_every_selector_gets_upstreams_answer_on_every_device() -> None:
     assert wrong == {}
 
 
-@pytest.mark.parametrize(("expression", "answers"), KEPT["differences"].items())
+@pytest.mark.parametrize(("expression", "answers"), UPSTREAM["differences"].items())
 def test_a_documented_difference_is_as_documented(expression: str, answers: dict[str, Any]) -> None:
     assert upstream_cel.ours(expression, DEVICES) == answers["ours"] != answers["upstream"]
 
 
 def test_every_reason_for_a_difference_is_explained() -> None:
     page = (Path(__file__).parents[2] / "docs" / "dra-cel.md").read_text(encoding="utf-8")
-    unexplained = {answers["why"] for answers in KEPT["differences"].values() if f"**{answers['why']}**" not in page}
+    unexplained = {
+        answers["why"] for answers in UPSTREAM["differences"].values() if f"**{answers['why']}**" not in page
+    }
     assert unexplained == set()

@@ -13,14 +13,14 @@ import pytest
 from pydantic import ValidationError
 
 from devalloc.api.claim import DeviceClaim
-from devalloc.api.deviceclass import DeviceClass
+from devalloc.api.device_class import DeviceClass
 from devalloc.api.pool import DevicePool
 from devalloc_solver import solve_manifests
 from devalloc_solver.check import check
 from tests.support import random_fleets
-from tests.support.damage import damaged
+from tests.support.answer_damage import damaged
+from tests.support.answer_verifier import broken_rules
 from tests.support.oracle_instance import read
-from tests.support.verdict import broken_rules
 
 EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "100"))
 Documents = list[dict[str, Any]]

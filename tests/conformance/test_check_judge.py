@@ -11,27 +11,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from devalloc.api.claim import DeviceClaim
-from devalloc.api.deviceclass import DeviceClass
+from devalloc.api.device_class import DeviceClass
 from devalloc.api.pool import DevicePool
 from devalloc_solver import solve_manifests
-from devalloc_solver.check import Judge, check
-from devalloc_solver.intake import Intake, read_documents
-from tests.support.answers import answer, claim, device, device_class, held, pool
-from tests.support.mutate import mutated
+from devalloc_solver.check import IncrementalChecker, check
+from devalloc_solver.dialects.devmgmt.manifests import ProblemInput, read_documents
+from tests.support.answer_builders import answer, claim, device, device_class, held_claim, pool
+from tests.support.manifest_mutations import mutated
 from tests.support.random_fleets import documents
 
 Manifest = dict[str, Any]
 
 
-def told(intake: Intake) -> Judge:
+def informed_judge(intake: ProblemInput) -> IncrementalChecker:
     """A judge that knows of everything but the pending claims, told in an order of its own."""
-    judge = Judge()
+    judge = IncrementalChecker()
     for each in intake.claims:
         if each.is_allocated:
             judge.hold(each)
     for refused in intake.refused:
         if refused.status is not None:
-            judge.hold_left_out(refused)
+            judge.hold_rejected(refused)
     judge.set_classes(intake.classes.values())
     by_name: dict[str, list[DevicePool]] = {}
     for each_pool in intake.pools:
@@ -41,34 +41,34 @@ def told(intake: Intake) -> Judge:
     return judge
 
 
-def whole(intake: Intake, judged: DeviceClaim, found: Manifest) -> list[str]:
+def whole(intake: ProblemInput, judged: DeviceClaim, answer: Manifest) -> list[str]:
     """What the check says of that one claim's answer, all others being echoed or unsatisfied."""
     solved = solve_manifests_of(intake)
     others = [a for a in solved if (a["namespace"], a["name"]) != judged.key and holds(intake, a)]
     claims = [c for c in intake.claims if c.is_allocated or c.key == judged.key]
-    return check(intake.pools, intake.classes.values(), claims, [*others, found], left_out=intake.refused)
+    return check(intake.pools, intake.classes.values(), claims, [*others, answer], left_out=intake.refused)
 
 
-def solve_manifests_of(intake: Intake) -> list[Manifest]:
+def solve_manifests_of(intake: ProblemInput) -> list[Manifest]:
     held_claims = [c.to_manifest() for c in intake.claims if c.is_allocated]
     objects = [*intake.pools, *intake.classes.values()]
-    found: list[Manifest] = solve_manifests([*(o.to_manifest() for o in objects), *held_claims])["claims"]
-    return found
+    answers: list[Manifest] = solve_manifests([*(o.to_manifest() for o in objects), *held_claims])["claims"]
+    return answers
 
 
-def holds(intake: Intake, each: Manifest) -> bool:
+def holds(intake: ProblemInput, each: Manifest) -> bool:
     return any(c.is_allocated and c.key == (each["namespace"], each["name"]) for c in intake.claims)
 
 
 @given(st.randoms(use_true_random=False))
 @settings(max_examples=60, deadline=None)
 def test_it_refuses_what_the_check_of_the_whole_answer_refuses(random: Random) -> None:
-    found = documents(random)
-    intake = read_documents(found)
+    manifests = documents(random)
+    intake = read_documents(manifests)
     pending = [c for c in intake.claims if not c.is_allocated and not c.is_deleting and c.group is None]
-    judge = told(intake)
+    judge = informed_judge(intake)
     for each in pending:
-        others = [d for d in found if d["kind"] != "DeviceClaim" or d.get("status", {}).get("allocations")]
+        others = [d for d in manifests if d["kind"] != "DeviceClaim" or d.get("status", {}).get("allocations")]
         (right,) = [a for a in solve_manifests([*others, each.to_manifest()])["claims"] if a["name"] == each.key[1]]
         assert judge.judge(each, right) == []
         if not right["allocated"]:
@@ -79,7 +79,7 @@ def test_it_refuses_what_the_check_of_the_whole_answer_refuses(random: Random) -
 
 
 def test_what_was_granted_counts_until_it_is_released() -> None:
-    judge = Judge()
+    judge = IncrementalChecker()
     judge.set_pools("p", [pool("p", device("d"))])
     first, second = claim("a", {}), claim("b", {})
     judge.grant(first, answer("a", "p/d"))
@@ -94,7 +94,7 @@ def test_what_it_finds_right_and_is_told_of_is_the_same() -> None:
     """`grant` after `judge` takes a short way; the account must not know the difference."""
     accounts = []
     for judged_first in (True, False):
-        judge = Judge()
+        judge = IncrementalChecker()
         judge.set_pools("p", [pool("p", device("d"), device("e"))])
         right = answer("a", "p/d")
         if judged_first:
@@ -103,12 +103,12 @@ def test_what_it_finds_right_and_is_told_of_is_the_same() -> None:
         accounts.append([judge.judge(claim("b", {}), answer("b", name)) for name in ("p/d", "p/e")])
         judge.set_pools("p", [pool("p", device("d"))])
         accounts[-1].append(judge.judge(claim("b", {}), answer("b", "p/d")))
-    assert [[bool(found) for found in account] for account in accounts] == [[True, False, True]] * 2
+    assert [[bool(complaints) for complaints in account] for account in accounts] == [[True, False, True]] * 2
 
 
 def test_the_answer_may_change_after_it_was_found_right() -> None:
     """Only the very answer that was judged is taken as judged, as it was then."""
-    judge = Judge()
+    judge = IncrementalChecker()
     judge.set_pools("p", [pool("p", device("d"), device("e"))])
     right = answer("a", "p/d")
     assert judge.judge(claim("a", {}), right) == []
@@ -120,9 +120,9 @@ def test_the_answer_may_change_after_it_was_found_right() -> None:
 
 
 def test_a_pool_that_changes_is_looked_at_again() -> None:
-    judge = Judge()
+    judge = IncrementalChecker()
     judge.set_pools("p", [pool("p", device("d"))])
-    judge.hold(held(claim("a", {}, node="n1"), "p/d", details=["0"]))
+    judge.hold(held_claim(claim("a", {}, node="n1"), "p/d", details=["0"]))
     judge.set_pools("p", [])
     judge.set_pools("q", [pool("q", device("d"))])
     assert judge.judge(claim("b", {}), answer("b", "q/d")) == []
@@ -133,7 +133,7 @@ def test_a_pool_that_changes_is_looked_at_again() -> None:
 
 def test_what_was_found_right_of_other_pools_is_read_again() -> None:
     """A pool that changes between `judge` and `grant` has other devices of the same names."""
-    judge = Judge()
+    judge = IncrementalChecker()
     judge.set_pools("p", [pool("p", device("d"))])
     right = answer("a", "p/d")
     assert judge.judge(claim("a", {}), right) == []
@@ -143,7 +143,7 @@ def test_what_was_found_right_of_other_pools_is_read_again() -> None:
 
 
 def test_what_was_found_right_of_other_classes_is_read_again() -> None:
-    judge = Judge()
+    judge = IncrementalChecker()
     judge.set_pools("p", [pool("p", device("d"))])
     judge.set_classes([device_class("c")])
     right, wanting = answer("a", "p/d"), claim("a", {"deviceClass": "c"})
@@ -155,7 +155,7 @@ def test_what_was_found_right_of_other_classes_is_read_again() -> None:
 
 def test_a_group_without_a_name_is_one_like_any_other() -> None:
     """An empty text is a value too (S12a)."""
-    judge = Judge()
+    judge = IncrementalChecker()
     group = "devalloc.io/compatibilityGroup"
     judge.set_pools("p", [pool("p", device("d", {group: "4Q"}), device("e", {group: ""}))])
     judge.grant(claim("a", {}), answer("a", "p/d"))
@@ -163,7 +163,7 @@ def test_a_group_without_a_name_is_one_like_any_other() -> None:
 
 
 def test_classes_decide_anew_what_is_accepted_and_what_is_held() -> None:
-    judge = Judge()
+    judge = IncrementalChecker()
     judge.set_pools("p", [pool("p", device("d", {"kind": "x"}))])
     named: list[DeviceClass] = [device_class("c", constraints="device.kind == 'x'")]
     wanting = claim("b", {"deviceClass": "c"})
@@ -181,7 +181,7 @@ def test_classes_decide_anew_what_is_accepted_and_what_is_held() -> None:
 
 
 def test_members_of_groups_and_holders_are_refused() -> None:
-    judge = Judge()
+    judge = IncrementalChecker()
     judge.set_pools("p", [pool("p", device("d"), device("e"))])
     assert "(S7)" in judge.judge(claim("a", {}, group="vm"), answer("a", "p/d"))[0]
     judge.grant(claim("a", {}), answer("a", "p/d"))

@@ -15,13 +15,13 @@ import pytest
 from devalloc.api import meta
 from devalloc.api.claim import DeviceClaim
 from devalloc.api.decode import decode
-from devalloc.api.deviceclass import DeviceClass
+from devalloc.api.device_class import DeviceClass
 from devalloc.api.pool import DevicePool
 from devalloc.api.quantity import Quantity
 from devalloc_solver import solve_manifests
-from devalloc_solver.check import Verdicts, check, objective
-from tests.support.answers import answer, claim, device, device_class, echo, held, pool, unallocated
-from tests.support.data import claim_cases, documents
+from devalloc_solver.check import CelResults, check, goal_values
+from tests.support.answer_builders import answer, claim, device, device_class, echo, held_claim, pool, unallocated
+from tests.support.reference_data import claim_cases, documents
 
 Manifest = dict[str, Any]
 
@@ -42,7 +42,7 @@ class Scene:
         return check(self.pools, self.classes, self.claims, answers, verdicts=VERDICTS)  # type: ignore[arg-type]
 
 
-VERDICTS = Verdicts()
+VERDICTS = CelResults()
 NIC = {"deviceClass": "nic"}
 MEMORY = {"memory": ("16Gi", "1Gi")}
 
@@ -66,7 +66,7 @@ OWN = Scene(
         device_class("watch", adminAccess=True, driver="nic"),
     ],
     claims=[
-        held(claim("old", NIC, node="n1"), "nic/vf0", details=["0"]),
+        held_claim(claim("old", NIC, node="n1"), "nic/vf0", details=["0"]),
         claim("vm-a", {"deviceType": "gpu", "requests": {"memory": "17Gi"}}, {"deviceClass": "watch"}, group="vm"),
         claim(
             "vm-b", {"oneOf": [{"deviceClass": "nic", "requests": {"count": 2}}, {"deviceClass": "nic"}]}, group="vm"
@@ -75,7 +75,7 @@ OWN = Scene(
         claim("none", {"constraints": "device.kind == 'tape'"}),
     ],
     answers=[
-        echo(held(claim("old", node="n1"), "nic/vf0")),
+        echo(held_claim(claim("old", node="n1"), "nic/vf0")),
         answer(
             "vm-a",
             ("card/half", {"memory": "16Gi"}),
@@ -165,11 +165,11 @@ def test_right_answers_pass_and_no_small_change_does(scene: Scene) -> None:
 
 @pytest.mark.parametrize("scene", [scene for scene in SCENES if scene.levels], ids=lambda scene: scene.name)
 def test_the_reported_goal_values_are_those_of_the_answers(scene: Scene) -> None:
-    found = objective(scene.pools, scene.claims, scene.answers)
+    totals = goal_values(scene.pools, scene.claims, scene.answers)
     reported = {(level["goal"], level.get("priority")): level["value"] for level in scene.levels}
-    assert reported["pools", None] == found.pools
-    assert reported["devices", None] == found.devices
-    satisfied = {level.priority: level.satisfied for level in found.levels}
+    assert reported["pools", None] == totals.pools
+    assert reported["devices", None] == totals.devices
+    satisfied = {level.priority: level.satisfied for level in totals.levels}
     for (goal, priority), value in reported.items():
         assert goal != "satisfied" or satisfied.pop(priority) == value
     assert not any(satisfied.values())
@@ -207,4 +207,4 @@ def test_no_answer_whatever_its_shape_makes_the_check_fail(seed: int) -> None:
         violations = scene.check(answers)
         assert all(isinstance(each, str) and each for each in violations)
         if isinstance(answers, list):
-            objective(scene.pools, scene.claims, answers)
+            goal_values(scene.pools, scene.claims, answers)

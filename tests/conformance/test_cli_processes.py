@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from devalloc.cli.machinespecs import request_of
+from devalloc.cli.machine_requests import machine_request
 from devalloc_node.pb import node_pb2 as pb
-from tests.support.faketree import one_nic
-from tests.support.nodeservice import Served, served
-from tests.support.shared import REPO
-from tests.support.shell import INTERRUPTED, Shell, claim, devalloc, device_class, pool, text
-from tests.support.toymachines import vm
+from tests.support.cli_shell import INTERRUPTED, Shell, claim, devalloc, device_class, pool, text
+from tests.support.fake_tree import one_nic
+from tests.support.node_service import Served, served
+from tests.support.repository import REPO
+from tests.support.toy_machines import vm
 
 __all__ = ["devalloc"]
 
@@ -171,7 +171,7 @@ def test_up_answers_claims_until_it_is_told_to_stop(devalloc: Shell, nic: Path) 
         assert devalloc("wait", "train", "--timeout", "1m").code == 0
         second = devalloc("up", "--no-inventory")
         assert second.code == 1
-        assert f"process {process.pid} runs devalloc on" in second.err
+        assert f"process {process.pid} already runs devalloc on" in second.err
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     finally:
@@ -186,13 +186,13 @@ def test_up_answers_claims_until_it_is_told_to_stop(devalloc: Shell, nic: Path) 
 
 @pytest.fixture
 def plugin(tmp_path: Path) -> Iterator[Served]:
-    with served(tmp_path / "node") as found:
-        yield found
+    with served(tmp_path / "node") as server:
+        yield server
 
 
 def test_watch_tells_what_is_and_what_changes(plugin: Served) -> None:
     command = [sys.executable, "-u", "-m", "devalloc.cli", "vm", "watch", "--socket", str(plugin.socket)]
-    plugin.node.CreateMachine(request_of(vm()))
+    plugin.node.CreateMachine(machine_request(vm()))
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline().split()[:2] == ["CHANGE", "NAME"]

@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.fleets import scenario
 from devalloc_solver.columns import allocate
-from devalloc_solver.columns.levels import Decider
-from tests.support.batches import Batch, by_columns, exact_counts, exact_levels
+from devalloc_solver.columns.priority_levels import LevelSolver
+from tests.support.column_batches import Batch, by_columns, exact_counts, exact_levels
 from tests.support.manifests import Manifest, claim, device, device_class, pool
 from tests.support.random_fleets import documents
 
@@ -64,16 +64,16 @@ def test_a_contended_fleet_is_proven_or_close(placement: str) -> None:
 
 def in_groups(manifests: list[Manifest], every: int) -> list[Manifest]:
     """The same, with two in so many of the waiting claims in one group."""
-    found = [*manifests]
+    grouped = [*manifests]
     waiting = [
-        n for n, m in enumerate(found) if m["kind"] == "DeviceClaim" and not m.get("status", {}).get("allocations")
+        n for n, m in enumerate(grouped) if m["kind"] == "DeviceClaim" and not m.get("status", {}).get("allocations")
     ]
     for first, second in zip(waiting[::every], waiting[1::every], strict=False):
         for number in (first, second):
-            metadata = found[number]["metadata"]
+            metadata = grouped[number]["metadata"]
             annotations = {**metadata.get("annotations", {}), "devalloc.io/group": f"g{first}"}
-            found[number] = {**found[number], "metadata": {**metadata, "annotations": annotations}}
-    return found
+            grouped[number] = {**grouped[number], "metadata": {**metadata, "annotations": annotations}}
+    return grouped
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -98,15 +98,15 @@ def test_a_contended_fleet_with_groups_is_proven_or_close(seed: int) -> None:
 
 def test_the_answer_does_not_depend_on_the_order_of_the_input() -> None:
     manifests = scenario(30, 80, seed=3, fill=0.7)
-    first = told(by_columns(manifests))
-    assert told(by_columns(manifests)) == first
+    first = comparable(by_columns(manifests))
+    assert comparable(by_columns(manifests)) == first
     random.Random(1).shuffle(manifests)
-    assert told(by_columns(manifests)) == first
+    assert comparable(by_columns(manifests)) == first
 
 
-def told(batch: Batch) -> object:
+def comparable(batch: Batch) -> object:
     names = [
-        (p.demand.key, p.node, [(e.slot.label, e.device.pool, e.device.name) for e in p.entries])
+        (p.demand.key, p.node, [(e.request.label, e.device.pool, e.device.name) for e in p.entries])
         for p in batch.placements
     ]
     return sorted(names), batch.levels
@@ -187,7 +187,7 @@ def test_nothing_to_give_is_an_answer_too() -> None:
     assert (batch.placements, batch.satisfied, batch.bounds) == ([], [0], [0])
 
 
-class BlindToTheHighest(Decider):
+class BlindToTheHighest(LevelSolver):
     """Finds nothing for claims of the highest priority, and proves what others prove."""
 
     def __post_init__(self) -> None:
@@ -208,7 +208,7 @@ class BlindToTheHighest(Decider):
 
 def test_where_a_first_fit_does_better_the_bounds_are_those_of_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is left for the lowest level depends on what those above it have, and with a first fit that is less."""
-    monkeypatch.setattr(allocate, "Decider", BlindToTheHighest)
+    monkeypatch.setattr(allocate, "LevelSolver", BlindToTheHighest)
     names = [f"{side}{n}" for side in "xy" for n in range(4)]
     own = [device(name, attributes={"side": name[0]}) for name in names]
 

@@ -6,16 +6,16 @@ import random
 
 import pytest
 
-from devalloc_solver import goals
-from devalloc_solver.columns import network
-from devalloc_solver.columns.counting import count_devices
-from devalloc_solver.columns.sharing import share_amounts
-from devalloc_solver.greedy import orders, place_greedily
-from devalloc_solver.holdings import Ledger
-from devalloc_solver.intake import read_documents
-from devalloc_solver.model import build_model
-from devalloc_solver.stages import prepare
-from tests.support.batches import Batch, by_columns, exact_counts
+from devalloc_solver.bounds.shared_amounts import make_shared_amount_bound
+from devalloc_solver.columns import state_network
+from devalloc_solver.columns.device_bound import make_device_bound
+from devalloc_solver.dialects.devmgmt.manifests import read_documents
+from devalloc_solver.exact import goals
+from devalloc_solver.exact.model import build_model
+from devalloc_solver.pipeline.devmgmt import prepare
+from devalloc_solver.place.greedy import candidate_orders, place_greedily
+from devalloc_solver.problem.allocations import Usage
+from tests.support.column_batches import Batch, by_columns, exact_counts
 from tests.support.manifests import Manifest, claim, device, device_class, pool
 from tests.support.random_fleets import documents
 
@@ -42,9 +42,9 @@ def first_fit(nodes: int, devices: int, asks: list[Ask]) -> list[int]:
     placed = dict.fromkeys(sorted({ask[0] for ask in asks}, reverse=True), 0)
     for priority, count, low, high in sorted(asks, key=lambda ask: (-ask[0], ask[1])):
         for own in free:
-            found = [i for i in sorted(own) if low <= i <= high][:count]
-            if len(found) == count:
-                own.difference_update(found)
+            chosen = [i for i in sorted(own) if low <= i <= high][:count]
+            if len(chosen) == count:
+                own.difference_update(chosen)
                 placed[priority] += 1
                 break
     return [*placed.values()]
@@ -53,7 +53,7 @@ def first_fit(nodes: int, devices: int, asks: list[Ask]) -> list[int]:
 @pytest.fixture
 def few_states(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes of two dozen devices already have too many states to look at."""
-    monkeypatch.setattr(network, "MOST_STATES", 1_000)
+    monkeypatch.setattr(state_network, "MAX_STATES", 1_000)
 
 
 @pytest.mark.usefixtures("few_states")
@@ -89,9 +89,9 @@ def test_counting_never_says_less_than_there_can_be(seed: int) -> None:
     exact = exact_counts(prepared) if prepared.units else None
     if exact is None:
         return
-    ledger = Ledger.of(prepared.snapshot, prepared.holdings)
-    counting = count_devices(prepared.snapshot, ledger, prepared.units)
-    sharing = share_amounts(prepared.snapshot, ledger, prepared.units)
+    ledger = Usage.of(prepared.snapshot, prepared.holdings)
+    counting = make_device_bound(prepared.snapshot, ledger, prepared.units)
+    sharing = make_shared_amount_bound(prepared.snapshot, ledger, prepared.units)
     higher: dict[int, int] = {}
     priorities = sorted({d.claim.priority for unit in prepared.units for d in unit.demands}, reverse=True)
     for priority, best in zip(priorities, exact, strict=True):
@@ -104,7 +104,7 @@ def test_counting_knows_where_there_are_too_few() -> None:
     """Three nodes with three devices each: nine devices, but no claim for four of them."""
     asks = [(0, 4, 0, 9), (0, 2, 0, 9), (0, 3, 0, 9)] * 4
     prepared = prepare(read_documents([*fleet(3, 3), *(manifest(n, ask) for n, ask in enumerate(asks))]))
-    counting = count_devices(prepared.snapshot, Ledger.of(prepared.snapshot, prepared.holdings), prepared.units)
+    counting = make_device_bound(prepared.snapshot, Usage.of(prepared.snapshot, prepared.holdings), prepared.units)
     assert counting.bound(0, {}) == 4, "no more than nine halves"
 
 
@@ -115,10 +115,10 @@ def test_what_amounts_allow_is_never_less_than_there_can_be(seed: int) -> None:
     own = [device(f"d{i}", resources={"a": str(rng.randint(2, 9)), "b": str(rng.randint(2, 9))}) for i in range(2)]
     content = [GPU, *(pool(f"p{n}", f"n{n}", devices=own) for n in range(2))]
     for number in range(9):
-        asked = {"a": str(rng.randint(1, 6)), "b": str(rng.randint(1, 6))}
+        amounts = {"a": str(rng.randint(1, 6)), "b": str(rng.randint(1, 6))}
         spec: Manifest = {
             "deviceClass": "gpu",
-            "requests": {name: asked[name] for name in rng.choice(["a", "b", "ab"])},
+            "requests": {name: amounts[name] for name in rng.choice(["a", "b", "ab"])},
         }
         notes = {"devalloc.io/priority": str(rng.choice([0, 0, 1]))}
         notes |= {"devalloc.io/group": "g"} if rng.random() < 0.2 else {}
@@ -127,7 +127,9 @@ def test_what_amounts_allow_is_never_less_than_there_can_be(seed: int) -> None:
     prepared = prepare(read_documents(content))
     exact = exact_counts(prepared)
     assert exact is not None
-    sharing = share_amounts(prepared.snapshot, Ledger.of(prepared.snapshot, prepared.holdings), prepared.units)
+    sharing = make_shared_amount_bound(
+        prepared.snapshot, Usage.of(prepared.snapshot, prepared.holdings), prepared.units
+    )
     higher: dict[int, int] = {}
     priorities = sorted({d.claim.priority for unit in prepared.units for d in unit.demands}, reverse=True)
     for priority, best in zip(priorities, exact, strict=True):
@@ -158,12 +160,12 @@ def test_who_takes_little_of_what_is_scarce_comes_first_and_the_bound_knows_how_
 def test_every_first_answer_is_right(seed: int) -> None:
     """In whatever order units come: what others hold by now is not given again, and high priorities go first."""
     prepared = prepare(read_documents(documents(random.Random(seed))))
-    for units in orders(prepared.units):
+    for units in candidate_orders(prepared.units):
         assert sorted(map(id, units)) == sorted(map(id, prepared.units))
         ranks = [unit.demands[0].claim.priority for unit in units]
         assert ranks == sorted(ranks, reverse=True)
-        found = place_greedily(prepared.snapshot, prepared.holdings, units, placement="pack", ends=None)
-        assert Batch(prepared, found, []).violations() == []
+        placements = place_greedily(prepared.snapshot, prepared.holdings, units, placement="pack", ends=None)
+        assert Batch(prepared, placements, []).violations() == []
 
 
 def test_a_first_answer_leaves_out_only_what_has_no_room() -> None:
@@ -171,7 +173,7 @@ def test_a_first_answer_leaves_out_only_what_has_no_room() -> None:
     prepared = prepare(read_documents([*fleet(2, 4), *(manifest(n, ask) for n, ask in enumerate(asks))]))
     placed = [
         len(place_greedily(prepared.snapshot, prepared.holdings, units, placement="pack", ends=None))
-        for units in orders(prepared.units)
+        for units in candidate_orders(prepared.units)
     ]
     assert placed[0] == 3, "small ones first: one and two here, two there, and nowhere is room for three"
     assert placed[-1] == 4, "as they come: one and three here, two and two there"
@@ -188,10 +190,10 @@ def test_deciding_together_says_the_same_as_one_by_one(seed: int, monkeypatch: p
 
     def chosen() -> tuple[list[int], object]:
         model = build_model(prepared.snapshot, prepared.holdings, prepared.units)
-        search, levels = goals.optimize(model, placement="pack", ends=None)
+        search, levels = goals.optimize_goals(model, placement="pack", ends=None)
         return [search.value(literal) for literal in model.satisfied], levels[:2]
 
     together = chosen()
-    monkeypatch.setattr(goals, "TOGETHER", 1)
+    monkeypatch.setattr(goals, "UNITS_PER_STEP", 1)
     assert chosen() == together
     assert 0 < sum(together[0]) < len(asks)

@@ -10,34 +10,34 @@ import numpy as np
 import pytest
 
 from benchmarks.fleets import scenario
-from devalloc_solver.columns import network as networks
 from devalloc_solver.columns import patterns
-from devalloc_solver.columns.board import Board, set_up
-from devalloc_solver.columns.geometry import Cell, Geometry
-from devalloc_solver.columns.kinds import split_units
-from devalloc_solver.columns.levels import Decider
-from devalloc_solver.columns.network import build_lattice
+from devalloc_solver.columns import state_network as networks
+from devalloc_solver.columns.bins import BinShape
+from devalloc_solver.columns.claim_kinds import group_units
+from devalloc_solver.columns.neighbourhood import OpenPacking
+from devalloc_solver.columns.node_geometry import DeviceCell, Geometry
 from devalloc_solver.columns.packing import Packing
-from devalloc_solver.columns.patterns import LocalClaim, LocalSlot, LocalWay, find_patterns
-from devalloc_solver.columns.pieces import Pile
-from devalloc_solver.columns.pricing import GRID, Appraiser, Goal, Prices
-from devalloc_solver.columns.shapes import Shape
+from devalloc_solver.columns.patterns import LocalChoice, LocalClaim, LocalRequest, find_patterns
+from devalloc_solver.columns.pricing import GRID, PathPricer, Prices, StageGoal
+from devalloc_solver.columns.priority_levels import LevelSolver
+from devalloc_solver.columns.state_network import build_lattice
+from devalloc_solver.columns.state_space import StateSpace, build_state_space
 from devalloc_solver.columns.symmetry import canonical, find_symmetries
-from devalloc_solver.holdings import Ledger
-from devalloc_solver.intake import read_documents
-from devalloc_solver.stages import prepare
+from devalloc_solver.dialects.devmgmt.manifests import read_documents
+from devalloc_solver.pipeline.devmgmt import prepare
+from devalloc_solver.problem.allocations import Usage
 
 
-def board_of(nodes: int, claims: int, seed: int) -> Board:
+def board_of(nodes: int, claims: int, seed: int) -> StateSpace:
     prepared = prepare(read_documents(scenario(nodes, claims, seed=seed, fill=0.4, partitioned=0.5)))
-    kinds, others = split_units(prepared.snapshot, prepared.units)
+    kinds, others = group_units(prepared.snapshot, prepared.units)
     assert not others
-    board, refused = set_up(prepared.snapshot, Ledger.of(prepared.snapshot, prepared.holdings), kinds, {})
+    board, refused = build_state_space(prepared.snapshot, Usage.of(prepared.snapshot, prepared.holdings), kinds, {})
     assert not refused
     return board
 
 
-def wanted(board: Board) -> list[int]:
+def wanted(board: StateSpace) -> list[int]:
     return [len(kind.units) for kind in board.kinds]
 
 
@@ -46,19 +46,19 @@ def wanted(board: Board) -> list[int]:
 
 def some_geometry(rng: random.Random) -> Geometry:
     cells = tuple(
-        Cell(rng.randrange(2), rng.choice([1, 1, 2]), (value(rng), value(rng)), (), None)
+        DeviceCell(rng.randrange(2), rng.choice([1, 1, 2]), (value(rng), value(rng)), (), None)
         for _ in range(rng.choice([2, 3, 4]))
     )
     return Geometry(cells, (), ((0,), (0,)))
 
 
 def some_claim(rng: random.Random) -> LocalClaim:
-    slots = tuple(
-        LocalSlot(rng.choice([(0,), (1,), (0, 1)]), count, count, rng.choice([(), (0,), (0, 1)]), (), ())
+    requests = tuple(
+        LocalRequest(rng.choice([(0,), (1,), (0, 1)]), count, count, rng.choice([(), (0,), (0, 1)]), (), ())
         for count in rng.choice([(1,), (2,), (1, 1), (2, 1)])
     )
-    relations = rng.choice([(), ((0, True, (0,)),), ((1, False, tuple(range(len(slots)))),)])
-    return LocalClaim(slots, rng.choice([(), (1,)]), relations, None)
+    relations = rng.choice([(), ((0, True, (0,)),), ((1, False, tuple(range(len(requests)))),)])
+    return LocalClaim(requests, rng.choice([(), (1,)]), relations, None)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -66,11 +66,13 @@ def test_patterns_are_all_smallest_sets_that_satisfy_a_way(seed: int) -> None:
     """Compared with all choices of single devices."""
     rng = random.Random(seed)
     geometry, claim = some_geometry(rng), some_claim(rng)
-    found = find_patterns(geometry, LocalWay((claim,)))
-    assert found is not None
-    assert {pattern.counts for pattern in found} == set(by_trial(geometry, claim))
-    for pattern in found:
-        assert [sum(count for _, count in take) for take in pattern.takes] == [slot.least for slot in claim.slots]
+    patterns = find_patterns(geometry, LocalChoice((claim,)))
+    assert patterns is not None
+    assert {pattern.counts for pattern in patterns} == set(by_trial(geometry, claim))
+    for pattern in patterns:
+        assert [sum(count for _, count in take) for take in pattern.takes] == [
+            request.least for request in claim.requests
+        ]
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -78,73 +80,79 @@ def test_claims_of_a_group_take_their_devices_side_by_side(seed: int) -> None:
     """What the one must match is nothing to the other."""
     rng = random.Random(seed)
     geometry, claims = some_geometry(rng), (some_claim(rng), some_claim(rng))
-    found = find_patterns(geometry, LocalWay(claims))
-    assert found is not None
+    patterns = find_patterns(geometry, LocalChoice(claims))
+    assert patterns is not None
     sizes = [cell.size for cell in geometry.cells]
     one, other = (set(by_trial(geometry, claim)) for claim in claims)
     sums = {tuple(map(sum, zip(a, b, strict=True))) for a in one for b in other}
-    assert {pattern.counts for pattern in found} == {s for s in sums if all(map(int.__le__, s, sizes))}
-    for pattern in found:
+    assert {pattern.counts for pattern in patterns} == {s for s in sums if all(map(int.__le__, s, sizes))}
+    for pattern in patterns:
         taken = [[tuple(p) for p in take] for take in pattern.takes]
-        assert [sum(n for _, n in take) for take in taken] == [s.least for claim in claims for s in claim.slots]
+        assert [sum(n for _, n in take) for take in taken] == [s.least for claim in claims for s in claim.requests]
 
 
-ONE_EACH = LocalSlot((0,), 1, 1, (0,), (), ())
+ONE_EACH = LocalRequest((0,), 1, 1, (0,), (), ())
 
 
 @pytest.mark.parametrize(
     "way",
-    [LocalWay((LocalClaim((ONE_EACH,), (), (), None),) * 8), LocalWay((LocalClaim((ONE_EACH,) * 8, (), (), None),))],
+    [
+        LocalChoice((LocalClaim((ONE_EACH,), (), (), None),) * 8),
+        LocalChoice((LocalClaim((ONE_EACH,) * 8, (), (), None),)),
+    ],
     ids=["claims", "details"],
 )
 def test_the_same_devices_in_another_order_are_not_looked_at_again(
-    way: LocalWay, monkeypatch: pytest.MonkeyPatch
+    way: LocalChoice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Eight of eight devices that something tells apart: as many sets as there are, and not as many orders."""
-    geometry = Geometry(tuple(Cell(0, 1, (frozenset({n}),), (), None) for n in range(8)), (), ((),))
-    monkeypatch.setattr(patterns, "MOST_TRIED", 8 * 2**8)
-    found = find_patterns(geometry, way)
-    assert found is not None
-    assert [pattern.counts for pattern in found] == [(1,) * 8]
+    geometry = Geometry(tuple(DeviceCell(0, 1, (frozenset({n}),), (), None) for n in range(8)), (), ((),))
+    monkeypatch.setattr(patterns, "MAX_TRIED", 8 * 2**8)
+    distinct = find_patterns(geometry, way)
+    assert distinct is not None
+    assert [pattern.counts for pattern in distinct] == [(1,) * 8]
 
 
 def test_what_has_too_many_sets_on_the_way_is_left_to_others() -> None:
     """Not even a pattern for every device is worth any number of choices; without enough devices there is none."""
-    geometry = Geometry(tuple(Cell(0, 1, (frozenset({n}),), (), None) for n in range(16)), (), ((),))
-    way = LocalWay((LocalClaim((ONE_EACH,), (), (), None),) * 16)
+    geometry = Geometry(tuple(DeviceCell(0, 1, (frozenset({n}),), (), None) for n in range(16)), (), ((),))
+    way = LocalChoice((LocalClaim((ONE_EACH,), (), (), None),) * 16)
     assert find_patterns(geometry, way) is None
     assert find_patterns(Geometry(geometry.cells[1:], (), ((),)), way) == []
 
 
 def test_choices_that_come_to_nothing_are_counted_too() -> None:
     """Any twelve of 64 devices with different amounts: hardly any has enough, and looking at all takes years."""
-    geometry = Geometry(tuple(Cell(n, 1, (), (), None) for n in range(64)), (), tuple((1000 + n,) for n in range(64)))
-    slot = LocalSlot(tuple(range(64)), 12, 12, (), ((0, 12_689),), ())
-    way = LocalWay((LocalClaim((slot,), (), (), None),))
+    geometry = Geometry(
+        tuple(DeviceCell(n, 1, (), (), None) for n in range(64)), (), tuple((1000 + n,) for n in range(64))
+    )
+    request = LocalRequest(tuple(range(64)), 12, 12, (), ((0, 12_689),), ())
+    way = LocalChoice((LocalClaim((request,), (), (), None),))
     assert find_patterns(geometry, way) is None
 
 
 def test_the_time_ends_a_search_for_patterns() -> None:
-    geometry = Geometry(tuple(Cell(0, 1, (frozenset({n}),), (), None) for n in range(12)), (), ((),))
-    way = LocalWay((LocalClaim((ONE_EACH,), (), (), None),) * 6)
+    geometry = Geometry(tuple(DeviceCell(0, 1, (frozenset({n}),), (), None) for n in range(12)), (), ((),))
+    way = LocalChoice((LocalClaim((ONE_EACH,), (), (), None),) * 6)
     assert find_patterns(geometry, way) is not None
     assert find_patterns(geometry, way, ends=time.monotonic() - 1) is None
 
 
 def test_values_that_too_few_devices_have_are_counted_too() -> None:
     """Two devices that match in what tells all of them apart, after any one: there are none, at each of 3,000."""
-    cells = tuple(Cell(0, 1, (frozenset({n}),), (), None) for n in range(3000))
-    slots = LocalSlot((0,), 1, 1, (), (), ()), LocalSlot((0,), 2, 2, (0,), (), ())
+    cells = tuple(DeviceCell(0, 1, (frozenset({n}),), (), None) for n in range(3000))
+    requests = LocalRequest((0,), 1, 1, (), (), ()), LocalRequest((0,), 2, 2, (0,), (), ())
     began = time.process_time()
     assert (
-        find_patterns(Geometry(cells, (), ((),)), LocalWay((LocalClaim(slots, (), (), None),)), most_tried=1000) is None
+        find_patterns(Geometry(cells, (), ((),)), LocalChoice((LocalClaim(requests, (), (), None),)), most_tried=1000)
+        is None
     )
     assert time.process_time() - began < 10, "looking at all takes minutes"
 
 
 def test_a_node_may_have_thousands_of_different_devices() -> None:
-    cells = tuple(Cell(0, 1, (frozenset({n}),), (), None) for n in range(3000))
-    way = LocalWay((LocalClaim((LocalSlot((0,), 2, 2, (), (), ()),), (), (), None),))
+    cells = tuple(DeviceCell(0, 1, (frozenset({n}),), (), None) for n in range(3000))
+    way = LocalChoice((LocalClaim((LocalRequest((0,), 2, 2, (), (), ()),), (), (), None),))
     assert find_patterns(Geometry(cells, (), ((),)), way) is None, "millions of pairs"
 
 
@@ -154,7 +162,7 @@ def test_all_ways_to_take_devices_of_cells_each_once(seed: int) -> None:
     left = [rng.randrange(4) for _ in range(rng.randrange(6))]
     own = sorted(rng.sample(range(len(left)), rng.randint(0, len(left))))
     total = rng.randrange(8)
-    takes = [*patterns._spread(own, left, total)]
+    takes = [*patterns._distributions(own, left, total)]
     counted = product(*(range(left[c] + 1) for c in own))
     assert len({*takes}) == len(takes)
     assert {*takes} == {
@@ -173,23 +181,23 @@ def by_trial(geometry: Geometry, way: LocalClaim) -> list[tuple[int, ...]]:
         return geometry.cells[devices[number]].values[attribute]
 
     def agree(numbers: list[int], attribute: int) -> bool:
-        found = [values(n, attribute) for n in numbers]
-        return None not in found and len(set(found)) <= 1
+        shared = [values(n, attribute) for n in numbers]
+        return None not in shared and len(set(shared)) <= 1
 
     def differ(numbers: list[int], attribute: int) -> bool:
-        found = [values(n, attribute) for n in numbers]
-        return None not in found and len(set(found)) == len(found)
+        shared = [values(n, attribute) for n in numbers]
+        return None not in shared and len(set(shared)) == len(shared)
 
     def choose(left: list[int], number: int) -> list[list[list[int]]]:
-        if number == len(way.slots):
+        if number == len(way.requests):
             return [[]]
         return [
             [list(own), *rest]
             for own in combinations(
-                [n for n in left if geometry.cells[devices[n]].color in way.slots[number].colors],
-                way.slots[number].least,
+                [n for n in left if geometry.cells[devices[n]].color in way.requests[number].colors],
+                way.requests[number].least,
             )
-            if all(agree(list(own), attribute) for attribute in way.slots[number].match)
+            if all(agree(list(own), attribute) for attribute in way.requests[number].match)
             for rest in choose([n for n in left if n not in own], number + 1)
         ]
 
@@ -197,8 +205,8 @@ def by_trial(geometry: Geometry, way: LocalClaim) -> list[tuple[int, ...]]:
     for chosen in choose([*range(len(devices))], 0):
         everything = [n for own in chosen for n in own]
         related = all(
-            (differ if distinct else agree)([n for slot in slots for n in chosen[slot]], attribute)
-            for attribute, distinct, slots in way.relations
+            (differ if distinct else agree)([n for request in requests for n in chosen[request]], attribute)
+            for attribute, distinct, requests in way.relations
         )
         if related and all(agree(everything, attribute) for attribute in way.match):
             counts.append(tuple(sum(devices[n] == c for n in everything) for c in range(len(geometry.cells))))
@@ -214,7 +222,7 @@ def roots(*free: tuple[int, int]) -> list[int]:
 
 
 TREE = [
-    Cell(kind, 2, (frozenset({numa}), frozenset({10 + 2 * numa + root})), (), None)
+    DeviceCell(kind, 2, (frozenset({numa}), frozenset({10 + 2 * numa + root})), (), None)
     for numa in range(2)
     for root in range(2)
     for kind in range(2)
@@ -246,7 +254,7 @@ def test_roots_of_a_numa_node_and_numa_nodes_change_places_but_roots_do_not_move
 
 
 def test_cells_of_different_colors_or_sizes_stay_apart() -> None:
-    cells = [Cell(0, 2, (), (), None), Cell(0, 1, (), (), None), Cell(1, 2, (), (), None)]
+    cells = [DeviceCell(0, 2, (), (), None), DeviceCell(0, 1, (), (), None), DeviceCell(1, 2, (), (), None)]
     assert find_symmetries(cells, 0) == []
 
 
@@ -264,7 +272,7 @@ def test_an_arc_takes_one_pattern_and_leaves_what_is_left(seed: int) -> None:
             row = lattice.rows[state]
             expected = set()
             for label, way in enumerate(lattice.ways):
-                patterns = shape.patterns[way] if isinstance(way, LocalWay) else shape.opens[way][1]
+                patterns = shape.patterns[way] if isinstance(way, LocalChoice) else shape.opens[way][1]
                 for pattern in np.concatenate([patterns, patterns @ shape.draws], axis=1):
                     if all(a >= b for a, b in zip(row.tolist(), pattern.tolist(), strict=True)):
                         expected.add((state, label, int(lattice.find((row - pattern)[None])[0])))
@@ -279,9 +287,9 @@ def test_two_states_of_one_hash_are_never_taken_for_one(monkeypatch: pytest.Monk
         assert lattice.find(lattice.rows).tolist() == [*range(len(rows))]
         return {(rows[a], rows[b]) for a, b in zip(lattice.source.tolist(), lattice.target.tolist(), strict=True)}
 
-    way = LocalWay((LocalClaim((LocalSlot((0, 1), 1, 1, (), (), ()),), (), (), None),))
-    cells = (Cell(0, 2, (), (), None), Cell(1, 2, (), (), None))
-    shape = Shape(cells, 0, (2, 2), {way: np.array([[1, 0], [0, 1]], dtype=np.int64)})
+    way = LocalChoice((LocalClaim((LocalRequest((0, 1), 1, 1, (), (), ()),), (), (), None),))
+    cells = (DeviceCell(0, 2, (), (), None), DeviceCell(1, 2, (), (), None))
+    shape = BinShape(cells, 0, (2, 2), {way: np.array([[1, 0], [0, 1]], dtype=np.int64)})
     expected = drawn()
     monkeypatch.setattr(networks, "MULTIPLIERS", np.ones(64, dtype=np.int64))
 
@@ -296,13 +304,13 @@ def test_two_states_of_one_hash_are_never_taken_for_one(monkeypatch: pytest.Monk
 def test_no_prices_give_a_bound_below_what_was_found(seed: int) -> None:
     """The bound holds for any prices, not only for those of the linear program."""
     board = board_of(5, 40, seed)
-    decider = Decider(board, board.supply(), wanted(board))
+    decider = LevelSolver(board, board.supply(), wanted(board))
     decider.decide()
-    found = decider.best.satisfied()
+    satisfied = decider.best.satisfied()
     lowest = board.priorities[-1]
     worth = {user: int(board.kinds[user[0]].priority == lowest) for users in board.network.users for user in users}
-    floors = {priority: found[priority] for priority in board.priorities if priority != lowest}
-    appraiser = Appraiser(board, Goal(worth, floors))
+    floors = {priority: satisfied[priority] for priority in board.priorities if priority != lowest}
+    appraiser = PathPricer(board, StageGoal(worth, floors))
     rng = random.Random(seed)
     for _ in range(10):
         prices = Prices(
@@ -310,17 +318,17 @@ def test_no_prices_give_a_bound_below_what_was_found(seed: int) -> None:
             {priority: rng.choice([0, rng.randrange(3 * GRID)]) for priority in floors},
         )
         bound = appraiser.bound(prices, appraiser.value(prices), board.supply(), wanted(board))
-        assert bound >= found[lowest]
+        assert bound >= satisfied[lowest]
 
 
 @pytest.mark.parametrize("room", [0, 200, 2000])
 def test_bounds_hold_where_not_all_states_were_looked_at(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = board_of(4, 40, 11)
-    best = Decider(whole, whole.supply(), wanted(whole))
+    best = LevelSolver(whole, whole.supply(), wanted(whole))
     best.decide()
-    monkeypatch.setattr("devalloc_solver.columns.board.MOST_PAIRS", room)
+    monkeypatch.setattr("devalloc_solver.columns.state_space.MAX_PAIRS", room)
     part = board_of(4, 40, 11)
-    less = Decider(part, part.supply(), wanted(part))
+    less = LevelSolver(part, part.supply(), wanted(part))
     less.decide()
     assert len(part.network.stubs) > 0
     for priority in whole.priorities:
@@ -335,9 +343,9 @@ def test_bounds_hold_where_not_all_states_were_looked_at(room: int, monkeypatch:
 def test_a_packing_taken_apart_can_be_put_together_again() -> None:
     board = board_of(8, 60, 4)
     supply = board.supply()
-    decider = Decider(board, supply, wanted(board))
+    decider = LevelSolver(board, supply, wanted(board))
     packing = decider.best
-    pile = Pile.of(packing, supply, wanted(board))
+    pile = OpenPacking.of(packing, supply, wanted(board))
     again = pile.pack(supply)
     assert isinstance(again, Packing)
     assert (again.free == packing.free).all()

@@ -11,11 +11,11 @@ from click.testing import CliRunner
 
 from devalloc.api.manifests import load
 from devalloc.cli.main import cli
+from devalloc_solver.dialects.resource_k8s.manifests import with_defaults
 from devalloc_solver.dra import AllocationError, allocate, solve_manifests
-from devalloc_solver.dra.documents import with_defaults
-from devalloc_solver.dra.fleet import ResourceFleet
-from tests.support.mutate import mutated
-from tests.support.shared import REPO
+from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet
+from tests.support.manifest_mutations import mutated
+from tests.support.repository import REPO
 
 DOCUMENTS = [document.content for document in load([REPO / "examples" / "dra"]).documents]
 ROUNDS = 25
@@ -38,14 +38,14 @@ def test_claims_are_allocated_or_the_error_says_what_is_wrong(seed: int) -> None
     claims = [with_defaults(one) for one in of("ResourceClaim", documents)]
     node = (of("Node", documents) or ["example-a"])[0]
 
-    told = ""
+    message = ""
     try:
         results = allocate(node, claims, of("DeviceClass", documents), of("ResourceSlice", documents))
     except AllocationError as error:
-        results, told = None, str(error)
+        results, message = None, str(error)
 
     assert results is None or len(results) == len(claims)
-    assert not told or " " in told
+    assert not message or " " in message
 
 
 @pytest.mark.parametrize("seed", range(ROUNDS))
@@ -56,7 +56,7 @@ def test_every_claim_of_a_cluster_is_answered(seed: int) -> None:
 
     assert all(one["allocated"] or one["reason"] for one in answer["claims"])
     assert len(answer["problems"]) + len(answer["claims"]) >= 3
-    fleet = ResourceFleet.from_manifests(documents)
+    fleet = ResourceClaimFleet.from_manifests(documents)
     for claim in of("ResourceClaim", documents):
         if isinstance(claim.get("metadata"), dict):
             fleet.allocate(claim)

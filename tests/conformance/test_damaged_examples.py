@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 from devalloc.api.manifests import load
 from devalloc.cli.main import cli
-from tests.support.mutate import mutated
-from tests.support.shared import REPO
+from tests.support.manifest_mutations import mutated
+from tests.support.repository import REPO
 
 EXAMPLES = sorted(path for path in (REPO / "examples").iterdir() if path.is_dir() and path.name != "dra")
 ROUNDS = 3

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from devalloc.controller.placing import solve_with_machines
-from devalloc.controller.resourceclaims.solver import WarmCluster
-from devalloc.controller.warm import WarmSolver
+from devalloc.controller.reconcile.resource_claims.warm_solver import IncrementalResourceSolver
+from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
+from devalloc.controller.reconcile.warm_solver import IncrementalSolver
 from devalloc_solver import Fleet, dra, solve_manifests
 from tests.support.manifests import Manifest, claim, device, device_class, pool
 
@@ -81,7 +81,7 @@ SLICE = {
 
 
 def resource_claim(name: str, *requests: list[str]) -> Manifest:
-    asked = [
+    content = [
         {
             "name": f"r{number}",
             "exactly": {
@@ -97,7 +97,7 @@ def resource_claim(name: str, *requests: list[str]) -> Manifest:
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaim",
         "metadata": {"namespace": "default", "name": name, "uid": name},
-        "spec": {"devices": {"requests": asked}},
+        "spec": {"devices": {"requests": content}},
     }
 
 
@@ -115,18 +115,18 @@ def by_name(answers: list[dict[str, Any]]) -> Answers:
 
 def allocated(evil: Manifest) -> Answers:
     try:
-        found = dra.allocate("n", [evil], [CLASS], [SLICE], deadline=DEADLINE)
+        allocation = dra.allocate("n", [evil], [CLASS], [SLICE], deadline=DEADLINE)
     except dra.AllocationError as error:
         return {"evil": {"allocated": False, "exceeded": error.exceeded, "message": str(error)}}
-    return {"evil": {"allocated": found is not None}}
+    return {"evil": {"allocated": allocation is not None}}
 
 
 def explained(evil: Manifest) -> Answers:
     try:
-        found = dra.explain("n", [evil], [CLASS], [SLICE], deadline=DEADLINE)
+        explanation = dra.explain("n", [evil], [CLASS], [SLICE], deadline=DEADLINE)
     except dra.AllocationError as error:
         return {"evil": {"allocated": False, "exceeded": error.exceeded, "message": str(error)}}
-    return {"evil": {"allocated": found["reason"] is None, **found}}
+    return {"evil": {"allocated": explanation["reason"] is None, **explanation}}
 
 
 def solved(evil: Manifest) -> Answers:
@@ -144,7 +144,7 @@ def all_at_once(evil: Manifest) -> Answers:
 
 
 def by_the_controller(evil: Manifest) -> Answers:
-    cluster = WarmCluster()
+    cluster = IncrementalResourceSolver()
     cluster.tell({("ResourceSlice", "", "n"): SLICE, ("DeviceClass", "", "gpu"): CLASS})
     return by_name(cluster.solve([evil, VICTIM], DEADLINE))
 
@@ -192,7 +192,7 @@ def all_at_once_own(evil: Manifest) -> Answers:
 
 
 def by_the_controller_own(evil: Manifest) -> Answers:
-    return by_name(WarmSolver()([GPU, POOL, evil, PLAIN], placement="pack", deadline=DEADLINE)["claims"])
+    return by_name(IncrementalSolver()([GPU, POOL, evil, PLAIN], placement="pack", deadline=DEADLINE)["claims"])
 
 
 def by_the_command(evil: Manifest) -> Answers:
@@ -203,12 +203,12 @@ def by_the_command(evil: Manifest) -> Answers:
 def held(entry: Callable[[Manifest], Answers], evil: Manifest) -> None:
     """The entry point keeps its deadline; the neighbour has its device, and the claim a true reason."""
     began, worked = time.monotonic(), time.process_time()
-    found = entry(evil)
+    by_name = entry(evil)
     took, worked = time.monotonic() - began, time.process_time() - worked
 
     in_time(took, worked)
-    assert found.get("victim", {"allocated": True})["allocated"]
-    one = found["evil"]
+    assert by_name.get("victim", {"allocated": True})["allocated"]
+    one = by_name["evil"]
     assert one["allocated"] or one.get("exceeded"), one
 
 

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from devalloc_solver.dra import explain, solve_manifests
-from devalloc_solver.dra.fleet import ResourceFleet
-from tests.support.dra import ANY, claim, counter_slice, device, request, slice_
+from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet
+from tests.support.dra_builders import ANY, claim, counter_slice, device, request, slice_
 
 EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "120"))
 BATCH = 40
@@ -131,17 +131,17 @@ def drawn(rng: Random, *, nodes: int | None = None) -> Case:
     held: list[Held] = []
     for number in range(rng.randint(1, 7)):
         node = rng.choice(names)
-        mine: list[Held] = []
+        own: list[Held] = []
         order = [d for d in devices if d.node in (None, node)]
         rng.shuffle(order)
         wanted = rng.choice([1, 1, 1, 2, 3])
         for one in order:
             item = Held(one, rng.randint(1, 5) if one.kind == "shared" else 0)
-            if len(mine) < wanted and is_possible([*held, *mine, item]):
-                mine.append(item)
-        if mine:
-            holders.append((f"h{number}", tuple(mine)))
-            held += mine
+            if len(own) < wanted and is_possible([*held, *own, item]):
+                own.append(item)
+        if own:
+            holders.append((f"h{number}", tuple(own)))
+            held += own
     asks = tuple(_ask(rng) for _ in range(rng.choice([1, 1, 2])))
     return Case(names, devices, tuple(holders), asks, rng.random() < 0.3)
 
@@ -178,15 +178,15 @@ def slices_of(case: Case) -> list[Manifest]:
     pools: dict[str, list[Device]] = {}
     for one in case.devices:
         pools.setdefault(one.pool, []).append(one)
-    found = []
+    slices = []
     for pool, some in pools.items():
         node, is_card = some[0].node, bool(some[0].slices)
         where = {"allNodes": True} if node is None else {"nodeName": node}
         spec = {"pool": pool, "count": 2 if is_card else 1, **where}
-        found.append(slice_(pool, [_device(one) for one in some], **deepcopy(spec)))
+        slices.append(slice_(pool, [_device(one) for one in some], **deepcopy(spec)))
         if is_card:
-            found.append(counter_slice(f"{pool}-counters", {"card": {f"m{i}": "1" for i in range(COUNTERS)}}, **spec))
-    return found
+            slices.append(counter_slice(f"{pool}-counters", {"card": {f"m{i}": "1" for i in range(COUNTERS)}}, **spec))
+    return slices
 
 
 def _device(one: Device) -> Manifest:
@@ -215,40 +215,40 @@ def holder(name: str, items: Sequence[Held]) -> Manifest:
         if item.device.kind == "shared":
             result |= {"shareID": f"{name}-{number}", "consumedCapacity": {"memory": str(item.memory)}}
         results.append(result)
-    asked = claim(*(request(f"r{number}") for number in range(len(items))), name=name)
-    return asked | {"status": {"allocation": {"devices": {"results": results}}}}
+    spec = claim(*(request(f"r{number}") for number in range(len(items))), name=name)
+    return spec | {"status": {"allocation": {"devices": {"results": results}}}}
 
 
-def cold(case: Case, gone: Iterable[str] = (), asked: Manifest | None = None) -> Manifest:
+def cold(case: Case, gone: Iterable[str] = (), pending: Manifest | None = None) -> Manifest:
     """The answer of a solve of the whole cluster."""
-    answers = solve_manifests(_documents(case, gone, asked or waiting(case.asks, match=case.match)))["claims"]
+    answers = solve_manifests(_documents(case, gone, pending or waiting(case.asks, match=case.match)))["claims"]
     return dict(next(one for one in answers if one["name"] == "x"))
 
 
-def _documents(case: Case, gone: Iterable[str], asked: Manifest) -> list[Manifest]:
+def _documents(case: Case, gone: Iterable[str], pending: Manifest) -> list[Manifest]:
     nodes = [{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}} for name in case.nodes]
     held = [holder(name, items) for name, items in case.holders if name not in {*gone}]
-    kinds = {"DeviceClass": [ANY], "ResourceSlice": slices_of(case), "ResourceClaim": [*held, asked]}
+    kinds = {"DeviceClass": [ANY], "ResourceSlice": slices_of(case), "ResourceClaim": [*held, pending]}
     return nodes + [{"apiVersion": API, "kind": kind, **one} for kind, some in kinds.items() for one in some]
 
 
 def warm(case: Case) -> Manifest:
     """The answer of a fleet that has been asked before."""
-    *documents, asked = _documents(case, (), waiting(case.asks, match=case.match))
-    fleet = ResourceFleet.from_manifests(documents)
-    fleet.allocate({**deepcopy(asked), "metadata": {"namespace": "default", "name": "before"}})
+    *documents, pending = _documents(case, (), waiting(case.asks, match=case.match))
+    fleet = ResourceClaimFleet.from_manifests(documents)
+    fleet.allocate({**deepcopy(pending), "metadata": {"namespace": "default", "name": "before"}})
     if fleet.holds("default", "before"):
         fleet.release("default", "before")
-    return fleet.allocate(asked)
+    return fleet.allocate(pending)
 
 
 def on_a_node(case: Case) -> Manifest:
     """What ``explain`` says of a case of one node."""
     held = [holder(name, items) for name, items in case.holders]
-    asked = waiting(case.asks, match=case.match)
-    found = explain(case.nodes[0], [*held, asked], [ANY], slices_of(case))
-    (mine,) = (one for one in found["claims"] if one["name"] == "x")
-    return {**found, "allocated": found["reason"] is None, "funnel": mine["requests"]}
+    pending = waiting(case.asks, match=case.match)
+    explanation = explain(case.nodes[0], [*held, pending], [ANY], slices_of(case))
+    (own,) = (one for one in explanation["claims"] if one["name"] == "x")
+    return {**explanation, "allocated": explanation["reason"] is None, "funnel": own["requests"]}
 
 
 # -- what holds --------------------------------------------------------------------------------------------------------
@@ -260,24 +260,24 @@ def faults(case: Case, answer: Manifest) -> list[str]:
         return [f"allocated is {answer['allocated']}"]
     if answer["allocated"]:
         return []
-    found = [*wrong_rows(case, answer["funnel"])]
+    problems = [*wrong_rows(case, answer["funnel"])]
     everyone = [name for name, _ in case.holders]
     if not fits(case, everyone):
-        return found  # no release helps, and what else must change is judged elsewhere
+        return problems  # no release helps, and what else must change is judged elsewhere
     if answer["reason"] != "DevicesInUse":
-        return [*found, f"reason {answer['reason']}"]
+        return [*problems, f"reason {answer['reason']}"]
     named = [blocker["name"] for blocker in answer["blockers"] if blocker["kind"] == "claim"]
     if len(named) != len(answer["blockers"]) or not named:
-        return [*found, f"blockers {answer['blockers']}"]
+        return [*problems, f"blockers {answer['blockers']}"]
     alone = [name for name in everyone if fits(case, [name])]
     if alone and (len(named) > 1 or named[0] not in alone):
-        found.append(f"{named} in place of one of {alone}")
+        problems.append(f"{named} in place of one of {alone}")
     if not fits(case, named):
-        found.append(f"the release of {named} does not help")
-    found += [f"{name} of {named} can stay" for name in named if fits(case, {*named} - {name})]
+        problems.append(f"the release of {named} does not help")
+    problems += [f"{name} of {named} can stay" for name in named if fits(case, {*named} - {name})]
     if not cold(case, named)["allocated"]:
-        found.append(f"the solver does not see that the release of {named} helps")
-    return found
+        problems.append(f"the solver does not see that the release of {named} helps")
+    return problems
 
 
 def wrong_rows(case: Case, funnels: Sequence[Manifest]) -> Iterator[str]:
@@ -285,9 +285,9 @@ def wrong_rows(case: Case, funnels: Sequence[Manifest]) -> Iterator[str]:
         rows = Counter(row(case, ask, one) for one in case.devices if ask.takes(one))
         # ``explain`` of one node has a step for devices that are in use, before it asks what else they are.
         names = ["free", "excluded"] + (["inUse"] if funnel["matching"] == rows.total() else [])
-        told, true = ({name: some[name] for name in names} for some in (funnel, rows))
-        if told != true:
-            yield f"{ask}: the funnel has {told}, true is {true}"
+        shown, true = ({name: some[name] for name in names} for some in (funnel, rows))
+        if shown != true:
+            yield f"{ask}: the funnel has {shown}, true is {true}"
 
 
 @pytest.mark.parametrize("first", range(0, EXAMPLES, BATCH))
@@ -306,13 +306,13 @@ def test_blockers_and_funnels_of_a_node_are_true(first: int) -> None:
 
 
 def _judge(first: int, answer: Any, nodes: int | None) -> None:
-    told, lost = {}, 0
+    by_seed, lost = {}, 0
     for seed in range(first, first + BATCH):
         case = drawn(Random(seed), nodes=nodes)
         given = answer(case)
         lost += not given["allocated"]
-        told[seed] = faults(case, given)
-    assert {seed: found for seed, found in told.items() if found} == {}
+        by_seed[seed] = faults(case, given)
+    assert {seed: problems for seed, problems in by_seed.items() if problems} == {}
     assert lost > BATCH // 4
 
 
@@ -321,13 +321,13 @@ def test_what_the_funnel_calls_free_can_be_had_alone_and_nothing_else(seed: int)
     """Judged by the solver itself, device by device."""
     case = drawn(Random(seed))
     ask = replace(case.asks[0], count=1)
-    mine = [one for one in case.devices if ask.takes(one)]
-    can = sum(cold(case, (), waiting([ask], match=False, only=one))["allocated"] for one in mine)
+    taken = [one for one in case.devices if ask.takes(one)]
+    can = sum(cold(case, (), waiting([ask], match=False, only=one))["allocated"] for one in taken)
     hopeless = replace(case, asks=(replace(ask, count=12),), match=False)
 
     (funnel,) = cold(hopeless)["funnel"]
 
-    assert (funnel["matching"], funnel["free"]) == (len(mine), can)
+    assert (funnel["matching"], funnel["free"]) == (len(taken), can)
 
 
 @pytest.mark.parametrize("answer", [cold, warm, on_a_node])

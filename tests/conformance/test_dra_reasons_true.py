@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from devalloc_solver import dra
-from tests.support.data import resource_claim_cases
-from tests.support.dra import claim, counter_slice, device, devices, request, slice_
+from tests.support.dra_builders import claim, counter_slice, device, devices, request, slice_
+from tests.support.reference_data import resource_claim_cases
 
 Content = dict[str, Any]
 CLASS = {"metadata": {"name": "any"}, "spec": {}}
@@ -99,14 +99,14 @@ def test_what_fits_has_no_reason() -> None:
 
 
 def _judge(content: Content) -> list[Content]:
-    found = dra.explain(**content)
-    blockers: list[Content] = found["blockers"]
-    assert found["reason"], found
-    assert blockers, found
-    assert _fits(_remedied(content, blockers)), found["message"]
+    explanation = dra.explain(**content)
+    blockers: list[Content] = explanation["blockers"]
+    assert explanation["reason"], explanation
+    assert blockers, explanation
+    assert _fits(_remedied(content, blockers)), explanation["message"]
     for size in range(len(blockers)):
         for part in combinations(blockers, size):
-            assert not _fits(_remedied(content, part)), (found["message"], "and this is enough:", part)
+            assert not _fits(_remedied(content, part)), (explanation["message"], "and this is enough:", part)
     return blockers
 
 
@@ -171,36 +171,36 @@ def _listed(content: Content, blocker: Mapping[str, Any]) -> tuple[list[Any], in
 
 
 def _at(content: Content, path: str, blocker: Mapping[str, Any]) -> Any:
-    found: Any = _claim_of(content, blocker)
+    value: Any = _claim_of(content, blocker)
     for part in path.split("."):
         name, _, index = part.rstrip("]").partition("[")
-        found = found[name][int(index)] if index else found[name]
-    return found
+        value = value[name][int(index)] if index else value[name]
+    return value
 
 
 def _supply(slices: Sequence[Content], blocker: Mapping[str, Any], node: Any) -> None:
-    mine = [
+    specs = [
         s["spec"]
         for s in slices
         if (s["spec"]["driver"], s["spec"]["pool"]["name"]) == (blocker["driver"], blocker["pool"])
     ]
-    assert mine
+    assert specs
     match blocker["kind"]:
         case "taint":
             named = {field: blocker[field] for field in ("key", "value", "effect") if field in blocker}
-            for one in (d for spec in mine for d in spec.get("devices") or () if d["name"] == blocker["device"]):
+            for one in (d for spec in specs for d in spec.get("devices") or () if d["name"] == blocker["device"]):
                 one["taints"] = [t for t in one["taints"] if t != named]
         case "counter":
-            for counters in (s for spec in mine for s in spec.get("sharedCounters") or ()):
+            for counters in (s for spec in specs for s in spec.get("sharedCounters") or ()):
                 if counters["name"] == blocker["counterSet"]:
                     counters["counters"][blocker["counter"]]["value"] = blocker["needed"]
         case "pool":
-            newest = max(spec["pool"].get("generation", 0) for spec in mine)
-            for spec in mine:
-                spec["pool"]["resourceSliceCount"] = sum(s["pool"].get("generation", 0) == newest for s in mine)
+            newest = max(spec["pool"].get("generation", 0) for spec in specs)
+            for spec in specs:
+                spec["pool"]["resourceSliceCount"] = sum(s["pool"].get("generation", 0) == newest for s in specs)
         case "node":
             name = node if isinstance(node, str) else node["metadata"]["name"]
-            for spec in mine:
+            for spec in specs:
                 for field in ("nodeSelector", "allNodes", "perDeviceNodeSelection"):
                     spec.pop(field, None)
                 spec["nodeName"] = name

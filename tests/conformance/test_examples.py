@@ -13,16 +13,17 @@ import yaml
 
 from devalloc.api.decode import decode
 from devalloc.api.manifests import load
-from devalloc.controller.placing import solve_with_machines
-from devalloc.inventory.pciids import Model
-from tests.support import dev_cluster, kube_node, readme
-from tests.support.shared import REPO
+from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
+from devalloc.inventory.pci_ids import DeviceModel
+from tests.support import console_blocks, kube_node
+from tests.support.repository import REPO
+from tools import dev_cluster
 
 FOLDERS = sorted(path for path in (REPO / "examples").iterdir() if path.is_dir())
 EXAMPLES = [path for path in FOLDERS if path.name not in ("dra", "pods")]
 """Those of our own API; those of resource.k8s.io have their tests with that dialect and on a cluster."""
 DOCUMENTS = [REPO / "README.md", *sorted((REPO / "docs").glob("*.md")), *(path / "README.md" for path in FOLDERS)]
-BLOCKS = [block for document in DOCUMENTS if document.exists() for block in readme.blocks(document)]
+BLOCKS = [block for document in DOCUMENTS if document.exists() for block in console_blocks.blocks(document)]
 _EXPECT = re.compile(r"^```yaml expect\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -50,7 +51,7 @@ def test_models_are_written_as_discovery_publishes_them() -> None:
     names, vendor = set(), 0
     for line in database.splitlines():
         if line.startswith("\t"):
-            names.add(Model.of(vendor, line[7:].strip()).name)
+            names.add(DeviceModel.of(vendor, line[7:].strip()).name)
         elif line[:1] not in ("", "#"):
             vendor = int(line[:4], 16)
     names |= {"A2", "A16"}  # which share an ID; their subsystem tells them apart
@@ -109,8 +110,8 @@ def test_the_answer_is_the_expected_one(example: Path) -> None:
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
-def test_commands_print_what_the_documents_show(block: readme.Block) -> None:
-    if readme.UPDATE:
-        readme.update(block.file)
+def test_commands_print_what_the_documents_show(block: console_blocks.Block) -> None:
+    if console_blocks.UPDATE:
+        console_blocks.update(block.file)
     else:
-        assert readme.run(block.command) == block.output
+        assert console_blocks.run(block.command) == block.output

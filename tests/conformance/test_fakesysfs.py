@@ -12,9 +12,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tests.support import cards
-from tests.support.fakesysfs import FakeSysfs
-from tests.support.faketree import memory_folder
+from tests.support import pci_cards
+from tests.support.fake_sysfs import FakeSysfs
+from tests.support.fake_tree import memory_folder
 from tests.support.recordings import unpack
 
 PF, VF0 = "0000:41:00.0", "0000:41:10.0"
@@ -44,7 +44,7 @@ def host() -> Iterator[FakeSysfs]:
 
 class TestLayout:
     def test_devices_stand_below_their_root_port_and_bus_links_lead_there(self, host: FakeSysfs) -> None:
-        host.add(cards.nic(PF))
+        host.add(pci_cards.nic(PF))
         link = host.sys / "bus/pci/devices" / PF
         assert os.readlink(link) == "../../../devices/pci0000:00/0000:00:08.1/0000:41:00.0"
         assert (link / "driver").resolve().name == "igb"
@@ -52,25 +52,25 @@ class TestLayout:
         assert (host.sys / "class/net/eth0/device").resolve() == link.resolve()
 
     def test_a_32_bit_domain_and_an_own_root(self, host: FakeSysfs) -> None:
-        host.add(cards.nvme("10000:01:00.0"))
-        host.add(cards.gpu("0000:82:00.0", ports=("0000:80:01.0",)))
+        host.add(pci_cards.nvme("10000:01:00.0"))
+        host.add(pci_cards.gpu("0000:82:00.0", ports=("0000:80:01.0",)))
         assert host.path("10000:01:00.0") == "devices/pci10000:00/10000:00:00.1/10000:01:00.0"
         assert host.path("0000:82:00.0") == "devices/pci0000:80/0000:80:01.0/0000:82:00.0"
 
     def test_every_preset_plugs_in_and_leaves_again(self, host: FakeSysfs) -> None:
         presets = [
-            cards.gpu(),
-            cards.gpu_audio(),
-            cards.amd_gpu(),
-            cards.nic(),
-            cards.connectx(),
-            cards.plain_nic(),
-            cards.nvme(),
-            cards.accelerator(),
-            cards.bmc_vga(),
-            cards.a2_vgpu_card(vfs=16),
-            cards.t4_vgpu_card(),
-            cards.l40s_vgpu_card(vfs=32),
+            pci_cards.gpu(),
+            pci_cards.gpu_audio(),
+            pci_cards.amd_gpu(),
+            pci_cards.nic(),
+            pci_cards.connectx(),
+            pci_cards.plain_nic(),
+            pci_cards.nvme(),
+            pci_cards.accelerator(),
+            pci_cards.bmc_vga(),
+            pci_cards.a2_vgpu_card(vfs=16),
+            pci_cards.t4_vgpu_card(),
+            pci_cards.l40s_vgpu_card(vfs=32),
         ]
         for card in presets:
             host.add(card)
@@ -83,7 +83,7 @@ class TestLayout:
     def test_names_and_contents_are_those_of_the_recorded_igb(self, host: FakeSysfs, tmp_path: Path) -> None:
         recorded = unpack("igb-guest", tmp_path / "recorded", whole=True)
         host.add(
-            cards.nic(
+            pci_cards.nic(
                 PF,
                 ports=("0000:40:00.0",),
                 vfs=3,
@@ -93,8 +93,8 @@ class TestLayout:
             )
         )
         path = Path(host.path(PF))
-        mine, theirs = host.sys / path, recorded / "sys" / path
-        assert {p.name for p in mine.iterdir()} <= {p.name for p in theirs.iterdir()}
+        own, theirs = host.sys / path, recorded / "sys" / path
+        assert {p.name for p in own.iterdir()} <= {p.name for p in theirs.iterdir()}
         same = [
             "vendor",
             "device",
@@ -115,15 +115,15 @@ class TestLayout:
             "net/eth1/type",
             "net/eth1/mtu",
         ]
-        assert {n: (mine / n).read_text() for n in same} == {n: (theirs / n).read_text() for n in same}
-        assert set((mine / "uevent").read_text().split()) <= set((theirs / "uevent").read_text().split())
+        assert {n: (own / n).read_text() for n in same} == {n: (theirs / n).read_text() for n in same}
+        assert set((own / "uevent").read_text().split()) <= set((theirs / "uevent").read_text().split())
         links = ["driver", "subsystem", "virtfn0", "virtfn1", "virtfn2", "../0000:41:10.0/physfn"]
-        assert [os.readlink(mine / n) for n in links] == [os.readlink(theirs / n) for n in links]
+        assert [os.readlink(own / n) for n in links] == [os.readlink(theirs / n) for n in links]
 
 
 class TestDrivers:
     def test_override_and_probe_move_a_function_to_vfio_pci_and_back(self, host: FakeSysfs) -> None:
-        host.add(cards.nic(PF))
+        host.add(pci_cards.nic(PF))
         device = f"bus/pci/devices/{PF}"
         host.store(f"{device}/driver_override", "vfio-pci")
         host.store("bus/pci/drivers_probe", PF)
@@ -141,21 +141,21 @@ class TestDrivers:
         assert (host.sys / "class/net/eth0").exists()
 
     def test_refusals(self, host: FakeSysfs) -> None:
-        host.add(cards.nic(PF))
+        host.add(pci_cards.nic(PF))
         assert refusal(lambda: host.bind("igb", PF)) == "EBUSY"
         assert refusal(lambda: host.bind("vfio-pci", PF)) == "ENODEV"  # without an override it does not match
         assert refusal(lambda: host.unbind("vfio-pci", PF)) == "ENODEV"
         assert refusal(lambda: host.unbind("igb", "0000:99:00.0")) == "ENODEV"
 
     def test_vfio_pci_does_not_take_a_function_without_a_group(self, host: FakeSysfs) -> None:
-        host.add(cards.nic(PF, driver=None, iommu_group=None))
+        host.add(pci_cards.nic(PF, driver=None, iommu_group=None))
         host.set_override(PF, "vfio-pci")
         assert refusal(lambda: host.bind("vfio-pci", PF)) == "EINVAL"
 
 
 class TestSriov:
     def test_vfs_appear_at_offset_and_stride(self, host: FakeSysfs) -> None:
-        host.add(cards.nic(PF))
+        host.add(pci_cards.nic(PF))
         host.events.clear()
         host.store(f"bus/pci/devices/{PF}/sriov_numvfs", "3")
         assert host.vf_addresses(PF)[:3] == ["0000:41:10.0", "0000:41:10.2", "0000:41:10.4"] == host.functions[PF].vfs
@@ -164,11 +164,13 @@ class TestSriov:
         assert [e.action for e in host.events if e.subsystem == "pci"].count("add") == 3
 
     def test_vfs_that_do_not_fit_on_the_bus_go_to_the_next(self, host: FakeSysfs) -> None:
-        host.add(cards.nic(PF, sriov=cards.Sriov(64, offset=250, stride=4, vf_device=0x10CA, vf_driver="igbvf")))
+        host.add(
+            pci_cards.nic(PF, sriov=pci_cards.Sriov(64, offset=250, stride=4, vf_device=0x10CA, vf_driver="igbvf"))
+        )
         assert host.vf_addresses(PF)[1:3] == ["0000:41:1f.6", "0000:42:00.2"]
 
     def test_the_count_changes_only_through_zero(self, host: FakeSysfs) -> None:
-        host.add(cards.nic(PF, vfs=3))
+        host.add(pci_cards.nic(PF, vfs=3))
         host.set_numvfs(PF, 3)
         assert refusal(lambda: host.set_numvfs(PF, 5)) == "EBUSY"
         assert refusal(lambda: host.set_numvfs(PF, 99)) == "ERANGE"
@@ -179,11 +181,11 @@ class TestSriov:
         assert (host.functions[PF].vfs, VF0 in host.functions, dangling(host)) == ([], False, [])
 
     def test_only_the_driver_of_the_pf_makes_vfs(self, host: FakeSysfs) -> None:
-        host.add(cards.nic(PF, driver="vfio-pci"))
+        host.add(pci_cards.nic(PF, driver="vfio-pci"))
         assert refusal(lambda: host.set_numvfs(PF, 1)) == "ENOENT"
 
     def test_without_autoprobe_vfs_have_no_driver(self, host: FakeSysfs) -> None:
-        host.add(cards.nic(PF))
+        host.add(pci_cards.nic(PF))
         host.store(f"bus/pci/devices/{PF}/sriov_drivers_autoprobe", "0")
         host.set_numvfs(PF, 1)
         assert host.driver_of(VF0) is None
@@ -200,7 +202,7 @@ class TestVgpu:
     def test_with_three_live_4c_a_free_vf_of_the_a2_shows_the_recorded_numbers(
         self, host: FakeSysfs, tmp_path: Path
     ) -> None:
-        host.add(cards.a2_vgpu_card(A2, vfs=16))
+        host.add(pci_cards.a2_vgpu_card(A2, vfs=16))
         for vf, uuid in zip(A2_VFS, UUIDS[:3], strict=False):
             host.store(f"class/mdev_bus/{vf}/mdev_supported_types/nvidia-754/create", uuid)
         recording = unpack("harvester-pcidevices", tmp_path / "r")
@@ -212,7 +214,7 @@ class TestVgpu:
         assert self.available(host, "0000:08:01.7") == recorded
 
     def test_one_instance_a_vf_and_none_over_the_framebuffer(self, host: FakeSysfs) -> None:
-        host.add(cards.a2_vgpu_card(A2, vfs=16))
+        host.add(pci_cards.a2_vgpu_card(A2, vfs=16))
         host.vgpu.create(A2_VFS[0], "nvidia-747", UUIDS[0])
         assert refusal(lambda: host.vgpu.create(A2_VFS[0], "nvidia-747", UUIDS[1])) == "ENOSPC"
         assert refusal(lambda: host.vgpu.create(A2_VFS[1], "nvidia-746", UUIDS[1])) == "ENOSPC"  # another size
@@ -224,13 +226,13 @@ class TestVgpu:
         assert dangling(host) == []
 
     def test_a_card_without_sriov_offers_its_profiles_itself(self, host: FakeSysfs) -> None:
-        t4 = host.add(cards.t4_vgpu_card())
+        t4 = host.add(pci_cards.t4_vgpu_card())
         assert self.available(host, t4)["nvidia-226"] == ("GRID T4-4Q", "4")
         host.vgpu.create(t4, "nvidia-226", UUIDS[0])
         assert self.available(host, t4)["nvidia-226"][1] == "3"
 
     def test_the_vendor_layout_shrinks_its_lists(self, host: FakeSysfs) -> None:
-        host.add(cards.l40s_vgpu_card(vfs=2))
+        host.add(pci_cards.l40s_vgpu_card(vfs=2))
         first, second = (f"bus/pci/devices/{vf}/nvidia" for vf in ("0000:26:00.4", "0000:26:00.5"))
         assert host.read(f"{first}/creatable_vgpu_types").startswith("ID    : vGPU Name\n1145  : NVIDIA L40S-1B\n")
         host.store(f"{first}/current_vgpu_type", "1155")  # 24Q: half of the card
@@ -243,13 +245,13 @@ class TestVgpu:
         assert "L40S-48Q" in host.read(f"{second}/creatable_vgpu_types")
 
     def test_an_empty_l40s_lists_what_the_recorded_one_lists(self, host: FakeSysfs, tmp_path: Path) -> None:
-        host.add(cards.l40s_vgpu_card(vfs=1))
+        host.add(pci_cards.l40s_vgpu_card(vfs=1))
         name = "bus/pci/devices/0000:26:00.4/nvidia/creatable_vgpu_types"
         recorded = (unpack("harvester-pcidevices", tmp_path / "r") / "sys" / name).read_text()
         assert (host.sys / name).read_text().split() == recorded.split()
 
     def test_instances_go_with_their_driver(self, host: FakeSysfs) -> None:
-        host.add(cards.a2_vgpu_card(A2, vfs=16))
+        host.add(pci_cards.a2_vgpu_card(A2, vfs=16))
         host.vgpu.create(A2_VFS[0], "nvidia-748", UUIDS[0])
         host.unbind("nvidia", A2_VFS[0])
         assert (host.vgpu.mdevs, self.available(host, A2_VFS[1])["nvidia-748"][1]) == ({}, "1")
@@ -264,12 +266,12 @@ class AnyOperations(RuleBasedStateMachine):
     def start(self) -> None:
         self.folder = memory_folder()
         self.host = FakeSysfs(Path(self.folder.name))
-        small = cards.Sriov(3, vf_device=0x25B6, vf_driver="nvidia")
+        small = pci_cards.Sriov(3, vf_device=0x25B6, vf_driver="nvidia")
         for card in (
-            cards.nic(PF),
-            cards.a2_vgpu_card(A2, sriov=small),
-            cards.nvme(),
-            cards.l40s_vgpu_card(sriov=small),
+            pci_cards.nic(PF),
+            pci_cards.a2_vgpu_card(A2, sriov=small),
+            pci_cards.nvme(),
+            pci_cards.l40s_vgpu_card(sriov=small),
         ):
             self.host.add(card)
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from devalloc_solver import Fleet
-from devalloc_solver.blockers import slips
-from devalloc_solver.check import asked, verdicts
-from devalloc_solver.index import apart, claims, log, nodes, reader, refusal, screen, states
+from devalloc_solver.check import cel_results, specs
+from devalloc_solver.explain.devmgmt import typos
+from devalloc_solver.fleet import change_log, node_index, pool_states, unique_attribute_search
+from devalloc_solver.fleet.devmgmt import claim_reader, explainer, representative_nodes, rules
 from tests.support.manifests import Manifest, claim, device, device_class, pool
 
 NODES = 6
@@ -38,39 +39,43 @@ def hash_of(name: str, number: int) -> int:
 def fleet(monkeypatch: pytest.MonkeyPatch) -> Fleet:
     """With bounds that are soon reached."""
     for module, name, most in (
-        (nodes, "MAX_SHAPES", 8),
-        (nodes, "SPARE_CLASSES", 50),
-        (nodes, "SPARE_KINDS", 20),
-        (nodes, "SPARE_RANKS", 10),
-        (nodes, "NODE_KINDS", 4),
-        (states, "SPARE_STATES", 50),
-        (apart, "SPARE", 10),
-        (claims, "MOST_SHAPES", 8),
-        (claims, "MOST_VERDICTS", 100),
-        (log, "KEPT", 20),
-        (reader, "MAX_SPECS", 8),
-        (asked, "MAX_SPECS", 8),
-        (verdicts, "MAX_EXPRESSIONS", 8),
-        (verdicts, "MAX_VERDICTS", 20),
-        (slips, "MOST_DEMANDS", 8),
-        (refusal, "MEMO", 8),
-        (refusal, "SCREENS", 4),
-        (refusal, "EXCERPTS", 4),
-        (refusal, "SPLITS", 1),
-        (screen, "MOST_BOUNDS", 20),
+        (node_index, "MAX_SHAPES", 8),
+        (node_index, "SPARE_CLASSES", 50),
+        (node_index, "SPARE_KINDS", 20),
+        (node_index, "SPARE_RANKS", 10),
+        (node_index, "NODE_KINDS", 4),
+        (pool_states, "SPARE_STATES", 50),
+        (unique_attribute_search, "SPARE_ENTRIES", 10),
+        (rules, "MAX_SHAPES", 8),
+        (rules, "MAX_VERDICTS", 100),
+        (change_log, "MIN_CHANGES_KEPT", 20),
+        (claim_reader, "MAX_SPECS", 8),
+        (specs, "MAX_SPECS", 8),
+        (cel_results, "MAX_EXPRESSIONS", 8),
+        (cel_results, "MAX_VERDICTS", 20),
+        (typos, "MAX_DEMANDS", 8),
+        (explainer, "MAX_ANSWERS", 8),
+        (explainer, "MAX_SCREENS", 4),
+        (explainer, "MAX_SUBSETS", 4),
+        (explainer, "MAX_REFINEMENTS", 1),
+        (representative_nodes, "MAX_BOUNDS", 20),
     ):
         monkeypatch.setattr(module, name, most)
     manifests = [gpus(f"p{n}", f"n{n}", f"m{n % 3}") for n in range(NODES)]
     return Fleet.from_manifests([*manifests, device_class("gpu", driver="gpu")])
 
 
-def kept(fleet: Fleet) -> int:
+def reachable_count(fleet: Fleet) -> int:
     """Containers and objects that the fleet refers to, directly or not, but code and types."""
     seen: set[int] = set()
     waiting: list[Any] = [fleet]
     while waiting:
         for each in gc.get_referents(waiting.pop()):
-            if id(each) not in seen and gc.is_tracked(each) and not isinstance(each, type | type(gc) | type(kept)):
+            if (
+                id(each) not in seen
+                and gc.is_tracked(each)
+                and not isinstance(each, type | type(gc) | type(reachable_count))
+            ):
                 seen.add(id(each))
                 waiting.append(each)
     return len(seen)
@@ -88,14 +93,14 @@ def grows(fleet: Fleet, step: Callable[[int], None]) -> float:
         for number in range(part * ROUNDS, (part + 1) * ROUNDS):
             step(number)
             if number % 12 == 0:
-                high = max(high, kept(fleet))
+                high = max(high, reachable_count(fleet))
         most.append(high)
     return most[2] / most[0]
 
 
 def place(fleet: Fleet, constraints: str, **detail: Any) -> None:
-    asked = claim("c", {"deviceClass": "gpu", "constraints": constraints, **detail})
-    if fleet.allocate(asked)["allocated"]:
+    pending = claim("c", {"deviceClass": "gpu", "constraints": constraints, **detail})
+    if fleet.allocate(pending)["allocated"]:
         fleet.release("default", "c")
 
 
@@ -133,8 +138,8 @@ def test_pools_that_come_anew_leave_nothing_behind(fleet: Fleet) -> None:
 def test_nodes_that_come_and_go_leave_nothing_behind(fleet: Fleet) -> None:
     def step(number: int) -> None:
         fleet.update(gpus(f"new-{number}", f"node-{number}"))
-        asked = claim("c", {"deviceClass": "gpu"}, annotations={"devalloc.io/node": f"node-{number}"})
-        assert fleet.allocate(asked)["allocated"]
+        pending = claim("c", {"deviceClass": "gpu"}, annotations={"devalloc.io/node": f"node-{number}"})
+        assert fleet.allocate(pending)["allocated"]
         place(fleet, "device.card < 50", requests={"count": 9})
         fleet.delete({"kind": "DevicePool", "metadata": {"name": f"new-{number}"}})
         fleet.delete({"kind": "DeviceClaim", "metadata": {"namespace": "default", "name": "c"}})
@@ -144,8 +149,8 @@ def test_nodes_that_come_and_go_leave_nothing_behind(fleet: Fleet) -> None:
 
 def test_claims_that_come_and_go_leave_nothing_behind(fleet: Fleet) -> None:
     def step(number: int) -> None:
-        asked = claim(f"c{number}", {"deviceClass": "gpu", "requests": {"count": 1 + number % 4}})
-        assert fleet.allocate(asked)["allocated"]
+        pending = claim(f"c{number}", {"deviceClass": "gpu", "requests": {"count": 1 + number % 4}})
+        assert fleet.allocate(pending)["allocated"]
         fleet.allocate(claim(f"large-{number}", {"deviceClass": "gpu", "requests": {"count": 5}}))
         fleet.delete({"kind": "DeviceClaim", "metadata": {"namespace": "default", "name": f"c{number}"}})
 
@@ -159,8 +164,8 @@ def test_shares_of_the_network_leave_nothing_behind(fleet: Fleet) -> None:
 
     def step(number: int) -> None:
         requests = {"bandwidth": str(1 + (number * 7919) % 40_009)}
-        asked = claim(f"c{number}", {"requests": requests})
-        assert fleet.allocate(asked)["allocated"]
+        pending = claim(f"c{number}", {"requests": requests})
+        assert fleet.allocate(pending)["allocated"]
         if number >= 5:
             fleet.delete({"kind": "DeviceClaim", "metadata": {"namespace": "default", "name": f"c{number - 5}"}})
 

@@ -19,10 +19,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from devalloc.api.meta import GROUP
 from devalloc_solver import Fleet, solve_manifests
-from devalloc_solver.index import choice, nodes
-from devalloc_solver.index.devmgmt import Devmgmt
-from devalloc_solver.index.warm import ClaimFleet
-from tests.support.identities import identified
+from devalloc_solver.fleet import group_attributes, node_index
+from devalloc_solver.fleet.devmgmt.backend import DeviceClaimFleet
+from devalloc_solver.fleet.devmgmt.state import DeviceFleetState
+from tests.support.identity_attributes import with_identities
 from tests.support.manifests import Manifest
 from tests.support.random_fleets import documents
 
@@ -65,9 +65,9 @@ def goals(answer: dict[str, Any]) -> tuple[object, ...]:
     return answer["allocated"], answer["oneOf"], answer["node"], answer["allocations"], answer["reason"]
 
 
-def state_of(fleet: Fleet) -> Devmgmt:
+def state_of(fleet: Fleet) -> DeviceFleetState:
     warm = fleet._warm
-    assert isinstance(warm, ClaimFleet)
+    assert isinstance(warm, DeviceClaimFleet)
     return warm._state
 
 
@@ -97,7 +97,7 @@ def index_of(fleet: Fleet) -> object:
         for pool in state_of(fleet).judge._account._pools.values()
         for pooled, users in pool.items()
     }
-    return uses, nodes, sorted(map(sorted, alike.values())), order, account, state_of(fleet).kept.keys()  # type: ignore[type-var, arg-type]
+    return uses, nodes, sorted(map(sorted, alike.values())), order, account, state_of(fleet).holdings.keys()  # type: ignore[type-var, arg-type]
 
 
 class FleetMachine(RuleBasedStateMachine):
@@ -132,13 +132,13 @@ class FleetMachine(RuleBasedStateMachine):
 
     def fresh_claims(self, random: Random) -> list[Manifest]:
         """Pending claims that are new here."""
-        found: dict[Name, Manifest] = {}
+        by_name: dict[Name, Manifest] = {}
         for document in self.documents(random):
             if is_claim(document) and not is_held(document):
                 document["metadata"]["name"] += f"-{self.count}"
-                found[name_of(document)] = document
+                by_name[name_of(document)] = document
                 self.count += 1
-        return list(found.values())
+        return list(by_name.values())
 
     # -- what happens ------------------------------------------------------------------------------------------------
 
@@ -199,7 +199,7 @@ class FleetMachine(RuleBasedStateMachine):
     @rule(random=st.randoms(use_true_random=False))
     def release(self, random: Random) -> None:
         held = sorted(name for name, same in self.state.items() if name[0] == "DeviceClaim" and is_held(same[0]))
-        held = [name for name in held if name[1:] in state_of(self.fleet).kept]
+        held = [name for name in held if name[1:] in state_of(self.fleet).holdings]
         if not held:
             return
         name = random.choice(held)
@@ -216,7 +216,7 @@ class FleetMachine(RuleBasedStateMachine):
         documents = self.everything()
         Random(len(documents)).shuffle(documents)
         chosen = state_of(self.fleet).index.kinds.choice  # it depends on what the fleet has been
-        with mock.patch.object(nodes, "choose", return_value=chosen):
+        with mock.patch.object(node_index, "choose_group_attributes", return_value=chosen):
             afresh = Fleet.from_manifests(documents)
         assert index_of(self.fleet) == index_of(afresh)
 
@@ -235,14 +235,14 @@ class TestFleetOfVariedAttributes(FleetMachine.TestCase):
 
     @pytest.fixture(autouse=True)
     def _varied(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(choice, "VARIED", 1)
+        monkeypatch.setattr(group_attributes, "VARIED_ABOVE", 1)
 
 
 class IdentifiedMachine(FleetMachine):
     """Devices and nodes with attributes that tell them apart, and claims that read these."""
 
     def documents(self, random: Random) -> list[Manifest]:
-        return identified(random, documents(random))
+        return with_identities(random, documents(random))
 
 
 class TestFleetOfIdentities(IdentifiedMachine.TestCase):
@@ -258,5 +258,5 @@ class TestFleetOfScatteredIdentities(IdentifiedMachine.TestCase):
 
     @pytest.fixture(autouse=True)
     def _scattered(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(choice, "NODE_KINDS", 1)
-        monkeypatch.setattr(nodes, "NODE_KINDS", 1)
+        monkeypatch.setattr(group_attributes, "NODE_KINDS", 1)
+        monkeypatch.setattr(node_index, "NODE_KINDS", 1)

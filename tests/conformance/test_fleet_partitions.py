@@ -17,7 +17,7 @@ RULES = device_class("any")
 
 def cards(random: Random) -> list[Manifest]:
     """Pools of one or two cards each, with whole devices among the partitions."""
-    found = []
+    pools = []
     for number in range(random.randint(1, 5)):
         count, capacity = random.choice([1, 1, 2]), random.choice([4, 7])
         devices = []
@@ -27,17 +27,17 @@ def cards(random: Random) -> list[Manifest]:
             attributes = {"size": size, "model": random.choice("ab")}
             devices.append(device(f"d{each}", attributes=attributes, requests=draws))
         resources = {f"card-{card}": capacity for card in range(count)}
-        found.append(pool(f"p{number}", random.choice(["n0", "n1", "n2"]), resources=resources, devices=devices))
-    return found
+        pools.append(pool(f"p{number}", random.choice(["n0", "n1", "n2"]), resources=resources, devices=devices))
+    return pools
 
 
 def detail(random: Random) -> dict[str, Any]:
-    found: dict[str, Any] = {"deviceClass": "any"}
+    content: dict[str, Any] = {"deviceClass": "any"}
     if random.random() < 0.5:
-        found["constraints"] = random.choice(["device.size >= 2", "device.size == 1", "device.model == 'a'"])
+        content["constraints"] = random.choice(["device.size >= 2", "device.size == 1", "device.model == 'a'"])
     if random.random() < 0.3:
-        found["requests"] = {"count": random.randint(1, 3)}
-    return found
+        content["requests"] = {"count": random.randint(1, 3)}
+    return content
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -47,23 +47,23 @@ def test_a_fleet_gives_what_solve_manifests_gives(seed: int) -> None:
     fleet = Fleet.from_manifests(documents, placement=placement)
     for number in range(4):
         one, other = detail(random), detail(random)
-        asked = claim(f"c{number}", random.choice([one, {"oneOf": [one, other]}]))
-        answer = fleet.allocate(copy.deepcopy(asked))
-        told = solve_manifests([*copy.deepcopy(documents), asked], placement=placement)["claims"]
-        (expected,) = [each for each in told if each["name"] == f"c{number}"]
+        pending = claim(f"c{number}", random.choice([one, {"oneOf": [one, other]}]))
+        answer = fleet.allocate(copy.deepcopy(pending))
+        answers = solve_manifests([*copy.deepcopy(documents), pending], placement=placement)["claims"]
+        (expected,) = [each for each in answers if each["name"] == f"c{number}"]
         for each in ("allocated", "node", "oneOf", "allocations"):
             assert answer[each] == expected[each], (seed, number)
         if answer["allocated"]:
-            asked["metadata"]["annotations"] = answer["annotations"]
-            documents.append({**asked, "status": {"allocations": answer["allocations"]}})
+            pending["metadata"]["annotations"] = answer["annotations"]
+            documents.append({**pending, "status": {"allocations": answer["allocations"]}})
 
 
 def test_the_only_size_of_partitions_is_worth_no_more_than_any_device() -> None:
     card = pool("p1", "n0", resources={"slices": 4}, devices=[device("x", requests={"slices": 3})])
     documents = [RULES, card, pool("p2", "n1", devices=[device("x")])]
-    asked = claim("c", {"deviceClass": "any"})
-    assert Fleet.from_manifests(documents).allocate(asked)["node"] == "n0", "the first in order (goal 6)"
-    assert solve_manifests([*documents, asked])["claims"][0]["node"] == "n0"
+    pending = claim("c", {"deviceClass": "any"})
+    assert Fleet.from_manifests(documents).allocate(pending)["node"] == "n0", "the first in order (goal 6)"
+    assert solve_manifests([*documents, pending])["claims"][0]["node"] == "n0"
 
 
 def test_a_node_that_loses_less_is_found_behind_one_with_equal_devices_to_offer() -> None:
@@ -73,7 +73,7 @@ def test_a_node_that_loses_less_is_found_behind_one_with_equal_devices_to_offer(
     broken = pool("p1", "n0", resources={"slices": 4}, devices=[*small, large])
     spare = pool("p2", "n1", resources={"slices": 4}, devices=small)
     two = {"constraints": "device.size == 1", "matchAttributes": ["size"], "requests": {"count": 2}}
-    asked = claim("c", {"deviceClass": "any", **two})
+    pending = claim("c", {"deviceClass": "any", **two})
     documents = [RULES, broken, spare]
-    assert Fleet.from_manifests(documents).allocate(asked)["node"] == "n1"
-    assert solve_manifests([*documents, asked])["claims"][0]["node"] == "n1"
+    assert Fleet.from_manifests(documents).allocate(pending)["node"] == "n1"
+    assert solve_manifests([*documents, pending])["claims"][0]["node"] == "n1"

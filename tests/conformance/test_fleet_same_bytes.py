@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-from tests.support.shared import REPO
+from tests.support.repository import REPO
 
 _SAME_BYTES = """
 import json, random, sys
@@ -26,7 +26,7 @@ print(json.dumps(told))
 
 def test_the_same_calls_give_the_same_bytes() -> None:
     """In any order of the input, with any seed of hashing."""
-    told = {
+    outputs = {
         subprocess.run(
             [sys.executable, "-c", _SAME_BYTES, str(seed)],
             env={"PYTHONHASHSEED": str(seed), "PYTHONPATH": ":".join([str(REPO), *sys.path])},
@@ -35,5 +35,5 @@ def test_the_same_calls_give_the_same_bytes() -> None:
         ).stdout
         for seed in (1, 2, 3)
     }
-    assert len(told) == 1
-    assert len(json.loads(told.pop())) == 12
+    assert len(outputs) == 1
+    assert len(json.loads(outputs.pop())) == 12

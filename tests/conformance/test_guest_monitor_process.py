@@ -16,8 +16,8 @@ import pytest
 
 from devalloc.scaling.resources import Resources
 from devalloc_node.guest.memory import memory
-from devalloc_node.guest.system import System
-from tests.support.guest_monitor import connected, watched
+from devalloc_node.guest.system import GuestSystem
+from tests.support.guest_monitor_peers import connected, watched
 
 REPO = Path(__file__).resolve().parents[2]
 PATHS = {"PYTHONPATH": ":".join(str(REPO / part) for part in ("", "solver", "node-plugin")), "PATH": "/usr/bin:/bin"}
@@ -33,7 +33,7 @@ def started(way: str, *options: str) -> Iterator[tuple[subprocess.Popen[str], in
         try:
             assert process.stderr is not None
             line = process.stderr.readline()
-            ports = re.search(r"listens at 127.0.0.1 port (\d+), gauges at port (\d+)", line)
+            ports = re.search(r"listens at 127.0.0.1 port (\d+), metrics at port (\d+)", line)
             assert ports, line
             yield process, int(ports[1]), int(ports[2])
         finally:
@@ -42,7 +42,7 @@ def started(way: str, *options: str) -> Iterator[tuple[subprocess.Popen[str], in
 
 @pytest.mark.parametrize("way", WAYS)
 def test_it_serves_an_agent_and_gauges_and_ends_with_a_signal(way: str) -> None:
-    total = memory(System()).total
+    total = memory(GuestSystem()).total
 
     async def ask(port: int) -> tuple[bool, bool]:
         async with watched(port) as (monitor, _):
@@ -53,7 +53,7 @@ def test_it_serves_an_agent_and_gauges_and_ends_with_a_signal(way: str) -> None:
             return agreed.ok, denied.ok
 
     with started(way) as (process, port, metrics):
-        assert asyncio.run(ask(port)) == (memory(System()).anonymous < 0.8 * total, False)
+        assert asyncio.run(ask(port)) == (memory(GuestSystem()).anonymous < 0.8 * total, False)
         with urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics") as page:
             gauges = dict(line.split(" ") for line in page.read().decode().splitlines() if not line.startswith("#"))
         assert int(gauges["host_memory_total_bytes"]) == total
@@ -64,7 +64,7 @@ def test_it_serves_an_agent_and_gauges_and_ends_with_a_signal(way: str) -> None:
 
 def test_it_imports_little() -> None:
     program = (
-        "import sys, json, devalloc_node.guest.command\n"
+        "import sys, json, devalloc_node.guest.main\n"
         "ours = [name for name in sys.modules if name.startswith('devalloc')]\n"
         "heavy = {'click', 'grpc', 'pydantic', 'yaml', 'rich', 'sqlite3', 'prometheus_client', 'numpy'}\n"
         "print(json.dumps([sorted(ours), sorted(heavy & set(sys.modules))]))"
@@ -74,9 +74,9 @@ def test_it_imports_little() -> None:
     assert heavy == []
     others = [name for name in ours if not name.startswith("devalloc_node.guest")]
     assert others == [
-        "devalloc", "devalloc.scaling", "devalloc.scaling.messages", "devalloc.scaling.messages.monitor",
-        "devalloc.scaling.observed", "devalloc.scaling.recent", "devalloc.scaling.resources",
-        "devalloc.scaling.versions", "devalloc_node", "devalloc_node.websocket",
+        "devalloc", "devalloc.scaling", "devalloc.scaling.guest_report", "devalloc.scaling.messages",
+        "devalloc.scaling.messages.monitor", "devalloc.scaling.rate", "devalloc.scaling.resources",
+        "devalloc.scaling.versions", "devalloc_node", "devalloc_node.net", "devalloc_node.net.websocket",
     ]  # fmt: skip
 
 
@@ -85,7 +85,7 @@ def test_it_imports_little() -> None:
     ("options", "code", "words"),
     [
         (["--listen", "nowhere"], 2, "--listen: 'nowhere' is not ADDRESS:PORT"),
-        (["--measure", "cgroup:no/such/group"], 2, "there is no cgroup 'no/such/group'"),
+        (["--measure", "cgroup:no/such/group"], 2, "no cgroup 'no/such/group'"),
         (["--listen", "127.0.0.1:1", "--metrics-listen", "192.0.2.1:9100"], 1, "the guest monitor cannot run"),
         (["--root", "/nowhere"], 1, "/nowhere/proc/meminfo"),
     ],

@@ -16,21 +16,21 @@ from typing import Any
 import pytest
 
 from devalloc.api.meta import GROUP, GROUP_MATCH, PRIORITY, REASON
-from devalloc.controller.claims import allocations, annotation
+from devalloc.controller.reconcile.claims import allocation_entries, annotation_of
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.manifests import claim, device, device_class, pool
-from tests.support.shared import REPO
+from tests.support.repository import REPO
 from tests.support.waiting import until
 
 Manifest = dict[str, Any]
 RUNNER = """
 import sys, time
 from pathlib import Path
-from devalloc.controller import allocate
-from devalloc.controller.up import Up, signals
+from devalloc.controller.reconcile import device_claims as allocate
+from devalloc.controller.standalone import Standalone, handling_signals
 
 store, begin, go = map(Path, sys.argv[1:])
-search_anew = allocate.search_anew
+search_anew = allocate.search_with_new_fleet
 
 
 def wait_for(file):
@@ -54,9 +54,9 @@ def search_held(placement):
     return search_once_let_go
 
 
-allocate.search_anew = search_held
-up = Up(store, None, on_round=round_is_over)
-with signals(up):
+allocate.search_with_new_fleet = search_held
+up = Standalone(store, None, on_round=round_is_over)
+with handling_signals(up):
     up.run()
 """
 
@@ -89,7 +89,7 @@ def easy(name: str) -> Manifest:
     return claim(name, {"deviceClass": "nic"}, namespace="easy", annotations={PRIORITY: "100"})
 
 
-def beside(name: str) -> Manifest:
+def same_pool(name: str) -> Manifest:
     """One for another device of a pool that the hard claims may use."""
     return claim(name, {"deviceClass": "gpu", "constraints": "'port' in device"}, namespace="easy")
 
@@ -153,7 +153,7 @@ def runner(store: SQLiteStore, tmp_path: Path) -> Iterator[Runner]:
 
 def is_given(store: SQLiteStore, wanted: Manifest) -> bool:
     metadata = wanted["metadata"]
-    return bool(allocations(store.get("DeviceClaim", metadata["namespace"], metadata["name"])))
+    return bool(allocation_entries(store.get("DeviceClaim", metadata["namespace"], metadata["name"])))
 
 
 def give(store: SQLiteStore, runner: Runner, *wanted: Manifest) -> None:
@@ -162,7 +162,7 @@ def give(store: SQLiteStore, runner: Runner, *wanted: Manifest) -> None:
         store.create(each)
     runner.begin()
     what = f"{wanted[0]['metadata']['name']} is allocated"
-    until(lambda: all(is_given(store, each) for each in wanted), what, told=runner.log.read_text)
+    until(lambda: all(is_given(store, each) for each in wanted), what, context=runner.log.read_text)
 
 
 def hard_claims(store: SQLiteStore) -> list[Manifest]:
@@ -170,7 +170,7 @@ def hard_claims(store: SQLiteStore) -> list[Manifest]:
 
 
 def are_answered(store: SQLiteStore) -> bool:
-    return all(annotation(each, REASON) for each in hard_claims(store))
+    return all(annotation_of(each, REASON) for each in hard_claims(store))
 
 
 def touch(store: SQLiteStore) -> None:
@@ -179,7 +179,7 @@ def touch(store: SQLiteStore) -> None:
     store.replace({**wanted, "metadata": {**wanted["metadata"], "annotations": annotations}})
 
 
-@pytest.mark.parametrize("wanted", [easy, beside], ids=["another-node", "same-pools"])
+@pytest.mark.parametrize("wanted", [easy, same_pool], ids=["another-node", "same-pools"])
 def test_an_easy_claim_never_waits_for_hard_ones(
     store: SQLiteStore, runner: Runner, wanted: Callable[[str], Manifest]
 ) -> None:
@@ -187,12 +187,12 @@ def test_an_easy_claim_never_waits_for_hard_ones(
     for each in hopeless():
         store.create(each)
     give(store, runner, wanted("while-they-come"))
-    until(lambda: runner.times("search"), "a search begins", told=runner.log.read_text)
+    until(lambda: runner.times("search"), "a search begins", context=runner.log.read_text)
     give(store, runner, wanted("while-they-are-searched-for"), wanted("and-another"))
-    assert not [each for each in hard_claims(store) if annotation(each, REASON)], "the search goes on"
+    assert not [each for each in hard_claims(store) if annotation_of(each, REASON)], "the search goes on"
 
     runner.let_go()
-    until(lambda: are_answered(store), "the hard claims are answered", told=runner.log.read_text)
+    until(lambda: are_answered(store), "the hard claims are answered", context=runner.log.read_text)
     until(runner.settled, "all is answered")
     searches = runner.times("search")
     for number in range(3):
@@ -202,7 +202,7 @@ def test_an_easy_claim_never_waits_for_hard_ones(
     # A quiet store costs nothing: nothing is searched again, and no round is held.
     assert until(runner.settled, "all is answered") < 100
     assert runner.times("search") == searches, "the hard claims are not searched for again"
-    assert not any(allocations(each) for each in hard_claims(store))
+    assert not any(allocation_entries(each) for each in hard_claims(store))
 
 
 def test_a_claim_that_competes_with_hard_ones_goes_first_once_these_were_searched_for(
@@ -212,7 +212,7 @@ def test_a_claim_that_competes_with_hard_ones_goes_first_once_these_were_searche
     for each in hopeless():
         store.create(each)
     runner.begin()
-    until(lambda: are_answered(store), "the hard claims are answered", told=runner.log.read_text)
+    until(lambda: are_answered(store), "the hard claims are answered", context=runner.log.read_text)
     runner.go.unlink()  # searches for the hard claims without what the others have are held
     for number in range(3):
         give(store, runner, meets(f"meets-{number}"))

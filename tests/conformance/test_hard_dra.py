@@ -8,11 +8,11 @@ from __future__ import annotations
 import pytest
 
 from tests.support.dra_differential import ours, violations
-from tests.support.dra_hard import Hard, everyday, hard
+from tests.support.dra_hard_instances import HardInstance, everyday, hard
 
 
 @pytest.mark.parametrize("one", [pytest.param(one, id=one.name) for one in hard()])
-def test_hard_instance_is_answered(one: Hard) -> None:
+def test_hard_instance_is_answered(one: HardInstance) -> None:
     answer = ours(one.instance)
     assert answer.outcome == ("allocated" if one.feasible else "not-allocated"), answer.error
     if answer.results is not None:

@@ -43,7 +43,7 @@ def test_the_library_does_without_the_runtime_until_the_dialect_is_used() -> Non
 import json, sys
 import devalloc_solver
 before = "cel_expr_python" in sys.modules
-import devalloc_solver.dra.cel as cel
+import devalloc_solver.cel.kubernetes as cel
 matched = cel.compile('device.driver == "d"', frozenset()).matches(cel.CelDevice("d", {}, {}))
 print(json.dumps([before, matched, "cel_expr_python" in sys.modules]))
 """

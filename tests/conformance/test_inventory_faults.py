@@ -14,35 +14,35 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from devalloc.api.decode import decode
-from tests.support import cards
-from tests.support.cards import Vgpu
-from tests.support.discovered import Found
-from tests.support.fakesysfs import FakeSysfs
+from tests.support import pci_cards
+from tests.support.discovery_view import DiscoveredPools
+from tests.support.fake_sysfs import FakeSysfs
+from tests.support.pci_cards import Vgpu
 
 BYSTANDER = "0000-71-00-0"
-TYPES = tuple(kind for kind in cards.A2_TYPES if kind.id in {"nvidia-746", "nvidia-747"})
-L40S = tuple(kind for kind in cards.L40S_TYPES if kind.id in {"1150", "1156"})
+TYPES = tuple(kind for kind in pci_cards.A2_TYPES if kind.id in {"nvidia-746", "nvidia-747"})
+L40S = tuple(kind for kind in pci_cards.L40S_TYPES if kind.id in {"1150", "1156"})
 UUID = "00000000-0000-0000-0000-000000000001"
 
 
 def nic_with_vfs(host: FakeSysfs) -> str:
-    return host.add(cards.nic(vfs=2))
+    return host.add(pci_cards.nic(vfs=2))
 
 
 def mdev_card(host: FakeSysfs) -> str:
-    address = host.add(cards.a2_vgpu_card(vfs=2, vgpu=Vgpu("mdev", 16384, TYPES)))
+    address = host.add(pci_cards.a2_vgpu_card(vfs=2, vgpu=Vgpu("mdev", 16384, TYPES)))
     host.vgpu.create("0000:08:00.4", "nvidia-746", UUID)
     return address
 
 
 def vendor_vfio_card(host: FakeSysfs) -> str:
-    address = host.add(cards.l40s_vgpu_card(vfs=2, vgpu=Vgpu("vfio", 49152, L40S)))
+    address = host.add(pci_cards.l40s_vgpu_card(vfs=2, vgpu=Vgpu("vfio", 49152, L40S)))
     host.vgpu.set_type("0000:26:00.4", "1150")
     return address
 
 
 def drive(host: FakeSysfs) -> str:
-    return host.add(cards.nvme())
+    return host.add(pci_cards.nvme())
 
 
 def spoilt(path: Path, number: int) -> Iterator[Callable[[], object]]:
@@ -79,8 +79,8 @@ def without(path: Path) -> Iterator[None]:
 def test_any_one_bad_file_is_survived(tmp_path: Path, card: Callable[[FakeSysfs], str]) -> None:
     host = FakeSysfs(tmp_path)
     card(host)
-    host.add(cards.accelerator())
-    good = Found.on(host.root)
+    host.add(pci_cards.accelerator())
+    good = DiscoveredPools.on(host.root)
     assert good.problems == []
     bystander = good.devices[BYSTANDER]
     touched = {str(place) for place in host.sys.rglob("*") if "0000:71" not in str(place)}
@@ -92,9 +92,9 @@ def test_any_one_bad_file_is_survived(tmp_path: Path, card: Callable[[FakeSysfs]
                 break
             with without(path):
                 spoil()
-                found = Found.on(host.root)
-                assert found.devices[BYSTANDER] == bystander, path
-                for manifest in found.manifests:
+                inventory = DiscoveredPools.on(host.root)
+                assert inventory.devices[BYSTANDER] == bystander, path
+                for manifest in inventory.manifests:
                     assert decode(manifest).problems == [], path
 
 
@@ -120,7 +120,7 @@ def test_the_list_of_read_files_is_complete(tmp_path: Path, monkeypatch: pytest.
         return really(path, flags, *rest)
 
     monkeypatch.setattr(os, "open", recorded)
-    Found.on(host.root)
+    DiscoveredPools.on(host.root)
     in_proc = {"route", "ipv6_route", "if_inet6", "mounts", "swaps", "mountinfo", "comm", "information"}
     not_in_these = {"config", "boot_vga", "mem_info_vram_total"}
     assert opened - in_proc - not_in_these - {"pci.ids.gz"} <= READ
@@ -129,7 +129,7 @@ def test_the_list_of_read_files_is_complete(tmp_path: Path, monkeypatch: pytest.
 @pytest.fixture
 def plain(tmp_path: Path) -> FakeSysfs:
     host = FakeSysfs(tmp_path)
-    host.add(cards.plain_nic())
+    host.add(pci_cards.plain_nic())
     return host
 
 
@@ -140,37 +140,37 @@ def test_any_content_of_proc_is_survived(plain: FakeSysfs, name: str, content: b
     host = plain
     host.proc(name, "")
     (host.root / "proc" / name).write_bytes(content)
-    assert list(Found.on(host.root).devices) == ["0000-05-00-0"]
+    assert list(DiscoveredPools.on(host.root).devices) == ["0000-05-00-0"]
 
 
 def test_a_function_without_class_is_left_out_and_told(tmp_path: Path) -> None:
     host = FakeSysfs(tmp_path)
-    host.add(cards.nic())
-    host.add(cards.gpu())
+    host.add(pci_cards.nic())
+    host.add(pci_cards.gpu())
     host.spoil(host.path("0000:41:00.0", "class"), "garbage")
-    found = Found.on(host.root)
-    assert list(found.devices) == ["0000-01-00-0"]
-    assert [problem.path.rpartition("/")[2] for problem in found.problems] == ["class", "0000:41:00.0"]
-    assert not any(problem.is_error for problem in found.problems)
+    inventory = DiscoveredPools.on(host.root)
+    assert list(inventory.devices) == ["0000-01-00-0"]
+    assert [problem.path.rpartition("/")[2] for problem in inventory.problems] == ["class", "0000:41:00.0"]
+    assert not any(problem.is_error for problem in inventory.problems)
 
 
 def test_a_vgpu_parent_without_class_is_known_by_its_nvidia_folder(tmp_path: Path) -> None:
     host = FakeSysfs(tmp_path)
-    host.add(cards.l40s_vgpu_card(vfs=1, vgpu=Vgpu("vfio", 49152, L40S)))
+    host.add(pci_cards.l40s_vgpu_card(vfs=1, vgpu=Vgpu("vfio", 49152, L40S)))
     for name in ("class", "vendor", "device"):
         host.spoil(host.path("0000:26:00.4", name), "missing")
-    found = Found.on(host.root)
-    assert found.names(function="mdev") == ["0000-26-00-4-nvidia-1150", "0000-26-00-4-nvidia-1156"]
-    assert "taken for an NVIDIA GPU" in found.problems[0].message
+    inventory = DiscoveredPools.on(host.root)
+    assert inventory.names(function="mdev") == ["0000-26-00-4-nvidia-1150", "0000-26-00-4-nvidia-1156"]
+    assert "taken for an NVIDIA GPU" in inventory.problems[0].message
 
 
 def test_vfs_of_a_port_that_cannot_be_read_are_told(tmp_path: Path) -> None:
     host = FakeSysfs(tmp_path)
-    host.add(cards.nic(vfs=2))
+    host.add(pci_cards.nic(vfs=2))
     host.spoil(host.path("0000:41:00.0", "vendor"), "folder")
-    found = Found.on(host.root)
-    assert found.devices == {}
-    assert sum("is a VF of 0000:41:00.0" in problem.message for problem in found.problems) == 2
+    inventory = DiscoveredPools.on(host.root)
+    assert inventory.devices == {}
+    assert sum("is a VF of 0000:41:00.0" in problem.message for problem in inventory.problems) == 2
 
 
 @pytest.mark.parametrize("name", ["a\x1b[31mb", "x" * 3000, "tab\there", "\N{WATER BUFFALO}"])
@@ -178,7 +178,7 @@ def test_a_profile_of_any_name_makes_a_valid_pool(tmp_path: Path, name: str) -> 
     host = FakeSysfs(tmp_path)
     mdev_card(host)
     host.write(f"{host.path('0000:08:00.5')}/mdev_supported_types/nvidia-747/name", name)
-    for manifest in Found.on(host.root).manifests:
+    for manifest in DiscoveredPools.on(host.root).manifests:
         assert decode(manifest).problems == []
 
 
@@ -187,20 +187,20 @@ def test_a_profile_of_any_name_makes_a_valid_pool(tmp_path: Path, name: str) -> 
 )
 def test_a_card_beyond_what_a_pool_can_hold_costs_itself_only(tmp_path: Path, path: str, content: str) -> None:
     host = FakeSysfs(tmp_path)
-    host.add(cards.accelerator())
-    host.add(cards.nic())
+    host.add(pci_cards.accelerator())
+    host.add(pci_cards.nic())
     mdev_card(host)
     spoilt_card = "0000:41:00.0" if path == "sriov_totalvfs" else "0000:08:00.5"
     host.write(f"{host.path(spoilt_card)}/{path}", content)
-    found = Found.on(host.root)
-    assert BYSTANDER in found.devices
-    assert len(found.pools) == 2
-    assert "makes no valid pool, so the card is left out" in found.problems[-1].message
+    inventory = DiscoveredPools.on(host.root)
+    assert BYSTANDER in inventory.devices
+    assert len(inventory.pools) == 2
+    assert "makes no valid pool, so the card is left out" in inventory.problems[-1].message
 
 
 def test_what_users_may_not_read_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host = FakeSysfs(tmp_path)
-    host.add(cards.nic())
+    host.add(pci_cards.nic())
     really = os.open
 
     def refused(path: str, *rest: int) -> int:
@@ -209,6 +209,6 @@ def test_what_users_may_not_read_is_passed_over(tmp_path: Path, monkeypatch: pyt
         return really(path, *rest)
 
     monkeypatch.setattr(os, "open", refused)
-    found = Found.on(host.root)
-    assert "numa" not in found.attributes("0000-41-00-0")
-    assert "Permission denied" in found.problems[0].message
+    inventory = DiscoveredPools.on(host.root)
+    assert "numa" not in inventory.attributes("0000-41-00-0")
+    assert "Permission denied" in inventory.problems[0].message

@@ -17,10 +17,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
 from devalloc.api.pool import Device, DevicePool
 from devalloc.inventory import discover
-from tests.support import cards
-from tests.support.cards import Function, Sriov
-from tests.support.fakesysfs import FakeSysfs
-from tests.support.faketree import memory_folder
+from tests.support import pci_cards
+from tests.support.fake_sysfs import FakeSysfs
+from tests.support.fake_tree import memory_folder
+from tests.support.pci_cards import Function, Sriov
 
 NIC, SECOND_PORT, A2, L40S, T4, GPU, NVME = (
     "0000:41:00.0",
@@ -34,14 +34,14 @@ NIC, SECOND_PORT, A2, L40S, T4, GPU, NVME = (
 FOUR_VFS = Sriov(4, offset=4, stride=1, vf_device=0x25B6, vf_driver="nvidia")
 PORT_VFS = Sriov(4, offset=128, stride=2, vf_device=0x10CA, vf_driver="igbvf")
 CARDS: tuple[Function, ...] = (
-    cards.nic(NIC, sriov=PORT_VFS, netdev="eth0"),
-    cards.nic(SECOND_PORT, sriov=PORT_VFS, netdev="eth1"),
-    cards.a2_vgpu_card(A2, sriov=FOUR_VFS),
-    cards.l40s_vgpu_card(L40S, sriov=FOUR_VFS),
-    cards.t4_vgpu_card(T4),
-    cards.gpu(GPU),
-    cards.gpu_audio("0000:01:00.1"),
-    cards.nvme(NVME),
+    pci_cards.nic(NIC, sriov=PORT_VFS, netdev="eth0"),
+    pci_cards.nic(SECOND_PORT, sriov=PORT_VFS, netdev="eth1"),
+    pci_cards.a2_vgpu_card(A2, sriov=FOUR_VFS),
+    pci_cards.l40s_vgpu_card(L40S, sriov=FOUR_VFS),
+    pci_cards.t4_vgpu_card(T4),
+    pci_cards.gpu(GPU),
+    pci_cards.gpu_audio("0000:01:00.1"),
+    pci_cards.nvme(NVME),
 )
 PFS = [card.address for card in CARDS]
 VFS = [f"0000:41:10.{i}" for i in (0, 1, 2, 3)] + [f"0000:{bus}:00.{i}" for bus in ("08", "26") for i in (4, 5, 6, 7)]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from devalloc_solver import Fleet, dra
 from tests.support.dra_differential import violations
-from tests.support.dra_joint import Joint, TooLarge, best, counts, joint, networked, placed
+from tests.support.dra_joint_instances import JointInstance, TooLarge, best, counts, joint, networked, placed
 
 EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "40"))
 BATCH = 20
@@ -23,45 +23,45 @@ JOINTS = st.randoms(use_true_random=False).map(joint)
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
 
-def complaints(one: Joint) -> tuple[list[str], bool]:
+def complaints(one: JointInstance) -> tuple[list[str], bool]:
     """What is wrong with our answer, and whether its counts could be compared."""
     answer = dra.solve_manifests(one.documents)
-    found = [sentence for instance, results in placed(one, answer) for sentence in violations(instance, results)]
+    sentences = [sentence for instance, results in placed(one, answer) for sentence in violations(instance, results)]
     try:
         wanted = best(one)
     except TooLarge:
-        return found, False
+        return sentences, False
     if counts(one, answer) != wanted:
-        found.append(f"satisfies {counts(one, answer)} of {wanted}")
+        sentences.append(f"satisfies {counts(one, answer)} of {wanted}")
     if not answer["optimal"]:
-        found.append("does not prove it")
-    return found, True
+        sentences.append("does not prove it")
+    return sentences, True
 
 
 @pytest.mark.parametrize("first", range(0, EXAMPLES, BATCH))
 def test_counts_agree_with_trying_everything(first: int) -> None:
-    told = {seed: complaints(joint(Random(seed))) for seed in range(first, first + BATCH)}
-    assert {seed: found for seed, (found, _) in told.items() if found} == {}
-    assert sum(is_compared for _, is_compared in told.values()) > BATCH * 3 // 4
+    by_seed = {seed: complaints(joint(Random(seed))) for seed in range(first, first + BATCH)}
+    assert {seed: sentences for seed, (sentences, _) in by_seed.items() if sentences} == {}
+    assert sum(is_compared for _, is_compared in by_seed.values()) > BATCH * 3 // 4
 
 
 @pytest.mark.parametrize("first", range(0, 2 * EXAMPLES, 2 * BATCH))
 def test_devices_that_several_nodes_reach_are_judged_node_by_node(first: int) -> None:
     """Above all ``All``: it differs from node to node, and one where it cannot be had says nothing of others."""
-    told = {seed: complaints(networked(Random(seed))) for seed in range(first, first + 2 * BATCH)}
-    assert {seed: found for seed, (found, _) in told.items() if found} == {}
-    assert sum(is_compared for _, is_compared in told.values()) > BATCH
+    by_seed = {seed: complaints(networked(Random(seed))) for seed in range(first, first + 2 * BATCH)}
+    assert {seed: sentences for seed, (sentences, _) in by_seed.items() if sentences} == {}
+    assert sum(is_compared for _, is_compared in by_seed.values()) > BATCH
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=SLOW)
 @given(one=JOINTS)
-def test_shrinkable_instances_agree_with_trying_everything(one: Joint) -> None:
+def test_shrinkable_instances_agree_with_trying_everything(one: JointInstance) -> None:
     assert complaints(one)[0] == []
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=SLOW)
 @given(one=JOINTS, seed=st.integers(0, 1000))
-def test_the_order_of_documents_does_not_matter(one: Joint, seed: int) -> None:
+def test_the_order_of_documents_does_not_matter(one: JointInstance, seed: int) -> None:
     shuffled = one.documents
     Random(seed).shuffle(shuffled)
     first, second = dra.solve_manifests(one.documents), dra.solve_manifests(shuffled)
@@ -85,7 +85,7 @@ def test_pools_that_every_node_names_alike_never_end_in_a_bug(first: int) -> Non
         for claim in claims:
             fleet.allocate(claim)
 
-        results = [found["allocations"] for found in answer["claims"] if found["allocated"]]
+        results = [each["allocations"] for each in answer["claims"] if each["allocated"]]
         whole = [
             (one["driver"], one["pool"], one["device"])
             for result in results

@@ -8,8 +8,8 @@ import pytest
 
 from devalloc_solver import solve_manifests
 from tests.support import oracle
-from tests.support.data import claim_cases, documents
-from tests.support.verdict import complaints
+from tests.support.answer_verifier import complaints
+from tests.support.reference_data import claim_cases, documents
 
 CASES = [pytest.param(case, id=case["name"]) for case in claim_cases()]
 

@@ -12,7 +12,7 @@ from devalloc.api.decode import decode
 from devalloc.api.manifests import dump_yaml, load
 from devalloc.api.problems import Problem
 from tests.support.good_manifests import examples, good_manifests
-from tests.support.mutate import mutated, mutated_text
+from tests.support.manifest_mutations import mutated, mutated_text
 
 COUNT = 2_000
 BATCH = 500
@@ -47,10 +47,10 @@ def test_malformed_manifests_are_clear_errors_or_valid_objects(batch: int, tmp_p
             path.write_text(f"{GOOD}---\n{text}\n---\n{GOOD}")
         else:
             (tmp_path / f"{i:03}-good.yaml").write_text(GOOD)
-    found = load([tmp_path])
-    problems = list(found.problems)
+    parsed = load([tmp_path])
+    problems = list(parsed.problems)
     good = 0
-    for document in found.documents:
+    for document in parsed.documents:
         decoded = decode(document.content)
         wrong = [problem for problem in decoded.problems if problem.is_error]
         assert (decoded.object is None) == bool(wrong), document.source

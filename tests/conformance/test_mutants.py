@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.mutants import changed, mutants, unit_tests_of
-from tests.support.shared import REPO
+from tests.support.repository import REPO
+from tools.mutants import changed, mutants, unit_tests_of
 
 SUMS = '''"""Sums."""
 
@@ -80,10 +80,10 @@ def test_what_is_changed(source: str, expected: list[str]) -> None:
     [
         ("devalloc/api/quantity.py", "tests/unit/api/test_quantity.py"),
         ("devalloc/controller/permits/decider.py", "tests/unit/controller/permits/test_leader.py"),
-        ("devalloc/store/kubernetes/mirror.py", "tests/unit/store/test_kubernetes.py"),
+        ("devalloc/store/kubernetes/informer_cache.py", "tests/unit/store/test_kubernetes.py"),
         ("solver/devalloc_solver/check/detail.py", "tests/unit/solver/test_check.py"),
-        ("solver/devalloc_solver/eligibility.py", "tests/unit/solver/test_eligibility.py"),
-        ("node-plugin/devalloc_node/journal/folder.py", "tests/unit/node/test_journal.py"),
+        ("solver/devalloc_solver/exact/model.py", "tests/unit/solver/test_model.py"),
+        ("node-plugin/devalloc_node/journal/state_folder.py", "tests/unit/node/test_journal.py"),
     ],
 )
 def test_which_tests_must_notice(module: str, test: str) -> None:
@@ -100,7 +100,7 @@ def tree(tmp_path: Path) -> Path:
         "devalloc/math/__init__.py": "",
         "devalloc/math/sums.py": SUMS,
         "tests/unit/math/test_sums.py": TESTS,
-        "tests/support/mutants.toml": "",
+        "tools/mutants.toml": "",
         "pyproject.toml": '[tool.pytest.ini_options]\npythonpath = ["."]\naddopts = "--import-mode=importlib"\n',
         ".gitignore": "__pycache__\n",
     }.items():
@@ -118,31 +118,35 @@ def git(tree: Path, *words: str) -> str:
 
 def run(tree: Path, *words: str) -> tuple[int, str]:
     environment = {**os.environ, "PYTHONPATH": str(REPO)}
-    command = [sys.executable, *(words or ("-m", "tests.support.mutants", "devalloc/math/sums.py"))]
+    command = [sys.executable, *(words or ("-m", "tools.mutants", "devalloc/math/sums.py"))]
     done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
 
 
 def test_survivors_are_shown_and_fail_until_they_are_accepted(tree: Path) -> None:
-    code, told = run(tree)
-    assert (code, told.startswith(SURVIVORS)) == (1, True), told
-    assert "10 of 10 mutants, 4 survived, 0 accepted, 0 hung; 1 test modules" in told
+    code, output = run(tree)
+    assert (code, output.startswith(SURVIVORS)) == (1, True), output
+    assert "10 of 10 mutants, 4 survived, 0 accepted, 0 hung; 1 test modules" in output
     assert git(tree, "status", "--porcelain") == "", "all of it is done in copies"
 
     reasons = "".join(f"'{line.partition(': ')[2]}' = 'nobody calls it'\n" for line in SURVIVORS.splitlines())
-    (tree / "tests/support/mutants.toml").write_text(f'[accepted."devalloc/math/sums.py"]\n{reasons}')
-    code, told = run(tree)
-    assert (code, "0 survived, 4 accepted" in told) == (0, True), told
+    (tree / "tools/mutants.toml").write_text(f'[accepted."devalloc/math/sums.py"]\n{reasons}')
+    code, output = run(tree)
+    assert (code, "0 survived, 4 accepted" in output) == (0, True), output
 
 
 def test_tests_that_fail_anyhow_and_tests_that_are_not_there_tell_nothing(tree: Path) -> None:
     tests = tree / "tests/unit/math/test_sums.py"
     tests.write_text(TESTS.replace("== (0, 5)", "== (0, 6)"))
-    code, told = run(tree)
-    assert (code, "its tests fail without a mutant" in told, "assert (0, 5) == (0, 6)" in told) == (2, True, True), told
+    code, output = run(tree)
+    assert (code, "its tests fail without a mutant" in output, "assert (0, 5) == (0, 6)" in output) == (
+        2,
+        True,
+        True,
+    ), output
     tests.unlink()
-    code, told = run(tree)
-    assert (code, "no unit tests have its name or import it" in told) == (2, True), told
+    code, output = run(tree)
+    assert (code, "no unit tests have its name or import it" in output) == (2, True), output
 
 
 def test_a_run_that_hangs_is_ended(tree: Path) -> None:
@@ -150,7 +154,7 @@ def test_a_run_that_hangs_is_ended(tree: Path) -> None:
         "import subprocess\n\n\ndef test_sums():\n    subprocess.run(['sleep', '1000'])\n"
     )
     script = (
-        "import pathlib, tempfile; from tests.support.mutants import *; folder = pathlib.Path(tempfile.mkdtemp());"
+        "import pathlib, tempfile; from tools.mutants import *; folder = pathlib.Path(tempfile.mkdtemp());"
         "copy = Copy(pathlib.Path.cwd(), folder);"
         "copy.start(['tests'], 'devalloc/math/sums.py', b'', 3.0, keep=False);"
         "print(copy.wait() == HUNG); shutil.rmtree(folder)"

@@ -16,26 +16,26 @@ import pytest
 from prometheus_client import generate_latest
 
 from devalloc.api.meta import UNAVAILABLE
-from devalloc.inventory import Known
+from devalloc.inventory import DeviceRecords
 from devalloc_node.binding.config import BindingConfig
-from devalloc_node.daemon import run
+from devalloc_node.daemon import run_daemon
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.grant import ClaimRef, Grant, GrantedDevice
-from devalloc_node.host.dryrun import DryRun
+from devalloc_node.host.dry_run import DryRun
 from devalloc_node.host.files import Files
 from devalloc_node.machine.config import MachineConfig
-from devalloc_node.node import Node, Source, opened
+from devalloc_node.model.grant import ClaimRef, Grant, GrantedDevice
+from devalloc_node.model.step import ATTACHMENT, Step
+from devalloc_node.node import ClaimSource, Node, open_node
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.pb.node_pb2_grpc import NodeStub
-from devalloc_node.service.server import answers
+from devalloc_node.service.server import has_listener
 from devalloc_node.settings import KubeletSettings, NodeSettings
-from devalloc_node.step import ATTACHMENT, Step
-from tests.support import cards
-from tests.support.fakehost import FakeHost, LocalHost
-from tests.support.faketree import memory_folder
+from tests.support import pci_cards
+from tests.support.binding_runner import pool_of
+from tests.support.fake_host import FakeHost, LocalHost
+from tests.support.fake_tree import memory_folder
 from tests.support.kubelet_client import KubeletClient, kubelet_client
-from tests.support.steps import pool_of
 from tests.support.waiting import until
 
 NODE = "node-a"
@@ -95,14 +95,14 @@ class Bed:
 
     folder: Path
     grants: ListedGrants = field(default_factory=ListedGrants)
-    said: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
     metrics: str | None = None
     cdi: str = "cdi"
 
     def __post_init__(self) -> None:
         settings = self.settings()
         self.host = FakeHost(self.folder / "host", folders=settings.written)
-        for card in (cards.gpu(iommu_group=15), cards.gpu_audio(iommu_group=15), cards.nic()):
+        for card in (pci_cards.gpu(iommu_group=15), pci_cards.gpu_audio(iommu_group=15), pci_cards.nic()):
             self.host.add(card)
         self.host.proc("sys/kernel/random/boot_id", f"{BOOT}\n")
         self.before = self.host.snapshot()
@@ -125,19 +125,19 @@ class Bed:
     @contextmanager
     def running(self, pod_uid: str | None = None) -> Iterator[tuple[Node, KubeletClient]]:
         settings = self.settings(pod_uid)
-        source = Source("ResourceClaim", self.grants, self.grants.uid_of)
-        with opened(settings, LocalHost(self.host), source) as node:
+        source = ClaimSource("ResourceClaim", self.grants, self.grants.uid_of)
+        with open_node(settings, LocalHost(self.host), source) as node:
             serving = threading.Event()
 
             def say(text: str) -> None:
-                self.said.append(text)
+                self.messages.append(text)
                 if text.startswith("serving the kubelet"):
                     serving.set()
 
-            thread = threading.Thread(target=run, args=(node, None, say))
+            thread = threading.Thread(target=run_daemon, args=(node, None, say))
             thread.start()
             try:
-                assert serving.wait(60), self.said
+                assert serving.wait(60), self.messages
                 name = "dra.sock" if pod_uid is None else f"dra-{pod_uid}.sock"
                 with kubelet_client(settings.data / name) as kubelet:
                     yield node, kubelet
@@ -173,13 +173,15 @@ def test_a_pods_claim_from_prepare_to_the_initial_state(bed: Bed) -> None:
             "kubelet/plugins/devalloc.io/dra-device-metadata/default_training/r0/metadata.json",
         ]
         specs = [json.loads((bed.folder / name).read_text()) for name in bed.files()[:2]]
-        known = {f"{spec['kind']}={each['name']}": each["containerEdits"] for spec in specs for each in spec["devices"]}
-        assert set(known) == set(device.cdi_device_ids)
-        nodes = [node["path"] for edits in known.values() for node in edits.get("deviceNodes", ())]
+        edits_of = {
+            f"{spec['kind']}={each['name']}": each["containerEdits"] for spec in specs for each in spec["devices"]
+        }
+        assert set(edits_of) == set(device.cdi_device_ids)
+        nodes = [node["path"] for edits in edits_of.values() for node in edits.get("deviceNodes", ())]
         assert [node for node in nodes if not (bed.host.root / node[1:]).exists() and node != "/dev/vfio/vfio"] == []
         metadata, _ = json.JSONDecoder().raw_decode((bed.folder / bed.files()[2]).read_text())
-        told = metadata["requests"][0]["devices"][0]["attributes"]
-        assert told["resource.kubernetes.io/pciBusID"] == {"string": GPU_FUNCTIONS[0]}
+        attributes = metadata["requests"][0]["devices"][0]["attributes"]
+        assert attributes["resource.kubernetes.io/pciBusID"] == {"string": GPU_FUNCTIONS[0]}
 
         assert kubelet.prepare([ref])[ref.uid] == answer
         assert kubelet.prepare([ref], "v1beta1")[ref.uid].devices[0].cdi_device_ids == device.cdi_device_ids
@@ -262,7 +264,7 @@ def test_the_newer_instance_takes_over_what_only_one_can_serve(bed: Bed) -> None
         old.enter_context(bed.running("old-1"))
         assert answers() == NODE
         with bed.running("new-2"):
-            assert f"another process serves devalloc.node.v1.Node on {bed.folder}/node.sock" in "".join(bed.said)
+            assert f"another process serves devalloc.node.v1.Node on {bed.folder}/node.sock" in "".join(bed.messages)
             old.close()
             assert answers() == NODE
     assert not (bed.folder / "node.sock").exists()
@@ -279,7 +281,7 @@ def test_sockets_that_somebody_deleted_are_made_anew(bed: Bed) -> None:
             path.unlink()
         (bed.folder / "kubelet" / "plugins_registry").rmdir()
         for path in sockets:
-            until(lambda path=path: path.is_socket() and answers(path), f"{path.name} answers again")  # type: ignore[misc]
+            until(lambda path=path: path.is_socket() and has_listener(path), f"{path.name} answers again")  # type: ignore[misc]
         with kubelet_client(bed.settings().data / "dra.sock") as kubelet:
             assert kubelet.prepare([ref])[ref.uid].error == ""
             assert kubelet.unprepare([ref])[ref.uid].error == ""
@@ -290,24 +292,24 @@ def test_sockets_that_somebody_deleted_are_made_anew(bed: Bed) -> None:
 def test_where_metrics_are_served_is_said_with_the_port_that_it_is(bed: Bed) -> None:
     bed.metrics = "127.0.0.1:0"
     with bed.running():
-        until(lambda: "serving metrics on 127.0.0.1:" in "".join(bed.said), "they are served")
-    (port,) = [text.rpartition(":")[2] for text in bed.said if text.startswith("serving metrics on ")]
+        until(lambda: "serving metrics on 127.0.0.1:" in "".join(bed.messages), "they are served")
+    (port,) = [text.rpartition(":")[2] for text in bed.messages if text.startswith("serving metrics on ")]
     assert int(port) > 0
 
 
 def test_a_journal_that_somebody_took_away_is_told_before_anything_is_to_be_written(
     bed: Bed, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def told() -> bytes:
+    def metrics_page() -> bytes:
         return generate_latest(node.metrics.registry)
 
     with bed.running() as (node, _):
-        assert b"state_readable 1.0" in told()
+        assert b"state_readable 1.0" in metrics_page()
         (bed.folder / "state" / "journal.db").unlink()
-        assert b"state_readable 0.0" in told()
+        assert b"state_readable 0.0" in metrics_page()
         caplog.clear()
         node.rescan()
-        until(lambda: "could not look at the claims" in caplog.text, "it is logged")
+        until(lambda: "cannot reconcile claims" in caplog.text, "it is logged")
         assert "journal.db was removed or replaced" in caplog.text
 
 
@@ -317,17 +319,20 @@ def test_a_port_that_somebody_else_has_costs_the_metrics_and_nothing_else(bed: B
         bed.metrics = f"127.0.0.1:{port}"
         with bed.running():
             missing = f"another process serves metrics on 127.0.0.1:{port} (--metrics)"
-            until(lambda: missing in "".join(bed.said), "it is said")
-            until(lambda: answers(bed.folder / "node.sock"), "all else is served")
+            until(lambda: missing in "".join(bed.messages), "it is said")
+            until(lambda: has_listener(bed.folder / "node.sock"), "all else is served")
             other.close()
-            until(lambda: f"serving metrics on 127.0.0.1:{port} from here" in "".join(bed.said), "it is free")
+            until(lambda: f"now serving metrics on 127.0.0.1:{port}" in "".join(bed.messages), "it is free")
     bed.metrics = f"unix:{bed.folder}/no/such/folder"
-    source = Source("ResourceClaim", bed.grants, bed.grants.uid_of)
-    with opened(bed.settings(), LocalHost(bed.host), source) as node, pytest.raises(Failed, match=r"folder.*--metrics"):
-        run(node)
+    source = ClaimSource("ResourceClaim", bed.grants, bed.grants.uid_of)
+    with (
+        open_node(bed.settings(), LocalHost(bed.host), source) as node,
+        pytest.raises(Failed, match=r"folder.*--metrics"),
+    ):
+        run_daemon(node)
 
 
-def test_what_is_in_use_stays_and_says_by_whom(bed: Bed) -> None:
+def test_what_is_in_use_stays_and_names_its_user(bed: Bed) -> None:
     ref = bed.grants.add("training", GPU)
     with bed.running() as (_, kubelet):
         (node,) = bed_nodes(bed, kubelet, ref)
@@ -370,21 +375,21 @@ def test_claims_that_are_gone_are_taken_back_when_the_plugin_looks(bed: Bed) -> 
         node.rescan()
         until(lambda: bed.host.snapshot() == bed.before, "all is taken back")
     assert bed.host.snapshot() == bed.before
-    assert any("default/training" in text for text in bed.said)
+    assert any("default/training" in text for text in bed.messages)
 
 
 def test_devices_of_a_claim_that_is_gone_are_not_offered_while_it_is_prepared(bed: Bed) -> None:
     """For the time of grace, and for as long as a machine goes on with them."""
     settings, ref = replace(bed.settings(), grace=300), bed.grants.add("a", GPU)
-    source = Source("ResourceClaim", bed.grants, bed.grants.uid_of)
-    with opened(settings, LocalHost(bed.host), source) as node:
+    source = ClaimSource("ResourceClaim", bed.grants, bed.grants.uid_of)
+    with open_node(settings, LocalHost(bed.host), source) as node:
         bed.host.process(4711, opens=node.prepare(ref, Deadline.after(20)).devices[0].nodes)
         node.reconciler.reconcile()
         assert offered(node) is None, "its claim exists, which tells whose it is"
-        kept = bed.grants.granted.pop(ref.uid)
+        grant = bed.grants.granted.pop(ref.uid)
         assert len(node.reconciler.reconcile().waiting) == 1
-        assert offered(node) == "in use: claim default/a is not undone: it is gone, and still prepared"
-        bed.grants.granted[ref.uid] = kept
+        assert offered(node) == "in use: claim default/a is not undone yet: it was deleted but is still prepared"
+        bed.grants.granted[ref.uid] = grant
         node.reconciler.reconcile()
         assert offered(node) is None
 
@@ -392,31 +397,39 @@ def test_devices_of_a_claim_that_is_gone_are_not_offered_while_it_is_prepared(be
 def test_devices_of_claims_of_elsewhere_are_not_offered_while_they_are_prepared(bed: Bed) -> None:
     """The cluster or store that this node serves now would give them to others, which could not have them."""
     ref = bed.grants.add("a", GPU)
-    with opened(bed.settings(), LocalHost(bed.host), Source("ResourceClaim", bed.grants, bed.grants.uid_of)) as node:
+    with open_node(
+        bed.settings(), LocalHost(bed.host), ClaimSource("ResourceClaim", bed.grants, bed.grants.uid_of)
+    ) as node:
         node.prepare(ref, Deadline.after(20))
 
     bed.grants.name = "another list"
-    with opened(bed.settings(), LocalHost(bed.host), Source("ResourceClaim", bed.grants, bed.grants.uid_of)) as node:
+    with open_node(
+        bed.settings(), LocalHost(bed.host), ClaimSource("ResourceClaim", bed.grants, bed.grants.uid_of)
+    ) as node:
         assert "was prepared from a list" in node.reconciler.reconcile().halted
         assert offered(node) is None, "its claim exists there too, as in a store that was restored"
         held = bed.grants.granted[ref.uid]
         bed.grants.granted[ref.uid] = replace(held, devices=())
         node.reconciler.reconcile()
-        assert (offered(node) or "").endswith("it was prepared from a list, and still is"), "but not with this device"
+        prepared_elsewhere = "it was prepared from a list, and is still prepared"
+        assert (offered(node) or "").endswith(prepared_elsewhere), "but not with this device"
         bed.grants.granted[ref.uid] = held
     del bed.grants.granted[ref.uid]
     with bed.running() as (node, _):
         until(lambda: offered(node), "it has looked at its claims")
-        assert offered(node) == "in use: claim default/a is not undone: it was prepared from a list, and still is"
+        why = "it was prepared from a list, and is still prepared"
+        assert offered(node) == f"in use: claim default/a is not undone yet: {why}"
         bed.grants.fails = Failed("ApiUnavailable", "no answer")
         node.reconciler.reconcile()
         assert offered(node) is not None, "and stays so while nobody can be asked"
         bed.grants.fails = None
 
-    with opened(bed.settings(), LocalHost(bed.host), Source("DeviceClaim", bed.grants, bed.grants.uid_of)) as node:
+    with open_node(
+        bed.settings(), LocalHost(bed.host), ClaimSource("DeviceClaim", bed.grants, bed.grants.uid_of)
+    ) as node:
         report = node.reconciler.reconcile()
-        why = "it is still prepared as a ResourceClaim, and this node serves DeviceClaims now"
-        assert offered(node) == f"in use: claim default/a is not undone: {why}"
+        why = "it is still prepared as a ResourceClaim, but this node now serves DeviceClaims"
+        assert offered(node) == f"in use: claim default/a is not undone yet: {why}"
         assert (report.removed, report.stuck) == ([], [f"claim default/a: {why}; unprepare it"])
         node.unprepare(ref, Deadline.after(20))
         assert offered(node) is None
@@ -426,14 +439,14 @@ def test_devices_of_claims_of_elsewhere_are_not_offered_while_they_are_prepared(
 def test_claims_that_are_gone_stay_where_nobody_can_tell_whether_they_are_in_use(bed: Bed) -> None:
     """As in a pod without the host's processes: a machine may go on there, and would be reset with its device (T16)."""
     ref = bed.grants.add("training", GPU)
-    source = Source("ResourceClaim", bed.grants, bed.grants.uid_of)
-    with opened(bed.settings(), LocalHost(bed.host), source) as node:
+    source = ClaimSource("ResourceClaim", bed.grants, bed.grants.uid_of)
+    with open_node(bed.settings(), LocalHost(bed.host), source) as node:
         node.prepare(ref, Deadline.after(20))
         bed.host.blind()
         del bed.grants.granted[ref.uid]
         before, report = bed.host.snapshot(), node.reconciler.reconcile()
         (why,) = report.stuck
-        assert "claim default/training is gone, and stays prepared" in why
+        assert "claim default/training was deleted but stays prepared" in why
         assert "only the processes of this container can be seen" in why
         assert (report.removed, bed.host.snapshot() == before, bed.host.resets) == ([], True, [])
 
@@ -444,14 +457,14 @@ def test_a_claim_waits_for_the_older_one_of_its_name(bed: Bed, monkeypatch: pyte
     newer = bed.grants.add("training", VF, uid="uid-2")
     with bed.running() as (_, kubelet):
         assert kubelet.prepare([older])[older.uid].error == ""
-        asked, answer = [], bed.host.answer
+        calls, answer = [], bed.host.answer
         monkeypatch.setattr(
-            bed.host, "answer", lambda method, *about: asked.append((method, *about)) or answer(method, *about)
+            bed.host, "answer", lambda method, *about: calls.append((method, *about)) or answer(method, *about)
         )
         assert kubelet.prepare([newer])[newer.uid].error.startswith(
             "ClaimNameHeld: another claim default/training (uid uid-1)"
         )
-        assert [each for each in asked if each[0] in ("write", "set_vf")] == [], "nothing was bound for it"
+        assert [each for each in calls if each[0] in ("write", "set_vf")] == [], "nothing was bound for it"
         assert kubelet.unprepare([older])[older.uid].error == ""
         assert kubelet.prepare([newer])[newer.uid].error == ""
         assert kubelet.unprepare([newer])[newer.uid].error == ""
@@ -491,46 +504,46 @@ def test_in_a_dry_run_nothing_is_begun_that_would_have_to_be_undone(bed: Bed) ->
         bed.host.unbind(bed.host.driver_of(address) or "", address)
         bed.host.store(f"bus/pci/devices/{address}/driver_override", "vfio-pci")
         bed.host.bind("vfio-pci", address)
-    before, told = bed.host.snapshot(), list[str]()
+    before, messages = bed.host.snapshot(), list[str]()
     ref = bed.grants.add("a", GPU)
-    source = Source("ResourceClaim", bed.grants, bed.grants.uid_of)
-    with opened(bed.settings(), DryRun(LocalHost(bed.host), told.append), source) as node:
+    source = ClaimSource("ResourceClaim", bed.grants, bed.grants.uid_of)
+    with open_node(bed.settings(), DryRun(LocalHost(bed.host), messages.append), source) as node:
         with pytest.raises(
             Denied, match=r"default/a would do: reset of 0000:01:00.0: 'clean' becomes 'used'; reset of"
         ):
             node.prepare(ref, Deadline.after(20))
         assert node.claims.describe() == {"claims": [], "shared": [], "withheld": []}
-    assert len(told) == 2
+    assert len(messages) == 2
     assert bed.host.snapshot() == before
 
 
 def test_what_a_dry_run_refuses_is_not_done_by_the_next_start(bed: Bed) -> None:
     """Nothing of it is in the journal: a claim that was noted as being taken back would be taken back then."""
     ref = bed.grants.add("a", GPU)
-    source = Source("ResourceClaim", bed.grants, bed.grants.uid_of)
-    with opened(bed.settings(), LocalHost(bed.host), source) as node:
+    source = ClaimSource("ResourceClaim", bed.grants, bed.grants.uid_of)
+    with open_node(bed.settings(), LocalHost(bed.host), source) as node:
         node.prepare(ref, Deadline.after(20))
-        before, known, steps = bed.host.snapshot(), node.claims.describe(), node.claims.journal.steps(ref.uid)
-    with opened(bed.settings(), DryRun(LocalHost(bed.host), lambda _: None), source) as node:
+        before, described, steps = bed.host.snapshot(), node.claims.describe(), node.claims.journal.steps(ref.uid)
+    with open_node(bed.settings(), DryRun(LocalHost(bed.host), lambda _: None), source) as node:
         attachment = Step(ATTACHMENT, "default/web/a", None, {})
         for change in (
             lambda: node.unprepare(ref, Deadline.after(20)),
             lambda: node.claims.add(ref, attachment, device="p/d"),
             lambda: node.claims.remove(ref, steps[0].step.kind, steps[0].step.target),
         ):
-            with pytest.raises(Denied, match="nothing is changed in a dry run: would"):
+            with pytest.raises(Denied, match="dry run: nothing was changed; would"):
                 change()
         bed.grants.granted.clear()
         node.reconciler.reconcile()
-    with opened(bed.settings(), LocalHost(bed.host), source) as node:
+    with open_node(bed.settings(), LocalHost(bed.host), source) as node:
         node.reconciler.recover()
-        assert (bed.host.snapshot(), node.claims.describe()) == (before, known)
+        assert (bed.host.snapshot(), node.claims.describe()) == (before, described)
         assert node.claims.journal.steps(ref.uid) == steps
 
 
 def offered(node: Node) -> str | None:
     """Why the GPU is not; None where it is."""
-    (pool,) = (pool for pool in node.survey.discover(Known()).pools if pool.metadata.name == POOLS[GPU])
+    (pool,) = (pool for pool in node.inventory.discover(DeviceRecords()).pools if pool.metadata.name == POOLS[GPU])
     attributes = [*pool.spec.attributes, *pool.spec.devices[0].attributes]
     return next((str(each.value) for each in attributes if each.name == UNAVAILABLE), None)
 
@@ -540,13 +553,13 @@ def test_devices_of_a_claim_that_could_not_be_undone_are_not_offered_until_it_is
 ) -> None:
     """Also where its claim is gone from the cluster, as of a pod that was deleted by force."""
     ref = bed.grants.add("a", GPU)
-    source = Source("ResourceClaim", bed.grants, bed.grants.uid_of)
-    with opened(bed.settings(), LocalHost(bed.host), source) as node:
+    source = ClaimSource("ResourceClaim", bed.grants, bed.grants.uid_of)
+    with open_node(bed.settings(), LocalHost(bed.host), source) as node:
         node.prepare(ref, Deadline.after(20))
         bed.host.remove("bus/pci/drivers/nvidia")
         with pytest.raises(Failed, match="is its module loaded"):
             node.unprepare(ref, Deadline.after(20))
-        assert (offered(node) or "").startswith("in use: claim default/a is not undone: 0000:01:00.1 stays with vfio")
+        assert (offered(node) or "").startswith("in use: claim default/a is not undone yet: 0000:01:00.1 keeps vfio")
         bed.host.load_driver("nvidia")
         node.unprepare(ref, Deadline.after(20))
         assert offered(node) is None
@@ -558,7 +571,7 @@ def test_devices_of_a_claim_that_could_not_be_undone_are_not_offered_until_it_is
             with pytest.raises(Failed, match="HostRefused"):
                 node.unprepare(ref, Deadline.after(20))
         assert {bed.driver(address) for address in GPU_FUNCTIONS} == {"nvidia", "snd_hda_intel"}
-        assert (offered(node) or "").startswith("in use: claim default/a is not undone: file of")
+        assert (offered(node) or "").startswith("in use: claim default/a is not undone yet: file of")
         node.unprepare(ref, Deadline.after(20))
         assert offered(node) is None
     assert bed.host.snapshot() == bed.before

@@ -15,13 +15,13 @@ import grpc
 import pytest
 
 from devalloc.store.sqlite import SQLiteStore
-from devalloc_node.grant import ClaimRef
 from devalloc_node.journal import open_journal
+from devalloc_node.model.grant import ClaimRef
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.pb.node_pb2_grpc import NodeStub
-from tests.support import cards
-from tests.support.fakesysfs import FakeSysfs
-from tests.support.shell import Shell, devalloc
+from tests.support import pci_cards
+from tests.support.cli_shell import Shell, devalloc
+from tests.support.fake_sysfs import FakeSysfs
 
 __all__ = ["devalloc"]
 
@@ -30,7 +30,7 @@ __all__ = ["devalloc"]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("n")
     host = FakeSysfs(folder / "host")
-    host.add(cards.gpu())
+    host.add(pci_cards.gpu())
     host.proc("sys/kernel/random/boot_id", "boot-1\n")
     return folder
 
@@ -66,9 +66,9 @@ def lines_until(process: subprocess.Popen[str], wanted: str) -> list[str]:
 
 def test_it_serves_until_it_is_told_to_stop(folder: Path, devalloc: Shell) -> None:
     with running(folder, "--dry-run") as process:
-        said = "".join(lines_until(process, "pools: created node-a-0000-01-00"))
-        assert f"node node-a, claims of store {folder}/store.db; Ctrl-C stops" in said
-        assert f"serving devalloc.node.v1.Node on {folder}/node.sock" in said
+        output = "".join(lines_until(process, "pools: created node-a-0000-01-00"))
+        assert f"node node-a, claims of store {folder}/store.db; Ctrl-C stops" in output
+        assert f"serving devalloc.node.v1.Node on {folder}/node.sock" in output
         assert stat.S_IMODE((folder / "node.sock").stat().st_mode) == 0o600
         assert stat.S_IMODE((folder / "state").stat().st_mode) == 0o700
         with grpc.insecure_channel(f"unix:{folder}/node.sock") as channel:
@@ -81,14 +81,14 @@ def test_it_serves_until_it_is_told_to_stop(folder: Path, devalloc: Shell) -> No
         process.send_signal(signal.SIGTERM)
         rest, _ = process.communicate(timeout=60)
         assert process.returncode == 0
-        assert rest.endswith("stopped; what is prepared stays so\n")
+        assert rest.endswith("stopped; prepared claims stay prepared\n")
     assert not (folder / "node.sock").exists()
 
 
 HANGING = """
 import threading, time
-from devalloc.cli.nodesources import cutting_off
-with cutting_off(print):
+from devalloc.cli.node_wiring import abandon_hung_threads
+with abandon_hung_threads(print):
     threading.Thread(target=time.sleep, args=(1000,)).start()
     threading.Thread(target=time.sleep, args=(0.1,)).start()
 print("not reached")
@@ -98,14 +98,17 @@ print("not reached")
 def test_what_hangs_does_not_keep_the_process(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ended = subprocess.run([sys.executable, "-c", HANGING], capture_output=True, text=True, env=env, timeout=60)
-    assert (ended.returncode, ended.stdout) == (0, "cut off what was under way; the next start finishes it\n")
+    assert (ended.returncode, ended.stdout) == (
+        0,
+        "stopped before everything was finished; the next start finishes it\n",
+    )
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     host = FakeSysfs(tmp_path / "host")
-    host.add(cards.gpu())
-    host.add(cards.plain_nic())
+    host.add(pci_cards.gpu())
+    host.add(pci_cards.plain_nic())
     host.proc("sys/kernel/random/boot_id", "boot-1\n")
     return host.root
 
@@ -124,8 +127,8 @@ def test_all_of_it_runs_in_one_process_and_ends_together(devalloc: Shell, root: 
         text=True,
     )
     try:
-        said = "".join(lines_until(process, "serving devalloc.node.v1"))
-        assert "pools: created node-a-0000-01-00, node-a-0000-05-00" in said
+        output = "".join(lines_until(process, "serving devalloc.node.v1"))
+        assert "pools: created node-a-0000-01-00, node-a-0000-05-00" in output
         with grpc.insecure_channel(f"unix:{tmp_path}/node/node.sock") as channel:
             node = NodeStub(channel)
             assert node.GetNode(pb.GetNodeRequest(), timeout=30).node_name == "node-a"
@@ -139,7 +142,7 @@ def test_all_of_it_runs_in_one_process_and_ends_together(devalloc: Shell, root: 
         process.kill()
         process.communicate()
     assert process.returncode == 0, rest
-    assert rest.splitlines()[-1].endswith("stopped; what is prepared stays so")
+    assert rest.splitlines()[-1].endswith("stopped; prepared claims stay prepared")
     assert not (tmp_path / "node" / "node.sock").exists()
     with closing(SQLiteStore(devalloc.store)) as store:
         pool = store.get("DevicePool", None, "node-a-0000-05-00")
@@ -147,19 +150,19 @@ def test_all_of_it_runs_in_one_process_and_ends_together(devalloc: Shell, root: 
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
-        (("up", "--node", "--metrics=bogus"), "--metrics: 'bogus' is no address"),
+        (("up", "--node", "--metrics=bogus"), "--metrics: invalid address for metrics: 'bogus'"),
         (("up", "--node", "--resync=0s"), "more than 0"),
-        (("node", "--metrics=0.0.0.0:80"), "can be reached from elsewhere"),
+        (("node", "--metrics=0.0.0.0:80"), "is reachable from other hosts"),
     ],
 )
 def test_wrong_options_are_told_before_anything_begins(
-    devalloc: Shell, tmp_path: Path, words: tuple[str, ...], said: str
+    devalloc: Shell, tmp_path: Path, words: tuple[str, ...], message: str
 ) -> None:
     command = [sys.executable, "-m", "devalloc.cli", *words, "--sysfs-root", str(tmp_path)]
     env = {**os.environ, "DEVALLOC_STORE": str(devalloc.store), "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2, done.stderr
-    assert said in done.stderr
+    assert message in done.stderr
     assert "serving" not in done.stdout + done.stderr

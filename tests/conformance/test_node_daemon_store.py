@@ -10,20 +10,20 @@ from pathlib import Path
 import grpc
 import pytest
 
-from devalloc.cli.nodesources import store_publishing, store_source
-from devalloc.controller.allocate import Allocator
-from devalloc.controller.publish import Published
+from devalloc.cli.node_wiring import store_publishing, store_source
+from devalloc.controller.pool_publisher import PublishResult
+from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.binding.config import BindingConfig
-from devalloc_node.daemon import run
+from devalloc_node.daemon import run_daemon
 from devalloc_node.machine.config import MachineConfig
-from devalloc_node.node import Node, opened
+from devalloc_node.node import Node, open_node
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.pb.node_pb2_grpc import NodeStub
 from devalloc_node.settings import NodeSettings
-from tests.support import cards
-from tests.support.fakehost import FakeHost, LocalHost
-from tests.support.faketree import memory_folder
+from tests.support import pci_cards
+from tests.support.fake_host import FakeHost, LocalHost
+from tests.support.fake_tree import memory_folder
 from tests.support.waiting import until
 
 NODE = "node-a"
@@ -58,21 +58,21 @@ class Bed:
             cdi=folder / "cdi",
         )
         self.host = FakeHost(folder / "host", folders=self.settings.written)
-        for card in (cards.gpu(iommu_group=15), cards.gpu_audio(iommu_group=15)):
+        for card in (pci_cards.gpu(iommu_group=15), pci_cards.gpu_audio(iommu_group=15)):
             self.host.add(card)
         self.host.proc("sys/kernel/random/boot_id", "boot-1\n")
         self.before = self.host.snapshot()
         self.store = SQLiteStore(folder / "devalloc.db")
-        self.published: list[Published] = []
+        self.published: list[PublishResult] = []
 
     @contextmanager
     def running(self) -> Iterator[tuple[Node, NodeStub]]:
-        with opened(self.settings, LocalHost(self.host), store_source(self.store, NODE)) as node:
+        with open_node(self.settings, LocalHost(self.host), store_source(self.store, NODE)) as node:
             serving = threading.Event()
             with store_publishing(
-                self.store, node, node.survey.discover, self.published.append, place=self.folder / "db"
+                self.store, node, node.inventory.discover, self.published.append, place=self.folder / "db"
             ) as publishing:
-                thread = threading.Thread(target=run, args=(node, publishing, lambda text: serving.set()))
+                thread = threading.Thread(target=run_daemon, args=(node, publishing, lambda text: serving.set()))
                 thread.start()
                 try:
                     assert serving.wait(60)
@@ -94,8 +94,8 @@ class Bed:
 
     def conditions(self) -> dict[str, str]:
         status = self.store.get("DeviceClaim", "default", "training").get("status", {})
-        found = [each for device in status.get("deviceStatuses", ()) for each in device.get("conditions", ())]
-        return {each["type"]: each["status"] for each in found}
+        entries = [each for device in status.get("deviceStatuses", ()) for each in device.get("conditions", ())]
+        return {each["type"]: each["status"] for each in entries}
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def allocated(bed: Bed) -> pb.ClaimRef:
     until(lambda: len(bed.store.list("DevicePool").objects) == 1, "the pool is published")
     bed.store.create(CLASS)
     bed.store.create(CLAIM)
-    Allocator(bed.store).round()
+    DeviceClaimAllocator(bed.store).round()
     assert bed.store.get("DeviceClaim", "default", "training")["status"]["allocations"]
     return pb.ClaimRef(namespace="default", name="training")
 
@@ -119,7 +119,7 @@ def allocated(bed: Bed) -> pb.ClaimRef:
 def test_a_claim_from_publication_to_the_initial_state(bed: Bed) -> None:
     with bed.running() as (_, stub):
         ref = allocated(bed)
-        bed.host.add(cards.nic())
+        bed.host.add(pci_cards.nic())
         before = bed.host.snapshot()
 
         reply = stub.PrepareClaim(pb.PrepareClaimRequest(claim=ref), timeout=90)

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from devalloc_node.claims.steps import Steps, Undone
-from devalloc_node.machine import devices
-from tests.conformance import faults as command
+from devalloc_node.claims.steps import StepRunner, UndoResult
+from devalloc_node.machine import hotplug
 from tests.support import machine_faults
-from tests.support.faketree import memory_folder
+from tests.support.fake_tree import memory_folder
+from tests.support.fault_points import ONCE, FaultPoint, FaultPoints
 from tests.support.fault_scenarios import SCENARIOS
-from tests.support.faults import ONCE, Faults, Point
 from tests.support.machine_faults import OF_MACHINES, MachineFaults
 from tests.support.machine_scenarios import SCENARIOS as MACHINES
+from tools import fault_points as command
 
 MOST_OF_BINDINGS = 12
 MOST = 8
@@ -32,12 +32,12 @@ ONCE_EACH = ("fail", "after")
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_whatever_fails_or_dies_all_of_it_is_done_or_nothing(name: str) -> None:
     with memory_folder() as folder:
-        faults = Faults(SCENARIOS[name], Path(folder))
+        faults = FaultPoints(SCENARIOS[name], Path(folder))
         points = faults.points(ONCE_EACH)
         calls = {point.call.partition(".")[0] for point in points}
         assert {"journal", "host", "store", "qmp"} <= calls
         assert len(points) > 15 * len(ONCE_EACH)
-        faults.check(Point("prepare", 1, "before"))
+        faults.check(FaultPoint("prepare", 1, "before"))
         for point in random.Random(name).sample(points, min(len(points), MOST_OF_BINDINGS)):
             faults.check(point)
 
@@ -45,7 +45,7 @@ def test_whatever_fails_or_dies_all_of_it_is_done_or_nothing(name: str) -> None:
 @pytest.mark.parametrize("how", ["late", "down"])
 def test_nor_is_it_left_where_a_failure_is_no_failure_or_stays(how: str) -> None:
     with memory_folder() as folder:
-        faults = Faults(SCENARIOS["vf-with-settings"], Path(folder))
+        faults = FaultPoints(SCENARIOS["vf-with-settings"], Path(folder))
         points = faults.points([how])
         for point in random.Random(how).sample(points, min(len(points), MOST_OF_BINDINGS)):
             faults.check(point)
@@ -69,7 +69,7 @@ def test_a_device_that_stays_plugged_is_found_out(monkeypatch: pytest.MonkeyPatc
     with memory_folder() as folder, MachineFaults(MACHINES["machine-attach-gpu"], Path(folder)) as faults:
         (point,) = (p for p in faults.points() if (p.act, p.how) == ("prepare", "after") and "device_add" in p.call
                     and "01:00.0" in p.call)  # fmt: skip
-        monkeypatch.setattr(devices, "unplug", lambda *arguments: None)
+        monkeypatch.setattr(hotplug, "unplug_device", lambda *arguments: None)
         monkeypatch.setattr(machine_faults, "PATIENCE", 1.0)  # it waits in vain until nobody has the device
         with pytest.raises(Exception, match=r"still holds|has the device|is in use|in a machine"):
             faults.check(point)
@@ -78,7 +78,7 @@ def test_a_device_that_stays_plugged_is_found_out(monkeypatch: pytest.MonkeyPatc
 def test_make_faults_fails_where_a_point_is_wrong(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Steps, "undo", lambda *arguments, **options: Undone())
+    monkeypatch.setattr(StepRunner, "undo", lambda *arguments, **options: UndoResult())
     assert command.main(["vgpu"]) == 1
     assert "1 scenarios wrong" in capsys.readouterr().out
 
@@ -86,6 +86,6 @@ def test_make_faults_fails_where_a_point_is_wrong(
 @pytest.mark.parametrize("name", ["vfio-with-audio", "vf-to-be-created"])
 def test_killed_again_while_it_recovers_it_recovers_all_the_same(name: str) -> None:
     with memory_folder() as folder:
-        faults = Faults(SCENARIOS[name], Path(folder))
+        faults = FaultPoints(SCENARIOS[name], Path(folder))
         points = faults.points(["after"])
         assert sum(faults.check_twice(point) for point in points[::14]) > 6

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from devalloc.store.errors import Damaged
-from devalloc_node.grant import ClaimRef
 from devalloc_node.journal import open_journal
-from devalloc_node.journal.copies import backup
-from devalloc_node.journal.log import damage
+from devalloc_node.journal.backup import backup
 from devalloc_node.journal.sqlite import FILE, QUARANTINED
-from tests.support.faketree import memory_folder
+from devalloc_node.journal.wal_check import wal_damage
+from devalloc_node.model.grant import ClaimRef
+from tests.support.fake_tree import memory_folder
 
 GRANT = {"kind": "DeviceClaim", "devices": []}
 UIDS = ["u1", "u2", "u3"]
@@ -71,7 +71,7 @@ def crash(folder: Path, *, small: bool = True) -> Crashed:
             made.execute(f"PRAGMA page_size = {PAGE}")
             made.execute("VACUUM")
         open_journal(folder).close()
-    said, says = os.pipe()
+    reader, says = os.pipe()
     child = os.fork()
     if child == 0:
         journal = open_journal(folder)
@@ -81,15 +81,15 @@ def crash(folder: Path, *, small: bool = True) -> Crashed:
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
     os.close(says)
-    with open(said, "rb") as sizes:
+    with open(reader, "rb") as sizes:
         return Crashed(folder, [size for (size,) in struct.iter_unpack("I", sizes.read())])
 
 
 def test_what_is_left_after_a_crash_is_whole(folder: Path) -> None:
     crashed = crash(folder)
-    assert damage(crashed.path) is None
+    assert wal_damage(crashed.path) is None
     crashed.index.unlink()
-    assert damage(crashed.path) is None
+    assert wal_damage(crashed.path) is None
     with closing(open_journal(folder)) as journal:
         assert [record.ref.uid for record in journal.claims()] == UIDS
         assert journal.setting(QUARANTINED) is None
@@ -107,7 +107,7 @@ def test_a_byte_that_changed_anywhere_loses_nothing_in_silence(folder: Path, ind
     torn = 0
     for offset in range(0, len(good), apart):
         crashed.log.write_bytes(good[:offset] + bytes([good[offset] ^ 0xFF]) + good[offset + 1 :])
-        if damage(crashed.path) is not None:
+        if wal_damage(crashed.path) is not None:
             continue
         assert offset >= crashed.ends[-2], f"byte {offset} is of an older transaction"
         assert index == "lost", f"byte {offset} of the last transaction, which the index has as committed"
@@ -126,7 +126,7 @@ def test_a_log_that_ends_too_early_is_damaged_if_somebody_knows(folder: Path, in
     for size in range(0, len(good), 7):
         crashed.log.write_bytes(good[:size])
         # What has no header names no log, and the index may be of one before it.
-        assert (damage(crashed.path) is not None) is (index == "kept" and size >= 32)
+        assert (wal_damage(crashed.path) is not None) is (index == "kept" and size >= 32)
 
 
 def test_a_torn_last_transaction_is_forgotten_as_sqlite_forgets_it(folder: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_torn_last_transaction_is_forgotten_as_sqlite_forgets_it(folder: Path)
     for start in range(crashed.ends[-2], crashed.ends[-1], FRAME):
         # Frames are written in any order: any one may be missing, its successors there.
         crashed.log.write_bytes(good[:start] + bytes(FRAME) + good[start + FRAME :])
-        assert damage(crashed.path) is None
+        assert wal_damage(crashed.path) is None
         assert crashed.read() == UIDS[:-1]
 
 
@@ -151,11 +151,11 @@ def test_frames_from_before_the_last_checkpoint_are_nothing(folder: Path) -> Non
     content = (folder / "old-wal").read_bytes()
     salts = {content[start + 8 : start + 16] for start in range(32, len(content), FRAME)}
     assert len(salts) == 2, "old frames lie behind the new ones"
-    assert damage(folder / "old") is None
+    assert wal_damage(folder / "old") is None
     (folder / "old-shm").unlink()
-    assert damage(folder / "old") is None
+    assert wal_damage(folder / "old") is None
     (folder / "old-wal").write_bytes(content[:-FRAME] + bytes(FRAME))
-    assert damage(folder / "old") is None
+    assert wal_damage(folder / "old") is None
 
 
 @pytest.mark.parametrize("index", ["kept", "lost"])
@@ -186,11 +186,11 @@ def test_a_journal_without_tables_beside_a_bad_log_was_not_always_empty(folder: 
             shutil.copy(folder / f"made{kind}", folder / f"{FILE}{kind}")
     log = folder / f"{FILE}-wal"
     good = log.read_bytes()
-    assert damage(folder / FILE) is None
+    assert wal_damage(folder / FILE) is None
     log.write_bytes(good[:500] + NOISE + good[540:])
-    assert "has no tables" in (damage(folder / FILE) or "")
+    assert "has no tables" in (wal_damage(folder / FILE) or "")
     log.write_bytes(good[: 32 + 24 + 4096])
-    assert damage(folder / FILE) is None, "killed while the very first one was written"
+    assert wal_damage(folder / FILE) is None, "killed while the very first one was written"
 
 
 def test_an_index_of_an_earlier_log_says_nothing(folder: Path) -> None:
@@ -201,11 +201,11 @@ def test_an_index_of_an_earlier_log_says_nothing(folder: Path) -> None:
         shutil.copy(crashed.path, folder / "cut")
         (folder / "cut-shm").write_bytes(index)
         (folder / "cut-wal").write_bytes(b"")
-        assert damage(folder / "cut") is None
+        assert wal_damage(folder / "cut") is None
         opened.execute("UPDATE claims SET changed = 'later' WHERE uid = 'u1'")
         opened.commit()
         shutil.copy(crashed.log, folder / "cut-wal")
-        assert damage(folder / "cut") is None
+        assert wal_damage(folder / "cut") is None
 
 
 def test_one_that_is_open_was_looked_at_by_who_opened_it(folder: Path) -> None:

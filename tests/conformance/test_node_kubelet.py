@@ -15,9 +15,9 @@ from google.protobuf.message import DecodeError
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.grant import ClaimRef
+from devalloc_node.model.grant import ClaimRef
+from devalloc_node.model.prepared import Prepared, PreparedDevice
 from devalloc_node.pb import dra_v1_pb2
-from devalloc_node.prepared import Prepared, PreparedDevice
 from devalloc_node.service.kubelet import MOST_CLAIMS, VERSIONS, KubeletPlugin
 from devalloc_node.service.server import serve
 from tests.support.kubelet_client import KubeletClient, kubelet_client
@@ -32,7 +32,7 @@ PREPARE = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources"
 class StoredClaims:
     """Claims that are known by UID. What is prepared is kept, so that tests see what was done how often."""
 
-    known: dict[str, Prepared] = field(default_factory=dict)
+    prepared_claims: dict[str, Prepared] = field(default_factory=dict)
     prepared: list[str] = field(default_factory=list)
     unprepared: list[str] = field(default_factory=list)
     failures: dict[str, Exception] = field(default_factory=dict)
@@ -44,13 +44,13 @@ class StoredClaims:
     def prepare(self, ref: ClaimRef, deadline: Deadline) -> Prepared:
         self._enter(ref)
         try:
-            if ref.uid not in self.known:
+            if ref.uid not in self.prepared_claims:
                 raise Denied("ClaimNotFound", f"there is no claim {ref}; create it first")
-            if self.known[ref.uid].ref != ref:
+            if self.prepared_claims[ref.uid].ref != ref:
                 raise Denied("ClaimUidMismatch", f"{ref} has another UID now")
             with self.lock:
                 self.prepared.append(ref.uid)
-            return self.known[ref.uid]
+            return self.prepared_claims[ref.uid]
         finally:
             self._leave()
 
@@ -117,13 +117,13 @@ def test_a_claim_is_prepared_and_unprepared(kubelet: KubeletClient, claims: Stor
 
 
 def test_a_share_has_its_id_where_the_version_knows_it(kubelet: KubeletClient, claims: StoredClaims) -> None:
-    claims.known[GOOD.uid] = prepared(GOOD, share="8a6e", requests=("gpu/large", "gpu", "mem"))
+    claims.prepared_claims[GOOD.uid] = prepared(GOOD, share="8a6e", requests=("gpu/large", "gpu", "mem"))
     for version in ("v1", "v1beta1"):
         (device,) = kubelet.prepare([GOOD], version)[GOOD.uid].devices
         assert list(device.request_names) == ["gpu", "mem"]
         assert list(device.cdi_device_ids) == [f"devalloc.io/device={GOOD.uid}-0"]
         assert getattr(device, "share_id", None) == ("8a6e" if version == "v1" else None)
-    claims.known[GOOD.uid] = prepared(GOOD)
+    claims.prepared_claims[GOOD.uid] = prepared(GOOD)
     (device,) = kubelet.prepare([GOOD])[GOOD.uid].devices
     assert not device.HasField("share_id")
 
@@ -134,13 +134,13 @@ def test_preparing_again_answers_the_same(kubelet: KubeletClient) -> None:
 
 
 def test_one_bad_claim_costs_no_other(kubelet: KubeletClient, claims: StoredClaims) -> None:
-    claims.known["taken"] = prepared(ClaimRef("default", "other", "taken"))
-    claims.failures["gone"] = Failed("DeviceGone", "0000:41:00.0 is not there any more; put the card back")
+    claims.prepared_claims["taken"] = prepared(ClaimRef("default", "other", "taken"))
+    claims.failures["gone"] = Failed("DeviceGone", "0000:41:00.0 no longer exists; put the card back")
     claims.failures["bug"] = KeyError("secret of the implementation")
     bad = {
         ClaimRef("default", "new", "unknown"): "ClaimNotFound: there is no claim default/new; create it first",
         ClaimRef("default", "renamed", "taken"): "ClaimUidMismatch: default/renamed has another UID now",
-        ClaimRef("default", "a", "gone"): "DeviceGone: 0000:41:00.0 is not there any more; put the card back",
+        ClaimRef("default", "a", "gone"): "DeviceGone: 0000:41:00.0 no longer exists; put the card back",
         ClaimRef("default", "b", "bug"): "Internal: this is a bug in devalloc: KeyError",
     }
     answers = kubelet.prepare([*bad, GOOD])
@@ -198,7 +198,7 @@ def test_two_claims_with_one_uid_are_both_refused(kubelet: KubeletClient, claims
 
 def test_a_call_works_on_a_few_claims_at_a_time(kubelet: KubeletClient, claims: StoredClaims) -> None:
     refs = [claim(number) for number in range(40)]
-    claims.known.update({ref.uid: prepared(ref) for ref in refs})
+    claims.prepared_claims.update({ref.uid: prepared(ref) for ref in refs})
     gate = threading.Event()
     claims.holds.update({ref.uid: gate for ref in refs})
 
@@ -220,7 +220,7 @@ def test_a_call_works_on_a_few_claims_at_a_time(kubelet: KubeletClient, claims: 
 def test_what_hangs_is_told_before_the_caller_gives_up(kubelet: KubeletClient, claims: StoredClaims) -> None:
     hanging = [claim(number) for number in range(9)]
     claims.holds.update({ref.uid: threading.Event() for ref in hanging})
-    claims.known.update({ref.uid: prepared(ref) for ref in hanging})
+    claims.prepared_claims.update({ref.uid: prepared(ref) for ref in hanging})
     impatient = replace(kubelet, timeout=3.0)
     answers = impatient.prepare([GOOD, *hanging])
     assert answers[GOOD.uid].error == ""
@@ -242,7 +242,7 @@ def test_a_message_of_10_mb_fails_its_call_and_nothing_else(kubelet: KubeletClie
 
 
 def test_a_call_with_too_many_claims_is_refused_as_a_whole(kubelet: KubeletClient, claims: StoredClaims) -> None:
-    with pytest.raises(grpc.RpcError, match="ask for fewer at a time") as error:
+    with pytest.raises(grpc.RpcError, match="request fewer at a time") as error:
         kubelet.prepare([claim(number) for number in range(MOST_CLAIMS + 1)])
     assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert len(kubelet.prepare([claim(number) for number in range(MOST_CLAIMS)])) == MOST_CLAIMS
@@ -256,7 +256,7 @@ def test_no_mutation_of_a_message_ends_the_service(kubelet: KubeletClient) -> No
         damaged = mutated(draw, request(draw))
         method = PREPARE if number % 2 else PREPARE.replace("NodePrepare", "NodeUnprepare")
         try:
-            asked = dra_v1_pb2.NodePrepareResourcesRequest.FromString(damaged)
+            decoded = dra_v1_pb2.NodePrepareResourcesRequest.FromString(damaged)
         except DecodeError:
             with pytest.raises(grpc.RpcError) as error:
                 kubelet.raw(method, damaged)
@@ -264,7 +264,7 @@ def test_no_mutation_of_a_message_ends_the_service(kubelet: KubeletClient) -> No
             outcomes["refused"] += 1
         else:
             entries = ANSWERS[number % 2].FromString(kubelet.raw(method, damaged)).claims
-            assert set(entries) == {each.uid for each in asked.claims}
+            assert set(entries) == {each.uid for each in decoded.claims}
             outcomes["parsed"] += 1
         assert kubelet.prepare([GOOD])[GOOD.uid].error == ""
     assert min(outcomes.values()) > 200, outcomes

@@ -9,28 +9,28 @@ from typing import Any
 
 import pytest
 
-from devalloc_node.service.watching import Pulse
-from devalloc_node.vms.restarts import Restarts
-from tests.support.faketree import memory_folder
+from devalloc_node.service.change_feed import ChangeNotifier
+from devalloc_node.vms.restarts import MachineRestarts
+from tests.support.deadlines import soon
+from tests.support.fake_tree import memory_folder
 from tests.support.machine_faults import KEY, MachineFaults, MachinePlugin, MachineScenario, amounts
 from tests.support.machine_scenarios import DIMMS
-from tests.support.patience import soon
 from tests.support.waiting import until
 
 MIB = 1 << 20
 
 
 def created(plugin: MachinePlugin) -> None:
-    plugin.platform.create(plugin.machine, (), soon())
+    plugin.operations.create(plugin.machine, (), soon())
 
 
 def killed(plugin: MachinePlugin) -> None:
-    os.kill(plugin.platform.machine(KEY).pid, signal.SIGKILL)
-    until(lambda: not plugin.platform.machine(KEY).runs, "it has ended")
+    os.kill(plugin.operations.machine(KEY).pid, signal.SIGKILL)
+    until(lambda: not plugin.operations.machine(KEY).runs, "it has ended")
 
 
 def brought_back(plugin: MachinePlugin) -> None:
-    Restarts(plugin.platform, Pulse(), plugin.machines.to_restart, spawn=lambda work: work()).round()
+    MachineRestarts(plugin.operations, ChangeNotifier(), plugin.machines.to_restart, spawn=lambda work: work()).round()
 
 
 def seen(world: MachineFaults) -> tuple[int, int, str]:
@@ -62,11 +62,11 @@ def test_it_comes_back_as_it_was_last_asked_to_be(spec: dict[str, Any]) -> None:
         for _ in range(2):
             with world.life() as plugin:
                 killed(plugin)
-                assert plugin.platform.machine(KEY).wanted.vcpus == 3, "that is what it comes back with"
+                assert plugin.operations.machine(KEY).wanted.vcpus == 3, "that is what it comes back with"
             with world.life() as plugin:
                 plugin.recover()
                 brought_back(plugin)
-                machine = plugin.platform.machine(KEY)
+                machine = plugin.operations.machine(KEY)
                 assert (machine.phase, machine.applied) == ("Running", machine.observed)
                 assert (machine.wanted.vcpus, machine.wanted.cpu_milli) == (3, 2500)
             assert seen(world) == as_asked

@@ -17,13 +17,12 @@ from pathlib import Path
 import pytest
 
 from devalloc_node.errors import Denied, Failed, Unknown
-from devalloc_node.machine import accel, cgroup, launch, lifefile, logs, spawn
-from devalloc_node.machine.config import Folder, MachineConfig
-from devalloc_node.machine.confine import seen_by_qemu
-from devalloc_node.machine.deaths import Deaths
-from devalloc_node.machine.process import Process, alive, holds, kill, memlock_of, pidfd, process, wait
-from devalloc_node.machine.spec import machine_id
-from devalloc_node.machine.translate import spec_of
+from devalloc_node.machine import confinement, launch, machine_files, preflight, spawn
+from devalloc_node.machine.config import AllowedFolder, MachineConfig
+from devalloc_node.machine.confinement import seen_by_qemu
+from devalloc_node.machine.exits import ExitWatcher
+from devalloc_node.machine.process import Process, alive, kill, memlock_of, open_nodes, pidfd, process, wait
+from devalloc_node.machine.spec import machine_id, spec_of
 from tests.support.machines import (
     virtual_machine,
 )
@@ -42,19 +41,19 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_process_is_its_number_and_its_start(sleeper: subprocess.Popen[bytes]) -> None:
-    known = process(sleeper.pid)
-    assert known is not None
-    assert alive(known)
-    other = Process(known.pid, known.started + 1)
+    running = process(sleeper.pid)
+    assert running is not None
+    assert alive(running)
+    other = Process(running.pid, running.started + 1)
     assert not alive(other), "another process that got the same number"
     assert pidfd(other) is None
     kill(other, signal.SIGKILL)
-    assert alive(known)
-    assert not wait(known, 0.01)
-    kill(known, signal.SIGKILL)
-    assert wait(known, 10)
+    assert alive(running)
+    assert not wait(running, 0.01)
+    kill(running, signal.SIGKILL)
+    assert wait(running, 10)
     assert process(sleeper.pid) is None, "ended, though nobody has collected it"
-    assert wait(known, 0)
+    assert wait(running, 0)
 
 
 @pytest.mark.parametrize("call", ["pidfd_open", "read_bytes"])
@@ -62,17 +61,17 @@ def test_out_of_descriptors_nobody_is_taken_for_dead(
     sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     """Of a machine that only seems to have ended the devices would be taken, and given to another."""
-    known = process(sleeper.pid)
-    assert known is not None
+    running = process(sleeper.pid)
+    assert running is not None
 
     def refuse(*_: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr(*((os, call) if call == "pidfd_open" else (Path, call)), refuse)
     with pytest.raises(Failed, match="Too many open files"):
-        wait(known, 0)
+        wait(running, 0)
     with pytest.raises(Failed):
-        kill(known, signal.SIGKILL)
+        kill(running, signal.SIGKILL)
 
 
 def test_nor_is_one_taken_to_hold_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,47 +83,47 @@ def test_nor_is_one_taken_to_hold_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     with monkeypatch.context() as patch:
         patch.setattr(os, "listdir", refuse)
         with pytest.raises(Failed, match="Too many open files"):
-            holds(os.getpid(), ["/dev/vfio/1"])
+            open_nodes(os.getpid(), ["/dev/vfio/1"])
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", refuse)
         with pytest.raises(Failed, match="Too many open files"):
-            lifefile.process_of("m", config)
+            machine_files.process_of("m", config)
 
 
 def test_deaths_are_told_once_and_of_the_dead_at_once(sleeper: subprocess.Popen[bytes]) -> None:
-    told: list[str] = []
+    names: list[str] = []
     heard = threading.Event()
 
     def ended(name: str) -> None:
-        told.append(name)
+        names.append(name)
         heard.set()
         raise RuntimeError("who is told may fail")
 
-    deaths = Deaths(ended)
-    known = process(sleeper.pid)
-    assert known is not None
-    deaths.watch("a", known)
-    deaths.watch("a", known)
-    deaths.watch("left", known)
+    deaths = ExitWatcher(ended)
+    running = process(sleeper.pid)
+    assert running is not None
+    deaths.watch("a", running)
+    deaths.watch("a", running)
+    deaths.watch("left", running)
     deaths.leave("left")
-    assert told == []
+    assert names == []
     sleeper.kill()
     assert heard.wait(60)
-    deaths.watch("late", known)
+    deaths.watch("late", running)
     deaths.close()
-    deaths.watch("after the end", known)  # by a thread that was late, which is nobody's concern
-    assert told == ["a", "late"]
+    deaths.watch("after the end", running)  # by a thread that was late, which is nobody's concern
+    assert names == ["a", "late"]
 
 
 def test_what_a_process_has_open_is_seen(tmp_path: Path) -> None:
     node = tmp_path / "vfio"
     node.touch()
-    assert holds(os.getpid(), [str(node)]) == []
+    assert open_nodes(os.getpid(), [str(node)]) == []
     with node.open("rb"):
-        assert holds(os.getpid(), [str(node), "/dev/vfio/1"]) == [str(node)]
+        assert open_nodes(os.getpid(), [str(node), "/dev/vfio/1"]) == [str(node)]
         node.unlink()
-        assert holds(os.getpid(), [str(node)]) == [str(node)], "also when it is gone from its folder"
-    assert holds(2**22 + 1, [str(node)]) == []
+        assert open_nodes(os.getpid(), [str(node)]) == [str(node)], "also when it is gone from its folder"
+    assert open_nodes(2**22 + 1, [str(node)]) == []
 
 
 @pytest.mark.parametrize(
@@ -174,24 +173,24 @@ def test_a_machine_is_nobodys_child_and_its_lock_tells_its_life(tmp_path: Path) 
     disk.write_text("content of the disk")
     script = "cat /dev/fd/100; echo $PWD; ulimit -c; exec sleep 60"
     file = plan(config, ["/bin/sh", "-c", script], files={"100": [str(disk), False]})
-    assert lifefile.process_of("m", config) is None
+    assert machine_files.process_of("m", config) is None
     assert spawned(file).returncode == 0
-    found = lifefile.process_of("m", config)
-    assert found is not None
+    running = machine_files.process_of("m", config)
+    assert running is not None
     try:
-        stat = Path(f"/proc/{found.pid}/stat").read_text().rpartition(")")[2].split()
+        stat = Path(f"/proc/{running.pid}/stat").read_text().rpartition(")")[2].split()
         assert int(stat[1]) != os.getpid()
-        assert int(stat[3]) == found.pid, "it leads a session of its own"
+        assert int(stat[3]) == running.pid, "it leads a session of its own"
         log = config.run / "m" / "qemu.log"
         words = f"content of the disk{config.run}/m\n0\n"
-        until(lambda: log.read_text() == words, "it says so", told=log.read_text)
+        until(lambda: log.read_text() == words, "it says so", context=log.read_text)
         assert spawned(file).returncode == spawn.LIVES, "there is never a second one"
-        assert lifefile.process_of("m", config) == found
+        assert machine_files.process_of("m", config) == running
     finally:
-        kill(found, signal.SIGKILL)
-    assert wait(found, 60)
-    assert lifefile.process_of("m", config) is None
-    assert logs.last_words(config, "m").startswith("content of the disk")
+        kill(running, signal.SIGKILL)
+    assert wait(running, 60)
+    assert machine_files.process_of("m", config) is None
+    assert machine_files.last_words(config, "m").startswith("content of the disk")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can have other files seen")
@@ -212,8 +211,8 @@ def test_a_machine_sees_what_it_needs_and_all_with_a_word_where_the_kernel_refus
         drop = "import ctypes,os,sys;ctypes.CDLL(None).prctl(24,21,0,0,0);os.execv(sys.argv[1],sys.argv[1:])"
         words = [sys.executable, "-I", "-c", drop, *words]
     assert subprocess.run(words, capture_output=True, timeout=120, check=False).returncode == 0
-    found = lifefile.process_of("m", config)
-    assert found is not None
+    running = machine_files.process_of("m", config)
+    assert running is not None
     try:
         until(lambda: (folder / "here").exists(), "it writes in its folder, which is the host's")
         words = (folder / "qemu.log").read_text()
@@ -224,8 +223,8 @@ def test_a_machine_sees_what_it_needs_and_all_with_a_word_where_the_kernel_refus
             assert words.startswith("of the guestkernel\nrun\n")
             assert (tmp_path / "kernel").read_text() == "of the guest", "it may read that"
     finally:
-        kill(found, signal.SIGKILL)
-    assert wait(found, 60)
+        kill(running, signal.SIGKILL)
+    assert wait(running, 60)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["kernel", "run", "secret", "state"]
     assert sorted(each.name for each in config.state.iterdir()) == ["m.life", "m.start"], "nothing of it is left there"
 
@@ -234,18 +233,19 @@ def test_a_machine_runs_on_the_cpus_it_is_pinned_to_or_not_at_all(tmp_path: Path
     config = MachineConfig(tmp_path / "state", tmp_path / "run")
     cpu = max(os.sched_getaffinity(0))
     gone = 1 + max(os.sched_getaffinity(1))  # as one that was taken away after it was chosen
-    for cpus, words in ([gone], "none of which can be had now"), ([cpu, gone], f"CPUs [{gone}], which went away"):
+    offline = f"CPUs [{gone}]: they went offline meanwhile"
+    for cpus, words in ([gone], "none of them is available now"), ([cpu, gone], offline):
         refused = spawned(plan(config, ["/bin/sh", "-c", "exec sleep 60"], cpus=cpus))
         assert (refused.returncode, words in refused.stderr) == (spawn.FAILED, True), refused.stderr
-        assert lifefile.process_of("m", config) is None
+        assert machine_files.process_of("m", config) is None
     assert spawned(plan(config, ["/bin/sh", "-c", "exec sleep 60"], cpus=[cpu])).returncode == 0
-    found = lifefile.process_of("m", config)
-    assert found is not None
+    running = machine_files.process_of("m", config)
+    assert running is not None
     try:
-        assert os.sched_getaffinity(found.pid) == {cpu}
+        assert os.sched_getaffinity(running.pid) == {cpu}
     finally:
-        kill(found, signal.SIGKILL)
-    assert wait(found, 60)
+        kill(running, signal.SIGKILL)
+    assert wait(running, 60)
 
 
 @pytest.fixture
@@ -272,12 +272,12 @@ def started_by_systemd(tmp_path: Path, program: str) -> MachineConfig:
         tmp_path / "state",
         tmp_path / "run",
         str(qemu),
-        folders=(Folder(tmp_path, "any"),),
+        folders=(AllowedFolder(tmp_path, "any"),),
         systemd=True,
         cgroups=tmp_path,
     )
     spec = spec_of(virtual_machine("m", start={"kernel": str(kernel)}))
-    launch.launch(spec, config, launch.Launch("run", None, "tcg"))
+    launch.launch(spec, config, launch.LaunchOptions("run", None, "tcg"))
     return config
 
 
@@ -287,18 +287,18 @@ M = machine_id("default/m")
 def test_a_machine_that_systemd_starts_lives_when_it_is_said_to(tmp_path: Path, systemd: Path) -> None:
     for _ in range(2):  # what the first run left says nothing of the second
         config = started_by_systemd(tmp_path, "echo words; exec sleep 60")
-        found = lifefile.process_of(M, config)
-        assert found is not None
-        until(lambda of=config: logs.last_words(of, M) == "words", "it says something")  # type: ignore[misc]
-        kill(found, signal.SIGKILL)
-        assert wait(found, 60)
-    assert logs.last_words(config, M, "qemu.log.1") == "words", "what it said in the run before is kept"
+        running = machine_files.process_of(M, config)
+        assert running is not None
+        until(lambda of=config: machine_files.last_words(of, M) == "words", "it says something")  # type: ignore[misc]
+        kill(running, signal.SIGKILL)
+        assert wait(running, 60)
+    assert machine_files.last_words(config, M, "qemu.log.1") == "words", "what it said in the run before is kept"
 
 
 def test_why_systemd_could_not_start_a_machine_is_told(tmp_path: Path, systemd: Path) -> None:
     config = started_by_systemd(tmp_path, "echo no such device; exit 1")
     until(
-        lambda: lifefile.process_of(M, config) is None and logs.last_words(config, M) == "no such device",
+        lambda: machine_files.process_of(M, config) is None and machine_files.last_words(config, M) == "no such device",
         "it says why",
         10,
     )
@@ -309,22 +309,22 @@ def test_what_goes_wrong_before_qemu_is_told_too(tmp_path: Path) -> None:
     file = plan(config, ["/bin/true"], files={"100": ["/no/such/disk", True]})
     words = [sys.executable, "-I", str(Path(spawn.__file__)), str(file)]
     assert subprocess.run(words, capture_output=True, timeout=120, check=False).returncode == spawn.FAILED
-    assert "/no/such/disk" in logs.last_words(config, "m")
+    assert "/no/such/disk" in machine_files.last_words(config, "m")
 
 
 def test_a_machine_cannot_say_that_it_is_another_process(tmp_path: Path) -> None:
     config = MachineConfig(tmp_path / "state", tmp_path / "run")
     life = config.life("m")
     assert spawned(plan(config, ["/bin/sleep", "60"])).returncode == 0
-    found = lifefile.process_of("m", config)
-    assert found is not None
+    running = machine_files.process_of("m", config)
+    assert running is not None
     try:
-        folder = Path(f"/proc/{found.pid}")
+        folder = Path(f"/proc/{running.pid}")
         (number,) = [fd.name for fd in (folder / "fd").iterdir() if os.path.realpath(fd) == str(life)]
         flags = int((folder / "fdinfo" / number).read_text().split("flags:")[1].split()[0], 8)
         assert flags & os.O_ACCMODE == os.O_RDONLY, "plugin and root trust what is written there"
     finally:
-        kill(found, signal.SIGKILL)
+        kill(running, signal.SIGKILL)
 
 
 def test_a_folder_that_became_a_link_leads_nowhere(tmp_path: Path) -> None:
@@ -336,19 +336,19 @@ def test_a_folder_that_became_a_link_leads_nowhere(tmp_path: Path) -> None:
     done = spawned(plan(config, ["/bin/sleep", "60"], files={"100": [str(images / "disk"), True]}))
     assert done.returncode == spawn.FAILED
     assert f"{images}/disk is {secrets}/disk now" in done.stderr
-    assert lifefile.process_of("m", config) is None
+    assert machine_files.process_of("m", config) is None
 
 
 def test_asking_whether_a_machine_lives_does_not_keep_it_from_starting(tmp_path: Path) -> None:
     config = MachineConfig(tmp_path / "state", tmp_path / "run")
     file = plan(config, ["/bin/sleep", "60"])
-    with config.life("m").open("w") as asked:
-        fcntl.flock(asked, fcntl.LOCK_SH)
-        threading.Timer(0.3, fcntl.flock, [asked, fcntl.LOCK_UN]).start()
+    with config.life("m").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        threading.Timer(0.3, fcntl.flock, [lock, fcntl.LOCK_UN]).start()
         assert spawned(file).returncode == 0
-        found = lifefile.process_of("m", config)
-    assert found is not None
-    kill(found, signal.SIGKILL)
+        running = machine_files.process_of("m", config)
+    assert running is not None
+    kill(running, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
@@ -367,7 +367,7 @@ def test_what_keeps_a_machine_from_starting_is_said_and_nothing_lives(
     done = spawned(plan(config, **{"argv": ["/bin/true"], **broken}))  # type: ignore[arg-type]
     assert done.returncode == spawn.FAILED
     assert "/no/such" in done.stderr
-    assert lifefile.process_of("m", config) is None
+    assert machine_files.process_of("m", config) is None
 
 
 def test_a_machine_that_lives_and_whose_process_nobody_knows_is_unknown(tmp_path: Path) -> None:
@@ -376,7 +376,7 @@ def test_a_machine_that_lives_and_whose_process_nobody_knows_is_unknown(tmp_path
     with config.life("m").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(Unknown):
-            lifefile.process_of("m", config, 0.1)
+            machine_files.process_of("m", config, 0.1)
 
 
 def test_a_machine_has_ended_when_its_process_has_and_not_when_its_lock_is_free(
@@ -388,14 +388,14 @@ def test_a_machine_has_ended_when_its_process_has_and_not_when_its_lock_is_free(
     there = process(sleeper.pid)
     assert there is not None
     config.life("m").write_text(f"{there.pid} {there.started}\n")
-    assert lifefile.process_of("m", config) == there
+    assert machine_files.process_of("m", config) == there
     before_the_boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) - 60
     os.utime(config.life("m"), (before_the_boot, before_the_boot))
-    assert lifefile.process_of("m", config) is None, "another process that has the same number after a reboot"
+    assert machine_files.process_of("m", config) is None, "another process that has the same number after a reboot"
     os.utime(config.life("m"))
     sleeper.kill()
     sleeper.wait()
-    assert lifefile.process_of("m", config) is None
+    assert machine_files.process_of("m", config) is None
 
 
 def test_last_words_are_one_bounded_line_and_no_link_is_followed(tmp_path: Path) -> None:
@@ -404,27 +404,27 @@ def test_last_words_are_one_bounded_line_and_no_link_is_followed(tmp_path: Path)
     folder.mkdir(parents=True)
     log = folder / "qemu.log"
     log.write_bytes(b"x" * 10_000 + b"\nfirst\x1b[31m\x00\nlast\n")
-    words = logs.last_words(config, "m")
+    words = machine_files.last_words(config, "m")
     assert words.endswith("first / [31m / last")
     assert len(words) < 2100
-    logs.trim(config, "m")
+    machine_files.trim(config, "m")
     assert log.stat().st_size == 0
     log.unlink()
     secret = tmp_path / "secret"
     secret.write_bytes(b"secret" * 1000)
     log.symlink_to(secret)
-    assert logs.last_words(config, "m") == ""
-    logs.trim(config, "m")
+    assert machine_files.last_words(config, "m") == ""
+    machine_files.trim(config, "m")
     assert secret.stat().st_size == 6000
     log.unlink()
     os.mkfifo(log)
-    assert logs.last_words(config, "m") == ""
+    assert machine_files.last_words(config, "m") == ""
 
 
 # Shares of CPU time (T19).
 
 
-def fake_group(root: Path, version: int) -> cgroup.CpuGroup:
+def fake_group(root: Path, version: int) -> confinement.CpuGroup:
     """The files that the kernel would make in a new cgroup."""
     top = root if version == 2 else root / "cpu"
     folder = top / "devalloc" / "m"
@@ -438,7 +438,7 @@ def fake_group(root: Path, version: int) -> cgroup.CpuGroup:
     else:
         (folder / "cpu.cfs_period_us").write_text("50000\n")
         (folder / "cpu.cfs_quota_us").write_text("-1\n")
-    return cgroup.group(root, "m")
+    return confinement.make_group(root, "m")
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -453,7 +453,7 @@ def test_memory_and_threads_are_bounded_in_both_versions(tmp_path: Path, version
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("max\n" if version == 2 or file == pids else "9223372036854771712\n")
         (tmp_path / file.relative_to(tmp_path).parts[0] / "cgroup.procs").touch()
-    procs, missing = cgroup.bound(tmp_path, "m", 5 << 30, 300)
+    procs, missing = confinement.set_bounds(tmp_path, "m", 5 << 30, 300)
     assert missing == []
     assert (memory.read_text(), pids.read_text()) == (str(5 << 30), "300")
     assert procs == list(dict.fromkeys([memory.parent / "cgroup.procs", pids.parent / "cgroup.procs"]))
@@ -462,10 +462,10 @@ def test_memory_and_threads_are_bounded_in_both_versions(tmp_path: Path, version
 def test_what_a_host_cannot_bound_is_said_and_the_rest_is_bounded(tmp_path: Path) -> None:
     fake_group(tmp_path, 2)
     (tmp_path / "devalloc/m/memory.max").write_text("max\n")
-    procs, missing = cgroup.bound(tmp_path, "m", 1 << 30, 300)
+    procs, missing = confinement.set_bounds(tmp_path, "m", 1 << 30, 300)
     assert (procs, missing) == (
         [tmp_path / "devalloc/m/cgroup.procs"],
-        ["pids: the kernel has no such controller there"],
+        ["pids: the kernel does not offer that controller there"],
     )
     assert (tmp_path / "devalloc/m/memory.max").read_text() == str(1 << 30)
 
@@ -474,20 +474,20 @@ def test_what_a_host_cannot_bound_is_said_and_the_rest_is_bounded(tmp_path: Path
 def test_a_part_of_a_cpu_is_written_and_read_back_in_both_versions(tmp_path: Path, version: int) -> None:
     group = fake_group(tmp_path, version)
     assert group.version == version
-    assert cgroup.limit_of(group) is None
+    assert confinement.limit_of(group) is None
     for share in (1500, 250, 12_000, None, 1, 999):
-        cgroup.limit(group, share)
-        assert cgroup.limit_of(group) == (None if share is None else max(share, cgroup.LEAST))
+        confinement.limit(group, share)
+        assert confinement.limit_of(group) == (None if share is None else max(share, confinement.LEAST))
     file = "cpu.max" if version == 2 else "cpu.cfs_quota_us"
     assert (group.folder / file).read_text() == ("99900 100000" if version == 2 else "99900")
 
 
 def test_a_host_without_the_controller_says_so(tmp_path: Path) -> None:
     with pytest.raises(Failed) as failed:
-        cgroup.group(tmp_path, "m")
+        confinement.make_group(tmp_path, "m")
     assert failed.value.code == "CgroupUnavailable"
     with pytest.raises(Failed):
-        cgroup.limit(cgroup.CpuGroup(2, tmp_path), 500)
+        confinement.limit(confinement.CpuGroup(2, tmp_path), 500)
     assert list(tmp_path.iterdir()) == [], "the kernel makes these files, not we"
 
 
@@ -511,9 +511,9 @@ def test_the_cgroup_of_a_process_is_found_unless_it_is_everybodys(
     (root / "devalloc/m/cpu.max").touch()
     (proc / "7").mkdir(parents=True)
     (proc / "7/cgroup").write_text(text)
-    found = cgroup.group_of(root, 7, proc)
-    assert (found and found.folder) == (folder and root / folder)
-    assert cgroup.group_of(root, 8, proc) is None
+    group = confinement.group_of(root, 7, proc)
+    assert (group and group.folder) == (folder and root / folder)
+    assert confinement.group_of(root, 8, proc) is None
 
 
 # KVM.
@@ -530,16 +530,16 @@ def test_kvm_is_what_boots_a_guest_and_the_verdict_is_kept(tmp_path: Path) -> No
         qemu.chmod(0o755)
 
     is_a(33)
-    assert accel.chosen(config, device) == "tcg", "no device, no test"
+    assert preflight.choose_accelerator(config, device) == "tcg", "no device, no test"
     assert not tried.exists()
     device.touch()
-    assert [accel.chosen(config, device) for _ in range(3)] == ["kvm"] * 3
+    assert [preflight.choose_accelerator(config, device) for _ in range(3)] == ["kvm"] * 3
     assert tried.read_text() == "x\n"
     is_a(1)  # another QEMU is tried anew
-    assert accel.chosen(config, device) == "tcg"
+    assert preflight.choose_accelerator(config, device) == "tcg"
     demanded = MachineConfig(tmp_path / "state", tmp_path / "run", binary=str(qemu), accel="kvm")
     with pytest.raises(Denied) as denied:
-        accel.chosen(demanded, device)
+        preflight.choose_accelerator(demanded, device)
     assert denied.value.code == "KvmUnusable"
     assert tried.read_text() == "x\nx\n"
-    assert accel.boots(str(tmp_path / "none"), "kvm") is False
+    assert preflight.can_boot(str(tmp_path / "none"), "kvm") is False

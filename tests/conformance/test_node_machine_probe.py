@@ -7,14 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from devalloc_node.machine import accel
-from tests.support.shared import REPO
+from devalloc_node.machine import preflight
+from tests.support.repository import REPO
 from tests.support.waiting import until
 
 PLUGIN = """
 import sys, threading
-from devalloc_node.machine.accel import boots
-threading.Thread(target=boots, args=(sys.argv[1], "kvm", 3600.0), daemon=True).start()
+from devalloc_node.machine.preflight import can_boot
+threading.Thread(target=can_boot, args=(sys.argv[1], "kvm", 3600.0), daemon=True).start()
 sys.stdin.readline()
 """
 
@@ -55,10 +55,10 @@ def test_a_guest_that_is_tried_dies_with_the_plugin(tmp_path: Path) -> None:
 
 
 def test_one_that_takes_too_long_is_ended(tmp_path: Path) -> None:
-    assert not accel.boots(str(hangs(tmp_path)), "kvm", 0.5)
+    assert not preflight.can_boot(str(hangs(tmp_path)), "kvm", 0.5)
     if (tmp_path / "pid").exists():
         assert not lives(int((tmp_path / "pid").read_text()))
 
 
 def test_a_program_that_is_not_there_boots_nothing(tmp_path: Path) -> None:
-    assert not accel.boots(str(tmp_path / "nope"), "kvm")
+    assert not preflight.can_boot(str(tmp_path / "nope"), "kvm")

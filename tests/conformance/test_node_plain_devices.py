@@ -18,12 +18,12 @@ import pytest
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, Unknown
-from devalloc_node.machine import house, paths, plain, spawn
-from devalloc_node.machine.config import Folder, MachineConfig
-from devalloc_node.machine.monitor import QmpMonitor
-from devalloc_node.machine.spec import Disk, Nic, PlainDevice, own_mac
+from devalloc_node.machine import emulated_devices, maintenance, paths, spawn
+from devalloc_node.machine.config import AllowedFolder, MachineConfig
+from devalloc_node.machine.qmp import QmpMonitor
+from devalloc_node.machine.spec import Disk, EmulatedDevice, Nic, own_mac
+from tests.support.deadlines import deadline_after, soon
 from tests.support.fake_qmp import FakeQemu
-from tests.support.patience import patience, soon
 from tests.support.waiting import until
 from tests.unit.node.test_machine_adopted import KEY, adopting, config, machines
 
@@ -38,33 +38,33 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     images.mkdir()
     (images / "raw").write_bytes(b"a disk".ljust(4096))
     (images / "qcow2").write_bytes((b"QFI\xfb" + b"\0\0\0\3").ljust(4096, b"\0"))
-    real = paths.tap
-    monkeypatch.setattr(paths, "tap", lambda name, *rest: name if name == "tap0" else real(name, *rest))
-    monkeypatch.setattr(spawn, "opened_tap", lambda name: os.open(images / "tap", os.O_RDWR | os.O_CREAT))
+    real = paths.checked_tap
+    monkeypatch.setattr(paths, "checked_tap", lambda name, *rest: name if name == "tap0" else real(name, *rest))
+    monkeypatch.setattr(spawn, "open_tap", lambda name: os.open(images / "tap", os.O_RDWR | os.O_CREAT))
     return images
 
 
 def settings(images: Path) -> MachineConfig:
-    return MachineConfig(folders=(Folder(images, "any"),), taps=("*",))
+    return MachineConfig(folders=(AllowedFolder(images, "any"),), taps=("*",))
 
 
-def raw(folder: Path, name: str = "data") -> PlainDevice:
-    return PlainDevice(name, Disk(str(folder / "raw"), "raw"))
+def raw(folder: Path, name: str = "data") -> EmulatedDevice:
+    return EmulatedDevice(name, Disk(str(folder / "raw"), "raw"))
 
 
-def qcow2(folder: Path) -> PlainDevice:
-    return PlainDevice("a-disk-of-20-letters", Disk(str(folder / "qcow2"), "qcow2", True, "nvme"))
+def qcow2(folder: Path) -> EmulatedDevice:
+    return EmulatedDevice("a-disk-of-20-letters", Disk(str(folder / "qcow2"), "qcow2", True, "nvme"))
 
 
-def card(name: str = "lan", interface: str | None = "tap0", mac: str | None = MAC) -> PlainDevice:
-    return PlainDevice(name, Nic("virtio", interface, mac))
+def card(name: str = "lan", interface: str | None = "tap0", mac: str | None = MAC) -> EmulatedDevice:
+    return EmulatedDevice(name, Nic("virtio", interface, mac))
 
 
 ALL = {
     "raw": raw,
     "qcow2": qcow2,
     "tap": lambda folder: card(),
-    "user": lambda folder: PlainDevice("net", Nic("e1000e", None, MAC)),
+    "user": lambda folder: EmulatedDevice("net", Nic("e1000e", None, MAC)),
 }
 
 
@@ -91,20 +91,22 @@ def test_it_is_plugged_in_known_again_by_whoever_comes_next_and_gone_without_a_t
     kind: str, host: Path, qemu: FakeQemu, line: QmpMonitor
 ) -> None:
     device = ALL[kind](host)
-    assert plain.plug(line, KEY, device, settings(host), soon(), namespace="default") == device
+    assert emulated_devices.plug_emulated(line, KEY, device, settings(host), soon(), namespace="default") == device
     assert len(held(host)) == {"raw": 2, "qcow2": 2, "tap": 1, "user": 0}[kind], "QEMU has them open, and nobody else"
     inside = state(qemu)
-    said = [command for command, _ in qemu.said]
-    assert said[-1] == "device_add"
-    assert plain.plug(line, KEY, device, settings(host), soon(), namespace="default") == device, "again is success"
+    commands = [command for command, _ in qemu.commands]
+    assert commands[-1] == "device_add"
+    assert emulated_devices.plug_emulated(line, KEY, device, settings(host), soon(), namespace="default") == device, (
+        "again is success"
+    )
     assert state(qemu) == inside
     line.close()
     later = QmpMonitor(KEY, str(qemu.path))
-    assert plain.plugged(later, soon()) == (device,)
-    assert plain.unplug(later, KEY, device.name, soon())
+    assert emulated_devices.plugged_emulated(later, soon()) == (device,)
+    assert emulated_devices.unplug_emulated(later, KEY, device.name, soon())
     assert state(qemu) == NOTHING
-    assert plain.plugged(later, soon()) == ()
-    assert not plain.unplug(later, KEY, device.name, soon()), "there is none any more"
+    assert emulated_devices.plugged_emulated(later, soon()) == ()
+    assert not emulated_devices.unplug_emulated(later, KEY, device.name, soon()), "there is none any more"
     later.close()
     assert held(host) == [], "neither side has the image or the interface open"
 
@@ -112,8 +114,8 @@ def test_it_is_plugged_in_known_again_by_whoever_comes_next_and_gone_without_a_t
 def test_a_disk_is_opened_here_as_it_was_said_to_be_and_by_its_name_the_guest_finds_it(
     host: Path, qemu: FakeQemu, line: QmpMonitor
 ) -> None:
-    plain.plug(line, KEY, qcow2(host), settings(host), soon(), namespace="default")
-    added = [arguments for command, arguments in qemu.said if command == "blockdev-add"]
+    emulated_devices.plug_emulated(line, KEY, qcow2(host), settings(host), soon(), namespace="default")
+    added = [arguments for command, arguments in qemu.commands if command == "blockdev-add"]
     assert [(a["driver"], a["read-only"]) for a in added] == [("file", True), ("qcow2", True)]
     assert (added[0]["filename"], added[1]["backing"]) == ("/dev/fdset/1001", None)
     (device,) = qemu.devices.values()
@@ -123,44 +125,51 @@ def test_a_disk_is_opened_here_as_it_was_said_to_be_and_by_its_name_the_guest_fi
 def test_several_at_once_do_not_get_each_others_files(host: Path, qemu: FakeQemu, line: QmpMonitor) -> None:
     every = [card(), card("lan-net", None), raw(host), qcow2(host)]
     for device in every:
-        plain.plug(line, KEY, device, settings(host), soon(), namespace="default")
-    assert plain.plugged(line, soon()) == tuple(sorted(every, key=lambda device: device.id))
-    assert plain.unplug(line, KEY, "lan", soon())
+        emulated_devices.plug_emulated(line, KEY, device, settings(host), soon(), namespace="default")
+    assert emulated_devices.plugged_emulated(line, soon()) == tuple(sorted(every, key=lambda device: device.id))
+    assert emulated_devices.unplug_emulated(line, KEY, "lan", soon())
     assert len(qemu.devices) == 3
     for device in every[1:]:
-        assert plain.unplug(line, KEY, device.name, soon())
+        assert emulated_devices.unplug_emulated(line, KEY, device.name, soon())
     assert state(qemu) == NOTHING
 
 
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        (lambda host: PlainDevice("data", Disk(str(host / "qcow2"), "qcow2")), "qcow2"),
-        (lambda host: PlainDevice("data", Disk(str(host / "raw"), "raw", True)), "read-only"),
-        (lambda host: PlainDevice("data", Disk(str(host / "raw"), "raw", device="nvme")), "nvme"),
+        (lambda host: EmulatedDevice("data", Disk(str(host / "qcow2"), "qcow2")), "qcow2"),
+        (lambda host: EmulatedDevice("data", Disk(str(host / "raw"), "raw", True)), "read-only"),
+        (lambda host: EmulatedDevice("data", Disk(str(host / "raw"), "raw", device="nvme")), "nvme"),
         (lambda host: card("data"), "TAP tap0"),
     ],
 )
 def test_another_device_of_the_same_name_is_refused(
     host: Path, qemu: FakeQemu, line: QmpMonitor, other: Any, words: str
 ) -> None:
-    plain.plug(line, KEY, raw(host), settings(host), soon(), namespace="default")
+    emulated_devices.plug_emulated(line, KEY, raw(host), settings(host), soon(), namespace="default")
     before = state(qemu)
     with pytest.raises(Denied, match=words) as denied:
-        plain.plug(line, KEY, other(host), settings(host), soon(), namespace="default")
+        emulated_devices.plug_emulated(line, KEY, other(host), settings(host), soon(), namespace="default")
     assert denied.value.code == "DeviceExists"
     assert state(qemu) == before
 
 
 def test_an_address_that_nobody_asked_for_is_the_machines_own(host: Path, qemu: FakeQemu, line: QmpMonitor) -> None:
-    there = plain.plug(line, KEY, card(mac=None), settings(host), soon(), namespace="default")
+    there = emulated_devices.plug_emulated(line, KEY, card(mac=None), settings(host), soon(), namespace="default")
     assert isinstance(there.what, Nic)
     assert there.what.mac is not None
     assert there.what.mac == own_mac(KEY, there.id) != own_mac("default/another", there.id)
-    assert plain.plug(line, KEY, card(mac=None), settings(host), soon(), namespace="default") == there
-    assert plain.plug(line, KEY, card(mac=there.what.mac.upper()), settings(host), soon(), namespace="default") == there
+    assert (
+        emulated_devices.plug_emulated(line, KEY, card(mac=None), settings(host), soon(), namespace="default") == there
+    )
+    assert (
+        emulated_devices.plug_emulated(
+            line, KEY, card(mac=there.what.mac.upper()), settings(host), soon(), namespace="default"
+        )
+        == there
+    )
     with pytest.raises(Denied):
-        plain.plug(line, KEY, card(mac=MAC), settings(host), soon(), namespace="default")
+        emulated_devices.plug_emulated(line, KEY, card(mac=MAC), settings(host), soon(), namespace="default")
 
 
 @pytest.mark.parametrize(
@@ -182,9 +191,11 @@ def test_what_a_machine_may_not_be_started_with_is_not_plugged_in_either(
     if isinstance(what, Disk):
         what = Disk(what.path.replace("HOST", str(host)), what.format)
     with pytest.raises(Denied) as denied:
-        plain.plug(line, KEY, PlainDevice("x", what), settings(host), soon(), namespace="default")
+        emulated_devices.plug_emulated(
+            line, KEY, EmulatedDevice("x", what), settings(host), soon(), namespace="default"
+        )
     assert denied.value.code == code
-    assert qemu.said == []
+    assert qemu.commands == []
 
 
 def test_what_others_have_is_told_as_in_use(
@@ -193,11 +204,11 @@ def test_what_others_have_is_told_as_in_use(
     def busy(name: str) -> int:
         raise OSError(errno.EBUSY, "Device or resource busy")
 
-    monkeypatch.setattr(spawn, "opened_tap", busy)
+    monkeypatch.setattr(spawn, "open_tap", busy)
     qemu.refuses["device_add"] = 'Failed to get "write" lock'  # somebody was quicker
     for device, code in ((card(), "TapInUse"), (raw(host), "DiskInUse")):
         with pytest.raises(Denied) as denied:
-            plain.plug(line, KEY, device, settings(host), soon(), namespace="default")
+            emulated_devices.plug_emulated(line, KEY, device, settings(host), soon(), namespace="default")
         assert (denied.value.code, denied.value.retryable) == (code, True)
     assert state(qemu) == NOTHING
 
@@ -219,15 +230,15 @@ def test_images_are_shared_as_qemus_locks_have_it_before_qemu_is_asked(
             lock = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, byte, 1, 0)
             fcntl.fcntl(other, fcntl.F_OFD_SETLK, lock)
         for writable in (True, False):
-            disk = PlainDevice("x", Disk(str(host / "raw"), "raw", read_only=not writable))
+            disk = EmulatedDevice("x", Disk(str(host / "raw"), "raw", read_only=not writable))
             if writable in refused:
                 with pytest.raises(Denied) as denied:
-                    plain.plug(line, KEY, disk, settings(host), soon(), namespace="default")
+                    emulated_devices.plug_emulated(line, KEY, disk, settings(host), soon(), namespace="default")
                 assert (denied.value.code, denied.value.retryable) == ("DiskInUse", True)
-                assert qemu.said == [("closefd", {"fdname": "plug-tap"})] * len(qemu.said)
+                assert qemu.commands == [("closefd", {"fdname": "plug-tap"})] * len(qemu.commands)
             else:
-                plain.plug(line, KEY, disk, settings(host), soon(), namespace="default")
-                plain.unplug(line, KEY, "x", soon())
+                emulated_devices.plug_emulated(line, KEY, disk, settings(host), soon(), namespace="default")
+                emulated_devices.unplug_emulated(line, KEY, "x", soon())
         assert len(held(host)) == 1, "only that other one"
 
 
@@ -243,8 +254,8 @@ def test_an_image_that_was_moved_after_it_was_checked_is_not_opened(
         return real
 
     monkeypatch.setattr(paths, "disk_image", swapped)
-    with pytest.raises(Failed, match="cannot be opened"):
-        plain.plug(line, KEY, raw(host), settings(host), soon(), namespace="default")
+    with pytest.raises(Failed, match="cannot open"):
+        emulated_devices.plug_emulated(line, KEY, raw(host), settings(host), soon(), namespace="default")
     assert state(qemu) == NOTHING
 
 
@@ -252,30 +263,32 @@ def test_an_image_that_was_moved_after_it_was_checked_is_not_opened(
 def test_a_device_that_the_guest_keeps_stays_whole_until_it_lets_go(
     host: Path, qemu: FakeQemu, line: QmpMonitor, guest: str
 ) -> None:
-    plain.plug(line, KEY, raw(host), settings(host), soon(), namespace="default")
+    emulated_devices.plug_emulated(line, KEY, raw(host), settings(host), soon(), namespace="default")
     inside = state(qemu)
     qemu.guest = guest  # type: ignore[assignment]
     with pytest.raises(Denied) as denied:
-        plain.unplug(line, KEY, "data", soon() if guest == "refuses" else patience(lambda: qemu.leaving))
+        emulated_devices.unplug_emulated(
+            line, KEY, "data", soon() if guest == "refuses" else deadline_after(lambda: qemu.leaving)
+        )
     assert (denied.value.code, denied.value.retryable) == ("GuestRefused", True)
     assert state(qemu) == inside
     threading.Timer(0.05, qemu.let_go, ["plug-data.f0"]).start()
     qemu.guest = "silent"
-    assert plain.unplug(line, KEY, "data", soon())
+    assert emulated_devices.unplug_emulated(line, KEY, "data", soon())
     assert state(qemu) == NOTHING
 
 
 def test_an_image_that_qemu_does_not_close_is_not_told_free(host: Path, qemu: FakeQemu, line: QmpMonitor) -> None:
-    plain.plug(line, KEY, raw(host), settings(host), soon(), namespace="default")
+    emulated_devices.plug_emulated(line, KEY, raw(host), settings(host), soon(), namespace="default")
     qemu.refuses["blockdev-del"] = "Node plug-data.disk is in use"
     for _ in range(2):
         with pytest.raises(Unknown) as unknown:
-            plain.unplug(line, KEY, "data", patience(lambda: not qemu.devices))
+            emulated_devices.unplug_emulated(line, KEY, "data", deadline_after(lambda: not qemu.devices))
         assert unknown.value.code == "DeviceHeld"
     with pytest.raises(Unknown):
-        plain.plug(line, KEY, raw(host), settings(host), soon(), namespace="default")
+        emulated_devices.plug_emulated(line, KEY, raw(host), settings(host), soon(), namespace="default")
     del qemu.refuses["blockdev-del"]
-    assert plain.unplug(line, KEY, "data", soon())
+    assert emulated_devices.unplug_emulated(line, KEY, "data", soon())
     assert state(qemu) == NOTHING
 
 
@@ -320,13 +333,13 @@ def test_killed_at_any_command_it_is_plugged_in_whole_by_the_next_try_or_nothing
     later = QmpMonitor(KEY, str(qemu.path))
 
     def life(monitor: QmpMonitor) -> None:
-        plain.plug(monitor, KEY, device, settings(host), soon(), namespace="default")
-        plain.unplug(monitor, KEY, device.name, soon())
+        emulated_devices.plug_emulated(monitor, KEY, device, settings(host), soon(), namespace="default")
+        emulated_devices.unplug_emulated(monitor, KEY, device.name, soon())
 
     whole = Dying(qemu, -1, when)
-    plain.plug(whole, KEY, device, settings(host), soon(), namespace="default")
+    emulated_devices.plug_emulated(whole, KEY, device, settings(host), soon(), namespace="default")
     undisturbed = state(qemu)
-    plain.unplug(whole, KEY, device.name, soon())
+    emulated_devices.unplug_emulated(whole, KEY, device.name, soon())
     whole.close()
     for number in range(whole.commands):
         for again in (True, False):
@@ -335,14 +348,14 @@ def test_killed_at_any_command_it_is_plugged_in_whole_by_the_next_try_or_nothing
                 life(dying)
             dying.close()
             if again:
-                plain.plug(later, KEY, device, settings(host), soon(), namespace="default")
+                emulated_devices.plug_emulated(later, KEY, device, settings(host), soon(), namespace="default")
                 assert state(qemu) == undisturbed, f"killed {when} command {number}, and asked again"
-                plain.unplug(later, KEY, device.name, soon())
+                emulated_devices.unplug_emulated(later, KEY, device.name, soon())
             else:
-                plain.tidy(later, soon())
+                emulated_devices.remove_leftovers(later, soon())
                 is_there = bool(qemu.devices)
                 assert state(qemu) == (undisturbed if is_there else NOTHING), f"killed {when} command {number}"
-                assert plain.unplug(later, KEY, device.name, soon()) == is_there
+                assert emulated_devices.unplug_emulated(later, KEY, device.name, soon()) == is_there
             assert state(qemu) == NOTHING
             later.close()
     assert whole.commands >= 7
@@ -353,29 +366,29 @@ def test_whichever_command_is_refused_nothing_is_left_and_the_next_try_ends_well
     host: Path, qemu: FakeQemu, line: QmpMonitor, kind: str
 ) -> None:
     device = ALL[kind](host)
-    plain.plug(line, KEY, device, settings(host), soon(), namespace="default")
-    plain.unplug(line, KEY, device.name, soon())
-    commands = dict.fromkeys(command for command, _ in qemu.said if command in ADDS)
+    emulated_devices.plug_emulated(line, KEY, device, settings(host), soon(), namespace="default")
+    emulated_devices.unplug_emulated(line, KEY, device.name, soon())
+    commands = dict.fromkeys(command for command, _ in qemu.commands if command in ADDS)
     assert len(commands) >= 3
     for command in commands:
         qemu.refuses[command] = "it was made to fail"
         with pytest.raises(Denied, match="made to fail"):
-            plain.plug(line, KEY, device, settings(host), soon(), namespace="default")
+            emulated_devices.plug_emulated(line, KEY, device, settings(host), soon(), namespace="default")
         assert state(qemu) == NOTHING, command
         qemu.refuses.clear()
-        plain.plug(line, KEY, device, settings(host), soon(), namespace="default")
-        plain.unplug(line, KEY, device.name, soon())
+        emulated_devices.plug_emulated(line, KEY, device, settings(host), soon(), namespace="default")
+        emulated_devices.unplug_emulated(line, KEY, device.name, soon())
         assert (state(qemu), held(host)) == (NOTHING, []), command
 
 
 def test_a_qemu_that_hangs_is_unknown_and_the_next_try_ends_well(host: Path, qemu: FakeQemu, line: QmpMonitor) -> None:
     qemu.trouble["blockdev-add"] = "hang"
     with pytest.raises(Unknown):
-        plain.plug(line, KEY, raw(host), settings(host), soon(0.4), namespace="default")
+        emulated_devices.plug_emulated(line, KEY, raw(host), settings(host), soon(0.4), namespace="default")
     assert len(held(host)) == 1, "what QEMU was given before"
     qemu.trouble.clear()
-    plain.plug(line, KEY, raw(host), settings(host), soon(), namespace="default")
-    plain.unplug(line, KEY, "data", soon())
+    emulated_devices.plug_emulated(line, KEY, raw(host), settings(host), soon(), namespace="default")
+    emulated_devices.unplug_emulated(line, KEY, "data", soon())
     assert state(qemu) == NOTHING
 
 
@@ -388,21 +401,21 @@ def test_what_the_guest_has_no_window_for_is_taken_out_again_and_said(
 ) -> None:
     device = ALL[kind](host)
     qemu.bar_sizes[f"plug-{device.name}.f0"] = 16 << 30
-    changes = r"pciWindow to 32Gi .* or put it into spec\.(start\.disks|nics)"
+    changes = r"pciWindow to 32Gi .* or list it in spec\.(start\.disks|nics)"
     with pytest.raises(Denied, match=rf"BAR 1 \(16Gi, 64-bit prefetchable\) .*{changes}") as denied:
-        plain.plug(line, KEY, device, settings(host), soon(), namespace="default")
+        emulated_devices.plug_emulated(line, KEY, device, settings(host), soon(), namespace="default")
     assert (denied.value.code, denied.value.retryable) == ("NoPciWindow", False)
-    assert (state(qemu), plain.plugged(line, soon())) == (NOTHING, ())
+    assert (state(qemu), emulated_devices.plugged_emulated(line, soon())) == (NOTHING, ())
     del qemu.bar_sizes[f"plug-{device.name}.f0"]
-    assert plain.plug(line, KEY, device, settings(host), soon(), namespace="default") == device
+    assert emulated_devices.plug_emulated(line, KEY, device, settings(host), soon(), namespace="default") == device
 
 
 def test_what_the_guest_gives_no_addresses_until_the_deadline_is_taken_out_again(
     host: Path, qemu: FakeQemu, line: QmpMonitor
 ) -> None:
     qemu.gives_addresses = False
-    with pytest.raises(Denied, match=r"given disk .* addresses within") as denied:
-        plain.plug(line, KEY, raw(host), settings(host), soon(0.5), namespace="default")
+    with pytest.raises(Denied, match=r"disk .* got no addresses within") as denied:
+        emulated_devices.plug_emulated(line, KEY, raw(host), settings(host), soon(0.5), namespace="default")
     assert (denied.value.code, denied.value.retryable) == ("GuestNotReady", True)
     assert state(qemu) == NOTHING
 
@@ -410,17 +423,17 @@ def test_what_the_guest_gives_no_addresses_until_the_deadline_is_taken_out_again
 def test_what_the_guest_does_not_let_go_either_is_said_to_be_there_still(
     host: Path, qemu: FakeQemu, line: QmpMonitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plain, "UNDO_SECONDS", 0.1)
+    monkeypatch.setattr(emulated_devices, "UNDO_SECONDS", 0.1)
     qemu.gives_addresses, qemu.guest = False, "silent"
-    with pytest.raises(Failed, match=r"it is still plugged in, .* has not let plug-data go"):
-        plain.plug(line, KEY, raw(host), settings(host), soon(0.5), namespace="default")
-    assert plain.plugged(line, soon()) == (raw(host),)
+    with pytest.raises(Failed, match=r"it is still plugged in, .* did not release plug-data"):
+        emulated_devices.plug_emulated(line, KEY, raw(host), settings(host), soon(0.5), namespace="default")
+    assert emulated_devices.plugged_emulated(line, soon()) == (raw(host),)
 
 
 def test_nothing_is_plugged_into_a_machine_whose_cpus_stand_still(host: Path, qemu: FakeQemu, line: QmpMonitor) -> None:
     qemu.status = "paused"
     with pytest.raises(Denied, match="'paused'") as denied:
-        plain.plug(line, KEY, raw(host), settings(host), soon(), namespace="default")
+        emulated_devices.plug_emulated(line, KEY, raw(host), settings(host), soon(), namespace="default")
     assert (denied.value.code, state(qemu)) == ("GuestNotReady", NOTHING)
 
 
@@ -429,7 +442,10 @@ def test_what_is_plugged_in_before_the_cpus_first_run_waits_for_no_guest(
 ) -> None:
     qemu.status = "prelaunch"
     device = raw(host)
-    assert plain.plug(line, KEY, device, settings(host), soon(), namespace="default", is_starting=True) == device
+    assert (
+        emulated_devices.plug_emulated(line, KEY, device, settings(host), soon(), namespace="default", is_starting=True)
+        == device
+    )
 
 
 # In the care of a plugin.
@@ -438,16 +454,16 @@ def test_what_is_plugged_in_before_the_cpus_first_run_waits_for_no_guest(
 def test_what_a_guest_let_go_by_itself_is_cleared_away_without_being_asked(
     host: Path, qemu: FakeQemu, machines: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(house, "LOG_SECONDS", 0.01)
-    monkeypatch.setattr(house, "TIDY_SECONDS", 0.01)
-    machines.config = replace(machines.config, folders=(Folder(host, "any"),))
+    monkeypatch.setattr(maintenance, "LOG_SECONDS", 0.01)
+    monkeypatch.setattr(maintenance, "TIDY_SECONDS", 0.01)
+    machines.config = replace(machines.config, folders=(AllowedFolder(host, "any"),))
     machines.adopt(adopting(qemu.path), soon())
     for device in (raw(host), card()):
         machines.plug_in(KEY, device, soon())
     seen = machines.get(KEY)
     assert (seen.plain, seen.taps) == ((raw(host), card()), ("tap0",))
     stop = threading.Event()
-    thread = threading.Thread(target=house.keep, args=(machines, stop))
+    thread = threading.Thread(target=maintenance.run_maintenance, args=(machines, stop))
     thread.start()
     qemu.let_go("plug-data.f0")
     until(lambda: "plug-data.disk" not in qemu.backends and not qemu.sets, "nothing of the disk is left", 10)
@@ -460,16 +476,16 @@ def test_what_a_guest_let_go_by_itself_is_cleared_away_without_being_asked(
 def test_only_machines_that_were_changed_are_asked_what_devices_have_left(
     host: Path, qemu: FakeQemu, machines: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(house, "LOG_SECONDS", 0.01)
-    monkeypatch.setattr(house, "TIDY_SECONDS", 0.01)
+    monkeypatch.setattr(maintenance, "LOG_SECONDS", 0.01)
+    monkeypatch.setattr(maintenance, "TIDY_SECONDS", 0.01)
     machines.adopt(adopting(qemu.path), soon())
     looks: list[str] = []
     rounds = itertools.count()
-    look, settle = plain.look, machines.settle
-    monkeypatch.setattr(plain, "look", lambda *of: (looks.append("look"), look(*of))[1])
+    look, settle = emulated_devices.observe_emulated, machines.settle
+    monkeypatch.setattr(emulated_devices, "observe_emulated", lambda *of: (looks.append("look"), look(*of))[1])
     monkeypatch.setattr(machines, "settle", lambda: (next(rounds), settle())[1])
     stop = threading.Event()
-    thread = threading.Thread(target=house.keep, args=(machines, stop))
+    thread = threading.Thread(target=maintenance.run_maintenance, args=(machines, stop))
     thread.start()
     try:
         until(lambda: looks, "it is looked at once", 10)
@@ -497,14 +513,14 @@ def test_what_somebody_else_plugged_in_is_not_ours_whatever_it_is_called(
 
     others()
     before = state(qemu)
-    assert plain.plugged(line, soon()) == ()
-    assert not plain.has_strays(plain.look(line, soon()))
-    plain.tidy(line, soon())
+    assert emulated_devices.plugged_emulated(line, soon()) == ()
+    assert not emulated_devices.has_leftovers(emulated_devices.observe_emulated(line, soon()))
+    emulated_devices.remove_leftovers(line, soon())
     for name in ("x", "n"):
-        assert not plain.unplug(line, KEY, name, soon())
-        with pytest.raises(Denied, match="somebody else"):
-            plain.plug(line, KEY, raw(host, name), settings(host), soon(), namespace="default")
+        assert not emulated_devices.unplug_emulated(line, KEY, name, soon())
+        with pytest.raises(Denied, match="another program"):
+            emulated_devices.plug_emulated(line, KEY, raw(host, name), settings(host), soon(), namespace="default")
     assert state(qemu) == before
-    with pytest.raises(Denied, match="4 root ports are taken"):
-        plain.plug(line, KEY, raw(host), settings(host), soon(), namespace="default")
+    with pytest.raises(Denied, match="4 root ports are in use"):
+        emulated_devices.plug_emulated(line, KEY, raw(host), settings(host), soon(), namespace="default")
     assert state(qemu) == before

@@ -14,18 +14,18 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from devalloc_node.binding.config import BindingConfig
-from devalloc_node.binding.table import Bindings, step_kinds
-from devalloc_node.claims import Claims, Locks
+from devalloc_node.binding.registry import Bindings, step_kinds
+from devalloc_node.claims import ClaimLocks, Claims
 from devalloc_node.claims.reconcile import Reconciler
 from devalloc_node.errors import NodeError
-from devalloc_node.grant import ClaimRef, GrantedDevice
 from devalloc_node.host.boundary import Host
 from devalloc_node.journal import open_journal
-from tests.support import cards
-from tests.support.fakehost import FakeHost, LocalHost, RemoteHost, serving
-from tests.support.faketree import memory_folder
-from tests.support.shared import REPO
-from tests.support.toyhost import ToyGrants
+from devalloc_node.model.grant import ClaimRef, GrantedDevice
+from tests.support import pci_cards
+from tests.support.fake_host import FakeHost, LocalHost, RemoteHost, serving
+from tests.support.fake_tree import memory_folder
+from tests.support.repository import REPO
+from tests.support.toy_host import ToyGrants
 from tests.support.waiting import until
 
 VFS = 16
@@ -54,7 +54,7 @@ def plugin(host: Host, state: Path) -> Iterator[tuple[Claims, ToyGrants, list[Cl
         refs.append(grants.add(f"uid-{number}", *devices))
     config = BindingConfig("n", allowed=frozenset({"vf"}))
     with closing(open_journal(state)) as journal:
-        locks = Locks(state / "locks")
+        locks = ClaimLocks(state / "locks")
         yield (
             Claims(journal, locks, {"DeviceClaim": grants}, Bindings(host, config).choose, step_kinds(host)),
             grants,
@@ -101,7 +101,7 @@ def test_no_vf_is_owned_twice_and_all_is_put_back() -> None:
         root, state, owned = Path(folder) / "host", Path(folder) / "state", Path(folder) / "owned"
         owned.mkdir()
         host = FakeHost(root)
-        host.add(cards.connectx(sriov=cards.Sriov(VFS, 2, 1, vf_device=0x101E, vf_driver="mlx5_core")))
+        host.add(pci_cards.connectx(sriov=pci_cards.Sriov(VFS, 2, 1, vf_device=0x101E, vf_driver="mlx5_core")))
         before = host.snapshot()
         with serving(host) as address:
             arguments = [sys.executable, "-c", PLUGIN, str(root), address, str(state), str(owned)]
@@ -111,9 +111,9 @@ def test_no_vf_is_owned_twice_and_all_is_put_back() -> None:
             ]
             outcomes: Counter[str] = Counter()
             for child in children:
-                said, _ = child.communicate(timeout=240)
-                assert child.returncode == 0, said
-                outcomes += Counter(json.loads(said.splitlines()[-1]))
+                output, _ = child.communicate(timeout=240)
+                assert child.returncode == 0, output
+                outcomes += Counter(json.loads(output.splitlines()[-1]))
         assert outcomes["prepared"] > CLAIMS / 2
         assert set(outcomes) == {"prepared", "DeviceInUse"}
         assert list(owned.iterdir()) == []
@@ -129,7 +129,7 @@ def test_what_a_killed_plugin_left_is_undone_by_the_other() -> None:
         root, state, owned = Path(folder) / "host", Path(folder) / "state", Path(folder) / "owned"
         owned.mkdir()
         host = FakeHost(root)
-        host.add(cards.connectx(sriov=cards.Sriov(VFS, 2, 1, vf_device=0x101E, vf_driver="mlx5_core")))
+        host.add(pci_cards.connectx(sriov=pci_cards.Sriov(VFS, 2, 1, vf_device=0x101E, vf_driver="mlx5_core")))
         before = host.snapshot()
         with serving(host) as address:
             others = threading.active_count()

@@ -14,20 +14,20 @@ from typing import Any
 import grpc
 import pytest
 
-from devalloc.cli.nodesources import store_machines, store_publishing, store_source
-from devalloc.controller.allocate import Allocator
+from devalloc.cli.node_wiring import store_machines, store_publishing, store_source
+from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store import NotFound
-from devalloc_node.daemon import run
-from devalloc_node.machine import adopt, process
-from devalloc_node.machine.config import Folder
-from devalloc_node.node import opened
+from devalloc_node.daemon import run_daemon
+from devalloc_node.machine import adoption, process
+from devalloc_node.machine.config import AllowedFolder
+from devalloc_node.node import open_node
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.pb.node_pb2_grpc import NodeStub
 from tests.conformance.test_node_daemon_store import CLAIM, CLASS, GPU, NODE, Bed, until
+from tests.support.fake_host import LocalHost
 from tests.support.fake_qmp import FakeQemu
-from tests.support.fakehost import LocalHost
-from tests.support.faketree import memory_folder
-from tests.support.toymachines import vm
+from tests.support.fake_tree import memory_folder
+from tests.support.toy_machines import vm
 
 
 @pytest.fixture
@@ -35,11 +35,11 @@ def bed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bed]:
     with memory_folder() as folder:
         bed = Bed(Path(folder))
         machines = replace(
-            bed.settings.machines, socket_folders=(Folder(Path(folder), "any"),), users=None, command_seconds=2.0
+            bed.settings.machines, socket_folders=(AllowedFolder(Path(folder), "any"),), users=None, command_seconds=2.0
         )
         bed.settings = replace(bed.settings, machines=machines, resync=0.5)
         # The machine is this very process, and may lock all memory it likes; the host's nodes are those of the bed.
-        for module in (process, adopt):
+        for module in (process, adoption):
             monkeypatch.setattr(module, "memlock", lambda pid: None)
         monkeypatch.setattr(os, "stat", _stat_of(bed.host.root, os.stat))
         with closing(bed.store):
@@ -64,14 +64,14 @@ def _stat_of(root: Path, stat: Callable[..., os.stat_result]) -> Callable[..., o
 @contextmanager
 def running(bed: Bed) -> Iterator[NodeStub]:
     """The plugin, with its loop of machines."""
-    with opened(bed.settings, LocalHost(bed.host), store_source(bed.store, NODE)) as node:
+    with open_node(bed.settings, LocalHost(bed.host), store_source(bed.store, NODE)) as node:
         serving = threading.Event()
         with store_publishing(
-            bed.store, node, node.survey.discover, bed.published.append, place=bed.folder / "db"
+            bed.store, node, node.inventory.discover, bed.published.append, place=bed.folder / "db"
         ) as publishing:
             loops = store_machines(bed.store, node)
             thread = threading.Thread(
-                target=run, args=(node, publishing, lambda text: serving.set()), kwargs={"beside": loops}
+                target=run_daemon, args=(node, publishing, lambda text: serving.set()), kwargs={"extra_loops": loops}
             )
             thread.start()
             try:
@@ -95,8 +95,8 @@ def manifest(bed: Bed, *claims: str) -> dict[str, Any]:
 
 
 def status(bed: Bed) -> dict[str, Any]:
-    found: dict[str, Any] = bed.store.get("VirtualMachine", "default", "web").get("status", {})
-    return found
+    content: dict[str, Any] = bed.store.get("VirtualMachine", "default", "web").get("status", {})
+    return content
 
 
 def is_gone(bed: Bed, kind: str, name: str) -> bool:
@@ -124,8 +124,8 @@ def test_a_card_goes_into_a_machine_and_everything_is_as_before(bed: Bed, qemu: 
     before = bed.host.snapshot()
     with running(bed) as stub:
         begun(bed)
-        assert qemu.said == []
-        Allocator(bed.store).round()
+        assert qemu.commands == []
+        DeviceClaimAllocator(bed.store).round()
         until(lambda: len(status(bed).get("devices", ())) == 1, "the machine has the card")
         assert status(bed)["phase"] == "Running"
         assert plugged(qemu) == set(GPU), "a card goes with all of its functions"
@@ -141,7 +141,7 @@ def test_a_card_goes_into_a_machine_and_everything_is_as_before(bed: Bed, qemu: 
         until(lambda: is_gone(bed, "VirtualMachine", "web"), "the machine is let go")
         assert plugged(qemu) == set()
         assert bed.host.snapshot() == before
-        assert all(command != "quit" for command, _ in qemu.said), "an adopted machine runs on"
+        assert all(command != "quit" for command, _ in qemu.commands), "an adopted machine runs on"
         until(lambda: _users(bed) == [], "nobody uses the claim")
         assert "finalizers" not in bed.store.get("DeviceClaim", "default", "training")["metadata"]
 
@@ -151,7 +151,7 @@ def test_a_dry_run_writes_nothing_anywhere(bed: Bed) -> None:
         until(lambda: len(bed.store.list("DevicePool").objects) == 1, "the pool is published")
         bed.store.create(CLASS)
         bed.store.create(CLAIM)
-        Allocator(bed.store).round()
+        DeviceClaimAllocator(bed.store).round()
         host, store = bed.host.snapshot(), bed.store.get("DeviceClaim", "default", "training")
         reply = stub.PrepareClaim(pb.PrepareClaimRequest(claim=pb.ClaimRef(name="training"), dry_run=True))
         assert reply.result.outcome == pb.Result.DONE
@@ -163,14 +163,14 @@ def test_the_plugin_may_be_restarted_while_a_machine_has_a_card(bed: Bed, qemu: 
     before = bed.host.snapshot()
     with running(bed):
         begun(bed)
-        Allocator(bed.store).round()
+        DeviceClaimAllocator(bed.store).round()
         until(lambda: len(status(bed).get("devices", ())) == 1, "the machine has the card")
     assert plugged(qemu) == set(GPU)
-    told = len(qemu.said)
+    commands = len(qemu.commands)
     with running(bed) as stub:
         assert len(stub.GetMachine(pb.GetMachineRequest(machine=pb.MachineRef(name="web"))).devices) == 1
         changed = bed.store.get("VirtualMachine", "default", "web")
-        assert len(qemu.said) == told, "nothing is done to a machine that is as it is wanted"
+        assert len(qemu.commands) == commands, "nothing is done to a machine that is as it is wanted"
         bed.store.replace({**changed, "spec": {**changed["spec"], "claims": []}})
         until(lambda: plugged(qemu) == set() and not status(bed).get("devices"), "the card is out of the machine")
         until(lambda: bed.host.snapshot() == before, "the host has its card back")
@@ -180,7 +180,7 @@ def test_a_guest_that_keeps_the_card_keeps_the_claim_until_it_lets_go(bed: Bed, 
     before = bed.host.snapshot()
     with running(bed):
         begun(bed)
-        Allocator(bed.store).round()
+        DeviceClaimAllocator(bed.store).round()
         until(lambda: len(status(bed).get("devices", ())) == 1, "the machine has the card")
         qemu.guest = "refuses"
         bed.store.delete("VirtualMachine", "default", "web")

@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
-from devalloc.cli.nodesources import as_they_are
-from devalloc.controller.allocate import Allocator
-from devalloc.controller.permits.records import read
+from devalloc.cli.node_wiring import frozen_hosts
+from devalloc.controller.permits.vm_state import read_vm
+from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.inventory.capacity import CapacityConfig, discover_capacity
 from devalloc.store import Conflict, Store
 from devalloc_node.deadline import Deadline
 from devalloc_node.pb import node_pb2 as pb
-from tests.support.forged_node import NODE, ForgedNode, forged_node
-from tests.support.hosts import host
+from tests.support.host_pools import host
+from tests.support.node_with_forked_qemu import NODE, NodeWithForkedQemu, node_with_forked_qemu
 from tests.support.permit_bench import GIB, KIND, machine, node_of, serving
 from tests.support.waiting import until
 
@@ -34,12 +34,12 @@ LIMITS: dict[str, Any] = {"ratios": {"cpu": Fraction(1)}}
 
 
 @pytest.fixture
-def node() -> Iterator[ForgedNode]:
-    with forged_node() as made:
+def node() -> Iterator[NodeWithForkedQemu]:
+    with node_with_forked_qemu() as made:
         yield made
 
 
-def test_machines_whose_specs_change_all_the_time_never_have_more_than_there_is(node: ForgedNode) -> None:
+def test_machines_whose_specs_change_all_the_time_never_have_more_than_there_is(node: NodeWithForkedQemu) -> None:
     """Placing, its node and whoever writes the objects race; what counts is what the processes have."""
     cpus, names = 8, [f"vm{number}" for number in range(4)]
     store, over = node.store, threading.Event()
@@ -57,23 +57,23 @@ def test_machines_whose_specs_change_all_the_time_never_have_more_than_there_is(
     def watch() -> None:
         while not over.is_set():
             # One is asked after the other: what is the same twice was so all at once.
-            has, again = ([each["cpus"] for each in node.told()] for _ in range(2))
+            has, again = ([each["cpus"] for each in node.machine_answers()] for _ in range(2))
             highest[0] = max(highest[0], sum(map(len, has)) if has == again else 0)
             for obj in store.list([KIND]).objects:
                 seen[obj.get("status", {}).get("reason", "")] += 1
 
     def write(name: str, seed: int) -> None:
-        mine = Random(seed)
+        rng = Random(seed)
         for _ in range(12):
-            least = mine.randint(1, 2)
-            change(store, name, spec(least, mine.randint(least, 7)))
-            time.sleep(mine.uniform(0, 0.15))
+            least = rng.randint(1, 2)
+            change(store, name, spec(least, rng.randint(least, 7)))
+            time.sleep(rng.uniform(0, 0.15))
 
     for name in names:
         store.create({**machine(name, node=NODE), "spec": spec(1, 1)})
     stop = threading.Event()
     with node.running(of_store=True):
-        allocators = [threading.Thread(target=Allocator(store).run, args=(stop,)) for _ in range(2)]
+        allocators = [threading.Thread(target=DeviceClaimAllocator(store).run, args=(stop,)) for _ in range(2)]
         for thread in (*allocators, watching := threading.Thread(target=watch)):
             thread.start()
         try:
@@ -82,11 +82,17 @@ def test_machines_whose_specs_change_all_the_time_never_have_more_than_there_is(
                 list(threads.map(write, names, range(len(names))))
             for name in names:
                 change(store, name, spec(1, 2))
-            until(lambda: [len(each["cpus"]) for each in node.told()] == [2] * len(names), "all fit, and have it")
+            until(
+                lambda: [len(each["cpus"]) for each in node.machine_answers()] == [2] * len(names),
+                "all fit, and have it",
+            )
             change(store, names[0], spec(1, 3))
             until(lambda: reason(store, names[0]) == "NoRoomToGrow", "one more does not fit, and that is said")
             change(store, names[1], spec(1, 1))
-            until(lambda: sorted(len(each["cpus"]) for each in node.told()) == [1, 2, 2, 3], "what one gives back")
+            until(
+                lambda: sorted(len(each["cpus"]) for each in node.machine_answers()) == [1, 2, 2, 3],
+                "what one gives back",
+            )
             until(lambda: reason(store, names[0]) is None, "nothing is in the way")
         finally:
             over.set()
@@ -105,11 +111,11 @@ def change(store: Store, name: str, spec: Any) -> None:
 
 
 def reason(store: Store, name: str) -> str | None:
-    found: str | None = store.get(KIND, "default", name).get("status", {}).get("reason")
-    return found
+    content: str | None = store.get(KIND, "default", name).get("status", {}).get("reason")
+    return content
 
 
-def test_permits_and_machines_that_begin_never_take_the_same_room(node: ForgedNode) -> None:
+def test_permits_and_machines_that_begin_never_take_the_same_room(node: NodeWithForkedQemu) -> None:
     random = Random(7)
     limit = discover_capacity(node.host.root, CapacityConfig(ratios={"cpu": Fraction(1)}))
     assert limit.cpu.effective_limit == LIMIT
@@ -119,8 +125,8 @@ def test_permits_and_machines_that_begin_never_take_the_same_room(node: ForgedNo
     def taken() -> int:
         """All that is promised at one moment, to machines with an object and without."""
         with instance.machines.still((), Deadline.after(30)) as others:
-            found = [read(obj) for obj in node.store.list([KIND]).objects]
-        scaled = [max(one.least.cpu, one.permit.cpu if one.permit else 0) for one in found if one is not None]
+            records = [read_vm(obj) for obj in node.store.list([KIND]).objects]
+        scaled = [max(one.least.cpu, one.permit.cpu if one.permit else 0) for one in records if one is not None]
         return sum(scaled) + sum(use.cpu for use in others)
 
     def watch() -> None:
@@ -128,17 +134,17 @@ def test_permits_and_machines_that_begin_never_take_the_same_room(node: ForgedNo
             highest[0] = max(highest[0], taken())
 
     def ask(name: str, seed: int) -> None:
-        mine = Random(seed)
+        rng = Random(seed)
         with closing(bench.client()) as client:
             for _ in range(25):
-                wanted = mine.randint(1, 10)
+                wanted = rng.randint(1, 10)
                 granted = client.ask(name, wanted, "1Gi")["permit"]["vCPUs"]
                 tally["granted" if granted == wanted else "short"] += 1
 
     def begin(number: int, seed: int) -> None:
-        mine, name = Random(seed), pb.MachineRef(namespace="default", name=f"other{number}")
+        rng, name = Random(seed), pb.MachineRef(namespace="default", name=f"other{number}")
         for _ in range(8):
-            milli = mine.randint(1, 5) * 1000
+            milli = rng.randint(1, 5) * 1000
             spec = pb.MachineSpec(
                 cpu=pb.CpuBounds(min_milli=1000, use_milli=milli, max_milli=8000),
                 memory=pb.MemoryBounds(min_bytes=64 << 20, max_bytes=GIB),
@@ -146,7 +152,7 @@ def test_permits_and_machines_that_begin_never_take_the_same_room(node: ForgedNo
             )
             made = plugin.CreateMachine(pb.CreateMachineRequest(machine=name, spec=spec), timeout=60).result
             tally[made.code or "begun"] += 1
-            more = pb.ScaleMachineRequest(machine=name, vcpus=mine.randint(1, 8))
+            more = pb.ScaleMachineRequest(machine=name, vcpus=rng.randint(1, 8))
             if not made.code:
                 results = plugin.ScaleMachine(more, timeout=60)
                 tally[f"scaled {results.result.code}".strip()] += 1
@@ -156,7 +162,7 @@ def test_permits_and_machines_that_begin_never_take_the_same_room(node: ForgedNo
     for number in range(SCALED):
         node.store.create(machine(f"vm{number}", node=NODE, start=start, powerdownSeconds=0))
     with node.running(limit, of_store=True) as (instance, plugin):
-        still = as_they_are(instance, LIMITS)
+        still = frozen_hosts(instance, LIMITS)
         with still() as now:
             hosts = node_of(now[NODE].limit)
         with serving(node.folder / "devalloc.db", hosts, still=still) as bench:

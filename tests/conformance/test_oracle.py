@@ -1,6 +1,6 @@
 """The solver against exhaustive search, on random small fleets that meet every rule.
 
-DEVALLOC_FUZZ_EXAMPLES sets how many instances (default 150); `python -m tests.conformance.fuzz` goes on by the clock.
+DEVALLOC_FUZZ_EXAMPLES sets how many instances (default 150); `python -m tools.fuzz_claims` goes on by the clock.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from devalloc_solver import solve_manifests
-from tests.conformance.fuzz import judge
 from tests.support import random_fleets
 from tests.support.hash_seeds import outputs
+from tools.fuzz_claims import judge
 
 EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "150"))
 BATCH = 50
@@ -32,26 +32,26 @@ def _comparable(answer: dict[str, Any]) -> str:
 @pytest.mark.parametrize("first", range(0, EXAMPLES, BATCH))
 def test_goals_rules_and_reasons_agree_with_exhaustive_search(first: int) -> None:
     wrong = {
-        seed: found
+        seed: problems
         for seed in range(first, min(first + BATCH, EXAMPLES))
-        if (found := judge(random_fleets.documents(Random(seed))))
+        if (problems := judge(random_fleets.documents(Random(seed))))
     }
     assert wrong == {}
 
 
 def test_shares_of_equal_claims_agree_with_exhaustive_search() -> None:
-    found = {seed: judge(random_fleets.equal_shares(Random(seed))) for seed in range(EXAMPLES // 3)}
-    assert {seed: wrong for seed, wrong in found.items() if wrong} == {}
+    by_seed = {seed: judge(random_fleets.equal_shares(Random(seed))) for seed in range(EXAMPLES // 3)}
+    assert {seed: wrong for seed, wrong in by_seed.items() if wrong} == {}
 
 
 def test_admins_beside_other_claims_agree_with_exhaustive_search() -> None:
-    found = {seed: judge(random_fleets.admins_beside_others(Random(seed))) for seed in range(EXAMPLES // 2)}
-    assert {seed: wrong for seed, wrong in found.items() if wrong} == {}
+    by_seed = {seed: judge(random_fleets.admins_beside_others(Random(seed))) for seed in range(EXAMPLES // 2)}
+    assert {seed: wrong for seed, wrong in by_seed.items() if wrong} == {}
 
 
 def test_groups_that_agree_on_an_attribute_agree_with_exhaustive_search() -> None:
-    found = {seed: judge(random_fleets.groups_that_agree(Random(seed))) for seed in range(EXAMPLES // 4)}
-    assert {seed: wrong for seed, wrong in found.items() if wrong} == {}
+    by_seed = {seed: judge(random_fleets.groups_that_agree(Random(seed))) for seed in range(EXAMPLES // 4)}
+    assert {seed: wrong for seed, wrong in by_seed.items() if wrong} == {}
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=SLOW)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from devalloc_solver import dra
 from tests.support import dra_oracle
 from tests.support.dra_differential import judge, ours
-from tests.support.dra_drawn_pools import Manifest
 from tests.support.dra_instances import Instance, instance
+from tests.support.dra_random_pools import Manifest
 
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 INSTANCES = st.randoms(use_true_random=False).map(instance)
@@ -40,16 +40,20 @@ def test_the_order_of_slices_and_classes_does_not_matter(one: Instance, seed: in
 @settings(max_examples=60, deadline=None, suppress_health_check=SLOW)
 @given(one=INSTANCES)
 def test_what_allocated_claims_hold_is_in_use(one: Instance) -> None:
-    told = one["input"]
-    amounts = {json.dumps(_key(entry)): entry["consumedCapacity"] for entry in told["aggregatedCapacity"]}
-    held = [_claim([{"request": "r", **entry} for entry in told["allocatedDevices"]])]
-    for share in told["allocatedSharedDeviceIDs"]:
+    content = one["input"]
+    amounts = {json.dumps(_key(entry)): entry["consumedCapacity"] for entry in content["aggregatedCapacity"]}
+    held = [_claim([{"request": "r", **entry} for entry in content["allocatedDevices"]])]
+    for share in content["allocatedSharedDeviceIDs"]:
         consumed = amounts.get(json.dumps(_key(share)), {})
         held.append(_claim([{"request": "r", **share, "consumedCapacity": consumed}]))
     features = [name for name, enabled in one["features"].items() if enabled]
     try:
         results = dra.allocate(
-            told["node"], [*held, *told["claimsToAllocate"]], told["classes"], told["slices"], features=features
+            content["node"],
+            [*held, *content["claimsToAllocate"]],
+            content["classes"],
+            content["slices"],
+            features=features,
         )
     except dra.AllocationError:
         results = None

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from devalloc.api.manifests import load
-from devalloc.cli.fleet import lines_of
-from devalloc.controller.allocate import Allocator
-from devalloc.controller.overview import overview
-from devalloc.controller.page.parts import Asked
-from devalloc.controller.page.render import view
+from devalloc.cli.render.fleet import overview_lines
+from devalloc.controller.overview import build_overview
+from devalloc.controller.page.components import PageQuery
+from devalloc.controller.page.render import render_overview
+from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store import Key
 from devalloc.store.sqlite import SQLiteStore
-from tests.support.fleets import fill
-from tests.support.overviews import adds_up
-from tests.support.resource_api import (
+from tests.support.fleet_manifests import fill
+from tests.support.overview_checks import adds_up
+from tests.support.resource_manifests import (
     counters,
     device,
     resource_claim,
@@ -68,7 +68,7 @@ def test_whatever_somebody_wrote_the_rest_is_shown(tmp_path: Path, seed: int) ->
     examples = load([f"examples/{name}" for name in ("mig-partitions", "placed-machines", "admin-access")]).documents
     with closing(SQLiteStore(tmp_path / "devalloc.db")) as store:
         fill(store, *{Key.of(each.content): each.content for each in examples}.values())
-        Allocator(store).round()
+        DeviceClaimAllocator(store).round()
         listed, random = store.list().objects, Random(seed)
     for _ in range(40):
         documents = deepcopy([*listed, *THEIRS])
@@ -84,7 +84,9 @@ def test_whatever_somebody_wrote_the_rest_is_shown(tmp_path: Path, seed: int) ->
                 container.pop(key, None)
             elif key in container if isinstance(container, dict) else key < len(container):
                 container[key] = deepcopy(random.choice(JUNK))
-        found = overview(documents)
-        adds_up(found)
-        assert view(found, Asked(open=tuple(f"node:{node.name}" for node in found.nodes))).encode("utf-8", "replace")
-        assert list(lines_of(found, wide=True))
+        summary = build_overview(documents)
+        adds_up(summary)
+        assert render_overview(summary, PageQuery(open=tuple(f"node:{node.name}" for node in summary.nodes))).encode(
+            "utf-8", "replace"
+        )
+        assert list(overview_lines(summary, wide=True))

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from devalloc.api.manifests import load
-from devalloc.controller.allocate import Allocator
 from devalloc.controller.certificate import self_signed
+from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store import Key
 from devalloc.store.sqlite import SQLiteStore
-from tests.support import screenshots
 from tests.support.browser import Browser, Page, running
 from tests.support.chromium import chromium
-from tests.support.fleets import fill, gpu_claim, gpu_class, gpu_pool
+from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool
 from tests.support.go_build import Unavailable
-from tests.support.page import TOKEN, Fixed, served
-from tests.support.resource_api import device, resource_claim, slice_of
+from tests.support.resource_manifests import device, resource_claim, slice_of
+from tests.support.served_page import TOKEN, FixedStore, served
+from tools import screenshots
 
 Object = dict[str, Any]
 CONTRAST = """(() => {
@@ -53,8 +53,8 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         program = chromium()
     except Unavailable as reason:
         pytest.skip(f"no browser: {reason}")
-    with running(program, tmp_path_factory.mktemp("browser")) as found:
-        yield found
+    with running(program, tmp_path_factory.mktemp("browser")) as running_browser:
+        yield running_browser
 
 
 @pytest.fixture
@@ -71,7 +71,9 @@ def page(browser: Browser) -> Iterator[Page]:
         opened.size(1280, 900)
         yield opened
         assert opened.complaints == []
-        assert all(each.startswith(("http://127.0.0.1:", "https://127.0.0.1:", "data:")) for each in opened.asked)
+        assert all(
+            each.startswith(("http://127.0.0.1:", "https://127.0.0.1:", "data:")) for each in opened.requested_urls
+        )
 
 
 @pytest.fixture
@@ -89,9 +91,9 @@ def sign_in(page: Page, url: str) -> None:
 
 
 def example(store: SQLiteStore, *names: str) -> None:
-    found = [manifest.content for manifest in load([f"examples/{name}" for name in names]).documents]
-    fill(store, *{Key.of(obj): obj for obj in found}.values())
-    Allocator(store).round()
+    objects = [manifest.content for manifest in load([f"examples/{name}" for name in names]).documents]
+    fill(store, *{Key.of(obj): obj for obj in objects}.values())
+    DeviceClaimAllocator(store).round()
 
 
 def look_now(page: Page) -> None:
@@ -111,14 +113,14 @@ def test_signing_in_and_out(page: Page, store: SQLiteStore) -> None:
         page.type("wrong")
         page.press("Enter")
         page.wait("document.querySelector('[role=alert]')")
-        assert "This token is not known" in page.text()
-        (told,) = page.complaints
-        assert "401" in told
+        assert "This token is unknown" in page.text()
+        (complaint,) = page.complaints
+        assert "401" in complaint
         page.complaints.clear()
         sign_in(page, url)
         (cookie,) = page.cookies()
-        kept = (cookie["name"], cookie["httpOnly"], cookie["secure"], cookie["sameSite"])
-        assert kept == ("__Host-devalloc", True, True, "Strict")
+        attributes = (cookie["name"], cookie["httpOnly"], cookie["secure"], cookie["sameSite"])
+        assert attributes == ("__Host-devalloc", True, True, "Strict")
         assert page.evaluate("document.cookie") == "", "no script gets at the token"
         assert TOKEN not in page.evaluate("location.href + document.documentElement.outerHTML")
         page.evaluate("document.querySelector('form[action=logout] button').click()")
@@ -192,7 +194,7 @@ def test_roles_and_names_are_those_of_a_tree(url: str, page: Page, store: SQLite
 @pytest.fixture(scope="module")
 def all_kinds() -> Iterator[str]:
     """As on the pictures of the docs: both dialects, quotas, machines."""
-    with served(Fixed(screenshots.objects())) as address:
+    with served(FixedStore(screenshots.objects())) as address:
         yield address
 
 
@@ -225,7 +227,7 @@ def test_what_happens_shows_without_a_word(url: str, page: Page, store: SQLiteSt
     page.wait("document.getElementById('card:p')")
     page.press("ArrowDown")
     page.evaluate("document.getElementById('total:Available').isSame = true")
-    Allocator(store).round()
+    DeviceClaimAllocator(store).round()
     page.wait("document.querySelector('[id=\"claim:default/first\"] .badge').textContent === 'Allocated'")
     assert (total(page, "Available"), total(page, "Claims pending")) == ("1", "0")
     assert page.evaluate("document.getElementById('news').textContent") == "0 claims pending, 1 of 2 devices available"
@@ -250,7 +252,7 @@ def test_who_is_not_let_in_any_more_sees_why(page: Page, store: SQLiteStore) -> 
         sign_in(page, url)
         access.status_now = 403
         look_now(page)
-        page.wait("document.body.innerText.includes('may not see this page')")
+        page.wait("document.body.innerText.includes('no permission to see this page')")
         page.complaints = [each for each in page.complaints if "403" not in each]
 
 
@@ -320,7 +322,7 @@ def large() -> Iterator[str]:
         if not odd
     ]
     waiting = [claim for i in range(50) for claim in (gpu_claim(f"c{i}"), resource_claim(f"r{i}"))]
-    with served(Fixed([gpu_class(), *pools, *slices, *waiting])) as address:
+    with served(FixedStore([gpu_class(), *pools, *slices, *waiting])) as address:
         yield address
 
 

@@ -14,10 +14,10 @@ from functools import cache
 
 import pytest
 
-from devalloc.scaling.actions import Actions, Change, PluginRequest, next_actions
-from devalloc.scaling.state import State
+from devalloc.scaling.actions import Actions, PluginRequest, ResourceChange, next_actions
+from devalloc.scaling.state import ScalingState
 from devalloc_node.agent import scaler
-from tests.support.partition_world import EXPECTED, LINKS, PARTIES, Cut, Kill, Outcome, course, points
+from tests.support.partition_world import EXPECTED, LINKS, PARTIES, Cut, Kill, PartitionOutcome, points, run_course
 
 SOME = 16
 
@@ -29,8 +29,8 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @cache
-def undisturbed() -> Outcome:
-    return course()
+def undisturbed() -> PartitionOutcome:
+    return run_course()
 
 
 def test_undisturbed_it_goes_up_and_down_and_its_guest_refuses_now_and_then() -> None:
@@ -47,7 +47,7 @@ def test_some_of_all_points_come_right() -> None:
     assert {fault.link for fault in every if isinstance(fault, Cut)} == set(LINKS)
     assert {fault.party for fault in every if isinstance(fault, Kill)} == set(PARTIES)
     for fault in random.Random(1).sample(every, SOME):
-        outcome = course(fault)
+        outcome = run_course(fault)
         assert outcome.struck, fault
         assert outcome.complaints == []
 
@@ -56,20 +56,20 @@ def test_two_at_a_time_come_right() -> None:
     every = points(undisturbed().steps)
     rng = random.Random(2)
     for _ in range(4):
-        assert course(*rng.sample(every, 2)).complaints == []
+        assert run_course(*rng.sample(every, 2)).complaints == []
 
 
 # The world tells.
 
 
-def _plugs_before_the_permit(state: State, now: int) -> Actions:
+def _plugs_before_the_permit(state: ScalingState, now: int) -> Actions:
     actions = next_actions(state, now)
     if actions.desired.exceeds(state.using) and state.machine.in_flight is None:
-        return replace(actions, machine=Change(state.using, actions.desired))
+        return replace(actions, machine=ResourceChange(state.using, actions.desired))
     return actions
 
 
-def _gives_back_before_it_unplugs(state: State, now: int) -> Actions:
+def _gives_back_before_it_unplugs(state: ScalingState, now: int) -> Actions:
     actions = next_actions(state, now)
     if state.using.exceeds(actions.desired) and not state.plugin.in_flight:
         return replace(actions, plugin=PluginRequest(state.plugin.permit, actions.desired, state.system))
@@ -78,16 +78,16 @@ def _gives_back_before_it_unplugs(state: State, now: int) -> Actions:
 
 @pytest.mark.parametrize("planted", [_plugs_before_the_permit, _gives_back_before_it_unplugs])
 def test_an_agent_that_does_it_the_other_way_round_is_found(
-    monkeypatch: pytest.MonkeyPatch, planted: Callable[[State, int], Actions]
+    monkeypatch: pytest.MonkeyPatch, planted: Callable[[ScalingState, int], Actions]
 ) -> None:
     monkeypatch.setattr(scaler, "next_actions", planted)
-    assert any("permitted" in complaint for complaint in course(Cut("agent and server", 7, 0.0, 12.0)).wrong)
+    assert any("permitted" in complaint for complaint in run_course(Cut("agent and server", 7, 0.0, 12.0)).wrong)
 
 
 def test_an_agent_that_takes_what_nobody_was_heard_to_permit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hopes(state: State, now: int) -> State:
+    def hopes(state: ScalingState, now: int) -> ScalingState:
         assert state.plugin.last is not None
         return replace(state, plugin=replace(state.plugin, in_flight=False, permit=state.plugin.last.resources))
 
     monkeypatch.setattr(scaler.now_known, "plugin_failed", hopes)
-    assert any("permitted" in complaint for complaint in course(Cut("agent and server", 7, 0.0, 12.0)).wrong)
+    assert any("permitted" in complaint for complaint in run_course(Cut("agent and server", 7, 0.0, 12.0)).wrong)

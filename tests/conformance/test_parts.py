@@ -13,38 +13,38 @@ import pytest
 
 from devalloc.api.meta import COMPATIBILITY_GROUP, GROUP, NODE, PRIORITY
 from devalloc_solver import Fleet, solve_manifests
-from devalloc_solver import search as ways
-from devalloc_solver.columns import allocate_batch, allocate_quickly, singles
-from devalloc_solver.dra import documents as dra_documents
-from devalloc_solver.dra import joint as dra_joint
-from devalloc_solver.dra.features import read_features
-from devalloc_solver.goals import optimize
-from devalloc_solver.holdings import Key, Ledger
-from devalloc_solver.intake import read_documents
-from devalloc_solver.model import load, model_size
-from devalloc_solver.parts import Part, joined, split, split_by_device
-from devalloc_solver.place import OutOfSteps
-from devalloc_solver.search import Outcome, search_parts
-from devalloc_solver.stages import Prepared, prepare
-from tests.support import dra, oracle, random_fleets
-from tests.support.dra_joint import joint, networked
+from devalloc_solver.columns import allocate_batch, allocate_quickly, remaining_units
+from devalloc_solver.dialects.devmgmt.manifests import read_documents
+from devalloc_solver.dialects.resource_k8s import manifests as dra_documents
+from devalloc_solver.dialects.resource_k8s.feature_gates import read_gates
+from devalloc_solver.exact.goals import optimize_goals
+from devalloc_solver.exact.model import load_solver, model_size
+from devalloc_solver.pipeline import resource_k8s as dra_joint
+from devalloc_solver.pipeline import strategy as ways
+from devalloc_solver.pipeline.decomposition import Subproblem, join_subproblems, split_by_device, split_by_pool
+from devalloc_solver.pipeline.devmgmt import PreparedProblem, prepare
+from devalloc_solver.pipeline.strategy import SearchOutcome, search_parts
+from devalloc_solver.place import StepsExhausted
+from devalloc_solver.problem.allocations import Key, Usage
+from tests.support import dra_builders, oracle, random_fleets
+from tests.support.dra_joint_instances import joint, networked
 from tests.support.manifests import claim, device, device_class, pool
 
 Manifest = dict[str, Any]
 EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "150"))
 
 
-def in_one(ready: Prepared | dra_joint.Prepared, monkeypatch: pytest.MonkeyPatch) -> Outcome:
+def in_one(ready: PreparedProblem | dra_joint.PreparedCluster, monkeypatch: pytest.MonkeyPatch) -> SearchOutcome:
     """The answer of one model of all units."""
     with monkeypatch.context() as patch:
-        patch.setattr(ways, "split", lambda snapshot, units: [joined(split(snapshot, units))])
+        patch.setattr(ways, "split_by_pool", lambda snapshot, units: [join_subproblems(split_by_pool(snapshot, units))])
         return search_parts(ready.snapshot, ready.holdings, ready.units, placement="pack", ends=None)
 
 
-def told(outcome: Outcome) -> object:
+def goal_values(outcome: SearchOutcome) -> object:
     """Goals 1 to 4: who is satisfied, by which alternatives, and each level."""
     chosen = {
-        placed.demand.key: sorted({(e.slot.detail, e.slot.alternative or 0) for e in placed.entries})
+        placed.demand.key: sorted({(e.request.detail, e.request.alternative or 0) for e in placed.entries})
         for placed in outcome.placements
     }
     return chosen, [(level.goal, level.priority, level.value) for level in outcome.levels if level.goal != "oneOf"]
@@ -57,17 +57,17 @@ def test_parts_come_to_the_same_as_all_at_once(first: int, monkeypatch: pytest.M
         ready = prepare(read_documents(deepcopy(random_fleets.documents(Random(seed)))))
         if not ready.units:
             continue
-        parts = split(ready.snapshot, ready.units)
+        parts = split_by_pool(ready.snapshot, ready.units)
         several += len(parts) > 1
         apart = search_parts(ready.snapshot, ready.holdings, ready.units, placement="pack", ends=None)
-        assert told(apart) == told(in_one(ready, monkeypatch)), seed
+        assert goal_values(apart) == goal_values(in_one(ready, monkeypatch)), seed
         pools = [pool for part in parts for pool in part.pools]
         assert len(pools) == len({*pools}), f"{seed}: a pool is in two parts"
         assert sorted(key for part in parts for key in part.keys) == sorted(
             demand.key for unit in ready.units for demand in unit.demands
         )
         for unit in ready.units:
-            (alone,), (by_device,) = split(ready.snapshot, [unit]), split_by_device(ready.snapshot, [unit])
+            (alone,), (by_device,) = split_by_pool(ready.snapshot, [unit]), split_by_device(ready.snapshot, [unit])
             assert (alone.units, alone.pools) == (by_device.units, by_device.pools), seed
     assert several > 5, "there is something to split"
 
@@ -123,11 +123,11 @@ def mixed_detail(random: Random, kinds: str) -> Manifest:
 def cluster(random: Random) -> list[Manifest]:
     """The same of resource.k8s.io."""
     kinds = "abcd"[: random.choice([2, 3, 4])]
-    documents: list[Manifest] = [{"kind": "DeviceClass", **dra.ANY}]
+    documents: list[Manifest] = [{"kind": "DeviceClass", **dra_builders.ANY}]
     for node in ("n1", "n2")[: random.choice([1, 2])]:
         counted = random.sample(kinds, 2) if random.random() < 0.3 else []
         devices = [
-            dra.device(
+            dra_builders.device(
                 f"{kind}{place}",
                 {"kind": kind},
                 counters={"set": {"power": "2"}} if kind in counted else None,
@@ -139,14 +139,19 @@ def cluster(random: Random) -> list[Manifest]:
         ]
         place = {"pool": f"p-{node}", "nodeName": node, "count": 2}
         documents.append({"kind": "Node", "metadata": {"name": node}})
-        documents.append({"kind": "ResourceSlice", **dra.slice_(f"s-{node}", devices or [dra.device("x")], **place)})
-        sets = dra.counter_slice(f"t-{node}", {"set": {"power": "3"}}, **place)
+        documents.append(
+            {
+                "kind": "ResourceSlice",
+                **dra_builders.slice_(f"s-{node}", devices or [dra_builders.device("x")], **place),
+            }
+        )
+        sets = dra_builders.counter_slice(f"t-{node}", {"set": {"power": "3"}}, **place)
         documents.append({"kind": "ResourceSlice", **sets})
     for number in range(random.choice([2, 3, 4])):
-        kind = f"device.attributes['{dra.DRIVER}'].kind == '{random.choice(kinds)}'"
+        kind = f"device.attributes['{dra_builders.DRIVER}'].kind == '{random.choice(kinds)}'"
         amounts = {"memory": "3"} if random.random() < 0.2 else None
-        wanted = dra.request("r", random.choice([1, 1, 2, None]), kind, amounts=amounts)
-        made = dra.claim(wanted, name=f"c{number}")
+        wanted = dra_builders.request("r", random.choice([1, 1, 2, None]), kind, amounts=amounts)
+        made = dra_builders.claim(wanted, name=f"c{number}")
         if random.random() < 0.2:
             made["metadata"]["annotations"] = {GROUP: "g"}
         documents.append({"kind": "ResourceClaim", **made})
@@ -155,15 +160,15 @@ def cluster(random: Random) -> list[Manifest]:
     return [{"apiVersion": "v1" if one["kind"] == "Node" else "resource.k8s.io/v1", **one} for one in documents]
 
 
-def satisfied(outcome: Outcome) -> dict[Key, list[tuple[int, int]]]:
+def satisfied(outcome: SearchOutcome) -> dict[Key, list[tuple[int, int]]]:
     """Goals 1 and 2: who is satisfied, and by which alternatives."""
     return {
-        placed.demand.key: sorted({(e.slot.detail, e.slot.alternative or 0) for e in placed.entries})
+        placed.demand.key: sorted({(e.request.detail, e.request.alternative or 0) for e in placed.entries})
         for placed in outcome.placements
     }
 
 
-def in_two_calls(ready: Prepared | dra_joint.Prepared, monkeypatch: pytest.MonkeyPatch) -> Outcome:
+def in_two_calls(ready: PreparedProblem | dra_joint.PreparedCluster, monkeypatch: pytest.MonkeyPatch) -> SearchOutcome:
     """What is left by a call that leaves all that takes a model is searched by the next one, part by part."""
     with monkeypatch.context() as patch:
         patch.setattr(ways, "QUICK_SIZE", -1)
@@ -172,13 +177,13 @@ def in_two_calls(ready: Prepared | dra_joint.Prepared, monkeypatch: pytest.Monke
     assert later.isdisjoint(placed.demand.key for placed in quick.placements)
     placements, holdings = list(quick.placements), [*ready.holdings, *(one.holding() for one in quick.placements)]
     for part in quick.unproven:
-        found = search_parts(ready.snapshot, holdings, part.units, placement="pack", ends=None).placements
-        placements += found
-        holdings += [one.holding() for one in found]
-    return Outcome(placements, [])
+        new_placements = search_parts(ready.snapshot, holdings, part.units, placement="pack", ends=None).placements
+        placements += new_placements
+        holdings += [one.holding() for one in new_placements]
+    return SearchOutcome(placements, [])
 
 
-def check_by_device(ready: Prepared | dra_joint.Prepared, monkeypatch: pytest.MonkeyPatch) -> bool:
+def check_by_device(ready: PreparedProblem | dra_joint.PreparedCluster, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether splitting by device is finer than by pool here; nothing but goals 3 and 4 depends on it."""
     assert satisfied(in_two_calls(ready, monkeypatch)) == satisfied(in_one(ready, monkeypatch))
     parts = split_by_device(ready.snapshot, ready.units)
@@ -187,19 +192,19 @@ def check_by_device(ready: Prepared | dra_joint.Prepared, monkeypatch: pytest.Mo
     for part in parts:
         assert {index for index in competed_for(ready, part) if isinstance(index, int)} <= (part.devices or set())
     assert sorted(key for part in parts for key in part.keys) == sorted(d.key for u in ready.units for d in u.demands)
-    return len(parts) > len(split(ready.snapshot, ready.units))
+    return len(parts) > len(split_by_pool(ready.snapshot, ready.units))
 
 
-def competed_for(ready: Prepared | dra_joint.Prepared, part: Part) -> set[object]:
+def competed_for(ready: PreparedProblem | dra_joint.PreparedCluster, part: Subproblem) -> set[object]:
     """The devices that claims of a part may have, and the pool resources that these draw on."""
-    slots = [slot for unit in part.units for demand in unit.demands for slot in demand.slots]
-    pins = {id(slot): unit.pin for unit in part.units for demand in unit.demands for slot in demand.slots}
-    found: set[object] = set()
-    for slot in slots:
-        for one in (ready.snapshot.devices[index] for index in slot.candidates.accepted):
-            if pins[id(slot)] is None or ready.snapshot.pools[one.pool].node in (pins[id(slot)], None):
-                found |= {one.index, *((one.pool, name) for name, _ in one.draws)}
-    return found
+    requests = [request for unit in part.units for demand in unit.demands for request in demand.requests]
+    pins = {id(request): unit.pin for unit in part.units for demand in unit.demands for request in demand.requests}
+    contested: set[object] = set()
+    for request in requests:
+        for one in (ready.snapshot.devices[index] for index in request.candidates.accepted):
+            if pins[id(request)] is None or ready.snapshot.pools[one.pool].node in (pins[id(request)], None):
+                contested |= {one.index, *((one.pool, name) for name, _ in one.draws)}
+    return contested
 
 
 @pytest.mark.parametrize("first", range(0, EXAMPLES, 50))
@@ -220,7 +225,7 @@ def test_claims_that_share_no_device_are_answered_apart_and_as_many(
 
 def test_resource_claims_that_share_no_device_are_answered_apart_and_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """With shared counters, consumable capacity, devices of the network and claims for all devices."""
-    gates, finer = read_features(None), 0
+    gates, finer = read_gates(None), 0
     for seed in range(EXAMPLES // 3):
         for documents in (joint(Random(seed)).documents, networked(Random(seed)).documents, cluster(Random(seed))):
             intake = dra_documents.read_documents(deepcopy(documents), gates)
@@ -228,28 +233,30 @@ def test_resource_claims_that_share_no_device_are_answered_apart_and_as_many(mon
     assert finer > EXAMPLES // 30, "there is something to split that is one part by pool"
 
 
-def check_columns(ready: Prepared | dra_joint.Prepared, monkeypatch: pytest.MonkeyPatch, seed: int) -> bool:
+def check_columns(
+    ready: PreparedProblem | dra_joint.PreparedCluster, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> bool:
     """Whether columns prove their answer here; then no model has a better one, nor has a quick search that takes it."""
     if len(ready.units) < 2 or len(split_by_device(ready.snapshot, ready.units)) > 1:
         return False
     placements, levels = allocate_batch(ready.snapshot, ready.holdings, ready.units, placement="pack", ends=None)
-    if not ways._is_best(levels):
+    if not ways._is_proven_best(levels):
         return False
-    best = told(in_one(ready, monkeypatch))
-    assert told(Outcome(placements, levels)) == best, seed
+    best = goal_values(in_one(ready, monkeypatch))
+    assert goal_values(SearchOutcome(placements, levels)) == best, seed
     with monkeypatch.context() as patch:
         patch.setattr(ways, "COLUMNS_SIZE", -1)
         patch.setattr(ways, "QUICK_SIZE", -1)
         quick = search_parts(ready.snapshot, ready.holdings, ready.units, placement="pack", ends=None, is_quick=True)
-    assert quick.unproven or told(quick) == best, seed
+    assert quick.unproven or goal_values(quick) == best, seed
     return True
 
 
 @pytest.mark.parametrize("first", range(0, EXAMPLES, 50))
 def test_columns_that_prove_their_answer_are_as_good_as_one_model(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A quick search takes them for it if the model takes long to build."""
-    load()
-    gates = read_features(None)
+    load_solver()
+    gates = read_gates(None)
     proven = 0
     for seed in range(first, first + 50):
         for documents in (random_fleets.documents(Random(seed)), mixed(Random(seed))):
@@ -264,20 +271,20 @@ def test_devices_that_exceed_a_counter_together_are_not_a_whole_card() -> None:
     """They draw all there is of one counter, and more than there is of another: no claim can have both."""
     place = {"pool": "p", "nodeName": "n1", "count": 2}
     devices = [
-        dra.device("small", {}, counters={"other": {"c": "1"}}),
-        dra.device("large", {}, counters={"other": {"c": "2"}}),
-        dra.device("three", {}, counters={"card": {"c": "3", "e": "1"}}),
-        dra.device("one", {}, counters={"card": {"c": "1", "e": "1"}}),
+        dra_builders.device("small", {}, counters={"other": {"c": "1"}}),
+        dra_builders.device("large", {}, counters={"other": {"c": "2"}}),
+        dra_builders.device("three", {}, counters={"card": {"c": "3", "e": "1"}}),
+        dra_builders.device("one", {}, counters={"card": {"c": "1", "e": "1"}}),
     ]
     counters = {"card": {"c": "4", "e": "1"}, "other": {"c": "4"}}
     documents: list[Manifest] = [
-        {"kind": "DeviceClass", **dra.ANY},
-        {"kind": "ResourceSlice", **dra.slice_("devices", devices, **place)},
-        {"kind": "ResourceSlice", **dra.counter_slice("counters", counters, **place)},
-        *({"kind": "ResourceClaim", **dra.claim(dra.request("r", n), name=f"c{n}")} for n in (1, 4)),
+        {"kind": "DeviceClass", **dra_builders.ANY},
+        {"kind": "ResourceSlice", **dra_builders.slice_("devices", devices, **place)},
+        {"kind": "ResourceSlice", **dra_builders.counter_slice("counters", counters, **place)},
+        *({"kind": "ResourceClaim", **dra_builders.claim(dra_builders.request("r", n), name=f"c{n}")} for n in (1, 4)),
     ]
     documents = [{"apiVersion": "resource.k8s.io/v1", **one} for one in documents]
-    gates = read_features(None)
+    gates = read_gates(None)
     ready = dra_joint.prepare(dra_documents.read_documents(documents, gates), gates)
     placements, _ = allocate_batch(ready.snapshot, ready.holdings, ready.units, placement="pack", ends=None)
     assert [placed.demand.key for placed in placements] == [("default", "c1")]
@@ -286,12 +293,12 @@ def test_devices_that_exceed_a_counter_together_are_not_a_whole_card() -> None:
 def test_a_quick_search_answers_a_batch_of_many_claims_for_many_nodes() -> None:
     """With a variable for each claim and node it would be left for later; a controller meets such batches all the
     time while many claims are submitted."""
-    load()
+    load_solver()
     devices = [device(f"d{number}") for number in range(6)]
     pools = [pool(f"p{node}", f"n{node}", "gpu", devices=devices[: 1 + node % 6]) for node in range(160)]
     waiting = [claim(f"c{n}", {"deviceClass": "gpu", "requests": {"count": 1 + n % 3}}) for n in range(250)]
     ready = prepare(read_documents([device_class("gpu", driver="gpu"), *pools, *waiting]))
-    size = model_size(ready.snapshot, Ledger.of(ready.snapshot, ready.holdings), ready.units)
+    size = model_size(ready.snapshot, Usage.of(ready.snapshot, ready.holdings), ready.units)
     assert ways.QUICK_SIZE < size < ways.EXACT_SIZE
     outcome = search_parts(ready.snapshot, ready.holdings, ready.units, placement="pack", ends=None, is_quick=True)
     assert not outcome.unproven
@@ -299,25 +306,31 @@ def test_a_quick_search_answers_a_batch_of_many_claims_for_many_nodes() -> None:
 
 
 def test_a_node_without_devices_does_not_end_a_round() -> None:
-    load()
+    load_solver()
     nodes: list[Manifest] = [{"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"n{n}"}} for n in range(30)]
     slices = [
         {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice"}
-        | dra.slice_(f"s{n}", [dra.device(f"d{i}") for i in range(4)] if n else [], pool=f"p{n}", nodeName=f"n{n}")
+        | dra_builders.slice_(
+            f"s{n}", [dra_builders.device(f"d{i}") for i in range(4)] if n else [], pool=f"p{n}", nodeName=f"n{n}"
+        )
         for n in range(29)
     ]
     claims = [
-        {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", **dra.claim(dra.request("r", 2), name=f"c{n}")}
+        {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            **dra_builders.claim(dra_builders.request("r", 2), name=f"c{n}"),
+        }
         for n in range(20)
     ]
-    classes = [{"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", **dra.ANY}]
+    classes = [{"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", **dra_builders.ANY}]
     answer = Fleet.from_manifests([*nodes, *slices, *classes]).allocate_all(claims, is_quick=True)
     assert [each["allocated"] for each in answer["claims"]] == [True] * 20
 
 
 def test_a_quick_search_of_many_parts_answers_those_that_it_has_time_for() -> None:
     """An even share of its time would cut each of them short."""
-    load()
+    load_solver()
     documents = [device_class("gpu", driver="gpu")]
     for node in range(300):
         devices = [device(f"d{n}", attributes={"node": node}) for n in range(4)]
@@ -335,7 +348,7 @@ def test_a_quick_search_of_many_parts_answers_those_that_it_has_time_for() -> No
 
 def test_a_quick_search_gives_up_columns_that_take_long_to_find() -> None:
     """Any six of 24 devices with different amounts: an exact model of so few claims is there at once."""
-    load()
+    load_solver()
     devices = [device(f"d{n}", resources={"memory": str(1000 + n)}) for n in range(24)]
     waiting = [
         claim(
@@ -356,11 +369,11 @@ def test_a_quick_search_gives_up_columns_that_take_long_to_find() -> None:
 @pytest.mark.parametrize("alone", [True, False], ids=["alone", "after another"])
 def test_a_search_of_one_unit_that_was_cut_short_proves_nothing(monkeypatch: pytest.MonkeyPatch, alone: bool) -> None:
     """Not that it fits nowhere, nor that an equal one does."""
-    load()
-    place = singles.place
+    load_solver()
+    place = remaining_units.place
 
     def out_of_steps(*arguments: Any, **options: Any) -> None:
-        raise OutOfSteps
+        raise StepsExhausted
 
     devices = [device(name) for name in "abc"]
     waiting = [claim(name, {"deviceClass": "gpu", "requests": {"count": len(name)}}) for name in ("1", "22", "33")]
@@ -368,18 +381,20 @@ def test_a_search_of_one_unit_that_was_cut_short_proves_nothing(monkeypatch: pyt
         read_documents([device_class("gpu", driver="gpu"), pool("p", "n", "gpu", devices=devices), *waiting])
     )
     one, *two = ready.units
-    rest = singles.Singles(
-        ready.snapshot, ready.holdings, Ledger.of(ready.snapshot, ready.holdings), "pack", time.monotonic() + 100
+    rest = remaining_units.RemainingUnits(
+        ready.snapshot, ready.holdings, Usage.of(ready.snapshot, ready.holdings), "pack", time.monotonic() + 100
     )
     if not alone:
         assert rest.place(one)
     with monkeypatch.context() as patch:
-        patch.setattr(singles, "place", out_of_steps)
-        patch.setattr(singles, "optimize", lambda model, **options: optimize(model, **options | {"ends": 0.0}))
+        patch.setattr(remaining_units, "place", out_of_steps)
+        patch.setattr(
+            remaining_units, "optimize_goals", lambda model, **options: optimize_goals(model, **options | {"ends": 0.0})
+        )
         for unit in two:
             assert rest.place(unit) == []
     assert rest.satisfied[0] < rest.possible[0] == len(two) + (not alone)
-    assert singles.place is place
+    assert remaining_units.place is place
     assert rest.place(two[0])
 
 
@@ -393,7 +408,7 @@ def test_splitting_by_device_gives_up_the_fewest_pools_and_nothing_else() -> Non
         *(claim(kind, {"deviceClass": "any", "constraints": f"device.kind == '{kind}'"}) for kind in ("gpu", "nic")),
     ]
     ready = prepare(read_documents(documents))
-    assert len(split(ready.snapshot, ready.units)) == 1
+    assert len(split_by_pool(ready.snapshot, ready.units)) == 1
     assert len(split_by_device(ready.snapshot, ready.units)) == 2
     both = search_parts(ready.snapshot, ready.holdings, ready.units, placement="pack", ends=None)
     assert [level.value for level in both.levels if level.goal == "pools"] == [1]

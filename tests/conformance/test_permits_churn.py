@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from devalloc.controller.permits import Host, Settings
-from devalloc.controller.permits.book import Book
-from devalloc.controller.permits.records import key_of
-from devalloc.scaling.permits.ledger import Key
+from devalloc.controller.permits.ledgers import PermitLedgers
+from devalloc.controller.permits.vm_state import key_of
+from devalloc.scaling.permits.ledger import MachineKey
 from devalloc.store import Conflict, Fence, Object, StoreError
 from devalloc.store.sqlite import SQLiteStore
-from tests.support.faketree import memory_folder
-from tests.support.permit_bench import KIND, Bench, amounts, machine, running, serving, tell
+from tests.support.fake_tree import memory_folder
+from tests.support.permit_bench import KIND, PermitBench, amounts, machine, running, serving, write_status_part
 from tests.support.waiting import until
 
 NAMES = [f"m{number}" for number in range(6)]
@@ -57,9 +57,9 @@ class Judging(SQLiteStore):
         return done
 
 
-def begun(objects: Iterable[Object]) -> Book:
+def begun(objects: Iterable[Object]) -> PermitLedgers:
     """What a server makes of these objects that has seen them come."""
-    book = Book(Settings())
+    book = PermitLedgers(Settings())
     book.begin(HOSTS)
     for obj in objects:
         book.put(obj)
@@ -81,11 +81,11 @@ def change(store: SQLiteStore, draw: random.Random) -> None:
             obj["spec"]["nodeName"] = draw.choice(["node-a", "node-b"])
         store.replace(obj)
     elif what == "run":
-        tell(store, name, machineID=f"run-{draw.getrandbits(64)}", permitted=None)
+        write_status_part(store, name, machineID=f"run-{draw.getrandbits(64)}", permitted=None)
     elif what == "read back":
-        tell(store, name, observed={"cpus": f"{draw.randint(250, 2000)}m", "memory": "1Gi"})
+        write_status_part(store, name, observed={"cpus": f"{draw.randint(250, 2000)}m", "memory": "1Gi"})
     else:
-        tell(store, name, runnerPod=draw.choice(["p", "q", None]))
+        write_status_part(store, name, runnerPod=draw.choice(["p", "q", None]))
 
 
 def changing(path: Path, seed: int) -> None:
@@ -97,7 +97,7 @@ def changing(path: Path, seed: int) -> None:
             threading.Event().wait(draw.random() * 0.01)
 
 
-def asking(bench: Bench, seed: int, answers: Counter[int]) -> None:
+def asking(bench: PermitBench, seed: int, answers: Counter[int]) -> None:
     draw = random.Random(seed)
     with closing(bench.client()) as client:
         for _ in range(REQUESTS):
@@ -107,13 +107,13 @@ def asking(bench: Bench, seed: int, answers: Counter[int]) -> None:
             answers[client.post(json.dumps(message).encode())[0]] += 1
 
 
-def ledger(book: Book) -> dict[Key, Any]:
+def ledger(book: PermitLedgers) -> dict[MachineKey, Any]:
     """What counts of each machine, but for what nobody writes down."""
-    found: dict[Key, Any] = {}
+    by_key: dict[MachineKey, Any] = {}
     for key, record in book.records.items():
-        known = book.nodes[record.node].machines[key]
-        found[key] = (record, replace(known, load=None, pressure=amounts(0, 0)))
-    return found
+        machine = book.nodes[record.node].machines[key]
+        by_key[key] = (record, replace(machine, load=None, pressure=amounts(0, 0)))
+    return by_key
 
 
 @pytest.mark.parametrize("seed", [1, 2])

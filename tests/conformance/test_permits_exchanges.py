@@ -16,8 +16,8 @@ from devalloc.api.quantity import Quantity
 from devalloc.controller.permits import Host
 from devalloc.scaling.resources import Resources
 from devalloc.store.sqlite import SQLiteStore
-from tests.support.faketree import memory_folder
-from tests.support.permit_bench import Bench, machine, permit_of, running, serving, tell
+from tests.support.fake_tree import memory_folder
+from tests.support.permit_bench import PermitBench, machine, permit_of, running, serving, write_status_part
 
 DIALOGUES = yaml.safe_load((Path(__file__).parent / "exchanges" / "permits.yaml").read_text())
 
@@ -41,14 +41,14 @@ def test_dialogue(case: dict[str, Any], folder: Path) -> None:
         vm = machine("vm", slot=None if slot is None else Quantity.parse(slot).nano // 10**9)
         running(store, vm, _resources(about["use"]))
         more = {"conditions": [{"type": "Migrating", "status": "True"}]} if about.get("migrating") else {}
-        tell(store, "vm", runnerPod="vm-runner", **more)
+        write_status_part(store, "vm", runnerPod="vm-runner", **more)
     hosts = {"node-a": Host(limit, {("kube-system", "dns"): Resources(0, 0)})}
     with serving(folder / "store.db", lambda: hosts) as bench:
         wrong = [text for turn in case["dialogue"] for text in _turn(bench, turn)]
     assert wrong == []
 
 
-def _turn(bench: Bench, turn: dict[str, Any]) -> Iterator[str]:
+def _turn(bench: PermitBench, turn: dict[str, Any]) -> Iterator[str]:
     """Say it, and tell what is wrong with what was answered."""
     body = turn["text"].encode() if "text" in turn else json.dumps(turn["send"]).encode()
     if "padded_to" in turn:
@@ -56,23 +56,23 @@ def _turn(bench: Bench, turn: dict[str, Any]) -> Iterator[str]:
     with closing(http.client.HTTPConnection(*bench.addresses.requests, timeout=30)) as connection:
         connection.request(turn.get("method", "POST"), turn.get("path", "/"), body)
         answer = connection.getresponse()
-        told = answer.read()
-    named = f"{turn.get('about', turn.get('send'))}: answered {answer.status} {told!r}"
+        content = answer.read()
+    named = f"{turn.get('about', turn.get('send'))}: answered {answer.status} {content!r}"
     if "refused" in turn:
-        if answer.status != turn["refused"] or turn["text_of_answer"].encode() not in told:
+        if answer.status != turn["refused"] or turn["text_of_answer"].encode() not in content:
             yield named
         if not (answer.headers["Content-Type"] or "").startswith("text/plain"):
             yield f"{named} as {answer.headers['Content-Type']}"
         return
     if (answer.status, answer.headers["Content-Type"]) != (200, "application/json") or (
-        json.loads(told) != turn["answer"]
+        json.loads(content) != turn["answer"]
     ):
         yield f"{named}, not {turn['answer']}"
     permit = permit_of(bench.store, "vm")
     if "permitted" in turn and permit is not None:
-        found = {name: permit[name] for name in ("cpus", "memory")}
-        if found != turn["permitted"]:
-            yield f"{named}, and {found} is written down"
+        amounts = {name: permit[name] for name in ("cpus", "memory")}
+        if amounts != turn["permitted"]:
+            yield f"{named}, and {amounts} is written down"
 
 
 def test_every_path_is_the_same(folder: Path) -> None:

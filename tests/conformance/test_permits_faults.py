@@ -17,8 +17,17 @@ import pytest
 from devalloc.controller.permits import Settings, decider, server
 from devalloc.store import Unavailable
 from devalloc.store.sqlite import SQLiteStore
-from tests.support.faketree import memory_folder
-from tests.support.permit_bench import Bench, amounts, machine, node_of, permit_of, running, serving, tell
+from tests.support.fake_tree import memory_folder
+from tests.support.permit_bench import (
+    PermitBench,
+    amounts,
+    machine,
+    node_of,
+    permit_of,
+    running,
+    serving,
+    write_status_part,
+)
 from tests.support.waiting import LONG, until
 
 LIMIT = amounts(10_000, 20)
@@ -70,13 +79,13 @@ def course(path: Path, store: Faulty) -> None:
             answered = ask(bench, name, cpu, memory)
             written = permit_of(bench.store, name) or {}
             assert (written["cpus"], written["memory"]) == (str(answered["vCPUs"]), answered["mem"])
-            tell(bench.store, name, observed={"cpus": str(answered["vCPUs"]), "memory": answered["mem"]})
+            write_status_part(bench.store, name, observed={"cpus": str(answered["vCPUs"]), "memory": answered["mem"]})
         obj = bench.store.get("VirtualMachine", "default", "a")
         bench.store.replace({**obj, "metadata": {**obj["metadata"], "labels": {}}})
         until(lambda: permit_of(bench.store, "a") is None, "it asks no more")
 
 
-def ask(bench: Bench, name: str, cpu: int, memory: int) -> Any:
+def ask(bench: PermitBench, name: str, cpu: int, memory: int) -> Any:
     """Asked until it is answered; what is not is 503, or nobody listens for a moment."""
     deadline = time.monotonic() + LONG
     while time.monotonic() < deadline:

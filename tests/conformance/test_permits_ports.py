@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from devalloc.cli import nodesources
+from devalloc.cli import node_wiring
 from devalloc.controller.permits import Settings, server
 from devalloc.scaling.resources import Resources
 from devalloc.store.sqlite import SQLiteStore
@@ -27,39 +27,49 @@ from tests.support.ports import free_ports
 from tests.support.waiting import until
 
 
-def somebody() -> socket.socket:
+def listener() -> socket.socket:
     """Who has a port."""
     return socket.create_server(("127.0.0.1", 0))
 
 
 def test_a_port_that_is_taken_is_waited_for_and_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodesources, "LISTEN_SECONDS", 0.05)
-    with somebody() as other, closing(SQLiteStore(tmp_path / "store.db")) as store:
+    monkeypatch.setattr(node_wiring, "LISTEN_SECONDS", 0.05)
+    with listener() as other, closing(SQLiteStore(tmp_path / "store.db")) as store:
         port = other.getsockname()[1]
         scaling = ScalingSettings(server=ServerPorts(port, None))
         settings = NodeSettings("node-a", BindingConfig("node-a"), state=tmp_path, scaling=scaling)
         node: Any = SimpleNamespace(
             settings=settings,
             machines=SimpleNamespace(still=lambda *_: nullcontext([])),
-            platform=SimpleNamespace(without_object=None),
+            operations=SimpleNamespace(without_object=None),
         )
         limits = {"ratios": {}, "disk": None, "network": None, "disk_io": None, "uplink": None}
-        said: list[str] = []
+        messages: list[str] = []
         stop, not_ours = threading.Event(), threading.Event()
-        loop = nodesources.store_permits(
-            store, node, {**limits, "data_dir": None, "image_fraction": None}, not_ours, alone=False, say=said.append
+        loop = node_wiring.store_permits(
+            store,
+            node,
+            {**limits, "data_dir": None, "image_fraction": None},
+            not_ours,
+            alone=False,
+            say=messages.append,
         )
         thread = threading.Thread(target=loop, args=(stop,))
         thread.start()
         try:
             until(lambda: lease(store).get("leaseTransitions", 0) >= 2, "it is tried again")
             assert not_ours.is_set(), "who listens there is not to be asked"
-            assert len(said) == 1
-            for part in ("WARNING: no permits are given", f"port {port} of 127.0.0.1", "in use", "--permits-port"):
-                assert part in said[0]
+            assert len(messages) == 1
+            for part in (
+                "WARNING: no permits, so machines cannot grow",
+                f"port {port} of 127.0.0.1",
+                "in use",
+                "--permits-port",
+            ):
+                assert part in messages[0]
             other.close()
-            until(lambda: len(said) == 2, "the port is free")
-            assert said[1] == f"permits are given at http://127.0.0.1:{port}/"
+            until(lambda: len(messages) == 2, "the port is free")
+            assert messages[1] == f"permit server at http://127.0.0.1:{port}/"
             assert not not_ours.is_set()
         finally:
             stop.set()
@@ -75,16 +85,16 @@ def given_by_a_node(folder: Path, scaling: ScalingSettings) -> Iterator[None]:
         node: Any = SimpleNamespace(
             settings=NodeSettings("node-a", BindingConfig("node-a"), state=folder, scaling=scaling),
             machines=SimpleNamespace(still=lambda *_: nullcontext([])),
-            platform=SimpleNamespace(without_object=None),
+            operations=SimpleNamespace(without_object=None),
         )
         limits = {"ratios": {}, "disk": None, "network": None, "disk_io": None, "uplink": None}
         limits |= {"data_dir": None, "image_fraction": None}
-        stop, said = threading.Event(), list[str]()
-        loop = nodesources.store_permits(store, node, limits, threading.Event(), alone=False, say=said.append)
+        stop, messages = threading.Event(), list[str]()
+        loop = node_wiring.store_permits(store, node, limits, threading.Event(), alone=False, say=messages.append)
         thread = threading.Thread(target=loop, args=(stop,))
         thread.start()
         try:
-            until(lambda: bool(said), "permits are given")
+            until(lambda: bool(messages), "permits are given")
             yield
         finally:
             stop.set()
@@ -131,13 +141,13 @@ def at_socket(path: Path, page: str) -> bytes:
 
 
 def lease(store: SQLiteStore) -> dict[str, Any]:
-    found = [each for each in store.list("Lease").objects if each["metadata"]["name"] == "devalloc-permits-node-a"]
-    return found[0]["spec"] if found else {}
+    leases = [each for each in store.list("Lease").objects if each["metadata"]["name"] == "devalloc-permits-node-a"]
+    return leases[0]["spec"] if leases else {}
 
 
 def test_a_server_that_cannot_listen_leaves_its_lease_to_others(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
-    with somebody() as other, pytest.raises(OSError, match="in use"):  # noqa: SIM117
+    with listener() as other, pytest.raises(OSError, match="in use"):  # noqa: SIM117
         with serving(path, node_of(Resources(1000, 2**30)), Settings(port=other.getsockname()[1], dump_port=None)):
             pass
     with closing(SQLiteStore(path)) as store:
@@ -147,17 +157,18 @@ def test_a_server_that_cannot_listen_leaves_its_lease_to_others(tmp_path: Path) 
 def test_ledgers_that_cannot_be_shown_keep_nobody_from_a_permit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(server, "SHOW_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(server, "DUMP_RETRY_SECONDS", 0.05)
     path = tmp_path / "store.db"
     with closing(SQLiteStore(path)) as store:
         running(store, machine("a"), None)
-    with somebody() as other:
+    with listener() as other:
         port = other.getsockname()[1]
         ten = node_of(Resources(10_000, 10 * 2**30))
         with serving(path, ten, Settings(port=0, dump_port=port)) as bench, closing(bench.client()) as client:
             assert bench.addresses.dump is None
             assert client.ask("a", 2, "2Gi")["permit"] == {"vCPUs": 2, "mem": "2Gi"}
-            assert caplog.text.count(f"not shown at 127.0.0.1 port {port} (--permits-dump-port)") == 1
+            text = f"cannot serve the permit ledgers at 127.0.0.1 port {port} (--permits-dump-port)"
+            assert caplog.text.count(text) == 1
             other.close()
             until(lambda: is_shown(port), "the ledgers are shown")
             assert client.ask("a", 3, "3Gi")["permit"] == {"vCPUs": 3, "mem": "3Gi"}
@@ -173,17 +184,17 @@ def is_shown(port: int) -> bool:
 
 
 def test_waiting_for_a_lease_is_told_once_with_who_has_it(tmp_path: Path) -> None:
-    path, told = tmp_path / "store.db", list[str]()
+    path, messages = tmp_path / "store.db", list[str]()
     ten = node_of(Resources(10_000, 10 * 2**30))
     with closing(SQLiteStore(path)) as store:
         second = server.PermitServer(
-            store, ten, Settings(port=0, dump_port=None), lease_seconds=1.0, on_waiting=told.append
+            store, ten, Settings(port=0, dump_port=None), lease_seconds=1.0, on_waiting=messages.append
         )
         stop = threading.Event()
         with serving(path, ten, alone=False, lease_seconds=60.0) as first:
             thread = threading.Thread(target=second.run, args=(stop,))
             thread.start()
-            until(lambda: told, "it waits")
+            until(lambda: messages, "it waits")
             until(lambda: second.lease.held_by is not None, "it looks again")
             holder = first.server.lease.holder
         try:
@@ -191,7 +202,7 @@ def test_waiting_for_a_lease_is_told_once_with_who_has_it(tmp_path: Path) -> Non
         finally:
             stop.set()
             thread.join(60)
-    assert told == [
-        f"permits are not served yet: waiting for the lease default/devalloc-permits, held by {holder}, until that is "
-        "given back or has not been renewed for 60 s"
+    assert messages == [
+        f"not serving permits yet: waiting for the lease default/devalloc-permits, held by {holder}, until it is "
+        "released or has not been renewed for 60 s"
     ]

@@ -20,17 +20,26 @@ from typing import Any
 
 import pytest
 
-from devalloc.controller.http import _Guard
 from devalloc.controller.permits import Host, Settings
 from devalloc.controller.permits.settings import server_tls
-from devalloc.scaling.eras import Era
-from devalloc.scaling.permits.ledger import Key
+from devalloc.net.http_server import _ConnectionGuard
+from devalloc.scaling.compat import ProtocolEra
+from devalloc.scaling.permits.ledger import MachineKey
 from devalloc.scaling.resources import Resources
 from devalloc.store import Fence, Object, Unavailable
 from devalloc.store.sqlite import SQLiteStore
-from tests.support.faketree import memory_folder
-from tests.support.permit_bench import Bench, amounts, machine, node_of, permit_of, running, serving, tell
-from tests.support.permit_storm import Storm
+from tests.support.fake_tree import memory_folder
+from tests.support.permit_bench import (
+    PermitBench,
+    amounts,
+    machine,
+    node_of,
+    permit_of,
+    running,
+    serving,
+    write_status_part,
+)
+from tests.support.permit_storm import PermitStorm
 from tests.support.waiting import until
 
 ANY_PORT = Settings(port=0, dump_port=0)
@@ -96,11 +105,11 @@ def test_a_decrease_makes_room_when_it_was_read_back(path: Path) -> None:
         client.ask("a", 1, "1Gi")
         client.ask("b", 1, "1Gi")
         client.ask("a", 8, "16Gi")
-        tell(bench.store, "a", observed={"cpus": "8", "memory": "16Gi"})
+        write_status_part(bench.store, "a", observed={"cpus": "8", "memory": "16Gi"})
         until(lambda: bench.state()["machines"]["default/a"]["use"]["cpu"] == 8)
         assert client.ask("a", 2, "2Gi")["permit"] == {"vCPUs": 2, "mem": "2Gi"}
         assert client.ask("b", 8, "16Gi")["permit"] == {"vCPUs": 2, "mem": "4Gi"}
-        tell(bench.store, "a", observed={"cpus": "2", "memory": "2Gi"})
+        write_status_part(bench.store, "a", observed={"cpus": "2", "memory": "2Gi"})
         until(lambda: bench.state()["machines"]["default/a"]["use"]["cpu"] == 2)
         assert client.ask("b", 8, "16Gi")["permit"] == {"vCPUs": 8, "mem": "16Gi"}
 
@@ -110,11 +119,11 @@ def test_another_run_of_a_machine_has_no_permit(path: Path) -> None:
     with serving(path, TEN) as bench, closing(bench.client()) as client:
         client.ask("a", 8, "16Gi")
         client.ask("a", 8, "16Gi")
-        tell(bench.store, "a", machineID="run-2")  # and the server has not seen it yet
+        write_status_part(bench.store, "a", machineID="run-2")  # and the server has not seen it yet
         assert client.ask("a", 8, "16Gi")["permit"] == {"vCPUs": 8, "mem": "16Gi"}
-        found = permit_of(bench.store, "a")
-        assert found is not None
-        assert (found["machineID"], found["cpus"]) == ("run-2", "8")
+        permit = permit_of(bench.store, "a")
+        assert permit is not None
+        assert (permit["machineID"], permit["cpus"]) == ("run-2", "8")
 
 
 @pytest.mark.parametrize("comes", ["created", "placed"])
@@ -135,7 +144,7 @@ def test_a_machine_that_comes_counts_before_anything_is_granted_that_would_take_
                 if comes == "created":
                     self.create(machine("late", least=amounts(4000, 4)))
                 else:
-                    tell(self, "waiting", nodeName="node-a", allocations=[{"kept": "for it"}])
+                    write_status_part(self, "waiting", nodeName="node-a", allocations=[{"kept": "for it"}])
             return super().commit_each(units, fence)
 
     with closing(Racing(path)) as store, serving(path, TEN, store=store) as bench, closing(bench.client()) as client:
@@ -188,7 +197,7 @@ class Gated(SQLiteStore):
         ]
         return done
 
-    def shut(self, bench: Bench, name: str) -> socket.socket:
+    def shut(self, bench: PermitBench, name: str) -> socket.socket:
         """From here on requests wait for a write, that of this machine's permit."""
         self.open.clear()
         self.waiting.clear()
@@ -197,7 +206,7 @@ class Gated(SQLiteStore):
         return holding
 
 
-def sent(bench: Bench, name: str, cpu: Any, version: int) -> socket.socket:
+def sent(bench: PermitBench, name: str, cpu: Any, version: int) -> socket.socket:
     """A request that nobody has waited for yet."""
     client = bench.client(version)
     body = json.dumps(client.message(name, cpu, "2Gi" if version > 5 else 1024)).encode()
@@ -217,7 +226,7 @@ def heard(connection: socket.socket) -> Any:
     return json.loads(data.rpartition(b"\r\n\r\n")[2])["permit"]
 
 
-def asked_in_all(bench: Bench) -> int:
+def asked_in_all(bench: PermitBench) -> int:
     """Requests that the server has taken in and not answered."""
     return int(json.loads(bench.get("/")[2])["waiting"])
 
@@ -255,8 +264,8 @@ def test_each_of_several_requests_for_one_machine_is_told_what_was_written(path:
 
 
 def test_what_is_to_be_written_unasked_is_tried_until_it_is(path: Path) -> None:
-    crowd(path)
-    settings = replace(ANY_PORT, era=Era.NEWEST, resync=0.2)
+    add_machines(path)
+    settings = replace(ANY_PORT, era=ProtocolEra.NEWEST, resync=0.2)
     with closing(Gated(path)) as store, serving(path, TEN, settings, store=store) as bench:
         fill(bench)
         until(lambda: condition(bench, "free", "ShouldMigrate") == ("True", "NodePressure"))
@@ -290,7 +299,7 @@ def test_a_damaged_machine_harms_no_other(path: Path) -> None:
     ]
     with serving(path, TEN, settings, migrator=Moves()) as bench, closing(bench.client()) as client:
         client.ask("a", 1, "1Gi")
-        tell(bench.store, "b", conditions=damage)
+        write_status_part(bench.store, "b", conditions=damage)
         until(lambda: condition(bench, "b", "Migrating") == ("False", "TimedOut"))
         assert client.ask("a", 2, "2Gi")["permit"]["vCPUs"] == 2
     with serving(path, TEN, settings) as bench, closing(bench.client()) as client:
@@ -378,25 +387,25 @@ class Moves:
     """Migrates nothing, and remembers what it was asked to."""
 
     def __init__(self, begun: bool = True, error: Exception | None = None) -> None:
-        self.calls: list[tuple[str, Key]] = []
+        self.calls: list[tuple[str, MachineKey]] = []
         self._begun, self._error = begun, error
 
-    def begin(self, key: Key, node: str) -> bool:
+    def begin(self, key: MachineKey, node: str) -> bool:
         self.calls.append(("begin", key))
         if self._error is not None:
             raise self._error
         return self._begun
 
-    def withdraw(self, key: Key) -> None:
+    def withdraw(self, key: MachineKey) -> None:
         self.calls.append(("withdraw", key))
 
 
-def crowd(path: Path) -> None:
+def add_machines(path: Path) -> None:
     """A machine that can move, and one with a device that cannot, which is idle, on a node that gets too full."""
     create(path, machine("bound", labels=MOVABLE, claims=["gpu"]), machine("free", labels=MOVABLE))
 
 
-def fill(bench: Bench) -> Any:
+def fill(bench: PermitBench) -> Any:
     """What the machine that can move is answered when the node is too full."""
     with closing(bench.client()) as client:
         client.ask("bound", 1, "1Gi", load=0.0)
@@ -406,13 +415,13 @@ def fill(bench: Bench) -> Any:
         return client.ask("free", 9, "12Gi", load=0.9)
 
 
-def condition(bench: Bench, name: str, kind: str) -> tuple[str, str] | None:
-    found = bench.store.get("VirtualMachine", "default", name)["status"].get("conditions", [])
-    return next(((c["status"], c.get("reason", "")) for c in found if c["type"] == kind), None)
+def condition(bench: PermitBench, name: str, kind: str) -> tuple[str, str] | None:
+    conditions = bench.store.get("VirtualMachine", "default", name)["status"].get("conditions", [])
+    return next(((c["status"], c.get("reason", "")) for c in conditions if c["type"] == kind), None)
 
 
 def test_who_should_leave_is_told_where_nobody_migrates(path: Path) -> None:
-    crowd(path)
+    add_machines(path)
     with serving(path, TEN) as bench:
         assert "migrate" not in fill(bench)
         assert condition(bench, "free", "ShouldMigrate") == ("True", "NodePressure")
@@ -426,7 +435,7 @@ def test_who_should_leave_is_told_where_nobody_migrates(path: Path) -> None:
 
 
 def test_a_migration_begins_gives_no_more_and_is_withdrawn_when_it_takes_too_long(path: Path) -> None:
-    crowd(path)
+    add_machines(path)
     moves = Moves()
     settings = replace(ANY_PORT, migration_seconds=0.0, resync=0.5)
     with serving(path, TEN, settings, migrator=moves) as bench:
@@ -438,7 +447,7 @@ def test_a_migration_begins_gives_no_more_and_is_withdrawn_when_it_takes_too_lon
 
 
 def test_while_it_migrates_a_machine_is_left_alone(path: Path) -> None:
-    crowd(path)
+    add_machines(path)
     with serving(path, TEN, migrator=Moves()) as bench, closing(bench.client()) as client:
         fill(bench)
         assert bench.state()["accounted"] == {"cpu": 8, "memory": "10Gi"}
@@ -448,15 +457,15 @@ def test_while_it_migrates_a_machine_is_left_alone(path: Path) -> None:
 
 
 def test_a_migration_that_exists_is_not_told_again(path: Path) -> None:
-    crowd(path)
+    add_machines(path)
     with serving(path, TEN, migrator=Moves(begun=False)) as bench:
         assert "migrate" not in fill(bench)
 
 
 def test_a_migration_that_cannot_begin_is_500_and_what_was_granted_stays(path: Path) -> None:
-    crowd(path)
+    add_machines(path)
     with serving(path, TEN, migrator=Moves(error=RuntimeError("no other node"))) as bench:
-        with pytest.raises(AssertionError, match="could not be begun"):
+        with pytest.raises(AssertionError, match="could not begin"):
             fill(bench)
         assert (permit_of(bench.store, "free") or {})["cpus"] == "8"
         until(lambda: condition(bench, "free", "Migrating") == ("False", "MigratorFailed"))
@@ -470,8 +479,8 @@ def test_a_migration_that_a_server_wrote_down_and_did_not_begin_is_begun_by_the_
     now = datetime.now(UTC).isoformat(timespec="seconds")
 
     def write_down(store: SQLiteStore, name: str, reason: str) -> None:
-        told = {"type": "Migrating", "status": "True", "reason": reason, "lastTransitionTime": now}
-        tell(store, name, conditions=[told])
+        entry = {"type": "Migrating", "status": "True", "reason": reason, "lastTransitionTime": now}
+        write_status_part(store, name, conditions=[entry])
 
     with closing(SQLiteStore(path)) as store:
         write_down(store, "a", reason)
@@ -486,9 +495,9 @@ def test_a_migration_that_a_server_wrote_down_and_did_not_begin_is_begun_by_the_
 
 
 def test_newest_form_moves_the_oldest(path: Path) -> None:
-    crowd(path)
+    add_machines(path)
     moves = Moves()
-    with serving(path, TEN, replace(ANY_PORT, era=Era.NEWEST, resync=0.2), migrator=moves) as bench:
+    with serving(path, TEN, replace(ANY_PORT, era=ProtocolEra.NEWEST, resync=0.2), migrator=moves) as bench:
         assert "migrate" not in fill(bench)
         until(lambda: moves.calls == [("begin", ("default", "free"))])
         until(lambda: condition(bench, "free", "Migrating") == ("True", "NodePressure"))
@@ -507,9 +516,11 @@ def test_a_token_is_needed_where_there_is_one(path: Path) -> None:
         ] == [401, 401, 401, 200]
         assert bench.get("/")[0] == 401
         for bytes_ in (b"\xff\xfe", b"\xc3\xbc", b""):  # a text that is none
-            asked = b"POST / HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + bytes_ + b"\r\nContent-Length: 0\r\n\r\n"
+            request = (
+                b"POST / HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + bytes_ + b"\r\nContent-Length: 0\r\n\r\n"
+            )
             with closing(socket.create_connection(bench.addresses.requests, timeout=30)) as connection:
-                connection.sendall(asked)
+                connection.sendall(request)
                 assert connection.recv(100).split()[1] == b"401"
 
 
@@ -521,17 +532,17 @@ def test_with_tls_only_known_certificates_are_answered(path: Path) -> None:
     settings = replace(ANY_PORT, tls=server_tls(*ours, clients=ours[0]))
     with serving(path, TEN, settings) as bench:
         body = json.dumps(bench.client().message("a", 1, "1Gi")).encode()
-        for known, status in ((ours, 200), (theirs, None), (None, None)):
+        for certificate, status in ((ours, 200), (theirs, None), (None, None)):
             context = ssl.create_default_context(cafile=ours[0])
-            if known is not None:
-                context.load_cert_chain(*known)
+            if certificate is not None:
+                context.load_cert_chain(*certificate)
             connection = http.client.HTTPSConnection("localhost", bench.addresses.requests[1], context=context)
             with closing(connection):
                 if status is None:
                     with pytest.raises(OSError, match=r"alert|reset|closed|EOF"):
-                        _asked(connection, body)
+                        _answer_status(connection, body)
                 else:
-                    assert _asked(connection, body) == status
+                    assert _answer_status(connection, body) == status
         for _ in range(3):
             with closing(socket.create_connection(bench.addresses.requests, timeout=30)) as connection:
                 connection.sendall(b"POST / HTTP/1.1\r\n\r\n")
@@ -573,10 +584,10 @@ def test_those_who_begin_tls_and_go_no_further_do_not_keep_others_out(path: Path
 def _connections() -> list[object]:
     """All that is kept of connections in this process."""
     gc.collect()
-    return [found for found in gc.get_objects() if isinstance(found, _Guard)]
+    return [each for each in gc.get_objects() if isinstance(each, _ConnectionGuard)]
 
 
-def _asked(connection: http.client.HTTPConnection, body: bytes) -> int:
+def _answer_status(connection: http.client.HTTPConnection, body: bytes) -> int:
     connection.request("POST", "/", body)
     return connection.getresponse().status
 
@@ -712,7 +723,8 @@ def test_state_and_metrics(path: Path) -> None:
             'devalloc_permit_outcomes_total{outcome="partly"} 1.0',
             'devalloc_permit_node_counted{node="node-a",resource="cpu"} 10.0',
             'devalloc_permit_node_watermark{node="node-a",resource="cpu"} 9.0',
-            "# HELP devalloc_permit_node_watermark From where on machines should leave the node; CPUs, or bytes.",
+            "# HELP devalloc_permit_node_watermark "
+            "Watermark above which machines should leave the node; CPUs, or bytes.",
         ):
             assert line in page
         until(lambda: b'devalloc_permitted_cpu_seconds_total{billing_id="ep-1"}' in bench.get("/metrics")[2])
@@ -724,7 +736,7 @@ def test_state_and_metrics(path: Path) -> None:
 def test_what_is_billed_goes_on_over_a_restart(path: Path) -> None:
     create(path, machine("a", annotations={"autoscaling.neon.tech/billing-endpoint-id": "ep-1"}))
 
-    def billed(bench: Bench) -> float:
+    def billed(bench: PermitBench) -> float:
         lines = bench.get("/metrics")[2].decode().splitlines()
         return sum(float(line.split()[1]) for line in lines if line.startswith("devalloc_permitted_cpu_seconds_total{"))
 
@@ -762,7 +774,7 @@ def test_the_server_holds_the_limit_of_the_node_and_leaves_a_machines_bounds_to_
 
 def test_twenty_machines_never_have_more_than_there_is(path: Path) -> None:
     """A short form of `make permits-soak`."""
-    tally = Storm(path, seed=6).run(500, between_kills=200)
+    tally = PermitStorm(path, seed=6).run(500, between_kills=200)
     assert tally.wrong == []
     assert tally.kills == 2
     assert min(tally.granted, tally.lost, tally.refused, tally.full) > 0, "all of it happened"

@@ -13,27 +13,27 @@ from random import Random
 
 import pytest
 
-from devalloc_solver.assignment import name_devices
-from devalloc_solver.demand import Unit
-from devalloc_solver.goals import optimize
-from devalloc_solver.holdings import Ledger
-from devalloc_solver.model import build_model
-from devalloc_solver.place import Found, place
-from devalloc_solver.place.order import counter_by_counter
-from devalloc_solver.place.partitions import largest, partitions
-from devalloc_solver.snapshot import Snapshot
-from tests.support.mig_cards import A100, SMALL, ask_for, random_cards, snapshot_of
-from tests.support.normal_form import Instance, best_score, objections, option_of, rank, score
+from devalloc_solver.bounds.largest_partition import largest_free, partition_shapes
+from devalloc_solver.exact.goals import optimize_goals
+from devalloc_solver.exact.model import build_model
+from devalloc_solver.place import UnitPlacement, place
+from devalloc_solver.place.component_options import order_by_counter
+from devalloc_solver.problem.allocations import Usage
+from devalloc_solver.problem.demand import PlacementUnit
+from devalloc_solver.problem.placement import name_devices
+from devalloc_solver.problem.snapshot import Snapshot
+from tests.support.mig_cards import A100, SMALL, partition_claim, random_cards, snapshot_of
+from tests.support.normal_form import SearchInstance, best_score, objections, option_of, rank, score
 
 EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "50"))
 BUDGET = 20_000
 """Answers that the exhaustive search looks at; larger instances are left out."""
 
 
-def answer(instance: Instance, steps: int = 50_000) -> Found | None:
+def answer(instance: SearchInstance, steps: int = 50_000) -> UnitPlacement | None:
     """Where the only unit goes; running out of steps is a failure here."""
     (unit,) = instance.units
-    return place(instance.snapshot, Ledger.of(instance.snapshot, instance.holdings), unit, steps=steps)
+    return place(instance.snapshot, Usage.of(instance.snapshot, instance.holdings), unit, steps=steps)
 
 
 def test_no_answer_of_all_is_better_and_no_rule_is_broken() -> None:
@@ -44,8 +44,8 @@ def test_no_answer_of_all_is_better_and_no_rule_is_broken() -> None:
         if best is None:
             continue
         judged += 1
-        found = answer(instance)
-        options = {} if found is None else {0: option_of(found.placements)}
+        refusal = answer(instance)
+        options = {} if refusal is None else {0: option_of(refusal.placements)}
         for option in options.values():
             assert [*objections(instance, instance.units[0], option)] == [], seed
         assert rank(score(instance, options)) == rank(best), seed
@@ -56,17 +56,17 @@ def test_the_exact_model_finds_nothing_better() -> None:
     fit = 0
     for seed in range(EXAMPLES // 4):
         instance = random_cards(Random(seed), A100, 3)
-        found = answer(instance)
-        search, _ = optimize(
+        refusal = answer(instance)
+        search, _ = optimize_goals(
             build_model(instance.snapshot, instance.holdings, instance.units), placement="pack", ends=None
         )
         placements = name_devices(search)
         theirs = {0: option_of(placements)} if placements else {}
-        mine = {} if found is None else {0: option_of(found.placements)}
-        fit += found is not None
-        assert rank(score(instance, mine)) == rank(score(instance, theirs)), seed
-        if found is not None:
-            assert [*objections(instance, instance.units[0], mine[0])] == [], seed
+        ours = {} if refusal is None else {0: option_of(refusal.placements)}
+        fit += refusal is not None
+        assert rank(score(instance, ours)) == rank(score(instance, theirs)), seed
+        if refusal is not None:
+            assert [*objections(instance, instance.units[0], ours[0])] == [], seed
     assert fit > EXAMPLES // 20
 
 
@@ -77,9 +77,9 @@ def test_mixes_are_settled_within_a_tenth_of_the_budget(cards: int, together: bo
     snapshot = snapshot_of(A100, cards, together=together)
     full = {"3g": cards, "2g": cards, "1g": 2 * cards}
     for wanted, fits in ((full, True), (full | {"1g": 2 * cards + 1}, False), (full | {"1g+": 1}, False)):
-        unit = Unit((ask_for(snapshot, [[pair] for pair in wanted.items()]),), None, None)
-        found = answer(Instance(snapshot, (), (unit,)), steps=5_000)
-        assert (found is not None) is fits, wanted
+        unit = PlacementUnit((partition_claim(snapshot, [[pair] for pair in wanted.items()]),), None, None)
+        refusal = answer(SearchInstance(snapshot, (), (unit,)), steps=5_000)
+        assert (refusal is not None) is fits, wanted
 
 
 def test_the_largest_partition_that_can_be_is_left_whole() -> None:
@@ -88,16 +88,16 @@ def test_the_largest_partition_that_can_be_is_left_whole() -> None:
     for _ in range(EXAMPLES):
         instance = random_cards(random, SMALL, 1)
         wanted = [[(random.choice([*SMALL]), random.choice([1, 1, 2]))] for _ in range(random.choice([1, 2]))]
-        unit = Unit((ask_for(instance.snapshot, wanted),), None, None)
-        found = answer(replace(instance, units=(unit,)))
+        unit = PlacementUnit((partition_claim(instance.snapshot, wanted),), None, None)
+        refusal = answer(replace(instance, units=(unit,)))
         best = most_left(instance, Counter({profile: 0 for ((profile, _),) in wanted}), wanted)
-        assert (found is None) == (best is None)
-        if found is not None:
-            taken = [entry.device.index for placed in found.placements for entry in placed.entries]
+        assert (refusal is None) == (best is None)
+        if refusal is not None:
+            taken = [entry.device.index for placed in refusal.placements for entry in placed.entries]
             assert left_beside(instance, taken) == best, wanted
 
 
-def most_left(instance: Instance, counts: Counter[str], wanted: list[list[tuple[str, int]]]) -> int | None:
+def most_left(instance: SearchInstance, counts: Counter[str], wanted: list[list[tuple[str, int]]]) -> int | None:
     """The size of the largest partition that some answer leaves; None where there is no answer."""
     for ((profile, count),) in wanted:
         counts[profile] += count
@@ -107,10 +107,10 @@ def most_left(instance: Instance, counts: Counter[str], wanted: list[list[tuple[
     return max((left for taken in serving if (left := left_beside(instance, [*taken])) is not None), default=None)
 
 
-def left_beside(instance: Instance, taken: list[int]) -> int | None:
+def left_beside(instance: SearchInstance, taken: list[int]) -> int | None:
     """The size of the largest partition that is left; None where these cannot be had together."""
     snapshot: Snapshot = instance.snapshot
-    ledger = Ledger.of(snapshot, instance.holdings)
+    ledger = Usage.of(snapshot, instance.holdings)
     (pool,) = snapshot.pools
     if any(ledger.in_use(snapshot.devices[index]) for index in taken):
         return None
@@ -118,7 +118,7 @@ def left_beside(instance: Instance, taken: list[int]) -> int | None:
     for index in taken:
         for name, blocks in snapshot.devices[index].draws:
             free[name] -= blocks
-    return None if min(free.values()) < 0 else largest(partitions(pool, ledger), free)
+    return None if min(free.values()) < 0 else largest_free(partition_shapes(pool, ledger), free)
 
 
 def test_a_card_is_gone_through_slice_by_slice() -> None:
@@ -126,9 +126,9 @@ def test_a_card_is_gone_through_slice_by_slice() -> None:
     random = Random(1)
     for _ in range(EXAMPLES):
         touched = [frozenset(random.sample(range(6), random.choice([0, 1, 1, 2, 3]))) for _ in range(9)]
-        order = counter_by_counter(touched)
+        order = order_by_counter(touched)
         assert sorted(order) == [*range(9)]
     along = [frozenset(range(start, start + size)) for size in (1, 2, 4, 8) for start in range(0, 8, size)]
-    order = counter_by_counter(along)
+    order = order_by_counter(along)
     last_seen = [max(place for place, position in enumerate(order) if m in along[position]) for m in range(8)]
     assert last_seen == sorted(last_seen)

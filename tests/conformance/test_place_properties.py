@@ -12,26 +12,19 @@ from random import Random
 
 import pytest
 
-from devalloc_solver.assignment import name_devices
-from devalloc_solver.demand import Unit
-from devalloc_solver.goals import optimize
-from devalloc_solver.holdings import Ledger
-from devalloc_solver.intake import read_documents
-from devalloc_solver.model import build_model
-from devalloc_solver.place import Found, OutOfSteps, fits, place
-from devalloc_solver.place.ground import Ground
+from devalloc_solver.dialects.devmgmt.manifests import read_documents
+from devalloc_solver.exact.goals import optimize_goals
+from devalloc_solver.exact.model import build_model
+from devalloc_solver.pipeline.devmgmt import PreparedProblem, prepare
+from devalloc_solver.place import StepsExhausted, UnitPlacement, fits, place
 from devalloc_solver.place.score import score_of
-from devalloc_solver.stages import Prepared, prepare
+from devalloc_solver.place.search_context import SearchContext
+from devalloc_solver.problem.allocations import Usage
+from devalloc_solver.problem.demand import PlacementUnit
+from devalloc_solver.problem.placement import name_devices
 from tests.support import random_fleets
 from tests.support.hash_seeds import outputs
-from tests.support.normal_form import (
-    Instance,
-    best_score,
-    objections,
-    option_of,
-    rank,
-    score,
-)
+from tests.support.normal_form import SearchInstance, best_score, objections, option_of, rank, score
 from tests.support.normal_instances import random_instance
 
 EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "50"))
@@ -39,7 +32,7 @@ BUDGET = 20_000
 """Answers that the exhaustive search looks at; larger instances are left out."""
 
 
-def units(seeds: range) -> Iterator[tuple[int, Prepared, Unit]]:
+def units(seeds: range) -> Iterator[tuple[int, PreparedProblem, PlacementUnit]]:
     """The units of random fleets of manifests, each on its own."""
     for seed in seeds:
         prepared = prepare(read_documents(random_fleets.documents(Random(seed))))
@@ -47,33 +40,33 @@ def units(seeds: range) -> Iterator[tuple[int, Prepared, Unit]]:
             yield seed, prepared, unit
 
 
-def answer(snapshot_and_holdings: Prepared | Instance, unit: Unit) -> Found | None:
+def answer(snapshot_and_holdings: PreparedProblem | SearchInstance, unit: PlacementUnit) -> UnitPlacement | None:
     given = snapshot_and_holdings
-    return place(given.snapshot, Ledger.of(given.snapshot, given.holdings), unit)
+    return place(given.snapshot, Usage.of(given.snapshot, given.holdings), unit)
 
 
-def complaints(instance: Instance) -> list[str] | None:
+def complaints(instance: SearchInstance) -> list[str] | None:
     """What is wrong with the placement of the only unit of an instance; None where nobody knows."""
     (unit,) = instance.units
     try:
-        found = answer(instance, unit)
-    except OutOfSteps:
+        refusal = answer(instance, unit)
+    except StepsExhausted:
         return None
     best = best_score(instance, BUDGET)
     if best is None:
         return None
-    told: list[str] = []
+    objections_found: list[str] = []
     options = {}
-    if found is not None:
-        option = options[0] = option_of(found.placements)
+    if refusal is not None:
+        option = options[0] = option_of(refusal.placements)
         free = option.place is None and unit.is_free
         nodes = (instance.snapshot.nodes or [None]) if free else [option.place]
-        told = min(([*objections(instance, unit, replace(option, place=node))] for node in nodes), key=len)
-        if (found.score.pools, found.score.devices) != score(instance, options)[-2:]:
-            told.append("the score tells other numbers than the placements")
+        objections_found = min(([*objections(instance, unit, replace(option, place=node))] for node in nodes), key=len)
+        if (refusal.score.pools, refusal.score.devices) != score(instance, options)[-2:]:
+            objections_found.append("the score tells other numbers than the placements")
     if rank(score(instance, options)) != rank(best):
-        told.append(f"reached {score(instance, options)}, best is {best}")
-    return told
+        objections_found.append(f"reached {score(instance, options)}, best is {best}")
+    return objections_found
 
 
 @pytest.mark.parametrize("start", [3_850, 4_984])
@@ -84,11 +77,11 @@ def test_every_rule_of_the_normal_form_is_kept_and_every_goal_reached(start: int
     for seed in range(start, start + EXAMPLES):
         instance = random_instance(Random(seed))
         for number, unit in enumerate(instance.units):
-            told = complaints(replace(instance, units=(unit,)))
-            judged += told is not None
-            left_open += told is None
-            if told:
-                wrong[seed, number] = told
+            problems = complaints(replace(instance, units=(unit,)))
+            judged += problems is not None
+            left_open += problems is None
+            if problems:
+                wrong[seed, number] = problems
     assert wrong == {}
     assert judged > 4 * left_open
 
@@ -98,18 +91,20 @@ def test_the_exact_model_finds_nothing_better_in_random_fleets() -> None:
     judged = left_open = 0
     for seed, prepared, unit in units(range(EXAMPLES)):
         try:
-            found = answer(prepared, unit)
-        except OutOfSteps:
+            refusal = answer(prepared, unit)
+        except StepsExhausted:
             left_open += 1
             continue
         judged += 1
-        search, _ = optimize(build_model(prepared.snapshot, prepared.holdings, [unit]), placement="pack", ends=None)
+        search, _ = optimize_goals(
+            build_model(prepared.snapshot, prepared.holdings, [unit]), placement="pack", ends=None
+        )
         placements = name_devices(search)
-        mine = None if found is None else replace(found.score, policy=())
-        ground = Ground(prepared.snapshot, Ledger.of(prepared.snapshot, prepared.holdings), "pack")
+        ours = None if refusal is None else replace(refusal.score, policy=())
+        ground = SearchContext(prepared.snapshot, Usage.of(prepared.snapshot, prepared.holdings), "pack")
         theirs = replace(score_of(ground, placements, None), policy=()) if placements else None
-        if mine != theirs:
-            wrong[seed, unit.demands[0].key] = (mine, theirs)
+        if ours != theirs:
+            wrong[seed, unit.demands[0].key] = (ours, theirs)
     assert wrong == {}
     assert judged > 30 * left_open
 
@@ -117,42 +112,42 @@ def test_the_exact_model_finds_nothing_better_in_random_fleets() -> None:
 def test_the_score_tells_what_the_placements_are() -> None:
     for _, prepared, unit in units(range(EXAMPLES)):
         try:
-            found = answer(prepared, unit)
-        except OutOfSteps:
+            refusal = answer(prepared, unit)
+        except StepsExhausted:
             continue
-        if found is not None:
-            ground = Ground(prepared.snapshot, Ledger.of(prepared.snapshot, prepared.holdings), "pack")
-            told = score_of(ground, found.placements, found.placements[0].node)
-            assert (found.score.one_of, found.score.pools, found.score.devices) == (
-                told.one_of,
-                told.pools,
-                told.devices,
+        if refusal is not None:
+            ground = SearchContext(prepared.snapshot, Usage.of(prepared.snapshot, prepared.holdings), "pack")
+            expected = score_of(ground, refusal.placements, refusal.placements[0].node)
+            assert (refusal.score.one_of, refusal.score.pools, refusal.score.devices) == (
+                expected.one_of,
+                expected.pools,
+                expected.devices,
             )
 
 
 def test_whether_a_unit_fits_is_whether_it_can_be_placed() -> None:
     for seed, prepared, unit in units(range(EXAMPLES)):
-        ledger = Ledger.of(prepared.snapshot, prepared.holdings)
+        ledger = Usage.of(prepared.snapshot, prepared.holdings)
         try:
             placed = place(prepared.snapshot, ledger, unit) is not None
             assert fits(prepared.snapshot, ledger, unit) is placed, seed
-        except OutOfSteps:
+        except StepsExhausted:
             continue
 
 
 def test_what_was_placed_still_fits_and_what_does_not_fit_never_will_beside_more() -> None:
     """More in use never makes room; and what a placement takes is really free."""
     for _, prepared, unit in units(range(EXAMPLES)):
-        ledger = Ledger.of(prepared.snapshot, prepared.holdings)
+        ledger = Usage.of(prepared.snapshot, prepared.holdings)
         others = [other for other in prepared.units if other is not unit]
         try:
             before = place(prepared.snapshot, ledger, unit)
             for other in others[:1]:
-                found = place(prepared.snapshot, ledger, other)
-                for placement in found.placements if found is not None else ():
+                outcome = place(prepared.snapshot, ledger, other)
+                for placement in outcome.placements if outcome is not None else ():
                     ledger.add(placement.holding())
             after = place(prepared.snapshot, ledger, unit)
-        except OutOfSteps:
+        except StepsExhausted:
             continue
         assert before is not None or after is None
         if before is not None and after is not None:
@@ -161,12 +156,12 @@ def test_what_was_placed_still_fits_and_what_does_not_fit_never_will_beside_more
 
 def test_another_hash_seed_gives_the_same_placements() -> None:
     script = (
-        "from tests.conformance.test_place_properties import OutOfSteps, answer, units\n"
+        "from tests.conformance.test_place_properties import StepsExhausted, answer, units\n"
         "for seed, prepared, unit in units(range(40)):\n"
         "    try: found = answer(prepared, unit)\n"
-        "    except OutOfSteps: continue\n"
+        "    except StepsExhausted: continue\n"
         "    for entry in (e for p in (found.placements if found else ()) for e in p.entries):\n"
-        "        print(seed, entry.slot.label, entry.device.index, entry.amounts)\n"
+        "        print(seed, entry.request.label, entry.device.index, entry.amounts)\n"
     )
     one, other = outputs(script)
     assert one == other

@@ -11,35 +11,35 @@ from random import Random
 
 import pytest
 
-from devalloc_solver.demand import Mode, Unit
-from devalloc_solver.holdings import Ledger
 from devalloc_solver.place import place
-from devalloc_solver.place.asks import read_unit
-from devalloc_solver.place.site import Site, survey
-from devalloc_solver.place.spots import spots_of
-from tests.support.mig_cards import A100, SMALL, ask_for, random_cards, snapshot_of
-from tests.support.normal_form import Instance, best_score
+from devalloc_solver.place.node_view import NodeView, view_node
+from devalloc_solver.place.requests import read_unit
+from devalloc_solver.place.slice_bounds import make_slice_bounds
+from devalloc_solver.problem.allocations import Usage
+from devalloc_solver.problem.demand import AllocationMode, PlacementUnit
+from tests.support.mig_cards import A100, SMALL, partition_claim, random_cards, snapshot_of
+from tests.support.normal_form import SearchInstance, best_score
 
 EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "80"))
 BUDGET = 20_000
 """Answers that the exhaustive search looks at; larger instances are left out."""
 
 
-def site_of(instance: Instance) -> Site:
+def site_of(instance: SearchInstance) -> NodeView:
     """The only node, as the only unit sees it."""
     (unit,) = instance.units
-    return survey(read_unit(unit), instance.snapshot, Ledger.of(instance.snapshot, instance.holdings), "n1")
+    return view_node(read_unit(unit), instance.snapshot, Usage.of(instance.snapshot, instance.holdings), "n1")
 
 
-def may_fit(instance: Instance) -> bool:
+def may_fit(instance: SearchInstance) -> bool:
     site = site_of(instance)
-    return spots_of(site).may_fit(site.asks, (1 << len(site.asks.asks)) - 1)
+    return make_slice_bounds(site).may_fit(site.asks, (1 << len(site.asks.asks)) - 1)
 
 
-def cards(wanted: dict[str, int], count: int, *, together: bool) -> Instance:
+def cards(wanted: dict[str, int], count: int, *, together: bool) -> SearchInstance:
     snapshot = snapshot_of(A100, count, together=together)
-    demand = ask_for(snapshot, [[pair] for pair in wanted.items()])
-    return Instance(snapshot, (), (Unit((demand,), None, None),))
+    demand = partition_claim(snapshot, [[pair] for pair in wanted.items()])
+    return SearchInstance(snapshot, (), (PlacementUnit((demand,), None, None),))
 
 
 def test_nothing_that_fits_is_refuted() -> None:
@@ -83,15 +83,15 @@ def test_slices_that_no_partition_asked_for_can_have_are_of_no_use(together: boo
 def test_of_alternatives_the_one_that_draws_least_counts() -> None:
     snapshot = snapshot_of(A100, 1, together=True)
     for other, fits in (("1g", True), ("4g", False)):
-        unit = Unit((ask_for(snapshot, [[("4g", 1)], [("7g", 1), (other, 1)]]),), None, None)
-        assert may_fit(Instance(snapshot, (), (unit,))) is fits
+        unit = PlacementUnit((partition_claim(snapshot, [[("4g", 1)], [("7g", 1), (other, 1)]]),), None, None)
+        assert may_fit(SearchInstance(snapshot, (), (unit,))) is fits
 
 
 def test_an_alternative_that_only_looks_draws_nothing() -> None:
     snapshot = snapshot_of(A100, 1, together=True)
-    demand = ask_for(snapshot, [[("7g", 1)], [("4g", 1), ("1g", 1)]])
+    demand = partition_claim(snapshot, [[("7g", 1)], [("4g", 1), ("1g", 1)]])
     whole, (taking, looking) = demand.details
-    for mode, fits in ((Mode.WHOLE, False), (Mode.ADMIN_COUNT, True)):
+    for mode, fits in ((AllocationMode.WHOLE, False), (AllocationMode.ADMIN_COUNT, True)):
         details = (whole, (taking, replace(looking, mode=mode)))
-        unit = Unit((replace(demand, details=details),), None, None)
-        assert may_fit(Instance(snapshot, (), (unit,))) is fits
+        unit = PlacementUnit((replace(demand, details=details),), None, None)
+        assert may_fit(SearchInstance(snapshot, (), (unit,))) is fits

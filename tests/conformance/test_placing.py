@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from devalloc.controller.allocate import AllocateSettings, Allocator
+from devalloc.controller.reconcile.device_claims import AllocatorSettings, DeviceClaimAllocator
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests
-from tests.support.fleets import fill, gpu_claim, gpu_class, gpu_pool, held, owners
-from tests.support.hosts import host, kept, machine, placed, status
+from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool, held, owners
+from tests.support.host_pools import host, machine, node_by_machine, reserved_for, status
 
 Object = dict[str, Any]
 EXAMPLES = 60
@@ -145,36 +145,36 @@ def manifests(nodes: list[Node], machines: list[Machine]) -> Iterator[Object]:
 
 def wrong_with(store: SQLiteStore, nodes: list[Node], machines: list[Machine]) -> list[str]:
     """What the store says that cannot be so."""
-    found = []
+    problems = []
     taken: dict[tuple[str, str, str], int] = defaultdict(int)
-    on = placed(store)
+    on = node_by_machine(store)
     for number, one in enumerate(machines):
         name, node = f"m{number}", on.get(f"m{number}")
         gpu = held(store, f"g{number}") if one.gpu else []
         if node is None:
-            found += [f"{name} is not placed, and its claim is"] if gpu else []
-            found += [] if status(store, name).get("reason") else [f"{name} is not told why"]
+            problems += [f"{name} is not placed, and its claim is"] if gpu else []
+            problems += [] if status(store, name).get("reason") else [f"{name} is not told why"]
             continue
-        entries = kept(store, name)
+        entries = reserved_for(store, name)
         for device, amounts in entries.items():
             for resource, amount in amounts.items():
                 taken[node, device, resource] += _number(amount)
         given = {r: sum(_number(a.get(r, "0")) for a in entries.values()) for r in ("cpu", "memory", "network")}
         if given != {"cpu": one.cpu, "memory": one.memory << 30, "network": one.network * MILLION}:
-            found.append(f"{name} has {given}")
+            problems.append(f"{name} has {given}")
         if one.gpu and [d.partition("/")[0] for d in gpu] != [f"p{node[1:]}"]:
-            found.append(f"{name} is on {node}, and its GPU is {gpu}")
+            problems.append(f"{name} is on {node}, and its GPU is {gpu}")
         compute = {device for device, amounts in entries.items() if "cpu" in amounts or "memory" in amounts}
         if one.single:
             numa = {f"numa{nodes[int(d[1])].gpus[int(d[-1])]}" for d in gpu}
-            found += [f"{name} is on {compute} with {gpu}"] if len(compute | numa) > 1 else []
+            problems += [f"{name} is on {compute} with {gpu}"] if len(compute | numa) > 1 else []
         if one.pin is not None and node != f"n{one.pin}":
-            found.append(f"{name} is on {node}")
+            problems.append(f"{name} is on {node}")
     for (node, device, resource), amount in taken.items():
         of = nodes[int(node[1:])]
         limit = {"cpu": of.cpus // 2, "memory": of.memory // 2 << 30, "network": of.network * MILLION}[resource]
-        found += [f"{node}/{device} gives {amount} {resource} of {limit}"] if amount > limit else []
-    return found + [f"{device} is given {times} times" for device, times in owners(store).items() if times > 1]
+        problems += [f"{node}/{device} gives {amount} {resource} of {limit}"] if amount > limit else []
+    return problems + [f"{device} is given {times} times" for device, times in owners(store).items() if times > 1]
 
 
 def _number(text: str) -> int:
@@ -190,17 +190,17 @@ def test_as_many_are_placed_as_can_be_each_with_all_that_it_needs(first: int, tm
         nodes, machines = drawn(Random(seed))
         with closing(SQLiteStore(tmp_path / f"{seed}.db")) as store:
             fill(store, *manifests(nodes, machines))
-            allocator = Allocator(store, settings=AllocateSettings(deadline=None), solve=solve_manifests)
+            allocator = DeviceClaimAllocator(store, settings=AllocatorSettings(deadline=None), solve=solve_manifests)
             for _ in range(2):  # who lost to others is told by the round after
                 allocator.round()
-            found: list[Any] = list(wrong_with(store, nodes, machines))
-            reached = sum(one.worth for number, one in enumerate(machines) if f"m{number}" in placed(store))
+            problems: list[Any] = list(wrong_with(store, nodes, machines))
+            reached = sum(one.worth for number, one in enumerate(machines) if f"m{number}" in node_by_machine(store))
             if (best := most(machines, nodes)) != reached:
-                found.append(f"{reached} of {best}")
+                problems.append(f"{reached} of {best}")
             before = store.list().resource_version
-            Allocator(store, solve=solve_manifests).round()
-            if {f"m{n}" for n in range(len(machines))} == placed(store).keys():
-                found += ["a second round writes"] if store.list().resource_version != before else []
-        if found:
-            wrong[seed] = (found, nodes, machines)
+            DeviceClaimAllocator(store, solve=solve_manifests).round()
+            if {f"m{n}" for n in range(len(machines))} == node_by_machine(store).keys():
+                problems += ["a second round writes"] if store.list().resource_version != before else []
+        if problems:
+            wrong[seed] = (problems, nodes, machines)
     assert wrong == {}

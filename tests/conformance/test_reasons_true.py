@@ -20,11 +20,11 @@ from devalloc.api.meta import GROUP
 from devalloc_solver import solve_manifests
 from tests.conformance import case as cases
 from tests.support import oracle, random_fleets
-from tests.support.data import claim_cases
-from tests.support.data import documents as documents_of
+from tests.support.answer_verifier import after
+from tests.support.apply_blockers import Key, key_of, with_blockers_applied
 from tests.support.manifests import Manifest
-from tests.support.remedies import Key, key_of, remedied
-from tests.support.verdict import after
+from tests.support.reference_data import claim_cases
+from tests.support.reference_data import documents as documents_of
 
 EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "120"))
 BATCH = 40
@@ -60,7 +60,7 @@ def _judge(documents: Sequence[Manifest]) -> None:
         assert blockers, (key, one["reason"], one["message"])
         # The others that wait would take what comes free; who got something has it.
         written = [d for d in after(documents, answers) if d["kind"] != "DeviceClaim" or _stays(d, documents, key)]
-        fixed = remedied(written, key, blockers)
+        fixed = with_blockers_applied(written, key, blockers)
         if _asks_for_nothing(fixed, key):
             continue
         assert _satisfied(fixed, key), (key, one["message"], blockers)
@@ -69,8 +69,8 @@ def _judge(documents: Sequence[Manifest]) -> None:
         for size in range(len(blockers)):
             for part in combinations(blockers, size):
                 if size in (0, len(blockers) - 1) or len(blockers) <= 4:
-                    told = (key, one["message"], blockers, "and this is enough:", part)
-                    assert not _satisfied(remedied(written, key, part), key), told
+                    context = (key, one["message"], blockers, "and this is enough:", part)
+                    assert not _satisfied(with_blockers_applied(written, key, part), key), context
 
 
 def _waits_for_a_member(answer: dict[str, Any]) -> bool:
@@ -82,8 +82,8 @@ def _stays(document: Manifest, documents: Sequence[Manifest], key: Key) -> bool:
     """Claims that hold something, the claim itself, and the members of its group."""
     if document.get("status", {}).get("allocations") or key_of(document) == key:
         return True
-    (mine,) = [d for d in documents if d["kind"] == "DeviceClaim" and key_of(d) == key]
-    group = mine["metadata"].get("annotations", {}).get(GROUP)
+    (own,) = [d for d in documents if d["kind"] == "DeviceClaim" and key_of(d) == key]
+    group = own["metadata"].get("annotations", {}).get(GROUP)
     marks = document["metadata"].get("annotations", {})
     return group is not None and (key_of(document)[0], marks.get(GROUP)) == (key[0], group)
 
@@ -95,6 +95,6 @@ def _asks_for_nothing(documents: Sequence[Manifest], key: Key) -> bool:
 
 def _satisfied(documents: Sequence[Manifest], key: Key) -> bool:
     """By the solver and by the oracle, which agree."""
-    (found,) = [one for one in solve_manifests(documents)["claims"] if (one["namespace"], one["name"]) == key]
-    assert found["allocated"] == oracle.satisfiable(documents, key)
-    return bool(found["allocated"])
+    (answer,) = [one for one in solve_manifests(documents)["claims"] if (one["namespace"], one["name"]) == key]
+    assert answer["allocated"] == oracle.satisfiable(documents, key)
+    return bool(answer["allocated"])

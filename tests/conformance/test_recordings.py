@@ -16,10 +16,10 @@ from devalloc.api.decode import decode
 from devalloc.api.manifests import load
 from devalloc.api.pool import DevicePool
 from devalloc.api.quantity import Quantity
-from devalloc.cli import demo
 from devalloc.cli.main import cli
+from devalloc.cli.verbs import demo
 from devalloc_solver import solve_manifests
-from tests.support.discovered import Found
+from tests.support.discovery_view import DiscoveredPools
 from tests.support.recordings import NAMES, unpack
 
 A2_VFS = [f"0000:08:{index // 8:02x}.{index % 8}" for index in range(4, 20)]
@@ -36,7 +36,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def merged_a2(recorded: dict[str, Path]) -> Found:
+def merged_a2(recorded: dict[str, Path]) -> DiscoveredPools:
     """A whole A2 server: the types recorded on one of its VFs, on every VF that is free."""
     root = recorded["harvester-vgpu-node"].parent / "merged"
     shutil.copytree(recorded["harvester-vgpu-node"], root, symlinks=True)
@@ -45,91 +45,91 @@ def merged_a2(recorded: dict[str, Path]) -> Found:
         if vf not in LIVE.values():
             place = (root / "sys/bus/pci/devices" / vf).resolve()
             shutil.copytree(types, place / "mdev_supported_types")
-    return Found.on(root)
+    return DiscoveredPools.on(root)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_recording_is_valid_and_the_same_each_time(recorded: dict[str, Path], name: str) -> None:
-    found = Found.on(recorded[name])
-    assert found.devices
-    assert not any(problem.is_error for problem in found.problems)
-    assert found.bytes == Found.on(recorded[name] / "sys").bytes
-    for manifest in found.manifests:
+    inventory = DiscoveredPools.on(recorded[name])
+    assert inventory.devices
+    assert not any(problem.is_error for problem in inventory.problems)
+    assert inventory.bytes == DiscoveredPools.on(recorded[name] / "sys").bytes
+    for manifest in inventory.manifests:
         assert decode(manifest).problems == []
 
 
 class TestVgpuServer:
     @pytest.fixture
-    def found(self, recorded: dict[str, Path]) -> Found:
-        return Found.on(recorded["harvester-vgpu-node"])
+    def inventory(self, recorded: dict[str, Path]) -> DiscoveredPools:
+        return DiscoveredPools.on(recorded["harvester-vgpu-node"])
 
-    def test_cards(self, found: Found) -> None:
-        assert {pool.metadata.name: pool.spec.driver for pool in found.pools} == {
+    def test_cards(self, inventory: DiscoveredPools) -> None:
+        assert {pool.metadata.name: pool.spec.driver for pool in inventory.pools} == {
             "node-a-0000-01-00": "display.devalloc.io",
             "node-a-0000-04-00": "nic.devalloc.io",
             "node-a-0000-05-00": "storage.devalloc.io",
             "node-a-0000-08-00": "gpu.devalloc.io",
         }
-        assert found.problems == []
+        assert inventory.problems == []
 
-    def test_the_a2_has_16_vfs_in_numeric_order(self, found: Found) -> None:
-        card = found.attributes("0000-08-00-0")
+    def test_the_a2_has_16_vfs_in_numeric_order(self, inventory: DiscoveredPools) -> None:
+        card = inventory.attributes("0000-08-00-0")
         assert (card["function"], card["vendor"], card["model"]) == ("whole", "nvidia", "A2")
         assert card["pciModel"] == "GA107GL [A2 / A16]"
         assert (card["numa"], card["iommuGroup"], card["pcieRoot"]) == (0, 38, "pci0000:00")
-        vfs = found.names(kind="gpu", function="vf")
-        assert [found.attributes(vf)["pciBusID"] for vf in vfs] == A2_VFS
-        assert [found.attributes(vf)["vfIndex"] for vf in vfs] == list(range(16))
-        assert [found.attributes(vf)["iommuGroup"] for vf in vfs] == list(range(90, 106))
-        assert {found.attributes(vf)["pfPciBusID"] for vf in vfs} == {"0000:08:00.0"}
+        vfs = inventory.names(kind="gpu", function="vf")
+        assert [inventory.attributes(vf)["pciBusID"] for vf in vfs] == A2_VFS
+        assert [inventory.attributes(vf)["vfIndex"] for vf in vfs] == list(range(16))
+        assert [inventory.attributes(vf)["iommuGroup"] for vf in vfs] == list(range(90, 106))
+        assert {inventory.attributes(vf)["pfPciBusID"] for vf in vfs} == {"0000:08:00.0"}
 
-    def test_three_vgpus_live_on_their_vfs(self, found: Found) -> None:
-        live = {name: found.attributes(name) for name in found.names(function="mdev")}
+    def test_three_vgpus_live_on_their_vfs(self, inventory: DiscoveredPools) -> None:
+        live = {name: inventory.attributes(name) for name in inventory.names(function="mdev")}
         assert {name: attributes["pciBusID"] for name, attributes in live.items()} == LIVE
         assert sorted(str(attributes["profileID"]) for attributes in live.values()) == [
             "nvidia-746", "nvidia-751", "nvidia-754",
         ]  # fmt: skip
         assert live["mdev-c728e022-f16f-434b-ad2c-9665ee634d3d"]["iommuGroup"] == 107
         for vf in LIVE.values():
-            assert (found.unavailable(vf.replace(":", "-").replace(".", "-")) or "").startswith("in use: mdev")
-        free = [vf for vf in found.names(kind="gpu", function="vf") if found.unavailable(vf) is None]
+            assert (inventory.unavailable(vf.replace(":", "-").replace(".", "-")) or "").startswith("in use: mdev")
+        free = [vf for vf in inventory.names(kind="gpu", function="vf") if inventory.unavailable(vf) is None]
         assert len(free) == 13
-        assert found.fits(*free)
+        assert inventory.fits(*free)
 
-    def test_two_idle_ports_with_63_possible_vfs_each(self, found: Found) -> None:
-        ports = found.names(function="pf")
+    def test_two_idle_ports_with_63_possible_vfs_each(self, inventory: DiscoveredPools) -> None:
+        ports = inventory.names(function="pf")
         assert ports == ["0000-04-00-0", "0000-04-00-1"]
         for number, port in enumerate(ports):
-            attributes = found.attributes(port)
+            attributes = inventory.attributes(port)
             assert (attributes["driver"], attributes["numa"], attributes["iommuGroup"]) == ("ixgbe", 0, 35 + number)
             assert attributes["linkSpeed"] == Quantity.parse("10G")
-            vfs = found.names(pfPciBusID=f"0000:04:00.{number}")
+            vfs = inventory.names(pfPciBusID=f"0000:04:00.{number}")
             assert len(vfs) == 63
             assert vfs[:2] == [f"0000-04-10-{number}", f"0000-04-10-{number + 2}"]
-            assert {found.attributes(vf)["state"] for vf in vfs} == {"creatable"}
-            assert found.fits(*vfs)
-            assert not found.fits(port, vfs[62])
-        assert found.unavailable(ports[1]) == "reserved: member of mgmt-bo"
-        assert found.fits(ports[0])
+            assert {inventory.attributes(vf)["state"] for vf in vfs} == {"creatable"}
+            assert inventory.fits(*vfs)
+            assert not inventory.fits(port, vfs[62])
+        assert inventory.unavailable(ports[1]) == "reserved: member of mgmt-bo"
+        assert inventory.fits(ports[0])
 
-    def test_the_console_is_reserved(self, found: Found) -> None:
-        assert "reserved: boot VGA" in (found.unavailable("0000-01-00-1") or "")
+    def test_the_console_is_reserved(self, inventory: DiscoveredPools) -> None:
+        assert "reserved: boot VGA" in (inventory.unavailable("0000-01-00-1") or "")
 
 
 class TestVgpuTypes:
     def test_the_a2_vf_has_15_profiles(self, recorded: dict[str, Path]) -> None:
-        found = Found.on(recorded["harvester-pcidevices"])
-        names = [n for n in found.names(function="mdev") if n.startswith("0000-08-01-7-")]
+        inventory = DiscoveredPools.on(recorded["harvester-pcidevices"])
+        names = [n for n in inventory.names(function="mdev") if n.startswith("0000-08-01-7-")]
         assert len(names) == 15
-        facts = {found.attributes(n)["profileID"]: found.attributes(n) for n in names}
+        facts = {inventory.attributes(n)["profileID"]: inventory.attributes(n) for n in names}
         assert facts["nvidia-742"]["profile"] == "NVIDIA A2-1B"
         assert facts["nvidia-756"]["framebuffer"] == Quantity.parse("16Gi")
 
     def test_the_l40s_vf_has_23_profiles(self, recorded: dict[str, Path]) -> None:
-        found = Found.on(recorded["harvester-pcidevices"])
-        names = [n for n in found.names(function="mdev") if n.startswith("0000-26-00-4-")]
+        inventory = DiscoveredPools.on(recorded["harvester-pcidevices"])
+        names = [n for n in inventory.names(function="mdev") if n.startswith("0000-26-00-4-")]
         assert len(names) == 23
-        sizes = {found.attributes(n)["profile"]: found.attributes(n)["framebuffer"] for n in names}
+        sizes = {inventory.attributes(n)["profile"]: inventory.attributes(n)["framebuffer"] for n in names}
         assert sizes["NVIDIA L40S-3B"] == Quantity.parse("3Gi")
         assert sizes["NVIDIA L40S-48A"] == Quantity.parse("48Gi")
 
@@ -141,16 +141,16 @@ class TestWholeA2Server:
         types = recorded["harvester-pcidevices"] / "sys/class/mdev_bus/0000:08:01.7/mdev_supported_types"
         shutil.copytree(types, bus / "0000:08:01.7/mdev_supported_types")
         try:
-            found = Found.on(root)
+            inventory = DiscoveredPools.on(root)
         finally:
             shutil.rmtree(bus.parent)
-        assert len(found.names(function="mdev", state="creatable")) == 15
-        assert found.most(found.names(function="mdev", state="creatable")) == 1
+        assert len(inventory.names(function="mdev", state="creatable")) == 15
+        assert inventory.most(inventory.names(function="mdev", state="creatable")) == 1
 
-    def test_each_free_vf_offers_each_type(self, merged_a2: Found) -> None:
+    def test_each_free_vf_offers_each_type(self, merged_a2: DiscoveredPools) -> None:
         assert len(merged_a2.names(function="mdev", state="creatable")) == 13 * 15
 
-    def test_one_more_4_gb_profile_fits_not_13(self, merged_a2: Found) -> None:
+    def test_one_more_4_gb_profile_fits_not_13(self, merged_a2: DiscoveredPools) -> None:
         four = merged_a2.names(profile="NVIDIA A2-4Q", state="creatable")
         assert len(four) == 13
         assert merged_a2.most(four) == 1
@@ -160,7 +160,7 @@ class TestWholeA2Server:
         }
         assert merged_a2.most(anything) == 1
 
-    def test_the_solver_agrees(self, merged_a2: Found) -> None:
+    def test_the_solver_agrees(self, merged_a2: DiscoveredPools) -> None:
         kinds: list[dict[str, Any]] = [
             {
                 "apiVersion": "devmgmtproto.k8s.io/v1alpha1",
@@ -184,12 +184,12 @@ class TestWholeA2Server:
 
 class TestGuest:
     @pytest.fixture
-    def found(self, recorded: dict[str, Path]) -> Found:
-        return Found.on(recorded["igb-guest"])
+    def inventory(self, recorded: dict[str, Path]) -> DiscoveredPools:
+        return DiscoveredPools.on(recorded["igb-guest"])
 
-    def test_vfs_and_their_pfs(self, found: Found) -> None:
+    def test_vfs_and_their_pfs(self, inventory: DiscoveredPools) -> None:
         assert {
-            pf: [found.attributes(vf)["pciBusID"] for vf in found.names(pfPciBusID=pf)]
+            pf: [inventory.attributes(vf)["pciBusID"] for vf in inventory.names(pfPciBusID=pf)]
             for pf in ("0000:41:00.0", "0000:42:00.0", "0000:81:00.0")
         } == {
             "0000:41:00.0": ["0000:41:10.0", "0000:41:10.2", "0000:41:10.4"],
@@ -197,43 +197,46 @@ class TestGuest:
             "0000:81:00.0": ["0000:81:10.0", "0000:81:10.2", "0000:81:10.4"],
         }
 
-    def test_numa_nodes(self, found: Found) -> None:
-        node = {name: found.attributes(name)["numa"] for name in found.devices}
+    def test_numa_nodes(self, inventory: DiscoveredPools) -> None:
+        node = {name: inventory.attributes(name)["numa"] for name in inventory.devices}
         assert {name for name, number in node.items() if number == 1} == {
             "0000-81-00-0", "0000-81-10-0", "0000-81-10-2", "0000-81-10-4", "0000-82-00-0",
         }  # fmt: skip
         assert set(node.values()) == {0, 1}
 
-    def test_what_is_on_vfio(self, found: Found) -> None:
-        assert found.names(driver="vfio-pci") == ["0000-41-10-0", "0000-82-00-0"]
-        assert found.fits("0000-41-10-0", "0000-41-10-2", "0000-81-10-0")
-        assert (found.attributes("0000-82-00-0")["kind"], found.attributes("0000-82-00-0")["vendor"]) == ("gpu", "amd")
+    def test_what_is_on_vfio(self, inventory: DiscoveredPools) -> None:
+        assert inventory.names(driver="vfio-pci") == ["0000-41-10-0", "0000-82-00-0"]
+        assert inventory.fits("0000-41-10-0", "0000-41-10-2", "0000-81-10-0")
+        assert (inventory.attributes("0000-82-00-0")["kind"], inventory.attributes("0000-82-00-0")["vendor"]) == (
+            "gpu",
+            "amd",
+        )
 
 
 class TestAcceleratorServer:
     def test_its_vector_engines(self, recorded: dict[str, Path]) -> None:
-        found = Found.on(recorded["hwloc-32intel64-2p8co2t-8ve"])
-        engines = found.names(kind="accelerator")
-        assert [found.attributes(name)["pciBusID"] for name in engines] == [
+        inventory = DiscoveredPools.on(recorded["hwloc-32intel64-2p8co2t-8ve"])
+        engines = inventory.names(kind="accelerator")
+        assert [inventory.attributes(name)["pciBusID"] for name in engines] == [
             f"0000:{bus}:00.0" for bus in ("1b", "1c", "1d", "1e", "3d", "3f", "40", "41")
         ]
-        assert {found.attributes(name)["model"] for name in engines} == {"Vector Engine 1.0"}
-        assert {found.attributes(name)["vendor"] for name in engines} == {"nec"}
-        assert {found.attributes(name)["pcieRoot"] for name in engines} == {"pci0000:17", "pci0000:3a"}
-        assert [found.attributes(name)["linkType"] for name in found.names(kind="nic")] == [
+        assert {inventory.attributes(name)["model"] for name in engines} == {"Vector Engine 1.0"}
+        assert {inventory.attributes(name)["vendor"] for name in engines} == {"nec"}
+        assert {inventory.attributes(name)["pcieRoot"] for name in engines} == {"pci0000:17", "pci0000:3a"}
+        assert [inventory.attributes(name)["linkType"] for name in inventory.names(kind="nic")] == [
             "infiniband", "infiniband", "ethernet", "ethernet",
         ]  # fmt: skip
 
     def test_without_an_iommu_nothing_is_offered(self, recorded: dict[str, Path]) -> None:
-        found = Found.on(recorded["hwloc-32intel64-2p8co2t-8ve"])
-        assert all("no IOMMU group" in (found.unavailable(name) or "") for name in found.devices)
+        inventory = DiscoveredPools.on(recorded["hwloc-32intel64-2p8co2t-8ve"])
+        assert all("no IOMMU group" in (inventory.unavailable(name) or "") for name in inventory.devices)
 
 
 def test_every_function_of_our_kinds_is_there(recorded: dict[str, Path]) -> None:
     """Against the class files, read by other means than ours."""
     for name in NAMES:
-        found = Found.on(recorded[name])
-        published = {str(found.attributes(device)["pciBusID"]) for device in found.devices}
+        inventory = DiscoveredPools.on(recorded[name])
+        published = {str(inventory.attributes(device)["pciBusID"]) for device in inventory.devices}
         devices = recorded[name] / "sys/bus/pci/devices"
         for address in os.listdir(devices):
             file = devices / address / "class"
@@ -246,10 +249,10 @@ def test_the_recorded_machines_of_the_demo_are_what_discovery_finds_in_the_recor
     recorded: dict[str, Path], fleet: str, recording: str
 ) -> None:
     arguments = ["discover", "--sysfs-root", str(recorded[recording]), "--node-name", fleet, "-o", "json"]
-    found = json.loads(CliRunner().invoke(cli, arguments, catch_exceptions=False).stdout)["items"]
+    pools = json.loads(CliRunner().invoke(cli, arguments, catch_exceptions=False).stdout)["items"]
 
     shipped = [document.content for document in load([demo.DATA / f"fleet-{fleet}.yaml"]).documents]
-    by_name = {pool["metadata"]["name"]: pool for pool in found}
+    by_name = {pool["metadata"]["name"]: pool for pool in pools}
     for one in shipped:
         assert facts(one) == facts(by_name[one["metadata"]["name"]])
 

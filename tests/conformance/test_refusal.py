@@ -13,10 +13,10 @@ import pytest
 
 from devalloc.api.meta import ALLOCATED_NODE, GROUP, NODE
 from devalloc_solver import Fleet, solve_manifests
-from devalloc_solver.index import refusal
+from devalloc_solver.fleet.devmgmt import explainer
+from tests.support.apply_blockers import with_blockers_applied
 from tests.support.manifests import Manifest, claim, device, device_class, pool
 from tests.support.random_fleets import documents
-from tests.support.remedies import remedied
 
 SEEDS = range(45, 53)
 PARTS = 4
@@ -25,23 +25,23 @@ PARTS = 4
 
 def large_fleet(random: Random) -> tuple[list[Manifest], list[Manifest]]:
     """(pools, classes and claims that hold devices, pending claims) of several random fleets with the same classes."""
-    kept: list[Manifest] = []
+    standing: list[Manifest] = []
     pending: list[Manifest] = []
     one = documents(random)
     alike = random.random() < 0.7
     for part in range(PARTS):
         for document in copy.deepcopy(one) if alike or not part else documents(random):
             if document["kind"] not in ("DevicePool", "DeviceClaim"):
-                kept += [document] if not part else []
+                standing += [document] if not part else []
             elif GROUP not in document["metadata"].get("annotations", {}):
                 _rename(document, f"-{part}")
                 if document["kind"] == "DevicePool":
-                    kept.append(document)
+                    standing.append(document)
                 elif "status" not in document:
                     pending.append(document)
                 elif not alike or random.random() < 0.6:
-                    kept.append(document)
-    return kept, pending
+                    standing.append(document)
+    return standing, pending
 
 
 def _rename(document: Manifest, suffix: str) -> None:
@@ -64,7 +64,7 @@ def with_answer(manifest: Manifest, answer: dict[str, Any]) -> Manifest:
     return written
 
 
-def said(answer: dict[str, Any]) -> dict[str, Any]:
+def without_blockers(answer: dict[str, Any]) -> dict[str, Any]:
     """All but what may be told in another way: of several smallest sets, any."""
     return {name: value for name, value in answer.items() if name not in ("blockers", "message")}
 
@@ -82,24 +82,26 @@ def test_a_refused_claim_hears_what_solve_manifests_says(seed: int, few: int, mo
 
 def check(seed: int, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """``few`` nodes are looked at beside one of each kind."""
-    monkeypatch.setattr(refusal, "FEW", few)
+    monkeypatch.setattr(explainer, "FEW_NODES", few)
     random = Random(f"refusals {seed}")
-    kept, pending = large_fleet(random)
-    fleet = Fleet.from_manifests(kept)
-    for number, asked in enumerate(pending * 2):
-        waiting = copy.deepcopy(asked)
+    documents, pending = large_fleet(random)
+    fleet = Fleet.from_manifests(documents)
+    for number, wanted in enumerate(pending * 2):
+        waiting = copy.deepcopy(wanted)
         waiting["metadata"]["name"] += f"-{number}"
         key = waiting["metadata"].get("namespace", "default"), waiting["metadata"]["name"]
         answer = fleet.allocate(waiting)
         if answer["allocated"]:
-            kept.append(with_answer(waiting, answer))
+            documents.append(with_answer(waiting, answer))
             continue
-        solved = _answer_to(key, [*kept, waiting])
-        assert said(answer) == said(solved)
+        solved = _answer_to(key, [*documents, waiting])
+        assert without_blockers(answer) == without_blockers(solved)
         assert sizes(answer) == sizes(solved), (answer, solved)
         assert answer["message"].partition("; ")[0] == solved["message"].partition("; ")[0]
         if answer.get("blockers") and answer["blockers"] != solved.get("blockers"):
-            assert _answer_to(key, remedied([*kept, waiting], key, answer["blockers"]))["allocated"], answer
+            assert _answer_to(key, with_blockers_applied([*documents, waiting], key, answer["blockers"]))[
+                "allocated"
+            ], answer
 
 
 def _answer_to(key: tuple[str, str], documents: list[Manifest]) -> dict[str, Any]:
@@ -151,19 +153,19 @@ def test_the_claim_that_is_in_the_way_alone_is_found_among_many(fleet: Fleet) ->
 def test_what_has_changed_since_is_told(fleet: Fleet) -> None:
     for number in range(40):
         assert fleet.allocate(wants(f"all-{number}", 4))["allocated"]
-    asked = wants("c", 4, "device.model == 'l4'")
-    before = fleet.allocate(asked)
-    assert fleet.allocate(asked) == before
+    pending = wants("c", 4, "device.model == 'l4'")
+    before = fleet.allocate(pending)
+    assert fleet.allocate(pending) == before
     (blocker,) = before["blockers"]
     fleet.release("default", blocker["name"])
     assert fleet.allocate(wants("another", 1, "device.model == 'l4'"))["allocated"]
-    assert [b["name"] for b in fleet.allocate(asked)["blockers"]] == ["another"]
+    assert [b["name"] for b in fleet.allocate(pending)["blockers"]] == ["another"]
     fleet.update(gpus("n39", count=3, model="l4"))
-    assert fleet.allocate(asked)["reason"] == "NotEnoughDevices"
+    assert fleet.allocate(pending)["reason"] == "NotEnoughDevices"
     fleet.update(device_class("gpu", driver="another"))
-    assert fleet.allocate(asked)["funnel"][0]["steps"][0]["what"] == "are of another driver"
+    assert fleet.allocate(pending)["funnel"][0]["steps"][0]["what"] == "are of another driver"
     fleet.delete(gpus("n0"))
-    assert fleet.allocate(asked)["funnel"][0]["devices"] == 155
+    assert fleet.allocate(pending)["funnel"][0]["devices"] == 155
 
 
 def test_each_claim_hears_its_own_name_and_warnings(fleet: Fleet) -> None:
@@ -181,10 +183,10 @@ def test_what_is_gone_is_not_what_was_meant(constraints: str) -> None:
     nodes = [gpus("n0", model="a100"), gpus("n1", model="l4")]
     rules = device_class("gpu", driver="gpu")
     fleet = Fleet.from_manifests([*nodes, rules])
-    asked = wants("c", 9, constraints)
+    pending = wants("c", 9, constraints)
     for gone in (0, 1):
         fleet.delete(nodes[gone])
-        assert fleet.allocate(asked) == _answer_to(("default", "c"), [*nodes[gone + 1 :], rules, asked])
+        assert fleet.allocate(pending) == _answer_to(("default", "c"), [*nodes[gone + 1 :], rules, pending])
 
 
 @pytest.mark.parametrize("constraint", [None, "device.numa == 0"])
@@ -194,7 +196,7 @@ def test_an_identifier_is_looked_for_among_those_of_its_class(constraint: str | 
     nodes = [gpus(f"n{n}", model="a100" if n < 200 else "l4") for n in range(300)]
     few = device_class("gpu", driver="gpu", constraints="device.model == 'l4'")
     rest = f" && {constraint}" if constraint else ""
-    asked = wants("c", 1, f"device.uuid == '{meant}'{rest}")
+    pending = wants("c", 1, f"device.uuid == '{meant}'{rest}")
     for rules in (few, device_class("gpu", driver="gpu")):
-        told = Fleet.from_manifests([*nodes, rules]).allocate(asked)
-        assert told == _answer_to(("default", "c"), [*nodes, rules, asked])
+        answer = Fleet.from_manifests([*nodes, rules]).allocate(pending)
+        assert answer == _answer_to(("default", "c"), [*nodes, rules, pending])

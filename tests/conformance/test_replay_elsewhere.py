@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from tests.support import random_fleets
-from tests.support.shared import REPO
+from tests.support.repository import REPO
 
 
 def test_decisions_and_their_reasons_come_out_again_byte_for_byte_in_another_process(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def _apart(name: str, number: int) -> list[Any]:
     content = json.dumps([d for d in documents if d["kind"] in ("DevicePool", "DeviceClaim", "DeviceClass")])
     for node in ("n1", "n2", "n3"):
         content = content.replace(f'"{node}"', f'"{node}-{number}"')
-    found: list[Any] = []
+    separate: list[Any] = []
     for document in json.loads(content):
         pools = {d["metadata"]["name"] for d in documents if d["kind"] == "DevicePool"}
         if document["kind"] == "DevicePool":
@@ -46,8 +46,8 @@ def _apart(name: str, number: int) -> list[Any]:
                     entry["devicePoolName"] += f"-{number}"
         elif number:
             continue
-        found.append(document)
-    return found
+        separate.append(document)
+    return separate
 
 
 def _run(seed: int, *args: object) -> str:

@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
+from devalloc_solver.dialects.resource_k8s.cluster_check import make_cluster_checker
+from devalloc_solver.dialects.resource_k8s.feature_gates import DEFAULT_GATES
+from devalloc_solver.dialects.resource_k8s.manifests import read_documents
+from devalloc_solver.dialects.resource_k8s.pools import SliceBook
 from devalloc_solver.dra import solve_manifests
-from devalloc_solver.dra.checked import make_checker
-from devalloc_solver.dra.documents import read_documents
-from devalloc_solver.dra.features import DEFAULT
-from devalloc_solver.dra.fleet import ResourceFleet
-from devalloc_solver.dra.pools import SliceBook
-from devalloc_solver.dra.warm.state import State
-from devalloc_solver.dra.warm.world import World
-from devalloc_solver.index import choice
-from devalloc_solver.index.nodes import NodeIndex
-from tests.support.dra_drawn_pools import Manifest
-from tests.support.dra_fleets import Cluster, is_held, name_of
+from devalloc_solver.fleet import group_attributes
+from devalloc_solver.fleet.node_index import NodeIndex
+from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet
+from devalloc_solver.fleet.resource_k8s.full_solve import FullCluster
+from devalloc_solver.fleet.resource_k8s.state import ClusterState
+from tests.support.dra_random_clusters import RandomCluster, is_held, name_of
+from tests.support.dra_random_pools import Manifest
 
 STEPS = 14
 
@@ -32,11 +32,11 @@ class Machine:
 
     def __init__(self, seed: int) -> None:
         self.rng = Random(seed)
-        self.cluster = Cluster(self.rng)
+        self.cluster = RandomCluster(self.rng)
         self.placement = self.rng.choice(["pack", "pack", "spread"])
         documents = [*self.cluster.documents.values()]
         self.rng.shuffle(documents)
-        self.fleet = ResourceFleet.from_manifests(deepcopy(documents), placement=self.placement)
+        self.fleet = ResourceClaimFleet.from_manifests(deepcopy(documents), placement=self.placement)
 
     def step(self) -> None:
         rng, cluster, fleet = self.rng, self.cluster, self.fleet
@@ -79,9 +79,9 @@ class Machine:
     def state(self, *besides: Manifest) -> list[Manifest]:
         """All but the claims that nobody asks for, and some more."""
         names = {name_of(one) for one in besides}
-        found = self.cluster.documents.items()
-        kept = [one for name, one in found if name not in names and (name[0] != "ResourceClaim" or is_held(one))]
-        return deepcopy([*kept, *besides])
+        items = self.cluster.documents.items()
+        current = [one for name, one in items if name not in names and (name[0] != "ResourceClaim" or is_held(one))]
+        return deepcopy([*current, *besides])
 
     def keep(self, claim: Manifest, answer: dict[str, Any]) -> None:
         if answer["allocated"] and not is_held(claim):
@@ -108,18 +108,18 @@ class Machine:
     def allocate_all(self, claims: list[Manifest]) -> None:
         whole = solve_manifests(self.state(*claims), placement=self.placement)
 
-        found = self.fleet.allocate_all(deepcopy(claims))
+        answers = self.fleet.allocate_all(deepcopy(claims))
 
-        assert {**found, "seconds": 0} == {**whole, "seconds": 0}
+        assert {**answers, "seconds": 0} == {**whole, "seconds": 0}
         by_name = {one["metadata"]["name"]: one for one in claims}
-        for answer in found["claims"]:
+        for answer in answers["claims"]:
             if answer["name"] in by_name:
                 self.keep(by_name[answer["name"]], answer)
 
 
 def answers(state: list[Manifest], placement: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = solve_manifests(state, placement=placement)["claims"]
-    return found
+    claims: list[dict[str, Any]] = solve_manifests(state, placement=placement)["claims"]
+    return claims
 
 
 def goals(answer: dict[str, Any]) -> tuple[object, ...]:
@@ -127,8 +127,8 @@ def goals(answer: dict[str, Any]) -> tuple[object, ...]:
     results = answer["allocations"].get("devices", {}).get("results", [])
     pools = {(one["driver"], one["pool"]) for one in results}
     devices = {(one["driver"], one["pool"], one["device"]) for one in results}
-    told = answer["reason"], answer["message"], answer.get("warnings")
-    return answer["allocated"], answer["oneOf"], len(pools), len(devices), len(results), *told
+    explained = answer["reason"], answer["message"], answer.get("warnings")
+    return answer["allocated"], answer["oneOf"], len(pools), len(devices), len(results), *explained
 
 
 def in_use(state: list[Manifest]) -> set[str | None]:
@@ -150,14 +150,14 @@ def _specs(state: list[Manifest]) -> list[Manifest]:
 
 def is_right(state: list[Manifest], answer: dict[str, Any]) -> bool:
     """Whether the independent check takes an answer when it sees everything for the first time."""
-    intake = read_documents(state, DEFAULT)
+    intake = read_documents(state, DEFAULT_GATES)
     key = answer["namespace"], answer["name"]
-    nodes = [answer["node"]] if answer["node"] else [*intake.nodes, *SliceBook(intake.slices, DEFAULT).node_names]
-    checker = make_checker(intake, intake.nodes, DEFAULT)
+    nodes = [answer["node"]] if answer["node"] else [*intake.nodes, *SliceBook(intake.slices, DEFAULT_GATES).node_names]
+    checker = make_cluster_checker(intake, intake.nodes, DEFAULT_GATES)
     return any(not checker.wrong(node, [(key, intake.manifests[key], answer["allocations"])]) for node in nodes)
 
 
-def kept(state: State) -> dict[str, object]:
+def comparable_state(state: ClusterState) -> dict[str, object]:
     """What is kept of a state, in a form that does not depend on how it came about."""
     index = state.index
     uses = {
@@ -178,8 +178,8 @@ def kept(state: State) -> dict[str, object]:
         },
         "holders": {key: (t.priority, t.usage.whole, t.usage.shared) for key, t in state.tenants.items()},
         "shares": state.share_ids,
-        "commons": {(offer.id, offer.nodes) for offer in state.rules.commons.offers},
-        "broken": state.rules.commons.broken,
+        "commons": {(offer.id, offer.nodes) for offer in state.rules.shared_devices.offers},
+        "broken": state.rules.shared_devices.broken,
         "checked": (
             state.checker._held.whole,
             state.checker._held.shared,
@@ -192,26 +192,26 @@ def kept(state: State) -> dict[str, object]:
 @pytest.mark.parametrize("seed", range(40))
 def test_a_warm_cluster_answers_as_one_that_is_read_afresh(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if seed % 2:  # few values already are many
-        monkeypatch.setattr(choice, "VARIED", 3)
-        monkeypatch.setattr(choice, "NODE_KINDS", 2)
+        monkeypatch.setattr(group_attributes, "VARIED_ABOVE", 3)
+        monkeypatch.setattr(group_attributes, "NODE_KINDS", 2)
     missed: list[bool] = []
-    by_index, by_world = NodeIndex.find, World.find
+    by_index, by_world = NodeIndex.find, FullCluster.find
 
     def find(self: NodeIndex, *args: Any) -> object:
-        found = by_index(self, *args)
-        missed.append(found is None)
-        return found
+        placing = by_index(self, *args)
+        missed.append(placing is None)
+        return placing
 
-    def find_anywhere(self: World, *args: Any) -> object:
-        found = by_world(self, *args)
-        assert found is None or missed != [True], "the index finds no place, and there is one"
-        return found
+    def find_anywhere(self: FullCluster, *args: Any) -> object:
+        placing = by_world(self, *args)
+        assert placing is None or missed != [True], "the index finds no place, and there is one"
+        return placing
 
     monkeypatch.setattr(NodeIndex, "find", find)
-    monkeypatch.setattr(World, "find", find_anywhere)
+    monkeypatch.setattr(FullCluster, "find", find_anywhere)
     machine = Machine(seed)
     for _ in range(STEPS):
         missed.clear()
         machine.step()
-        fresh = ResourceFleet.from_manifests(machine.state(), placement=machine.placement)
-        assert kept(machine.fleet._state) == kept(fresh._state)
+        fresh = ResourceClaimFleet.from_manifests(machine.state(), placement=machine.placement)
+        assert comparable_state(machine.fleet._state) == comparable_state(fresh._state)

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from devalloc_solver.demand import Unit
 from devalloc_solver.dra import solve_manifests
-from devalloc_solver.dra.fleet import ResourceFleet
-from devalloc_solver.dra.warm import refusal
-from devalloc_solver.dra.warm.world import World
-from devalloc_solver.index import choice
-from tests.support.dra import claim, counter_slice, device, first_of, request, slice_
+from devalloc_solver.fleet import group_attributes
+from devalloc_solver.fleet.resource_k8s import explainer
+from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet
+from devalloc_solver.fleet.resource_k8s.full_solve import FullCluster
+from devalloc_solver.problem.demand import PlacementUnit
+from tests.support.dra_builders import claim, counter_slice, device, first_of, request, slice_
 
 API = "resource.k8s.io/v1"
 NODES = 44
@@ -77,14 +77,14 @@ def parted(node: int) -> list[Manifest]:
 
 
 def cluster(rng: Random) -> list[Manifest]:
-    found = [class_(kind) for kind in ("gpu", "nic", "mig")]
+    documents = [class_(kind) for kind in ("gpu", "nic", "mig")]
     for node in range(NODES):
         if node % 4 == 3:
-            found += parted(node)
+            documents += parted(node)
         else:
-            found += [whole(node, "gpu", 2 if node % 8 == 0 else 4, rng), whole(node, "nic", 2, rng)]
-    rng.shuffle(found)
-    return found
+            documents += [whole(node, "gpu", 2 if node % 8 == 0 else 4, rng), whole(node, "nic", 2, rng)]
+    rng.shuffle(documents)
+    return documents
 
 
 def fabric() -> list[Manifest]:
@@ -98,7 +98,7 @@ def fabric() -> list[Manifest]:
     ]
 
 
-def asked(kind: str, count: int | None, *selectors: str, **fields: Any) -> Manifest:
+def kind_request(kind: str, count: int | None, *selectors: str, **fields: Any) -> Manifest:
     return request(kind, count, *selectors, class_name=kind, **fields)
 
 
@@ -107,81 +107,88 @@ def some(kind: str, name: str, value: object) -> str:
 
 
 FITTING = [
-    claim(asked("gpu", 1)),
-    claim(asked("gpu", 2), match="gpu.io/numa"),
-    claim(asked("gpu", 3)),
-    claim(asked("gpu", 4)),
-    claim(asked("gpu", 1), asked("nic", 1), match=ROOT),
-    claim(asked("gpu", 2, some("gpu", "model", "h100")), match="gpu.io/numa"),
-    claim(asked("gpu", 2), distinct=ROOT),
-    claim(asked("nic", 2)),
-    claim(asked("mig", 1, some("mig", "size", 2))),
-    claim(asked("mig", 3, some("mig", "size", 1)), match="mig.io/card"),
-    claim(asked("nic", None)),
+    claim(kind_request("gpu", 1)),
+    claim(kind_request("gpu", 2), match="gpu.io/numa"),
+    claim(kind_request("gpu", 3)),
+    claim(kind_request("gpu", 4)),
+    claim(kind_request("gpu", 1), kind_request("nic", 1), match=ROOT),
+    claim(kind_request("gpu", 2, some("gpu", "model", "h100")), match="gpu.io/numa"),
+    claim(kind_request("gpu", 2), distinct=ROOT),
+    claim(kind_request("nic", 2)),
+    claim(kind_request("mig", 1, some("mig", "size", 2))),
+    claim(kind_request("mig", 3, some("mig", "size", 1)), match="mig.io/card"),
+    claim(kind_request("nic", None)),
 ]
 """What an empty cluster has."""
 HOPELESS = [
-    claim(asked("gpu", 1, some("gpu", "model", "h10O"))),
-    claim(asked("gpu", 1, some("gpu", "modle", "h100"))),
-    claim(asked("gpu", 5)),
-    claim(asked("gpu", 3), match=ROOT),
-    claim(asked("gpu", 3), distinct=ROOT),
-    claim(asked("gpu", 4), match="gpu.io/nuna"),
-    claim(asked("gpu", 4), asked("nic", 3), match="gpu.io/numa"),
-    claim(asked("mig", 5, some("mig", "size", 2))),
-    claim(asked("mig", 3, some("mig", "size", 2)), match="mig.io/card"),
-    claim(asked("gpu", 1, capacity={"requests": {"memroy": "90Gi"}})),
-    claim(first_of("any", {**asked("gpu", 6)["exactly"]}, {**asked("nic", 4)["exactly"]})),
-    claim(asked("gpu", 7, adminAccess=True)),
+    claim(kind_request("gpu", 1, some("gpu", "model", "h10O"))),
+    claim(kind_request("gpu", 1, some("gpu", "modle", "h100"))),
+    claim(kind_request("gpu", 5)),
+    claim(kind_request("gpu", 3), match=ROOT),
+    claim(kind_request("gpu", 3), distinct=ROOT),
+    claim(kind_request("gpu", 4), match="gpu.io/nuna"),
+    claim(kind_request("gpu", 4), kind_request("nic", 3), match="gpu.io/numa"),
+    claim(kind_request("mig", 5, some("mig", "size", 2))),
+    claim(kind_request("mig", 3, some("mig", "size", 2)), match="mig.io/card"),
+    claim(kind_request("gpu", 1, capacity={"requests": {"memroy": "90Gi"}})),
+    claim(first_of("any", {**kind_request("gpu", 6)["exactly"]}, {**kind_request("nic", 4)["exactly"]})),
+    claim(kind_request("gpu", 7, adminAccess=True)),
 ]
 """What it has not."""
 UUID = "device.attributes['gpu.io'].uuid"
 H100 = some("gpu", "model", "h100")
 NAMED = [
-    claim(asked("gpu", 1, f"{UUID} == 'gpu-1-0'")),
-    claim(asked("gpu", 1, f"{UUID} == 'gpu-2-3' && {H100}")),
-    claim(asked("gpu", 1, f"{UUID} == 'gpu-2-3'", H100)),
-    claim(asked("gpu", 1, H100, f"'gpu-2-2' == {UUID}")),
-    claim(asked("gpu", 1, f"{UUID} == 'gpu-1-77'")),
-    claim(asked("gpu", 1, f"{UUID} == 'nothing like it'")),
-    claim(asked("gpu", 1, "device.attributes['gpu.io'].uiud == 'gpu-1-0'")),
-    claim(asked("gpu", 1, f"{UUID} in ['gpu-4-0', 'gpu-5-1']")),
-    claim(asked("gpu", 2, f"{UUID} in ['gpu-4-0', 'gpu-5-1', 'gpu-99-0']")),
-    claim(asked("gpu", 2, f"{UUID} in ['gpu-0-0', 'gpu-0-1']"), distinct=ROOT),
-    claim(asked("gpu", 3, f"{UUID} in ['gpu-6-0', 'gpu-6-1', 'gpu-6-3']"), match="gpu.io/numa"),
-    claim(asked("gpu", 2, f"{UUID} == 'gpu-1-1'")),
-    claim(asked("gpu", 1, f"{UUID} == 'gpu-4-0' || 'gpu-5-2' == {UUID} || {UUID} in ['gpu-99-0']")),
-    claim(asked("gpu", 2, f"{H100} && ({UUID} == 'gpu-2-1' || {UUID} == 'gpu-4-2')")),
-    claim(asked("gpu", 1, f"{UUID} == 'gpu-1-3' && device.attributes['gpu.io'].absent == 1 || {UUID} == 'gpu-2-4'")),
-    claim(asked("gpu", 1, f"{UUID} == 'gpu-8-1'"), asked("nic", 2), match="gpu.io/numa"),
-    claim(asked("gpu", 1, f"{UUID} == 'gpu-9-2'"), asked("nic", 3)),
-    claim(asked("gpu", 4), {**asked("gpu", 1, f"{UUID} == 'gpu-9-0'"), "name": "one"}),
-    claim(asked("nic", 1, f"{UUID} == 'gpu-1-0'")),
-    claim(asked("gpu", 1, f"{UUID} == 'gpu-10-0'", capacity={"requests": {"memory": "90Gi"}})),
-    claim(asked("gpu", 1, f"{UUID} == 'gpu-12-0' && device.attributes['gpu.io'].absent == 1")),
-    claim(asked("gpu", 1, f"{UUID} == 'gpu-1-2'"), {**asked("gpu", 1, f"{UUID} == 'gpu-5-2'"), "name": "other"}),
+    claim(kind_request("gpu", 1, f"{UUID} == 'gpu-1-0'")),
+    claim(kind_request("gpu", 1, f"{UUID} == 'gpu-2-3' && {H100}")),
+    claim(kind_request("gpu", 1, f"{UUID} == 'gpu-2-3'", H100)),
+    claim(kind_request("gpu", 1, H100, f"'gpu-2-2' == {UUID}")),
+    claim(kind_request("gpu", 1, f"{UUID} == 'gpu-1-77'")),
+    claim(kind_request("gpu", 1, f"{UUID} == 'nothing like it'")),
+    claim(kind_request("gpu", 1, "device.attributes['gpu.io'].uiud == 'gpu-1-0'")),
+    claim(kind_request("gpu", 1, f"{UUID} in ['gpu-4-0', 'gpu-5-1']")),
+    claim(kind_request("gpu", 2, f"{UUID} in ['gpu-4-0', 'gpu-5-1', 'gpu-99-0']")),
+    claim(kind_request("gpu", 2, f"{UUID} in ['gpu-0-0', 'gpu-0-1']"), distinct=ROOT),
+    claim(kind_request("gpu", 3, f"{UUID} in ['gpu-6-0', 'gpu-6-1', 'gpu-6-3']"), match="gpu.io/numa"),
+    claim(kind_request("gpu", 2, f"{UUID} == 'gpu-1-1'")),
+    claim(kind_request("gpu", 1, f"{UUID} == 'gpu-4-0' || 'gpu-5-2' == {UUID} || {UUID} in ['gpu-99-0']")),
+    claim(kind_request("gpu", 2, f"{H100} && ({UUID} == 'gpu-2-1' || {UUID} == 'gpu-4-2')")),
+    claim(
+        kind_request("gpu", 1, f"{UUID} == 'gpu-1-3' && device.attributes['gpu.io'].absent == 1 || {UUID} == 'gpu-2-4'")
+    ),
+    claim(kind_request("gpu", 1, f"{UUID} == 'gpu-8-1'"), kind_request("nic", 2), match="gpu.io/numa"),
+    claim(kind_request("gpu", 1, f"{UUID} == 'gpu-9-2'"), kind_request("nic", 3)),
+    claim(kind_request("gpu", 4), {**kind_request("gpu", 1, f"{UUID} == 'gpu-9-0'"), "name": "one"}),
+    claim(kind_request("nic", 1, f"{UUID} == 'gpu-1-0'")),
+    claim(kind_request("gpu", 1, f"{UUID} == 'gpu-10-0'", capacity={"requests": {"memory": "90Gi"}})),
+    claim(kind_request("gpu", 1, f"{UUID} == 'gpu-12-0' && device.attributes['gpu.io'].absent == 1")),
+    claim(
+        kind_request("gpu", 1, f"{UUID} == 'gpu-1-2'"),
+        {**kind_request("gpu", 1, f"{UUID} == 'gpu-5-2'"), "name": "other"},
+    ),
     claim(
         first_of(
             "any",
-            asked("gpu", 2, f"{UUID} == 'gpu-1-0'")["exactly"],
-            asked("gpu", 1, f"{UUID} == 'gpu-4-1'")["exactly"],
+            kind_request("gpu", 2, f"{UUID} == 'gpu-1-0'")["exactly"],
+            kind_request("gpu", 1, f"{UUID} == 'gpu-4-1'")["exactly"],
         )
     ),
-    claim(first_of("any", asked("gpu", 1, f"{UUID} == 'gpu-4-1'")["exactly"], asked("nic", 3)["exactly"])),
+    claim(
+        first_of("any", kind_request("gpu", 1, f"{UUID} == 'gpu-4-1'")["exactly"], kind_request("nic", 3)["exactly"])
+    ),
 ]
 """What names devices, many of which somebody has after a while."""
 
 
-def whole_cluster_asked(monkeypatch: pytest.MonkeyPatch) -> list[Unit]:
+def whole_cluster_asked(monkeypatch: pytest.MonkeyPatch) -> list[PlacementUnit]:
     """Filled in with what the whole cluster is asked."""
-    asked_of_all: list[Unit] = []
-    explain = World.explain
+    asked_of_all: list[PlacementUnit] = []
+    explain = FullCluster.explain
 
-    def explain_all(world: World, unit: Unit) -> dict[str, Any]:
+    def explain_all(world: FullCluster, unit: PlacementUnit) -> dict[str, Any]:
         asked_of_all.append(unit)
         return explain(world, unit)
 
-    monkeypatch.setattr(World, "explain", explain_all)
+    monkeypatch.setattr(FullCluster, "explain", explain_all)
     return asked_of_all
 
 
@@ -192,7 +199,7 @@ def test_refusals_of_named_devices_are_those_of_the_whole_cluster(
     asked_of_all = whole_cluster_asked(monkeypatch)
     rng = Random(f"named {seed}")
     documents = cluster(rng) + (fabric() if has_fabric else [])
-    fleet = ResourceFleet.from_manifests(deepcopy(documents))
+    fleet = ResourceClaimFleet.from_manifests(deepcopy(documents))
     held: dict[str, Manifest] = {}
     reasons: dict[str, int] = {}
     # Many of the claims before these are there to be in the way.
@@ -224,15 +231,15 @@ def test_refusals_of_named_devices_are_those_of_the_whole_cluster(
 @pytest.mark.parametrize("seed", range(2))
 def test_refusals_are_those_of_the_whole_cluster(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if seed % 2:
-        monkeypatch.setattr(choice, "VARIED", 40)
-        monkeypatch.setattr(refusal, "FEW", 1)
+        monkeypatch.setattr(group_attributes, "VARIED_ABOVE", 40)
+        monkeypatch.setattr(explainer, "FEW_NODES", 1)
     asked_of_all = whole_cluster_asked(monkeypatch)
     rng = Random(seed)
     documents, fitting = cluster(rng), FITTING
     if seed % 2:
         documents += fabric()
-        fitting = [*FITTING, claim(asked("fabric", 1))]
-    fleet = ResourceFleet.from_manifests(deepcopy(documents))
+        fitting = [*FITTING, claim(kind_request("fabric", 1))]
+    fleet = ResourceClaimFleet.from_manifests(deepcopy(documents))
     held: dict[str, Manifest] = {}
     reasons: dict[str, int] = {}
     for number in range(180):

@@ -7,10 +7,18 @@ import random
 from fractions import Fraction
 
 from devalloc.scaling.config import read_defaults
-from devalloc.scaling.goals import goal
+from devalloc.scaling.goals import compute_goal
 from devalloc.scaling.metrics import LfcMetrics
 from tests.support import scaling_oracle as oracle
-from tests.support.scaling_walks import UNITS, Walk, random_config, random_series, random_system, system_metrics, told
+from tests.support.random_scaling_histories import (
+    UNITS,
+    ScalingHistory,
+    actions_as_oracle,
+    random_config,
+    random_series,
+    random_system,
+    system_metrics,
+)
 
 
 def test_goals_are_what_exact_fractions_give() -> None:
@@ -23,7 +31,7 @@ def test_goals_are_what_exact_fractions_give() -> None:
         system = random_system(rng, unit, 12) if rng.random() < 0.85 else None
         series = random_series(rng, unit, 12) if rng.random() < 0.6 else None
         lfc = None if series is None else LfcMetrics(0, 0, 0, tuple(series))
-        got = goal(unit, config, None if system is None else system_metrics(system), lfc)
+        got = compute_goal(unit, config, None if system is None else system_metrics(system), lfc)
         parts = oracle.goal((unit.cpu, unit.memory), content, system, series)
         assert got.complete is parts["complete"], number
         assert bool(got.warnings) is parts["short"], number
@@ -49,11 +57,11 @@ def test_random_histories_lead_to_the_same_actions() -> None:
     acted = {"plugin": 0, "machine": 0, "up": 0, "down": 0}
     for seed in range(150):
         rng = random.Random(seed)
-        walk = Walk.begin(rng)
+        walk = ScalingHistory.begin(rng)
         history = []
         for _ in range(60):
             history.append((walk.step(rng), walk.now))
-            got = told(walk.actions())
+            got = actions_as_oracle(walk.actions())
             assert got == walk.oracle.next(walk.now), (seed, history[-12:])
             for name in acted.keys() & got.keys():
                 acted[name] += 1

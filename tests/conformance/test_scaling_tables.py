@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.neon import forms_of, judge, judge_file, main, read, shown
-from tests.support.data import scaling_tables
+from tests.support.reference_data import scaling_tables
+from tools.judge_scaling import forms_of, judge, judge_file, main, read, shown
 
 OWN = Path(__file__).parent / "cases" / "scaling"
 TABLES = [

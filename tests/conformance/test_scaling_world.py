@@ -12,7 +12,7 @@ import random
 
 import pytest
 
-from tests.support.scaling_world import EXPECTED, FAULTS, Fault, course, restless
+from tests.support.scaling_world import EXPECTED, FAULTS, Fault, restless, run_scaling_course
 from tests.support.virtual_time import run
 
 LONG = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", 0))
@@ -26,7 +26,7 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_without_faults_the_machines_get_what_their_load_needs() -> None:
-    outcome = run(course(), sockets=False)
+    outcome = run(run_scaling_course(), sockets=False)
     assert outcome.complaints == []
     assert outcome.has == EXPECTED
     assert outcome.calls > 60
@@ -34,9 +34,9 @@ def test_without_faults_the_machines_get_what_their_load_needs() -> None:
 
 @pytest.mark.parametrize("kind", FAULTS)
 def test_one_fault_at_any_call_heals(kind: str) -> None:
-    calls = run(course(seconds=100.0), sockets=False).calls
+    calls = run(run_scaling_course(seconds=100.0), sockets=False).calls
     for at in range(FAULTS.index(kind) % STRIDE, calls, STRIDE):
-        outcome = run(course([Fault(kind, at)]), sockets=False)
+        outcome = run(run_scaling_course([Fault(kind, at)]), sockets=False)
         assert outcome.struck, (kind, at)
         assert outcome.complaints == []
 
@@ -46,7 +46,7 @@ def test_several_faults_heal_though_loads_change_faster_than_machines() -> None:
         rng = random.Random(seed)
         faults = [Fault(rng.choice(FAULTS), rng.randrange(100)) for _ in range(rng.randint(2, 6))]
         until, change = 120.0, rng.choice([0.4, 3.0, 9.0])
-        outcome = run(course(faults, 400.0, loads=restless(rng, until), change=change), sockets=False)
+        outcome = run(run_scaling_course(faults, 400.0, loads=restless(rng, until), change=change), sockets=False)
         assert outcome.complaints == [], (seed, faults)
 
 
@@ -55,6 +55,6 @@ def test_the_rules_of_peers_use_more_than_is_permitted_in_the_same_world() -> No
     wrong = []
     for seed in range(6):
         loads = restless(random.Random(seed), 60.0)
-        wrong += run(course((), 60.0, loads=loads, change=6.0, as_peers=True), sockets=False).wrong
-        assert run(course((), 60.0, loads=loads, change=6.0), sockets=False).wrong == [], seed
+        wrong += run(run_scaling_course((), 60.0, loads=loads, change=6.0, as_peers=True), sockets=False).wrong
+        assert run(run_scaling_course((), 60.0, loads=loads, change=6.0), sockets=False).wrong == [], seed
     assert any("permitted" in complaint for complaint in wrong)

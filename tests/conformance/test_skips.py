@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ALLOWED_SKIPS
-from tests.support.shared import REPO
+from tests.support.repository import REPO
 
 TESTS = """
 import pytest

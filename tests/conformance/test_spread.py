@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from devalloc_solver import Fleet, solve_manifests
-from devalloc_solver import search as ways
+from devalloc_solver.pipeline import strategy as ways
 from tests.support import oracle, random_fleets
+from tests.support.answer_verifier import complaints
 from tests.support.manifests import allocated, claim, device, device_class, entry, pool
 from tests.support.oracle_instance import ADMIN, Instance, read
-from tests.support.verdict import complaints
 
 Manifest = dict[str, Any]
 EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "150"))
@@ -24,8 +24,8 @@ EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "150"))
 
 def fleet(nodes: int, pools: int, gpus: int = 1) -> list[Manifest]:
     devices = [device(f"gpu{number}") for number in range(gpus)]
-    found = [pool(f"n{n}-p{p}", f"n{n}", devices=devices) for n in range(nodes) for p in range(pools)]
-    return [device_class("gpu", driver="gpu"), *found]
+    pools_made = [pool(f"n{n}-p{p}", f"n{n}", devices=devices) for n in range(nodes) for p in range(pools)]
+    return [device_class("gpu", driver="gpu"), *pools_made]
 
 
 def claims(number: int) -> list[Manifest]:
@@ -80,8 +80,8 @@ def test_what_is_in_use_counts_by_how_much_it_is() -> None:
     documents, waiting = [*fleet(3, 8), *held], claims(6)
     answers = solve_manifests([*documents, *waiting], placement="spread")["claims"]
     together = [each for each in answers if each["name"].startswith("c")]
-    for found in (together, one_by_one(documents, waiting)):
-        assert Counter(each["node"] for each in found) == {"n0": 1, "n1": 3, "n2": 2}
+    for answered in (together, one_by_one(documents, waiting)):
+        assert Counter(each["node"] for each in answered) == {"n0": 1, "n1": 3, "n2": 2}
 
 
 def test_pools_of_a_node_are_spread_over_as_well() -> None:

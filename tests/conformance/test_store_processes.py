@@ -17,7 +17,7 @@ import random, sys
 from pathlib import Path
 from devalloc.store import Change, Conflict, Key, NotFound
 from devalloc.store.sqlite import SQLiteStore
-from tests.support.objects import claim
+from tests.support.minimal_manifests import claim
 
 path, me, rounds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 store, choice = SQLiteStore(path), random.Random(me)

@@ -13,8 +13,8 @@ from contextlib import closing
 from pathlib import Path
 
 from devalloc.store.sqlite import SQLiteStore
-from tests.support.fleets import fill, gpu_pool
-from tests.support.shell import INTERRUPTED
+from tests.support.cli_shell import INTERRUPTED
+from tests.support.fleet_manifests import fill, gpu_pool
 
 PATIENCE = 90.0
 

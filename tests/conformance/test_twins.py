@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from devalloc_solver import Fleet, dra
-from tests.support.dra import claim, counter_slice, device, request, slice_
+from tests.support.dra_builders import claim, counter_slice, device, request, slice_
 
 API = "resource.k8s.io/v1"
 CLASS = {"apiVersion": API, "kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {}}
@@ -31,9 +31,13 @@ def slice_of(node: str, devices: list[Manifest], **spec: Any) -> Manifest:
 
 
 def wants(name: str, count: int = 1, *selectors: str, node: str | None = None, **fields: Any) -> Manifest:
-    found = {"apiVersion": API, "kind": "ResourceClaim", **claim(request("r", count, *selectors, **fields), name=name)}
-    found["metadata"]["annotations"] = {} if node is None else {"devalloc.io/node": node}
-    return found
+    manifest = {
+        "apiVersion": API,
+        "kind": "ResourceClaim",
+        **claim(request("r", count, *selectors, **fields), name=name),
+    }
+    manifest["metadata"]["annotations"] = {} if node is None else {"devalloc.io/node": node}
+    return manifest
 
 
 def given(answer: Manifest) -> list[str]:
@@ -64,9 +68,9 @@ def test_one_claim_gets_it_and_the_other_is_told_who_has_it(layout: str) -> None
 
     answer = dra.solve_manifests([*documents, *claims])
     fleet = Fleet.from_manifests(documents)
-    one, other = (fleet.allocate(asked) for asked in claims)
+    one, other = (fleet.allocate(each) for each in claims)
 
-    assert [found["allocated"] for found in answer["claims"]] == [True, False]
+    assert [answered["allocated"] for answered in answer["claims"]] == [True, False]
     assert answer["claims"][1]["reason"] == "LostToCompetition"
     assert answer["claims"][1]["blockers"] == [{"kind": "claim", "namespace": "default", "name": "a", "priority": 0}]
     assert answer["optimal"]
@@ -89,10 +93,10 @@ def test_pools_of_one_name_without_a_device_in_common_are_nobodys_concern() -> N
 
 
 def test_a_claim_for_too_many_is_not_told_of_counters() -> None:
-    (found,) = dra.solve_manifests([CLASS, *LAYOUTS["a slice for each node"], wants("a", 2)])["claims"]
+    (refusal,) = dra.solve_manifests([CLASS, *LAYOUTS["a slice for each node"], wants("a", 2)])["claims"]
 
-    assert found["reason"] == "NotEnoughDevices"
-    assert [blocker["kind"] for blocker in found["blockers"]] == ["amount"]
+    assert refusal["reason"] == "NotEnoughDevices"
+    assert [blocker["kind"] for blocker in refusal["blockers"]] == ["amount"]
 
 
 def test_who_takes_it_draws_the_counters_of_every_node() -> None:
@@ -111,7 +115,7 @@ def test_who_takes_it_draws_the_counters_of_every_node() -> None:
 
     assert sum(one["allocated"] for one in answer["claims"]) == 2
     assert len(set(given(answer))) == 2
-    assert [fleet.allocate(asked)["allocated"] for asked in claims] == [True, True, False]
+    assert [fleet.allocate(each)["allocated"] for each in claims] == [True, True, False]
 
 
 SHARED = [device("d0", shared=True, capacity={"m": "4"})]
@@ -123,11 +127,11 @@ def test_shares_of_it_add_up_over_the_nodes() -> None:
     fleet = Fleet.from_manifests(documents)
 
     answer = dra.solve_manifests([*documents, *claims])
-    told = [fleet.allocate(asked) for asked in claims]
+    answers = [fleet.allocate(each) for each in claims]
 
     assert sum(one["allocated"] for one in answer["claims"]) == 4
-    assert [(one["allocated"], one["node"]) for one in told[:4]] == [(True, NODES[n % 2]) for n in range(4)]
-    assert not told[4]["allocated"]
+    assert [(one["allocated"], one["node"]) for one in answers[:4]] == [(True, NODES[n % 2]) for n in range(4)]
+    assert not answers[4]["allocated"]
 
 
 def test_shares_of_what_nodes_see_differently_are_of_one_node_at_a_time() -> None:
@@ -202,10 +206,10 @@ def test_as_many_claims_as_trying_everything_finds(first: int) -> None:
         shuffled = one.documents
         Random(seed).shuffle(shuffled)
 
-        assert (seed, sum(found["allocated"] for found in answer["claims"])) == (seed, one.best())
+        assert (seed, sum(each["allocated"] for each in answer["claims"])) == (seed, one.best())
         assert answer["optimal"]
         assert len(given(answer)) == len(set(given(answer)))
         assert json.dumps(dra.solve_manifests(shuffled) | {"seconds": 0}) == json.dumps(answer | {"seconds": 0})
-        fleet = Fleet.from_manifests([found for found in one.documents if found["kind"] != "ResourceClaim"])
-        told = [fleet.allocate(found) for found in one.documents if found["kind"] == "ResourceClaim"]
-        assert len(given({"claims": told})) == len(set(given({"claims": told})))
+        fleet = Fleet.from_manifests([each for each in one.documents if each["kind"] != "ResourceClaim"])
+        answers = [fleet.allocate(each) for each in one.documents if each["kind"] == "ResourceClaim"]
+        assert len(given({"claims": answers})) == len(set(given({"claims": answers})))

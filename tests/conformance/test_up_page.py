@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from devalloc.cli.uppage import FILE
+from devalloc.cli.standalone_page import TOKEN_FILE
 from devalloc.store.sqlite import SQLiteStore
-from tests.support.fleets import fill, gpu_pool
-from tests.support.page import ask
-from tests.support.shell import Shell, devalloc
+from tests.support.cli_shell import Shell, devalloc
+from tests.support.fleet_manifests import fill, gpu_pool
+from tests.support.served_page import ask
 
 __all__ = ["devalloc"]
 
@@ -49,24 +49,24 @@ def test_it_shows_the_store_to_who_reads_the_file(tmp_path: Path) -> None:
     with closing(SQLiteStore(path)) as store, up(path, "127.0.0.1:0") as process:
         fill(store, gpu_pool("card-of-mine"))
         assert process.stdout is not None
-        said = ""
-        while not (found := re.search(r"page (http://\S+/devalloc/)", said)):
+        output = ""
+        while not (match := re.search(r"page (http://\S+/devalloc/)", output)):
             line = process.stdout.readline()
-            assert line, f"it ended: {said}"
-            said += line
-        kept = tmp_path / FILE
-        token = kept.read_text().strip()
-        assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+            assert line, f"it ended: {output}"
+            output += line
+        token_file = tmp_path / TOKEN_FILE
+        token = token_file.read_text().strip()
+        assert stat.S_IMODE(token_file.stat().st_mode) == 0o600
         assert len(token) >= 43
-        assert token not in said, "a file, or a journal, is no place for it"
-        assert str(kept) in said
-        url = found[1]
+        assert token not in output, "a file, or a journal, is no place for it"
+        assert str(token_file) in output
+        url = match[1]
         assert b"card-of-mine" in ask(url, "view?open=node:n", Authorization=f"Bearer {token}")[2]
         assert ask(url, "view")[0] == 401
         process.terminate()
         rest, _ = process.communicate(timeout=120)
         assert (process.returncode, "stopped" in rest, token in rest) == (0, True, False)
-        assert not kept.exists()
+        assert not token_file.exists()
 
 
 def test_a_port_that_is_taken_ends_it(tmp_path: Path) -> None:
@@ -74,12 +74,12 @@ def test_a_port_that_is_taken_ends_it(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with up(tmp_path / "devalloc.db", f"127.0.0.1:{taken.getsockname()[1]}") as process:
-            said, _ = process.communicate(timeout=120)
+            output, _ = process.communicate(timeout=120)
     assert process.returncode == 1
-    assert "--page cannot listen at 127.0.0.1:" in said
+    assert "--page cannot listen at 127.0.0.1:" in output
 
 
 @pytest.mark.parametrize("page", ["here", "example.org:1", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:65536", ":1"])
 def test_what_is_no_address_is_said(devalloc: Shell, tmp_path: Path, page: str) -> None:
-    found = devalloc("up", "--no-inventory", "--no-node", "--page", page, "--store", tmp_path / "devalloc.db")
-    assert (found.code, f"--page {page}: write an IP address and a port" in found.err) == (2, True)
+    output = devalloc("up", "--no-inventory", "--no-node", "--page", page, "--store", tmp_path / "devalloc.db")
+    assert (output.code, f"--page {page}: use an IP address and a port" in output.err) == (2, True)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from devalloc.store.sqlite import SQLiteStore
-from tests.support.fleets import gpu_class
-from tests.support.shared import REPO
+from tests.support.fleet_manifests import gpu_class
+from tests.support.repository import REPO
 
 
 @pytest.fixture
@@ -26,9 +26,9 @@ def store(tmp_path: Path) -> Iterator[SQLiteStore]:
 RUNNER = """
 import sys
 from pathlib import Path
-from devalloc.controller.up import Up, signals
-up = Up(Path(sys.argv[1]), None, on_round=lambda done: print("round", flush=True))
-with signals(up):
+from devalloc.controller.standalone import Standalone, handling_signals
+up = Standalone(Path(sys.argv[1]), None, on_round=lambda done: print("round", flush=True))
+with handling_signals(up):
     up.run()
 print("clean", flush=True)
 """
@@ -66,13 +66,13 @@ def test_a_hangup_looks_again_and_ends_nothing(store: SQLiteStore) -> None:
 STUCK = """
 import sys, time
 from pathlib import Path
-from devalloc.controller import up as module
+from devalloc.controller import standalone as module
 module.GRACE_SECONDS = 1000
 def think(*arguments, **settings):
     print("thinking", flush=True)
     time.sleep(1000)
-up = module.Up(Path(sys.argv[1]), None, solve=think)
-with module.signals(up):
+up = module.Standalone(Path(sys.argv[1]), None, solve=think)
+with module.handling_signals(up):
     up.run()
 """
 

@@ -17,16 +17,17 @@ import yaml
 
 from devalloc.version import VERSION
 from tests.support.crd_changes import losses
-from tests.support.previous import FOLDER, KEPT, LEFT_OUT, PRESENT, Version, archive, previous
-from tests.support.shared import REPO
+from tests.support.previous import FOLDER, FOLDERS, LEFT_OUT, PRESENT, Version, archive, previous
+from tests.support.repository import REPO
 
 GUIDE = REPO / "docs" / "install.md"
 KINDS = sorted(path.name for path in (REPO / "crds").glob("*.yaml") if path.name != "kustomization.yaml")
-ASKED = """
+SCRIPT = """
 import json, sys
+import tests.support
 from devalloc.api import meta
-from devalloc.store.migrations import STEPS
-from devalloc_node.binding.table import step_kinds
+from devalloc.store.migrations import STORE_STEPS
+from devalloc_node.binding.registry import step_kinds
 from devalloc_node.journal.schema import SCHEMA
 from devalloc_node.pb import node_pb2, warm_pb2
 
@@ -55,7 +56,7 @@ def wire(file):
 
 json.dump({
     "words": {name: value for name, value in vars(meta).items() if name.isupper() and isinstance(value, str)},
-    "store": STEPS,
+    "store": STORE_STEPS,
     "journal": SCHEMA.steps,
     "steps": sorted(step_kinds(Host())),
     "wire": wire(node_pb2.DESCRIPTOR) | wire(warm_pb2.DESCRIPTOR),
@@ -63,27 +64,27 @@ json.dump({
 """
 
 
-def told(version: Version) -> dict[str, Any]:
+def described(version: Version) -> dict[str, Any]:
     """What the version's own code says of itself."""
-    done = subprocess.run(version.python("-c", ASKED), env=version.environment(), capture_output=True, text=True)
+    done = subprocess.run(version.python("-c", SCRIPT), env=version.environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    answers: dict[str, Any] = json.loads(done.stdout)
+    return answers
 
 
 @pytest.fixture(scope="module")
 def before() -> dict[str, Any]:
-    return told(previous())
+    return described(previous())
 
 
 @pytest.fixture(scope="module")
 def now() -> dict[str, Any]:
-    return told(PRESENT)
+    return described(PRESENT)
 
 
 def definition(version: Version, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((version.tree / "crds" / name).read_text())
-    return found
+    content: dict[str, Any] = yaml.safe_load((version.tree / "crds" / name).read_text())
+    return content
 
 
 # -- what is kept of the release before --------------------------------------------------------------------------------
@@ -113,7 +114,7 @@ def unlike(tree: Path, listing: str) -> list[str]:
 
 def test_where_the_tag_is_known_the_sources_are_those_of_the_tag() -> None:
     tag = f"v{previous().name}"
-    command = ["git", "ls-tree", "-r", tag, "--", *KEPT]
+    command = ["git", "ls-tree", "-r", tag, "--", *FOLDERS]
     listed = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False)
     if listed.returncode:
         pytest.skip(f"this clone does not have the tag {tag}: {listed.stderr.strip()}")

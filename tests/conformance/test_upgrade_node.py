@@ -12,27 +12,27 @@ import pytest
 
 from tests.support import fault_scenarios as bindings
 from tests.support import machine_scenarios as machines
-from tests.support.faketree import memory_folder
-from tests.support.faults import Faults, assert_same, is_prepared
-from tests.support.gates import KILLS
+from tests.support.fake_tree import memory_folder
+from tests.support.fault_gates import KILLS
+from tests.support.fault_points import FaultPoints, assert_same, is_prepared
 from tests.support.machine_faults import MachineFaults, MachineScenario
-from tests.support.other_life import SCENARIOS, Lives, lives
 from tests.support.previous import PRESENT, previous
+from tests.support.versioned_plugin import SCENARIOS, PluginLives, plugin_lives
 
 TRIES = 5
 """Taking back waits for others a little and then goes on without them, so that a change may not be reached."""
-ASKED = int(os.environ.get("DEVALLOC_UPGRADE_POINTS", "0"))
+POINTS_WANTED = int(os.environ.get("DEVALLOC_UPGRADE_POINTS", "0"))
 """So many points of each act, of every scenario: as `make faults` asks."""
-BINDINGS = tuple(bindings.SCENARIOS) if ASKED else ("vfio-with-audio", "vf-with-settings", "vgpu")
-MACHINES = tuple(machines.SCENARIOS) if ASKED else ("machine-attach-vf",)
-POINTS = ASKED or 2
-POINTS_WITH_MACHINES = ASKED or 1
+BINDINGS = tuple(bindings.SCENARIOS) if POINTS_WANTED else ("vfio-with-audio", "vf-with-settings", "vgpu")
+MACHINES = tuple(machines.SCENARIOS) if POINTS_WANTED else ("machine-attach-vf",)
+POINTS = POINTS_WANTED or 2
+POINTS_WITH_MACHINES = POINTS_WANTED or 1
 
 
 @pytest.fixture(scope="module")
-def versions() -> Iterator[tuple[Lives, Lives]]:
+def versions() -> Iterator[tuple[PluginLives, PluginLives]]:
     """The release before, and this version."""
-    with lives(previous()) as before, lives(PRESENT) as now:
+    with plugin_lives(previous()) as before, plugin_lives(PRESENT) as now:
         yield before, now
 
 
@@ -41,7 +41,7 @@ def drawn(calls: list[str], count: int) -> list[tuple[int, str]]:
     return list(zip(range(len(calls), 0, -max(1, len(calls) // count)), cycle(KILLS), strict=False))[:count]
 
 
-def killed(faults: Faults, plugin: Lives, act: str, number: int, how: str) -> None:
+def killed(faults: FaultPoints, plugin: PluginLives, act: str, number: int, how: str) -> None:
     for _ in range(TRIES):
         if act == "unprepare":
             plugin.go(faults, "prepare")
@@ -50,7 +50,7 @@ def killed(faults: Faults, plugin: Lives, act: str, number: int, how: str) -> No
     raise AssertionError(f"{act}, change {number}: was not reached")
 
 
-def taken_up(faults: Faults, gone: Lives, other: Lives, count: int) -> None:
+def taken_up(faults: FaultPoints, gone: PluginLives, other: PluginLives, count: int) -> None:
     """Prepared by the one and put back by the other; then the one is killed at so many points of each act, the other
     goes on, and the one puts back what the other did."""
     prepared, unprepared = (gone.live(faults, act).calls for act in ("prepare", "unprepare"))
@@ -83,17 +83,17 @@ def taken_up(faults: Faults, gone: Lives, other: Lives, count: int) -> None:
 
 @pytest.mark.parametrize("name", BINDINGS)
 def test_what_a_killed_plugin_left_is_finished_or_undone_by_the_other_version(
-    name: str, versions: tuple[Lives, Lives]
+    name: str, versions: tuple[PluginLives, PluginLives]
 ) -> None:
     before, now = versions
     with memory_folder() as folder:
-        faults = Faults(SCENARIOS[name], Path(folder))
+        faults = FaultPoints(SCENARIOS[name], Path(folder))
         taken_up(faults, before, now, POINTS)
         taken_up(faults, now, before, POINTS)
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_machines_run_on_under_the_other_version(name: str, versions: tuple[Lives, Lives]) -> None:
+def test_machines_run_on_under_the_other_version(name: str, versions: tuple[PluginLives, PluginLives]) -> None:
     before, now = versions
     scenario = SCENARIOS[name]
     assert isinstance(scenario, MachineScenario)

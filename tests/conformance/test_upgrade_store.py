@@ -14,10 +14,10 @@ from typing import Any
 
 from devalloc.api import meta
 from devalloc.store.sqlite import SQLiteStore
-from tests.support.fleets import gpu_claim, gpu_class, gpu_pool
-from tests.support.hosts import GIB, host, machine
+from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
+from tests.support.host_pools import GIB, host, machine
 from tests.support.previous import PRESENT, Version, previous
-from tests.support.terminal import Terminal, terminal
+from tests.support.versioned_cli import VersionedCli, versioned_cli
 from tests.support.waiting import until
 
 Objects = dict[str, Any]
@@ -31,8 +31,8 @@ def up(version: Version, store: Path) -> Iterator[Popen[str]]:
     try:
         yield process
         process.send_signal(signal.SIGTERM)
-        said, _ = process.communicate(timeout=60)
-        assert process.returncode == 0, said
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, output
     finally:
         process.kill()
         process.communicate()
@@ -44,7 +44,9 @@ def reason(obj: Any) -> str:
 
 def given(objects: Objects) -> dict[str, Any]:
     """What is allocated: a claim's devices, a machine's node."""
-    return {name: found for name, obj in objects.items() if (found := obj.get("status", {}).get("allocations"))}
+    return {
+        name: allocations for name, obj in objects.items() if (allocations := obj.get("status", {}).get("allocations"))
+    }
 
 
 def claim(name: str) -> str:
@@ -58,15 +60,15 @@ def text(*objects: Any) -> str:
 def test_each_version_goes_on_with_what_the_other_one_wrote(tmp_path: Path) -> None:
     store = tmp_path / "devalloc.db"
     with (
-        terminal(previous(), DEVALLOC_STORE=str(store)) as before,
-        terminal(PRESENT, DEVALLOC_STORE=str(store)) as now,
+        versioned_cli(previous(), DEVALLOC_STORE=str(store)) as before,
+        versioned_cli(PRESENT, DEVALLOC_STORE=str(store)) as now,
     ):
         _written(before, store)
         _goes_on(before, now, PRESENT, store, tmp_path, "1")
         _goes_on(now, before, previous(), store, tmp_path, "2")
 
 
-def _written(shell: Terminal, store: Path) -> None:
+def _written(shell: VersionedCli, store: Path) -> None:
     """Claims in every state: allocated, a group, prepared, being deleted though a node has it, asked back, refused; a
     machine that was placed, permitted and scaled."""
     placed = machine("web", "2", "2Gi", "of-web")
@@ -79,9 +81,9 @@ def _written(shell: Terminal, store: Path) -> None:
         shell("wait", *names, "--timeout=2m")
         until(lambda: reason(shell.objects(store)[claim("big")]), "what is too big is refused")
         until(lambda: WEB in given(shell.objects(store)), "the machine is placed")
-    found = shell.objects(store)
+    objects = shell.objects(store)
     for name in ("prepared", "deleted", "asked-back"):
-        obj = found[claim(name)]
+        obj = objects[claim(name)]
         obj["metadata"]["finalizers"] = [meta.NODE_FINALIZER]
         obj["metadata"]["annotations"][meta.PREPARED_ON] = "n"
         if name == "asked-back":
@@ -89,49 +91,57 @@ def _written(shell: Terminal, store: Path) -> None:
         ready = {"type": "Ready", "status": "True", "reason": "Prepared", "message": "by its node"}
         for device in obj["status"]["allocations"]:
             named = {each: device[each] for each in ("devicePoolName", "deviceName")}
-            told = {**named, "conditions": [{**ready, "lastTransitionTime": "2026-11-21T12:00:00Z"}]}
-            obj["status"].setdefault("deviceStatuses", []).append(told)
+            amounts = {**named, "conditions": [{**ready, "lastTransitionTime": "2026-11-21T12:00:00Z"}]}
+            obj["status"].setdefault("deviceStatuses", []).append(amounts)
         shell.put(store, obj)
     shell("delete", "claim", "deleted")
     web = shell.objects(store)[WEB]
     web["metadata"]["annotations"] = {"vm.neon.tech/usage": json.dumps({"cpu": 2, "memory": "2Gi"})}
     web["metadata"]["labels"] = {"autoscaling.neon.tech/enabled": "true"}
-    told = {"cpus": "2", "memory": "2Gi"}
-    permit = {"cpus": "3", "memory": "3Gi", "givenBy": "permits-1", "machineID": "m-1", "kept": told}
-    web["status"] |= {"phase": "Running", "machineID": "m-1", "applied": told, "observed": told, "permitted": permit}
+    amounts = {"cpus": "2", "memory": "2Gi"}
+    permit = {"cpus": "3", "memory": "3Gi", "givenBy": "permits-1", "machineID": "m-1", "kept": amounts}
+    web["status"] |= {
+        "phase": "Running",
+        "machineID": "m-1",
+        "applied": amounts,
+        "observed": amounts,
+        "permitted": permit,
+    }
     shell.put(store, web)
 
 
-def _goes_on(wrote: Terminal, reads: Terminal, version: Version, store: Path, folder: Path, number: str) -> None:
+def _goes_on(
+    wrote: VersionedCli, reads: VersionedCli, version: Version, store: Path, folder: Path, number: str
+) -> None:
     """``reads``, of ``version``, takes the store over from ``wrote``: it sees the same, keeps what is given, and
     answers what is new."""
-    found = wrote.objects(store)
-    assert reads.objects(store) == found
-    assert given(found).keys() >= {claim(name) for name in ("prepared", "deleted", "of-web", "pair-1", "pair-2")}
-    for name in found:
+    objects = wrote.objects(store)
+    assert reads.objects(store) == objects
+    assert given(objects).keys() >= {claim(name) for name in ("prepared", "deleted", "of-web", "pair-1", "pair-2")}
+    for name in objects:
         kind, _, called = name.split("/")
         assert called in reads("describe", f"{kind}/{called}").out
     counted = reads.permit(store, WEB)
     assert counted == wrote.permit(store, WEB)
-    assert (counted["permit"], counted["kept"]) == ([3000, 3 * GIB], [2000, 2 * GIB])
+    assert (counted["permit"], counted["previous"]) == ([3000, 3 * GIB], [2000, 2 * GIB])
     wrote("snapshot", folder / f"snapshot-{number}")
     # 0.1.0 also compares the words of a message, which 0.2.0 says better.
-    said = reads("replay", folder / f"snapshot-{number}", code=0 if version == PRESENT else 1)
+    replayed = reads("replay", folder / f"snapshot-{number}", code=0 if version == PRESENT else 1)
     code = "NotEnoughDevices"
-    assert "the same answer" in said.out or re.fullmatch(
-        f"default/big: recorded {code}: .*; now {code}: .*\n", said.out
+    assert "the same answer" in replayed.out or re.fullmatch(
+        f"default/big: recorded {code}: .*; now {code}: .*\n", replayed.out
     )
     wrote("backup", folder / f"backup-{number}")
     reads("restore", folder / f"backup-{number}", "--store", folder / f"restored-{number}")
-    assert reads.objects(folder / f"restored-{number}").keys() == found.keys()
+    assert reads.objects(folder / f"restored-{number}").keys() == objects.keys()
 
     # What was applied while nobody ran is answered by the next one, and what is given back goes to somebody else.
     wrote("apply", "-f", "-", stdin=text(gpu_claim(f"late-{number}")))
     with up(version, store):
         reads("wait", f"late-{number}", "--timeout=2m")
         after = reads.objects(store)
-        assert {name: after[name] for name in given(found)} == {name: found[name] for name in given(found)}
-        assert reason(after[claim("big")]) == reason(found[claim("big")])
+        assert {name: after[name] for name in given(objects)} == {name: objects[name] for name in given(objects)}
+        assert reason(after[claim("big")]) == reason(objects[claim("big")])
         reads("delete", "claim", f"late-{number}")
         reads("apply", "-f", "-", stdin=text(gpu_claim(f"next-{number}")))
         reads("wait", f"next-{number}", "--timeout=2m")
@@ -147,8 +157,8 @@ def test_a_store_of_a_version_to_come_is_left_as_it_is(tmp_path: Path) -> None:
         connection.execute("PRAGMA user_version = 99")
     content = store.read_bytes()
     for version in (previous(), PRESENT):
-        with terminal(version, DEVALLOC_STORE=str(store)) as shell:
-            said = shell("get", "claims", code=1).err
-            assert f"{store} was written by a newer devalloc (schema 99; this one knows up to" in said
-            assert "Use the newer version, or restore a backup that this version made" in said
+        with versioned_cli(version, DEVALLOC_STORE=str(store)) as shell:
+            errors = shell("get", "claims", code=1).err
+            assert f"{store} was written by a newer devalloc (schema 99; this one knows up to" in errors
+            assert "Use the newer version, or restore a backup that this version made" in errors
     assert store.read_bytes() == content

@@ -11,13 +11,13 @@ from random import Random
 
 import pytest
 
-from tests.support import upstream
-from tests.support.data import resource_claim_cases
+from tests.support import upstream_allocator
 from tests.support.dra_differential import DIFFERENCES, compare, ours, theirs, violations
 from tests.support.dra_instances import instance
 from tests.support.go_build import Unavailable
-from tests.support.shared import REPO
-from tests.support.upstream import Peer
+from tests.support.reference_data import resource_claim_cases
+from tests.support.repository import REPO
+from tests.support.upstream_allocator import UpstreamPeer
 
 # The first one waits until the peer is built.
 pytestmark = pytest.mark.timeout(1200)
@@ -26,7 +26,7 @@ CHUNK = 250
 
 
 @pytest.fixture(scope="module")
-def peer(request: pytest.FixtureRequest) -> Iterator[Peer]:
+def peer(request: pytest.FixtureRequest) -> Iterator[UpstreamPeer]:
     capture = request.config.pluginmanager.getplugin("capturemanager")
 
     def progress(line: str) -> None:
@@ -34,7 +34,7 @@ def peer(request: pytest.FixtureRequest) -> Iterator[Peer]:
             print(f"  {line}", flush=True)
 
     try:
-        running = upstream.running(progress)
+        running = upstream_allocator.running(progress)
     except Unavailable as reason:
         pytest.skip(f"no peer: {reason}")
     with running:
@@ -42,13 +42,13 @@ def peer(request: pytest.FixtureRequest) -> Iterator[Peer]:
 
 
 @pytest.mark.parametrize("first", range(0, INSTANCES, CHUNK))
-def test_random_instances_get_the_right_answer(first: int, peer: Peer) -> None:
+def test_random_instances_get_the_right_answer(first: int, peer: UpstreamPeer) -> None:
     wrong = {}
     for seed in range(first, first + CHUNK):
-        found = compare(instance(Random(seed)), peer)
-        if found.complaints:
-            wrong[seed] = found.complaints
-    assert not wrong, f"run python -m tests.conformance.fuzz_dra --seed {min(wrong)} --count 1 for a small instance"
+        comparison = compare(instance(Random(seed)), peer)
+        if comparison.complaints:
+            wrong[seed] = comparison.complaints
+    assert not wrong, f"run python -m tools.fuzz_resource_claims --seed {min(wrong)} --count 1 for a small instance"
 
 
 def test_half_of_the_random_instances_can_be_allocated() -> None:
@@ -57,7 +57,7 @@ def test_half_of_the_random_instances_can_be_allocated() -> None:
     assert 10 <= outcomes.count("error") <= 40
 
 
-def test_peer_and_check_agree_with_the_suite(peer: Peer) -> None:
+def test_peer_and_check_agree_with_the_suite(peer: UpstreamPeer) -> None:
     for case in resource_claim_cases():
         opinion = theirs(case, peer)
         expected = case["expected"]
@@ -72,7 +72,7 @@ def test_the_documentation_has_every_difference_and_no_other() -> None:
     assert sorted(rows[1:]) == sorted(DIFFERENCES)
 
 
-def test_peer_says_what_is_no_case(peer: Peer) -> None:
+def test_peer_says_what_is_no_case(peer: UpstreamPeer) -> None:
     with pytest.raises(ValueError, match="no node"):
         peer.ask({}, {})
     with pytest.raises(ValueError, match="cannot unmarshal"):

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from devalloc_solver.dra import AllocationError, allocate
-from tests.support import plainyaml
-from tests.support.data import resource_claim_cases
+from tests.support import fast_yaml
+from tests.support.reference_data import resource_claim_cases
 
 OWN = Path(__file__).parent / "cases" / "dra"
 CASES = [
     *resource_claim_cases(),
-    *(case for path in sorted(OWN.glob("*.yaml")) for case in plainyaml.load(path.read_text())["cases"]),
+    *(case for path in sorted(OWN.glob("*.yaml")) for case in fast_yaml.load(path.read_text())["cases"]),
 ]
 
 Result = dict[str, Any]
@@ -43,8 +43,8 @@ def ask(case: dict[str, Any]) -> list[Result] | None:
 
 
 def devices(result: Result) -> list[Result]:
-    found: list[Result] = result["devices"].get("results") or []
-    return found
+    results: list[Result] = result["devices"].get("results") or []
+    return results
 
 
 def counts(results: list[Result]) -> list[Counter[str]]:
@@ -61,8 +61,8 @@ def identities(results: list[Result]) -> list[list[tuple[str, ...]]]:
 def plain(value: Any) -> Any:
     """Without share ids, times and fields that say nothing, lists in one order."""
     if isinstance(value, dict):
-        kept = {key: plain(inner) for key, inner in value.items() if key not in ("shareID", "allocationTimestamp")}
-        return {key: inner for key, inner in kept.items() if inner not in (None, False, "", [], {})}
+        fields = {key: plain(inner) for key, inner in value.items() if key not in ("shareID", "allocationTimestamp")}
+        return {key: inner for key, inner in fields.items() if inner not in (None, False, "", [], {})}
     if isinstance(value, list):
         return sorted((plain(inner) for inner in value), key=lambda inner: json.dumps(inner, sort_keys=True))
     return value

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support import upstream_cel
 from tests.support.go_build import Unavailable
-from tests.support.selectors import selector
+from tests.support.random_selectors import selector
 
 EXPRESSIONS = 3000
 
@@ -29,21 +29,21 @@ def program() -> Path:
 
 
 def test_the_kept_answers_are_those_of_the_pinned_release(program: Path, tmp_path: Path) -> None:
-    kept = upstream_cel.kept()
-    differences = {expression: answers["upstream"] for expression, answers in kept["differences"].items()}
-    expected = kept["selectors"] | differences
-    answers = upstream_cel.theirs(program, expected, kept["devices"], tmp_path)
+    stored = upstream_cel.kept_answers()
+    differences = {expression: answers["upstream"] for expression, answers in stored["differences"].items()}
+    expected = stored["selectors"] | differences
+    answers = upstream_cel.theirs(program, expected, stored["devices"], tmp_path)
     assert dict(zip(expected, answers, strict=True)) == expected
 
 
 def test_random_selectors_get_upstreams_answers(program: Path, tmp_path: Path) -> None:
-    devices = upstream_cel.kept()["devices"]
+    devices = upstream_cel.kept_answers()["devices"]
     expressions = [selector(seed) for seed in range(100_000, 100_000 + EXPRESSIONS)]
     theirs = upstream_cel.theirs(program, expressions, devices, tmp_path)
     own = upstream_cel.cel_devices(devices)
     ours = [upstream_cel.ours(expression, own) for expression in expressions]
-    different = [found for found in zip(expressions, theirs, ours, strict=True) if found[1] != found[2]]
-    assert [found for found in different if not explained(found[0])] == []
+    different = [row for row in zip(expressions, theirs, ours, strict=True) if row[1] != row[2]]
+    assert [row for row in different if not explained(row[0])] == []
     assert len(different) < EXPRESSIONS // 300
     letters = "".join(theirs)
     assert min(letters.count(letter) for letter in "TFEC") > EXPRESSIONS // 10

@@ -10,17 +10,17 @@ from unittest.mock import Mock, patch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from devalloc.controller.warm import WarmSolver
+from devalloc.controller.reconcile.warm_solver import IncrementalSolver
 from devalloc_solver import Fleet, solve_manifests
-from tests.support.fleets import gpu_claim, gpu_class, gpu_pool
+from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
 from tests.support.random_fleets import documents
 
 Object = dict[str, Any]
 
 
-def unique(found: list[Object]) -> list[Object]:
+def unique(objects: list[Object]) -> list[Object]:
     """As in a store: one object of each kind, namespace and name."""
-    by_name = {(d["kind"], d["metadata"].get("namespace"), d["metadata"]["name"]): d for d in found}
+    by_name = {(d["kind"], d["metadata"].get("namespace"), d["metadata"]["name"]): d for d in objects}
     return list(by_name.values())
 
 
@@ -48,29 +48,29 @@ def written(document: Object, answers: dict[str, Any], random: Random) -> Object
 @given(st.randoms(use_true_random=False))
 @settings(max_examples=12, deadline=None)
 def test_rounds_are_answered_as_if_each_were_the_first(random: Random) -> None:
-    warm = WarmSolver()
+    warm = IncrementalSolver()
     state = unique(documents(random))
     for _ in range(4):
         expected = solve_manifests(copy.deepcopy(state), deadline=None)
         answer = warm(state, placement="pack", deadline=None)
         assert comparable(answer) == comparable(expected)
         answers = {each["name"]: each for each in answer["claims"]}
-        kept = [written(document, answers, random) for document in state if random.random() < 0.9]
-        state = unique([*kept, *random.sample(documents(random), 2)])
+        survivors = [written(document, answers, random) for document in state if random.random() < 0.9]
+        state = unique([*survivors, *random.sample(documents(random), 2)])
         random.shuffle(state)
 
 
 @given(st.randoms(use_true_random=False))
 @settings(max_examples=12, deadline=None)
 def test_rounds_that_differ_by_little_are_answered_as_if_each_were_the_first(random: Random) -> None:
-    warm, asked = WarmSolver(), Mock(wraps=Fleet.allocate_all)
+    warm, allocate_all = IncrementalSolver(), Mock(wraps=Fleet.allocate_all)
     drawn = unique(documents(random))
     state = [document for document in drawn if document["kind"] != "DeviceClaim"]
     claims = [document for document in drawn if document["kind"] == "DeviceClaim"]
     claims += [gpu_claim(f"simple-{number}", count=1 + number % 2) for number in range(4)]
     state = unique([*state, gpu_class(), *(gpu_pool(f"simple-{number}", node="node") for number in range(3))])
     random.shuffle(claims)
-    with patch.object(Fleet, "allocate_all", lambda *arguments, **options: asked(*arguments, **options)):
+    with patch.object(Fleet, "allocate_all", lambda *arguments, **options: allocate_all(*arguments, **options)):
         for number, claim in enumerate(claims):
             state = unique([*state, claim])
             if number % 4 == 3:
@@ -82,4 +82,4 @@ def test_rounds_that_differ_by_little_are_answered_as_if_each_were_the_first(ran
             state = [written(document, answers, random) for document in state]
             if random.random() < 0.9:  # claims that wait have all looked at
                 state = [each for each in state if each["kind"] != "DeviceClaim" or each.get("status")]
-    event(f"all are looked at in {10 * asked.call_count // len(claims)} of 10 rounds")
+    event(f"all are looked at in {10 * allocate_all.call_count // len(claims)} of 10 rounds")

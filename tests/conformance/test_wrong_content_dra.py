@@ -11,9 +11,20 @@ from typing import Any
 import pytest
 
 from devalloc_solver.dra import AllocationError, allocate, explain, solve_manifests
-from devalloc_solver.dra.fleet import ResourceFleet
-from tests.support.dra import answer, ask, claim, counter_slice, device, devices, first_of, given, request, slice_
-from tests.support.mutate import places
+from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet
+from tests.support.dra_builders import (
+    answer,
+    ask,
+    claim,
+    counter_slice,
+    device,
+    devices,
+    first_of,
+    given,
+    request,
+    slice_,
+)
+from tests.support.manifest_mutations import places
 
 API = "resource.k8s.io/v1"
 DEEP: Any = []
@@ -93,23 +104,23 @@ def broken(seed: int, rounds: int, part: str | None = None) -> list[dict[str, An
     """The same world with another value in one of its places, for so many of all the places and values."""
     rng = random.Random(seed)
     wholes = len(places(WORLD[part] if part else WORLD))
-    found = []
+    worlds = []
     for _ in range(rounds):
         world = deepcopy(WORLD)
         container, key = places(world[part] if part else world)[rng.randrange(wholes)]
         container[key] = rng.choice(JUNK)
-        found.append(world)
-    return found
+        worlds.append(world)
+    return worlds
 
 
 def documents(world: dict[str, Any]) -> list[Any]:
     kinds = (("Node", [world["node"]]), ("DeviceClass", world["classes"]), ("ResourceSlice", world["slices"]))
-    found: list[Any] = []
+    manifests: list[Any] = []
     for kind, objects in (*kinds, ("ResourceClaim", world["claims"])):
         for one in objects if isinstance(objects, list) else [objects]:
             version = "v1" if kind == "Node" else API
-            found.append({"apiVersion": version, "kind": kind, **one} if isinstance(one, dict) else one)
-    return found
+            manifests.append({"apiVersion": version, "kind": kind, **one} if isinstance(one, dict) else one)
+    return manifests
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -117,31 +128,31 @@ def test_nothing_but_an_allocation_error_comes_out_of_allocate(seed: int) -> Non
     answered = 0
     for world in broken(seed, 30):
         with suppress(AllocationError):
-            found = allocate(**world)
+            allocation = allocate(**world)
             answered += 1
-            assert found is None or len(found) == len(world["claims"])
+            assert allocation is None or len(allocation) == len(world["claims"])
 
     assert answered > 3, "not all are refused as they are"
 
 
 def test_nothing_but_an_allocation_error_comes_out_of_explain() -> None:
-    told = 0
+    explained = 0
     for world in broken(7, 12):
         with suppress(AllocationError):
-            told += "reason" in explain(**world)
+            explained += "reason" in explain(**world)
 
-    assert told > 3
+    assert explained > 3
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_nothing_but_an_allocation_error_comes_out_where_nothing_fits(seed: int) -> None:
     """``explain`` looks for what to take away then, in all that it was given."""
-    told = 0
+    explained = 0
     for world in broken(200 + seed, 12, "slices"):
         with suppress(AllocationError):
-            told += explain(**{**world, "claims": [HELD, MANY]})["reason"] is not None
+            explained += explain(**{**world, "claims": [HELD, MANY]})["reason"] is not None
 
-    assert told > 3
+    assert explained > 3
 
 
 @pytest.mark.parametrize("damage", [{"spec": None}, {"driver": None}, {"pool": "x"}, {"devices": "x"}, {"allNodes": 1}])
@@ -161,14 +172,14 @@ def test_what_a_claim_holds_counts_whatever_its_spec_has_come_to(spec: Any) -> N
     held["spec"]["devices"]["requests"] = [{"name": "r", **spec}]
     two = claim(request("r", 2), name="two")
 
-    first, kept = allocate("n1", [two, held], [CLASS], [PLENTY]) or ()
-    told = explain("n1", [claim(request("r", 3)), held], [CLASS], [PLENTY])
+    first, echoed = allocate("n1", [two, held], [CLASS], [PLENTY]) or ()
+    explanation = explain("n1", [claim(request("r", 3)), held], [CLASS], [PLENTY])
 
     assert [one["device"] for one in first["devices"]["results"]] == ["d", "e"]
-    assert kept == held["status"]["allocation"]
-    assert told["blockers"] == [{"kind": "claim", "namespace": "default", "name": "held", "priority": 0}]
-    assert [one["name"] for one in told["ignored"]] == ["claim default/held"]
-    assert "what it holds counts" in told["ignored"][0]["why"]
+    assert echoed == held["status"]["allocation"]
+    assert explanation["blockers"] == [{"kind": "claim", "namespace": "default", "name": "held", "priority": 0}]
+    assert [one["name"] for one in explanation["ignored"]] == ["claim default/held"]
+    assert "its devices still count" in explanation["ignored"][0]["why"]
 
 
 UNTOUCHED = documents({"node": [], "classes": [CLASS], "slices": [PLENTY], "claims": [OTHER]})[1:]
@@ -184,14 +195,14 @@ def test_every_other_claim_of_a_cluster_is_answered(seed: int) -> None:
 
         if all(one in cluster for one in UNTOUCHED):
             assert answers["other"]["allocated"]
-        fleet = ResourceFleet.from_manifests(cluster)
+        fleet = ResourceClaimFleet.from_manifests(cluster)
         for one in cluster:
             if isinstance(one, dict) and one.get("kind") == "ResourceClaim":
                 fleet.allocate(one)
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "message"),
     [
         ({"node": None}, "node: metadata.name is missing"),
         ({"node": 5}, "node: must be a map"),
@@ -199,14 +210,14 @@ def test_every_other_claim_of_a_cluster_is_answered(seed: int) -> None:
         ({"claims": [1]}, r"claims\[0\]: must be an object, not a number"),
         ({"classes": [None]}, r"classes\[0\]: must be an object"),
         ({"slices": {}}, "slices: must be a list"),
-        ({"slices": ["x"]}, r"slices\[0\]: must be an object, not a text"),
+        ({"slices": ["x"]}, r"slices\[0\]: must be an object, not a string"),
         ({"allocated": []}, "allocated must be a map"),
         ({"features": "AdminAccess"}, "features: must be a list of feature gates"),
-        ({"features": [None]}, "features: a feature gate is a text"),
+        ({"features": [None]}, "features: a feature gate must be a string"),
     ],
 )
-def test_arguments_of_another_kind_are_named(changed: dict[str, Any], told: str) -> None:
-    with pytest.raises(AllocationError, match=told):
+def test_arguments_of_another_kind_are_named(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(AllocationError, match=message):
         allocate(**{**WORLD, **changed})
 
 
@@ -232,37 +243,43 @@ def test_requests_of_one_name_that_nobody_could_tell_apart_are_an_error(second: 
 
 
 @pytest.mark.parametrize(
-    ("wanted", "told"),
+    ("wanted", "message"),
     [
         (claim(request(), request()), "spec.devices.requests has two requests named 'r'"),
         (
             claim({"name": "r", "firstAvailable": [{"name": "s", **ask()}, {"name": "s", **ask()}]}),
             "spec.devices.requests[0].firstAvailable has two subrequests named 's'",
         ),
-        (claim(request(), config=[{"requests": ["x"], **CONFIG}]), "config[0].requests names 'x', which is no"),
+        (
+            claim(request(), config=[{"requests": ["x"], **CONFIG}]),
+            "config[0].requests names 'x', but this claim has no",
+        ),
         (claim(request(), config=[{"requests": 1.5, **CONFIG}]), "config[0].requests must be a list, not a number"),
-        (claim(request(), config=[{"requests": "r", **CONFIG}]), "config[0].requests must be a list, not a text"),
-        (claim(request(), config=[{"opaque": "x"}]), "config[0].opaque must be a map, not a text"),
-        (claim(*(request(f"r{i}") for i in range(33))), "requests has 33 entries, and the API server takes at most 32"),
+        (claim(request(), config=[{"requests": "r", **CONFIG}]), "config[0].requests must be a list, not a string"),
+        (claim(request(), config=[{"opaque": "x"}]), "config[0].opaque must be a map, not a string"),
+        (
+            claim(*(request(f"r{i}") for i in range(33))),
+            "requests has 33 entries, and the API server accepts at most 32",
+        ),
         (claim(request(), constraints=[{"matchAttribute": "a/b"}] * 33), "spec.devices.constraints has 33 entries"),
         (claim(request(), config=[CONFIG] * 33), "spec.devices.config has 33 entries"),
         (claim(request("r", 1, *["true"] * 33)), "exactly.selectors has 33 entries"),
         (claim(request("r", 1, f"true{' ' * 10240}")), "selectors[0].cel.expression has 10244 characters"),
-        (claim(first_of("r", *[ask()] * 9)), "firstAvailable has 9 entries, and the API server takes at most 8"),
+        (claim(first_of("r", *[ask()] * 9)), "firstAvailable has 9 entries, and the API server accepts at most 8"),
         (claim(request(tolerations=[{"operator": "Exists"}] * 17)), "exactly.tolerations has 17 entries"),
     ],
 )
-def test_a_claim_that_the_api_server_refuses_is_invalid_and_the_others_are_answered(wanted: Any, told: str) -> None:
-    found, problems = solved(wanted, OTHER)
+def test_a_claim_that_the_api_server_refuses_is_invalid_and_the_others_are_answered(wanted: Any, message: str) -> None:
+    answers, problems = solved(wanted, OTHER)
 
-    assert found["other"]["allocated"]
-    assert (found["c"]["allocated"], found["c"]["reason"]) == (False, "ClaimInvalid")
-    assert told in found["c"]["message"]
+    assert answers["other"]["allocated"]
+    assert (answers["c"]["allocated"], answers["c"]["reason"]) == (False, "ClaimInvalid")
+    assert message in answers["c"]["message"]
     assert any(problem["name"] == "c" for problem in problems)
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "message"),
     [
         ({}, "opaque is missing"),
         ({"opaque": None}, "opaque is missing"),
@@ -273,24 +290,24 @@ def test_a_claim_that_the_api_server_refuses_is_invalid_and_the_others_are_answe
         ({"opaque": {"driver": "x" * 64, "parameters": {}}}, "opaque.driver must be the name of a driver"),
         ({"opaque": {"driver": 5, "parameters": {}}}, "opaque.driver must be the name of a driver"),
         ({"opaque": {"driver": "gpu.io"}}, "opaque.parameters is missing"),
-        ({"opaque": {"driver": "gpu.io", "parameters": "x"}}, "opaque.parameters must be an object, not a text"),
+        ({"opaque": {"driver": "gpu.io", "parameters": "x"}}, "opaque.parameters must be an object, not a string"),
         ({"opaque": {"driver": "gpu.io", "parameters": {"a": [float("nan")]}}}, "opaque.parameters.a"),
         ({"opaque": {"driver": "gpu.io", "parameters": {"a": float("inf")}}}, "opaque.parameters.a"),
         ({"opaque": {"driver": "gpu.io", "parameters": {"a": DEEP}}}, "opaque.parameters.a"),
         ({"opaque": {"driver": "gpu.io", "parameters": {"a": "x" * 10240}}}, "opaque.parameters has 10248 bytes"),
     ],
 )
-def test_a_config_that_the_api_server_refuses_is_an_error_of_its_claim_or_class(config: Any, told: str) -> None:
+def test_a_config_that_the_api_server_refuses_is_an_error_of_its_claim_or_class(config: Any, message: str) -> None:
     odd = {"metadata": {"name": "odd"}, "spec": {"config": [CONFIG, config]}}
 
-    found, problems = solved(
+    answers, problems = solved(
         claim(request(), config=[CONFIG, config]), claim(request(class_name="odd"), name="x"), OTHER, classes=[odd]
     )
 
-    assert found["other"]["allocated"]
-    assert [found[name]["reason"] for name in ("c", "x")] == ["ClaimInvalid", "ClassInvalid"]
-    assert f"spec.devices.config[1].{told}" in found["c"]["message"]
-    assert f"spec.config[1].{told}" in found["x"]["message"]
+    assert answers["other"]["allocated"]
+    assert [answers[name]["reason"] for name in ("c", "x")] == ["ClaimInvalid", "ClassInvalid"]
+    assert f"spec.devices.config[1].{message}" in answers["c"]["message"]
+    assert f"spec.config[1].{message}" in answers["x"]["message"]
     assert {"c", "odd"} <= {problem["name"] for problem in problems}
 
 
@@ -306,15 +323,15 @@ def test_an_annotation_that_is_no_text_is_an_error(mark: str, value: Any) -> Non
     wanted = claim(request())
     wanted["metadata"]["annotations"] = {f"devalloc.io/{mark}": value}
 
-    found, _ = solved(wanted, OTHER)
-    fleet = ResourceFleet.from_manifests(
+    answers, _ = solved(wanted, OTHER)
+    fleet = ResourceClaimFleet.from_manifests(
         documents({"node": NODE, "classes": [CLASS], "slices": [PLENTY], "claims": []})
     )
 
-    assert found["other"]["allocated"]
-    assert found["c"]["reason"] == "ClaimInvalid"
-    assert f"metadata.annotations['devalloc.io/{mark}'] must be a text" in found["c"]["message"]
-    assert fleet.allocate({"kind": "ResourceClaim", **wanted})["message"] == found["c"]["message"]
+    assert answers["other"]["allocated"]
+    assert answers["c"]["reason"] == "ClaimInvalid"
+    assert f"metadata.annotations['devalloc.io/{mark}'] must be a string" in answers["c"]["message"]
+    assert fleet.allocate({"kind": "ResourceClaim", **wanted})["message"] == answers["c"]["message"]
 
 
 def test_an_annotation_that_is_null_is_none() -> None:
@@ -337,16 +354,16 @@ def test_a_class_that_the_api_server_refuses_is_named_and_a_slice_is_read_all_th
     big = {"metadata": {"name": "big"}, "spec": {"selectors": [{"cel": {"expression": "true"}}] * 33}}
     many = slice_("many", devices(*(f"m{i}" for i in range(129))), pool="many")
 
-    found, problems = solved(
+    answers, problems = solved(
         claim(request(class_name="big")), claim(request(count=20), name="x"), slices=[many], classes=[big]
     )
 
-    assert found["c"]["reason"] == "ClassInvalid"
-    assert "spec.selectors has 33 entries" in found["c"]["message"]
-    assert found["x"]["allocated"]
+    assert answers["c"]["reason"] == "ClassInvalid"
+    assert "spec.selectors has 33 entries" in answers["c"]["message"]
+    assert answers["x"]["allocated"]
     warning = next(problem for problem in problems if problem["name"] == "many")
     assert warning["severity"] == "warning"
-    assert "has 129 entries, and the API server takes at most 128" in warning["message"]
+    assert "has 129 entries, and the API server accepts at most 128" in warning["message"]
 
 
 # -- All ----------------------------------------------------------------------------------------------------------
@@ -360,11 +377,11 @@ def test_all_devices_of_one_node_may_be_fewer_than_those_of_another_that_reaches
     cluster = documents({"node": nodes[0], "classes": [CLASS], "slices": [local, net], "claims": [everything]})
     cluster.append({"apiVersion": "v1", "kind": "Node", **nodes[1]})
 
-    (found,) = solve_manifests(cluster)["claims"]
-    warm = ResourceFleet.from_manifests(cluster).allocate(cluster[-2])
+    (answers,) = solve_manifests(cluster)["claims"]
+    warm = ResourceClaimFleet.from_manifests(cluster).allocate(cluster[-2])
 
-    assert found["allocated"]
-    assert warm == found
+    assert answers["allocated"]
+    assert warm == answers
 
 
 # -- what claims hold ----------------------------------------------------------------------------------------------
@@ -386,24 +403,24 @@ def test_all_devices_of_one_node_may_be_fewer_than_those_of_another_that_reaches
 def test_an_allocation_that_cannot_be_read_is_told_and_the_others_are_answered(allocation: Any) -> None:
     bad = {**claim(request(), name="bad"), "status": {"allocation": allocation}}
 
-    found, _ = solved(bad, OTHER)
-    fleet = ResourceFleet.from_manifests(
+    answers, _ = solved(bad, OTHER)
+    fleet = ResourceClaimFleet.from_manifests(
         documents({"node": NODE, "classes": [CLASS], "slices": [PLENTY], "claims": [bad]})
     )
 
-    assert found["other"]["allocated"]
-    assert "bad" in found
+    assert answers["other"]["allocated"]
+    assert "bad" in answers
     assert fleet.allocate({"kind": "ResourceClaim", **OTHER})["allocated"]
 
 
 def test_what_can_be_read_of_an_allocation_is_in_use() -> None:
-    mine = {"driver": "gpu.io", "pool": "plenty"}
+    place = {"driver": "gpu.io", "pool": "plenty"}
     bad = {**claim(request(), name="bad")}
-    bad["status"] = {"allocation": {"devices": {"results": [{"driver": 5}, {**mine, "device": "d"}]}}}
+    bad["status"] = {"allocation": {"devices": {"results": [{"driver": 5}, {**place, "device": "d"}]}}}
 
-    found, problems = solved(bad, claim(request(count=2)))
+    answers, problems = solved(bad, claim(request(count=2)))
 
-    assert [one["device"] for one in found["c"]["allocations"]["devices"]["results"]] == ["e", "f"]
+    assert [one["device"] for one in answers["c"]["allocations"]["devices"]["results"]] == ["e", "f"]
     assert any(problem["name"] == "bad" for problem in problems)
 
 
@@ -413,7 +430,7 @@ HALF = json.loads('"m\\ud800"')
 
 @pytest.mark.parametrize("part", ["claims", "classes", "slices"])
 def test_half_a_surrogate_pair_is_told_and_never_answered(part: str) -> None:
-    told = 0
+    problems = 0
     texts = [i for i, (container, key) in enumerate(places(WORLD[part])) if isinstance(container[key], str)]
     for number in texts:
         world = deepcopy(WORLD)
@@ -421,10 +438,10 @@ def test_half_a_surrogate_pair_is_told_and_never_answered(part: str) -> None:
         container[key] = HALF
         is_held = any(container is one for one, _ in places([claim.get("status") for claim in world["claims"]]))
         answers = [solve_manifests(documents(world))]
-        told += any("broken character" in one["message"] for one in answers[0]["problems"])
+        problems += any("invalid character" in one["message"] for one in answers[0]["problems"])
         with suppress(AllocationError):
             answers.append({"claims": allocate(**world)})
         for one in answers:
             assert is_held or json.dumps(one, ensure_ascii=False).encode()  # what is held is echoed as it came
 
-    assert told > len(texts) // 2
+    assert problems > len(texts) // 2

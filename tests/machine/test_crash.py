@@ -21,11 +21,11 @@ from typing import Any
 
 from devalloc.api.decode import decode
 from devalloc.api.quantity import Quantity
-from devalloc.controller.allocate import Allocator
+from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests
-from tests.support.fleets import gpu_claim, gpu_class, gpu_pool
-from tests.support.shared import REPO
+from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
+from tests.support.repository import REPO
 
 SEED = 20260701
 KILLS = 10
@@ -38,7 +38,7 @@ import itertools, random, sys, time
 from pathlib import Path
 from devalloc.store import Change, Conflict, Key
 from devalloc.store.sqlite import SQLiteStore
-from tests.support.fleets import gpu_claim
+from tests.support.fleet_manifests import gpu_claim
 
 store, choice, end = SQLiteStore(Path(sys.argv[1])), random.Random(int(sys.argv[2])), Path(sys.argv[3])
 living = []
@@ -139,7 +139,7 @@ def assert_sound(store: SQLiteStore) -> None:
     assert not whole or max(whole.values()) == 1, whole
     assert not whole.keys() & shares.keys()
     assert all(nano <= Quantity.parse("4Gi").nano for nano in shares.values()), shares
-    assert all(len(found) <= 1 for found in nodes.values()), nodes
+    assert all(len(places) <= 1 for places in nodes.values()), nodes
     assert not given & waiting, "half of them is allocated"
 
 
@@ -182,7 +182,7 @@ def test_killed_at_any_moment_it_goes_on_where_it_was(tmp_path: Path) -> None:
             assert process.returncode == 0, output
         assert_sound(store)
         assert store.list("DeviceClaim").objects
-        assert Allocator(store).round().granted == []
+        assert DeviceClaimAllocator(store).round().granted == []
 
 
 def test_killed_at_every_statement_of_a_round_all_of_its_grants_or_none_are_there(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def killed_in_round(path: Path, answer: dict[str, Any], statements: int) -> bool
             store._connection.set_trace_callback(
                 lambda sql: None if next(left, None) is not None else os.kill(os.getpid(), signal.SIGKILL)
             )
-            Allocator(store, solve=lambda *arguments, **settings: answer).round()
+            DeviceClaimAllocator(store, solve=lambda *arguments, **settings: answer).round()
             os._exit(0)
         finally:
             os._exit(1)

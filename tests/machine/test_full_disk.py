@@ -1,4 +1,4 @@
-"""Must show: whoever fills the disk of a host keeps nobody from ending what runs on it, and loses nothing."""
+"""Must show: on a host with a full disk, machines and claims can still be ended, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from typing import Any
 
 import pytest
 
-from devalloc.controller.allocate import Allocator
+from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store import (
     AlreadyExists,
     Change,
     Conflict,
     Key,
-    LeftOut,
     NoSpace,
     NotFound,
+    SkippedForSpace,
     StoreError,
     Unavailable,
-    reserve,
+    disk_reserve,
 )
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.errors import Failed
-from tests.support.fleets import gpu_claim, gpu_class, gpu_pool
+from tests.support.deadlines import soon
+from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
 from tests.support.images import Image
 from tests.support.machines import config, ended, plugin, short_folder, virtual_machine
-from tests.support.objects import claim
-from tests.support.patience import soon
-from tests.support.toyhost import Bench
+from tests.support.minimal_manifests import claim
+from tests.support.toy_host import EngineBench
 
 SIZE = b"size=6m"
 FILLER = "filler"
@@ -80,7 +80,7 @@ def filling(disk: Path, left: Iterator[int], write: Callable[..., Any]) -> Calla
 
 class TestClaims:
     def test_claims_are_ended_and_none_is_begun(self, disk: Path) -> None:
-        bench = Bench(disk / "state", slots=200)
+        bench = EngineBench(disk / "state", slots=200)
         refs = [bench.add(f"a/slot-{number}") for number in range(200)]
         for ref in refs[:6]:
             bench.claims.prepare(ref)
@@ -93,7 +93,7 @@ class TestClaims:
         with pytest.raises(Failed, match="no space left for the journal") as refused:
             prepare_all()
         assert (refused.value.code, refused.value.retryable) == ("JournalUnavailable", True)
-        assert "Claims and machines can still be ended" in str(refused.value)
+        assert "Claims can still be unprepared and machines stopped" in str(refused.value)
         assert f"Free at least 1 MiB on the file system of {disk / 'state'}" in str(refused.value)
         whole = [prepared.ref for prepared in bench.claims.prepared()]
         assert len(whole) == len(bench.journal.claims()), "nothing is half prepared"
@@ -113,13 +113,13 @@ class TestClaims:
 
         make_room(disk)
         bench.claims.prepare(refs[0])
-        assert (disk / "state" / "journal.db.reserve").stat().st_size == reserve.BYTES
+        assert (disk / "state" / "journal.db.reserve").stat().st_size == disk_reserve.RESERVE_BYTES
 
     def test_a_prepare_that_the_disk_fills_up_under_is_undone(
         self, disk: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """At each of its writes."""
-        bench = Bench(disk / "state")
+        bench = EngineBench(disk / "state")
         refused = 0
         for writes in range(1, 6):
             bench.journal.close()  # type: ignore[attr-defined]
@@ -142,7 +142,7 @@ class TestClaims:
         assert refused >= 3
 
     def test_a_plugin_starts_on_a_full_disk_and_ends_what_the_one_before_left(self, disk: Path) -> None:
-        bench = Bench(disk / "state")
+        bench = EngineBench(disk / "state")
         ref = bench.add("a/slot-0")
         bench.claims.prepare(ref)
         bench.journal.close()  # type: ignore[attr-defined]
@@ -155,7 +155,7 @@ class TestClaims:
     def test_everything_of_a_busy_node_can_be_ended_with_one_reserve(self, disk: Path) -> None:
         """The log of the journal is written to the database again and again, where nothing new takes space."""
 
-        bench = Bench(disk / "state", slots=200)
+        bench = EngineBench(disk / "state", slots=200)
         refs = [bench.add(f"a/slot-{number}") for number in range(200)]
         for ref in refs:
             bench.claims.prepare(ref)
@@ -195,7 +195,7 @@ class TestStore:
         store.create(claim("after"))
         with pytest.raises(AlreadyExists):
             store.create(claim("after"))
-        assert (disk / "devalloc.db.reserve").stat().st_size == reserve.BYTES
+        assert (disk / "devalloc.db.reserve").stat().st_size == disk_reserve.RESERVE_BYTES
 
     def test_what_takes_back_is_written_though_what_gives_is_refused(self, disk: Path) -> None:
         """In one round of the allocator: a claim that fits must not keep others from being taken back."""
@@ -213,7 +213,7 @@ class TestStore:
         units = [change("new", held), change("back", None), change("more", held)]
         outcomes = store.commit_each(units)
 
-        assert [isinstance(outcome, LeftOut) for outcome in outcomes] == [True, False, True]
+        assert [isinstance(outcome, SkippedForSpace) for outcome in outcomes] == [True, False, True]
         assert "no space left" in outcomes[0].why
         assert [store.get("DeviceClaim", "default", name).get("status") for name in ("new", "back")] == [None, None]
         assert store.check() == []
@@ -225,7 +225,7 @@ class TestStore:
         store = SQLiteStore(disk / "devalloc.db")
         for obj in (gpu_pool(devices=8), gpu_class(), *(gpu_claim(f"c{number}") for number in range(8))):
             store.create(obj)
-        allocator = Allocator(store)
+        allocator = DeviceClaimAllocator(store)
         fill(disk)
         for _ in range(3):
             with pytest.raises(NoSpace, match="no space left"):

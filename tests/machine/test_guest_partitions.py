@@ -25,9 +25,19 @@ from devalloc_node.machine.spec import machine_id
 from tests.machine.test_guest_scaling import PATIENCE, gauges_are_served, host, machine
 from tests.machine.test_vm_objects import Host
 from tests.support import scaled_guest, tiny_guest
-from tests.support.cut_bed import GIB, RIVAL, WATCHED, Between, Has, Rival, Server, Watcher, locked
 from tests.support.guest import Guest
 from tests.support.machines import MIB
+from tests.support.partition_test_bed import (
+    GIB,
+    RIVAL,
+    WATCHED,
+    GreedyAgent,
+    InvariantWatcher,
+    ObservedAmounts,
+    PermitProxy,
+    PermitServerProcess,
+    locked,
+)
 from tests.support.private_network import HOST, NETWORK
 from tests.support.waiting import until
 
@@ -46,7 +56,7 @@ true
 END
 chmod +x /bin/cache
 """
-"""What the guest is loaded with is what a file says. Where its cache is told to shrink it does what another file says:
+"""What the guest is loaded with is what a file says. When its cache must shrink, it does what another file says:
 something happens between the question of the agent and the answer."""
 MONITOR = ("--root", "/load", "--cache-program", "/bin/cache")
 
@@ -56,10 +66,10 @@ class Bed:
     """All that takes part."""
 
     host: Host
-    server: Server
-    between: Between
-    watcher: Watcher
-    rival: Rival
+    server: PermitServerProcess
+    between: PermitProxy
+    watcher: InvariantWatcher
+    rival: GreedyAgent
     guest: Guest
     plugin: ExitStack
     process: subprocess.Popen[str]
@@ -73,21 +83,21 @@ class Bed:
     def start_plugin(self) -> None:
         self.process = self.plugin.enter_context(self.host.plugin(*plugin_options(self.between)))
 
-    def told(self) -> object:
+    def diagnostics(self) -> object:
         guest = self.guest.check("tail -n 20 /tmp/monitor.log; cat /load/proc/loadavg")
         return self.host.log()[-6000:], guest, self.watcher.has, self.watcher.permits(), self.host.status(), self.rival
 
     def until(self, true: Callable[[], object], what: str) -> None:
-        until(true, what, PATIENCE, told=self.told)
+        until(true, what, PATIENCE, context=self.diagnostics)
 
     def settles(self, level: int) -> None:
         """Everybody agrees on the level, and the guest has what it says."""
-        wants = Has(level, level * GIB)
+        wants = ObservedAmounts(level, level * GIB)
 
         def agreed() -> bool:
             status = self.host.status()
-            told = (status.get(part) or {"cpus": 0, "memory": 0} for part in ("wanted", "permitted", "observed"))
-            return [*map(Has.told, told), self.watcher.has] == [wants] * 4
+            amounts = (status.get(part) or {"cpus": 0, "memory": 0} for part in ("wanted", "permitted", "observed"))
+            return [*map(ObservedAmounts.from_status, amounts), self.watcher.has] == [wants] * 4
 
         self.until(agreed, f"all is at level {level}")
         self.guest.until(f"[ $(grep -c ^processor /proc/cpuinfo) = {level} ]", seconds=120)
@@ -96,7 +106,7 @@ class Bed:
         assert self.watcher.wrong == []
 
 
-def plugin_options(between: Between) -> tuple[str, ...]:
+def plugin_options(between: PermitProxy) -> tuple[str, ...]:
     return ("--scaling", "--guest-network", NETWORK, "--compute-unit", "1,1Gi", "--permits", between.url)
 
 
@@ -110,33 +120,33 @@ def asks_for(level: int) -> Callable[[dict[str, Any]], bool]:
 def the_server_is_killed_while_it_writes_a_permit(bed: Bed, level: int) -> None:
     with locked(bed.host.folder / "store.db") as lock:
         is_asked = asks_for(level)
-        asked: list[bool] = []
+        requests: list[bool] = []
 
         def before(request: dict[str, Any]) -> bool:
-            if is_asked(request) and not asked:
+            if is_asked(request) and not requests:
                 lock()
-                asked.append(True)
+                requests.append(True)
             return False
 
         bed.between.before = before
         bed.load(level)
-        bed.until(lambda: asked, "the server is asked")
+        bed.until(lambda: requests, "the server is asked")
         time.sleep(0.3)
-        assert bed.watcher.permits()["web"] == Has(level - 1, (level - 1) * GIB), "it cannot be written yet"
+        assert bed.watcher.permits()["web"] == ObservedAmounts(level - 1, (level - 1) * GIB), "it cannot be written yet"
         bed.server.kill()
         bed.rival.greedy = True
     bed.between.before = lambda request: False
     time.sleep(3)
-    assert bed.watcher.has == Has(level - 1, (level - 1) * GIB), "nothing is plugged that nobody permitted"
+    assert bed.watcher.has == ObservedAmounts(level - 1, (level - 1) * GIB), "nothing is plugged that nobody permitted"
     bed.server.start()
 
 
 def the_plugin_is_killed_between_permit_and_plugging(bed: Bed, level: int) -> None:
     bed.between.keeps = asks_for(level)
     bed.load(level)
-    bed.until(bed.between.kept.is_set, "the permit is on its way")
-    assert bed.watcher.permits()["web"] == Has(level, level * GIB)
-    assert bed.watcher.has == Has(level - 1, (level - 1) * GIB)
+    bed.until(bed.between.was_kept.is_set, "the permit is on its way")
+    assert bed.watcher.permits()["web"] == ObservedAmounts(level, level * GIB)
+    assert bed.watcher.has == ObservedAmounts(level - 1, (level - 1) * GIB)
     bed.rival.greedy = True
     bed.process.kill()
     bed.process.wait()
@@ -156,7 +166,9 @@ def qemu_says_nothing_while_it_is_changed(bed: Bed, level: int) -> None:
     try:
         bed.watcher.frozen = True
         time.sleep(13)  # longer than a step of a change may take
-        assert bed.watcher.permits()["web"] == Has(level, level * GIB), "what it may have come to is kept for it"
+        assert bed.watcher.permits()["web"] == ObservedAmounts(level, level * GIB), (
+            "what it may have come to is kept for it"
+        )
     finally:
         bed.watcher.frozen = False
         os.kill(pid, signal.SIGCONT)
@@ -195,13 +207,13 @@ def the_monitor_is_killed_while_it_is_asked(bed: Bed, level: int) -> None:
 
 
 def the_answer_to_what_is_given_back_is_lost(bed: Bed, level: int) -> None:
-    bed.between.kept.clear()
+    bed.between.was_kept.clear()
     bed.between.let_go.clear()
     bed.between.keeps = asks_for(level)
     bed.load(level)
-    bed.until(bed.between.kept.is_set, "it is given back")
+    bed.until(bed.between.was_kept.is_set, "it is given back")
     bed.rival.greedy = True
-    assert bed.watcher.has == Has(level, level * GIB), "first it goes, then it is given back"
+    assert bed.watcher.has == ObservedAmounts(level, level * GIB), "first it goes, then it is given back"
     time.sleep(4)
     bed.between.keeps = lambda request: False
     bed.between.let_go.set()
@@ -223,7 +235,7 @@ ALL = os.environ.get("DEVALLOC_CUTS") == "all"
 
 def test_cut_off_or_killed_it_does_no_harm_and_comes_right(host: Host) -> None:
     ups, downs = (UP, DOWN) if ALL else (UP[1:2], DOWN[:1])
-    limit = Has(len(UP) + 3, (len(UP) + 3) * GIB)
+    limit = ObservedAmounts(len(UP) + 3, (len(UP) + 3) * GIB)
     with bed_of(host, limit) as bed:
         bed.settles(1)
         level = 1
@@ -240,15 +252,15 @@ def test_cut_off_or_killed_it_does_no_harm_and_comes_right(host: Host) -> None:
 
 
 @contextmanager
-def bed_of(host: Host, limit: Has) -> Iterator[Bed]:
+def bed_of(host: Host, limit: ObservedAmounts) -> Iterator[Bed]:
     qemu, image = host.image.qemu, host.image.folder
     qemu.write_text(f"{qemu.read_text().rstrip()} {WATCHED}\n")
     (image / "tiny").write_bytes(tiny_guest.image())
     (image / "data").write_bytes(b"attached".ljust(MIB))
     with ExitStack() as stack:
-        server = Server(host.folder / "store.db", limit)
+        server = PermitServerProcess(host.folder / "store.db", limit)
         stack.callback(server.kill)
-        between = stack.enter_context(closing(Between(server)))
+        between = stack.enter_context(closing(PermitProxy(server)))
         plugin = stack.enter_context(ExitStack())
         process = plugin.enter_context(host.plugin(*plugin_options(between)))
         web = yaml.safe_load(machine(host, loadAverageFractionTarget="1"))
@@ -260,17 +272,17 @@ def bed_of(host: Host, limit: Has) -> Iterator[Bed]:
             lambda: (host.status().get("permitted") or {}).get("givenBy"),
             "it has a permit",
             PATIENCE,
-            told=lambda: (host.log(), host.status()),
+            context=lambda: (host.log(), host.status()),
         )
         folder = host.folder / "run" / machine_id("default/web")
         guest = stack.enter_context(Guest(folder / "agent"))
         guest.check(PREPARE)
         guest.check(scaled_guest.start(HOST, *MONITOR))
-        until(gauges_are_served, "the monitor runs", PATIENCE, told=host.log)
+        until(gauges_are_served, "the monitor runs", PATIENCE, context=host.log)
         pid = host.status()["pid"]
-        watcher = Watcher(host.folder / "store.db", folder / "cuts", "web", limit, DEVICE, pid)
+        watcher = InvariantWatcher(host.folder / "store.db", folder / "cuts", "web", limit, DEVICE, pid)
         stack.enter_context(closing(watcher))
-        rival = stack.enter_context(closing(Rival(server, limit)))
+        rival = stack.enter_context(closing(GreedyAgent(server, limit)))
         yield Bed(host, server, between, watcher, rival, guest, plugin, process)
 
 

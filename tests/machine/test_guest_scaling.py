@@ -29,7 +29,7 @@ from tests.support.scaling_record import (
     Amounts,
     Event,
     Record,
-    shown,
+    event_text,
     steps_wait_for_each_other,
 )
 
@@ -87,8 +87,8 @@ def machine(host: Host, *, most: int = 2, **scaling: Any) -> str:
 
 
 def status(host: Host, part: str) -> dict[str, Any]:
-    found: dict[str, Any] = host.status().get(part) or {}
-    return found
+    amounts: dict[str, Any] = host.status().get(part) or {}
+    return amounts
 
 
 def gauges_are_served() -> bool:
@@ -99,8 +99,8 @@ def gauges_are_served() -> bool:
         return False
 
 
-def until(true: Callable[[], object], what: str, said: Callable[[], str]) -> None:
-    waiting.until(true, what, PATIENCE, told=said)
+def until(true: Callable[[], object], what: str, output: Callable[[], str]) -> None:
+    waiting.until(true, what, PATIENCE, context=output)
 
 
 def happens(record: Record, what: str, after: float = 0.0, **amounts: float) -> Event:
@@ -112,7 +112,7 @@ def happens(record: Record, what: str, after: float = 0.0, **amounts: float) -> 
 
 
 def busy(processes: int, until: str) -> str:
-    """Load, which comes to its end when there is such a file. Whoever is asked anything goes before it."""
+    """Load, which comes to its end when there is such a file. Requests are answered first."""
     loop = f"sh -c 'renice 19 $$; while [ ! -e {until} ]; do :; done'"
     return f"for i in $(seq {processes}); do ({loop} &) > /dev/null 2>&1; done"
 
@@ -159,7 +159,7 @@ def test_a_machine_follows_its_guest_up_and_down(host: Host) -> None:
     try:
         follow(host, record, most=3 if drawn else 2)
     finally:
-        print("\n".join(map(shown, record.events())))
+        print("\n".join(map(event_text, record.events())))
     if drawn:
         scaling_plot.save(record.content(), versions(host))
 
@@ -190,7 +190,7 @@ def follow(host: Host, record: Record, most: int) -> None:
             assert guest.check("cat /sys/devices/system/cpu/online") == "0"
             disk.check()
 
-            # Load: more is asked for, permitted, plugged, and the monitor is told, in this order.
+            # Load: more is requested, permitted, plugged, and the monitor learns of it, in this order.
             # What is left of it then is little above what is too much for less: nobody waits long for the average.
             begun = record.phase("load")
             keeps = 2 * most - 1
@@ -200,19 +200,19 @@ def follow(host: Host, record: Record, most: int) -> None:
             happens(record, "asked", begun, **large.named)
             guest.check("touch /tmp/most-of-it")
             heard = happens(record, "heard", begun, **large.named).at
-            asked = record.first("asked", begun, **large.named).at
-            permitted = record.first("permitted", asked, **large.named).at
+            asked_at = record.first("asked", begun, **large.named).at
+            permitted = record.first("permitted", asked_at, **large.named).at
             plugged = [
                 record.first("has", permitted, cpus=most).at,
                 record.first("has", permitted, memory=large.memory).at,
             ]
-            told = record.first("told", begun, **large.named).at
-            assert begun < asked < permitted < min(plugged) < max(plugged) < told < heard
-            assert record.last("load", asked).more["host_load1"] >= (most - 0.5) * TARGET, "why it was asked for"
+            told_at = record.first("told", begun, **large.named).at
+            assert begun < asked_at < permitted < min(plugged) < max(plugged) < told_at < heard
+            assert record.last("load", asked_at).more["host_load1"] >= (most - 0.5) * TARGET, "why it was asked for"
             guest.until(f"[ $(cat /sys/devices/system/cpu/online) = 0-{most - 1} ]", seconds=PATIENCE)
             guest.until(f"[ $(awk '/MemTotal/ {{print $2}}' /proc/meminfo) -gt {most * 900_000} ]", seconds=PATIENCE)
-            until(lambda: status(host, "observed") == large.told, "it says so", host.log)
-            assert status(host, "permitted").items() >= large.told.items()
+            until(lambda: status(host, "observed") == large.as_status, "it says so", host.log)
+            assert status(host, "permitted").items() >= large.as_status.items()
             disk.check()
 
             # No load, but the memory is in use: the monitor is asked for less, denies, and all stays.
@@ -224,8 +224,8 @@ def follow(host: Host, record: Record, most: int) -> None:
             denied = happens(record, "denied", denied).at
             before = [event.what for event in record.events() if event.at < denied]
             assert {"unplugging", "agreed"} & set(before[before.index("heard") :]) == set()
-            assert status(host, "observed") == large.told
-            assert status(host, "permitted").items() >= large.told.items()
+            assert status(host, "observed") == large.as_status
+            assert status(host, "permitted").items() >= large.as_status.items()
             disk.check()
 
             # Free again: the monitor agrees, memory goes and then CPUs, and the permit is given back.
@@ -238,10 +238,12 @@ def follow(host: Host, record: Record, most: int) -> None:
             assert leaving[0].memory is not None, "CPUs leave last"
             agreed_to_all = record.first("agreed", freed, **small.named).at
             gone = [record.first("has", freed, cpus=1).at, record.first("has", freed, memory=GIB).at]
-            asked = record.first("asked", freed, **small.named).at
-            assert agreed_to_all < min(gone) <= max(gone) < asked < given_back
+            asked_at = record.first("asked", freed, **small.named).at
+            assert agreed_to_all < min(gone) <= max(gone) < asked_at < given_back
             guest.until("[ $(cat /sys/devices/system/cpu/online) = 0 ]", seconds=PATIENCE)
-            until(lambda: status(host, "observed") == small.told, "it says so", host.log)
-            until(lambda: status(host, "permitted").items() >= small.told.items(), "and what it may have", host.log)
+            until(lambda: status(host, "observed") == small.as_status, "it says so", host.log)
+            until(
+                lambda: status(host, "permitted").items() >= small.as_status.items(), "and what it may have", host.log
+            )
             disk.check()
         steps_wait_for_each_other(record.events(), small)

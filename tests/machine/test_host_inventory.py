@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.discovered import Found
+from tests.support.discovery_view import DiscoveredPools
 
 OURS = re.compile(r"02..|03..|12..|0108|0b40")
 """PCI classes of the kinds that are published."""
@@ -25,19 +25,19 @@ def listed_by_lspci() -> dict[str, tuple[str, str, str]]:
 
 def listed_by_sysfs() -> dict[str, tuple[str, str, str]]:
     """The same read from the files, for machines without lspci."""
-    found = {}
+    functions = {}
     for folder in Path("/sys/bus/pci/devices").glob("*"):
         kind, vendor, device = ((folder / name).read_text().strip()[2:] for name in ("class", "vendor", "device"))
-        found[folder.name] = (kind[:4], vendor, device)
-    return found
+        functions[folder.name] = (kind[:4], vendor, device)
+    return functions
 
 
 @pytest.fixture(scope="module")
-def host() -> Found:
-    return Found.on(Path("/"))
+def host() -> DiscoveredPools:
+    return DiscoveredPools.on(Path("/"))
 
 
-def test_it_lists_what_lspci_lists_of_these_kinds(host: Found) -> None:
+def test_it_lists_what_lspci_lists_of_these_kinds(host: DiscoveredPools) -> None:
     listed = listed_by_lspci() if shutil.which("lspci") else listed_by_sysfs()
     expected = {a: (vendor, device) for a, (kind, vendor, device) in listed.items() if OURS.fullmatch(kind)}
     published = {}
@@ -49,18 +49,18 @@ def test_it_lists_what_lspci_lists_of_these_kinds(host: Found) -> None:
     assert published == expected
 
 
-def test_nothing_of_it_is_unreadable(host: Found) -> None:
+def test_nothing_of_it_is_unreadable(host: DiscoveredPools) -> None:
     assert host.problems == []
 
 
-def test_the_interface_of_the_default_route_is_never_offered(host: Found) -> None:
+def test_the_interface_of_the_default_route_is_never_offered(host: DiscoveredPools) -> None:
     routes = [line.split() for line in Path("/proc/net/route").read_text().splitlines()[1:]]
     carriers = {row[0] for row in routes if row[1] == row[7] == "00000000"}
-    found = set()
+    reserved = set()
     for interface in carriers:
         device = Path("/sys/class/net", interface, "device").resolve()
         addresses = re.findall(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", str(device))
-        found |= {addresses[-1]} if addresses else set()
-    for address in found:
+        reserved |= {addresses[-1]} if addresses else set()
+    for address in reserved:
         (name,) = host.names(pciBusID=address, state="exists")
         assert "reserved: default route" in (host.unavailable(name) or "")

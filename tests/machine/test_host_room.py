@@ -9,10 +9,10 @@ import pytest
 
 from devalloc_node.errors import Denied
 from devalloc_node.machine.config import MachineConfig
-from tests.support.capacity import host
+from tests.support.capacity_fakes import host
+from tests.support.deadlines import soon
 from tests.support.images import Image
 from tests.support.machines import config, ended, plugin, short_folder, virtual_machine
-from tests.support.patience import soon
 
 ROOM = host(cpu=8, memory="1536Mi", ratios={"cpu": "1"})
 """For three machines of 512 MiB."""

@@ -16,16 +16,16 @@ import yaml
 
 from devalloc.inventory.bars import BarSizes
 from devalloc_node.errors import Denied
-from devalloc_node.machine import adopt, attachment, devices, pci, placement
+from devalloc_node.machine import adoption, attachment, hotplug, pci
 from devalloc_node.machine.config import MachineConfig
-from devalloc_node.machine.machines import Machines
-from devalloc_node.prepared import PreparedDevice
+from devalloc_node.machine.lifecycle import MachineLifecycle
+from devalloc_node.model.prepared import PreparedDevice
+from tests.support.cli_shell import Shell, devalloc
+from tests.support.deadlines import soon
 from tests.support.guest import Guest
 from tests.support.images import Image
 from tests.support.machines import config, ended, plugin, short_folder, virtual_machine
-from tests.support.nodeservice import serving
-from tests.support.patience import soon
-from tests.support.shell import Shell, devalloc
+from tests.support.node_service import serving
 
 __all__ = ["devalloc"]
 GIB = 1 << 30
@@ -39,7 +39,7 @@ OFFSET = 9 * GIB
 @pytest.fixture
 def settings(micro: Image, monkeypatch: pytest.MonkeyPatch) -> Iterator[MachineConfig]:
     if os.geteuid() != 0:  # only root raises the limit of locked memory; these cards, which QEMU emulates, need none
-        monkeypatch.setattr(adopt, "check_memlock", lambda *_: None)
+        monkeypatch.setattr(adoption, "check_memlock", lambda *_: None)
     with short_folder() as folder:
         made = config(micro, folder)
         with ended(made):
@@ -50,7 +50,7 @@ def card(name: str, size: int, number: int = 0) -> pci.PciDevice:
     """A card with so many bytes of memory, which take none of the host's until they are written to."""
     memory = f"{name}-ram{number}"
     backend = {"qom-type": "memory-backend-ram", "id": memory, "size": size, "share": True, "reserve": False}
-    backends = (pci.Backend(("object-add", backend), ("object-del", {"id": memory})),)
+    backends = (pci.QemuBackend(("object-add", backend), ("object-del", {"id": memory})),)
     return pci.PciDevice(name, ({"driver": "ivshmem-plain", "memdev": memory},), backends)
 
 
@@ -62,10 +62,10 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     def passed_through(name: str, device: PreparedDevice) -> pci.PciDevice:
         return card(name, 16 * GIB, next(numbers))
 
-    monkeypatch.setattr(attachment.pci, "passed_through", passed_through)
+    monkeypatch.setattr(attachment.pci, "passthrough_device", passed_through)
 
 
-def machine_of(machines: Machines, micro: Image, **start: object) -> None:
+def machine_of(machines: MachineLifecycle, micro: Image, **start: object) -> None:
     kernel = {"kernel": str(micro.kernel), "initrd": str(micro.initrd), "append": APPEND}
     machines.start(virtual_machine("m", micro, **SMALL, start=kernel | start), soon())
 
@@ -78,8 +78,8 @@ def manifest(folder: Path, micro: Image, *claims: str) -> Path:
     return path
 
 
-def guest_of(machines: Machines) -> Guest:
-    return Guest(machines.config.folder(machines.known(KEY).spec.id) / "agent")
+def guest_of(machines: MachineLifecycle) -> Guest:
+    return Guest(machines.config.folder(machines.record_for(KEY).spec.id) / "agent")
 
 
 def bars(guest: Guest) -> list[list[int]]:
@@ -93,9 +93,9 @@ def each_card(guest: Guest, command: str) -> list[str]:
     return guest.check(loop).splitlines()
 
 
-def in_qemu(machines: Machines) -> Sequence[str]:
-    with machines.line(machines.known(KEY)) as line:
-        return [name for name in pci.present(line, soon()) if devices.is_of_claim(name)]
+def in_qemu(machines: MachineLifecycle) -> Sequence[str]:
+    with machines.line(machines.record_for(KEY)) as line:
+        return [name for name in pci.present_devices(line, soon()) if hotplug.is_of_claim(name)]
 
 
 def test_a_card_of_16_gib_goes_into_a_guest_that_runs_and_is_read_and_written_by_it(
@@ -142,8 +142,8 @@ def test_a_machine_that_starts_with_a_card_runs_when_its_firmware_has_given_that
     with plugin(settings) as machines, serving(tmp_path, machines, ("gpu", "gpus/slot-0")) as socket:
         done = devalloc("vm", "create", "-f", manifest(tmp_path, micro, "gpu"), "--socket", socket)
         assert done.code == 0, done.err
-        with machines.line(machines.known(KEY)) as line:
-            (function,) = placement.functions(line, KEY, in_qemu(machines), soon())
+        with machines.line(machines.record_for(KEY)) as line:
+            (function,) = hotplug.guest_functions(line, KEY, in_qemu(machines), soon())
         assert function.is_placed
         ((first, last),) = bars(guest_of(machines))
         assert last - first + 1 == 16 * GIB
@@ -153,7 +153,7 @@ def test_a_machine_whose_firmware_finds_no_addresses_for_its_cards_does_not_star
     settings: MachineConfig, micro: Image, devalloc: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Emulated CPUs reach 1 TiB, and two cards of half of that leave no room for anything else."""
-    monkeypatch.setattr(attachment.pci, "passed_through", lambda name, device: card(name, 512 * GIB))
+    monkeypatch.setattr(attachment.pci, "passthrough_device", lambda name, device: card(name, 512 * GIB))
     claims = (("one", "gpus/slot-0"), ("two", "gpus/slot-1"))
     with plugin(settings) as machines, serving(tmp_path, machines, *claims) as socket:
         done = devalloc("vm", "create", "-f", manifest(tmp_path, micro, "one", "two"), "--socket", socket)
@@ -172,9 +172,9 @@ def test_what_the_guests_kernel_has_switched_off_has_its_addresses_all_the_same(
         assert devalloc("vm", "attach", "m", "gpu", "--socket", socket).code == 0
         each_card(guest, r"printf '\0\0' | dd of=${f%device}config bs=1 seek=4 conv=notrunc 2>&1")
         ((first, _),) = bars(guest)
-        with machines.line(machines.known(KEY)) as line:
+        with machines.line(machines.record_for(KEY)) as line:
             regions = str(line.execute("query-pci", deadline=soon()))
-            (function,) = placement.functions(line, KEY, in_qemu(machines), soon())
+            (function,) = hotplug.guest_functions(line, KEY, in_qemu(machines), soon())
         assert str(first) not in regions
         assert [bar.address for bar in function.bars if bar.prefetchable] == [first]
         assert function.is_placed
@@ -186,11 +186,11 @@ def test_the_windows_are_as_large_as_the_devices_of_the_node_need(micro: Image, 
         machine_of(machines, micro)
         machines.resume(KEY, soon())
         guest = guest_of(machines)
-        with machines.line(machines.known(KEY)) as line:
+        with machines.line(machines.record_for(KEY)) as line:
             for number in range(4):  # each of its slots takes one
                 one = card(f"claim-{number:016x}", 16 * GIB)
-                devices.plug(line, KEY, one, soon())
-                placement.await_addresses(line, KEY, {one.function_id(0): one.id}, soon())
+                hotplug.plug_device(line, KEY, one, soon())
+                hotplug.await_addresses(line, KEY, {one.function_id(0): one.id}, soon())
         assert len(bars(guest)) == 4
 
 

@@ -1,5 +1,5 @@
 """The model of a machine that the virtual world has does what the machine layer does on a real QEMU: what it refuses,
-with which code, and what is read back after each command, whether the guest does as it is told or is not there yet.
+with which code, and what is read back after each command, whether the guest obeys or is not there yet.
 
 A random walk of commands, given to both. CPUs leave last: none may come to an emulated machine after that.
 """
@@ -15,13 +15,13 @@ import pytest
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError, Unknown
-from devalloc_node.machine import cgroup
-from devalloc_node.machine.config import Folder, MachineConfig
+from devalloc_node.machine import confinement
+from devalloc_node.machine.config import AllowedFolder, MachineConfig
+from tests.support.deadlines import soon
 from tests.support.guest import Guest
 from tests.support.images import Image
 from tests.support.machine_model import MIB, MachineModel
 from tests.support.machines import config, ended, plugin, short_folder, virtual_machine
-from tests.support.patience import soon
 
 KEY = "default/m"
 LEAST, MOST, CPUS = 512 * MIB, 2048 * MIB, 4
@@ -33,7 +33,10 @@ def settings(micro: Image, sriov: Image) -> Iterator[MachineConfig]:
     """QEMU 10, out of which emulated CPUs can be taken, with the small guest."""
     with short_folder() as folder:
         made = config(
-            micro, folder, folders=(Folder(micro.folder, "any"), Folder(folder, "any")), binary=str(sriov.qemu)
+            micro,
+            folder,
+            folders=(AllowedFolder(micro.folder, "any"), AllowedFolder(folder, "any")),
+            binary=str(sriov.qemu),
         )
         with ended(made):
             yield made
@@ -53,7 +56,7 @@ class Modelled:
             self.now += seconds
 
     def seen(self) -> dict[str, int]:
-        return {**self.model.seen(), "told": self.model.told}
+        return {**self.model.seen(), "told": self.model.target}
 
 
 def drawn(rng: random.Random, what: str) -> int:
@@ -72,13 +75,13 @@ def walk(rng: random.Random, length: int, kinds: tuple[str, ...]) -> list[Comman
 
 def raised(cpus: int, commands: list[Command]) -> list[Command]:
     """Without those by which CPUs leave, where there are so many."""
-    kept = []
+    remaining = []
     for what, amount in commands:
         if what == "vcpus" and 1 <= amount < cpus:
             continue
         cpus = amount if what == "vcpus" and amount <= CPUS and amount else cpus
-        kept.append((what, amount))
-    return kept
+        remaining.append((what, amount))
+    return remaining
 
 
 def code_of(error: NodeError | None) -> tuple[str, bool] | None:
@@ -91,8 +94,8 @@ def test_a_random_walk_of_commands_is_the_same_for_both(settings: MachineConfig,
         machines.start(virtual_machine("m", micro), soon())
         seen = machines.get(KEY)
         assert seen is not None
-        modelled = Modelled(cgroup.group_of(machines.config.cgroups, seen.pid) is not None)
-        told: set[tuple[str, bool] | None] = set()
+        modelled = Modelled(confinement.group_of(machines.config.cgroups, seen.pid) is not None)
+        outcomes: set[tuple[str, bool] | None] = set()
 
         def both(what: str, amount: int, patience: float = 30.0) -> None:
             errors: list[NodeError | None] = [None, None]
@@ -105,7 +108,7 @@ def test_a_random_walk_of_commands_is_the_same_for_both(settings: MachineConfig,
             except NodeError as error:
                 errors[1] = error
             assert code_of(errors[0]) == code_of(errors[1]), (what, amount, errors)
-            told.add(code_of(errors[0]))
+            outcomes.add(code_of(errors[0]))
             assert read_back() == modelled.seen(), (what, amount)
 
         def read_back() -> dict[str, int | None]:
@@ -117,10 +120,10 @@ def test_a_random_walk_of_commands_is_the_same_for_both(settings: MachineConfig,
         # No guest runs yet: nobody takes memory.
         for what, amount in [*walk(rng, 4, ("cpu",)), ("memory", 1024 * MIB), ("memory", MOST + MIB)]:
             both(what, amount, 1.5)
-        assert ("GuestRefused", True) in told
+        assert ("GuestRefused", True) in outcomes
 
         machines.resume(KEY, soon())
-        with Guest(machines.config.folder(machines.known(KEY).spec.id) / "agent") as guest:
+        with Guest(machines.config.folder(machines.record_for(KEY).spec.id) / "agent") as guest:
             modelled.model.rate = 1024 * MIB
             for what, amount in [*raised(1, walk(rng, 16, ("memory", "cpu", "vcpus"))), ("vcpus", CPUS)]:
                 both(what, amount)
@@ -141,4 +144,4 @@ def test_a_random_walk_of_commands_is_the_same_for_both(settings: MachineConfig,
             # CPUs leave, and then no others may come.
             for what, amount in [("vcpus", 2), *walk(rng, 3, ("memory", "cpu")), ("vcpus", 3), ("vcpus", 1)]:
                 both(what, amount)
-        assert {code and code[0] for code in told} >= {None, "OutOfBounds", "GuestRefused", "CpusEmulated"}
+        assert {code and code[0] for code in outcomes} >= {None, "OutOfBounds", "GuestRefused", "CpusEmulated"}

@@ -20,21 +20,21 @@ import pytest
 
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.journal import open_journal
-from devalloc_node.machine import accel, cgroup, devices, pci
+from devalloc_node.machine import confinement, hotplug, pci, preflight
 from devalloc_node.machine.attachment import AttachmentKind
-from devalloc_node.machine.config import Folder, MachineConfig
-from devalloc_node.machine.confine import Limits, limits_of
-from devalloc_node.machine.machines import Machines
-from devalloc_node.machine.process import holds, process
-from devalloc_node.machine.spec import Disk, Nic, PlainDevice, machine_id
-from tests.support import bounded, tiny_guest
+from devalloc_node.machine.config import AllowedFolder, MachineConfig
+from devalloc_node.machine.confinement import QemuLimits, qemu_limits
+from devalloc_node.machine.lifecycle import MachineLifecycle
+from devalloc_node.machine.process import open_nodes, process
+from devalloc_node.machine.spec import Disk, EmulatedDevice, Nic, machine_id
+from tests.support import exceed_limits, tiny_guest
+from tests.support.cli_shell import Shell
+from tests.support.deadlines import soon
 from tests.support.guest import Guest
 from tests.support.images import Image
-from tests.support.machines import MIB, NoNodes, config, ended, plugin, running, short_folder, virtual_machine
-from tests.support.nodeservice import served
-from tests.support.patience import soon
+from tests.support.machines import MIB, NoDeviceOwner, config, ended, plugin, running, short_folder, virtual_machine
+from tests.support.node_service import served
 from tests.support.qemu import TCG, Machine, Monitor
-from tests.support.shell import Shell
 from tests.support.waiting import until
 
 KEY = "default/m"
@@ -65,7 +65,7 @@ def test_a_machine_of_its_own_user_reaches_its_disks_and_nothing_else(open_image
             assert (status["Uid"], status["Gid"]) == ("\t".join(["70000"] * 4), "\t".join(["70000"] * 4))
             assert (status["Groups"].strip(), int(status["CapEff"], 16)) == ("", 0)
             assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
-            home = settings.folder(machines.known(KEY).spec.id)
+            home = settings.folder(machines.record_for(KEY).spec.id)
             root = Path(f"/proc/{seen.pid}/root")
             assert os.readlink(f"/proc/{seen.pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt")
             assert not {"root", "home", "var", "srv"} & {each.name for each in root.iterdir()} - set(
@@ -75,7 +75,7 @@ def test_a_machine_of_its_own_user_reaches_its_disks_and_nothing_else(open_image
             assert not (root / settings.state.relative_to("/")).exists()
             assert (root / "dev/null").exists()
             assert list((root / home.parent.relative_to("/")).iterdir()) == [root / home.relative_to("/")]
-            assert bounds_of(seen.pid) == limits_of(machines.known(KEY).spec, "tcg")
+            assert bounds_of(seen.pid) == qemu_limits(machines.record_for(KEY).spec, "tcg")
             assert stat.S_IMODE(home.stat().st_mode) == 0o700
             assert {stat.S_IMODE((home / name).stat().st_mode) for name in ("qmp", "agent", "console")} == {0o600}
 
@@ -90,12 +90,12 @@ def test_a_machine_of_its_own_user_reaches_its_disks_and_nothing_else(open_image
             # One that comes later, of which its user could open no byte, is its guest's until it leaves again.
             (folder / "later").write_bytes(b"only for root".ljust(MIB))
             (folder / "later").chmod(0o600)
-            later = PlainDevice("later", Disk(str(folder / "later"), "raw"))
+            later = EmulatedDevice("later", Disk(str(folder / "later"), "raw"))
             machines.plug_in(KEY, later, soon())
             assert guest.until("head -c 13 /dev/vdb") == "only for root"
-            assert holds(seen.pid, [str(folder / "later")])
+            assert open_nodes(seen.pid, [str(folder / "later")])
             machines.unplug(KEY, "later", soon())
-            assert holds(seen.pid, [str(folder / "later")]) == []
+            assert open_nodes(seen.pid, [str(folder / "later")]) == []
 
             # Its guest powers down while it is waited for.
             timer = threading.Timer(0.3, lambda: guest._socket.sendall(b"x cG93ZXJvZmYgLWY=\n"))
@@ -106,10 +106,10 @@ def test_a_machine_of_its_own_user_reaches_its_disks_and_nothing_else(open_image
             assert (after.phase, after.reason) == ("Stopped", "StoppedOnRequest")
             guest.close()
             machines.start(machine, soon())
-            assert machines.known(KEY).user == 70000, "its files are this user's"
+            assert machines.record_for(KEY).user == 70000, "its files are this user's"
             other = virtual_machine("other", start=start, memory={"min": "256Mi", "max": "256Mi"})
             machines.start(other, soon())
-            assert machines.known("default/other").user == 70001
+            assert machines.record_for("default/other").user == 70001
             for key in (KEY, "default/other"):
                 machines.stop(key, None, False, soon())  # nothing ran in it yet, so that nobody is asked
                 machines.forget(key, soon())
@@ -153,12 +153,12 @@ def test_a_guest_reaches_its_host_only_where_the_admin_says_so(micro: Image, all
                 virtual_machine("m", micro, memory={"min": "256Mi", "max": "256Mi"}, nics=nics, pciSlots=1), soon()
             )
             machines.resume(KEY, soon())
-            with closing(Guest(settings.folder(machines.known(KEY).spec.id) / "agent")) as guest:
+            with closing(Guest(settings.folder(machines.record_for(KEY).spec.id) / "agent")) as guest:
                 if later:
-                    machines.plug_in(KEY, PlainDevice("lan", Nic()), soon())
+                    machines.plug_in(KEY, EmulatedDevice("lan", Nic()), soon())
                 guest.until("[ -e /sys/class/net/eth0 ]")
-                said = guest.run(ASKS.replace("ADDRESS", f"10.0.2.2 {listener.port}")).output
-            assert (listener.heard > 0, "loopback" in said) == (allowed, allowed), said
+                output = guest.run(ASKS.replace("ADDRESS", f"10.0.2.2 {listener.port}")).output
+            assert (listener.heard > 0, "loopback" in output) == (allowed, allowed), output
 
 
 def test_two_machines_never_write_one_disk_also_across_namespaces(open_image: Image) -> None:
@@ -176,7 +176,7 @@ def test_two_machines_never_write_one_disk_also_across_namespaces(open_image: Im
                 with pytest.raises(Denied) as denied:
                     machines.start(other, soon())
                 assert denied.value.code == "DiskInUse"
-            with plugin(config(open_image, place, folders=(Folder(open_image.folder),))) as machines:
+            with plugin(config(open_image, place, folders=(AllowedFolder(open_image.folder),))) as machines:
                 running(machines)  # its folders belong to namespaces from now on
                 machines.stop(KEY, 0, True, soon())
                 with pytest.raises(Denied, match=f"put it below {open_image.folder}/default") as denied:
@@ -187,9 +187,9 @@ def test_two_machines_never_write_one_disk_also_across_namespaces(open_image: Im
                 machines.stop(KEY, None, False, soon())
 
 
-def bounds_of(pid: int) -> Limits:
+def bounds_of(pid: int) -> QemuLimits:
     """What the cgroups of a process let it have."""
-    found: dict[str, int] = {}
+    limits: dict[str, int] = {}
     root = Path("/sys/fs/cgroup")
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -201,8 +201,8 @@ def bounds_of(pid: int) -> Limits:
         ):
             bound = root / controller / path.lstrip("/") / file
             if controller in controllers.split(",") and bound.exists():
-                found[file.partition(".")[0]] = int(bound.read_text())
-    return Limits(found["memory"], found["pids"])
+                limits[file.partition(".")[0]] = int(bound.read_text())
+    return QemuLimits(limits["memory"], limits["pids"])
 
 
 def test_who_takes_more_than_its_bounds_is_stopped_by_the_kernel() -> None:
@@ -210,14 +210,14 @@ def test_who_takes_more_than_its_bounds_is_stopped_by_the_kernel() -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can make cgroups")
     root, name = Path("/sys/fs/cgroup"), f"bounded-{os.getpid()}"
-    procs, missing = cgroup.bound(root, name, bounded.MEMORY, bounded.TASKS)
+    procs, missing = confinement.set_bounds(root, name, exceed_limits.MEMORY, exceed_limits.TASKS)
     try:
         assert missing == []
-        words = [sys.executable, "-c", bounded.PROGRAM]
+        words = [sys.executable, "-c", exceed_limits.PROGRAM]
         done = subprocess.run([*words, "memory", *map(str, procs)], timeout=60, check=False)
         assert done.returncode == -signal.SIGKILL
         answer = subprocess.run([*words, "tasks", *map(str, procs)], capture_output=True, timeout=60, check=True)
-        assert int(answer.stdout) == bounded.TASKS
+        assert int(answer.stdout) == exceed_limits.TASKS
     finally:
         for file in procs:
             until(lambda of=file: not of.read_text(), "all that were in it have ended")  # type: ignore[misc]
@@ -300,16 +300,16 @@ def test_a_guest_is_asked_to_power_down_and_what_it_holds_on_to_is_taken_by_forc
 ) -> None:
     small = {"memory": {"min": "64Mi", "max": "64Mi"}, "pciSlots": 2}
     with short_folder() as place:
-        settings = config(micro, place, folders=(Folder(tmp_path, "any"),))
+        settings = config(micro, place, folders=(AllowedFolder(tmp_path, "any"),))
         with ended(settings), plugin(settings) as machines:
-            kind = AttachmentKind(machines, NoNodes())
+            kind = AttachmentKind(machines, NoDeviceOwner())
 
             def up(ejects: bool) -> int:
                 machines.start(virtual_machine("m", start=tiny(ejects), **small), soon())
-                with machines.line(machines.known(KEY)) as line:
-                    devices.plug(line, KEY, pci.PciDevice("claim-1", ({"driver": "virtio-rng-pci"},)), soon())
+                with machines.line(machines.record_for(KEY)) as line:
+                    hotplug.plug_device(line, KEY, pci.PciDevice("claim-1", ({"driver": "virtio-rng-pci"},)), soon())
                 machines.resume(KEY, soon())
-                log = settings.folder(machines.known(KEY).spec.id) / "console.log"
+                log = settings.folder(machines.record_for(KEY).spec.id) / "console.log"
                 until(lambda: log.read_bytes()[-1:] == b"K", "the guest is up")
                 log.write_bytes(b"")
                 seen = machines.get(KEY)
@@ -339,10 +339,14 @@ def test_guests_of_a_host_that_shuts_down_power_down_and_come_back_with_it(
     small = {"memory": {"min": "64Mi", "max": "64Mi"}, "start": tiny(True)}
     with short_folder() as place:
         home = place / "node"
-        settings = config(micro, place, folders=(Folder(tmp_path, "any"),), state=home / "machines")
+        settings = config(micro, place, folders=(AllowedFolder(tmp_path, "any"),), state=home / "machines")
         words = ("vm", "power-down", "--state", home, "--machine-dir", settings.run, "--socket", place / "node.sock")
         devalloc = Shell(tmp_path / "store.db")
-        with ended(settings), closing(open_journal(home)) as journal, closing(Machines(settings, journal)) as machines:
+        with (
+            ended(settings),
+            closing(open_journal(home)) as journal,
+            closing(MachineLifecycle(settings, journal)) as machines,
+        ):
             for name in ("waits", "m", "n"):
                 machines.start(virtual_machine(name, **small), soon())
             for name in ("m", "n"):
@@ -368,12 +372,14 @@ def test_an_unprobed_disk_cannot_even_be_written_down() -> None:
 def test_a_running_machine_is_adopted_changed_and_let_go_again(machine: Machine, micro: Image, tmp_path: Path) -> None:
     adopted = virtual_machine("m", start=None, adopt={"qmpSocket": str(machine.plugin_monitor)})
     with short_folder() as place:
-        strict = config(micro, place, socket_folders=(Folder(place, "any"),))
+        strict = config(micro, place, socket_folders=(AllowedFolder(place, "any"),))
         with plugin(strict) as machines:
             with pytest.raises(Denied) as denied:
                 machines.adopt(adopted, soon())
             assert denied.value.code == "PathNotAllowed"
-        settings = replace(strict, socket_folders=(Folder(tmp_path, "any"),), folders=(Folder(tmp_path, "any"),))
+        settings = replace(
+            strict, socket_folders=(AllowedFolder(tmp_path, "any"),), folders=(AllowedFolder(tmp_path, "any"),)
+        )
         guest = machine.guest
         with plugin(settings) as machines:
             machines.adopt(adopted, soon())
@@ -383,7 +389,7 @@ def test_a_running_machine_is_adopted_changed_and_let_go_again(machine: Machine,
             guest.until("[ $(cat /sys/devices/system/cpu/online) = 0-1 ]")
             machines.scale(KEY, "memory", 768 * MIB, soon())
             guest.until("[ $(awk '/MemTotal/ {print $2}' /proc/meminfo) -gt 600000 ]")
-            disk = PlainDevice("d", Disk(str(tmp_path / "image"), "raw", device="nvme"))
+            disk = EmulatedDevice("d", Disk(str(tmp_path / "image"), "raw", device="nvme"))
             (tmp_path / "image").write_bytes(b"a disk that came later".ljust(MIB))
             machines.plug_in(KEY, disk, soon())
             assert guest.until("head -c 22 /dev/nvme0n1") == "a disk that came later"
@@ -424,5 +430,5 @@ def test_a_machine_that_may_lock_too_little_is_refused_before_anything_is_touche
 
 
 def test_a_guest_boots_with_emulation_and_the_test_of_kvm_can_tell(micro: Image) -> None:
-    assert accel.boots(str(micro.qemu), "tcg", 60.0)
-    assert not accel.boots(str(micro.qemu), "no-such-accelerator", 60.0)
+    assert preflight.can_boot(str(micro.qemu), "tcg", 60.0)
+    assert not preflight.can_boot(str(micro.qemu), "no-such-accelerator", 60.0)

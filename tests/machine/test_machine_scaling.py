@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from devalloc_node.errors import Denied
-from devalloc_node.machine import cgroup, devices, pci, room
-from devalloc_node.machine.config import Folder, MachineConfig
-from devalloc_node.machine.machines import Machines
-from devalloc_node.machine.process import holds
+from devalloc_node.machine import confinement, hotplug, pci, preflight
+from devalloc_node.machine.config import AllowedFolder, MachineConfig
+from devalloc_node.machine.lifecycle import MachineLifecycle
+from devalloc_node.machine.process import open_nodes
+from tests.support.cli_shell import Shell, devalloc
+from tests.support.deadlines import soon
 from tests.support.guest import Guest
 from tests.support.images import Image
 from tests.support.machines import (
@@ -29,9 +31,7 @@ from tests.support.machines import (
     tap_interface,
     virtual_machine,
 )
-from tests.support.nodeservice import serving
-from tests.support.patience import soon
-from tests.support.shell import Shell, devalloc
+from tests.support.node_service import serving
 from tests.support.waiting import until
 
 __all__ = ["devalloc"]
@@ -47,20 +47,20 @@ done; true
 @pytest.fixture
 def settings(micro: Image) -> Iterator[MachineConfig]:
     with short_folder() as folder:
-        made = config(micro, folder, folders=(Folder(micro.folder, "any"), Folder(folder, "any")))
+        made = config(micro, folder, folders=(AllowedFolder(micro.folder, "any"), AllowedFolder(folder, "any")))
         with ended(made):
             yield made
 
 
 @pytest.fixture
-def machines(settings: MachineConfig) -> Iterator[Machines]:
+def machines(settings: MachineConfig) -> Iterator[MachineLifecycle]:
     with plugin(settings) as made:
         yield made
 
 
-def booted(machines: Machines) -> Guest:
+def booted(machines: MachineLifecycle) -> Guest:
     machines.resume(KEY, soon())
-    return Guest(machines.config.folder(machines.known(KEY).spec.id) / "agent")
+    return Guest(machines.config.folder(machines.record_for(KEY).spec.id) / "agent")
 
 
 def memory_of(guest: Guest) -> int:
@@ -90,10 +90,10 @@ def meanwhile(work: Callable[[], object]) -> Callable[[], None]:
 
 
 def test_cpus_memory_and_devices_come_and_go_at_once_and_the_guest_says_so(
-    machines: Machines, micro: Image, devalloc: Shell, tmp_path: Path
+    machines: MachineLifecycle, micro: Image, devalloc: Shell, tmp_path: Path
 ) -> None:
     machines.start(virtual_machine("m", micro, pciSlots=9), soon())
-    record = machines.known(KEY)
+    record = machines.record_for(KEY)
     # A disk and two network cards by the command, one of them before the machine's first instruction.
     image = machines.config.folders[-1].path / "data"
     image.write_bytes(b"a disk that came later".ljust(MIB))
@@ -116,7 +116,7 @@ def test_cpus_memory_and_devices_come_and_go_at_once_and_the_guest_says_so(
         with machines.line(record) as line:
             cpus = meanwhile(lambda: machines.scale(KEY, "vcpus", 4, soon()))
             memory = meanwhile(lambda: machines.scale(KEY, "memory", 2 * GIB, soon()))
-            devices.plug(line, KEY, several, soon())
+            hotplug.plug_device(line, KEY, several, soon())
             vm("plug", "m", "data", "--disk", image, "--format", "raw")
             vm("plug", "m", "late", "--user-net")
             cpus()
@@ -143,7 +143,7 @@ def test_cpus_memory_and_devices_come_and_go_at_once_and_the_guest_says_so(
 
             # And back, while all of them leave, one of them by the guest's own doing.
             memory = meanwhile(lambda: machines.scale(KEY, "memory", 512 * MIB, soon()))
-            devices.unplug(line, KEY, "card", soon())
+            hotplug.unplug_device(line, KEY, "card", soon())
             assert vm("unplug", "m", "early", "data").count("unplugged") == 2
             guest.check(EJECT_THE_LAST_CARD)
             until(lambda: vm("get", "m", "-o", "json").count("plug-") == 0, "QEMU has let it go too")
@@ -153,7 +153,7 @@ def test_cpus_memory_and_devices_come_and_go_at_once_and_the_guest_says_so(
             assert guest.run("ls -d /sys/class/net/eth*").status != 0
             memory()
             assert memory_of(guest) < 512 * MIB
-        assert holds(seen.pid, [str(image), "/dev/net/tun"]) == [], "they are free for others"
+        assert open_nodes(seen.pid, [str(image), "/dev/net/tun"]) == [], "they are free for others"
     seen = machines.get(KEY)
     assert seen is not None
     assert seen.observed.memory_bytes == 512 * MIB
@@ -163,13 +163,13 @@ def test_cpus_memory_and_devices_come_and_go_at_once_and_the_guest_says_so(
 
 
 def test_a_machine_of_a_numa_node_runs_on_its_cpus_only(
-    machines: Machines, micro: Image, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    machines: MachineLifecycle, micro: Image, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Those of vCPUs that come later as well. This host has one node: it is said to have one CPU of this host's."""
     last = max(os.sched_getaffinity(0))
     (tmp_path / "node0").mkdir()
     (tmp_path / "node0" / "cpulist").write_text(f"{last}\n")
-    monkeypatch.setattr(room, "NODES", tmp_path)
+    monkeypatch.setattr(preflight, "NODES", tmp_path)
     start = virtual_machine("m", micro).to_manifest()["spec"]["start"] | {"numaNode": 0}
     machines.start(virtual_machine("m", micro, start=start), soon())
     machines.resume("default/m", soon())
@@ -180,7 +180,7 @@ def test_a_machine_of_a_numa_node_runs_on_its_cpus_only(
     assert {tuple(os.sched_getaffinity(thread)) for thread in threads} == {(last,)}
 
 
-def test_memory_in_dimms_of_a_numa_node_a_part_of_a_cpu_and_an_iommu(machines: Machines, micro: Image) -> None:
+def test_memory_in_dimms_of_a_numa_node_a_part_of_a_cpu_and_an_iommu(machines: MachineLifecycle, micro: Image) -> None:
     memory = {"min": "512Mi", "max": "1Gi", "method": "dimm", "slotSize": "256Mi", "use": "768Mi"}
     cpu = {"min": "500m", "max": "2", "use": "1500m" if os.geteuid() == 0 else "2"}  # root makes cgroups
     start = {"kernel": str(micro.kernel), "initrd": str(micro.initrd), "append": MICRO_APPEND}
@@ -189,21 +189,21 @@ def test_memory_in_dimms_of_a_numa_node_a_part_of_a_cpu_and_an_iommu(machines: M
     seen = machines.get(KEY)
     assert seen is not None
     assert (seen.observed.vcpus, seen.observed.memory_bytes) == (2, 768 * MIB)
-    group = cgroup.group_of(machines.config.cgroups, seen.pid)
+    group = confinement.group_of(machines.config.cgroups, seen.pid)
     if group is not None:  # where this host's cgroups can be written
-        assert (seen.observed.cpu_milli, cgroup.limit_of(group)) == (1500, 1500)
+        assert (seen.observed.cpu_milli, confinement.limit_of(group)) == (1500, 1500)
         machines.scale(KEY, "cpu", 500, soon())
-        assert cgroup.limit_of(group) == 500
+        assert confinement.limit_of(group) == 500
         machines.scale(KEY, "cpu", 2000, soon())
-        assert cgroup.limit_of(group) is None, "whole CPUs are bounded by being so many"
+        assert confinement.limit_of(group) is None, "whole CPUs are bounded by being so many"
         machines.scale(KEY, "cpu", 1000, soon())
-        assert cgroup.limit_of(group) == 1000, "they are two, and may use the time of one"
+        assert confinement.limit_of(group) == 1000, "they are two, and may use the time of one"
         machines.scale(KEY, "cpu", 0, soon())
-        assert cgroup.limit_of(group) is None
+        assert confinement.limit_of(group) is None
     guest = booted(machines)
     assert guest.check("cat /sys/devices/system/cpu/online") == "0-1"
     assert memory_of(guest) > 512 * MIB, "a DIMM that was there from the start"
-    assert guest.check("ls /sys/firmware/acpi/tables/DMAR"), "how a guest is told of its IOMMU"
+    assert guest.check("ls /sys/firmware/acpi/tables/DMAR"), "how a guest learns of its IOMMU"
     bound = [line for line in Path(f"/proc/{seen.pid}/numa_maps").read_text().splitlines() if " bind:0 " in line]
     assert len(bound) == 2, "its first memory and the DIMM"
     machines.scale(KEY, "memory", GIB, soon())
@@ -216,13 +216,13 @@ def test_memory_in_dimms_of_a_numa_node_a_part_of_a_cpu_and_an_iommu(machines: M
     guest.close()
 
 
-def test_memory_that_is_in_use_and_cpus_that_stay(machines: Machines, micro: Image) -> None:
+def test_memory_that_is_in_use_and_cpus_that_stay(machines: MachineLifecycle, micro: Image) -> None:
     memory = {"min": "256Mi", "max": "512Mi", "use": "512Mi"}
     machines.start(virtual_machine("m", micro, cpu={"min": "1", "max": "3", "use": "2"}, memory=memory), soon())
     guest = booted(machines)
     assert guest.check("cat /sys/devices/system/cpu/online") == "0-1"
 
-    # A guest that keeps what it has is asked for no more than what is told.
+    # A guest that keeps what it has gets no request beyond the reported one.
     guest.until("[ $(awk '/MemTotal/ {print $2}' /proc/meminfo) -gt 400000 ]")
     # Pages that leave the plugged memory move to the zone that the guest's kernel allocates from. They must leave
     # 64 MiB of it: a kernel without memory for page tables hangs, and the shell answers no command.
@@ -232,12 +232,12 @@ def test_memory_that_is_in_use_and_cpus_that_stay(machines: Machines, micro: Ima
     with pytest.raises(Denied, match="virtio-mem") as denied:
         machines.scale(KEY, "memory", 256 * MIB, soon(1.5))
     assert (denied.value.code, denied.value.retryable) == ("GuestRefused", True)
-    with machines.line(machines.known(KEY)) as line:
-        asked = line.execute("query-memory-devices", deadline=soon())[0]["data"]
-    assert 0 < asked["size"] == asked["requested-size"]
+    with machines.line(machines.record_for(KEY)) as line:
+        virtio_mem = line.execute("query-memory-devices", deadline=soon())[0]["data"]
+    assert 0 < virtio_mem["size"] == virtio_mem["requested-size"]
     seen = machines.get(KEY)
     assert seen is not None
-    assert seen.observed.memory_bytes == 256 * MIB + asked["size"]
+    assert seen.observed.memory_bytes == 256 * MIB + virtio_mem["size"]
     guest.check("rm /mnt/full")
     machines.scale(KEY, "memory", 256 * MIB, soon())
 
@@ -261,16 +261,16 @@ def test_cpus_leave_while_devices_come_and_go(settings: MachineConfig, micro: Im
     with plugin(settings) as machines:
         machines.start(virtual_machine("m", micro, pciSlots=2), soon())
         guest = booted(machines)
-        with machines.line(machines.known(KEY)) as line:
+        with machines.line(machines.record_for(KEY)) as line:
             for vcpus, online in ((4, "0-3"), (2, "0-1"), (1, "0")):
                 card = pci.PciDevice(f"card{vcpus}", ({"driver": "virtio-rng-pci"},))
-                devices.plug(line, KEY, card, soon())
+                hotplug.plug_device(line, KEY, card, soon())
                 machines.scale(KEY, "vcpus", vcpus, soon())
                 guest.until(f"[ $(cat /sys/devices/system/cpu/online) = {online} ]")
-                devices.unplug(line, KEY, card.id, soon())
+                hotplug.unplug_device(line, KEY, card.id, soon())
         guest.close()
     with plugin(settings) as machines:
-        with pytest.raises(Denied, match="some may have left") as denied:
+        with pytest.raises(Denied, match="vCPUs may have been unplugged") as denied:
             machines.scale(KEY, "vcpus", 2, soon())
         assert denied.value.code == "CpusEmulated", "the next plugin knows too"
         machines.scale(KEY, "cpu", 2000, soon())  # as who scales it does before there are more of them

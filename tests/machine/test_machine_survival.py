@@ -16,11 +16,11 @@ from devalloc_node.errors import Denied, Unknown
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.process import process
 from devalloc_node.machine.records import MACHINES
-from devalloc_node.machine.spec import Nic, PlainDevice
+from devalloc_node.machine.spec import EmulatedDevice, Nic
+from tests.support.deadlines import soon
 from tests.support.guest import Guest
 from tests.support.images import Image
 from tests.support.machines import MIB, config, ended, plugin, running, short_folder, virtual_machine
-from tests.support.patience import soon
 from tests.support.waiting import until
 
 KEY = "default/m"
@@ -48,7 +48,7 @@ def plugin_to_kill(settings: MachineConfig, image: Image, *where: str) -> subpro
 
 def qemus(settings: MachineConfig) -> list[int]:
     """All processes on this host whose command line has to do with this test's machines."""
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -57,8 +57,8 @@ def qemus(settings: MachineConfig) -> list[int]:
             except OSError:
                 continue
             if b"-sandbox" in words and folder.startswith(str(settings.run)):
-                found.append(int(entry.name))
-    return found
+                pids.append(int(entry.name))
+    return pids
 
 
 def test_a_machine_runs_on_with_its_devices_through_kill_restart_and_upgrade(
@@ -70,8 +70,8 @@ def test_a_machine_runs_on_with_its_devices_through_kill_restart_and_upgrade(
     with plugin(settings) as second:  # a rolling update: both are there
         before = running(second)
         assert process(before.pid) is not None
-        card = second.plug_in(KEY, PlainDevice("n", Nic()), soon())
-        guest = Guest(settings.folder(second.known(KEY).spec.id) / "agent")
+        card = second.plug_in(KEY, EmulatedDevice("n", Nic()), soon())
+        guest = Guest(settings.folder(second.record_for(KEY).spec.id) / "agent")
         guest.until("[ -e /sys/class/net/eth0 ]")
         guest.check("echo a mark in its memory > /tmp/mark")
 
@@ -91,7 +91,7 @@ def test_a_machine_runs_on_with_its_devices_through_kill_restart_and_upgrade(
         third.unplug(KEY, "n", soon())
         guest.until("[ ! -e /sys/class/net/eth0 ]")
 
-        # A journal that is lost: it is told what lives all the same.
+        # A journal that is lost: machines that live are reported all the same.
         content = third.records.record(MACHINES, KEY)
         assert content is not None
         third.records.drop(MACHINES, KEY)
@@ -114,7 +114,7 @@ def test_a_machine_runs_on_with_its_devices_through_kill_restart_and_upgrade(
         # It dies: noticed without being asked for, and by its policy it is to be started again.
         changed.clear()
         os.kill(before.pid, signal.SIGKILL)
-        until(lambda: KEY in changed and third.known(KEY).state == "stopped", "the death is noticed")
+        until(lambda: KEY in changed and third.record_for(KEY).state == "stopped", "the death is noticed")
         dead = third.get(KEY)
         assert dead is not None
         assert (dead.phase, dead.reason) == ("Stopped", "MachineEnded")

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from tests.support import bounded, sriov_host, sriov_image
-from tests.support.faults import assert_same
+from tests.support import exceed_limits, sriov_host, sriov_image
+from tests.support.fault_points import assert_same
 from tests.support.guest import Guest
 from tests.support.images import Image
-from tests.support.inside_plugin import InsidePlugin, Refused
+from tests.support.inside_plugin import InsidePlugin, PluginRefused
 from tests.support.qemu import Machine
 
 pytestmark = pytest.mark.timeout(900)
@@ -59,8 +59,8 @@ class Host:
 
     def driver(self, address: str) -> str:
         """Empty where it has none."""
-        found = self.guest.run(f"readlink /sys/bus/pci/devices/{address}/driver").output
-        return found.rpartition("/")[2]
+        link = self.guest.run(f"readlink /sys/bus/pci/devices/{address}/driver").output
+        return link.rpartition("/")[2]
 
     def interface(self, address: str) -> str:
         return self.guest.check(f"ls /sys/bus/pci/devices/{address}/net")
@@ -68,12 +68,12 @@ class Host:
     def settings(self, pf: str, index: int) -> dict[str, Any]:
         """Of a VF, as iproute2 says them."""
         (link,) = json.loads(self.guest.check(f"{IP} -j link show {self.interface(pf)}"))
-        found = link["vfinfo_list"][index]
+        info = link["vfinfo_list"][index]
         return {
-            "mac": found["address"],
-            "vlan": found["vlan_list"][0].get("vlan", 0),
-            "trust": found["trust"],
-            "spoofCheck": found["spoofchk"],
+            "mac": info["address"],
+            "vlan": info["vlan_list"][0].get("vlan", 0),
+            "trust": info["trust"],
+            "spoofCheck": info["spoofchk"],
         }
 
 
@@ -145,14 +145,14 @@ def test_vfs_are_made_from_none_without_drivers_and_go_with_their_last_claim(plu
 
 
 def test_what_the_kernel_refuses_is_told_and_leaves_nothing(plugin: InsidePlugin, linux: Host) -> None:
-    with pytest.raises(Refused, match="maxTxRate") as refused:
+    with pytest.raises(PluginRefused, match="maxTxRate") as refused:
         plugin.ask("prepare", uid="a", devices=[vf(FIRST_VF, claim=[{"mac": MAC, "maxTxRate": 4_000_000_000}])])
     assert refused.value.code == "HostRefused"
     assert any("set_vf" in call for call in refused.value.calls), "it was tried"
 
 
 def test_a_claim_cannot_set_what_only_admins_may(plugin: InsidePlugin) -> None:
-    with pytest.raises(Refused, match="a claim may not set trust") as refused:
+    with pytest.raises(PluginRefused, match="a claim must not set trust") as refused:
         plugin.ask("prepare", uid="a", devices=[vf(FIRST_VF, claim=[{"trust": True}])])
     assert refused.value.code == "ConfigForbidden"
     assert host_changes(refused.value.calls) == []
@@ -186,7 +186,7 @@ def test_what_the_admin_does_not_allow_is_not_touched(plugin: InsidePlugin) -> N
         (EVERYTHING, False, sriov_host.NVME, "ErasePolicyMissing"),
     ):
         plugin.ask("allow", kinds=kinds, erase_policy=erase_policy)
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(PluginRefused) as refused:
             plugin.ask("prepare", uid="a", devices=[whole(address)])
         assert (refused.value.code, host_changes(refused.value.calls)) == (code, [])
 
@@ -225,7 +225,7 @@ def test_what_the_host_needs_itself_is_refused_in_every_way(
         assert need in offered[named(address)], "published with the reason"
         driver = linux.driver(address)
         for devices in ([whole(address)], [whole(sriov_host.GPU), whole(address)]):
-            with pytest.raises(Refused, match=need) as refused:
+            with pytest.raises(PluginRefused, match=need) as refused:
                 plugin.ask("prepare", uid="a", devices=devices)
             assert refused.value.code == "DeviceReserved"
             assert refused.value.denied
@@ -242,7 +242,7 @@ def test_what_the_host_needs_itself_is_refused_in_every_way(
     # Nor can a machine name such a disk as its own.
     data = "/dev/disk/by-label/data"
     for path in ("/dev/vda", data):
-        with pytest.raises(Refused, match="is reserved for the host") as refused:
+        with pytest.raises(PluginRefused, match="is reserved for the host") as refused:
             plugin.ask("disk", path=path)
         assert (refused.value.code, refused.value.denied) == ("DeviceReserved", True)
     node = linux.guest.check(f"umount /mnt/data && readlink -f {data}").strip()
@@ -254,7 +254,7 @@ def test_the_disk_that_the_host_runs_from_is_no_device_at_all(plugin: InsidePlug
     assert "/dev/vda on / " in linux.guest.check("mount")
     address = linux.guest.check("readlink -f /sys/block/vda/device/..").rpartition("/")[2]
     assert named(address) not in plugin.ask("offered")
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(PluginRefused) as refused:
         plugin.ask("prepare", uid="a", devices=[whole(address)])
     assert (refused.value.code, host_changes(refused.value.calls)) == ("DeviceUnknown", [])
 
@@ -273,17 +273,17 @@ def test_nothing_is_taken_from_a_machine_that_has_it_open(plugin: InsidePlugin, 
     guest.check(f"echo vfio-pci > /sys/bus/pci/devices/{gpu}/driver_override; echo {gpu} > /sys/bus/pci/drivers_probe")
     guest.check(SECOND_LEVEL.format(vf=FIRST_VF, gpu=gpu), seconds=120)
     try:
-        with pytest.raises(Refused, match=r"qemu-system-x86 [0-9]+ has") as refused:
+        with pytest.raises(PluginRefused, match=r"qemu-system-x86 [0-9]+ has") as refused:
             plugin.ask("prepare", uid="b", devices=[whole(gpu)])
         assert (refused.value.code, host_changes(refused.value.calls)) == ("DeviceInUse", [])
         for _ in range(2):
-            with pytest.raises(Refused, match=r"is still open in qemu-system-x86 [0-9]+") as refused:
+            with pytest.raises(PluginRefused, match=r"qemu-system-x86 [0-9]+ still has device") as refused:
                 plugin.ask("unprepare", uid="a")
             assert (refused.value.code, host_changes(refused.value.calls)) == ("DeviceInUse", [])
             assert refused.value.retryable
         assert linux.driver(FIRST_VF) == "vfio-pci"
         assert linux.fact(NEAR, "sriov_numvfs") == "7"
-        with pytest.raises(Refused, match="is held by claim") as refused:
+        with pytest.raises(PluginRefused, match="is held by claim") as refused:
             plugin.ask("prepare", uid="b", devices=[vf(FIRST_VF)])
         assert refused.value.code == "DeviceInUse"
     finally:
@@ -312,12 +312,12 @@ def test_a_part_of_a_cpu_is_given_by_the_second_version_of_cgroups(running: Insi
 def test_who_takes_more_than_its_bounds_is_stopped_by_the_second_version_of_cgroups(
     running: InsidePlugin, linux: Host
 ) -> None:
-    answer = running.ask("bound", name="bounded", memory=bounded.MEMORY, tasks=bounded.TASKS)
+    answer = running.ask("bound", name="bounded", memory=exceed_limits.MEMORY, tasks=exceed_limits.TASKS)
     assert answer["missing"] == []
     (procs,) = answer["procs"]
-    program = f"python3 -c {shlex.quote(bounded.PROGRAM)}"
+    program = f"python3 -c {shlex.quote(exceed_limits.PROGRAM)}"
     assert linux.guest.run(f"{program} memory {procs}").status == 128 + signal.SIGKILL
     events = dict(line.split() for line in linux.guest.check(f"cat {Path(procs).parent}/memory.events").splitlines())
     assert int(events["oom_kill"]) == 1
-    assert linux.guest.check(f"{program} tasks {procs}").strip() == str(bounded.TASKS)
+    assert linux.guest.check(f"{program} tasks {procs}").strip() == str(exceed_limits.TASKS)
     linux.guest.check(f"rmdir {Path(procs).parent}")

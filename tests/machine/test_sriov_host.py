@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support import sriov_host, tiny_guest
-from tests.support.guest import Answer
+from tests.support.guest import CommandResult
 from tests.support.host_commands import LONG, HostCommands
 from tests.support.inside_plugin import InsidePlugin
 from tests.support.qemu import Machine
@@ -79,7 +79,7 @@ class Node:
             answer = self._run(f"{line} --timeout {timeout:.0f}s")
             if not answer.status:
                 return answer.output
-            late = any(words in answer.output for words in ("(the same may succeed later)", "no answer in time"))
+            late = any(words in answer.output for words in ("(it may succeed later)", "no answer in time"))
             assert late, answer.output
         raise AssertionError(answer.output)
 
@@ -92,7 +92,7 @@ class Node:
                 return answer.output
         raise AssertionError(answer.output)
 
-    def _run(self, line: str) -> Answer:
+    def _run(self, line: str) -> CommandResult:
         began = time.monotonic()
         answer = self.lines.run(f"devalloc {line}")
         print(f"devalloc {line}: {time.monotonic() - began:.1f} s: {answer.output}")
@@ -152,8 +152,8 @@ def test_the_host_in_a_machine_has_an_iommu_two_nodes_and_virtual_functions(node
     groups = [node.before["devices"][device]["iommu_group"] for device in devices]
     assert len({*groups, ""}) == len(devices) + 1, "each is in a group of its own"
     assert node.host.guest.check("devalloc --version").startswith("devalloc")
-    found = node.devalloc("discover -o name").split()
-    assert {f"devicepool/guest-{device[:-2].replace(':', '-')}" for device in devices} <= set(found)
+    names = node.devalloc("discover -o name").split()
+    assert {f"devicepool/guest-{device[:-2].replace(':', '-')}" for device in devices} <= set(names)
 
 
 def test_a_virtual_function_goes_into_a_machine_and_comes_out_again(claimed: Node) -> None:
@@ -161,9 +161,9 @@ def test_a_virtual_function_goes_into_a_machine_and_comes_out_again(claimed: Nod
     assert node.look() == node.before, "allocated is not touched: nobody has wanted it in a machine yet"
 
     node.in_time(f"vm create -f {MANIFESTS}/web.yaml")
-    told = re.search(r"attached to web: guest-(\S+)/(\S+)", node.in_time("vm attach web uplink"))
-    assert told, "the answer says which device it is"
-    card, vf = (name.replace("-", ":", 2).replace("-", ".") for name in (f"{told[1]}-0", told[2]))
+    attached = re.search(r"attached to web: guest-(\S+)/(\S+)", node.in_time("vm attach web uplink"))
+    assert attached, "the answer says which device it is"
+    card, vf = (name.replace("-", ":", 2).replace("-", ".") for name in (f"{attached[1]}-0", attached[2]))
     assert card in sriov_host.CARDS
     seen = node.look()
     devices = seen["devices"]
@@ -190,8 +190,8 @@ def test_what_a_guest_does_not_let_go_stays_with_its_machine_until_that_is_ended
     assert len(held_by_qemu(inside)) == 1
 
     refused = node.refused("vm detach stubborn uplink", "GuestRefused", 8, *[30] * 6)
-    assert "uplink: denied: machine default/stubborn: the guest has not let claim-" in refused
-    assert refused.endswith("[GuestRefused] (the same may succeed later)")
+    assert "uplink: denied: machine default/stubborn: the guest did not release claim-" in refused
+    assert refused.endswith("[GuestRefused] (it may succeed later)")
     assert node.look() == inside, "nothing is unbound under a running machine"
 
     node.in_time("vm detach stubborn uplink --force", 16, 80, 200)

@@ -14,7 +14,7 @@ import pytest
 import pyudev
 
 from devalloc.inventory import Discovery
-from devalloc.inventory.events import Monitor, UdevSource, open_monitor
+from devalloc.inventory.device_events import UdevMonitor, UdevSource, open_monitor
 from devalloc.inventory.watch import InventoryWatcher, WatchSettings
 
 LONG = 60.0
@@ -67,7 +67,7 @@ def test_an_overrun_of_the_receive_buffer_is_news_and_it_goes_on(caplog: pytest.
     device = pci_device()
     caplog.set_level("INFO")
 
-    def tight() -> Monitor:
+    def tight() -> UdevMonitor:
         monitor = open_monitor()
         pyudev.Monitor.set_receive_buffer_size(monitor, 8192)
         return monitor
@@ -105,7 +105,7 @@ def test_a_real_uevent_ends_in_a_discovery(source: UdevSource) -> None:
         return Discovery(pools=[], problems=[])
 
     settings = WatchSettings(quiet=0.05, min_interval=0.05, resync=10 * LONG)
-    watcher = InventoryWatcher(discover, lambda found: None, source=source, settings=settings)
+    watcher = InventoryWatcher(discover, lambda discovery: None, source=source, settings=settings)
     thread = threading.Thread(target=watcher.run, args=(stop,))
     thread.start()
     try:

@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from devalloc_node.machine.process import process
-from devalloc_node.service.server import answers
+from devalloc_node.service.server import has_listener
 from tests.support import tiny_guest, waiting
 from tests.support.images import Image
 from tests.support.machines import short_folder
@@ -68,7 +68,7 @@ class Host:
                 [*command, "--cdi-dir", str(self.folder / "cdi")], stdout=log, stderr=log, env=self.env, text=True
             )
         try:
-            until(lambda: answers(self.socket), "the plugin serves", self.log)
+            until(lambda: has_listener(self.socket), "the plugin serves", self.log)
             yield process
         finally:
             process.send_signal(signal.SIGTERM)
@@ -125,8 +125,8 @@ def _is_ours(entry: Path, folder: Path) -> bool:
         return False
 
 
-def until(true: Callable[[], object], what: str, said: Callable[[], str]) -> None:
-    waiting.until(true, what, told=said)
+def until(true: Callable[[], object], what: str, output: Callable[[], str]) -> None:
+    waiting.until(true, what, context=output)
 
 
 def test_a_machine_from_its_manifest_to_its_end(host: Host) -> None:
@@ -156,7 +156,7 @@ def test_a_machine_outlives_a_killed_plugin_and_is_brought_back_when_it_ends(hos
         killed.kill()
         killed.wait()
     assert process(before["pid"]) is not None
-    assert "nobody answers" in host("vm", "list", code=1)
+    assert "no answer at" in host("vm", "list", code=1)
     with host.plugin():
         until(lambda: "Running" in host("vm", "list"), "the next one finds it", host.log)
         assert host.status() == before

@@ -15,18 +15,18 @@ import pytest
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
-from devalloc_node.machine.lifefile import process_of
-from devalloc_node.machine.monitor import QmpMonitor
+from devalloc_node.machine.machine_files import process_of
 from devalloc_node.machine.process import process
+from devalloc_node.machine.qmp import QmpMonitor
 from devalloc_node.warm import network
-from devalloc_node.warm.keeping import Keeper
+from devalloc_node.warm.background import PoolBackground
 from devalloc_node.warm.pool import Pool
 from devalloc_node.warm.setup import Setup
 from tests.support import warm_bed
+from tests.support.deadlines import soon
 from tests.support.images import Image
 from tests.support.machines import config as machine_config
 from tests.support.machines import virtual_machine
-from tests.support.patience import soon
 from tests.support.warm_bed import Snapshot, in_a_bed, snapshot
 
 pytestmark = [warm_bed.needs_root, warm_bed.needs_host_processes]
@@ -53,7 +53,7 @@ def there_is() -> tuple[Snapshot, set[Path], list[str]]:
                 machines.append(line.decode(errors="replace"))
     # Not those below all others: cgroups come and go beside this.
     places = (Path("/sys/fs/cgroup").glob(f"{above}devalloc/{PREFIX}-*") for above in ("", "*/"))
-    return snapshot(), {group for found in places for group in found}, machines
+    return snapshot(), {group for paths in places for group in paths}, machines
 
 
 def in_a_bed_that_had_one(image: Image, body: Callable[[], None]) -> None:
@@ -75,12 +75,12 @@ def in_a_bed_that_had_one(image: Image, body: Callable[[], None]) -> None:
 def qemu(pool: Pool, setup: Setup) -> int:
     """Its process."""
     assert setup.qmp is not None
-    found = process_of(setup.qmp.parent.name, pool.config.paused)
-    assert found is not None
-    return found.pid
+    process = process_of(setup.qmp.parent.name, pool.config.paused)
+    assert process is not None
+    return process.pid
 
 
-def told(setup: Setup, command: str) -> Any:
+def query(setup: Setup, command: str) -> Any:
     line = QmpMonitor(setup.id, str(setup.qmp))
     try:
         return line.execute(command, deadline=soon())
@@ -98,18 +98,18 @@ def test_a_machine_waits_in_its_setup_and_runs_when_its_owner_says_so(open_image
         for pid, setup in zip(pids, (first, second), strict=True):
             assert os.stat(f"/proc/{pid}/ns/net").st_ino == setup.inode[1]  # type: ignore[index]
             assert network.is_tap_used(setup.namespace, setup.tap)
-            assert told(setup, "query-status")["status"] == "prelaunch"
+            assert query(setup, "query-status")["status"] == "prelaunch"
             assert setup.mac.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
             assert f"\nUid:\t{setup.user}\t{setup.user}\t" in Path(f"/proc/{pid}/status").read_text()
         assert len({first.user, second.user}) == 2
         assert {first.user, second.user} <= {*USERS}
 
-        told(first, "cont")
-        assert told(first, "query-status")["status"] == "running"
+        query(first, "cont")
+        assert query(first, "query-status")["status"] == "running"
         with pytest.raises(Denied, match=rf"process {pids[0]} \(") as refused:
             pool.give_back(first.id, Deadline.after(0))
         assert refused.value.code == "SetupInUse"
-        told(first, "quit")
+        query(first, "quit")
         pool.give_back(first.id, soon())
 
         pool.give_back(second.id, soon())  # which has never run, and ends with its setup
@@ -124,16 +124,16 @@ def test_a_forgotten_machine_that_never_ran_ends_and_one_that_runs_does_not(open
     def body() -> None:
         now = [0.0]
         pool = opened(open_image, lease_seconds=10.0)
-        keeper = Keeper(pool, clock=lambda: now[0])
+        keeper = PoolBackground(pool, clock=lambda: now[0])
         pool.fill(2)
         forgotten, used = pool.take("a").setup, pool.take("b").setup
-        told(used, "cont")
+        query(used, "cont")
         for now[0] in (0.0, 11.0, 12.0, 30.0):
             keeper.take_back_forgotten()
         assert [taken.setup for taken in pool.status().taken] == [used]
-        assert told(used, "query-status")["status"] == "running"
+        assert query(used, "query-status")["status"] == "running"
         assert not forgotten.folder.exists()
-        told(used, "quit")
+        query(used, "quit")
         pool.give_back(used.id, soon())
         pool.close(soon())
 
@@ -145,13 +145,13 @@ def test_nobody_is_given_a_machine_that_has_died_waiting(open_image: Image) -> N
         before = there_is()
         pool = opened(open_image)
         pool.fill(2)
-        (oldest, _) = pool._shelf.ready
+        (oldest, _) = pool._pool_state.ready
         os.kill(pool._builder.process_of(oldest) or 0, signal.SIGKILL)
         while pool._builder.lives(oldest):
             time.sleep(0.01)
         setup = pool.take("a").setup
         assert setup.id != oldest.id
-        assert told(setup, "query-status")["status"] == "prelaunch"
+        assert query(setup, "query-status")["status"] == "prelaunch"
         pool.give_back(setup.id, soon())
         pool.close(soon())
         assert there_is() == before
@@ -175,7 +175,7 @@ def test_machines_that_wait_no_more_by_the_next_plugins_config_are_ended_too(ope
         pool = warm_bed.opened_after_a_kill(lambda: warm_bed.opened(prefix=PREFIX))
         assert pool.status().ready == 0
         (taken,) = pool.status().taken
-        assert told(taken.setup, "query-status")["status"] == "prelaunch"
+        assert query(taken.setup, "query-status")["status"] == "prelaunch"
         assert len(there_is()[2]) == 1
         pool.give_back(taken.setup.id, soon())
         pool.close(soon())
@@ -195,7 +195,7 @@ def test_kill_9_at_any_moment_leaves_no_machine_but_those_that_somebody_has(open
                     pool = opened(open_image, target=3)
                     taken = pool.take("owner").setup if moment > 0.4 else None
                     if taken is not None:
-                        told(taken, "cont")
+                        query(taken, "cont")
                     pool.fill(2)
                     time.sleep(60)
                 finally:
@@ -206,8 +206,8 @@ def test_kill_9_at_any_moment_leaves_no_machine_but_those_that_somebody_has(open
 
             pool = warm_bed.opened_after_a_kill(lambda: opened(open_image))
             for taken in pool.status().taken:
-                if told(taken.setup, "query-status")["status"] == "running":
-                    told(taken.setup, "quit")
+                if query(taken.setup, "query-status")["status"] == "running":
+                    query(taken.setup, "quit")
                 pool.give_back(taken.setup.id, soon())
             assert pool.close(soon()).total == 0
             assert there_is() == before

@@ -13,12 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from devalloc_node.machine.monitor import QmpMonitor
+from devalloc_node.machine.qmp import QmpMonitor
 from tests.support import warm_bed
+from tests.support.deadlines import soon
 from tests.support.images import Image
 from tests.support.machines import virtual_machine
-from tests.support.patience import soon
-from tests.support.shared import REPO
+from tests.support.repository import REPO
 from tests.support.warm_bed import in_a_bed, snapshot
 
 pytestmark = [warm_bed.needs_root, warm_bed.needs_host_processes]
@@ -53,7 +53,7 @@ def ready(plugin: subprocess.Popen[bytes], setups: int = SETUPS) -> set[str]:
         time.sleep(0.02)
 
 
-def asked(*words: str) -> subprocess.CompletedProcess[str]:
+def run_warm(*words: str) -> subprocess.CompletedProcess[str]:
     words = ("warm", *words)
     return subprocess.run(
         [sys.executable, "-m", "devalloc.cli", *words], env=ENVIRONMENT, capture_output=True, text=True
@@ -61,7 +61,7 @@ def asked(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def taken(owner: str) -> dict[str, Any]:
-    done = asked("take", owner, "-o", "json")
+    done = run_warm("take", owner, "-o", "json")
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
 
@@ -98,14 +98,14 @@ def test_the_setup_of_a_machine_outlives_a_plugin_that_is_killed_and_nothing_els
             "devalloc_node_warm_setups_made_total 0.0",  # those of the killed one were ready still
             "devalloc_node_warm_setup_failures_total 0.0",
         } <= lines, sorted(line for line in lines if "warm" in line)
-        listed = json.loads(asked("list", "-o", "json").stdout)
+        listed = json.loads(run_warm("list", "-o", "json").stdout)
         assert [(each["setup"]["id"], each["owner"]) for each in listed["taken"]] == [(setup["id"], "web-7")]
-        refused = asked("return", setup["id"], "--timeout", "1s")
+        refused = run_warm("return", setup["id"], "--timeout", "1s")
         assert (refused.returncode, f"process {machine.pid} (sleep)" in refused.stderr) == (1, True), refused.stderr
         machine.kill()
         machine.wait()
-        assert asked("return", setup["id"]).returncode == 0
-        assert asked("return", setup["id"]).returncode == 1
+        assert run_warm("return", setup["id"]).returncode == 0
+        assert run_warm("return", setup["id"]).returncode == 1
 
         plugin.send_signal(signal.SIGTERM)
         assert plugin.wait() == 0, Path("/run/log").read_text()
@@ -129,7 +129,7 @@ def test_a_machine_that_waits_is_taken_by_the_command(open_image: Image) -> None
         assert line.execute("query-status", deadline=soon())["status"] == "running"
         line.execute("quit", deadline=soon())
         line.close()
-        assert asked("return", setup["id"]).returncode == 0
+        assert run_warm("return", setup["id"]).returncode == 0
         plugin.send_signal(signal.SIGTERM)
         assert plugin.wait() == 0, Path("/run/log").read_text()
         assert list(Path("/run/devalloc/warm/machines").iterdir()) == []

@@ -16,12 +16,12 @@ from typing import Any
 
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.errors import NodeError
-from devalloc_node.machine.monitor import QmpMonitor
 from devalloc_node.machine.process import process
+from devalloc_node.machine.qmp import QmpMonitor
 from devalloc_node.warm import network
 from tests.support import tiny_guest, waiting, warm_bed
 from tests.support.images import Image
-from tests.support.shared import REPO
+from tests.support.repository import REPO
 from tests.support.warm_bed import in_a_bed, snapshot
 
 pytestmark = [warm_bed.needs_root, warm_bed.needs_host_processes]
@@ -91,7 +91,7 @@ class Host:
 
 
 def until(true: Callable[[], object], what: str) -> None:
-    waiting.until(true, what, told=Path("/run/log").read_text)
+    waiting.until(true, what, context=Path("/run/log").read_text)
 
 
 @contextmanager

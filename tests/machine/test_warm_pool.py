@@ -20,21 +20,21 @@ from pyroute2 import IPRoute, netns
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
-from devalloc_node.machine.spawn import opened_tap
-from devalloc_node.machine.spec import Bounds, MachineSpec, Nic
+from devalloc_node.machine.spawn import open_tap
+from devalloc_node.machine.spec import AmountBounds, MachineSpec, Nic
 from devalloc_node.warm import network
-from devalloc_node.warm.errors import NotTaken
-from devalloc_node.warm.homes import WarmHomes
-from devalloc_node.warm.keeping import Keeper
+from devalloc_node.warm.background import PoolBackground
+from devalloc_node.warm.errors import SetupNotTaken
+from devalloc_node.warm.sandboxes import WarmSandboxes
 from devalloc_node.warm.setup import Setup
 from tests.support import warm_bed
-from tests.support.gates import HOWS, KILLS, Gate
-from tests.support.patience import soon
+from tests.support.deadlines import soon
+from tests.support.fault_gates import HOWS, KILLS, FaultGate
 from tests.support.warm_bed import NAMESPACES, RUN, forked, in_a_bed, opened, opened_after_a_kill, snapshot
 
 pytestmark = warm_bed.needs_root
 
-_FIXED = Bounds(1000, 1000, 1000)
+_FIXED = AmountBounds(1000, 1000, 1000)
 WEB = MachineSpec("default", "web", "uid", _FIXED, _FIXED, nics=(Nic(warm=True),))
 
 
@@ -102,7 +102,7 @@ def test_what_a_setup_was_used_for_is_gone_with_it_and_its_id_never_comes_back()
             pool.give_back(setup.id, soon())
             assert not setup.folder.exists()
             assert not setup.namespace.exists()
-            with pytest.raises(NotTaken):
+            with pytest.raises(SetupNotTaken):
                 pool.give_back(setup.id, soon())
         pool.close(soon())
         assert snapshot() == before
@@ -122,15 +122,15 @@ def test_a_setup_is_not_taken_back_while_somebody_lives_in_it() -> None:
             pool.give_back(setup.id, Deadline.after(0))
         assert refused.value.code == "SetupInUse"
         assert refused.value.retryable
-        Keeper(pool).take_back_forgotten()
+        PoolBackground(pool).take_back_forgotten()
         assert [taken.setup for taken in pool.status().taken] == [setup]
         threading.Timer(0.1, lodger.kill).start()
         threading.Thread(target=lodger.wait).start()
         pool.give_back(setup.id, soon())
 
         tapped = pool.take("b").setup
-        descriptor = network._inside(tapped.namespace, lambda: opened_tap(tapped.tap))
-        with pytest.raises(Denied, match="a process elsewhere that has tap0 open"):
+        descriptor = network._inside(tapped.namespace, lambda: open_tap(tapped.tap))
+        with pytest.raises(Denied, match="a process in another namespace that has tap0 open"):
             pool.give_back(tapped.id, Deadline.after(0))
         os.close(descriptor)
         pool.give_back(tapped.id, soon())
@@ -145,7 +145,7 @@ def test_what_its_owner_has_forgotten_is_taken_back_when_its_lease_is_over() -> 
         before = snapshot()
         now = [0.0]
         pool = opened(lease_seconds=100.0)
-        keeper = Keeper(pool, clock=lambda: now[0])
+        keeper = PoolBackground(pool, clock=lambda: now[0])
         pool.take("a")
         keeper.take_back_forgotten()
         now[0] = 99.0
@@ -162,7 +162,7 @@ def test_what_its_owner_has_forgotten_is_taken_back_when_its_lease_is_over() -> 
 
 def test_what_is_somebody_elses_stays_also_where_it_has_a_name_of_the_pools() -> None:
     def body() -> None:
-        network.make(NAMESPACES / "warm-somebody")
+        network.make_namespace(NAMESPACES / "warm-somebody")
         (NAMESPACES / "warm-plain").touch()
         (RUN / "setups" / "warm-somebody").mkdir()
         (RUN / "setups" / "warm-somebody" / "file").touch()
@@ -171,14 +171,14 @@ def test_what_is_somebody_elses_stays_also_where_it_has_a_name_of_the_pools() ->
         pool.fill(2)
 
         swapped = pool.take("a").setup  # whose namespace an admin replaces by another one of that name
-        network.remove(swapped.namespace, None)
-        network.make(swapped.namespace)
+        network.remove_namespace(swapped.namespace, None)
+        network.make_namespace(swapped.namespace)
         pool.give_back(swapped.id, soon())
-        assert network.found(swapped.namespace) != swapped.inode
-        network.remove(swapped.namespace, None)
+        assert network.namespace_inode(swapped.namespace) != swapped.inode
+        network.remove_namespace(swapped.namespace, None)
 
         gone = pool.take("b").setup  # whose namespace an admin has removed
-        network.remove(gone.namespace, None)
+        network.remove_namespace(gone.namespace, None)
         pool.give_back(gone.id, soon())
 
         pool.close(soon())
@@ -190,7 +190,7 @@ def test_what_is_somebody_elses_stays_also_where_it_has_a_name_of_the_pools() ->
 def test_where_a_name_is_taken_already_nothing_is_made_and_nothing_removed() -> None:
     def body() -> None:
         def squat_namespace(name: str) -> str:
-            network.make(NAMESPACES / name)
+            network.make_namespace(NAMESPACES / name)
             return name
 
         def squat_folder(name: str) -> str:
@@ -198,17 +198,17 @@ def test_where_a_name_is_taken_already_nothing_is_made_and_nothing_removed() -> 
             (RUN / "setups" / name / "file").touch()
             return name
 
-        from devalloc_node.warm import build
+        from devalloc_node.warm import builder
 
-        chosen = build.new_identifier
+        chosen = builder.new_identifier
         for squat in (squat_namespace, squat_folder):
-            build.new_identifier = lambda prefix, squat=squat: squat(chosen(prefix))
+            builder.new_identifier = lambda prefix, squat=squat: squat(chosen(prefix))
             pool = opened()
             with pytest.raises(Failed, match="exists") as failed:
                 pool.take("a")
             assert failed.value.code == "SetupFailed"
             assert pool.close(soon()).total == 0
-            build.new_identifier = chosen
+            builder.new_identifier = chosen
         assert len(list(NAMESPACES.iterdir())) == 1
         assert [path.name for path in (RUN / "setups").rglob("*") if path.is_file()] == ["file"]
         assert list((RUN / "records").iterdir()) == []
@@ -221,7 +221,7 @@ def test_a_pool_is_filled_in_the_background_and_empties_when_it_is_closed() -> N
         before = snapshot()
         pool = opened(target=6)
         stop = threading.Event()
-        keeper = threading.Thread(target=Keeper(pool).keep, args=(stop,))
+        keeper = threading.Thread(target=PoolBackground(pool).keep, args=(stop,))
         keeper.start()
         for round_ in range(4):
             while pool.status().ready < 6:
@@ -260,9 +260,9 @@ def test_a_record_that_does_not_fit_on_the_disk_is_not_written_in_part() -> None
         pool = opened()
         pool.fill(4)
         libc = ctypes.CDLL(None, use_errno=True)
-        kept = {path.name: path.read_bytes() for path in (RUN / "records").iterdir()}
+        records = {path.name: path.read_bytes() for path in (RUN / "records").iterdir()}
         assert libc.mount(b"none", str(RUN / "records").encode(), b"tmpfs", 0, b"size=40k") == 0
-        for name, text in kept.items():
+        for name, text in records.items():
             (RUN / "records" / name).write_bytes(text)
         page = os.sysconf("SC_PAGESIZE")
         room = os.statvfs(RUN / "records").f_bfree - 1  # and the text of the record takes two
@@ -270,7 +270,7 @@ def test_a_record_that_does_not_fit_on_the_disk_is_not_written_in_part() -> None
         with pytest.raises(Failed, match="No space left on device") as failed:
             pool.take("\N{PILE OF POO}" * 400, "\N{PILE OF POO}" * 10)
         assert failed.value.code == "RecordsUnavailable"
-        assert {path.name: path.read_bytes() for path in (RUN / "records").glob("w*")} == kept
+        assert {path.name: path.read_bytes() for path in (RUN / "records").glob("w*")} == records
         assert [taken.owner for taken in [pool.take("short"), *pool.status().taken]] == ["short"] * 2
         pool.close(soon())
 
@@ -304,20 +304,20 @@ def test_while_another_file_system_hides_its_folders_nothing_is_given_back_and_t
         before = snapshot()
         pool = opened(on_demand=False)
         pool.fill(2)
-        kept = pool.take("a")
+        first = pool.take("a")
         libc = ctypes.CDLL(None, use_errno=True)
         assert libc.mount(b"none", hidden.encode(), b"tmpfs", 0, None) == 0
         with pytest.raises(NodeError):
             pool.take("b")
         if hidden == "/run/devalloc":
-            with pytest.raises(Failed, match="records of warm setups cannot be kept"):
-                pool.give_back(kept.setup.id, soon())
+            with pytest.raises(Failed, match="cannot store records of warm setups"):
+                pool.give_back(first.setup.id, soon())
         pool.look()
         assert libc.umount(hidden.encode()) == 0
         pool.look()
-        assert [taken.setup for taken in pool.taken()] == [kept.setup]
+        assert [taken.setup for taken in pool.taken()] == [first.setup]
         assert (pool.status().making, pool.status().removing) == (0, 0)
-        pool.give_back(kept.setup.id, soon())
+        pool.give_back(first.setup.id, soon())
         pool.fill(1)
         pool.give_back(pool.take("b").setup.id, soon())
         pool.close(soon())
@@ -333,7 +333,7 @@ def test_where_it_cannot_be_seen_who_lives_in_a_setup_somebody_does() -> None:
         lodger = subprocess.Popen(["nsenter", f"--net={lived_in.namespace}", "sleep", "60"])
         while Path(f"/proc/{lodger.pid}/comm").read_text() != "sleep\n":
             time.sleep(0.001)
-        descriptor = network._inside(tapped.namespace, lambda: opened_tap(tapped.tap))
+        descriptor = network._inside(tapped.namespace, lambda: open_tap(tapped.tap))
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         for spare in range(4):  # descriptors that can be had: for /proc, and then not for what stands in it
             resource.setrlimit(resource.RLIMIT_NOFILE, (descriptor + 1 + spare, limits[1]))
@@ -377,15 +377,15 @@ def test_a_plugin_that_is_killed_at_any_moment_of_filling_leaves_nothing_and_for
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             with os.fdopen(reader) as pipe:
-                told = [line.split() for line in pipe.read().splitlines()]
-            taken = {name for what, name in told if what == "taken"}
-            asked_back = {name for what, name in told if what == "returning"}
+                events = [line.split() for line in pipe.read().splitlines()]
+            taken = {name for what, name in events if what == "taken"}
+            asked_back = {name for what, name in events if what == "returning"}
 
             pool = opened_after_a_kill()
             still = {each.setup.id: each.setup for each in pool.status().taken}
             assert taken - asked_back <= still.keys(), "what was told to be taken stays so"
             for setup in still.values():
-                assert network.found(setup.namespace) == setup.inode
+                assert network.namespace_inode(setup.namespace) == setup.inode
                 assert setup.folder.is_dir()
                 pool.give_back(setup.id, soon())
             assert pool.close(soon()).total == 0
@@ -395,7 +395,7 @@ def test_a_plugin_that_is_killed_at_any_moment_of_filling_leaves_nothing_and_for
 
 
 def work_until_killed(writer: int) -> None:
-    """Of the process that is killed. What was done is told by lines that are whole."""
+    """Of the process that is killed. Complete lines show what was done."""
     try:
         pool = opened(target=100, workers=8)
         threading.Thread(target=pool.fill, args=(100,)).start()
@@ -433,7 +433,7 @@ def test_whichever_call_fails_or_is_the_last_a_later_run_leaves_nothing() -> Non
         calls: list[str] = []
 
         def undisturbed() -> None:
-            gate = Gate()
+            gate = FaultGate()
             warm_bed.gate_all(gate)
             one_life()
             (RUN / "calls").write_text("\n".join(gate.calls))
@@ -447,7 +447,7 @@ def test_whichever_call_fails_or_is_the_last_a_later_run_leaves_nothing() -> Non
         for number, call, how in points[::STRIDE]:
 
             def disturbed(number: int = number, how: str = how) -> None:
-                warm_bed.gate_all(Gate(number, how))
+                warm_bed.gate_all(FaultGate(number, how))
                 one_life()
 
             assert forked(disturbed) == ("killed" if how in KILLS else None), (number, call, how)
@@ -462,7 +462,7 @@ def test_whichever_call_fails_or_is_the_last_a_later_run_leaves_nothing() -> Non
 def machines_come_and_go() -> None:
     """What homes of machines of the node go through: a start that is repeated, the next run, and its end."""
     pool = opened(workers=1)
-    homes = WarmHomes(pool)
+    homes = WarmSandboxes(pool)
     for run in ("run-1", "run-1", "run-2"):
         with suppress(NodeError):
             homes.give(WEB, run)
@@ -477,7 +477,7 @@ def test_whichever_call_for_a_machine_fails_or_is_the_last_its_home_is_swept() -
         before = snapshot()
 
         def undisturbed() -> None:
-            gate = Gate()
+            gate = FaultGate()
             warm_bed.gate_all(gate)
             machines_come_and_go()
             (RUN / "calls").write_text("\n".join(gate.calls))
@@ -485,7 +485,7 @@ def test_whichever_call_for_a_machine_fails_or_is_the_last_its_home_is_swept() -
         def next_run(run: str) -> list[str]:
             """As if only this run of the machine lived."""
             pool = opened()
-            WarmHomes(pool).sweep(lambda key, request: (key, request) == (WEB.key, run))
+            WarmSandboxes(pool).sweep(lambda key, request: (key, request) == (WEB.key, run))
             left = [taken.request for taken in pool.taken()]
             pool.close(soon())
             return left
@@ -506,7 +506,7 @@ def test_whichever_call_for_a_machine_fails_or_is_the_last_its_home_is_swept() -
         for number, call, how in points[::STRIDE]:
 
             def disturbed(number: int = number, how: str = how) -> None:
-                warm_bed.gate_all(Gate(number, how))
+                warm_bed.gate_all(FaultGate(number, how))
                 machines_come_and_go()
 
             assert forked(disturbed) == ("killed" if how in KILLS else None), (number, call, how)
@@ -516,12 +516,12 @@ def test_whichever_call_for_a_machine_fails_or_is_the_last_its_home_is_swept() -
 
 
 def settle(before: warm_bed.Snapshot) -> None:
-    """The next run of the plugin: whoever has a setup gives it back, and then nothing is left."""
+    """The next run of the plugin: each owner gives its setup back, and then nothing is left."""
 
     def next_run() -> None:
         pool = opened()
         for taken in pool.status().taken:
-            assert network.found(taken.setup.namespace) == taken.setup.inode
+            assert network.namespace_inode(taken.setup.namespace) == taken.setup.inode
             assert taken.owner in ("a", "b")
             pool.give_back(taken.setup.id, soon())
         assert pool.close(soon()).total == 0

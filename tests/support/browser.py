@@ -51,7 +51,7 @@ class Page:
     def __init__(self, browser: Browser, context: str, session: str) -> None:
         self.complaints: list[str] = []
         """Errors and warnings of the console, what broke a policy of the page, requests that failed."""
-        self.asked: list[str] = []
+        self.requested_urls: list[str] = []
         """The addresses of all requests."""
         self._browser, self._context, self._session = browser, context, session
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -69,10 +69,10 @@ class Page:
 
     def evaluate(self, expression: str) -> Any:
         """The value of an expression of JavaScript, a promise's too."""
-        found = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        if "exceptionDetails" in found:
-            raise AssertionError(f"{expression}: {found['exceptionDetails']}")
-        return found["result"].get("value")
+        reply = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in reply:
+            raise AssertionError(f"{expression}: {reply['exceptionDetails']}")
+        return reply["result"].get("value")
 
     def wait(self, expression: str) -> None:
         """Until an expression is true."""
@@ -128,7 +128,7 @@ class Page:
         if method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
             self.complaints.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
         elif method == "Network.requestWillBeSent":
-            self.asked.append(str(params["request"]["url"]))
+            self.requested_urls.append(str(params["request"]["url"]))
         elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
             self.complaints.append(str(params["args"]))
         elif method == "Runtime.exceptionThrown":
@@ -172,11 +172,11 @@ class Browser:
     def _read(self) -> None:
         with suppress(ConnectionClosed):
             for text in self._line:
-                told = json.loads(text)
-                if "id" in told:
-                    self._answers[told["id"]].put(told)
-                elif page := self._pages.get(told.get("sessionId", "")):
-                    page.heard(told["method"], told["params"])
+                message = json.loads(text)
+                if "id" in message:
+                    self._answers[message["id"]].put(message)
+                elif page := self._pages.get(message.get("sessionId", "")):
+                    page.heard(message["method"], message["params"])
 
 
 @contextmanager
@@ -200,9 +200,9 @@ def running(program: Path, folder: Path) -> Iterator[Browser]:
 
 
 def _address(folder: Path, process: subprocess.Popen[bytes]) -> str:
-    said, until = folder / "profile" / "DevToolsActivePort", time.monotonic() + PATIENCE
+    port_file, until = folder / "profile" / "DevToolsActivePort", time.monotonic() + PATIENCE
     while time.monotonic() < until and process.poll() is None:
-        if said.exists() and len(lines := said.read_text().splitlines()) == 2:
+        if port_file.exists() and len(lines := port_file.read_text().splitlines()) == 2:
             return f"ws://127.0.0.1:{lines[0]}{lines[1]}"
         time.sleep(0.05)
     raise AssertionError(f"no browser: {(folder / 'log').read_text(errors='replace')[-2000:]}")

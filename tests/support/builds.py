@@ -46,7 +46,7 @@ BUILDS = {
         Build(
             "upstream",
             "Kubernetes' own allocator, from Go modules",
-            "tests.support.upstream",
+            "tests.support.upstream_allocator",
             minutes=2,
             download=150,
             disk=700,

@@ -22,12 +22,12 @@ from tests.support.claim_judge import (
     REASON,
     RECORD,
     RESOURCE_CLAIM,
+    HistoryVerdict,
     State,
-    Verdict,
 )
 from tests.support.claim_judge import held as held_by
 from tests.support.claim_judge import judge as judged
-from tests.support.kube import Cluster
+from tests.support.kube_api import Cluster
 
 Object = dict[str, Any]
 CLAIMS = "/apis/devmgmtproto.k8s.io/v1alpha1/deviceclaims"
@@ -61,10 +61,10 @@ class History:
         self.newest = 0
         """The version up to which all is known."""
         self._closing = False
-        found = json.load(self._ask("/v3/kv/range", _range()))
-        for entry in found.get("kvs", []):
+        reply = json.load(self._ask("/v3/kv/range", _range()))
+        for entry in reply.get("kvs", []):
             self._put(entry)
-        self.newest = int(found["header"]["revision"])
+        self.newest = int(reply["header"]["revision"])
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -131,15 +131,15 @@ class History:
 
     def answered(self) -> dict[str, float]:
         """When each claim got its first answer, devices or a reason, by name."""
-        found: dict[str, float] = {}
+        times: dict[str, float] = {}
         for at, state in zip(self.times, [*self.states], strict=False):
             if state.kind == CLAIM and not state.gone:
                 obj = state.obj
                 if held_by(CLAIM, obj) or REASON in obj["metadata"].get("annotations", {}):
-                    found.setdefault(obj["metadata"]["name"], at)
-        return found
+                    times.setdefault(obj["metadata"]["name"], at)
+        return times
 
-    def judge(self) -> Verdict:
+    def judge(self) -> HistoryVerdict:
         """Who had what at each resourceVersion."""
         return judged(self.states)
 
@@ -166,8 +166,8 @@ def unanswered(cluster: Cluster) -> list[str]:
 
 def holders(cluster: Cluster) -> dict[str, tuple[str, ...]]:
     """What each claim that has devices has, by name."""
-    found = {claim["metadata"]["name"]: held_by(CLAIM, claim) for claim in cluster.get(CLAIMS).content["items"]}
-    return {name: held for name, held in found.items() if held}
+    by_claim = {claim["metadata"]["name"]: held_by(CLAIM, claim) for claim in cluster.get(CLAIMS).content["items"]}
+    return {name: held for name, held in by_claim.items() if held}
 
 
 __all__ = ["PREPARED", "History", "holders", "unanswered"]

@@ -26,7 +26,7 @@ _UNITS = {"m": Fraction(1, 1000), "": Fraction(1), "k": 10**3, "M": 10**6, "G": 
 _UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
-class Key(NamedTuple):
+class ObjectKey(NamedTuple):
     """Of one object."""
 
     kind: str
@@ -45,13 +45,13 @@ class State:
     """It was deleted; ``obj`` is what it was last."""
 
     @property
-    def key(self) -> Key:
+    def key(self) -> ObjectKey:
         metadata = self.obj["metadata"]
-        return Key(self.kind, metadata.get("namespace", ""), metadata["name"])
+        return ObjectKey(self.kind, metadata.get("namespace", ""), metadata["name"])
 
 
 @dataclass
-class Verdict:
+class HistoryVerdict:
     """What a history shows."""
 
     states: int = 0
@@ -79,11 +79,11 @@ class Verdict:
 @dataclass(frozen=True)
 class _Record:
     state: str
-    members: dict[Key, tuple[str, Object]]
+    members: dict[ObjectKey, tuple[str, Object]]
     """UID, and the fields of the status as they are to be."""
 
 
-def judge(states: Iterable[State]) -> Verdict:
+def judge(states: Iterable[State]) -> HistoryVerdict:
     """Of states in the order of their versions."""
     judge_ = _Judge()
     for state in states:
@@ -93,14 +93,14 @@ def judge(states: Iterable[State]) -> Verdict:
 
 class _Judge:
     def __init__(self) -> None:
-        self.verdict = Verdict()
-        self.there: dict[Key, Object] = {}
+        self.verdict = HistoryVerdict()
+        self.there: dict[ObjectKey, Object] = {}
         self.records: dict[str, _Record] = {}
-        self.owners: dict[str, set[Key]] = defaultdict(set)
-        self.kept: dict[tuple[str, str, str], Fraction] = defaultdict(Fraction)
+        self.owners: dict[str, set[ObjectKey]] = defaultdict(set)
+        self.usage: dict[tuple[str, str, str], Fraction] = defaultdict(Fraction)
         """By pool, device and resource."""
         self.room: dict[tuple[str, str, str], Fraction] = {}
-        self.waited: set[Key] = set()
+        self.waited: set[ObjectKey] = set()
         """Claims that were told why they wait, and have nothing since."""
 
     def take(self, state: State) -> None:
@@ -124,7 +124,7 @@ class _Judge:
 
     # -- who has what --------------------------------------------------------------------------------------------------
 
-    def _holder(self, state: State, key: Key, before: Object | None, now: Object | None) -> None:
+    def _holder(self, state: State, key: ObjectKey, before: Object | None, now: Object | None) -> None:
         where = f"{key.kind} {key.namespace}/{key.name} at {state.version}"
         had, has = held(key.kind, before), held(key.kind, now)
         self.verdict.grants += bool(has) and not had
@@ -136,10 +136,10 @@ class _Judge:
         if key.kind == MACHINE:
             for sign, obj in ((-1, before), (1, now)):
                 for place, amount in _amounts(obj):
-                    self.kept[place] += sign * amount
-                    if sign > 0 and self.kept[place] > self.room.get(place, 0):
-                        told = f"{float(self.kept[place])} of {float(self.room.get(place, Fraction()))}"
-                        self.verdict.over.append(f"{where}: {told} of {'/'.join(place)} are kept")
+                    self.usage[place] += sign * amount
+                    if sign > 0 and self.usage[place] > self.room.get(place, 0):
+                        share = f"{float(self.usage[place])} of {float(self.room.get(place, Fraction()))}"
+                        self.verdict.over.append(f"{where}: {share} of {'/'.join(place)} are kept")
         else:
             for device in had:
                 self.owners[device].discard(key)
@@ -155,11 +155,11 @@ class _Judge:
         elif _annotation(now, REASON) is not None:
             self.waited.add(key)
 
-    def _user(self, key: Key, before: Object, now: Object | None) -> str | None:
+    def _user(self, key: ObjectKey, before: Object, now: Object | None) -> str | None:
         """Who has what was taken away with this state; None where nobody has."""
         if key.kind == RESOURCE_CLAIM:
             users = [user["name"] for user in (before.get("status") or {}).get("reservedFor") or ()]
-            running = [self.there.get(Key(POD, key.namespace, name)) for name in users]
+            running = [self.there.get(ObjectKey(POD, key.namespace, name)) for name in users]
             names = [pod["metadata"]["name"] for pod in running if pod is not None and pod["spec"].get("nodeName")]
             return f"pod {', '.join(names)}" if names else None
         if now is None or PREPARED not in now["metadata"].get("finalizers", []):
@@ -174,7 +174,7 @@ class _Judge:
             return
         metadata = now["metadata"]
         for used in now["spec"].get("resourceClaims") or ():
-            claim = self.there.get(Key(RESOURCE_CLAIM, metadata["namespace"], used["resourceClaimName"]))
+            claim = self.there.get(ObjectKey(RESOURCE_CLAIM, metadata["namespace"], used["resourceClaimName"]))
             users = ((claim or {}).get("status") or {}).get("reservedFor") or ()
             if not held(RESOURCE_CLAIM, claim) or metadata["uid"] not in {user["uid"] for user in users}:
                 where = f"pod {metadata['name']} at {state.version}"
@@ -199,7 +199,7 @@ class _Judge:
             return
         data = state.obj["data"]
         members = {
-            Key(one["key"][0], one["key"][1] or "", one["key"][2]): (
+            ObjectKey(one["key"][0], one["key"][1] or "", one["key"][2]): (
                 one["uid"],
                 {field: after for field, (_, after) in ((part[0], part[1:]) for part in one["status"])},
             )
@@ -224,7 +224,7 @@ class _Judge:
         mark = _annotation(obj, MARK)
         return mark is None or (mark in self.records and self.records[mark].state == COMMITTED)
 
-    def _whole(self, where: str, key: Key, before: Object | None, now: Object) -> None:
+    def _whole(self, where: str, key: ObjectKey, before: Object | None, now: Object) -> None:
         if not held(key.kind, now) or key.kind == RESOURCE_CLAIM or not self._counts(now):
             return
         for name, record in self.records.items():
@@ -235,15 +235,15 @@ class _Judge:
         if not self._had(key, before):
             self._together(where, key, now)
 
-    def _had(self, key: Key, before: Object | None) -> bool:
+    def _had(self, key: ObjectKey, before: Object | None) -> bool:
         return before is not None and bool(held(key.kind, before)) and self._counts(before)
 
-    def _together(self, where: str, key: Key, now: Object) -> None:
+    def _together(self, where: str, key: ObjectKey, now: Object) -> None:
         """What comes to count with this state needs others, which must count by then."""
         namespace = key.namespace
         if key.kind == MACHINE:
             for name in now["spec"].get("claims") or ():
-                claim = self.there.get(Key(CLAIM, namespace, name))
+                claim = self.there.get(ObjectKey(CLAIM, namespace, name))
                 if claim is not None and not (held(CLAIM, claim) and self._counts(claim)):
                     self.verdict.half.append(f"{where}: it is placed without its claim {name}")
             return
@@ -283,5 +283,5 @@ def number(quantity: str) -> Fraction:
 
 
 def _annotation(obj: Object, name: str) -> str | None:
-    found: str | None = (obj["metadata"].get("annotations") or {}).get(name)
-    return found
+    value: str | None = (obj["metadata"].get("annotations") or {}).get(name)
+    return value

@@ -15,15 +15,15 @@ from urllib.parse import urlsplit
 
 from tests.support import kube_claims, kube_rights
 from tests.support.claim_history import PLACES, History
-from tests.support.claim_judge import CLAIM, GROUP, MACHINE, REASON, RESOURCE_CLAIM, Verdict, held
-from tests.support.controllers import DEVMGMT, NAMESPACE, Process, holder, leads
-from tests.support.cut_proxy import CutProxy
-from tests.support.fleets import gpu_pool
-from tests.support.hosts import host
-from tests.support.kube import Cluster
+from tests.support.claim_judge import CLAIM, GROUP, MACHINE, REASON, RESOURCE_CLAIM, HistoryVerdict, held
+from tests.support.controller_processes import DEVMGMT, NAMESPACE, Process, leader_process, lease_holder
+from tests.support.faulty_proxy import FaultyProxy
+from tests.support.fleet_manifests import gpu_pool
+from tests.support.host_pools import host
+from tests.support.kube_api import Cluster
 from tests.support.kube_claims import Space, make_space
-from tests.support.storm_chaos import Chaos, Controller
-from tests.support.storm_people import CLAIMS, MACHINES, Kubernetes, People, annotations
+from tests.support.storm_clients import CLAIMS, MACHINES, PodScheduler, StormClients, annotations
+from tests.support.storm_faults import Controller, StormFaults
 from tests.support.waiting import until
 
 Object = dict[str, Any]
@@ -41,11 +41,11 @@ SERVER = ("--storage-media-type=application/json",)
 
 
 @dataclass
-class Tally:
+class ClaimTally:
     """What was done, and what came of it."""
 
     did: Counter[str] = field(default_factory=Counter)
-    verdict: Verdict = field(default_factory=Verdict)
+    verdict: HistoryVerdict = field(default_factory=HistoryVerdict)
     unanswered: list[str] = field(default_factory=list)
     idle: list[str] = field(default_factory=list)
     """Those that wait though there is room for them."""
@@ -65,10 +65,10 @@ class Tally:
 
     def __str__(self) -> str:
         did = ", ".join(f"{number} {what}" for what, number in sorted(self.did.items()))
-        found = self.verdict
+        verdict = self.verdict
         return (
-            f"{did}; {found.states} states with {found.grants} grants, {found.joint} of several objects at once, "
-            f"{found.undone} such put back; controllers ended with {dict(self.ends)}; quiet after "
+            f"{did}; {verdict.states} states with {verdict.grants} grants, {verdict.joint} of several objects at once, "
+            f"{verdict.undone} such put back; controllers ended with {dict(self.ends)}; quiet after "
             f"{self.slowest:.0f} s: {len(self.wrong)} wrong"
         )
 
@@ -83,7 +83,7 @@ def prepare(cluster: Cluster) -> None:
             assert answer.ok, answer.message
 
 
-class Storm:
+class ClaimStorm:
     """On an API server of its own (with the options ``SERVER``), with the class gpu and no other claims or pools."""
 
     def __init__(
@@ -94,21 +94,21 @@ class Storm:
         self._people, self._disturbing = random.Random(seed), random.Random(seed + 1)
         self._say = say
         self._over, self._ended = threading.Event(), threading.Event()
-        self._tally = Tally()
+        self._tally = ClaimTally()
         self._failure: BaseException | None = None
 
-    def run(self, count: int, seconds: float, *, away: float = 0.0) -> Tally:
+    def run(self, count: int, seconds: float, *, away: float = 0.0) -> ClaimTally:
         """So many claims, machines and ResourceClaims within so many seconds; ``away``: half-way the API server is away
         for so long besides. Raises what broke the storm itself."""
         prepare(self._cluster)
         space = self._space()
         history = History(self._cluster, PLACES.values())
-        people = People(self._cluster, space, self._people, self._tally.did)
-        kubernetes = Kubernetes(self._cluster, space, self._tally.did)
+        people = StormClients(self._cluster, space, self._people, self._tally.did)
+        kubernetes = PodScheduler(self._cluster, space, self._tally.did)
         with self._controllers() as controllers:
             processes = [one.process for one in controllers]
-            until(lambda: leads(self._cluster, processes), "one leads")
-            chaos = Chaos(
+            until(lambda: leader_process(self._cluster, processes), "one leads")
+            chaos = StormFaults(
                 self._cluster, controllers, self._disturbing, self._over, LEASE, kube_rights.CONTROLLER, self._say
             )
             chaos.did = self._tally.did
@@ -135,7 +135,7 @@ class Storm:
             for process in processes:
                 self._tally.ends.update(process.codes)
                 self._tally.ends.update([process.end()])
-            if left := holder(self._cluster):
+            if left := lease_holder(self._cluster):
                 self._tally.left.append(f"the lease is still held, by {left}")
         if self._failure is not None:
             raise self._failure
@@ -156,20 +156,20 @@ class Storm:
         """Two with the rights of the shipped account, each by a way of its own, with clocks twelve hours apart."""
         port = urlsplit(self._cluster.url).port
         assert port is not None
-        found = []
+        controllers = []
         for name, skew in (("controller-0", -SKEW), ("controller-1", SKEW)):
-            way = CutProxy(port)
+            way = FaultyProxy(port)
             tokens = {**self._cluster.tokens, name: kube_rights.token(self._cluster, kube_rights.CONTROLLER)}
             own = replace(self._cluster, url=f"https://127.0.0.1:{way.port}", tokens=tokens)
             process = Process(own, self._folder, name, f"{LEASE:.0f}s", "--resource-claims")
             process.user, process.skew = name, skew
-            found.append(Controller(process, way))
+            controllers.append(Controller(process, way))
         try:
-            for one in found:
+            for one in controllers:
                 one.process.start()
-            yield found
+            yield controllers
         finally:
-            for one in found:
+            for one in controllers:
                 one.process.close()
                 one.way.close()
 
@@ -188,7 +188,7 @@ class Storm:
 
     # -- when it is quiet again ----------------------------------------------------------------------------------------
 
-    def _settle(self, people: People, space: Space) -> None:
+    def _settle(self, people: StormClients, space: Space) -> None:
         began = time.monotonic()
         while time.monotonic() < began + SETTLE_SECONDS and self._failure is None:
             claims, machines = people.list(CLAIMS), people.list(MACHINES)
@@ -200,7 +200,7 @@ class Storm:
                 return
             time.sleep(0.5)
 
-    def _clear(self, people: People, space: Space) -> None:
+    def _clear(self, people: StormClients, space: Space) -> None:
         """Until nothing is left of all that was asked for."""
         began = time.monotonic()
         while time.monotonic() < began + SETTLE_SECONDS and self._failure is None:
@@ -260,7 +260,7 @@ def _idle_pods(pods: list[Object], claims: list[Object]) -> list[str]:
     free.subtract(name.split("/")[1].removesuffix(".devalloc") for one in claims for name in held(RESOURCE_CLAIM, one))
     most = max(free.values())
     uses = Counter(used["resourceClaimName"] for pod in pods for used in pod["spec"]["resourceClaims"])
-    found = []
+    complaints = []
     for pod in pods:
         names = [used["resourceClaimName"] for used in pod["spec"]["resourceClaims"]]
         own = [there[name] for name in names if name in there and not there[name]["metadata"].get("deletionTimestamp")]
@@ -268,5 +268,5 @@ def _idle_pods(pods: list[Object], claims: list[Object]) -> list[str]:
             continue
         wanted = sum(one["spec"]["devices"]["requests"][0]["exactly"]["count"] for one in own)
         if wanted <= most or all(held(RESOURCE_CLAIM, one) for one in own):
-            found.append(f"pod {pod['metadata']['name']} waits for {wanted} devices, and a node has {most} free")
-    return found
+            complaints.append(f"pod {pod['metadata']['name']} waits for {wanted} devices, and a node has {most} free")
+    return complaints

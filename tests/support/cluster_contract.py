@@ -9,7 +9,7 @@ import pytest
 
 from devalloc.store import Change, Conflict, EventType, Expired, Fence, FenceBroken, Invalid, Key, NotFound
 from devalloc.store.kubernetes import KubernetesStore
-from tests.support.objects import a_class, claim, pool
+from tests.support.minimal_manifests import a_class, claim, pool
 from tests.support.store_contract import A, Object, now, seen, version, wants
 
 
@@ -22,13 +22,13 @@ class TestDifferences:
         "obj", [{**claim(), "kind": "Counter"}, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}}]
     )
     def test_only_kinds_that_it_knows(self, store: KubernetesStore, obj: Object) -> None:
-        with pytest.raises(Invalid, match="knows DeviceClaim"):
+        with pytest.raises(Invalid, match="supports DeviceClaim"):
             store.create(obj)
-        with pytest.raises(Invalid, match="knows DeviceClaim"):
+        with pytest.raises(Invalid, match="supports DeviceClaim"):
             store.list(obj["kind"])
 
     def test_a_kind_is_in_namespaces_or_is_not(self, store: KubernetesStore) -> None:
-        with pytest.raises(Invalid, match="must say where"):
+        with pytest.raises(Invalid, match=r"metadata\.namespace is required"):
             store.get("DeviceClaim", None, "a")
         with pytest.raises(Invalid, match="must not be set"):
             store.get("DevicePool", "default", "p")
@@ -76,8 +76,8 @@ class TestDifferences:
             since = other.list([]).resource_version
             assert other.get(*A)
             store.delete(*A)
-            told = sorted(seen(other, since, "DeviceClaim"))
-            assert told == [(EventType.ADDED, "b"), (EventType.DELETED, "a")]
+            events = sorted(seen(other, since, "DeviceClaim"))
+            assert events == [(EventType.ADDED, "b"), (EventType.DELETED, "a")]
         finally:
             other.close()
 
@@ -98,16 +98,16 @@ class TestDifferences:
         def of(name: str, node: str) -> Object:
             return {**pool(name), "spec": {"driver": "d", "nodeName": node}}
 
-        mine = store.create(of("mine", "a"))
+        own_pool = store.create(of("mine", "a"))
         store.create(of("theirs", "b"))
         store.create(claim())
         own = KubernetesStore(store.client, node="a")
         try:
-            assert own.list(["DevicePool", "DeviceClaim"]).objects == [store.get(*A), mine]
+            assert own.list(["DevicePool", "DeviceClaim"]).objects == [store.get(*A), own_pool]
             assert own.get("DevicePool", None, "theirs")["spec"]["nodeName"] == "b"
             since = now(own)
             store.create(of("theirs-too", "b"))
-            store.delete(*Key.of(mine))
+            store.delete(*Key.of(own_pool))
             for event in own.watch("DevicePool", since, timeout=60):
                 assert (event.type, event.object["metadata"]["name"]) == (EventType.DELETED, "mine")
                 break
@@ -143,13 +143,13 @@ class TestTwoProcesses:
     def test_a_fence_holds_what_others_do_off_as_far_as_it_is_heard(self, store: KubernetesStore) -> None:
         other = KubernetesStore(store.client)
         try:
-            mine = store.create(claim())
+            own_claim = store.create(claim())
             fence = Fence(store.list().resource_version, specs=frozenset({"DevicePool"}))
             other.create(pool())
             for _ in store.watch("DevicePool", fence.resource_version, timeout=60):
                 break
             with pytest.raises(FenceBroken):
-                store.commit([Change(A, version(mine), {"podNames": ["x"]})], fence)
+                store.commit([Change(A, version(own_claim), {"podNames": ["x"]})], fence)
         finally:
             other.close()
 

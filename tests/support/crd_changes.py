@@ -13,10 +13,10 @@ _SAME = (
     "anyOf", "oneOf", "x-kubernetes-int-or-string", "x-kubernetes-list-type", "x-kubernetes-list-map-keys",
     "x-kubernetes-map-type", "x-kubernetes-embedded-resource",
 )  # fmt: skip
-_KEPT = "x-kubernetes-preserve-unknown-fields"
+_PRESERVE = "x-kubernetes-preserve-unknown-fields"
 _RULES = "x-kubernetes-validations"
 _READ = {
-    *_LOWER, *_UPPER, *_SAME, _KEPT, _RULES, "properties", "items", "additionalProperties", "required", "enum",
+    *_LOWER, *_UPPER, *_SAME, _PRESERVE, _RULES, "properties", "items", "additionalProperties", "required", "enum",
     "nullable", "description", "default", "title", "example",
 }  # fmt: skip
 
@@ -54,7 +54,7 @@ def _of_definitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iter
 def _of_schemas(before: Schema, after: Schema, path: str) -> Iterator[str]:
     if unknown := sorted((before.keys() | after.keys()) - _READ):
         yield f"{path}: nobody knows here what {unknown[0]} means"
-    if before.get(_KEPT) and not after.get(_KEPT):
+    if before.get(_PRESERVE) and not after.get(_PRESERVE):
         yield f"{path}: drops unknown fields"
     for word in _SAME:
         if word in after and before.get(word) != after[word]:
@@ -70,9 +70,9 @@ def _of_schemas(before: Schema, after: Schema, path: str) -> Iterator[str]:
         yield f"{path}: may not be null"
     for name in sorted(set(after.get("required", ())) - set(before.get("required", ()))):
         yield f"{path}.{name}: required"
-    known = {rule["rule"] for rule in before.get(_RULES, ())}
+    old_rules = {rule["rule"] for rule in before.get(_RULES, ())}
     for rule in after.get(_RULES, ()):
-        if rule["rule"] not in known:
+        if rule["rule"] not in old_rules:
             yield f"{path}: {rule['rule']}"
     yield from _of_parts(before, after, path)
 
@@ -83,11 +83,11 @@ def _of_parts(before: Schema, after: Schema, path: str) -> Iterator[str]:
             yield from _of_schemas(schema, after["properties"][name], f"{path}.{name}")
         elif isinstance(after.get("additionalProperties"), Mapping):
             yield from _of_schemas(schema, after["additionalProperties"], f"{path}.{name}")
-        elif not after.get(_KEPT):
+        elif not after.get(_PRESERVE):
             yield f"{path}.{name}: dropped"
     for word, each in (("items", "[]"), ("additionalProperties", ".*")):
         theirs, ours = before.get(word), after.get(word)
         if isinstance(theirs, Mapping) and isinstance(ours, Mapping):
             yield from _of_schemas(theirs, ours, path + each)
-        elif theirs and not ours and not after.get(_KEPT):
+        elif theirs and not ours and not after.get(_PRESERVE):
             yield f"{path}{each}: dropped"

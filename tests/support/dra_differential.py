@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from devalloc_solver import dra
-from devalloc_solver.check.resource import check_results
+from devalloc_solver.check.resource_k8s import check_results
 from tests.support import dra_oracle
 from tests.support.dra_instances import Instance
-from tests.support.dra_oracle import QUIRKS, Verdict
-from tests.support.upstream import Peer
+from tests.support.dra_oracle import QUIRKS, OracleVerdict
+from tests.support.upstream_allocator import UpstreamPeer
 
 GATES = {"DeviceBindingAndStatus": "DRADeviceBindingConditions"}
 DIFFERENCES = {
@@ -87,13 +87,13 @@ def allocated(given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def theirs(instance: Instance, peer: Peer) -> Opinion:
+def theirs(instance: Instance, peer: UpstreamPeer) -> Opinion:
     """What upstream's allocator says."""
-    told = peer.ask(instance["input"], instance["features"], timeout=PEER_TIMEOUT)
-    return Opinion(told["outcome"], told.get("errorIsNodeLocal", False), told.get("results"), told.get("error", ""))
+    reply = peer.ask(instance["input"], instance["features"], timeout=PEER_TIMEOUT)
+    return Opinion(reply["outcome"], reply.get("errorIsNodeLocal", False), reply.get("results"), reply.get("error", ""))
 
 
-def compare(instance: Instance, peer: Peer) -> Comparison:
+def compare(instance: Instance, peer: UpstreamPeer) -> Comparison:
     """All that is wrong with our answer, and what upstream does otherwise."""
     verdict = dra_oracle.solve(instance)
     our, their = ours(instance), theirs(instance, peer)
@@ -117,13 +117,13 @@ def compare(instance: Instance, peer: Peer) -> Comparison:
         if difference is None:
             complaints.append(f"theirs has better choices than the oracle: {choices(instance, their)}")
     if our.results and their.results and _devices(our.results) == _devices(their.results):
-        mine, other = _normal(our.results), _normal(their.results)
-        if mine != other:
-            complaints.append(f"result is written otherwise: {json.dumps(mine)} instead of {json.dumps(other)}")
+        own, other = _normal(our.results), _normal(their.results)
+        if own != other:
+            complaints.append(f"result is written otherwise: {json.dumps(own)} instead of {json.dumps(other)}")
     return Comparison(tuple(complaints), difference, our.outcome)
 
 
-def judge(instance: Instance, our: Opinion, verdict: Verdict) -> Iterator[str]:
+def judge(instance: Instance, our: Opinion, verdict: OracleVerdict) -> Iterator[str]:
     """What is wrong with our answer by the rules alone."""
     if our.outcome == "crash":
         yield f"crash {our.error}"
@@ -158,14 +158,14 @@ def violations(instance: Instance, results: list[dict[str, Any]]) -> list[str]:
 
 def choices(instance: Instance, opinion: Opinion) -> tuple[int | None, ...]:
     """The alternative that each request got; None for one without alternatives."""
-    found: list[int | None] = []
+    indices: list[int | None] = []
     for claim, result in zip(instance["input"]["claimsToAllocate"], opinion.results or (), strict=True):
         named = {entry["request"] for entry in (result.get("devices") or {}).get("results") or ()}
         for request in claim["spec"]["devices"]["requests"]:
             names = [f"{request['name']}/{sub['name']}" for sub in request.get("firstAvailable", ())]
             chosen = [number for number, name in enumerate(names) if name in named]
-            found.append(chosen[0] if chosen else len(names) if names else None)
-    return tuple(found)
+            indices.append(chosen[0] if chosen else len(names) if names else None)
+    return tuple(indices)
 
 
 def _devices(results: list[dict[str, Any]]) -> list[list[tuple[str, ...]]]:
@@ -187,7 +187,7 @@ def _normal(value: Any) -> Any:
     return value
 
 
-def known_difference(instance: Instance, their: Opinion, verdict: Verdict) -> str | None:
+def known_difference(instance: Instance, their: Opinion, verdict: OracleVerdict) -> str | None:
     """The documented difference that explains upstream's answer where the rules give another one; None for none."""
     if their.outcome == "timeout":
         return "time-out"
@@ -203,11 +203,11 @@ def known_difference(instance: Instance, their: Opinion, verdict: Verdict) -> st
     if not instance["features"]["ListTypeAttributes"] and _relates_lists(instance):
         return "list attributes while their gate is off"
     for quirks in [*([quirk] for quirk in QUIRKS), [*QUIRKS]]:
-        found = dra_oracle.solve(instance, frozenset(quirks), 200 * dra_oracle.BUDGET)
-        same = (found.outcome, found.node_local) == (their.outcome, their.node_local)
-        if same and (found.outcome != "allocated" or found.choices <= choices(instance, their)):
+        solution = dra_oracle.solve(instance, frozenset(quirks), 200 * dra_oracle.BUDGET)
+        same = (solution.outcome, solution.node_local) == (their.outcome, their.node_local)
+        if same and (solution.outcome != "allocated" or solution.choices <= choices(instance, their)):
             return " and ".join(quirks)
-        if found.outcome == "error" and late.issuperset(found.reasons):
+        if solution.outcome == "error" and late.issuperset(solution.reasons):
             return " and ".join([*quirks, "finds errors only where its search comes"])
     return None
 

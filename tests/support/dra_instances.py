@@ -10,7 +10,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from tests.support.dra_drawn_pools import LABELS, NODE, DrawnPools, Manifest
+from tests.support.dra_random_pools import LABELS, NODE, Manifest, RandomPools
 
 Instance = dict[str, Any]
 
@@ -59,7 +59,7 @@ def drawn(rng: Random, themes: set[str]) -> Instance:
     return _Drawing(rng, themes).instance()
 
 
-class _Drawing(DrawnPools):
+class _Drawing(RandomPools):
     """One instance being drawn."""
 
     def instance(self) -> Instance:

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from tests.support.dra_words import Manifest, quantity, tolerates
-from tests.support.dra_world import LIMIT, Device, Problem, Slot
+from tests.support.dra_oracle_model import LIMIT, OracleDevice, Problem, Slot
+from tests.support.dra_semantics import Manifest, quantity, tolerates
 
 QUIRKS = {
     "admin access blocks": "a device that an admin request took is in use for the requests of the claims after it",
@@ -30,7 +30,7 @@ BUDGET = 15_000
 
 
 @dataclass(frozen=True)
-class Verdict:
+class OracleVerdict:
     outcome: str
     """allocated, not-allocated, error or unknown (the search took too long, or the rules leave it open)"""
     choices: tuple[int | None, ...] = ()
@@ -44,30 +44,30 @@ class _Open(Exception):
     """The rules do not say, or it takes too long."""
 
 
-def solve(instance: Manifest, quirks: frozenset[str] = frozenset(), budget: int = BUDGET) -> Verdict:
+def solve(instance: Manifest, quirks: frozenset[str] = frozenset(), budget: int = BUDGET) -> OracleVerdict:
     """The outcome by the rules, with the given quirks of upstream."""
     problem = Problem(instance, quirks)
     fatal = problem.fatal()
     if fatal:
-        return Verdict("error", reasons=tuple(sorted(fatal)))
+        return OracleVerdict("error", reasons=tuple(sorted(fatal)))
     if not problem.claims:
-        return Verdict("not-allocated")
+        return OracleVerdict("not-allocated")
     try:
         for choices in itertools.product(*(range(len(options)) for options in problem.requests)):
             slots = [options[index] for options, index in zip(problem.requests, choices, strict=True)]
-            if _Search(problem, slots, budget).found():
+            if _Search(problem, slots, budget).search():
                 pairs = zip(problem.requests, choices, strict=True)
-                told = tuple(None if options[0].parent is None else index for options, index in pairs)
-                return Verdict("allocated", told)
+                indices = tuple(None if options[0].parent is None else index for options, index in pairs)
+                return OracleVerdict("allocated", indices)
     except _Open as reason:
-        return Verdict("unknown", reasons=(str(reason),))
+        return OracleVerdict("unknown", reasons=(str(reason),))
     if problem.failing:
-        return Verdict("error", reasons=("selector fails",))
+        return OracleVerdict("error", reasons=("selector fails",))
     if problem.contradicted:
-        return Verdict("error", reasons=("constraint on all devices",))
+        return OracleVerdict("error", reasons=("constraint on all devices",))
     if any(pool.invalid for pool in problem.pools):
-        return Verdict("error", node_local=True, reasons=("invalid pool",))
-    return Verdict("not-allocated", reasons=("constraint on all devices",) if _contradictory(problem) else ())
+        return OracleVerdict("error", node_local=True, reasons=("invalid pool",))
+    return OracleVerdict("not-allocated", reasons=("constraint on all devices",) if _contradictory(problem) else ())
 
 
 def _contradictory(problem: Problem) -> bool:
@@ -87,7 +87,7 @@ class _Search:
     def __init__(self, problem: Problem, slots: list[Slot], budget: int = BUDGET) -> None:
         self.problem = problem
         self.slots = slots
-        self.taken: list[tuple[Slot, Device, int]] = []
+        self.taken: list[tuple[Slot, OracleDevice, int]] = []
         self.budget = budget
         self.relations = [
             (number, constraint)
@@ -95,7 +95,7 @@ class _Search:
             for constraint in claim["spec"]["devices"].get("constraints") or ()
         ]
 
-    def found(self) -> bool:
+    def search(self) -> bool:
         for number in range(len(self.problem.claims)):
             if sum(slot.count for slot in self.slots if slot.claim == number) > LIMIT:
                 return False
@@ -131,7 +131,7 @@ class _Search:
                 self.taken.pop()
         return False
 
-    def _may_take(self, slot: Slot, device: Device, amounts: Mapping[str, Fraction], times: int) -> bool:
+    def _may_take(self, slot: Slot, device: OracleDevice, amounts: Mapping[str, Fraction], times: int) -> bool:
         if device.skips or self._is_tainted(slot, device):
             return False
         others = [(other, count) for other, held, count in self.taken if held is device]
@@ -147,7 +147,7 @@ class _Search:
             return False
         return True
 
-    def _is_tainted(self, slot: Slot, device: Device) -> bool:
+    def _is_tainted(self, slot: Slot, device: OracleDevice) -> bool:
         if "DeviceTaints" not in self.problem.on:
             return False
         tolerations = slot.spec.get("tolerations") or ()
@@ -156,7 +156,7 @@ class _Search:
             for taint in device.manifest.get("taints") or ()
         )
 
-    def _is_free(self, slot: Slot, device: Device, others: list[tuple[Slot, int]], times: int) -> bool:
+    def _is_free(self, slot: Slot, device: OracleDevice, others: list[tuple[Slot, int]], times: int) -> bool:
         quirks = self.problem.quirks
         if not slot.admin and device.dedicated:
             return False
@@ -172,7 +172,7 @@ class _Search:
             return False
         return slot.admin or ordinary + times <= device.size
 
-    def _has_room(self, slot: Slot, device: Device, amounts: Mapping[str, Fraction], draws: bool) -> bool:
+    def _has_room(self, slot: Slot, device: OracleDevice, amounts: Mapping[str, Fraction], draws: bool) -> bool:
         used = dict(device.used)
         for other, held, _ in self.taken:
             if held is device and device.shareable and (draws or not other.admin):
@@ -182,7 +182,7 @@ class _Search:
         return all(used.get(n, Fraction(0)) + a <= quantity(capacities[n]["value"]) for n, a in amounts.items())
 
     def _has_counters(
-        self, slot: Slot, device: Device, others: list[tuple[Slot, int]], times: int, draws: bool
+        self, slot: Slot, device: OracleDevice, others: list[tuple[Slot, int]], times: int, draws: bool
     ) -> bool:
         if not device.manifest.get("consumesCounters"):
             return True
@@ -192,7 +192,7 @@ class _Search:
             return True
         charged = [(slot, device, times)] + [one for one in self.taken if draws or not one[0].admin]
         needs: dict[tuple[int, str, str], Fraction] = {}
-        seen: list[Device] = []
+        seen: list[OracleDevice] = []
         for _, one, count in charged:
             if one.shareable and (one.shared or any(one is before for before in seen)):
                 continue
@@ -205,7 +205,7 @@ class _Search:
         left = self.problem.left
         return all(amount >= needs.get(key, 0) for key, amount in left.items() if key[0] == device.pool)
 
-    def is_related(self, slot: Slot, device: Device, times: int) -> bool:
+    def is_related(self, slot: Slot, device: OracleDevice, times: int) -> bool:
         for claim, constraint in self.relations:
             requests = constraint.get("requests") or []
             if claim != slot.claim or not slot.in_scope(requests):

@@ -15,13 +15,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from devalloc.store.kubernetes.apierror import ApiError
+from devalloc.store.kubernetes.api_error import ApiError
 
 Object = dict[str, Any]
 Params = Mapping[str, str] | None
 
 
-class Killed(BaseException):
+class ClientKilled(BaseException):
     """The process that asked is not there any more."""
 
 
@@ -89,9 +89,9 @@ class FakeKube:
                 meant = {**old, "status": new.get("status") and self.stores(new["status"])}
             else:
                 own = ("uid", "creationTimestamp", "generation", "deletionTimestamp", "resourceVersion")
-                kept = {name: old["metadata"][name] for name in own if name in old["metadata"]}
+                previous = {name: old["metadata"][name] for name in own if name in old["metadata"]}
                 users = {k: v for k, v in new["metadata"].items() if k not in own and v not in (None, {}, [])}
-                meant = {**new, "metadata": {**users, **kept}, "status": old.get("status")}
+                meant = {**new, "metadata": {**users, **previous}, "status": old.get("status")}
                 if _spec(meant) != _spec(old):
                     meant["metadata"]["generation"] += 1
             if not meant.get("status"):
@@ -149,18 +149,18 @@ class FakeKube:
             revision = int(params.get("resourceVersion", self.revision))
             if revision < self.forgotten:
                 raise ApiError(410, "Expired", "The resourceVersion for the provided list is too old.")
-            found = {at: obj for at, obj in self.objects.items() if _is_in(at, path)}
+            matches = {at: obj for at, obj in self.objects.items() if _is_in(at, path)}
             for when, type_, at, _, _ in reversed(self.history):
                 if when > revision and _is_in(at, path):
                     assert type_ == "ADDED", "this fake remembers no former states"
-                    found.pop(at, None)
+                    matches.pop(at, None)
             if selector := params.get("fieldSelector"):
-                found = {at: obj for at, obj in found.items() if _is_of(obj, selector)}
+                matches = {at: obj for at, obj in matches.items() if _is_of(obj, selector)}
             if selector := params.get("labelSelector"):
                 name, _, values = selector.replace(" in (", "=").rstrip(")").partition("=")
                 among = values.split(",")
-                found = {at: o for at, o in found.items() if o["metadata"].get("labels", {}).get(name) in among}
-            items = copy.deepcopy([*found.values()])
+                matches = {at: o for at, o in matches.items() if o["metadata"].get("labels", {}).get(name) in among}
+            items = copy.deepcopy([*matches.values()])
             return {"metadata": {"resourceVersion": str(revision)}, "items": items}
 
     def watch(self, path: str, params: Params, revision: int, stop: threading.Event) -> Iterator[Object]:
@@ -171,17 +171,17 @@ class FakeKube:
         while not stop.is_set():
             with self.changed:
                 since = [each for each in self.history if each[0] > revision and _is_in(each[2], path)]
-                found = [
-                    (when, told, obj)
+                events = [
+                    (when, event_type, obj)
                     for when, type_, _, obj, before in since
-                    if (told := _told(type_, obj, before, selector))
+                    if (event_type := _event_type(type_, obj, before, selector))
                 ]
-                if not found:
+                if not events:
                     if self.cuts != cuts:
                         return
                     self.changed.wait(0.01)
                     continue
-            for when, type_, obj in found:
+            for when, type_, obj in events:
                 if self.cuts != cuts or stop.is_set():
                     return
                 revision = when
@@ -223,11 +223,11 @@ class FakeClient:
         """Seconds after which it gives a request up."""
         self.writes: list[str] = []
         self._lock = threading.Lock()
-        self._asked: Counter[tuple[str, int]] = Counter()
+        self._request_counts: Counter[tuple[str, int]] = Counter()
 
     def requests(self) -> dict[tuple[str, int], int]:
         with self._lock:
-            return dict(self._asked)
+            return dict(self._request_counts)
 
     def within(self, seconds: float) -> FakeClient:
         """The same process with less patience."""
@@ -287,7 +287,7 @@ class FakeClient:
 
     def _count(self, verb: str) -> None:
         with self._lock:
-            self._asked[verb, 200] += 1
+            self._request_counts[verb, 200] += 1
 
 
 def _is_in(at: str, path: str) -> bool:
@@ -336,7 +336,7 @@ def _is_of(obj: Object, selector: str) -> bool:
     return True
 
 
-def _told(type_: str, obj: Object, before: Object | None, selector: str) -> str:
+def _event_type(type_: str, obj: Object, before: Object | None, selector: str) -> str:
     """What an event is to a watch of those that a selector chooses; empty for none. One that is chosen no more is told
     as deleted."""
     was, is_ = before is not None and _is_of(before, selector), type_ != "DELETED" and _is_of(obj, selector)

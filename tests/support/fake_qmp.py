@@ -57,7 +57,7 @@ class FakeQemu:
         self.trouble: dict[str, Trouble] = {}
         self.stuck_at: int | None = None
         """Bytes at which virtio-mem moves no further."""
-        self.said: list[tuple[str, dict[str, Any]]] = []
+        self.commands: list[tuple[str, dict[str, Any]]] = []
         """All commands but those that only ask."""
         self.devices: dict[str, dict[str, Any]] = {}
         self.leaving: set[str] = set()
@@ -213,7 +213,7 @@ class FakeQemu:
 
     def _do(self, command: str, a: dict[str, Any]) -> Any:
         if not command.startswith(("query-", "qom-list", "qom-get", "qmp_", "human-")):
-            self.said.append((command, a))
+            self.commands.append((command, a))
         if command in self.refuses:
             raise Error(self.refuses[command])
         action: Callable[[dict[str, Any]], Any] | None = getattr(self, "_do_" + command.replace("-", "_"), None)
@@ -312,9 +312,9 @@ class FakeQemu:
             raise Error(f"Device '{name}' not found", "DeviceNotFound")
         device = self.devices[name]
         bus = device["bus"]
-        told = {"parent_bus": f"/machine/peripheral/{bus}/{bus}", "realized": True}
-        told |= {"netdev": device.get("netdev"), "mac": device.get("mac", "52:54:00:12:34:56")}
-        return told[a["property"]]
+        properties = {"parent_bus": f"/machine/peripheral/{bus}/{bus}", "realized": True}
+        properties |= {"netdev": device.get("netdev"), "mac": device.get("mac", "52:54:00:12:34:56")}
+        return properties[a["property"]]
 
     def _do_qom_set(self, a: dict[str, Any]) -> Any:
         if a["value"] > self.room or a["value"] % BLOCK:
@@ -385,8 +385,8 @@ class FakeQemu:
         self.leaving.add(name)
         # QEMU's events may overtake its answer, and so do these.
         if self.guest == "refuses" and name in cpus:
-            told = {"device": name, "source": 3, "status": 1, "slot": "1", "slot-type": "CPU"}
-            self.event("ACPI_DEVICE_OST", info=told)
+            info = {"device": name, "source": 3, "status": 1, "slot": "1", "slot-type": "CPU"}
+            self.event("ACPI_DEVICE_OST", info=info)
         elif self.guest == "refuses":
             self.event("DEVICE_UNPLUG_GUEST_ERROR", device=name, path=f"/machine/peripheral/{name}")
         elif self.guest == "obeys" and name in cpus:
@@ -424,8 +424,8 @@ class FakeQemu:
         return {}
 
     def _do_query_fdsets(self, a: dict[str, Any]) -> Any:
-        told = {number: [{"fd": fd, "opaque": opaque} for fd, opaque, _ in fds] for number, fds in self.sets.items()}
-        return [{"fdset-id": number, "fds": fds} for number, fds in told.items()]
+        by_set = {number: [{"fd": fd, "opaque": opaque} for fd, opaque, _ in fds] for number, fds in self.sets.items()}
+        return [{"fdset-id": number, "fds": fds} for number, fds in by_set.items()]
 
     def _do_getfd(self, a: dict[str, Any]) -> Any:
         self._close(*[self.named[name] for name in [a["fdname"]] if name in self.named])
@@ -454,14 +454,14 @@ class FakeQemu:
 
     def _do_human_monitor_command(self, a: dict[str, Any]) -> Any:
         assert a["command-line"] == "info network"
-        told = ""
+        text = ""
         nets = dict(self.nets)
         for name, device in self.devices.items():
             net = nets.pop(device.get("netdev"), None)
             if net is not None:
-                told += f"{name}: index=0,type=nic,model={device['driver']},macaddr={device.get('mac')}\r\n"
-                told += f" \\ {net['id']}: index=0,type={net['type']},fd=16\r\n"
-        return told + "".join(f"{name}: index=0,type={net['type']},fd=16\r\n" for name, net in nets.items())
+                text += f"{name}: index=0,type=nic,model={device['driver']},macaddr={device.get('mac')}\r\n"
+                text += f" \\ {net['id']}: index=0,type={net['type']},fd=16\r\n"
+        return text + "".join(f"{name}: index=0,type={net['type']},fd=16\r\n" for name, net in nets.items())
 
     def _do_blockdev_add(self, a: dict[str, Any]) -> Any:
         name, node = a["node-name"], dict(a)

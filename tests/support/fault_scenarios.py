@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from devalloc.api import meta
-from devalloc_node.grant import GrantedDevice
-from tests.support import cards
-from tests.support.fakehost import FakeHost
-from tests.support.faults import Scenario
+from devalloc_node.model.grant import GrantedDevice
+from tests.support import pci_cards
+from tests.support.fake_host import FakeHost
+from tests.support.fault_points import Scenario
 
 
 def device(pool: str, device: str, **more: object) -> GrantedDevice:
@@ -19,29 +19,29 @@ def _config(**spec: object) -> dict[str, object]:
 
 
 def gpu_with_audio(host: FakeHost) -> None:
-    host.add(cards.gpu(iommu_group=7))
-    host.add(cards.gpu_audio(iommu_group=7))
+    host.add(pci_cards.gpu(iommu_group=7))
+    host.add(pci_cards.gpu_audio(iommu_group=7))
 
 
 def nic(host: FakeHost) -> None:
-    host.add(cards.nic())
+    host.add(pci_cards.nic())
 
 
 def _nic_with_vfs(host: FakeHost) -> None:
-    host.add(cards.nic(vfs=7))
+    host.add(pci_cards.nic(vfs=7))
 
 
 def a2(host: FakeHost) -> None:
-    host.add(cards.a2_vgpu_card(vfs=2))
+    host.add(pci_cards.a2_vgpu_card(vfs=2))
 
 
 def _l40s(host: FakeHost) -> None:
-    host.add(cards.l40s_vgpu_card(vfs=2))
+    host.add(pci_cards.l40s_vgpu_card(vfs=2))
 
 
 def two_cards(host: FakeHost) -> None:
     nic(host)
-    host.add(cards.gpu())
+    host.add(pci_cards.gpu())
 
 
 VF = device("0000-41-00", "0").pool

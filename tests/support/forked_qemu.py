@@ -23,12 +23,12 @@ from typing import Any, NoReturn
 
 from devalloc_node.machine import spawn
 from tests.support.fake_qmp import GREETING, Error, FakeQemu
-from tests.support.wire import receive, send
+from tests.support.object_socket import receive, send
 
 _SUBREAPER = 36
 
 
-class Qemu(FakeQemu):
+class ForkedQemu(FakeQemu):
     """One machine, as its command line says. `root`: the fake host's."""
 
     def __init__(self, path: Path, root: Path, words: list[str]) -> None:
@@ -91,10 +91,10 @@ class Qemu(FakeQemu):
     def _do_device_add(self, a: dict[str, Any]) -> Any:
         if a["driver"] != "vfio-pci" or a["id"] in self.devices:
             return super()._do_device_add(a)
-        said = a.get("host") or a["sysfsdev"]
-        if said in [device.get("host") or device.get("sysfsdev") for device in self.devices.values()]:
-            raise Error(f"vfio {said}: device is already attached")
-        folder = self.root / (f"sys/bus/pci/devices/{said}" if "host" in a else said.lstrip("/"))
+        host = a.get("host") or a["sysfsdev"]
+        if host in [device.get("host") or device.get("sysfsdev") for device in self.devices.values()]:
+            raise Error(f"vfio {host}: device is already attached")
+        folder = self.root / (f"sys/bus/pci/devices/{host}" if "host" in a else host.lstrip("/"))
         try:
             group = (folder / "iommu_group").resolve(strict=True).name
             node = str(self.root / "dev/vfio" / group)
@@ -103,7 +103,7 @@ class Qemu(FakeQemu):
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # VFIO gives a group to one process
                 self.groups[node] = (fd, set())
         except OSError as error:
-            raise Error(f"vfio {said}: failed to open its group: {error.strerror}") from None
+            raise Error(f"vfio {host}: failed to open its group: {error.strerror}") from None
         self.groups[node][1].add(a["id"])
         return super()._do_device_add(a)
 
@@ -116,7 +116,7 @@ class Qemu(FakeQemu):
         super().let_go(name)
 
 
-def asked(path: Path) -> Any:
+def described_by_monitor(path: Path) -> Any:
     """What a machine says of itself, by its monitor."""
     with socket.socket(socket.AF_UNIX) as line:
         line.settimeout(60.0)
@@ -128,7 +128,7 @@ def asked(path: Path) -> Any:
             return json.loads(file.readline())["return"]
 
 
-class Forge:
+class QemuForkServer:
     """A small process that forks machines, so that they are made fast and of nobody else's memory."""
 
     def __init__(self, root: Path) -> None:
@@ -152,8 +152,8 @@ class Forge:
 
     def children(self) -> list[int]:
         """Process ids of the machines that live."""
-        found = Path(f"/proc/{self._pid}/task/{self._pid}/children").read_text().split()
-        return [pid for pid in map(int, found) if _is_alive(pid)]
+        pids = Path(f"/proc/{self._pid}/task/{self._pid}/children").read_text().split()
+        return [pid for pid in map(int, pids) if _is_alive(pid)]
 
     def close(self) -> None:
         """End it, and all of its machines."""
@@ -210,7 +210,7 @@ def _become(root: Path, words: list[str]) -> NoReturn:
     fds = [int(name) for name in os.listdir("/proc/self/fd")]
     closing = [fd for fd in fds if fd > 2 and _closes(fd)]
     try:
-        qemu = Qemu(Path("qmp"), root, words)
+        qemu = ForkedQemu(Path("qmp"), root, words)
     except BaseException as error:
         os.write(2, f"fake QEMU: {error!r}\n".encode())
         os._exit(1)
@@ -230,11 +230,11 @@ def _closes(fd: int) -> bool:
 
 def opened(pid: int, root: Path) -> tuple[str, ...]:
     """The device nodes of the fake host that a process has open, as they are called there."""
-    found = set()
+    paths = set()
     with suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd"):
             with suppress(OSError):
                 path = os.readlink(f"/proc/{pid}/fd/{name}").removesuffix(" (deleted)")
                 if path.startswith(f"{root}/dev/"):
-                    found.add(path.removeprefix(str(root)))
-    return tuple(sorted(found))
+                    paths.add(path.removeprefix(str(root)))
+    return tuple(sorted(paths))

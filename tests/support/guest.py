@@ -43,7 +43,7 @@ class GuestGone(Exception):
     """The machine closed the port: it ended, or its QEMU did."""
 
 
-class Answer(NamedTuple):
+class CommandResult(NamedTuple):
     """What a command did: its exit status (0 for success), and both of its streams."""
 
     status: int
@@ -76,7 +76,7 @@ class Guest:
         # has no part to lose, and ends that.
         self._socket.sendall(b"\n")
 
-    def run(self, command: str, *, seconds: float = PATIENCE) -> Answer:
+    def run(self, command: str, *, seconds: float = PATIENCE) -> CommandResult:
         """Run a command of sh in the guest. Raises GuestGone, or TimeoutError with what it had printed."""
         encoded = command.encode()
         if len(encoded) > LONGEST_COMMAND:
@@ -89,7 +89,7 @@ class Guest:
             lines.append(line)
         if lines and not lines[-1]:
             lines.pop()
-        return Answer(int(line.split()[2]), "\n".join(lines))
+        return CommandResult(int(line.split()[2]), "\n".join(lines))
 
     def check(self, command: str, *, seconds: float = PATIENCE) -> str:
         """The output of a command that must succeed; AssertionError with all it said."""
@@ -130,8 +130,8 @@ class Guest:
             try:
                 more = self._socket.recv(65536)
             except TimeoutError:
-                said = "\n".join([*seen[-20:], self._left.decode(errors="replace")])
-                raise TimeoutError(f"no answer of the guest in time; its last words:\n{said}") from None
+                output = "\n".join([*seen[-20:], self._left.decode(errors="replace")])
+                raise TimeoutError(f"no answer of the guest in time; its last words:\n{output}") from None
             except ConnectionResetError:
                 more = b""
             if not more:

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from tests.support.shared import REPO
+from tests.support.repository import REPO
 
 
 def outputs(script: str) -> tuple[bytes, bytes]:

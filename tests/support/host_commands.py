@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import Any
 
-from tests.support.guest import Answer, Guest
+from tests.support.guest import CommandResult, Guest
 
 LONG = 300.0
 """Seconds after which something in the host is taken to hang: it is emulated, on a machine that is busy."""
@@ -40,13 +40,13 @@ class HostCommands:
         self.guest.check(f"{_writing(f'{name}.run', line.encode())}; echo {number} > {self._folder}/asked")
         return f"{name}.out"
 
-    def finish(self, output: str) -> Answer:
+    def finish(self, output: str) -> CommandResult:
         """Wait for the end of one that was started; what it said in all."""
         name = output.removesuffix(".out")
         waiting = f"mkfifo {name}.end; [ -e {name}.rc ] || read -r nothing < {name}.end; rm {name}.end"
         return self.guest.run(f"{waiting}; cat {name}.out; exit $(cat {name}.rc)", seconds=2 * LONG)
 
-    def run(self, line: str) -> Answer:
+    def run(self, line: str) -> CommandResult:
         """Run one to its end."""
         return self.finish(self.start(line))
 

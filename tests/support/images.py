@@ -57,11 +57,11 @@ def built(name: str, build: Build, modules: Sequence[ModuleType], progress: Prog
         raise Unavailable(f"test machines are of x86_64, and this machine is {os.uname().machine}")
     sources = [inspect.getsource(module) for module in (*modules, debs)]
     digest = hashlib.sha256("\n".join([*sources, also]).encode()).hexdigest()[:12]
-    shelf = cache_folder() / "images"
-    folder = shelf / f"{name}-{digest}"
-    with locked(shelf):
+    cache = cache_folder() / "images"
+    folder = cache / f"{name}-{digest}"
+    with locked(cache):
         if not folder.exists():
-            building = shelf / f"{name}.building"
+            building = cache / f"{name}.building"
             shutil.rmtree(building, ignore_errors=True)
             building.mkdir()
             versions = build(building, folder, progress)
@@ -88,10 +88,10 @@ def write_launcher(folder: Path, final: Path) -> None:
 
 def only(folder: Path, pattern: str = "*") -> Path:
     """The one file that a pattern matches."""
-    found = sorted(folder.glob(pattern))
-    if len(found) != 1:
-        raise Unavailable(f"{folder} holds {len(found)} of {pattern}, not one")
-    return found[0]
+    matches = sorted(folder.glob(pattern))
+    if len(matches) != 1:
+        raise Unavailable(f"{folder} holds {len(matches)} of {pattern}, not one")
+    return matches[0]
 
 
 if __name__ == "__main__":

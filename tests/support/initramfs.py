@@ -42,21 +42,21 @@ def modules(folder: Path, names: Sequence[str]) -> list[Path]:
     """
     paths = {_name(path): path for path in folder.rglob("*.ko*")}
     builtin = {_plain(Path(line).name.removesuffix(".ko")) for line in (folder / "modules.builtin").read_text().split()}
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
 
     def add(name: str) -> None:
         name = _plain(name)
-        if name in builtin or name in found:
+        if name in builtin or name in files:
             return
         if name not in paths:
             raise Unavailable(f"the kernel {folder.name} has no module {name}")
         for need in _needs(_content(paths[name])):
             add(need)
-        found[name] = paths[name]
+        files[name] = paths[name]
 
     for name in names:
         add(name)
-    return list(found.values())
+    return list(files.values())
 
 
 def _content(module: Path) -> bytes:

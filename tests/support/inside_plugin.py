@@ -13,7 +13,7 @@ PIPES = "/run/plugin"
 LOG = "/tmp/plugin.log"
 
 
-class Refused(Exception):
+class PluginRefused(Exception):
     """The plugin raised a NodeError."""
 
     def __init__(self, answer: dict[str, Any]) -> None:
@@ -51,9 +51,9 @@ class InsidePlugin:
 
     def ask(self, do: str, *, wait: float = 300, **arguments: Any) -> dict[str, Any]:
         """Raises Refused; AssertionError where the plugin broke."""
-        asked = shlex.quote(json.dumps({"do": do, **arguments}))
+        request = shlex.quote(json.dumps({"do": do, **arguments}))
         status, text = self._guest.run(
-            f"timeout {wait} sh -c 'echo \"$1\" > {PIPES}/asked; cat {PIPES}/told' ask {asked}", seconds=wait + 10
+            f"timeout {wait} sh -c 'echo \"$1\" > {PIPES}/asked; cat {PIPES}/told' ask {request}", seconds=wait + 10
         )
         if status or not text:
             raise AssertionError(f"{do}: the plugin does not answer:\n{self._guest.run(f'tail -n 40 {LOG}').output}")
@@ -62,7 +62,7 @@ class InsidePlugin:
         if "broken" in answer:
             raise AssertionError(f"{do}: {answer['broken']}")
         if "error" in answer:
-            raise Refused({**answer, "calls": self.calls})
+            raise PluginRefused({**answer, "calls": self.calls})
         return answer
 
     def kill(self) -> None:

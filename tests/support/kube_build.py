@@ -179,8 +179,8 @@ if __name__ == "__main__":
 
     def images(progress: Progress) -> list[Path]:
         """The layers of the images that are shipped."""
-        found = contents()
-        return [layer for image in found.images.values() for layer in layers.layers(image, found, progress)]
+        built = contents()
+        return [layer for image in built.images.values() for layer in layers.layers(image, built, progress)]
 
     try:
         of_a_node = () if why_not() else (runtime_binaries, kube_runc.runc, kube_images.archive, images)

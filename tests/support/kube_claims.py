@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from devalloc.api.aside import ALLOCATOR, DEVALLOC, TAINT, set_aside
-from devalloc.controller.resourceclaims import ResourceClaimAllocator, ResourceClaimSettings
-from devalloc.controller.told import Told
+from devalloc.api.dedicated_pools import ALLOCATOR_KEY, DEVALLOC, TAINT, dedicated_pool_name
+from devalloc.controller.reconcile.events import ObjectEvent
+from devalloc.controller.reconcile.resource_claims import ResourceClaimAllocator, ResourceClaimSettings
 from devalloc.store.kubernetes import ApiError, Client
 from tests.support import kube_crds, kube_rights
-from tests.support.kube import Cluster
+from tests.support.kube_api import Cluster
 from tests.support.waiting import until
 
 RESOURCE = "/apis/resource.k8s.io/v1"
@@ -32,17 +32,17 @@ def install(cluster: Cluster) -> None:
 
 def controller(cluster: Cluster) -> Client:
     """With a token as the controller's pods have, once its rights count."""
-    found = Client.connect(kube_rights.controller_kubeconfig(cluster))
+    client = Client.connect(kube_rights.controller_kubeconfig(cluster))
 
     def may() -> bool:
         try:
-            return bool(found.get("/api/v1/pods", {"limit": "1"}))
+            return bool(client.get("/api/v1/pods", {"limit": "1"}))
         except ApiError:
             return False
 
     until(may, "the controller's rights count")
     _await_policy(cluster)
-    return found
+    return client
 
 
 def _await_policy(cluster: Cluster) -> None:
@@ -91,21 +91,21 @@ class Space:
         status = {"allocatable": there, "capacity": there}
 
         def written() -> bool:
-            found = self.cluster.get(path).content
+            current = self.cluster.get(path).content
             if room:
-                return self.cluster.replace(f"{path}/status", {**found, "status": status}).ok
-            return self.cluster.replace(path, {**found, "spec": {**found["spec"], "taints": []}}).ok
+                return self.cluster.replace(f"{path}/status", {**current, "status": status}).ok
+            return self.cluster.replace(path, {**current, "spec": {**current["spec"], "taints": []}}).ok
 
         until(written, f"node {name} is as it should be")
 
     def slice(self, node: str, devices: Iterable[str], *, aside: bool = True, **attributes: str) -> None:
         """A pool of one slice."""
-        pool = set_aside(f"{node}-card") if aside else f"{node}-card"
+        pool = dedicated_pool_name(f"{node}-card") if aside else f"{node}-card"
         attributes |= {"allocator": DEVALLOC} if aside else {}
-        told: dict[str, Any] = {"attributes": {name: {"string": value} for name, value in attributes.items()}}
-        told |= {"taints": [TAINT]} if aside else {}
+        fields: dict[str, Any] = {"attributes": {name: {"string": value} for name, value in attributes.items()}}
+        fields |= {"taints": [TAINT]} if aside else {}
         header = {"name": pool, "generation": 1, "resourceSliceCount": 1}
-        spec = {"driver": DRIVER, "nodeName": node, "pool": header, "devices": [{"name": d, **told} for d in devices]}
+        spec = {"driver": DRIVER, "nodeName": node, "pool": header, "devices": [{"name": d, **fields} for d in devices]}
         metadata = {"name": f"{self.name}-{pool}"}
         self.create(SLICES, _of("ResourceSlice", metadata, spec))
 
@@ -123,7 +123,7 @@ class Space:
         self, name: str, device_class: str, count: int = 1, *, ours: bool = True, **more: Any
     ) -> dict[str, Any]:
         exactly = {"deviceClassName": device_class, "count": count, **more}
-        labels = {ALLOCATOR: DEVALLOC} if ours else {}
+        labels = {ALLOCATOR_KEY: DEVALLOC} if ours else {}
         spec = {"devices": {"requests": [{"name": "r", "exactly": exactly}]}}
         return _of("ResourceClaim", {"name": name, "labels": labels}, spec)
 
@@ -160,12 +160,12 @@ class Space:
     def clear(self) -> None:
         """As kube-controller-manager would: claims lose finalizer and allocation."""
         for path in reversed(self.made):
-            found = self.cluster.get(path)
-            if found.ok and found.content["metadata"].get("finalizers") and found.content["kind"] == "ResourceClaim":
-                if found.content.get("status", {}).get("allocation"):
-                    found = self.cluster.replace(f"{path}/status", {**found.content, "status": {}})
-                metadata = {**found.content["metadata"], "finalizers": []}
-                self.cluster.replace(path, {**found.content, "metadata": metadata})
+            answer = self.cluster.get(path)
+            if answer.ok and answer.content["metadata"].get("finalizers") and answer.content["kind"] == "ResourceClaim":
+                if answer.content.get("status", {}).get("allocation"):
+                    answer = self.cluster.replace(f"{path}/status", {**answer.content, "status": {}})
+                metadata = {**answer.content["metadata"], "finalizers": []}
+                self.cluster.replace(path, {**answer.content, "metadata": metadata})
             grace = "?gracePeriodSeconds=0" if "/pods/" in path else ""
             self.cluster.delete(f"{path}{grace}")
 
@@ -199,17 +199,19 @@ def _of(kind: str, metadata: dict[str, Any], spec: dict[str, Any]) -> dict[str, 
 class Allocating:
     """An allocator that runs, and what it told."""
 
-    told: list[Told] = field(default_factory=list)
+    events: list[ObjectEvent] = field(default_factory=list)
 
     def notes(self, reason: str) -> list[str]:
-        return [each.note for each in self.told if each.reason == reason and each.regarding["kind"] == "ResourceClaim"]
+        return [
+            each.note for each in self.events if each.reason == reason and each.regarding["kind"] == "ResourceClaim"
+        ]
 
 
 @contextmanager
 def allocating(client: Client, stamp: str = "1 test") -> Iterator[Allocating]:
-    found = Allocating()
+    running = Allocating()
     settings = ResourceClaimSettings(retry=0.2)
-    one = ResourceClaimAllocator(client, stamp=stamp, record=found.told.extend, settings=settings)
+    one = ResourceClaimAllocator(client, stamp=stamp, record=running.events.extend, settings=settings)
     stop = threading.Event()
     failures: list[BaseException] = []
 
@@ -222,7 +224,7 @@ def allocating(client: Client, stamp: str = "1 test") -> Iterator[Allocating]:
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
-        yield found
+        yield running
     finally:
         stop.set()
         thread.join(SECONDS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.kube import CONTROLLERS, Cluster, Processes
+from tests.support.kube_api import CONTROLLERS, Cluster, Processes
 
 
 def start(cluster: Cluster, binaries: Path, processes: Processes, *options: str) -> None:

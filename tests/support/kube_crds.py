@@ -6,14 +6,14 @@ import time
 from typing import Any
 
 from devalloc.api import crds
-from devalloc.api.kinds import KINDS, Kind
-from tests.support.kube import Cluster
+from devalloc.api.kinds import KINDS, ApiKind
+from tests.support.kube_api import Cluster
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 SECONDS = 120
 
 
-def path_of(kind: Kind, namespace: str | None = None) -> str:
+def path_of(kind: ApiKind, namespace: str | None = None) -> str:
     """Where objects of a kind are listed and created."""
     scope = f"/namespaces/{namespace or 'default'}" if kind.namespaced else ""
     return f"/apis/{kind.api_version}{scope}/{kind.plural}"
@@ -31,10 +31,8 @@ def install(cluster: Cluster) -> None:
         assert answer.ok or answer.status == 409, f"{kind.kind}: {answer.message}"
     deadline = time.monotonic() + SECONDS
     for kind in KINDS.values():
-        while (
-            conditions(found := cluster.get(f"{CRDS}/{kind.plural}.{kind.group}").content).get("Established") != "True"
-        ):
-            assert time.monotonic() < deadline, found.get("status")
+        while conditions(crd := cluster.get(f"{CRDS}/{kind.plural}.{kind.group}").content).get("Established") != "True":
+            assert time.monotonic() < deadline, crd.get("status")
             time.sleep(0.1)
         while not cluster.get(path_of(kind)).ok:
             assert time.monotonic() < deadline, f"{kind.plural} are not served"

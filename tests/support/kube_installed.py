@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from devalloc.install.manifests import Options, Publish, collection_of, manifests, path_of
-from tests.support.kube import Cluster
+from devalloc.install.manifests import InstallOptions, Publish, object_collection_path, object_path, render_manifests
+from tests.support.kube_api import Cluster
 from tests.support.kube_node import NODE, Node
 from tests.support.ports import free_ports
 
@@ -29,15 +29,15 @@ SECONDS = 180.0
 Object = dict[str, Any]
 
 
-def shipped(
+def shipped_manifests(
     node: Node, publish: Publish, tag: str, host: Path, state: Path, *, resource_claims: bool = False
 ) -> list[Object]:
     """All of it where nodes publish their devices so. ``host``: where the fake /sys is; ``state``: for the journal, and
     below it ``cluster`` for what a service of the host reaches the cluster by."""
-    options = Options(
+    options = InstallOptions(
         publish=publish, version=tag, kubelet_dir=str(node.kubelet_folder), resource_claims=resource_claims
     )
-    objects = manifests(options)
+    objects = render_manifests(options)
     for one in objects:
         if one["metadata"]["name"] == ACCESS:
             pod = _adapted(one, node.cluster, [])
@@ -84,10 +84,10 @@ def create(cluster: Cluster, objects: Sequence[Object]) -> list[str]:
     """Create what is not there yet; the paths of what was made, the last one first."""
     made = []
     for one in objects:
-        answer = cluster.create(collection_of(one), one)
+        answer = cluster.create(object_collection_path(one), one)
         assert answer.ok or answer.status == 409, f"{one['kind']} {one['metadata']['name']}: {answer.message}"
         if answer.ok:
-            made.append(path_of(one))
+            made.append(object_path(one))
     return made[::-1]
 
 
@@ -95,10 +95,10 @@ def label(node: Node, value: str | None) -> None:
     """Say what the node is to publish; None: take the label away."""
 
     def done() -> bool:
-        found = node.cluster.get(f"/api/v1/nodes/{NODE}").content
-        labels = {name: text for name, text in found["metadata"]["labels"].items() if name != PUBLISH}
-        found["metadata"]["labels"] = labels | ({} if value is None else {PUBLISH: value})
-        return node.cluster.replace(f"/api/v1/nodes/{NODE}", found).ok  # not where the kubelet has written meanwhile
+        obj_node = node.cluster.get(f"/api/v1/nodes/{NODE}").content
+        labels = {name: text for name, text in obj_node["metadata"]["labels"].items() if name != PUBLISH}
+        obj_node["metadata"]["labels"] = labels | ({} if value is None else {PUBLISH: value})
+        return node.cluster.replace(f"/api/v1/nodes/{NODE}", obj_node).ok  # not where the kubelet has written meanwhile
 
     node.wait_until(f"the node has the label {value}", done)
 
@@ -131,10 +131,10 @@ def check(node: Node, pods: Sequence[Object]) -> None:
     for pod in pods:
         for container in pod["status"].get("containerStatuses", []):
             ended = container["restartCount"] or "terminated" in container["state"]
-            assert not ended or "deletionTimestamp" in pod["metadata"], said(node, pod)
+            assert not ended or "deletionTimestamp" in pod["metadata"], log_lines(node, pod)
 
 
-def said(node: Node, pod: Object) -> list[dict[str, Any]]:
+def log_lines(node: Node, pod: Object) -> list[dict[str, Any]]:
     """What it wrote to its log, line by line; a line that is no JSON stands under ``text``."""
     return [_parsed(line) for line in node.output(pod["metadata"]["name"], NAMESPACE)]
 
@@ -173,7 +173,7 @@ def _adapted(one: Object, cluster: Cluster, more: Sequence[str]) -> Object:
 
 def _parsed(line: str) -> dict[str, Any]:
     try:
-        found = json.loads(line)
+        content = json.loads(line)
     except ValueError:
         return {"text": line}
-    return found if isinstance(found, dict) else {"text": line}
+    return content if isinstance(content, dict) else {"text": line}

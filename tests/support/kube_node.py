@@ -22,7 +22,7 @@ from typing import Any
 
 from tests.support import kube_controllers
 from tests.support.go_build import Unavailable
-from tests.support.kube import SCHEDULER, START_SECONDS, Cluster, Processes, last_lines, running
+from tests.support.kube_api import SCHEDULER, START_SECONDS, Cluster, Processes, last_lines, running
 from tests.support.kube_images import IMAGE
 from tests.support.kube_runc import Runc
 from tests.support.ports import free_ports
@@ -85,10 +85,10 @@ class Node:
     def stop_kubelet(self) -> None:
         self._processes.stop_one("kubelet")
 
-    def wait_until(self, what: str, found: Callable[[], Any], seconds: float = START_SECONDS) -> Any:
+    def wait_until(self, what: str, condition: Callable[[], Any], seconds: float = START_SECONDS) -> Any:
         """The first true answer. Fails with the latest events of the cluster and the kubelet's last words."""
         deadline = time.monotonic() + seconds
-        while not (answer := found()):
+        while not (answer := condition()):
             self._processes.check()
             if time.monotonic() > deadline:
                 items = self.cluster.get("/api/v1/events").content.get("items", [])
@@ -108,8 +108,8 @@ class Node:
 
     def output(self, pod: str, namespace: str = "default") -> list[str]:
         """The lines that the pod's container has written so far; of this pod, not of one that had its name before."""
-        found = self.cluster.get(f"/api/v1/namespaces/{namespace}/pods/{pod}")
-        uid = found.content["metadata"].get("uid")
+        reply = self.cluster.get(f"/api/v1/namespaces/{namespace}/pods/{pod}")
+        uid = reply.content["metadata"].get("uid")
         logs = sorted((self.folder / "logs" / f"{namespace}_{pod}_{uid}").glob("*/*.log"))
         if not logs:
             return []

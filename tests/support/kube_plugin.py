@@ -20,13 +20,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from devalloc_node.binding.config import OFFERS
-from tests.support.fakehost import FakeHost, RemoteHost, serving
+from devalloc_node.binding.config import OFFERED_KINDS
+from tests.support.fake_host import FakeHost, RemoteHost, serving
 from tests.support.previous import PRESENT, Version
 
 if TYPE_CHECKING:
     from devalloc_node.machine.pci import PciDevice
-    from devalloc_node.prepared import PreparedDevice
+    from devalloc_node.model.prepared import PreparedDevice
 
 DRIVER = "devalloc.io"
 BOOT = "8a5f3a7e-0000-4000-8000-00000000b007"
@@ -59,7 +59,7 @@ class Bed:
             "node",
             f"--sysfs-root={self.host.root}",
             f"--node-name={self.node}",
-            *(f"--allow={kind}" for kind in sorted(OFFERS)),
+            *(f"--allow={kind}" for kind in sorted(OFFERED_KINDS)),
             f"--state={self.state}",
             f"--socket={self.state / 'node.sock'}",
             f"--cdi-dir={self.cdi}",
@@ -89,7 +89,7 @@ class Plugin:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
-        self.said: list[str] = []
+        self.output: list[str] = []
         self._news = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -98,7 +98,7 @@ class Plugin:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             with self._news:
-                self.said.append(line.rstrip())
+                self.output.append(line.rstrip())
                 self._news.notify_all()
         with self._news:
             self._news.notify_all()
@@ -107,16 +107,16 @@ class Plugin:
         """Wait until it says so."""
 
         def heard() -> bool:
-            return any(words in line for line in self.said)
+            return any(words in line for line in self.output)
 
         with self._news:
             self._news.wait_for(lambda: heard() or self.process.poll() is not None, seconds)
-        assert heard(), "\n".join(self.said)
+        assert heard(), "\n".join(self.output)
 
     def stop(self) -> None:
         """As a service manager does."""
         self.process.terminate()
-        assert self.process.wait(60) == 0, "\n".join(self.said)
+        assert self.process.wait(60) == 0, "\n".join(self.output)
 
     def kill(self) -> None:
         self.process.kill()
@@ -142,17 +142,17 @@ def plugin_bed(host: FakeHost, node: str, folder: Path, cdi: Path, kubelet: Path
 
 def _run(address: str, die_before_reply: bool, emulated: bool, command: list[str]) -> None:
     """The command, with another host than this machine."""
-    from devalloc.cli import main, nodesources
+    from devalloc.cli import main, node_wiring
     from devalloc_node.deadline import Deadline
-    from devalloc_node.grant import ClaimRef
+    from devalloc_node.model.grant import ClaimRef
+    from devalloc_node.model.prepared import Prepared
     from devalloc_node.node import Node
-    from devalloc_node.prepared import Prepared
     from devalloc_node.settings import NodeSettings
 
     def host_of(settings: NodeSettings, *, dry_run: bool, say: Callable[[str], None]) -> RemoteHost:
         return RemoteHost(settings.root, address)
 
-    nodesources.host_of = host_of
+    node_wiring.make_host = host_of
     if die_before_reply:
         prepare = Node.prepare
 
@@ -170,9 +170,9 @@ def _run(address: str, die_before_reply: bool, emulated: bool, command: list[str
 def _emulate(root: Path) -> None:
     """Machines get an emulated device for each function, which locks none of their memory; the nodes of VFIO are those
     of the played host."""
-    from devalloc_node.machine import adopt, pci
+    from devalloc_node.machine import adoption, pci
 
-    stat, passed_through = os.stat, pci.passed_through
+    stat, passed_through = os.stat, pci.passthrough_device
 
     def instead(name: str, device: PreparedDevice) -> PciDevice:
         real = passed_through(name, device)
@@ -183,8 +183,8 @@ def _emulate(root: Path) -> None:
             root / path[1:] if isinstance(path, str) and path.startswith("/dev/vfio/") else path, *args, **kwargs
         )
 
-    pci.passed_through = instead
-    adopt.check_memlock = lambda *_: None
+    pci.passthrough_device = instead
+    adoption.check_memlock = lambda *_: None
     os.stat = stat_of  # type: ignore[assignment]
 
 

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from devalloc.api.aside import ALLOCATOR, DEVALLOC
-from devalloc_node.grant import ClaimRef
-from tests.support import cards, kube_rights
-from tests.support.cards import Sriov
-from tests.support.fakehost import FakeHost
-from tests.support.faketree import memory_folder
+from devalloc.api.dedicated_pools import ALLOCATOR_KEY, DEVALLOC
+from devalloc_node.model.grant import ClaimRef
+from tests.support import kube_rights, pci_cards
+from tests.support.fake_host import FakeHost
+from tests.support.fake_tree import memory_folder
 from tests.support.kube_images import IMAGE
 from tests.support.kube_node import NODE, Node
 from tests.support.kube_plugin import DRIVER, Bed, Plugin, plugin_bed
+from tests.support.pci_cards import Sriov
 
 RESOURCE = "/apis/resource.k8s.io/v1"
 SLICES = f"{RESOURCE}/resourceslices"
@@ -37,7 +37,7 @@ VFS = 2
 SECONDS = 45.0
 
 
-def furnished(node: Node) -> Node:
+def node_with_claims(node: Node) -> Node:
     """With classes, and templates of claims for one device, which kube-scheduler or devalloc's controller allocates."""
     kube_rights.install(node.cluster)
     for name, expression in CLASSES.items():
@@ -45,7 +45,7 @@ def furnished(node: Node) -> Node:
         version = {"apiVersion": "resource.k8s.io/v1"}
         bodies = [version | {"kind": "DeviceClass", "metadata": {"name": name}, "spec": {"selectors": selectors}}]
         spec = {"devices": {"requests": [{"name": "device", "exactly": {"deviceClassName": name}}]}}
-        for called, labels in ((name, {}), (f"{name}{OURS}", {ALLOCATOR: DEVALLOC})):
+        for called, labels in ((name, {}), (f"{name}{OURS}", {ALLOCATOR_KEY: DEVALLOC})):
             template = {"metadata": {"labels": labels}, "spec": spec}
             bodies.append(version | {"kind": "ResourceClaimTemplate", "metadata": {"name": called}, "spec": template})
         for body in bodies:
@@ -81,7 +81,7 @@ class Pods:
         made = self.node.cluster.create(PODS, body)
         assert made.ok, made.message
 
-    def told(self, name: str) -> dict[str, Any]:
+    def seen_in_container(self, name: str) -> dict[str, Any]:
         """What the pod's container sees, once it runs."""
         lines = self.node.wait_until(f"pod {name} runs", lambda: self.node.output(name), SECONDS)
         seen: dict[str, Any] = json.loads(lines[0])
@@ -120,14 +120,14 @@ class Pods:
 def published(node: Node) -> dict[str, Any]:
     """The devices in the slices, by name, once they are there."""
 
-    def found() -> dict[str, Any]:
+    def whole_pools() -> dict[str, Any]:
         items = node.cluster.get(SLICES).content["items"]
         whole = {item["spec"]["pool"]["name"]: item["spec"]["pool"]["resourceSliceCount"] for item in items}
         if len(whole) != 2 or len(items) != sum(whole.values()):
             return {}
         return {device["name"]: device for item in items for device in item["spec"].get("devices", [])}
 
-    devices: dict[str, Any] = node.wait_until("all devices are published", found)
+    devices: dict[str, Any] = node.wait_until("all devices are published", whole_pools)
     return devices
 
 
@@ -153,9 +153,9 @@ def cards_of(node: Node, folder: Path) -> Iterator[Bed]:
     with memory_folder() as memory:
         written = (str(node.cdi_folder), str(node.kubelet_folder / "plugins" / DRIVER))
         host = FakeHost(Path(memory) / "host", folders=written)
-        host.add(cards.gpu(iommu_group=15))
-        host.add(cards.gpu_audio(iommu_group=15))
-        host.add(cards.nic("0000:41:00.0", sriov=Sriov(VFS, 128, 2)))
+        host.add(pci_cards.gpu(iommu_group=15))
+        host.add(pci_cards.gpu_audio(iommu_group=15))
+        host.add(pci_cards.nic("0000:41:00.0", sriov=Sriov(VFS, 128, 2)))
         kubeconfig = kube_rights.kubeconfig(node.cluster, NODE)
         with plugin_bed(host, NODE, folder, node.cdi_folder, node.kubelet_folder, kubeconfig) as bed:
             yield bed

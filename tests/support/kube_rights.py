@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from devalloc.install.manifests import Options, Publish, collection_of, manifests
-from tests.support.kube import Answer, Cluster
+from devalloc.install.manifests import InstallOptions, Publish, object_collection_path, render_manifests
+from tests.support.kube_api import ApiAnswer, Cluster
 
 NAMESPACE = "devalloc-system"
 NODE = "devalloc-node"
@@ -21,9 +21,9 @@ def install(
 
     But for slices the CRDs must be served: a policy whose parameters are of a kind that nobody knows refuses all.
     """
-    options = Options(publish=publish, resource_claims=resource_claims, permits=permits)
-    for body in manifests(options, ["namespace", "rbac", "policies"]):
-        answer = cluster.create(collection_of(body), body)
+    options = InstallOptions(publish=publish, resource_claims=resource_claims, permits=permits)
+    for body in render_manifests(options, ["namespace", "rbac", "policies"]):
+        answer = cluster.create(object_collection_path(body), body)
         assert answer.ok or answer.status == 409, f"{body['kind']}: {answer.message}"
 
 
@@ -49,10 +49,10 @@ def token(
 ) -> str:
     """A token of a service account. ``bound``: the object that it is bound to; ``audience``: whom it is for, if not the
     API server."""
-    asked: dict[str, Any] = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-    asked["spec"] |= {"boundObjectRef": bound} if bound else {}
-    asked["spec"] |= {"audiences": [audience]} if audience else {}
-    answer: Answer = cluster.create(f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token", asked)
+    request: dict[str, Any] = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    request["spec"] |= {"boundObjectRef": bound} if bound else {}
+    request["spec"] |= {"audiences": [audience]} if audience else {}
+    answer: ApiAnswer = cluster.create(f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token", request)
     assert answer.ok, answer.message
     return str(answer.content["status"]["token"])
 

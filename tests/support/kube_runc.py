@@ -28,8 +28,8 @@ class Runc:
 
 def runc(progress: Progress = lambda line: None) -> Runc:
     """Raises Unavailable."""
-    if found := shutil.which("runc"):
-        return Runc(Path(found))
+    if installed := shutil.which("runc"):
+        return Runc(Path(installed))
     return unpacked(progress)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from devalloc_node.grant import ClaimRef
+from devalloc_node.model.grant import ClaimRef
 from devalloc_node.pb import dra_v1_pb2, dra_v1beta1_pb2, health_v1_pb2, health_v1alpha1_pb2, registration_pb2
 
 DRA: dict[str, ModuleType] = {"v1": dra_v1_pb2, "v1beta1": dra_v1beta1_pb2}
@@ -37,8 +37,8 @@ class KubeletClient:
 
     def _claims(self, call: str, claims: Iterable[ClaimRef], version: str) -> dict[str, Any]:
         pb = DRA[version]
-        asked = [pb.Claim(namespace=ref.namespace, name=ref.name, uid=ref.uid) for ref in claims]
-        request = getattr(pb, f"{call}Request")(claims=asked)
+        messages = [pb.Claim(namespace=ref.namespace, name=ref.name, uid=ref.uid) for ref in claims]
+        request = getattr(pb, f"{call}Request")(claims=messages)
         answer = self.raw(f"/k8s.io.kubelet.pkg.apis.dra.{version}.DRAPlugin/{call}", request.SerializeToString())
         return dict(getattr(pb, f"{call}Response").FromString(answer).claims)
 

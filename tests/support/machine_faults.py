@@ -24,36 +24,36 @@ from types import SimpleNamespace
 from typing import Any, Self
 from unittest.mock import patch
 
-from devalloc.api.virtualmachine import VirtualMachine
-from devalloc.inventory.sysfs import openers
+from devalloc.api.virtual_machine import VirtualMachine
+from devalloc.inventory.sysfs import open_device_nodes
 from devalloc_node.binding.config import BindingConfig
-from devalloc_node.binding.table import Bindings, step_kinds
-from devalloc_node.cdi import claim_spec
-from devalloc_node.claims import Claims, Locks
+from devalloc_node.binding.registry import Bindings, step_kinds
+from devalloc_node.claims import ClaimLocks, Claims
+from devalloc_node.claims.cdi import claim_spec
 from devalloc_node.claims.files import FileKind
-from devalloc_node.claims.options import Options
-from devalloc_node.claims.reconcile import Reconciler, Report
+from devalloc_node.claims.options import PrepareOptions
+from devalloc_node.claims.reconcile import Reconciler, ReconcileReport
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Failed
-from devalloc_node.grant import ClaimRef, Grant, GrantedDevice
-from devalloc_node.held import HeldClaims
 from devalloc_node.host.boundary import Host
 from devalloc_node.journal import open_journal
-from devalloc_node.machine import adopt, attachment, cgroup, launch
+from devalloc_node.machine import adoption, attachment, confinement, launch
 from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.config import MachineConfig
-from devalloc_node.machine.machines import Machines
-from devalloc_node.machine.monitor import Monitor, Peer, QmpMonitor, Refused
-from devalloc_node.machine.process import holds, process
+from devalloc_node.machine.lifecycle import MachineLifecycle
+from devalloc_node.machine.process import open_nodes, process
+from devalloc_node.machine.qmp import Monitor, QmpMonitor, QmpRefused, SocketPeer
 from devalloc_node.machine.records import MACHINES, PLUGS
 from devalloc_node.machine.spec import machine_id
-from devalloc_node.platform import Platform
-from tests.support.fakehost import FakeHost
-from tests.support.faults import BOOT, KIND, NODE, Faults, Plugin, Point, Scenario, assert_same
-from tests.support.forked_qemu import Forge, asked, opened
-from tests.support.gates import Ask, Gate, GatedJournal, Near, Outside, Store, reference
+from devalloc_node.model.grant import ClaimRef, Grant, GrantedDevice
+from devalloc_node.operations.claim_registry import ClaimRegistry
+from devalloc_node.operations.node_operations import NodeOperations
+from tests.support.deadlines import soon
+from tests.support.fake_host import FakeHost
+from tests.support.fault_gates import Ask, FaultGate, GatedHost, GatedJournal, GatedStore, PersistentOutside, reference
+from tests.support.fault_points import BOOT, KIND, NODE, FaultPoint, FaultPoints, PluginLife, Scenario, assert_same
+from tests.support.forked_qemu import QemuForkServer, described_by_monitor, opened
 from tests.support.machines import MIB, open_folder, virtual_machine
-from tests.support.patience import soon
 
 KEY = "default/m"
 ASKING = ("query-", "qom-list", "qom-get", "qmp_", "human-", "closefd")
@@ -83,15 +83,15 @@ class MachineScenario(Scenario):
 
 
 @dataclass(frozen=True)
-class MachinePlugin(Plugin):
+class MachinePlugin(PluginLife):
     """One life of a plugin that has machines."""
 
-    platform: Platform
-    machines: Machines
+    operations: NodeOperations
+    machines: MachineLifecycle
     machine: VirtualMachine
     refs: tuple[ClaimRef, ...]
 
-    def recover(self) -> Report:
+    def recover(self) -> ReconcileReport:
         """As the daemon does it."""
         self.machines.recover()
         report = self.reconciler.recover()
@@ -100,13 +100,13 @@ class MachinePlugin(Plugin):
 
     def prepare(self, uid: str) -> Any:
         self.scenario.there(self)  # type: ignore[attr-defined]
-        return sorted((plug.ref.uid, plug.device, plug.host, plug.id) for plug in self.platform.claims.plugs(KEY))
+        return sorted((plug.ref.uid, plug.device, plug.host, plug.id) for plug in self.operations.claims.plugs(KEY))
 
     def unprepare(self, uid: str) -> None:
         self.scenario.back(self)  # type: ignore[attr-defined]
 
 
-class HeldHost(FakeHost):
+class HostWithMachines(FakeHost):
     """A host on which machines run."""
 
     def __init__(self, root: Path, folder: Path) -> None:
@@ -121,9 +121,9 @@ class HeldHost(FakeHost):
         now = {}
         for life in self.folder.glob("*/*.life"):
             words = life.read_text().split()
-            found = process(int(words[0])) if len(words) == 2 else None
-            if found is not None and found.started == int(words[1]):
-                now[found.pid] = opened(found.pid, self.root)
+            running = process(int(words[0])) if len(words) == 2 else None
+            if running is not None and running.started == int(words[1]):
+                now[running.pid] = opened(running.pid, self.root)
         for pid in self._seen.keys() - now.keys():
             self.end_process(pid)
         for pid, nodes in now.items():
@@ -146,11 +146,11 @@ class HeldHost(FakeHost):
 
 
 @dataclass
-class MachineOutside(Outside):
-    forge: Forge | None = None
+class MachineOutside(PersistentOutside):
+    forge: QemuForkServer | None = None
 
     def answer(self, where: str, method: str, *arguments: Any) -> Any:
-        assert isinstance(self.host, HeldHost)
+        assert isinstance(self.host, HostWithMachines)
         assert self.forge is not None
         match where, method:
             case "qemu", "spawn":
@@ -162,7 +162,7 @@ class MachineOutside(Outside):
                 return super().answer(where, method, *arguments)
 
 
-class MachineFaults(Faults):
+class MachineFaults(FaultPoints):
     """A scenario with machines, and all its fault points. To be closed."""
 
     scenario: MachineScenario
@@ -174,15 +174,15 @@ class MachineFaults(Faults):
         (folder / "images").mkdir()
         (folder / "images/kernel").touch()
         (folder / "images/disk").touch()
-        ours = folder / "cgroup" / cgroup.OURS
+        ours = folder / "cgroup" / confinement.OURS
         ours.mkdir(parents=True)
         for each in (ours, ours.parent):
             (each / "cgroup.controllers").write_text("cpu\n")
             (each / "cgroup.subtree_control").write_text("cpu\n")
         self.scenario, self.folder, self.uid = scenario, folder, ""
-        self.forge = Forge(folder / "host")
+        self.forge = QemuForkServer(folder / "host")
         try:
-            self.outside = MachineOutside(HeldHost(folder / "host", folder), forge=self.forge)
+            self.outside = MachineOutside(HostWithMachines(folder / "host", folder), forge=self.forge)
             scenario.build(self.outside.host)
             self.bound = {name for name, each in self.outside.host.functions.items() if each.driver is not None}
             for number, devices in enumerate(scenario.claims):
@@ -214,7 +214,7 @@ class MachineFaults(Faults):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def check(self, point: Point) -> None:
+    def check(self, point: FaultPoint) -> None:
         """Killed after a call it is given up, before the next, where it has come as far, asked again."""
         self._happen(point)
         again = point.how != "after"
@@ -230,7 +230,7 @@ class MachineFaults(Faults):
         (folder / "plan").write_text(json.dumps(plan))
         assert self.forge.run(str(folder / "plan")) == (0, b"")
 
-    def _recover(self, point: Point, when: str, again: bool = True) -> None:
+    def _recover(self, point: FaultPoint, when: str, again: bool = True) -> None:
         with self.life() as plugin:
             report = plugin.recover()
         assert not report.stuck, f"{when}: {report.stuck}"
@@ -247,7 +247,7 @@ class MachineFaults(Faults):
     def sound(self, when: str) -> None:
         """What must be so at any time that nobody is at work."""
         host = self.outside.host
-        assert isinstance(host, HeldHost)
+        assert isinstance(host, HostWithMachines)
         assert not host.broken, f"{when}: {host.broken}"
         for name in self.bound & host.functions.keys():
             assert host.functions[name].driver is not None, f"{when}: {name} has no driver"
@@ -255,7 +255,7 @@ class MachineFaults(Faults):
         needed = {node for content in state["plugs"].values() for node in content["value"]["nodes"]}
         assert host.owners.keys() <= needed, f"{when}: {host.owners} are not given back"
         inside = [machine["qemu"].get("devices", {}) for machine in state["machines"].values()]
-        plugged = [said for devices in inside for said in devices.values() if said is not None]
+        plugged = [device for devices in inside for device in devices.values() if device is not None]
         assert len(plugged) == len(set(plugged)), f"{when}: plugged twice: {plugged}"
         claimed = {step[1].target for steps in state["journal"]["steps"].values() for step in steps}
         for key, machine in state["machines"].items():
@@ -272,14 +272,14 @@ class MachineFaults(Faults):
         for key, content in records.items():
             name = machine_id(key)
             path = self.folder / "theirs/qmp" if self.scenario.adopted else self.config().folder(name) / "qmp"
-            told: Any = {}
+            machine: Any = {}
             with suppress(OSError):
-                told = asked(Path(path))
-            share = self.folder / "cgroup" / cgroup.OURS / self.config().group(name) / "cpu.max"
+                machine = described_by_monitor(Path(path))
+            share = self.folder / "cgroup" / confinement.OURS / self.config().group(name) / "cpu.max"
             machines[key] = {
                 **{part: content[part] for part in ("state", "user", "applied", "reason")},
-                "qemu": told,
-                "share": share.read_text() if told and share.exists() else FULL,
+                "qemu": machine,
+                "share": share.read_text() if machine and share.exists() else FULL,
             }
         self.outside.host.look()  # type: ignore[attr-defined]
         below = [self.folder / "run", self.folder / "machines"]
@@ -300,8 +300,8 @@ class MachineFaults(Faults):
         )
 
     @contextmanager
-    def life(self, ask: Ask | None = None, gate: Gate | None = None) -> Iterator[MachinePlugin]:  # type: ignore[override]
-        scenario, wanted, me = self.scenario, gate or Gate(), threading.get_ident()
+    def life(self, ask: Ask | None = None, gate: FaultGate | None = None) -> Iterator[MachinePlugin]:  # type: ignore[override]
+        scenario, wanted, me = self.scenario, gate or FaultGate(), threading.get_ident()
         ask = ask or self.outside.answer
 
         def passed(call: str, act: Callable[[], Any], failure: Exception) -> Any:
@@ -310,7 +310,7 @@ class MachineFaults(Faults):
             ask("qemu", "look")
             return wanted(call, act, failure)
 
-        host: Host = Near(self.outside.host.root, ask, passed)  # type: ignore[arg-type]
+        host: Host = GatedHost(self.outside.host.root, ask, passed)  # type: ignore[arg-type]
         config = BindingConfig(NODE, allowed=scenario.kinds, max_vfs=scenario.max_vfs)
         cdi = str(self.outside.host.root / "files/cdi")
         spec: dict[str, Any] = {"start": None, "adopt": {"qmpSocket": str(self.folder / "theirs/qmp")}}
@@ -318,39 +318,39 @@ class MachineFaults(Faults):
             start = {"kernel": str(self.folder / "images/kernel"), "append": scenario.append}
             spec = {"start": start, "pciSlots": 4, "powerdownSeconds": 1, **scenario.spec}
         with ExitStack() as stack:
-            for where, name, what in seams(host.tree().root, self.folder, ask, passed):  # type: ignore[attr-defined]
+            for where, name, what in host_seams(host.tree().root, self.folder, ask, passed):  # type: ignore[attr-defined]
                 stack.enter_context(patch.object(where, name, what))
             opened_journal = stack.enter_context(closing(open_journal(self.folder / "state")))
             journal: Any = GatedJournal(opened_journal, passed)  # type: ignore[arg-type]
-            machines = Machines(self.config(), journal, connect=connecting(passed))
+            machines = MachineLifecycle(self.config(), journal, connect=connecting(passed))
             stack.callback(_ended)
             stack.callback(machines.close)
             attachments = AttachmentKind(machines, host)
             claims = Claims(
                 journal,
-                Locks(self.folder / "state/locks"),
-                {KIND: Store(ask, passed)},  # type: ignore[arg-type]
+                ClaimLocks(self.folder / "state/locks"),
+                {KIND: GatedStore(ask, passed)},  # type: ignore[arg-type]
                 Bindings(host, config).choose,
                 {**step_kinds(host), "file": FileKind(host), "attachment": attachments},
-                options=Options(),
+                options=PrepareOptions(),
                 render={KIND: [lambda grant, devices: claim_spec(grant.ref, devices, driver="d.example", folder=cdi)]},
                 in_use=lambda device: next(
-                    iter(openers(host.tree().proc, set(device.nodes), ()).values()),
+                    iter(open_device_nodes(host.tree().proc, set(device.nodes), ()).values()),
                     None,  # type: ignore[arg-type]
                 ),
             )
-            held = HeldClaims(
+            held = ClaimRegistry(
                 claims,
                 attachments,
                 uid_of=lambda namespace, name: name.removeprefix("claim-"),
                 exclusive=claims.locks.named,
                 plan=lambda ref, due: (),
             )
-            platform = Platform(held, machines, node_name=NODE, kind=KIND)
+            operations = NodeOperations(held, machines, node_name=NODE, kind=KIND)
             reconciler = Reconciler(claims, boot_id=lambda: BOOT)
             refs = tuple(reference(str(number)) for number in range(len(scenario.claims)))
             vm = virtual_machine("m", **spec, claims=[ref.name for ref in refs])
-            yield MachinePlugin(claims, reconciler, scenario, platform, machines, vm, refs)
+            yield MachinePlugin(claims, reconciler, scenario, operations, machines, vm, refs)
 
 
 def _ended() -> None:
@@ -375,29 +375,29 @@ def connecting(passed: Passed) -> Callable[..., Monitor]:
 
             if command.startswith(ASKING):
                 return act()
-            refused = Refused(self._machine, command, "GenericError", "it was made to fail")
-            told = " ".join(str(value) for value in list((arguments or {}).values())[:2])
-            return passed(f"qmp.{command} {told}", act, refused)
+            refused = QmpRefused(self._machine, command, "GenericError", "it was made to fail")
+            shown = " ".join(str(value) for value in list((arguments or {}).values())[:2])
+            return passed(f"qmp.{command} {shown}", act, refused)
 
-    def connect(machine: str, path: str, *, command_seconds: float, check: Callable[[Peer], None]) -> Monitor:
+    def connect(machine: str, path: str, *, command_seconds: float, check: Callable[[SocketPeer], None]) -> Monitor:
         return GatedMonitor(machine, path, command_seconds=command_seconds, check=check)
 
     return connect
 
 
-def seams(root: Path, folder: Path, ask: Ask, passed: Passed) -> list[tuple[Any, str, Any]]:
+def host_seams(root: Path, folder: Path, ask: Ask, passed: Passed) -> list[tuple[Any, str, Any]]:
     """Where the rooms of machines touch this host: as (module, name, what is there instead)."""
-    groups = folder / "cgroup" / cgroup.OURS
+    groups = folder / "cgroup" / confinement.OURS
 
     def run(words: list[str], **options: Any) -> Any:
         failure = OSError(11, "Resource temporarily unavailable")
-        status, said = passed("spawn.machine", lambda: ask("qemu", "spawn", words[3]), failure)
-        return SimpleNamespace(returncode=status, stderr=said)
+        status, stderr = passed("spawn.machine", lambda: ask("qemu", "spawn", words[3]), failure)
+        return SimpleNamespace(returncode=status, stderr=stderr)
 
     def write(path: Path, text: str) -> None:
         passed(f"cgroup.write {path.name} {text}", lambda: path.write_text(text), OSError(22, "Invalid argument"))
 
-    def make(cgroups: Path, name: str, real: Any = cgroup.group) -> Any:
+    def make(cgroups: Path, name: str, real: Any = confinement.make_group) -> Any:
         def act() -> Any:
             made = real(cgroups, name)
             for file, text in (("cgroup.procs", ""), ("cpu.max", FULL)):  # the kernel's
@@ -409,7 +409,7 @@ def seams(root: Path, folder: Path, ask: Ask, passed: Passed) -> list[tuple[Any,
             return act()
         return passed(f"cgroup.make {name}", act, Failed("CgroupUnavailable", "no cgroup can be made"))
 
-    def remove(made: cgroup.CpuGroup) -> None:
+    def remove(made: confinement.CpuGroup) -> None:
         def act() -> None:
             for file in made.folder.iterdir():
                 file.unlink()
@@ -418,17 +418,17 @@ def seams(root: Path, folder: Path, ask: Ask, passed: Passed) -> list[tuple[Any,
         with suppress(OSError):
             passed("cgroup.remove", act, OSError(16, "Device or resource busy"))
 
-    def group_of(cgroups: Path, pid: int) -> cgroup.CpuGroup | None:
+    def group_of(cgroups: Path, pid: int) -> confinement.CpuGroup | None:
         for each in groups.iterdir():
             if each.is_dir() and (each / "cgroup.procs").read_text().split() == [str(pid)]:
-                return cgroup.CpuGroup(2, each)
+                return confinement.CpuGroup(2, each)
         return None
 
     def near(node: str) -> str:
         return f"{root}{node}"
 
     def held(pid: int, nodes: Any) -> list[str]:
-        return [node for node in nodes if holds(pid, [near(node)])]
+        return [node for node in nodes if open_nodes(pid, [near(node)])]
 
     files = SimpleNamespace(
         stat=lambda node: os.stat(near(node)), path=SimpleNamespace(exists=lambda node: os.path.exists(near(node)))
@@ -436,18 +436,18 @@ def seams(root: Path, folder: Path, ask: Ask, passed: Passed) -> list[tuple[Any,
     stand_in = SimpleNamespace(run=run, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
     return [
         (launch, "subprocess", stand_in),
-        (cgroup, "_write", write),
-        (cgroup, "group", make),
-        (cgroup, "remove", remove),
-        (cgroup, "group_of", group_of),
+        (confinement, "_write", write),
+        (confinement, "make_group", make),
+        (confinement, "remove", remove),
+        (confinement, "group_of", group_of),
         (attachment, "os", files),
-        (attachment, "holds", held),
+        (attachment, "open_nodes", held),
         # The limit of locked memory is this host's, which only some may raise. It changes nothing.
-        (adopt, "check_memlock", lambda *arguments: None),
+        (adoption, "check_memlock", lambda *arguments: None),
     ]
 
 
 def amounts(plugin: MachinePlugin, vcpus: int, milli: int, mebibytes: int) -> None:
     """Scale the machine."""
     for what, amount in (("vcpus", vcpus), ("cpu", milli), ("memory", mebibytes * MIB)):
-        plugin.platform.scale(KEY, what, amount, soon())
+        plugin.operations.scale(KEY, what, amount, soon())

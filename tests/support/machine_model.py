@@ -58,7 +58,7 @@ class MachineModel:
         return self.base + self.size
 
     @property
-    def told(self) -> int:
+    def target(self) -> int:
         """What there will be when the guest has done all that it was asked for."""
         return self.base + self.requested
 

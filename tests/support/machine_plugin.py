@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from devalloc.api.virtualmachine import VirtualMachine
+from devalloc.api.virtual_machine import VirtualMachine
 from devalloc_node.deadline import Deadline
-from devalloc_node.machine.config import Folder, MachineConfig
-from devalloc_node.machine.monitor import Monitor, Peer, QmpMonitor
-from devalloc_node.machine.records import Records
+from devalloc_node.machine.config import AllowedFolder, MachineConfig
+from devalloc_node.machine.qmp import Monitor, QmpMonitor, SocketPeer
+from devalloc_node.machine.records import MachineRecords
 from tests.support.machines import plugin
 
 WHERE = sys.argv[3] if len(sys.argv) > 3 else ""
@@ -43,7 +43,7 @@ class KillingMonitor(QmpMonitor):
 class KillingRecords:
     """A journal that is killed around its writes."""
 
-    def __init__(self, records: Records) -> None:
+    def __init__(self, records: MachineRecords) -> None:
         self._records = records
         self._writes = 0
 
@@ -57,7 +57,7 @@ class KillingRecords:
         self._writes += 1
 
 
-def connect(machine: str, path: str, *, command_seconds: float, check: Callable[[Peer], None]) -> Monitor:
+def connect(machine: str, path: str, *, command_seconds: float, check: Callable[[SocketPeer], None]) -> Monitor:
     return KillingMonitor(machine, path, command_seconds=command_seconds, check=check)
 
 
@@ -65,7 +65,7 @@ def main() -> None:
     settings = {
         name: Path(value) if name in ("state", "run") else value for name, value in json.loads(sys.argv[1]).items()
     }
-    settings["folders"] = tuple(Folder(Path(folder), "any") for folder in settings["folders"])
+    settings["folders"] = tuple(AllowedFolder(Path(folder), "any") for folder in settings["folders"])
     machine = VirtualMachine.model_validate(json.loads(sys.argv[2]))
     key = "/".join(machine.key)
     with plugin(MachineConfig(**settings), connect=connect, records=KillingRecords) as machines:

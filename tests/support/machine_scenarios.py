@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from devalloc_node.grant import GrantedDevice
-from devalloc_node.machine.spec import Disk, Nic, PlainDevice
+from devalloc_node.machine.spec import Disk, EmulatedDevice, Nic
+from devalloc_node.model.grant import GrantedDevice
+from tests.support.deadlines import soon
 from tests.support.fault_scenarios import VF, a2, device, gpu_with_audio, nic, two_cards
 from tests.support.machine_faults import KEY, MachinePlugin, MachineScenario, amounts
-from tests.support.patience import soon
 
 GPU = device("0000-01-00", "0")
 FIRST_VF = GrantedDevice(("0",), VF, "0000-41-10-0")
@@ -14,56 +14,56 @@ DIMMS = {"memory": {"min": "512Mi", "max": "2Gi", "use": "512Mi", "method": "dim
 
 
 def _create(plugin: MachinePlugin) -> None:
-    plugin.platform.create(plugin.machine, plugin.refs, soon())
+    plugin.operations.create(plugin.machine, plugin.refs, soon())
 
 
 def _create_empty(plugin: MachinePlugin) -> None:
-    plugin.platform.create(plugin.machine, (), soon())
+    plugin.operations.create(plugin.machine, (), soon())
 
 
 def _attach(plugin: MachinePlugin) -> None:
     for ref in plugin.refs:
-        plugin.platform.attach(ref, KEY, soon())
+        plugin.operations.attach(ref, KEY, soon())
 
 
 def _detach(plugin: MachinePlugin) -> None:
     for ref in plugin.refs:
-        plugin.platform.detach(ref, KEY, soon())
-        plugin.platform.unprepare(ref, soon())
+        plugin.operations.detach(ref, KEY, soon())
+        plugin.operations.unprepare(ref, soon())
 
 
 def _unprepare(plugin: MachinePlugin) -> None:
     """What is in a machine comes out of it first."""
     for ref in plugin.refs:
-        plugin.platform.unprepare(ref, soon())
+        plugin.operations.unprepare(ref, soon())
 
 
 def _delete(plugin: MachinePlugin) -> None:
-    plugin.platform.delete(KEY, None, soon())
+    plugin.operations.delete(KEY, None, soon())
     _unprepare(plugin)
 
 
 def _delete_by_force(plugin: MachinePlugin) -> None:
-    plugin.platform.delete(KEY, 0.1, soon(), force=True)  # enough to ask the guest once
+    plugin.operations.delete(KEY, 0.1, soon(), force=True)  # enough to ask the guest once
     _unprepare(plugin)
 
 
 def _stop(plugin: MachinePlugin) -> None:
-    plugin.platform.stop(KEY, None, soon())
+    plugin.operations.stop(KEY, None, soon())
 
 
 def _plug_in(plugin: MachinePlugin) -> None:
     """A disk and a network card of no claim, and CPUs beside them."""
     image = plugin.machines.config.folders[0].path / "disk"
-    plugin.platform.plug(KEY, PlainDevice("data", Disk(str(image), "raw")), soon())
-    plugin.platform.plug(KEY, PlainDevice("lan", Nic(mac="52:54:00:00:00:01")), soon())
+    plugin.operations.plug(KEY, EmulatedDevice("data", Disk(str(image), "raw")), soon())
+    plugin.operations.plug(KEY, EmulatedDevice("lan", Nic(mac="52:54:00:00:00:01")), soon())
     amounts(plugin, 2, 1000, 512)
 
 
 def _unplug(plugin: MachinePlugin) -> None:
     amounts(plugin, 1, 1000, 512)
     for name in ("data", "lan"):
-        plugin.platform.unplug(KEY, name, soon())
+        plugin.operations.unplug(KEY, name, soon())
 
 
 SCENARIOS = {

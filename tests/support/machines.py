@@ -12,15 +12,15 @@ from typing import Any
 
 from pyroute2 import IPRoute
 
-from devalloc.api.virtualmachine import VirtualMachine
+from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.capacity import HostCapacity
 from devalloc_node.journal.sqlite import open_journal
 from devalloc_node.machine import config as machine_config
 from devalloc_node.machine.config import MachineConfig
-from devalloc_node.machine.machines import Machines
-from devalloc_node.machine.monitor import Connect, QmpMonitor
-from devalloc_node.machine.records import Records
-from devalloc_node.machine.view import Machine
+from devalloc_node.machine.lifecycle import MachineLifecycle
+from devalloc_node.machine.qmp import Connect, QmpMonitor
+from devalloc_node.machine.records import MachineRecords
+from devalloc_node.machine.view import MachineView
 from tests.support.images import Image
 from tests.support.qemu import MICRO_APPEND
 from tests.support.waiting import until
@@ -28,7 +28,7 @@ from tests.support.waiting import until
 MIB = 1 << 20
 
 
-class NoNodes:
+class NoDeviceOwner:
     """No device of the host is given to anybody here."""
 
     def own(self, node: str, uid: int, gid: int) -> None:
@@ -59,7 +59,7 @@ def virtual_machine(name: str, image: Image | None = None, **spec: Any) -> Virtu
 
 def open_folder(path: Path) -> Any:
     """A folder that machines of all namespaces may use, as each one was in the release before."""
-    folder = getattr(machine_config, "Folder", None)
+    folder = getattr(machine_config, "AllowedFolder", None)
     return path if folder is None else folder(path, "any")
 
 
@@ -93,12 +93,12 @@ def plugin(
     *,
     changed: Callable[[str], None] = lambda key: None,
     connect: Connect = QmpMonitor,
-    records: Callable[[Records], Records] = lambda journal: journal,
+    records: Callable[[MachineRecords], MachineRecords] = lambda journal: journal,
     host: HostCapacity | None = None,
-) -> Iterator[Machines]:
+) -> Iterator[MachineLifecycle]:
     """The part of a plugin that has to do with machines, with a journal of its own."""
     journal = open_journal(settings.state.parent / "journal")
-    machines = Machines(settings, records(journal), changed=changed, connect=connect, host=host)
+    machines = MachineLifecycle(settings, records(journal), changed=changed, connect=connect, host=host)
     try:
         machines.recover()
         yield machines
@@ -107,14 +107,14 @@ def plugin(
         journal.close()
 
 
-def running(machines: Machines, key: str = "default/m") -> Machine:
+def running(machines: MachineLifecycle, key: str = "default/m") -> MachineView:
     """The machine, once its QEMU says that it runs: if an answer comes too late on a busy host, it is ``Unknown``."""
 
-    def seen() -> Machine | None:
+    def seen() -> MachineView | None:
         machine = machines.get(key)
         return machine if machine is not None and machine.phase == "Running" else None
 
-    machine = until(seen, f"machine {key} runs", told=lambda: machines.get(key))
+    machine = until(seen, f"machine {key} runs", context=lambda: machines.get(key))
     assert machine is not None
     return machine
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 
-from devalloc_solver.demand import Demand, Slot, Unit
-from devalloc_solver.holdings import Held, Holding
-from devalloc_solver.snapshot import Device, Pool, Resource, Snapshot
-from tests.support.normal_form import Instance
+from devalloc_solver.problem.allocations import AllocatedDevice, Allocation
+from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
+from devalloc_solver.problem.snapshot import Device, Pool, Resource, Snapshot
+from tests.support.normal_form import SearchInstance
 from tests.support.normal_instances import a_claim, a_slot, candidates
 
 Layout = Mapping[str, tuple[int, Sequence[range]]]
@@ -62,7 +62,7 @@ def snapshot_of(layout: Layout, cards: int, *, together: bool, positions: bool =
     return Snapshot(pools, devices, ("n1",), {"n1": pools}, {pool.name: (pool,) for pool in pools})
 
 
-def ask_for(snapshot: Snapshot, wanted: Sequence[Sequence[tuple[str, int]]], *, match: bool = False) -> Demand:
+def partition_claim(snapshot: Snapshot, wanted: Sequence[Sequence[tuple[str, int]]], *, match: bool = False) -> Demand:
     """A claim for so many partitions of a profile each; several pairs in a row are alternatives."""
     by_profile = {
         profile: candidates(d.index for d in snapshot.devices if d.attributes["profile"] == profile)
@@ -70,7 +70,7 @@ def ask_for(snapshot: Snapshot, wanted: Sequence[Sequence[tuple[str, int]]], *, 
         for profile, _ in alternatives
     }
 
-    def slot(detail: int, number: int | None, profile: str, count: int) -> Slot:
+    def slot(detail: int, number: int | None, profile: str, count: int) -> Request:
         return a_slot(by_profile[profile], detail=detail, alternative=number, least=count, most=count)
 
     details = tuple(
@@ -82,7 +82,7 @@ def ask_for(snapshot: Snapshot, wanted: Sequence[Sequence[tuple[str, int]]], *, 
     return Demand(claim=a_claim("c"), details=details, match=("card",) if match else ())
 
 
-def random_cards(random: Random, layout: Layout, most: int) -> Instance:
+def random_cards(random: Random, layout: Layout, most: int) -> SearchInstance:
     """Up to ``most`` cards, some of them in use, and one unit that asks for about as much as there is."""
     cards = random.randint(1, most)
     snapshot = snapshot_of(layout, cards, together=random.random() < 0.5, positions=random.random() < 0.8)
@@ -97,13 +97,13 @@ def random_cards(random: Random, layout: Layout, most: int) -> Instance:
     if len(wanted) > 1 and random.random() < 0.3:
         claims = [wanted[::2], wanted[1::2]]
     match = random.random() < 0.15
-    demands = tuple(ask_for(snapshot, claim, match=match) for claim in claims)
+    demands = tuple(partition_claim(snapshot, claim, match=match) for claim in claims)
     named = tuple(Demand(a_claim(f"c{number}"), demand.details, demand.match) for number, demand in enumerate(demands))
-    unit = Unit(named, "group" if len(named) > 1 else None, "n1" if len(named) > 1 else None)
-    return Instance(snapshot, tuple(_in_use(random, snapshot)), (unit,))
+    unit = PlacementUnit(named, "group" if len(named) > 1 else None, "n1" if len(named) > 1 else None)
+    return SearchInstance(snapshot, tuple(_in_use(random, snapshot)), (unit,))
 
 
-def _in_use(random: Random, snapshot: Snapshot) -> Iterator[Holding]:
+def _in_use(random: Random, snapshot: Snapshot) -> Iterator[Allocation]:
     """Some partitions, as many as fit beside each other."""
     chance = random.choice([0, 0, 0.05, 0.15])
     free = {(pool.index, name): r.blocks for pool in snapshot.pools for name, r in pool.resources.items()}
@@ -112,4 +112,4 @@ def _in_use(random: Random, snapshot: Snapshot) -> Iterator[Holding]:
         if random.random() < chance and all(free[name] >= blocks for name, blocks in drawn.items()):
             for name, blocks in drawn.items():
                 free[name] -= blocks
-            yield Holding(("held", f"h{device.index}"), 0, (Held(device.index, None),))
+            yield Allocation(("held", f"h{device.index}"), 0, (AllocatedDevice(device.index, None),))

@@ -11,25 +11,25 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 
-from devalloc_solver.assignment import Placement
-from devalloc_solver.demand import Demand, Mode, Slot, Unit
-from devalloc_solver.holdings import Holding, Ledger
-from devalloc_solver.snapshot import Snapshot
+from devalloc_solver.problem.allocations import Allocation, Usage
+from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
+from devalloc_solver.problem.placement import Placement
+from devalloc_solver.problem.snapshot import Snapshot
 
 Place = str | None
-Taken = tuple[Slot, tuple[int, ...]]
-"""One chosen slot and its devices."""
+Taken = tuple[Request, tuple[int, ...]]
+"""One chosen request and its devices."""
 Claimed = tuple[Taken, ...]
-"""What one claim gets, a slot for each detail."""
+"""What one claim gets, a request for each detail."""
 
 
 @dataclass(frozen=True, slots=True)
-class Instance:
+class SearchInstance:
     """Units in the order they are decided, and what they may take."""
 
     snapshot: Snapshot
-    holdings: tuple[Holding, ...]
-    units: tuple[Unit, ...]
+    holdings: tuple[Allocation, ...]
+    units: tuple[PlacementUnit, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,58 +52,60 @@ def option_of(placements: Sequence[Placement]) -> Option:
     """What the solver gave to the claims of one unit."""
     claims = []
     for placement in placements:
-        taken: dict[int, tuple[Slot, list[int]]] = {}
+        taken: dict[int, tuple[Request, list[int]]] = {}
         for entry in placement.entries:
-            slot, devices = taken.setdefault(entry.slot.detail, (entry.slot, []))
-            assert slot is entry.slot, "two alternatives of a detail are filled"
-            assert entry.amounts == slot.portions.get(entry.device.index, ())
+            request, devices = taken.setdefault(entry.request.detail, (entry.request, []))
+            assert request is entry.request, "two alternatives of a detail are filled"
+            assert entry.amounts == request.portions.get(entry.device.index, ())
             devices.append(entry.device.index)
-        claims.append(tuple((slot, tuple(devices)) for _, (slot, devices) in sorted(taken.items())))
+        claims.append(tuple((request, tuple(devices)) for _, (request, devices) in sorted(taken.items())))
     return Option(placements[0].node, tuple(claims))
 
 
-def objections(instance: Instance, unit: Unit, option: Option) -> Iterator[str]:
+def objections(instance: SearchInstance, unit: PlacementUnit, option: Option) -> Iterator[str]:
     """What speaks against an option, all other units aside."""
     for demand, claimed in zip(unit.demands, option.claims, strict=True):
-        if [slot.detail for slot, _ in claimed] != [*range(len(demand.details))]:
+        if [request.detail for request, _ in claimed] != [*range(len(demand.details))]:
             yield "a detail is not filled"
-        for slot, devices in claimed:
-            yield from _slot_objections(instance, slot, devices, option.place, unit)
+        for request, devices in claimed:
+            yield from _slot_objections(instance, request, devices, option.place, unit)
         yield from _claim_objections(instance, demand, claimed)
     if unit.pin is not None and option.place != unit.pin:
         yield "another place than the unit is pinned to"
     yield from overuse(instance, [option])
 
 
-def _slot_objections(instance: Instance, slot: Slot, devices: Sequence[int], place: Place, unit: Unit) -> Iterator[str]:
+def _slot_objections(
+    instance: SearchInstance, request: Request, devices: Sequence[int], place: Place, unit: PlacementUnit
+) -> Iterator[str]:
     if len(set(devices)) < len(devices):
         yield "a slot has a device twice"
-    if not all(index in slot.candidates.accepted for index in devices):
+    if not all(index in request.candidates.accepted for index in devices):
         yield "no candidate"
     if not all(_reaches(instance, place, index) for index in devices):
         yield "not reached from its place"
-    if slot.mode in (Mode.EVERY, Mode.ADMIN_ALL):
-        if {*devices} != {i for i in slot.candidates.accepted if _reaches(instance, place, i)} or not devices:
+    if request.mode in (AllocationMode.EVERY, AllocationMode.ADMIN_ALL):
+        if {*devices} != {i for i in request.candidates.accepted if _reaches(instance, place, i)} or not devices:
             yield "not all candidates"
-        if slot.most is not None and len(devices) > slot.most:
+        if request.most is not None and len(devices) > request.most:
             yield "more than the limit"
-    elif not slot.least <= len(devices) <= (slot.most or len(devices)):
+    elif not request.least <= len(devices) <= (request.most or len(devices)):
         yield "not as many as asked for"
-    for name in slot.match:
+    for name in request.match:
         if not _agree(instance.snapshot.devices[i].attributes.get(name) for i in devices):
             yield "differ in a match attribute"
     given = Counter[str]()
     for index in devices:
         device = instance.snapshot.devices[index]
         amounts = (
-            slot.portions.get(index, ()) if device.shareable else [(n, r.nano) for n, r in device.resources.items()]
+            request.portions.get(index, ()) if device.shareable else [(n, r.nano) for n, r in device.resources.items()]
         )
         given.update(dict(amounts))
-    if any(given[name] < amount for name, amount in slot.requests.items()) and not slot.mode.is_admin:
+    if any(given[name] < amount for name, amount in request.requests.items()) and not request.mode.is_admin:
         yield "less than requested"
 
 
-def _claim_objections(instance: Instance, demand: Demand, claimed: Claimed) -> Iterator[str]:
+def _claim_objections(instance: SearchInstance, demand: Demand, claimed: Claimed) -> Iterator[str]:
     devices = instance.snapshot.devices
     for name in demand.match:
         if not _agree(devices[i].attributes.get(name) for _, taken in claimed for i in taken):
@@ -126,28 +128,28 @@ def _claim_objections(instance: Instance, demand: Demand, claimed: Claimed) -> I
 
 
 def _agree(values: Iterable[object | None]) -> bool:
-    found = {*values}
-    return len(found) <= 1 and None not in found
+    distinct = {*values}
+    return len(distinct) <= 1 and None not in distinct
 
 
-def _reaches(instance: Instance, place: Place, index: int) -> bool:
+def _reaches(instance: SearchInstance, place: Place, index: int) -> bool:
     device = instance.snapshot.devices[index]
     node = instance.snapshot.pools[device.pool].node
     return node == place if node is not None else device.reach is None or place in device.reach
 
 
-def overuse(instance: Instance, options: Iterable[Option]) -> Iterator[str]:
+def overuse(instance: SearchInstance, options: Iterable[Option]) -> Iterator[str]:
     """Devices given twice, capacities and pool resources exceeded, all options together."""
-    snapshot, ledger = instance.snapshot, Ledger.of(instance.snapshot, instance.holdings)
+    snapshot, ledger = instance.snapshot, Usage.of(instance.snapshot, instance.holdings)
     whole: Counter[int] = Counter()
     portions: dict[int, Counter[str]] = {}
     for option in options:
-        for slot, taken in (t for claimed in option.claims for t in claimed if not t[0].mode.is_admin):
+        for request, taken in (t for claimed in option.claims for t in claimed if not t[0].mode.is_admin):
             for index in taken:
                 if not snapshot.devices[index].shareable:
                     whole[index] += 1
-                elif index in slot.portions:
-                    portions.setdefault(index, Counter()).update(dict(slot.portions[index]))
+                elif index in request.portions:
+                    portions.setdefault(index, Counter()).update(dict(request.portions[index]))
                 else:
                     yield "a shareable device whole"
     if any(times > 1 or i in ledger.whole or i in ledger.shared for i, times in whole.items()):
@@ -174,7 +176,7 @@ def overuse(instance: Instance, options: Iterable[Option]) -> Iterator[str]:
 Score = tuple[tuple[int, ...], tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...], int, int]
 
 
-def score(instance: Instance, options: Mapping[int, Option]) -> Score:
+def score(instance: SearchInstance, options: Mapping[int, Option]) -> Score:
     """The goals of S17 as one tuple to minimise: counts, who, alternatives, pools, devices."""
     priorities = sorted({d.claim.priority for unit in instance.units for d in unit.demands}, reverse=True)
     members = [(d.claim.priority, number) for number, unit in enumerate(instance.units) for d in unit.demands]
@@ -187,20 +189,20 @@ def score(instance: Instance, options: Mapping[int, Option]) -> Score:
     return counts, by_level, chosen, len(pools), len(devices)
 
 
-def rank(found: Score) -> tuple[object, ...]:
+def rank(score: Score) -> tuple[object, ...]:
     """What is compared: a level is fully decided before the next."""
-    return found[1:]
+    return score[1:]
 
 
-def best_score(instance: Instance, budget: int) -> Score | None:
+def best_score(instance: SearchInstance, budget: int) -> Score | None:
     """The best score of all answers, or None when there are more than ``budget`` to look at."""
     options = []
     total = 1
     for unit in instance.units:
-        found = _options(instance, unit, budget)
-        if found is None or (total := total * (1 + len(found))) > budget:
+        unit_options = _options(instance, unit, budget)
+        if unit_options is None or (total := total * (1 + len(unit_options))) > budget:
             return None
-        options.append(found)
+        options.append(unit_options)
     best: Score | None = None
     for chosen in _combinations(instance, options, {}, 0):
         now = score(instance, chosen)
@@ -210,7 +212,7 @@ def best_score(instance: Instance, budget: int) -> Score | None:
 
 
 def _combinations(
-    instance: Instance, options: Sequence[Sequence[Option]], chosen: dict[int, Option], number: int
+    instance: SearchInstance, options: Sequence[Sequence[Option]], chosen: dict[int, Option], number: int
 ) -> Iterator[dict[int, Option]]:
     if number == len(options):
         yield chosen
@@ -222,10 +224,10 @@ def _combinations(
     yield from _combinations(instance, options, chosen, number + 1)
 
 
-def _options(instance: Instance, unit: Unit, budget: int) -> list[Option] | None:
+def _options(instance: SearchInstance, unit: PlacementUnit, budget: int) -> list[Option] | None:
     """The ways to satisfy a unit, or None when there are too many to try."""
     places: Sequence[Place] = instance.snapshot.nodes or [None]
-    found: dict[object, Option] = {}
+    by_claims: dict[object, Option] = {}
     tried = 0
     for place in [unit.pin] if unit.pin is not None else places:
         for claims in product(*(_claims(instance, demand, place) for demand in unit.demands)):
@@ -234,18 +236,18 @@ def _options(instance: Instance, unit: Unit, budget: int) -> list[Option] | None
                 return None
             option = Option(place, claims)
             if not any(objections(instance, unit, option)):
-                found.setdefault(claims, option)
-    return [*found.values()]
+                by_claims.setdefault(claims, option)
+    return [*by_claims.values()]
 
 
-def _claims(instance: Instance, demand: Demand, place: Place) -> list[Claimed]:
-    details = [[taken for slot in detail for taken in _sets(instance, slot, place)] for detail in demand.details]
+def _claims(instance: SearchInstance, demand: Demand, place: Place) -> list[Claimed]:
+    details = [[taken for request in detail for taken in _sets(instance, request, place)] for detail in demand.details]
     return [claimed for claimed in product(*details) if not any(_claim_objections(instance, demand, claimed))]
 
 
-def _sets(instance: Instance, slot: Slot, place: Place) -> list[Taken]:
-    reached = [index for index in sorted(slot.candidates.accepted) if _reaches(instance, place, index)]
-    if slot.mode in (Mode.EVERY, Mode.ADMIN_ALL):
-        return [(slot, tuple(reached))]
-    most = len(reached) if slot.most is None else min(slot.most, len(reached))
-    return [(slot, devices) for size in range(slot.least, most + 1) for devices in combinations(reached, size)]
+def _sets(instance: SearchInstance, request: Request, place: Place) -> list[Taken]:
+    reached = [index for index in sorted(request.candidates.accepted) if _reaches(instance, place, index)]
+    if request.mode in (AllocationMode.EVERY, AllocationMode.ADMIN_ALL):
+        return [(request, tuple(reached))]
+    most = len(reached) if request.most is None else min(request.most, len(reached))
+    return [(request, devices) for size in range(request.least, most + 1) for devices in combinations(reached, size)]

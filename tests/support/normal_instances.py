@@ -9,19 +9,19 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
-from devalloc_solver.demand import Demand, Mode, Relation, Slot, Unit
-from devalloc_solver.eligibility import Candidates
-from devalloc_solver.holdings import Held, Holding
-from devalloc_solver.snapshot import Device, Pool, Resource, Snapshot
-from tests.support.normal_form import Instance, Place
+from devalloc_solver.dialects.devmgmt.candidates import Candidates
+from devalloc_solver.problem.allocations import AllocatedDevice, Allocation
+from devalloc_solver.problem.demand import AllocationMode, Constraint, Demand, PlacementUnit, Request
+from devalloc_solver.problem.snapshot import Device, Pool, Resource, Snapshot
+from tests.support.normal_form import Place, SearchInstance
 
 
-def random_instance(random: Random, *, crowded: bool = False) -> Instance:
+def random_instance(random: Random, *, crowded: bool = False) -> SearchInstance:
     """A few devices and claims that meet the rules and each other; ``crowded``: equal claims for whole devices."""
     snapshot = _snapshot(random)
     sets = [_candidates(random, snapshot) for _ in range(random.choice([1, 2, 2, 3]))]
     kinds = [_demand_shape(random, snapshot, sets, crowded) for _ in range(random.choice([1, 1, 2, 2]))]
-    units: list[Unit] = []
+    units: list[PlacementUnit] = []
     for number in range(random.choice([3, 3, 4, 5]) if crowded else random.choice([1, 2, 3, 3, 4])):
         kind = random.randrange(len(kinds))
         pin, demand = kinds[kind]
@@ -29,11 +29,11 @@ def random_instance(random: Random, *, crowded: bool = False) -> Instance:
         copy = _copy(demand, claim, kind)
         if random.random() < (0.03 if crowded else 0.1):
             other = _copy(random.choice(kinds)[1], a_claim(f"c{number}b", demand.claim.priority), kind)
-            units.append(Unit((copy, other), "group", pin))
+            units.append(PlacementUnit((copy, other), "group", pin))
             continue
-        units.append(Unit((copy,), None, pin))
+        units.append(PlacementUnit((copy,), None, pin))
     units.sort(key=lambda unit: (-unit.demands[0].claim.priority, unit.demands[0].key))
-    return Instance(snapshot, tuple(_holdings(random, snapshot)), tuple(units))
+    return SearchInstance(snapshot, tuple(_holdings(random, snapshot)), tuple(units))
 
 
 def candidates(devices: Iterable[int]) -> Candidates:
@@ -41,9 +41,9 @@ def candidates(devices: Iterable[int]) -> Candidates:
     return Candidates(dict.fromkeys(devices), ())
 
 
-def a_slot(accepted: Candidates, **fields: Any) -> Slot:
+def a_slot(accepted: Candidates, **fields: Any) -> Request:
     """A slot for one whole device, but for these fields."""
-    plain = Slot(0, None, None, Mode.WHOLE, 1, 1, {}, {}, (), accepted)
+    plain = Request(0, None, None, AllocationMode.WHOLE, 1, 1, {}, {}, (), accepted)
     return replace(plain, **fields)
 
 
@@ -102,20 +102,20 @@ SCALE = 10**27 + 1
 
 
 def _resources(random: Random) -> dict[str, Resource]:
-    found = {"m": Resource(1, random.choice([2, 3, 4]) * SCALE)}
+    resources = {"m": Resource(1, random.choice([2, 3, 4]) * SCALE)}
     if random.random() < 0.3:
-        found["k"] = Resource(1, random.choice([0, 1, 2]))
-    return found
+        resources["k"] = Resource(1, random.choice([0, 1, 2]))
+    return resources
 
 
 def _attributes(random: Random, lists: bool) -> dict[str, object]:
-    found: dict[str, object] = {}
+    attributes: dict[str, object] = {}
     for name in "ab":
         if random.random() < 0.85:
-            found[name] = random.choice("xyz"[: random.choice([1, 2, 3])])
+            attributes[name] = random.choice("xyz"[: random.choice([1, 2, 3])])
             if lists and random.random() < 0.4:
-                found[name] = frozenset(random.sample("xyz", random.choice([1, 2, 2])))
-    return found
+                attributes[name] = frozenset(random.sample("xyz", random.choice([1, 2, 2])))
+    return attributes
 
 
 def _candidates(random: Random, snapshot: Snapshot) -> Candidates:
@@ -137,7 +137,7 @@ def _demand_shape(
     relations = []
     for _ in range(random.choice([0, 0, 1] if crowded else [0, 0, 1, 1, 2])):
         scope = labels if random.random() < 0.5 else random.sample(labels, random.randint(1, len(labels)))
-        relations.append(Relation(random.choice("ab"), random.random() < (0.1 if crowded else 0.4), frozenset(scope)))
+        relations.append(Constraint(random.choice("ab"), random.random() < (0.1 if crowded else 0.4), frozenset(scope)))
     pin = random.choice(["n1", "n2", "n3"]) if random.random() < 0.1 else None
     demand = Demand(
         claim=a_claim("", random.choice([0, 0, 0, 1])),
@@ -162,14 +162,14 @@ def _slot(
     alternative: int | None,
     candidates: Candidates,
     crowded: bool,
-) -> Slot:
-    modes = [Mode.WHOLE, Mode.EVERY, Mode.ADMIN_COUNT, Mode.ADMIN_ALL]
-    mode = Mode.WHOLE if crowded else random.choices(modes, weights=[8, 1, 1, 1])[0]
-    least = random.choice([1, 1, 1, 2]) if mode in (Mode.WHOLE, Mode.ADMIN_COUNT) else 1
+) -> Request:
+    modes = [AllocationMode.WHOLE, AllocationMode.EVERY, AllocationMode.ADMIN_COUNT, AllocationMode.ADMIN_ALL]
+    mode = AllocationMode.WHOLE if crowded else random.choices(modes, weights=[8, 1, 1, 1])[0]
+    least = random.choice([1, 1, 1, 2]) if mode in (AllocationMode.WHOLE, AllocationMode.ADMIN_COUNT) else 1
     most: int | None = least
-    if mode is Mode.WHOLE and random.random() < 0.1:
+    if mode is AllocationMode.WHOLE and random.random() < 0.1:
         most = least + 1
-    elif mode in (Mode.EVERY, Mode.ADMIN_ALL):
+    elif mode in (AllocationMode.EVERY, AllocationMode.ADMIN_ALL):
         most = random.choice([None, None, 2])
     match = ("b",) if random.random() < 0.15 and not _lists(snapshot) else ()
     if match:
@@ -182,12 +182,12 @@ def _slot(
         device = snapshot.devices[i]
         if device.shareable and random.random() < 0.97:
             portions[i] = with_k if "k" in device.resources else portion
-    requests = {"m": random.choice([1, 3]) * SCALE} if mode is Mode.WHOLE and random.random() < 0.1 else {}
-    return Slot(index, alternative, None, mode, least, most, requests, {}, match, candidates, portions)
+    requests = {"m": random.choice([1, 3]) * SCALE} if mode is AllocationMode.WHOLE and random.random() < 0.1 else {}
+    return Request(index, alternative, None, mode, least, most, requests, {}, match, candidates, portions)
 
 
-def _holdings(random: Random, snapshot: Snapshot) -> Iterator[Holding]:
+def _holdings(random: Random, snapshot: Snapshot) -> Iterator[Allocation]:
     for device in snapshot.devices:
         if random.random() < 0.1:
             amounts = (("m", random.choice([1, 1, 2, 3]) * SCALE),) if device.shareable else None
-            yield Holding(("held", f"h{device.index}"), 0, (Held(device.index, amounts),))
+            yield Allocation(("held", f"h{device.index}"), 0, (AllocatedDevice(device.index, amounts),))

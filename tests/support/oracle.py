@@ -24,7 +24,7 @@ Choice = list[list[int]]
 
 
 @dataclass(frozen=True)
-class Best:
+class BestAnswer:
     """What every best answer has in common."""
 
     satisfied: frozenset[Key]
@@ -36,7 +36,7 @@ class Best:
     """To spread: the sum of the squares of the devices in use of each node, then that of each pool."""
 
 
-def solve(documents: Iterable[Mapping[str, Any]], *, nowhere: bool = False, spread: bool = False) -> Best:
+def solve(documents: Iterable[Mapping[str, Any]], *, nowhere: bool = False, spread: bool = False) -> BestAnswer:
     """Goals 1 to 4 of S17 for these manifests; with ``spread`` goal 5 as well.
 
     With ``nowhere`` a claim without group and pin may be on no node at all even where there are nodes. That only makes
@@ -54,7 +54,7 @@ def solve(documents: Iterable[Mapping[str, Any]], *, nowhere: bool = False, spre
                 if len(alternatives) == 1 or _Search(instance, groups, choices).feasible():
                     break
     pools, devices, *squares = _Search(instance, groups, choices, spread=spread).smallest()
-    return Best(
+    return BestAnswer(
         satisfied=frozenset(claim.key for claim in claims),
         one_of={
             claim.key: [
@@ -114,7 +114,7 @@ def _alone(instance: Instance, group: Group) -> bool:
     return not group.failed and len(group.nodes) < 2 and _Search(instance, [group]).feasible()
 
 
-class _Enough(Exception):
+class _SearchDone(Exception):
     """The search has what it looked for."""
 
 
@@ -149,7 +149,7 @@ class _Search:
         self.first_only = True
         try:
             self._group(0)
-        except _Enough:
+        except _SearchDone:
             return True
         return False
 
@@ -164,7 +164,7 @@ class _Search:
     def _group(self, position: int) -> None:
         if position == len(self.groups):
             if self.first_only:
-                raise _Enough
+                raise _SearchDone
             self.best = min(self.best or self._cost(), self._cost())
             return
         group = self.groups[position]

@@ -15,12 +15,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from devalloc.api.claim import COUNT, DeviceClaim, DeviceClaimDetail
-from devalloc.api.deviceclass import DeviceClass
+from devalloc.api.device_class import DeviceClass
 from devalloc.api.meta import COMPATIBILITY_GROUP, DEVMGMT, GROUP, ONLY_CLASS, UNAVAILABLE, parse_time
 from devalloc.api.pool import AttributeValue, DevicePool, ResourceCapacity
 from devalloc.api.quantity import Quantity, ceil_blocks, floor_blocks
 from devalloc.api.semver import SemVer
-from devalloc_solver import cel
+from devalloc_solver.cel import devmgmt as cel
 
 Key = tuple[str, str]
 Value = tuple[str, object]

@@ -19,30 +19,30 @@ from typing import Any, NoReturn
 
 from aiohttp import web
 
-from devalloc.scaling.bounds import Bounds
+from devalloc.scaling.bounds import ScalingBounds
 from devalloc.scaling.config import ScalingConfig
 from devalloc.scaling.messages.monitor import DownscaleResult
-from devalloc.scaling.messages.plugin import PodName, Refused
+from devalloc.scaling.messages.plugin import PodName, RequestError
 from devalloc.scaling.metrics import LfcMetrics, SystemMetrics
 from devalloc.scaling.resources import Resources
-from devalloc.scaling.state import Rules
-from devalloc_node.agent.body import MachineBody
+from devalloc.scaling.state import ScalingRules
+from devalloc_node.agent.actuator import MachineActuator
 from devalloc_node.agent.channels import Channels
-from devalloc_node.agent.lanes import Lanes
-from devalloc_node.agent.measure import HttpMetrics
-from devalloc_node.agent.monitor import MonitorConnection, MonitorStatus
-from devalloc_node.agent.permits import HttpPermits
-from devalloc_node.agent.report import Report
+from devalloc_node.agent.executors import MachineExecutors
+from devalloc_node.agent.guest_monitor_client import MonitorConnection, MonitorStatus
+from devalloc_node.agent.metrics_client import HttpMetrics
+from devalloc_node.agent.permit_client import HttpPermits
+from devalloc_node.agent.permit_endpoint import StaticEndpoint
+from devalloc_node.agent.report import ScalingReport
 from devalloc_node.agent.scaler import Scaler
-from devalloc_node.agent.waits import Waits
-from devalloc_node.agent.whom import Told
+from devalloc_node.agent.timeouts import ScalerTimeouts
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
-from devalloc_node.guest.program import GuestMonitor
-from devalloc_node.guest.settings import Settings as MonitorSettings
-from devalloc_node.guest.system import System
-from devalloc_node.machine.view import UNKNOWN, Amounts, Machine
+from devalloc_node.guest.monitor import GuestMonitor
+from devalloc_node.guest.settings import MonitorSettings
+from devalloc_node.guest.system import GuestSystem
+from devalloc_node.machine.view import UNKNOWN_AMOUNTS, MachineAmounts, MachineView
+from tests.support.in_process_permits import InProcessPermits
 from tests.support.machine_model import CPU, MIB, MachineModel
-from tests.support.scaling_plugin import BookPlugin
 from tests.support.virtual_network import Address, Lockstep, NetworkLoop, run, session, waited
 
 GIB = 2**30
@@ -108,10 +108,10 @@ WANTED = ((0, 1), (16, 7), (70, 4))
 EXPECTED = UNIT * 2
 
 
-class GuestKernel(System):
+class GuestKernel(GuestSystem):
     """/proc and /sys of the guest."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: PartitionWorld) -> None:
         super().__init__("/guest")
         self._world = world
         self.used = int(0.3 * GIB)
@@ -156,23 +156,25 @@ class GuestKernel(System):
 class Platform:
     """The machine as the plugin has it: one command at a time, each of them in time of the loop."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: PartitionWorld) -> None:
         self._world = world
 
-    def machine(self, key: str) -> Machine:
+    def machine(self, key: str) -> MachineView:
         return waited(self._look(key))
 
     def scale(self, key: str, what: str, amount: int, due: object, *, owner: str, caller: str) -> None:
         waited(self._scale(what, amount))
 
-    async def _look(self, key: str) -> Machine:
+    async def _look(self, key: str) -> MachineView:
         world, model = self._world, self._world.model
         await asyncio.sleep(0.001)
         if world.is_cut("agent and machine"):
             await asyncio.sleep(2)
-            return Machine(key, "uid", "Unknown", id=world.run, message="QEMU does not answer")
-        seen = Amounts(**model.seen())
-        return Machine(key, "uid", "Running", id=world.run, applied=world.told(memory_bytes=model.told), observed=seen)
+            return MachineView(key, "uid", "Unknown", id=world.run, message="QEMU does not answer")
+        seen = MachineAmounts(**model.seen())
+        return MachineView(
+            key, "uid", "Running", id=world.run, applied=world.reported(memory_bytes=model.target), observed=seen
+        )
 
     async def _scale(self, what: str, amount: int) -> None:
         world = self._world
@@ -187,7 +189,7 @@ class Platform:
                     await self._heard(number)
             finally:
                 world.check(f"a change of {what} ended")
-            world.applied = world.told(cpu_milli=model.cpu_milli, vcpus=model.vcpus)
+            world.applied = world.reported(cpu_milli=model.cpu_milli, vcpus=model.vcpus)
 
     async def _heard(self, number: int) -> None:
         """A question of QMP and its answer. Raises Unknown, Failed."""
@@ -204,9 +206,9 @@ class Platform:
 class StoreAndServer:
     """The server of permits: its book in a process that answers over the network, and the store behind it."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: PartitionWorld) -> None:
         self._world = world
-        self.book = BookPlugin(TOTAL, UNIT)
+        self.book = InProcessPermits(TOTAL, UNIT)
         self._one = asyncio.Lock()
 
     async def begin(self) -> None:
@@ -232,7 +234,7 @@ class StoreAndServer:
                 return web.Response(status=503, body=b"permits cannot be written now; ask again")
             try:
                 answer = self.book.respond(body)
-            except Refused as refused:
+            except RequestError as refused:
                 return web.Response(status=refused.status, body=refused.text.encode())
             self._world.check("a permit is written")
             await asyncio.sleep(0.002)
@@ -240,7 +242,7 @@ class StoreAndServer:
 
 
 @dataclass
-class World:
+class PartitionWorld:
     """``wrong`` collects what must never be."""
 
     loop: NetworkLoop
@@ -251,7 +253,7 @@ class World:
     struck: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
     run_number: int = 0
-    applied: Amounts = UNKNOWN
+    applied: MachineAmounts = UNKNOWN_AMOUNTS
     denied: int = 0
     """How often the guest refused."""
 
@@ -286,12 +288,12 @@ class World:
         """Which run of the machine it is."""
         return f"run-{self.run_number}"
 
-    def told(self, **amounts: Any) -> Amounts:
-        known = {name: getattr(self.applied, name) for name in ("cpu_milli", "vcpus", "memory_bytes")}
-        return Amounts(**{**known, **amounts})
+    def reported(self, **amounts: Any) -> MachineAmounts:
+        own = {name: getattr(self.applied, name) for name in ("cpu_milli", "vcpus", "memory_bytes")}
+        return MachineAmounts(**{**own, **amounts})
 
     def _new_machine(self) -> MachineModel:
-        self.applied = Amounts(LEAST.cpu, 1, LEAST.memory)
+        self.applied = MachineAmounts(LEAST.cpu, 1, LEAST.memory)
         return MachineModel(
             lambda: self.now,
             LEAST.memory,
@@ -312,19 +314,19 @@ class World:
 
     def begin_agent(self) -> None:
         """The process."""
-        self._http, self._lanes, self._threads = session(), Lanes(1), Lockstep()
-        self._lanes._looks = self._lanes._changes = self._lanes._slow = self._threads
+        self._http, self._executors, self._threads = session(), MachineExecutors(1), Lockstep()
+        self._executors._looks = self._executors._changes = self._executors._slow = self._threads
         self._begin_scaler()
 
     def _begin_scaler(self) -> None:
-        waits = Waits(look_interval=10_000)
+        waits = ScalerTimeouts(look_interval=10_000)
         config = ScalingConfig(load_average_fraction_target=1.0)
-        rules = Rules(UNIT, as_peers=self.as_peers)
+        rules = ScalingRules(UNIT, as_peers=self.as_peers)
         rng = random.Random(1)
-        self.scaler = Scaler(NAME, rules, Bounds(LEAST, MOST), config, self._channels, waits, rng)
-        self._agent = self.spawn(self._kept(self.scaler))
+        self.scaler = Scaler(NAME, rules, ScalingBounds(LEAST, MOST), config, self._channels, waits, rng)
+        self._agent = self.spawn(self._run_scaler(self.scaler))
 
-    async def _kept(self, scaler: Scaler) -> None:
+    async def _run_scaler(self, scaler: Scaler) -> None:
         try:
             await scaler.run()
         except Exception as error:
@@ -346,9 +348,11 @@ class World:
             _Counted(
                 self,
                 "ask",
-                HttpPermits(self._http, Told(f"http://{PERMITS[0]}:{PERMITS[1]}/"), PodName("default", NAME), UNIT),
+                HttpPermits(
+                    self._http, StaticEndpoint(f"http://{PERMITS[0]}:{PERMITS[1]}/"), PodName("default", NAME), UNIT
+                ),
             ),
-            _Counted(self, "change", MachineBody(Platform(self), NAME, "uid", self.run, self._lanes)),
+            _Counted(self, "change", MachineActuator(Platform(self), NAME, "uid", self.run, self._executors)),
             _Counted(self, "guest", MonitorConnection(NAME, *MONITOR, scaler)),
             _Counted(self, "metrics", HttpMetrics(self._http, METRICS[0])),
         )
@@ -420,18 +424,20 @@ class World:
 
     async def observe(self) -> None:
         """The node writes down what its machine has, once a second."""
-        told: tuple[Resources, int] | None = None
+        reported: tuple[Resources, int] | None = None
         while True:
             await asyncio.sleep(1)
-            seen = (self.has.most(Resources(0, self.model.told)), self.run_number)
-            if seen != told and not self.is_cut("agent and store"):
+            seen = (self.has.most(Resources(0, self.model.target)), self.run_number)
+            if seen != reported and not self.is_cut("agent and store"):
                 self.book.observe(NAME, seen[0], self.run)
-                told = seen
+                reported = seen
 
     async def compete(self) -> None:
         """The rival asks for what it wants every second, and has at once what it is permitted."""
         async with session() as http:
-            permits = HttpPermits(http, Told(f"http://{PERMITS[0]}:{PERMITS[1]}/"), PodName("default", RIVAL), UNIT)
+            permits = HttpPermits(
+                http, StaticEndpoint(f"http://{PERMITS[0]}:{PERMITS[1]}/"), PodName("default", RIVAL), UNIT
+            )
             last: Resources | None = None
             while True:
                 with suppress(NodeError, TimeoutError):
@@ -450,9 +456,9 @@ class World:
     def check(self, what: str) -> None:
         """What must hold at every instant."""
         permits = {name: self.book.recorded(name) for name in (NAME, RIVAL)}
-        mine, its = permits[NAME] or self.has, permits[RIVAL] or LEAST
-        if (mine + its).exceeds(TOTAL):
-            self._wrong(what, f"{mine} and {its} are permitted of {TOTAL}")
+        own, its = permits[NAME] or self.has, permits[RIVAL] or LEAST
+        if (own + its).exceeds(TOTAL):
+            self._wrong(what, f"{own} and {its} are permitted of {TOTAL}")
         if (self.has + its).exceeds(TOTAL):
             self._wrong(what, f"{self.has} is had and {its} is permitted of {TOTAL}")
         if self.has.exceeds(self.book.permitted(NAME)):
@@ -470,7 +476,7 @@ class World:
 class _Counted:
     """A channel whose requests are steps."""
 
-    def __init__(self, world: World, kind: str, channel: Any) -> None:
+    def __init__(self, world: PartitionWorld, kind: str, channel: Any) -> None:
         self._world, self._kind, self._channel = world, kind, channel
 
     async def ask(self, last: Resources | None, target: Resources, metrics: SystemMetrics | None) -> Resources:
@@ -516,13 +522,13 @@ class _Counted:
 
 
 @dataclass
-class Outcome:
+class PartitionOutcome:
     """How a course ended."""
 
     steps: list[str]
     struck: list[str]
     wrong: list[str]
-    report: Report | None
+    report: ScalingReport | None
     has: Resources
     permit: Resources | None
     cache: int
@@ -531,12 +537,14 @@ class Outcome:
     @property
     def complaints(self) -> list[str]:
         """What was wrong at any time, and what is not as it should be at the end."""
-        found = list(self.wrong)
+        complaints = list(self.wrong)
         if (self.has, self.permit, self.cache) != (EXPECTED, EXPECTED, EXPECTED.memory):
-            found.append(f"at the end it has {self.has}, {self.permit} permitted, its guest counts on {self.cache}")
+            complaints.append(
+                f"at the end it has {self.has}, {self.permit} permitted, its guest counts on {self.cache}"
+            )
         if self.report is None or self.report.reason is not None:
-            found.append(f"at the end: {self.report}")
-        return [f"{', '.join(self.struck)}: {complaint}" for complaint in found]
+            complaints.append(f"at the end: {self.report}")
+        return [f"{', '.join(self.struck)}: {complaint}" for complaint in complaints]
 
 
 UNTIL = 64.0
@@ -545,14 +553,14 @@ SECONDS = 100.0
 """Of a course without faults; with one, as much longer as that lasts."""
 
 
-def course(*faults: Fault, seconds: float = SECONDS, as_peers: bool = False) -> Outcome:
+def run_course(*faults: Fault, seconds: float = SECONDS, as_peers: bool = False) -> PartitionOutcome:
     """One to four units and down again beside a rival that takes what is free, on a node of eight; then to two."""
     longest = max((fault.seconds for fault in faults if isinstance(fault, Cut)), default=0.0)
 
-    async def main(loop: NetworkLoop) -> Outcome:
-        world = World(loop, faults, as_peers)
+    async def main(loop: NetworkLoop) -> PartitionOutcome:
+        world = PartitionWorld(loop, faults, as_peers)
         for name in (NAME, RIVAL):
-            world.book.admit(name, Bounds(LEAST, TOTAL))
+            world.book.admit(name, ScalingBounds(LEAST, TOTAL))
         await world.server.begin()
         world.begin_monitor()
         world.begin_agent()
@@ -560,7 +568,7 @@ def course(*faults: Fault, seconds: float = SECONDS, as_peers: bool = False) -> 
             world.spawn(work)
         await asyncio.sleep(seconds + longest)
         assert world.scaler is not None
-        outcome = Outcome(
+        outcome = PartitionOutcome(
             world.log, world.struck, world.wrong, world.scaler.report(), world.has, world.book.recorded(NAME),
             world.kernel.cache, world.denied,
         )  # fmt: skip
@@ -575,13 +583,13 @@ def course(*faults: Fault, seconds: float = SECONDS, as_peers: bool = False) -> 
 
 def points(steps: Sequence[str], until: float = UNTIL) -> list[Fault]:
     """Each pair cut for each length, and each party killed, at each moment of each step up to a time of the course."""
-    found: list[Fault] = []
+    faults: list[Fault] = []
     for line in steps:
         number, _, rest = line.partition(": ")
         kind, _, when = rest.partition(", ")
         if float(when.removesuffix(" s")) > until:
             break
         for after in MOMENTS.get(kind, OTHERS):
-            found += [Cut(link, int(number), after, seconds) for link in LINKS for seconds in LENGTHS]
-            found += [Kill(party, int(number), after) for party in PARTIES]
-    return found
+            faults += [Cut(link, int(number), after, seconds) for link in LINKS for seconds in LENGTHS]
+            faults += [Kill(party, int(number), after) for party in PARTIES]
+    return faults

@@ -13,8 +13,8 @@ from typing import Any
 
 from devalloc.api import meta
 from devalloc.controller.permits import Host, Hosts, PermitServer, Settings
-from devalloc.controller.permits.records import bytes_text, cpus_text
-from devalloc.controller.permits.server import Addresses
+from devalloc.controller.permits.server import ServerAddresses
+from devalloc.controller.permits.vm_state import bytes_text, cpus_text
 from devalloc.scaling.resources import Resources
 from devalloc.store import Conflict, Object, Store
 from devalloc.store.sqlite import SQLiteStore
@@ -63,7 +63,7 @@ def machine(
     }
 
 
-def tell(store: Store, name: str, **status: Any) -> Object:
+def write_status_part(store: Store, name: str, **status: Any) -> Object:
     """Write parts of a machine's status, as its node does; None removes a part."""
     while True:
         obj = store.get(KIND, "default", name)
@@ -81,13 +81,13 @@ def running(store: Store, obj: Object, use: Resources | None = None) -> None:
     observed = {"cpus": spec["cpu"]["min"], "memory": spec["memory"]["min"]}
     if use is not None:
         observed = {"cpus": cpus_text(use.cpu), "memory": bytes_text(use.memory)}
-    tell(store, name, phase="Running", machineID="run-1", observed=observed)
+    write_status_part(store, name, phase="Running", machineID="run-1", observed=observed)
 
 
 def permit_of(store: Store, name: str) -> dict[str, Any] | None:
     """What is written down that a machine may have."""
-    found: dict[str, Any] | None = store.get(KIND, "default", name).get("status", {}).get("permitted")
-    return found
+    permit: dict[str, Any] | None = store.get(KIND, "default", name).get("status", {}).get("permitted")
+    return permit
 
 
 @dataclass
@@ -133,12 +133,12 @@ class Client:
 
 
 @dataclass
-class Bench:
+class PermitBench:
     """A server that runs, and its store."""
 
     store: SQLiteStore
     server: PermitServer
-    addresses: Addresses
+    addresses: ServerAddresses
 
     def client(self, version: int = 7) -> Client:
         return Client(self.addresses.requests, version)
@@ -169,12 +169,12 @@ def serving(
     *,
     store: Store | None = None,
     **more: Any,
-) -> Iterator[Bench]:
+) -> Iterator[PermitBench]:
     """A server in a thread, on a store at ``path``; it is stopped and its store closed in the end."""
-    listening, found = threading.Event(), []
+    listening, ports = threading.Event(), []
 
-    def ready(addresses: Addresses) -> None:
-        found.append(addresses)
+    def ready(addresses: ServerAddresses) -> None:
+        ports.append(addresses)
         listening.set()
 
     stop, failed = threading.Event(), []
@@ -200,7 +200,7 @@ def serving(
             assert listening.wait(60), "the server does not listen"
             if failed:
                 raise failed[0]
-            yield Bench(own, server, found[-1])
+            yield PermitBench(own, server, ports[-1])
         finally:
             stop.set()
             thread.join(60)

@@ -12,10 +12,10 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 
 from devalloc.controller.permits import PermitServer, Settings
-from devalloc.controller.permits.server import Addresses
+from devalloc.controller.permits.server import ServerAddresses
 from devalloc.scaling.resources import Resources
-from devalloc.store.lease import hold
 from devalloc.store.sqlite import SQLiteStore
+from devalloc.store.store_lock import hold_store
 from tests.support.permit_bench import NODE, node_of
 
 
@@ -24,10 +24,10 @@ def main(path: Path, limit: Resources, node: str = NODE, replaces: str = "") -> 
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
 
-    def ready(addresses: Addresses) -> None:
+    def ready(addresses: ServerAddresses) -> None:
         print(addresses.requests[1], flush=True)
 
-    with nullcontext() if replaces else hold(path), closing(SQLiteStore(path)) as store:
+    with nullcontext() if replaces else hold_store(path), closing(SQLiteStore(path)) as store:
         settings = Settings(port=0, dump_port=None)
         PermitServer(store, node_of(limit, node), settings, alone=True, on_ready=ready).run(stop)
 

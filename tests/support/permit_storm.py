@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from devalloc.scaling.resources import Resources
-from devalloc.scaling.scalars import bytes_to_json, cpu_to_json
+from devalloc.scaling.wire_amounts import bytes_to_json, cpu_to_json
 from devalloc.store import Store
 from devalloc.store.sqlite import SQLiteStore
-from tests.support.permit_bench import GIB, KIND, NODE, machine, permit_of, running, tell
+from tests.support.permit_bench import GIB, KIND, NODE, machine, permit_of, running, write_status_part
 
 UNIT = Resources(250, GIB // 4)
 LEAST = UNIT
@@ -34,7 +34,7 @@ MALFORMED = (b"", b"{", b"[]", b"\xff" * 10, b'{"protoVersion":7}', b'{"protoVer
 
 
 @dataclass
-class Agent:
+class StormAgent:
     """One machine and its agent: what it takes itself to have, and what it uses of that."""
 
     name: str
@@ -50,7 +50,7 @@ class Agent:
 
 
 @dataclass
-class Tally:
+class PermitTally:
     """What happened, and what should not have."""
 
     requests: int = 0
@@ -76,15 +76,15 @@ class Tally:
         )
 
 
-class Storm:
+class PermitStorm:
     """20 machines on one node, and one server at a time."""
 
     def __init__(self, path: Path, seed: int, *, machines: int = 20, units: int = 90) -> None:
         self.limit = UNIT * units
-        self.tally = Tally()
+        self.tally = PermitTally()
         self._path = path
         self._random = random.Random(seed)
-        self._agents = [Agent(f"m{number}") for number in range(machines)]
+        self._agents = [StormAgent(f"m{number}") for number in range(machines)]
         self._process: subprocess.Popen[str] | None = None
         self._port = 0
         self._on_the_way: list[bytes] = []
@@ -104,7 +104,7 @@ class Storm:
         """To the server. Raises OSError."""
         return await asyncio.open_connection("127.0.0.1", self._port)
 
-    def run(self, requests: int, *, between_kills: int) -> Tally:
+    def run(self, requests: int, *, between_kills: int) -> PermitTally:
         """So many requests; the server is ended each time about ``between_kills`` of them have been made."""
         over = threading.Event()
         checking = threading.Thread(target=self._check_store, args=(over,))
@@ -152,13 +152,13 @@ class Storm:
                 some = draw.sample(self._agents, draw.randint(1, len(self._agents)))
                 for agent in some:
                     self._live(store, agent)
-                asked = [asyncio.create_task(self._ask(agent)) for agent in some]
+                tasks = [asyncio.create_task(self._ask(agent)) for agent in some]
                 if len(self._on_the_way) > draw.randint(0, 3):
                     late = self._on_the_way.pop(draw.randrange(len(self._on_the_way)))
-                    asked.append(asyncio.create_task(self._come(late)))
+                    tasks.append(asyncio.create_task(self._come(late)))
                 if self.tally.requests >= next_kill and self._is_replaced():
                     next_kill += between_kills
-                    await asyncio.gather(*asked)
+                    await asyncio.gather(*tasks)
                     await self._replace(store)
                 elif self.tally.requests >= next_kill:
                     next_kill += between_kills
@@ -166,7 +166,7 @@ class Storm:
                     how = signal.SIGTERM if draw.random() < 0.2 else signal.SIGKILL
                     await asyncio.to_thread(self._end, how)
                     self.tally.kills += 1
-                await asyncio.gather(*asked)
+                await asyncio.gather(*tasks)
                 if self._process is None:
                     self._hang_up()
                     if draw.random() < 0.5:
@@ -203,12 +203,12 @@ class Storm:
         await asyncio.to_thread(self._end, signal.SIGKILL)
         self._process = new
 
-    def _live(self, store: Store, agent: Agent) -> None:
+    def _live(self, store: Store, agent: StormAgent) -> None:
         """Use more or less of what it may have; or end, and begin anew. Its node tells of it, or is late."""
         draw = self._random
         if draw.random() < 0.004:
             self.tally.ended += 1
-            tell(store, agent.name, phase="Stopped", machineID=None, observed=None, permitted=None)
+            write_status_part(store, agent.name, phase="Stopped", machineID=None, observed=None, permitted=None)
             agent.run += 1
             agent.use, agent.permit, agent.shown = LEAST, None, LEAST
         elif draw.random() < 0.5:
@@ -219,10 +219,10 @@ class Storm:
         else:
             return
         observed = {"cpus": f"{agent.use.cpu}m", "memory": str(agent.use.memory)}
-        tell(store, agent.name, phase="Running", machineID=f"run-{agent.run}", observed=observed)
+        write_status_part(store, agent.name, phase="Running", machineID=f"run-{agent.run}", observed=observed)
         agent.shown = agent.use
 
-    async def _ask(self, agent: Agent) -> None:
+    async def _ask(self, agent: StormAgent) -> None:
         draw = self._random
         self.tally.requests += 1
         if draw.random() < 0.02:
@@ -262,16 +262,16 @@ class Storm:
             if status not in (0, 503):
                 self.tally.wrong.append(f"{agent.name} was answered {status} {body!r} to {message}")
             return
-        told = json.loads(body)["permit"]
-        permit = Resources(milli(told["vCPUs"]), in_bytes(told["mem"]))
+        answer = json.loads(body)["permit"]
+        permit = Resources(milli(answer["vCPUs"]), in_bytes(answer["mem"]))
         for name in ("cpu", "memory"):
-            got, asked, before = (getattr(r, name) for r in (permit, wanted, had))
-            if not min(before, asked) <= got <= max(asked, before):
-                self.tally.wrong.append(f"{agent.name} had {before} {name}, asked for {asked} and got {got}")
+            got, goal, before = (getattr(r, name) for r in (permit, wanted, had))
+            if not min(before, goal) <= got <= max(goal, before):
+                self.tally.wrong.append(f"{agent.name} had {before} {name}, asked for {goal} and got {got}")
         self.tally.granted += permit.exceeds(had)
         agent.permit = permit
 
-    async def _exchange(self, agent: Agent, body: bytes, *, lose: bool) -> tuple[int, bytes]:
+    async def _exchange(self, agent: StormAgent, body: bytes, *, lose: bool) -> tuple[int, bytes]:
         """Status and body; 0 where nothing was heard."""
         try:
             link = self._links.get(agent.name)
@@ -321,7 +321,9 @@ class Storm:
     def _check_agents(self, store: Store) -> None:
         """Between two rounds nobody is waiting for an answer."""
         has = Resources(sum(agent.has.cpu for agent in self._agents), sum(agent.has.memory for agent in self._agents))
-        self.tally.full += not (self.limit.above(has).cpu >= UNIT.cpu and self.limit.above(has).memory >= UNIT.memory)
+        self.tally.full += not (
+            self.limit.excess_over(has).cpu >= UNIT.cpu and self.limit.excess_over(has).memory >= UNIT.memory
+        )
         if has.exceeds(self.limit):
             self.tally.wrong.append(f"the machines have {has} of {self.limit}")
         for agent in self._random.sample(self._agents, 2):

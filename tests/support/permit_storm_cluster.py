@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from devalloc.scaling.permits.ledger import NOTHING
-from devalloc.scaling.permits.place import NAME, Place, place_of
+from devalloc.scaling.permits.endpoint import NAME, PublishedEndpoint, parse_endpoint
+from devalloc.scaling.permits.ledger import NO_RESOURCES
 from devalloc.scaling.resources import Resources
 from devalloc.store import Object, Store
 from devalloc.store.kubernetes import ApiError, Client, KubernetesStore
 from tests.support import kube_crds, kube_rights
-from tests.support.controllers import LEASE, NAMESPACE, Process, leads
-from tests.support.hosts import host
-from tests.support.kube import Cluster
+from tests.support.controller_processes import LEASE, NAMESPACE, Process, leader_process
+from tests.support.host_pools import host
+from tests.support.kube_api import Cluster
 from tests.support.permit_bench import GIB, NODE
-from tests.support.permit_storm import Storm, in_bytes, milli
+from tests.support.permit_storm import PermitStorm, in_bytes, milli
 from tests.support.waiting import until
 
 OPTIONS = ("--permits", "127.0.0.1:0")
@@ -36,7 +36,7 @@ USER = "devalloc-controller"
 
 
 @contextmanager
-def furnished(cluster: Cluster, *nodes: str) -> Iterator[None]:
+def prepared_cluster(cluster: Cluster, *nodes: str) -> Iterator[None]:
     """With CRDs, rights and these nodes; afterwards without nodes, machines and what controllers left."""
     kube_crds.install(cluster)
     kube_rights.install(cluster, "both", permits=True)
@@ -64,22 +64,22 @@ def controller(cluster: Cluster, folder: Path, name: str, lease: str = "6s") -> 
     return process
 
 
-def place(cluster: Cluster) -> Place | None:
+def place(cluster: Cluster) -> PublishedEndpoint | None:
     """Where permits are given, by what is written of it."""
-    found = cluster.get(f"{CONFIG_MAPS}/{NAME}")
-    return place_of(found.content) if found.ok else None
+    answer = cluster.get(f"{CONFIG_MAPS}/{NAME}")
+    return parse_endpoint(answer.content) if answer.ok else None
 
 
-def listens(found: Place | None) -> bool:
+def listens(server: PublishedEndpoint | None) -> bool:
     """Whether somebody is there."""
-    if found is None:
+    if server is None:
         return False
-    with suppress(OSError), socket.create_connection(("127.0.0.1", urlsplit(found.url).port or 0), timeout=10):
+    with suppress(OSError), socket.create_connection(("127.0.0.1", urlsplit(server.url).port or 0), timeout=10):
         return True
     return False
 
 
-class Judge(threading.Thread):
+class HistoryJudge(threading.Thread):
     """Looks at each state of the machines in the API server's history, in its order."""
 
     def __init__(self, cluster: Cluster, limit: Resources) -> None:
@@ -127,14 +127,14 @@ def counts_for(obj: Object) -> Resources:
     permitted = status.get("permitted") or {}
     if permitted.get("givenBy") and permitted.get("machineID") in (None, status.get("machineID")):
         parts += [permitted, permitted.get("kept")]
-    found = NOTHING
+    counted = NO_RESOURCES
     for part in parts:
         if part:
-            found = found.most(Resources(milli(part["cpus"]), in_bytes(part["memory"])))
-    return found
+            counted = counted.most(Resources(milli(part["cpus"]), in_bytes(part["memory"])))
+    return counted
 
 
-class ClusterStorm(Storm):
+class ClusterStorm(PermitStorm):
     """The same machines, and a node of a cluster."""
 
     def __init__(self, cluster: Cluster, folder: Path, seed: int, *, machines: int = 20, units: int = 92) -> None:
@@ -149,7 +149,7 @@ class ClusterStorm(Storm):
         token = Client.connect(kubeconfig).token()
         assert token is not None
         self._headers = b"Authorization: Bearer " + token.encode() + b"\r\n"
-        self._place: Place | None = None
+        self._place: PublishedEndpoint | None = None
         self._is_ending = False
         """One of them is waited for, so that none is started again."""
         self.states = 0
@@ -188,7 +188,7 @@ class ClusterStorm(Storm):
 
     def _end(self, how: signal.Signals) -> None:
         if self._process is not None:
-            leader = until(lambda: leads(self._cluster, self._processes), "one leads")
+            leader = until(lambda: leader_process(self._cluster, self._processes), "one leads")
             self._is_ending = True
             leader.signal(how)
             leader.wait()
@@ -198,7 +198,7 @@ class ClusterStorm(Storm):
     async def _replace(self, store: Store) -> None:
         """The leader stands still until the other one has answered, and goes on."""
         self.tally.replaced += 1
-        old = await asyncio.to_thread(until, lambda: leads(self._cluster, self._processes), "one leads")
+        old = await asyncio.to_thread(until, lambda: leader_process(self._cluster, self._processes), "one leads")
         self._is_ending = True
         old.signal(signal.SIGSTOP)
         mixed = self._random.sample(self._agents, len(self._agents))
@@ -226,7 +226,7 @@ class ClusterStorm(Storm):
         """Who gives up closes the connection, of which TLS has the server know."""
 
     def _check_store(self, over: threading.Event) -> None:
-        judge = Judge(self._cluster, self.limit)
+        judge = HistoryJudge(self._cluster, self.limit)
         judge.start()
         over.wait()
         judge.end(self._client.get(MACHINES, {"limit": "1"})["metadata"]["resourceVersion"])
@@ -234,4 +234,4 @@ class ClusterStorm(Storm):
         self.states = judge.states
 
 
-__all__ = ["ClusterStorm", "Judge", "controller", "furnished", "listens", "place"]
+__all__ = ["ClusterStorm", "HistoryJudge", "controller", "listens", "place", "prepared_cluster"]

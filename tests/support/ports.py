@@ -14,14 +14,14 @@ above those of our programs."""
 def free_ports(count: int) -> list[int]:
     """Ports of 127.0.0.1 where nobody listens now, and nobody is likely to before they are used: drawn at random, for
     others on this machine draw theirs at the same time."""
-    draw, found = random.SystemRandom(), list[int]()
-    while len(found) < count:
+    draw, ports = random.SystemRandom(), list[int]()
+    while len(ports) < count:
         port = draw.randrange(_FROM, _TO)
         with closing(socket.socket()) as one:
             try:
                 one.bind(("127.0.0.1", port))
             except OSError:
                 continue
-        if port not in found:
-            found.append(port)
-    return found
+        if port not in ports:
+            ports.append(port)
+    return ports

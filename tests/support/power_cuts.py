@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.support import sriov_host
-from tests.support.faults import assert_same
+from tests.support.fault_points import assert_same
 from tests.support.inside_plugin import InsidePlugin
 from tests.support.qemu import Machine
 

@@ -19,11 +19,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support import old_names
 from tests.support.go_build import cache_folder, locked
-from tests.support.shared import REPO
+from tests.support.repository import REPO
 
 FOLDER = REPO / "tests" / "upgrade"
-KEPT = ("devalloc", "solver", "node-plugin", "crds", "deploy")
+FOLDERS = ("devalloc", "solver", "node-plugin", "crds", "deploy")
 LEFT_OUT = ("deploy/helm", "deploy/images", "deploy/node/systemd")
 _FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 4, "pb": 0}]
 
@@ -38,7 +39,10 @@ class Version:
     def environment(self, **more: str) -> dict[str, str]:
         """Of its processes, which find the tests' support in this tree."""
         folders = [self.tree, self.tree / "solver", self.tree / "node-plugin", REPO]
-        return os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders)), "PYTHONUNBUFFERED": "1"} | more
+        own = {"PYTHONPATH": os.pathsep.join(map(str, folders)), "PYTHONUNBUFFERED": "1"}
+        if (table := FOLDER / f"names-{self.name}.json").exists():
+            own[old_names.ENVIRONMENT] = str(table)
+        return os.environ | own | more
 
     def python(self, *words: str) -> list[str]:
         """A command of Python's, which does not look for modules where it is started."""
@@ -80,9 +84,9 @@ def previous() -> Version:
             with tarfile.open(fileobj=io.BytesIO(content)) as sources:
                 sources.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.2 has no filters
                 sources.extractall(tree)
-            told = tree / f"devalloc-{name}.dist-info" / "METADATA"  # 0.1.0 asks the installation for its version
-            told.parent.mkdir(exist_ok=True)
-            told.write_text(f"Metadata-Version: 2.1\nName: devalloc\nVersion: {name}\n")
+            metadata = tree / f"devalloc-{name}.dist-info" / "METADATA"  # 0.1.0 asks the installation for its version
+            metadata.parent.mkdir(exist_ok=True)
+            metadata.write_text(f"Metadata-Version: 2.1\nName: devalloc\nVersion: {name}\n")
             done.touch()
     return Version(name, tree)
 
@@ -90,10 +94,10 @@ def previous() -> Version:
 def keep(tag: str) -> Path:
     """Put the sources of a tag in the place of those that are kept. Raises CalledProcessError."""
     without = [f":(exclude){path}" for path in LEFT_OUT]
-    command = ["git", "archive", "--format=tar", tag, "--", *KEPT, *without]
+    command = ["git", "archive", "--format=tar", tag, "--", *FOLDERS, *without]
     packed = subprocess.run(command, cwd=REPO, stdout=subprocess.PIPE, check=True).stdout
     content = lzma.compress(packed, filters=_FILTERS)
-    for old in FOLDER.glob("devalloc-*.tar.xz"):
+    for old in [*FOLDER.glob("devalloc-*.tar.xz"), *FOLDER.glob("names-*.json")]:
         old.unlink()
     path = FOLDER / f"devalloc-{tag.removeprefix('v')}.tar.xz"
     path.write_bytes(content)

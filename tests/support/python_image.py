@@ -48,13 +48,13 @@ def _build(folder: Path, final: Path, progress: Progress) -> dict[str, str]:
 
 
 def _python(root: Path) -> dict[str, bytes]:
-    found = {"bin/python3": (root / f"usr/bin/python{VERSION}").read_bytes()}
+    files = {"bin/python3": (root / f"usr/bin/python{VERSION}").read_bytes()}
     places = [root / part for part in debs.LIBRARIES]
     for name in LIBRARIES:
         path = next(place / name for place in places if (place / name).exists())
-        found[f"lib/x86_64-linux-gnu/{name}"] = path.read_bytes()
+        files[f"lib/x86_64-linux-gnu/{name}"] = path.read_bytes()
         if name == "libc.so.6":
-            found[LOADER] = (path.parent / Path(LOADER).name).read_bytes()
+            files[LOADER] = (path.parent / Path(LOADER).name).read_bytes()
     library = root / f"usr/lib/python{VERSION}"
     for unused in (*LEFT_OUT, *(path.name for path in library.glob("config-*"))):
         shutil.rmtree(library / unused, ignore_errors=True)
@@ -63,5 +63,5 @@ def _python(root: Path) -> dict[str, bytes]:
     subprocess.run([*debs.program(root, f"usr/bin/python{VERSION}"), *compiled], env={"PYTHONHOME": str(root / "usr")})
     for path in library.rglob("*"):
         if path.is_file():
-            found[f"usr/lib/python{VERSION}/{path.relative_to(library)}"] = path.read_bytes()
-    return found
+            files[f"usr/lib/python{VERSION}/{path.relative_to(library)}"] = path.read_bytes()
+    return files

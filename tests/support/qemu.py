@@ -122,9 +122,9 @@ class Machine:
             self.monitor = Monitor(self.folder / "qmp")
         except BaseException as error:
             self.kill()
-            said = [f"{name}: {(self.folder / name).read_text(errors='replace')[-2000:]}"
+            outputs = [f"{name}: {(self.folder / name).read_text(errors='replace')[-2000:]}"
                     for name in ("qemu.log", "console") if (self.folder / name).exists()]  # fmt: skip
-            error.add_note("\n".join(said))
+            error.add_note("\n".join(outputs))
             raise
 
     def cut_power(self, *, seconds: float = 300) -> None:

@@ -444,13 +444,13 @@ def _held_entry(random: Random, name: str, held: Manifest) -> Manifest:
 
 def groups_that_agree(random: Random) -> list[Manifest]:
     """A fleet whose claims are in groups that are to agree on an attribute, those that hold devices with them."""
-    found = documents(random)
-    for document in found:
+    manifests = documents(random)
+    for document in manifests:
         notes = document["metadata"].setdefault("annotations", {})
-        told = "status" not in document or ALLOCATED_NODE in notes  # else a pool's name alone says on which node
+        has_node = "status" not in document or ALLOCATED_NODE in notes  # else a pool's name alone says on which node
         stays = "deletionTimestamp" not in document["metadata"]
-        if document["kind"] == "DeviceClaim" and told and stays and _chance(random, 0.8):
+        if document["kind"] == "DeviceClaim" and has_node and stays and _chance(random, 0.8):
             notes[GROUP] = random.choice(["x", "y"])
             if _chance(random, 0.8):
                 notes[GROUP_MATCH] = random.choice(["numa", "numa", "model", "numa, model"])
-    return found
+    return manifests

@@ -10,11 +10,11 @@ import shutil
 from functools import lru_cache
 from pathlib import Path
 
-from tests.support import cards
-from tests.support.cards import Function, Vgpu
-from tests.support.fakehost import FakeHost
-from tests.support.fakesysfs import Plugged
-from tests.support.fakevgpu import Instance
+from tests.support import pci_cards
+from tests.support.fake_host import FakeHost
+from tests.support.fake_sysfs import Plugged
+from tests.support.fake_vgpu import VgpuInstance
+from tests.support.pci_cards import Function, Vgpu
 from tests.support.recordings import unpack
 
 A2 = "0000:08:00.0"
@@ -25,15 +25,15 @@ A2_LIVE = {
     "c728e022-f16f-434b-ad2c-9665ee634d3d": ("0000:08:02.0", "nvidia-746"),
 }
 """The vGPUs that lived there: UUID, VF and type, each of 4 GiB; so 4 of the card's 16 are left."""
-A2_TYPES = tuple(kind for kind in cards.A2_TYPES if kind.framebuffer == 4096 or kind.id == "nvidia-745")
+A2_TYPES = tuple(kind for kind in pci_cards.A2_TYPES if kind.framebuffer == 4096 or kind.id == "nvidia-745")
 """Of the card that is built: its size in use, and another. With all 15 on 16 VFs a tree has two thousand files more."""
 L40S = "0000:26:00.0"
 L40S_VF = "0000:26:00.4"
 
 
-def built_a2(root: Path) -> FakeHost:
+def build_a2(root: Path) -> FakeHost:
     host = FakeHost(root)
-    host.add(cards.a2_vgpu_card(A2, vfs=16, vgpu=Vgpu("mdev", 16384, A2_TYPES)))
+    host.add(pci_cards.a2_vgpu_card(A2, vfs=16, vgpu=Vgpu("mdev", 16384, A2_TYPES)))
     for uuid, (vf, kind) in A2_LIVE.items():
         host.vgpu.create(vf, kind, uuid)
     return host
@@ -49,15 +49,15 @@ def recorded_a2(root: Path) -> FakeHost:
             group = Path(os.readlink(function / "iommu_group")).name
             host.link(f"kernel/iommu_groups/{group}/devices/{function.name}", _path(host, function))
     for vf in A2_VFS:
-        _take_over(host, cards.a2_vgpu_card(vf, sriov=None, vgpu=None), pf=A2)
-    _take_over(host, cards.a2_vgpu_card(A2)).vfs.extend(A2_VFS)
-    types = {kind.id: kind for kind in cards.A2_TYPES}
+        _take_over(host, pci_cards.a2_vgpu_card(vf, sriov=None, vgpu=None), pf=A2)
+    _take_over(host, pci_cards.a2_vgpu_card(A2)).vfs.extend(A2_VFS)
+    types = {kind.id: kind for kind in pci_cards.A2_TYPES}
     for uuid, (vf, kind) in A2_LIVE.items():
         mdev = host.path(vf, uuid)
         group = Path(os.readlink(host.sys / mdev / "iommu_group")).name
         host.link(f"kernel/iommu_groups/{group}/devices/{uuid}", mdev)
         host.link(f"bus/mdev/devices/{uuid}", mdev)
-        host.vgpu.take_over(uuid, Instance(vf, types[kind]), int(group))
+        host.vgpu.take_over(uuid, VgpuInstance(vf, types[kind]), int(group))
     for vf in A2_VFS:
         host.vgpu.offer(vf)
         for type_id, description in recorded_types(root, "description").items():
@@ -73,15 +73,15 @@ def recorded_types(root: Path, name: str) -> dict[str, str]:
     return {kind.name: (kind / name).read_text().strip() for kind in types.iterdir()}
 
 
-def built_l40s(root: Path) -> FakeHost:
+def build_l40s(root: Path) -> FakeHost:
     host = FakeHost(root)
-    host.add(cards.l40s_vgpu_card(L40S, vfs=32))
+    host.add(pci_cards.l40s_vgpu_card(L40S, vfs=32))
     return host
 
 
 def recorded_l40s(root: Path) -> FakeHost:
     """A card around the files that were recorded of one VF."""
-    host = built_l40s(root / "host")
+    host = build_l40s(root / "host")
     recorded = unpack("harvester-pcidevices", root) / "sys/bus/pci/devices" / L40S_VF / "nvidia"
     shutil.copytree(recorded, host.sys / host.path(L40S_VF, "nvidia"), dirs_exist_ok=True)
     return host

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tests.support import data
+from tests.support import reference_data
 
 NAMES = ("harvester-vgpu-node", "harvester-pcidevices", "igb-guest", "hwloc-32intel64-2p8co2t-8ve")
 
@@ -54,7 +54,7 @@ def unpack(name: str, folder: Path, only: tuple[str, ...] = (), *, whole: bool =
 @lru_cache
 def _recording(name: str) -> dict[str, Any]:
     """Links point wherever the machine's did; discovery has to keep to its root."""
-    recording: dict[str, Any] = data.read(data.DATA / "machines" / f"{name}.json.xz")
+    recording: dict[str, Any] = reference_data.read(reference_data.DATA / "machines" / f"{name}.json.xz")
     return recording
 
 
@@ -78,7 +78,7 @@ def recorded(archive: Path) -> dict[str, Any]:
 
 def main(arguments: list[str]) -> int:
     archive, target = arguments
-    Path(target).write_bytes(data.packed(recorded(Path(archive))))
+    Path(target).write_bytes(reference_data.packed(recorded(Path(archive))))
     return 0
 
 

@@ -19,19 +19,19 @@ TAG = "cpython-" + VERSION.replace(".", "")
 ADDRESS = "192.0.2.2"
 _OF_PROJECT = {
     Path(devalloc.__file__).parent: ("*.py", "scaling/**/*.py", "api/**/*.py"),
-    Path(devalloc_node.__file__).parent: ("*.py", "guest/**/*.py"),
+    Path(devalloc_node.__file__).parent: ("*.py", "guest/**/*.py", "net/**/*.py"),
 }
 
 
 def files() -> dict[str, bytes]:
     """The monitor and what it imports, by their paths in the guest."""
     folder = Path(websockets.__file__).parent
-    found = {f"{PACKAGES}/websockets/{path.relative_to(folder)}": path for path in folder.rglob("*.py")}
+    paths = {f"{PACKAGES}/websockets/{path.relative_to(folder)}": path for path in folder.rglob("*.py")}
     for folder, patterns in _OF_PROJECT.items():
         for pattern in patterns:
-            found |= {f"{PACKAGES}/{folder.name}/{path.relative_to(folder)}": path for path in folder.glob(pattern)}
-    files = {name: path.read_bytes() for name, path in found.items()}
-    return files | _compiled(found) if sys.implementation.cache_tag == TAG else files
+            paths |= {f"{PACKAGES}/{folder.name}/{path.relative_to(folder)}": path for path in folder.glob(pattern)}
+    files = {name: path.read_bytes() for name, path in paths.items()}
+    return files | _compiled(paths) if sys.implementation.cache_tag == TAG else files
 
 
 def _compiled(sources: dict[str, Path]) -> dict[str, bytes]:

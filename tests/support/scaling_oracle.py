@@ -28,19 +28,19 @@ def working_set(series: list[int], window: int, wait: int, *, largest: bool) -> 
     offset = wait - 1
     if len(series) < offset + window:
         return None
-    found = series[-1]
+    lowest = series[-1]
     if not largest:
         for t in range(offset, len(series) - (window - 1)):
             grew_before = max(0, series[t] - series[t - window + 1])
             grows_after = max(0, series[t + window - 1] - series[t])
             if grows_after > 3 * grew_before:
-                found = series[t]
+                lowest = series[t]
                 break
-    cut = [i for i in range(offset, len(series)) if series[i] > found]
-    kept = series[: cut[0]] if cut else series
-    best = Fraction(kept[0])
-    for i in range(1, len(kept)):
-        x0, x1 = kept[i - 1], max(kept[i - 1], kept[i])
+    cut = [i for i in range(offset, len(series)) if series[i] > lowest]
+    uncut = series[: cut[0]] if cut else series
+    best = Fraction(uncut[0])
+    for i in range(1, len(uncut)):
+        x0, x1 = uncut[i - 1], max(uncut[i - 1], uncut[i])
         best = max(best, x1 + Fraction(x1 - x0, 2))
     return best
 
@@ -108,7 +108,7 @@ def some_less(one: Pair, other: Pair) -> bool:
     return one[CPU] < other[CPU] or one[MEMORY] < other[MEMORY]
 
 
-class Agent:
+class OracleAgent:
     """One machine. ``times``, in milliseconds: tick, retry, deniedRetry, machineRetry, monitorRetry, denied, valid."""
 
     def __init__(self, unit: Pair, least: Pair, most: Pair, config: dict[str, Any], times: dict[str, int]) -> None:
@@ -116,7 +116,7 @@ class Agent:
         self.using = least
         self.system: dict[str, Any] | None = None
         self.lfc: list[int] | None = None
-        self.asked: tuple[int, Pair] | None = None
+        self.last_request: tuple[int, Pair] | None = None
         self.asking = False
         self.ask_failed: int | None = None
         self.permit: Pair | None = None
@@ -128,7 +128,7 @@ class Agent:
 
     def disconnect(self) -> None:
         self.approved: Pair | None = None
-        self.telling: tuple[str, Pair] | None = None
+        self.monitor_call: tuple[str, Pair] | None = None
         self.failed: dict[str, int] = {}
         self.wish: tuple[int, Pair, tuple[bool, bool]] | None = None
         self.denial: tuple[int, Pair, Pair] | None = None
@@ -138,13 +138,13 @@ class Agent:
         self.approved = self.using
 
     def ask(self, now: int, target: Pair) -> None:
-        self.asked, self.asking, self.ask_failed = (now, target), True, None
+        self.last_request, self.asking, self.ask_failed = (now, target), True, None
 
     def answer(self, now: int, permit: Pair) -> bool:
         """Whether the permit is valid."""
-        assert self.asked is not None
+        assert self.last_request is not None
         self.asking = False
-        ask = self.asked[1]
+        ask = self.last_request[1]
         valid = all(permit[r] != 0 and permit[r] <= ask[r] and permit[r] >= self.using[r] for r in BOTH)
         if valid:
             self.permit = permit
@@ -166,21 +166,21 @@ class Agent:
         self.changing, self.change_failed = None, now
 
     def tell(self, way: str, target: Pair) -> None:
-        self.telling = (way, target)
+        self.monitor_call = (way, target)
         self.failed.pop(way, None)
 
     def agreed(self) -> None:
-        assert self.telling is not None
-        self.approved, self.telling = self.telling[1], None
+        assert self.monitor_call is not None
+        self.approved, self.monitor_call = self.monitor_call[1], None
 
     def refused(self, now: int) -> None:
-        assert self.telling is not None
+        assert self.monitor_call is not None
         assert self.approved is not None
-        self.denial, self.telling = (now, self.approved, self.telling[1]), None
+        self.denial, self.monitor_call = (now, self.approved, self.monitor_call[1]), None
 
     def tell_fails(self, now: int) -> None:
-        assert self.telling is not None
-        self.failed[self.telling[0]], self.telling = now, None
+        assert self.monitor_call is not None
+        self.failed[self.monitor_call[0]], self.monitor_call = now, None
 
     def wishes(self, now: int, cpu: bool, memory: bool) -> None:
         if self.approved is not None:
@@ -228,7 +228,7 @@ class Agent:
         self._plugin(now, wanted, actions, waits)
         self._machine(now, wanted, actions, waits)
         self._monitor(now, wanted, actions, waits)
-        idle = self.telling is None and "down" not in actions
+        idle = self.monitor_call is None and "down" not in actions
         if denial_ends is not None and idle:
             waits.append(denial_ends - now)
         if wish_ends is not None:
@@ -249,16 +249,16 @@ class Agent:
             report = max(report[CPU], self.changing[CPU]), max(report[MEMORY], self.changing[MEMORY])
         new = False
         again = None
-        if self.asked is not None and self.permit is not None:
+        if self.last_request is not None and self.permit is not None:
             new = target != self.permit
-            if some_less(self.permit, self.asked[1]) and now < self.asked[0] + self.times["deniedRetry"]:
-                new, again = False, self.asked[0] + self.times["deniedRetry"]
-        due = self.asked is None or now >= self.asked[0] + self.times["tick"]
+            if some_less(self.permit, self.last_request[1]) and now < self.last_request[0] + self.times["deniedRetry"]:
+                new, again = False, self.last_request[0] + self.times["deniedRetry"]
+        due = self.last_request is None or now >= self.last_request[0] + self.times["tick"]
         if new or due:
             actions["plugin"] = (self.permit, target if new else report)
             return
-        assert self.asked is not None
-        waits.append(self.asked[0] + self.times["tick"] - now)
+        assert self.last_request is not None
+        waits.append(self.last_request[0] + self.times["tick"] - now)
         if again is not None:
             waits.append(again - now)
 
@@ -268,8 +268,8 @@ class Agent:
             return
         asking = None
         if self.asking:
-            assert self.asked is not None
-            asking = self.asked[1]
+            assert self.last_request is not None
+            asking = self.last_request[1]
         elif "plugin" in actions:
             asking = actions["plugin"][1]
         if asking is not None and some_less(asking, target):
@@ -289,7 +289,7 @@ class Agent:
             max(down[CPU], self.approved[CPU] - self.unit[CPU]),
             max(down[MEMORY], self.approved[MEMORY] - self.unit[MEMORY]),
         )
-        if self.telling is not None:
+        if self.monitor_call is not None:
             return
         for way, target in (("up", up), ("down", down)):
             if target == self.approved or "up" in actions:

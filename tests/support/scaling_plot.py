@@ -133,11 +133,11 @@ class _Picture:
 
     def _points(self, panel: int, most: float, values: Series, steps: bool, lift: float) -> str:
         _, top, height = PANELS[panel]
-        said = ""
+        path = ""
         for at, value in values:
             x, y = self._x(at), top + height * (1 - value / most) - lift
-            said += f"M{x:.1f} {y:.1f}" if not said else f"H{x:.1f}V{y:.1f}" if steps else f"L{x:.1f} {y:.1f}"
-        return said + (f"H{self._x(self._end):.1f}" if steps else "")
+            path += f"M{x:.1f} {y:.1f}" if not path else f"H{x:.1f}V{y:.1f}" if steps else f"L{x:.1f} {y:.1f}"
+        return path + (f"H{self._x(self._end):.1f}" if steps else "")
 
     def _drawn(
         self, panel: int, most: float, values: Series, kind: str, *, steps: bool = True, lift: float = 0
@@ -184,14 +184,16 @@ class _Picture:
         ]
         yield from self._drawn(2, most, used, "green thin", steps=False)
         words = (("grey", "wanted"), ("amber", "permitted"), ("blue", "QEMU has"), ("green", "the guest uses"))
-        for number, (kind, said) in enumerate(words):
-            yield _text(WIDTH - RIGHT + 10, PANELS[2][1] + 14 + 17 * number, said, kind)
+        for number, (kind, text) in enumerate(words):
+            yield _text(WIDTH - RIGHT + 10, PANELS[2][1] + 14 + 17 * number, text, kind)
 
     def _wanted(self, amount: str) -> Series:
         """By its status."""
         unit = GIB if amount == "memory" else 1.0
-        said = [(e["at"], e["more"]["wanted"]) for e in self._events if e["what"] == "status" and "wanted" in e["more"]]
-        return [(at, amounts[amount] / unit) for at, amounts in said]
+        wanted = [
+            (e["at"], e["more"]["wanted"]) for e in self._events if e["what"] == "status" and "wanted" in e["more"]
+        ]
+        return [(at, amounts[amount] / unit) for at, amounts in wanted]
 
     def _lanes(self) -> Iterator[str]:
         right = WIDTH - RIGHT + 10
@@ -217,32 +219,32 @@ class _Picture:
         yield _text(right, _lane(3) + 4, f"{seen[-1]['more']['writes']} writes, read back", "quiet")
 
     def _way_up(self) -> list[tuple[str, str, float, float]]:
-        told = next(event for event in self._events if event["what"] == "told" and event["cpus"] == self._most)
-        asked = next(e for e in self._events if e["what"] == "asked" and e["cpus"] == told["cpus"])
-        load = [event for event in self._events if event["what"] == "load" and event["at"] < asked["at"]][-1]
-        heard = self._next("heard", told["at"])
+        granted = next(event for event in self._events if event["what"] == "told" and event["cpus"] == self._most)
+        request = next(e for e in self._events if e["what"] == "asked" and e["cpus"] == granted["cpus"])
+        load = [event for event in self._events if event["what"] == "load" and event["at"] < request["at"]][-1]
+        heard = self._next("heard", granted["at"])
         return [
             (f"load {load['more']['host_load1']:.2f} is read", "green", load["at"], load["at"]),
-            ("permit asked for", "amber", asked["at"], asked["at"]),
-            ("permit given", "amber", *2 * (self._next("permitted", asked["at"])["at"],)),
-            ("memory plugged", "blue", *self._span("plugging", "memory", asked["at"], told["at"])),
-            ("CPU plugged", "blue", *self._span("plugging", "cpus", asked["at"], told["at"])),
-            ("monitor told, and says yes", "green", told["at"], heard["at"]),
+            ("permit asked for", "amber", request["at"], request["at"]),
+            ("permit given", "amber", *2 * (self._next("permitted", request["at"])["at"],)),
+            ("memory plugged", "blue", *self._span("plugging", "memory", request["at"], granted["at"])),
+            ("CPU plugged", "blue", *self._span("plugging", "cpus", request["at"], granted["at"])),
+            ("monitor told, and says yes", "green", granted["at"], heard["at"]),
         ]
 
     def _way_down(self) -> list[tuple[str, str, float, float]]:
         agreed = [event for event in self._events if event["what"] == "agreed"][-1]
         may = [event for event in self._events if event["what"] == "may" and event["at"] < agreed["at"]][-1]
-        asked = next(
+        request = next(
             e for e in self._events if e["what"] == "asked" and e["at"] > agreed["at"] and e["cpus"] == agreed["cpus"]
         )
         return [
             ("monitor asked", "green", may["at"], may["at"]),
             ("monitor agrees", "green", agreed["at"], agreed["at"]),
-            ("memory unplugged", "blue", *self._span("unplugging", "memory", agreed["at"], asked["at"])),
-            ("CPU unplugged, last", "blue", *self._span("unplugging", "cpus", agreed["at"], asked["at"])),
-            ("less asked for", "amber", asked["at"], asked["at"]),
-            ("permit lowered", "amber", *2 * (self._next("permitted", asked["at"])["at"],)),
+            ("memory unplugged", "blue", *self._span("unplugging", "memory", agreed["at"], request["at"])),
+            ("CPU unplugged, last", "blue", *self._span("unplugging", "cpus", agreed["at"], request["at"])),
+            ("less asked for", "amber", request["at"], request["at"]),
+            ("permit lowered", "amber", *2 * (self._next("permitted", request["at"])["at"],)),
         ]
 
     def _next(self, what: str, after: float) -> Row:

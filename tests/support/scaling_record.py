@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from devalloc.scaling.scalars import bytes_from_json, cpu_from_json
+from devalloc.scaling.wire_amounts import bytes_from_json, cpu_from_json
 from devalloc.store.sqlite import SQLiteStore
-from tests.support.wiretap import Said, wiretap
+from tests.support.wiretap import WireMessage, wiretap
 
 GAUGES, PERMITS, MONITOR = 9100, 10299, 10301
 TRACE_FILE = "trace.log"
@@ -51,7 +51,7 @@ class Amounts:
         return {"cpus": self.cpus, "memory": self.memory}
 
     @property
-    def told(self) -> dict[str, str]:
+    def as_status(self) -> dict[str, str]:
         """As a VirtualMachine's status has it: whole GiB."""
         return {"cpus": f"{self.cpus:g}", "memory": f"{self.memory >> 30}Gi"}
 
@@ -78,7 +78,7 @@ class Record:
     def __init__(self, least_memory: int, cpus: int = 1) -> None:
         self._heard: list[Event] = []
         self._mutex = threading.Lock()
-        self._asked: dict[int, tuple[float, int]] = {}
+        self._requests: dict[int, tuple[float, int]] = {}
         self._least = (float(cpus), least_memory)
         self._trace: Callable[[], Path | None] = lambda: None
 
@@ -106,7 +106,7 @@ class Record:
         with closing(SQLiteStore(path)) as store:
             for change in store.watch(["VirtualMachine"], stop=over):
                 status = change.object.get("status", {})
-                parts = {name: _told(status[name]) for name in STATUS if name in status}
+                parts = {name: _wire_amounts(status[name]) for name in STATUS if name in status}
                 if parts != before:
                     self.note("status", **parts)
                     before = parts
@@ -129,9 +129,9 @@ class Record:
 
     def first(self, what: str, after: float = 0.0, **amounts: float) -> Event:
         """The first such event; AssertionError where there is none."""
-        found = self.find(what, after, **amounts)
-        assert found is not None, f"no {what} {amounts or ''} in\n" + "\n".join(map(shown, self.events()))
-        return found
+        event = self.find(what, after, **amounts)
+        assert event is not None, f"no {what} {amounts or ''} in\n" + "\n".join(map(event_text, self.events()))
+        return event
 
     def find(self, what: str, after: float = 0.0, **amounts: float) -> Event | None:
         for event in self.events():
@@ -142,14 +142,14 @@ class Record:
     def content(self) -> list[dict[str, Any]]:
         """As JSON, in seconds since the beginning, and of memory that comes or goes no more than can be seen."""
         events = self.events()
-        begun, last, found = events[0].at, 0.0, []
+        begun, last, rows = events[0].at, 0.0, []
         for event, after in zip(events, [*events[1:], None], strict=True):
             if event.what == "has" and after is not None and after.what == "has" and event.at < last + 0.1:
                 continue
             last = event.at
-            said = {name: value for name, value in asdict(event).items() if value not in (None, {})}
-            found.append({**said, "at": round(event.at - begun, 4)})
-        return found
+            fields = {name: value for name, value in asdict(event).items() if value not in (None, {})}
+            rows.append({**fields, "at": round(event.at - begun, 4)})
+        return rows
 
     def last(self, what: str, before: float) -> Event:
         """The last such event until then."""
@@ -159,55 +159,57 @@ class Record:
         with self._mutex:
             self._heard.append(event)
 
-    def _hear(self, said: Said) -> None:
-        content = json.loads(said.text) if said.text.startswith("{") else {}
-        if said.port == GAUGES and said.by_server:
-            gauges = {name: float(value) for name, value in _GAUGE.findall(said.text)}
+    def _hear(self, message: WireMessage) -> None:
+        content = json.loads(message.text) if message.text.startswith("{") else {}
+        if message.port == GAUGES and message.by_server:
+            gauges = {name: float(value) for name, value in _GAUGE.findall(message.text)}
             if gauges:
-                self._add(Event(said.at, "load", more=gauges))
-        elif said.port == PERMITS and content:
-            what, part = ("permitted", "permit") if said.by_server else ("asked", "resources")
-            self._add(Event(said.at, what, *_amounts(content[part]["vCPUs"], content[part]["mem"])))
-        elif said.port == MONITOR and content:
-            self._between(said, content)
+                self._add(Event(message.at, "load", more=gauges))
+        elif message.port == PERMITS and content:
+            what, part = ("permitted", "permit") if message.by_server else ("asked", "resources")
+            self._add(Event(message.at, what, *_amounts(content[part]["vCPUs"], content[part]["mem"])))
+        elif message.port == MONITOR and content:
+            self._between(message, content)
 
-    def _between(self, said: Said, content: dict[str, Any]) -> None:
+    def _between(self, message: WireMessage, content: dict[str, Any]) -> None:
         """Agent and monitor."""
         kind, about = content.get("type"), content.get("content", {})
         if kind in ("UpscaleNotification", "DownscaleRequest"):
             amounts = about.get("granted") or about["target"]
-            self._asked[content["id"]] = _amounts(amounts["cpu"], amounts["mem"])
-            self._add(Event(said.at, "told" if "granted" in about else "may", *self._asked[content["id"]]))
+            self._requests[content["id"]] = _amounts(amounts["cpu"], amounts["mem"])
+            self._add(Event(message.at, "told" if "granted" in about else "may", *self._requests[content["id"]]))
         elif kind == "UpscaleConfirmation":
-            self._add(Event(said.at, "heard", *self._asked.get(content["id"], (None, None))))
+            self._add(Event(message.at, "heard", *self._requests.get(content["id"], (None, None))))
         elif kind == "DownscaleResult":
-            asked = self._asked.get(content["id"], (None, None))
-            self._add(Event(said.at, "agreed" if content["Ok"] else "denied", *asked, more={"why": content["Status"]}))
+            requested = self._requests.get(content["id"], (None, None))
+            self._add(
+                Event(message.at, "agreed" if content["Ok"] else "denied", *requested, more={"why": content["Status"]})
+            )
         elif kind == "UpscaleRequest":
-            self._add(Event(said.at, "wants"))
+            self._add(Event(message.at, "wants"))
 
 
 def steps_wait_for_each_other(events: list[Event], least: Amounts) -> None:
     """At no instant has anybody gone ahead of the one before him in the order (docs/scaling.md)."""
-    has = permitted = asked = allowed = least
+    has = permitted = requested = allowed = least
     for event in events:
-        said = Amounts(event.cpus or 0, event.memory or 0)
+        amounts = Amounts(event.cpus or 0, event.memory or 0)
         if event.what == "asked":
             # Less is asked for when QEMU has let go of it, not before.
-            assert said.at_least(asked) or said.at_least(has), f"{shown(event)}: it still has {has}"
-            asked = said
+            assert amounts.at_least(requested) or amounts.at_least(has), f"{event_text(event)}: it still has {has}"
+            requested = amounts
         elif event.what == "permitted":
-            permitted = said
+            permitted = amounts
         elif event.what == "plugging":
-            assert permitted.at_least(said), f"{shown(event)}: permitted are {permitted}"
+            assert permitted.at_least(amounts), f"{event_text(event)}: permitted are {permitted}"
         elif event.what == "told":
-            assert has.at_least(said), f"{shown(event)}: it has {has}"
-            allowed = said
+            assert has.at_least(amounts), f"{event_text(event)}: it has {has}"
+            allowed = amounts
         elif event.what == "agreed":
-            allowed = said
+            allowed = amounts
         elif event.what == "unplugging":
             left = Amounts(event.cpus or has.cpus, event.memory or has.memory)
-            assert left.at_least(allowed), f"{shown(event)}: agreed to are {allowed}"
+            assert left.at_least(allowed), f"{event_text(event)}: agreed to are {allowed}"
         elif event.what == "has":
             has = Amounts(event.cpus or has.cpus, event.memory or has.memory)
 
@@ -218,9 +220,9 @@ def done_by_qemu(trace: str, cpus: float, memory: int) -> Iterator[Event]:
     for line in trace.splitlines():
         if (match := _LINE.match(line)) is None:
             continue
-        at, what, said = float(match[1]), match[2], match[3]
+        at, what, text = float(match[1]), match[2], match[3]
         if what == "handle_qmp_command":
-            waiting = json.loads(said.partition("req: ")[2])
+            waiting = json.loads(text.partition("req: ")[2])
             arguments = waiting.get("arguments", {})
             if waiting["execute"] in ("device_add", "device_del") and _is_cpu(arguments):
                 way = "plugging" if waiting["execute"] == "device_add" else "unplugging"
@@ -229,8 +231,8 @@ def done_by_qemu(trace: str, cpus: float, memory: int) -> Iterator[Event]:
                 wanted = base + int(arguments["value"])
                 if wanted != memory:
                     yield Event(at, "plugging" if wanted > memory else "unplugging", memory=wanted)
-        elif what == "monitor_qmp_respond" and waiting is not None and "resp: " in said:
-            answer = json.loads(said.partition("resp: ")[2])
+        elif what == "monitor_qmp_respond" and waiting is not None and "resp: " in text:
+            answer = json.loads(text.partition("resp: ")[2])
             if "return" in answer and waiting["execute"] == "device_add" and _is_cpu(waiting["arguments"]):
                 cpus += 1
                 yield Event(at, "has", cpus=cpus)
@@ -240,16 +242,16 @@ def done_by_qemu(trace: str, cpus: float, memory: int) -> Iterator[Event]:
                 yield Event(at, "has", cpus=cpus)
             if "return" in answer or "error" in answer:
                 waiting = None
-        elif what in ("virtio_mem_plug_request", "virtio_mem_unplug_request") and (count := _BLOCKS.search(said)):
+        elif what in ("virtio_mem_plug_request", "virtio_mem_unplug_request") and (count := _BLOCKS.search(text)):
             blocks = int(count[1]) if what == "virtio_mem_plug_request" else -int(count[1])
         elif what == "virtio_mem_send_response" and blocks:
-            if said.split("=")[-1].strip() == "0":  # done
+            if text.split("=")[-1].strip() == "0":  # done
                 memory += blocks * BLOCK
                 yield Event(at, "has", memory=memory)
             blocks = 0
 
 
-def shown(event: Event) -> str:
+def event_text(event: Event) -> str:
     amounts = "" if event.cpus is None else f" {event.cpus:g} CPU"
     amounts += "" if event.memory is None else f" {event.memory / (1 << 20):.0f}Mi"
     load = f" {event.more['host_load1']:g}" if event.what == "load" else ""
@@ -261,7 +263,7 @@ def _amounts(cpus: Any, memory: Any) -> tuple[float, int]:
     return cpu_from_json(cpus) / 1000, bytes_from_json(memory)
 
 
-def _told(amounts: dict[str, Any]) -> dict[str, float]:
+def _wire_amounts(amounts: dict[str, Any]) -> dict[str, float]:
     cpus, memory = _amounts(amounts["cpus"], amounts["memory"])
     return {"cpus": cpus, "memory": memory}
 

@@ -14,19 +14,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
-from devalloc.scaling.bounds import Bounds
+from devalloc.scaling.bounds import ScalingBounds
 from devalloc.scaling.config import ScalingConfig
 from devalloc.scaling.messages.monitor import DownscaleResult
 from devalloc.scaling.metrics import LfcMetrics, SystemMetrics
 from devalloc.scaling.resources import Resources
-from devalloc.scaling.state import Rules
+from devalloc.scaling.state import ScalingRules
 from devalloc_node.agent.channels import Channels
-from devalloc_node.agent.monitor import MonitorStatus
-from devalloc_node.agent.report import Report
+from devalloc_node.agent.guest_monitor_client import MonitorStatus
+from devalloc_node.agent.report import ScalingReport
 from devalloc_node.agent.scaler import Scaler
-from devalloc_node.agent.waits import Waits
+from devalloc_node.agent.timeouts import ScalerTimeouts
 from devalloc_node.errors import Failed, Unknown
-from tests.support.scaling_plugin import BookPlugin
+from tests.support.in_process_permits import InProcessPermits
 
 Result = TypeVar("Result")
 GIB = 2**30
@@ -71,7 +71,7 @@ class Load:
 class Vm:
     """A machine with its guest and monitor, and this node's scaler for it."""
 
-    def __init__(self, world: World, name: str, bounds: Bounds, load: Load) -> None:
+    def __init__(self, world: ScalingWorld, name: str, bounds: ScalingBounds, load: Load) -> None:
         self.world, self.name, self.bounds, self.load = world, name, bounds, load
         self.has = bounds.min
         self.run_number = 0
@@ -88,10 +88,10 @@ class Vm:
     # Who can be restarted.
 
     def begin(self) -> None:
-        waits = Waits(look_interval=10_000)
+        waits = ScalerTimeouts(look_interval=10_000)
         rng = random.Random(self.name)
         self.scaler = Scaler(
-            self.name, Rules(UNIT, as_peers=self.world.as_peers), self.bounds, CONFIG, self._channels, waits, rng
+            self.name, ScalingRules(UNIT, as_peers=self.world.as_peers), self.bounds, CONFIG, self._channels, waits, rng
         )
         self.task = asyncio.get_running_loop().create_task(self.scaler.run())
 
@@ -189,15 +189,15 @@ class Vm:
             listener.monitor_disconnected("the connection was lost")
 
     async def upscale(self, granted: Resources) -> None:
-        async def told() -> None:
+        async def agree() -> None:
             await asyncio.sleep(ANSWER)
             self.agreed = self.agreed.most(granted)
             self.world.check(f"{self.name}'s monitor is told of {granted}")
 
-        await self.world.call("guest", self, told)
+        await self.world.call("guest", self, agree)
 
     async def downscale(self, target: Resources) -> DownscaleResult:
-        async def asked() -> DownscaleResult:
+        async def answer() -> DownscaleResult:
             await asyncio.sleep(ANSWER)
             self.asked_down += 1
             if self.asked_down % 4 == 2:  # now and then it does not agree
@@ -205,7 +205,7 @@ class Vm:
             self.agreed = self.agreed.least(target)
             return DownscaleResult(True, "ok")
 
-        return await self.world.call("guest", self, asked)
+        return await self.world.call("guest", self, answer)
 
     def status(self) -> MonitorStatus:
         connected = self.connection is not None and not self.connection.is_set()
@@ -220,7 +220,7 @@ class Vm:
 
 
 @dataclass
-class World:
+class ScalingWorld:
     """``faults`` are what happens; ``wrong`` collects what must never be."""
 
     total: Resources
@@ -236,7 +236,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.began = asyncio.get_running_loop().time()
-        self.plugin = BookPlugin(self.total, UNIT)
+        self.plugin = InProcessPermits(self.total, UNIT)
 
     @property
     def now(self) -> float:
@@ -310,13 +310,13 @@ class World:
 
 
 @dataclass
-class Outcome:
+class ScalingOutcome:
     """How a course ended."""
 
     calls: int
     struck: list[str]
     wrong: list[str]
-    reports: dict[str, Report | None]
+    reports: dict[str, ScalingReport | None]
     has: dict[str, Resources]
 
     @property
@@ -324,13 +324,13 @@ class Outcome:
         """What was wrong on the way, and what is not as it should be in the end."""
         complaints = list(self.wrong)
         for name, amounts in EXPECTED.items():
-            told = self.reports[name]
-            if told is None:
+            report = self.reports[name]
+            if report is None:
                 complaints.append(f"{name} was never seen")
-            elif {told.wanted, told.permitted, told.applied, told.observed, self.has[name]} != {amounts}:
-                complaints.append(f"{name} has {self.has[name]}, not {amounts}: {told}")
-            elif told.reason is not None:
-                complaints.append(f"{name} has what it should have, and a reason why not: {told.reason}")
+            elif {report.wanted, report.permitted, report.applied, report.observed, self.has[name]} != {amounts}:
+                complaints.append(f"{name} has {self.has[name]}, not {amounts}: {report}")
+            elif report.reason is not None:
+                complaints.append(f"{name} has what it should have, and a reason why not: {report.reason}")
         return [f"{', '.join(self.struck) or 'no fault'}: {complaint}" for complaint in complaints]
 
 
@@ -353,17 +353,17 @@ def restless(rng: random.Random, until: float) -> tuple[Load, Load]:
     return ways[0], ways[1]
 
 
-async def course(
+async def run_scaling_course(
     faults: Sequence[Fault] = (),
     seconds: float = 130.0,
     *,
     loads: tuple[Load, Load] = CALM,
     change: float = CHANGE,
     as_peers: bool = False,
-) -> Outcome:
+) -> ScalingOutcome:
     """Two machines of one to six units on a node of eight."""
-    world = World(UNIT * 8, faults, as_peers, change)
-    bounds = Bounds(UNIT, UNIT * 6)
+    world = ScalingWorld(UNIT * 8, faults, as_peers, change)
+    bounds = ScalingBounds(UNIT, UNIT * 6)
     for name, load in zip("ab", loads, strict=True):
         world.vms.append(Vm(world, name, bounds, load))
     for vm in world.vms:
@@ -378,4 +378,4 @@ async def course(
     for task in list(world.background):
         with suppress(Failed):
             await task
-    return Outcome(world.calls, world.struck, world.wrong, reports, {vm.name: vm.has for vm in world.vms})
+    return ScalingOutcome(world.calls, world.struck, world.wrong, reports, {vm.name: vm.has for vm in world.vms})

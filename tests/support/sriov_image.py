@@ -137,9 +137,9 @@ def make_disk(tools: Path, content: Path | None, disk: Path, label: str, *, mebi
 def _keep_modules(root: Path) -> None:
     """Remove the kernel modules that no test uses: they are half of the disk."""
     folder = images.only(root / "usr/lib/modules")
-    kept = set(initramfs.modules(folder, MODULES))
+    needed = set(initramfs.modules(folder, MODULES))
     for path in folder.rglob("*.ko*"):
-        if path not in kept:
+        if path not in needed:
             path.unlink()
     loader, *rest = debs.program(root, "usr/bin/kmod")
     _run([loader, "--argv0", "depmod", *rest, "-b", str(root), "-m", "usr/lib/modules", folder.name], root)

@@ -29,7 +29,7 @@ from devalloc.store import (
     NotFound,
     Store,
 )
-from tests.support.objects import a_class, claim, pool
+from tests.support.minimal_manifests import a_class, claim, pool
 
 Object = dict[str, Any]
 A = Key("DeviceClaim", "default", "a")
@@ -226,7 +226,7 @@ class TestCommit:
         ],
     )
     def test_a_fence_holds_while_nothing_it_names_changed(self, store: Store, what: str, holds: bool) -> None:
-        mine, other, devices = store.create(claim()), store.create(claim("other")), store.create(pool())
+        own_claim, other, devices = store.create(claim()), store.create(claim("other")), store.create(pool())
         fence = Fence(store.list().resource_version, frozenset({"DevicePool"}), frozenset({"DeviceClaim"}))
         match what:
             case "claim created":
@@ -253,7 +253,7 @@ class TestCommit:
                 store.delete(*Key.of(devices))
             case "other kind created":
                 store.create(a_class("z"))
-        change = Change(A, version(mine), {"podNames": ["x"]})
+        change = Change(A, version(own_claim), {"podNames": ["x"]})
         if holds:
             store.commit([change], fence)
             assert store.get(*A)["status"] == {"podNames": ["x"]}
@@ -542,11 +542,11 @@ class TestWatch:
         expired = 0
         for since in range(first, int(now(store)) + 1):
             try:
-                told = [name for _, name in seen(store, str(since))]
+                names = [name for _, name in seen(store, str(since))]
             except Expired:
                 expired += 1
             else:
-                assert told == [name for at, name in deleted.items() if at > since]
+                assert names == [name for at, name in deleted.items() if at > since]
         assert 0 < expired < 100
 
     def test_a_version_from_the_future_is_expired_too(self, store: Store) -> None:
@@ -560,10 +560,10 @@ class TestWatch:
 
 
 def test_what_a_caller_does_to_an_object_does_not_reach_the_store(store: Store) -> None:
-    mine = claim()
-    made = store.create(mine)
+    own_claim = claim()
+    made = store.create(own_claim)
     made["spec"]["claims"].clear()
-    mine["spec"]["claims"].append({})
+    own_claim["spec"]["claims"].append({})
     store.list().objects[0]["metadata"]["name"] = "x"
     assert store.get(*A)["spec"] == claim()["spec"]
 

@@ -17,11 +17,11 @@ from typing import Any
 
 from devalloc.api.quantity import Quantity
 from devalloc.api.semver import SemVer
-from devalloc_solver.dra.cel import CelDevice, CompileError, EvaluationError, compile
+from devalloc_solver.cel.kubernetes import CelDevice, CompileError, EvaluationError, compile
 from tests.support.go_build import Unavailable, cache_folder, locked, run, toolchain
-from tests.support.upstream import SOURCE, version
+from tests.support.upstream_allocator import SOURCE, version
 
-KEPT = Path(__file__).parents[1] / "conformance" / "selectors.json"
+ANSWERS_FILE = Path(__file__).parents[1] / "conformance" / "selectors.json"
 
 GATES = frozenset(("DRAConsumableCapacity", "DRAListTypeAttributes"))
 
@@ -29,13 +29,13 @@ Devices = Mapping[str, Mapping[str, Any]]
 """By name: driver, attributes, capacity and allowMultipleAllocations, as a ResourceSlice has them."""
 
 
-def kept() -> dict[str, Any]:
+def kept_answers() -> dict[str, Any]:
     """The kept answers: ``devices``, ``selectors`` (answer by expression), ``differences`` (upstream, ours and why).
 
     An answer is C for an expression that does not compile, else a letter for each device in the order of their names:
     T for a match, F for none, E for an error.
     """
-    content: dict[str, Any] = json.loads(KEPT.read_text(encoding="utf-8"))
+    content: dict[str, Any] = json.loads(ANSWERS_FILE.read_text(encoding="utf-8"))
     return content
 
 
@@ -111,7 +111,7 @@ def theirs(program: Path, expressions: Iterable[str], devices: Devices, folder: 
 
 
 def _refresh() -> None:
-    content = kept()
+    content = kept_answers()
     program = binary()
     for group in (content["selectors"], content["differences"]):
         answers = theirs(program, group, content["devices"], program.parent)
@@ -121,7 +121,7 @@ def _refresh() -> None:
             else:
                 group[expression] = answer
     content["source"] = content["source"].rpartition(" ")[0] + f" v{version()}"
-    KEPT.write_text(written(content), encoding="utf-8")
+    ANSWERS_FILE.write_text(written(content), encoding="utf-8")
 
 
 def written(content: Mapping[str, Any]) -> str:

@@ -237,7 +237,7 @@ class _Connector(BaseConnector):
         return protocol
 
 
-class Killed(BaseException):
+class ProcessKilled(BaseException):
     """Its process is no more."""
 
 
@@ -287,7 +287,7 @@ class _Thread:
         self._lockstep.running.discard(self)
         assert self._end is not None
         result, error = self._end
-        if isinstance(error, Killed):
+        if isinstance(error, ProcessKilled):
             return  # nobody is there who could hear of it
         self.future.set_result(result) if error is None else self.future.set_exception(error)
 
@@ -298,7 +298,7 @@ class _Thread:
         self._go.acquire()
         assert self.waiting is not None
         if self._lockstep.is_killed:
-            raise Killed
+            raise ProcessKilled
         return cast("Result", self.waiting.result())
 
     def _got_it(self, task: asyncio.Task[Any]) -> None:
@@ -321,7 +321,7 @@ def waited(coroutine: Coroutine[Any, Any, Result]) -> Result:
 
 
 def session() -> ClientSession:
-    """As `devalloc_node.agent.fetch.new_session`, but for where its connections lead."""
+    """As `devalloc_node.agent.http_client.new_session`, but for where its connections lead."""
     return ClientSession(
         connector=_Connector(limit=100),
         cookie_jar=DummyCookieJar(),

@@ -12,50 +12,50 @@ LONG = 120.0
 """Seconds after which something is taken to hang: others may use this machine as well."""
 _LONGEST_PAUSE = 0.1
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 def until(
-    found: Callable[[], Found],
+    condition: Callable[[], Result],
     what: str = "it comes about",
     seconds: float = LONG,
     *,
-    told: Callable[[], object] | None = None,
-) -> Found:
+    context: Callable[[], object] | None = None,
+) -> Result:
     """Look again and again; the first answer that is true. AssertionError with what never came, with the last answer,
-    and with what ``told`` says then.
+    and with what ``context`` says then.
 
     A look may cost: it is given at most half of the time, for what is waited for is done on the same machine.
     """
     deadline, pause = time.monotonic() + seconds, 0.001
     while True:
         began = time.monotonic()
-        if answer := found():
+        if answer := condition():
             return answer
         now = time.monotonic()
         if now >= deadline:
-            more = "" if told is None else f"\n{told()}"
+            more = "" if context is None else f"\n{context()}"
             raise AssertionError(f"not within {seconds:.0f} s: {what}; the last answer: {answer!r}{more}")
         time.sleep(max(pause, min(now - began, 1.0)))
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 async def until_async(
-    found: Callable[[], Awaitable[Found] | Found],
+    condition: Callable[[], Awaitable[Result] | Result],
     what: str = "it comes about",
     seconds: float = LONG,
     *,
-    told: Callable[[], object] | None = None,
-) -> Found:
+    context: Callable[[], object] | None = None,
+) -> Result:
     """As ``until``, for coroutines of the same event loop, by its clock."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     while True:
-        looked = found()
-        answer: Found = await looked if inspect.isawaitable(looked) else looked  # type: ignore[assignment]
+        looked = condition()
+        answer: Result = await looked if inspect.isawaitable(looked) else looked  # type: ignore[assignment]
         if answer:
             return answer
         if loop.time() >= deadline:
-            more = "" if told is None else f"\n{told()}"
+            more = "" if context is None else f"\n{context()}"
             raise AssertionError(f"not within {seconds:.0f} s: {what}; the last answer: {answer!r}{more}")
         await asyncio.sleep(_LONGEST_PAUSE)

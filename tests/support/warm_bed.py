@@ -19,15 +19,15 @@ from typing import Any, NoReturn
 
 import pytest
 
-from devalloc.inventory.sight import blind_spot
+from devalloc.inventory.process_visibility import visibility_problem
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.errors import Denied
 from devalloc_node.warm import network, parts
 from devalloc_node.warm.pool import Pool
-from devalloc_node.warm.records import Records
+from devalloc_node.warm.records import SetupRecords
 from devalloc_node.warm.setup import WarmConfig
-from tests.support.gates import Gate
-from tests.support.patience import soon
+from tests.support.deadlines import soon
+from tests.support.fault_gates import FaultGate
 from tests.support.waiting import until
 
 BOOT = "boot-1"
@@ -39,7 +39,7 @@ needs_root = pytest.mark.skipif(
     reason="network namespaces and TAP interfaces take root, and a kernel with /dev/net/tun",
 )
 
-_UNSEEN = blind_spot(Tree(Path("/")))
+_UNSEEN = visibility_problem(Tree(Path("/")))
 needs_host_processes = pytest.mark.skipif(_UNSEEN is not None, reason=f"a plugin keeps no setups here: {_UNSEEN}")
 
 
@@ -60,9 +60,9 @@ def _mount_points() -> list[str]:
 
 
 def snapshot() -> Snapshot:
-    kept = sorted(NAMESPACES.iterdir()) if NAMESPACES.is_dir() else []
+    namespaces = sorted(NAMESPACES.iterdir()) if NAMESPACES.is_dir() else []
     return Snapshot(
-        frozenset((name.name, name.stat().st_ino) for name in kept),
+        frozenset((name.name, name.stat().st_ino) for name in namespaces),
         # Those of tests beside it go with their folders also in here.
         tuple(point for point in _mount_points() if point.startswith("/run")),
         frozenset(name for _, name in socket.if_nameindex()),
@@ -82,7 +82,7 @@ def opened(**more: Any) -> Pool:
 
 def opened_after_a_kill(make: Callable[[], Pool] = opened) -> Pool:
     """What a killed plugin had just forked holds its lock until it is another program; a plugin waits for that, too
-    (`devalloc_node.takeover`)."""
+    (`devalloc_node.service.socket_handover`)."""
 
     def pool() -> Pool | None:
         try:
@@ -92,9 +92,9 @@ def opened_after_a_kill(make: Callable[[], Pool] = opened) -> Pool:
                 raise
             return None
 
-    found = until(pool, "nobody has the pool any more")
-    assert found is not None
-    return found
+    free_pool = until(pool, "nobody has the pool any more")
+    assert free_pool is not None
+    return free_pool
 
 
 def in_a_bed(body: Callable[[], None]) -> None:
@@ -124,24 +124,24 @@ def forked(body: Callable[[], object]) -> Any:
         _become(body, writer)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
-        said = pipe.read()
+        content = pipe.read()
     status = os.waitpid(child, 0)[1]
     if os.WIFSIGNALED(status):
         return "killed" if os.WTERMSIG(status) == signal.SIGKILL else f"signal {os.WTERMSIG(status)}"
-    return pickle.loads(said)
+    return pickle.loads(content)
 
 
 def _become(body: Callable[[], object], writer: int) -> NoReturn:
-    said = None
+    failure = None
     try:
         body()
     except BaseException:
-        said = traceback.format_exc()
-    os.write(writer, pickle.dumps(said)[:60000] if said is None else pickle.dumps(said[-20000:]))
+        failure = traceback.format_exc()
+    os.write(writer, pickle.dumps(failure)[:60000] if failure is None else pickle.dumps(failure[-20000:]))
     os._exit(0)
 
 
-def gate_all(gate: Gate) -> None:
+def gate_all(gate: FaultGate) -> None:
     """In this process, every call of a pool that changes the host or a record passes the gate."""
 
     def gated(owner: Any, method: str, what: str) -> None:
@@ -152,8 +152,8 @@ def gate_all(gate: Gate) -> None:
 
         setattr(owner, method, call)
 
-    gated(network, "make", "make namespace")
-    gated(network, "remove", "remove namespace")
+    gated(network, "make_namespace", "make namespace")
+    gated(network, "remove_namespace", "remove namespace")
     gated(network, "make_tap", "make tap")
     gated(network, "remove_tap", "remove tap")
     for method in ("make", "remove"):
@@ -162,14 +162,14 @@ def gate_all(gate: Gate) -> None:
     from devalloc_node.errors import Failed
 
     for method in ("put", "drop"):
-        inner = getattr(Records, method)
+        inner = getattr(SetupRecords, method)
         failure = Failed("RecordsUnavailable", "No space left on device")
-        setattr(Records, method, _gated_method(inner, gate, f"{method} record", failure))
+        setattr(SetupRecords, method, _gated_method(inner, gate, f"{method} record", failure))
 
 
-def _gated_method(inner: Any, gate: Gate, what: str, failure: Exception | None = None) -> Any:
+def _gated_method(inner: Any, gate: FaultGate, what: str, failure: Exception | None = None) -> Any:
     def call(self: Any, *arguments: Any) -> Any:
-        told = f"{what} {arguments[0].state}" if hasattr(arguments[0], "state") else what
-        return gate(told, lambda: inner(self, *arguments), failure or OSError(5, "Input/output error"))
+        point = f"{what} {arguments[0].state}" if hasattr(arguments[0], "state") else what
+        return gate(point, lambda: inner(self, *arguments), failure or OSError(5, "Input/output error"))
 
     return call

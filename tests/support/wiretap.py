@@ -19,7 +19,7 @@ LARGEST = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class WireMessage:
     """One message, when its last byte was seen (seconds since 1970, the kernel's own time)."""
 
     at: float
@@ -32,7 +32,7 @@ class Said:
 
 
 @contextmanager
-def wiretap(ports: frozenset[int], heard: Callable[[Said], None]) -> Iterator[None]:
+def wiretap(ports: frozenset[int], heard: Callable[[WireMessage], None]) -> Iterator[None]:
     """While inside, ``heard`` is told (in a thread of its own) what servers at these ports and their clients say, on
     all interfaces of the network that this thread is in."""
     tap = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(ETH_P_ALL))
@@ -49,16 +49,18 @@ def wiretap(ports: frozenset[int], heard: Callable[[Said], None]) -> Iterator[No
             listening.result()
 
 
-def _listen(tap: socket.socket, ports: frozenset[int], heard: Callable[[Said], None], over: threading.Event) -> None:
+def _listen(
+    tap: socket.socket, ports: frozenset[int], heard: Callable[[WireMessage], None], over: threading.Event
+) -> None:
     streams: dict[tuple[bytes, bytes, int, int], _Stream] = {}
     while not over.is_set():
         try:
-            packet, told, _, sender = tap.recvmsg(LARGEST, 64)
+            packet, ancillary, _, sender = tap.recvmsg(LARGEST, 64)
         except TimeoutError:
             continue
         if sender[1] != ETH_P_IP or packet[9] != TCP:
             continue
-        seconds, nanoseconds = struct.unpack("qq", told[0][2])
+        seconds, nanoseconds = struct.unpack("qq", ancillary[0][2])
         head = (packet[0] & 15) * 4
         segment = packet[head : struct.unpack_from("!H", packet, 2)[0]]
         source, target, number = struct.unpack_from("!HHI", segment)
@@ -70,7 +72,7 @@ def _listen(tap: socket.socket, ports: frozenset[int], heard: Callable[[Said], N
         if key in streams:
             for first, text in streams[key].more(number, segment[(segment[12] >> 4) * 4 :]):
                 at = seconds + nanoseconds / 1e9
-                heard(Said(at, source if source in ports else target, source in ports, first, text))
+                heard(WireMessage(at, source if source in ports else target, source in ports, first, text))
 
 
 class _Stream:
@@ -87,19 +89,19 @@ class _Stream:
         if not payload:
             return
         self._early[number] = payload
-        while (found := self._in_order()) is not None:
-            self._bytes += found
+        while (chunk := self._in_order()) is not None:
+            self._bytes += chunk
         while (message := self._websocket() if self._is_websocket else self._http()) is not None:
             yield message
 
     def _in_order(self) -> bytes | None:
         for number, payload in list(self._early.items()):
-            known = (self._next - number) & 0xFFFFFFFF
-            if known < 1 << 31:  # not ahead of what is known
+            overlap = (self._next - number) & 0xFFFFFFFF
+            if overlap < 1 << 31:  # not ahead of what is known
                 del self._early[number]
-                if known < len(payload):
+                if overlap < len(payload):
                     self._next = (number + len(payload)) & 0xFFFFFFFF
-                    return payload[known:]
+                    return payload[overlap:]
         return None
 
     def _http(self) -> tuple[str, str] | None:

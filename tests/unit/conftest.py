@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.faketree import memory_folder
+from tests.support.fake_tree import memory_folder
 
 
 @pytest.fixture

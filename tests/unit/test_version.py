@@ -17,9 +17,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_package_has_it_from_there() -> None:
-    said = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert said["project"]["dynamic"] == ["version"]
-    assert said["tool"]["hatch"]["version"]["path"] == "devalloc/version.py"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert project["project"]["dynamic"] == ["version"]
+    assert project["tool"]["hatch"]["version"]["path"] == "devalloc/version.py"
 
 
 def test_the_first_chapter_of_the_changes_is_its() -> None:

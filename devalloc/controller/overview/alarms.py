@@ -1,27 +1,36 @@
-"""Devices that claims hold together and cannot: an alarm, whatever the cause (see ``devalloc_solver.overuse``)."""
+"""Devices that claims hold together and cannot: an alarm, whatever the cause (see
+``devalloc_solver.problem.overuse``)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
 from devalloc.api.quantity import ceil_blocks, floor_blocks
-from devalloc.controller.availability import Counted
-from devalloc.controller.overview.facts import Alarm, Dialect
-from devalloc.controller.overview.slices import CounterName, Pool, PoolName, Uses, counters_of, draws_of, shares_of
-from devalloc.controller.overview.words import short
-from devalloc_solver.overuse import Hold, Overuse, find_overuse, in_words
+from devalloc.controller.overview.model import Alarm, Dialect
+from devalloc.controller.overview.slices import (
+    CounterName,
+    PoolName,
+    SliceDeviceUses,
+    SlicePool,
+    consumed_counters,
+    pool_counters,
+    shared_capacities,
+)
+from devalloc.controller.overview.text import shorten
+from devalloc.controller.reconcile.availability import FleetCounts
+from devalloc_solver.problem.overuse import DeviceHold, Overuse, describe_overuse, find_overuse
 
 _Name = tuple[str, ...]
 """The driver of a ResourceSlice, pool and device."""
 
 
-def of_pools(counted: Counted) -> Iterator[Alarm]:
+def pool_alarms(counted: FleetCounts) -> Iterator[Alarm]:
     """Among what DeviceClaims and machines hold."""
     pools = {one.pool.metadata.name: one.pool.spec for one in counted.pools}
     devices = {(name, device.name): device for name, pool in pools.items() for device in pool.devices}
     blocks = {(pool, r.name): r for pool, spec in pools.items() for r in spec.resources}
 
-    def holds() -> Iterator[Hold[_Name]]:
+    def holds() -> Iterator[DeviceHold[_Name]]:
         for holding in counted.holdings:
             if holding.is_admin:
                 continue
@@ -31,7 +40,7 @@ def of_pools(counted: Counted) -> Iterator[Alarm]:
             for part in holding.entry.allocations:
                 amounts[part.name] = amounts.get(part.name, 0) + part.allocation.nano
             is_whole = not amounts or min(amounts.values()) < 0
-            yield Hold(
+            yield DeviceHold(
                 owner, (holding.entry.device_pool_name, holding.entry.device_name), None if is_whole else amounts
             )
 
@@ -42,8 +51,8 @@ def of_pools(counted: Counted) -> Iterator[Alarm]:
     def draws(name: _Name) -> Iterator[tuple[tuple[str, str], int]]:
         device = devices.get((name[0], name[1]))
         for resource, amount in () if device is None else device.requests.items():
-            if (known := blocks.get((name[0], resource))) is not None:
-                yield (name[0], resource), ceil_blocks(amount, known.block)
+            if (pool_resource := blocks.get((name[0], resource))) is not None:
+                yield (name[0], resource), ceil_blocks(amount, pool_resource.block)
 
     def total(counter: tuple[str, str]) -> int:
         return floor_blocks(blocks[counter].capacity, blocks[counter].block)
@@ -51,33 +60,33 @@ def of_pools(counted: Counted) -> Iterator[Alarm]:
     yield from _alarms("DevicePool", find_overuse(holds(), capacity, draws, total))
 
 
-def of_slices(pools: Iterable[Pool], uses: Uses) -> Iterator[Alarm]:
+def slice_alarms(pools: Iterable[SlicePool], uses: SliceDeviceUses) -> Iterator[Alarm]:
     """Among what ResourceClaims hold of devalloc's driver."""
     by_name = {(pool.driver, pool.name): pool for pool in pools}
     devices = {(*key, str(device.get("name", ""))): device for key, pool in by_name.items() for device in pool.devices}
     totals: dict[PoolName, Mapping[CounterName, int]] = {}
 
-    def holds() -> Iterator[Hold[_Name]]:
+    def holds() -> Iterator[DeviceHold[_Name]]:
         for name, use in uses.items():
             device = devices.get(name)
             for share in use.shares:
                 is_whole = share.is_whole or (device is not None and device.get("allowMultipleAllocations") is not True)
-                yield Hold(("ResourceClaim", *share.claim), name, None if is_whole else share.nano)
+                yield DeviceHold(("ResourceClaim", *share.claim), name, None if is_whole else share.nano)
 
     def capacity(name: _Name) -> dict[str, int]:
         device = devices.get((name[0], name[1], name[2]))
-        return {} if device is None else shares_of(device)
+        return {} if device is None else shared_capacities(device)
 
     def draws(name: _Name) -> Iterator[tuple[tuple[PoolName, str], int]]:
         pool, device = (name[0], name[1]), devices.get((name[0], name[1], name[2]))
         if device is not None and not by_name[pool].wrong:
-            for (group, counter), nano in draws_of(device):
+            for (group, counter), nano in consumed_counters(device):
                 yield (pool, f"{group}/{counter}"), nano or 0
 
     def total(counter: tuple[PoolName, str]) -> int | None:
         pool, name = counter
         if pool not in totals:
-            totals[pool] = {key: amount.nano for key, amount in counters_of(by_name[pool]).items()}
+            totals[pool] = {key: amount.nano for key, amount in pool_counters(by_name[pool]).items()}
         return {"/".join(key): nano for key, nano in totals[pool].items()}.get(name)
 
     yield from _alarms("ResourceSlice", find_overuse(holds(), capacity, draws, total))
@@ -89,7 +98,7 @@ def _alarms(dialect: Dialect, overuses: Iterable[Overuse[_Name]]) -> Iterator[Al
             dialect=dialect,
             devices=tuple(_title(device) for device in each.devices),
             holders=tuple((kind, namespace, name) for kind, namespace, name in each.claims),
-            text=short(in_words(each, _title, _named)),
+            text=shorten(describe_overuse(each, _title, _named)),
             is_of_owners=each.resource is None,
         )
 

@@ -1,11 +1,12 @@
 """The page: the overview of a fleet in a browser. It only shows, and needs a token that may read it (T31).
 
-``html`` writes elements, ``render``, ``tree`` and ``parts`` make them of an overview (``controller.sight`` keeps
-that of a store), ``login`` is who may see it, ``pages`` answers requests. The page works without scripts;
-``static/page.js`` keeps it up to date.
+The page works without scripts; ``static/page.js`` keeps it up to date.
+
+- ``pages``: requests and responses; ``login``: who may see it
+- ``render``, ``tree``, ``components``: from an overview to HTML, with the elements of ``html``
 """
 
-from devalloc.controller.page.login import OneToken
-from devalloc.controller.page.pages import PATH, Pages
+from devalloc.controller.page.login import SingleTokenAuthorizer
+from devalloc.controller.page.pages import PATH, FleetPage
 
-__all__ = ["PATH", "OneToken", "Pages"]
+__all__ = ["PATH", "FleetPage", "SingleTokenAuthorizer"]

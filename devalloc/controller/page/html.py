@@ -28,10 +28,10 @@ def tag(name: str, /, *children: Child, **attributes: str | int | bool | None) -
     )
     if name in VOID:
         return Markup(f"<{name}{written}/>")  # as SVG wants it
-    return Markup(f"<{name}{written}>{joined(*children)}</{name}>")
+    return Markup(f"<{name}{written}>{join_markup(*children)}</{name}>")
 
 
-def joined(*children: Child) -> Markup:
+def join_markup(*children: Child) -> Markup:
     """Elements and texts one after the other."""
     return Markup("".join(map(_written, children)))
 

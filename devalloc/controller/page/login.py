@@ -1,4 +1,4 @@
-"""Who may see the page: by a token, in a header or in a cookie that only this page gets and no script reads.
+"""Authentication for the page: a token in a header, or in a cookie that only this page gets and no script reads.
 
 The cookie holds the token itself, so that each replica knows it and a restart forgets nobody; it goes with the browser.
 """
@@ -20,8 +20,8 @@ _PORT = re.compile(r":(\d{1,5})$", re.ASCII)
 _TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*")
 
 
-class OneToken:
-    """Whoever has this token may read all."""
+class SingleTokenAuthorizer:
+    """The owner of this token may read everything."""
 
     def __init__(self, token: str) -> None:
         self._token = token.encode()
@@ -37,7 +37,7 @@ def cookie_name(request: web.BaseRequest) -> str:
     return "__Host-devalloc" if request.secure else f"devalloc-{port[1] if port else 80}"
 
 
-def token_of(request: web.BaseRequest) -> str | None:
+def request_token(request: web.BaseRequest) -> str | None:
     """From ``Authorization: Bearer``, else from the cookie."""
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() == "bearer":
@@ -45,7 +45,7 @@ def token_of(request: web.BaseRequest) -> str | None:
     return request.cookies.get(cookie_name(request)) or None
 
 
-def kept(request: web.BaseRequest, token: str) -> str:
+def token_cookie(request: web.BaseRequest, token: str) -> str:
     """The header that has the browser keep the token; "" as token makes it forget."""
     name = cookie_name(request)
     cookie: SimpleCookie = SimpleCookie()
@@ -57,7 +57,7 @@ def kept(request: web.BaseRequest, token: str) -> str:
     return morsel.OutputString()
 
 
-def is_from_here(request: web.BaseRequest) -> bool:
+def is_same_origin(request: web.BaseRequest) -> bool:
     """Whether a form was sent by this very page: nobody else's page signs anybody in or out."""
     site = request.headers.get("Sec-Fetch-Site")
     if site is not None:
@@ -66,7 +66,7 @@ def is_from_here(request: web.BaseRequest) -> bool:
     return origin is None or urlsplit(origin).netloc == request.headers.get("Host")
 
 
-def token_in(form: bytes) -> str | None:
+def token_of_form(form: bytes) -> str | None:
     """The token in a form that was sent; None where there is none that could be one."""
     try:
         fields = parse_qs(form.decode(), max_num_fields=4)

@@ -6,31 +6,39 @@ from collections import Counter
 from collections.abc import Iterable
 from functools import lru_cache
 
-from devalloc.controller.overview import STATES, Card, Counts, Device, Node, Overview
-from devalloc.controller.overview.words import many
+from devalloc.controller.overview import STATES, CardSummary, DeviceCounts, DeviceSummary, NodeSummary, Overview
+from devalloc.controller.overview.text import count_noun
+from devalloc.controller.page.components import (
+    PageQuery,
+    cordon_badge,
+    empty_note,
+    matches_search,
+    more_note,
+    scrollable,
+    table_head,
+)
+from devalloc.controller.page.components import name_cell as head_of
 from devalloc.controller.page.html import Child, Markup, tag
-from devalloc.controller.page.parts import Asked, cordoned, has, head, more, none, scrolled
-from devalloc.controller.page.parts import name as head_of
 
 MAX_NODES = 1000
 MAX_DEVICES = 512
 """Of one card."""
 MAX_HOLDERS = 64
 """Of one device."""
-FEW = 3
+MAX_SHOWN = 3
 """So many nodes that a search finds something in are opened."""
 NETWORK = "(network)"
 """Devices without a node, as `devalloc get pools` has it."""
 
 
-def nodes(found: Overview, asked: Asked) -> Markup:
-    fits = [node for node in found.nodes if has(asked, _node_words(node))]
+def render_tree(overview: Overview, query: PageQuery) -> Markup:
+    fits = [node for node in overview.nodes if matches_search(query, _node_words(node))]
     shown = fits[:MAX_NODES]
     headers = ("Name", "What", "Devices", "Available", "In use", "State", "Held by, or why not")
     grid = tag(
         "table",
-        head(headers),
-        tag("tbody", *(row for i, node in enumerate(shown, 1) for row in _node_rows(node, i, len(shown), asked, fits))),
+        table_head(headers),
+        tag("tbody", *(row for i, node in enumerate(shown, 1) for row in _node_rows(node, i, len(shown), query, fits))),
         role="treegrid",
         id="tree",
         aria_label="Nodes, their cards, and the devices of these",
@@ -38,38 +46,38 @@ def nodes(found: Overview, asked: Asked) -> Markup:
     return tag(
         "section",
         tag("h2", "Nodes ", tag("small", str(len(fits)))),
-        tag("p", "Arrow keys walk, right and left open and close, / searches.", class_="quiet keys", id="keys")
+        tag("p", "Arrow keys move, right and left expand and collapse, / searches.", class_="quiet keys", id="keys")
         if fits
         else None,
-        scrolled(grid) if fits else none("node", asked),
-        more(len(fits), MAX_NODES, "nodes"),
+        scrollable(grid) if fits else empty_note("node", query),
+        more_note(len(fits), MAX_NODES, "nodes"),
         None
-        if found.nodes
-        else tag("p", "A node is here once devalloc node runs there and publishes its devices.", class_="quiet"),
+        if overview.nodes
+        else tag("p", "A node appears here once devalloc node runs on it and publishes its devices.", class_="quiet"),
         id="nodes",
         tabindex=-1,
     )
 
 
-def _node_rows(node: Node, place: int, of: int, asked: Asked, fits: list[Node]) -> Iterable[Markup]:
+def _node_rows(node: NodeSummary, place: int, of: int, query: PageQuery, fits: list[NodeSummary]) -> Iterable[Markup]:
     row, name = f"node:{node.name}", node.name or NETWORK
-    needle = asked.search.lower()
+    needle = query.search.lower()
     within = bool(needle) and needle not in name.lower()
-    is_open = row in asked.open or (within and len(fits) <= FEW)
-    what = f"{many(len(node.cards), 'card')} in {node.published_as}: {_models(node)}"
-    yield _row(row, 1, place, of, is_open, asked, name, what, node.counts, cordoned(node.cordoned))
+    is_open = row in query.open or (within and len(fits) <= MAX_SHOWN)
+    what = f"{count_noun(len(node.cards), 'card')} in {node.published_as}: {_models(node)}"
+    yield _row(row, 1, place, of, is_open, query, name, what, node.counts, cordon_badge(node.cordoned))
     if is_open:
         cards = [card for card in node.cards if not within or needle in _card_words(card)]
         for i, card in enumerate(cards, 1):
-            yield from _card_rows(card, i, len(cards), asked, opened=within and len(fits) <= FEW)
+            yield from _card_rows(card, i, len(cards), query, opened=within and len(fits) <= MAX_SHOWN)
 
 
-def _card_rows(card: Card, place: int, of: int, asked: Asked, *, opened: bool) -> Iterable[Markup]:
+def _card_rows(card: CardSummary, place: int, of: int, query: PageQuery, *, opened: bool) -> Iterable[Markup]:
     row = _card_id(card)
-    is_open = row in asked.open or opened
+    is_open = row in query.open or opened
     numa = f"NUMA {card.numa}" if card.numa else ""
     what = ", ".join(filter(None, (card.model, card.driver, numa)))
-    yield _row(row, 2, place, of, is_open, asked, card.name, what, card.counts, _remarks(card))
+    yield _row(row, 2, place, of, is_open, query, card.name, what, card.counts, _remarks(card))
     if is_open:
         devices = card.devices[:MAX_DEVICES]
         for i, device in enumerate(devices, 1):
@@ -79,24 +87,27 @@ def _card_rows(card: Card, place: int, of: int, asked: Asked, *, opened: bool) -
             yield tag("tr", tag("td", more, colspan=7), aria_level=3, role="row", id=f"more:{row}", tabindex=-1)
 
 
-def _card_id(card: Card) -> str:
+def _card_id(card: CardSummary) -> str:
     """A node that goes from one dialect to the other may have a card in both."""
     return f"card:{card.name}" if card.dialect == "DevicePool" else f"card:slices:{card.name}"
 
 
-def _remarks(card: Card) -> Child:
+def _remarks(card: CardSummary) -> Child:
     words = "; ".join(card.remarks)
-    return (cordoned(card.cordoned), " " if card.cordoned and words else None, words)
+    return (cordon_badge(card.cordoned), " " if card.cordoned and words else None, words)
 
 
 def _row(
-    row: str, level: int, place: int, of: int, is_open: bool, asked: Asked, name: str, what: str, counts: Counts,
-    why: Child,
+    row: str, level: int, place: int, of: int, is_open: bool, query: PageQuery, name: str, what: str,
+    counts: DeviceCounts, why: Child,
 ) -> Markup:  # fmt: skip
     return tag(
         "tr",
         head_of(
-            name, tag("a", name, href=asked.toggled(row), class_="toggle"), role="rowheader", class_=f"level{level}"
+            name,
+            tag("a", name, href=query.toggle_query(row), class_="toggle"),
+            role="rowheader",
+            class_=f"level{level}",
         ),
         tag("td", what, role="gridcell", class_="long"),
         tag("td", str(counts.devices), role="gridcell", class_="number"),
@@ -114,7 +125,7 @@ def _row(
     )
 
 
-def _device_row(card: Card, device: Device, place: int, of: int) -> Markup:
+def _device_row(card: CardSummary, device: DeviceSummary, place: int, of: int) -> Markup:
     return tag(
         "tr",
         head_of(device.name, role="rowheader", class_=f"level{min(3 + device.level, 5)}"),
@@ -131,7 +142,7 @@ def _device_row(card: Card, device: Device, place: int, of: int) -> Markup:
     )
 
 
-def _holders(device: Device) -> Child:
+def _holders(device: DeviceSummary) -> Child:
     shown = [each.text for each in device.holders[:MAX_HOLDERS]]
     more = len(device.holders) - len(shown)
     texts = [*shown, *([f"{more} more"] if more else []), *([device.why] if device.why else [])]
@@ -139,7 +150,7 @@ def _holders(device: Device) -> Child:
 
 
 @lru_cache(maxsize=4096)
-def _bar(counts: Counts) -> Markup:
+def _bar(counts: DeviceCounts) -> Markup:
     """Devices by state, as a picture with its words."""
     words = ", ".join(f"{number} {state}" for state in STATES if (number := getattr(counts, state)))
     start, parts = 0.0, []
@@ -148,27 +159,27 @@ def _bar(counts: Counts) -> Markup:
         if width:
             parts.append(tag("rect", x=f"{start:.2f}", y=0, width=f"{width:.2f}", height=8, class_=state))
         start += width
-    told = words or "no devices"
+    title = words or "no devices"
     picture = tag(
-        "svg", tag("title", told), *parts, viewBox="0 0 100 8", preserveAspectRatio="none", class_="bar", role="img"
+        "svg", tag("title", title), *parts, viewBox="0 0 100 8", preserveAspectRatio="none", class_="bar", role="img"
     )
     return picture
 
 
 @lru_cache(maxsize=8192)
-def _node_words(node: Node) -> str:
+def _node_words(node: NodeSummary) -> str:
     """What a search looks at; kept as long as the node is as it is."""
     return "\n".join([(node.name or NETWORK).lower(), node.cordoned.lower(), *map(_card_words, node.cards)])
 
 
 @lru_cache(maxsize=8192)
-def _card_words(card: Card) -> str:
+def _card_words(card: CardSummary) -> str:
     devices = (f"{each.name}\n{each.what}\n{each.state}\n{_holders(each)}" for each in card.devices)
     words = (card.name, card.driver, card.model, card.dialect, card.cordoned, card.note)
     return "\n".join([*words, *devices]).lower()
 
 
-def _models(node: Node) -> str:
+def _models(node: NodeSummary) -> str:
     counted = Counter(card.model or card.driver for card in node.cards)
     named = [f"{number} {model}" if number > 1 else model for model, number in counted.items()]
     return ", ".join(named[:4]) + (f", {len(named) - 4} more" if len(named) > 4 else "")

@@ -1,7 +1,13 @@
-"""The server of permits: agents ask it over HTTP how much CPU and memory their machines may have.
+"""The permit server: scaling agents ask it over HTTP how much CPU and memory their machines may have.
 
-What it grants is written on the VirtualMachine before it is told; the ledger of a node in memory is made of those
-objects, and is forgotten with the process.
+It writes a permit on the VirtualMachine before it answers. The ledgers of nodes exist in memory only, and are computed
+from those objects.
+
+- ``server``: listen, and watch the lease, the objects and the hosts; ``leader_server``: the one of a leading controller
+- ``decider``: the one task that decides; ``transaction``: decisions that are not sent before they are written
+- ``ledgers``, ``vm_state``, ``hosts``: what nodes have, and what their machines count for
+- ``caller_auth``, ``leadership``: who may ask, and which server may answer
+- ``migration``, ``billing_usage``, ``metrics``, ``state_dump``: migrations, and what the server reports
 """
 
 from devalloc.controller.permits.hosts import Host, Hosts, published

@@ -1,4 +1,4 @@
-"""What the server has to be told of the hosts: how much there is for machines, and what else is on them."""
+"""Hosts as the permit server sees them: how much they have for machines, and what else runs on them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from devalloc.api.hostpool import CPU, MEMORY, node_of_host_pool
+from devalloc.api.host_pool_names import CPU, MEMORY, node_of_host_pool
 from devalloc.api.quantity import NANO, Quantity, QuantityError
-from devalloc.scaling.permits.ledger import Key
+from devalloc.scaling.permits.ledger import MachineKey
 from devalloc.scaling.resources import Resources
 from devalloc.store import Object, Store
 
@@ -21,20 +21,20 @@ class Host:
 
     limit: Resources
     """What there is for machines: the effective limit, with the oversubscription that is configured."""
-    others: Mapping[Key, Resources] = field(default_factory=dict)
+    others: Mapping[MachineKey, Resources] = field(default_factory=dict)
     """Pods that are no machines, by namespace and name, and what they take of the limit."""
 
 
 Hosts = Callable[[], Mapping[str, Host]]
 """All nodes by name, as they are now. On one that is not named nothing is granted."""
 
-Still = Callable[[], AbstractContextManager[Mapping[str, Host]]]
+FrozenHosts = Callable[[], AbstractContextManager[Mapping[str, Host]]]
 """The nodes as they are, and nobody but the server takes anything of them inside. Raises StoreError."""
 
-Overhead = Callable[[Object], Resources]
+OverheadFunction = Callable[[Object], Resources]
 """What a VirtualMachine costs its node beside what it is permitted: its devices, its hypervisor."""
 
-CanMove = Callable[[Object], bool]
+CanMigrate = Callable[[Object], bool]
 """Whether nothing that a VirtualMachine has keeps it on its node."""
 
 
@@ -47,11 +47,11 @@ def published(store: Store) -> Hosts:
 
 
 def _published(store: Store) -> Mapping[str, Host]:
-    found = {}
+    hosts = {}
     for pool in store.list("DevicePool").objects:
         if (node := node_of_host_pool(pool)) is not None:
-            found[node] = Host(Resources(_sum(pool, CPU, NANO // 1000), _sum(pool, MEMORY, NANO)))
-    return found
+            hosts[node] = Host(Resources(_sum(pool, CPU, NANO // 1000), _sum(pool, MEMORY, NANO)))
+    return hosts
 
 
 def _sum(pool: Mapping[str, Any], resource: str, unit: int) -> int:

@@ -1,4 +1,4 @@
-"""What the server tells of itself in Prometheus' form."""
+"""Prometheus metrics of the permit server."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterator, Mapping
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from devalloc.controller.permits.book import Book
-from devalloc.controller.permits.draft import Granted
-from devalloc.controller.permits.usage import Total
-from devalloc.scaling.permits.pressure import is_too_full
+from devalloc.controller.permits.billing_usage import UsageTotal
+from devalloc.controller.permits.ledgers import PermitLedgers
+from devalloc.controller.permits.transaction import PermitGrant
+from devalloc.scaling.permits.pressure import is_under_pressure
 
 TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 
 
-class Metrics:
+class PermitMetrics:
     """Counters of one server, and the ledgers as they are when somebody looks. Use from one thread."""
 
-    def __init__(self, book: Book, usage: Callable[[], Mapping[str, Total]] = dict) -> None:
+    def __init__(self, book: PermitLedgers, usage: Callable[[], Mapping[str, UsageTotal]] = dict) -> None:
         """``usage``: what was kept for each billing id."""
         self._registry = CollectorRegistry()
         made = self._registry
@@ -27,28 +27,26 @@ class Metrics:
             "devalloc_permit_requests", "Requests by version and status.", ["version", "code"], registry=made
         )
         self.outcomes = Counter(
-            "devalloc_permit_outcomes", "What was granted of what was asked for.", ["outcome"], registry=made
+            "devalloc_permit_outcomes", "How much of a request was granted.", ["outcome"], registry=made
         )
         self.seconds = Histogram(
             "devalloc_permit_request_seconds", "From a request to its answer.", buckets=_SECONDS, registry=made
         )
         self.commits = Counter("devalloc_permit_commits", "Writes to the store by result.", ["result"], registry=made)
         self.committing = Histogram("devalloc_permit_commit_seconds", "Of a write.", buckets=_SECONDS, registry=made)
-        self.migrations = Counter(
-            "devalloc_permit_migrations", "Migrations by what became of them.", ["result"], registry=made
-        )
+        self.migrations = Counter("devalloc_permit_migrations", "Migrations by outcome.", ["result"], registry=made)
         self.wanting = Counter(
             "devalloc_permit_migrations_wanted",
-            "Machines that should move, where no migrator is configured.",
+            "Machines that should move while no migrator is configured.",
             registry=made,
         )
         self.refused = Counter(
             "devalloc_permit_connections_refused", "Connections that were cut.", ["reason"], registry=made
         )
-        self._registry.register(_Ledgers(book))
-        self._registry.register(_Usage(usage))
+        self._registry.register(_LedgerCollector(book))
+        self._registry.register(_UsageCollector(usage))
 
-    def granted(self, granted: Granted) -> None:
+    def granted(self, granted: PermitGrant) -> None:
         """Count one answer."""
         if granted.wanted.exceeds(granted.permit):
             outcome = "partly" if granted.permit.exceeds(granted.before) else "denied"
@@ -64,19 +62,19 @@ class Metrics:
 
 
 _SUMS = {
-    "total": "What there is for machines: the node's effective limit",
-    "watermark": "From where on machines should leave the node",
-    "counted": "What all machines count for, with their overheads",
-    "buffer": "Of that: kept for machines whose permit is not known, in case it is their max",
-    "pressure": "What machines asked for and did not get",
-    "accounted": "What machines that are on their way to other nodes will give back, and asked for and did not get",
+    "total": "Capacity for machines: the node's effective limit",
+    "watermark": "Watermark above which machines should leave the node",
+    "counted": "Total of all machines, with their overheads",
+    "buffer": "Of that: reserved for machines whose permit is unknown, up to their max",
+    "pressure": "What machines requested and did not get",
+    "accounted": "What machines that are migrating away will give back, plus what they requested and did not get",
 }
 
 
-class _Ledgers:
+class _LedgerCollector:
     """A collector of the ledgers' sums."""
 
-    def __init__(self, book: Book) -> None:
+    def __init__(self, book: PermitLedgers) -> None:
         self._book = book
 
     def collect(self) -> Iterator[Metric]:
@@ -92,27 +90,27 @@ class _Ledgers:
             yield gauge
         full = GaugeMetricFamily("devalloc_permit_node_too_full", "1: machines should leave it.", labels=["node"])
         for node_name, node in sorted(self._book.nodes.items()):
-            full.add_metric([node_name], float(is_too_full(node)))
+            full.add_metric([node_name], float(is_under_pressure(node)))
         yield full
 
 
-class _Usage:
+class _UsageCollector:
     """A collector of what was kept for billing ids."""
 
-    def __init__(self, told: Callable[[], Mapping[str, Total]]) -> None:
-        self._told = told
+    def __init__(self, totals: Callable[[], Mapping[str, UsageTotal]]) -> None:
+        self._read_totals = totals
 
     def collect(self) -> Iterator[Metric]:
         """Two counters."""
         cpu = CounterMetricFamily(
-            "devalloc_permitted_cpu_seconds", "CPU time that was kept for it.", labels=["billing_id"]
+            "devalloc_permitted_cpu_seconds", "CPU time that was reserved for it.", labels=["billing_id"]
         )
         memory = CounterMetricFamily(
             "devalloc_permitted_memory_byte_seconds",
-            "Memory that was kept for it, times time.",
+            "Memory that was reserved for it, times time.",
             labels=["billing_id"],
         )
-        for name, total in sorted(self._told().items()):
+        for name, total in sorted(self._read_totals().items()):
             cpu.add_metric([name], total.cpu / 1_000_000)
             memory.add_metric([name], total.memory / 1000)
         yield cpu

@@ -1,4 +1,4 @@
-"""Who moves machines to other nodes, if anybody does, and minding that it comes to an end."""
+"""Migrations: who moves machines to other nodes, if anybody does, and a check that each comes to an end."""
 
 from __future__ import annotations
 
@@ -11,53 +11,60 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from devalloc.api.meta import parse_time
-from devalloc.controller.http import JSON, Response
-from devalloc.controller.permits.book import Book, leaving_by_age
-from devalloc.controller.permits.draft import PRESSURE, Granted, Told
-from devalloc.controller.permits.metrics import Metrics
-from devalloc.controller.permits.records import MIGRATING, SHOULD_MIGRATE, Condition
-from devalloc.scaling.permits.ledger import Key
+from devalloc.controller.permits.ledgers import PermitLedgers, machines_to_migrate
+from devalloc.controller.permits.metrics import PermitMetrics
+from devalloc.controller.permits.transaction import NODE_PRESSURE, ConditionValue, PermitGrant
+from devalloc.controller.permits.vm_state import MIGRATING, SHOULD_MIGRATE, VmCondition
+from devalloc.net.http_server import JSON, HttpResponse
+from devalloc.scaling.permits.ledger import MachineKey
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Tell = Callable[[Key, Mapping[str, Told]], None]
+WriteConditions = Callable[[MachineKey, Mapping[str, ConditionValue]], None]
 """Has conditions written on a machine."""
 
 
 class Migrator(Protocol):
     """What can migrate a machine. Called from a thread of its own; whatever it raises is a failure."""
 
-    def begin(self, key: Key, node: str) -> bool:
+    def begin(self, key: MachineKey, node: str) -> bool:
         """Have the machine leave its node. False: it is on its way already."""
 
-    def withdraw(self, key: Key) -> None:
+    def withdraw(self, key: MachineKey) -> None:
         """Have it stay after all; fine where nothing moves it."""
 
 
-class Migrations:
+class MigrationTracker:
     """All migrations of one server. Use from one event loop."""
 
-    def __init__(self, book: Book, tell: Tell, metrics: Metrics, migrator: Migrator | None, seconds: float) -> None:
+    def __init__(
+        self,
+        book: PermitLedgers,
+        tell: WriteConditions,
+        metrics: PermitMetrics,
+        migrator: Migrator | None,
+        seconds: float,
+    ) -> None:
         """``seconds``: how long one may take."""
         self._book = book
         self._write = tell
         self._metrics = metrics
         self._migrator = migrator
         self._seconds = seconds
-        self._since: dict[Key, float] = {}
+        self._since: dict[MachineKey, float] = {}
         """Of those on their way: when that was seen first here. The clock by which objects are written may be set."""
-        self._begun: set[Key] = set()
+        self._begun: set[MachineKey] = set()
         """What the migrator was told here. What another server wrote down, it may not have come to tell."""
 
-    async def answered(self, granted: Granted) -> Response:
+    async def answered(self, granted: PermitGrant) -> HttpResponse:
         """What to tell, once the migrator was told where one is to begin. What was granted stays so in any case."""
         if not granted.begins_migration or self._migrator is None:
-            return Response(200, granted.body, JSON)
+            return HttpResponse(200, granted.body, JSON)
         begun = await self._begin(granted.key, granted.node)
         if begun is None:
-            return Response(500, b"the migration could not be begun")
-        return Response(200, granted.body if begun else granted.without_migration, JSON)
+            return HttpResponse(500, b"the migration could not begin")
+        return HttpResponse(200, granted.body if begun else granted.without_migration, JSON)
 
     async def run(self, interval: float) -> None:
         """Look at them now and then."""
@@ -66,7 +73,7 @@ class Migrations:
             try:
                 await self.look()
             except Exception:
-                log.exception("the migrations cannot be looked at")
+                log.exception("cannot read the migrations")
 
     async def look(self) -> None:
         """Withdraw what takes too long, and begin what another server was to; in the newest form, what has to be."""
@@ -81,57 +88,57 @@ class Migrations:
         for key, condition in moving.items():
             if self._is_late(key, condition, now):
                 await self._withdraw(key)
-            elif condition.reason == PRESSURE and key not in self._begun and self._migrator is not None:
+            elif condition.reason == NODE_PRESSURE and key not in self._begun and self._migrator is not None:
                 await self._begin_here(key)
-        for key in leaving_by_age(self._book):
+        for key in machines_to_migrate(self._book):
             record = self._book.records.get(key)
             if record is None:  # it has gone while another one was begun
                 continue
             why = f"node {record.node} has too little room"
             if self._migrator is not None:
-                self._write(key, {MIGRATING: (True, PRESSURE, why)})
+                self._write(key, {MIGRATING: (True, NODE_PRESSURE, why)})
                 await self._begin_here(key)
             elif record.should_migrate is None or not record.should_migrate.is_true:
                 self._metrics.wanting.inc()
-                self._write(key, {SHOULD_MIGRATE: (True, PRESSURE, why)})
+                self._write(key, {SHOULD_MIGRATE: (True, NODE_PRESSURE, why)})
 
-    def _is_late(self, key: Key, condition: Condition, now: float) -> bool:
+    def _is_late(self, key: MachineKey, condition: VmCondition, now: float) -> bool:
         latest = datetime.now(UTC) - timedelta(seconds=self._seconds)
         return now - self._since[key] >= self._seconds or _is_before(condition.since, latest)
 
-    async def _begin_here(self, key: Key) -> None:
+    async def _begin_here(self, key: MachineKey) -> None:
         record = self._book.records.get(key)
         if record is not None:
             await self._begin(key, record.node)
 
-    async def _begin(self, key: Key, node: str) -> bool | None:
+    async def _begin(self, key: MachineKey, node: str) -> bool | None:
         """Whether it begins now; None where it could not be begun, which is written down."""
         assert self._migrator is not None
         self._begun.add(key)
         try:
-            begun = await _in_thread(partial(self._migrator.begin, key, node))
+            begun = await _run_in_thread(partial(self._migrator.begin, key, node))
         except Exception as error:
-            log.exception("the migration of %s/%s could not be begun", *key)
+            log.exception("could not begin the migration of %s/%s", *key)
             self._metrics.migrations.labels("failed").inc()
-            self._write(key, {MIGRATING: (False, "MigratorFailed", f"it could not be begun: {error}"[:1000])})
+            self._write(key, {MIGRATING: (False, "MigratorFailed", f"it could not begin: {error}"[:1000])})
             return None
         self._metrics.migrations.labels("begun" if begun else "exists").inc()
         return begun
 
-    async def _withdraw(self, key: Key) -> None:
-        log.warning("the migration of %s/%s took too long; it is withdrawn", *key)
+    async def _withdraw(self, key: MachineKey) -> None:
+        log.warning("the migration of %s/%s took too long; withdrawing it", *key)
         if self._migrator is not None:
             try:
-                await _in_thread(partial(self._migrator.withdraw, key))
+                await _run_in_thread(partial(self._migrator.withdraw, key))
             except Exception:
-                log.exception("the migration of %s/%s could not be withdrawn; it is tried again", *key)
+                log.exception("could not withdraw the migration of %s/%s; trying again", *key)
                 self._metrics.migrations.labels("failed").inc()
                 return
         self._metrics.migrations.labels("withdrawn").inc()
         self._write(key, {MIGRATING: (False, "TimedOut", "it took too long and was withdrawn")})
 
 
-async def _in_thread(work: Callable[[], T]) -> T:
+async def _run_in_thread(work: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(None, work)
 
 

@@ -1,4 +1,4 @@
-"""The server of permits: it listens, and minds what its decisions are made on: the lease, the objects, the hosts."""
+"""The permit server: it listens, and watches what its decisions depend on: the lease, the objects, the hosts."""
 
 from __future__ import annotations
 
@@ -19,30 +19,38 @@ from functools import partial
 
 from aiohttp import web
 
-from devalloc.controller.http import JSON, Bounds, Door, Response, bearer, has_hung_up, read_some
-from devalloc.controller.lease import Lost
-from devalloc.controller.permits.book import Book, nothing_more, without_devices
-from devalloc.controller.permits.callers import NotKnown
-from devalloc.controller.permits.decider import RETRY_SECONDS, Decider, Seen
-from devalloc.controller.permits.draft import Granted
-from devalloc.controller.permits.dump import dump
-from devalloc.controller.permits.hosts import CanMove, Hosts, Overhead, Still
-from devalloc.controller.permits.lease import Right, permits_lease
-from devalloc.controller.permits.metrics import TYPE, Metrics
-from devalloc.controller.permits.migration import Migrations, Migrator
+from devalloc.controller.leader.lease import LeaseLost
+from devalloc.controller.permits.billing_usage import NAMESPACE, BillingUsage, ConfigMapStore
+from devalloc.controller.permits.caller_auth import CallerRejected
+from devalloc.controller.permits.decider import RETRY_SECONDS, PermitDecider, StoreChanges
+from devalloc.controller.permits.hosts import CanMigrate, FrozenHosts, Hosts, OverheadFunction
+from devalloc.controller.permits.leadership import Leadership, permits_lease
+from devalloc.controller.permits.ledgers import PermitLedgers, has_no_devices, no_overhead
+from devalloc.controller.permits.metrics import TYPE, PermitMetrics
+from devalloc.controller.permits.migration import MigrationTracker, Migrator
 from devalloc.controller.permits.settings import Settings
-from devalloc.controller.permits.usage import NAMESPACE, Shelf, Usage
-from devalloc.scaling.localhost import is_loopback
-from devalloc.scaling.messages.plugin import MAX_BODY, Refused, decode
+from devalloc.controller.permits.state_dump import dump_ledgers
+from devalloc.controller.permits.transaction import PermitGrant
+from devalloc.net.http_server import (
+    JSON,
+    HttpResponse,
+    HttpServer,
+    ServerLimits,
+    bearer_token,
+    is_disconnected,
+    read_body,
+)
+from devalloc.net.localhost import is_loopback
+from devalloc.scaling.messages.plugin import MAX_BODY, RequestError, decode_request
 from devalloc.store import Expired, Store, StoreError, Unavailable
 
 log = logging.getLogger(__name__)
-SHOW_AGAIN_SECONDS = 30.0
+DUMP_RETRY_SECONDS = 30.0
 """How long after the port for people was found taken it is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
-class Addresses:
+class ServerAddresses:
     """Where it listens: host and port."""
 
     requests: tuple[str, int]
@@ -60,31 +68,34 @@ class PermitServer:
         *,
         node: str | None = None,
         migrator: Migrator | None = None,
-        overhead: Overhead = nothing_more,
-        can_move: CanMove = without_devices,
+        overhead: OverheadFunction = no_overhead,
+        can_move: CanMigrate = has_no_devices,
         alone: bool = False,
-        still: Still | None = None,
+        still: FrozenHosts | None = None,
         lease_seconds: float = 15.0,
-        right: Right | None = None,
-        shelf: Shelf | None = None,
+        right: Leadership | None = None,
+        config_map_store: ConfigMapStore | None = None,
         namespace: str = NAMESPACE,
-        on_ready: Callable[[Addresses], None] = lambda addresses: None,
+        on_ready: Callable[[ServerAddresses], None] = lambda addresses: None,
         on_waiting: Callable[[str], None] = log.warning,
     ) -> None:
         """``node``: answer for the machines of this node only, beside the servers of other nodes; None: for those of
-        all. ``alone``: the caller holds a lock (``devalloc.store.lease.hold``) by which no other server lives on this
-        store. ``still``: what a permit is written within, where others take of the hosts too, so that these are as they
-        were when it was decided. ``right``: what it may grant by, instead of a lease of its own. ``shelf``,
-        ``namespace``: where it writes down what is billed; None: in the store. From the server's
-        thread ``on_ready`` is told each time it begins to listen, and ``on_waiting`` each time it begins to wait for
-        somebody else's lease.
+        all. ``alone``: the caller holds a lock (``devalloc.store.store_lock.hold_store``), so that no other server runs
+        on this store. ``still``: a context in which the hosts cannot change while a permit is written, if others take
+        of the hosts too. ``right``: the leadership it grants by, instead of a lease of its own. ``config_map_store``,
+        ``namespace``: where it stores what is billed; None: in the store. The server's thread calls ``on_ready`` each
+        time it begins to listen, and ``on_waiting`` each time it begins to wait for another process's lease.
         """
         self.settings = settings or Settings()
-        self.book = Book(self.settings, overhead=overhead, can_move=can_move, migrates=migrator is not None, node=node)
+        self.book = PermitLedgers(
+            self.settings, overhead=overhead, can_move=can_move, migrates=migrator is not None, node=node
+        )
         holder = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self.lease = right or permits_lease(store, holder, node=node, seconds=lease_seconds, alone=alone)
-        self.usage = Usage(shelf or store, self.book, self.lease.name, self.lease.holder, namespace=namespace)
-        self.metrics = Metrics(self.book, lambda: self.usage.told)
+        self.usage = BillingUsage(
+            config_map_store or store, self.book, self.lease.name, self.lease.holder, namespace=namespace
+        )
+        self.metrics = PermitMetrics(self.book, lambda: self.usage.stored_totals)
         self._store = store
         self._hosts = hosts
         self._still = still
@@ -117,24 +128,24 @@ class PermitServer:
             try:
                 taken = self.lease.take()
                 if (waits_for := self.lease.held_by) not in (None, self._waits_for):
-                    self._on_waiting(f"permits are not served yet: waiting for {waits_for}")
+                    self._on_waiting(f"not serving permits yet: waiting for {waits_for}")
                 self._waits_for = waits_for
                 if taken:
                     asyncio.run(self._serve(stop))
                 else:
                     stop.wait(min(RETRY_SECONDS / 2, self.lease.seconds / 5))
-            except Lost as lost:
+            except LeaseLost as lost:
                 log.warning("%s; waiting until it is free again", lost)
                 with suppress(StoreError):
                     self.lease.give()
                 stop.wait(random.uniform(0, RETRY_SECONDS))  # two that give way to each other must not do so for ever
             except (StoreError, TimeoutError) as error:
-                log.warning("permits are not served: %s; trying again", error or "reading all objects took too long")
+                log.warning("not serving permits: %s; trying again", error or "reading all objects took too long")
                 stop.wait(RETRY_SECONDS)
             except OSError:
                 raise
             except Exception:
-                log.exception("permits are not served; beginning anew with what the store has")
+                log.exception("not serving permits; starting again from the state of the store")
                 stop.wait(RETRY_SECONDS)
 
     # -- the life of one lease ---------------------------------------------------------------------------------------
@@ -143,16 +154,16 @@ class PermitServer:
         s = self.settings
         # One thread: what is written is written in order.
         with ThreadPoolExecutor(1, "permits-store") as writer, ThreadPoolExecutor(2, "permits-watch") as helpers:
-            decider = Decider(self._store, self.book, self.lease, self.metrics, writer, self._still)
-            moves = Migrations(self.book, decider.tell, self.metrics, self._migrator, s.migration_seconds)
+            decider = PermitDecider(self._store, self.book, self.lease, self.metrics, writer, self._still)
+            moves = MigrationTracker(self.book, decider.tell, self.metrics, self._migrator, s.migration_seconds)
             async with asyncio.timeout(s.startup_seconds):
                 await self._load(decider, helpers)
-                await self.usage.begin(decider.in_writer)
+                await self.usage.begin(decider.run_in_writer)
             over = threading.Event()
-            bounds = Bounds(s.max_connections, s.request_seconds, s.idle_seconds)
+            bounds = ServerLimits(s.max_connections, s.request_seconds, s.idle_seconds)
             shows_people = s.tls is None and is_loopback(s.host)
             doors = [
-                Door(respond, bounds, token=token, for_people=for_people, refused=self._refused)
+                HttpServer(respond, bounds, token=token, for_people=for_people, refused=self._refused)
                 for respond, token, for_people in (
                     (lambda request: self._respond(request, decider, moves), s.token, False),
                     (lambda request: self._show(request, decider), None if s.shown_to_all else s.token, shows_people),
@@ -165,19 +176,19 @@ class PermitServer:
                     self._mind_lease(writer),
                     self._mind_hosts(decider, helpers),
                     moves.run(s.resync),
-                    self.usage.run(decider.in_writer, s.resync),
-                    _until(stop),
+                    self.usage.run(decider.run_in_writer, s.resync),
+                    _wait_until(stop),
                     self._watch(decider, over, helpers),
                 )
             ]
             try:
                 self._loop = asyncio.get_running_loop()
-                asked = await doors[0].listen(s.host, s.port, s.tls)
+                address = await doors[0].listen(s.host, s.port, s.tls)
                 shown = await self._listen_for_people(doors[1])
                 if shown is None and s.dump_port is not None:
                     tasks.append(asyncio.create_task(self._keep_trying(doors[1])))
-                self._on_ready(Addresses(asked, shown))
-                log.info("permits are served at %s:%d", *asked)
+                self._on_ready(ServerAddresses(address, shown))
+                log.info("serving permits at %s:%d", *address)
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
@@ -187,15 +198,15 @@ class PermitServer:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
-                decider.turn_away()
+                decider.reject_waiting()
                 for door in doors:
                     await door.close()
                 if self.lease.is_valid:
                     with suppress(StoreError):
-                        await self.usage.save(decider.in_writer)
+                        await self.usage.save(decider.run_in_writer)
 
-    async def _listen_for_people(self, door: Door, *, tell: bool = True) -> tuple[str, int] | None:
-        """Where the state is shown; None for nowhere. Machines do not wait for that: who has the port is told once."""
+    async def _listen_for_people(self, door: HttpServer, *, tell: bool = True) -> tuple[str, int] | None:
+        """Where the state is shown; None for nowhere. Machines do not wait for that: a busy port is logged once."""
         s = self.settings
         if s.dump_port is None:
             return None
@@ -204,37 +215,37 @@ class PermitServer:
         except OSError as error:
             if tell:
                 log.warning(
-                    "the ledgers of permits are not shown at %s port %d (--permits-dump-port): %s; that is tried again",
+                    "cannot serve the permit ledgers at %s port %d (--permits-dump-port): %s; trying again",
                     s.host,
                     s.dump_port,
                     os.strerror(error.errno or 0),
                 )
             return None
 
-    async def _keep_trying(self, door: Door) -> None:
+    async def _keep_trying(self, door: HttpServer) -> None:
         """Have the state shown as soon as it can be."""
         while True:
-            await asyncio.sleep(SHOW_AGAIN_SECONDS)
+            await asyncio.sleep(DUMP_RETRY_SECONDS)
             if await self._listen_for_people(door, tell=False) is not None:
-                await asyncio.Event().wait()  # whoever waits for the first task to end goes on
+                await asyncio.Event().wait()  # so that a wait for the first task to end goes on
 
     def _refused(self, reason: str) -> None:
         self.metrics.refused.labels(reason).inc()
 
-    async def _load(self, decider: Decider, helpers: ThreadPoolExecutor) -> None:
+    async def _load(self, decider: PermitDecider, helpers: ThreadPoolExecutor) -> None:
         """The hosts, and all objects. Raises StoreError, Lost."""
         try:
             hosts = await asyncio.get_running_loop().run_in_executor(helpers, self._hosts)
         except Exception as error:
-            log.exception("the hosts cannot be looked at")
-            raise Unavailable(f"the hosts cannot be looked at: {error}") from error
+            log.exception("cannot read the hosts")
+            raise Unavailable(f"cannot read the hosts: {error}") from error
         await decider.load(hosts)
 
-    async def _watch(self, decider: Decider, over: threading.Event, helpers: ThreadPoolExecutor) -> None:
+    async def _watch(self, decider: PermitDecider, over: threading.Event, helpers: ThreadPoolExecutor) -> None:
         """Tell the deciding task what changes."""
         loop = asyncio.get_running_loop()
 
-        def tell(seen: Seen) -> None:
+        def tell(seen: StoreChanges) -> None:
             with suppress(RuntimeError):  # the loop is closed: nobody listens any more
                 loop.call_soon_threadsafe(decider.see, seen)
 
@@ -247,34 +258,34 @@ class PermitServer:
             try:
                 await asyncio.get_running_loop().run_in_executor(writer, self.lease.renew)
             except StoreError as error:
-                log.warning("the lease cannot be renewed: %s", error)
+                log.warning("cannot renew the lease: %s", error)
                 if not self.lease.is_valid:
-                    raise Lost("the lease ran out, because it could not be renewed") from error
+                    raise LeaseLost("the lease expired, because it could not be renewed") from error
 
-    async def _mind_hosts(self, decider: Decider, helpers: ThreadPoolExecutor) -> None:
+    async def _mind_hosts(self, decider: PermitDecider, helpers: ThreadPoolExecutor) -> None:
         """Look at the hosts now and then."""
         while True:
             await asyncio.sleep(self.settings.resync)
             try:
-                decider.see(Seen(hosts=await asyncio.get_running_loop().run_in_executor(helpers, self._hosts)))
+                decider.see(StoreChanges(hosts=await asyncio.get_running_loop().run_in_executor(helpers, self._hosts)))
             except Exception:
-                log.exception("the hosts cannot be looked at; going on with what is known of them")
+                log.exception("cannot read the hosts; continuing with the last known state")
 
     # -- who asks ----------------------------------------------------------------------------------------------------
 
-    async def _respond(self, request: web.BaseRequest, decider: Decider, moves: Migrations) -> Response:
+    async def _respond(self, request: web.BaseRequest, decider: PermitDecider, moves: MigrationTracker) -> HttpResponse:
         began, version = time.perf_counter(), "none"
         try:
             node = await self._node_of(request)
             posted = request.method == "POST"
-            body = await read_some(request, MAX_BODY, self.settings.request_seconds) if posted else b""
-            decoded = decode(body, request.method)
+            body = await read_body(request, MAX_BODY, self.settings.request_seconds) if posted else b""
+            decoded = decode_request(body, request.method)
             version = str(decoded.version)
-            told = await decider.ask(decoded, lambda: has_hung_up(request), node)
-            response = await moves.answered(told) if isinstance(told, Granted) else told
-        except Refused as refused:
+            decision = await decider.ask(decoded, lambda: is_disconnected(request), node)
+            response = await moves.answered(decision) if isinstance(decision, PermitGrant) else decision
+        except RequestError as refused:
             log.debug("refused: %s", refused)
-            response = Response(refused.status, refused.text.encode("utf-8", "replace"))
+            response = HttpResponse(refused.status, refused.text.encode("utf-8", "replace"))
         self.metrics.requests.labels(version, str(response.status)).inc()
         self.metrics.seconds.observe(time.perf_counter() - began)
         return response
@@ -284,18 +295,18 @@ class PermitServer:
         callers = self.settings.callers
         if callers is None:
             return None
-        asked = partial(callers.node_of, bearer(request), request.remote or "")
-        found = await asyncio.get_running_loop().run_in_executor(self._asking, asked)
-        if isinstance(found, NotKnown):
-            raise Refused(found.status, found.text, found.text)
-        return found
+        lookup = partial(callers.node_of, bearer_token(request), request.remote or "")
+        node = await asyncio.get_running_loop().run_in_executor(self._asking, lookup)
+        if isinstance(node, CallerRejected):
+            raise RequestError(node.status, node.text, node.text)
+        return node
 
-    async def _show(self, request: web.BaseRequest, decider: Decider) -> Response:
+    async def _show(self, request: web.BaseRequest, decider: PermitDecider) -> HttpResponse:
         if request.method not in ("GET", "HEAD"):
-            return Response(405, b"must be GET")
+            return HttpResponse(405, b"must be GET")
         if request.path == "/metrics":
-            return Response(200, self.metrics.text(), TYPE)
-        return Response(200, self.shown(waiting=decider.waiting), JSON)
+            return HttpResponse(200, self.metrics.text(), TYPE)
+        return HttpResponse(200, self.shown(waiting=decider.waiting), JSON)
 
     async def seen(self, show: Callable[[], bytes]) -> bytes | None:
         """What ``shown`` or the metrics' ``text`` tells, for another event loop; None while nothing is served."""
@@ -311,30 +322,30 @@ class PermitServer:
 
     def shown(self, **more: object) -> bytes:
         """The ledgers, as JSON. In the server's own thread."""
-        shown = {"holder": self.lease.holder, "leaseValid": self.lease.is_valid, **more, **dump(self.book)}
+        shown = {"holder": self.lease.holder, "leaseValid": self.lease.is_valid, **more, **dump_ledgers(self.book)}
         return json.dumps(shown, indent=1).encode()
 
 
-def _watch(store: Store, decider: Decider, over: threading.Event, tell: Callable[[Seen], None]) -> None:
+def _watch(store: Store, decider: PermitDecider, over: threading.Event, tell: Callable[[StoreChanges], None]) -> None:
     """Tell what changes, until it is over. In a thread of its own."""
     kinds, since = decider.kinds, decider.seen
     while not over.is_set():
         try:
             for event in store.watch(kinds, since, stop=over):
-                tell(Seen(events=(event,)))
+                tell(StoreChanges(events=(event,)))
                 since = event.resource_version
         except StoreError as error:
             if not isinstance(error, Expired):
-                log.warning("VirtualMachines cannot be watched: %s; trying again", error)
+                log.warning("cannot watch VirtualMachines: %s; trying again", error)
             over.wait(RETRY_SECONDS)
             with suppress(StoreError):
                 since = store.list(kinds).resource_version
-                tell(Seen(gap=True))
+                tell(StoreChanges(gap=True))
 
 
-async def _until(stop: threading.Event) -> None:
+async def _wait_until(stop: threading.Event) -> None:
     while not stop.is_set():
         await asyncio.sleep(0.05)
 
 
-__all__ = ["Addresses", "PermitServer"]
+__all__ = ["PermitServer", "ServerAddresses"]

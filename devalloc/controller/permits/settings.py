@@ -1,23 +1,23 @@
-"""What the server of permits can be told."""
+"""Settings of the permit server."""
 
 from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass
 
-from devalloc.controller.permits.callers import Callers
-from devalloc.scaling.eras import Era
-from devalloc.scaling.localhost import is_loopback
+from devalloc.controller.permits.caller_auth import CallerAuthenticator
+from devalloc.net.localhost import is_loopback
+from devalloc.scaling.compat import ProtocolEra
 from devalloc.scaling.messages.plugin import PORT as PORT
-from devalloc.scaling.permits.ledger import NOTHING, ONCE, fraction_of
-from devalloc.scaling.resources import UNIT, Resources
+from devalloc.scaling.permits.ledger import NO_OVERCOMMIT, NO_RESOURCES, fraction_of
+from devalloc.scaling.resources import DEFAULT_COMPUTE_UNIT, Resources
 
 DUMP_PORT = 10298
-LEAST_TOKEN = 16
+MIN_TOKEN_LENGTH = 16
 """Characters of a token."""
 
 
-class NotSafe(ValueError):
+class UnsafeSettings(ValueError):
     """Settings that would let anybody ask."""
 
 
@@ -32,23 +32,23 @@ class Settings:
     dump_port: int | None = DUMP_PORT
     """For the state and the metrics; None: not at all."""
     token: str | None = None
-    """What those who ask have to send as ``Authorization: Bearer``. Without TLS it can be read on its way."""
+    """What callers have to send as ``Authorization: Bearer``. Without TLS it is sent unencrypted."""
     shown_to_all: bool = False
-    """The state and the metrics are for whoever gets to their port, without the token."""
-    callers: Callers | None = None
-    """Who those are that ask, where each has a token of his own. It needs TLS."""
+    """Anyone who can reach their port may read the state and the metrics, without the token."""
+    callers: CallerAuthenticator | None = None
+    """Authenticates callers, if each has its own token. It needs TLS."""
     tls: ssl.SSLContext | None = None
     """Serve by TLS; with ``verify_mode=CERT_REQUIRED`` only those whose certificate is good can ask."""
-    era: Era = Era.V0_31
+    era: ProtocolEra = ProtocolEra.V0_31
     """Whose arithmetic is followed (``compat``)."""
-    unit: Resources = UNIT
+    unit: Resources = DEFAULT_COMPUTE_UNIT
     """The compute unit, for agents that do not send one."""
     cpu_watermark: float | None = None
     """The part of a node from which on machines should leave it; None: 0.9, or 0.7 in v0.12."""
     memory_watermark: float | None = None
-    system: Resources = NOTHING
+    system: Resources = NO_RESOURCES
     """In v0.12: what of each node is not for machines."""
-    overcommit: Resources = ONCE
+    overcommit: Resources = NO_OVERCOMMIT
     """In the newest form: thousandths of what there is that may be promised, where a machine says nothing else."""
     migration_seconds: float = 3600.0
     """How long a migration may take before it is withdrawn."""
@@ -64,27 +64,31 @@ class Settings:
     """How long all objects may take to be read before the server gives up and begins again."""
 
     def __post_init__(self) -> None:
-        if self.token is not None and len(self.token) < LEAST_TOKEN:
-            raise NotSafe(f"the token must have at least {LEAST_TOKEN} characters, and has {len(self.token)}")
+        if self.token is not None and len(self.token) < MIN_TOKEN_LENGTH:
+            raise UnsafeSettings(
+                f"the token must have at least {MIN_TOKEN_LENGTH} characters, and has {len(self.token)}"
+            )
         if self.unit.cpu == 0 or self.unit.memory == 0:
-            raise ValueError("the compute unit must have some of both CPU and memory")
+            raise ValueError("the compute unit must have both CPU and memory")
         for name in ("cpu_watermark", "memory_watermark"):
             mark = getattr(self, name)
             if mark is not None and not 0 < mark <= 1:
                 raise ValueError(f"{name} must be above 0 and at most 1, not {mark}")
         if self.callers is not None and self.tls is None:
-            raise NotSafe("tokens of nodes could be read on their way: give a TLS context")
-        known = self.tls is not None and (self.tls.verify_mode is ssl.CERT_REQUIRED or self.callers is not None)
-        if not is_loopback(self.host) and self.token is None and not known:
-            raise NotSafe(
-                f"on {self.host} anybody could ask for permits: give a token, or a TLS context that verifies clients, "
+            raise UnsafeSettings("tokens of nodes would be sent unencrypted: give a TLS context")
+        is_authenticated = self.tls is not None and (
+            self.tls.verify_mode is ssl.CERT_REQUIRED or self.callers is not None
+        )
+        if not is_loopback(self.host) and self.token is None and not is_authenticated:
+            raise UnsafeSettings(
+                f"on {self.host} anyone could request permits: give a token, or a TLS context that verifies clients, "
                 "or listen on 127.0.0.1"
             )
 
     def limits(self, limit: Resources) -> tuple[Resources, Resources]:
         """Of a node with this effective limit: the total for machines, and the watermark."""
-        total = limit.above(self.system) if self.era is Era.V0_12 else limit
-        usual = 0.7 if self.era is Era.V0_12 else 0.9
+        total = limit.excess_over(self.system) if self.era is ProtocolEra.V0_12 else limit
+        usual = 0.7 if self.era is ProtocolEra.V0_12 else 0.9
         cpu = usual if self.cpu_watermark is None else self.cpu_watermark
         memory = usual if self.memory_watermark is None else self.memory_watermark
         return total, fraction_of(total, cpu, memory)

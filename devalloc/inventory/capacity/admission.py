@@ -1,7 +1,7 @@
 """Whether a host has room for one more machine, and the room that is kept for those that are being made.
 
 Between the moment a machine is admitted and the moment it shows up in the list of machines, nothing but its
-*reservation* says that its room is taken. So whoever makes a machine holds a reservation in the meantime::
+*reservation* says that its room is taken. So the maker of a machine holds a reservation in the meantime::
 
     with admission.reserved(machine_id, request):   # raises Insufficient
         ...                                         # make the machine; from here on it is listed
@@ -12,7 +12,7 @@ listed its reservation ends. The list is read inside the lock, as a list read be
 reservation has ended since. It must therefore be quick, and must not ask for admission itself.
 
 **Processes and crashes.** Reservations live in the one process that makes machines on a host, and end with it: a
-machine that was made is in the list of whoever comes next, one that was not holds nothing. Nothing is to be cleaned up.
+machine that was made is in the next list, one that was not holds nothing. Nothing has to be cleaned up.
 """
 
 from __future__ import annotations
@@ -24,11 +24,19 @@ from dataclasses import dataclass
 
 from devalloc.inventory.capacity.gpus import GpuStatus
 from devalloc.inventory.capacity.host import HostCapacity
-from devalloc.inventory.capacity.machines import MachineUse
+from devalloc.inventory.capacity.machines import MachineUsage
 from devalloc.inventory.capacity.resource import RESOURCES, Capacity, Resource
-from devalloc.inventory.capacity.sizes import human
-from devalloc.inventory.capacity.status import cpus
-from devalloc.inventory.capacity.usage import NOTHING, Amounts, Stores, listed_by, stored, taken_by, total
+from devalloc.inventory.capacity.sizes import format_size
+from devalloc.inventory.capacity.status import cpu_number
+from devalloc.inventory.capacity.usage import (
+    NO_AMOUNTS,
+    DiskUsageSources,
+    ResourceAmounts,
+    list_machines,
+    machine_amounts,
+    stored_bytes,
+    sum_amounts,
+)
 
 _NAMES: dict[Resource, str] = {
     "cpu": "CPU",
@@ -68,9 +76,9 @@ class Request:
                 raise ValueError(f"{name} cannot be negative, and is {getattr(self, name)}")
 
     @property
-    def amounts(self) -> Amounts:
+    def amounts(self) -> ResourceAmounts:
         """Both ways share the uplink, so of the two the larger counts."""
-        return Amounts(self.cpu, self.memory, self.disk, max(self.download, self.upload), self.disk_io)
+        return ResourceAmounts(self.cpu, self.memory, self.disk, max(self.download, self.upload), self.disk_io)
 
 
 class Insufficient(Exception):
@@ -83,7 +91,7 @@ class Insufficient(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class Headroom:
     """What counts against one resource."""
 
     capacity: Capacity
@@ -103,12 +111,12 @@ class Admission:
     def __init__(
         self,
         host: HostCapacity,
-        machines: Callable[[], Iterable[MachineUse]],
-        stores: Stores | None = None,
+        machines: Callable[[], Iterable[MachineUsage]],
+        stores: DiskUsageSources | None = None,
         gpus: Callable[[], GpuStatus | None] = lambda: None,
     ) -> None:
         """``machines``: the machines of the host as they are now, those included whose reservation has just ended."""
-        self._host, self._machines, self._stores, self._gpus = host, machines, stores or Stores(), gpus
+        self._host, self._machines, self._stores, self._gpus = host, machines, stores or DiskUsageSources(), gpus
         self._lock = threading.Lock()
         self._reservations: dict[str, Request] = {}
         self._ended = 0
@@ -150,13 +158,13 @@ class Admission:
 
         Raises ValueError for a resource that admission does not know, or a negative amount; UsageUnknown.
         """
-        known = next((each for each in RESOURCES if each == resource), None)
-        if known is None:
+        supported = next((each for each in RESOURCES if each == resource), None)
+        if supported is None:
             raise ValueError(f"unsupported admission resource type: {resource} (there are {', '.join(RESOURCES)})")
         if amount < 0:
             raise ValueError(f"{resource} cannot be negative, and is {amount}")
         with self._lock:
-            return amount <= self._rooms("", {known})[known].available
+            return amount <= self._rooms("", {supported})[supported].available
 
     @property
     def reservations(self) -> dict[str, Request]:
@@ -169,12 +177,12 @@ class Admission:
         seen = self._ended
         gpus = self._look() if request.gpus else None
         with self._lock:
-            asked = request.amounts
-            wanted = {resource for resource in RESOURCES if asked.of(resource) > 0}
+            amounts = request.amounts
+            wanted = {resource for resource in RESOURCES if amounts.of(resource) > 0}
             rooms = self._rooms(machine_id, wanted) if wanted else {}
             for resource in RESOURCES:
-                if resource in wanted and asked.of(resource) > rooms[resource].available:
-                    raise Insufficient(shortage(rooms[resource], asked.of(resource)), resource)
+                if resource in wanted and amounts.of(resource) > rooms[resource].available:
+                    raise Insufficient(shortage_message(rooms[resource], amounts.of(resource)), resource)
             if gpus is not None:
                 gpus = gpus if seen == self._ended else self._look()
                 if (message := self._gpu_shortage(*gpus, request, machine_id)) is not None:
@@ -185,28 +193,28 @@ class Admission:
     def _look(self) -> tuple[GpuStatus | None, dict[str, int]]:
         """The GPUs, and how many of them each machine has. In this order the GPUs of a machine that gets them just now
         count twice at worst, and never not at all."""
-        have = {machine.id: machine.gpus for machine in listed_by(self._machines) if machine.is_active}
+        have = {machine.id: machine.gpus for machine in list_machines(self._machines) if machine.is_active}
         return self._gpus(), have
 
-    def _rooms(self, without: str, wanted: Iterable[Resource]) -> Mapping[Resource, Room]:
+    def _rooms(self, without: str, wanted: Iterable[Resource]) -> Mapping[Resource, Headroom]:
         """What counts for some resources, but for one machine. Under the lock."""
-        listed = dict[str, Amounts]()
-        for machine in listed_by(self._machines):
+        listed = dict[str, ResourceAmounts]()
+        for machine in list_machines(self._machines):
             if machine.id != without:
-                taken = taken_by(machine)
-                listed[machine.id] = total((listed[machine.id], taken)) if machine.id in listed else taken
+                taken = machine_amounts(machine)
+                listed[machine.id] = sum_amounts((listed[machine.id], taken)) if machine.id in listed else taken
         both = {
-            machine_id: listed.get(machine_id, NOTHING).most(request.amounts)
+            machine_id: listed.get(machine_id, NO_AMOUNTS).most(request.amounts)
             for machine_id, request in self._reservations.items()
             if machine_id != without
         }
-        allocated, counted = total(listed.values()), total((listed | both).values())
-        found = {}
+        allocated, counted = sum_amounts(listed.values()), sum_amounts((listed | both).values())
+        rooms = {}
         for resource in wanted:
             own, all_of_it = allocated.of(resource), counted.of(resource)
-            elsewhere = stored(self._stores) if resource == "disk" else 0
-            found[resource] = Room(self._host.of(resource), own + elsewhere, all_of_it - own)
-        return found
+            elsewhere = stored_bytes(self._stores) if resource == "disk" else 0
+            rooms[resource] = Headroom(self._host.of(resource), own + elsewhere, all_of_it - own)
+        return rooms
 
     def _gpu_shortage(
         self, gpus: GpuStatus | None, have: Mapping[str, int], request: Request, machine_id: str
@@ -216,7 +224,7 @@ class Admission:
             return "insufficient GPU: no GPU available on this host"
         if gpus.disabled:
             return f"insufficient GPU: vGPU placement is disabled: {gpus.disabled}"
-        rooms = gpus.rooms()
+        rooms = gpus.remaining_gpus()
         for other, reservation in self._reservations.items():
             if other != machine_id:
                 rooms.take(reservation.profile, max(0, reservation.gpus - have.get(other, 0)))
@@ -233,7 +241,7 @@ class Admission:
         return f"insufficient GPU: requested {more} {slots}, but only {free} available ({counts})"
 
 
-def shortage(room: Room, requested: int) -> str:
+def shortage_message(room: Headroom, requested: int) -> str:
     """The refusal of a request for more of a resource than is available, for people."""
     resource, limit = room.capacity.resource, room.capacity.effective_limit
     reserved = f", reserved for machines being made: {_text(resource, room.reserved)}" if room.reserved else ""
@@ -244,11 +252,11 @@ def shortage(room: Room, requested: int) -> str:
         f"effective limit: {_text(resource, limit)} with {float(room.capacity.ratio):.1f}x oversubscription)"
     )
     if room.capacity.source == "unknown":
-        return f"{text}; how much this host has is not known: configure its limit"
+        return f"{text}; the capacity of this host is unknown: configure its limit"
     return text
 
 
 def _text(resource: Resource, amount: int) -> str:
     if resource == "cpu":
-        return f"{cpus(amount)} vCPU{'' if amount == 1000 else 's'}"
-    return human(amount) + ("/s" if resource in _RATES else "")
+        return f"{cpu_number(amount)} vCPU{'' if amount == 1000 else 's'}"
+    return format_size(amount) + ("/s" if resource in _RATES else "")

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import re
 
-from devalloc.inventory.capacity.sizes import AmountError, bounded, parse_size, shown, trimmed
+from devalloc.inventory.capacity.sizes import AmountError, check_range, parse_size, quote_text, strip_amount
 
 _BITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 _NUMBER = re.compile(r"\+?[0-9]{1,32}", re.ASCII)
-_OPEN = re.compile(r"[0-9]+\s*(?:[KMGTPE]b(?:/s)?|[kmgtpe]?b/s)", re.ASCII)
+_AMBIGUOUS = re.compile(r"[0-9]+\s*(?:[KMGTPE]b(?:/s)?|[kmgtpe]?b/s)", re.ASCII)
 """A small b: megabits to who writes carefully, megabytes to who does not."""
 _ADVICE = "write bits as 100Mbps or 10Gbps, bytes as 100MBps or 100MB/s"
 
@@ -31,19 +31,19 @@ def parse_bandwidth(text: str) -> int:
 
     Raises AmountError for what is empty, negative, no number, ambiguous or more than 2^63 - 1.
     """
-    amount = trimmed(text)
+    amount = strip_amount(text)
     ending = amount[-3:]
     if ending.lower() == "bps" and ending not in ("bps", "Bps"):
-        raise AmountError(f"{shown(text)} may be bits or bytes: {_ADVICE}")
+        raise AmountError(f"{quote_text(text)} may be bits or bytes: {_ADVICE}")
     if ending == "bps":
-        return bounded(_bits(amount[:-3].strip(), text) // 8, text)
-    if _OPEN.fullmatch(amount) is not None:
-        raise AmountError(f"{shown(text)} may be bits or bytes: {_ADVICE}")
+        return check_range(_bits(amount[:-3].strip(), text) // 8, text)
+    if _AMBIGUOUS.fullmatch(amount) is not None:
+        raise AmountError(f"{quote_text(text)} may be bits or bytes: {_ADVICE}")
     size = amount.removesuffix("/s") if ending != "Bps" else amount[:-2]
     try:
         return parse_size(size)
     except AmountError as error:
-        raise AmountError(f"{shown(text)} is no bandwidth: parse as bytes: {error} ({_ADVICE})") from None
+        raise AmountError(f"invalid bandwidth {quote_text(text)}: parse as bytes: {error} ({_ADVICE})") from None
 
 
 def _bits(amount: str, text: str) -> int:
@@ -51,5 +51,5 @@ def _bits(amount: str, text: str) -> int:
     number = amount[:-1].strip() if unit in ("k", "m", "g") else amount
     if _NUMBER.fullmatch(number) is None:
         advice = "must not be negative" if number.startswith("-") else f"whole numbers only; {_ADVICE}"
-        raise AmountError(f"{shown(text)} is no bandwidth: invalid number: {number.lower()[:20]} ({advice})")
+        raise AmountError(f"invalid bandwidth {quote_text(text)}: invalid number: {number.lower()[:20]} ({advice})")
     return int(number) * _BITS[unit if unit in _BITS else ""]

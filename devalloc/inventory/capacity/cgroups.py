@@ -1,7 +1,7 @@
 """Limits of the cgroup that this process is in.
 
-They do not bind machines, which get cgroups of their own. They are told because they would where that fails, and
-because who set them may have meant machines, too.
+They do not bind machines, which get cgroups of their own. They are reported because they would bind them if that fails,
+and because the admin who set them may have meant machines, too.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def own_limits(tree: Tree) -> list[str]:
     for folder in _folders((place and place.text("cgroup")) or "", top):
         cpus += _quota(folder)
         memory += _memory(folder)
-    told = []
+    sentences = []
     if cpus:
-        told.append(f"this process's cgroup has a quota of {min(cpus):g} CPUs, a limit not counted for machines")
+        sentences.append(f"this process's cgroup has a quota of {min(cpus):g} CPUs, a limit not counted for machines")
     if memory:
-        told.append(f"this process's cgroup has {min(memory)} bytes of memory, a limit not counted for machines")
-    return told
+        sentences.append(f"this process's cgroup has {min(memory)} bytes of memory, a limit not counted for machines")
+    return sentences
 
 
 def _folders(text: str, top: Folder | None) -> Iterator[Folder]:

@@ -9,7 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from devalloc.inventory.capacity.resource import RESOURCES, Resource
-from devalloc.inventory.capacity.sizes import AmountError, shown
+from devalloc.inventory.capacity.sizes import AmountError, quote_text
 
 DEFAULT_RATIOS: dict[Resource, Fraction] = {
     "cpu": Fraction(4),
@@ -54,9 +54,9 @@ class CapacityConfig:
 
     def ratio(self, resource: str) -> Fraction:
         """The ratio of a resource; 1 for a name that is none."""
-        for known, default in DEFAULT_RATIOS.items():
-            if known == resource:
-                ratio = self.ratios.get(known, default)
+        for name, default in DEFAULT_RATIOS.items():
+            if name == resource:
+                ratio = self.ratios.get(name, default)
                 return ratio if ratio > 0 else Fraction(1)
         return Fraction(1)
 
@@ -70,5 +70,5 @@ def parse_ratio(text: str) -> Fraction:
     """A ratio or fraction by its decimal text: ``4``, ``1.5``, ``0.2``. Exact. Raises AmountError."""
     stripped = text.strip()
     if _RATIO.fullmatch(stripped) is None:
-        raise AmountError(f"{shown(text)} is no ratio: write a decimal number such as 4 or 1.5")
+        raise AmountError(f"invalid ratio {quote_text(text)}: write a decimal number such as 4 or 1.5")
     return Fraction(stripped)

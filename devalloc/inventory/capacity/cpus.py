@@ -33,7 +33,7 @@ class NumaNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Cpus:
+class CpuTopology:
     """What a host says of its CPUs."""
 
     count: int | None
@@ -47,7 +47,7 @@ class Cpus:
     """What an admin should know of how they were counted."""
 
 
-def read_cpus(tree: Tree) -> Cpus:
+def read_cpus(tree: Tree) -> CpuTopology:
     """The CPUs below a tree's root."""
     system = tree.sys.folder("devices", "system") if tree.sys else None
     places = list(_nodes(system))
@@ -57,9 +57,9 @@ def read_cpus(tree: Tree) -> Cpus:
         lists = [cpus for _, node in places if (cpus := _list_in(node, "cpulist")) is not None]
         listed = frozenset[int]().union(*lists) or None
     info = tree.proc.text("cpuinfo") if tree.proc else None
-    told = counted(info) if info is not None else None
-    online = listed if listed is not None else processors(info or "")
-    allowed, memories = _allowed(tree, "Cpus_allowed_list"), _allowed(tree, "Mems_allowed_list")
+    cpuinfo_count = count_cpus(info) if info is not None else None
+    online = listed if listed is not None else listed_cpus(info or "")
+    allowed, memories = _allowed_cpus(tree, "Cpus_allowed_list"), _allowed_cpus(tree, "Mems_allowed_list")
     usable = online if allowed is None else online & allowed
     # The kernel's own list of those offline has places for CPUs, too, that nobody has plugged in.
     offline = (_list_in(place, "present") or frozenset()) - online
@@ -67,15 +67,15 @@ def read_cpus(tree: Tree) -> Cpus:
     if usable != online:
         notes.append(f"this process, and so its machines, may use {len(usable)} of the {len(online)} CPUs online")
     if offline:
-        notes.append(f"{len(offline)} CPUs are offline: {written(offline)}")
-    if listed is not None and told not in (None, len(listed)):
-        notes.append(f"/proc/cpuinfo would make it {told} CPUs, where {len(listed)} are online")
-    count = told if listed is None and usable == online else len(usable)
+        notes.append(f"{len(offline)} CPUs are offline: {format_cpu_list(offline)}")
+    if listed is not None and cpuinfo_count not in (None, len(listed)):
+        notes.append(f"/proc/cpuinfo would make it {cpuinfo_count} CPUs, where {len(listed)} are online")
+    count = cpuinfo_count if listed is None and usable == online else len(usable)
     nodes = tuple(_node(number, node, usable, memories) for number, node in places)
-    return Cpus(count or None, usable, offline, nodes, tuple(notes))
+    return CpuTopology(count or None, usable, offline, nodes, tuple(notes))
 
 
-def counted(cpuinfo: str) -> int:
+def count_cpus(cpuinfo: str) -> int:
     """CPUs by the text of /proc/cpuinfo: those of the first socket times the sockets, else the processors; at least 1.
 
     It takes all sockets for equal; so it is asked only where sysfs does not tell which CPUs are online.
@@ -90,24 +90,24 @@ def counted(cpuinfo: str) -> int:
     return sum(line.startswith("processor") for line in cpuinfo.splitlines()) or 1
 
 
-def processors(cpuinfo: str) -> frozenset[int]:
+def listed_cpus(cpuinfo: str) -> frozenset[int]:
     """The numbers of the CPUs that /proc/cpuinfo lists."""
     return frozenset(map(int, re.findall(r"^processor\s*:\s*([0-9]{1,6})\s*$", cpuinfo, re.MULTILINE | re.ASCII)))
 
 
-def cpu_list(text: str) -> frozenset[int] | None:
+def parse_cpu_list(text: str) -> frozenset[int] | None:
     """The numbers in ``0-7,16-23``; None for what is no such list."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         match = _RANGE.fullmatch(part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if not first <= last < MAX_CPUS:
             return None
-        found.update(range(first, last + 1))
-    return frozenset(found)
+        numbers.update(range(first, last + 1))
+    return frozenset(numbers)
 
 
-def written(numbers: frozenset[int]) -> str:
+def format_cpu_list(numbers: frozenset[int]) -> str:
     """Numbers as the kernel lists them: ``0-7,16-23``."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
@@ -139,14 +139,14 @@ def _list_in(folder: Folder | None, name: str) -> frozenset[int] | None:
     text = folder.text(name) if folder is not None and folder.has(name) else None
     if folder is None or text is None:
         return None
-    found = cpu_list(text)
-    if found is None:
-        folder.tree.fault(f"{folder.path}/{name}", f"is no list of CPUs: {text[:40]!r}")
-    return found
+    numbers = parse_cpu_list(text)
+    if numbers is None:
+        folder.tree.fault(f"{folder.path}/{name}", f"is not a list of CPUs: {text[:40]!r}")
+    return numbers
 
 
-def _allowed(tree: Tree, name: str) -> frozenset[int] | None:
+def _allowed_cpus(tree: Tree, name: str) -> frozenset[int] | None:
     """What this process may use; None in a recording, which has nothing of it."""
     place = tree.proc.folder("self") if tree.proc else None
     match = re.search(rf"^{name}:\s*(\S+)$", (place and place.text("status")) or "", re.MULTILINE)
-    return cpu_list(match[1]) if match else None
+    return parse_cpu_list(match[1]) if match else None

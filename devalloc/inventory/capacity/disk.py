@@ -14,10 +14,10 @@ def file_system_size(folder: Path) -> int:
     place = folder.absolute()
     while True:
         try:
-            found = os.statvfs(place)
+            status = os.statvfs(place)
         except (FileNotFoundError, NotADirectoryError):
             if place == place.parent:
                 raise
             place = place.parent
         else:
-            return found.f_blocks * found.f_frsize
+            return status.f_blocks * status.f_frsize

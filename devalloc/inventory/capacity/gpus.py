@@ -40,7 +40,7 @@ class WholeGpu:
 
 
 @dataclass(frozen=True, slots=True)
-class _Offer:
+class _CreatableVgpu:
     """A vGPU that can be made, on a function of a card."""
 
     draws: tuple[tuple[str, int], ...]
@@ -48,7 +48,7 @@ class _Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Card:
+class _GpuCard:
     """What is left of a card."""
 
     left: tuple[tuple[str, int], ...]
@@ -56,7 +56,7 @@ class _Card:
     """Only vGPUs of this compatibility group can be made beside those that claims hold."""
     profiles: tuple[GpuProfile, ...]
     """All that are published, the smallest first."""
-    offers: dict[str, list[_Offer]]
+    offers: dict[str, list[_CreatableVgpu]]
     """By the id of the profile. Not changed once it is made."""
     slots: int
     used: int
@@ -82,11 +82,13 @@ class GpuStatus:
     """By name. Empty where the drivers list none any more."""
     devices: tuple[WholeGpu, ...] = ()
     """Cards without vGPUs, also beside those with."""
-    _cards: tuple[_Card, ...] = field(default=(), repr=False)
+    _cards: tuple[_GpuCard, ...] = field(default=(), repr=False)
 
-    def rooms(self) -> Rooms:
+    def remaining_gpus(self) -> RemainingGpus:
         """What is left, to try on it what fits together."""
-        return Rooms(self.mode, [_Room(card) for card in self._cards], sum(each.available for each in self.devices))
+        return RemainingGpus(
+            self.mode, [_RemainingCard(card) for card in self._cards], sum(each.available for each in self.devices)
+        )
 
 
 def gpu_status(
@@ -103,18 +105,18 @@ def gpu_status(
     """
     cards, devices = [], []
     for pool in sorted(pools, key=lambda pool: pool.metadata.name):
-        published = [_Device.of(pool, device) for device in pool.spec.devices]
+        published = [_PublishedGpu.of(pool, device) for device in pool.spec.devices]
         gpus = [device for device in published if device.kind == "gpu"]
         if any(device.function == "mdev" for device in gpus):
             cards.append(_card(pool, gpus, held, withheld))
         else:
-            devices += [_whole(gpu, held) for gpu in gpus if gpu.function in ("whole", "pf")]
+            devices += [_whole_gpu(gpu, held) for gpu in gpus if gpu.function in ("whole", "pf")]
     if not cards and not devices:
         return None
     if not cards:
         free = sum(device.available for device in devices)
         return GpuStatus("passthrough", len(devices), len(devices) - free, free, devices=tuple(devices))
-    profiles = _counted(cards)
+    profiles = _count_profiles(cards)
     rooms = [max((_count([card], profile) for profile in profiles), default=0) for card in cards]
     return GpuStatus(
         mode="vgpu",
@@ -123,16 +125,16 @@ def gpu_status(
         allocatable=0 if disabled else sum(rooms),
         quarantined=0 if disabled else sum(card.quarantined for card in cards),
         disabled=disabled,
-        profiles=profiles if not disabled else tuple(_none_of(profile) for profile in profiles),
+        profiles=profiles if not disabled else tuple(_exhausted(profile) for profile in profiles),
         devices=tuple(devices),
         _cards=() if disabled else tuple(cards),
     )
 
 
-class Rooms:
+class RemainingGpus:
     """What is left of a host's GPUs while requests are tried on it, one after the other."""
 
-    def __init__(self, mode: Mode, cards: list[_Room], devices: int) -> None:
+    def __init__(self, mode: Mode, cards: list[_RemainingCard], devices: int) -> None:
         self._mode, self._cards, self._devices = mode, cards, devices
 
     def take(self, profile: str | None, count: int = 1) -> int:
@@ -147,16 +149,20 @@ class Rooms:
         return any(card.take(profile) for card in sorted(self._cards, key=lambda card: card.group is None))
 
 
-class _Room:
+class _RemainingCard:
     """One card while requests are tried on it."""
 
-    def __init__(self, card: _Card) -> None:
+    def __init__(self, card: _GpuCard) -> None:
         self._card, self._left, self.group = card, dict(card.left), card.group
         self._offers = {profile: iter(offers) for profile, offers in card.offers.items()}
 
     def take(self, profile: str | None) -> bool:
         """Make one more, of any profile where none is named: of the smallest, which leaves the most."""
-        return any(self._made(known.id) for known in self._card.profiles if profile in (None, known.id, known.name))
+        return any(
+            self._made(candidate.id)
+            for candidate in self._card.profiles
+            if profile in (None, candidate.id, candidate.name)
+        )
 
     def _made(self, profile: str) -> bool:
         # What is passed over is lost to this profile for good: what is left only shrinks, and the group stays.
@@ -168,21 +174,21 @@ class _Room:
                 return True
         return False
 
-    def _fits(self, offer: _Offer) -> bool:
+    def _fits(self, offer: _CreatableVgpu) -> bool:
         if None not in (self.group, offer.group) and self.group != offer.group:
             return False
         return all(self._left.get(resource, 0) >= amount for resource, amount in offer.draws)
 
 
 @dataclass(frozen=True, slots=True)
-class _Device:
+class _PublishedGpu:
     """A published device with the attributes that it has from its pool."""
 
     device: Device
     attributes: dict[str, AttributeValue]
 
     @classmethod
-    def of(cls, pool: DevicePool, device: Device) -> _Device:
+    def of(cls, pool: DevicePool, device: Device) -> _PublishedGpu:
         own = {attribute.name: attribute.value for attribute in (*pool.spec.attributes, *device.attributes)}
         return cls(device, own)
 
@@ -211,7 +217,9 @@ class _Device:
         return self.text(UNAVAILABLE)
 
 
-def _card(pool: DevicePool, gpus: Sequence[_Device], held: Collection[str], withheld: Collection[str]) -> _Card:
+def _card(
+    pool: DevicePool, gpus: Sequence[_PublishedGpu], held: Collection[str], withheld: Collection[str]
+) -> _GpuCard:
     vgpus = [gpu for gpu in gpus if gpu.function == "mdev"]
     vfs = {gpu.place: gpu for gpu in gpus if gpu.function == "vf" and gpu.text("state") == "exists"}
     promised = [gpu for gpu in vgpus if gpu.name in held]
@@ -227,15 +235,15 @@ def _card(pool: DevicePool, gpus: Sequence[_Device], held: Collection[str], with
         for resource, amount in gpu.device.requests.items() if gpu.name in held else ():
             left[resource] = left.get(resource, 0) - amount.nano
     profiles = {gpu.text("profileID"): _profile(gpu) for gpu in vgpus if gpu.text("profileID")}
-    offers = dict[str, list[_Offer]]()
+    offers = dict[str, list[_CreatableVgpu]]()
     for gpu in vgpus:
         if gpu.text("state") != "creatable" or gpu.unavailable or {gpu.name, gpu.place} & (taken | unfit):
             continue
         draws = tuple((resource, amount.nano) for resource, amount in gpu.device.requests.items())
-        offer = _Offer(draws, gpu.text(COMPATIBILITY_GROUP) or None)
+        offer = _CreatableVgpu(draws, gpu.text(COMPATIBILITY_GROUP) or None)
         offers.setdefault(gpu.text("profileID"), []).append(offer)
     on_vfs = any(gpu.place in vfs for gpu in vgpus)
-    return _Card(
+    return _GpuCard(
         left=tuple(left.items()),
         group=next((gpu.text(COMPATIBILITY_GROUP) for gpu in promised if gpu.text(COMPATIBILITY_GROUP)), None),
         profiles=tuple(sorted(profiles.values(), key=lambda profile: (profile.framebuffer or 0, profile.id))),
@@ -246,38 +254,38 @@ def _card(pool: DevicePool, gpus: Sequence[_Device], held: Collection[str], with
     )
 
 
-def _is_taken(vf: _Device, held: Collection[str]) -> bool:
+def _is_taken(vf: _PublishedGpu, held: Collection[str]) -> bool:
     return vf.name in held or vf.unavailable.startswith("in use:")
 
 
-def _whole(gpu: _Device, held: Collection[str]) -> WholeGpu:
+def _whole_gpu(gpu: _PublishedGpu, held: Collection[str]) -> WholeGpu:
     reason = "in use: a claim holds it" if gpu.name in held else gpu.unavailable
     return WholeGpu(gpu.name, gpu.text("model"), not reason, reason)
 
 
-def _profile(gpu: _Device) -> GpuProfile:
+def _profile(gpu: _PublishedGpu) -> GpuProfile:
     size = gpu.attributes.get("framebuffer")
     framebuffer = size.nano // NANO if isinstance(size, Quantity) else None
     return GpuProfile(gpu.text("profileID"), gpu.text("profile") or gpu.text("profileID"), framebuffer, 0)
 
 
-def _counted(cards: Sequence[_Card]) -> tuple[GpuProfile, ...]:
+def _count_profiles(cards: Sequence[_GpuCard]) -> tuple[GpuProfile, ...]:
     """The profiles that are published, with how many more of each there can be."""
-    found = {profile.id: profile for card in cards for profile in card.profiles}
+    by_id = {profile.id: profile for card in cards for profile in card.profiles}
     return tuple(
         GpuProfile(profile.id, profile.name, profile.framebuffer, _count(cards, profile))
-        for profile in sorted(found.values(), key=lambda profile: (profile.name, profile.id))
+        for profile in sorted(by_id.values(), key=lambda profile: (profile.name, profile.id))
     )
 
 
-def _none_of(profile: GpuProfile) -> GpuProfile:
+def _exhausted(profile: GpuProfile) -> GpuProfile:
     return GpuProfile(profile.id, profile.name, profile.framebuffer, 0)
 
 
-def _count(cards: Sequence[_Card], profile: GpuProfile) -> int:
+def _count(cards: Sequence[_GpuCard], profile: GpuProfile) -> int:
     count = 0
     for card in cards:
-        room = _Room(card)
+        room = _RemainingCard(card)
         while room.take(profile.id):
             count += 1
     return count

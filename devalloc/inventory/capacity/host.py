@@ -49,8 +49,8 @@ class HostCapacity:
 
     def of(self, resource: str) -> Capacity:
         """The capacity of a resource by its name. Raises UnknownResource."""
-        found: Capacity = getattr(self, resource_named(resource))
-        return found
+        capacity: Capacity = getattr(self, resource_named(resource))
+        return capacity
 
 
 def discover_capacity(root: Path | Tree = Path("/"), config: CapacityConfig = _DEFAULT) -> HostCapacity:
@@ -70,7 +70,7 @@ def discover_capacity(root: Path | Tree = Path("/"), config: CapacityConfig = _D
 
     cpus = read_cpus(tree)
     if cpus.count is None:
-        raise CapacityError(f"discover CPU: {'; '.join(cpus.notes) or 'neither /sys nor /proc tells of any'}")
+        raise CapacityError(f"discover CPU: {'; '.join(cpus.notes) or 'neither /sys nor /proc lists any'}")
     for text in cpus.notes:
         note(text, "cpu")
     try:
@@ -81,10 +81,10 @@ def discover_capacity(root: Path | Tree = Path("/"), config: CapacityConfig = _D
         note(text, "memory" if "memory" in text else "cpu")
     disk = _disk(tree, config)
     if disk is None:
-        note("its size is not known: name a folder (data dir), or configure a limit", "disk")
+        note("its size is unknown: name a folder (data dir), or configure a limit", "disk")
     uplink = read_uplink(tree, config.uplink)
     if uplink.bandwidth is None and config.network is None:
-        note(f"its bandwidth is not known ({uplink.reason}), so none can be promised: configure a limit", "network")
+        note(f"its bandwidth is unknown ({uplink.reason}), so none can be promised: configure a limit", "network")
     bandwidth = uplink.bandwidth if config.network is None else config.network
     return HostCapacity(
         cpu=capacity("cpu", cpus.count * MILLI, "detected"),

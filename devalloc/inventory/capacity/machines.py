@@ -1,12 +1,12 @@
-"""What machines take of their host, as it is counted against the host's limits."""
+"""Resource usage of machines, as it counts against the limits of their host."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from devalloc.api.hostpool import CPU, DISK, DISK_IO, MEMORY, NETWORK
+from devalloc.api.host_pool_names import CPU, DISK, DISK_IO, MEMORY, NETWORK
 from devalloc.api.quantity import NANO, Quantity
-from devalloc.api.virtualmachine import VirtualMachine
+from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.capacity.resource import MILLI
 
 ACTIVE = frozenset({"Running", "Paused", "Created", "Starting", "Stopping"})
@@ -15,7 +15,7 @@ Unknown, …) it has given back all but what lies on the disk, which is counted 
 
 
 @dataclass(frozen=True, slots=True)
-class MachineUse:
+class MachineUsage:
     """What one machine takes of its host while it is active."""
 
     id: str
@@ -60,7 +60,7 @@ class MachineUse:
         return max(self.download, self.upload)
 
 
-def floor_of(machine: VirtualMachine) -> tuple[int, int]:
+def minimum_usage(machine: VirtualMachine) -> tuple[int, int]:
     """Thousandths of a CPU and bytes of memory that a VirtualMachine counts for at least: its least, or its most where
     it reserves that from the start, so that no permit of it is ever refused (T25)."""
     spec = machine.spec
@@ -68,19 +68,19 @@ def floor_of(machine: VirtualMachine) -> tuple[int, int]:
     return _rounded_up(cpus, NANO // MILLI), _rounded_up(memory, NANO)
 
 
-def of_machine(machine: VirtualMachine) -> MachineUse:
+def machine_usage(machine: VirtualMachine) -> MachineUsage:
     """What a VirtualMachine takes: its floor, or what is kept for it, permitted, or was seen of it where that is more.
 
     A machine that nobody can ask at present counts as it was last seen, one that is placed and not begun as created.
     """
     status = machine.status
-    cpu, memory = floor_of(machine)
-    kept = None if status is None or status.permitted is None else status.permitted.kept
-    for amounts in (status.permitted, kept, status.applied, status.observed) if status else ():
+    cpu, memory = minimum_usage(machine)
+    previous = None if status is None or status.permitted is None else status.permitted.kept
+    for amounts in (status.permitted, previous, status.applied, status.observed) if status else ():
         if amounts is not None:
             cpu = max(cpu, _rounded_up(amounts.cpus, NANO // MILLI)) if amounts.cpus else cpu
             memory = max(memory, _rounded_up(amounts.memory, NANO)) if amounts.memory else memory
-    placed = _kept(machine)
+    placed = _reserved_amounts(machine)
     cpu, memory = max(cpu, placed.get(CPU, 0) // (NANO // MILLI)), max(memory, placed.get(MEMORY, 0) // NANO)
     state: str = status.phase if status else "Pending"
     if state == "Pending" and placed:
@@ -89,10 +89,10 @@ def of_machine(machine: VirtualMachine) -> MachineUse:
         state = "Running"
     spec = machine.spec
     network, disk_io, disk = (
-        max(placed.get(name, 0) // NANO, _rounded_up(asked, NANO) if asked and not placed else 0)
-        for name, asked in ((NETWORK, spec.network), (DISK_IO, spec.disk_io), (DISK, spec.disk))
+        max(placed.get(name, 0) // NANO, _rounded_up(requested, NANO) if requested and not placed else 0)
+        for name, requested in ((NETWORK, spec.network), (DISK_IO, spec.disk_io), (DISK, spec.disk))
     )
-    return MachineUse(
+    return MachineUsage(
         id="/".join(machine.key),
         name=machine.metadata.name,
         state=state,
@@ -105,13 +105,13 @@ def of_machine(machine: VirtualMachine) -> MachineUse:
     )
 
 
-def _kept(machine: VirtualMachine) -> dict[str, int]:
+def _reserved_amounts(machine: VirtualMachine) -> dict[str, int]:
     """Nano units that its node keeps for it, by resource."""
-    found: dict[str, int] = {}
+    by_resource: dict[str, int] = {}
     for entry in (machine.status.allocations or ()) if machine.status else ():
         for amount in entry.allocations or ():
-            found[amount.name] = found.get(amount.name, 0) + amount.allocation.nano
-    return found
+            by_resource[amount.name] = by_resource.get(amount.name, 0) + amount.allocation.nano
+    return by_resource
 
 
 def _rounded_up(amount: Quantity, unit: int) -> int:

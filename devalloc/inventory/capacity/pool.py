@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from devalloc.api.hostpool import (
+from devalloc.api.host_pool_names import (
     CLASS,
     CPU,
     DISK,
@@ -26,7 +26,7 @@ from devalloc.api.meta import ONLY_CLASS, ObjectMeta
 from devalloc.api.pool import Attribute, Device, DevicePool, DevicePoolSpec, ResourceCapacity
 from devalloc.api.quantity import NANO, Format, Quantity
 from devalloc.inventory.capacity.host import HostCapacity
-from devalloc.inventory.pools import name_on
+from devalloc.inventory.pools import node_scoped_name
 
 _MILLI = NANO // 1000
 _MEMORY_BLOCK = 2 << 20
@@ -35,7 +35,7 @@ _MEMORY_BLOCK = 2 << 20
 
 def host_pool_name(node_name: str) -> str:
     """``<node>-host``."""
-    return name_on(node_name, SUFFIX)
+    return node_scoped_name(node_name, SUFFIX)
 
 
 def host_pool(capacity: HostCapacity, node_name: str) -> DevicePool:
@@ -56,7 +56,9 @@ def _compute(capacity: HostCapacity) -> Iterator[Device]:
     if not sum(cpus) or not sum(memories):  # a host that tells of no NUMA nodes, or not what they have
         yield Device(name=FUNCTION_COMPUTE, attributes=[function], resources=_amounts(*limits))
         return
-    for node, cpu, memory in zip(nodes, _parts(limits[0], cpus), _parts(limits[1], memories), strict=True):
+    for node, cpu, memory in zip(
+        nodes, _split_by_weight(limits[0], cpus), _split_by_weight(limits[1], memories), strict=True
+    ):
         attributes = [function, Attribute.of("numa", node.id)]
         yield Device(name=f"numa{node.id}", attributes=attributes, resources=_amounts(cpu, memory))
 
@@ -64,7 +66,7 @@ def _compute(capacity: HostCapacity) -> Iterator[Device]:
 def _io(capacity: HostCapacity) -> Device:
     amounts = {NETWORK: capacity.network, DISK_IO: capacity.disk_io, DISK: capacity.disk}
     resources = [
-        ResourceCapacity(name=name, capacity=Quantity(found.effective_limit * NANO)) for name, found in amounts.items()
+        ResourceCapacity(name=name, capacity=Quantity(limit.effective_limit * NANO)) for name, limit in amounts.items()
     ]
     return Device(name=FUNCTION_IO, attributes=[Attribute.of("function", FUNCTION_IO)], resources=resources)
 
@@ -81,7 +83,7 @@ def _amounts(cpu: int, memory: int) -> list[ResourceCapacity]:
     ]
 
 
-def _parts(limit: int, weights: Sequence[int]) -> Iterator[int]:
+def _split_by_weight(limit: int, weights: Sequence[int]) -> Iterator[int]:
     """The limit by weights; the parts sum up to it."""
     total, before, given = sum(weights), 0, 0
     for weight in weights:

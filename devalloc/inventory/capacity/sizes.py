@@ -29,40 +29,42 @@ def parse_size(text: str) -> int:
 
     Raises AmountError for anything else: nothing at all, a sign, a fraction, more than 2^63 - 1 bytes.
     """
-    match = _SIZE.fullmatch(trimmed(text))
+    match = _SIZE.fullmatch(strip_amount(text))
     if match is None:
         raise AmountError(
-            f"{shown(text)} is no size: write digits and a unit, such as 100GB or 512MiB (1KB is 1024 bytes)"
+            f"invalid size {quote_text(text)}: write digits and a unit, such as 100GB or 512MiB (1KB is 1024 bytes)"
         )
     power = _UNITS.get(match[2].lower())
     if power is None:
-        raise AmountError(f"{shown(text)} is no size: unknown unit {match[2][:20]!r}; use B, KB, MB, GB, TB, PB or EB")
-    return bounded(int(match[1]) << 10 * power, text)
+        raise AmountError(
+            f"invalid size {quote_text(text)}: unknown unit {match[2][:20]!r}; use B, KB, MB, GB, TB, PB or EB"
+        )
+    return check_range(int(match[1]) << 10 * power, text)
 
 
-def trimmed(text: str) -> str:
+def strip_amount(text: str) -> str:
     """The text without blanks around it. Raises AmountError when nothing is left, or far too much."""
     stripped = text.strip()
     if not stripped:
         raise AmountError("is empty: write an amount, or leave the setting out")
     if len(stripped) > _MAX_TEXT:
-        raise AmountError(f"{shown(stripped)} is no amount: it has more than {_MAX_TEXT} characters")
+        raise AmountError(f"invalid amount {quote_text(stripped)}: it has more than {_MAX_TEXT} characters")
     return stripped
 
 
-def bounded(amount: int, text: str) -> int:
+def check_range(amount: int, text: str) -> int:
     """The amount, when it is one that can be. Raises AmountError otherwise."""
     if amount > MAX_BYTES:
-        raise AmountError(f"{shown(text)} is more than 2^63 - 1 bytes")
+        raise AmountError(f"{quote_text(text)} is more than 2^63 - 1 bytes")
     return amount
 
 
-def shown(text: str) -> str:
+def quote_text(text: str) -> str:
     """A text inside a message."""
     return repr(text if len(text) <= 40 else text[:39] + "…")
 
 
-def human(size: int) -> str:
+def format_size(size: int) -> str:
     """A size for people: one decimal, a blank and a unit that it is *more* than one of, so 1 GiB is ``1024.0 MB``."""
     for power, unit in ((6, "EB"), (5, "PB"), (4, "TB"), (3, "GB"), (2, "MB"), (1, "KB")):
         if size > 1 << 10 * power:

@@ -8,9 +8,17 @@ from typing import Any
 
 from devalloc.inventory.capacity.gpus import GpuProfile, GpuStatus, WholeGpu
 from devalloc.inventory.capacity.host import HostCapacity
-from devalloc.inventory.capacity.machines import MachineUse
-from devalloc.inventory.capacity.resource import MILLI, RESOURCES, Capacity, Resource, resource_named
-from devalloc.inventory.capacity.usage import DiskBreakdown, Stores, UsageUnknown, breakdown, listed_by, taken_by, total
+from devalloc.inventory.capacity.machines import MachineUsage
+from devalloc.inventory.capacity.resource import MILLI, RESOURCES, Capacity, Resource
+from devalloc.inventory.capacity.usage import (
+    DiskBreakdown,
+    DiskUsageSources,
+    UsageUnknown,
+    disk_breakdown,
+    list_machines,
+    machine_amounts,
+    sum_amounts,
+)
 
 _MIB = 1 << 20
 Object = dict[str, Any]
@@ -30,15 +38,15 @@ class ResourceStatus:
 
     def to_dict(self) -> Object:
         """JSON; CPUs as a number of CPUs."""
-        found, amount = self.capacity, amounts_of(self.capacity.resource)
+        capacity, amount = self.capacity, amount_formatter(self.capacity.resource)
         return {
-            "type": found.resource,
-            "capacity": amount(found.capacity),
-            "effective_limit": amount(found.effective_limit),
+            "type": capacity.resource,
+            "capacity": amount(capacity.capacity),
+            "effective_limit": amount(capacity.effective_limit),
             "allocated": amount(self.allocated),
             "available": amount(self.available),
-            "oversub_ratio": float(found.ratio),
-            "source": found.source,
+            "oversub_ratio": float(capacity.ratio),
+            "source": capacity.source,
         }
 
 
@@ -50,7 +58,7 @@ class HostStatus:
     resources: dict[Resource, ResourceStatus]
     disk: DiskBreakdown
     gpu: GpuStatus | None
-    machines: tuple[MachineUse, ...]
+    machines: tuple[MachineUsage, ...]
     """The active ones, in the order in which they were listed."""
     problems: tuple[str, ...] = ()
     """What could not be asked, and counts as nothing here."""
@@ -61,8 +69,8 @@ class HostStatus:
         """JSON. What is beyond the five resources, ``disk_breakdown``, ``gpu`` and ``allocations`` stands last."""
         images = self.disk.images + self.disk.cache
         uncounted = {} if self.counts_content else {"counted": False}
-        found: Object = {resource: self.resources[resource].to_dict() for resource in RESOURCES}
-        found["disk_breakdown"] = {
+        content: Object = {resource: self.resources[resource].to_dict() for resource in RESOURCES}
+        content["disk_breakdown"] = {
             "images_bytes": self.disk.images,
             "oci_cache_bytes": self.disk.cache,
             "volumes_bytes": self.disk.volumes,
@@ -70,36 +78,26 @@ class HostStatus:
             **uncounted,
         }
         if self.gpu is not None:
-            found["gpu"] = gpu_dict(self.gpu)
-        found["allocations"] = [_allocation(machine) for machine in self.machines]
+            content["gpu"] = gpu_json(self.gpu)
+        content["allocations"] = [_allocation(machine) for machine in self.machines]
         limit = self.host.image_limit
-        found["image_storage"] = {"limit": limit, "allocated": images, "available": max(0, limit - images)} | uncounted
-        found["numa_nodes"] = [
+        content["image_storage"] = {
+            "limit": limit,
+            "allocated": images,
+            "available": max(0, limit - images),
+        } | uncounted
+        content["numa_nodes"] = [
             {"id": node.id, "cpus": sorted(node.cpus), "memory_bytes": node.memory} for node in self.host.nodes
         ]
-        found["uplink"] = self.host.uplink
-        found["problems"] = [*(str(problem) for problem in self.host.problems), *self.problems]
-        return found
-
-
-def resource_status(
-    host: HostCapacity, resource: str, machines: Iterable[MachineUse], stores: Stores
-) -> ResourceStatus:
-    """One resource by its name. Raises UnknownResource, and UsageUnknown when what counts cannot be told."""
-    known, listed = resource_named(resource), list(machines)
-    allocated = total(map(taken_by, listed)).of(known)
-    if known == "disk":
-        content, failures = breakdown(listed, stores)
-        if failures:
-            raise UsageUnknown(f"get allocated disk: {'; '.join(failures)}")
-        allocated = content.total
-    return ResourceStatus(host.of(known), allocated)
+        content["uplink"] = self.host.uplink
+        content["problems"] = [*(str(problem) for problem in self.host.problems), *self.problems]
+        return content
 
 
 def host_status(
     host: HostCapacity,
-    machines: Callable[[], Iterable[MachineUse]] = tuple,
-    stores: Stores | None = None,
+    machines: Callable[[], Iterable[MachineUsage]] = tuple,
+    stores: DiskUsageSources | None = None,
     gpus: Callable[[], GpuStatus | None] = lambda: None,
 ) -> HostStatus:
     """The status of a host with what there is on it now. Reservations have no part in it.
@@ -108,11 +106,11 @@ def host_status(
     is left out, with a problem.
     """
     try:
-        listed = listed_by(machines)
+        listed = list_machines(machines)
     except UsageUnknown as error:
         raise UsageUnknown(f"get allocated {RESOURCES[0]}: {error}") from error
-    taken = total(map(taken_by, listed))
-    content, problems = breakdown(listed, stores or Stores())
+    taken = sum_amounts(map(machine_amounts, listed))
+    content, problems = disk_breakdown(listed, stores or DiskUsageSources())
     try:
         gpu = gpus()
     except Exception as error:
@@ -125,27 +123,27 @@ def host_status(
     return HostStatus(host, resources, content, gpu, active, tuple(problems), stores is not None)
 
 
-def gpu_dict(gpu: GpuStatus) -> Object:
+def gpu_json(gpu: GpuStatus) -> Object:
     """JSON of the GPUs."""
-    found: Object = {"mode": gpu.mode, "total_slots": gpu.total, "used_slots": gpu.used}
-    found["allocatable_slots"] = gpu.allocatable
+    content: Object = {"mode": gpu.mode, "total_slots": gpu.total, "used_slots": gpu.used}
+    content["allocatable_slots"] = gpu.allocatable
     if gpu.mode == "vgpu":
-        found["quarantined_slots"] = gpu.quarantined
+        content["quarantined_slots"] = gpu.quarantined
     if gpu.disabled:
-        found["placement_disabled_reason"] = gpu.disabled
+        content["placement_disabled_reason"] = gpu.disabled
     if gpu.profiles:
-        found["profiles"] = [_profile(profile) for profile in gpu.profiles]
+        content["profiles"] = [_profile(profile) for profile in gpu.profiles]
     if gpu.devices:
-        found["devices"] = [_device(device) for device in gpu.devices]
-    return found
+        content["devices"] = [_device(device) for device in gpu.devices]
+    return content
 
 
-def amounts_of(resource: Resource) -> Callable[[int], int | float]:
+def amount_formatter(resource: Resource) -> Callable[[int], int | float]:
     """How an amount of a resource is written in JSON."""
-    return cpus if resource == "cpu" else int
+    return cpu_number if resource == "cpu" else int
 
 
-def cpus(milli: int) -> int | float:
+def cpu_number(milli: int) -> int | float:
     """Thousandths of a CPU as a number of CPUs."""
     return milli // MILLI if milli % MILLI == 0 else milli / MILLI
 
@@ -160,15 +158,15 @@ def _profile(profile: GpuProfile) -> Object:
 
 
 def _device(device: WholeGpu) -> Object:
-    found: Object = {"name": device.name, "model": device.model, "available": device.available}
-    return found if device.available else {**found, "reason": device.reason}
+    content: Object = {"name": device.name, "model": device.model, "available": device.available}
+    return content if device.available else {**content, "reason": device.reason}
 
 
-def _allocation(machine: MachineUse) -> Object:
+def _allocation(machine: MachineUsage) -> Object:
     return {
         "instance_id": machine.id,
         "instance_name": machine.name,
-        "cpu": cpus(machine.cpu),
+        "cpu": cpu_number(machine.cpu),
         "memory_bytes": machine.memory,
         "disk_bytes": machine.overlay + machine.volumes,
         "network_download_bps": machine.download,

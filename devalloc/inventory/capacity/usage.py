@@ -1,4 +1,4 @@
-"""What of a host is taken: sums over its machines, and what lies on its disk whether or not a machine runs."""
+"""Resource usage of a host: sums over its machines, and what its disk contains whether or not a machine runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
-from devalloc.inventory.capacity.machines import MachineUse
+from devalloc.inventory.capacity.machines import MachineUsage
 from devalloc.inventory.capacity.resource import RESOURCES, Resource
 
 
@@ -14,23 +14,23 @@ class UsageUnknown(RuntimeError):
     """Something that counts could not be asked. The message says what, and why."""
 
 
-def _nothing() -> int:
+def _zero_bytes() -> int:
     return 0
 
 
 @dataclass(frozen=True, slots=True)
-class Stores:
+class DiskUsageSources:
     """Who to ask for the bytes on disk that belong to no machine. Each may raise whatever it likes."""
 
-    images: Callable[[], int] = _nothing
+    images: Callable[[], int] = _zero_bytes
     """Root file systems of all images."""
-    cache: Callable[[], int] = _nothing
+    cache: Callable[[], int] = _zero_bytes
     """Layers that images are made of."""
-    volumes: Callable[[], int] = _nothing
+    volumes: Callable[[], int] = _zero_bytes
     """All volumes, attached or not."""
 
 
-_ASKED = {"images": "total image bytes", "cache": "total OCI cache bytes", "volumes": "total volume bytes"}
+_SOURCE_NAMES = {"images": "total image bytes", "cache": "total OCI cache bytes", "volumes": "total volume bytes"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class DiskBreakdown:
         return self.images + self.cache + self.volumes + self.overlays
 
 
-class Amounts(NamedTuple):
+class ResourceAmounts(NamedTuple):
     """One amount of each resource, in its unit, in the order of RESOURCES."""
 
     cpu: int = 0
@@ -60,54 +60,54 @@ class Amounts(NamedTuple):
     def of(self, resource: Resource) -> int:
         return self[RESOURCES.index(resource)]
 
-    def most(self, other: Amounts) -> Amounts:
+    def most(self, other: ResourceAmounts) -> ResourceAmounts:
         """The larger of each."""
-        return Amounts(*map(max, self, other))
+        return ResourceAmounts(*map(max, self, other))
 
 
-NOTHING = Amounts()
+NO_AMOUNTS = ResourceAmounts()
 
 
-def taken_by(machine: MachineUse) -> Amounts:
+def machine_amounts(machine: MachineUsage) -> ResourceAmounts:
     """What a machine takes, none of it unless it is active."""
     if not machine.is_active:
-        return NOTHING
-    return Amounts(machine.cpu, machine.memory, machine.disk, machine.network, machine.disk_io)
+        return NO_AMOUNTS
+    return ResourceAmounts(machine.cpu, machine.memory, machine.disk, machine.network, machine.disk_io)
 
 
-def total(amounts: Iterable[Amounts]) -> Amounts:
+def sum_amounts(amounts: Iterable[ResourceAmounts]) -> ResourceAmounts:
     """The sum of each."""
-    return Amounts(*map(sum, zip(*amounts, strict=True)))
+    return ResourceAmounts(*map(sum, zip(*amounts, strict=True)))
 
 
-def breakdown(machines: Iterable[MachineUse], stores: Stores) -> tuple[DiskBreakdown, list[str]]:
+def disk_breakdown(machines: Iterable[MachineUsage], stores: DiskUsageSources) -> tuple[DiskBreakdown, list[str]]:
     """What takes the disk, and what could not be asked: that part is 0 then."""
     parts, failures = dict[str, int](), list[str]()
     for part in fields(stores):
         try:
-            parts[part.name] = _asked(part.name, getattr(stores, part.name))
+            parts[part.name] = _query_source(part.name, getattr(stores, part.name))
         except UsageUnknown as error:
             failures.append(str(error))
     overlays = sum(machine.disk for machine in machines if machine.is_active)
     return DiskBreakdown(**parts, overlays=overlays), failures
 
 
-def stored(stores: Stores) -> int:
+def stored_bytes(stores: DiskUsageSources) -> int:
     """Bytes of images, cache and volumes. Raises UsageUnknown when one of them cannot be told: none is taken for 0."""
-    return sum(_asked(part.name, getattr(stores, part.name)) for part in fields(stores))
+    return sum(_query_source(part.name, getattr(stores, part.name)) for part in fields(stores))
 
 
-def _asked(name: str, ask: Callable[[], int]) -> int:
+def _query_source(name: str, ask: Callable[[], int]) -> int:
     try:
         amount = ask()
     except Exception as error:
-        raise UsageUnknown(f"{_ASKED[name]}: {error}") from error
+        raise UsageUnknown(f"{_SOURCE_NAMES[name]}: {error}") from error
     if amount < 0:
-        raise UsageUnknown(f"{_ASKED[name]}: {amount} is no number of bytes")
+        raise UsageUnknown(f"{_SOURCE_NAMES[name]}: {amount} is not a number of bytes")
     return amount
 
 
-def listed_by(machines: Callable[[], Iterable[MachineUse]]) -> list[MachineUse]:
+def list_machines(machines: Callable[[], Iterable[MachineUsage]]) -> list[MachineUsage]:
     """The machines. Raises UsageUnknown."""
     try:
         return list(machines())

@@ -14,19 +14,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from uuid import UUID
 
-from devalloc.scaling.messages.monitor import MOST_TEXT, DownscaleResult
-from devalloc.scaling.messages.refused import Refused
-from devalloc.scaling.peerjson import Fields, Unreadable, encode, first_value
-from devalloc.scaling.resources import More, Resources
-from devalloc.scaling.scalars import bytes_to_quantity, cpu_to_quantity
+from devalloc.scaling.messages.monitor import MAX_TEXT, DownscaleResult
+from devalloc.scaling.messages.request_error import RequestError
+from devalloc.scaling.peer_json import JsonFields, Unreadable, decode_body, encode_message
+from devalloc.scaling.resources import ResourceFlags, Resources
 from devalloc.scaling.versions import InformantVersion, VersionRange
+from devalloc.scaling.wire_amounts import bytes_to_quantity, cpu_to_quantity
 
 PORT = 10301
 """Of the informant; an agent has any port, and tells which."""
 MAX_BODY = 16 * 1024
 """Bytes of any body."""
 BAD_JSON = "bad JSON"
-NOTHING = b"{}"
+EMPTY_BODY = b"{}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,23 +40,23 @@ HEALTH_CHECK = Endpoint("PUT", "/health-check")
 DOWNSCALE = Endpoint("PUT", "/downscale")
 UPSCALE = Endpoint("PUT", "/upscale")
 UNREGISTER = Endpoint("DELETE", "/unregister")
-OF_INFORMANT = (REGISTER, HEALTH_CHECK, DOWNSCALE, UPSCALE, UNREGISTER)
+INFORMANT_ENDPOINTS = (REGISTER, HEALTH_CHECK, DOWNSCALE, UPSCALE, UNREGISTER)
 
 ID = Endpoint("GET", "/id")
 RESUME = Endpoint("POST", "/resume")
 SUSPEND = Endpoint("POST", "/suspend")
 TRY_UPSCALE = Endpoint("POST", "/try-upscale")
-OF_AGENT = (ID, RESUME, SUSPEND, TRY_UPSCALE)
+AGENT_ENDPOINTS = (ID, RESUME, SUSPEND, TRY_UPSCALE)
 
 
-def endpoint(of: tuple[Endpoint, ...], method: str, path: str) -> Endpoint:
+def find_endpoint(of: tuple[Endpoint, ...], method: str, path: str) -> Endpoint:
     """The endpoint of one of the servers that is asked for. Raises Refused."""
     for one in of:
         if one.path == path:
             if one.method == method:
                 return one
-            raise Refused(405, f"{path} must be {one.method}")
-    raise Refused(404, "there is no such endpoint")
+            raise RequestError(405, f"{path} must be {one.method}")
+    raise RequestError(404, "there is no such endpoint")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class InformantDesc:
 
 
 @dataclass(frozen=True, slots=True)
-class Numbered:
+class SequenceStamp:
     """Who said it, and as the how many-th."""
 
     agent_id: UUID
@@ -87,11 +87,11 @@ class Numbered:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ResourcesMessage:
     """Amounts, and who told them; None before v2.0, which does not say."""
 
     resources: Resources
-    by: Numbered | None
+    by: SequenceStamp | None
 
 
 # -- what an agent says, and the informant's replies -----------------------------------------------------------------
@@ -99,7 +99,7 @@ class Told:
 
 def encode_agent(agent: AgentDesc) -> bytes:
     """For REGISTER and UNREGISTER."""
-    return encode(
+    return encode_message(
         {
             "agentID": str(agent.agent_id),
             "agentServeAddr": agent.address,
@@ -118,7 +118,7 @@ def decode_agent(body: bytes) -> AgentDesc:
 def encode_informant(informant: InformantDesc) -> bytes:
     """The reply to REGISTER."""
     metrics = {"prometheus": {"port": informant.metrics_port}}
-    return encode({"protoVersion": int(informant.version), "metricsMethod": metrics})
+    return encode_message({"protoVersion": int(informant.version), "metricsMethod": metrics})
 
 
 def decode_informant(body: bytes, offered: VersionRange[InformantVersion]) -> InformantDesc:
@@ -138,22 +138,22 @@ def decode_informant(body: bytes, offered: VersionRange[InformantVersion]) -> In
 
 def encode_agent_id(agent_id: UUID) -> bytes:
     """For HEALTH_CHECK, which is answered with NOTHING."""
-    return encode({"agentID": str(agent_id)})
+    return encode_message({"agentID": str(agent_id)})
 
 
 def decode_agent_id(body: bytes) -> UUID:
     return _uuid(_read(body), "agentID")
 
 
-def encode_resources(resources: Resources, version: InformantVersion, by: Numbered) -> bytes:
+def encode_resources(resources: Resources, version: InformantVersion, by: SequenceStamp) -> bytes:
     """For UPSCALE, which is answered with NOTHING, and DOWNSCALE."""
     amounts = {"cpu": cpu_to_quantity(resources.cpu), "memory": bytes_to_quantity(resources.memory)}
     if not version.signs_resources:
-        return encode(amounts)
-    return encode({"data": {**amounts, "id": {"agentID": str(by.agent_id)}}, "sequenceNumber": by.sequence})
+        return encode_message(amounts)
+    return encode_message({"data": {**amounts, "id": {"agentID": str(by.agent_id)}}, "sequenceNumber": by.sequence})
 
 
-def decode_resources(body: bytes, version: InformantVersion) -> Told:
+def decode_resources(body: bytes, version: InformantVersion) -> ResourcesMessage:
     """Both amounts must be there."""
     message = _read(body)
     fields = message.inner("data") if version.signs_resources else message
@@ -162,23 +162,23 @@ def decode_resources(body: bytes, version: InformantVersion) -> Told:
             raise Unreadable(f"{fields.path(name)} must be given")
     resources = Resources(fields.cpu("cpu"), fields.bytes("memory"))
     if not version.signs_resources:
-        return Told(resources, None)
-    return Told(resources, Numbered(_uuid(fields.inner("id"), "agentID"), _sequence(message)))
+        return ResourcesMessage(resources, None)
+    return ResourcesMessage(resources, SequenceStamp(_uuid(fields.inner("id"), "agentID"), _sequence(message)))
 
 
 def encode_downscale_result(result: DownscaleResult) -> bytes:
     """The reply to DOWNSCALE."""
-    return encode({"Ok": result.ok, "Status": result.status[:MOST_TEXT]})
+    return encode_message({"Ok": result.ok, "Status": result.status[:MAX_TEXT]})
 
 
 def decode_downscale_result(body: bytes) -> DownscaleResult:
     fields = _read(body)
-    return DownscaleResult(fields.flag("Ok"), fields.text("Status")[:MOST_TEXT])
+    return DownscaleResult(fields.flag("Ok"), fields.text("Status")[:MAX_TEXT])
 
 
 def encode_unregistered(was_active: bool) -> bytes:
     """The reply to UNREGISTER: whether this agent was the one in use."""
-    return encode({"wasActive": was_active})
+    return encode_message({"wasActive": was_active})
 
 
 def decode_unregistered(body: bytes) -> bool:
@@ -188,45 +188,45 @@ def decode_unregistered(body: bytes) -> bool:
 # -- what an informant says, and the agent's replies -----------------------------------------------------------------
 
 
-def encode_expected(agent_id: UUID) -> bytes:
+def encode_expected_agent(agent_id: UUID) -> bytes:
     """For RESUME and SUSPEND. ID is asked with NOTHING."""
-    return encode({"expectedID": str(agent_id)})
+    return encode_message({"expectedID": str(agent_id)})
 
 
-def decode_expected(body: bytes) -> UUID:
+def decode_expected_agent(body: bytes) -> UUID:
     return _uuid(_read(body), "expectedID")
 
 
-def encode_more(more: More, agent_id: UUID) -> bytes:
+def encode_try_upscale(more: ResourceFlags, agent_id: UUID) -> bytes:
     """For TRY_UPSCALE."""
-    return encode({"cpu": more.cpu, "memory": more.memory, "expectedID": str(agent_id)})
+    return encode_message({"cpu": more.cpu, "memory": more.memory, "expectedID": str(agent_id)})
 
 
-def decode_more(body: bytes) -> tuple[More, UUID]:
+def decode_try_upscale(body: bytes) -> tuple[ResourceFlags, UUID]:
     fields = _read(body)
-    return More(fields.flag("cpu"), fields.flag("memory")), _uuid(fields, "expectedID")
+    return ResourceFlags(fields.flag("cpu"), fields.flag("memory")), _uuid(fields, "expectedID")
 
 
-def encode_numbered(by: Numbered) -> bytes:
+def encode_stamp(by: SequenceStamp) -> bytes:
     """The reply of an agent to whatever it is asked."""
-    return encode({"data": {"agentID": str(by.agent_id)}, "sequenceNumber": by.sequence})
+    return encode_message({"data": {"agentID": str(by.agent_id)}, "sequenceNumber": by.sequence})
 
 
-def decode_numbered(body: bytes) -> Numbered:
+def decode_stamp(body: bytes) -> SequenceStamp:
     fields = _read(body)
-    return Numbered(_uuid(fields.inner("data"), "agentID"), _sequence(fields))
+    return SequenceStamp(_uuid(fields.inner("data"), "agentID"), _sequence(fields))
 
 
 def check_json(body: bytes) -> None:
     """For a body of which nothing is used."""
-    first_value(body)
+    decode_body(body)
 
 
-def _read(body: bytes) -> Fields:
-    return Fields(first_value(body))
+def _read(body: bytes) -> JsonFields:
+    return JsonFields(decode_body(body))
 
 
-def _uuid(fields: Fields, name: str) -> UUID:
+def _uuid(fields: JsonFields, name: str) -> UUID:
     text = fields.text(name)
     try:
         return UUID(text[:64]) if text else UUID(int=0)
@@ -234,7 +234,7 @@ def _uuid(fields: Fields, name: str) -> UUID:
         raise Unreadable(f"{fields.path(name)} must be a UUID, not {text[:40]!r}") from None
 
 
-def _sequence(fields: Fields) -> int:
+def _sequence(fields: JsonFields) -> int:
     number = fields.whole("sequenceNumber", 64)
     if number == 0:
         raise Unreadable("sequenceNumber must be 1 or more")

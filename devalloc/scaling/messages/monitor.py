@@ -26,15 +26,15 @@ from devalloc.scaling.versions import MONITOR_VERSIONS, MonitorVersion, VersionR
 
 PATH = "/monitor"
 PORT = 10301
-MOST_BYTES = 32 * 1024
+MAX_MESSAGE_BYTES = 32 * 1024
 """Of one message, both ways. The longest that is needed is a status of some sentences."""
-MOST_TEXT = 2_000
+MAX_TEXT = 2_000
 """Characters of a status or an error, sent or kept; what is longer is cut."""
-MOST_ID = 2**53 - 1
+MAX_ID = 2**53 - 1
 FIRST_AGENT_ID, FIRST_MONITOR_ID, NEXT_ID = 2, 3, 2
-_MOST_CPU = 2**32 - 1  # thousandths: what the wire type of the reference holds
-_MOST_MEMORY = 2**64 - 1
-_MOST_VERSION = 255  # the monitor's versions are bytes
+_MAX_CPU = 2**32 - 1  # thousandths: what the wire type of the reference holds
+_MAX_MEMORY = 2**64 - 1
+_MAX_VERSION = 255  # the monitor's versions are bytes
 
 
 class Undecodable(ValueError):
@@ -106,7 +106,7 @@ Content = TypeVar("Content", bound=ToMonitor | ToAgent)
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class VersionRefusal:
     """The monitor speaks none of the versions that were offered."""
 
     error: str
@@ -115,33 +115,33 @@ class Refusal:
 # The handshake
 
 
-Offer = VersionRange[MonitorVersion]
+VersionOffer = VersionRange[MonitorVersion]
 """The versions that an agent speaks, both ends included."""
 
 
-def encode_offer(offer: Offer = MONITOR_VERSIONS) -> str:
+def encode_offer(offer: VersionOffer = MONITOR_VERSIONS) -> str:
     """What the agent sends first."""
     return _dumps({"min": offer.min, "max": offer.max})
 
 
-def decode_offer(text: str | bytes) -> Offer:
-    """What the monitor reads first. Whether the range makes sense is for whoever chooses from it."""
+def decode_offer(text: str | bytes) -> VersionOffer:
+    """What the monitor reads first. The caller that chooses from the range judges whether it makes sense."""
     content = _object(text)
-    least, most = (MonitorVersion(_integer(content, name, _MOST_VERSION)) for name in ("min", "max"))
+    least, most = (MonitorVersion(_integer(content, name, _MAX_VERSION)) for name in ("min", "max"))
     return VersionRange(least, most)
 
 
-def encode_choice(choice: MonitorVersion | Refusal) -> str:
+def encode_choice(choice: MonitorVersion | VersionRefusal) -> str:
     """The monitor's answer to an offer."""
-    return _dumps({"error": _cut(choice.error)} if isinstance(choice, Refusal) else {"version": choice})
+    return _dumps({"error": _truncate(choice.error)} if isinstance(choice, VersionRefusal) else {"version": choice})
 
 
-def decode_choice(text: str | bytes) -> MonitorVersion | Refusal:
+def decode_choice(text: str | bytes) -> MonitorVersion | VersionRefusal:
     """What the agent reads in answer to its offer: a version, or why there is none."""
-    content = _Folded(_object(text))
+    content = _CaseInsensitiveFields(_object(text))
     if content.get("error") is not None:
-        return Refusal(_text(content, "error"))
-    return MonitorVersion(_integer(content, "version", _MOST_VERSION))
+        return VersionRefusal(_text(content, "error"))
+    return MonitorVersion(_integer(content, "version", _MAX_VERSION))
 
 
 # Agent to monitor: nested
@@ -158,7 +158,7 @@ def encode_to_monitor(message: ToMonitor, id: int) -> str:
         case HealthCheck():
             content = {}
         case InvalidMessage(error) | InternalError(error):
-            content = {"error": _cut(error)}
+            content = {"error": _truncate(error)}
     return _dumps({"content": content, "type": type(message).__name__, "id": id})
 
 
@@ -166,7 +166,7 @@ def decode_to_monitor(text: str | bytes) -> tuple[ToMonitor | Unrecognised, int]
     """What the monitor reads: message and id. Strict: the fields of a known type are there and of their type."""
     envelope = _object(text)
     kind, id = _kind(envelope)
-    reads = _AT_MONITOR.get(kind)
+    reads = _MONITOR_DECODERS.get(kind)
     if reads is None:
         return Unrecognised(kind), id
     content = envelope.get("content")
@@ -175,7 +175,7 @@ def decode_to_monitor(text: str | bytes) -> tuple[ToMonitor | Unrecognised, int]
     return reads(content), id
 
 
-_AT_MONITOR: dict[str, Callable[[Mapping[str, Any]], ToMonitor]] = {
+_MONITOR_DECODERS: dict[str, Callable[[Mapping[str, Any]], ToMonitor]] = {
     "UpscaleNotification": lambda content: UpscaleNotification(_resources(content, "granted")),
     "DownscaleRequest": lambda content: DownscaleRequest(_resources(content, "target")),
     "HealthCheck": lambda _: HealthCheck(),
@@ -192,9 +192,9 @@ def encode_to_agent(message: ToAgent, id: int) -> str:
     fields: dict[str, Any] = {}
     match message:
         case DownscaleResult(ok, status):
-            fields = {"Ok": ok, "Status": _cut(status)}
+            fields = {"Ok": ok, "Status": _truncate(status)}
         case InvalidMessage(error) | InternalError(error):
-            fields = {"error": _cut(error)}
+            fields = {"error": _truncate(error)}
     return _dumps({"type": type(message).__name__, **fields, "id": id})
 
 
@@ -202,11 +202,11 @@ def decode_to_agent(text: str | bytes) -> tuple[ToAgent | Unrecognised, int]:
     """What the agent reads: message and id. Fields as agents read them: in any case, and left out they are empty."""
     fields = _object(text)
     kind, id = _kind(fields)
-    reads = _AT_AGENT.get(kind)
-    return (Unrecognised(kind) if reads is None else reads(_Folded(fields))), id
+    reads = _AGENT_DECODERS.get(kind)
+    return (Unrecognised(kind) if reads is None else reads(_CaseInsensitiveFields(fields))), id
 
 
-_AT_AGENT: dict[str, Callable[[Mapping[str, Any]], ToAgent]] = {
+_AGENT_DECODERS: dict[str, Callable[[Mapping[str, Any]], ToAgent]] = {
     "UpscaleRequest": lambda _: UpscaleRequest(),
     "UpscaleConfirmation": lambda _: UpscaleConfirmation(),
     "DownscaleResult": lambda fields: DownscaleResult(_flag(fields, "Ok"), _text(fields, "Status", "")),
@@ -216,13 +216,13 @@ _AT_AGENT: dict[str, Callable[[Mapping[str, Any]], ToAgent]] = {
 }
 
 
-class _Folded(dict[str, Any]):
+class _CaseInsensitiveFields(dict[str, Any]):
     """Fields by their name in any case, as agents in use read them: the last counts, and null is as if left out."""
 
     def get(self, name: str, default: Any = None) -> Any:
         folded = name.casefold()
-        found = [value for key, value in self.items() if value is not None and key.casefold() == folded]
-        return found[-1] if found else default
+        matches = [value for key, value in self.items() if value is not None and key.casefold() == folded]
+        return matches[-1] if matches else default
 
 
 # Values
@@ -234,14 +234,14 @@ def _dumps(content: Mapping[str, Any]) -> str:
 
 def _object(text: str | bytes) -> dict[str, Any]:
     """One JSON object. Numbers that are no integers are exact decimals, so that nothing is rounded on the way."""
-    if len(text) > MOST_BYTES:
-        raise Undecodable(f"a message has at most {MOST_BYTES} bytes, and this one {len(text)}")
+    if len(text) > MAX_MESSAGE_BYTES:
+        raise Undecodable(f"a message has at most {MAX_MESSAGE_BYTES} bytes, and this one {len(text)}")
     try:
         content = json.loads(text, parse_float=Decimal, parse_constant=_no_number)
     except RecursionError:
         raise Undecodable("the message is nested too deeply") from None
     except (ValueError, ArithmeticError) as error:
-        raise Undecodable(f"not JSON: {_cut(str(error), 200)}") from None
+        raise Undecodable(f"not JSON: {_truncate(str(error), 200)}") from None
     if not isinstance(content, dict):
         raise Undecodable(f"a message is a JSON object, not {_shown(content)}")
     return content
@@ -255,7 +255,7 @@ def _kind(envelope: Mapping[str, Any]) -> tuple[str, int]:
     kind = envelope.get("type")
     if not isinstance(kind, str):
         raise Undecodable(f"a message needs a string as its type, not {_shown(kind)}")
-    return _cut(kind, 100), _integer(envelope, "id", MOST_ID)
+    return _truncate(kind, 100), _integer(envelope, "id", MAX_ID)
 
 
 def _integer(content: Mapping[str, Any], name: str, most: int) -> int:
@@ -283,7 +283,7 @@ def _text(fields: Mapping[str, Any], name: str, default: str | None = None) -> s
     value = fields.get(name, default)
     if not isinstance(value, str):
         raise Undecodable(f"{name} is a string, not {_shown(value)}")
-    return _cut(value)
+    return _truncate(value)
 
 
 def _amounts(resources: Resources) -> dict[str, Any]:
@@ -298,11 +298,11 @@ def _resources(content: Mapping[str, Any], name: str) -> Resources:
     if not isinstance(amounts, dict):
         raise Undecodable(f"{name} is an object with cpu and mem, not {_shown(amounts)}")
     cpu = amounts.get("cpu")
-    if isinstance(cpu, bool) or not isinstance(cpu, int | Decimal) or not 0 <= cpu <= Decimal(_MOST_CPU) / 1000:
-        raise Undecodable(f"{name}.cpu is a number of CPUs from 0 to {_MOST_CPU // 1000}, not {_shown(cpu)}")
+    if isinstance(cpu, bool) or not isinstance(cpu, int | Decimal) or not 0 <= cpu <= Decimal(_MAX_CPU) / 1000:
+        raise Undecodable(f"{name}.cpu is a number of CPUs from 0 to {_MAX_CPU // 1000}, not {_shown(cpu)}")
     memory = amounts.get("mem")
-    if type(memory) is not int or not 0 <= memory <= _MOST_MEMORY:
-        raise Undecodable(f"{name}.mem is a number of bytes from 0 to {_MOST_MEMORY}, not {_shown(memory)}")
+    if type(memory) is not int or not 0 <= memory <= _MAX_MEMORY:
+        raise Undecodable(f"{name}.mem is a number of bytes from 0 to {_MAX_MEMORY}, not {_shown(memory)}")
     return Resources(int((Decimal(cpu) * 1000).to_integral_value(ROUND_CEILING)), memory)
 
 
@@ -316,11 +316,11 @@ def _shown(value: Any) -> str:
         case list():
             return "a list"
         case Decimal():
-            return _cut(str(value), 80)
-    return _cut(repr(value), 80)
+            return _truncate(str(value), 80)
+    return _truncate(repr(value), 80)
 
 
-def _cut(text: str, most: int = MOST_TEXT) -> str:
+def _truncate(text: str, most: int = MAX_TEXT) -> str:
     """At most so many characters, all of which can be sent: JSON may hold halves of a pair that UTF-8 cannot."""
     short = text if len(text) <= most else text[: most - 1] + "…"
     return short.encode("utf-8", "replace").decode("utf-8")

@@ -8,7 +8,7 @@ A server uses it in this order, which is that of the checks::
     ...                                          # its decision: permit, and whether the machine is migrated
     body = encode_reply(request.version, permit, slot_size, unit, migrate=False)   # 200, application/json
 
-``Refused`` is answered with its ``status`` and ``text`` as text/plain; ``detail`` is for the log. Read at most
+``RequestError`` is answered with its ``status`` and ``text`` as text/plain; ``detail`` is for the log. Read at most
 MAX_BODY bytes of a body. An agent uses ``encode_request`` and ``decode_reply``, and ``WireResources`` to count as the
 version does.
 
@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from math import lcm
 from typing import Any
 
-from devalloc.scaling.messages.refused import Refused as Refused
-from devalloc.scaling.peerjson import Fields, Unreadable, encode, first_value
+from devalloc.scaling.messages.request_error import RequestError as RequestError
+from devalloc.scaling.peer_json import JsonFields, Unreadable, decode_body, encode_message
 from devalloc.scaling.resources import Resources
-from devalloc.scaling.scalars import bytes_to_json, cpu_to_json
 from devalloc.scaling.versions import PLUGIN_VERSIONS, PluginVersion
+from devalloc.scaling.wire_amounts import bytes_to_json, cpu_to_json
 
 PORT = 10299
 MAX_BODY = 1024
@@ -62,7 +62,7 @@ class WireResources:
 
 
 @dataclass(frozen=True, slots=True)
-class Metrics:
+class LoadMetrics:
     """The load of a machine. What a version does not have is None."""
 
     load1: float
@@ -74,7 +74,7 @@ class Metrics:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class PermitRequest:
     """What an agent says: ``resources`` is all that the machine is to have, not what it is to have more."""
 
     version: PluginVersion
@@ -83,11 +83,11 @@ class Request:
     compute_unit: WireResources | None = None
     """From v4.0 on; it is in bytes."""
     last_permit: WireResources | None = None
-    metrics: Metrics | None = None
+    metrics: LoadMetrics | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class PermitDemand:
     """A request in bytes."""
 
     resources: Resources
@@ -97,7 +97,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class PermitReply:
     permit: WireResources
     migrate: bool = False
     """The machine is going to be migrated and must not be changed."""
@@ -108,45 +108,45 @@ class Reply:
 # -- the server's side -----------------------------------------------------------------------------------------------
 
 
-def decode(body: bytes, method: str = "POST") -> Request:
+def decode_request(body: bytes, method: str = "POST") -> PermitRequest:
     """Checks 1 to 9, in order. Raises Refused."""
     if method != "POST":
-        raise Refused(400, "must be POST", method[:20])
+        raise RequestError(400, "must be POST", method[:20])
     try:
-        request = _read_request(Fields(first_value(body[:MAX_BODY])))
+        request = _read_request(JsonFields(decode_body(body[:MAX_BODY])))
     except Unreadable as error:
-        raise Refused(400, "bad JSON", str(error)) from None
+        raise RequestError(400, "bad JSON", str(error)) from None
     _check_version(request)
     _check_unit(request)
     _check_metrics(request)
     return request.message()
 
 
-def in_bytes(request: Request, slot_size: int, unit: Resources) -> Ask:
+def demand_in_bytes(request: PermitRequest, slot_size: int, unit: Resources) -> PermitDemand:
     """The request in bytes, for a machine with slots of ``slot_size`` bytes; checks 12 and 13. Raises Refused.
 
     ``unit`` is the compute unit configured here. It counts for versions whose agents send none; before v2.0 CPUs are
-    granted one by one, and memory by the unit as it is configured, not by the multiple that agents are told.
+    granted one by one, and memory by the unit as it is configured, not by the multiple that agents get.
     """
     version = request.version
     if (sent := request.compute_unit) is not None:
         if sent.memory % slot_size:
-            raise Refused(
+            raise RequestError(
                 400,
                 "computeUnit.mem must be a multiple of the memory slot size of the VM "
                 f"({bytes_to_json(slot_size)}), not {bytes_to_json(sent.memory)}",
             )
         step = Resources(sent.cpu, sent.memory)
     else:
-        step = _expressible(unit, version, slot_size)
+        step = _smallest_expressible_step(unit, version, slot_size)
     if not version.has_fractional_cpu:
         if request.resources.cpu % 1000:
-            raise Refused(
+            raise RequestError(
                 400, f"fractional CPU is not in protocol version {version}: {cpu_to_json(request.resources.cpu)}"
             )
         step = Resources(1000, lcm(unit.memory, slot_size))
     last = request.last_permit
-    return Ask(
+    return PermitDemand(
         request.resources.in_bytes(version, slot_size),
         None if last is None else last.in_bytes(version, slot_size),
         step,
@@ -156,20 +156,21 @@ def in_bytes(request: Request, slot_size: int, unit: Resources) -> Ask:
 def encode_reply(
     version: PluginVersion, permit: Resources, slot_size: int, unit: Resources, *, migrate: bool = False
 ) -> bytes:
-    """The body of a 200. What the version cannot say of the permit is left out of it: nobody is told more than he has.
+    """The body of a 200. It leaves out what the version cannot express of the permit: no agent gets more than its
+    permit.
 
     ``unit`` is the compute unit configured here, for versions whose agents learn it from the server.
     """
     message: dict[str, Any] = {"permit": _resources(WireResources.of(permit, version, slot_size), version)}
     if version.server_sends_unit:
-        told = WireResources.of(_expressible(unit, version, slot_size), version, slot_size)
-        message["resourceUnit"] = _resources(told, version)
+        wire_unit = WireResources.of(_smallest_expressible_step(unit, version, slot_size), version, slot_size)
+        message["resourceUnit"] = _resources(wire_unit, version)
     if migrate:
         message["migrate"] = {}
-    return encode(message)
+    return encode_message(message)
 
 
-def _expressible(unit: Resources, version: PluginVersion, slot_size: int) -> Resources:
+def _smallest_expressible_step(unit: Resources, version: PluginVersion, slot_size: int) -> Resources:
     """The smallest multiple of the unit that the version can say: in whole slots, and in whole CPUs before v2.0."""
     if version.memory_is_bytes:
         return unit
@@ -179,7 +180,7 @@ def _expressible(unit: Resources, version: PluginVersion, slot_size: int) -> Res
 
 
 @dataclass(frozen=True, slots=True)
-class _Decoded:
+class _UncheckedRequest:
     """A request that has been decoded and not yet checked."""
 
     version: PluginVersion
@@ -192,15 +193,15 @@ class _Decoded:
     load5: float | None
     memory_usage: float | None
 
-    def message(self) -> Request:
-        metrics = None if self.load1 is None else Metrics(self.load1, self.load5, self.memory_usage)
-        return Request(self.version, self.pod, self.resources, self.compute_unit, self.last_permit, metrics)
+    def message(self) -> PermitRequest:
+        metrics = None if self.load1 is None else LoadMetrics(self.load1, self.load5, self.memory_usage)
+        return PermitRequest(self.version, self.pod, self.resources, self.compute_unit, self.last_permit, metrics)
 
 
-def _read_request(fields: Fields) -> _Decoded:
+def _read_request(fields: JsonFields) -> _UncheckedRequest:
     pod = fields.inner("pod")
     unit, last, metrics = fields.optional("computeUnit"), fields.optional("lastPermit"), fields.optional("metrics")
-    return _Decoded(
+    return _UncheckedRequest(
         version=PluginVersion(fields.whole("protoVersion", 32)),
         pod=PodName(pod.text("namespace"), pod.text("name")),
         compute_unit=_read_resources(unit) if unit else None,
@@ -212,42 +213,42 @@ def _read_request(fields: Fields) -> _Decoded:
     )
 
 
-def _read_resources(fields: Fields) -> WireResources:
+def _read_resources(fields: JsonFields) -> WireResources:
     return WireResources(fields.cpu("vCPUs"), fields.bytes("mem"))
 
 
-def _check_version(request: _Decoded) -> None:
+def _check_version(request: _UncheckedRequest) -> None:
     version = request.version
     if not version.is_valid:
-        raise Refused(400, f"invalid protocol version {version}: protoVersion is 0 or missing")
+        raise RequestError(400, f"invalid protocol version {version}: protoVersion is 0 or missing")
     if version not in PLUGIN_VERSIONS:
-        raise Refused(400, f"protocol version mismatch: need {PLUGIN_VERSIONS} but got {version}")
+        raise RequestError(400, f"protocol version mismatch: need {PLUGIN_VERSIONS} but got {version}")
     if not version.memory_is_bytes:
-        for name, told in (("resources", request.resources), ("lastPermit", request.last_permit)):
-            if told is not None and told.memory > MAX_SLOTS:
-                raise Refused(
+        for name, amounts in (("resources", request.resources), ("lastPermit", request.last_permit)):
+            if amounts is not None and amounts.memory > MAX_SLOTS:
+                raise RequestError(
                     400,
                     f"{name}.mem is a number of memory slots in protocol version {version}, "
-                    f"at most {MAX_SLOTS}, not {told.memory}",
+                    f"at most {MAX_SLOTS}, not {amounts.memory}",
                 )
     if request.load1 is None and not version.allows_no_metrics:
-        raise Refused(400, f"metrics must not be null in protocol version {version}")
+        raise RequestError(400, f"metrics must not be null in protocol version {version}")
 
 
-def _check_unit(request: _Decoded) -> None:
+def _check_unit(request: _UncheckedRequest) -> None:
     version, unit = request.version, request.compute_unit
     if not version.agent_sends_unit:
         if unit is not None:
-            raise Refused(400, f"computeUnit is not in protocol version {version}")
+            raise RequestError(400, f"computeUnit is not in protocol version {version}")
         return
     if unit is None:
-        raise Refused(400, f"computeUnit must be given in protocol version {version}")
+        raise RequestError(400, f"computeUnit must be given in protocol version {version}")
     for name, amount in (("vCPUs", unit.cpu), ("mem", unit.memory)):
         if amount == 0:
-            raise Refused(400, f"computeUnit.{name} must not be zero")
+            raise RequestError(400, f"computeUnit.{name} must not be zero")
 
 
-def _check_metrics(request: _Decoded) -> None:
+def _check_metrics(request: _UncheckedRequest) -> None:
     if request.load1 is None:
         return
     version = request.version
@@ -255,17 +256,17 @@ def _check_metrics(request: _Decoded) -> None:
     # Agents began to send the memory while v2.0 was current, without another version.
     optional_memory = version <= 3
     if has_load5 != has_memory and not (has_load5 and optional_memory):
-        raise Refused(400, "metrics must have both or none of loadAvg5M and memoryUsageBytes")
+        raise RequestError(400, "metrics must have both or none of loadAvg5M and memoryUsageBytes")
     if not has_load5 and version.has_extended_metrics:
-        raise Refused(400, f"metrics must have loadAvg5M and memoryUsageBytes in protocol version {version}")
+        raise RequestError(400, f"metrics must have loadAvg5M and memoryUsageBytes in protocol version {version}")
     if has_load5 and not version.has_extended_metrics:
-        raise Refused(400, f"metrics loadAvg5M and memoryUsageBytes are not in protocol version {version}")
+        raise RequestError(400, f"metrics loadAvg5M and memoryUsageBytes are not in protocol version {version}")
 
 
 # -- the agent's side ------------------------------------------------------------------------------------------------
 
 
-def encode_request(request: Request) -> bytes:
+def encode_request(request: PermitRequest) -> bytes:
     """The body of a request. Raises ValueError where the version needs what is not there."""
     version, metrics = request.version, request.metrics
     message: dict[str, Any] = {
@@ -288,14 +289,14 @@ def encode_request(request: Request) -> bytes:
         if version.has_extended_metrics:
             message["metrics"]["loadAvg5M"] = metrics.load5 or 0.0
             message["metrics"]["memoryUsageBytes"] = metrics.memory_usage or 0.0
-    return encode(message)
+    return encode_message(message)
 
 
-def decode_reply(body: bytes) -> Reply:
+def decode_reply(body: bytes) -> PermitReply:
     """A 200 of any version. Raises Unreadable."""
-    fields = Fields(first_value(body))
+    fields = JsonFields(decode_body(body))
     unit = fields.optional("resourceUnit")
-    return Reply(
+    return PermitReply(
         permit=_read_resources(fields.inner("permit")),
         migrate=fields.optional("migrate") is not None,
         compute_unit=_read_resources(unit) if unit else None,

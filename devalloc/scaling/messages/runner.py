@@ -6,36 +6,36 @@ body are 400, what could not be done is 500. Both bodies are ``{"VCPUs": 1}`` or
 
 from __future__ import annotations
 
-from devalloc.scaling.messages.refused import Refused
-from devalloc.scaling.peerjson import Fields, Unreadable, encode, first_value
-from devalloc.scaling.scalars import cpu_to_json
+from devalloc.scaling.messages.request_error import RequestError
+from devalloc.scaling.peer_json import JsonFields, Unreadable, decode_body, encode_message
 from devalloc.scaling.versions import RunnerVersion
+from devalloc.scaling.wire_amounts import cpu_to_json
 
 PORT = 25183
 MAX_BODY = 1024
-CHANGE = "/cpu_change"
-CURRENT = "/cpu_current"
-_METHODS = {CHANGE: "POST", CURRENT: "GET"}
+CHANGE_PATH = "/cpu_change"
+CURRENT_PATH = "/cpu_current"
+_METHODS = {CHANGE_PATH: "POST", CURRENT_PATH: "GET"}
 VERSION = RunnerVersion(1)
-"""The only one. It stands in a label of the pod: ``devalloc.scaling.vminfo.LABEL_RUNNER_VERSION``."""
+"""The only one. The pod has it in the label ``vm.neon.tech/runner-version``."""
 
 
-def check(method: str, path: str) -> None:
+def check_endpoint(method: str, path: str) -> None:
     """Whether there is such an endpoint. Raises Refused."""
     if path not in _METHODS:
-        raise Refused(404, "there is no such endpoint")
+        raise RequestError(404, "there is no such endpoint")
     if method != _METHODS[path]:
-        raise Refused(400, f"{path} must be {_METHODS[path]}")
+        raise RequestError(400, f"{path} must be {_METHODS[path]}")
 
 
 def encode_cpu(milli: int) -> bytes:
     """``milli``: thousandths of a CPU."""
-    return encode({"VCPUs": cpu_to_json(milli)})
+    return encode_message({"VCPUs": cpu_to_json(milli)})
 
 
 def decode_cpu(body: bytes) -> int:
     """Thousandths of a CPU, more than none. Raises Unreadable."""
-    fields = Fields(first_value(body))
+    fields = JsonFields(decode_body(body))
     milli = fields.cpu("VCPUs")
     if milli == 0:
         raise Unreadable("VCPUs must be more than zero")

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from devalloc.scaling.eras import Era
-from devalloc.scaling.permits.ledger import NOTHING, Key, Node
+from devalloc.scaling.compat import ProtocolEra
+from devalloc.scaling.permits.ledger import NO_RESOURCES, MachineKey, NodeLedger
 from devalloc.scaling.resources import Resources
 
 WHOLE_CPU = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ResourceGrant:
     """What one machine has of one resource."""
 
     reserved: int
@@ -23,7 +23,7 @@ class Part:
     pressure: int = 0
 
 
-def grant(
+def grant_resource(
     reserved: int,
     wanted: int,
     free: int,
@@ -33,7 +33,7 @@ def grant(
     floor: int = 0,
     overcommit: int = 1000,
     leaving: bool = False,
-) -> Part:
+) -> ResourceGrant:
     """One resource of one request.
 
     ``free``: what nobody has of the node. ``factor``: increases are multiples of it, however much was reserved before.
@@ -42,34 +42,34 @@ def grant(
     ``leaving``: it is about to be migrated, and gets nothing more here.
     """
     if wanted <= reserved:
-        return Part(max(wanted, floor), wanted)
+        return ResourceGrant(max(wanted, floor), wanted)
     more = wanted - reserved
     if leaving:
-        return Part(reserved, reserved, more)
+        return ResourceGrant(reserved, reserved, more)
     room = free * overcommit // 1000 // factor * factor
     given = min(more, max(room, last - reserved))
-    return Part(reserved + given, reserved + given, more - given)
+    return ResourceGrant(reserved + given, reserved + given, more - given)
 
 
-def answer(
-    node: Node,
-    key: Key,
+def answer_request(
+    node: NodeLedger,
+    key: MachineKey,
     wanted: Resources,
     factor: Resources,
     *,
     last: Resources | None = None,
     leaving: bool = False,
-    era: Era = Era.V0_31,
-) -> Node:
+    era: ProtocolEra = ProtocolEra.V0_31,
+) -> NodeLedger:
     """The ledger after one request of a machine that is on it; the permit is the machine's.
 
-    ``last`` is used as it is; whether it can be believed is for the caller (``believed``). Raises KeyError.
+    ``last`` is used as it is; whether it can be believed is for the caller (``credible_permit``). Raises KeyError.
     """
     machine = node.machines[key]
-    forced = NOTHING if last is None or era is not Era.V0_31 else last
+    forced = NO_RESOURCES if last is None or era is not ProtocolEra.V0_31 else last
     free, floor = node.free, machine.floor
     cpu, memory = (
-        grant(
+        grant_resource(
             getattr(machine.reserved, name),
             getattr(wanted, name),
             getattr(free, name),
@@ -82,18 +82,18 @@ def answer(
         for name in ("cpu", "memory")
     )
     # The newest form knows no pressure: it asks again by itself.
-    pressure = NOTHING if era is Era.NEWEST else Resources(cpu.pressure, memory.pressure)
+    pressure = NO_RESOURCES if era is ProtocolEra.NEWEST else Resources(cpu.pressure, memory.pressure)
     after = replace(
         machine,
         reserved=Resources(cpu.reserved, memory.reserved),
         permit=Resources(cpu.permit, memory.permit),
         pressure=pressure,
-        buffer=NOTHING,
+        buffer=NO_RESOURCES,
     )
     return node.with_machine(key, after)
 
 
-def met(node: Node, key: Key, last: Resources | None) -> Node:
+def after_first_request(node: NodeLedger, key: MachineKey, last: Resources | None) -> NodeLedger:
     """The ledger when a machine that nothing is recorded of asks for the first time: its buffer goes.
 
     What it says it was permitted counts as far as there is room for it beside what all others count for; what was read
@@ -102,23 +102,25 @@ def met(node: Node, key: Key, last: Resources | None) -> Node:
     machine = node.machines[key]
     if machine.permit is not None:
         return node
-    reserved = machine.floor.most(believed(node, key, last))
-    return node.with_machine(key, replace(machine, reserved=reserved, buffer=NOTHING))
+    reserved = machine.floor.most(credible_permit(node, key, last))
+    return node.with_machine(key, replace(machine, reserved=reserved, buffer=NO_RESOURCES))
 
 
-def believed(node: Node, key: Key, last: Resources | None) -> Resources:
+def credible_permit(node: NodeLedger, key: MachineKey, last: Resources | None) -> Resources:
     """As much of what a machine says it was permitted as there is room for beside all others."""
     if last is None:
-        return NOTHING
+        return NO_RESOURCES
     room = node.without(key)
     machine = node.machines[key]
-    free = room.total.above(room.counted + machine.overhead)
+    free = room.total.excess_over(room.counted + machine.overhead)
     over = machine.overcommit
     return last.least(Resources(free.cpu * over.cpu // 1000, free.memory * over.memory // 1000))
 
 
-def factor_of(unit: Resources, *, whole_cpus: bool = False, slot: int = 1, era: Era = Era.V0_31) -> Resources:
+def grant_step(
+    unit: Resources, *, whole_cpus: bool = False, slot: int = 1, era: ProtocolEra = ProtocolEra.V0_31
+) -> Resources:
     """What increases are multiples of, for a compute unit. ``whole_cpus``: the asker knows no fractions of a CPU."""
-    if era is Era.V0_12:  # it rounds to what the asker can be told, and no further
+    if era is ProtocolEra.V0_12:  # it rounds to what the asker can be told, and no further
         return Resources(WHOLE_CPU if whole_cpus else 1, slot)
     return Resources(WHOLE_CPU if whole_cpus else unit.cpu, unit.memory)

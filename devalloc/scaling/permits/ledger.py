@@ -1,6 +1,6 @@
 """The ledger of a node: what each of its machines counts for, and the sums of that.
 
-A ledger is a value. Whoever decides on one that is not written down yet just forgets it where the write fails.
+A ledger is a value. A decision on one that is not stored yet is just forgotten if the write fails.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from types import MappingProxyType
 
 from devalloc.scaling.resources import Resources
 
-Key = tuple[str, str]
+MachineKey = tuple[str, str]
 """Namespace and name of a machine."""
 
-NOTHING = Resources(0, 0)
-ONCE = Resources(1000, 1000)
+NO_RESOURCES = Resources(0, 0)
+NO_OVERCOMMIT = Resources(1000, 1000)
 """An overcommit of 1: all that is reserved counts."""
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MachineAccount:
     """What the ledger has of one machine."""
 
     least: Resources
@@ -32,17 +32,17 @@ class Machine:
     """What it counts for, the buffer included."""
     permit: Resources | None = None
     """What it was told last that it may have; None before it asked for the first time."""
-    use: Resources = NOTHING
+    use: Resources = NO_RESOURCES
     """What was read back of it."""
-    kept: Resources = NOTHING
+    previous: Resources = NO_RESOURCES
     """What it was told it may have before its permit, and may go by still; nothing where it knows its permit."""
-    buffer: Resources = NOTHING
+    buffer: Resources = NO_RESOURCES
     """The part of ``reserved`` that is there in case it was permitted that much before anybody here knew of it."""
-    pressure: Resources = NOTHING
+    pressure: Resources = NO_RESOURCES
     """What it asked for and did not get."""
-    overhead: Resources = NOTHING
+    overhead: Resources = NO_RESOURCES
     """What it costs the node beside what it is permitted: its devices, its hypervisor."""
-    overcommit: Resources = ONCE
+    overcommit: Resources = NO_OVERCOMMIT
     """Thousandths by which what it has reserved is divided before it counts."""
     reserve_max: bool = False
     """Counts for its whole upper bound, from its admission on."""
@@ -62,7 +62,7 @@ class Machine:
     @property
     def floor(self) -> Resources:
         """What it counts for at least, whatever it is permitted."""
-        floor = self.least.most(self.use).most(self.kept)
+        floor = self.least.most(self.use).most(self.previous)
         return floor.most(self.most) if self.reserve_max else floor
 
     @property
@@ -73,40 +73,40 @@ class Machine:
         )
 
     @property
-    def told(self) -> Resources:
+    def assumed(self) -> Resources:
         """What it may take itself to have."""
         return self.reserved if self.permit is None else self.permit
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
-    """The ledger of one node. Made by ``ledger``; the sums are always those of the machines."""
+class NodeLedger:
+    """The ledger of one node. Made by ``make_ledger``; the sums are always those of the machines."""
 
     total: Resources
     """What there is for machines: the effective limit."""
     watermark: Resources
     """From where on machines should move away."""
-    machines: Mapping[Key, Machine] = field(default_factory=lambda: MappingProxyType({}))
-    counted: Resources = NOTHING
+    machines: Mapping[MachineKey, MachineAccount] = field(default_factory=lambda: MappingProxyType({}))
+    counted: Resources = NO_RESOURCES
     """What all machines take, with their overheads."""
-    buffer: Resources = NOTHING
-    pressure: Resources = NOTHING
-    accounted: Resources = NOTHING
+    buffer: Resources = NO_RESOURCES
+    pressure: Resources = NO_RESOURCES
+    accounted: Resources = NO_RESOURCES
     """What those who are on their way to another node will give back, and what they asked for and did not get."""
 
     @property
     def free(self) -> Resources:
         """What nobody has; nothing where too much is taken."""
-        return self.total.above(self.counted)
+        return self.total.excess_over(self.counted)
 
-    def with_machine(self, key: Key, machine: Machine) -> Node:
+    def with_machine(self, key: MachineKey, machine: MachineAccount) -> NodeLedger:
         """With this machine, in the place of what was known of it."""
         machines = dict(self.machines)
         before = machines.get(key)
         machines[key] = machine
         return self._summed(machines, before, machine)
 
-    def without(self, key: Key) -> Node:
+    def without(self, key: MachineKey) -> NodeLedger:
         """Without this machine: it gives back all it had. The same where there is none."""
         if key not in self.machines:
             return self
@@ -114,22 +114,26 @@ class Node:
         before = machines.pop(key)
         return self._summed(machines, before, None)
 
-    def limited(self, total: Resources, watermark: Resources) -> Node:
+    def with_limits(self, total: Resources, watermark: Resources) -> NodeLedger:
         """With other limits. What the machines have stays theirs, also where it is too much now."""
-        return Node(total, watermark, self.machines, self.counted, self.buffer, self.pressure, self.accounted)
+        return NodeLedger(total, watermark, self.machines, self.counted, self.buffer, self.pressure, self.accounted)
 
-    def _summed(self, machines: dict[Key, Machine], before: Machine | None, after: Machine | None) -> Node:
-        old, new = _share(before), _share(after)
+    def _summed(
+        self, machines: dict[MachineKey, MachineAccount], before: MachineAccount | None, after: MachineAccount | None
+    ) -> NodeLedger:
+        old, new = _ledger_share(before), _ledger_share(after)
         sums = [
             Resources(total.cpu - o.cpu + n.cpu, total.memory - o.memory + n.memory)
             for total, o, n in zip((self.counted, self.buffer, self.pressure, self.accounted), old, new, strict=True)
         ]
-        return Node(self.total, self.watermark, MappingProxyType(machines), *sums)
+        return NodeLedger(self.total, self.watermark, MappingProxyType(machines), *sums)
 
 
-def ledger(total: Resources, watermark: Resources, machines: Mapping[Key, Machine] | None = None) -> Node:
+def make_ledger(
+    total: Resources, watermark: Resources, machines: Mapping[MachineKey, MachineAccount] | None = None
+) -> NodeLedger:
     """The ledger of a node with these machines."""
-    node = Node(total, watermark)
+    node = NodeLedger(total, watermark)
     for key, machine in (machines or {}).items():
         node = node.with_machine(key, machine)
     return node
@@ -140,10 +144,10 @@ def fraction_of(total: Resources, cpu: float, memory: float) -> Resources:
     return Resources(int(total.cpu * Fraction(str(cpu))), int(total.memory * Fraction(str(memory))))
 
 
-def _share(machine: Machine | None) -> tuple[Resources, Resources, Resources, Resources]:
+def _ledger_share(machine: MachineAccount | None) -> tuple[Resources, Resources, Resources, Resources]:
     """What a machine adds to the sums of its node, in their order."""
     if machine is None:
-        return NOTHING, NOTHING, NOTHING, NOTHING
+        return NO_RESOURCES, NO_RESOURCES, NO_RESOURCES, NO_RESOURCES
     counted = machine.counted
-    leaving = counted + machine.pressure if machine.migrating else NOTHING
+    leaving = counted + machine.pressure if machine.migrating else NO_RESOURCES
     return counted + machine.overhead, machine.buffer, machine.pressure, leaving

@@ -1,9 +1,9 @@
 """A thin client of the API server: JSON in and out, bounded in time, tries and size.
 
-The ``kubernetes`` library gives credentials (kubeconfig, in-cluster tokens that rotate) and connections; paths are raw.
-Credentials that the server does not take any more are read anew.
-Reads are tried again when the server does not answer; writes are not, except where it said that it did nothing (429):
-of one whose answer was lost nobody knows whether it was done (``ApiError.is_unknown``).
+The ``kubernetes`` library provides credentials (kubeconfig, rotating in-cluster tokens) and connections; this client
+builds paths itself. It loads the credentials again if the server no longer accepts them. It repeats reads without an
+answer, but repeats writes only if the server has done nothing (429): if the answer to a write is lost, it is unknown
+whether it was done (``ApiError.is_unknown``).
 """
 
 from __future__ import annotations
@@ -20,26 +20,27 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from devalloc.store.kubernetes.apierror import ApiError, Object, parsed, refusal
-from devalloc.store.kubernetes.credentials import broken, loaded, no_credentials, not_connected
-from devalloc.store.kubernetes.eventstream import Cutter, event_of, lines
+from devalloc.backoff import backoff_delay
+from devalloc.store.kubernetes.api_error import ApiError, Object, error_of_response, parse_object
+from devalloc.store.kubernetes.credentials import connect_errors, connection_errors, credential_errors, load_credentials
+from devalloc.store.kubernetes.event_stream import ConnectionCutter, parse_event, read_lines
 
 log = logging.getLogger(__name__)
 
 Params = Mapping[str, str]
 
-ANSWER_SECONDS = 10.0
-"""How long one try may take."""
+RESPONSE_SECONDS = 10.0
+"""Time limit of one try, in seconds."""
 TRIES = 3
 PAUSE_SECONDS = 0.2
-"""Before the second try; twice as long before the third."""
-MAX_ANSWER = 64 << 20
-"""Bytes of an answer; a list of a node's slices is a few hundred KiB."""
+"""Seconds before the second try; doubled before the third."""
+MAX_RESPONSE = 64 << 20
+"""Maximum bytes of an answer; a list of a node's slices is a few hundred KiB."""
 WATCH_SECONDS = 240
-"""After which the server ends a watch, and it is begun again."""
-SILENT_SECONDS = 150.0
-"""Without a word, after which a watch is begun again: a server where nothing happens says every two minutes how far it
-is (a bookmark), and one that stands still keeps its connections."""
+"""Seconds after which the server ends a watch, and the client starts a new one."""
+WATCH_SILENCE_SECONDS = 150.0
+"""Seconds of silence after which the client restarts a watch: an idle server sends a bookmark every two minutes, but a
+hanging one keeps its connections open."""
 PAGE = 500
 """Objects of a page of a list."""
 
@@ -48,68 +49,68 @@ _APPLY = "application/apply-patch+yaml"
 
 
 class Client:
-    """Requests as one user. Safe for threads."""
+    """Requests as one user. Thread-safe."""
 
     def __init__(self, load: Callable[[], Any]) -> None:
-        """``load``: makes an ApiClient of the kubernetes library, with the credentials as they are then."""
+        """``load``: creates an ApiClient of the kubernetes library with the current credentials."""
         self._load = load
         self._api = load()
         self._answer_seconds: float | None = None
-        """Instead of ``ANSWER_SECONDS``."""
-        self._asked: Counter[tuple[str, int]] = Counter()
+        """Overrides ``RESPONSE_SECONDS``."""
+        self._request_counts: Counter[tuple[str, int]] = Counter()
         self._counting = threading.Lock()
 
     def requests(self) -> dict[tuple[str, int], int]:
-        """How many there were, by verb of the API (get, list, watch, create, update, patch, apply, delete) and HTTP
-        status, 0 where there was no answer."""
+        """Number of requests by verb of the API (get, list, watch, create, update, patch, apply, delete) and HTTP
+        status, 0 without an answer."""
         with self._counting:
-            return dict(self._asked)
+            return dict(self._request_counts)
 
     def token(self) -> str | None:
-        """The token that requests are sent with, as it is now; None for credentials that are none. Raises ApiError."""
+        """The current token of requests; None if the credentials are not a token. Raises ApiError."""
         try:
             headers: dict[str, str] = self._api.param_serialize("GET", "/", auth_settings=["BearerToken"])[2]
-        except no_credentials() as error:
+        except credential_errors() as error:
             raise ApiError(0, "NoCredentials", f"no credentials: {error}") from None
         sent = next((value for name, value in headers.items() if name.lower() == "authorization"), "")
         scheme, _, token = sent.partition(" ")
         return token.strip() or None if scheme.lower() == "bearer" else None
 
     def within(self, seconds: float) -> Client:
-        """The same user, of whom each try is given up after so long, where that is sooner. They count together."""
+        """A client for the same user with a shorter time limit for each try. Both share the request counts."""
         other = copy.copy(self)
         other._answer_seconds = min(seconds, self._most)
         return other
 
     @property
     def _most(self) -> float:
-        """How long one try may take."""
-        return ANSWER_SECONDS if self._answer_seconds is None else self._answer_seconds
+        """Time limit of one try, in seconds."""
+        return RESPONSE_SECONDS if self._answer_seconds is None else self._answer_seconds
 
     @classmethod
     def connect(cls, kubeconfig: Path | None = None) -> Client:
-        """With a kubeconfig's current context, else with the service account of the pod that this runs in.
+        """Connect with a kubeconfig's current context, or else with the service account of this pod.
 
-        Raises ApiError when there are no credentials; whether the server answers is not tried.
+        Raises ApiError if there are no credentials; it does not contact the server.
         """
-        return cls(partial(loaded, kubeconfig))
+        return cls(partial(load_credentials, kubeconfig))
 
     def get(self, path: str, params: Params | None = None, *, until: float | None = None) -> Object:
-        """``until``: the moment of the monotonic clock by which the answer is due. Raises ApiError."""
+        """``until``: deadline on the monotonic clock. Raises ApiError."""
         return self._read("get", path, params, until)
 
     def list(self, path: str, params: Params | None = None) -> Iterator[Object]:
-        """The pages of a list, all of one moment; each has its objects under ``items``. Raises ApiError: ``is_gone``
-        where that moment is too long ago for the next page."""
+        """The pages of a consistent list; each contains its objects in ``items``. Raises ApiError: ``is_gone`` if the
+        list is too old for the next page."""
         more: dict[str, str] = {}
         while True:
             page = self._read("list", path, {**(params or {}), "limit": str(PAGE), **more}, None)
             if not isinstance(page.get("items"), list) or not isinstance(page.get("metadata"), dict):
-                raise ApiError(0, "NoAnswer", f"GET {path}: the answer is no list")
+                raise ApiError(0, "NoAnswer", f"GET {path}: the answer is not a list")
             yield page
             if not (token := page["metadata"].get("continue")):
                 return
-            # The moment is in the token, and may not be named as well.
+            # The token contains the resource version, which must not be sent as well.
             params = {k: v for k, v in (params or {}).items() if not k.startswith("resourceVersion")}
             more = {"continue": str(token)}
 
@@ -120,7 +121,7 @@ class Client:
                 return self._request(verb, "GET", path, params, None, due)
             except ApiError as error:
                 last = number == TRIES - 1 or not (error.status in (0, 429) or error.status >= 500)
-                pause = max(PAUSE_SECONDS * 2**number, error.retry_after)
+                pause = max(backoff_delay(number + 1, PAUSE_SECONDS), error.retry_after)
                 if last or due - time.monotonic() < pause:
                     raise
                 threading.Event().wait(pause)
@@ -135,18 +136,20 @@ class Client:
         return self._write("update", "PUT", path, params, body)
 
     def apply(self, path: str, body: Object, manager: str, params: Params | None = None) -> Object:
-        """Create the object, or make its fields as in ``body`` (server-side apply), also where another manager set
-        them; the object as stored. A field that the server does not know is an error. Raises ApiError."""
+        """Create the object, or set its fields as in ``body`` (server-side apply), even if others manage them. Returns
+        the object as stored. Unknown fields are an error. Raises ApiError."""
         query = {**(params or {}), "fieldManager": manager, "force": "true", "fieldValidation": "Strict"}
         return self._write("apply", "PATCH", path, query, body, _APPLY)
 
     def patch(self, path: str, operations: Sequence[Object]) -> Object:
-        """A JSON patch (RFC 6902): what it does not name stays byte for byte. The object as stored. Raises ApiError."""
+        """Apply a JSON patch (RFC 6902), which changes only the paths that it names; returns the object as stored.
+        Raises ApiError."""
         return self._write("patch", "PATCH", path, None, list(operations), "application/json-patch+json")
 
     def delete(self, path: str, uid: str, resource_version: str = "", *, propagation: str = "") -> Object | None:
-        """Delete exactly this object, with a resource version only as it was seen; None where it was gone already.
-        ``propagation``: what becomes of what it owns, by the server's default for its kind. Raises ApiError."""
+        """Delete exactly this object, with a resource version only in that state; None if it was already gone.
+        ``propagation``: of the deletion to its dependents; the server's default for its kind by default. Raises
+        ApiError."""
         preconditions = {"uid": uid} | ({"resourceVersion": resource_version} if resource_version else {})
         options: Object = {"preconditions": preconditions} | ({"propagationPolicy": propagation} if propagation else {})
         try:
@@ -164,8 +167,9 @@ class Client:
         stop: threading.Event,
         begun: Callable[[], None] = lambda: None,
     ) -> Iterator[Object]:
-        """Events of a list until the server ends the watch, says nothing for long, or ``stop`` is set; of those of type
-        BOOKMARK the object is only the resource version to go on from. ``begun``: called when the server has taken it.
+        """Events of a list until the server ends the watch, is silent for too long, or ``stop`` is set. The object of a
+        BOOKMARK event has only a resource version, from which to continue. ``begun``: called when the server has
+        accepted the watch.
 
         Raises ApiError: ``is_gone`` means to list again.
         """
@@ -176,17 +180,17 @@ class Client:
             "resourceVersion": resource_version,
             "timeoutSeconds": str(WATCH_SECONDS),
         }
-        response = self._send("watch", "GET", path, query, None, (ANSWER_SECONDS, SILENT_SECONDS))
+        response = self._send("watch", "GET", path, query, None, (RESPONSE_SECONDS, WATCH_SILENCE_SECONDS))
         raw, over = response.response, threading.Event()
         try:
             if response.status >= 300:
-                raise refusal(response, raw.read(MAX_ANSWER))
-            Cutter(raw, stop, over).start()
+                raise error_of_response(response, raw.read(MAX_RESPONSE))
+            ConnectionCutter(raw, stop, over).start()
             begun()
-            for line in lines(raw):
+            for line in read_lines(raw):
                 if stop.is_set():
                     return
-                yield event_of(line)
+                yield parse_event(line)
         except ApiError:
             if not stop.is_set():
                 raise
@@ -200,7 +204,7 @@ class Client:
             try:
                 return self._request(verb, method, path, params, body, due, form)
             except ApiError as error:
-                pause = max(PAUSE_SECONDS * 2**number, error.retry_after)
+                pause = max(backoff_delay(number + 1, PAUSE_SECONDS), error.retry_after)
                 if error.status != 429 or number == TRIES - 1 or due - time.monotonic() < pause:
                     raise
                 threading.Event().wait(pause)
@@ -211,20 +215,20 @@ class Client:
     ) -> Object:
         left = due - time.monotonic()
         if left <= 0:
-            raise ApiError(0, "NoTime", f"{method} {path}: no time is left")
+            raise ApiError(0, "NoTime", f"{method} {path}: no time left")
         response = self._send(verb, method, path, params, body, min(self._most, left), form)
         try:
-            content = response.response.read(MAX_ANSWER + 1)
-        except broken() as error:
-            raise ApiError(0, "NoAnswer", f"{method} {path}: the answer broke off: {error}") from None
+            content = response.response.read(MAX_RESPONSE + 1)
+        except connection_errors() as error:
+            raise ApiError(0, "NoAnswer", f"{method} {path}: the answer is incomplete: {error}") from None
         finally:
             response.response.release_conn()
         if response.status >= 300:
-            raise refusal(response, content)
-        if len(content) > MAX_ANSWER:
-            raise ApiError(0, "TooLarge", f"{method} {path}: the answer has more than {MAX_ANSWER >> 20} MiB")
-        if (answer := parsed(content)) is None:
-            raise ApiError(0, "NoAnswer", f"{method} {path}: the answer is no JSON object")
+            raise error_of_response(response, content)
+        if len(content) > MAX_RESPONSE:
+            raise ApiError(0, "TooLarge", f"{method} {path}: the answer is larger than {MAX_RESPONSE >> 20} MiB")
+        if (answer := parse_object(content)) is None:
+            raise ApiError(0, "NoAnswer", f"{method} {path}: the answer is not a JSON object")
         return answer
 
     def _send(
@@ -233,13 +237,13 @@ class Client:
         response = self._sent(verb, method, path, params, body, timeout, form)
         if response.status != 401:
             return response
-        # They may have been replaced since: the library looks at a token's file by the clock, or never.
+        # They may have been replaced: the library reads a token's file again only after some time, or never.
         try:
             self._api = self._load()
         except ApiError as error:
-            log.warning("the API server does not take the credentials any more, and there are no others: %s", error)
+            log.warning("the API server no longer accepts the credentials, and there are no new ones: %s", error)
             return response
-        response.response.close()  # not read to its end, so nobody can go on with its connection
+        response.response.close()  # not read completely, so its connection cannot be reused
         return self._sent(verb, method, path, params, body, timeout, form)
 
     def _sent(
@@ -249,13 +253,13 @@ class Client:
 
         headers = {"Accept": _JSON, "Content-Type": form}
         if form == _APPLY and body is not None:
-            body = json.dumps(body)  # the library takes no object for YAML
+            body = json.dumps(body)  # the library does not serialize objects as YAML
         try:
             _, url, headers, _, _ = self._api.param_serialize(
                 method, path, query_params=[*(params or {}).items()], header_params=headers,
                 auth_settings=["BearerToken"],
             )  # fmt: skip
-        except no_credentials() as error:  # it reads a token that is due to be replaced
+        except credential_errors() as error:  # it reads a token that is about to expire
             raise ApiError(0, "NoCredentials", f"{method} {path}: no credentials: {error}") from None
         status = 0
         try:
@@ -263,25 +267,25 @@ class Client:
             status = response.status
             return response
         except ApiException as error:  # TLS
-            raise _of_tls(self._api.configuration.host, str(error.reason), f"{method} {path}") from None
-        except not_connected() as error:
+            raise _tls_error(self._api.configuration.host, str(error.reason), f"{method} {path}") from None
+        except connect_errors() as error:
             server, why = self._api.configuration.host, str(error).partition(": ")[2] or error  # after its own name
-            text = f"the API server at {server} cannot be reached: {why} ({method} {path})"
+            text = f"cannot reach the API server at {server}: {why} ({method} {path})"
             raise ApiError(0, "NoConnection", text) from None
-        except broken() as error:
+        except connection_errors() as error:
             raise ApiError(0, "NoAnswer", f"{method} {path}: {error}") from None
         finally:
             with self._counting:
-                self._asked[verb, status] += 1
+                self._request_counts[verb, status] += 1
 
 
-def _of_tls(server: str, reason: str, request: str) -> ApiError:
-    """``reason``: the library's, which begins with the name of an exception."""
+def _tls_error(server: str, reason: str, request: str) -> ApiError:
+    """``reason``: the library's message, which starts with the name of an exception."""
     why = " ".join(reason.partition("\n")[2].split()) or reason
     if "CERTIFICATE_VERIFY_FAILED" in why:
         text = (
-            f"the certificate of the API server at {server} cannot be verified: {why}; name the authority that signed "
-            f"it as `certificate-authority` of the cluster in the kubeconfig, and a server that it is for ({request})"
+            f"cannot verify the certificate of the API server at {server}: {why}; set `certificate-authority` of the "
+            f"cluster in the kubeconfig to its authority, and `server` to a name that it covers ({request})"
         )
         return ApiError(0, "NoConnection", text)
     if "WRONG_VERSION_NUMBER" in why:
@@ -290,6 +294,6 @@ def _of_tls(server: str, reason: str, request: str) -> ApiError:
     return ApiError(0, "NoAnswer", f"{request}: {why}")
 
 
-def segment(name: str) -> str:
+def path_segment(name: str) -> str:
     """A name as one part of a path."""
     return quote(name, safe="")

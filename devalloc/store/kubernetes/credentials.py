@@ -1,4 +1,4 @@
-"""Credentials and connections, which the ``kubernetes`` library gives, and what it raises."""
+"""Credentials, connections and exceptions of the ``kubernetes`` library."""
 
 from __future__ import annotations
 
@@ -7,36 +7,41 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from devalloc.store.kubernetes.apierror import ApiError
+from devalloc.store.kubernetes.api_error import ApiError
 from devalloc.version import VERSION
 
 CONNECTIONS = 32
-"""Kept open: those of watches, and of writes side by side."""
+"""How many connections stay open: for watches and concurrent writes."""
 _QUIET_SECONDS = 15
-"""Of a connection, after which the kernel asks whether the other side is still there, and again each third of that."""
+"""Idle seconds after which the kernel probes a connection; it repeats the probe after each third of that."""
 
 
-def loaded(kubeconfig: Path | None) -> Any:
-    """An ApiClient with the credentials as they are now: of a kubeconfig's current context, else of the pod's service
+def load_credentials(kubeconfig: Path | None) -> Any:
+    """An ApiClient with the current credentials: of a kubeconfig's current context, or else of the pod's service
     account. Raises ApiError."""
-    from kubernetes import client  # half a second and 40 MB, for those that need it
+    from kubernetes import client  # takes half a second and 40 MB, so only if needed
     from yaml import YAMLError
 
-    config: Any = importlib.import_module("kubernetes.config")  # says it is typed, and is not
+    config: Any = importlib.import_module("kubernetes.config")  # claims to be typed, but is not
     settings = client.Configuration()
     try:
         if kubeconfig is not None:
             config.load_kube_config(str(kubeconfig), client_configuration=settings, persist_config=False)
         else:
             config.load_incluster_config(settings)
-    except no_credentials() as error:
-        source = f"kubeconfig {kubeconfig}" if kubeconfig else "not in a pod, and no kubeconfig is given"
+    except credential_errors() as error:
+        source = f"kubeconfig {kubeconfig}" if kubeconfig else "not in a pod, and no kubeconfig given"
         raise ApiError(0, "NoCredentials", f"{source}: {error}") from None
-    except (YAMLError, TypeError, AttributeError, LookupError) as error:  # any text and any YAML is parsed as one
-        raise ApiError(0, "NoCredentials", f"{kubeconfig} is no kubeconfig: {error}") from None
+    except (
+        YAMLError,
+        TypeError,
+        AttributeError,
+        LookupError,
+    ) as error:  # it parses any text and any YAML as a kubeconfig
+        raise ApiError(0, "NoCredentials", f"not a kubeconfig: {kubeconfig}: {error}") from None
     settings.retries = False
     settings.connection_pool_maxsize = CONNECTIONS
-    # A server that went away without a word is noticed by its watches.
+    # Lets watches detect a server that disappeared silently.
     third = _QUIET_SECONDS // 3
     settings.socket_options = [
         (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
@@ -46,25 +51,25 @@ def loaded(kubeconfig: Path | None) -> Any:
         (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
     ]
     api = client.ApiClient(settings)
-    api.user_agent = f"devalloc/{VERSION}"  # what audit logs and managedFields call us
+    api.user_agent = f"devalloc/{VERSION}"  # our name in audit logs and managedFields
     return api
 
 
-def no_credentials() -> tuple[type[Exception], ...]:
-    """What the library raises where it cannot read them."""
+def credential_errors() -> tuple[type[Exception], ...]:
+    """The library's exceptions for unreadable credentials."""
     config: Any = importlib.import_module("kubernetes.config")
     return config.ConfigException, OSError, ValueError
 
 
-def not_connected() -> tuple[type[Exception], ...]:
-    """What is raised where nothing was sent."""
+def connect_errors() -> tuple[type[Exception], ...]:
+    """Exceptions that mean that nothing was sent."""
     from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
     return NewConnectionError, ConnectTimeoutError
 
 
-def broken() -> tuple[type[Exception], ...]:
-    """What connections raise."""
+def connection_errors() -> tuple[type[Exception], ...]:
+    """Exceptions of connections."""
     from urllib3.exceptions import HTTPError
 
     return HTTPError, OSError

@@ -1,37 +1,42 @@
-"""One kind of a cluster, kept true in the mirror: a list, then a watch that goes on where the last one ended."""
+"""Reflectors: each keeps one kind up to date in the informer cache, by a list and then a watch; together they
+begin as of one moment.
+
+The kinds that an informer cache holds: each from its first use on; kinds requested together are consistent.
+"""
 
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from devalloc.store.errors import Invalid
+from devalloc.backoff import Backoff
+from devalloc.store.errors import Invalid, Unavailable
 from devalloc.store.key import Object
-from devalloc.store.kubernetes.apierror import ApiError
+from devalloc.store.kubernetes.api_error import ApiError
 from devalloc.store.kubernetes.client import Client
-from devalloc.store.kubernetes.mirror import Mirror
-from devalloc.store.kubernetes.resources import Resource
-from devalloc.store.versions import version_of
+from devalloc.store.kubernetes.error_translation import translate_error
+from devalloc.store.kubernetes.informer_cache import InformerCache
+from devalloc.store.kubernetes.resources import ApiResource, ResourceRegistry
+from devalloc.store.resource_versions import parse_version
 
 log = logging.getLogger(__name__)
 
-FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 0.25, 10.0
-"""Before it is tried again after a failure, twice as long after each further one, up to the second; times something
-between a half and one and a half, so that not all clients of a server that comes back ask at once."""
-SHORT_SECONDS = 1.0
-"""A watch that ends sooner without an event is a failure."""
+MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.25, 10.0
+"""Seconds before the next try after a failure, doubled after each failure up to the second value. Multiplied by a
+random factor between 0.5 and 1.5, so that not all clients of a restarted server connect at once."""
+SHORT_WATCH_SECONDS = 1.0
+"""A watch that ends sooner, without an event, counts as a failure."""
 
 
 class Reflector:
-    """One thread, begun after the first list."""
+    """One thread, which starts after the first list."""
 
     def __init__(
-        self, client: Client, resource: Resource, mirror: Mirror, *, on_cut: Callable[[], None] = lambda: None
+        self, client: Client, resource: ApiResource, mirror: InformerCache, *, on_cut: Callable[[], None] = lambda: None
     ) -> None:
-        """``on_cut``: called when the server could not be reached: it may be another one afterwards."""
+        """``on_cut``: called if the server was unreachable, because it may be another server afterwards."""
         self.resource = resource
         self._client = client
         self._mirror = mirror
@@ -44,26 +49,26 @@ class Reflector:
 
     @property
     def silent_seconds(self) -> float:
-        """For how long nothing can be heard: 0 while there is a watch."""
+        """Seconds without a watch; 0 while there is one."""
         return time.monotonic() - self._heard if self._fails else 0.0
 
     def list(self, params: Mapping[str, str] | None = None, *, anew: bool = False) -> str:
-        """Read all objects into the mirror; the version of the API server that they are of. Raises ApiError."""
+        """Read all objects into the cache; returns their version of the API server. Raises ApiError."""
         objects: list[Object] = []
         version = ""
         for page in self._client.list(self.resource.path, {**self.resource.params, **(params or {})}):
             version = version or _version(page["metadata"])
-            objects += [cleaned(obj, self.resource) for obj in page["items"]]
+            objects += [clean_object(obj, self.resource) for obj in page["items"]]
         self._mirror.relist(self.resource.store_kind, objects, version, anew=anew)
         return version
 
     def begin(self, version: str) -> None:
-        """Watch from a version that was listed."""
+        """Watch from a listed version."""
         self._version = version
         self._thread.start()
 
     def end(self) -> None:
-        """Let the thread end; ``join`` waits for it."""
+        """Ask the thread to end; ``join`` waits for it."""
         self._over.set()
 
     def join(self, seconds: float) -> None:
@@ -71,65 +76,66 @@ class Reflector:
             self._thread.join(seconds)
 
     def _run(self) -> None:
-        failures, expired, listed = 0, False, False
+        backoff, expired, listed = Backoff(MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS, jitter=0.5), False, False
         while not self._over.is_set():
-            began, told = time.monotonic(), False
+            began, got_event = time.monotonic(), False
             try:
                 if expired:
                     self._relist()
                     expired, listed = False, True
-                elif failures and self._has_less():
+                elif backoff.failures and self._has_less():
                     expired = True
                     continue
                 for event in self._client.watch(
                     self.resource.path, self.resource.params, self._version, self._over, self._begun
                 ):
-                    failures, told, listed = 0, True, False
+                    backoff.reset()
+                    got_event, listed = True, False
                     self._tell(event)
-                if told or time.monotonic() - began >= SHORT_SECONDS:
-                    failures, listed = 0, False
+                if got_event or time.monotonic() - began >= SHORT_WATCH_SECONDS:
+                    backoff.reset()
+                    listed = False
                     continue
                 why = "the watch ends at once"
             except ApiError as error:
                 if error.is_gone:
-                    log.info("the watch of %s is too old and is begun anew: %s", self.resource.plural, error)
+                    log.info("the watch of %s is too old; starting again: %s", self.resource.plural, error)
                     if not expired and not listed:
                         expired = True
                         continue
                     expired = True
                 why = str(error)
                 self._on_cut()
-            except Exception as error:  # whatever the server says, this thread goes on
-                log.exception("a watch of %s could not be understood; begun anew", self.resource.plural)
+            except Exception as error:  # this thread survives every answer of the server
+                log.exception("cannot read the watch of %s; starting again", self.resource.plural)
                 why, expired = str(error), True
             if self._over.is_set():
                 return
             if not self._fails:
                 self._fails, self._heard = True, began
-            failures += 1
-            pause = min(FIRST_PAUSE_SECONDS * 2 ** min(failures - 1, 20), MOST_PAUSE_SECONDS) * random.uniform(0.5, 1.5)
-            if failures in (1, 5) or failures % 20 == 0:
-                log.warning("%s cannot be watched: %s; next try in %.1f s", self.resource.plural, why, pause)
+            pause = backoff.next_delay()
+            if backoff.failures in (1, 5) or backoff.failures % 20 == 0:
+                log.warning("cannot watch %s: %s; next try in %.1f s", self.resource.plural, why, pause)
             self._over.wait(pause)
 
     def _begun(self) -> None:
         self._fails = False
 
     def _has_less(self) -> bool:
-        """Whether the server is at an older version than this: a watch from here would wait for what is long over."""
+        """Whether the server's version is older than ours: a watch from ours would miss everything until then."""
         page = self._client.get(self.resource.path, {"limit": "1"})
-        return version_of(_version(page["metadata"])) < version_of(self._version)
+        return parse_version(_version(page["metadata"])) < parse_version(self._version)
 
     def _relist(self) -> None:
-        """What happened meanwhile is what differs."""
-        known = self._version
+        """List again; the differences are the missed changes."""
+        previous = self._version
         version = self.list()
-        if version_of(version) < version_of(known):
+        if parse_version(version) < parse_version(previous):
             log.warning(
-                "the API server is at version %s of %s and was at %s: a backup was put back; going on with what it has",
+                "the API server is at version %s of %s, but was at %s: a backup was restored; continuing with it",
                 version,
                 self.resource.plural,
-                known,
+                previous,
             )
             version = self.list(anew=True)
         self._version = version
@@ -138,30 +144,30 @@ class Reflector:
         obj = event["object"]
         version = _version(obj["metadata"])
         if event.get("type") == "BOOKMARK":
-            self._mirror.tell_version(self.resource.store_kind, version)
+            self._mirror.note_bookmark(self.resource.store_kind, version)
         else:
-            self._mirror.tell(self.resource.store_kind, str(event.get("type")), cleaned(obj, self.resource))
+            self._mirror.tell(self.resource.store_kind, str(event.get("type")), clean_object(obj, self.resource))
         self._version = version
 
 
-def cleaned(obj: Object, resource: Resource) -> Object:
-    """An object as the store gives it: without who wrote which field, and with its kind, which lists leave out."""
+def clean_object(obj: Object, resource: ApiResource) -> Object:
+    """An object as the store returns it: without managedFields, and with its kind, which lists omit."""
     metadata = {k: v for k, v in obj["metadata"].items() if k != "managedFields"}
     rest = {k: v for k, v in obj.items() if k not in ("apiVersion", "kind", "metadata")}
     version = f"{resource.group}/{resource.version}" if resource.group else resource.version
-    found = {
+    content = {
         "apiVersion": obj.get("apiVersion", version),
         "kind": obj.get("kind", resource.kind),
         "metadata": metadata,
         **rest,
     }
     for path in resource.without:
-        found = _without(found, path)
-    return found
+        content = _without(content, path)
+    return content
 
 
 def _without(content: Object, path: Sequence[str]) -> Object:
-    """A copy as far as it differs."""
+    """The content without a path; unchanged parts are not copied."""
     name, *rest = path
     if not isinstance(content.get(name), (dict, list)):
         return content
@@ -173,6 +179,92 @@ def _without(content: Object, path: Sequence[str]) -> Object:
 def _version(metadata: Object) -> str:
     version = metadata.get("resourceVersion")
     if not isinstance(version, str):
-        raise Invalid("the API server told of an object without a resourceVersion")
-    version_of(version)
+        raise Invalid("the API server sent an object without a resourceVersion")
+    parse_version(version)
     return version
+
+
+FIRST_LIST_ATTEMPTS = 3
+"""How often to restart the first lists if the server forgets their version before the last one."""
+JOIN_SECONDS = 5.0
+
+
+class Reflectors:
+    """The reflectors of all kinds. Thread-safe."""
+
+    def __init__(
+        self, client: Client, resources: ResourceRegistry, mirror: InformerCache, *, on_cut: Callable[[], None]
+    ) -> None:
+        """``on_cut``: called if the server was unreachable."""
+        self._client = client
+        self._resources = resources
+        self._mirror = mirror
+        self._on_cut = on_cut
+        self._by_kind: dict[str, Reflector] = {}
+        self._beginning = threading.Lock()
+        self._over = threading.Event()
+
+    @property
+    def silent_seconds(self) -> float:
+        """Seconds without a watch, for the kind with the longest time; 0 if all have one."""
+        return max((reflector.silent_seconds for reflector in [*self._by_kind.values()]), default=0.0)
+
+    def hold(self, kinds: frozenset[str]) -> None:
+        """Keep these kinds in the cache from now on. Raises StoreError."""
+        if kinds <= self._by_kind.keys():
+            return
+        with self._beginning:
+            missing = sorted(kinds - self._by_kind.keys())
+            if not missing:
+                return
+            if self._over.is_set():
+                raise Unavailable("the store is closed")
+            begun = [
+                Reflector(self._client, self._resources.of(kind), self._mirror, on_cut=self._on_cut) for kind in missing
+            ]
+            version = _first_lists(begun)
+            for reflector in begun:
+                reflector.begin(version)
+            self._by_kind |= {reflector.resource.store_kind: reflector for reflector in begun}
+
+    def refresh(self) -> None:
+        """Read all held kinds again. Raises StoreError."""
+        with self._beginning:
+            for reflector in self._by_kind.values():
+                _read_all(reflector)
+
+    def refuse(self) -> None:
+        """Refuse additional kinds from now on."""
+        self._over.set()
+
+    def end(self) -> None:
+        """End all watches permanently."""
+        self.refuse()
+        with self._beginning:
+            for reflector in self._by_kind.values():
+                reflector.end()
+            for reflector in self._by_kind.values():
+                reflector.join(JOIN_SECONDS)
+
+
+def _first_lists(reflectors: Sequence[Reflector]) -> str:
+    """List all kinds consistently; returns their version of the API server."""
+    for number in range(FIRST_LIST_ATTEMPTS):
+        first, *others = reflectors
+        version = _read_all(first)
+        moment = {"resourceVersion": version, "resourceVersionMatch": "Exact"}
+        try:
+            for reflector in others:
+                reflector.list(moment)
+            return version
+        except ApiError as error:
+            if not error.is_gone or number == FIRST_LIST_ATTEMPTS - 1:
+                raise translate_error(error, f"list {reflector.resource.plural}") from error
+    raise AssertionError("the last try raises")
+
+
+def _read_all(reflector: Reflector) -> str:
+    try:
+        return reflector.list()
+    except ApiError as error:
+        raise translate_error(error, f"list {reflector.resource.plural}") from error

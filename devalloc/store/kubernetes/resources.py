@@ -1,4 +1,7 @@
-"""Where the API server has the objects of each kind."""
+"""API resources: the paths of each kind, those that decisions use and those that are only displayed.
+
+The part of Kubernetes' own claims that is shown to users who may see it; no decision depends on it.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from devalloc.api.kinds import KINDS, kind_in_store
+from devalloc.api.kinds import KINDS, qualified_kind
 from devalloc.store.errors import Invalid
 from devalloc.store.key import Key, Object
-from devalloc.store.kubernetes.client import segment
+from devalloc.store.kubernetes.client import path_segment
 
 
 @dataclass(frozen=True, slots=True)
-class Resource:
-    """A kind, and how the API server calls it."""
+class ApiResource:
+    """A kind, and its names at the API server."""
 
     kind: str
     group: str
@@ -22,62 +25,66 @@ class Resource:
     plural: str
     namespaced: bool
     has_status: bool
-    """It has a status, which is written by requests of its own."""
+    """Whether it has a status, which separate requests write."""
     namespace: str | None = None
-    """The only one whose objects are looked at; None: all."""
+    """Select only objects of this namespace; None: all."""
     fields: str = ""
-    """A field selector, such as ``spec.nodeName=a``: only these objects are looked at. Of kinds that are
-    written here it has one field."""
+    """A field selector, such as ``spec.nodeName=a``: select only these objects. It has one field for kinds that are
+    written here."""
     without: tuple[tuple[str, ...], ...] = ()
-    """Paths of fields that are not kept, for kinds that are only read: who may write them should not fill this
-    process's memory."""
+    """Paths of fields to drop, for kinds that are only read, so that their authors cannot fill this process's memory.
+    """
 
     @property
     def store_kind(self) -> str:
-        """The kind in keys of its objects."""
-        return kind_in_store(self.kind, f"{self.group}/{self.version}")
+        """The kind in the keys of its objects."""
+        return qualified_kind(self.kind, f"{self.group}/{self.version}")
 
     @property
     def params(self) -> dict[str, str]:
-        """With which they are listed and watched."""
+        """The parameters to list and watch them."""
         return {"fieldSelector": self.fields} if self.fields else {}
 
     @property
     def path(self) -> str:
-        """Of all its objects, to list and watch them."""
+        """The path to list and watch all its objects."""
         return self.within(self.namespace)
 
     def covers(self, obj: Object) -> bool:
-        """Whether it is among those that are looked at."""
+        """Whether the object is selected."""
         if self.namespace not in (None, obj["metadata"].get("namespace")):
             return False
         field, _, value = self.fields.partition("=")
-        found: Any = obj
+        current: Any = obj
         for part in filter(None, field.split(".")):
-            found = found.get(part) if isinstance(found, dict) else None
-        return not field or (found or "") == value
+            current = current.get(part) if isinstance(current, dict) else None
+        return not field or (current or "") == value
 
     def within(self, namespace: str | None) -> str:
-        """Of the objects of a namespace; None: of all, or of those that have none."""
+        """The path of the objects of a namespace; None: of all namespaces, or cluster-scoped."""
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
-        return f"{root}/{self.plural}" if namespace is None else f"{root}/namespaces/{segment(namespace)}/{self.plural}"
+        return (
+            f"{root}/{self.plural}"
+            if namespace is None
+            else f"{root}/namespaces/{path_segment(namespace)}/{self.plural}"
+        )
 
     def of(self, key: Key) -> str:
-        """Of one object."""
-        return f"{self.within(key.namespace)}/{segment(key.name)}"
+        """The path of one object."""
+        return f"{self.within(key.namespace)}/{path_segment(key.name)}"
 
 
-OURS = tuple(
-    Resource(kind.kind, kind.group, kind.version, kind.plural, kind.namespaced, "status" in kind.model.model_fields)
+OWN_KINDS = tuple(
+    ApiResource(kind.kind, kind.group, kind.version, kind.plural, kind.namespaced, "status" in kind.model.model_fields)
     for kind in KINDS.values()
 )
-"""What is meant by all kinds: those of devalloc's own API."""
+"""The kinds of devalloc's own API, which "all kinds" stands for."""
 
 
-AROUND = (
-    Resource("Namespace", "", "v1", "namespaces", False, False),
-    Resource("ResourceQuota", "", "v1", "resourcequotas", True, True),
-    Resource(
+CORE_KINDS = (
+    ApiResource("Namespace", "", "v1", "namespaces", False, False),
+    ApiResource("ResourceQuota", "", "v1", "resourcequotas", True, True),
+    ApiResource(
         "Node",
         "",
         "v1",
@@ -90,37 +97,81 @@ AROUND = (
         ),
     ),
 )
-"""What else a controller decides by: only who names these kinds needs the right to read them."""
+"""Other kinds on which a controller's decisions depend; only clients that use them need the right to read them."""
 
 
-def lease(namespace: str) -> Resource:
-    """Leases, of one namespace: each node renews one of its own in another, every few seconds."""
-    return Resource("Lease", "coordination.k8s.io", "v1", "leases", True, False, namespace)
+def lease_resource(namespace: str) -> ApiResource:
+    """Leases of one namespace. In another namespace, each node renews its own every few seconds."""
+    return ApiResource("Lease", "coordination.k8s.io", "v1", "leases", True, False, namespace)
 
 
-class Resources:
-    """The kinds that a store knows."""
+class ResourceRegistry:
+    """The kinds that a store supports."""
 
-    def __init__(self, resources: Iterable[Resource]) -> None:
+    def __init__(self, resources: Iterable[ApiResource]) -> None:
         self._by_kind = {resource.store_kind: resource for resource in resources}
 
-    def of(self, kind: str) -> Resource:
-        """Raises Invalid."""
-        if (found := self._by_kind.get(kind)) is None:
-            raise Invalid(f"{kind!r:.60}: the cluster's store knows {', '.join(sorted(self._by_kind))}")
-        return found
+    def of(self, kind: str) -> ApiResource:
+        """The resource of a kind. Raises Invalid."""
+        if (resource := self._by_kind.get(kind)) is None:
+            raise Invalid(f"{kind!r:.60}: the cluster's store supports {', '.join(sorted(self._by_kind))}")
+        return resource
 
-    def at(self, key: Key) -> Resource:
-        """Of an object, which has a namespace or none as its kind wants it. Raises Invalid."""
-        found = self.of(key.kind)
-        if found.namespaced and key.namespace is None:
-            raise Invalid(f"{key}: metadata.namespace must say where; a {key.kind} is in a namespace")
-        if not found.namespaced and key.namespace is not None:
-            raise Invalid(f"{key}: metadata.namespace must not be set; a {key.kind} is in none")
-        return found
+    def at(self, key: Key) -> ApiResource:
+        """The resource of an object. Raises Invalid if its namespace does not fit its kind."""
+        resource = self.of(key.kind)
+        if resource.namespaced and key.namespace is None:
+            raise Invalid(f"{key}: metadata.namespace is required; a {key.kind} is namespaced")
+        if not resource.namespaced and key.namespace is not None:
+            raise Invalid(f"{key}: metadata.namespace must not be set; a {key.kind} is cluster-scoped")
+        return resource
 
     def named(self, kinds: str | Iterable[str] | None) -> frozenset[str]:
-        """The kinds that are meant. Raises Invalid."""
+        """The kinds as a set. Raises Invalid."""
         if kinds is None:
-            return frozenset(resource.kind for resource in OURS)
+            return frozenset(resource.kind for resource in OWN_KINDS)
         return frozenset(self.of(kind).store_kind for kind in ([kinds] if isinstance(kinds, str) else kinds))
+
+
+_API = "resource.k8s.io"
+_ANNOTATIONS_PATH = ("metadata", "annotations")
+DISPLAY_KINDS = (
+    ApiResource(
+        "ResourceSlice",
+        _API,
+        "v1",
+        "resourceslices",
+        False,
+        False,
+        fields="spec.driver=devalloc.io",
+        without=(_ANNOTATIONS_PATH,),
+    ),
+    ApiResource(
+        "ResourceClaim",
+        _API,
+        "v1",
+        "resourceclaims",
+        True,
+        True,
+        without=(
+            _ANNOTATIONS_PATH,
+            ("spec", "devices", "config"),
+            ("spec", "devices", "constraints"),
+            ("status", "allocation", "devices", "config"),
+            ("status", "devices"),
+        ),
+    ),
+    ApiResource(
+        "DeviceTaintRule", _API, "v1", "devicetaintrules", False, False, without=(_ANNOTATIONS_PATH, ("status",))
+    ),
+    ApiResource(
+        "Event",
+        "events.k8s.io",
+        "v1",
+        "events",
+        True,
+        False,
+        fields="regarding.kind=ResourceClaim,reportingController=devalloc.io/controller",
+        without=(_ANNOTATIONS_PATH,),
+    ),
+)

@@ -1,7 +1,7 @@
 """A cluster as a store.
 
-Lists and watches are answered from memory (``mirror``), which begins to hold a kind when it is first asked for; all
-kinds asked for at once are read as of one moment. Single objects are read from the API server, and writes go there.
+Lists and watches use the informer cache (``mirror``), which reads a kind at its first use; kinds that are requested
+together are read consistently. Reads and writes of single objects go to the API server.
 """
 
 from __future__ import annotations
@@ -22,37 +22,36 @@ from devalloc.store.errors import (
     Forbidden,
     Invalid,
     NotFound,
-    Refused,
     Unavailable,
-    Unknown,
+    UnknownOutcome,
+    WriteRejected,
 )
 from devalloc.store.key import Key, Object
-from devalloc.store.kubernetes import pair, transaction
-from devalloc.store.kubernetes.answers import explained
-from devalloc.store.kubernetes.apierror import ApiError
+from devalloc.store.kubernetes import status_and_metadata, transaction
+from devalloc.store.kubernetes.api_error import ApiError
 from devalloc.store.kubernetes.client import Client
-from devalloc.store.kubernetes.doubts import Doubts
-from devalloc.store.kubernetes.mirror import Mirror
-from devalloc.store.kubernetes.reflectors import Reflectors
-from devalloc.store.kubernetes.resources import AROUND, OURS, Resources, lease
-from devalloc.store.kubernetes.shown import SHOWN
-from devalloc.store.kubernetes.underway import RECORDS, Underway
-from devalloc.store.kubernetes.writing import Writing
-from devalloc.store.protocol import Change, Event, Fence, Listing, Outcomes, Written
-from devalloc.store.versions import another, changed, version_of
+from devalloc.store.kubernetes.error_translation import translate_error
+from devalloc.store.kubernetes.informer_cache import InformerCache
+from devalloc.store.kubernetes.object_writer import ObjectWriter
+from devalloc.store.kubernetes.open_transactions import RECORDS, OpenTransactions
+from devalloc.store.kubernetes.reflector import Reflectors
+from devalloc.store.kubernetes.resources import CORE_KINDS, DISPLAY_KINDS, OWN_KINDS, ResourceRegistry, lease_resource
+from devalloc.store.kubernetes.uncertain_writes import UncertainWrites
+from devalloc.store.protocol import Change, CommitOutcomes, CommitResult, Event, Fence, Listing
+from devalloc.store.resource_versions import changed_message, other_object_message, parse_version
 
 NAMESPACE = "devalloc-system"
 DELETIONS_KEPT = 10_000
-WRITERS = 8
-"""Units written side by side."""
-_GRANTED = ("DeviceClaim", "VirtualMachine")
-"""Kinds whose objects are written several at once."""
+WRITER_THREADS = 8
+"""How many units are written concurrently."""
+_GRANTED_KINDS = ("DeviceClaim", "VirtualMachine")
+"""Kinds whose objects can be written several at a time."""
 _STOP_SECONDS = 0.2
-"""How long a watch may take to see that it is to stop."""
+"""How long a watch may take to stop, in seconds."""
 
 
 class KubernetesStore:
-    """``devalloc.store.Store`` on an API server. Safe to share between threads."""
+    """``devalloc.store.Store`` on an API server. Thread-safe."""
 
     def __init__(
         self,
@@ -64,31 +63,31 @@ class KubernetesStore:
         may_write: Callable[[], bool] | None = None,
         deletions_kept: int = DELETIONS_KEPT,
     ) -> None:
-        """``namespace``: of devalloc itself, where Leases and records of transactions are. ``node``: the one whose
-        DevicePools are listed and watched; else those of all nodes. ``within``: the namespace whose objects are listed
-        and watched; else those of all. ``may_write``: asked just before each write of
-        ``commit``, ``commit_each`` and ``recover``, which raise Deposed when it says no."""
+        """``namespace``: devalloc's own, with Leases and records of transactions. ``node``: list and watch only this
+        node's DevicePools; default: those of all nodes. ``within``: list and watch only this namespace's objects;
+        default: all. ``may_write``: called just before each write of ``commit``, ``commit_each`` and ``recover``, which
+        raise Deposed if it returns False."""
         self.client = client
         self.namespace = namespace
-        self._mirror = Mirror(deletions_kept)
+        self._mirror = InformerCache(deletions_kept)
         fields = f"spec.nodeName={node}" if node is not None else ""
-        ours = [replace(each, fields=fields) if each.kind == "DevicePool" else each for each in OURS]
+        ours = [replace(each, fields=fields) if each.kind == "DevicePool" else each for each in OWN_KINDS]
         listed = [
             replace(each, namespace=within) if each.namespaced and within is not None else each
-            for each in (*ours, *AROUND, *SHOWN)
+            for each in (*ours, *CORE_KINDS, *DISPLAY_KINDS)
         ]
-        self._resources = Resources((*listed, lease(namespace)))
-        known = Resources((*ours, *AROUND, lease(namespace), RECORDS))
-        self._plain = Writing(client, self._resources, self._heard)
-        self._granting = Writing(client, known, self._heard, may_write)
+        self._resources = ResourceRegistry((*listed, lease_resource(namespace)))
+        writable = ResourceRegistry((*ours, *CORE_KINDS, lease_resource(namespace), RECORDS))
+        self._plain = ObjectWriter(client, self._resources, self._heard)
+        self._granting = ObjectWriter(client, writable, self._heard, may_write)
         self._reflectors = Reflectors(client, self._resources, self._mirror, on_cut=self._forget_identity)
-        self._writers = ThreadPoolExecutor(WRITERS, thread_name_prefix="commit")
+        self._writers = ThreadPoolExecutor(WRITER_THREADS, thread_name_prefix="commit")
         self._identity: str | None = None
         self._in_flight: Counter[str] = Counter()
-        """Kinds of which objects are being written under a fence, or without one, by ``commit`` and ``commit_each``."""
+        """Kinds whose objects ``commit`` and ``commit_each`` are writing, with or without a fence."""
         self._landed = threading.Condition()
-        self._underway = Underway(client, self._granting, namespace)
-        self._doubts = Doubts(self._granting)
+        self._underway = OpenTransactions(client, self._granting, namespace)
+        self._doubts = UncertainWrites(self._granting)
 
     # Reading.
 
@@ -108,12 +107,12 @@ class KubernetesStore:
         timeout: float | None = None,
         stop: threading.Event | None = None,
     ) -> Generator[Event, None, None]:
-        wanted, place = self._resources.named(kinds), version_of(since)
+        wanted, place = self._resources.named(kinds), parse_version(since)
         until = None if timeout is None else time.monotonic() + timeout
         self._reflectors.hold(wanted)
         looked = False
         while stop is None or not stop.is_set():
-            # One who starts from 0 is told what there is, and from then on also what goes.
+            # A watch from 0 gets the existing objects, and deletions only from then on.
             events, place = self._mirror.events(wanted, place, deletions=place > 0 or looked)
             looked = True
             yield from events
@@ -125,25 +124,26 @@ class KubernetesStore:
                     self._mirror.changed.wait(left)
 
     def refresh(self) -> None:
-        """Read anew all kinds that are held: what is listed from here on is no older than this call. Raises
-        StoreError."""
+        """Read all held kinds again, so that later lists are not older than this call. Raises StoreError."""
         self._reflectors.refresh()
 
     def identity(self) -> str:
-        """The UID of the namespace kube-system, which lives as long as the cluster. Needs the right to get it."""
+        """The UID of the namespace kube-system, which exists as long as the cluster. Needs the right to get it."""
         if self._identity is None:
             try:
-                found = self.client.get("/api/v1/namespaces/kube-system")
-                self._identity = str(found["metadata"]["uid"])
+                namespace = self.client.get("/api/v1/namespaces/kube-system")
+                self._identity = str(namespace["metadata"]["uid"])
             except ApiError as error:
-                raise explained(error, "get the namespace kube-system, whose UID says which cluster this is") from error
+                raise translate_error(
+                    error, "get the namespace kube-system, whose UID identifies the cluster"
+                ) from error
             except (KeyError, TypeError):
-                raise Unavailable("the API server's answer has no UID of the namespace kube-system") from None
+                raise Unavailable("the API server's answer contains no UID of the namespace kube-system") from None
         return self._identity
 
     @property
     def silent_seconds(self) -> float:
-        """For how long the API server cannot be heard, for the kind of which that is longest; 0 while it can."""
+        """Seconds without a watch, for the kind with the longest time; 0 if all have one."""
         return self._reflectors.silent_seconds
 
     def close(self) -> None:
@@ -155,19 +155,19 @@ class KubernetesStore:
 
     def create(self, obj: Object) -> Object:
         self._resources.at(Key.of(obj))
-        made = lifecycle.plain(lifecycle.created(obj, "", ""))
+        made = lifecycle.as_stored(lifecycle.new_object(obj, "", ""))
         metadata = {k: v for k, v in made["metadata"].items() if k not in ("uid", "generation", "creationTimestamp")}
         sent = {**made, "metadata": metadata}
         return self._plain.create(sent)
 
     def replace(self, obj: Object) -> Object:
         old = self._base(obj)
-        sent = lifecycle.plain(lifecycle.replaced(old, obj))
+        sent = lifecycle.as_stored(lifecycle.replace_all_but_status(old, obj))
         return old if sent == old else self._plain.write(sent)
 
     def replace_status(self, obj: Object) -> Object:
         old = self._base(obj)
-        sent = lifecycle.plain(lifecycle.with_status(old, obj.get("status")))
+        sent = lifecycle.as_stored(lifecycle.with_status(old, obj.get("status")))
         return old if sent == old else self._plain.write_status(sent)
 
     def delete(
@@ -187,9 +187,9 @@ class KubernetesStore:
         while True:
             old = self._plain.read(key)
             if uid is not None and old["metadata"]["uid"] != uid:
-                raise Conflict({key: another(key, old, uid)})
+                raise Conflict({key: other_object_message(key, old, uid)})
             if resource_version is not None and old["metadata"]["resourceVersion"] != resource_version:
-                raise Conflict({key: changed(key, old, resource_version)})
+                raise Conflict({key: changed_message(key, old, resource_version)})
             if lifecycle.is_deleting(old) and lifecycle.finalizers(old):
                 return old
             try:
@@ -197,29 +197,31 @@ class KubernetesStore:
             except Conflict:
                 if resource_version is not None:
                     raise
-                continue  # any state of it is to be deleted
+                continue  # delete it in any state
             if left is not None:
                 return left
-            if lifecycle.finalizers(old):  # the answer does not show what is left
+            if lifecycle.finalizers(old):  # the answer does not contain the remaining object
                 with suppress(NotFound):
                     return self._plain.read(key)
             self._mirror.lose(old)
             return old
 
     def _base(self, obj: Object) -> Object:
-        """The state that a write is based on. Raises Invalid, NotFound, Conflict."""
+        """The state on which a write is based. Raises Invalid, NotFound, Conflict."""
         key = Key.of(obj)
         self._resources.at(key)
         base = obj["metadata"].get("resourceVersion")
         if not base:
-            raise Invalid(f"{key}: metadata.resourceVersion must say which state the write is based on; get it first")
+            raise Invalid(
+                f"{key}: set metadata.resourceVersion to the state on which the write is based; get the object first"
+            )
         old = self._mirror.find(key)
         if old is None or old["metadata"]["resourceVersion"] != base:
             old = self._plain.read(key)
         if (uid := obj["metadata"].get("uid")) and old["metadata"]["uid"] != uid:
-            raise Conflict({key: another(key, old, uid)})
+            raise Conflict({key: other_object_message(key, old, uid)})
         if old["metadata"]["resourceVersion"] != base:
-            raise Conflict({key: changed(key, old, base)})
+            raise Conflict({key: changed_message(key, old, base)})
         return old
 
     def _heard(self, obj: Object) -> None:
@@ -232,21 +234,21 @@ class KubernetesStore:
 
     # Writing several.
 
-    def commit(self, changes: Sequence[Change], fence: Fence | None = None) -> Written:
+    def commit(self, changes: Sequence[Change], fence: Fence | None = None) -> CommitResult:
         with self._fenced([changes], fence):
             done = self._unit(changes)
-            return Written(done, self._place([changes], fence))
+            return CommitResult(done, self._place([changes], fence))
 
     def _place(self, written: Iterable[Sequence[Change]], fence: Fence | None) -> str:
-        """Where the next fence may begin. What others do to the objects that are written is held back meanwhile; what
-        they did to others must not be passed over."""
+        """The place from which the next fence can start. Changes by others to the written objects are held back
+        meanwhile; changes to other objects must not be skipped."""
         keys = frozenset(change.key for unit in written for change in unit)
         with self._mirror.changed:
             if fence is not None and self._mirror.broken(fence, keys):
                 return fence.resource_version
             return str(self._mirror.newest)
 
-    def commit_each(self, units: Sequence[Sequence[Change]], fence: Fence | None = None) -> Outcomes:
+    def commit_each(self, units: Sequence[Sequence[Change]], fence: Fence | None = None) -> CommitOutcomes:
         with self._fenced(units, fence):
             futures = [self._writers.submit(self._each, unit) for unit in units]
             outcomes: builtins.list[Sequence[Object] | Conflict] = []
@@ -255,24 +257,24 @@ class KubernetesStore:
                 try:
                     outcomes.append(future.result())
                 except BaseException as error:
-                    # Whether all is known that was sent counts more than anything else.
-                    failed = error if failed is None or isinstance(error, Unknown) else failed
+                    # Unknown results take precedence over other errors.
+                    failed = error if failed is None or isinstance(error, UnknownOutcome) else failed
             if failed is not None:
                 raise failed
             done = [unit for unit, outcome in zip(units, outcomes, strict=True) if not isinstance(outcome, Conflict)]
-            return Outcomes(outcomes, self._place(done, fence))
+            return CommitOutcomes(outcomes, self._place(done, fence))
 
     def recover(self) -> None:
-        """Bring transactions to their end that were left, by this process or another, and take away marks that belong
-        to none. For the one who decides, before he does: raises StoreError, and then nothing is to be decided."""
-        self._underway.end_all()
-        for obj in self.list(_GRANTED).objects:
-            self._underway.unmark_stray(obj)
+        """Finish transactions that this or another process left unfinished, and remove marks without a transaction. The
+        leader calls it before it decides anything; if it raises StoreError, it must not decide."""
+        self._underway.finish_all()
+        for obj in self.list(_GRANTED_KINDS).objects:
+            self._underway.remove_stray_mark(obj)
 
     @contextmanager
     def _fenced(self, units: Sequence[Sequence[Change]], fence: Fence | None) -> Iterator[None]:
-        """While this writes, no other commit of this process that its writes would matter to begins."""
-        self._underway.end_left()  # what is read half written must not be decided on
+        """While inside, no other commit of this process starts that these writes would affect."""
+        self._underway.finish_abandoned()  # decisions must not be based on half-written transactions
         writes = Counter({change.key.kind for unit in units for change in unit})
         depends = fence.specs | fence.statuses if fence is not None else frozenset()
         self._reflectors.hold(self._resources.named(depends))
@@ -282,7 +284,7 @@ class KubernetesStore:
             with self._landed:
                 while any(self._in_flight[kind] for kind in depends):
                     self._landed.wait()
-                if self._doubts:  # what ended meanwhile
+                if self._doubts:  # writes that ended meanwhile
                     continue
                 if fence is not None and (broken := self._mirror.broken(fence)):
                     raise FenceBroken(broken)
@@ -297,30 +299,32 @@ class KubernetesStore:
                 self._landed.notify_all()
 
     def _make_sure(self, changes: Sequence[Change]) -> None:
-        """What is known here may be behind, and nothing is written that would tell. Raises Conflict."""
+        """Check the current state, because the cache may be outdated and no write would reveal it. Raises Conflict."""
         for key, version in ((change.key, change.resource_version) for change in changes):
             try:
                 now = self._plain.read(key)
             except NotFound:
                 raise Conflict({key: f"{key} is gone"}) from None
             if now["metadata"]["resourceVersion"] != version:
-                raise Conflict({key: changed(key, now, version)})
+                raise Conflict({key: changed_message(key, now, version)})
 
     def _each(self, unit: Sequence[Change]) -> Sequence[Object] | Conflict:
         try:
             return self._unit(unit)
         except Conflict as conflict:
             return conflict
-        except (Invalid, Forbidden) as refused:  # of this unit's objects; the others are not to wait for it
-            said = str(refused)
-            return Refused({change.key: said for change in unit}, said)
+        except (Invalid, Forbidden) as refused:  # about this unit's objects; other units must not wait for it
+            message = str(refused)
+            return WriteRejected({change.key: message for change in unit}, message)
 
     def _unit(self, changes: Sequence[Change]) -> builtins.list[Object]:
-        """All or none."""
-        changes = [replace(change, status=change.status and lifecycle.plain(change.status)) for change in changes]
+        """Write one unit, all or none."""
+        changes = [replace(change, status=change.status and lifecycle.as_stored(change.status)) for change in changes]
         olds = self._olds(changes)
         news = [
-            lifecycle.plain(lifecycle.annotated(lifecycle.with_status(old, change.status), change.annotations))
+            lifecycle.as_stored(
+                lifecycle.with_annotations(lifecycle.with_status(old, change.status), change.annotations)
+            )
             for old, change in zip(olds, changes, strict=True)
         ]
         for old, change, new in zip(olds, changes, news, strict=True):
@@ -330,11 +334,11 @@ class KubernetesStore:
         written = [*olds]
         if len(due) == 1:
             try:
-                written[due[0]] = pair.write(self._granting, olds[due[0]], news[due[0]])
+                written[due[0]] = status_and_metadata.write_both(self._granting, olds[due[0]], news[due[0]])
             except NotFound:
                 key = changes[due[0]].key
                 raise Conflict({key: f"{key} is gone"}) from None
-            except Unknown:
+            except UnknownOutcome:
                 self._doubts.note([changes[due[0]].key])
                 raise
         elif not due:
@@ -346,7 +350,7 @@ class KubernetesStore:
         return written
 
     def _olds(self, changes: Sequence[Change]) -> builtins.list[Object]:
-        """What the changes are based on. Raises Conflict that names all that are not so any more."""
+        """The states on which the changes are based. Raises Conflict with all objects that have changed."""
         conflicts, olds = {}, []
         for change in changes:
             self._resources.at(change.key)
@@ -358,11 +362,11 @@ class KubernetesStore:
                     conflicts[change.key] = f"{change.key} is gone"
                     continue
             if old["metadata"]["resourceVersion"] != change.resource_version:
-                conflicts[change.key] = changed(change.key, old, change.resource_version)
-            elif (mark := transaction.mark_of(old)) and (len(changes) > 1 or change.status != old.get("status")):
-                # What it says may be put back. An annotation may be written: then it is the other that conflicts.
-                self._underway.unmark_stray(old)
-                conflicts[change.key] = f"{change.key} is being written together with others ({mark}); try again"
+                conflicts[change.key] = changed_message(change.key, old, change.resource_version)
+            elif (mark := transaction.transaction_of(old)) and (len(changes) > 1 or change.status != old.get("status")):
+                # Its content may still be undone. Annotations can be written: then the other writer gets the conflict.
+                self._underway.remove_stray_mark(old)
+                conflicts[change.key] = f"{change.key} is part of a running transaction ({mark}); try again"
             olds.append(old)
         if conflicts:
             raise Conflict(conflicts)

@@ -1,18 +1,17 @@
-"""Several objects written as one, on an API that writes one at a time: as in Percolator, with a record beside them.
+"""Atomic writes of several objects, on an API that writes one at a time: as in Percolator, with a separate record.
 
-1. A *record* says what is to be written and what was there before (``writing``).
+1. A *record* is created, with the new and the old content (``writing``).
 2. Each object gets the record's name as a mark, and its new annotations.
 3. Each object gets its new status.
 4. The record becomes ``committed``: from here on it counts.
-5. The marks go, and then the record.
+5. The marks are removed, and then the record.
 
-Who reads an object with a mark takes what it says as not yet given. A conflict before step 4 puts back what was
-written, after the record became ``undoing``, so that of one who commits late and one who puts back exactly one wins.
-After a crash ``recover`` does the rest of either: records are all it needs to look at, and nobody decides anything
-before it has.
+Readers treat the content of an object with a mark as not allocated yet. After a conflict before step 4, the record
+becomes ``undoing`` and the old content is restored, so that of a late commit and an undo exactly one wins. After a
+crash ``recover_record`` finishes either one; it needs only the records, and runs before any decision.
 
-The record is an object of its own, in a namespace where only the controller writes: in the annotations of a claim
-whoever may edit the claim would choose what is "put back" into its status.
+The record is a separate object in a namespace where only the controller writes. In an annotation of a claim, users who
+may edit the claim could choose what is "restored" to its status.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from devalloc.api.meta import TRANSACTION
-from devalloc.store.errors import Conflict, Deposed, Forbidden, Invalid, NotFound, StoreError
+from devalloc.store.errors import Conflict, Forbidden, Invalid, NotFound, NotLeader, StoreError
 from devalloc.store.key import Key, Object
-from devalloc.store.lifecycle import annotated, encode, with_status
+from devalloc.store.lifecycle import encode, with_annotations, with_status
 from devalloc.store.protocol import Change
 
 log = logging.getLogger(__name__)
@@ -35,15 +34,15 @@ log = logging.getLogger(__name__)
 KIND = "ConfigMap"
 WRITING, COMMITTED, UNDOING = "writing", "committed", "undoing"
 _TRIES = 20
-"""How often a write of recovery is based on another state, because somebody writes the object again and again."""
+"""How often recovery repeats a write if another client keeps changing the object."""
 MAX_BYTES = 900_000
-"""Of a record; an object has at most 1.5 MiB, and a ConfigMap 1 MiB of data."""
+"""Maximum size of a record; an object has at most 1.5 MiB, and a ConfigMap 1 MiB of data."""
 
 
-class Api(Protocol):
-    """What a transaction asks of the API server; each answers with the object as it is then.
+class TransactionApi(Protocol):
+    """The requests of a transaction; each returns the new state of the object.
 
-    Raises Conflict where the object is not in the state that the write is based on, NotFound, and StoreError.
+    Raises Conflict if the object is not in the state on which the write is based, NotFound, and StoreError.
     """
 
     def read(self, key: Key) -> Object: ...
@@ -54,56 +53,61 @@ class Api(Protocol):
 
 
 @dataclass(frozen=True)
-class Member:
-    """One object of a transaction: what is written on it, field by field, each with what was there before."""
+class TransactionMember:
+    """One object of a transaction: its new fields, each with the old content."""
 
     key: Key
     uid: str
     annotations: dict[str, tuple[str | None, str | None]]
     status: dict[str, tuple[Any, Any]]
-    """By field of the status; None for none."""
+    """New and old content by field of the status; None if absent."""
 
 
 @dataclass(frozen=True)
-class Record:
-    """What a record's object says."""
+class TransactionRecord:
+    """The content of a record."""
 
     obj: Object
     state: str
-    members: tuple[Member, ...]
+    members: tuple[TransactionMember, ...]
 
     @property
     def id(self) -> str:
         return str(self.obj["metadata"]["name"])
 
-    def as_(self, state: str) -> Object:
+    def with_state(self, state: str) -> Object:
         return {**self.obj, "data": {**self.obj["data"], "state": state}}
 
 
-def mark_of(obj: Object) -> str | None:
-    """The transaction that an object is in."""
-    found = obj["metadata"].get("annotations", {}).get(TRANSACTION)
-    return found if isinstance(found, str) else None
+def transaction_of(obj: Object) -> str | None:
+    """The transaction to which an object belongs."""
+    mark = obj["metadata"].get("annotations", {}).get(TRANSACTION)
+    return mark if isinstance(mark, str) else None
 
 
-def new_name() -> str:
-    """For a record."""
+def new_record_name() -> str:
+    """A new name for a record."""
     return f"devalloc-transaction-{uuid.uuid4().hex[:12]}"
 
 
-def perform(
-    api: Api, namespace: str, name: str, olds: Sequence[Object], changes: Sequence[Change], ended: Callable[[], None]
+def run_transaction(
+    api: TransactionApi,
+    namespace: str,
+    name: str,
+    olds: Sequence[Object],
+    changes: Sequence[Change],
+    ended: Callable[[], None],
 ) -> list[Object]:
-    """Write the changes of several objects, which are as ``olds``; as they are then. ``name``: of the record.
+    """Write the changes of several objects in the states ``olds``; returns their new states. ``name``: of the record.
 
-    ``ended``: called when nothing of it is left to do; where it is not, ``recover`` is to be.
-    Raises Conflict and Invalid where nothing is written in the end; StoreError where ``recover`` finds out.
+    ``ended``: called when the transaction is complete; if not, call ``recover_record``. Raises Conflict and Invalid if
+    everything was undone; StoreError if ``recover_record`` must determine the result.
     """
     members = tuple(_member(old, change) for old, change in zip(olds, changes, strict=True))
     record = api.create(_content(namespace, name, members))
     try:
         states = [
-            api.write(annotated(old, {**change.annotations, TRANSACTION: name}))
+            api.write(with_annotations(old, {**change.annotations, TRANSACTION: name}))
             for old, change in zip(olds, changes, strict=True)
         ]
         states = [
@@ -113,34 +117,34 @@ def perform(
         record = api.write({**record, "data": {**record["data"], "state": COMMITTED}})
     except (Conflict, NotFound, Invalid, Forbidden) as error:
         try:
-            undo(api, Record(record, WRITING, members))
+            undo_record(api, TransactionRecord(record, WRITING, members))
             ended()
         except (Conflict, NotFound):
-            log.warning("%s is put back by somebody else", name)
+            log.warning("another process undoes %s", name)
         if isinstance(error, Conflict) and error.conflicts.keys() & {change.key for change in changes}:
             raise
         if isinstance(error, (Conflict, NotFound)):
             raise Conflict({change.key: str(error) for change in changes}) from error
         raise
     try:
-        # As they were when it counted, where others came between: their write is not to look like one of this.
-        done = [_unmarked(api, state, name) or state for state in states]
+        # If others wrote in between, return the committed state: their write must not look like part of this one.
+        done = [_remove_mark(api, state, name) or state for state in states]
         api.remove(record)
-    except Deposed:
+    except NotLeader:
         raise
     except StoreError as error:
-        log.warning("%s is written, and its marks are still to be taken away: %s", name, error)
+        log.warning("%s is written, but its marks must still be removed: %s", name, error)
         return states
     ended()
     return done
 
 
-def read(obj: Object) -> Record:
-    """Raises Invalid."""
+def parse_record(obj: Object) -> TransactionRecord:
+    """Parse a record. Raises Invalid."""
     try:
         data = obj["data"]
         members = tuple(
-            Member(
+            TransactionMember(
                 Key(*each["key"]),
                 str(each["uid"]),
                 {name: (before, after) for name, before, after in each["annotations"]},
@@ -150,37 +154,37 @@ def read(obj: Object) -> Record:
         )
         if data["state"] not in (WRITING, COMMITTED, UNDOING):
             raise ValueError(data["state"])
-        return Record(obj, data["state"], members)
+        return TransactionRecord(obj, data["state"], members)
     except (ValueError, KeyError, TypeError) as error:
-        raise Invalid(f"{Key.of(obj)} is no record of a transaction: {error}; look at it, and delete it") from error
+        raise Invalid(f"{Key.of(obj)} is not a record of a transaction: {error}; check it, and delete it") from error
 
 
-def recover(api: Api, record: Record) -> None:
-    """Do the rest of a transaction that nobody does any more. Raises StoreError; it can be called again."""
+def recover_record(api: TransactionApi, record: TransactionRecord) -> None:
+    """Finish an abandoned transaction. Raises StoreError; it can be called again."""
     if record.state == COMMITTED:
         for member in record.members:
             state = _current(api, member)
             if state is not None:
-                _unmarked(api, state, record.id)
+                _remove_mark(api, state, record.id)
         api.remove(record.obj)
     else:
-        undo(api, record)
+        undo_record(api, record)
 
 
-def undo(api: Api, record: Record) -> None:
-    """Put back what was written. Raises StoreError; Conflict where the record says something else by now."""
+def undo_record(api: TransactionApi, record: TransactionRecord) -> None:
+    """Undo a transaction. Raises StoreError; Conflict if the record has changed meanwhile."""
     if record.state != UNDOING:
-        record = Record(api.write(record.as_(UNDOING)), UNDOING, record.members)
+        record = TransactionRecord(api.write(record.with_state(UNDOING)), UNDOING, record.members)
     for member in record.members:
-        _put_back(api, member, record.id)
+        _restore_member(api, member, record.id)
     api.remove(record.obj)
 
 
-def _put_back(api: Api, member: Member, name: str) -> None:
-    """Each field that still has what the transaction wrote has what was there before; the mark goes last."""
+def _restore_member(api: TransactionApi, member: TransactionMember, name: str) -> None:
+    """Restore the old content of each field that still has the transaction's content; remove the mark last."""
     for _ in range(_TRIES):
         state = _current(api, member)
-        if state is None or mark_of(state) != name:
+        if state is None or transaction_of(state) != name:
             return
         status = {k: v for k, v in state.get("status", {}).items() if v is not None}
         for field, (before, after) in member.status.items():
@@ -195,16 +199,16 @@ def _put_back(api: Api, member: Member, name: str) -> None:
             meant = with_status(state, {k: v for k, v in status.items() if v is not None})
             if meant.get("status") != state.get("status"):
                 state = api.write_status(meant)
-            api.write(annotated(state, {**annotations, TRANSACTION: None}))
+            api.write(with_annotations(state, {**annotations, TRANSACTION: None}))
             return
         except (Conflict, NotFound):
             continue
-    raise Conflict({member.key: f"{member.key} keeps changing and cannot be put back"})
+    raise Conflict({member.key: f"{member.key} keeps changing, so the transaction cannot be undone"})
 
 
 def _is_as_sent(stored: Any, sent: Any) -> bool:
-    """Whether a field of a status has what was written: of maps the API server may have filled fields in that were left
-    out, and dropped those that the kind does not have."""
+    """Whether a field of a status has the written content. In maps, the API server may have added defaults and dropped
+    unknown fields."""
     if isinstance(stored, dict) and isinstance(sent, dict):
         return all(_is_as_sent(stored[name], value) for name, value in sent.items() if name in stored)
     if isinstance(stored, list) and isinstance(sent, list):
@@ -212,15 +216,15 @@ def _is_as_sent(stored: Any, sent: Any) -> bool:
     return bool(stored == sent)
 
 
-def _unmarked(api: Api, state: Object, name: str) -> Object | None:
-    """Without its mark; None where it is gone, or somebody else has written it meanwhile: what is there then is news to
-    whoever knows only what this wrote."""
+def _remove_mark(api: TransactionApi, state: Object, name: str) -> Object | None:
+    """Remove an object's mark; None if the object is gone, or if another client has written it meanwhile, so that its
+    state is new to a caller that knows only this transaction."""
     key, uid, version = (Key.of(state), *(state["metadata"][part] for part in ("uid", "resourceVersion")))
     for _ in range(_TRIES):
-        if state["metadata"]["uid"] != uid or mark_of(state) != name:
+        if state["metadata"]["uid"] != uid or transaction_of(state) != name:
             return None
         try:
-            done = api.write(annotated(state, {TRANSACTION: None}))
+            done = api.write(with_annotations(state, {TRANSACTION: None}))
             return done if state["metadata"]["resourceVersion"] == version else None
         except Conflict:
             pass
@@ -230,21 +234,21 @@ def _unmarked(api: Api, state: Object, name: str) -> Object | None:
             state = api.read(key)
         except NotFound:
             return None
-    raise Conflict({key: f"{key} keeps changing, and its mark cannot be taken away"})
+    raise Conflict({key: f"{key} keeps changing, so its mark cannot be removed"})
 
 
-def _current(api: Api, member: Member) -> Object | None:
+def _current(api: TransactionApi, member: TransactionMember) -> Object | None:
     try:
-        found = api.read(member.key)
+        stored = api.read(member.key)
     except NotFound:
         return None
-    return found if found["metadata"]["uid"] == member.uid else None
+    return stored if stored["metadata"]["uid"] == member.uid else None
 
 
-def _member(old: Object, change: Change) -> Member:
+def _member(old: Object, change: Change) -> TransactionMember:
     annotations = old["metadata"].get("annotations", {})
     before, after = old.get("status") or {}, change.status or {}
-    return Member(
+    return TransactionMember(
         change.key,
         old["metadata"]["uid"],
         {name: (annotations.get(name), value) for name, value in change.annotations.items()},
@@ -256,8 +260,8 @@ def _member(old: Object, change: Change) -> Member:
     )
 
 
-def _content(namespace: str, name: str, members: Sequence[Member]) -> Object:
-    told = [
+def _content(namespace: str, name: str, members: Sequence[TransactionMember]) -> Object:
+    entries = [
         {
             "key": list(member.key),
             "uid": member.uid,
@@ -266,10 +270,10 @@ def _content(namespace: str, name: str, members: Sequence[Member]) -> Object:
         }
         for member in members
     ]
-    text = encode({"members": told})
+    text = encode({"members": entries})
     if len(text) > MAX_BYTES:
         raise Invalid(
-            f"{len(members)} objects are to be written at once, in {len(text)} bytes; the API server takes "
+            f"a transaction of {len(members)} objects needs {len(text)} bytes, but the API server accepts only "
             f"{MAX_BYTES}: make the group smaller"
         )
     return {
@@ -280,5 +284,5 @@ def _content(namespace: str, name: str, members: Sequence[Member]) -> Object:
             "namespace": namespace,
             "labels": {TRANSACTION: "record"},
         },
-        "data": {"state": WRITING, "members": json.dumps(told)},
+        "data": {"state": WRITING, "members": json.dumps(entries)},
     }

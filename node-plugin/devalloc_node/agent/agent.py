@@ -1,4 +1,4 @@
-"""All machines of a node that are scaled: one scaler each, in one event loop, and no failure of one reaches another."""
+"""Run one scaler for each scaled machine of this node, in one event loop. A failure of one does not reach another."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from devalloc.scaling.bounds import Bounds
+from devalloc.scaling.bounds import ScalingBounds
 from devalloc.scaling.config import ScalingConfig
-from devalloc.scaling.state import Rules
+from devalloc.scaling.state import ScalingRules
 from devalloc_node.agent.channels import Channels
-from devalloc_node.agent.report import Report
+from devalloc_node.agent.progress import Counted, count_nothing
+from devalloc_node.agent.report import ScalingReport
 from devalloc_node.agent.scaler import Scaler
-from devalloc_node.agent.track import Counted, nobody
-from devalloc_node.agent.waits import Waits
+from devalloc_node.agent.timeouts import ScalerTimeouts
 
 _log = logging.getLogger("devalloc.agent")
 RESTART_SECONDS = (5.0, 10.0)
@@ -24,36 +24,36 @@ RESTART_SECONDS = (5.0, 10.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class ScalingTarget:
     """A machine that is to be scaled."""
 
     key: str
     """``namespace/name``."""
     run: str
     """Which run of it: with another one nothing counts that was known of the last."""
-    bounds: Bounds
+    bounds: ScalingBounds
     config: ScalingConfig
     channels: Callable[[Scaler], Channels]
     """Called once for each scaler. It is compared with nothing: what changes in it needs another ``run``."""
 
 
 class Agent:
-    """Created and used in one event loop; whoever lives in another thread has it called there."""
+    """Created and used in one event loop; other threads must schedule their calls there."""
 
     def __init__(
         self,
-        rules: Rules,
-        waits: Waits | None = None,
+        rules: ScalingRules,
+        waits: ScalerTimeouts | None = None,
         rng: random.Random | None = None,
         came_through: Callable[[int], None] = lambda milliseconds: None,
-        counted: Counted = nobody,
+        counted: Counted = count_nothing,
     ) -> None:
-        """``came_through`` is told how long each decision took until a machine had what it should have; ``counted`` of
-        each request that ended."""
+        """``came_through`` gets the milliseconds that each decision took until the machine had its amounts; ``counted``
+        gets each request that ended."""
         self._came_through, self._counted = came_through, counted
-        self._rules, self._waits = rules, waits or Waits()
+        self._rules, self._waits = rules, waits or ScalerTimeouts()
         self._rng = rng or random.Random()
-        self._machines: dict[str, Machine] = {}
+        self._machines: dict[str, ScalingTarget] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ending: dict[str, set[asyncio.Task[None]]] = {}
         """Those that were told to end: a machine never has two scalers at work."""
@@ -64,21 +64,21 @@ class Agent:
         """The machines that are scaled, in order."""
         return sorted(self._machines)
 
-    async def scale(self, machine: Machine) -> None:
+    async def scale(self, machine: ScalingTarget) -> None:
         """Scale it from now on; what is new of one that is scaled already is taken over, in its state."""
-        known = self._machines.get(machine.key)
-        if known is not None and known.run != machine.run:
+        current = self._machines.get(machine.key)
+        if current is not None and current.run != machine.run:
             self.drop(machine.key)
-            known = None
-        if known is None:
+            current = None
+        if current is None:
             self._machines[machine.key] = machine
             before = frozenset(self._ending.get(machine.key, ()))
             task = asyncio.create_task(self._keep(machine.key, before), name=f"scaler {machine.key}")
             self._tasks[machine.key] = task
             return
-        self._machines[machine.key] = replace(known, bounds=machine.bounds, config=machine.config)
+        self._machines[machine.key] = replace(current, bounds=machine.bounds, config=machine.config)
         scaler = self._scalers.get(machine.key)
-        if scaler is not None and (known.bounds, known.config) != (machine.bounds, machine.config):
+        if scaler is not None and (current.bounds, current.config) != (machine.bounds, machine.config):
             scaler.bounded(machine.bounds, machine.config)
 
     def drop(self, key: str) -> None:
@@ -106,12 +106,12 @@ class Agent:
 
     def _ended(self, key: str, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("%s: the scaler did not end well", key, exc_info=error)
+            _log.error("%s: the scaler failed while it ended", key, exc_info=error)
         self._ending[key].discard(task)
         if not self._ending[key]:
             del self._ending[key]
 
-    def report(self, key: str) -> Report | None:
+    def report(self, key: str) -> ScalingReport | None:
         """How far a machine is; None where it is not scaled, or has not been seen yet."""
         scaler = self._scalers.get(key)
         return None if scaler is None else scaler.report()
@@ -128,7 +128,7 @@ class Agent:
             try:
                 await self._scaler(key).run()
             except Exception:
-                _log.exception("%s: the scaler ended; it begins anew in some seconds", key)
+                _log.exception("%s: the scaler ended; it restarts in a few seconds", key)
             self._scalers.pop(key, None)
             await asyncio.sleep(self._rng.uniform(*RESTART_SECONDS))
 

@@ -1,4 +1,4 @@
-"""What a scaler speaks with: who permits, the machine, the monitor in its guest, and its metrics.
+"""The four channels of a scaler: permits, the machine, the guest monitor and the guest's metrics.
 
 All of them are coroutines of one event loop. What blocks belongs into a thread of its own and ends by itself; what
 fails raises a NodeError, and `Unknown` where it may have been done all the same.
@@ -12,10 +12,10 @@ from typing import NoReturn, Protocol
 from devalloc.scaling.messages.monitor import DownscaleResult
 from devalloc.scaling.metrics import LfcMetrics, SystemMetrics
 from devalloc.scaling.resources import Resources
-from devalloc_node.agent.monitor import MonitorStatus
+from devalloc_node.agent.guest_monitor_client import MonitorStatus
 
 
-class Permits(Protocol):
+class PermitChannel(Protocol):
     """Who gives permits for the node's CPU and memory."""
 
     async def ask(self, last: Resources | None, target: Resources, metrics: SystemMetrics | None) -> Resources:
@@ -24,21 +24,21 @@ class Permits(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class ChangeRefused:
     """A change that the machine or its guest did not go along with."""
 
     reached: Resources
     """What was read back."""
     code: str
     why: str
-    most_cpu: int | None = None
+    max_cpu: int | None = None
     """Thousandths of a CPU that this run of it can have at most; None: it may have more when it is asked again."""
 
 
-class Body(Protocol):
+class Actuator(Protocol):
     """The machine itself."""
 
-    async def change(self, target: Resources) -> Resources | Refused:
+    async def change(self, target: Resources) -> Resources | ChangeRefused:
         """Have it come to ``target``, and read back what it has then. It ends by itself."""
         ...
 
@@ -47,8 +47,8 @@ class Body(Protocol):
         ...
 
 
-class Guest(Protocol):
-    """The monitor in its guest. It tells its listener what happens: see `devalloc_node.agent.monitor.Listener`."""
+class GuestChannel(Protocol):
+    """The monitor in its guest. It notifies a `devalloc_node.agent.guest_monitor_client.MonitorListener`."""
 
     async def run(self) -> NoReturn:
         """Keep the connection up until cancelled."""
@@ -67,7 +67,7 @@ class Guest(Protocol):
         ...
 
 
-class Metrics(Protocol):
+class MetricsChannel(Protocol):
     """What its guest tells of its load."""
 
     async def system(self) -> SystemMetrics: ...
@@ -79,7 +79,7 @@ class Metrics(Protocol):
 class Channels:
     """All that one scaler speaks with."""
 
-    permits: Permits
-    body: Body
-    guest: Guest
-    metrics: Metrics
+    permits: PermitChannel
+    body: Actuator
+    guest: GuestChannel
+    metrics: MetricsChannel

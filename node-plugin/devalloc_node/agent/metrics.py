@@ -1,4 +1,4 @@
-"""What the agent tells Prometheus, in the node plugin's registry: of all machines together, never by machine.
+"""Prometheus metrics of the agent, in the node plugin's registry: totals over all machines, never per machine.
 
 | metric | labels | what |
 |---|---|---|
@@ -22,8 +22,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from devalloc.scaling.resources import Resources
-from devalloc_node.agent.report import Report
-from devalloc_node.agent.track import Request, Result
+from devalloc_node.agent.progress import Request, Result
+from devalloc_node.agent.report import ScalingReport
 
 REQUESTS, RESULTS = get_args(Request), get_args(Result)
 _SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300)
@@ -33,21 +33,21 @@ _MILLI = 1000
 class ScalingMetrics:
     """The counters of one agent. Safe for threads."""
 
-    def __init__(self, registry: CollectorRegistry, reports: Callable[[], Collection[Report]]) -> None:
+    def __init__(self, registry: CollectorRegistry, reports: Callable[[], Collection[ScalingReport]]) -> None:
         """``reports``: of all machines, called for each scrape."""
         self._requests = Counter(
             "devalloc_node_scaling_requests",
-            "What the agent asked of whom.",
+            "Requests of the agent, by receiver and result.",
             ("request", "result"),
             registry=registry,
         )
         self._seconds = Histogram(
             "devalloc_node_scaling_seconds",
-            "How long it took until a machine had what was decided for it.",
+            "Seconds until a machine reached the amounts that were decided for it.",
             buckets=_SECONDS,
             registry=registry,
         )
-        registry.register(_Reports(reports))
+        registry.register(_ReportCollector(reports))
 
     def counted(self, request: Request, result: Result) -> None:
         """A request ended."""
@@ -58,8 +58,8 @@ class ScalingMetrics:
         self._seconds.observe(milliseconds / _MILLI)
 
 
-class _Reports(Collector):
-    def __init__(self, reports: Callable[[], Collection[Report]]) -> None:
+class _ReportCollector(Collector):
+    def __init__(self, reports: Callable[[], Collection[ScalingReport]]) -> None:
         self._reports = reports
 
     def describe(self) -> Iterable[Metric]:
@@ -71,9 +71,9 @@ class _Reports(Collector):
         cpus = _family("scaled_cpus", "CPUs of machines that are scaled.", "amount")
         memory = _family("scaled_memory_bytes", "Memory of machines that are scaled.", "amount")
         for name in ("wanted", "permitted", "applied", "observed"):
-            known: list[Resources] = [amount for each in reports if (amount := getattr(each, name)) is not None]
-            cpus.add_metric([name], sum(amount.cpu for amount in known) / _MILLI)
-            memory.add_metric([name], sum(amount.memory for amount in known))
+            reported: list[Resources] = [amount for each in reports if (amount := getattr(each, name)) is not None]
+            cpus.add_metric([name], sum(amount.cpu for amount in reported) / _MILLI)
+            memory.add_metric([name], sum(amount.memory for amount in reported))
         guests = [each.guest for each in reports if each.guest is not None]
         cpus.add_metric(["guest"], sum(guest.cpus or 0 for guest in guests))
         memory.add_metric(["guest"], sum(guest.memory or 0 for guest in guests))
@@ -81,7 +81,7 @@ class _Reports(Collector):
         waits = Count(each.reason.code for each in reports if each.reason is not None)
         stuck = Count(reason.code for each in reports for reason in each.stuck)
         for name, what, counts in (
-            ("scaling_waits", "Machines that have not what they should have.", waits),
+            ("scaling_waits", "Machines whose amounts differ from what they should be.", waits),
             ("scaling_stuck", "Machines whose scaling is stuck.", stuck),
         ):
             family = _family(name, what, "reason")

@@ -1,4 +1,4 @@
-"""What is told of a machine's scaling: what it should have, may have, was given and has, and why they differ."""
+"""Report a machine's scaling: wanted, permitted, applied and observed amounts, and why they differ."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from devalloc.scaling.actions import Actions
+from devalloc.scaling.guest_report import GuestReport
+from devalloc.scaling.health import StuckReason
 from devalloc.scaling.metrics import SystemMetrics
-from devalloc.scaling.observed import Observed
 from devalloc.scaling.resources import Resources
-from devalloc.scaling.scalars import bytes_to_json, cpu_to_json
-from devalloc.scaling.state import State, Way
-from devalloc.scaling.stuck import Reason
+from devalloc.scaling.state import Direction, ScalingState
+from devalloc.scaling.wire_amounts import bytes_to_json, cpu_to_json
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ScalingReport:
     """How far one machine is. The reason is None where it has what it should have."""
 
     wanted: Resources
@@ -26,83 +26,86 @@ class Report:
     """What it was last brought to."""
     observed: Resources | None
     """What was last read back; None: it could not be, since something may have changed it."""
-    reason: Reason | None
-    stuck: tuple[Reason, ...] = ()
-    guest: Observed | None = None
+    reason: StuckReason | None
+    stuck: tuple[StuckReason, ...] = ()
+    guest: GuestReport | None = None
     """What its guest says that it has; None: it has not said so lately."""
     load: SystemMetrics | None = field(default=None, compare=False)
     """What its guest told last. It is always another one, which is no news."""
 
 
-def report(
-    state: State,
+def scaling_report(
+    state: ScalingState,
     actions: Actions,
     observed: Resources | None,
     errors: Mapping[str, str],
-    stuck: list[Reason],
-    guest: Observed | None = None,
-    behind: Reason | None = None,
-) -> Report:
+    stuck: list[StuckReason],
+    guest: GuestReport | None = None,
+    behind: StuckReason | None = None,
+) -> ScalingReport:
     """``errors``: how the last request of a channel failed (``permits``, ``machine``, ``monitor``), if it did.
     ``behind``: why the guest has not what the machine has."""
     reason = _reason(state, actions.desired, errors) or behind
     permit = state.plugin.permit
-    return Report(actions.desired, permit, state.using, observed, reason, tuple(stuck), guest, state.system)
+    return ScalingReport(actions.desired, permit, state.using, observed, reason, tuple(stuck), guest, state.system)
 
 
-def _reason(state: State, wanted: Resources, errors: Mapping[str, str]) -> Reason | None:
+def _reason(state: ScalingState, wanted: Resources, errors: Mapping[str, str]) -> StuckReason | None:
     """The first in the order in which things are done that is not as far as what is wanted."""
     if state.machine.doubt is not None:
-        return Reason(
-            "MachineUnknown", f"it is not known what the machine has: {errors.get('machine', 'not seen yet')}"
+        return StuckReason(
+            "MachineUnknown", f"cannot observe what the machine has: {errors.get('machine', 'not seen yet')}"
         )
     if wanted.exceeds(state.using):
         return _why_not_more(state, wanted, errors)
     if state.using.exceeds(wanted):
         return _why_not_less(state, wanted, errors)
     if state.plugin.permit is None:
-        return Reason("PermitPending", errors.get("permits", "no permit has been given yet"))
+        return StuckReason("PermitPending", errors.get("permits", "the permit server has granted no permit yet"))
     if state.plugin.permit != state.using:
-        what = f"the permit is {shown(state.plugin.permit)} and the machine has {shown(state.using)}"
-        return Reason("PermitPending", f"{what}: {errors['permits']}" if "permits" in errors else what)
+        what = f"the permit is {amounts_text(state.plugin.permit)} and the machine has {amounts_text(state.using)}"
+        return StuckReason("PermitPending", f"{what}: {errors['permits']}" if "permits" in errors else what)
     return None
 
 
-def _why_not_more(state: State, wanted: Resources, errors: Mapping[str, str]) -> Reason:
+def _why_not_more(state: ScalingState, wanted: Resources, errors: Mapping[str, str]) -> StuckReason:
     permit, last = state.plugin.permit, state.plugin.last
     if permit is None or wanted.exceeds(permit):
         if state.plugin.failed_at is not None and "permits" in errors:
-            return Reason("PermitFailed", errors["permits"])
+            return StuckReason("PermitFailed", errors["permits"])
         if permit is not None and last is not None and not state.plugin.in_flight and last.resources.exceeds(permit):
             what = (
-                f"of {shown(last.resources)} that were asked for, {shown(permit)} are permitted: the node has no room"
+                f"the agent asked for {amounts_text(last.resources)}; {amounts_text(permit)} is permitted: the "
+                "node has no more room"
             )
-            return Reason("PermitShort", what)
-        return Reason("PermitPending", f"{shown(wanted)} are being asked for")
+            return StuckReason("PermitShort", what)
+        return StuckReason("PermitPending", f"waiting for a permit for {amounts_text(wanted)}")
     return _changing(state, errors)
 
 
-def _why_not_less(state: State, wanted: Resources, errors: Mapping[str, str]) -> Reason:
+def _why_not_less(state: ScalingState, wanted: Resources, errors: Mapping[str, str]) -> StuckReason:
     monitor = state.monitor
     if monitor.approved is None and not state.insisting:
         why = errors.get("monitor", "not connected")
-        return Reason("GuestMonitorMissing", f"the guest cannot be asked whether it can do with less: {why}")
+        return StuckReason("GuestMonitorMissing", f"cannot ask the guest whether less is enough: {why}")
     if monitor.counted is not None and monitor.counted.exceeds(wanted) and not state.insisting:
-        if monitor.in_flight is not None and monitor.in_flight.way is Way.DOWN:
-            return Reason("GuestAsked", f"the guest is asked whether it can do with {shown(monitor.in_flight.target)}")
+        if monitor.in_flight is not None and monitor.in_flight.way is Direction.DOWN:
+            return StuckReason(
+                "GuestAsked", f"waiting for the guest to accept {amounts_text(monitor.in_flight.target)}"
+            )
         if monitor.downscale_failed_at is not None and "monitor" in errors:
-            return Reason("GuestMonitorFailed", errors["monitor"])
+            return StuckReason("GuestMonitorFailed", errors["monitor"])
     return _changing(state, errors)
 
 
-def _changing(state: State, errors: Mapping[str, str]) -> Reason:
+def _changing(state: ScalingState, errors: Mapping[str, str]) -> StuckReason:
     if state.machine.in_flight is not None:
-        return Reason("MachineChanging", f"it is being changed to {shown(state.machine.in_flight)}")
+        return StuckReason("MachineChanging", f"changing it to {amounts_text(state.machine.in_flight)}")
     if state.machine.failed_at is not None and "machine" in errors:
-        return Reason("MachineFailed", errors["machine"])
-    return Reason("MachineChanging", "it is about to be changed")
+        return StuckReason("MachineFailed", errors["machine"])
+    return StuckReason("MachineChanging", "the change is about to begin")
 
 
-def shown(amounts: Resources) -> str:
+def amounts_text(amounts: Resources) -> str:
     """Amounts for people."""
     return f"{cpu_to_json(amounts.cpu)} CPU and {bytes_to_json(amounts.memory)}"

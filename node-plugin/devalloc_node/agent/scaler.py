@@ -1,4 +1,4 @@
-"""What keeps one machine at what it should have: its state, and the requests that follow from it.
+"""Keep one machine at the amounts it should have: its state and the requests that follow from it.
 
 A scaler is a task of an event loop that all machines of the node share, and whose clock is the only one. It decides
 nothing: `devalloc.scaling.actions` does. It begins what is to be done on each channel, tells the state how that ended,
@@ -14,18 +14,18 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from devalloc.scaling import state as now_known
-from devalloc.scaling.actions import Change, PluginRequest, next_actions
-from devalloc.scaling.bounds import Bounds
+from devalloc.scaling.actions import PluginRequest, ResourceChange, next_actions
+from devalloc.scaling.bounds import ScalingBounds
 from devalloc.scaling.config import ScalingConfig
-from devalloc.scaling.resources import More, Resources
-from devalloc.scaling.state import PermitError, Rules, State
-from devalloc.scaling.stuck import Reason
-from devalloc_node.agent.channels import Channels, Refused
-from devalloc_node.agent.dump import dump
-from devalloc_node.agent.guestview import GuestView
-from devalloc_node.agent.report import Report, report, shown
-from devalloc_node.agent.track import Counted, Metrics, Track, nobody
-from devalloc_node.agent.waits import Waits
+from devalloc.scaling.health import StuckReason
+from devalloc.scaling.resources import ResourceFlags, Resources
+from devalloc.scaling.state import PermitError, ScalingRules, ScalingState
+from devalloc_node.agent.channels import ChangeRefused, Channels
+from devalloc_node.agent.guest_lag import GuestLag
+from devalloc_node.agent.progress import Counted, Metrics, ScalerProgress, count_nothing
+from devalloc_node.agent.report import ScalingReport, amounts_text, scaling_report
+from devalloc_node.agent.state_dump import state_dump
+from devalloc_node.agent.timeouts import ScalerTimeouts
 from devalloc_node.errors import NodeError, Unknown
 
 _Result = TypeVar("_Result")
@@ -39,30 +39,30 @@ class Scaler:
     def __init__(
         self,
         machine: str,
-        rules: Rules,
-        bounds: Bounds,
+        rules: ScalingRules,
+        bounds: ScalingBounds,
         config: ScalingConfig,
         channels: Callable[[Scaler], Channels],
-        waits: Waits | None = None,
+        waits: ScalerTimeouts | None = None,
         rng: random.Random | None = None,
         came_through: Callable[[int], None] = lambda milliseconds: None,
-        counted: Counted = nobody,
+        counted: Counted = count_nothing,
     ) -> None:
-        """``machine``: what log lines call it. ``channels`` is given the scaler, for it listens to its monitor.
-        ``came_through`` is told how long it took until the machine had what it should have, ``counted`` of each
-        request that ended."""
+        """``machine``: its name in log lines. ``channels`` gets the scaler, which listens to its monitor.
+        ``came_through`` gets the milliseconds until the machine had its amounts, ``counted`` each request that
+        ended."""
         self._machine = machine
         self._bounds, self._config = bounds, config
-        self._limit: Refused | None = None
+        self._limit: ChangeRefused | None = None
         """Why this run of the machine can have no more CPUs than it has."""
-        self._waits = waits or Waits()
+        self._waits = waits or ScalerTimeouts()
         self._rng = rng or random.Random()
         # A little sooner than it has to, so that machines that came together do not ask together for ever.
         tick = rules.timing.plugin_tick
         sooner = self._rng.randint(0, min(JITTER, tick // 10))
         self._rules = replace(rules, timing=replace(rules.timing, plugin_tick=tick - sooner))
         self._channels = channels(self)
-        self._state: State | None = None
+        self._state: ScalingState | None = None
         self._changed = asyncio.Event()
         self._connection = 0
         """Which connection to the monitor it is: what became of a request counts only while that stands."""
@@ -78,8 +78,8 @@ class Scaler:
         self._look_again = 0
         self._seen: Resources | None = None
         self._over_since: int | None = None
-        self._track = Track(machine, self._waits.stuck, counted, came_through)
-        self._guest = GuestView(self._waits.guest_patience, self._waits.stuck.silence)
+        self._track = ScalerProgress(machine, self._waits.stuck, counted, came_through)
+        self._guest = GuestLag(self._waits.guest_patience, self._waits.stuck.silence)
 
     async def run(self) -> None:
         """Look at the machine, and scale it until cancelled."""
@@ -93,7 +93,7 @@ class Scaler:
                 wait = self._act(tasks)
                 await self._wait(wait)
 
-    async def _begin(self) -> State:
+    async def _begin(self) -> ScalingState:
         """The state of a machine of which nothing is known but what it has."""
         while True:
             try:
@@ -107,7 +107,7 @@ class Scaler:
             self._track.ended("look")
             self._track.well("machine")
             self._look_again = 0 if self._connected else self._now() + self._waits.look_interval
-            return State(self._rules, self._within, self._config, using)
+            return ScalingState(self._rules, self._within, self._config, using)
 
     # -- what others tell --------------------------------------------------------------------------------------------
 
@@ -126,16 +126,16 @@ class Scaler:
         self._track.ill("monitor", why)
         self._become(now_known.monitor_lost)
 
-    def upscale_requested(self, more: More) -> None:
+    def upscale_requested(self, more: ResourceFlags) -> None:
         """The guest wants more."""
         self._become(lambda state: now_known.upscale_requested(state, self._now(), more))
 
-    def bounded(self, bounds: Bounds, config: ScalingConfig) -> None:
+    def bounded(self, bounds: ScalingBounds, config: ScalingConfig) -> None:
         """The machine's bounds or configuration changed."""
         self._bounds, self._config = bounds, config
-        self._become(lambda state: now_known.bounded(state, self._within, config))
+        self._become(lambda state: now_known.bounds_changed(state, self._within, config))
 
-    def report(self) -> Report | None:
+    def report(self) -> ScalingReport | None:
         """How far it is; None as long as the machine has not been seen."""
         if self._state is None:
             return None
@@ -144,15 +144,15 @@ class Scaler:
         wanted, limited = actions.desired, None
         if self._limit is not None:
             wanted = next_actions(replace(self._state, bounds=self._bounds), now).desired
-            limited = Reason(self._limit.code, self._limit.why) if wanted != actions.desired else None
+            limited = StuckReason(self._limit.code, self._limit.why) if wanted != actions.desired else None
         guest, behind = self._guest.observed(now), self._guest.behind(now)
         stuck = self._track.stuck(self._channels.guest.status(), now)
-        found = report(self._state, actions, self._seen, self._track.errors, stuck, guest, limited or behind)
-        return replace(found, wanted=wanted)
+        progress = scaling_report(self._state, actions, self._seen, self._track.errors, stuck, guest, limited or behind)
+        return replace(progress, wanted=wanted)
 
     def dump(self) -> dict[str, Any]:
         """All that is known, as JSON."""
-        return dump(self._state, self.report(), self._track.errors, self._now())
+        return state_dump(self._state, self.report(), self._track.errors, self._now())
 
     # -- one turn ----------------------------------------------------------------------------------------------------
 
@@ -161,37 +161,37 @@ class Scaler:
         now = self._now()
         waits = [self._insist(now), self._look(tasks, now)]
         self._introduce(tasks)
-        actions = next_actions(self._known, now)
+        actions = next_actions(self._current_state, now)
         self._track.warned(actions.warnings)
-        self._track.decided(actions.desired, self._known.using, now)
+        self._track.decided(actions.desired, self._current_state.using, now)
         if actions.plugin is not None:
-            self._state = now_known.plugin_started(self._known, now, actions.plugin.target)
+            self._state = now_known.plugin_started(self._current_state, now, actions.plugin.target)
             tasks.create_task(self._ask(actions.plugin))
         if actions.machine is not None:
-            self._state = now_known.machine_started(self._known, actions.machine.target)
+            self._state = now_known.machine_started(self._current_state, actions.machine.target)
             self._changes += 1
             self._seen = None
             tasks.create_task(self._change(actions.machine))
         if actions.upscale is not None:
-            self._state = now_known.upscale_started(self._known, actions.upscale.target)
+            self._state = now_known.upscale_started(self._current_state, actions.upscale.target)
             tasks.create_task(self._upscale(actions.upscale, self._connection))
         if actions.downscale is not None:
-            self._state = now_known.downscale_started(self._known, actions.downscale.target)
+            self._state = now_known.downscale_started(self._current_state, actions.downscale.target)
             tasks.create_task(self._downscale(actions.downscale, self._connection))
         return min((wait for wait in (*waits, actions.wait) if wait is not None), default=None)
 
     def _insist(self, now: int) -> int | None:
         """A guest that keeps more than the maximum has some time to agree to less, and then is not asked any more."""
-        over = self._known.using.exceeds(self._known.bounds.max)
+        over = self._current_state.using.exceeds(self._current_state.bounds.max)
         self._over_since = (now if self._over_since is None else self._over_since) if over else None
         left = None if self._over_since is None else self._over_since + self._waits.patience - now
         insist = left is not None and left <= 0
-        if insist is not self._known.insisting:
-            self._state = now_known.insisting(self._known, insist)
+        if insist is not self._current_state.insisting:
+            self._state = now_known.maximum_enforced(self._current_state, insist)
         return left if left is not None and left > 0 else None
 
     def _look(self, tasks: asyncio.TaskGroup, now: int) -> int | None:
-        if self._looking or self._known.machine.in_flight is not None:
+        if self._looking or self._current_state.machine.in_flight is not None:
             return None
         if now < self._look_again:
             return self._look_again - now
@@ -225,7 +225,7 @@ class Scaler:
         if short:
             self._track.denied(self._now())
 
-    async def _change(self, change: Change) -> None:
+    async def _change(self, change: ResourceChange) -> None:
         try:
             came = await self._channels.body.change(change.target)
         except NodeError as error:
@@ -234,17 +234,17 @@ class Scaler:
             self._look_again = 0
             self._become(lambda state: now_known.machine_failed(state, self._now()))
             return
-        refused = came if isinstance(came, Refused) else None
-        reached = came.reached if isinstance(came, Refused) else came
+        refused = came if isinstance(came, ChangeRefused) else None
+        reached = came.reached if isinstance(came, ChangeRefused) else came
         self._seen = reached
         self._track.ended("change", "done" if reached == change.target else "short")
         if reached == change.target:
             self._track.well("machine")
         else:
-            why = f"it came to {shown(reached)}, not to {shown(change.target)}"
+            why = f"it came to {amounts_text(reached)}, not to {amounts_text(change.target)}"
             self._track.failed("machine", why if refused is None else f"{why}: {refused.why}", self._now())
         self._become(lambda state: now_known.machine_done(state, self._now(), reached))
-        if refused is not None and refused.most_cpu is not None:
+        if refused is not None and refused.max_cpu is not None:
             self._limited(refused)
 
     async def _observe(self) -> None:
@@ -254,7 +254,7 @@ class Scaler:
         except NodeError as error:
             self._track.unseen(error.message)
             self._track.ended("look", error)
-            if self._known.machine.doubt is not None:
+            if self._current_state.machine.doubt is not None:
                 self._track.ill("machine", error.message)
             self._look_again = self._now() + self._waits.look_retry
         else:
@@ -262,8 +262,8 @@ class Scaler:
             self._track.ended("look")
             if changes == self._changes:
                 self._seen = seen
-                self._become(lambda state: now_known.observed(state, seen))
-                if self._limit is not None and seen.cpu > (self._limit.most_cpu or 0):
+                self._become(lambda state: now_known.machine_observed(state, seen))
+                if self._limit is not None and seen.cpu > (self._limit.max_cpu or 0):
                     self._limited(None)
                 if connection == self._connection:
                     self._look_again = self._now() + self._waits.look_interval
@@ -272,19 +272,19 @@ class Scaler:
             self._looking = False
         self._changed.set()
 
-    def _limited(self, by: Refused | None) -> None:
+    def _limited(self, by: ChangeRefused | None) -> None:
         """No more is asked for than what can come, so that nobody keeps room for the rest."""
         self._limit = by
-        self._become(lambda state: now_known.bounded(state, self._within, self._config))
+        self._become(lambda state: now_known.bounds_changed(state, self._within, self._config))
 
     @property
-    def _within(self) -> Bounds:
+    def _within(self) -> ScalingBounds:
         """The machine's bounds, as far as this run of it can come."""
-        if self._limit is None or self._limit.most_cpu is None:
+        if self._limit is None or self._limit.max_cpu is None:
             return self._bounds
         least, most = self._bounds.min, self._bounds.max
-        cpu = self._limit.most_cpu
-        return Bounds(replace(least, cpu=min(least.cpu, cpu)), replace(most, cpu=min(most.cpu, cpu)))
+        cpu = self._limit.max_cpu
+        return ScalingBounds(replace(least, cpu=min(least.cpu, cpu)), replace(most, cpu=min(most.cpu, cpu)))
 
     def _greet(self) -> None:
         """The machine has been seen since the connection to its monitor stands."""
@@ -294,13 +294,13 @@ class Scaler:
 
     def _introduce(self, tasks: asyncio.TaskGroup) -> None:
         """Tell a monitor that is new here what it is taken to count on."""
-        approved = self._known.monitor.approved
+        approved = self._current_state.monitor.approved
         if not self._introduced and approved is not None:
             self._introduced = True
-            self._state = now_known.upscale_started(self._known, approved)
-            tasks.create_task(self._upscale(Change(approved, approved), self._connection))
+            self._state = now_known.upscale_started(self._current_state, approved)
+            tasks.create_task(self._upscale(ResourceChange(approved, approved), self._connection))
 
-    async def _upscale(self, change: Change, connection: int) -> None:
+    async def _upscale(self, change: ResourceChange, connection: int) -> None:
         try:
             await self._channels.guest.upscale(change.target)
         except NodeError as error:
@@ -312,7 +312,7 @@ class Scaler:
         self._track.well("monitor")
         self._become_if(connection, now_known.upscale_done)
 
-    async def _downscale(self, change: Change, connection: int) -> None:
+    async def _downscale(self, change: ResourceChange, connection: int) -> None:
         try:
             result = await self._channels.guest.downscale(change.target)
         except NodeError as error:
@@ -335,8 +335,8 @@ class Scaler:
         async def measure() -> None:
             metrics = await self._bounded(self._channels.metrics.system(), waits.metrics_timeout)
             self._track.measured("metrics", self._now())
-            self._guest.says(metrics.guest, self._known.using, self._now())
-            self._become(lambda state: now_known.measured(state, metrics))
+            self._guest.says(metrics.guest, self._current_state.using, self._now())
+            self._become(lambda state: now_known.metrics_received(state, metrics))
 
         await self._measure("metrics", waits.metrics_interval, measure)
 
@@ -347,7 +347,7 @@ class Scaler:
             if self._config.enable_lfc_metrics:
                 metrics = await self._bounded(self._channels.metrics.lfc(), waits.lfc_timeout)
                 self._track.measured("lfc", self._now())
-                self._become(lambda state: now_known.measured_lfc(state, metrics))
+                self._become(lambda state: now_known.lfc_metrics_received(state, metrics))
 
         await self._measure("lfc", waits.lfc_interval, measure)
 
@@ -365,16 +365,16 @@ class Scaler:
     # -- small things ------------------------------------------------------------------------------------------------
 
     @property
-    def _known(self) -> State:
-        assert self._state is not None, "the machine has been seen"
+    def _current_state(self) -> ScalingState:
+        assert self._state is not None, "the machine has been observed"
         return self._state
 
-    def _become(self, change: Callable[[State], State]) -> None:
+    def _become(self, change: Callable[[ScalingState], ScalingState]) -> None:
         if self._state is not None:
             self._state = change(self._state)
             self._changed.set()
 
-    def _become_if(self, connection: int, change: Callable[[State], State]) -> None:
+    def _become_if(self, connection: int, change: Callable[[ScalingState], ScalingState]) -> None:
         """Where the connection to the monitor ended meanwhile, its end has told the state already."""
         if connection == self._connection:
             self._become(change)

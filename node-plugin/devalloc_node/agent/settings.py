@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from devalloc.scaling.agentconfig import AgentConfig
+from devalloc.scaling.compat import ProtocolEra
 from devalloc.scaling.config import ScalingConfig
-from devalloc.scaling.eras import Era
 from devalloc.scaling.resources import Resources
-from devalloc.scaling.state import Timing
+from devalloc.scaling.state import ScalingTiming
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 SHIPPED = AgentConfig()
@@ -43,11 +43,11 @@ class ScalingSettings:
     """The compute unit: machines have whole ones, as far as their bounds allow."""
     agent: AgentConfig = SHIPPED
     """How goals are computed where a machine says nothing else, and how long is waited for what."""
-    compat: Era | None = None
+    compat: ProtocolEra | None = None
     """Which releases of peers are followed where they differ; None: the newest, and v0.31 where permits are given."""
     guests: tuple[Network, ...] = ()
-    """Networks in which guests may be, beside those behind the TAP interfaces of their own machines. Whoever writes a
-    machine's object chooses its guest's address, and the plugin must not be sent to anybody else."""
+    """Networks in which guests may be, besides those behind the TAP interfaces of their own machines. The user who
+    writes a machine's object chooses its guest's address, and the plugin must not connect to any other server."""
     dump: Path | int | None = None
     """Where what the agent knows is shown: a unix socket, or a port of loopback; None: nowhere."""
     threads: int = 16
@@ -59,14 +59,14 @@ class ScalingSettings:
         return self.agent.scaling
 
     @property
-    def timing(self) -> Timing:
+    def timing(self) -> ScalingTiming:
         """The waits of the state machine."""
         return self.agent.timing
 
     @property
-    def era(self) -> Era:
+    def era(self) -> ProtocolEra:
         """Whose goals are computed, from the metrics that their guests have."""
-        return self.compat or Era.NEWEST
+        return self.compat or ProtocolEra.NEWEST
 
     def reaches(self, address: str) -> bool:
         """Whether a guest may be there, by what the admin says."""

@@ -1,1 +1,9 @@
-"""Bindings: how a kind of device is made ready for a machine."""
+"""Bindings: how a kind of device is made ready for a machine, as reversible steps.
+
+- ``binding``: what every binding is; ``registry``: all bindings and step kinds, and which binding a device gets
+- ``vfio``, ``sriov``, ``mdev``, ``vgpu``: the bindings
+- ``drivers``, ``vf_count``, ``vf_settings``: kinds of steps; each reads and sets one property of the host
+- ``checks``, ``device_users``: refusals before the first step
+- ``vfio_handover``, ``vfio_drivers``, ``vgpu_parents``, ``vgpu_profiles``: choices of single bindings
+- ``health``: whether a prepared device is still as it was left
+"""

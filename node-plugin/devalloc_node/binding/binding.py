@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from devalloc_node.deadline import Deadline
-from devalloc_node.grant import GrantedDevice
-from devalloc_node.prepared import PreparedDevice
-from devalloc_node.step import Step
+from devalloc_node.model.grant import GrantedDevice
+from devalloc_node.model.prepared import PreparedDevice
+from devalloc_node.model.step import Step
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class HealthState:
     """How a device is, as far as the host can tell."""
 
     state: Literal["healthy", "unhealthy", "unknown"]
@@ -53,5 +53,5 @@ class Binding(Protocol):
         Refuses, before the first step, what must not be touched: reserved or busy functions, groups that cannot be
         taken whole, kinds that the admin does not allow (T4, T5)."""
 
-    def observe(self, device: PreparedDevice) -> Health:
+    def observe(self, device: PreparedDevice) -> HealthState:
         """Whether a prepared device is still there, bound as it was left, and not faulty. Reads only."""

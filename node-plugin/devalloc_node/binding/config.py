@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-OFFERS = frozenset({"gpu", "vgpu", "vf", "nic", "accelerator", "storage"})
+OFFERED_KINDS = frozenset({"gpu", "vgpu", "vf", "nic", "accelerator", "storage"})
 """What can be allowed: whole GPUs, vGPUs, virtual functions, and whole cards of the other kinds."""
 
 
@@ -27,9 +27,11 @@ class BindingConfig:
     """Storage is erased between its owners by a policy of the admin's; without one it is never taken (T7)."""
 
     def __post_init__(self) -> None:
-        unknown = sorted(self.allowed - OFFERS)
+        unknown = sorted(self.allowed - OFFERED_KINDS)
         if unknown:
-            raise ValueError(f"cannot be allowed: {', '.join(unknown)} (there are {', '.join(sorted(OFFERS))})")
+            raise ValueError(
+                f"unknown kinds of devices: {', '.join(unknown)} (valid: {', '.join(sorted(OFFERED_KINDS))})"
+            )
 
     def vf_count(self, total: int) -> int:
         """How many VFs the first use of a PF creates that can have ``total``."""

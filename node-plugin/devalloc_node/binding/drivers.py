@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from devalloc.inventory.locate import function_folder, read_function
 from devalloc.inventory.pci import Address, PciFunction
 from devalloc.inventory.sysfs import Folder, Tree
-from devalloc_node.binding import change
-from devalloc_node.binding.use import refuse_open, vfio_nodes
+from devalloc_node.binding import host_changes
+from devalloc_node.binding.device_users import refuse_open, vfio_nodes
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.host.boundary import Host
-from devalloc_node.step import Step, Value
+from devalloc_node.model.step import Step, Value
 
 _NONE = "(null)"
 
@@ -34,11 +34,11 @@ class DriverKind:
     host: Host
 
     def read(self, target: str) -> Value:
-        return state(change.folder(self.host.tree(), target))
+        return state(host_changes.folder(self.host.tree(), target))
 
     def apply(self, target: str, value: Value, deadline: Deadline) -> None:
-        change.refuse_unanswered(self.host, target)
-        folder = change.folder(self.host.tree(), target)
+        host_changes.refuse_unanswered(self.host, target)
+        folder = host_changes.folder(self.host.tree(), target)
         now, wanted = state(folder), value["driver"]
         if now["driver"] != wanted:
             # Rather than that it is without a driver until somebody loads that one.
@@ -46,8 +46,12 @@ class DriverKind:
                 raise _not_bound(target, now["driver"], wanted, loaded=False)
             for driver in value.get("next", ()):
                 if not _is_loaded(folder.tree, driver):
-                    raise Failed("DriverNotBound", f"{target} stays with {now['driver']} until {driver} is there, for "
-                                 "it or for what goes with it; is its module loaded?")  # fmt: skip
+                    raise Failed(
+                        "DriverNotBound",
+                        f"{target} keeps {now['driver']} until the driver {driver} "
+                        "exists, which it or a device bound with it needs; is its module "
+                        "loaded?",
+                    )
             if now["driver"] is not None and "vfio" in now["driver"]:
                 self._refuse_open(target)
             # By name, so that it is this driver although another would match too; and before it is without a driver,
@@ -55,15 +59,15 @@ class DriverKind:
             override = wanted or value["override"]
             self._override(target, now["override"], override, deadline)
             if now["driver"] is not None:
-                change.write(self.host, f"bus/pci/drivers/{now['driver']}/unbind", target, deadline)
+                host_changes.write(self.host, f"bus/pci/drivers/{now['driver']}/unbind", target, deadline)
                 now = self._expected(folder, target, None, override)
             if wanted is not None and now["driver"] != wanted:
-                change.write(self.host, "bus/pci/drivers_probe", target, deadline)
+                host_changes.write(self.host, "bus/pci/drivers_probe", target, deadline)
             now = self._expected(folder, target, wanted, override)
         if now["override"] == value["override"]:
             return
         self._override(target, now["override"], value["override"], deadline)
-        # Whoever probes all devices at any time gives it to the driver that the override names, a step early.
+        # A process that probes all devices gives it to the driver that the override names, one step early.
         after = self._expected(folder, target, wanted, value["override"] if wanted is None else wanted)
         if after["override"] != value["override"]:
             raise Failed("DriverNotBound", f"{target} has the override {after['override']}, not {value['override']}")
@@ -79,19 +83,19 @@ class DriverKind:
     def _refuse_open(self, target: str) -> None:
         tree = self.host.tree()
         # While a machine holds it the kernel would block, and make the machine start an unplug of its own.
-        refuse_open(tree, vfio_nodes([change.function(tree, target)]), target, certain=False)
+        refuse_open(tree, vfio_nodes([host_changes.function(tree, target)]), target, certain=False)
 
     def _override(self, target: str, now: str | None, wanted: str | None, deadline: Deadline) -> None:
         if now != wanted:
-            change.write(self.host, f"bus/pci/devices/{target}/driver_override", f"{wanted or ''}\n", deadline)
+            host_changes.write(self.host, f"bus/pci/devices/{target}/driver_override", f"{wanted or ''}\n", deadline)
 
     def _expected(self, folder: Folder, target: str, wanted: str | None, also: str | None) -> dict[str, Value]:
-        found = state(folder)
-        if found["driver"] is None:
-            change.folder(self.host.tree(), target)  # it may not be there any more
-        if found["driver"] not in (wanted, also):
-            raise _not_bound(target, found["driver"], wanted, loaded=wanted is None or found["driver"] is not None)
-        return found
+        current = state(folder)
+        if current["driver"] is None:
+            host_changes.folder(self.host.tree(), target)  # it may not be there any more
+        if current["driver"] not in (wanted, also):
+            raise _not_bound(target, current["driver"], wanted, loaded=wanted is None or current["driver"] is not None)
+        return current
 
 
 def _is_loaded(tree: Tree, driver: str) -> bool:
@@ -115,30 +119,30 @@ class ResetKind:
     host: Host
 
     def read(self, target: str) -> Value:
-        return "used" if change.function(self.host.tree(), target).on_vfio else "clean"
+        return "used" if host_changes.function(self.host.tree(), target).on_vfio else "clean"
 
     def apply(self, target: str, value: Value, deadline: Deadline) -> None:
         tree = self.host.tree()
         if value != "clean":
-            change.folder(tree, target)
+            host_changes.folder(tree, target)
             return
-        function = change.function(tree, target)
+        function = host_changes.function(tree, target)
         if not (function.on_vfio or function.driver is None):
             return
         refuse_open(tree, vfio_nodes([function]), target, certain=False)
         file = f"{target}/reset" if "reset" in function.folder.names() else _reset_of_slot(tree, function)
         try:
-            change.write(self.host, f"bus/pci/devices/{file}", "1", deadline)
+            host_changes.write(self.host, f"bus/pci/devices/{file}", "1", deadline)
         except Failed as error:
             raise Failed("ResetFailed", f"{target} could not be reset: {error}") from error
-        if not answers(change.function(self.host.tree(), target)):
-            raise Failed("ResetFailed", f"{target} does not answer after its reset")
+        if not is_responsive(host_changes.function(self.host.tree(), target)):
+            raise Failed("ResetFailed", f"{target} does not respond after its reset")
 
 
 def _reset_of_slot(tree: Tree, function: PciFunction) -> str:
     """The file that resets all below the bridge above a function (since Linux 6.13): GPUs without a function level
     reset cannot be reset apart from their audio function. Raises Failed where that would reset something else, too."""
-    impossible = f"{function.address} cannot be reset: the kernel knows no way for it"
+    impossible = f"{function.address} cannot be reset: the kernel has no reset method for it"
     bridge = Address.parse(function.folder.path.rpartition("/")[0].rpartition("/")[2])
     above = function_folder(tree, bridge) if bridge is not None else None
     names = above.names() if above is not None else []
@@ -147,19 +151,17 @@ def _reset_of_slot(tree: Tree, function: PciFunction) -> str:
     below = [read_function(tree, address) for address in map(Address.parse, names) if address is not None]
     for other in below:
         if other is None or other.address.card != function.address.card:
-            raise Failed(
-                "ResetFailed", f"{impossible}, and there is more than its slot below {bridge}", retryable=False
-            )
+            raise Failed("ResetFailed", f"{impossible}, and other slots share its bridge {bridge}", retryable=False)
         if not (other.on_vfio or other.driver is None):
             raise Failed("ResetFailed", f"{impossible} by itself, and {other.address} has the driver {other.driver}")
     try:
-        refuse_open(tree, vfio_nodes(filter(None, below)), "what is reset with it", certain=True)
+        refuse_open(tree, vfio_nodes(filter(None, below)), "a device that is reset with it", certain=True)
     except Denied as error:
         raise Failed("ResetFailed", f"{impossible} by itself, and {error}") from error
     return f"{bridge}/reset_subordinate"
 
 
-def answers(function: PciFunction) -> bool:
+def is_responsive(function: PciFunction) -> bool:
     """Whether the function's configuration space can be read; one that fell off the bus reads as ones.
 
     The IDs at its beginning say nothing: those of a VF are ones by the standard.

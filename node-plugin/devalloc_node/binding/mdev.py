@@ -6,26 +6,26 @@ import uuid
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from devalloc.inventory.locate import InstanceDevice, Located, ProfileDevice, mdev_folder
+from devalloc.inventory.locate import InstanceDevice, LocatedDevice, ProfileDevice, mdev_folder
 from devalloc.inventory.pci import Address
 from devalloc.inventory.sysfs import Folder, Tree
 from devalloc.inventory.vgpu import mdev_nodes
-from devalloc_node.binding import change, refusals
-from devalloc_node.binding.binding import Health, Steps
+from devalloc_node.binding import checks, host_changes
+from devalloc_node.binding.binding import HealthState, Steps
 from devalloc_node.binding.config import BindingConfig
-from devalloc_node.binding.find import located
-from devalloc_node.binding.handover import place
-from devalloc_node.binding.health import HEALTHY, present
-from devalloc_node.binding.parents import choose_parent, kept_parent
-from devalloc_node.binding.profiles import refuse_other_profile
-from devalloc_node.binding.use import refuse_open
+from devalloc_node.binding.device_users import refuse_open
+from devalloc_node.binding.health import HEALTHY, problem_with_function
+from devalloc_node.binding.locate import locate_device
+from devalloc_node.binding.vfio_handover import pci_location
+from devalloc_node.binding.vgpu_parents import choose_parent, recorded_parent
+from devalloc_node.binding.vgpu_profiles import refuse_other_profile
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.grant import GrantedDevice
 from devalloc_node.host.boundary import Host
 from devalloc_node.host.files import is_name
-from devalloc_node.prepared import PreparedDevice
-from devalloc_node.step import Step, Value
+from devalloc_node.model.grant import GrantedDevice
+from devalloc_node.model.prepared import PreparedDevice
+from devalloc_node.model.step import Step, Value
 
 _SPACE = uuid.UUID("5b0f3f4e-8d0c-5e43-9d0e-6f1d1a1d7c55")
 """The name space of our UUIDs: of one claim and device it is always the same."""
@@ -40,46 +40,48 @@ class Mdev:
     config: BindingConfig
     name: str = "mdev"
     shares: bool = False
-    seen: Located | None = None
+    seen: LocatedDevice | None = None
     """The device as it was when this binding was chosen for it: enough for ``keys``; ``prepare`` looks again."""
 
     def keys(self, granted: GrantedDevice, owner: str, held: Collection[str]) -> tuple[str, ...]:
         tree = self.host.tree()
-        device = self.seen or located(tree, self.config, granted)
+        device = self.seen or locate_device(tree, self.config, granted)
         if isinstance(device, InstanceDevice):
             return (f"{_PREFIX}{device.uuid}",)
         if not isinstance(device, ProfileDevice):
-            raise Denied("DeviceUnknown", f"{granted.device!r} is no vGPU any more")
+            raise Denied("DeviceUnknown", f"{granted.device!r} is no longer a vGPU")
         name = f"{owner}/{granted.pool}/{granted.device}/{granted.share or ''}"
         return choose_parent(tree, device, held)[1], f"{_PREFIX}{uuid.uuid5(_SPACE, name)}"
 
     def prepare(self, granted: GrantedDevice, keys: Collection[str], deadline: Deadline) -> Steps:
         tree = self.host.tree()
-        device = located(tree, self.config, granted)
-        refusals.refuse_kind(self.config, device.port, "vgpu")
+        device = locate_device(tree, self.config, granted)
+        checks.refuse_kind(self.config, device.port, "vgpu")
         if isinstance(device, InstanceDevice):
             return self._adopted(tree, granted, device)
         if not isinstance(device, ProfileDevice):
-            raise Denied("DeviceUnknown", f"{granted.device!r} is no vGPU any more")
-        parent = kept_parent(tree, device, keys)
+            raise Denied("DeviceUnknown", f"{granted.device!r} is no longer a vGPU")
+        parent = recorded_parent(tree, device, keys)
         refuse_other_profile(granted, parent, device.profile_id)
         if parent.physfn is not None:
-            refusals.refuse_group(tree, self.config, [parent])
-        refusals.refuse_held(tree, device.port, [parent] if parent.physfn is not None else [])
+            checks.refuse_group(tree, self.config, [parent])
+        checks.refuse_in_use(tree, device.port, [parent] if parent.physfn is not None else [])
         own = next(key.removeprefix(_PREFIX) for key in keys if key.startswith(_PREFIX))
         yield Step("mdev", own, None, {"parent": str(parent.address), "type": device.profile_id})
         return self._prepared(self.host.tree(), granted, own)
 
-    def observe(self, device: PreparedDevice) -> Health:
+    def observe(self, device: PreparedDevice) -> HealthState:
         tree = self.host.tree()
-        parent = present(tree, device.functions[0])
-        if isinstance(parent, Health):
+        parent = problem_with_function(tree, device.functions[0])
+        if isinstance(parent, HealthState):
             return parent
         folder = mdev_folder(tree, device.mdev_uuid or "")
         if folder is None:
-            return Health("unhealthy", f"the mediated device {device.mdev_uuid} is not there any more")
+            return HealthState("unhealthy", f"the mediated device {device.mdev_uuid} no longer exists")
         if device.nodes != (f"/dev/vfio/{folder.link('iommu_group')}",):
-            return Health("unhealthy", f"the IOMMU group of {device.mdev_uuid} is {folder.link('iommu_group')} now")
+            return HealthState(
+                "unhealthy", f"the IOMMU group of {device.mdev_uuid} is now {folder.link('iommu_group')}"
+            )
         return HEALTHY
 
     def _adopted(self, tree: Tree, granted: GrantedDevice, device: InstanceDevice) -> PreparedDevice:
@@ -87,7 +89,8 @@ class Mdev:
         if granted.device not in self.config.adopt:
             raise Denied(
                 "DeviceInUse",
-                f"the mediated device {device.uuid} was made by somebody else; `--adopt {granted.device}` offers it",
+                f"the mediated device {device.uuid} was created by another program; `--adopt {granted.device}` "
+                "offers it",
                 retryable=True,
             )
         folder = mdev_folder(tree, device.uuid)
@@ -98,7 +101,7 @@ class Mdev:
         folder = mdev_folder(tree, own)
         group = folder.link("iommu_group") if folder else None
         if folder is None or group is None:
-            raise Failed("VgpuMissing", f"the mediated device {own} has no IOMMU group, so no machine can have it")
+            raise Failed("VgpuMissing", f"the mediated device {own} has no IOMMU group, so no machine can use it")
         parent = _parent(folder)
         return PreparedDevice(
             requests=granted.requests,
@@ -109,7 +112,7 @@ class Mdev:
             mdev_uuid=own,
             sysfsdev=f"bus/mdev/devices/{own}",
             nodes=(f"/dev/vfio/{group}",),
-            attributes={**place(change.function(tree, parent)), "mdevUUID": own},
+            attributes={**pci_location(host_changes.function(tree, parent)), "mdevUUID": own},
             share=granted.share,
         )
 
@@ -125,7 +128,7 @@ class MdevKind:
         return {"parent": _parent(folder), "type": folder.link("mdev_type")} if folder else None
 
     def apply(self, target: str, value: Value, deadline: Deadline) -> None:
-        change.refuse_unanswered(self.host, target)
+        host_changes.refuse_unanswered(self.host, target)
         now = self.read(target)
         if now == value:
             return
@@ -135,7 +138,7 @@ class MdevKind:
             nodes = mdev_nodes(folder) if folder else set()
             # A machine that loses its vGPU is lost: not a word is written unless nobody has it open (T8).
             refuse_open(tree, nodes, f"the mediated device {target}", certain=True)
-            change.write(self.host, f"bus/mdev/devices/{target}/remove", "1", deadline)
+            host_changes.write(self.host, f"bus/mdev/devices/{target}/remove", "1", deadline)
         if value is not None:
             self._create(target, value, deadline)
         after = self.read(target)
@@ -146,13 +149,13 @@ class MdevKind:
 
     def _create(self, target: str, value: Value, deadline: Deadline) -> None:
         parent, kind = str(value["parent"]), str(value["type"])
-        folder = change.function(self.host.tree(), parent).folder
+        folder = host_changes.function(self.host.tree(), parent).folder
         place = folder.folder("mdev_supported_types", kind) if is_name(kind) else None
         if place is None:
-            raise Denied("DeviceGone", f"{parent} does not offer {kind} any more", retryable=True)
+            raise Denied("DeviceGone", f"{parent} no longer offers {kind}", retryable=True)
         if not place.number("available_instances"):
             raise Denied("DeviceExhausted", f"{parent} has no room for {place.text('name') or kind}", retryable=True)
-        change.write(self.host, f"bus/pci/devices/{parent}/mdev_supported_types/{kind}/create", target, deadline)
+        host_changes.write(self.host, f"bus/pci/devices/{parent}/mdev_supported_types/{kind}/create", target, deadline)
 
 
 def _parent(folder: Folder) -> str:

@@ -6,22 +6,28 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from devalloc.inventory import nic
-from devalloc.inventory.cards import Port
-from devalloc.inventory.locate import Located, PortDevice
+from devalloc.inventory.cards import PciPort
+from devalloc.inventory.locate import LocatedDevice, PortDevice
 from devalloc.inventory.pci import Address
 from devalloc.inventory.sysfs import Tree
-from devalloc_node.binding import refusals
-from devalloc_node.binding.binding import Health, Steps
+from devalloc_node.binding import checks
+from devalloc_node.binding.binding import HealthState, Steps
 from devalloc_node.binding.config import BindingConfig
-from devalloc_node.binding.find import find
-from devalloc_node.binding.handover import handed_over, key, keys_of, passed_through, with_mac
 from devalloc_node.binding.health import health_of_functions
-from devalloc_node.binding.parents import part_keys
+from devalloc_node.binding.locate import locate_device_of_kind
+from devalloc_node.binding.vfio_handover import (
+    describe_passed_through,
+    function_key,
+    function_keys,
+    handover_steps,
+    with_mac,
+)
+from devalloc_node.binding.vgpu_parents import part_keys
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
-from devalloc_node.grant import GrantedDevice
 from devalloc_node.host.boundary import Host
-from devalloc_node.prepared import PreparedDevice
+from devalloc_node.model.grant import GrantedDevice
+from devalloc_node.model.prepared import PreparedDevice
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,48 +38,50 @@ class Vfio:
     config: BindingConfig
     name: str = "vfio"
     shares: bool = False
-    seen: Located | None = None
+    seen: LocatedDevice | None = None
     """The device as it was when this binding was chosen for it: enough for ``keys``; ``prepare`` looks again."""
 
     def keys(self, granted: GrantedDevice, owner: str, held: Collection[str]) -> tuple[str, ...]:
         tree = self.host.tree()
-        port = find(tree, self.config, granted, PortDevice, self.seen).port
-        found = keys_of(tree, port.members)
-        found += [key(address) for address in _vf_addresses(port)]
-        found += [part for member in port.members for part in part_keys(member)]
-        return tuple(dict.fromkeys(found))
+        port = locate_device_of_kind(tree, self.config, granted, PortDevice, self.seen).port
+        keys = function_keys(tree, port.members)
+        keys += [function_key(address) for address in _vf_addresses(port)]
+        keys += [part for member in port.members for part in part_keys(member)]
+        return tuple(dict.fromkeys(keys))
 
     def prepare(self, granted: GrantedDevice, keys: Collection[str], deadline: Deadline) -> Steps:
         tree = self.host.tree()
-        port = find(tree, self.config, granted, PortDevice).port
-        refusals.refuse_kind(self.config, port, port.kind)
-        refusals.refuse_held(tree, port, port.members)
+        port = locate_device_of_kind(tree, self.config, granted, PortDevice).port
+        checks.refuse_kind(self.config, port, port.kind)
+        checks.refuse_in_use(tree, port, port.members)
         _refuse_parts(tree, port)
-        refusals.refuse_group(tree, self.config, port.members)
+        checks.refuse_group(tree, self.config, port.members)
         functions = [port.function, *(member for member in port.members if member is not port.function)]
-        mac = nic.mac_of(port.function) if nic.is_nic(port.function) else None  # nobody can tell once VFIO has it
-        yield from handed_over(tree, functions)
-        return with_mac(passed_through(self.host, granted, functions), mac)
+        mac = nic.mac_address(port.function) if nic.is_nic(port.function) else None  # nobody can tell once VFIO has it
+        yield from handover_steps(tree, functions)
+        return with_mac(describe_passed_through(self.host, granted, functions), mac)
 
-    def observe(self, device: PreparedDevice) -> Health:
+    def observe(self, device: PreparedDevice) -> HealthState:
         return health_of_functions(self.host.tree(), device)
 
 
-def _vf_addresses(port: Port) -> list[Address]:
+def _vf_addresses(port: PciPort) -> list[Address]:
     """Every VF that the port has or could have: none of them may be somebody's."""
-    found = [address for pf in port.members for _, address in pf.virtfns]
+    addresses = [address for pf in port.members for _, address in pf.virtfns]
     for pf in port.members:
         if pf.sriov is not None:
             possible = (pf.sriov.address(pf.address, index) for index in range(pf.sriov.total))
-            found += [address for address in possible if address is not None]
-    return found
+            addresses += [address for address in possible if address is not None]
+    return addresses
 
 
-def _refuse_parts(tree: Tree, port: Port) -> None:
+def _refuse_parts(tree: Tree, port: PciPort) -> None:
     for member in port.members:
         if member.has_vfs:
             raise Denied(
-                "VfsEnabled", f"{member.address} has {len(member.virtfns)} VFs, which would go with it", retryable=True
+                "VfsEnabled",
+                f"{member.address} has {len(member.virtfns)} VFs, which would be lost with it",
+                retryable=True,
             )
     for member in port.members:
-        refusals.refuse_carrier(member)
+        checks.refuse_vgpus(member)

@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from devalloc.inventory.holders import nodes_of
-from devalloc.inventory.locate import Located, ProfileDevice
+from devalloc.inventory.device_users import device_node_paths
+from devalloc.inventory.locate import LocatedDevice, ProfileDevice
 from devalloc.inventory.pci import PciFunction
-from devalloc_node.binding import change, refusals
-from devalloc_node.binding.binding import Health, Steps
+from devalloc_node.binding import checks, host_changes
+from devalloc_node.binding.binding import HealthState, Steps
 from devalloc_node.binding.config import BindingConfig
-from devalloc_node.binding.find import find
-from devalloc_node.binding.handover import place
-from devalloc_node.binding.health import HEALTHY, present
-from devalloc_node.binding.parents import choose_parent, kept_parent
-from devalloc_node.binding.profiles import refuse_other_profile
-from devalloc_node.binding.use import own_nodes, refuse_open
+from devalloc_node.binding.device_users import own_nodes, refuse_open
+from devalloc_node.binding.health import HEALTHY, problem_with_function
+from devalloc_node.binding.locate import locate_device_of_kind
+from devalloc_node.binding.vfio_handover import pci_location
+from devalloc_node.binding.vgpu_parents import choose_parent, recorded_parent
+from devalloc_node.binding.vgpu_profiles import refuse_other_profile
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.grant import GrantedDevice
 from devalloc_node.host.boundary import Host
-from devalloc_node.prepared import PreparedDevice
-from devalloc_node.step import Step, Value
+from devalloc_node.model.grant import GrantedDevice
+from devalloc_node.model.prepared import PreparedDevice
+from devalloc_node.model.step import Step, Value
 
 _FILE = "current_vgpu_type"
 _PREFIX = "nvidia-"
@@ -36,30 +36,30 @@ class Vgpu:
     config: BindingConfig
     name: str = "vgpu"
     shares: bool = False
-    seen: Located | None = None
+    seen: LocatedDevice | None = None
     """The device as it was when this binding was chosen for it: enough for ``keys``; ``prepare`` looks again."""
 
     def keys(self, granted: GrantedDevice, owner: str, held: Collection[str]) -> tuple[str, ...]:
         tree = self.host.tree()
-        device = find(tree, self.config, granted, ProfileDevice, self.seen)
+        device = locate_device_of_kind(tree, self.config, granted, ProfileDevice, self.seen)
         return (choose_parent(tree, device, held)[1],)
 
     def prepare(self, granted: GrantedDevice, keys: Collection[str], deadline: Deadline) -> Steps:
         tree = self.host.tree()
-        device = find(tree, self.config, granted, ProfileDevice)
-        vf = kept_parent(tree, device, keys)
-        refusals.refuse_kind(self.config, device.port, "vgpu")
+        device = locate_device_of_kind(tree, self.config, granted, ProfileDevice)
+        vf = recorded_parent(tree, device, keys)
+        checks.refuse_kind(self.config, device.port, "vgpu")
         refuse_other_profile(granted, vf, device.profile_id)
-        refusals.refuse_group(tree, self.config, [vf])
-        refusals.refuse_held(tree, device.port, [vf])
+        checks.refuse_group(tree, self.config, [vf])
+        checks.refuse_in_use(tree, device.port, [vf])
         type_id = int(device.profile_id.removeprefix(_PREFIX))
         live = _current(vf)
         if live:
-            raise Denied("DeviceInUse", f"{vf.address} carries a vGPU already ({_PREFIX}{live})", retryable=True)
+            raise Denied("DeviceInUse", f"{vf.address} already carries a vGPU ({_PREFIX}{live})", retryable=True)
         yield Step("vgpu", str(vf.address), live, type_id)
-        after = change.function(self.host.tree(), str(vf.address))
+        after = host_changes.function(self.host.tree(), str(vf.address))
         if _current(after) != type_id or after.iommu_group is None:
-            raise Failed("VgpuMissing", f"{vf.address} carries no {device.profile_id} after it was made")
+            raise Failed("VgpuMissing", f"{vf.address} does not carry {device.profile_id} although it was created")
         return PreparedDevice(
             requests=granted.requests,
             pool=granted.pool,
@@ -68,26 +68,27 @@ class Vgpu:
             functions=(str(vf.address),),
             sysfsdev=f"bus/pci/devices/{vf.address}",
             nodes=(f"/dev/vfio/{after.iommu_group}",),
-            attributes=place(after),
+            attributes=pci_location(after),
             share=granted.share,
         )
 
-    def observe(self, device: PreparedDevice) -> Health:
-        function = present(self.host.tree(), device.functions[0])
-        if isinstance(function, Health):
+    def observe(self, device: PreparedDevice) -> HealthState:
+        function = problem_with_function(self.host.tree(), device.functions[0])
+        if isinstance(function, HealthState):
             return function
         if not function.folder.folder("nvidia"):
-            return Health(
-                "unhealthy", f"{function.address} has the driver {function.driver or 'none'}, which makes no vGPUs"
+            return HealthState(
+                "unhealthy",
+                f"{function.address} has the driver {function.driver or 'none'}, which does not create vGPUs",
             )
         try:
             live = _current(function)
         except Failed as error:
-            return Health("unknown", error.message)
+            return HealthState("unknown", error.message)
         if not live:
-            return Health("unhealthy", f"{function.address} carries no vGPU any more")
+            return HealthState("unhealthy", f"{function.address} no longer carries a vGPU")
         if device.nodes != (f"/dev/vfio/{function.iommu_group}",):
-            return Health("unhealthy", f"the IOMMU group of {function.address} is {function.iommu_group} now")
+            return HealthState("unhealthy", f"the IOMMU group of {function.address} is now {function.iommu_group}")
         return HEALTHY
 
 
@@ -101,7 +102,7 @@ class VgpuKind:
         return self._read(target)[1]
 
     def apply(self, target: str, value: Value, deadline: Deadline) -> None:
-        change.refuse_unanswered(self.host, target)
+        host_changes.refuse_unanswered(self.host, target)
         function, now = self._read(target)
         if now == value:
             return
@@ -114,7 +115,7 @@ class VgpuKind:
         else:
             # A machine that loses its vGPU is lost: not a word is written unless nobody has it open (T8).
             refuse_open(self.host.tree(), _nodes(function), f"the vGPU on {target}", certain=True)
-        change.write(self.host, f"bus/pci/devices/{target}/nvidia/{_FILE}", str(value), deadline)
+        host_changes.write(self.host, f"bus/pci/devices/{target}/nvidia/{_FILE}", str(value), deadline)
         after = self.read(target)
         if after != value:
             raise Failed("VgpuMissing", f"{target} carries the vGPU type {after} after {value} was written")
@@ -125,10 +126,10 @@ class VgpuKind:
         return None if live in (0, step.before, step.after) else f"{step.target} carries the vGPU type {live}"
 
     def _read(self, target: str) -> tuple[PciFunction, int]:
-        function = change.function(self.host.tree(), target)
+        function = host_changes.function(self.host.tree(), target)
         current = _current(function)
         if current is None:
-            raise Denied("DeviceGone", f"{target} cannot carry vGPUs any more (driver: {function.driver or 'none'})")
+            raise Denied("DeviceGone", f"{target} can no longer carry vGPUs (driver: {function.driver or 'none'})")
         return function, current
 
     def _refuse_type(self, function: PciFunction, value: int) -> None:
@@ -145,9 +146,9 @@ class VgpuKind:
 
 def _current(function: PciFunction) -> int | None:
     nvidia = function.folder.folder("nvidia")
-    return change.number(nvidia, _FILE) if nvidia else None
+    return host_changes.number(nvidia, _FILE) if nvidia else None
 
 
 def _nodes(function: PciFunction) -> set[str]:
     """What a machine opens of a vGPU; the VF's driver is the vendor's, so it does not look like VFIO's."""
-    return {*own_nodes(function), *nodes_of(function)}
+    return {*own_nodes(function), *device_node_paths(function)}

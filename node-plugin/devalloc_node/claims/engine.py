@@ -8,24 +8,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from devalloc_node.audit import audit
 from devalloc_node.binding.binding import Binding
-from devalloc_node.cdi import Rendered
-from devalloc_node.claims.content import grant_of, prepared_content, prepared_of
-from devalloc_node.claims.describe import described
-from devalloc_node.claims.hold import hold
-from devalloc_node.claims.locks import Locks
-from devalloc_node.claims.options import Options
-from devalloc_node.claims.problems import as_node_error, joined
-from devalloc_node.claims.steps import Steps, Undone, Work
+from devalloc_node.claims.cdi import Rendered
+from devalloc_node.claims.errors import as_node_error, joined_errors
+from devalloc_node.claims.journal_content import grant_of, prepared_content, prepared_of
+from devalloc_node.claims.journal_dump import journal_dump
+from devalloc_node.claims.locks import ClaimLocks
+from devalloc_node.claims.options import PrepareOptions
+from devalloc_node.claims.reserve import reserve_devices
+from devalloc_node.claims.steps import ClaimWork, StepRunner, UndoResult
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
-from devalloc_node.grant import ClaimRef, Grant, GrantedDevice, Grants
+from devalloc_node.host.lock_folder import lock_purpose
 from devalloc_node.journal import ClaimRecord, ClaimState, Journal
-from devalloc_node.lockfile import work_for
-from devalloc_node.names import check_ref
-from devalloc_node.prepared import Prepared, PreparedDevice
-from devalloc_node.step import Step, StepKind
+from devalloc_node.journal.audit_log import audit
+from devalloc_node.model.grant import ClaimRef, Grant, GrantedDevice, Grants
+from devalloc_node.model.names import check_ref
+from devalloc_node.model.prepared import Prepared, PreparedDevice
+from devalloc_node.model.step import Step, StepKind
 
 LOG = logging.getLogger(__name__)
 
@@ -48,12 +48,12 @@ class Claims:
     def __init__(
         self,
         journal: Journal,
-        locks: Locks,
+        locks: ClaimLocks,
         grants: Mapping[str, Grants],
         choose: Choose,
         kinds: Mapping[str, StepKind],
         *,
-        options: Options | None = None,
+        options: PrepareOptions | None = None,
         render: Mapping[str, Sequence[Render]] | None = None,
         in_use: InUse = lambda device: None,
         remains: Callable[[str], Sequence[str]] = lambda uid: (),
@@ -70,8 +70,8 @@ class Claims:
         self.journal = journal
         self.locks = locks
         self.grants = grants
-        self.options = options or Options()
-        self.steps = Steps(journal, kinds, locks, self.options)
+        self.options = options or PrepareOptions()
+        self.steps = StepRunner(journal, kinds, locks, self.options)
         self._choose = choose
         self._render = render or {}
         self._in_use = in_use
@@ -102,7 +102,7 @@ class Claims:
             try:
                 grant = grants.get(ref)
                 if grant.ref != ref:
-                    raise Failed("ClaimUidMismatch", f"asked for claim {ref} ({ref.uid}), got {grant.ref.uid}")
+                    raise Failed("ClaimUidMismatch", f"requested claim {ref} ({ref.uid}), got {grant.ref.uid}")
                 prepared = self._steadily(grant, grants.identity(), due, caller)
             except Exception as problem:
                 error = as_node_error(ref, problem)
@@ -153,13 +153,13 @@ class Claims:
             record = self.journal.claim(ref.uid)
             if record is None or record.state is not ClaimState.PREPARED:
                 raise Denied("ClaimNotPrepared", f"claim {ref} is not prepared on this node; prepare it first")
-            for found in self.journal.steps(ref.uid):
-                if (found.step.kind, found.step.target) == (step.kind, step.target):
-                    if found.state == "done" and found.step.after == step.after and found.device == device:
+            for existing in self.journal.steps(ref.uid):
+                if (existing.step.kind, existing.step.target) == (step.kind, step.target):
+                    if existing.state == "done" and existing.step.after == step.after and existing.device == device:
                         return
-                    self.steps.undo_one(found, due, caller=caller)
+                    self.steps.undo_one(existing, due, caller=caller)
             self._refuse(f"add {step.kind} of {step.target} to claim {ref}")
-            work = Work(ref.uid, caller)
+            work = ClaimWork(ref.uid, caller)
             try:
                 self.steps.perform(work, device, [step], due)
                 self.journal.done(work.take())
@@ -181,10 +181,10 @@ class Claims:
         due = self._due(deadline)
         check_ref(ref)
         with self._locked(ref.uid, due, f"undo {kind} of claim {ref}", caller):
-            for found in reversed(self.journal.steps(ref.uid)):
-                if (found.step.kind, found.step.target) == (kind, target):
+            for existing in reversed(self.journal.steps(ref.uid)):
+                if (existing.step.kind, existing.step.target) == (kind, target):
                     self._refuse(f"undo {kind} of {target} of claim {ref}")
-                    self.steps.undo_one(found, due, force=force, caller=caller)
+                    self.steps.undo_one(existing, due, force=force, caller=caller)
 
     def prepared(self) -> list[Prepared]:
         """All claims that are prepared now."""
@@ -203,12 +203,12 @@ class Claims:
         if remains := list(self._remains(ref.uid)):
             raise Failed(
                 "ClaimRemains",
-                f"claim {ref} is not in the journal, and the host still has of it: {', '.join(remains)}",
+                f"claim {ref} is not in the journal, but the host still has: {', '.join(remains)}",
             )
 
     def describe(self) -> dict[str, Any]:
         """All that the journal says, as JSON for people and programs."""
-        return described(self.journal)
+        return journal_dump(self.journal)
 
     # Preparing.
 
@@ -230,8 +230,8 @@ class Claims:
 
     def _prepare(self, grant: Grant, source: str, due: Deadline, caller: str) -> Prepared:
         bindings = [self._binding(device) for device in grant.devices]
-        keys = hold(self.journal, grant, source, bindings, due)
-        work = Work(grant.ref.uid, caller)
+        keys = reserve_devices(self.journal, grant, source, bindings, due)
+        work = ClaimWork(grant.ref.uid, caller)
         try:
             for render in self._render.get(grant.kind, ()):
                 render(grant, ())  # a claim that can have no files is refused before anything is bound
@@ -243,7 +243,7 @@ class Claims:
             contents = sorted((path, text) for each in rendered for path, text in each.files.items())
             if files := [Step("file", path, None, content.decode()) for path, content in contents]:
                 self.steps.perform(work, "", files, due)
-            prepared = Prepared(grant.ref, tuple(devices), _ids(rendered))
+            prepared = Prepared(grant.ref, tuple(devices), _cdi_ids(rendered))
             self.journal.finish(grant.ref.uid, prepared_content(prepared), work.take(), work.take_noted())
         except Exception as error:
             raise self._rolled_back(grant.ref, as_node_error(grant.ref, error), caller) from error
@@ -254,13 +254,13 @@ class Claims:
         if granted.share is not None and not granted.admin and not binding.shares:
             raise Denied(
                 "ShareUnsupported",
-                f"device {granted.name} was given in shares, and {binding.name} can only be given whole; "
-                "ask for it with an explicit count",
+                f"device {granted.name} was allocated in shares, but {binding.name} allows only whole devices; "
+                "request it with an explicit count",
             )
         return binding
 
     def _device(
-        self, work: Work, granted: GrantedDevice, binding: Binding, keys: tuple[str, ...], due: Deadline
+        self, work: ClaimWork, granted: GrantedDevice, binding: Binding, keys: tuple[str, ...], due: Deadline
     ) -> PreparedDevice:
         steps = binding.prepare(granted, keys, due)
         try:
@@ -293,15 +293,16 @@ class Claims:
             if not undone.left:
                 self.journal.forget(ref.uid)
         except NodeError as more:
-            undone = Undone(left=(more,))
+            undone = UndoResult(left=(more,))
         problems = [*undone.left, *undone.shared]
         if not problems:
             if isinstance(error, Unknown):  # what nobody knew does not matter any more
-                return Failed(error.code, f"{error.message}. It was undone")
+                return Failed(error.code, f"{error.message}. All steps were undone")
             return error
         return Failed(
             error.code,
-            f"{error.message}. What was done before could not all be undone, and is tried again: {joined(problems)}",
+            f"{error.message}. Some earlier steps could not be undone; the plugin tries again: "
+            f"{joined_errors(problems)}",
         )
 
     def _give_up(self, ref: ClaimRef, grants: Grants) -> None:
@@ -310,7 +311,11 @@ class Claims:
             if self.journal.claim(ref.uid) is None:
                 grants.let_go(ref)
         except NodeError as error:
-            LOG.warning("claim %s is not held, and still counts as held until reconcile gets through: %s", ref, error)
+            LOG.warning(
+                "claim %s is no longer held here, but its object still says so until reconciling succeeds: %s",
+                ref,
+                error,
+            )
 
     # Unpreparing.
 
@@ -328,7 +333,7 @@ class Claims:
             for device in devices:
                 if device.name == name and (user := self._in_use(device)) is not None:
                     raise Failed(
-                        "DeviceInUse", f"device {name} is still open in {user}; it stays bound until that ends"
+                        "DeviceInUse", f"{user} still has device {name} open; it stays bound until that process ends"
                     )
 
         if unused:
@@ -339,10 +344,12 @@ class Claims:
             self.journal.release(uid)
         undone = self.steps.undo(uid, due, guard, force=force, caller=caller)
         for problem in undone.shared:
-            LOG.warning("claim %s is undone but for what it shared, which is tried again: %s", record.ref, problem)
+            LOG.warning("claim %s is undone except for shared steps; trying again: %s", record.ref, problem)
         if undone.left:
             code = undone.left[0].code
-            raise Failed(code, f"claim {record.ref} is not all undone: {joined(undone.left)}") from undone.left[0]
+            raise Failed(
+                code, f"claim {record.ref} is not completely undone: {joined_errors(undone.left)}"
+            ) from undone.left[0]
         self.journal.forget(uid)
         audit("unprepared", claim=uid, name=str(record.ref), caller=caller, forced=force or None)
         if record.kind in self.grants:
@@ -350,10 +357,10 @@ class Claims:
 
     def _undo_added(self, uid: str, step: Step, error: NodeError, caller: str) -> None:
         due = Deadline.after(self.options.undo_seconds)
-        for found in reversed(self.journal.steps(uid)):
-            if (found.step.kind, found.step.target) == (step.kind, step.target):
+        for existing in reversed(self.journal.steps(uid)):
+            if (existing.step.kind, existing.step.target) == (step.kind, step.target):
                 try:
-                    self.steps.undo_one(found, due, caller=caller)
+                    self.steps.undo_one(existing, due, caller=caller)
                 except NodeError as more:
                     error.add_note(f"and undoing it: {more}")
 
@@ -362,18 +369,18 @@ class Claims:
     def _again(self, record: ClaimRecord, answer: Mapping[str, Any], ref: ClaimRef, grants: Grants) -> Prepared:
         """The answer of last time, where the claim is still what it was then."""
         if record.ref != ref:
-            raise Denied("ClaimUidMismatch", f"uid {ref.uid} is claim {record.ref} here, not {ref}")
+            raise Denied("ClaimUidMismatch", f"uid {ref.uid} belongs to claim {record.ref} on this node, not to {ref}")
         try:
             now = grants.get(ref)
         except Failed as error:
-            LOG.warning("claim %s is answered as it was prepared, the store does not answer: %s", ref, error)
+            LOG.warning("the store does not respond, so claim %s is answered as it was prepared: %s", ref, error)
         else:
             before = grant_of(ref, record.grant)
             if now.identities() != before.identities():
                 raise Failed(
                     "ClaimMoved",
-                    f"claim {ref} holds other devices now ({now.identities()}) than it was prepared with "
-                    f"({before.identities()}); unprepare it first",
+                    f"claim {ref} was prepared with other devices ({before.identities()}) than it has now "
+                    f"({now.identities()}); unprepare it first",
                 )
         return prepared_of(ref, answer)
 
@@ -382,21 +389,21 @@ class Claims:
 
     def _locked(self, uid: str, due: Deadline, work: str, caller: str) -> AbstractContextManager[None]:
         # The other half is for the work.
-        return self.locks.claim(uid, due.capped(due.seconds / 2), work_for(work, caller))
+        return self.locks.claim(uid, due.capped(due.seconds / 2), lock_purpose(work, caller))
 
     def _grants_of(self, kind: str | None) -> Grants:
         if kind is None and len(self.grants) == 1:
             return next(iter(self.grants.values()))
         if kind is None or kind not in self.grants:
-            known = ", ".join(sorted(self.grants)) or "none"
-            raise Denied("ClaimInvalid", f"this node serves claims of kind {known}, not {kind}")
+            kinds = ", ".join(sorted(self.grants)) or "none"
+            raise Denied("ClaimInvalid", f"this node serves claims of kind {kinds}, not {kind}")
         return self.grants[kind]
 
 
-def _ids(rendered: Iterable[Rendered]) -> dict[str, tuple[str, ...]]:
+def _cdi_ids(rendered: Iterable[Rendered]) -> dict[str, tuple[str, ...]]:
     """What devices are called in all files together."""
-    found: dict[str, tuple[str, ...]] = {}
+    by_device: dict[str, tuple[str, ...]] = {}
     for each in rendered:
         for device, ids in each.ids.items():
-            found[device] = (*found.get(device, ()), *ids)
-    return found
+            by_device[device] = (*by_device.get(device, ()), *ids)
+    return by_device

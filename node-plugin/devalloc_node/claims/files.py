@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from devalloc_node.cdi import Rendered, claim_spec
+from devalloc_node.claims.cdi import Rendered, claim_spec
+from devalloc_node.claims.container_metadata import metadata_files
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.grant import Grant
 from devalloc_node.host.boundary import Host
 from devalloc_node.host.files import Files
-from devalloc_node.journal.protocol import Journal, Reader
-from devalloc_node.metadata import claim_metadata
-from devalloc_node.prepared import PreparedDevice
-from devalloc_node.step import Value
+from devalloc_node.journal.protocol import Journal, JournalReader
+from devalloc_node.model.grant import Grant
+from devalloc_node.model.prepared import PreparedDevice
+from devalloc_node.model.step import Value
 
 MAX_BYTES = 2**20
 """Far more than any of them has."""
@@ -34,7 +34,7 @@ class ClaimFiles:
     driver: str
     cdi: Path
     data: Path
-    journal: Reader
+    journal: JournalReader
 
     def spec(self, grant: Grant, devices: Sequence[PreparedDevice]) -> Rendered:
         """The CDI spec. Raises Denied."""
@@ -42,16 +42,16 @@ class ClaimFiles:
 
     def metadata(self, grant: Grant, devices: Sequence[PreparedDevice]) -> Rendered:
         """The metadata files. Raises Denied; ``ClaimNameHeld`` while another claim of that name has its own there."""
-        # Their folder is named after the claim, not after its UID. Whoever renders has begun in the journal, so of two
-        # at once none overlooks the other.
+        # Their folder is named after the claim, not after its UID. A claim is in the journal before it renders,
+        # so two at once see each other.
         for other in (record.ref for record in self.journal.claims()):
             if other != grant.ref and str(other) == str(grant.ref):
                 raise Denied(
                     "ClaimNameHeld",
-                    f"another claim {other} (uid {other.uid}) is not unprepared yet, and its files have the same names",
+                    f"another claim {other} (uid {other.uid}) is still prepared, and its files have the same names",
                     retryable=True,
                 )
-        return claim_metadata(grant, devices, driver=self.driver, data=str(self.data), folder=str(self.cdi))
+        return metadata_files(grant, devices, driver=self.driver, data=str(self.data), folder=str(self.cdi))
 
     def remains(self, uid: str) -> Sequence[str]:
         """CDI specs of a claim that are there, by their paths. Raises Failed."""
@@ -68,9 +68,9 @@ class ClaimFiles:
 def folders_ever(journal: Journal, now: Sequence[str]) -> tuple[str, ...]:
     """All folders that files of claims may be in: those that are written to now, and, as the journal remembers, those
     that were when the plugin was told others. Raises Failed."""
-    known: list[str] = json.loads(journal.setting(_FOLDERS) or "[]")
-    every = sorted({*known, *now})
-    if every != known:
+    remembered: list[str] = json.loads(journal.setting(_FOLDERS) or "[]")
+    every = sorted({*remembered, *now})
+    if every != remembered:
         journal.set(_FOLDERS, json.dumps(every))
     return tuple(every)
 
@@ -92,7 +92,7 @@ class FileKind:
         except FileNotFoundError:
             return None
         except (OSError, UnicodeDecodeError) as error:
-            raise Failed("FileUnreadable", f"{target} cannot be read: {error}") from error
+            raise Failed("FileUnreadable", f"cannot read {target}: {error}") from error
 
     def apply(self, target: str, value: Value, deadline: Deadline) -> None:
         try:
@@ -106,4 +106,4 @@ class FileKind:
             else:
                 Files(self.earlier).put(target, value.encode())
         if self.read(target) != value:
-            raise Failed("FileUnreadable", f"{target} does not hold what was just written to it")
+            raise Failed("FileUnreadable", f"{target} does not contain what was just written to it")

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from devalloc.file_lock import FileLock
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Failed
-from devalloc_node.journal.folder import make_private
-from devalloc_node.lockfile import LockFolder
+from devalloc_node.host.lock_folder import LockFolder
+from devalloc_node.journal.state_folder import make_private
 
 
-class Locks:
+class ClaimLocks:
     """Locks below a folder, each held for ``work``, in words. A thread may hold one of each kind, in this order:
     ``named``, ``claim``, ``shared``; and who cleans a withheld device, that of the device (``shared`` too) before that
     of what it shares."""
@@ -27,7 +27,7 @@ class Locks:
     def claim(self, uid: str, deadline: Deadline, work: str) -> AbstractContextManager[None]:
         """Be the only one who works on a claim. Raises Failed (``ClaimBusy``) at the deadline."""
         return self._locks.held(
-            f"claim-{_hashed(uid)}", deadline, work, lambda why: Failed("ClaimBusy", f"the claim {uid} is busy: {why}")
+            f"claim-{_hashed(uid)}", deadline, work, lambda why: Failed("ClaimBusy", f"claim {uid} is busy: {why}")
         )
 
     def shared(self, name: str, deadline: Deadline, work: str) -> AbstractContextManager[None]:
@@ -55,15 +55,11 @@ class Locks:
             if not name.startswith("shared-"):
                 continue
             try:
-                descriptor = os.open(self._folder / name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+                with FileLock.existing(self._folder / name) as lock:
+                    if lock.is_locked_elsewhere():
+                        return True
             except FileNotFoundError:
                 continue
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-            finally:
-                os.close(descriptor)
         return False
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from devalloc_node.step import ATTACHMENT
+from devalloc_node.model.step import ATTACHMENT
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class PrepareOptions:
     """Times are in seconds."""
 
     prepare_seconds: float = 40.0
@@ -20,7 +20,7 @@ class Options:
     """How long a claim is seen to be gone before reconcile unprepares it."""
     removals: int = 5
     """The most claims that one pass of reconcile unprepares."""
-    lasting: frozenset[str] = frozenset({"file"})
+    persistent_kinds: frozenset[str] = frozenset({"file"})
     """Kinds of steps that a reboot does not undo. None of them stands in the way of undoing another."""
     cleaning: frozenset[str] = frozenset({"vf-settings"})
     """Kinds of steps which, where they cannot be undone, leave traces of an owner who has let go: the device is

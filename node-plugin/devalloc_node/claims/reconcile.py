@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from devalloc_node.claims.engine import Claims
-from devalloc_node.claims.steps import Undone
-from devalloc_node.claims.whereabouts import Whereabouts, whereabouts
+from devalloc_node.claims.existence import ClaimExistence, check_existence
+from devalloc_node.claims.steps import UndoResult
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
-from devalloc_node.grant import ClaimRef, Grants
 from devalloc_node.journal import ClaimRecord, ClaimState
 from devalloc_node.journal.sqlite import QUARANTINED
+from devalloc_node.model.grant import ClaimRef, Grants
 
 LOG = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ _CALLER = "reconcile"
 
 
 @dataclass(slots=True)
-class Report:
+class ReconcileReport:
     """What one pass did, in words; empty where all is well."""
 
     finished: list[str] = field(default_factory=list)
@@ -79,33 +79,34 @@ class Reconciler:
         try:
             self._whereabouts()
         except NodeError as error:
-            LOG.warning("which claims are gone cannot be told yet: %s", error)
+            LOG.warning("cannot check yet which claims were deleted: %s", error)
 
-    def recover(self) -> Report:
+    def recover(self) -> ReconcileReport:
         """At start: take note of a reboot, and undo what a crash left unfinished."""
-        journal, report = self._claims.journal, Report()
-        for record in journal.boot(self._boot_id(), self._claims.options.lasting):
+        journal, report = self._claims.journal, ReconcileReport()
+        for record in journal.boot(self._boot_id(), self._claims.options.persistent_kinds):
             report.finished.append(
-                f"claim {record.ref} was prepared before the host rebooted, which undid it: it is to be prepared again"
+                f"claim {record.ref} was prepared before a reboot of the host, which undid it: it must be prepared "
+                "again"
             )
         self._finish(report)
         self._repeat(report)
         self._report_doubts(report)
-        _say(report)
+        _log_report(report)
         return report
 
-    def reconcile(self) -> Report:
+    def reconcile(self) -> ReconcileReport:
         """Now and then: as ``recover``, and unprepare what is gone for good."""
-        report = Report()
+        report = ReconcileReport()
         self._finish(report)
         self._repeat(report)
         self._remove_gone(report)
         self.let_go(report)
         self._report_doubts(report)
-        _say(report)
+        _log_report(report)
         return report
 
-    def _finish(self, report: Report) -> None:
+    def _finish(self, report: ReconcileReport) -> None:
         """Undo what is half done and nobody works on."""
         self._in_vain = 0.0
         for record in self._claims.journal.claims():
@@ -119,23 +120,23 @@ class Reconciler:
                     problem = self._claims.steps.undo_shared(name, self._due(), _CALLER)
             except NodeError as error:
                 if error.code != "SharedBusy":
-                    report.stuck.append(f"whether {name} is still used cannot be told: {error}")
+                    report.stuck.append(f"cannot check whether {name} is still in use: {error}")
             else:
                 if problem is None:
-                    report.finished.append(f"{name}, which nobody uses any more, is as it was before")
+                    report.finished.append(f"{name} is no longer used and was restored")
                 else:
-                    report.stuck.append(f"{name}, which nobody uses any more: {problem}")
+                    report.stuck.append(f"{name} is no longer used but was not restored: {problem}")
         for withheld in self._claims.journal.withheld():
             try:
                 undone = self._claims.steps.offer(withheld, self._due())
             except NodeError as error:
-                undone = Undone(left=(error,))
+                undone = UndoResult(left=(error,))
             for problem in undone.left:
                 report.stuck.append(f"device {withheld.device} stays withheld: {problem}")
             if not undone.left:
-                report.finished.append(f"device {withheld.device} is clean and is offered again")
+                report.finished.append(f"device {withheld.device} was cleaned and is offered again")
 
-    def _repeat(self, report: Report) -> None:
+    def _repeat(self, report: ReconcileReport) -> None:
         """Write the files of prepared claims again that somebody has removed: their users do not start without them."""
         for record in self._claims.journal.claims():
             if record.state is not ClaimState.PREPARED:
@@ -145,12 +146,12 @@ class Reconciler:
                     now = self._claims.journal.claim(record.ref.uid)
                     if now is not None and now.state is ClaimState.PREPARED:
                         for target in self._claims.steps.repeat(record.ref.uid, self._due(), _CALLER):
-                            report.finished.append(f"{target} of claim {record.ref} is as it was written, again")
+                            report.finished.append(f"restored {target} of claim {record.ref}")
             except NodeError as error:
                 if error.code != "ClaimBusy":
                     report.stuck.append(f"claim {record.ref}: {error}")
 
-    def let_go(self, report: Report) -> None:
+    def let_go(self, report: ReconcileReport) -> None:
         """Claims that count as held in the store, and of which nothing is here: a crash came in between."""
         if self._lost_journal() is not None:
             return  # it may have held them
@@ -159,9 +160,9 @@ class Reconciler:
                 for ref in grants.held():
                     self._let_one_go(ref, grants, report)
             except NodeError as error:
-                report.stuck.append(f"which {kind}s count as held by this node cannot be told: {error}")
+                report.stuck.append(f"cannot list which {kind}s this node holds: {error}")
 
-    def _let_one_go(self, ref: ClaimRef, grants: Grants, report: Report) -> None:
+    def _let_one_go(self, ref: ClaimRef, grants: Grants, report: ReconcileReport) -> None:
         if self._claims.journal.claim(ref.uid) is not None:
             return
         try:
@@ -170,53 +171,55 @@ class Reconciler:
                     return
                 self._claims.refuse_remains(ref)
                 grants.let_go(ref)
-                report.finished.append(f"claim {ref} counted as held by this node, which has nothing of it")
+                report.finished.append(f"claim {ref} named this node as its holder, but nothing of it is here")
         except NodeError as error:
             if error.code != "ClaimBusy":
                 report.stuck.append(f"claim {ref}: {error}")
 
-    def _remove_gone(self, report: Report) -> None:
+    def _remove_gone(self, report: ReconcileReport) -> None:
         """Unprepare claims that do not exist any more. In doubt nothing is removed at all."""
         halted: NodeError | None
         try:
-            found = self._whereabouts()
-            halted = found.moved
+            existence = self._whereabouts()
+            halted = existence.moved
         except NodeError as error:
-            found, halted = Whereabouts(), error
-        report.stuck += (f"claim {record.ref}: {why}; unprepare it" for record, why in found.not_served)
+            existence, halted = ClaimExistence(), error
+        report.stuck += (f"claim {record.ref}: {why}; unprepare it" for record, why in existence.not_served)
         if halted is not None:
             # Nothing is known of any claim now, and a grace period is one of uninterrupted knowledge.
             self._gone_since.clear()
-            report.halted = f"no claim is taken for gone, because not all could be asked for: {halted}"
+            report.halted = f"no claim counts as deleted, because some could not be looked up: {halted}"
             return
-        gone = found.gone
+        gone = existence.gone
         blind = self._blind() if gone else None
         now = self._clock()
         self._gone_since = {record.ref.uid: self._gone_since.get(record.ref.uid, now) for record in gone}
         for record in gone:
             left = self._claims.options.grace_seconds - (now - self._gone_since[record.ref.uid])
             if left > 0:
-                report.waiting.append(f"claim {record.ref} is gone; it is unprepared in {left:.0f} s if it stays so")
+                report.waiting.append(
+                    f"claim {record.ref} was deleted; it is unprepared in {left:.0f} s unless it reappears"
+                )
             elif blind is not None:
                 report.stuck.append(
-                    f"claim {record.ref} is gone, and stays prepared: whether its devices are in use cannot be told "
+                    f"claim {record.ref} was deleted but stays prepared: cannot check whether its devices are in use "
                     f"({blind}); unprepare it when they are not"
                 )
             elif len(report.removed) >= self._claims.options.removals:
-                report.waiting.append(f"claim {record.ref} is gone; enough was removed in this pass")
+                report.waiting.append(f"claim {record.ref} was deleted; this pass has reached its limit of removals")
             else:
                 self._clear(record, report, report.removed, lambda now: now.state is ClaimState.PREPARED, unused=True)
 
-    def _whereabouts(self) -> Whereabouts:
+    def _whereabouts(self) -> ClaimExistence:
         """Raises NodeError."""
-        found = whereabouts(self._claims.journal, self._claims.grants)
-        self.gone = found.unknown
-        return found
+        existence = check_existence(self._claims.journal, self._claims.grants)
+        self.gone = existence.unknown
+        return existence
 
     def _clear(
         self,
         record: ClaimRecord,
-        report: Report,
+        report: ReconcileReport,
         done: list[str],
         still: Callable[[ClaimRecord], bool],
         *,
@@ -251,18 +254,18 @@ class Reconciler:
                     self._in_vain += self._clock() - began
                     raise
 
-    def _report_doubts(self, report: Report) -> None:
+    def _report_doubts(self, report: ReconcileReport) -> None:
         aside = self._lost_journal()
         if aside is None:
             return
         report.doubts.append(
-            f"the journal could not be read and was moved to {aside}: what had been prepared is unknown, and left as "
-            "it is. Free by hand what of the following is not needed, then remove that file"
+            f"the journal was unreadable and was moved to {aside}: what had been prepared is unknown and stays as it "
+            "is. Release by hand what you do not need of the following, then remove that file"
         )
         try:
             report.doubts += self._doubts(frozenset(self._claims.journal.held()))
         except NodeError as error:
-            report.doubts.append(f"the host could not be looked at: {error}")
+            report.doubts.append(f"cannot inspect the host: {error}")
 
     def _lost_journal(self) -> str | None:
         """The path of a journal that could not be read, until an admin has looked at it and removed it."""
@@ -273,7 +276,7 @@ class Reconciler:
         return Deadline.after(self._claims.options.prepare_seconds)
 
 
-def _say(report: Report) -> None:
+def _log_report(report: ReconcileReport) -> None:
     for level, texts in (
         (logging.INFO, [*report.finished, *report.removed, *report.waiting]),
         (logging.WARNING, [*report.stuck, *report.doubts, *([report.halted] if report.halted else [])]),

@@ -7,32 +7,32 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from devalloc_node.audit import audit
-from devalloc_node.claims.locks import Locks
-from devalloc_node.claims.options import Options
+from devalloc_node.claims.locks import ClaimLocks
+from devalloc_node.claims.options import PrepareOptions
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
-from devalloc_node.journal import USE, Journal, StepRecord, Withheld
+from devalloc_node.host.lock_folder import lock_purpose
+from devalloc_node.journal import USE, Journal, StepRecord, WithheldDevice
+from devalloc_node.journal.audit_log import audit
 from devalloc_node.journal.records import WITHHELD
-from devalloc_node.lockfile import work_for
-from devalloc_node.step import ContestedKind, ForcibleKind, Step, StepKind
+from devalloc_node.model.step import ContestedKind, ForcibleKind, Step, StepKind
 
 LOG = logging.getLogger(__name__)
 
-Guard = Callable[[str], None]
+InUseCheck = Callable[[str], None]
 """Raises NodeError where a device (``pool/device``) is in use, so that it is not taken apart under its user."""
 
 
 @dataclass(slots=True)
-class Work:
+class ClaimWork:
     """What one request does for one claim."""
 
     uid: str
     caller: str = ""
     performed: list[int] = field(default_factory=list)
-    """Steps that are done, of which the journal is told with the next one."""
+    """Steps that are done, which the journal records with the next one."""
     noted: list[tuple[str, str, Step]] = field(default_factory=list)
-    """Steps (owner, device, step) that need no doing, of which the journal is told with the next one as well."""
+    """Steps (owner, device, step) that need no action, which the journal records with the next one as well."""
 
     def take(self) -> list[int]:
         taken, self.performed = self.performed, []
@@ -44,7 +44,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Undone:
+class UndoResult:
     """What came of undoing."""
 
     left: tuple[NodeError, ...] = ()
@@ -61,16 +61,18 @@ class _Withheld(Exception):
         self.device = device
 
 
-class Steps:
+class StepRunner:
     """The engine's hands. One thread works on a claim at a time: its callers hold the claim's lock."""
 
-    def __init__(self, journal: Journal, kinds: Mapping[str, StepKind], locks: Locks, options: Options) -> None:
+    def __init__(
+        self, journal: Journal, kinds: Mapping[str, StepKind], locks: ClaimLocks, options: PrepareOptions
+    ) -> None:
         self._journal = journal
         self._kinds = kinds
         self._locks = locks
         self._options = options
 
-    def perform(self, work: Work, device: str, steps: Sequence[Step], deadline: Deadline) -> None:
+    def perform(self, work: ClaimWork, device: str, steps: Sequence[Step], deadline: Deadline) -> None:
         """Intents (written at once), changes, and (told later) done. Raises NodeError; what was begun is in the journal
         then."""
         _refuse_late(steps[0], deadline)
@@ -89,7 +91,7 @@ class Steps:
                 _audit("step", step, work.uid, device, work.caller)
             work.performed.append(number)
 
-    def _intend(self, work: Work, begun: Sequence[tuple[str, str, Step]]) -> Sequence[int]:
+    def _intend(self, work: ClaimWork, begun: Sequence[tuple[str, str, Step]]) -> Sequence[int]:
         """Write down steps (owner, device, step), what was noted before them (undoing goes backwards), and what is done
         since; the numbers of the steps."""
         earlier = work.take_noted()
@@ -97,22 +99,24 @@ class Steps:
         work.performed += numbers[: len(earlier)]
         return numbers[len(earlier) :]
 
-    def undo(self, uid: str, deadline: Deadline, guard: Guard, *, force: bool = False, caller: str = "") -> Undone:
+    def undo(
+        self, uid: str, deadline: Deadline, guard: InUseCheck, *, force: bool = False, caller: str = ""
+    ) -> UndoResult:
         """All steps of a claim backwards. What cannot be undone keeps what is below it, and its record."""
         left: list[NodeError] = []
         shared: list[NodeError] = []
-        kept: set[str] = set()
+        blocked: set[str] = set()
         gone: set[str] = set()
         unused: set[str] = set()
         for record in reversed(self._journal.steps(uid)):
             if record.device in gone:
                 continue
-            lasting = record.step.kind in self._options.lasting
-            if not lasting and (record.device in kept or "" in kept or (kept and not record.device)):
+            is_persistent = record.step.kind in self._options.persistent_kinds
+            if not is_persistent and (record.device in blocked or "" in blocked or (blocked and not record.device)):
                 continue
             try:
                 # Once: what takes a device away from its user looks again, right before it does.
-                if not lasting and record.step.kind not in self._options.outer and record.device not in unused:
+                if not is_persistent and record.step.kind not in self._options.outer and record.device not in unused:
                     guard(record.device)
                     unused.add(record.device)
                 shared += self._undo_one(record, deadline, force=force, caller=caller)
@@ -120,21 +124,21 @@ class Steps:
                 gone.add(withheld.device)
             except NodeError as error:
                 left.append(error)
-                if not lasting:
-                    kept.add(record.device)
-        return Undone(tuple(left), tuple(shared))
+                if not is_persistent:
+                    blocked.add(record.device)
+        return UndoResult(tuple(left), tuple(shared))
 
     def repeat(self, uid: str, deadline: Deadline, caller: str = "") -> list[str]:
         """Perform the lasting steps of a prepared claim again that somebody else has undone; their targets. Raises
         NodeError."""
-        found = []
+        targets = []
         for record in self._journal.steps(uid):
             step = record.step
-            if step.kind in self._options.lasting and self._read(step) != step.after:
+            if step.kind in self._options.persistent_kinds and self._read(step) != step.after:
                 self._apply(step, deadline)
                 _audit("restored", step, uid, record.device, caller)
-                found.append(step.target)
-        return found
+                targets.append(step.target)
+        return targets
 
     def undo_one(
         self, record: StepRecord, deadline: Deadline, *, force: bool = False, caller: str = ""
@@ -185,7 +189,7 @@ class Steps:
                 return error
         return None
 
-    def offer(self, withheld: Withheld, deadline: Deadline) -> Undone:
+    def offer(self, withheld: WithheldDevice, deadline: Deadline) -> UndoResult:
         """Try again to clean a withheld device, then put it back as it was before its last owner; nothing left: it is
         offered again."""
         with self._locks.shared(withheld.owner, deadline, f"clean device {withheld.device}"):
@@ -196,47 +200,47 @@ class Steps:
         return undone
 
     def _join(
-        self, work: Work, device: str, steps: Sequence[Step], own: Sequence[Step], deadline: Deadline
+        self, work: ClaimWork, device: str, steps: Sequence[Step], own: Sequence[Step], deadline: Deadline
     ) -> Sequence[int]:
         """Perform shared steps. ``own``: steps of the claim that are written down with them; their numbers."""
         name = str(steps[0].shared)
-        with self._locks.shared(name, deadline, work_for(f"set up {name}", work.caller)):
+        with self._locks.shared(name, deadline, lock_purpose(f"set up {name}", work.caller)):
             users = self._journal.users(name)
-            found = self._settled(work, steps, name, {user.owner for user in users} - {work.uid}, deadline)
+            existing = self._settled(work, steps, name, {user.owner for user in users} - {work.uid}, deadline)
             joining = not any(user.owner == work.uid and user.device == device for user in users)
             begun = [(work.uid, device, Step(USE, name, None, None))] if joining else []
-            new = [step for step in steps if _property(step) not in found]
+            new = [step for step in steps if _property(step) not in existing]
             begun += [(name, "", self._as_it_is(step)) for step in new]
             begun += [(work.uid, device, self._as_it_is(step)) for step in own]
             numbers = self._intend(work, begun) if begun else ()
             first, last = int(joining), len(begun) - len(own)
             work.performed += numbers[:first]
-            known = dict(zip(map(_property, new), numbers[first:last], strict=True))
+            new_numbers = dict(zip(map(_property, new), numbers[first:last], strict=True))
             for step in steps:
                 _refuse_late(step, deadline)
                 self._apply(step, deadline)
-                if (number := known.get(_property(step))) is not None:
+                if (number := new_numbers.get(_property(step))) is not None:
                     _audit("step", step, name, "", work.caller)
                     work.performed.append(number)
-                elif (record := found[_property(step)]).state != "done":
+                elif (record := existing[_property(step)]).state != "done":
                     work.performed.append(record.id)
             return numbers[last:]
 
     def _settled(
-        self, work: Work, steps: Sequence[Step], name: str, others: set[str], deadline: Deadline
+        self, work: ClaimWork, steps: Sequence[Step], name: str, others: set[str], deadline: Deadline
     ) -> dict[tuple[str, str], StepRecord]:
         """Those of the shared steps that are in the journal as they are wanted. Others are undone, or refused."""
         while True:
             records = {_property(record.step): record for record in self._journal.steps(name)}
-            found = {_property(step): records[_property(step)] for step in steps if _property(step) in records}
-            differing = [step for step in steps if (record := found.get(_property(step))) is not None
+            existing = {_property(step): records[_property(step)] for step in steps if _property(step) in records}
+            differing = [step for step in steps if (record := existing.get(_property(step))) is not None
                          and record.step.after != step.after]  # fmt: skip
             if not differing:
-                return found
-            first = min(differing, key=lambda step: found[_property(step)].id)
-            self._refuse_other(first, found[_property(first)], others)
+                return existing
+            first = min(differing, key=lambda step: existing[_property(step)].id)
+            self._refuse_other(first, existing[_property(first)], others)
             # What was begun before it stands below it, and may be this very claim's.
-            if (problem := self.undo_shared(name, deadline, work.caller, found[_property(first)].id)) is not None:
+            if (problem := self.undo_shared(name, deadline, work.caller, existing[_property(first)].id)) is not None:
                 raise problem
 
     def _as_it_is(self, step: Step) -> Step:
@@ -250,26 +254,26 @@ class Steps:
         if step.before != now and (step.shared is None or step.before == step.after):
             raise Denied(
                 "SharedDiffers",
-                f"{step.kind} of {step.target} was {step.before!r} and is {now!r} since just now: somebody else is "
-                "changing it; try again",
+                f"{step.kind} of {step.target} was {step.before!r} and is now {now!r}: another program is changing "
+                "it; try again",
                 retryable=True,
             )
         return replace(step, before=now, shared=None)
 
-    def _refuse_other(self, step: Step, found: StepRecord, others: set[str]) -> None:
+    def _refuse_other(self, step: Step, existing: StepRecord, others: set[str]) -> None:
         """Raises Denied where others rely on another value."""
         if others:
             first = ", ".join(sorted(others)[:3])
             raise Denied(
                 "SharedDiffers",
-                f"{_what(step)} is needed, and {found.step.after!r} was set for claims {first}"
-                f"{' and others' if others - set(sorted(others)[:3]) else ''}; unprepare those first",
+                f"{_what(step)} is required, but {existing.step.after!r} was set for claims "
+                f"{first}{(' and others' if others - set(sorted(others)[:3]) else '')}; unprepare those first",
                 retryable=True,
             )
 
     def _leave(self, record: StepRecord, deadline: Deadline, caller: str) -> list[NodeError]:
         name, problem = record.step.target, None
-        with self._locks.shared(name, deadline, work_for(f"release {name}", caller)):
+        with self._locks.shared(name, deadline, lock_purpose(f"release {name}", caller)):
             if all(user.id == record.id for user in self._journal.users(name)):
                 problem = self.undo_shared(name, deadline, caller)
             self._journal.undone(record.id)
@@ -281,7 +285,8 @@ class Steps:
         except KeyError:
             raise Failed(
                 "StepKindUnknown",
-                f"this plugin knows no steps of kind {step.kind!r} ({step.target}); run the version that made it",
+                f"this version does not support steps of kind {step.kind!r} ({step.target}); run the version that "
+                "recorded it",
                 retryable=False,
             ) from None
 
@@ -301,7 +306,7 @@ class Steps:
             if isinstance(kind, ContestedKind):
                 theirs = _explained(step, lambda: kind.taken_over(step, finished=record.state == "done"))
                 if theirs is not None:
-                    LOG.warning("%s is left as somebody else has made it: %s", _what(step), theirs)
+                    LOG.warning("%s stays as another program set it: %s", _what(step), theirs)
                     return "left"
             _explained(step, lambda: change(step.target, step.before, deadline))
         except NodeError as error:
@@ -321,7 +326,7 @@ def _explained(step: Step, act: Callable[[], object]) -> object:
         raise Failed("HostRefused", f"{_what(step)}: {error.strerror or error}") from error
     except Exception as error:
         LOG.exception("%s", _what(step))
-        raise Failed("InternalError", f"{_what(step)}: {error!r}; the log has more") from error
+        raise Failed("InternalError", f"{_what(step)}: {error!r}; see the log") from error
 
 
 def _refuse_late(step: Step, deadline: Deadline) -> None:

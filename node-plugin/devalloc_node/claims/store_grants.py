@@ -7,11 +7,11 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from devalloc.api import meta
-from devalloc.api.salvage import salvaged_status
+from devalloc.api.status_recovery import recover_status
 from devalloc.store import NotFound, Object, Store, StoreError
-from devalloc_node import marks
+from devalloc_node.claims import finalizers
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.grant import ClaimRef, Configs, Grant, GrantedDevice
+from devalloc_node.model.grant import ClaimRef, Configs, Grant, GrantedDevice
 
 KIND = "DeviceClaim"
 
@@ -24,10 +24,10 @@ class StoreGrants:
         self._node_name = node_name
 
     def get(self, ref: ClaimRef) -> Grant:
-        return self._granted(marks.mark(self._store, self._node_name, ref), ref)
+        return self._granted(finalizers.add_finalizer(self._store, self._node_name, ref), ref)
 
     def look(self, ref: ClaimRef) -> Grant:
-        return self._granted(marks.look(self._store, self._node_name, ref), ref)
+        return self._granted(finalizers.claim_as_is(self._store, self._node_name, ref), ref)
 
     def _granted(self, claim: Object, ref: ClaimRef) -> Grant:
         return Grant(ref, KIND, self._devices(claim, ref), tuple(_texts(claim.get("status", {}).get("podNames"))))
@@ -44,32 +44,32 @@ class StoreGrants:
         try:
             return f"store {self._store.identity()}"
         except StoreError as error:
-            raise Failed("StoreUnavailable", f"the store does not say which one it is: {error}") from error
+            raise Failed("StoreUnavailable", f"cannot read the identity of the store: {error}") from error
 
     def let_go(self, ref: ClaimRef) -> None:
-        marks.unmark(self._store, self._node_name, ref)
+        finalizers.remove_finalizer(self._store, self._node_name, ref)
 
     def held(self) -> Sequence[ClaimRef]:
         try:
             claims = self._store.list(KIND).objects
         except StoreError as error:
-            raise Failed("StoreUnavailable", f"claims cannot be listed: {error}") from error
-        return [claim_ref(claim) for claim in marks.marked(claims, self._node_name)]
+            raise Failed("StoreUnavailable", f"cannot list claims: {error}") from error
+        return [claim_ref(claim) for claim in finalizers.claims_of_node(claims, self._node_name)]
 
     def _devices(self, claim: Object, ref: ClaimRef) -> tuple[GrantedDevice, ...]:
-        status = salvaged_status(claim.get("status"))
+        status = recover_status(claim.get("status"))
         if status is None:
-            raise Denied("ClaimInvalid", f"the status of claim {ref} names no device that can be read")
+            raise Denied("ClaimInvalid", f"the status of claim {ref} has an unreadable device")
         labels = _labels(claim, len(status.allocations))
         admin = frozenset(_texts(_json(claim, meta.ADMIN_CLASSES)))
         details = [_detail(claim, label) for label in labels]
         # Without labels an entry may be of any detail: it is held unless all of them are for admins (S18).
         all_admin = bool(admin) and all(_class_of(detail) in admin for detail in _all_details(claim))
-        found = []
+        devices = []
         class_configs = _class_configs(claim, ref, len(status.allocations))
         for index, (entry, label, detail) in enumerate(zip(status.allocations, labels, details, strict=True)):
             is_admin = all_admin if detail is None else _class_of(detail) in admin
-            found.append(
+            devices.append(
                 GrantedDevice(
                     requests=() if label is None else (label.partition(".")[0],),
                     pool=entry.device_pool_name,
@@ -80,7 +80,7 @@ class StoreGrants:
                     claim_configs=_claim_configs(claim, detail),
                 )
             )
-        return tuple(found)
+        return tuple(devices)
 
 
 def claim_ref(claim: Object) -> ClaimRef:
@@ -104,10 +104,10 @@ def _detail(claim: Object, label: object) -> Mapping[str, Any] | None:
     index, _, alternative = label.partition(".")
     try:
         detail = _spec(claim)["claims"][int(index)]
-        found = detail["oneOf"][int(alternative)] if alternative else detail
+        chosen = detail["oneOf"][int(alternative)] if alternative else detail
     except (KeyError, IndexError, ValueError, TypeError):
         return None
-    return found if isinstance(found, dict) else None
+    return chosen if isinstance(chosen, dict) else None
 
 
 def _all_details(claim: Object) -> list[Mapping[str, Any]]:
@@ -128,22 +128,22 @@ def _class_configs(claim: Object, ref: ClaimRef, count: int) -> list[tuple[Mappi
     """The copies in the status, and the indexes of the allocations that each is for: the allocator wrote them there,
     where nobody writes who may only edit the claim (T6). ``count``: allocations that could be read."""
     configs = _configs(claim, "classConfigs")
-    said = claim["status"].get("classConfigAllocations")
-    if not said:
+    indexes = claim["status"].get("classConfigAllocations")
+    if not indexes:
         return [(config, range(count)) for config in configs]
     is_whole = count == len(claim["status"]["allocations"]) and len(configs) == len(claim["status"]["classConfigs"])
-    if not is_whole or not _are_indexes(said) or len(said) != len(configs):
+    if not is_whole or not _are_indexes(indexes) or len(indexes) != len(configs):
         raise Denied(
             "ClaimInvalid",
-            f"which devices of claim {ref} its status.classConfigs are for cannot be told from "
-            "status.classConfigAllocations; release the claim to have it allocated anew",
+            f"status.classConfigAllocations of claim {ref} does not match its status.classConfigs; release the "
+            "claim, so that it is allocated again",
         )
-    return list(zip(configs, said, strict=True))
+    return list(zip(configs, indexes, strict=True))
 
 
-def _are_indexes(found: Any) -> bool:
-    return isinstance(found, list) and all(
-        isinstance(each, list) and all(type(index) is int for index in each) for each in found
+def _are_indexes(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(each, list) and all(type(index) is int for index in each) for each in value
     )
 
 
@@ -159,8 +159,8 @@ def _claim_configs(claim: Object, detail: Mapping[str, Any] | None) -> Configs:
 
 
 def _configs(claim: Object, name: str) -> Configs:
-    found = claim.get("status", {}).get(name)
-    return tuple(config for config in found if isinstance(config, dict)) if isinstance(found, list) else ()
+    configs = claim.get("status", {}).get(name)
+    return tuple(config for config in configs if isinstance(config, dict)) if isinstance(configs, list) else ()
 
 
 def _place(config: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -182,9 +182,9 @@ def _json(claim: Object, annotation: str) -> Any:
         return None
 
 
-def _texts(found: Any) -> list[str]:
-    return [text for text in found if isinstance(text, str)] if isinstance(found, list) else []
+def _texts(value: Any) -> list[str]:
+    return [text for text in value if isinstance(text, str)] if isinstance(value, list) else []
 
 
 def _unavailable(ref: ClaimRef, error: StoreError) -> Failed:
-    return Failed("StoreUnavailable", f"claim {ref} cannot be looked up: {error}")
+    return Failed("StoreUnavailable", f"cannot look up claim {ref}: {error}")

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from devalloc_node.guest.command import main
+from devalloc_node.guest.main import main
 
 sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""A cache whose size follows the machine's: a program of the guest that is told the size."""
+"""A cache whose size follows the machine's: a program of the guest gets the size."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import asyncio
 from dataclasses import dataclass
 from typing import Protocol
 
-from devalloc_node.guest.rules import MIB, cache_size
+from devalloc_node.guest.memory_rules import MIB, cache_size
 
 _SECONDS = 3.0  # the agent waits 5 s for a reply
 
 
 class Cache(Protocol):
-    """Anything that gives memory back when it is told to."""
+    """Anything that gives memory back on request."""
 
     async def fit(self, memory: int) -> str:
         """Fit into a machine with so many bytes. Returns a clause that says what was done; raises OSError."""

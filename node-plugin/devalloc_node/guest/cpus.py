@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from devalloc_node.guest.system import System
+from devalloc_node.guest.system import GuestSystem
 
 FOLDER = "sys/devices/system/cpu"
 _MOST = 65_536  # CPUs that a list may name: more than any kernel has
@@ -10,29 +10,29 @@ _MOST = 65_536  # CPUs that a list may name: more than any kernel has
 
 def parse_cpus(text: str) -> list[int]:
     """The CPUs of a list such as ``0-1,3-5, 9``, in order. Raises ValueError."""
-    found: set[int] = set()
+    cpus: set[int] = set()
     for part in text.strip().split(",") if text.strip() else []:
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise ValueError(f"{part.strip()[:40]!r} is no CPU and no range of CPUs")
+            raise ValueError(f"not a CPU or a range of CPUs: {part.strip()[:40]!r}")
         low, high = int(first), int(last) if dash else int(first)
         if not low <= high < _MOST:
             raise ValueError(f"the CPUs {low} to {high} are not in order, or there are too many")
-        found.update(range(low, high + 1))
-    return sorted(found)
+        cpus.update(range(low, high + 1))
+    return sorted(cpus)
 
 
-def present(system: System) -> list[int]:
+def present(system: GuestSystem) -> list[int]:
     """CPUs that the machine has, online or not. Raises OSError, ValueError."""
     return parse_cpus(system.read(f"{FOLDER}/present"))
 
 
-def online(system: System) -> list[int]:
+def online(system: GuestSystem) -> list[int]:
     """CPUs that the guest uses. Raises OSError, ValueError."""
     return parse_cpus(system.read(f"{FOLDER}/online"))
 
 
-def scale(system: System, count: int | None) -> list[str]:
+def scale(system: GuestSystem, count: int | None) -> list[str]:
     """Bring so many CPUs online: the lowest first, and off again from the highest. None: all that are present.
 
     CPU 0 stays. Returns what did not work, in sentences; success is what `online` reads afterwards. Raises OSError and

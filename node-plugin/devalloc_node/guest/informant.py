@@ -1,7 +1,7 @@
-"""The informant: what agents of before the guest monitor speak with in a guest. Its server, and its calls to agents.
+"""The informant: the older protocol, with which agents speak in a guest. Its server, and its calls to agents.
 
-Who counts, and what is asked when, is for `devalloc_node.guest.agents`; whether the machine may become smaller is for
-the guest itself. One thing is done to the guest at a time, in the order in which it was asked for.
+`devalloc_node.guest.agent_registry` decides which agent counts and what to ask when; the guest itself decides whether
+the machine may become smaller. The guest is changed by one request at a time, in the order of the requests.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Protocol
 
 from devalloc.scaling.messages import informant as wire
 from devalloc.scaling.messages.monitor import DownscaleResult
-from devalloc.scaling.messages.refused import Refused
-from devalloc.scaling.peerjson import Unreadable
-from devalloc.scaling.resources import More, Resources
+from devalloc.scaling.messages.request_error import RequestError
+from devalloc.scaling.peer_json import Unreadable
+from devalloc.scaling.resources import ResourceFlags, Resources
 from devalloc.scaling.versions import INFORMANT_VERSIONS, InformantVersion, VersionRange
 from devalloc_node.errors import NodeError
-from devalloc_node.guest.agents import NO_AGENT, Agents, Call, Timers
-from devalloc_node.plainhttp import JSON, Limits, Request, Response, Server, call
+from devalloc_node.guest.agent_registry import NO_AGENT, AgentCall, AgentRegistry, AgentTimeouts
+from devalloc_node.net.http import JSON, HttpLimits, HttpRequest, HttpResponse, HttpServer, http_request
 
 _log = logging.getLogger("devalloc.guest")
-LIMITS = Limits(body=wire.MAX_BODY, connections=32, requests_a_second=100, requests_burst=200)
+LIMITS = HttpLimits(body=wire.MAX_BODY, connections=32, requests_a_second=100, requests_burst=200)
 
 
-class Guest(Protocol):
+class GuestResources(Protocol):
     """What lives in the machine. Both may raise OSError or ValueError: nobody can tell what it is now."""
 
     async def shrink(self, target: Resources) -> DownscaleResult:
@@ -40,22 +40,22 @@ class Informant:
 
     def __init__(
         self,
-        guest: Guest,
+        guest: GuestResources,
         metrics_port: int,
-        timers: Timers | None = None,
-        limits: Limits = LIMITS,
+        timers: AgentTimeouts | None = None,
+        limits: HttpLimits = LIMITS,
         *,
         allows: Callable[[str], bool] = lambda address: True,
         versions: VersionRange[InformantVersion] = INFORMANT_VERSIONS,
     ) -> None:
         """``metrics_port``: where the gauges are. ``allows``: whether an agent may come from an address."""
-        self.agents = Agents(metrics_port, timers, versions)
+        self.agents = AgentRegistry(metrics_port, timers, versions)
         self.address: tuple[str, int] | None = None
         """Where it listens, once it does."""
         self._guest = guest
         self._limits = limits
         self._allows = allows
-        self._server = Server(self._respond, limits, allows=allows)
+        self._server = HttpServer(self._respond, limits, allows=allows)
         self._changed = asyncio.Event()
         self._calls: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()
@@ -88,19 +88,19 @@ class Informant:
         """Answer nobody any more."""
         await self._server.close()
 
-    def want(self, more: More) -> None:
+    def want(self, more: ResourceFlags) -> None:
         """The guest needs more, soon."""
         self.agents.want(more)
         self._changed.set()
 
-    async def _ask(self, one: Call) -> None:
+    async def _ask(self, one: AgentCall) -> None:
         """Make a call, and take note of what came of it."""
-        answer: wire.Numbered | str
+        answer: wire.SequenceStamp | str
         try:
-            request = Request(one.endpoint.method, one.endpoint.path, one.body)
-            response = await call(one.host, one.port, request, one.timeout / 1000, self._limits)
+            request = HttpRequest(one.endpoint.method, one.endpoint.path, one.body)
+            response = await http_request(one.host, one.port, request, one.timeout / 1000, self._limits)
             if response.status == 200:
-                answer = wire.decode_numbered(response.body)
+                answer = wire.decode_stamp(response.body)
             else:
                 answer = f"it answers {response.status}: {response.text}"
         except (NodeError, Unreadable) as error:
@@ -108,45 +108,47 @@ class Informant:
         self.agents.answered(one, answer, _now())
         self._changed.set()
 
-    async def _respond(self, request: Request) -> Response:
+    async def _respond(self, request: HttpRequest) -> HttpResponse:
         try:
-            return await self._answer(wire.endpoint(wire.OF_INFORMANT, request.method, request.path), request.body)
-        except Refused as refused:
-            return Response(refused.status, refused.text.encode())
+            return await self._answer(
+                wire.find_endpoint(wire.INFORMANT_ENDPOINTS, request.method, request.path), request.body
+            )
+        except RequestError as refused:
+            return HttpResponse(refused.status, refused.text.encode())
         except Unreadable as error:
             _log.info("%s: %s", request.path, error)
-            return Response(400, wire.BAD_JSON.encode())
+            return HttpResponse(400, wire.BAD_JSON.encode())
         except (OSError, ValueError) as error:
             _log.error("%s: %s", request.path, error)
-            return Response(500, f"the guest could not tell: {error}".encode())
+            return HttpResponse(500, f"the guest cannot measure: {error}".encode())
         finally:
             self._changed.set()
 
-    async def _answer(self, endpoint: wire.Endpoint, body: bytes) -> Response:
+    async def _answer(self, endpoint: wire.Endpoint, body: bytes) -> HttpResponse:
         match endpoint:
             case wire.REGISTER:
                 desc = wire.decode_agent(body)
                 await self._ask(self.agents.register(desc, _now()))
                 chosen = wire.encode_informant(self.agents.chosen(desc.agent_id))
-                return Response(200, chosen, JSON, after=lambda: self._replied(desc))
+                return HttpResponse(200, chosen, JSON, after=lambda: self._replied(desc))
             case wire.HEALTH_CHECK:
                 self.agents.check_health(wire.decode_agent_id(body))
-                return Response(200, wire.NOTHING, JSON)
+                return HttpResponse(200, wire.EMPTY_BODY, JSON)
             case wire.UNREGISTER:
                 was_active = self.agents.unregister(wire.decode_agent(body))
-                return Response(200, wire.encode_unregistered(was_active), JSON)
+                return HttpResponse(200, wire.encode_unregistered(was_active), JSON)
         async with self._turn:
             version = self.agents.version
             if version is None:
-                raise Refused(400, NO_AGENT)
-            told = wire.decode_resources(body, version)
-            self.agents.heard(told)
+                raise RequestError(400, NO_AGENT)
+            message = wire.decode_resources(body, version)
+            self.agents.heard(message)
             if endpoint == wire.DOWNSCALE:
-                result = await self._guest.shrink(told.resources)
-                return Response(200, wire.encode_downscale_result(result), JSON)
-            await self._guest.grew(told.resources)
+                result = await self._guest.shrink(message.resources)
+                return HttpResponse(200, wire.encode_downscale_result(result), JSON)
+            await self._guest.grew(message.resources)
             self.agents.granted()
-            return Response(200, wire.NOTHING, JSON)
+            return HttpResponse(200, wire.EMPTY_BODY, JSON)
 
     def _replied(self, desc: wire.AgentDesc) -> None:
         self.agents.replied(desc.agent_id)

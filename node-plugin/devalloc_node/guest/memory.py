@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from devalloc_node.guest.system import System
+from devalloc_node.guest.system import GuestSystem
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class GuestMemory:
     """Of the whole guest, in bytes."""
 
     total: int
@@ -19,7 +19,7 @@ class Memory:
     """Memory of processes and of tmpfs, on either list: what cannot be dropped."""
 
 
-def memory(system: System) -> Memory:
+def memory(system: GuestSystem) -> GuestMemory:
     """Raises OSError, and ValueError where a field is missing."""
     fields: dict[str, int] = {}
     for line in system.read("proc/meminfo").splitlines():
@@ -28,7 +28,7 @@ def memory(system: System) -> Memory:
         if amount and amount[0].isdecimal():
             fields[name] = int(amount[0]) * (1024 if amount[1:] == ["kB"] else 1)
     try:
-        return Memory(
+        return GuestMemory(
             total=fields["MemTotal"],
             available=fields["MemAvailable"],
             cached=fields["Cached"],
@@ -38,24 +38,24 @@ def memory(system: System) -> Memory:
         raise ValueError(f"{system.path('proc/meminfo')} has no {missing.args[0]}") from None
 
 
-def cgroup_file(system: System, group: str) -> str:
+def cgroup_file(system: GuestSystem, group: str) -> str:
     """Where a cgroup tells of its memory: version 2, or version 1, or both mounted side by side.
 
     Raises ValueError: no such name, no such cgroup, or one whose memory is not told.
     """
     parts = group.strip("/").split("/")
     if not all(part and part not in (".", "..") and part.isprintable() for part in parts):
-        raise ValueError(f"{group!r} is no name of a cgroup: say it as below /sys/fs/cgroup, such as `workload.slice`")
+        raise ValueError(f"invalid cgroup name {group!r}: give it relative to /sys/fs/cgroup, such as `workload.slice`")
     name = "/".join(parts)
     places = [f"sys/fs/cgroup/{root}{name}/memory.stat" for root in ("", "unified/", "memory/")]
     for place in places:
         if system.has(place):
             return place
     looked = ", ".join(system.path(place) for place in places)
-    raise ValueError(f"there is no cgroup {name!r} with a memory controller; looked for {looked}")
+    raise ValueError(f"no cgroup {name!r} with a memory controller; looked for {looked}")
 
 
-def cgroup_anonymous(system: System, file: str) -> int:
+def cgroup_anonymous(system: GuestSystem, file: str) -> int:
     """Anonymous memory of a cgroup and those below it, in bytes. Raises OSError, ValueError."""
     fields = dict(line.split(" ", 1) for line in system.read(file).splitlines() if " " in line)
     for prefix in ("total_", ""):  # version 1 tells the sum apart
@@ -66,11 +66,11 @@ def cgroup_anonymous(system: System, file: str) -> int:
     raise ValueError(f"{system.path(file)} has no active_anon and inactive_anon")
 
 
-Measure = Callable[[], int]
+MemoryMeasure = Callable[[], int]
 """Bytes in use now. Raises OSError, ValueError."""
 
 
-def measure_of(system: System, what: str) -> Measure | None:
+def memory_measure(system: GuestSystem, what: str) -> MemoryMeasure | None:
     """How memory in use is measured: ``system``, ``cgroup:NAME`` or ``none``. Raises ValueError."""
     kind, _, group = what.partition(":")
     if what == "none":

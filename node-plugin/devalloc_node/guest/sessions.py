@@ -14,12 +14,12 @@ from websockets.server import ServerProtocol
 from devalloc.scaling.messages import monitor as wire
 from devalloc.scaling.versions import MONITOR_VERSIONS
 from devalloc_node.guest.settings import Network, is_allowed
-from devalloc_node.websocket import QUIET, Limits, WebSocket
+from devalloc_node.net.websocket import LIBRARY_LOGGER, WebSocket, WebSocketLimits
 
 Handle = Callable[[wire.ToMonitor], Awaitable[wire.ToAgent | None]]
 """What to do with a message, and what to reply. Raises OSError or ValueError when it did not work."""
 
-LIMITS = Limits(bytes_a_second=64 * 1024, bytes_burst=256 * 1024, frames_a_second=200, frames_burst=1_000)
+LIMITS = WebSocketLimits(bytes_a_second=64 * 1024, bytes_burst=256 * 1024, frames_a_second=200, frames_burst=1_000)
 """An agent that shrinks a machine step by step sends a request for each, as fast as they are answered."""
 _HANDSHAKE = 4.0  # seconds
 _MOST_WAITING = 16  # messages that wait for an earlier one
@@ -27,15 +27,15 @@ _MOST_STRANGERS = 8  # connections that have not said hello
 _log = logging.getLogger("devalloc.guest")
 
 
-class Sessions:
+class AgentSessions:
     """All connections of agents: one that counts, and some that may be about to."""
 
     def __init__(self, handle: Handle, greeted: Callable[[], None], allowed: Sequence[Network] = ()) -> None:
-        """``greeted`` is told of each new agent. ``allowed``: from where they may connect; empty: from anywhere."""
+        """``greeted`` gets each new agent. ``allowed``: networks from which agents may connect; empty: all."""
         self.handle = handle
         self.greeted = greeted
         self._allowed = allowed
-        self._current: _Session | None = None
+        self._current: _AgentSession | None = None
         self._strangers: list[_Accepted] = []
         self._server: asyncio.Server | None = None
 
@@ -71,28 +71,28 @@ class Sessions:
             return False
         self._strangers.append(socket)
         if len(self._strangers) > _MOST_STRANGERS:
-            self._strangers[0].abort("too many connections that say nothing")
+            self._strangers[0].abort("too many silent connections")
         return True
 
-    def arrived(self, socket: _Accepted, session: _Session) -> None:
+    def arrived(self, socket: _Accepted, session: _AgentSession) -> None:
         """An agent opened a WebSocket: it takes the place of the one before."""
         self._strangers.remove(socket)
         before, self._current = self._current, session
         if before is not None:
             before.socket.fail(CloseCode.NORMAL_CLOSURE, "a newer connection took this one's place")
 
-    def left(self, socket: _Accepted, session: _Session, why: str) -> None:
+    def left(self, socket: _Accepted, session: _AgentSession, why: str) -> None:
         if socket in self._strangers:
             self._strangers.remove(socket)
         if self._current is session:
             self._current = None
-            _log.warning("no agent any more: %s", why)
+            _log.warning("the agent has left: %s", why)
 
 
-class _Session:
+class _AgentSession:
     """One agent's connection, from the WebSocket to its end."""
 
-    def __init__(self, sessions: Sessions, socket: _Accepted) -> None:
+    def __init__(self, sessions: AgentSessions, socket: _Accepted) -> None:
         self._sessions = sessions
         self.socket = socket
         self.is_agreed = False
@@ -121,13 +121,15 @@ class _Session:
             else:
                 self._agree(wire.decode_offer(text))
         except wire.Undecodable as error:
-            self.socket.fail(CloseCode.INTERNAL_ERROR, f"it sent what cannot be read: {error}")
+            self.socket.fail(CloseCode.INTERNAL_ERROR, f"it sent an unreadable message: {error}")
 
-    def _agree(self, offer: wire.Offer) -> None:
+    def _agree(self, offer: wire.VersionOffer) -> None:
         version = MONITOR_VERSIONS.latest_shared(offer)
         if version is None:
-            why = f"versions {offer.min:d} to {offer.max:d} were offered, and {MONITOR_VERSIONS.max:d} is spoken here"
-            self.socket.send(wire.encode_choice(wire.Refusal(why)))
+            why = (
+                f"versions {offer.min:d} to {offer.max:d} were offered; this monitor supports {MONITOR_VERSIONS.max:d}"
+            )
+            self.socket.send(wire.encode_choice(wire.VersionRefusal(why)))
             self.socket.fail(CloseCode.NORMAL_CLOSURE, why)
             return
         self.socket.send(wire.encode_choice(version))
@@ -138,10 +140,10 @@ class _Session:
 
     def _take(self, message: wire.ToMonitor | wire.Unrecognised, id: int) -> None:
         if isinstance(message, wire.Unrecognised):
-            error = wire.InvalidMessage(f"there is no message of type {message.type!r}")
+            error = wire.InvalidMessage(f"unknown message type {message.type!r}")
             self.socket.send(wire.encode_to_agent(error, id))
         elif isinstance(message, wire.InvalidMessage | wire.InternalError):
-            _log.warning("the agent says %s about message %d: %s", type(message).__name__, id, message.error)
+            _log.warning("the agent reports %s about message %d: %s", type(message).__name__, id, message.error)
         elif len(self._waiting) >= _MOST_WAITING:
             self.socket.fail(CloseCode.POLICY_VIOLATION, f"more than {_MOST_WAITING} messages wait for an earlier one")
         else:
@@ -166,11 +168,11 @@ class _Session:
 class _Accepted(WebSocket):
     """The monitor's end of a connection."""
 
-    def __init__(self, sessions: Sessions) -> None:
-        self._server = ServerProtocol(max_size=LIMITS.message, logger=QUIET)
+    def __init__(self, sessions: AgentSessions) -> None:
+        self._server = ServerProtocol(max_size=LIMITS.message, logger=LIBRARY_LOGGER)
         self._sessions = sessions
         self._deadline: asyncio.TimerHandle | None = None
-        super().__init__(self._server, _Session(sessions, self), LIMITS)
+        super().__init__(self._server, _AgentSession(sessions, self), LIMITS)
 
     def greeted(self) -> None:
         """The handshake is done."""
@@ -196,7 +198,7 @@ class _Accepted(WebSocket):
         is_ours = event.path == wire.PATH
         server = self._server
         if server.eof_sent:  # the parser has read on, and given up
-            self.abort("what it sent behind its request is no WebSocket")
+            self.abort("it sent data after its request that is not WebSocket")
             return
         server.send_response(server.accept(event) if is_ours else server.reject(404, f"It is at {wire.PATH}.\n"))
         self._flush()

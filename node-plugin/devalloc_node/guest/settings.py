@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Any
 
-from devalloc_node.guest.blocks import POLICIES
-from devalloc_node.guest.rules import CACHES
+from devalloc_node.guest.memory_blocks import POLICIES
+from devalloc_node.guest.memory_rules import CACHES
 
 ENVIRONMENT = "DEVALLOC_GUEST_MONITOR_"
 """Each option can be set in the environment: this and its name in capitals, with underscores."""
 
 ABOUT = (
-    "Runs inside a machine: measures the guest's memory, asks the node's agent for more, agrees or denies when the "
-    "machine is to become smaller, brings plugged CPUs and memory online, and serves the guest's gauges. Until SIGTERM "
-    "or Ctrl-C."
+    "Runs inside a machine: measures the guest's memory, asks the node's agent for more, accepts or rejects a "
+    "decrease, brings plugged CPUs and memory online, and serves the guest's metrics. It runs until SIGTERM or "
+    "Ctrl-C."
 )
 
 Address = tuple[str, int]
@@ -25,7 +25,7 @@ Network = IPv4Network | IPv6Network
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class MonitorSettings:
     """All of it."""
 
     listen: Address
@@ -42,7 +42,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class MonitorOption:
     """One setting as a flag."""
 
     name: str
@@ -60,7 +60,7 @@ class Option:
         return ENVIRONMENT + self.field.upper()
 
 
-def settings_from(given: Mapping[str, str | None]) -> Settings:
+def settings_from(given: Mapping[str, str | None]) -> MonitorSettings:
     """From texts by field; what is not given has its default. Raises ValueError with every problem, one a line."""
     values, problems = {}, []
     for option in OPTIONS:
@@ -71,12 +71,14 @@ def settings_from(given: Mapping[str, str | None]) -> Settings:
             problems.append(f"--{option.name}: {error}")
     if not problems and values["informant"] is not None:
         if values["metrics_listen"] is None:
-            problems.append("--informant: agents are told where the gauges are; --metrics-listen must not be off")
+            problems.append(
+                "--informant: agents must learn the address of the metrics; --metrics-listen must not be off"
+            )
         if values["informant"] == values["listen"] and values["listen"][1] != 0:
             problems.append("--informant: the monitor listens there; give --listen another port")
     if problems:
         raise ValueError("\n".join(problems))
-    return Settings(**values)
+    return MonitorSettings(**values)
 
 
 def is_allowed(allowed: Sequence[Network], address: str) -> bool:
@@ -92,7 +94,7 @@ def _address(text: str) -> Address:
     try:
         ip_address(host)
     except ValueError:
-        raise ValueError(f"{host!r} is no address; 0.0.0.0 and [::] are all of this guest's") from None
+        raise ValueError(f"not an IP address: {host!r} (0.0.0.0 or [::] listens on all addresses)") from None
     return host, int(port)
 
 
@@ -107,7 +109,7 @@ def _networks(text: str) -> tuple[Network, ...]:
 def _one_of(*names: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in names:
-            raise ValueError(f"{text!r} is none of {', '.join(names)}")
+            raise ValueError(f"{text!r} is not one of {', '.join(names)}")
         return text
 
     return parse
@@ -115,7 +117,7 @@ def _one_of(*names: str) -> Callable[[str], str]:
 
 def _program(text: str) -> str | None:
     if text and not (os.path.isabs(text) and os.path.isfile(text) and os.access(text, os.X_OK)):
-        raise ValueError(f"{text!r} is no program that can be started; say its absolute path")
+        raise ValueError(f"not an executable file: {text!r} (give an absolute path)")
     return text or None
 
 
@@ -126,44 +128,44 @@ def _ratio(text: str) -> int:
 
 
 OPTIONS = (
-    Option("listen", "ADDRESS:PORT", "0.0.0.0:10301", _address, "Where agents connect."),
-    Option(
-        "metrics-listen", "ADDRESS:PORT", "0.0.0.0:9100", _address_or_off, "Where gauges are served; `off`: nowhere."
+    MonitorOption("listen", "ADDRESS:PORT", "0.0.0.0:10301", _address, "Address where agents connect."),
+    MonitorOption(
+        "metrics-listen", "ADDRESS:PORT", "0.0.0.0:9100", _address_or_off, ("Address where metrics are served; `off`: "
+"nowhere.")
     ),
-    Option(
+    MonitorOption(
         "informant", "ADDRESS:PORT", "off", _address_or_off,
-        "Where agents of before the guest monitor connect (the informant protocol, usually port 10301); `off`: none.",
+        "Address where agents with the older informant protocol connect, usually port 10301; `off`: nowhere.",
     ),
-    Option(
+    MonitorOption(
         "allow", "NETWORKS", "", _networks,
-        "From where agents may connect, such as 10.0.0.1 or 10.0.0.0/24,fd00::/8. Empty: from anywhere, for where the "
-        "network lets only the host in.",
+        "Addresses from which agents may connect, such as 10.0.0.1 or 10.0.0.0/24,fd00::/8. Empty: from anywhere, if "
+        "the network admits only the host.",
     ),
-    Option(
+    MonitorOption(
         "measure", "WHAT", "system", str,
-        "Whose memory is watched: `system`, the whole guest; `cgroup:NAME`, the workload in /sys/fs/cgroup/NAME "
-        "(version 2 or 1); `none`: nobody's, every downscale is agreed to.",
+        "Whose memory the monitor watches: `system`, the whole guest; `cgroup:NAME`, the workload in "
+        "/sys/fs/cgroup/NAME (version 2 or 1); `none`: nothing, and it accepts every decrease.",
     ),
-    Option(
+    MonitorOption(
         "cpus", "POLICY", "plugged", _one_of("plugged", "granted", "leave"),
-        "Bring online all CPUs that are `plugged`, or as many of them as were `granted` (CPU 0 always), or `leave` "
-        "them.",
+        "Bring online all CPUs that are `plugged`, only as many as were `granted` (CPU 0 always), or `leave` them.",
     ),
-    Option(
+    MonitorOption(
         "memory", "POLICY", "auto", _one_of(*POLICIES),
-        "What becomes of plugged memory: `movable` can be unplugged again, `kernel` can be used for all, `auto`: "
-        "movable up to --movable-ratio; `leave`: nothing is brought online.",
+        "How to bring plugged memory online: `movable` can be unplugged again, `kernel` serves any use, `auto` is "
+        "movable up to --movable-ratio, `leave` brings none online.",
     ),
-    Option(
+    MonitorOption(
         "movable-ratio", "TIMES", "8", _ratio,
-        "With --memory auto: how many times the kernel's memory the movable may be. Lower is safer for the guest, "
-        "higher gives back more.",
+        "With --memory auto: maximum ratio of movable memory to the kernel's memory. Lower is safer for the guest; "
+        "higher can give back more.",
     ),
-    Option(
+    MonitorOption(
         "cache-program", "PATH", "", _program,
-        "A program that sets the size of a cache: started with the size in bytes as its only argument whenever it "
-        "changes, it has 3 s and exits with 0.",
+        "A program that sets the size of a cache. It runs whenever the size changes, with the size in bytes as its "
+        "only argument, and must exit with 0 within 3 s.",
     ),
-    Option("cache-where", "PLACE", "disk", _one_of(*CACHES), "Where that cache lies: `disk` or `memory`."),
-    Option("root", "DIR", "/", str, "The folder that holds the guest's proc and sys."),
+    MonitorOption("cache-where", "PLACE", "disk", _one_of(*CACHES), "Where that cache is: `disk` or `memory`."),
+    MonitorOption("root", "DIR", "/", str, "The folder that contains the guest's proc and sys."),
 )  # fmt: skip

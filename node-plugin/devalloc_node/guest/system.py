@@ -7,7 +7,7 @@ import os
 _MOST_BYTES = 1 << 20
 
 
-class System:
+class GuestSystem:
     """Paths are relative to the root and fixed by the code; what is put into them is a number or was checked."""
 
     def __init__(self, root: str = "/") -> None:

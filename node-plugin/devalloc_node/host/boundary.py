@@ -7,7 +7,7 @@ from typing import Protocol
 
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.deadline import Deadline
-from devalloc_node.step import Value
+from devalloc_node.model.step import Value
 
 VfSettings = Mapping[str, Value]
 """Settings of a VF as its PF enforces them, with the field names of VfConfig: ``mac``, ``vlan``, ``vlanQos``,

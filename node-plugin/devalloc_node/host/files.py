@@ -30,7 +30,7 @@ class Files:
         listed, names = self._split(path)
         for left in reversed(range(_TRIES)):
             try:
-                return _put(listed, names, content, mode)
+                return _write_whole(listed, names, content, mode)
             except FileNotFoundError:  # `remove` took a folder that was empty just then
                 if not left:
                     raise
@@ -41,11 +41,11 @@ class Files:
         listed, names = self._split(path)
         for depth in range(len(names), 0, -1):
             with suppress(FileNotFoundError):
-                folder = _opened(listed, names[: depth - 1], make=False)
+                folder = _open_folder(listed, names[: depth - 1], make=False)
                 try:
                     if depth == len(names):
                         with suppress(FileNotFoundError):  # what a writer that was killed left
-                            os.unlink(_beside(names[-1]), dir_fd=folder)
+                            os.unlink(_temporary_name(names[-1]), dir_fd=folder)
                         os.unlink(names[-1], dir_fd=folder)
                     else:
                         os.rmdir(names[depth - 1], dir_fd=folder)
@@ -64,31 +64,31 @@ class Files:
             names = path.removeprefix(start).split("/") if path.startswith(start) else []
             if names and all(map(is_name, names)):
                 return listed, names
-        raise PermissionError(errno.EPERM, "is not below the folders that the plugin may write to", path)
+        raise PermissionError(errno.EPERM, "is not below a folder that the plugin may write to", path)
 
 
-def _put(listed: str, names: Sequence[str], content: bytes, mode: int) -> None:
-    folder = _opened(listed, names[:-1], make=True)
+def _write_whole(listed: str, names: Sequence[str], content: bytes, mode: int) -> None:
+    folder = _open_folder(listed, names[:-1], make=True)
     try:
-        beside = _beside(names[-1])
+        temporary = _temporary_name(names[-1])
         with suppress(FileNotFoundError):
-            os.unlink(beside, dir_fd=folder)
+            os.unlink(temporary, dir_fd=folder)
         try:
-            _written(folder, beside, content, mode)
-            os.rename(beside, names[-1], src_dir_fd=folder, dst_dir_fd=folder)
+            _write_file(folder, temporary, content, mode)
+            os.rename(temporary, names[-1], src_dir_fd=folder, dst_dir_fd=folder)
         except OSError:
             with suppress(OSError):
-                os.unlink(beside, dir_fd=folder)
+                os.unlink(temporary, dir_fd=folder)
             raise
         os.fsync(folder)
     finally:
         os.close(folder)
 
 
-def _beside(name: str) -> str:
+def _temporary_name(name: str) -> str:
     """What a file is called while it is written; the same each time, for one writer has it at a time."""
-    kept = os.fsencode(name)[: _MAX_NAME - len(".new.")]
-    return f".{os.fsdecode(kept)}.new"
+    stem = os.fsencode(name)[: _MAX_NAME - len(".new.")]
+    return f".{os.fsdecode(stem)}.new"
 
 
 def is_name(name: str) -> bool:
@@ -96,7 +96,7 @@ def is_name(name: str) -> bool:
     return 0 < len(os.fsencode(name)) <= _MAX_NAME and name not in (".", "..") and "/" not in name and "\0" not in name
 
 
-def _opened(listed: str, names: Sequence[str], *, make: bool) -> int:
+def _open_folder(listed: str, names: Sequence[str], *, make: bool) -> int:
     """A descriptor of a folder. The listed folder itself may be reached by links: the admin named it."""
     if make:
         os.makedirs(listed, mode=0o755, exist_ok=True)
@@ -113,7 +113,7 @@ def _opened(listed: str, names: Sequence[str], *, make: bool) -> int:
     return folder
 
 
-def _written(folder: int, name: str, content: bytes, mode: int) -> None:
+def _write_file(folder: int, name: str, content: bytes, mode: int) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(name, flags, 0o600, dir_fd=folder), "wb") as file:
         file.write(content)

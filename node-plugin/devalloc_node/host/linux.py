@@ -49,7 +49,7 @@ class LinuxHost:
         job = (place, text)
         with self._lock:
             if job in self._waiting or len(self._waiting) >= _MAX_WAITING:
-                raise Unknown("HostNotAnswering", f"the kernel has not answered an earlier write to /sys/{path} yet")
+                raise Unknown("HostNotAnswering", f"the kernel has not completed an earlier write to /sys/{path} yet")
             self._waiting.add(job)
         answer: queue.SimpleQueue[OSError | None] = queue.SimpleQueue()
         try:
@@ -61,7 +61,7 @@ class LinuxHost:
         try:
             error = answer.get(timeout=deadline.seconds)
         except queue.Empty:
-            raise Unknown("HostNotAnswering", f"the kernel does not answer a write to /sys/{path}") from None
+            raise Unknown("HostNotAnswering", f"the kernel does not complete a write to /sys/{path}") from None
         if error is not None:
             raise error
 
@@ -76,7 +76,7 @@ class LinuxHost:
             descriptor = os.open(place, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    raise OSError(errno.EINVAL, "is no file", place)
+                    raise OSError(errno.EINVAL, "is not a file", place)
                 os.write(descriptor, text.encode())
             finally:
                 os.close(descriptor)
@@ -90,7 +90,7 @@ class LinuxHost:
     def _below_sys(self, path: str) -> str:
         """The file without links, proven to be below sys."""
         if not all(map(is_name, path.split("/"))):
-            raise OSError(errno.EPERM, "is no path below sys", path)
+            raise OSError(errno.EPERM, "is not a path below sys", path)
         sys = os.path.realpath(self.root / "sys")
         place = os.path.realpath(f"{sys}/{path}")
         if not place.startswith(f"{sys}/"):
@@ -106,7 +106,7 @@ class LinuxHost:
     def own(self, node: str, uid: int, gid: int) -> None:
         names = node.removeprefix(f"{_DEVICES}/").split("/")
         if not node.startswith(f"{_DEVICES}/") or len(names) > 2 or not all(map(is_name, names)):
-            raise OSError(errno.EPERM, f"is no device node below {_DEVICES}", node)
+            raise OSError(errno.EPERM, f"is not a device node below {_DEVICES}", node)
         folder = os.open(f"{self.root}{_DEVICES}", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             if len(names) == 2:
@@ -114,7 +114,7 @@ class LinuxHost:
                 os.close(folder)
                 folder = inner
             if not stat.S_ISCHR(os.stat(names[-1], dir_fd=folder, follow_symlinks=False).st_mode):
-                raise OSError(errno.EPERM, "is no device node", node)
+                raise OSError(errno.EPERM, "is not a device node", node)
             os.chown(names[-1], uid, gid, dir_fd=folder, follow_symlinks=False)
         finally:
             os.close(folder)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from devalloc_node.host.boundary import VfSettings
-from devalloc_node.step import Value
+from devalloc_node.model.step import Value
 
 _WITH_VFS = 1 | 8  # RTEXT_FILTER_VF | RTEXT_FILTER_SKIP_STATS
 """Without their statistics, as ``ip link`` asks: those of 200 VFs and more do not fit into the attribute (64 KiB)."""
@@ -41,20 +41,20 @@ def settings_of(link: Any, interface: str, index: int) -> dict[str, Value]:
         mac = info.get_attr("IFLA_VF_MAC")
         if mac is None or mac["vf"] != index:
             continue
-        found: dict[str, Value] = {"mac": mac["mac"]}
+        settings: dict[str, Value] = {"mac": mac["mac"]}
         vlan, rate = info.get_attr("IFLA_VF_VLAN"), info.get_attr("IFLA_VF_RATE")
         if vlan is not None:
-            found |= {"vlan": vlan["vlan"], "vlanQos": vlan["qos"]}
+            settings |= {"vlan": vlan["vlan"], "vlanQos": vlan["qos"]}
         if rate is not None:
-            found |= {"minTxRate": rate["min_tx_rate"], "maxTxRate": rate["max_tx_rate"]}
+            settings |= {"minTxRate": rate["min_tx_rate"], "maxTxRate": rate["max_tx_rate"]}
         for name, attribute, field in (("trust", "TRUST", "trust"), ("spoofCheck", "SPOOFCHK", "spoofchk")):
             switch = info.get_attr(f"IFLA_VF_{attribute}")
             if switch is not None and switch[field] != _UNSET:
-                found[name] = bool(switch[field])
+                settings[name] = bool(switch[field])
         state = info.get_attr("IFLA_VF_LINK_STATE")
         if state is not None and state["link_state"] < len(_LINK_STATES):
-            found["linkState"] = _LINK_STATES[state["link_state"]]
-        return found
+            settings["linkState"] = _LINK_STATES[state["link_state"]]
+        return settings
     if (link.get_attr("IFLA_NUM_VF") or 0) > index:
         return {}
     raise OSError(errno.ENODEV, f"{os.strerror(errno.ENODEV)}: no VF {index}", interface)
@@ -62,21 +62,21 @@ def settings_of(link: Any, interface: str, index: int) -> dict[str, Value]:
 
 def request(index: int, now: VfSettings, wanted: VfSettings) -> dict[str, Any]:
     """The ``vf`` argument of pyroute2. VLAN and rates are pairs: what of one is not asked for stays as it is."""
-    found: dict[str, Any] = {"vf": index}
+    arguments: dict[str, Any] = {"vf": index}
     both = {**now, **wanted}
     if "mac" in wanted:
-        found["mac"] = wanted["mac"]
+        arguments["mac"] = wanted["mac"]
     if wanted.keys() & {"vlan", "vlanQos"}:
-        found["vlan"] = {"vlan": both.get("vlan", 0), "qos": both.get("vlanQos", 0)}
+        arguments["vlan"] = {"vlan": both.get("vlan", 0), "qos": both.get("vlanQos", 0)}
     if wanted.keys() & {"minTxRate", "maxTxRate"}:
-        found["rate"] = {"min_tx_rate": both.get("minTxRate", 0), "max_tx_rate": both.get("maxTxRate", 0)}
+        arguments["rate"] = {"min_tx_rate": both.get("minTxRate", 0), "max_tx_rate": both.get("maxTxRate", 0)}
     if "trust" in wanted:
-        found["trust"] = int(wanted["trust"])
+        arguments["trust"] = int(wanted["trust"])
     if "spoofCheck" in wanted:
-        found["spoofchk"] = int(wanted["spoofCheck"])
+        arguments["spoofchk"] = int(wanted["spoofCheck"])
     if "linkState" in wanted:
-        found["link_state"] = _LINK_STATES.index(wanted["linkState"])
-    return found
+        arguments["link_state"] = _LINK_STATES.index(wanted["linkState"])
+    return arguments
 
 
 def _link(route: Any, interface: str) -> Any:

@@ -11,7 +11,7 @@ _LOCAL = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Route:
     """The way that the kernel would take now."""
 
     interface: str | None
@@ -24,10 +24,10 @@ class Way:
     """Behind the interface is a machine, and nobody else."""
 
 
-NO_WAY = Way(None)
+NO_ROUTE = Route(None)
 
 
-def way_to(address: str) -> Way:
+def route_to(address: str) -> Route:
     """The way to an address; NO_WAY where the kernel knows none. Raises OSError where it does not say."""
     from pyroute2 import IPRoute  # 0.2 s, which only hosts with machines that are scaled need
     from pyroute2.netlink.exceptions import NetlinkError
@@ -39,8 +39,8 @@ def way_to(address: str) -> Way:
             index = answer.get_attr("RTA_OIF")
             (link,) = routes.link("get", index=index)
         except (NetlinkError, ValueError):
-            return NO_WAY
+            return NO_ROUTE
     name = str(link.get_attr("IFLA_IFNAME"))
     gateway = answer.get_attr("RTA_GATEWAY") or answer.get_attr("RTA_VIA")
     is_own = answer["type"] == _LOCAL or name == "lo"
-    return Way(name, gateway is not None, is_own, Path(f"/sys/class/net/{name}/tun_flags").exists())
+    return Route(name, gateway is not None, is_own, Path(f"/sys/class/net/{name}/tun_flags").exists())

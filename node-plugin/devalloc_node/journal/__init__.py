@@ -1,18 +1,24 @@
-"""The journal: what the plugin is about to change on the host and for whom, on disk before it does."""
+"""The journal: what the plugin is about to change on the host and for whom, on disk before it does.
+
+- ``protocol``, ``records``: what the engine needs of a journal, and what it holds
+- ``sqlite``, ``schema``, ``state_folder``: the file; ``wal_check``, ``consistency``: whether it is whole
+- ``audit_log``: who changed what, when and for which claim
+- ``backup``: copies
+"""
 
 from devalloc_node.journal.protocol import Journal
-from devalloc_node.journal.records import USE, ClaimRecord, ClaimState, Holding, StepRecord, Taken, Withheld
+from devalloc_node.journal.records import USE, ClaimRecord, ClaimState, HeldByOther, HeldKey, StepRecord, WithheldDevice
 from devalloc_node.journal.sqlite import SQLiteJournal, open_journal
 
 __all__ = [
     "USE",
     "ClaimRecord",
     "ClaimState",
-    "Holding",
+    "HeldByOther",
+    "HeldKey",
     "Journal",
     "SQLiteJournal",
     "StepRecord",
-    "Taken",
-    "Withheld",
+    "WithheldDevice",
     "open_journal",
 ]

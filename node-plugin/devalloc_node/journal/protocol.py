@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from devalloc_node.grant import ClaimRef
-from devalloc_node.journal.records import ClaimRecord, Holding, StepRecord, Withheld
-from devalloc_node.step import Step, Value
+from devalloc_node.journal.records import ClaimRecord, HeldKey, StepRecord, WithheldDevice
+from devalloc_node.model.grant import ClaimRef
+from devalloc_node.model.step import Step, Value
 
 
-class Reader(Protocol):
+class JournalReader(Protocol):
     """Reading. Safe for threads, as all of the journal. Raises Failed: ``JournalUnavailable``, ``JournalDamaged``."""
 
     def claim(self, uid: str) -> ClaimRecord | None: ...
@@ -18,7 +18,7 @@ class Reader(Protocol):
     def claims(self) -> Sequence[ClaimRecord]:
         """All, in the order of their beginning."""
 
-    def held(self) -> Mapping[str, Holding]:
+    def held(self) -> Mapping[str, HeldKey]:
         """By key, what claims hold and what is withheld."""
 
     def steps(self, owner: str) -> Sequence[StepRecord]:
@@ -33,7 +33,7 @@ class Reader(Protocol):
     def users(self, name: str) -> Sequence[StepRecord]:
         """The ``use`` steps of all who share it."""
 
-    def withheld(self) -> Sequence[Withheld]: ...
+    def withheld(self) -> Sequence[WithheldDevice]: ...
 
     def record(self, room: str, name: str) -> Mapping[str, Value] | None: ...
 
@@ -43,7 +43,7 @@ class Reader(Protocol):
     def setting(self, name: str) -> str | None: ...
 
 
-class Journal(Reader, Protocol):
+class Journal(JournalReader, Protocol):
     """Reading and writing."""
 
     def begin(self, ref: ClaimRef, kind: str, grant: Mapping[str, Value], holdings: Mapping[str, str]) -> None:
@@ -87,10 +87,10 @@ class Journal(Reader, Protocol):
     def unwithhold(self, device: str) -> None:
         """Offer a device again. Raises Failed (``JournalDisagrees``) where steps of it are left."""
 
-    def boot(self, boot: str, lasting: Collection[str]) -> Sequence[ClaimRecord]:
+    def boot(self, boot: str, persistent: Collection[str]) -> Sequence[ClaimRecord]:
         """Compare the host's boot id with the one of last time, and note it.
 
-        Where it is another, the reboot undid everything but the kinds of steps in ``lasting``: every other step and
+        Where it is another, the reboot undid everything but the kinds of steps in ``persistent``: every other step and
         every holding is forgotten, and all claims are ``unpreparing``, which are returned. What is withheld stays so
         until it is tried to clean it the next time, when nothing is left to do.
         """

@@ -8,8 +8,8 @@ from enum import StrEnum
 from typing import Literal
 
 from devalloc_node.errors import Denied
-from devalloc_node.grant import ClaimRef
-from devalloc_node.step import Step, Value
+from devalloc_node.model.grant import ClaimRef
+from devalloc_node.model.step import Step, Value
 
 USE = "use"
 """Kind of the step by which a device of a claim joins what several share; its target is the shared name. Undoing it
@@ -50,7 +50,7 @@ class ClaimRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class HeldKey:
     """Something that only one claim can have."""
 
     key: str
@@ -78,7 +78,7 @@ class StepRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Withheld:
+class WithheldDevice:
     """A device that nobody gets, because it could not be cleaned of what its last owner left (T7)."""
 
     device: str
@@ -92,15 +92,15 @@ class Withheld:
         return WITHHELD + self.device
 
 
-class Taken(Denied):
+class HeldByOther(Denied):
     """Something is held by another claim already."""
 
-    def __init__(self, holding: Holding) -> None:
-        who = f"claim {holding.uid}" if holding.uid else "nobody: it is withheld until it was reset"
+    def __init__(self, holding: HeldKey) -> None:
+        who = f"claim {holding.uid}" if holding.uid else "no claim: it is withheld until it is reset"
         super().__init__(
             "DeviceInUse",
             f"{holding.key} is held by {who} (device {holding.device}); "
-            + ("unprepare that claim first" if holding.uid else "see what `withheld` says of it"),
+            + ("unprepare that claim first" if holding.uid else "see its entry in `withheld`"),
             retryable=True,
         )
         self.holding = holding

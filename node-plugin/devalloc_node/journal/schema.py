@@ -22,8 +22,8 @@ APPLICATION_ID = 0x64_76_6E_6A
 SCHEMA = Schema(
     noun="journal",
     application_id=APPLICATION_ID,
-    damaged="It is moved aside when the node plugin starts the next time",
-    full="Claims and machines can still be ended, but not prepared, started or changed.",
+    damaged="The node plugin moves it aside at its next start",
+    full="Claims can still be unprepared and machines stopped, but nothing can be prepared, started or changed.",
     steps=(
         (
             """

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import sqlite3
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -14,29 +12,37 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
-from devalloc.store import reserve
-from devalloc.store.copies import leave
-from devalloc.store.database import explained, explanation, no_space, open_database, shorten_log, transaction
+from devalloc.file_lock import FileLock
+from devalloc.store import disk_reserve
+from devalloc.store.database import (
+    no_space_message,
+    open_database,
+    store_error_for,
+    transaction,
+    translate_errors,
+    truncate_wal,
+)
+from devalloc.store.database_copies import flush_replaced
 from devalloc.store.errors import Damaged, NoSpace, StoreError, Unavailable, Unusable
-from devalloc.store.paths import file_at, log_of
+from devalloc.store.paths import file_identity, wal_path
 from devalloc_node.errors import Failed
-from devalloc_node.grant import ClaimRef
-from devalloc_node.journal.folder import lost_log, make_private, move_aside, moved_aside, open_lock
-from devalloc_node.journal.readonly import readonly
+from devalloc_node.journal.consistency import CLAIM, STEP, inconsistencies
+from devalloc_node.journal.frozen_json import frozen
 from devalloc_node.journal.records import (
     USE,
     WITHHELD,
     ClaimRecord,
     ClaimState,
-    Holding,
+    HeldByOther,
+    HeldKey,
     StepRecord,
     StepState,
-    Taken,
-    Withheld,
+    WithheldDevice,
 )
 from devalloc_node.journal.schema import SCHEMA
-from devalloc_node.journal.sense import CLAIM, STEP, problems
-from devalloc_node.step import Step, Value
+from devalloc_node.journal.state_folder import damaged_journals, make_private, missing_wal, move_aside, open_lock
+from devalloc_node.model.grant import ClaimRef
+from devalloc_node.model.step import Step, Value
 
 FILE = "journal.db"
 QUARANTINED = "quarantined"
@@ -62,36 +68,32 @@ def open_journal(folder: Path, clock: Callable[[], datetime] = lambda: datetime.
     lock = open_lock(folder)
     try:
         # Before SQLite sees it: it would shorten a damaged log for good.
-        if lost_log(path, lock) is not None:
+        if missing_wal(path, lock) is not None:
             move_aside(path, clock())
-        fcntl.flock(lock, fcntl.LOCK_SH)
+        lock.lock(shared=True)
         try:
-            return _aware(SQLiteJournal(path, lock, clock))
+            return _record_quarantine(SQLiteJournal(path, lock, clock))
         except Damaged as error:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise Unusable(
-                    f"{error} Another process has {path} open: stop it, then start this one again"
-                ) from error
+            if not lock.try_lock():
+                raise Unusable(f"{error} Another process uses {path}: stop it, then restart this one") from error
         # Another process may have begun a new one while we waited.
         try:
-            SQLiteJournal(path, -1, clock).close()
+            SQLiteJournal(path, None, clock).close()
         except Damaged:
             move_aside(path, clock())
-        # Nothing is open meanwhile: the lock is free for a moment, and who gets it reads the files (`lost_log`).
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        return _aware(SQLiteJournal(path, lock, clock))
+        # Nothing is open meanwhile: the lock is free for a moment, and its next holder reads the files (`missing_wal`).
+        lock.lock(shared=True)
+        return _record_quarantine(SQLiteJournal(path, lock, clock))
     except BaseException:
-        os.close(lock)
+        lock.close()
         raise
 
 
-def _aware(journal: SQLiteJournal) -> SQLiteJournal:
-    """Have it say which one lies beside it: also where whoever moved that one aside came no further, and where an admin
-    has removed only the last of several."""
+def _record_quarantine(journal: SQLiteJournal) -> SQLiteJournal:
+    """Record which damaged journal is beside it: also if the process that moved it aside ended then, or if an admin
+    removed only the last of several."""
     named = journal.setting(QUARANTINED)
-    if (named is None or not Path(named).exists()) and (aside := moved_aside(journal.path)):
+    if (named is None or not Path(named).exists()) and (aside := damaged_journals(journal.path)):
         journal.set(QUARANTINED, str(aside[-1]))
     return journal
 
@@ -99,14 +101,14 @@ def _aware(journal: SQLiteJournal) -> SQLiteJournal:
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def _adds(method: Method) -> Method:
+def _needs_reserve(method: Method) -> Method:
     """Writes down something that is to be undone one day: refused unless there is space in reserve for undoing it."""
 
     @wraps(method)
     def added(self: SQLiteJournal, *arguments: Any, **named: Any) -> Any:
         try:
-            if not reserve.refill(self.path):
-                raise NoSpace(no_space(self.path, SCHEMA))
+            if not disk_reserve.refill(self.path):
+                raise NoSpace(no_space_message(self.path, SCHEMA))
             return method(self, *arguments, **named)
         except StoreError as error:
             raise self.failed(error) from error
@@ -114,13 +116,13 @@ def _adds(method: Method) -> Method:
     return cast(Method, added)
 
 
-def _undoes(method: Method) -> Method:
+def _uses_reserve(method: Method) -> Method:
     """Writes down that something is undone, or how far it is: with the space in reserve if the disk is full."""
 
     @wraps(method)
     def undone(self: SQLiteJournal, *arguments: Any, **named: Any) -> Any:
         try:
-            return reserve.spend(self.path, lambda: method(self, *arguments, **named), self.shorten_log)
+            return disk_reserve.run_with_reserve(self.path, lambda: method(self, *arguments, **named), self.shorten_log)
         except StoreError as error:
             raise self.failed(error) from error
 
@@ -130,8 +132,8 @@ def _undoes(method: Method) -> Method:
 class SQLiteJournal:
     """``Journal`` in a file. Safe for threads, not across a fork."""
 
-    def __init__(self, path: Path, lock: int, clock: Callable[[], datetime]) -> None:
-        """Use ``open_journal``. ``lock``: a descriptor that is closed with the journal. Raises Damaged and others."""
+    def __init__(self, path: Path, lock: FileLock | None, clock: Callable[[], datetime]) -> None:
+        """Use ``open_journal``. ``lock`` is closed with the journal. Raises Damaged and others."""
         self.path = path
         self._clock = clock
         self._mutex = threading.RLock()
@@ -140,23 +142,22 @@ class SQLiteJournal:
         Read-only, because all who ask get the same."""
         self._connection = open_database(path, SCHEMA)
         try:
-            with explained(path, SCHEMA):
+            with translate_errors(path, SCHEMA):
                 self._check()
                 # What is in the database itself does not depend on the log. Where others read, theirs goes on.
                 self._connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            self._file, self._log = file_at(path), file_at(log_of(path))
+            self._file, self._log = file_identity(path), file_identity(wal_path(path))
         except BaseException:
             self._connection.close()
             raise
-        self._lock_descriptor = lock
+        self._lock = lock
 
     def close(self) -> None:
         with self._mutex:
             self._connection.close()
-            if self._lock_descriptor >= 0:
-                os.close(self._lock_descriptor)
-                self._lock_descriptor = -1
+            if self._lock is not None:
+                self._lock.close()
 
     # Reading.
 
@@ -167,8 +168,8 @@ class SQLiteJournal:
     def claims(self) -> Sequence[ClaimRecord]:
         return [_claim(row) for row in self._rows(f"SELECT {CLAIM} FROM claims ORDER BY created, uid")]
 
-    def held(self) -> Mapping[str, Holding]:
-        return {row[0]: Holding(*row) for row in self._rows(f"{_HELD} ORDER BY key")}
+    def held(self) -> Mapping[str, HeldKey]:
+        return {row[0]: HeldKey(*row) for row in self._rows(f"{_HELD} ORDER BY key")}
 
     def steps(self, owner: str) -> Sequence[StepRecord]:
         return [_step(row) for row in self._rows(f"SELECT {STEP} FROM steps WHERE owner = ? ORDER BY id", owner)]
@@ -186,12 +187,14 @@ class SQLiteJournal:
         rows = self._rows(f"SELECT {STEP} FROM steps WHERE target = ? AND kind = ? ORDER BY id", name, USE)
         return [_step(row) for row in rows]
 
-    def withheld(self) -> Sequence[Withheld]:
+    def withheld(self) -> Sequence[WithheldDevice]:
         rows = self._rows("SELECT device, key, reason, since FROM withheld ORDER BY device, key")
-        found: dict[str, Withheld] = {}
+        by_device: dict[str, WithheldDevice] = {}
         for device, key, reason, since in rows:
-            found[device] = Withheld(device, (*(found[device].keys if device in found else ()), key), reason, since)
-        return list(found.values())
+            by_device[device] = WithheldDevice(
+                device, (*(by_device[device].keys if device in by_device else ()), key), reason, since
+            )
+        return list(by_device.values())
 
     def record(self, room: str, name: str) -> Mapping[str, Value] | None:
         rows = self._rows("SELECT content FROM records WHERE room = ? AND name = ?", room, name)
@@ -201,7 +204,7 @@ class SQLiteJournal:
         before, now = self._parsed.get(room, {}), {}
         for name, content in self._rows("SELECT name, content FROM records WHERE room = ? ORDER BY name", room):
             parsed = before.get(name)
-            now[name] = parsed if parsed is not None and parsed[0] == content else (content, readonly(_value(content)))
+            now[name] = parsed if parsed is not None and parsed[0] == content else (content, frozen(_value(content)))
         self._parsed[room] = now
         return {name: value for name, (_, value) in now.items()}
 
@@ -211,12 +214,12 @@ class SQLiteJournal:
 
     # Writing.
 
-    @_adds
+    @_needs_reserve
     def begin(self, ref: ClaimRef, kind: str, grant: Mapping[str, Value], holdings: Mapping[str, str]) -> None:
         with self._transaction() as sql:
             for key in holdings:
                 if (row := sql.execute(f"SELECT * FROM ({_HELD}) WHERE key = ?", (key,)).fetchone()) is not None:
-                    raise Taken(Holding(*row))
+                    raise HeldByOther(HeldKey(*row))
             now = self._now()
             sql.execute(
                 "INSERT INTO claims VALUES (?, ?, ?, ?, ?, ?, NULL, ?, ?)",
@@ -226,18 +229,18 @@ class SQLiteJournal:
                 "INSERT INTO holdings VALUES (?, ?, ?)", [(key, ref.uid, device) for key, device in holdings.items()]
             )
 
-    @_adds
+    @_needs_reserve
     def intend(self, begun: Sequence[tuple[str, str, Step]], done: Collection[int] = ()) -> Sequence[int]:
         with self._transaction() as sql:
             _mark_done(sql, done)
             return [_begin(sql, owner, device, step) for owner, device, step in begun]
 
-    @_undoes
+    @_uses_reserve
     def done(self, steps: Collection[int]) -> None:
         with self._transaction() as sql:
             _mark_done(sql, steps)
 
-    @_adds
+    @_needs_reserve
     def finish(
         self,
         uid: str,
@@ -255,36 +258,36 @@ class SQLiteJournal:
                 (ClaimState.PREPARED, _text(prepared), self._now(), uid),
             )
 
-    @_undoes
+    @_uses_reserve
     def release(self, uid: str) -> None:
         with self._transaction() as sql:
             sql.execute(
                 "UPDATE claims SET state = ?, changed = ? WHERE uid = ?", (ClaimState.UNPREPARING, self._now(), uid)
             )
 
-    @_undoes
+    @_uses_reserve
     def undone(self, step: int) -> None:
         with self._transaction() as sql:
             sql.execute("DELETE FROM steps WHERE id = ?", (step,))
 
-    @_undoes
+    @_uses_reserve
     def stuck(self, step: int, problem: str) -> None:
         with self._transaction() as sql:
             sql.execute("UPDATE steps SET state = 'stuck', problem = ? WHERE id = ?", (problem, step))
 
-    @_undoes
+    @_uses_reserve
     def forget(self, uid: str) -> None:
         with self._transaction() as sql:
             _refuse_steps(sql, uid)
             sql.execute("DELETE FROM holdings WHERE uid = ?", (uid,))
             sql.execute("DELETE FROM claims WHERE uid = ?", (uid,))
 
-    @_undoes
+    @_uses_reserve
     def withhold(self, step: int, reason: str) -> None:
         with self._transaction() as sql:
             row = sql.execute("SELECT owner, device FROM steps WHERE id = ?", (step,)).fetchone()
             if row is None:
-                raise Failed("JournalDisagrees", f"there is no step {step} to withhold a device for")
+                raise Failed("JournalDisagrees", f"cannot withhold a device for step {step}: no such step")
             owner, device = row
             sql.execute(
                 "INSERT OR REPLACE INTO withheld SELECT key, device, ?, ? FROM holdings WHERE uid = ? AND device = ?",
@@ -293,14 +296,14 @@ class SQLiteJournal:
             sql.execute("DELETE FROM holdings WHERE uid = ? AND device = ?", (owner, device))
             sql.execute("UPDATE steps SET owner = ? WHERE owner = ? AND device = ?", (WITHHELD + device, owner, device))
 
-    @_undoes
+    @_uses_reserve
     def unwithhold(self, device: str) -> None:
         with self._transaction() as sql:
             _refuse_steps(sql, WITHHELD + device)
             sql.execute("DELETE FROM withheld WHERE device = ?", (device,))
 
-    @_undoes
-    def boot(self, boot: str, lasting: Collection[str]) -> Sequence[ClaimRecord]:
+    @_uses_reserve
+    def boot(self, boot: str, persistent: Collection[str]) -> Sequence[ClaimRecord]:
         with self._transaction() as sql:
             row = sql.execute("SELECT value FROM settings WHERE name = ?", (BOOT,)).fetchone()
             if row is not None and row[0] == boot:
@@ -308,8 +311,8 @@ class SQLiteJournal:
             sql.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (BOOT, boot))
             if row is None:
                 return []
-            marks = ", ".join("?" * len(lasting))
-            sql.execute(f"DELETE FROM steps WHERE owner LIKE '%/%' OR kind NOT IN ({marks})", tuple(sorted(lasting)))
+            marks = ", ".join("?" * len(persistent))
+            sql.execute(f"DELETE FROM steps WHERE owner LIKE '%/%' OR kind NOT IN ({marks})", tuple(sorted(persistent)))
             sql.execute("DELETE FROM holdings")
             sql.execute("UPDATE claims SET state = ?, changed = ?", (ClaimState.UNPREPARING, self._now()))
             rows = sql.execute(f"SELECT {CLAIM} FROM claims ORDER BY created, uid").fetchall()
@@ -319,11 +322,11 @@ class SQLiteJournal:
         # A record that is there may be written again to say that its machine is being stopped.
         (self._add if self.record(room, name) is None else self._rewrite)(room, name, _text(content))
 
-    @_adds
+    @_needs_reserve
     def _add(self, room: str, name: str, text: str) -> None:
         self._write(room, name, text)
 
-    @_undoes
+    @_uses_reserve
     def _rewrite(self, room: str, name: str, text: str) -> None:
         self._write(room, name, text)
 
@@ -331,12 +334,12 @@ class SQLiteJournal:
         with self._transaction() as sql:
             sql.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?)", (room, name, text))
 
-    @_undoes
+    @_uses_reserve
     def drop(self, room: str, name: str) -> None:
         with self._transaction() as sql:
             sql.execute("DELETE FROM records WHERE room = ? AND name = ?", (room, name))
 
-    @_adds
+    @_needs_reserve
     def set(self, name: str, value: str) -> None:
         with self._transaction() as sql:
             sql.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (name, value))
@@ -347,12 +350,12 @@ class SQLiteJournal:
             try:
                 return self._connection.execute(query, parameters).fetchall()
             except sqlite3.Error as error:
-                raise self.failed(explanation(self.path, SCHEMA, error)) from error
+                raise self.failed(store_error_for(self.path, SCHEMA, error)) from error
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Of a method that ``_adds`` or ``_undoes``. Raises StoreError, which these put in the plugin's words."""
-        with self._mutex, explained(self.path, SCHEMA), transaction(self._connection, write=True):
+        """Of a method that ``_needs_reserve`` or ``_uses_reserve``. Raises StoreError, which these translate."""
+        with self._mutex, translate_errors(self.path, SCHEMA), transaction(self._connection, write=True):
             self.refuse_lost()
             yield self._connection
 
@@ -363,25 +366,25 @@ class SQLiteJournal:
 
     def shorten_log(self) -> None:
         with self._mutex:
-            shorten_log(self._connection)
+            truncate_wal(self._connection)
 
     def refuse_lost(self) -> None:
         """Raises Failed (``JournalGone``) where the file has no name any more: what is written to it is gone with this
         process, and nobody would know."""
         try:
-            now, log_now = file_at(self.path), file_at(log_of(self.path))
+            now, log_now = file_identity(self.path), file_identity(wal_path(self.path))
         except Unavailable as error:
             raise Failed("JournalUnavailable", str(error)) from error
         if (now, log_now) == (self._file, self._log):
             return
         if now not in (None, self._file) and log_now == self._log:
             with self._mutex, suppress(OSError):
-                leave(self._connection, self.path)  # the next start would mix the two
-        lost = self.path if now != self._file else log_of(self.path)
+                flush_replaced(self._connection, self.path)  # the next start would mix the two
+        lost = self.path if now != self._file else wal_path(self.path)
         raise Failed(
             "JournalGone",
-            f"{lost} was removed or replaced while the node plugin ran, so that nothing can be written down and "
-            "nothing is changed; put it back as it was if you can, and restart the plugin",
+            f"{lost} was removed or replaced while the node plugin ran. Nothing can be recorded, so nothing is "
+            "changed; restore it if you can, and restart the plugin",
             retryable=False,
         )
 
@@ -390,16 +393,16 @@ class SQLiteJournal:
 
     def _check(self) -> None:
         """Raises Damaged where the file or a row is not what it should be."""
-        found = [text for (text,) in self._connection.execute("PRAGMA quick_check") if text != "ok"]
-        found = found or problems(self._connection)
-        if found:
-            raise Damaged(f"the journal {self.path} is damaged ({found[0]}).")
+        errors = [text for (text,) in self._connection.execute("PRAGMA quick_check") if text != "ok"]
+        errors = errors or inconsistencies(self._connection)
+        if errors:
+            raise Damaged(f"the journal {self.path} is damaged ({errors[0]}).")
 
 
 def _refuse_steps(sql: sqlite3.Connection, owner: str) -> None:
     (left,) = sql.execute("SELECT count(*) FROM steps WHERE owner = ?", (owner,)).fetchone()
     if left:
-        raise Failed("JournalDisagrees", f"{left} steps of {owner} are not undone, so it is not forgotten")
+        raise Failed("JournalDisagrees", f"{left} steps of {owner} are not undone, so its record stays")
 
 
 def _begin(sql: sqlite3.Connection, owner: str, device: str, step: Step) -> int:

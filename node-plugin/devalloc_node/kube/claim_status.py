@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from devalloc.store.kubernetes.apierror import ApiError, Object
-from devalloc.store.kubernetes.client import Client, segment
-from devalloc_node.binding.handover import MAC
-from devalloc_node.feed import Checkup
-from devalloc_node.grant import ClaimRef
+from devalloc.store.kubernetes.api_error import ApiError, Object
+from devalloc.store.kubernetes.client import Client, path_segment
+from devalloc_node.binding.vfio_handover import MAC
+from devalloc_node.health.conditions import conditions_of
+from devalloc_node.health.snapshot import HealthSnapshot
 from devalloc_node.kube.grants import CLAIMS
-from devalloc_node.prepared import Prepared, PreparedDevice
-from devalloc_node.statuses import conditions_of
+from devalloc_node.model.grant import ClaimRef
+from devalloc_node.model.prepared import Prepared, PreparedDevice
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +41,12 @@ class ResourceClaimStatuses:
         self._client = client
         self._driver = driver
         self._clock = clock
-        self._told: dict[ClaimRef, _Entries] = {}
+        self._written: dict[ClaimRef, _Entries] = {}
         self._not_before = 0.0
         self._refused: dict[ClaimRef, float] = {}
         """Claims that are left alone, and until when."""
 
-    def update(self, prepared: Iterable[Prepared], checkup: Checkup) -> None:
+    def update(self, prepared: Iterable[Prepared], checkup: HealthSnapshot) -> None:
         """Write what has changed since the last call; what could not be written is tried again by the next.
 
         The first call reads each prepared claim, and writes where an earlier instance said something else.
@@ -63,16 +63,16 @@ class ResourceClaimStatuses:
                 for device in claim.devices
             }
         try:
-            for ref in sorted(self._told.keys() - now.keys()):
+            for ref in sorted(self._written.keys() - now.keys()):
                 if self._write(ref, {}):
-                    del self._told[ref]
+                    del self._written[ref]
             for ref, entries in now.items():
-                if self._told.get(ref) != entries and self._write(ref, entries):
-                    self._told[ref] = entries
+                if self._written.get(ref) != entries and self._write(ref, entries):
+                    self._written[ref] = entries
         except ApiError as error:
             if error.status in (401, 403):
                 self._not_before = self._clock() + FORBIDDEN_SECONDS
-            log.warning("cannot say on ResourceClaims how their devices are: %s", error)
+            log.warning("cannot write the health of devices to ResourceClaims: %s", error)
 
     def _entry(self, device: PreparedDevice, conditions: list[Mapping[str, str]]) -> Object:
         data: Object = {"binding": device.binding}
@@ -95,7 +95,7 @@ class ResourceClaimStatuses:
         if self._clock() < self._refused.get(ref, 0.0):
             return False
         self._refused.pop(ref, None)
-        path = CLAIMS.format(segment(ref.namespace), segment(ref.name))
+        path = CLAIMS.format(path_segment(ref.namespace), path_segment(ref.name))
         try:
             claim = self._client.get(path)
             if claim["metadata"]["uid"] != ref.uid:
@@ -110,10 +110,10 @@ class ResourceClaimStatuses:
             if error.status != 422:
                 raise
             self._refused[ref] = self._clock() + REFUSED_SECONDS
-            log.warning("cannot say on ResourceClaim %s how its devices are: %s", ref, error)
+            log.warning("cannot write the health of the devices of ResourceClaim %s: %s", ref, error)
             return False
         except (KeyError, TypeError, AttributeError) as error:
-            log.warning("ResourceClaim %s cannot be read: %s %s", ref, type(error).__name__, error)
+            log.warning("cannot read ResourceClaim %s: %s %s", ref, type(error).__name__, error)
             return False
         return True
 
@@ -144,8 +144,8 @@ def _results(status: Mapping[str, Any]) -> list[Any]:
     return (allocation.get("devices") or {}).get("results") or []
 
 
-def _key(told: Mapping[str, Any]) -> _Key:
-    return told["pool"], told["device"], told.get("shareID")
+def _key(status: Mapping[str, Any]) -> _Key:
+    return status["pool"], status["device"], status.get("shareID")
 
 
 def _timed(entry: Object, before: Object | None) -> Object:

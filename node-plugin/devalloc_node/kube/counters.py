@@ -14,7 +14,7 @@ from typing import Any
 
 from devalloc.api.pool import DevicePool
 from devalloc.api.quantity import Quantity, ceil_blocks, floor_blocks
-from devalloc_node.kube.names import label
+from devalloc_node.kube.names import dns_label
 
 COUNTERS_PER_SET = 32
 SETS_PER_DEVICE = 2
@@ -23,7 +23,7 @@ Blocks = dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CounterPlan:
     """The counters of a pool."""
 
     sets: tuple[dict[str, Any], ...] = ()
@@ -34,7 +34,7 @@ class Plan:
     """Devices whose draws cannot be told, and why."""
 
 
-def plan(pool: DevicePool) -> Plan:
+def plan_counters(pool: DevicePool) -> CounterPlan:
     """Counters for a pool; resources that cannot run short are not told."""
     blocks = {resource.name: resource.block for resource in pool.spec.resources}
     usable = {resource.name: floor_blocks(resource.capacity, resource.block) for resource in pool.spec.resources}
@@ -47,7 +47,7 @@ def plan(pool: DevicePool) -> Plan:
     for device, drawn in draws.items():
         touched = sorted({homes[name] for name in drawn})
         if len(touched) > SETS_PER_DEVICE:
-            left_out[device] = f"draws on {len(drawn)} resources, more than two sets of counters can tell"
+            left_out[device] = f"draws on {len(drawn)} resources, more than two counter sets can express"
         elif touched:
             consumed[device] = [
                 _counters("counterSet", number, {n: v for n, v in drawn.items() if homes[n] == number}, blocks)
@@ -57,17 +57,17 @@ def plan(pool: DevicePool) -> Plan:
         _counters("name", number, {name: usable[name] for name in binding if homes[name] == number}, blocks)
         for number in sorted(set(homes.values()))
     ]
-    return Plan(tuple(sets), consumed, left_out)
+    return CounterPlan(tuple(sets), consumed, left_out)
 
 
-def fitting(pool: DevicePool, unavailable: Collection[str]) -> tuple[set[str], dict[str, str]]:
+def compatible_devices(pool: DevicePool, unavailable: Collection[str]) -> tuple[set[str], dict[str, str]]:
     """Without counters: devices that can all be had at once, and why the others not. Those that draw least come first,
     and those that are ``unavailable`` last: they must not keep others from being offered."""
     blocks = {resource.name: resource.block for resource in pool.spec.resources}
     left = {resource.name: floor_blocks(resource.capacity, resource.block) for resource in pool.spec.resources}
     draws, left_out = _draws(pool, blocks)
     total = dict(left)
-    kept = set()
+    offered = set()
 
     def order(device: str) -> tuple[bool, float]:
         return device in unavailable, max((n / (total[name] or 1) for name, n in draws[device].items()), default=0)
@@ -76,10 +76,12 @@ def fitting(pool: DevicePool, unavailable: Collection[str]) -> tuple[set[str], d
         if all(n <= left[name] for name, n in draws[device].items()):
             for name, n in draws[device].items():
                 left[name] -= n
-            kept.add(device)
+            offered.add(device)
         else:
-            left_out[device] = "excludes other devices, which the cluster cannot tell: DRAPartitionableDevices is off"
-    return kept, left_out
+            left_out[device] = (
+                "excludes other devices, which the cluster cannot express: DRAPartitionableDevices is off"
+            )
+    return offered, left_out
 
 
 def _draws(pool: DevicePool, blocks: Mapping[str, Quantity]) -> tuple[dict[str, Blocks], dict[str, str]]:
@@ -98,7 +100,7 @@ def _draws(pool: DevicePool, blocks: Mapping[str, Quantity]) -> tuple[dict[str, 
 def _counters(key: str, number: int, amounts: Mapping[str, int], blocks: Mapping[str, Quantity]) -> dict[str, Any]:
     return {
         key: f"set-{number}",
-        "counters": {label(name): {"value": str(blocks[name].times(n))} for name, n in amounts.items()},
+        "counters": {dns_label(name): {"value": str(blocks[name].times(n))} for name, n in amounts.items()},
     }
 
 
@@ -140,9 +142,9 @@ def _parts(names: Sequence[str], draws: Iterable[Blocks]) -> list[list[str]]:
         return name
 
     for drawn in draws:
-        known = [find(name) for name in drawn if name in leader]
-        for other in known[1:]:
-            leader[find(other)] = find(known[0])
+        roots = [find(name) for name in drawn if name in leader]
+        for other in roots[1:]:
+            leader[find(other)] = find(roots[0])
     parts: dict[str, list[str]] = {}
     for name in names:
         parts.setdefault(find(name), []).append(name)

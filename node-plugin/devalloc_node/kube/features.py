@@ -1,35 +1,37 @@
-"""What an API server keeps of a slice: it drops fields of features that are off without a word."""
+"""Probe which fields of ResourceSlices the API server keeps: it silently drops fields of disabled features."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from devalloc.store.kubernetes.apierror import ApiError, Object
+from devalloc.store.kubernetes.api_error import ApiError, Object
 from devalloc.store.kubernetes.client import Client
 from devalloc_node.kube.names import object_name
-from devalloc_node.kube.slices import Features
+from devalloc_node.kube.slices import SliceFeatures
 
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 
 _COUNTER = {"probe": {"value": "1"}}
 
 
-def probed(client: Client, driver: str, node: str) -> Features:
+def probe_features(client: Client, driver: str, node: str) -> SliceFeatures:
     """Ask by creating a slice that is not stored. Raises ApiError."""
     taint = {"key": "devalloc.io/probe", "effect": "NoSchedule"}
     device = {"name": "probe", "taints": [taint]}
     consumed = {"counterSet": "probe", "counters": _COUNTER, "compatibilityGroups": ["probe"]}
     try:
-        kept = _offered(client, driver, node, {"devices": [{**device, "consumesCounters": [consumed]}]})["devices"][0]
+        stored = _stored_slice(client, driver, node, {"devices": [{**device, "consumesCounters": [consumed]}]})[
+            "devices"
+        ][0]
     except ApiError as error:
         if error.status != 422:
             raise
         # 1.34 wants counters in the slice of their devices, which ours are not.
-        kept = _offered(client, driver, node, {"devices": [device]})["devices"][0]
-    counters = kept.get("consumesCounters") or []
-    return Features(
+        stored = _stored_slice(client, driver, node, {"devices": [device]})["devices"][0]
+    counters = stored.get("consumesCounters") or []
+    return SliceFeatures(
         counters=bool(counters),
-        taints=bool(kept.get("taints")),
+        taints=bool(stored.get("taints")),
         groups=bool(counters and counters[0].get("compatibilityGroups")),
     )
 
@@ -44,7 +46,7 @@ def slice_object(driver: str, node: str, pool: Object, name: str, content: Objec
     }
 
 
-def _offered(client: Client, driver: str, node: str, content: Object) -> Any:
+def _stored_slice(client: Client, driver: str, node: str, content: Object) -> Any:
     pool = {"name": "probe", "generation": 1, "resourceSliceCount": 1}
     body = slice_object(driver, node, pool, object_name(node, driver, "probe"), content)
     try:

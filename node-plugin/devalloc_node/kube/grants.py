@@ -7,12 +7,12 @@ from typing import Any
 
 from devalloc.api.configs import VfConfig, VfioConfig, VgpuConfig
 from devalloc.api.decode import decode
-from devalloc.store.kubernetes.apierror import ApiError, Object
-from devalloc.store.kubernetes.client import Client, segment
+from devalloc.store.kubernetes.api_error import ApiError, Object
+from devalloc.store.kubernetes.client import Client, path_segment
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.grant import ClaimRef, Configs, Grant, GrantedDevice
-from devalloc_node.names import is_subdomain, shown
+from devalloc_node.model.grant import ClaimRef, Configs, Grant, GrantedDevice
+from devalloc_node.model.names import is_subdomain, shown
 
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims/{}"
 POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"
@@ -37,7 +37,7 @@ class ResourceClaimGrants:
             raise Denied("ClaimNotFound", f"ResourceClaim {ref} does not exist")
         uid = _at(claim, "metadata", "uid")
         if uid != ref.uid:
-            raise Denied("ClaimUidMismatch", f"ResourceClaim {ref} has the UID {uid} now and is not {ref.uid}")
+            raise Denied("ClaimUidMismatch", f"ResourceClaim {ref} now has the UID {uid}, not {ref.uid}")
         allocation = _at(claim, "status", "allocation")
         if not allocation:
             raise Denied("ClaimNotAllocated", f"ResourceClaim {ref} is not allocated", retryable=True)
@@ -46,10 +46,10 @@ class ResourceClaimGrants:
             nodes = _nodes(allocation)
             users = tuple(user["name"] for user in _at(claim, "status", "reservedFor") or [])
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            message = f"the allocation of ResourceClaim {ref} cannot be read: {type(error).__name__} {error}"
+            message = f"cannot read the allocation of ResourceClaim {ref}: {type(error).__name__} {error}"
             raise Denied("ClaimInvalid", message) from None
         if not devices:
-            raise Denied("ClaimElsewhere", f"ResourceClaim {ref} holds no device of driver {self._driver}")
+            raise Denied("ClaimElsewhere", f"ResourceClaim {ref} has no device of driver {self._driver}")
         if nodes is not None and self._node not in nodes:
             raise Denied("ClaimElsewhere", f"ResourceClaim {ref} is allocated on {', '.join(nodes)}, not {self._node}")
         annotations = _at(claim, "metadata", "annotations") or {}
@@ -64,17 +64,17 @@ class ResourceClaimGrants:
         return claim is None or _at(claim, "metadata", "uid") != ref.uid
 
     def identity(self) -> str:
-        """See ``Grants``: the UID of the namespace kube-system, by which clusters are told apart; where the plugin's
-        rights do not reach there, as a node's do not, that of the node itself."""
+        """See ``Grants``: the UID of the namespace kube-system, which identifies the cluster; if the
+        plugin may not read it (a node may not), that of the node itself."""
         for what, path in (("namespace kube-system", "/api/v1/namespaces/kube-system"), ("node", self._node_path)):
             try:
-                found = self._client.get(path, until=Deadline.after(READ_SECONDS).at)
+                answer = self._client.get(path, until=Deadline.after(READ_SECONDS).at)
             except ApiError as error:
                 if error.status != 403 or path == self._node_path:
-                    raise Failed("ApiUnavailable", f"cannot tell which cluster this is: {what}: {error}") from None
+                    raise Failed("ApiUnavailable", f"cannot identify the cluster: {what}: {error}") from None
                 continue
-            if (uid := _at(found, "metadata", "uid")) is None:
-                raise Failed("ApiUnavailable", f"cannot tell which cluster this is: {what} has no UID in the answer")
+            if (uid := _at(answer, "metadata", "uid")) is None:
+                raise Failed("ApiUnavailable", f"cannot identify the cluster: {what} has no UID in the answer")
             return f"{what} {uid}"
         raise AssertionError("the node is the last resort")
 
@@ -87,22 +87,22 @@ class ResourceClaimGrants:
 
     @property
     def _node_path(self) -> str:
-        return f"/api/v1/nodes/{segment(self._node)}"
+        return f"/api/v1/nodes/{path_segment(self._node)}"
 
     def _read(self, ref: ClaimRef) -> Object | None:
         """The object of that name; None when the server says that there is none."""
         if not (is_subdomain(ref.namespace) and is_subdomain(ref.name)):
             return None  # no object has such a name
-        path = CLAIMS.format(segment(ref.namespace), segment(ref.name))
+        path = CLAIMS.format(path_segment(ref.namespace), path_segment(ref.name))
         try:
             claim = self._client.get(path, until=Deadline.after(READ_SECONDS).at)
         except ApiError as error:
             if error.is_not_found and error.details.get("name") == ref.name:
                 return None
             status = f" (HTTP {error.status})" if error.status else ""
-            raise Failed("ApiUnavailable", f"ResourceClaim {ref} cannot be read{status}: {error}") from None
+            raise Failed("ApiUnavailable", f"cannot read ResourceClaim {ref}{status}: {error}") from None
         if not isinstance(_at(claim, "metadata", "uid"), str):
-            raise Failed("ApiUnavailable", f"ResourceClaim {ref} cannot be read: the answer has no UID")
+            raise Failed("ApiUnavailable", f"cannot read ResourceClaim {ref}: the answer has no UID")
         return claim
 
     def _devices(self, allocation: Mapping[str, Any]) -> Iterator[GrantedDevice]:
@@ -126,7 +126,7 @@ class ResourceClaimGrants:
 
     def _configs(self, configs: list[Any], request: str, source: str) -> Configs:
         """What of one source applies to a request; later entries weigh more."""
-        found = []
+        matching = []
         for config in configs:
             named = config.get("requests") or []
             opaque = config.get("opaque")
@@ -135,9 +135,9 @@ class ResourceClaimGrants:
             if named and request not in named and request.partition("/")[0] not in named:
                 continue
             if not isinstance(opaque["parameters"], dict):
-                raise ValueError("has parameters that are no object")
-            found.append(_configuration(opaque["parameters"], request))
-        return tuple(reversed(found))
+                raise ValueError("has parameters that are not an object")
+            matching.append(_configuration(opaque["parameters"], request))
+        return tuple(reversed(matching))
 
 
 def _configuration(parameters: Mapping[str, Any], request: str) -> Mapping[str, Any]:
@@ -149,7 +149,7 @@ def _configuration(parameters: Mapping[str, Any], request: str) -> Mapping[str, 
         what = "; ".join(f"{problem.path}: {problem.message}" for problem in decoded.problems[:3])
         raise Denied(
             "ConfigInvalid",
-            f"the parameters for request {shown(request)} are none of VfConfig, VfioConfig, VgpuConfig: "
+            f"the parameters for request {shown(request)} are not a VfConfig, VfioConfig or VgpuConfig: "
             f"{what or shown(str(parameters.get('kind')))}",
         )
     return manifest

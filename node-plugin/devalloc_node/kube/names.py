@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 
-from devalloc_node.names import is_label, is_subdomain
+from devalloc_node.model.names import is_label, is_subdomain
 
 MAX_LABEL = 63
 MAX_SUBDOMAIN = 253
@@ -27,7 +27,7 @@ def is_qualified(name: str) -> bool:
     return len(short) <= MAX_ID and _ID.fullmatch(short) is not None
 
 
-def label(name: str) -> str:
+def dns_label(name: str) -> str:
     """The name, if it is a DNS label; else the nearest one and a digest, so that different names stay different."""
     if is_label(name):
         return name

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 
-from devalloc.api.aside import set_aside
+from devalloc.api.dedicated_pools import dedicated_pool_name
 from devalloc.api.pool import DevicePool
 from devalloc.inventory import Discovery
-from devalloc.inventory.events import EventSource
+from devalloc.inventory.device_events import EventSource
 from devalloc.inventory.watch import InventoryWatcher, WatchSettings
 from devalloc.store.kubernetes.client import Client
 from devalloc_node.kube.publisher import SlicePublisher
@@ -47,19 +47,19 @@ class NodeSlices:
         """Look at the devices now and publish them. From any thread or signal handler."""
         self._watcher.rescan(republish=True)
 
-    def _publish(self, found: Discovery) -> None:
-        errors = [problem for problem in found.problems if problem.is_error]
-        if errors and not found.pools:
+    def _publish(self, discovery: Discovery) -> None:
+        errors = [problem for problem in discovery.problems if problem.is_error]
+        if errors and not discovery.pools:
             # A host that cannot be read is not a host without devices.
             raise RuntimeError(f"found no devices, and left the published slices as they are: {errors[0]}")
         held = frozenset(self._held())
-        self.publisher.set([_named(pool, held, aside=self._aside) for pool in found.pools])
+        self.publisher.set([_named(pool, held, aside=self._aside) for pool in discovery.pools])
 
 
 def _named(pool: DevicePool, held: frozenset[str], *, aside: bool) -> DevicePool:
     """The pool by the name that tells its allocator. As long as something of it is prepared that is the one whose
     claims hold it: only what is free changes hands (T1)."""
-    free, theirs = pool.metadata.name, set_aside(pool.metadata.name)
+    free, theirs = pool.metadata.name, dedicated_pool_name(pool.metadata.name)
     wanted, other = (theirs, free) if aside else (free, theirs)
     name = other if other in held else wanted
     return pool.model_copy(update={"metadata": pool.metadata.model_copy(update={"name": name})})

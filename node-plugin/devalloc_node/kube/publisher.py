@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
-from devalloc.store.kubernetes.apierror import ApiError, Object
-from devalloc.store.kubernetes.client import Client, segment
-from devalloc_node.kube.features import SLICES, probed, slice_object
+from devalloc.backoff import Backoff
+from devalloc.store.kubernetes.api_error import ApiError, Object
+from devalloc.store.kubernetes.client import Client, path_segment
+from devalloc_node.kube.features import SLICES, probe_features, slice_object
 from devalloc_node.kube.names import object_name
-from devalloc_node.kube.slices import Features, SlicePool, sliced
+from devalloc_node.kube.slices import SliceFeatures, SlicePool, slices_of_pool
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ FEATURES_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishStatus:
     """How it stands."""
 
     slices: int = 0
@@ -58,7 +59,7 @@ class SlicePublisher:
         self._failed = failed
         self._driver = driver
         self._node = node
-        self._features: Features | None = None
+        self._features: SliceFeatures | None = None
         self._ask_features_at = 0.0
         self._owner: Object | None = None
         self._generations: dict[str, int] = {}
@@ -67,14 +68,14 @@ class SlicePublisher:
         self._conflict = False
 
         self._wanted: tuple[DevicePool, ...] | None = None
-        self._published = Published()
+        self._published = PublishStatus()
         self._changed = threading.Condition()
         self._dirty = False
-        self._known: dict[str, tuple[str, int]] = {}
+        self._written: dict[str, tuple[str, int]] = {}
         """UID and resource version of the slices as we saw or wrote them last."""
 
     @property
-    def published(self) -> Published:
+    def published(self) -> PublishStatus:
         return self._published
 
     def set(self, pools: Sequence[DevicePool]) -> None:
@@ -90,30 +91,30 @@ class SlicePublisher:
         the slices stay when the loops end: the next instance goes on with them."""
         return self._keep, self._watch
 
-    def wait(self, condition: Callable[[Published], bool], seconds: float) -> bool:
+    def wait(self, condition: Callable[[PublishStatus], bool], seconds: float) -> bool:
         """Wait until what is published is so; False when it is not in time."""
         with self._changed:
             return self._changed.wait_for(lambda: condition(self._published), seconds)
 
     # -- one pass ------------------------------------------------------------------------------------------------------
 
-    def publish(self, pools: Sequence[DevicePool]) -> Published:
+    def publish(self, pools: Sequence[DevicePool]) -> PublishStatus:
         """Make the slices say that these are the node's pools, once. Raises ApiError."""
         features = self._present_features()
         self._owner = None  # a node that was deleted and came back is another one
-        wanted = [sliced(pool, features) for pool in pools]
-        found: dict[str, list[Object]] = {}
+        wanted = [slices_of_pool(pool, features) for pool in pools]
+        existing: dict[str, list[Object]] = {}
         listed = self._client.get(SLICES, self._selector())["items"]
-        self._known = {content["metadata"]["name"]: _version(content) for content in listed}
+        self._written = {content["metadata"]["name"]: _version(content) for content in listed}
         for content in listed:
-            found.setdefault(content["spec"]["pool"]["name"], []).append(content)
-        gone = [SlicePool(name, ()) for name in sorted(found.keys() - {pool.name for pool in wanted})]
+            existing.setdefault(content["spec"]["pool"]["name"], []).append(content)
+        gone = [SlicePool(name, ()) for name in sorted(existing.keys() - {pool.name for pool in wanted})]
         dropped: list[Problem] = []
         errors = []
         self._conflict = False
         for pool in [*gone, *wanted]:
             try:
-                dropped += self._publish_pool(pool, found.get(pool.name, []))
+                dropped += self._publish_pool(pool, existing.get(pool.name, []))
             except ApiError as error:
                 if not error.status:
                     raise
@@ -121,26 +122,26 @@ class SlicePublisher:
                 errors.append(f"pool {pool.name}: {error}")  # one that is refused does not hold up the others
         if dropped:
             self._features = None  # a feature was switched off since we asked: ask again
-            errors.append("the API server did not keep all that was written")
-        return Published(
+            errors.append("the API server dropped some of the written fields")
+        return PublishStatus(
             slices=sum(len(pool.slices) for pool in wanted),
             writes=self._writes,
             problems=tuple(problem for pool in wanted for problem in pool.problems) + tuple(dropped),
             error="; ".join(errors) or None,
         )
 
-    def _present_features(self) -> Features:
+    def _present_features(self) -> SliceFeatures:
         if self._features is None or time.monotonic() >= self._ask_features_at:
-            self._features = probed(self._client, self._driver, self._node)
+            self._features = probe_features(self._client, self._driver, self._node)
             self._ask_features_at = time.monotonic() + FEATURES_SECONDS
         return self._features
 
-    def _publish_pool(self, pool: SlicePool, found: list[Object]) -> list[Problem]:
+    def _publish_pool(self, pool: SlicePool, existing: list[Object]) -> list[Problem]:
         """Write what differs of one pool; what the server did not keep of it."""
-        self._remember(pool.name, found)
+        self._remember(pool.name, existing)
         generation = self._generations[pool.name]
         names = [object_name(pool.name, self._driver, f"{index:03d}") for index in range(len(pool.slices))]
-        there = {content["metadata"]["name"]: content for content in found}
+        there = {content["metadata"]["name"]: content for content in existing}
         current = {name: there[name] for name in names if name in there}
         obsolete = [content for name, content in there.items() if name not in names]
 
@@ -148,7 +149,7 @@ class SlicePublisher:
         differ = [
             name
             for name, content in zip(names, pool.slices, strict=True)
-            if name not in current or not _same(current[name]["spec"], header, content)
+            if name not in current or not _is_same_spec(current[name]["spec"], header, content)
         ]
         if len(differ) == 1 and differ[0] in current and not obsolete:
             changed = differ  # one write changes it from one whole pool to another
@@ -162,14 +163,14 @@ class SlicePublisher:
         dropped = []
         for name, content in zip(names, pool.slices, strict=True):
             stored = current[name] if name not in changed else self._write(name, header, content, current.get(name))
-            self._known[name] = _version(stored)
-            if not _same(stored["spec"], header, content):
-                message = f"the API server did not keep all of ResourceSlice {name}; features are looked at again"
+            self._written[name] = _version(stored)
+            if not _is_same_spec(stored["spec"], header, content):
+                message = f"the API server dropped fields of ResourceSlice {name}; probing its features again"
                 dropped.append(Problem(message, kind="DevicePool", name=pool.name))
         return dropped
 
-    def _remember(self, pool: str, found: Sequence[Object]) -> None:
-        seen = [content["spec"]["pool"]["generation"] for content in found]
+    def _remember(self, pool: str, existing: Sequence[Object]) -> None:
+        seen = [content["spec"]["pool"]["generation"] for content in existing]
         self._generations[pool] = max([self._generations.get(pool, 0), *seen])
 
     def _write(self, name: str, header: Object, content: Object, old: Object | None) -> Object:
@@ -181,25 +182,27 @@ class SlicePublisher:
             return self._client.create(SLICES, body)
         body["metadata"] = old["metadata"]
         body["spec"] = {**content, **{key: body["spec"][key] for key in ("driver", "nodeName", "pool")}}
-        _keep_times(body["spec"], old["spec"])
-        return self._client.replace(f"{SLICES}/{segment(name)}", body)
+        _with_old_times(body["spec"], old["spec"])
+        return self._client.replace(f"{SLICES}/{path_segment(name)}", body)
 
     def _delete(self, contents: Sequence[Object]) -> None:
         for content in contents:
             metadata = content["metadata"]
-            self._known.pop(metadata["name"], None)
+            self._written.pop(metadata["name"], None)
             self._writes += 1
-            self._client.delete(f"{SLICES}/{segment(metadata['name'])}", metadata["uid"], metadata["resourceVersion"])
+            self._client.delete(
+                f"{SLICES}/{path_segment(metadata['name'])}", metadata["uid"], metadata["resourceVersion"]
+            )
 
     def _node_reference(self) -> Object | None:
         """The node as the slices' owner, so that they go when it is deleted; None where it may not be read."""
         if self._owner is None:
             try:
-                node = self._client.get(f"/api/v1/nodes/{segment(self._node)}")
+                node = self._client.get(f"/api/v1/nodes/{path_segment(self._node)}")
             except ApiError as error:
                 if error.status != 403:
                     raise
-                log.warning("node %s cannot be read, its slices will not go with it: %s", self._node, error)
+                log.warning("cannot read node %s, so its slices will not be deleted with it: %s", self._node, error)
                 return None
             self._owner = {
                 "apiVersion": "v1",
@@ -215,11 +218,12 @@ class SlicePublisher:
     def _keep(self, stop: threading.Event) -> None:
         """Publish whenever there is something to publish."""
         threading.Thread(target=self._wake_at, args=(stop,), name="slices-stop", daemon=True).start()
-        asked: tuple[DevicePool, ...] | None = None
-        not_before, repair, retry = 0.0, REPAIR_SECONDS, RETRY_SECONDS
+        attempted: tuple[DevicePool, ...] | None = None
+        not_before, repair = 0.0, REPAIR_SECONDS
+        repairs, retries = Backoff(REPAIR_SECONDS, MAX_REPAIR_SECONDS), Backoff(RETRY_SECONDS, MAX_RETRY_SECONDS)
         while True:
             with self._changed:
-                while not stop.is_set() and (self._wanted is asked or not self._dirty):
+                while not stop.is_set() and (self._wanted is attempted or not self._dirty):
                     pause = not_before - time.monotonic()
                     if self._dirty and pause <= 0:
                         break
@@ -230,14 +234,15 @@ class SlicePublisher:
             if wanted is None:  # nothing to publish yet
                 continue
             started = time.monotonic()
-            again = wanted is asked
-            repair = min(repair * 2, MAX_REPAIR_SECONDS) if again and started < not_before + repair else REPAIR_SECONDS
-            asked, not_before = wanted, started + repair
+            if wanted is not attempted or started >= not_before + repair:
+                repairs.reset()
+            repair = repairs.next_delay()
+            attempted, not_before = wanted, started + repair
             published = self._attempt(wanted)
             if published.error is None:
-                retry = RETRY_SECONDS
+                retries.reset()
             else:
-                not_before, retry = time.monotonic() + retry, min(retry * 2, MAX_RETRY_SECONDS)
+                not_before = time.monotonic() + retries.next_delay()
                 self._failed()
             with self._changed:
                 self._dirty = self._dirty or published.error is not None
@@ -249,7 +254,7 @@ class SlicePublisher:
         with self._changed:
             self._changed.notify_all()
 
-    def _attempt(self, pools: Sequence[DevicePool]) -> Published:
+    def _attempt(self, pools: Sequence[DevicePool]) -> PublishStatus:
         before = self._published
         try:
             published = self.publish(pools)
@@ -258,7 +263,7 @@ class SlicePublisher:
         except ApiError as error:
             published = replace(before, writes=self._writes, error=str(error))
         except (KeyError, TypeError, ValueError) as error:
-            text = f"the API server's answer cannot be read: {type(error).__name__} {error}"
+            text = f"unreadable answer of the API server: {type(error).__name__} {error}"
             published = replace(before, writes=self._writes, error=text)
         if published.error not in (None, before.error):
             log.error("ResourceSlices of node %s: %s", self._node, published.error)
@@ -294,11 +299,11 @@ class SlicePublisher:
     def _is_foreign(self, event: Object) -> bool:
         """Whether it is not the echo of what we wrote. While we write, it is looked at again afterwards."""
         content = event["object"]
-        known = self._known.get(content["metadata"]["name"])
+        written = self._written.get(content["metadata"]["name"])
         uid, version = _version(content)
         if event["type"] == "DELETED":
-            return known is not None and known[0] == uid
-        return known is None or known[0] != uid or known[1] < version
+            return written is not None and written[0] == uid
+        return written is None or written[0] != uid or written[1] < version
 
     def _touch(self) -> None:
         with self._changed:
@@ -313,7 +318,7 @@ def _version(content: Object) -> tuple[str, int]:
     return content["metadata"]["uid"], int(content["metadata"]["resourceVersion"])
 
 
-def _same(spec: Object, header: Object, content: Object) -> bool:
+def _is_same_spec(spec: Object, header: Object, content: Object) -> bool:
     """Whether a stored slice says this; when a taint was added is the server's to say."""
     stored = {key: value for key, value in spec.items() if key not in ("driver", "nodeName", "pool")}
     if "devices" in stored:
@@ -328,7 +333,7 @@ def _without_times(device: Object) -> Object:
     return {**device, "taints": taints}
 
 
-def _keep_times(spec: Object, old: Object) -> None:
+def _with_old_times(spec: Object, old: Object) -> None:
     """A taint that stays keeps the time since when it is there."""
     times = {
         (device["name"], taint["key"], taint.get("value")): taint["timeAdded"]

@@ -1,1 +1,9 @@
-"""Machines: QEMU, started or adopted, through QMP."""
+"""Machines: QEMU, started or adopted, through QMP.
+
+- ``lifecycle``: start, adopt, scale, stop, delete, over ``registry`` and ``records``
+- ``command_line``, ``launch``, ``spawn``, ``adoption``: how QEMU comes to run, and outlives the plugin
+- ``qmp``: QEMU's monitor; ``attachment``, ``emulated_devices``, ``hotplug``, ``pci``: devices
+- ``vcpu``, ``memory``, ``resources``: CPUs and memory of a running machine
+- ``paths``, ``confinement``, ``user_ids``: what a machine may name, take and see of its host
+- ``exits``, ``orphans``, ``maintenance``, ``powerdown``: how machines end, and what is left of them
+"""

@@ -15,21 +15,21 @@ from typing import Any, Protocol
 from devalloc.inventory.bars import BarSizes
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
-from devalloc_node.grant import ClaimRef
-from devalloc_node.machine import adopt, devices, lost, pci, placement
-from devalloc_node.machine.looks import LOOK_SECONDS
-from devalloc_node.machine.machines import Machines
-from devalloc_node.machine.process import Process, holds
-from devalloc_node.machine.records import PLUGS, MachineRecord, host_of
-from devalloc_node.machine.view import Plug
-from devalloc_node.prepared import Prepared, PreparedDevice
-from devalloc_node.step import ATTACHMENT, Step, Value
+from devalloc_node.machine import adoption, hotplug, orphans, pci
+from devalloc_node.machine.lifecycle import MachineLifecycle
+from devalloc_node.machine.process import Process, open_nodes
+from devalloc_node.machine.records import PLUGS, MachineRecord, host_device_of
+from devalloc_node.machine.status_cache import LOOK_SECONDS
+from devalloc_node.machine.view import PluggedDevice
+from devalloc_node.model.grant import ClaimRef
+from devalloc_node.model.prepared import Prepared, PreparedDevice
+from devalloc_node.model.step import ATTACHMENT, Step, Value
 
 LOG = logging.getLogger(__name__)
 _POLL_SECONDS = 0.05
 
 
-class Placed(Protocol):
+class JournalledStep(Protocol):
     """The part of a step's record in the journal that is used here."""
 
     @property
@@ -39,7 +39,7 @@ class Placed(Protocol):
     def step(self) -> Step: ...
 
 
-class Owner(Protocol):
+class DeviceNodeOwner(Protocol):
     """The part of the boundary to the host that is used here."""
 
     def own(self, node: str, uid: int, gid: int) -> None:
@@ -51,8 +51,8 @@ class AttachmentKind:
 
     def __init__(
         self,
-        machines: Machines,
-        owner: Owner,
+        machines: MachineLifecycle,
+        owner: DeviceNodeOwner,
         sizes: Callable[[Sequence[str]], BarSizes | None] = lambda functions: None,
     ) -> None:
         """``sizes``: how much memory functions of the host have that are passed through together; None: unknown."""
@@ -69,14 +69,14 @@ class AttachmentKind:
         steps = []
         for device in prepared.devices:
             name = pci.device_id(prepared.ref.uid, device.pool, device.device, device.share)
-            pci.passed_through(name, device)
+            pci.passthrough_device(name, device)
             step = Step(ATTACHMENT, f"{key}/{name}", None, value_of(device))
             steps.append((device.name, step))
-        adopt.check_memlock(record.spec, self._machines.config, process)
+        adoption.check_memlock(record.spec, self._machines.config, process)
         with self._machines.line(record) as monitor:
-            there = devices.plugged_names(list(pci.present(monitor, deadline)))
+            there = hotplug.plugged_names(list(pci.present_devices(monitor, deadline)))
             new = sum(split(step.target)[1] not in there for _, step in steps)
-            free = sum(not port.busy for port in pci.ports(monitor, deadline))
+            free = sum(not port.busy for port in pci.list_root_ports(monitor, deadline))
         if new > free:
             raise Denied(
                 "NoFreePciSlot",
@@ -85,13 +85,13 @@ class AttachmentKind:
             )
         return steps
 
-    def plug(self, record: Placed, ref: ClaimRef) -> Plug:
+    def plug(self, record: JournalledStep, ref: ClaimRef) -> PluggedDevice:
         """What an attachment step says."""
         key, name = split(record.step.target)
-        host = host_of(record.step.after or {})
-        return Plug(key, ref, record.device, pci.function_id(name, 0), host, record.step)
+        host = host_device_of(record.step.after or {})
+        return PluggedDevice(key, ref, record.device, pci.function_id(name, 0), host, record.step)
 
-    def is_in(self, plug: Plug) -> bool:
+    def is_in(self, plug: PluggedDevice) -> bool:
         """Whether it is there, as QEMU shows it. Raises NodeError."""
         return self.read(plug.step.target) is not None
 
@@ -101,20 +101,24 @@ class AttachmentKind:
         """What is plugged in, as QEMU shows it; None where nothing is, or the machine does not run."""
         key, name = split(target)
         content = self._machines.records.record(PLUGS, target)
-        if content is None or (found := self._lives(key)) is None:
+        if content is None or (machine := self._lives(key)) is None:
             return None
-        with self._machines.line(found[0]) as monitor:
-            return content["value"] if pci.function_id(name, 0) in pci.present(monitor, Deadline.after(5.0)) else None
+        with self._machines.line(machine[0]) as monitor:
+            return (
+                content["value"]
+                if pci.function_id(name, 0) in pci.present_devices(monitor, Deadline.after(5.0))
+                else None
+            )
 
     def apply(self, target: str, value: Value, deadline: Deadline) -> None:
         """Plug it in and see the guest give it addresses, or (None) take it out and see QEMU let go of its nodes.
 
-        Before its CPUs run nobody gives addresses: ``Machines.resume`` sees to that. Raises Denied:
+        Before its CPUs run nobody gives addresses: ``MachineLifecycle.resume`` sees to that. Raises Denied:
         ``GuestRefused`` (retryable) where the guest keeps it, ``NoPciWindow``, ``GuestNotReady`` (retryable) where it
         gives no addresses; Unknown where QEMU does not answer.
         """
         key, name = split(target)
-        with self._machines.hold(key, deadline, "take a device out" if value is None else "put a device in"):
+        with self._machines.hold(key, deadline, "unplug a device" if value is None else "plug a device in"):
             if value is None:
                 self._take_out(target, key, name, deadline)
             else:
@@ -129,40 +133,43 @@ class AttachmentKind:
             if value is not None or (isinstance(error, Failed) and not error.code.startswith("Monitor")):
                 raise
             key = split(target)[0]
-            LOG.warning("machine %s is ended by force: %s", key, error)
+            LOG.warning("killing machine %s: %s", key, error)
             self._machines.stop(key, 0.0, True, deadline)
             self.apply(target, value, deadline)
 
     def _put_in(self, target: str, key: str, name: str, value: Mapping[str, Any], deadline: Deadline) -> None:
         record, process = self._machines.running(key)
-        adopt.check_memlock(record.spec, self._machines.config, process)
+        adoption.check_memlock(record.spec, self._machines.config, process)
         nodes = list(value.get("nodes", ()))
-        owners = _owners(target, nodes, self._known(target))
-        self._machines.records.put(PLUGS, target, {"value": dict(value), "owners": owners, "boot": adopt.boot_id()})
+        owners = _owners(target, nodes, self._recorded(target))
+        self._machines.records.put(PLUGS, target, {"value": dict(value), "owners": owners, "boot": adoption.boot_id()})
         if record.user is not None:
             for node in nodes:
                 self._owner.own(node, record.user, record.user)
-        busy = f"QEMU of machine {key} puts a device in; with the first one it locks all memory, and answers after that"
+        busy = (
+            f"QEMU of machine {key} is plugging a device in; for the first one it locks all memory, and responds "
+            "after that"
+        )
         with self._machines.busy(key, busy), self._machines.line(record) as monitor:
-            runs = not lost.never_ran(self._machines, record, deadline)
+            runs = not orphans.never_ran(self._machines, record, deadline)
             if runs:
-                placement.check_runs(monitor, key, deadline)
+                hotplug.check_runs(monitor, key, deadline)
             device = _device(name, value)
             size = (
                 None if "sysfsdev" in value else self._sizes(value.get("functions", ()))
             )  # a vGPU says it to QEMU only
-            port = devices.plug(monitor, key, device, deadline, size=size)
+            port = hotplug.plug_device(monitor, key, device, deadline, size=size)
             if runs:
                 ids = [device.function_id(number) for number in range(len(device.functions))]
-                placement.await_addresses(monitor, key, dict.fromkeys(ids, host_of(value) or name), deadline)
+                hotplug.await_addresses(monitor, key, dict.fromkeys(ids, host_device_of(value) or name), deadline)
         LOG.info("machine %s: %s is in %s", key, name, port)
 
     def _take_out(self, target: str, key: str, name: str, deadline: Deadline) -> None:
-        found = self._lives(key)
-        content = self._known(target)
-        if found is not None:
-            record, process = found
-            if lost.never_ran(self._machines, record, Deadline.after(LOOK_SECONDS)):
+        machine = self._lives(key)
+        content = self._recorded(target)
+        if machine is not None:
+            record, process = machine
+            if orphans.never_ran(self._machines, record, Deadline.after(LOOK_SECONDS)):
                 # No guest is there that could let go, and nothing has happened in it yet.
                 self._machines.undo_start(key, deadline)
             else:
@@ -178,15 +185,17 @@ class AttachmentKind:
         key = record.spec.key
         try:
             with self._machines.line(record) as monitor:
-                devices.unplug(monitor, key, name, deadline)
+                hotplug.unplug_device(monitor, key, name, deadline)
         except (Unknown, Failed):
             if self._lives(key) is not None:
                 raise
             return  # it ended meanwhile, and holds nothing any more
         # Who unbinds a device that QEMU holds blocks in the kernel; the event alone may have been missed.
-        while held := holds(process.pid, nodes):
+        while held := open_nodes(process.pid, nodes):
             if deadline.passed:
-                raise Unknown("DeviceHeld", f"machine {key} shows {name} as gone and still holds {', '.join(held)}")
+                raise Unknown(
+                    "DeviceHeld", f"machine {key} reports {name} as unplugged but still holds {', '.join(held)}"
+                )
             time.sleep(_POLL_SECONDS)
 
     def _lives(self, key: str) -> tuple[MachineRecord, Process] | None:
@@ -196,7 +205,7 @@ class AttachmentKind:
         except Denied:
             return None
 
-    def _known(self, target: str) -> Mapping[str, Any]:
+    def _recorded(self, target: str) -> Mapping[str, Any]:
         return self._machines.records.record(PLUGS, target) or {}
 
 
@@ -214,20 +223,24 @@ def split(target: str) -> tuple[str, str]:
 
 def _device(name: str, value: Mapping[str, Any]) -> pci.PciDevice:
     functions = tuple(value.get("functions", ()))
-    return pci.passed_through(name, PreparedDevice((), "", name, "vfio", functions, sysfsdev=value.get("sysfsdev")))
+    return pci.passthrough_device(name, PreparedDevice((), "", name, "vfio", functions, sysfsdev=value.get("sysfsdev")))
 
 
-def _owners(target: str, nodes: Sequence[str], known: Mapping[str, Any]) -> dict[str, list[int]]:
+def _owners(target: str, nodes: Sequence[str], recorded: Mapping[str, Any]) -> dict[str, list[int]]:
     """Whose the nodes were before: what is known already is older than what a cut-off attempt left. Not so where it is
     of another run of the host, in which these nodes were those of other devices."""
-    this = adopt.boot_id()
-    older = known.get("owners", {}) if known.get("boot", this) == this else {}
+    this = adoption.boot_id()
+    older = recorded.get("owners", {}) if recorded.get("boot", this) == this else {}
     before = {node: owner for node, owner in older.items() if node in nodes}
     for node in nodes:
         if node not in before:
             try:
                 info = os.stat(node)
             except OSError as error:
-                raise Denied("DeviceGone", f"{node}, which {target} needs: {error.strerror}", retryable=True) from None
+                raise Denied(
+                    "DeviceGone",
+                    f"cannot prepare cannot prepare {node}, which {target} needs: {error.strerror}",
+                    retryable=True,
+                ) from None
             before[node] = [info.st_uid, info.st_gid]
     return before

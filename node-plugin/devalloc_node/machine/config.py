@@ -16,15 +16,15 @@ MAX_SOCKET_PATH = 107
 
 USERS = range(2_146_435_072, 2_146_436_072)
 """Far above those of people, of directories and of what containers are given (which begin at 65536)."""
-Sharing = Literal["own", "shared", "any"]
+FolderSharing = Literal["own", "shared", "any"]
 
 
 @dataclass(frozen=True, slots=True)
-class Folder:
+class AllowedFolder:
     """A folder of the host in which machines may have files or sockets."""
 
     path: Path
-    sharing: Sharing = "own"
+    sharing: FolderSharing = "own"
     """``own``: each namespace has the folder below it that is called like the namespace, and nothing else. ``shared``:
     all namespaces may read all of it. ``any``: all namespaces may use all of it."""
 
@@ -36,9 +36,9 @@ class MachineConfig:
     run: Path = Path("/run/devalloc/machines")
     """A folder for each machine with its sockets and logs."""
     binary: str = "qemu-system-x86_64"
-    folders: tuple[Folder, ...] = ()
+    folders: tuple[AllowedFolder, ...] = ()
     """Where kernels and disks may lie (T13). Empty: no machine can be started."""
-    socket_folders: tuple[Folder, ...] = ()
+    socket_folders: tuple[AllowedFolder, ...] = ()
     """Where the QMP sockets of machines to adopt may lie. Empty: none can be adopted."""
     taps: tuple[str, ...] = ()
     """Which TAP interfaces machines may use beside those that are named for their namespace: patterns such as

@@ -19,14 +19,13 @@ from typing import Literal
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
-from devalloc_node.machine import cgroup, lifefile, logs, paths, room, spawn, windows
-from devalloc_node.machine.command import Start, command, disk_fd, tap_fd
+from devalloc_node.machine import confinement, machine_files, paths, pci, preflight, spawn
+from devalloc_node.machine.command_line import StartContext, disk_fd, qemu_arguments, tap_fd
 from devalloc_node.machine.config import MAX_SOCKET_PATH, MachineConfig
-from devalloc_node.machine.confine import Access, Limits, limits_of, seen_by_qemu
-from devalloc_node.machine.home import HOST, Home
-from devalloc_node.machine.monitor import Monitor
+from devalloc_node.machine.confinement import PathAccess, QemuLimits, qemu_limits, seen_by_qemu
 from devalloc_node.machine.process import Process, alive, kill, wait
-from devalloc_node.machine.spec import MachineSpec
+from devalloc_node.machine.qmp import Monitor
+from devalloc_node.machine.spec import HOST_SANDBOX, MachineSandbox, MachineSpec
 
 LOG = logging.getLogger(__name__)
 GUESTS_UNIT = "devalloc-guests.service"
@@ -42,7 +41,7 @@ _KILL_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class LaunchOptions:
     """What a start was given, for the machine's record."""
 
     uuid: str
@@ -58,27 +57,27 @@ def memlock_needed(spec: MachineSpec, config: MachineConfig) -> int:
     return spec.memory.most * times + config.memlock_slack
 
 
-def check(spec: MachineSpec, config: MachineConfig, given: Launch) -> None:
+def check(spec: MachineSpec, config: MachineConfig, given: LaunchOptions) -> None:
     """Whether it can be started, before anything of it is. Raises Denied."""
     _, files, _ = _resolved(spec, config, given)
-    if _is_taken(folder := config.folder(spec.id)):
+    if _has_foreign_qemu(folder := config.folder(spec.id)):
         raise Denied(
             "MachineRuns",
-            f"machine {spec.key} does not run as far as this plugin can tell, and something answers on a socket in "
-            f"{folder}: another plugin uses that folder (give each its --machine-dir), or its life file was removed",
+            f"machine {spec.key} does not seem to run, but a process answers on a socket in {folder}: another plugin "
+            "uses that folder (give each its own --machine-dir), or its life file was removed",
             retryable=True,
         )
     for path, writable in files.values():
-        with suppress(OSError):  # why it cannot be opened is told when it is opened for the machine
-            fd = spawn.opened(path, False)
+        with suppress(OSError):  # the error is reported when it is opened for the machine
+            fd = spawn.open_checked(path, False)
             try:
-                paths.check_free(fd, path, writable=writable)
+                paths.check_image_free(fd, path, writable=writable)
             finally:
                 os.close(fd)
-    room.check(spec, given.accel)
+    preflight.check_host_limits(spec, given.accel)
 
 
-def launch(spec: MachineSpec, config: MachineConfig, given: Launch, home: Home = HOST) -> None:
+def launch(spec: MachineSpec, config: MachineConfig, given: LaunchOptions, home: MachineSandbox = HOST_SANDBOX) -> None:
     """Start QEMU, paused. It is up when its monitor greets (``await_monitor``).
 
     Raises Denied for what the spec may not name or the host has not; ``MachineRuns`` where it runs already. Raises
@@ -86,16 +85,16 @@ def launch(spec: MachineSpec, config: MachineConfig, given: Launch, home: Home =
     """
     words, files, taps = _resolved(spec, config, given)
     folder = _folder(spec, config, given)
-    limits = limits_of(spec, given.accel, config.memory_slack)
+    limits = qemu_limits(spec, given.accel, config.memory_slack)
     groups: list[str] = []
     if not uses_systemd(config):
         name = config.group(spec.id)
         with suppress(Failed):  # without it only parts of a CPU are refused, and that when they are asked for
-            groups.append(str(cgroup.group(config.cgroups, name).procs))
-        procs, missing = cgroup.bound(config.cgroups, name, limits.memory, limits.tasks)
+            groups.append(str(confinement.make_group(config.cgroups, name).procs))
+        procs, missing = confinement.set_bounds(config.cgroups, name, limits.memory, limits.tasks)
         groups += (str(each) for each in procs if str(each) not in groups)
         if missing:
-            _say_once(f"not all that QEMU takes of this host is bounded: {'; '.join(missing)}")
+            _log_once(f"QEMU's use of this host is not fully limited: {'; '.join(missing)}")
     plan = {
         "key": spec.key,
         "argv": words,
@@ -109,9 +108,9 @@ def launch(spec: MachineSpec, config: MachineConfig, given: Launch, home: Home =
         "taps": taps,
         "namespace": None if home.namespace is None else str(home.namespace),
         "inside": {tap_fd(number): nic.interface for number, nic in enumerate(spec.nics) if nic.warm},
-        "cpus": home.cpus or room.cpus_of(spec.numa_node),
+        "cpus": home.cpus or preflight.cpus_of(spec.numa_node),
         # One that runs as the plugin's own user is that user all the same, and root could undo it.
-        "sees": [] if given.uid is None else _seen(words, folder, config),
+        "sees": [] if given.uid is None else _visible_paths(words, folder, config),
     }
     file = config.plan(spec.id)
     with open(file, "w", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
@@ -121,12 +120,10 @@ def launch(spec: MachineSpec, config: MachineConfig, given: Launch, home: Home =
     if uses_systemd(config):
         _await_begin(spec, config, before)
     if plan["sees"] and not _is_confined(spec, config):
-        _say_once(
-            f"QEMU sees all files of this host that its user may: the kernel refuses otherwise ({folder}/qemu.log)"
-        )
+        _log_once(f"QEMU can read every file that its user may: the kernel refuses to confine it ({folder}/qemu.log)")
 
 
-def _seen(words: list[str], folder: Path, config: MachineConfig) -> list[tuple[str, Access]]:
+def _visible_paths(words: list[str], folder: Path, config: MachineConfig) -> list[tuple[str, PathAccess]]:
     opens = [words[index + 1] for index, word in enumerate(words) if word in ("-kernel", "-initrd")]
     return seen_by_qemu(words[0], opens, folder, config.visible)
 
@@ -134,18 +131,18 @@ def _seen(words: list[str], folder: Path, config: MachineConfig) -> list[tuple[s
 def _is_confined(spec: MachineSpec, config: MachineConfig) -> bool:
     """Whether it has files of its own to see. In doubt, as when it has ended already, yes."""
     with suppress(NodeError, OSError):
-        if (process := lifefile.process_of(spec.id, config)) is not None:
+        if (process := machine_files.process_of(spec.id, config)) is not None:
             return os.readlink(f"/proc/{process.pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt")
     return True
 
 
-_said: set[str] = set()
+_logged_once: set[str] = set()
 
 
-def _say_once(what: str) -> None:
+def _log_once(what: str) -> None:
     """Of a host, whatever machine it was noticed with."""
-    if (about := what.partition(":")[0]) not in _said:
-        _said.add(about)
+    if (about := what.partition(":")[0]) not in _logged_once:
+        _logged_once.add(about)
         LOG.warning("%s", what)
 
 
@@ -161,9 +158,7 @@ def _await_begin(spec: MachineSpec, config: MachineConfig, before: str) -> None:
     due = Deadline.after(config.start_seconds)
     while (now := _life_text(spec, config)) == before or not now.endswith("\n"):
         if due.passed:
-            raise Unknown(
-                "MachineUnclear", f"systemd has not started machine {spec.key} yet; see {config.unit(spec.id)}"
-            )
+            raise Unknown("MachineUnclear", f"systemd did not start machine {spec.key} yet; see {config.unit(spec.id)}")
         time.sleep(_POLL_SECONDS)
 
 
@@ -171,7 +166,7 @@ def uses_systemd(config: MachineConfig) -> bool:
     return Path("/run/systemd/system").is_dir() if config.systemd is None else config.systemd
 
 
-def spawn_words(spec: MachineSpec, config: MachineConfig, plan: Path, limits: Limits) -> list[str]:
+def spawn_words(spec: MachineSpec, config: MachineConfig, plan: Path, limits: QemuLimits) -> list[str]:
     """The command that starts the program ``spawn``: a session of its own, or a service of systemd."""
     words = [sys.executable, "-I", str(Path(spawn.__file__).resolve()), str(plan)]
     if not uses_systemd(config):
@@ -196,19 +191,19 @@ def await_monitor(spec: MachineSpec, config: MachineConfig, monitor: Monitor, de
             monitor.execute("query-status", deadline=deadline)
             return
         except NodeError as error:
-            if lifefile.process_of(spec.id, config) is None:
-                words = logs.last_words(config, spec.id) or "QEMU ended without a word"
+            if machine_files.process_of(spec.id, config) is None:
+                words = machine_files.last_words(config, spec.id) or "QEMU ended without a message"
                 raise Failed(
                     "MachineDidNotStart",
                     f"machine {spec.key} did not start: {words}",
-                    retryable=not room.never(words),
+                    retryable=not preflight.is_permanent_failure(words),
                 ) from None
             if isinstance(error, Denied) or deadline.passed:
                 raise
         time.sleep(min(_POLL_SECONDS, deadline.seconds))
 
 
-def power_down(monitor: Monitor, known: Process, seconds: float, deadline: Deadline) -> bool:
+def power_down(monitor: Monitor, qemu: Process, seconds: float, deadline: Deadline) -> bool:
     """Ask the guest to power down, and whether it has within ``seconds``. A QEMU that hangs has not.
 
     It is asked again and again: one that is booting does not hear the first time, and would be ended in the end.
@@ -217,41 +212,41 @@ def power_down(monitor: Monitor, known: Process, seconds: float, deadline: Deadl
     while not due.passed:
         with suppress(NodeError):
             monitor.execute("system_powerdown", deadline=due.capped(2.0))
-        if wait(known, due.capped(_ASK_SECONDS).seconds):
+        if wait(qemu, due.capped(_ASK_SECONDS).seconds):
             return True
     return False
 
 
-def end(monitor: Monitor, machine: str, known: Process) -> str:
-    """End QEMU: it is told to quit, then it is killed. Says which of these it was.
+def end(monitor: Monitor, machine: str, qemu: Process) -> str:
+    """End QEMU: ask it to quit, then kill it. Returns which of these ended it.
 
-    Raises Unknown where even a kill does not end it: the kernel holds it.
+    Raises Unknown if even a kill does not end it: the kernel holds it.
     """
-    if not alive(known):
+    if not alive(qemu):
         return "powered down"
     with suppress(NodeError):  # its answer is often lost with it
         monitor.execute("quit", deadline=Deadline.after(2.0))
     monitor.close()
-    if wait(known, _QUIT_SECONDS):
+    if wait(qemu, _QUIT_SECONDS):
         return "ended"
-    kill(known, signal.SIGKILL)
-    if wait(known, _KILL_SECONDS):
+    kill(qemu, signal.SIGKILL)
+    if wait(qemu, _KILL_SECONDS):
         return "killed"
-    raise Unknown("MachineUnkillable", f"machine {machine} (process {known.pid}) was killed and has not ended")
+    raise Unknown("MachineUnkillable", f"machine {machine} (process {qemu.pid}) was killed but did not end")
 
 
 def clean(machine_id: str, config: MachineConfig) -> None:
     """Remove what a machine that has ended leaves on the host: its sockets, its plan, its cgroup. Logs stay."""
     folder = config.folder(machine_id)
-    sockets = () if _is_taken(folder) else [folder / name for name in _SOCKETS]
+    sockets = () if _has_foreign_qemu(folder) else [folder / name for name in _SOCKETS]
     for path in (config.plan(machine_id), *sockets):
         try:
             _remove(path)
         except OSError as error:
-            LOG.warning("machine %s leaves %s behind: %s", machine_id, path, error)
+            LOG.warning("machine %s: cannot remove %s: %s", machine_id, path, error)
     with suppress(Failed):
-        cgroup.remove(cgroup.group(config.cgroups, config.group(machine_id)))
-    cgroup.unbound(config.cgroups, config.group(machine_id))
+        confinement.remove(confinement.make_group(config.cgroups, config.group(machine_id)))
+    confinement.remove_bounds(config.cgroups, config.group(machine_id))
 
 
 def _remove(path: Path) -> None:
@@ -267,11 +262,11 @@ def forget(machine_id: str, config: MachineConfig) -> None:
     clean(machine_id, config)
     config.life(machine_id).unlink(missing_ok=True)
     with suppress(FileNotFoundError):
-        if not _is_taken(config.folder(machine_id)):
+        if not _has_foreign_qemu(config.folder(machine_id)):
             shutil.rmtree(config.folder(machine_id))
 
 
-def _is_taken(folder: Path) -> bool:
+def _has_foreign_qemu(folder: Path) -> bool:
     """Whether a QEMU of somebody else's listens in a folder whose own machine does not run."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
@@ -285,27 +280,26 @@ def _is_taken(folder: Path) -> bool:
 
 
 def _resolved(
-    spec: MachineSpec, config: MachineConfig, given: Launch
+    spec: MachineSpec, config: MachineConfig, given: LaunchOptions
 ) -> tuple[list[str], dict[int, tuple[str, bool]], dict[int, str]]:
     """The command line, and the files and TAP interfaces of the host that QEMU inherits, by descriptor."""
     binary = shutil.which(config.binary)
     if binary is None:
         raise Denied(
             "QemuMissing",
-            f"there is no {config.binary} where this plugin runs: install QEMU, or name it. A pod of the plugin has "
-            "none on purpose, whatever the host has: label the node devalloc.io/publish=host, and run the plugin as a "
-            "service of the host (docs/install.md)",
+            f"{config.binary} not found: install QEMU or set its path. The plugin's pod has no QEMU by design: label "
+            "the node devalloc.io/publish=host and run the plugin as a service of the host (docs/install.md)",
             retryable=True,
         )
     qmp = str(config.folder(spec.id) / "console")
     if len(qmp.encode()) > MAX_SOCKET_PATH:
-        raise Denied("PathTooLong", f"{qmp} has more bytes than a socket's path can have ({MAX_SOCKET_PATH})")
+        raise Denied("PathTooLong", f"{qmp} is longer than a socket's path can be ({MAX_SOCKET_PATH} bytes)")
     kernel, initrd = (
-        None if path is None else str(paths.image(path, config.folders, spec.namespace, what))
+        None if path is None else str(paths.boot_image(path, config.folders, spec.namespace, what))
         for path, what in ((spec.kernel, "kernel"), (spec.initrd, "initrd"))
     )
     disks = [paths.disk_image(disk, config.folders, spec.namespace) for disk in spec.disks]
-    start = Start(
+    start = StartContext(
         binary=binary,
         accel=given.accel,
         uuid=given.uuid,
@@ -313,17 +307,17 @@ def _resolved(
         initrd=initrd,
         block_disks=frozenset(n for n, path in enumerate(disks) if stat.S_ISBLK(path.stat().st_mode)),
         user_net=config.user_net,
-        reserves=windows.reserves(spec, config.devices(), room.address_bits(given.accel)),
+        reserves=pci.port_reserves(spec, config.devices(), preflight.address_bits(given.accel)),
     )
     files = {disk_fd(n): (str(path), not spec.disks[n].read_only) for n, path in enumerate(disks)}
     taps = {}
     for number, nic in enumerate(spec.nics):
         if nic.interface is not None and not nic.warm:  # one in another namespace cannot be seen from here
-            taps[tap_fd(number)] = paths.tap(nic.interface, config.taps, spec.namespace)
-    return command(spec, start), files, taps
+            taps[tap_fd(number)] = paths.checked_tap(nic.interface, config.taps, spec.namespace)
+    return qemu_arguments(spec, start), files, taps
 
 
-def _folder(spec: MachineSpec, config: MachineConfig, given: Launch) -> Path:
+def _folder(spec: MachineSpec, config: MachineConfig, given: LaunchOptions) -> Path:
     """The machine's folder, of its user alone, without what an earlier run left."""
     folder = config.folder(spec.id)
     try:
@@ -332,7 +326,7 @@ def _folder(spec: MachineSpec, config: MachineConfig, given: Launch) -> Path:
         folder.mkdir(exist_ok=True, mode=0o700)
         if folder.is_symlink():
             raise Denied("PathNotAllowed", f"{folder} is a link")
-        _keep_words(folder / "qemu.log")
+        _rotate_log(folder / "qemu.log")
         for name in (*_SOCKETS, "qemu.log"):
             _remove(folder / name)
         if given.uid is not None:
@@ -340,11 +334,11 @@ def _folder(spec: MachineSpec, config: MachineConfig, given: Launch) -> Path:
             for left in folder.iterdir():
                 os.chown(left, given.uid, given.uid, follow_symlinks=False)
     except OSError as error:
-        raise Failed("MachineDidNotStart", f"the folder of machine {spec.key} cannot be made: {error}") from None
+        raise Failed("MachineDidNotStart", f"cannot create the folder of machine {spec.key}: {error}") from None
     return folder
 
 
-def _keep_words(file: Path) -> None:
+def _rotate_log(file: Path) -> None:
     """Keep what QEMU said in the last run in which it said anything, as ``qemu.log.1``. Raises OSError."""
     with suppress(FileNotFoundError):
         info = file.lstat()
@@ -354,14 +348,14 @@ def _keep_words(file: Path) -> None:
             file.rename(before)
 
 
-def _groups(given: Launch) -> list[int]:
+def _groups(given: LaunchOptions) -> list[int]:
     """The group that may open /dev/kvm."""
     if given.uid is None or given.accel != "kvm":
         return []
     return [os.stat("/dev/kvm").st_gid]
 
 
-def _spawn(spec: MachineSpec, config: MachineConfig, plan: Path, limits: Limits) -> None:
+def _spawn(spec: MachineSpec, config: MachineConfig, plan: Path, limits: QemuLimits) -> None:
     try:
         done = subprocess.run(
             spawn_words(spec, config, plan, limits),
@@ -372,11 +366,11 @@ def _spawn(spec: MachineSpec, config: MachineConfig, plan: Path, limits: Limits)
             start_new_session=True,
         )
     except subprocess.TimeoutExpired:
-        raise Unknown("MachineUnclear", f"machine {spec.key} is being started and nobody says how far it is") from None
+        raise Unknown("MachineUnclear", f"machine {spec.key} is being started, and its progress is unknown") from None
     except OSError as error:
-        raise Failed("MachineDidNotStart", f"machine {spec.key} cannot be started: {error}") from None
+        raise Failed("MachineDidNotStart", f"cannot start machine {spec.key}: {error}") from None
     if done.returncode == spawn.LIVES:
-        raise Denied("MachineRuns", f"machine {spec.key} runs already")
+        raise Denied("MachineRuns", f"machine {spec.key} already runs")
     if done.returncode:
         words = done.stderr.decode(errors="replace").strip()[-_TAIL_BYTES:]
         raise Failed("MachineDidNotStart", f"machine {spec.key} did not start: {words}")

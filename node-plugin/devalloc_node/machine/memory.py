@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.machine.command import dimm_backend, dimm_id, ram_backend
-from devalloc_node.machine.devices import ask
-from devalloc_node.machine.monitor import Monitor, Refused, bounded
-from devalloc_node.machine.pci import PERIPHERAL, present
+from devalloc_node.machine.command_line import dimm_backend, dimm_id, ram_backend
+from devalloc_node.machine.hotplug import request_unplug
+from devalloc_node.machine.pci import PERIPHERAL, present_devices
+from devalloc_node.machine.qmp import Monitor, QmpRefused, checked_number
 from devalloc_node.machine.spec import memory_text as _text
 
 _ANSWER_SECONDS = 5.0
@@ -25,7 +25,7 @@ _BACKEND = re.compile(r"dimm([0-9]+)-ram", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryState:
     """Bytes, as QEMU has them."""
 
     base: int
@@ -46,14 +46,16 @@ class VirtioMem:
     size: int
     requested: int
     most: int
-    beside: int
+    others: int
     """What other memory devices have, in the same reading: the guest may be taking or giving back more meanwhile."""
 
 
-def observe(monitor: Monitor, deadline: Deadline) -> Memory:
+def observe_memory(monitor: Monitor, deadline: Deadline) -> MemoryState:
     """What there is now."""
     summary = monitor.execute("query-memory-size-summary", deadline=deadline)
-    return Memory(bounded(summary["base-memory"], _MOST), bounded(summary.get("plugged-memory", 0), _MOST))
+    return MemoryState(
+        checked_number(summary["base-memory"], _MOST), checked_number(summary.get("plugged-memory", 0), _MOST)
+    )
 
 
 def virtio_mem(monitor: Monitor, deadline: Deadline) -> VirtioMem | None:
@@ -67,15 +69,15 @@ def virtio_mem(monitor: Monitor, deadline: Deadline) -> VirtioMem | None:
             block, size, requested, most = (
                 int(data[name]) for name in ("block-size", "size", "requested-size", "max-size")
             )
-            return VirtioMem(path, block, size, requested, most, beside=plugged - size)
+            return VirtioMem(path, block, size, requested, most, others=plugged - size)
     return None
 
 
-def told(monitor: Monitor, deadline: Deadline) -> int | None:
+def requested_total(monitor: Monitor, deadline: Deadline) -> int | None:
     """How many bytes there will be when the guest has done all that QEMU asks of it; None where it is asked for
     nothing."""
     device = virtio_mem(monitor, deadline)
-    return None if device is None else observe(monitor, deadline).base + device.beside + device.requested
+    return None if device is None else observe_memory(monitor, deadline).base + device.others + device.requested
 
 
 def scale(
@@ -93,7 +95,7 @@ def scale(
     gives back no more before the deadline: then what there is is also what is asked of it (T15). Unknown where QEMU
     does not answer.
     """
-    now = observe(monitor, deadline)
+    now = observe_memory(monitor, deadline)
     if goal < now.base:
         raise Denied(
             "MemoryBuiltIn",
@@ -107,12 +109,12 @@ def scale(
             return goal
         raise Denied(
             "MemoryRoomExhausted",
-            f"machine {machine} has no virtio-mem device, so it keeps the memory that it has ({_text(now.total)}); one "
-            "that you adopt with DIMM slots grows if you adopt it with --slot-size",
+            f"machine {machine} has no virtio-mem device, so its memory cannot change ({_text(now.total)}); an "
+            "adopted machine with DIMM slots can grow if you adopt it with --slot-size",
         )
-    fixed = now.base + device.beside
+    fixed = now.base + device.others
     if goal < fixed:
-        raise _foreign(machine, goal, fixed)
+        raise _built_in_memory_error(machine, goal, fixed)
     return fixed + _scale_virtio_mem(monitor, machine, device, goal - fixed, deadline)
 
 
@@ -128,12 +130,12 @@ def _scale_virtio_mem(monitor: Monitor, machine: str, device: VirtioMem, goal: i
     began = time.monotonic()
     while (size := _size(monitor, device, Deadline.after(_ANSWER_SECONDS))) != goal:
         if deadline.passed:
-            return _stuck(monitor, machine, device, goal, time.monotonic() - began)
+            return _stop_asking(monitor, machine, device, goal, time.monotonic() - began)
         time.sleep(min(_LOOK_SECONDS, deadline.seconds))
     return size
 
 
-def _stuck(monitor: Monitor, machine: str, device: VirtioMem, goal: int, seconds: float) -> int:
+def _stop_asking(monitor: Monitor, machine: str, device: VirtioMem, goal: int, seconds: float) -> int:
     """Stop asking: the guest would go on after the deadline, and what there is would not be what was told."""
     deadline = Deadline.after(_ANSWER_SECONDS)
     size = _size(monitor, device, deadline)
@@ -146,8 +148,8 @@ def _stuck(monitor: Monitor, machine: str, device: VirtioMem, goal: int, seconds
         return size
     raise Denied(
         "GuestRefused",
-        f"machine {machine}: the guest has {_text(size)} of virtio-mem after {seconds:.0f} s, where {_text(goal)} are "
-        "wanted, and moves no further; no more is asked of it",
+        f"machine {machine}: the guest has {_text(size)} of virtio-mem after {seconds:.0f} s, not the requested "
+        f"{_text(goal)}, and makes no progress; the request was withdrawn",
         retryable=True,
     )
 
@@ -164,34 +166,34 @@ def _request(monitor: Monitor, device: VirtioMem, size: int, deadline: Deadline)
 def _scale_dimms(
     monitor: Monitor, machine: str, goal: int, dimm_bytes: int, numa_node: int | None, deadline: Deadline
 ) -> int:
-    now = observe(monitor, deadline)
+    now = observe_memory(monitor, deadline)
     fixed = now.total - _plugged_in_dimms(monitor, deadline)
     if goal < fixed:
-        raise _foreign(machine, goal, fixed)
+        raise _built_in_memory_error(machine, goal, fixed)
     wanted = -(-(goal - fixed) // dimm_bytes)
-    while len(known := _dimms(monitor, deadline)) < wanted:
-        number = min(set(range(len(known) + 1)) - known)
+    while len(dimms := _dimms(monitor, deadline)) < wanted:
+        number = min(set(range(len(dimms) + 1)) - dimms)
         backend = ram_backend(dimm_backend(number), dimm_bytes, numa_node)
         _add_backend(monitor, backend, deadline)
         try:
             arguments = {"driver": "pc-dimm", "id": dimm_id(number), "memdev": dimm_backend(number), "node": 0}
             monitor.execute("device_add", arguments, deadline=deadline)
-        except Refused as error:
+        except QmpRefused as error:
             monitor.execute("object-del", {"id": dimm_backend(number)}, deadline=deadline)
             raise Denied("MemoryRoomExhausted", f"no room for a DIMM: {error}") from None
-    while len(known := _dimms(monitor, deadline)) > wanted:
-        _remove_dimm(monitor, machine, max(known), deadline)
-    _remove_leftovers(monitor, known, deadline)
-    total = observe(monitor, deadline).total
+    while len(dimms := _dimms(monitor, deadline)) > wanted:
+        _remove_dimm(monitor, machine, max(dimms), deadline)
+    _remove_leftovers(monitor, dimms, deadline)
+    total = observe_memory(monitor, deadline).total
     if total < goal:
-        raise Failed("MemoryNotThere", f"machine {machine} has {_text(total)} after {_text(goal)} were plugged in")
+        raise Failed("MemoryNotThere", f"machine {machine} has {_text(total)} although {_text(goal)} were plugged in")
     return total
 
 
 def _add_backend(monitor: Monitor, backend: dict[str, object], deadline: Deadline) -> None:
     try:
         monitor.execute("object-add", backend, deadline=deadline)
-    except Refused as error:
+    except QmpRefused as error:
         # Left by an attempt that was cut off between the two commands; ids are ours, and so is the size.
         if "duplicate" not in error.reason and "exists" not in error.reason:
             raise
@@ -202,13 +204,13 @@ def _remove_leftovers(monitor: Monitor, dimms: set[int], deadline: Deadline) -> 
     entries = monitor.execute("qom-list", {"path": "/objects"}, deadline=deadline)
     there = {int(m[1]) for entry in entries if (m := _BACKEND.fullmatch(entry["name"]))}
     for number in sorted(there - dimms):
-        with suppress(Refused):  # somebody else's, in a machine that was adopted
+        with suppress(QmpRefused):  # somebody else's, in a machine that was adopted
             monitor.execute("object-del", {"id": dimm_backend(number)}, deadline=deadline)
 
 
 def _dimms(monitor: Monitor, deadline: Deadline) -> set[int]:
     """The numbers of our DIMMs."""
-    there = present(monitor, deadline)
+    there = present_devices(monitor, deadline)
     return {int(m[1]) for name, kind in there.items() if kind == "pc-dimm" and (m := _DIMM.fullmatch(name))}
 
 
@@ -222,27 +224,27 @@ def _plugged_in_dimms(monitor: Monitor, deadline: Deadline) -> int:
     )
 
 
-def _foreign(machine: str, goal: int, fixed: int) -> Denied:
+def _built_in_memory_error(machine: str, goal: int, fixed: int) -> Denied:
     return Denied(
         "MemoryBuiltIn",
-        f"machine {machine} has {_text(fixed)} that were built in or plugged in by somebody else; it cannot have "
-        f"{_text(goal)} while it runs",
+        f"machine {machine} has {_text(fixed)} that are built in or were plugged in by another program; it cannot "
+        f"have {_text(goal)} while it runs",
     )
 
 
 def _remove_dimm(monitor: Monitor, machine: str, number: int, deadline: Deadline) -> None:
     name, began = dimm_id(number), time.monotonic()
     with monitor.expect("DEVICE_DELETED", "DEVICE_UNPLUG_GUEST_ERROR", "MEM_UNPLUG_ERROR") as events:
-        ask(monitor, name, deadline)
+        request_unplug(monitor, name, deadline)
         while number in _dimms(monitor, Deadline.after(_ANSWER_SECONDS)):
             event = events.next(deadline.capped(_LOOK_SECONDS))
             refused = event is not None and event["event"] != "DEVICE_DELETED" and event["data"].get("device") == name
             if refused or deadline.passed:
-                why = "refuses to give back" if refused else "has not given back"
+                why = "refuses to give back" if refused else "did not give back"
                 raise Denied(
                     "GuestRefused",
                     f"machine {machine}: the guest {why} a DIMM after {time.monotonic() - began:.0f} s; it has "
-                    f"{_text(observe(monitor, Deadline.after(_ANSWER_SECONDS)).total)}",
+                    f"{_text(observe_memory(monitor, Deadline.after(_ANSWER_SECONDS)).total)}",
                     retryable=True,
                 )
     monitor.execute("object-del", {"id": dimm_backend(number)}, deadline=deadline)

@@ -11,8 +11,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from devalloc_node.errors import Denied
-from devalloc_node.host import blocks
-from devalloc_node.machine.config import Folder
+from devalloc_node.host import block_devices
+from devalloc_node.machine.config import AllowedFolder
 from devalloc_node.machine.spec import Disk
 
 _QCOW2 = b"QFI\xfb"
@@ -23,9 +23,9 @@ _WRITES, _READS_ALONE, _NO_OTHER_WRITES = 101, 200, 201
 """Bytes of an image that QEMU locks: it writes, bears no other reader, bears no other writer."""
 
 
-def resolved(
+def resolve_allowed(
     path: str,
-    folders: Sequence[Folder],
+    folders: Sequence[AllowedFolder],
     namespace: str,
     what: str,
     *,
@@ -52,7 +52,7 @@ def resolved(
 
 
 def _check_owner(
-    path: str, real: Path, folders: Sequence[Folder], namespace: str, what: str, writes: bool, option: str
+    path: str, real: Path, folders: Sequence[AllowedFolder], namespace: str, what: str, writes: bool, option: str
 ) -> None:
     """That a namespace may use a path that has no links any more. Of folders that lie in each other the innermost
     counts: a shared one opens no folder in it that belongs to namespaces. Raises Denied."""
@@ -63,8 +63,8 @@ def _check_owner(
         allowed = ", ".join(str(folder.path) for folder in folders) or "none"
         raise Denied(
             "PathNotAllowed",
-            f"{what} {path}{where} is not below a folder that machines of this node may use (these are: {allowed}; "
-            f"{option} of `devalloc node` and `devalloc up` names them)",
+            f"{what} {path}{where} is not below a folder that machines of this node may use ({allowed}; set them "
+            f"with {option} of `devalloc node` and `devalloc up`)",
         )
     depth = max(len(base.parts) for _, base in around)
     inner = [folder for folder, base in around if len(base.parts) == depth]
@@ -75,8 +75,8 @@ def _check_owner(
     if any(folder.sharing == "shared" for folder in inner):
         raise Denied(
             "PathNotAllowed",
-            f"{what} {path}{where} is in a folder that all namespaces share, where nothing may be written: "
-            f"{put}say readOnly: true",
+            f"{what} {path}{where} is in a folder that all namespaces share, where machines must not write: {put}set "
+            "readOnly: true",
         )
     shared = "" if option == "--qmp-folder" else f"{option} {inner[0].path}:shared lets all namespaces read it, "
     raise Denied(
@@ -87,7 +87,7 @@ def _check_owner(
     )
 
 
-def _may_use(real: Path, folder: Folder, namespace: str, writes: bool) -> bool:
+def _may_use(real: Path, folder: AllowedFolder, namespace: str, writes: bool) -> bool:
     if folder.sharing == "any" or (folder.sharing == "shared" and not writes):
         return True
     if folder.sharing == "shared" or namespace in ("", ".", "..") or "/" in namespace:
@@ -96,7 +96,7 @@ def _may_use(real: Path, folder: Folder, namespace: str, writes: bool) -> bool:
     return real.is_relative_to(os.path.realpath(own)) and real != own
 
 
-def state_of(files: Iterable[str]) -> Hashable:
+def files_fingerprint(files: Iterable[str]) -> Hashable:
     """Something else as soon as one of the files comes, goes, is another one or is written to."""
     return tuple(_state(path) for path in files)
 
@@ -111,47 +111,47 @@ def _state(path: str) -> tuple[int, ...]:
     return info.st_dev, info.st_ino, info.st_mode, info.st_uid, info.st_size, info.st_mtime_ns
 
 
-def image(path: str, folders: Sequence[Folder], namespace: str, what: str) -> Path:
+def boot_image(path: str, folders: Sequence[AllowedFolder], namespace: str, what: str) -> Path:
     """A file that is read whole: a kernel or an initrd. Raises Denied, also ``PathNotFile``."""
-    real = resolved(path, folders, namespace, what)
+    real = resolve_allowed(path, folders, namespace, what)
     if not stat.S_ISREG(real.stat().st_mode):
         raise Denied("PathNotFile", f"{what} {path} is not a file")
     return real
 
 
-def disk_image(disk: Disk, folders: Sequence[Folder], namespace: str) -> Path:
+def disk_image(disk: Disk, folders: Sequence[AllowedFolder], namespace: str) -> Path:
     """The file or block device of a disk.
 
-    Raises Denied: as ``image``; ``DeviceReserved`` for a block device that the host uses, or of which it uses a part,
+    Raises Denied: as ``boot_image``; ``DeviceReserved`` for a block device that the host uses in whole or in part,
     ``InUseUnknown`` where that cannot be told; ``DiskFormat`` for a format that is not raw or qcow2, or that the file
     does not have; ``DiskNamesOthers`` for a qcow2 whose header names a further file, which nobody has checked.
     """
     if disk.format not in ("raw", "qcow2"):
-        raise Denied("DiskFormat", f"disk {disk.path}: its format must be said, raw or qcow2, and is {disk.format!r}")
-    real = resolved(disk.path, folders, namespace, "disk", writes=not disk.read_only)
+        raise Denied("DiskFormat", f"disk {disk.path}: its format must be raw or qcow2, not {disk.format!r}")
+    real = resolve_allowed(disk.path, folders, namespace, "disk", writes=not disk.read_only)
     mode = real.stat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
         raise Denied("PathNotFile", f"disk {disk.path} is neither a file nor a block device")
     if stat.S_ISBLK(mode):
-        _refuse_kept(disk.path, real)
+        _refuse_host_disk(disk.path, real)
     if disk.format == "qcow2":
         _check_qcow2(disk.path, real)
     return real
 
 
-def _refuse_kept(path: str, real: Path) -> None:
+def _refuse_host_disk(path: str, real: Path) -> None:
     try:
-        is_kept = blocks.is_kept(real)
+        is_kept = block_devices.is_used_by_host(real)
     except OSError as error:
-        raise Denied("InUseUnknown", f"whether the host needs disk {path} cannot be told: {error.strerror}") from None
+        raise Denied("InUseUnknown", f"cannot check whether the host needs disk {path}: {error.strerror}") from None
     if is_kept:
         raise Denied(
             "DeviceReserved",
-            f"disk {path} is reserved for the host, which has it, or a part of it, mounted, as swap, or in a volume",
+            f"disk {path} is reserved for the host: it or a part of it is mounted, is swap, or is in a volume",
         )
 
 
-class InUse(Denied):
+class ImageInUse(Denied):
     """Another QEMU has an image open that does not get along with this one."""
 
     def __init__(self, path: str, by: str = "another machine, or by a tool of QEMU") -> None:
@@ -159,22 +159,22 @@ class InUse(Denied):
         self.path = path
 
 
-def check_free(fd: int, path: str, *, writable: bool) -> None:
-    """That no other QEMU has an image open that does not get along with this one. Raises InUse.
+def check_image_free(fd: int, path: str, *, writable: bool) -> None:
+    """That no other QEMU has an image open that does not get along with this one. Raises ImageInUse.
 
     QEMU would refuse too, and tells it by the same locks; but some versions keep an image open whose disk they refused.
     """
     for byte in (_READS_ALONE, _WRITES, *([_NO_OTHER_WRITES] if writable else [])):
-        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+        query = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
         try:
-            kind, *_ = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))
+            kind, *_ = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, query))
         except OSError:  # no locks where this lies, and QEMU goes without them
             return
         if kind != fcntl.F_UNLCK:
-            raise InUse(path)
+            raise ImageInUse(path)
 
 
-def tap(interface: str, patterns: Sequence[str], namespace: str) -> str:
+def checked_tap(interface: str, patterns: Sequence[str], namespace: str) -> str:
     """A TAP interface that is there and that machines of the namespace may use.
 
     Raises Denied (``TapNotAllowed``, ``TapMissing``).
@@ -187,7 +187,7 @@ def tap(interface: str, patterns: Sequence[str], namespace: str) -> str:
             "it)",
         )
     if "/" in interface or not Path(f"/sys/class/net/{interface}/tun_flags").exists():
-        raise Denied("TapMissing", f"there is no TAP interface {interface!r} on this host", retryable=True)
+        raise Denied("TapMissing", f"no TAP interface {interface!r} on this host", retryable=True)
     return interface
 
 
@@ -207,12 +207,12 @@ def _check_qcow2(path: str, real: Path) -> None:
     with real.open("rb") as file:
         header = file.read(80).ljust(80, b"\0")
     if not header.startswith(_QCOW2):
-        raise Denied("DiskFormat", f"disk {path} is said to be qcow2 and is not")
+        raise Denied("DiskFormat", f"disk {path} is not qcow2, although its spec says so")
     version, backing = struct.unpack_from(">IQ", header, 4)
     (incompatible,) = struct.unpack_from(">Q", header, 72)
     if backing or (version >= 3 and incompatible & _EXTERNAL_DATA):
         raise Denied(
             "DiskNamesOthers",
-            f"disk {path} names another file as its backing or data file, which could be any file of this host; "
-            "make an image that stands alone (qemu-img convert)",
+            f"disk {path} names another file as its backing or data file, which could be any file of this host; make "
+            "a standalone image (qemu-img convert)",
         )

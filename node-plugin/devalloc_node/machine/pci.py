@@ -1,4 +1,8 @@
-"""PCI devices as QEMU is told of them, and where in a machine they are plugged in."""
+"""PCI devices in QEMU's terms: root ports, and the address windows that ports reserve for devices plugged in later.
+
+A device's memory (its BARs) gets addresses within the windows of the port that it is on, and a guest that runs does not
+make these larger. Firmware sizes them for what is there when the machine starts, and for what the port reserves.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,68 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from devalloc.inventory.bars import BarSizes
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
-from devalloc_node.machine.monitor import Monitor, Refused
-from devalloc_node.machine.windows import Reserve
-from devalloc_node.prepared import PreparedDevice
+from devalloc_node.machine.qmp import Monitor, QmpRefused
+from devalloc_node.machine.spec import MIB, MachineSpec, memory_text
+from devalloc_node.model.prepared import PreparedDevice
+
+GIB = 1 << 30
+FIRMWARE_WINDOW = 2 * MIB
+"""What SeaBIOS gives a port of each kind that reserves nothing."""
+_LOW = 512 * MIB
+"""Of the addresses below 4 GiB that a guest has for devices, what ports may reserve together: the rest is for devices
+that are there from the start."""
+_BELOW_4G = 4 * GIB
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class WindowReserve:
+    """Bytes of addresses that one port keeps; 0: what firmware gives it."""
+
+    prefetchable: int = 0
+    """Of its prefetchable window of 64 bits."""
+    memory: int = 0
+    """Of its window below 4 GiB."""
+
+
+def window_for(size: int) -> int:
+    """A window in which so much memory of a device finds room, wherever the window begins: a BAR lies at a multiple of
+    its size, and firmware puts a window that nothing is in yet at any MiB. 0: what firmware gives does."""
+    return 0 if 2 * size <= FIRMWARE_WINDOW else -(-2 * size // MIB) * MIB
+
+
+def port_reserves(spec: MachineSpec, devices: BarSizes, address_bits: int | None) -> tuple[WindowReserve, ...]:
+    """What each root port reserves, the first port first.
+
+    Where its spec says nothing, as much as any of ``devices`` needs, on as many ports as its CPUs, which address memory
+    with ``address_bits`` (None: nobody knows), have addresses for. Raises Denied (``NoPciWindow``) where they have not
+    enough for what its spec says.
+    """
+    wide = window_for(devices.prefetchable) if spec.pci_window is None else -(-spec.pci_window // MIB) * MIB
+    low = window_for(devices.other)
+    room = _room(spec, address_bits)
+    fit = spec.pci_slots if room is None or not wide else min(spec.pci_slots, room // wide)
+    if spec.pci_window is not None and fit < spec.pci_slots:
+        raise Denied(
+            "NoPciWindow",
+            f"machine {spec.key} requires {spec.pci_slots} PCI slots with windows of {memory_text(wide)} each, but "
+            f"its CPUs (physical addresses of {address_bits} bits) have {memory_text((room or 0) // MIB * MIB)} of "
+            "addresses for them; lower spec.start.pciWindow or spec.pciSlots",
+        )
+    fit_low = min(spec.pci_slots, _LOW // low) if low else 0
+    return tuple(WindowReserve(wide if n < fit else 0, low if n < fit_low else 0) for n in range(spec.pci_slots))
+
+
+def _room(spec: MachineSpec, address_bits: int | None) -> int | None:
+    """The addresses that are left above all memory that the machine can have: QEMU keeps a GiB more for each DIMM."""
+    if address_bits is None:
+        return None
+    dimms = spec.hot_memory // spec.dimm_bytes if spec.dimm_bytes else 1
+    top = _BELOW_4G + spec.memory.most + (dimms + 1) * GIB
+    return max(0, (1 << address_bits) - top - GIB)
+
 
 PERIPHERAL = "/machine/peripheral"
 """Where QEMU keeps the devices that have an id."""
@@ -21,15 +82,15 @@ _NO_RESERVE = 1 << 63
 """QEMU says -1 of a port that reserves nothing, as a number without a sign."""
 _ID = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,62}", re.ASCII)
 
-Command = tuple[str, Mapping[str, Any]]
+QmpCommand = tuple[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Backend:
+class QemuBackend:
     """Something of the host that a device stands on: how it comes and how it goes."""
 
-    add: Command
-    remove: Command
+    add: QmpCommand
+    remove: QmpCommand
     fd: int | None = None
     """The descriptor that ``add`` takes with it; open until then."""
 
@@ -41,7 +102,7 @@ class PciDevice:
     id: str
     functions: tuple[Mapping[str, Any], ...]
     """Arguments of device_add but for id and place, the main function first. At most eight."""
-    backends: tuple[Backend, ...] = ()
+    backends: tuple[QemuBackend, ...] = ()
     """In the order in which they are added."""
 
     def function_id(self, number: int) -> str:
@@ -62,11 +123,11 @@ def device_id(claim_uid: str, pool: str, device: str, share: str | None = None) 
 def checked_id(name: str) -> str:
     """``name`` where QEMU takes it as an id. Raises Denied."""
     if _ID.fullmatch(name) is None:
-        raise Denied("DeviceIdInvalid", f"{name!r} is not an id that QEMU takes: a letter, then letters, digits, -._")
+        raise Denied("DeviceIdInvalid", f"invalid QEMU id {name!r}: a letter, then letters, digits, -._")
     return name
 
 
-def passed_through(name: str, device: PreparedDevice) -> PciDevice:
+def passthrough_device(name: str, device: PreparedDevice) -> PciDevice:
     """A prepared device as QEMU takes it. Raises Denied (``DeviceNotPluggable``)."""
     if device.sysfsdev is not None:
         path = device.sysfsdev if device.sysfsdev.startswith("/sys/") else f"/sys/{device.sysfsdev}"
@@ -74,7 +135,7 @@ def passed_through(name: str, device: PreparedDevice) -> PciDevice:
     if not device.functions or device.binding == "none":
         raise Denied(
             "DeviceNotPluggable",
-            f"device {device.name} is prepared as {device.binding}, which no machine can be given",
+            f"device {device.name} is prepared as {device.binding}, which machines cannot use",
         )
     if len(device.functions) > 8:
         raise Denied("DeviceNotPluggable", f"device {device.name} has more than 8 functions")
@@ -82,7 +143,7 @@ def passed_through(name: str, device: PreparedDevice) -> PciDevice:
 
 
 @dataclass(frozen=True, slots=True)
-class Port:
+class RootPort:
     """A root port that a device can be plugged into."""
 
     name: str
@@ -90,13 +151,13 @@ class Port:
     path: str
     """Of the bus, in QEMU's object tree."""
     busy: bool
-    reserve: Reserve
+    reserve: WindowReserve
     """What it keeps for a device, as it was started; nothing where nobody tells."""
 
 
-def ports(monitor: Monitor, deadline: Deadline) -> list[Port]:
+def list_root_ports(monitor: Monitor, deadline: Deadline) -> list[RootPort]:
     """All root ports, in the order of their names; what is on them, as QEMU has it whatever the guest did yet."""
-    found = []
+    root_ports = []
     for folder in (PERIPHERAL, "/machine/peripheral-anon"):
         for entry in monitor.execute("qom-list", {"path": folder}, deadline=deadline):
             if entry["type"] not in _PORTS:
@@ -107,33 +168,33 @@ def ports(monitor: Monitor, deadline: Deadline) -> list[Port]:
             for bus in (p["name"] for p in properties if p["type"] == "child<PCIE>"):
                 inside = monitor.execute("qom-list", {"path": f"{path}/{bus}"}, deadline=deadline)
                 busy = any(p["name"].startswith("child[") for p in inside)
-                found.append(Port(entry["name"], bus, f"{path}/{bus}", busy, reserve))
-    return sorted(found, key=lambda port: [int(w) if w.isdigit() else w for w in re.split(r"(\d+)", port.name)])
+                root_ports.append(RootPort(entry["name"], bus, f"{path}/{bus}", busy, reserve))
+    return sorted(root_ports, key=lambda port: [int(w) if w.isdigit() else w for w in re.split(r"(\d+)", port.name)])
 
 
-def _reserve(monitor: Monitor, path: str, properties: Container[str], deadline: Deadline) -> Reserve:
+def _reserve(monitor: Monitor, path: str, properties: Container[str], deadline: Deadline) -> WindowReserve:
     def size(name: str) -> int:
         if name not in properties:
             return 0
         value = int(monitor.execute("qom-get", {"path": path, "property": name}, deadline=deadline))
         return value if 0 < value < _NO_RESERVE else 0
 
-    return Reserve(size("pref64-reserve"), size("mem-reserve"))
+    return WindowReserve(size("pref64-reserve"), size("mem-reserve"))
 
 
-def present(monitor: Monitor, deadline: Deadline) -> dict[str, str]:
+def present_devices(monitor: Monitor, deadline: Deadline) -> dict[str, str]:
     """The ids of all devices that QEMU has, with their types."""
     entries = monitor.execute("qom-list", {"path": PERIPHERAL}, deadline=deadline)
     return {e["name"]: e["type"][6:-1] for e in entries if e["type"].startswith("child<")}
 
 
-def place(monitor: Monitor, name: str, deadline: Deadline) -> str | None:
+def bus_of(monitor: Monitor, name: str, deadline: Deadline) -> str | None:
     """The path of the bus that a device is on; None where there is no such device."""
     try:
         where = monitor.execute(
             "qom-get", {"path": f"{PERIPHERAL}/{name}", "property": "parent_bus"}, deadline=deadline
         )
-    except Refused:
+    except QmpRefused:
         return None
     return str(where)
 

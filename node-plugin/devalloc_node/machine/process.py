@@ -38,7 +38,7 @@ def process(pid: int) -> Process | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     except OSError as error:
-        raise _untold(pid, error) from None
+        raise _unreadable(pid, error) from None
     # The name stands in parentheses and may itself have any character.
     words = text.rpartition(b")")[2].split()
     if len(words) < 20 or words[0] in (b"Z", b"X"):
@@ -46,38 +46,38 @@ def process(pid: int) -> Process | None:
     return Process(pid, int(words[19]))
 
 
-def alive(known: Process) -> bool:
+def alive(target: Process) -> bool:
     """Raises Failed."""
-    return process(known.pid) == known
+    return process(target.pid) == target
 
 
-def pidfd(known: Process) -> int | None:
+def pidfd(target: Process) -> int | None:
     """A descriptor that becomes readable when the process ends; None where it has ended. The caller closes it.
 
     Raises Failed.
     """
     try:
-        fd = os.pidfd_open(known.pid)
+        fd = os.pidfd_open(target.pid)
     except ProcessLookupError:
         return None
     except OSError as error:
-        raise _untold(known.pid, error) from None
+        raise _unreadable(target.pid, error) from None
     lives = False
     try:
-        lives = alive(known)
+        lives = alive(target)
     finally:
         if not lives:
             os.close(fd)
     return fd if lives else None
 
 
-def _untold(pid: int, error: OSError) -> Failed:
-    return Failed("HostUnreadable", f"whether process {pid} lives cannot be told: {error.strerror or error}")
+def _unreadable(pid: int, error: OSError) -> Failed:
+    return Failed("HostUnreadable", f"cannot check whether process {pid} lives: {error.strerror or error}")
 
 
-def wait(known: Process, seconds: float) -> bool:
+def wait(target: Process, seconds: float) -> bool:
     """Whether it ended within ``seconds``. Raises Failed."""
-    fd = pidfd(known)
+    fd = pidfd(target)
     if fd is None:
         return True
     try:
@@ -88,9 +88,9 @@ def wait(known: Process, seconds: float) -> bool:
         os.close(fd)
 
 
-def kill(known: Process, signal: int) -> None:
+def kill(target: Process, signal: int) -> None:
     """Send a signal to exactly this process; nothing happens where it has ended. Raises Failed."""
-    fd = pidfd(known)
+    fd = pidfd(target)
     if fd is not None:
         try:
             with suppress(ProcessLookupError):
@@ -100,7 +100,7 @@ def kill(known: Process, signal: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ProcessUsage:
     """What a process has used so far."""
 
     started: int
@@ -109,38 +109,38 @@ class Usage:
     resident_bytes: int
 
 
-def usage(pid: int, proc: Path = _PROC) -> Usage | None:
+def usage(pid: int, proc: Path = _PROC) -> ProcessUsage | None:
     """None when it is gone or may not be read."""
     try:
         words = (proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
         ticks, started, pages = int(words[11]) + int(words[12]), int(words[19]), int(words[21])
     except (OSError, ValueError, IndexError):
         return None
-    return Usage(started, ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE"))
+    return ProcessUsage(started, ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE"))
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class NetworkTraffic:
     """Bytes that the host took from an interface (``received``), and put on it (``sent``), since it was made."""
 
     received: int
     sent: int
 
 
-def traffic(pid: int, interfaces: Collection[str], proc: Path = _PROC) -> dict[str, Traffic]:
+def traffic(pid: int, interfaces: Collection[str], proc: Path = _PROC) -> dict[str, NetworkTraffic]:
     """Of the interfaces that there are in the network that a process lives in; of none where it is gone."""
     try:
         lines = (proc / str(pid) / "net" / "dev").read_text().splitlines()
     except (OSError, UnicodeDecodeError):
         return {}
-    found = {}
+    by_interface = {}
     for line in lines:
         name, colon, rest = line.strip().partition(":")
         numbers = rest.split()
         if colon and name in interfaces and len(numbers) >= 9:
             with suppress(ValueError):
-                found[name] = Traffic(int(numbers[0]), int(numbers[8]))
-    return found
+                by_interface[name] = NetworkTraffic(int(numbers[0]), int(numbers[8]))
+    return by_interface
 
 
 def memlock(pid: int) -> int | None:
@@ -149,35 +149,35 @@ def memlock(pid: int) -> int | None:
     Raises OSError where the process is gone.
     """
     status = (_PROC / str(pid) / "status").read_text()
-    if (found := _CAPABILITIES.search(status)) and int(found[1], 16) >> _CAP_IPC_LOCK & 1:
+    if (match := _CAPABILITIES.search(status)) and int(match[1], 16) >> _CAP_IPC_LOCK & 1:
         return None
     return memlock_of((_PROC / str(pid) / "limits").read_text())
 
 
 def memlock_of(limits: str) -> int | None:
     """The soft limit that /proc/<pid>/limits tells; None for unlimited."""
-    found = _LOCKED.search(limits)
-    if found is None:
+    match = _LOCKED.search(limits)
+    if match is None:
         return 0  # not told: assume the worst
-    return None if found[1] == "unlimited" else int(found[1])
+    return None if match[1] == "unlimited" else int(match[1])
 
 
-def holds(pid: int, nodes: Collection[str]) -> list[str]:
+def open_nodes(pid: int, nodes: Collection[str]) -> list[str]:
     """Which of these device nodes the process has open; none where it is gone. Raises Failed."""
     folder = _PROC / str(pid) / "fd"
-    found = set()
+    opened = set()
     try:
         names = os.listdir(folder)
     except (FileNotFoundError, ProcessLookupError):
         return []
     except OSError as error:
         raise Failed(
-            "HostUnreadable", f"what process {pid} has open cannot be told: {error.strerror or error}"
+            "HostUnreadable", f"cannot read which files process {pid} has open: {error.strerror or error}"
         ) from None
     for name in names:
         with suppress(FileNotFoundError):
-            found.add(os.readlink(folder / name).removesuffix(" (deleted)"))
-    return sorted(found & set(nodes))
+            opened.add(os.readlink(folder / name).removesuffix(" (deleted)"))
+    return sorted(opened & set(nodes))
 
 
 def with_removed_file(file: Path, words: bytes) -> Process | None:

@@ -9,23 +9,22 @@ from typing import Any, Literal, Protocol
 
 from pydantic import ValidationError
 
-from devalloc.api.virtualmachine import VirtualMachine
+from devalloc.api.virtual_machine import VirtualMachine
 from devalloc_node.errors import Failed
 from devalloc_node.machine.process import Process
-from devalloc_node.machine.spec import MachineSpec
-from devalloc_node.machine.translate import spec_of
-from devalloc_node.machine.view import UNKNOWN, Amounts
-from devalloc_node.step import Value
+from devalloc_node.machine.spec import MachineSpec, spec_of
+from devalloc_node.machine.view import UNKNOWN_AMOUNTS, MachineAmounts
+from devalloc_node.model.step import Value
 
 MACHINES = "machine"
 """The room of the journal's records that holds machines, by key."""
 PLUGS = "plug"
 """The room that holds what is plugged in, by the target of its step."""
 
-State = Literal["starting", "running", "stopping", "stopped", "failed"]
+RecordState = Literal["starting", "running", "stopping", "stopped", "failed"]
 
 
-class Records(Protocol):
+class MachineRecords(Protocol):
     """The part of the journal that is used here. Each call is on disk when it returns. Raises Failed."""
 
     def record(self, room: str, name: str) -> Mapping[str, Value] | None: ...
@@ -43,7 +42,7 @@ class MachineRecord:
 
     manifest: Mapping[str, Any]
     """The VirtualMachine object."""
-    state: State
+    state: RecordState
     run: str
     """The UUID of this run, which QEMU knows too."""
     user: int | None = None
@@ -52,10 +51,10 @@ class MachineRecord:
     """Of an adopted machine; of others their life file tells."""
     boot: str = ""
     """The host's boot id in which ``process`` was seen."""
-    applied: Amounts = UNKNOWN
-    asked: Amounts = UNKNOWN
-    """What was asked of it since it was started, or before, where it was started again as it was (``at_start``);
-    written before QEMU is told, so that it may not be so yet."""
+    applied: MachineAmounts = UNKNOWN_AMOUNTS
+    requested: MachineAmounts = UNKNOWN_AMOUNTS
+    """What was requested since it was started, or before, if it was restarted as it was (``resources_at_start``);
+    recorded before QEMU is asked, so it may not be reached yet."""
     cpus_left: bool | None = False
     """Whether a vCPU has left it since it was started, or was about to, and it is emulated. None: it was adopted or
     taken up, and what was done to it before is not known here."""
@@ -70,22 +69,25 @@ class MachineRecord:
     def spec(self) -> MachineSpec:
         return spec_of(self.machine)
 
-    def become(self, state: State, reason: str = "", message: str = "") -> MachineRecord:
+    def become(self, state: RecordState, reason: str = "", message: str = "") -> MachineRecord:
         return replace(self, state=state, reason=reason, message=message)
 
     @property
-    def comes_back(self) -> bool:
+    def will_restart(self) -> bool:
         """Whether its policy has it started again where it does not live."""
         is_over = self.state == "stopping" or self.reason in ("StoppedOnRequest", "StopWanted")
         return self.spec.restart == "Always" and self.spec.running and self.spec.adopt is None and not is_over
 
     def asked_to_stop(self) -> MachineRecord:
         """Its guest was asked to power down, and goes on."""
-        why = "its guest was asked to power down, and goes on; when it ends it stays stopped, unless it is created anew"
+        why = (
+            "its guest was asked to power down but still runs; when it ends, it stays stopped unless you create it "
+            "again"
+        )
         return self.become("running", "StopWanted", why)
 
 
-def host_of(value: Mapping[str, Any]) -> str:
+def host_device_of(value: Mapping[str, Any]) -> str:
     """What of the host an attachment plugs in: its first PCI address, or its path below /sys."""
     return str(next(iter(value.get("functions", ())), value.get("sysfsdev", "")))
 
@@ -100,7 +102,7 @@ def content_of(record: MachineRecord) -> dict[str, Any]:
         "process": None if record.process is None else asdict(record.process),
         "boot": record.boot,
         "applied": asdict(record.applied),
-        "asked": asdict(record.asked),
+        "asked": asdict(record.requested),
         "cpus_left": record.cpus_left,
         "reason": record.reason,
         "message": record.message,
@@ -119,19 +121,17 @@ def record_of(key: str, content: Mapping[str, Any]) -> MachineRecord:
             process=None if process is None else Process(int(process["pid"]), int(process["started"])),
             boot=content.get("boot", ""),
             applied=_amounts(content.get("applied", {})),
-            asked=_amounts(content.get("asked", {})),
+            requested=_amounts(content.get("asked", {})),
             cpus_left=content.get("cpus_left", False),
             reason=content.get("reason", ""),
             message=content.get("message", ""),
         )
         if record.spec.key != key:
-            raise ValueError(f"it is of {record.spec.key}")
+            raise ValueError(f"it belongs to {record.spec.key}")
     except (KeyError, TypeError, ValueError, AttributeError, ValidationError) as error:
-        raise Failed(
-            "RecordUnreadable", f"the record of machine {key} cannot be read: {error}", retryable=False
-        ) from None
+        raise Failed("RecordUnreadable", f"cannot read the record of machine {key}: {error}", retryable=False) from None
     return record
 
 
-def _amounts(content: Mapping[str, Any]) -> Amounts:
-    return Amounts(**{name: content.get(name) for name in ("cpu_milli", "vcpus", "memory_bytes")})
+def _amounts(content: Mapping[str, Any]) -> MachineAmounts:
+    return MachineAmounts(**{name: content.get(name) for name in ("cpu_milli", "vcpus", "memory_bytes")})

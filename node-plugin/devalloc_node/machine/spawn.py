@@ -1,6 +1,6 @@
 """Becomes a machine's QEMU: run as a program of its own, so that nothing of the plugin is a parent of the machine.
 
-Stands alone (no import of this project) and is told what to do by a JSON file. It locks the machine's *life* file and
+Standalone (no import of this project); a JSON file has its instructions. It locks the machine's *life* file and
 lets QEMU inherit the lock: as long as QEMU lives, the file is locked, and no second QEMU of the machine can be.
 """
 
@@ -43,22 +43,22 @@ def main(plan_path: str, detach: bool) -> int:
     os.truncate(plan["life"], 0)
     if not detach:  # nobody listens to what is said
         plan["log"] = os.path.join(plan["folder"], "qemu.log")
-        return _become(plan, life)
+        return _exec_qemu(plan, life)
     # The child says what went wrong; a pipe that just closes says that it has become QEMU.
-    says, told = os.pipe2(os.O_CLOEXEC)
+    says, write_end = os.pipe2(os.O_CLOEXEC)
     if os.fork():
-        os.close(told)
+        os.close(write_end)
         with os.fdopen(says, "rb") as pipe:
             words = pipe.read(4096)
         sys.stderr.write(words.decode(errors="replace"))
         return FAILED if words else 0
     os.setsid()
-    os.dup2(told, 2)
-    return _become(plan, life)
+    os.dup2(write_end, 2)
+    return _exec_qemu(plan, life)
 
 
 def _locked(life: int) -> bool:
-    """Whether no QEMU holds it. Whoever asks whether the machine lives holds it too, for a moment."""
+    """Whether no QEMU holds it. A process that checks whether the machine lives holds it too, for a moment."""
     for _ in range(_TRIES):
         try:
             fcntl.flock(life, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -68,9 +68,9 @@ def _locked(life: int) -> bool:
     return False
 
 
-def _become(plan: Plan, life: int) -> int:
+def _exec_qemu(plan: Plan, life: int) -> int:
     try:
-        _tell(plan["life"])
+        _write_process(plan["life"])
         _prepare(plan, life)
         os.execve(plan["argv"][0], plan["argv"], {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"})
     except (OSError, ValueError) as error:
@@ -82,7 +82,7 @@ def _become(plan: Plan, life: int) -> int:
     os._exit(FAILED)
 
 
-def _tell(life: str) -> None:
+def _write_process(life: str) -> None:
     """Say in the life file which process it is."""
     with open(f"/proc/{os.getpid()}/stat", "rb") as file:
         started = file.read().rpartition(b")")[2].split()[19].decode()
@@ -107,21 +107,19 @@ def _prepare(plan: Plan, life: int) -> None:
     plan["complain"] = complain
     os.chdir(plan["folder"])
     for number, (path, writable) in plan["files"].items():
-        _as(opened(path, writable), int(number))
+        _as(open_checked(path, writable), int(number))
     for number, interface in plan["taps"].items():
-        _as(opened_tap(interface), int(number))
+        _as(open_tap(interface), int(number))
     if plan.get("namespace"):
         _enter(plan["namespace"])
     for number, interface in plan.get("inside", {}).items():
-        _as(opened_tap(interface), int(number))
+        _as(open_tap(interface), int(number))
     log = os.open("qemu.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     if plan.get("sees"):
         try:
             _confine(plan["sees"], os.path.dirname(plan["life"]), plan["folder"])
         except OSError as error:
-            words = (
-                f"devalloc: QEMU sees all files of this host that its user may, for it cannot be confined: {error}\n"
-            )
+            words = f"devalloc: QEMU can read every file that its user may, because it cannot be confined: {error}\n"
             os.write(log, words.encode())
     if plan["uid"] is not None:
         os.fchown(log, plan["uid"], plan["uid"])
@@ -140,9 +138,9 @@ def _pin(cpus: list[int] | None) -> None:
         try:
             os.sched_setaffinity(0, cpus)
         except OSError as error:
-            raise OSError(error.errno, f"cannot run on CPUs {cpus}, none of which can be had now") from None
+            raise OSError(error.errno, f"cannot run on CPUs {cpus}: none of them is available now") from None
         if (had := os.sched_getaffinity(0)) != set(cpus):  # the kernel leaves out those that went away
-            raise OSError(f"cannot run on CPUs {sorted(set(cpus) - had)}, which went away meanwhile")
+            raise OSError(f"cannot run on CPUs {sorted(set(cpus) - had)}: they went offline meanwhile")
 
 
 def _enter(namespace: str) -> None:
@@ -214,7 +212,7 @@ def _confine(sees: list[list[str]], base: str, folder: str) -> None:
         os.umask(before)
 
 
-def opened(path: str, writable: bool) -> int:
+def open_checked(path: str, writable: bool) -> int:
     """A file that was checked, unless something else has come between: root opens here what a user may have moved.
 
     Raises OSError.
@@ -224,12 +222,12 @@ def opened(path: str, writable: bool) -> int:
     there, mode = os.readlink(f"/proc/self/fd/{fd}"), os.fstat(fd).st_mode
     if there != path or not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
         os.close(fd)
-        raise OSError(f"{path} is {there if there != path else 'no file'} now")
+        raise OSError(f"{path} is {there if there != path else 'not a file'} now")
     os.set_blocking(fd, True)
     return fd
 
 
-def opened_tap(interface: str) -> int:
+def open_tap(interface: str) -> int:
     """A TAP interface, for QEMU. Raises OSError, EBUSY where somebody else has it."""
     tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

@@ -1,13 +1,22 @@
-"""What a machine is to be, in the units of this room: the input of every function that starts or scales one."""
+"""What a machine is to be, in the units of this room: the input of every function that starts or scales one.
+
+Namespace, TAP interface and CPUs that a machine runs in, and the interface of their provider.
+
+From the VirtualMachine object that users write to what this room works with.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from pathlib import Path
+from typing import Literal, Protocol
 
+from devalloc.api.machine_start import MachineNic
 from devalloc.api.quantity import NANO, Format, Quantity
+from devalloc.api.virtual_machine import VirtualMachine
+from devalloc_node.errors import Denied
 
 DiskFormat = Literal["raw", "qcow2"]
 DiskDevice = Literal["virtio", "nvme"]
@@ -21,14 +30,14 @@ CPU = 1000
 _LOCKED_A_SECOND = 1 << 30
 """Bytes of memory that the kernel gives out, zeroed, and locks: several times as many on a host with nothing else to
 do."""
-PLAIN = "plug-"
+EMULATED_PREFIX = "plug-"
 """How the ids of plain devices begin in QEMU; those of claims are others."""
-MAX_PLAIN_NAME = 20
+MAX_EMULATED_NAME = 20
 """As many characters as the serial number of a disk has, by which its guest finds it. QEMU's block nodes have 31."""
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class AmountBounds:
     """An amount that changes while the machine runs: thousandths of a CPU, or bytes."""
 
     least: int
@@ -56,7 +65,7 @@ class Nic:
     """A TAP interface of the host that exists; None: through QEMU's own sockets."""
     mac: str | None = None
     warm: bool = False
-    """The interface is in the home that its machine is given (``home``), and not of the host."""
+    """The interface is in the sandbox of its machine, not of the host."""
 
     @property
     def host(self) -> str:
@@ -65,7 +74,7 @@ class Nic:
 
 
 @dataclass(frozen=True, slots=True)
-class PlainDevice:
+class EmulatedDevice:
     """A disk or a network card without hardware behind it, plugged into a machine that runs already."""
 
     name: str
@@ -75,7 +84,7 @@ class PlainDevice:
     @property
     def id(self) -> str:
         """What it is called in QEMU; all that it stands on there begins with this and a dot."""
-        return f"{PLAIN}{self.name}"
+        return f"{EMULATED_PREFIX}{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +95,8 @@ class MachineSpec:
     name: str
     uid: str
     """Of the VirtualMachine object: the same name with another UID is another machine. Empty: it has no object."""
-    cpus: Bounds
-    memory: Bounds
+    cpus: AmountBounds
+    memory: AmountBounds
     dimm_bytes: int | None = None
     """The size of the DIMMs that memory is added by; None: virtio-mem."""
     kernel: str | None = None
@@ -124,7 +133,7 @@ class MachineSpec:
         return self.uid or f"{self.node}/{self.key}"
 
     @property
-    def wants_home(self) -> bool:
+    def wants_sandbox(self) -> bool:
         """Whether it is to live in a place of its own of the host's."""
         return any(nic.warm for nic in self.nics)
 
@@ -175,3 +184,96 @@ def cpus_text(thousandths: int) -> str:
 def memory_text(size: int) -> str:
     """As manifests have it: ``512Mi``, ``2Gi``; an odd number of bytes as such."""
     return f"{size} bytes" if size % 1024 or not size else str(Quantity(size * NANO, Format.BINARY_SI))
+
+
+TAP = "tap0"
+"""What the TAP interface of a home is called. It is the only one in its namespace, so that each home has one of this
+name."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineSandbox:
+    """What a machine finds there."""
+
+    namespace: Path | None = None
+    """The file of the network namespace that QEMU lives in and that has the interfaces of its warm cards; None: the
+    host's."""
+    cpus: tuple[int, ...] = ()
+    """CPUs of the host, the only ones that QEMU may run on; none: any."""
+
+
+HOST_SANDBOX = MachineSandbox()
+"""Of machines that have no place of their own."""
+
+
+class SandboxProvider(Protocol):
+    """Safe for threads, of which one at a time asks for a machine."""
+
+    def give(self, spec: MachineSpec, run: str) -> MachineSandbox:
+        """A home for one run of a machine; the same again for the same run, and those of its earlier runs are given
+        back. Raises Denied (``TryAgain``, retryable), Failed."""
+
+    def take_back(self, key: str) -> None:
+        """Take back all that a machine has: it has ended. What cannot be taken back now is later."""
+
+    def check_lent(self, spec: MachineSpec) -> None:
+        """Whether a machine that is to be adopted is nobody's who waits for it. Raises Denied (``SetupNotTaken``)."""
+
+
+class NoSandboxes:
+    """Of a node that has none to give."""
+
+    def give(self, spec: MachineSpec, run: str) -> MachineSandbox:
+        raise Denied(
+            "PoolMissing",
+            f"machine {spec.key} requires a warm setup (backend warm), but this node has none; start its plugin with "
+            "--warm, or name another node",
+        )
+
+    def take_back(self, key: str) -> None:
+        pass
+
+    def check_lent(self, spec: MachineSpec) -> None:
+        pass
+
+
+def spec_of(machine: VirtualMachine) -> MachineSpec:
+    """The API object in the units of this room."""
+    namespace, name = machine.key
+    spec = machine.spec
+    start = spec.start
+    return MachineSpec(
+        namespace=namespace,
+        name=name,
+        uid=machine.metadata.uid or "",
+        cpus=AmountBounds(*(_thousandths(amount.nano) for amount in (spec.cpu.min, spec.cpu.max, spec.cpu.wanted))),
+        memory=AmountBounds(
+            *(amount.nano // 10**9 for amount in (spec.memory.min, spec.memory.max, spec.memory.wanted))
+        ),
+        dimm_bytes=None if spec.memory.slot_size is None else spec.memory.slot_size.nano // 10**9,
+        kernel=start.kernel if start else None,
+        initrd=start.initrd if start else None,
+        append=start.append if start else "",
+        disks=tuple(Disk(d.path, d.format, d.read_only, d.device) for d in start.disks) if start else (),
+        adopt=spec.adopt.qmp_socket if spec.adopt else None,
+        nics=tuple(map(_nic, spec.nics)),
+        claims=tuple(spec.claims),
+        pci_slots=spec.slots,
+        pci_window=start.pci_window.nano // 10**9 if start and start.pci_window else None,
+        iommu=start.iommu if start else False,
+        numa_node=start.numa_node if start else None,
+        pinned=start.pinned if start else False,
+        running=spec.running,
+        restart=spec.restart_policy,
+        powerdown_seconds=float(spec.powerdown_seconds),
+        node=machine.node or "",
+    )
+
+
+def _nic(nic: MachineNic) -> Nic:
+    is_warm = nic.backend == "warm"
+    return Nic(nic.model, TAP if is_warm else nic.interface, str(nic.mac) if nic.mac else None, is_warm)
+
+
+def _thousandths(nano: int) -> int:
+    return -(-nano // 10**6)

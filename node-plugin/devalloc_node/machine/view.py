@@ -1,16 +1,16 @@
-"""Machines as other rooms see them."""
+"""Machines as other packages see them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from devalloc_node.grant import ClaimRef
-from devalloc_node.machine.spec import CPU, MachineSpec, Nic, PlainDevice
-from devalloc_node.step import Step
+from devalloc_node.machine.spec import CPU, EmulatedDevice, MachineSpec, Nic
+from devalloc_node.model.grant import ClaimRef
+from devalloc_node.model.step import Step
 
 
 @dataclass(frozen=True, slots=True)
-class Amounts:
+class MachineAmounts:
     """None: not known."""
 
     cpu_milli: int | None = None
@@ -19,18 +19,18 @@ class Amounts:
     memory_bytes: int | None = None
 
     @property
-    def usable(self) -> Amounts:
+    def usable(self) -> MachineAmounts:
         """With no more CPU time than its vCPUs can use: a bound that is above that brings nothing."""
         if self.cpu_milli is None or self.vcpus is None:
             return self
         return replace(self, cpu_milli=min(self.cpu_milli, self.vcpus * CPU))
 
 
-UNKNOWN = Amounts()
+UNKNOWN_AMOUNTS = MachineAmounts()
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MachineView:
     """A machine in care, as it was last seen."""
 
     key: str
@@ -39,11 +39,11 @@ class Machine:
     """Of the VirtualMachine object in the store; empty: it was made through the service."""
     phase: str
     """As in VirtualMachine.status: ``Starting``, ``Running``, ``Stopping``, ``Stopped``, ``Failed``, ``Unknown``."""
-    wanted: Amounts = UNKNOWN
-    permitted: Amounts = UNKNOWN
-    applied: Amounts = UNKNOWN
+    wanted: MachineAmounts = UNKNOWN_AMOUNTS
+    permitted: MachineAmounts = UNKNOWN_AMOUNTS
+    applied: MachineAmounts = UNKNOWN_AMOUNTS
     """What QEMU was last told."""
-    observed: Amounts = UNKNOWN
+    observed: MachineAmounts = UNKNOWN_AMOUNTS
     """What QEMU says there is (T15)."""
     reason: str = ""
     message: str = ""
@@ -57,7 +57,7 @@ class Machine:
     is_paused: bool = False
     """Its start has not come to its end, as far as is known: its CPUs do not run yet, or, where the plugin was killed
     meanwhile, its guest may still be giving its devices addresses."""
-    plain: tuple[PlainDevice, ...] = ()
+    plain: tuple[EmulatedDevice, ...] = ()
     """What was plugged in beside the devices of claims, as QEMU shows it."""
 
     @property
@@ -74,7 +74,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Plug:
+class PluggedDevice:
     """A device of a claim in a machine."""
 
     machine: str

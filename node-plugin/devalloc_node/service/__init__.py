@@ -1,1 +1,7 @@
-"""The gRPC services."""
+"""The gRPC services, and the unix sockets on which they listen.
+
+- ``node_service``, ``warm_service``: our own services; ``calls``, ``request_fields``, ``replies``: what they share
+- ``kubelet``, ``resource_health``, ``registration``: the services that the kubelet calls
+- ``server``, ``peer_credentials``, ``kubelet_sockets``, ``socket_handover``: sockets
+- ``change_feed``: watchers
+"""

@@ -1,4 +1,4 @@
-"""What every call of our own service has: a deadline, an answer for each way to fail, a record, a measurement."""
+"""What every call of our own service has: a deadline, a status for each failure, an audit record and a metric."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any, NoReturn, TypeVar
 
 import grpc
 
-from devalloc_node.audit import audit
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
-from devalloc_node.held import UNDO_SECONDS
-from devalloc_node.metrics import Metrics, Timed
+from devalloc_node.journal.audit_log import audit
+from devalloc_node.metrics.registry import NodeMetrics, TimedRequest
+from devalloc_node.operations.claim_registry import UNDO_SECONDS
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.service import replies
-from devalloc_node.service.door import Caller, caller_of
-from devalloc_node.service.fields import BadField
-from devalloc_node.service.watching import TooManyWatchers
+from devalloc_node.service.change_feed import TooManyWatchers
+from devalloc_node.service.peer_credentials import CallingProcess, caller_of
+from devalloc_node.service.request_fields import BadField
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +45,8 @@ _RESULTS = {
 Reply = TypeVar("Reply")
 
 
-def change(
-    metrics: Metrics,
+def changing_call(
+    metrics: NodeMetrics,
     context: grpc.ServicerContext,
     method: str,
     about: Mapping[str, Any],
@@ -63,9 +63,9 @@ def change(
     """
     caller = caller_of(context)
     began = time.monotonic()
-    with failures(metrics, context, method) as timed:
+    with failures_as_status(metrics, context, method) as timed:
         try:
-            reply: Any = work(due(context, longer, takes_back=takes_back), str(caller))
+            reply: Any = work(call_deadline(context, longer, takes_back=takes_back), str(caller))
             if not reply.HasField("result"):
                 reply.result.CopyFrom(replies.done())
         except NodeError as error:
@@ -75,7 +75,7 @@ def change(
         return reply  # type: ignore[no-any-return]
 
 
-def due(context: grpc.ServicerContext, longer: float = 0.0, *, takes_back: bool = False) -> Deadline:
+def call_deadline(context: grpc.ServicerContext, longer: float = 0.0, *, takes_back: bool = False) -> Deadline:
     """When the work must have ended, and whether its caller has gone.
 
     ``takes_back``: so early that the caller still hears what became of what was begun and is taken back afterwards.
@@ -94,7 +94,7 @@ def due(context: grpc.ServicerContext, longer: float = 0.0, *, takes_back: bool 
 
 
 @contextmanager
-def failures(metrics: Metrics, context: grpc.ServicerContext, method: str) -> Iterator[Timed]:
+def failures_as_status(metrics: NodeMetrics, context: grpc.ServicerContext, method: str) -> Iterator[TimedRequest]:
     """Inside, whatever is raised ends this call alone, with the gRPC status for it."""
     with metrics.timed(method) as timed:
         try:
@@ -120,13 +120,13 @@ def failures(metrics: Metrics, context: grpc.ServicerContext, method: str) -> It
             raise
         except Exception as error:
             if not context.is_active():
-                timed.result = "done"  # whoever asked has gone
+                timed.result = "done"  # the caller has gone
                 raise
             log.exception("%s failed", method)
-            _abort(context, grpc.StatusCode.INTERNAL, f"this is a bug in devalloc: {error!r:.200}; the log has more")
+            _abort(context, grpc.StatusCode.INTERNAL, f"this is a bug in devalloc: {error!r:.200}; see the log")
 
 
-def worst(results: list[pb.Result]) -> pb.Result:
+def worst_result(results: list[pb.Result]) -> pb.Result:
     """The one that says most of all together; done when there are none."""
     return max(results, key=lambda one: _SEVERITY.index(one.outcome), default=replies.done())
 
@@ -136,7 +136,7 @@ def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, details: str) -
     raise AssertionError("abort raises")
 
 
-def _record(method: str, about: Mapping[str, Any], caller: Caller, result: pb.Result, seconds: float) -> None:
+def _record(method: str, about: Mapping[str, Any], caller: CallingProcess, result: pb.Result, seconds: float) -> None:
     audit(
         "request",
         method=method,

@@ -1,8 +1,8 @@
-"""The kubelet's DRAPlugin, v1 and v1beta1: pods' claims are prepared and unprepared.
+"""The kubelet's DRAPlugin, v1 and v1beta1: prepare and unprepare pods' claims.
 
 The contract: every claim of a request has an entry in the reply, and one that fails has an error there; the call itself
-fails for nobody's sake. The kubelet gives a call 45 s and asks again later, so what is not done by then is told as a
-retryable error, and goes on or is undone by itself.
+never fails because of one claim. The kubelet gives a call 45 s and asks again later, so what is not done by then gets a
+retryable error, and continues or is undone by itself.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import grpc
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError
-from devalloc_node.grant import ClaimRef
-from devalloc_node.names import check_ref
+from devalloc_node.model.grant import ClaimRef
+from devalloc_node.model.names import check_ref
+from devalloc_node.model.prepared import Prepared
 from devalloc_node.pb import dra_v1_pb2, dra_v1_pb2_grpc, dra_v1beta1_pb2, dra_v1beta1_pb2_grpc
-from devalloc_node.prepared import Prepared
-from devalloc_node.service.resourcehealth import cut
+from devalloc_node.service.resource_health import cut
 from devalloc_node.service.server import Service
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ _ERROR_BYTES = 2048
 T = TypeVar("T")
 
 
-class Claims(Protocol):
+class ClaimPreparer(Protocol):
     """Who prepares. Safe for threads; both calls are idempotent."""
 
     def prepare(self, ref: ClaimRef, deadline: Deadline) -> Prepared:
@@ -54,8 +54,8 @@ class Claims(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """What is told of a claim that failed."""
+class ClaimError:
+    """The error of a claim that failed."""
 
     text: str
 
@@ -64,7 +64,7 @@ class KubeletPlugin:
     """Prepares and unprepares for the kubelet, in both versions."""
 
     def __init__(
-        self, claims: Claims, *, workers: int = 16, per_call: int = 8, call_seconds: float = CALL_SECONDS
+        self, claims: ClaimPreparer, *, workers: int = 16, per_call: int = 8, call_seconds: float = CALL_SECONDS
     ) -> None:
         """``workers``: claims that are worked on at the same time; ``per_call``: of these, for one call."""
         self._claims = claims
@@ -97,71 +97,71 @@ class KubeletPlugin:
         response = messages.NodePrepareResourcesResponse()
         for uid, answer in self._each(request.claims, self._claims.prepare, "prepare", context).items():
             entry = response.claims[uid]
-            if isinstance(answer, Refused):
+            if isinstance(answer, ClaimError):
                 entry.error = answer.text
                 continue
             for device in answer.devices:
-                told = entry.devices.add(
+                added = entry.devices.add(
                     request_names=dict.fromkeys(name.partition("/")[0] for name in device.requests),
                     pool_name=device.pool,
                     device_name=device.device,
                     cdi_device_ids=answer.cdi_ids.get(device.key, ()),
                 )
                 if device.share is not None and messages is dra_v1_pb2:
-                    told.share_id = device.share
+                    added.share_id = device.share
         return response
 
     def _unprepare(self, messages: ModuleType, request: Any, context: grpc.ServicerContext) -> Any:
         response = messages.NodeUnprepareResourcesResponse()
         for uid, answer in self._each(request.claims, self._claims.unprepare, "unprepare", context).items():
-            response.claims[uid].error = answer.text if isinstance(answer, Refused) else ""
+            response.claims[uid].error = answer.text if isinstance(answer, ClaimError) else ""
         return response
 
     def _each(
         self,
-        asked: Iterable[Any],
+        claims: Iterable[Any],
         work: Callable[[ClaimRef, Deadline], T],
         what: str,
         context: grpc.ServicerContext,
-    ) -> dict[str, T | Refused]:
+    ) -> dict[str, T | ClaimError]:
         """What became of each claim of a call, by its UID."""
-        answers: dict[str, T | Refused] = {}
+        answers: dict[str, T | ClaimError] = {}
         refs: dict[str, ClaimRef] = {}
-        for claim in asked:
+        for claim in claims:
             ref = ClaimRef(claim.namespace, claim.name, claim.uid)
             try:
                 check_ref(ref)
                 if refs.setdefault(ref.uid, ref) != ref:
                     raise Denied("ClaimUidTwice", f"the call has two claims with this UID: {refs[ref.uid]} and {ref}")
             except Denied as error:
-                answers[ref.uid] = _refused(ref, error, what)
+                answers[ref.uid] = _claim_error(ref, error, what)
             if len(refs) + len(answers) > MOST_CLAIMS:
                 context.abort(
                     grpc.StatusCode.INVALID_ARGUMENT,
-                    f"the call has more than {MOST_CLAIMS} claims; ask for fewer at a time",
+                    f"the call has more than {MOST_CLAIMS} claims; request fewer at a time",
                 )
         waiting = [ref for uid, ref in refs.items() if uid not in answers]
         return answers | self._run(waiting, work, what, self._deadline(context))
 
     def _run(
         self, refs: list[ClaimRef], work: Callable[[ClaimRef, Deadline], T], what: str, deadline: Deadline
-    ) -> dict[str, T | Refused]:
-        answers: dict[str, T | Refused] = {}
+    ) -> dict[str, T | ClaimError]:
+        answers: dict[str, T | ClaimError] = {}
         queue = iter(refs)
-        running: dict[Future[T | Refused], ClaimRef] = {}
+        running: dict[Future[T | ClaimError], ClaimRef] = {}
 
-        def one(ref: ClaimRef) -> T | Refused:
+        def one(ref: ClaimRef) -> T | ClaimError:
             try:
                 return work(ref, deadline.before(_MARGIN_SECONDS))
             except Exception as error:
-                return _refused(ref, error, what)
+                return _claim_error(ref, error, what)
 
         while True:
             while len(running) < self._per_call and not deadline.passed and (ref := next(queue, None)) is not None:
                 try:
                     running[self._pool.submit(one, ref)] = ref
                 except RuntimeError:
-                    answers[ref.uid] = Refused("Stopping: this instance of the plugin is ending; ask again")
+                    answers[ref.uid] = ClaimError("Stopping: this instance of the plugin is ending; try again")
             if not running:
                 break
             done, _ = wait(running, timeout=deadline.seconds, return_when=FIRST_COMPLETED)
@@ -171,14 +171,14 @@ class KubeletPlugin:
                 answers[running.pop(future).uid] = future.result()
         for future, ref in running.items():
             begun = not future.cancel()
-            answers[ref.uid] = Refused(
-                f"Unfinished: it takes longer than {self._call_seconds:.0f} s to {what} {ref}, and goes on; ask again"
+            answers[ref.uid] = ClaimError(
+                f"Unfinished: it takes longer than {self._call_seconds:.0f} s to {what} {ref}, and continues; try again"
                 if begun
-                else f"Busy: the plugin had no time to {what} {ref}, for others hold it up; ask again"
+                else f"Busy: the plugin had no time to {what} {ref}, because other calls took it; try again"
             )
         for ref in queue:
-            answers[ref.uid] = Refused(
-                f"Busy: the plugin had no time to {what} {ref}, for others hold it up; ask again"
+            answers[ref.uid] = ClaimError(
+                f"Busy: the plugin had no time to {what} {ref}, because other calls took it; try again"
             )
         return answers
 
@@ -188,12 +188,12 @@ class KubeletPlugin:
         return Deadline.after(max(0.0, seconds))
 
 
-def _refused(ref: ClaimRef, error: Exception, what: str) -> Refused:
+def _claim_error(ref: ClaimRef, error: Exception, what: str) -> ClaimError:
     if isinstance(error, NodeError):
         log.warning("cannot %s %s: %s: %s", what, _named(ref), error.code, error.message)
-        return Refused(cut(f"{error.code}: {error.message}", _ERROR_BYTES))
+        return ClaimError(cut(f"{error.code}: {error.message}", _ERROR_BYTES))
     log.error("cannot %s %s", what, _named(ref), exc_info=error)
-    return Refused(
+    return ClaimError(
         cut(
             f"Internal: this is a bug in devalloc: {type(error).__name__}: {error} "
             "(the log of devalloc node has the details; please report it)",

@@ -17,7 +17,7 @@ from pathlib import Path
 import grpc
 
 from devalloc_node.errors import Denied
-from devalloc_node.names import is_subdomain, is_uid, shown
+from devalloc_node.model.names import is_subdomain, is_uid, shown
 from devalloc_node.pb import registration_pb2 as pb
 from devalloc_node.pb import registration_pb2_grpc as pb_grpc
 from devalloc_node.service.server import MAX_PATH_BYTES, Service
@@ -46,10 +46,13 @@ def kubelet_paths(kubelet: Path, driver: str, pod_uid: str | None = None) -> Kub
     """
     if len(driver) > 63 or not is_subdomain(driver):
         raise Denied(
-            "DriverNameInvalid", f"{shown(driver)} is no driver name: a DNS name in lower case of at most 63 characters"
+            "DriverNameInvalid",
+            f"{shown(driver)} is not a driver name: a DNS name in lower case of at most 63 characters",
         )
     if pod_uid is not None and not is_uid(pod_uid):
-        raise Denied("PodUidInvalid", f"{shown(pod_uid)} is no UID of a pod: letters, digits and dashes, at most 64")
+        raise Denied(
+            "PodUidInvalid", f"{shown(pod_uid)} is not the UID of a pod: letters, digits and dashes, at most 64"
+        )
     data = kubelet / "plugins" / driver
     endpoints = ["dra.sock"] if pod_uid is None else [f"dra-{pod_uid}.sock", f"dra-{_hashed(pod_uid, 8)}.sock"]
     return KubeletPaths(registration_socket(kubelet, driver, pod_uid), _short_enough(data, endpoints), data)
@@ -77,8 +80,8 @@ def _short_enough(folder: Path, names: Sequence[str]) -> Path:
             return path
     raise Denied(
         "SocketPathTooLong",
-        f"the socket {path} would have {length} bytes, and the kernel takes {MAX_PATH_BYTES}; "
-        "give the kubelet and this plugin a shorter folder (--root-dir there, --kubelet-dir here)",
+        f"the socket {path} would have {length} bytes, but the kernel allows {MAX_PATH_BYTES}; give the kubelet and "
+        "this plugin a shorter folder (--root-dir there, --kubelet-dir here)",
     )
 
 

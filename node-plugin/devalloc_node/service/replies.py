@@ -9,18 +9,18 @@ from devalloc.api.meta import UNAVAILABLE
 from devalloc.api.pool import Attribute, DevicePool
 from devalloc.api.pool import Device as PoolDevice
 from devalloc.scaling.resources import Resources
-from devalloc_node.agent.report import Report
-from devalloc_node.binding.binding import Health
+from devalloc_node.agent.report import ScalingReport
+from devalloc_node.binding.binding import HealthState
 from devalloc_node.errors import Denied, Failed, NodeError
-from devalloc_node.grant import ClaimRef
-from devalloc_node.held import Held
 from devalloc_node.journal import ClaimState, StepRecord
 from devalloc_node.machine.pci import function_id
-from devalloc_node.machine.spec import Disk, MachineSpec, Nic, PlainDevice
-from devalloc_node.machine.view import Amounts, Machine, Plug
+from devalloc_node.machine.spec import Disk, EmulatedDevice, MachineSpec, Nic
+from devalloc_node.machine.view import MachineAmounts, MachineView, PluggedDevice
+from devalloc_node.model.grant import ClaimRef
+from devalloc_node.model.prepared import PreparedDevice
+from devalloc_node.model.step import Step
+from devalloc_node.operations.claim_registry import HeldClaim
 from devalloc_node.pb import node_pb2 as pb
-from devalloc_node.prepared import PreparedDevice
-from devalloc_node.step import Step
 
 _STATES = {
     ClaimState.PREPARING: pb.Claim.PREPARING,
@@ -33,7 +33,7 @@ _HEALTH = {
     "unknown": pb.Device.UNKNOWN,
 }
 MESSAGE = 4096
-"""Characters of a sentence that is told; a longer one is cut."""
+"""Maximum characters of a message; a longer one is cut."""
 
 
 def done() -> pb.Result:
@@ -71,11 +71,11 @@ def step(one: Step, *, is_done: bool = False, problem: str = "") -> pb.Step:
     )
 
 
-def recorded(one: StepRecord) -> pb.Step:
+def step_of_record(one: StepRecord) -> pb.Step:
     return step(one.step, is_done=one.state == "done", problem=one.problem)
 
 
-def claim(held: Held, *, steps: bool) -> pb.Claim:
+def claim(held: HeldClaim, *, steps: bool) -> pb.Claim:
     record = held.record
     problems = [one.problem for one in held.steps if one.state == "stuck"]
     prepared = held.prepared
@@ -83,7 +83,7 @@ def claim(held: Held, *, steps: bool) -> pb.Claim:
         claim=ref(record.ref),
         state=pb.Claim.STUCK if problems else _STATES[record.state],
         devices=[] if prepared is None else [_device(one, prepared.cdi_ids) for one in prepared.devices],
-        steps=[recorded(one) for one in held.steps] if steps else [],
+        steps=[step_of_record(one) for one in held.steps] if steps else [],
         machines=sorted({plug.machine for plug in held.plugs}),
         message=_cut("; ".join(problems)),
     )
@@ -106,29 +106,29 @@ def _device(device: PreparedDevice, cdi_ids: Mapping[str, tuple[str, ...]]) -> p
     )
 
 
-def plug(one: Plug) -> pb.MachineDevice:
+def plugged_device(one: PluggedDevice) -> pb.MachineDevice:
     pool, _, device = one.device.rpartition("/")
     return pb.MachineDevice(id=one.id, claim=ref(one.ref), pool=pool, device=device, host=one.host)
 
 
-def plain(one: PlainDevice) -> pb.MachineDevice:
+def emulated_device(one: EmulatedDevice) -> pb.MachineDevice:
     what = one.what
-    told = pb.MachineDevice(id=function_id(one.id, 0), name=one.name, host=what.host)
+    message = pb.MachineDevice(id=function_id(one.id, 0), name=one.name, host=what.host)
     if isinstance(what, Disk):
-        told.disk.CopyFrom(_disk(what))
+        message.disk.CopyFrom(_disk(what))
     else:
-        told.nic.CopyFrom(_nic(what))
-    return told
+        message.nic.CopyFrom(_nic(what))
+    return message
 
 
-def amounts(of: Amounts) -> pb.Amounts | None:
+def amounts(of: MachineAmounts) -> pb.Amounts | None:
     """None where nothing is known."""
-    if of == Amounts():
+    if of == MachineAmounts():
         return None
     return pb.Amounts(cpu_milli=of.cpu_milli, vcpus=of.vcpus, memory_bytes=of.memory_bytes)
 
 
-def machine(of: Machine, plugs: Iterable[Plug], report: Report | None = None) -> pb.Machine:
+def machine(of: MachineView, plugs: Iterable[PluggedDevice], report: ScalingReport | None = None) -> pb.Machine:
     """``report``: of one that is scaled by its load."""
     phase = pb.Machine.Phase.DESCRIPTOR.values_by_name.get(of.phase.upper())
     return pb.Machine(
@@ -140,7 +140,7 @@ def machine(of: Machine, plugs: Iterable[Plug], report: Report | None = None) ->
         observed=amounts(of.observed),
         reason=of.reason,
         message=_cut(of.message),
-        devices=[*(plug(one) for one in plugs), *(plain(one) for one in of.plain)],
+        devices=[*(plugged_device(one) for one in plugs), *(emulated_device(one) for one in of.plain)],
         pid=of.pid,
         machine_id=of.id,
         qmp_socket=of.qmp_socket,
@@ -151,7 +151,7 @@ def machine(of: Machine, plugs: Iterable[Plug], report: Report | None = None) ->
     )
 
 
-def _scaling(of: Report) -> pb.Scaling:
+def _scaling(of: ScalingReport) -> pb.Scaling:
     guest, load = of.guest, of.load
     why = [each for each in (of.reason, *of.stuck) if each is not None]
     return pb.Scaling(
@@ -164,8 +164,8 @@ def _scaling(of: Report) -> pb.Scaling:
     )
 
 
-def _of(resources: Resources | None) -> Amounts:
-    return Amounts() if resources is None else Amounts(resources.cpu, None, resources.memory)
+def _of(resources: Resources | None) -> MachineAmounts:
+    return MachineAmounts() if resources is None else MachineAmounts(resources.cpu, None, resources.memory)
 
 
 def spec(of: MachineSpec) -> pb.MachineSpec:
@@ -211,34 +211,36 @@ def _nic(nic: Nic) -> pb.Nic:
 
 
 def devices(
-    pools: Iterable[DevicePool], held: Iterable[Held], health: Mapping[tuple[str, str], Health]
+    pools: Iterable[DevicePool], held: Iterable[HeldClaim], health: Mapping[tuple[str, str], HealthState]
 ) -> dict[tuple[str, str], pb.Device]:
     """The devices of pools by pool and name, with who holds them."""
-    found: dict[tuple[str, str], pb.Device] = {}
+    by_name: dict[tuple[str, str], pb.Device] = {}
     for pool in sorted(pools, key=lambda one: one.metadata.name):
         shared = _attributes(pool.spec.attributes)
         for device in sorted(pool.spec.devices, key=lambda one: one.name):
             key = (pool.metadata.name, device.name)
-            found[key] = _published(pool, device, shared | _attributes(device.attributes), health.get(key))
+            by_name[key] = _published(pool, device, shared | _attributes(device.attributes), health.get(key))
     for one in held:
         for prepared in one.prepared.devices if one.prepared is not None else ():
-            at = found.get((prepared.pool, prepared.device))
+            at = by_name.get((prepared.pool, prepared.device))
             if at is not None:
                 at.claims.append(ref(one.record.ref))
                 at.machines.extend(sorted({plug.machine for plug in one.plugs if plug.device == prepared.name}))
-    return found
+    return by_name
 
 
-def _published(pool: DevicePool, device: PoolDevice, said: Mapping[str, str], health: Health | None) -> pb.Device:
+def _published(
+    pool: DevicePool, device: PoolDevice, attributes: Mapping[str, str], health: HealthState | None
+) -> pb.Device:
     return pb.Device(
         pool=pool.metadata.name,
         device=device.name,
-        kind=said.get("kind", ""),
-        function=said.get("function", ""),
-        address=said.get("pciBusID", ""),
-        driver=said.get("driver", ""),
-        state=said.get("state", ""),
-        unavailable=said.get(UNAVAILABLE, ""),
+        kind=attributes.get("kind", ""),
+        function=attributes.get("function", ""),
+        address=attributes.get("pciBusID", ""),
+        driver=attributes.get("driver", ""),
+        state=attributes.get("state", ""),
+        unavailable=attributes.get(UNAVAILABLE, ""),
         health=pb.Device.UNKNOWN if health is None else _HEALTH[health.state],
         health_message="" if health is None else _cut(health.message),
     )

@@ -14,7 +14,6 @@ import secrets
 import socket
 import stat
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -27,12 +26,11 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
-from devalloc_node.deadline import Deadline
+from devalloc.file_lock import FileLock
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.lockfile import holder_of, take
 
 log = logging.getLogger(__name__)
-# Whoever sends what cannot be parsed is told so; a traceback for each would only fill the log.
+# A caller that sends an unreadable request gets an error; a traceback for each would only fill the log.
 logging.getLogger("grpc._common").setLevel(logging.CRITICAL)
 
 MAX_PATH_BYTES = 107
@@ -42,7 +40,7 @@ _LOCK_SECONDS = 10.0
 """How long another instance may take to put its socket in place or away: it probes who answers, no more."""
 _POLL_SECONDS = 0.02
 _UNREADABLE = object()
-Identity = tuple[int, int]
+SocketIdentity = tuple[int, int]
 """Of a file, whatever its name: device and number."""
 
 
@@ -56,7 +54,7 @@ class Service:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ClientLimits:
     """What clients of one socket may take up."""
 
     workers: int = 64
@@ -70,7 +68,7 @@ class Limits:
 
 
 _ASIDE = ThreadPoolExecutor(8, thread_name_prefix="watch")
-"""Threads of streams of the standard services, of all servers: whoever keeps many open holds up only their like."""
+"""Threads for streams of the standard services, of all servers: many open streams delay only such streams."""
 
 
 class _Reflection(reflection.ReflectionServicer):  # type: ignore[misc]
@@ -82,7 +80,7 @@ class _Reflection(reflection.ReflectionServicer):  # type: ignore[misc]
     ServerReflectionInfo.experimental_thread_pool = _ASIDE  # type: ignore[attr-defined]
 
 
-class _Readable(grpc.ServerInterceptor):  # type: ignore[misc]
+class _DecodeGuard(grpc.ServerInterceptor):  # type: ignore[misc]
     """Refuses bytes that are no message as the caller's mistake: gRPC itself says INTERNAL, as if it were ours."""
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
@@ -99,7 +97,7 @@ class _Readable(grpc.ServerInterceptor):  # type: ignore[misc]
 
         def refuse(request: Any, context: grpc.ServicerContext) -> None:
             if request is _UNREADABLE:
-                context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the request of {details.method} cannot be read")
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"cannot read the request of {details.method}")
 
         @wraps(behaviour)
         def answer(request: Any, context: grpc.ServicerContext) -> Any:
@@ -124,7 +122,7 @@ class SocketServer:
         path: Path,
         server: grpc.Server,
         status: health.HealthServicer,
-        identity: Identity,
+        identity: SocketIdentity,
         cleanup: ExitStack,
     ) -> None:
         self.path = path
@@ -146,19 +144,19 @@ class SocketServer:
             self._server.stop(grace).wait()
 
 
-def serve(path: Path, services: Sequence[Service], limits: Limits | None = None) -> SocketServer:
+def serve(path: Path, services: Sequence[Service], limits: ClientLimits | None = None) -> SocketServer:
     """Serve them, and the standard health and reflection services, on a socket of mode 0600.
 
     The folder is made (0700) if it is not there. Raises Denied ``SocketPathTooLong``, ``SocketInUse`` (somebody answers
     there) and ``SocketNotOurs`` (something else has the name: no socket, or another user's), Failed ``SocketFailed``,
     ``SocketFolderBusy``.
     """
-    limits = limits or Limits()
+    limits = limits or ClientLimits()
     check_path(path)
     server = grpc.server(
         ThreadPoolExecutor(limits.workers, thread_name_prefix=path.stem),
         maximum_concurrent_rpcs=limits.calls,
-        interceptors=(_Readable(),),
+        interceptors=(_DecodeGuard(),),
         options=[
             ("grpc.max_receive_message_length", limits.message_bytes),
             ("grpc.max_send_message_length", limits.message_bytes),
@@ -188,7 +186,7 @@ def serve(path: Path, services: Sequence[Service], limits: Limits | None = None)
 def check_path(path: Path) -> None:
     """Raises Denied: ``SocketPathInvalid``, ``SocketPathTooLong``, ``SocketFolderShared``.
 
-    Whoever may write in the folder could have what is put there, the socket and the warm setups, lie elsewhere.
+    A user who can write in the folder could redirect what is put there: the socket and the warm setups.
     """
     length = len(os.fsencode(path))
     if not path.is_absolute():
@@ -196,22 +194,22 @@ def check_path(path: Path) -> None:
     if length > MAX_PATH_BYTES:
         raise Denied(
             "SocketPathTooLong",
-            f"the path of the socket {path} has {length} bytes, and the kernel takes {MAX_PATH_BYTES}; "
-            "choose a folder with a shorter path",
+            f"the path of the socket {path} has {length} bytes, but the kernel allows {MAX_PATH_BYTES}; choose a "
+            "folder with a shorter path",
         )
     with suppress(OSError):  # else it is made, by us and for us
-        found = path.parent.stat()
-        groups = found.st_mode & stat.S_IWGRP and found.st_gid not in (0, os.getegid())
-        if found.st_mode & stat.S_IWOTH or groups or found.st_uid not in (0, os.geteuid()):
+        info = path.parent.stat()
+        groups = info.st_mode & stat.S_IWGRP and info.st_gid not in (0, os.getegid())
+        if info.st_mode & stat.S_IWOTH or groups or info.st_uid not in (0, os.geteuid()):
             raise Denied(
                 "SocketFolderShared",
-                f"others may write in {path.parent}, so no socket is put there; choose a folder of your own, such as "
-                f"{path.parent / 'devalloc' / path.name}",
+                f"other users can write in {path.parent}, so the plugin puts no socket there; choose a folder of "
+                f"your own, such as {path.parent / 'devalloc' / path.name}",
             )
 
 
 @contextmanager
-def _bound(path: Path, server: grpc.Server) -> Iterator[Identity]:
+def _bound(path: Path, server: grpc.Server) -> Iterator[SocketIdentity]:
     """The server started with the socket in place; taken away at the end if it is still the same one."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     # Names begin with a dot: the kubelet passes over these while it looks for sockets.
@@ -225,7 +223,7 @@ def _bound(path: Path, server: grpc.Server) -> Iterator[Identity]:
         if server.add_insecure_port(f"unix:/proc/self/fd/{descriptor}/{name}") == 0:
             raise Failed("SocketFailed", f"cannot bind a socket in {path.parent}", retryable=False)
         os.chmod(name, 0o600, dir_fd=descriptor)
-        identity = put_in_place(private / name, path, server.start)
+        identity = place_socket(private / name, path, server.start)
     except BaseException:
         server.stop(None).wait()
         with suppress(OSError):
@@ -238,11 +236,11 @@ def _bound(path: Path, server: grpc.Server) -> Iterator[Identity]:
     try:
         yield identity
     finally:
-        take_away(path, identity)
+        remove_socket(path, identity)
 
 
 @contextmanager
-def listening(path: Path, backlog: int) -> Iterator[tuple[socket.socket, Identity]]:
+def listening_socket(path: Path, backlog: int) -> Iterator[tuple[socket.socket, SocketIdentity]]:
     """A socket of mode 0600 that listens at the path, where at no moment one is that has another mode or does not
     listen. Raises as ``serve``."""
     check_path(path)
@@ -255,19 +253,19 @@ def listening(path: Path, backlog: int) -> Iterator[tuple[socket.socket, Identit
             listener.bind(os.fspath(private))
             listener.listen(backlog)
             listener.setblocking(False)
-            identity = put_in_place(private, path)
+            identity = place_socket(private, path)
         except OSError as error:
             raise Failed("SocketFailed", f"cannot serve on {path}: {error.strerror}", retryable=False) from error
         try:
             yield listener, identity
         finally:
-            take_away(path, identity)
+            remove_socket(path, identity)
     finally:
         listener.close()
         private.unlink(missing_ok=True)
 
 
-def put_in_place(hidden: Path, path: Path, start: Callable[[], None] = lambda: None) -> Identity:
+def place_socket(hidden: Path, path: Path, start: Callable[[], None] = lambda: None) -> SocketIdentity:
     """Give a socket that listens, or does after ``start``, its name; what identifies it then.
 
     Raises Denied as ``serve``, Failed ``SocketFolderBusy``, OSError.
@@ -280,7 +278,7 @@ def put_in_place(hidden: Path, path: Path, start: Callable[[], None] = lambda: N
     return identity
 
 
-def is_lost(path: Path, identity: Identity) -> bool:
+def is_lost(path: Path, identity: SocketIdentity) -> bool:
     """Whether a name leads to another socket by now, or to nothing."""
     try:
         return _identity(os.lstat(path)) != identity
@@ -288,39 +286,39 @@ def is_lost(path: Path, identity: Identity) -> bool:
         return True
 
 
-def take_away(path: Path, identity: Identity) -> None:
+def remove_socket(path: Path, identity: SocketIdentity) -> None:
     """Remove a socket unless another one has its name by now."""
     try:
         with suppress(FileNotFoundError), _locked(path.parent):
             if _identity(os.lstat(path)) == identity:
                 path.unlink()
     except Failed as error:
-        log.warning("the socket %s stays there, which the next start clears away: %s", path, error)
+        log.warning("the socket %s remains; the next start removes it: %s", path, error)
 
 
 def _clear(path: Path) -> None:
     """Take away the socket that a dead process of ours left."""
     try:
-        found = os.lstat(path)
+        info = os.lstat(path)
     except FileNotFoundError:
         return
-    if not stat.S_ISSOCK(found.st_mode):
-        raise Denied("SocketNotOurs", f"{path} is there and is no socket; take it away, or choose another path")
-    if found.st_uid != os.geteuid():
+    if not stat.S_ISSOCK(info.st_mode):
+        raise Denied("SocketNotOurs", f"{path} exists and is not a socket; remove it, or choose another path")
+    if info.st_uid != os.geteuid():
         raise Denied(
-            "SocketNotOurs", f"the socket {path} belongs to user {found.st_uid}; take it away, or choose another path"
+            "SocketNotOurs", f"the socket {path} belongs to user {info.st_uid}; remove it, or choose another path"
         )
-    if answers(path):
+    if has_listener(path):
         raise Denied(
             "SocketInUse",
             f"another process serves {path}; stop it, choose another path, "
             "or give each instance of a rolling update its --pod-uid",
         )
-    log.info("taking away the stale socket %s", path)
+    log.info("removing the stale socket %s", path)
     path.unlink()
 
 
-def answers(path: Path) -> bool:
+def has_listener(path: Path) -> bool:
     """Whether somebody listens on a unix socket. In doubt yes."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_PROBE_SECONDS)
@@ -334,21 +332,15 @@ def answers(path: Path) -> bool:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Be the only one who changes names in the folder. Raises Failed ``SocketFolderBusy``."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        due = Deadline.after(_LOCK_SECONDS)
-        while not take(descriptor):
-            if due.passed:
-                raise Failed(
-                    "SocketFolderBusy",
-                    f"{folder} has been locked for {_LOCK_SECONDS:.0f} s by {holder_of(descriptor)}, which should take "
-                    "moments; end that process if it hangs, or choose another folder",
-                )
-            time.sleep(_POLL_SECONDS)
+    with FileLock.of_folder(folder) as lock:
+        if not lock.lock_within(_LOCK_SECONDS, _POLL_SECONDS):
+            raise Failed(
+                "SocketFolderBusy",
+                f"{folder} has been locked for {_LOCK_SECONDS:.0f} s by {lock.holder()}, which should take moments; "
+                "end that process if it hangs, or choose another folder",
+            )
         yield
-    finally:
-        os.close(descriptor)
 
 
-def _identity(found: os.stat_result) -> Identity:
-    return found.st_dev, found.st_ino
+def _identity(info: os.stat_result) -> SocketIdentity:
+    return info.st_dev, info.st_ino

@@ -1,5 +1,11 @@
-"""From the VirtualMachine objects of a store to the machines of this node, and back."""
+"""From the VirtualMachine objects of a store to the machines of this node, and back.
 
-from devalloc_node.vms.loop import Settings, VirtualMachines
+- ``loop``: a queue of machines whose objects changed; ``reconciler``, ``outcome``: one machine
+- ``objects``, ``machine_claims``: the objects, and the claims of machines
+- ``restarts``, ``restart_backoff``: machines that ended
+- ``scaling``, ``cpu_control``: machines that the agent or a controller scales
+"""
 
-__all__ = ["Settings", "VirtualMachines"]
+from devalloc_node.vms.loop import LoopSettings, VirtualMachineLoop
+
+__all__ = ["LoopSettings", "VirtualMachineLoop"]

@@ -18,24 +18,25 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
-from devalloc.api.hostpool import node_of_host_pool
+from devalloc.api.host_pool_names import node_of_host_pool
 from devalloc.api.meta import ALLOCATED_NODE, RELEASE
+from devalloc.backoff import backoff_delay
 from devalloc.inventory.capacity import host_pool_name
 from devalloc.store import Event, EventType, Expired, NotFound, Object, Store, StoreError, Unusable
-from devalloc_node import marks
+from devalloc_node.claims import finalizers
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
-from devalloc_node.held import Held
-from devalloc_node.machine.view import Machine
-from devalloc_node.platform import Platform
-from devalloc_node.service.watching import CLAIMS, DEVICES, Pulse, machine_change
-from devalloc_node.vms import claims as claimed
+from devalloc_node.machine.view import MachineView
+from devalloc_node.operations.claim_registry import HeldClaim
+from devalloc_node.operations.node_operations import NodeOperations
+from devalloc_node.service.change_feed import CLAIMS, DEVICES, ChangeNotifier, machine_change
+from devalloc_node.vms import machine_claims as claimed
 from devalloc_node.vms import objects
-from devalloc_node.vms.claims import Claims
-from devalloc_node.vms.keeper import Keeper
-from devalloc_node.vms.outcome import pause_of
-from devalloc_node.vms.running import Runners
-from devalloc_node.vms.scaling import Scaling
+from devalloc_node.vms.cpu_control import RunnerControl
+from devalloc_node.vms.machine_claims import Claims
+from devalloc_node.vms.outcome import retry_delay
+from devalloc_node.vms.reconciler import MachineReconciler
+from devalloc_node.vms.scaling import ScalingControl
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ ClaimKey = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class LoopSettings:
     """Times are in seconds."""
 
     resync: float = 60.0
@@ -83,7 +84,7 @@ class Settings:
 
 
 @dataclass(slots=True)
-class _Turn:
+class _WorkItem:
     """When something is due again."""
 
     seen: Hashable = None
@@ -105,33 +106,33 @@ class _Turn:
         return self.runs and not self.failures and self.seen is not None and self.glances < _GLANCES
 
 
-class VirtualMachines:
+class VirtualMachineLoop:
     """Run it in a thread of its own."""
 
     def __init__(
         self,
         store: Store,
-        platform: Platform,
-        pulse: Pulse,
+        operations: NodeOperations,
+        notifier: ChangeNotifier,
         *,
-        settings: Settings | None = None,
+        settings: LoopSettings | None = None,
         removed: Callable[[str], None] = lambda what: None,
         clock: Callable[[], float] = time.monotonic,
         spawn: Callable[[Callable[[], None]], None] | None = None,
-        scaling: Scaling | None = None,
-        runners: Runners | None = None,
+        scaling: ScalingControl | None = None,
+        runners: RunnerControl | None = None,
     ) -> None:
         """``pulse`` says which machines and claims changed. ``removed`` is called with ``machine`` when one whose
         object is gone was removed, for the metrics. ``spawn`` has something done in another thread."""
         self._store = store
-        self._platform = platform
-        self._host_pool = host_pool_name(platform.node_name)
-        self._settings = settings or Settings()
+        self._operations = operations
+        self._host_pool = host_pool_name(operations.node_name)
+        self._settings = settings or LoopSettings()
         self._removed = removed
         self._clock = clock
-        self._keeper = Keeper(store, platform, clock=clock, scaling=scaling, runners=runners)
+        self._keeper = MachineReconciler(store, operations, clock=clock, scaling=scaling, runners=runners)
         self._spawn = spawn or _in_thread
-        self._wake = Pulse()
+        self._wake = ChangeNotifier()
         """Beats when there may be something to begin."""
         self._mutex = threading.Lock()
         """For what other threads write: the next three."""
@@ -147,22 +148,22 @@ class VirtualMachines:
         self._claims: dict[ClaimKey, Object] = {}
         self._users: dict[ClaimKey, set[str]] = {}
         """UIDs of the VirtualMachines that name a claim."""
-        self._work: dict[str, Callable[[_Turn], None]] = {}
+        self._work: dict[str, Callable[[_WorkItem], None]] = {}
         """What a worker does, by name: ``vm UID`` or ``claim UID``."""
-        self._turns: dict[str, _Turn] = {}
+        self._turns: dict[str, _WorkItem] = {}
         self._queue: dict[str, None] = {}
         """Names that wait for a worker, in their order."""
         self._busy: set[str] = set()
-        self._to_glance: deque[tuple[str, _Turn]] = deque()
+        self._to_glance: deque[tuple[str, _WorkItem]] = deque()
         self._is_glancing = False
         self._next_host_look = 0.0
         self._is_looking_at_host = False
         self._has_host_pool: bool | None = None
-        """Whether this node publishes what it has for machines: one that does not starts what it is told to. None:
-        nobody has looked yet."""
+        """Whether this node publishes its capacity for machines: one that does not starts every machine placed on it.
+        None: not checked yet."""
         self._gone_since: dict[str, float] = {}
-        self._said: str | None = None
-        pulse.follow(self._hear)
+        self._warned_of: str | None = None
+        notifier.follow(self._hear)
 
     def run(self, stop: threading.Event) -> None:
         """Until ``stop`` is set; what is under way goes on. Raises Unusable; all else is logged and retried."""
@@ -180,9 +181,9 @@ class VirtualMachines:
                 raise
             except (NodeError, StoreError) as error:
                 pause = self._settings.retry
-                log.error("could not look at the machines; next try in %.0f s: %s", pause, error)
+                log.error("cannot reconcile the machines; next try in %.0f s: %s", pause, error)
             except Exception:
-                log.exception("could not look at the machines; next try in %.0f s", self._settings.retry)
+                log.exception("cannot reconcile the machines; next try in %.0f s", self._settings.retry)
                 pause = self._settings.retry
             self._wake.wait(seen, max(0.0, min(pause, next_listing - self._clock())))
             stop.wait(self._settings.batch)
@@ -190,16 +191,16 @@ class VirtualMachines:
         self.leave_idle()
 
     def leave_idle(self) -> None:
-        """Let go of objects that nothing of is here, at the end: nobody may come after this to do it when they are
-        deleted. Whoever does come holds them again."""
+        """At the end, release objects of which nothing is here: no other plugin may come to do it when they are
+        deleted. A plugin that does come takes them again."""
         try:
             for obj in self._store.list(objects.KIND).objects:
-                if objects.holder_of(obj) == self._platform.node_name and (
+                if objects.holder_of(obj) == self._operations.node_name and (
                     f"vm {obj['metadata']['uid']}" not in self._busy
                 ):
                     self._keeper.leave_idle(obj)
         except (NodeError, StoreError) as error:
-            log.warning("machines that never ran stay held by this node: %s", error)
+            log.warning("cannot release machines that never ran on this node: %s", error)
 
     def round(self, *, everything: bool = True) -> float:
         """Begin all that is due and not under way; seconds until something is due again, though nothing changes.
@@ -264,7 +265,7 @@ class VirtualMachines:
                 if stop.is_set():
                     break
                 level = logging.DEBUG if str(error) == logged else logging.WARNING
-                log.log(level, "could not watch the machines' objects: %s", error)
+                log.log(level, "cannot watch the machines' objects: %s", error)
                 logged = str(error)
                 stop.wait(self._settings.retry)
         self._wake.beat()
@@ -278,7 +279,7 @@ class VirtualMachines:
             else:
                 claims[_claim_key(obj)] = obj
         self._look_at_host_pool()
-        owners = self._platform.machines.owners()
+        owners = self._operations.machines.owners()
         for uid in self._machines.keys() - machines.keys():
             self._machine_gone(self._machines[uid])
         for uid, obj in machines.items():
@@ -287,7 +288,7 @@ class VirtualMachines:
             self._claim_gone(self._claims[key])
         for obj in claims.values():
             self._claim_is(obj)
-        self._look_at_claims(list(claims), self._platform.claims.held(), {key for key, uid in owners.items() if uid})
+        self._look_at_claims(list(claims), self._operations.claims.held(), {key for key, uid in owners.items() if uid})
         self._look_at_orphans(owners)
 
     def _take(self, heard: Iterable[Event | str]) -> None:
@@ -315,17 +316,17 @@ class VirtualMachines:
         if is_pool_changed:
             self._look_at_host_pool()
         present = [key for key in claims if key in self._claims]
-        held = [one for key in present for one in self._platform.claims.held(self._claims[key]["metadata"]["uid"])]
-        self._look_at_claims(present, held, _WithObject(self._platform))
+        held = [one for key in present for one in self._operations.claims.held(self._claims[key]["metadata"]["uid"])]
+        self._look_at_claims(present, held, _KeysWithObject(self._operations))
         if is_machine_gone:
-            self._look_at_orphans(self._platform.machines.owners())
+            self._look_at_orphans(self._operations.machines.owners())
 
     def _look_at_host_pool(self) -> None:
         """Where this node begins or ceases to say what it has for machines, all that wait are due: one may have waited
         to be placed."""
         try:
             pool = self._store.get(_POOL, None, self._host_pool)
-            is_there = node_of_host_pool(pool) == self._platform.node_name
+            is_there = node_of_host_pool(pool) == self._operations.node_name
         except NotFound:
             is_there = False
         if self._has_host_pool is not None and is_there != self._has_host_pool:
@@ -355,7 +356,7 @@ class VirtualMachines:
             self._forget_user(before)
             for key in _claims_of(obj):
                 self._users.setdefault(key, set()).add(uid)
-        name, node = f"vm {uid}", self._platform.node_name
+        name, node = f"vm {uid}", self._operations.node_name
         if node not in (objects.node_of(obj), objects.holder_of(obj)) and not is_here:
             self._drop(name)
             return
@@ -399,15 +400,17 @@ class VirtualMachines:
             if f"vm {uid}" in self._work:
                 self._queue.setdefault(f"vm {uid}")
 
-    def _look_at_claims(self, keys: Collection[ClaimKey], held: Sequence[Held], with_object: Container[str]) -> None:
+    def _look_at_claims(
+        self, keys: Collection[ClaimKey], held: Sequence[HeldClaim], with_object: Container[str]
+    ) -> None:
         """Write on claims who uses them, and queue those that this node is to unprepare. ``held``: what it holds of
         them; ``with_object``: keys of machines that were made for objects."""
-        node = self._platform.node_name
+        node = self._operations.node_name
         claims = [self._claims[key] for key in keys]
-        claimed.tell_users(self._store, claims, held, node)
+        claimed.write_users(self._store, claims, held, node)
         users = {uid for key in keys for uid in self._users.get(key, ())}
         machines = [self._machines[uid] for uid in users]
-        due = {f"claim {one.ref.uid}": one for one in claimed.due(claims, machines, held, node, with_object)}
+        due = {f"claim {one.ref.uid}": one for one in claimed.due_unprepares(claims, machines, held, node, with_object)}
         for claim in claims:
             name = f"claim {claim['metadata']['uid']}"
             if name not in due:
@@ -470,7 +473,7 @@ class VirtualMachines:
             self._is_glancing = True
             self._spawn_or(self._glance, self._glanced)
 
-    def _waiting_for_host(self) -> list[tuple[str, _Turn]]:
+    def _waiting_for_host(self) -> list[tuple[str, _WorkItem]]:
         """What waits for something of the host of which nobody tells."""
         waiting = [(name, turn) for name, turn in self._turns.items() if turn.is_unchanged is not None]
         return [(name, turn) for name, turn in waiting if name not in self._busy]
@@ -485,7 +488,7 @@ class VirtualMachines:
             del self._queue[name]
             if (work := self._work.get(name)) is not None:
                 self._busy.add(name)
-                turn = self._turns.setdefault(name, _Turn())
+                turn = self._turns.setdefault(name, _WorkItem())
                 self._spawn_or(partial(self._do, name, turn, work), partial(self._not_begun, name))
 
     def _spawn_or(self, work: Callable[[], None], not_begun: Callable[[], None]) -> None:
@@ -506,23 +509,23 @@ class VirtualMachines:
     def _host_looked_at(self) -> None:
         self._is_looking_at_host = False
 
-    def _do(self, name: str, turn: _Turn, work: Callable[[_Turn], None]) -> None:
+    def _do(self, name: str, turn: _WorkItem, work: Callable[[_WorkItem], None]) -> None:
         try:
             work(turn)
         except (NodeError, StoreError) as error:
             log.warning("%s: %s", name, error)
-            self._ended(turn, failed=True, after=pause_of(error) if isinstance(error, NodeError) else None)
+            self._ended(turn, failed=True, after=retry_delay(error) if isinstance(error, NodeError) else None)
         except Exception:
             log.exception("%s", name)
             self._ended(turn, failed=True)
         self._busy.discard(name)
         self._wake.beat()  # another one may begin, and how long to sleep is known
 
-    def _ended(self, turn: _Turn, *, failed: bool = False, after: float | None = None) -> None:
+    def _ended(self, turn: _WorkItem, *, failed: bool = False, after: float | None = None) -> None:
         """Work came to its end; ``after``: seconds until it is worth trying again."""
         settings = self._settings
         turn.failures = turn.failures + 1 if failed else 0
-        pause = min(settings.retry * 2 ** min(turn.failures - 1, 30), settings.most) if failed else settings.resync
+        pause = backoff_delay(turn.failures, settings.retry, settings.most) if failed else settings.resync
         turn.ended, turn.glances = self._clock(), 0
         turn.at = turn.ended + (pause if after is None else after)
 
@@ -544,13 +547,13 @@ class VirtualMachines:
             while self._to_glance:
                 name, turn = self._to_glance.popleft()
                 obj = self._machines.get(name.removeprefix("vm "))
-                if obj is not None and not self._platform.machines.is_as_seen(objects.key_of(obj)):
+                if obj is not None and not self._operations.machines.is_as_seen(objects.key_of(obj)):
                     turn.at = 0.0
                     self._hear([machine_change(objects.key_of(obj))])
         finally:
             self._glanced()
 
-    def _look_at_host(self, waiting: Sequence[tuple[str, _Turn]]) -> None:
+    def _look_at_host(self, waiting: Sequence[tuple[str, _WorkItem]]) -> None:
         """Queue those of which something on the host is otherwise than when they were tried."""
         try:
             for name, turn in waiting:
@@ -561,19 +564,19 @@ class VirtualMachines:
         finally:
             self._host_looked_at()
 
-    def _look_after(self, uid: str, turn: _Turn) -> None:
+    def _look_after(self, uid: str, turn: _WorkItem) -> None:
         """Bring a machine nearer to its object, if anything that it depends on changed or its time came."""
         obj, claims, now = self._machines.get(uid), self._claims, self._clock()
         if obj is None:
             return
         key = objects.key_of(obj)
-        machine = self._platform.machines.get(key)
+        machine = self._operations.machines.get(key)
         runs = machine is not None and machine.runs
         if turn.runs and not runs:
             with self._mutex:
                 self._is_room = True
         turn.runs = runs
-        depends = (_depends(obj, claims, machine, self._platform.node_name), self._keeper.scaling(key))
+        depends = (_depends(obj, claims, machine, self._operations.node_name), self._keeper.scaling(key))
         if turn.seen != depends:
             turn.failures = 0
         elif now < turn.at:
@@ -586,11 +589,11 @@ class VirtualMachines:
             self._ended(turn, failed=bool(outcome.reason), after=outcome.after)
             turn.is_unchanged = outcome.is_unchanged
 
-    def _unprepare(self, one: claimed.Due, turn: _Turn) -> None:
+    def _unprepare(self, one: claimed.DueUnprepare, turn: _WorkItem) -> None:
         if turn.seen == one.depends and self._clock() < turn.at:
             return
         turn.seen = one.depends
-        is_done = claimed.unprepare(self._store, self._platform, one)
+        is_done = claimed.unprepare(self._store, self._operations, one)
         if is_done:
             with self._mutex:
                 self._is_room = True
@@ -599,31 +602,31 @@ class VirtualMachines:
     # Machines whose objects are gone.
 
     def _is_here(self, obj: Object) -> bool:
-        return bool(self._platform.machines.owner(objects.key_of(obj)) == obj["metadata"]["uid"])
+        return bool(self._operations.machines.owner(objects.key_of(obj)) == obj["metadata"]["uid"])
 
     def _is_same_store(self, gone: Collection[str]) -> bool:
         """Whether the objects come from where they came from before: of another store nothing is gone. Once nothing is
         left that has no object in it, it is the one that counts. ``gone``: keys of machines without an object."""
-        identity, journal = self._store.identity(), self._platform.claims.journal
-        known = journal.setting(_IDENTITY)
-        if known is None or (known != identity and not gone):
-            journal.set(_IDENTITY, known := identity)
-        if known != identity and known != self._said:
-            self._said = known
+        identity, journal = self._store.identity(), self._operations.claims.journal
+        previous = journal.setting(_IDENTITY)
+        if previous is None or (previous != identity and not gone):
+            journal.set(_IDENTITY, previous := identity)
+        if previous != identity and previous != self._warned_of:
+            self._warned_of = previous
             log.warning(
-                "VirtualMachines come from another store than before (%s, and not %s): %s have no object in it and are "
-                "left alone; delete them by hand if they are not wanted (`devalloc vm delete`)",
+                "VirtualMachines come from another store than before (%s, and not %s): %s have no object in it and "
+                "stay as they are; delete them by hand if you do not need them (`devalloc vm delete`)",
                 identity,
-                known,
+                previous,
                 ", ".join(sorted(gone)),
             )
-        return known == identity
+        return previous == identity
 
     def _look_at_orphans(self, owners: Mapping[str, str]) -> None:
         """Queue the machines that have been without an object for the whole of the grace period. ``owners``: UIDs of
         the objects that machines were made for, by the machines' keys."""
         gone = {uid: key for key, uid in owners.items() if uid and uid not in self._machines}
-        self._platform.without_object = frozenset(gone)
+        self._operations.without_object = frozenset(gone)
         if not self._is_same_store(gone.values()):
             return
         now = self._clock()
@@ -636,30 +639,30 @@ class VirtualMachines:
                 if f"vm {uid}" not in self._turns:
                     self._queue.setdefault(f"vm {uid}")
 
-    def _remove(self, key: str, uid: str, turn: _Turn) -> None:
+    def _remove(self, key: str, uid: str, turn: _WorkItem) -> None:
         """Only when the store says, asked for that very object, that it is gone (T16)."""
         namespace, _, name = key.partition("/")
         try:
             is_there = self._store.get(objects.KIND, namespace, name)["metadata"]["uid"] == uid
         except NotFound:
             is_there = False
-        machine = self._platform.machines.get(key)
+        machine = self._operations.machines.get(key)
         if not is_there and machine is not None and machine.uid == uid:
-            log.warning("machine %s (uid %s) is removed: its VirtualMachine is gone", key, uid)
+            log.warning("removing machine %s (uid %s): its VirtualMachine was deleted", key, uid)
             self._keeper.leave(key)
             due = Deadline.after(WORK_SECONDS)
-            self._platform.delete(key, None, due, owner=uid, force=not machine.adopted, caller="reconcile")
+            self._operations.delete(key, None, due, owner=uid, force=not machine.adopted, caller="reconcile")
             self._removed("machine")
             with self._mutex:
                 self._is_room = True
         self._ended(turn)
 
 
-class _WithObject:
+class _KeysWithObject:
     """The keys of machines that were made for objects."""
 
-    def __init__(self, platform: Platform) -> None:
-        self._machines = platform.machines
+    def __init__(self, operations: NodeOperations) -> None:
+        self._machines = operations.machines
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, str) and bool(self._machines.owner(key))
@@ -679,7 +682,7 @@ def _in_thread(work: Callable[[], None]) -> None:
     threading.Thread(target=work, name="machine", daemon=True).start()
 
 
-def _depends(obj: Object, claims: Claims, machine: Machine | None, node_name: str) -> Hashable:
+def _depends(obj: Object, claims: Claims, machine: MachineView | None, node_name: str) -> Hashable:
     """What must change for a machine to be worth another look before its time."""
     metadata = obj["metadata"]
     versions = [
@@ -688,7 +691,7 @@ def _depends(obj: Object, claims: Claims, machine: Machine | None, node_name: st
             claim["metadata"]["generation"],
             *(claim["metadata"].get("annotations", {}).get(name) for name in (RELEASE, ALLOCATED_NODE)),
             bool(allocated),
-            marks.is_unsettled(claim),
+            finalizers.is_group_pending(claim),
         )
         for name in objects.claim_names(obj)
         if (claim := claims.get((objects.namespace_of(obj), name))) is not None
@@ -700,12 +703,12 @@ def _depends(obj: Object, claims: Claims, machine: Machine | None, node_name: st
         None if machine is None else (machine.phase, run and machine.reason, run, machine.observed, machine.is_paused)
     )
     status = obj.get("status") or {}
-    kept = status.get("allocations")
+    allocations = status.get("allocations")
     placed = (
         status.get("nodeName"),
         status.get("numaNode"),
-        repr(kept),
-        kept and objects.why_not_admitted(obj),
+        repr(allocations),
+        allocations and objects.why_not_admitted(obj),
         objects.is_unsettled(obj),
     )
     holder = objects.holder_of(obj)

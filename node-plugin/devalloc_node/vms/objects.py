@@ -1,8 +1,8 @@
-"""Reading and writing VirtualMachine objects: whose they are, and what is told on them.
+"""Read and write VirtualMachine objects: which node has them, and their status.
 
-A node *holds* an object, by the finalizer ``devalloc.io/node`` and its own name beside it, before it does anything for
-it, and lets it go when nothing of it is left on the node. So an object that is deleted stays until its machine is gone,
-and one that moves to another node is begun there only after it ended here.
+A node *takes* an object (it adds the finalizer ``devalloc.io/node`` and its own name) before it does anything for it,
+and releases the object when nothing of it is left on the node. So a deleted object stays until its machine is gone,
+and a machine that moves to another node starts there only after it ended here.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from types import MappingProxyType
 from typing import Any
 
 from devalloc.api import meta
-from devalloc.api.hostpool import CPU, MEMORY
+from devalloc.api.host_pool_names import CPU, MEMORY
+from devalloc.api.machine_reservation import FITS, missing_amounts, parse_nano, sum_nano
+from devalloc.api.machine_reservation import reserved_entries as reserved
 from devalloc.api.quantity import NANO, Format, Quantity
-from devalloc.api.reservation import FITS, amount_of, lacking, nano_of, reserved
-from devalloc.api.virtualmachine import VirtualMachine, VirtualMachineSpec
+from devalloc.api.virtual_machine import VirtualMachine, VirtualMachineSpec
 from devalloc.store import Conflict, NotFound, Object, Store, StoreError
 from devalloc_node.errors import Failed
-from devalloc_node.machine.view import Amounts, Machine, Plug
+from devalloc_node.machine.view import MachineAmounts, MachineView, PluggedDevice
 
 KIND = "VirtualMachine"
 _ATTEMPTS = 20
-_KEPT = ("conditions", "runnerPod", "nodeName", "numaNode", "allocations")
+_PRESERVED = ("conditions", "runnerPod", "nodeName", "numaNode", "allocations")
 """Parts of the status that others write."""
 _RESERVED = ("numaNode", "allocations")
 """What the allocator has kept for a machine; this node gives it back when nothing of the machine runs."""
@@ -52,15 +53,15 @@ def is_unsettled(obj: Object) -> bool:
     return meta.TRANSACTION in obj["metadata"].get("annotations", {})
 
 
-def kept_on(obj: Object, node_name: str) -> list[Any]:
+def reserved_entries(obj: Object, node_name: str) -> list[Any]:
     """The entries of what this node keeps for it; empty where it keeps nothing."""
     return reserved(obj) if (obj.get("status") or {}).get("nodeName") == node_name else []
 
 
 def is_admitted(obj: Object, node_name: str, spec: VirtualMachineSpec) -> bool:
     """Whether this node keeps for it what it needs."""
-    kept = kept_on(obj, node_name)
-    return bool(kept) and not lacking(spec, kept) and not is_unsettled(obj)
+    entries = reserved_entries(obj, node_name)
+    return bool(entries) and not missing_amounts(spec, entries) and not is_unsettled(obj)
 
 
 def why_not_admitted(obj: Object) -> str:
@@ -68,26 +69,28 @@ def why_not_admitted(obj: Object) -> str:
     conditions = (obj.get("status") or {}).get("conditions")
     for one in conditions if isinstance(conditions, list) else ():
         if isinstance(one, dict) and one.get("type") in ("Placed", FITS) and one.get("status") == "False":
-            return str(one.get("message") or one.get("reason") or "nobody says why")
-    answered = "kept more for" if (obj.get("status") or {}).get("allocations") else "placed"
-    return f"nobody has {answered} it yet: is `devalloc up`, or on a cluster the controller, running?"
+            return str(one.get("message") or one.get("reason") or "no reason is given")
+    answered = "reserved more for" if (obj.get("status") or {}).get("allocations") else "placed"
+    return f"no controller has {answered} it yet: is `devalloc up`, or on a cluster the controller, running?"
 
 
-def announce(store: Store, obj: Object, node_name: str, spec: VirtualMachineSpec, amounts: Amounts) -> bool:
+def announce_amounts(
+    store: Store, obj: Object, node_name: str, spec: VirtualMachineSpec, amounts: MachineAmounts
+) -> bool:
     """Say what the machine is about to be told to have, so that it counts from now on; raises Failed.
 
     False where nothing was said, because this node does not keep as much for it any more as the spec asks for.
     """
     admitted = False
 
-    def told(now: Object) -> Object | None:
+    def updated(now: Object) -> Object | None:
         nonlocal admitted
         admitted = is_admitted(now, node_name, spec)
         before = now.get("status") or {}
         status = {**before, "applied": _most(before.get("applied"), _amounts(amounts))}
         return {**now, "status": status} if admitted and status != before else now
 
-    return _written(store, obj, told, store.replace_status) is not None and admitted
+    return _update_with_retry(store, obj, updated, store.replace_status) is not None and admitted
 
 
 def holder_of(obj: Object) -> str | None:
@@ -109,7 +112,7 @@ def is_deleting(obj: Object) -> bool:
     return "deletionTimestamp" in obj["metadata"]
 
 
-def hold(store: Store, obj: Object, node_name: str) -> Object | None:
+def take_object(store: Store, obj: Object, node_name: str) -> Object | None:
     """Make the object this node's; None where it is gone, another's, or being deleted. Raises Failed."""
 
     def held(now: Object) -> Object | None:
@@ -123,10 +126,10 @@ def hold(store: Store, obj: Object, node_name: str) -> Object | None:
         finalizers = [*others, meta.NODE_FINALIZER]
         return {**now, "metadata": {**metadata, "annotations": annotations, "finalizers": finalizers}}
 
-    return _written(store, obj, held, store.replace)
+    return _update_with_retry(store, obj, held, store.replace)
 
 
-def let_go(store: Store, obj: Object, node_name: str) -> None:
+def release_object(store: Store, obj: Object, node_name: str) -> None:
     """This node has nothing of the object any more. Raises Failed."""
 
     def free(now: Object) -> Object | None:
@@ -137,10 +140,10 @@ def let_go(store: Store, obj: Object, node_name: str) -> None:
         annotations = {k: v for k, v in metadata.get("annotations", {}).items() if k != meta.PREPARED_ON}
         return {**now, "metadata": {**metadata, "annotations": annotations, "finalizers": left}}
 
-    _written(store, obj, free, store.replace)
+    _update_with_retry(store, obj, free, store.replace)
 
 
-def tell(
+def write_status(
     store: Store,
     obj: Object,
     status: Mapping[str, Any],
@@ -154,23 +157,23 @@ def tell(
     ``uses``: what it has, where nobody scales it who would give the rest of its permit back: that is done then.
     """
 
-    def told(now: Object) -> Object | None:
+    def updated(now: Object) -> Object | None:
         before = now.get("status") or {}
-        kept = [name for name in _KEPT if name in before and not (at_rest and name in _RESERVED)]
-        after = {**status, **{name: before[name] for name in kept}}
-        if _is_given(before, status):
-            after["permitted"] = before["permitted"] if uses is None else _given_back(before["permitted"], uses)
+        preserved = [name for name in _PRESERVED if name in before and not (at_rest and name in _RESERVED)]
+        after = {**status, **{name: before[name] for name in preserved}}
+        if _is_permitted_run(before, status):
+            after["permitted"] = before["permitted"] if uses is None else _returned_permit(before["permitted"], uses)
         elif "permitted" in after and "allocations" in after:
-            after["permitted"] = _kept_of(after["permitted"], reserved(now))
+            after["permitted"] = _reserved_part(after["permitted"], reserved(now))
         return now if after == before else {**now, "status": after}
 
-    _written(store, obj, told, store.replace_status)
+    _update_with_retry(store, obj, updated, store.replace_status)
 
 
 def status_of(
     vm: VirtualMachine | None,
-    machine: Machine | None,
-    plugs: Iterable[Plug],
+    machine: MachineView | None,
+    plugs: Iterable[PluggedDevice],
     reason: str,
     message: str,
     addresses: Mapping[str, str] = MappingProxyType({}),
@@ -183,7 +186,7 @@ def status_of(
         status |= {"wanted": wanted, "permitted": wanted}
     if machine is not None:
         if machine.runs:
-            status |= {name: amounts for name, amounts in _told(machine) if amounts}
+            status |= {name: amounts for name, amounts in _reported_amounts(machine) if amounts}
         status |= {"pid": machine.pid} if machine.pid else {}
         status |= {"machineID": machine.id} if machine.id else {}
     devices = [_device(plug, addresses.get(plug.id)) for plug in plugs] if machine is not None and machine.runs else []
@@ -193,50 +196,50 @@ def status_of(
     return status
 
 
-def status_of_scaling(wanted: Amounts, guest: Amounts | None) -> dict[str, Any]:
+def status_of_scaling(wanted: MachineAmounts, guest: MachineAmounts | None) -> dict[str, Any]:
     """What differs in the status of a machine that is scaled by its load. ``guest``: what its guest says it has."""
-    told = {"wanted": _amounts(wanted)}
-    return told if guest is None else told | {"guestObserved": _amounts(guest)}
+    status = {"wanted": _amounts(wanted)}
+    return status if guest is None else status | {"guestObserved": _amounts(guest)}
 
 
-def permitted_on(store: Store, node_name: str) -> dict[str, Amounts]:
+def permitted_on(store: Store, node_name: str) -> dict[str, MachineAmounts]:
     """What a server of permits has given to machines of a node, by their keys. Raises Failed."""
     try:
         listed = store.list([KIND]).objects
     except StoreError as error:
-        raise Failed("StoreUnavailable", f"what machines are permitted cannot be read: {error}") from error
-    found = {}
+        raise Failed("StoreUnavailable", f"cannot read the permits of machines: {error}") from error
+    permitted = {}
     for obj in listed:
         status = obj.get("status") or {}
-        if _is_given(status, status) and node_name in (holder_of(obj), node_of(obj)):
-            permit, kept = status["permitted"], status["permitted"].get("kept")
-            both = [permit, kept] if isinstance(kept, dict) else [permit]
-            cpus, memory = (max(nano_of(amounts.get(name)) for amounts in both) for name in ("cpus", "memory"))
-            found[key_of(obj)] = Amounts(-(-cpus * 1000 // NANO), None, -(-memory // NANO))
-    return found
+        if _is_permitted_run(status, status) and node_name in (holder_of(obj), node_of(obj)):
+            permit, kept_amounts = status["permitted"], status["permitted"].get("kept")
+            both = [permit, kept_amounts] if isinstance(kept_amounts, dict) else [permit]
+            cpus, memory = (max(parse_nano(amounts.get(name)) for amounts in both) for name in ("cpus", "memory"))
+            permitted[key_of(obj)] = MachineAmounts(-(-cpus * 1000 // NANO), None, -(-memory // NANO))
+    return permitted
 
 
-def permit_of(obj: Object, run: str) -> Amounts | None:
+def permit_of(obj: Object, run: str) -> MachineAmounts | None:
     """What a server of permits has given to this run of the machine; None where none has."""
     status = obj.get("status") or {}
-    if not _is_given(status, {"machineID": run}):
+    if not _is_permitted_run(status, {"machineID": run}):
         return None
-    cpus, memory = (nano_of(status["permitted"].get(name)) for name in ("cpus", "memory"))
-    return Amounts(cpus * 1000 // NANO, None, memory // NANO)
+    cpus, memory = (parse_nano(status["permitted"].get(name)) for name in ("cpus", "memory"))
+    return MachineAmounts(cpus * 1000 // NANO, None, memory // NANO)
 
 
-def in_use(machine: Machine) -> dict[str, str]:
+def in_use(machine: MachineView) -> dict[str, str]:
     """What it has or was told to have, where both can be told."""
     return _most(_amounts(machine.observed), _amounts(machine.applied.usable))
 
 
-def _given_back(permit: Mapping[str, Any], uses: Mapping[str, str]) -> dict[str, Any]:
+def _returned_permit(permit: Mapping[str, Any], uses: Mapping[str, str]) -> dict[str, Any]:
     """The permit without what is not in use."""
     given = {name: permit[name] for name in permit if name != "kept"}
-    return given | {name: min(text, str(given.get(name, text)), key=nano_of) for name, text in uses.items()}
+    return given | {name: min(text, str(given.get(name, text)), key=parse_nano) for name, text in uses.items()}
 
 
-def _is_given(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+def _is_permitted_run(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether a server of permits has given one to this run of the machine: it alone changes it."""
     permit = before.get("permitted")
     if not isinstance(permit, dict) or not permit.get("givenBy"):
@@ -244,40 +247,40 @@ def _is_given(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     return permit.get("machineID", "") in ("", now.get("machineID", ""))
 
 
-def _told(machine: Machine) -> list[tuple[str, dict[str, str]]]:
+def _reported_amounts(machine: MachineView) -> list[tuple[str, dict[str, str]]]:
     return [("applied", _amounts(machine.applied.usable)), ("observed", _amounts(machine.observed))]
 
 
-def _amounts(of: Amounts) -> dict[str, str]:
-    told = {}
+def _amounts(of: MachineAmounts) -> dict[str, str]:
+    amounts = {}
     if of.cpu_milli is not None:
-        told["cpus"] = str(Quantity(of.cpu_milli * (NANO // 1000)))
+        amounts["cpus"] = str(Quantity(of.cpu_milli * (NANO // 1000)))
     elif of.vcpus is not None:
-        told["cpus"] = str(of.vcpus)
+        amounts["cpus"] = str(of.vcpus)
     if of.memory_bytes is not None:
-        told["memory"] = str(Quantity(of.memory_bytes * NANO, Format.BINARY_SI))
-    return told
+        amounts["memory"] = str(Quantity(of.memory_bytes * NANO, Format.BINARY_SI))
+    return amounts
 
 
 def _most(before: object, amounts: Mapping[str, str]) -> dict[str, str]:
     """The larger of each."""
-    told = before if isinstance(before, dict) else {}
-    return {name: max(text, str(told.get(name, text)), key=nano_of) for name, text in amounts.items()}
+    previous = before if isinstance(before, dict) else {}
+    return {name: max(text, str(previous.get(name, text)), key=parse_nano) for name, text in amounts.items()}
 
 
-def _kept_of(amounts: Mapping[str, str], entries: Sequence[Any]) -> dict[str, str]:
+def _reserved_part(amounts: Mapping[str, str], entries: Sequence[Any]) -> dict[str, str]:
     """As much of the amounts as is kept for it."""
-    kept = {"cpus": Quantity(amount_of(entries, CPU)), "memory": Quantity(amount_of(entries, MEMORY), Format.BINARY_SI)}
-    return {name: min(text, str(kept[name]), key=nano_of) for name, text in amounts.items()}
+    limits = {"cpus": Quantity(sum_nano(entries, CPU)), "memory": Quantity(sum_nano(entries, MEMORY), Format.BINARY_SI)}
+    return {name: min(text, str(limits[name]), key=parse_nano) for name, text in amounts.items()}
 
 
-def _device(plug: Plug, address: str | None) -> dict[str, str]:
+def _device(plug: PluggedDevice, address: str | None) -> dict[str, str]:
     pool, _, device = plug.device.rpartition("/")
-    told = {"claim": plug.ref.name, "pool": pool, "device": device, "id": plug.id}
-    return told if address is None else told | {"address": address}
+    entry = {"claim": plug.ref.name, "pool": pool, "device": device, "id": plug.id}
+    return entry if address is None else entry | {"address": address}
 
 
-def _written(
+def _update_with_retry(
     store: Store, obj: Object, change: Callable[[Object], Object | None], write: Callable[[Object], Object]
 ) -> Object | None:
     """Change the object as it is now, until nobody else writes in between; None where there is nothing to change."""
@@ -295,5 +298,5 @@ def _written(
             except Conflict:
                 continue
     except StoreError as error:
-        raise Failed("StoreUnavailable", f"VirtualMachine {key} cannot be read or written: {error}") from error
-    raise Failed("StoreUnavailable", f"VirtualMachine {key} keeps changing; it is tried again")
+        raise Failed("StoreUnavailable", f"cannot read or write VirtualMachine {key}: {error}") from error
+    raise Failed("StoreUnavailable", f"VirtualMachine {key} keeps changing; trying again")

@@ -1,4 +1,4 @@
-"""What became of bringing a machine nearer to its object."""
+"""The result of reconciling one machine."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ class Outcome:
     nothing like that. Does not raise, and may take its time."""
 
 
-def pause_of(error: NodeError) -> float | None:
+def retry_delay(error: NodeError) -> float | None:
     """As ``Outcome.after``."""
     return BUSY_SECONDS if error.code in _BUSY else None

@@ -1,4 +1,4 @@
-"""Bringing back machines that were made through the service: after they ended, and after a reboot of the host (T17).
+"""Restart machines that were created through the service: after they ended, and after a reboot of the host (T17).
 
 Those of VirtualMachine objects are brought back by the loop of these objects.
 """
@@ -11,15 +11,14 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from devalloc.api.virtualmachine import VirtualMachine
+from devalloc.api.virtual_machine import VirtualMachine
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
-from devalloc_node.grant import ClaimRef
-from devalloc_node.machine.spec import locking_seconds
-from devalloc_node.machine.translate import spec_of
-from devalloc_node.platform import FIRMWARE_SECONDS, Platform
-from devalloc_node.service.watching import Pulse
-from devalloc_node.vms.backoff import Backoff
+from devalloc_node.machine.spec import locking_seconds, spec_of
+from devalloc_node.model.grant import ClaimRef
+from devalloc_node.operations.node_operations import FIRMWARE_SECONDS, NodeOperations
+from devalloc_node.service.change_feed import ChangeNotifier
+from devalloc_node.vms.restart_backoff import RestartBackoff
 
 log = logging.getLogger(__name__)
 
@@ -31,13 +30,13 @@ _BUSY_SECONDS = 0.05
 """How long another change of a machine is waited for: who makes it sees to the machine."""
 
 
-class Restarts:
+class MachineRestarts:
     """Run it in a thread of its own."""
 
     def __init__(
         self,
-        platform: Platform,
-        pulse: Pulse,
+        operations: NodeOperations,
+        notifier: ChangeNotifier,
         to_restart: Callable[[], Sequence[VirtualMachine]],
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -45,14 +44,14 @@ class Restarts:
     ) -> None:
         """``to_restart``: the machines that do not run and should, by their own policy. ``spawn`` has something done in
         another thread."""
-        self._platform = platform
-        self._pulse = pulse
+        self._operations = operations
+        self._notifier = notifier
         self._to_restart = to_restart
         self._spawn = spawn or _in_thread
         self._busy: set[str] = set()
         """Those that are being brought back."""
-        self._backoff = Backoff(clock)
-        self._said: dict[str, str] = {}
+        self._backoff = RestartBackoff(clock)
+        self._logged: dict[str, str] = {}
         """Why a machine was last not brought back."""
         self._inside: dict[str, list[ClaimRef]] = {}
         """Claims that were attached to a machine while it ran: a start that fails has forgotten their plugs."""
@@ -60,12 +59,12 @@ class Restarts:
     def run(self, stop: threading.Event) -> None:
         """Until ``stop`` is set."""
         while not stop.is_set():
-            seen = self._pulse.count
+            seen = self._notifier.count
             try:
                 self.round()
             except Exception:
-                log.exception("could not look which machines are to be brought back")
-            self._pulse.wait(seen, LOOK_SECONDS)
+                log.exception("cannot look up which machines to restart")
+            self._notifier.wait(seen, LOOK_SECONDS)
             stop.wait(0.2)
 
     def round(self) -> None:
@@ -73,7 +72,7 @@ class Restarts:
         up no other. Raises NodeError where that cannot be told."""
         ended = {"/".join(machine.key): machine for machine in self._to_restart()}
         self._backoff.only(ended)
-        self._said = {key: why for key, why in dict(self._said).items() if key in ended}
+        self._logged = {key: why for key, why in dict(self._logged).items() if key in ended}
         for key in list(self._inside):  # others are written to meanwhile
             if key not in ended and key not in self._busy:
                 del self._inside[key]
@@ -93,24 +92,24 @@ class Restarts:
             was_full = len(self._busy) >= WORKERS
             self._busy.discard(key)
             if is_ours or was_full:  # another one may have its turn
-                self._pulse.beat()
+                self._notifier.beat()
 
     def _bring_back(self, key: str, machine: VirtualMachine) -> bool:
         """False where somebody else sees to it, who will tell."""
         try:
             refs = [
-                self._platform.claims.named(ClaimRef(machine.namespace, name, ""), prepared=True)
+                self._operations.claims.named(ClaimRef(machine.namespace, name, ""), prepared=True)
                 for name in machine.spec.claims
             ]
             self._inside[key] = inside = self._attached(key)
             refs += inside
-            there = self._platform.machines.get(key)
+            there = self._operations.machines.get(key)
             wanted = None if there is None else there.wanted.memory_bytes
             memory = spec_of(machine).memory.use if wanted is None else wanted
             seconds = WORK_SECONDS + (locking_seconds(memory) if refs else 0.0)
             if refs and there is not None and there.is_paused:  # its start was cut off: its guest may still boot
                 seconds += FIRMWARE_SECONDS
-            self._platform.create(
+            self._operations.create(
                 machine,
                 list(dict.fromkeys(refs)),
                 Deadline.after(seconds),
@@ -124,27 +123,27 @@ class Restarts:
                 return False
             self._backoff.begun(key)
             if not error.retryable:
-                self._backoff.rarely(key)
+                self._backoff.slow_down(key)
                 if error.code.startswith("Claim"):  # gone for good: the machine does not wait for what was attached
                     self._inside.pop(key, None)
             again = self._backoff.left(key)
-            if self._said.get(key) != error.message:
-                self._said[key] = error.message
-                log.warning("machine %s cannot be brought back; it is tried again in %.0f s: %s", key, again, error)
+            if self._logged.get(key) != error.message:
+                self._logged[key] = error.message
+                log.warning("cannot restart machine %s; trying again in %.0f s: %s", key, again, error)
         else:
             self._backoff.begun(key)
-            self._said.pop(key, None)
-            log.info("machine %s is brought back", key)
+            self._logged.pop(key, None)
+            log.info("restarted machine %s", key)
         return True
 
     def _attached(self, key: str) -> list[ClaimRef]:
         """Claims that were in it when it ended, but for those that were unprepared or put into another one since."""
-        known = {ref.uid for ref in self._inside.get(key, ())}
+        uids = {ref.uid for ref in self._inside.get(key, ())}
         return [
             held.record.ref
-            for held in self._platform.claims.held()
+            for held in self._operations.claims.held()
             if any(plug.machine == key for plug in held.plugs)
-            or (held.record.ref.uid in known and held.prepared is not None and not held.plugs)
+            or (held.record.ref.uid in uids and held.prepared is not None and not held.plugs)
         ]
 
     def _is_due(self, key: str) -> bool:

@@ -1,64 +1,65 @@
-"""Machines that are scaled by what their guests do: what their objects say of that, and what there is to tell."""
+"""Machines that are scaled by their load: read the settings from their objects, and report the state."""
 
 from __future__ import annotations
 
 from dataclasses import fields
 from typing import Any, Protocol
 
-from devalloc.api.machinescaling import MachineScaling
+from devalloc.api.machine_scaling import MachineScaling
 from devalloc.api.problems import Problem
 from devalloc.api.quantity import NANO, Format, Quantity, QuantityError
-from devalloc.api.virtualmachine import VirtualMachine
-from devalloc.scaling.bounds import Bounds
+from devalloc.api.virtual_machine import VirtualMachine
+from devalloc.scaling.bounds import ScalingBounds
 from devalloc.scaling.config import (
     ANNOTATION,
     ANNOTATION_PATH,
-    Overrides,
     ScalingConfig,
-    merge,
-    overridden,
-    read_annotation,
+    ScalingOverrides,
+    apply_overrides,
+    merge_overrides,
+    read_config_annotation,
 )
+from devalloc.scaling.health import StuckReason
 from devalloc.scaling.resources import Resources
-from devalloc.scaling.stuck import Reason
 from devalloc.store import Object
-from devalloc_node.agent.body import whole_memory
-from devalloc_node.agent.report import Report
-from devalloc_node.agent.scaled import Scaled
+from devalloc_node.agent.actuator import memory_rounded_down
+from devalloc_node.agent.report import ScalingReport
+from devalloc_node.agent.scaled_machine import ScaledMachine
 from devalloc_node.agent.settings import ScalingSettings
 from devalloc_node.errors import Denied
-from devalloc_node.host.routes import Way
-from devalloc_node.machine.spec import MachineSpec, Nic, whole_cpus
-from devalloc_node.machine.translate import spec_of
-from devalloc_node.machine.view import Amounts, Machine
+from devalloc_node.host.routes import Route
+from devalloc_node.machine.spec import MachineSpec, Nic, spec_of, whole_cpus
+from devalloc_node.machine.view import MachineAmounts, MachineView
 
 
-class Scaling(Protocol):
-    """Who scales machines; see `devalloc_node.agent.scalers`. Safe for threads."""
+class ScalingControl(Protocol):
+    """Who scales machines; see `devalloc_node.agent.agent_thread`. Safe for threads."""
 
     @property
     def settings(self) -> ScalingSettings: ...
 
-    def keep(self, scaled: Scaled) -> None:
+    def keep(self, scaled: ScaledMachine) -> None:
         """Scale this machine, from now on or as before. Raises Denied (``GuestAddressInUse``) where an older one has
         its guest's address."""
 
     def drop(self, key: str) -> None:
         """Leave the machine as it is."""
 
-    def report(self, key: str) -> Report | None:
+    def report(self, key: str) -> ScalingReport | None:
         """How far it is; None while that is not known."""
 
-    def way_to(self, address: str) -> Way:
+    def way_to(self, address: str) -> Route:
         """How this host gets there. Raises OSError."""
 
 
-def scaled_of(vm: VirtualMachine, scaling: MachineScaling, machine: Machine, who: Scaling) -> Scaled:
+def scaled_machine(
+    vm: VirtualMachine, scaling: MachineScaling, machine: MachineView, who: ScalingControl
+) -> ScaledMachine:
     """Raises Denied: its guest cannot be where its object says (``GuestElsewhere``), or nobody could compute a goal as
     it says (``ScalingConfigInvalid``)."""
     settings = who.settings
     _check_address(scaling.address, machine, who)
-    return Scaled(
+    return ScaledMachine(
         "/".join(vm.key),
         vm.metadata.uid or "",
         machine.id,
@@ -73,17 +74,17 @@ def scaled_of(vm: VirtualMachine, scaling: MachineScaling, machine: Machine, who
     )
 
 
-def _check_address(address: str, machine: Machine, who: Scaling) -> None:
+def _check_address(address: str, machine: MachineView, who: ScalingControl) -> None:
     """Whether the plugin, which has rights and reaches networks that the author of an object has not, may be sent
     there: behind a TAP interface of the machine, or where the admin says that guests are. Raises Denied."""
     try:
         way = who.way_to(address)
     except OSError as error:
         raise Denied(
-            "GuestElsewhere", f"how this node gets to scaling.address {address} cannot be told: {error}", retryable=True
+            "GuestElsewhere", f"cannot find the route to scaling.address {address}: {error}", retryable=True
         ) from None
     if way.is_own:
-        raise Denied("GuestElsewhere", f"scaling.address {address} is this node's own address, and no guest's")
+        raise Denied("GuestElsewhere", f"scaling.address {address} belongs to this node, not to a guest")
     nics = [*(() if machine.started is None else machine.started.nics)]
     nics += [each.what for each in machine.plain if isinstance(each.what, Nic)]
     own = {nic.interface for nic in nics if nic.interface is not None and not nic.warm}  # those are elsewhere
@@ -97,12 +98,12 @@ def _check_address(address: str, machine: Machine, who: Scaling) -> None:
         networks = ", ".join(map(str, who.settings.guests)) or "none"
         raise Denied(
             "GuestElsewhere",
-            f"scaling.address {address} is not behind a TAP interface of the machine, nor in a network of this node's "
-            f"guests (these are: {networks}); correct it, or have the node's admin add the network (--guest-network)",
+            f"scaling.address {address} is not behind a TAP interface of the machine, nor in a network of this "
+            f"node's guests ({networks}); correct it, or have the node's admin add the network (--guest-network)",
         )
 
 
-def as_permitted(vm: VirtualMachine, held: Object) -> VirtualMachine:
+def limited_to_permit(vm: VirtualMachine, held: Object) -> VirtualMachine:
     """With no more to begin with than its last run was permitted: the rest may be others' by now. Its load asks for it
     anew. ``held``: its object as it is now."""
     permit = (held.get("status") or {}).get("permitted")
@@ -117,39 +118,43 @@ def as_permitted(vm: VirtualMachine, held: Object) -> VirtualMachine:
         bounds = vm.spec.cpu.model_copy(update={"use": max(cpu, vm.spec.cpu.min)})
         vm = vm.model_copy(update={"spec": vm.spec.model_copy(update={"cpu": bounds})})
     if vm.spec.memory.wanted > memory:
-        whole = Quantity(whole_memory(memory.nano // NANO, spec) * NANO, Format.BINARY_SI)
+        whole = Quantity(memory_rounded_down(memory.nano // NANO, spec) * NANO, Format.BINARY_SI)
         amounts = vm.spec.memory.model_copy(update={"use": whole})
         vm = vm.model_copy(update={"spec": vm.spec.model_copy(update={"memory": amounts})})
     return vm
 
 
-def no_more(asked: Amounts, has: Amounts, permit: Amounts) -> Amounts:
+def capped_by_permit(requested: MachineAmounts, has: MachineAmounts, permit: MachineAmounts) -> MachineAmounts:
     """What is asked for, as far as it has that or is permitted it; whole CPUs carry a part of one."""
     cpu = max(has.cpu_milli or 0, permit.cpu_milli or 0)
     memory = max(has.memory_bytes or 0, permit.memory_bytes or 0)
-    return Amounts(
-        min(asked.cpu_milli or 0, cpu),
-        min(asked.vcpus or 0, max(has.vcpus or 0, whole_cpus(permit.cpu_milli or 0))),
-        min(asked.memory_bytes or 0, memory),
+    return MachineAmounts(
+        min(requested.cpu_milli or 0, cpu),
+        min(requested.vcpus or 0, max(has.vcpus or 0, whole_cpus(permit.cpu_milli or 0))),
+        min(requested.memory_bytes or 0, memory),
     )
 
 
-def amounts_of(resources: Resources) -> Amounts:
-    return Amounts(resources.cpu, None, resources.memory)
+def amounts_of(resources: Resources) -> MachineAmounts:
+    return MachineAmounts(resources.cpu, None, resources.memory)
 
 
-def guest_of(report: Report) -> Amounts | None:
+def guest_amounts(report: ScalingReport) -> MachineAmounts | None:
     """What its guest says that it has."""
-    return None if report.guest is None else Amounts(None, report.guest.cpus, report.guest.memory)
+    return None if report.guest is None else MachineAmounts(None, report.guest.cpus, report.guest.memory)
 
 
-def why_of(report: Report) -> Reason | None:
+def scaling_reason(report: ScalingReport) -> StuckReason | None:
     """Why it has not what it should have; None where it has."""
-    told = [reason for reason in (report.reason, *report.stuck) if reason is not None]
-    return Reason(told[0].code, "; ".join(dict.fromkeys(reason.message for reason in told))) if told else None
+    reasons = [reason for reason in (report.reason, *report.stuck) if reason is not None]
+    return (
+        StuckReason(reasons[0].code, "; ".join(dict.fromkeys(reason.message for reason in reasons)))
+        if reasons
+        else None
+    )
 
 
-def _bounds(vm: VirtualMachine, started: MachineSpec | None) -> Bounds:
+def _bounds(vm: VirtualMachine, started: MachineSpec | None) -> ScalingBounds:
     """Of its object, as far as it was started with room for that."""
     least = Resources(_cpu(vm.spec.cpu.min), _bytes(vm.spec.memory.min))
     most = Resources(_cpu(vm.spec.cpu.max), _bytes(vm.spec.memory.max))
@@ -157,30 +162,32 @@ def _bounds(vm: VirtualMachine, started: MachineSpec | None) -> Bounds:
         low = Resources(started.cpus.least, started.memory.least)
         high = Resources(started.cpus.most, started.memory.most)
         least, most = least.most(low).least(high), most.least(high).most(low)
-    return Bounds(least, most)
+    return ScalingBounds(least, most)
 
 
 def _config(vm: VirtualMachine, scaling: MachineScaling, settings: ScalingSettings) -> ScalingConfig:
     """The node's, with what the machine's annotation says otherwise, and then with what its spec says."""
     config, problems = settings.config, list[Problem]()
     if (text := vm.metadata.annotations.get(ANNOTATION)) is not None:
-        read = read_annotation(text, settings.era, ANNOTATION_PATH)
+        read = read_config_annotation(text, settings.era, ANNOTATION_PATH)
         problems += read.problems
-        config = config if read.overrides is None else overridden(config, read.overrides)
-    said = _overrides(scaling)
-    of_spec = said.lfc_window_size_minutes is not None or said.lfc_min_wait_before_downscale_minutes is not None
-    merged = merge(config, said, "spec.scaling" if of_spec else ANNOTATION_PATH)
+        config = config if read.overrides is None else apply_overrides(config, read.overrides)
+    overrides = _overrides(scaling)
+    of_spec = (
+        overrides.lfc_window_size_minutes is not None or overrides.lfc_min_wait_before_downscale_minutes is not None
+    )
+    merged = merge_overrides(config, overrides, "spec.scaling" if of_spec else ANNOTATION_PATH)
     problems += merged.problems
     wrong = [f"{problem.path} {problem.message}" for problem in problems if problem.is_error]
     if merged.config is None or wrong:
-        raise Denied("ScalingConfigInvalid", f"no goal can be computed as its object says: {'; '.join(wrong)}")
+        raise Denied("ScalingConfigInvalid", f"cannot compute a goal from its object: {'; '.join(wrong)}")
     return merged.config
 
 
-def _overrides(scaling: MachineScaling) -> Overrides:
-    said: dict[str, Any] = {each.name: getattr(scaling, each.name) for each in fields(Overrides)}
-    said |= {name: value.nano / NANO for name, value in said.items() if isinstance(value, Quantity)}
-    return Overrides(**said)
+def _overrides(scaling: MachineScaling) -> ScalingOverrides:
+    values: dict[str, Any] = {each.name: getattr(scaling, each.name) for each in fields(ScalingOverrides)}
+    values |= {name: value.nano / NANO for name, value in values.items() if isinstance(value, Quantity)}
+    return ScalingOverrides(**values)
 
 
 def _cpu(amount: Quantity) -> int:

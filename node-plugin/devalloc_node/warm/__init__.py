@@ -1,7 +1,9 @@
-"""The pool of warm machine setups: a network namespace, a TAP interface and a folder each, made before it is asked for.
+"""The pool of warm machine setups: a network namespace, a TAP interface and a folder each, made before it is used.
 
-One way: ``setup`` (what one is) ─► ``parts`` (making and removing each of its parts on the host, over ``network``) ─►
-``build`` (a whole one: intent first, undone from whatever is there) ─► ``pool`` (who has which; ``keeping`` fills
-it) ─► ``view`` and the service. ``records`` is what outlives a killed plugin, ``occupants`` who lives in a setup.
-Beside it: ``requests`` (replica requests from labels and environment), ``pinning`` (which CPUs a machine gets).
+- ``pool``: who has which setup; ``pool_state``, ``refill``, ``teardown``, ``background``: what goes on behind it
+- ``setup``: what a setup is; ``parts``, over ``network``: make and remove each of its parts
+- ``builder``: a whole setup: recorded first, and removed from whatever exists of it
+- ``paused_machine``: a QEMU that waits in a setup; ``sandboxes``: setups for this node's own machines
+- ``records``: what outlives a killed plugin; ``status``: the pool as others see it
+- ``requests``, ``replicas``, ``cpu_pinning``: replicas of a function as machines, and their CPUs
 """

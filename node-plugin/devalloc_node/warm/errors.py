@@ -1,12 +1,12 @@
-"""What the pool answers with, where it does not give or take."""
+"""Errors of the pool."""
 
 from __future__ import annotations
 
 from devalloc_node.errors import Denied
-from devalloc_node.names import shown
+from devalloc_node.model.names import shown
 
 
-class TryAgain(Denied):
+class NotEnoughSetups(Denied):
     """There is not enough now, and there may be soon: the same request may succeed later. Nothing was changed."""
 
     def __init__(self, short: str, message: str) -> None:
@@ -15,11 +15,11 @@ class TryAgain(Denied):
         self.short = short
 
 
-class NotTaken(Denied):
+class SetupNotTaken(Denied):
     """A setup was to be given back that nobody has: it never was one, or was given back already."""
 
     def __init__(self, setup: str) -> None:
         super().__init__(
             "SetupNotTaken",
-            f"setup {shown(setup)} is not taken: it was given back already, or this node has none of that id",
+            f"setup {shown(setup)} is not taken: it was given back already, or this node has no setup with that id",
         )

@@ -27,41 +27,41 @@ _naming = threading.Lock()
 Answer = TypeVar("Answer")
 
 
-class NotOurs(OSError):
+class ForeignNameError(OSError):
     """Something that has the name of ours is somebody else's. Unlike PermissionError the kernel never raises it."""
 
 
-def make(name: Path) -> Inode:
+def make_namespace(name: Path) -> Inode:
     """A new network namespace, kept by a file of that name, with its loopback up. Raises OSError, FileExistsError."""
 
     def act() -> Inode:
         from pyroute2 import netns
 
         if _libc.unshare(_NEW_NETWORK) != 0:
-            raise OSError(ctypes.get_errno(), "no network namespace can be made", str(name))
+            raise OSError(ctypes.get_errno(), "cannot create a network namespace", str(name))
         with _naming:
             # As `ip netns add` does it. This thread's namespace, and not the process's.
             netns.attach(str(name), threading.get_native_id(), _libc)
         with _route() as route:
             route.link("set", index=_index("lo"), state="up")
-        return found(name)
+        return namespace_inode(name)
 
     return _in_a_thread(act)
 
 
-def found(name: Path) -> Inode:
+def namespace_inode(name: Path) -> Inode:
     """Which namespace a file keeps. Raises OSError; EINVAL where it keeps none."""
     there = os.stat(name, follow_symlinks=False)
     if not _is_namespace(there):
-        raise OSError(errno.EINVAL, "keeps no namespace", str(name))
+        raise OSError(errno.EINVAL, "is not the mount of a namespace", str(name))
     return there.st_dev, there.st_ino
 
 
-def remove(name: Path, inode: Inode | None) -> None:
+def remove_namespace(name: Path, inode: Inode | None) -> None:
     """Let go of a namespace; it ends with the last process in it. Nothing to do where there is no such file.
 
-    ``inode``: which it must be, None for one that was being made. Raises OSError; NotOurs where it is another one, and
-    where the file is no such file at all.
+    ``inode``: which it must be, None for one that was being made. Raises OSError, and ForeignNameError if it is another
+    one or if the file is not that of a namespace.
     """
     from pyroute2 import netns
 
@@ -69,13 +69,15 @@ def remove(name: Path, inode: Inode | None) -> None:
         there = os.stat(name, follow_symlinks=False)
     except FileNotFoundError:
         if _is_mounted(name):
-            raise OSError(errno.EBUSY, "is hidden by another file system that is mounted above it", str(name)) from None
+            raise OSError(errno.EBUSY, "is hidden by another file system that is mounted over it", str(name)) from None
         return
     if _is_namespace(there):
         if inode is not None and (there.st_dev, there.st_ino) != inode:
-            raise NotOurs(errno.EPERM, "keeps another namespace than the one that was made", str(name))
+            raise ForeignNameError(
+                errno.EPERM, "is the mount of another namespace than the one that was created", str(name)
+            )
     elif not stat.S_ISREG(there.st_mode) or there.st_size:
-        raise NotOurs(errno.EPERM, "is nothing that was made for a namespace", str(name))
+        raise ForeignNameError(errno.EPERM, "was not created for a namespace", str(name))
     netns.remove(str(name), _libc)
 
 
@@ -84,7 +86,7 @@ def make_tap(name: Path, tap: str, user: int | None) -> None:
 
     def act() -> None:
         if _has(tap):
-            raise FileExistsError(errno.EEXIST, f"there is an interface {tap} already", str(name))
+            raise FileExistsError(errno.EEXIST, f"interface {tap} already exists", str(name))
         with _route() as route:
             owner = {} if user is None else {"uid": user}
             route.link("add", ifname=tap, kind="tuntap", mode="tap", **owner)
@@ -122,7 +124,7 @@ def is_tap_used(name: Path, tap: str) -> bool:
 
 
 def _is_namespace(there: os.stat_result) -> bool:
-    """Files of nsfs, all on one device, are told from a plain file by that device."""
+    """Files of nsfs, all on one device, differ from a plain file in that device."""
     return there.st_dev == os.stat("/proc/self/ns/net").st_dev
 
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from devalloc_node.warm import network
-from devalloc_node.warm.paused import MachinePart, check_template
+from devalloc_node.warm.paused_machine import MachinePart, check_template
 from devalloc_node.warm.setup import Setup, WarmConfig
 
 
-class Part(Protocol):
+class SetupPart(Protocol):
     """Stateless, safe for threads."""
 
     @property
@@ -27,7 +27,7 @@ class Part(Protocol):
         place already, which is then somebody else's; NodeError."""
 
     def remove(self, setup: Setup) -> None:
-        """Remove it from whatever a crash left of it; nothing to do where it is gone. Raises OSError, NotOurs where
+        """Remove it from whatever a crash left of it; do nothing if it is gone. Raises OSError, or ForeignNameError if
         something else is in its place."""
 
     def is_whole(self, setup: Setup) -> bool:
@@ -52,7 +52,7 @@ class FolderPart:
         """With all that its owner has put there."""
         with suppress(FileNotFoundError):
             if not stat.S_ISDIR(os.lstat(setup.folder).st_mode):
-                raise network.NotOurs(errno.EPERM, "is no folder", str(setup.folder))
+                raise network.ForeignNameError(errno.EPERM, "is not a folder", str(setup.folder))
             shutil.rmtree(setup.folder)  # follows no link, also where its owner makes some meanwhile
 
     def is_whole(self, setup: Setup) -> bool:
@@ -72,14 +72,14 @@ class NamespacePart:
 
     def make(self, setup: Setup) -> Setup:
         setup.namespace.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        return replace(setup, inode=network.make(setup.namespace))
+        return replace(setup, inode=network.make_namespace(setup.namespace))
 
     def remove(self, setup: Setup) -> None:
-        network.remove(setup.namespace, setup.inode)
+        network.remove_namespace(setup.namespace, setup.inode)
 
     def is_whole(self, setup: Setup) -> bool:
         try:
-            return network.found(setup.namespace) == setup.inode
+            return network.namespace_inode(setup.namespace) == setup.inode
         except OSError:
             return False
 
@@ -98,10 +98,10 @@ class TapPart:
     def remove(self, setup: Setup) -> None:
         """Before the namespace, which somebody may hold: then it is gone all the same."""
         try:
-            mine = setup.inode is None or network.found(setup.namespace) == setup.inode
+            is_own = setup.inode is None or network.namespace_inode(setup.namespace) == setup.inode
         except OSError:  # there is no namespace, and so no TAP
             return
-        if mine:
+        if is_own:
             network.remove_tap(setup.namespace, setup.tap)
 
     def is_whole(self, setup: Setup) -> bool:
@@ -114,7 +114,7 @@ class TapPart:
         return True  # who takes it away has entered the namespace
 
 
-def parts_of(config: WarmConfig) -> tuple[Part, ...]:
+def parts_of(config: WarmConfig) -> tuple[SetupPart, ...]:
     """In the order in which they are made; they are removed in the other. Raises Denied ``WarmMachineInvalid``."""
     if config.machine is None:
         return FolderPart(), NamespacePart(), TapPart()
@@ -122,6 +122,6 @@ def parts_of(config: WarmConfig) -> tuple[Part, ...]:
     return known_parts(config)
 
 
-def known_parts(config: WarmConfig) -> tuple[Part, ...]:
+def known_parts(config: WarmConfig) -> tuple[SetupPart, ...]:
     """All that a setup may have by any config, in this order."""
     return FolderPart(), NamespacePart(), TapPart(), MachinePart(config.paused, config.machine)

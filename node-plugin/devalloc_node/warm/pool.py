@@ -8,7 +8,6 @@ setup is that of one use.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,23 +15,23 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from devalloc.inventory.capacity.cpus import Cpus, read_cpus
-from devalloc.inventory.capacity.machines import MachineUse
+from devalloc.file_lock import FileLock
+from devalloc.inventory.capacity.cpus import CpuTopology, read_cpus
+from devalloc.inventory.capacity.machines import MachineUsage
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
-from devalloc_node.lockfile import holder_of, take
-from devalloc_node.names import shown
-from devalloc_node.warm.build import Admit, Builder
-from devalloc_node.warm.clearing import Clearing
-from devalloc_node.warm.errors import TryAgain
-from devalloc_node.warm.filling import Filling
-from devalloc_node.warm.parts import Part
-from devalloc_node.warm.pinning import Pin, pin
-from devalloc_node.warm.records import Record, Records
+from devalloc_node.model.names import shown
+from devalloc_node.warm.builder import Admit, SetupBuilder
+from devalloc_node.warm.cpu_pinning import CpuPinning, choose_cpus
+from devalloc_node.warm.errors import NotEnoughSetups
+from devalloc_node.warm.parts import SetupPart
+from devalloc_node.warm.pool_state import PoolState, pool_closed_error
+from devalloc_node.warm.records import SetupRecord, SetupRecords
+from devalloc_node.warm.refill import PoolRefill
 from devalloc_node.warm.setup import WarmConfig
-from devalloc_node.warm.shelf import Shelf, closed
-from devalloc_node.warm.view import Status, Taken
+from devalloc_node.warm.status import PoolStatus, TakenSetup
+from devalloc_node.warm.teardown import SetupTeardown
 
 log = logging.getLogger(__name__)
 
@@ -42,15 +41,15 @@ _POLL_SECONDS = 0.05
 
 
 class Pool:
-    """Safe for threads. ``open`` first, ``close`` at the end; ``keeping`` fills it meanwhile."""
+    """Safe for threads. ``open`` first, ``close`` at the end; ``background`` fills it meanwhile."""
 
     def __init__(
         self,
         config: WarmConfig,
         boot: str,
         *,
-        parts: Sequence[Part] | None = None,
-        cpus: Callable[[], Cpus] = lambda: read_cpus(Tree(Path("/"))),
+        parts: Sequence[SetupPart] | None = None,
+        cpus: Callable[[], CpuTopology] = lambda: read_cpus(Tree(Path("/"))),
         blind: Callable[[], str | None] = lambda: None,
         admit: Admit = lambda machine, spec: nullcontext(),
     ) -> None:
@@ -58,16 +57,16 @@ class Pool:
         ``cpus``: those of the host, asked for when some are chosen. ``blind``: why its processes cannot be seen.
         ``admit``: asked for each machine that is to wait."""
         self.config = config
-        self._records = Records(config.run / "records")
-        self._builder = Builder(config, self._records, boot, parts, admit)
-        self._shelf = Shelf(config)
-        self._clearing = Clearing(self._shelf, self._builder, config.workers)
-        self._filling = Filling(config, self._shelf, self._builder, self._clearing)
+        self._records = SetupRecords(config.run / "records")
+        self._builder = SetupBuilder(config, self._records, boot, parts, admit)
+        self._pool_state = PoolState(config)
+        self._clearing = SetupTeardown(self._pool_state, self._builder, config.workers)
+        self._filling = PoolRefill(config, self._pool_state, self._builder, self._clearing)
         self._boot = boot
         self._read_cpus = cpus
         self._blind = blind
         self._wake = threading.Event()
-        self._lock = -1
+        self._lock: FileLock | None = None
 
     # Its beginning and end.
 
@@ -79,51 +78,54 @@ class Pool:
         who lives in a setup; Failed ``RecordsUnavailable``.
         """
         if (why := self._blind()) is not None:
-            raise Denied("ProcessesUnseen", f"no warm setups can be kept here, for who lives in one is not seen: {why}")
+            raise Denied("ProcessesUnseen", f"cannot keep warm setups: the plugin cannot see all processes: {why}")
         self._records.make_folder()
         self._lock = self._locked()
         try:
             self._recall()
         except BaseException:
-            os.close(self._lock)
+            self._lock.close()
             raise
         self._remove_all()
 
     def _recall(self) -> None:
-        found, unreadable = self._records.all()
+        records, unreadable = self._records.all()
         for name in unreadable:
-            log.error("the record of warm setup %s cannot be read; remove by hand what has that name, then it", name)
+            log.error(
+                "cannot read the record of warm setup %s; remove by hand everything with that name, then the record",
+                name,
+            )
         self._records.tidy()
-        self._builder.recall(found)
-        whole = [record for record in found if record.state == "ready" and self._builder.is_whole(record)]
+        self._builder.recall(records)
+        whole = [record for record in records if record.state == "ready" and self._builder.is_whole(record)]
         lived_in = self._clearing.occupants(whole)
         ready = [record for record in whole if record.id not in lived_in]
-        with self._shelf.mutex:
-            for record in found:
+        with self._pool_state.mutex:
+            for record in records:
                 if record.state == "taken" and record.boot == self._boot:
-                    self._shelf.taken[record.id] = record
+                    self._pool_state.taken[record.id] = record
                 elif record not in ready:
-                    self._shelf.discard(record)
-            self._shelf.ready.extend(ready)
-            self._shelf.is_open = True
+                    self._pool_state.discard(record)
+            self._pool_state.ready.extend(ready)
+            self._pool_state.is_open = True
 
-    def close(self, deadline: Deadline) -> Status:
+    def close(self, deadline: Deadline) -> PoolStatus:
         """Remove all that nobody has taken; the status then. What is taken stays, and is known again after ``open``,
         and so is what could not be removed before the deadline."""
-        shelf = self._shelf
-        with shelf.mutex:
-            if not shelf.is_open:
+        pool_state = self._pool_state
+        with pool_state.mutex:
+            if not pool_state.is_open:
                 return self.status()
-            shelf.is_open = False
-            # Whoever makes one, or waits for a setup to be quiet, sees that it is not wanted any more.
-            while not shelf.is_quiet and not deadline.passed:
-                shelf.mutex.wait(deadline.seconds)
-            while shelf.ready:
-                shelf.discard(shelf.ready.popleft())
+            pool_state.is_open = False
+            # A thread that creates a setup, or waits for one to be quiet, sees that it is no longer wanted.
+            while not pool_state.is_quiet and not deadline.passed:
+                pool_state.mutex.wait(deadline.seconds)
+            while pool_state.ready:
+                pool_state.discard(pool_state.ready.popleft())
         self._wake.set()
         self._remove_all()
-        if shelf.is_quiet:  # else the next plugin waits for the end of this process
-            os.close(self._lock)
+        if pool_state.is_quiet and self._lock is not None:  # else the next plugin waits for the end of this process
+            self._lock.close()
         return self.status()
 
     def _remove_all(self) -> None:
@@ -132,17 +134,18 @@ class Pool:
         except NodeError as error:  # who lives there is not seen now; it is tried again
             log.warning("%s", error)
 
-    def _locked(self) -> int:
+    def _locked(self) -> FileLock:
         path = self.config.run / "lock"
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            lock = FileLock(path)
         except OSError as error:
             raise Failed("RecordsUnavailable", f"cannot lock {path}: {error.strerror}") from error
-        if not take(descriptor):
-            holder = holder_of(descriptor)
-            os.close(descriptor)
-            raise Denied("PoolInUse", f"{holder} has the warm setups in {self.config.run}", retryable=True)
-        return descriptor
+        if not lock.try_lock():
+            with lock:
+                raise Denied(
+                    "PoolInUse", f"{lock.holder()} serves the warm setups in {self.config.run}", retryable=True
+                )
+        return lock
 
     # Taking and giving back.
 
@@ -155,96 +158,98 @@ class Pool:
         one_node: bool = False,
         node: int | None = None,
         bare: bool = False,
-    ) -> Taken:
+    ) -> TakenSetup:
         """Give a setup to ``owner``: one that is ready, the oldest first, or where there is none and the config allows
         it one that is made for him.
 
-        It is his, whatever becomes of the plugin, when this returns. ``request``: a name for this taking, under which
-        it may be asked for again: the same setup is the answer. ``vcpus``: choose so many CPUs for him, with
-        ``one_node`` of one NUMA node, with ``node`` of that one. ``bare``: he brings a machine of his own, so that none
-        is made to wait in one that is made for him (``end_waiting`` ends it in any other). Raises TryAgain where there
-        is none to be had now, Denied ``OwnerInvalid``, ``CpusTooFew``, ``SetupBusy`` (retryable), Failed.
+        When this returns, the owner has it, even if the plugin crashes. ``request``: a name for this call; a repeated
+        call with the same name gets the same setup. ``vcpus``: choose so many CPUs, with ``one_node`` on one NUMA node,
+        with ``node`` on that one. ``bare``: the owner brings its own machine, so a setup that is created for it has no
+        paused one (``end_waiting`` ends it in any other). Raises NotEnoughSetups if none is available now,
+        Denied ``OwnerInvalid``, ``CpusTooFew`` or ``SetupBusy`` (retryable), and Failed.
         """
         for what, text, least in (("owner", owner, 1), ("request", request, 0)):
             if not least <= len(text) <= MOST_TEXT or not text.isprintable():
                 raise Denied(
                     "OwnerInvalid",
-                    f"the {what} of a setup is {shown(text)}, and must be {least} to {MOST_TEXT} printable characters",
+                    f"the {what} of a setup must be {least} to {MOST_TEXT} printable characters, not {shown(text)}",
                 )
-        shelf, asked = self._shelf, (owner, request)
-        with shelf.call():
-            with shelf.mutex:
-                if request and asked in shelf.asked:
-                    raise Denied("SetupBusy", f"request {request} of {owner} is under way already", retryable=True)
-                if request and (before := shelf.of_request(owner, request)) is not None:
-                    return self._told(before)
-                shelf.asked.add(asked)
+        pool_state, key = self._pool_state, (owner, request)
+        with pool_state.call():
+            with pool_state.mutex:
+                if request and key in pool_state.pending:
+                    raise Denied("SetupBusy", f"request {request} of {owner} is already in progress", retryable=True)
+                if request and (before := pool_state.of_request(owner, request)) is not None:
+                    return self._taken_of(before)
+                pool_state.pending.add(key)
             try:
                 host = self._read_cpus() if vcpus else None  # as they are now: CPUs come and go
 
-                def chosen() -> Pin | None:
+                def chosen() -> CpuPinning | None:
                     if host is None:
                         return None
                     most = self.config.vcpus_per_cpu
-                    return pin(host, shelf.loads(), vcpus, most=most, one_node=one_node, only=node)
+                    return choose_cpus(host, pool_state.loads(), vcpus, most=most, one_node=one_node, only=node)
 
-                return self._told(self._given(owner, request, chosen, bare))
+                return self._taken_of(self._given(owner, request, chosen, bare))
             finally:
-                with shelf.mutex:
-                    shelf.asked.discard(asked)
+                with pool_state.mutex:
+                    pool_state.pending.discard(key)
 
-    def _given(self, owner: str, request: str, chosen: Callable[[], Pin | None], bare: bool) -> Record:
-        shelf = self._shelf
-        with shelf.mutex:
+    def _given(self, owner: str, request: str, chosen: Callable[[], CpuPinning | None], bare: bool) -> SetupRecord:
+        pool_state = self._pool_state
+        with pool_state.mutex:
             where = chosen()
             record = self._oldest()
             if record is not None:
-                record = shelf.taken[record.id] = _own(record, owner, request, where)
+                record = pool_state.taken[record.id] = _owned_record(record, owner, request, where)
             elif not self.config.on_demand:
-                raise TryAgain("setups", f"no warm setup is ready, and {shelf.making} are being made")
+                raise NotEnoughSetups("setups", f"no warm setup is ready; {pool_state.making} are being created")
             else:
-                shelf.begin_making(1)
+                pool_state.begin_making(1)
         if record is None:
             return self._made_for(owner, request, chosen, bare)
         self._note_taking(record)
         return record
 
-    def _made_for(self, owner: str, request: str, chosen: Callable[[], Pin | None], bare: bool) -> Record:
-        shelf, made = self._shelf, self._filling.make_one(bare=bare)
+    def _made_for(self, owner: str, request: str, chosen: Callable[[], CpuPinning | None], bare: bool) -> SetupRecord:
+        pool_state, made = self._pool_state, self._filling.make_one(bare=bare)
         if made is None:
-            raise closed()
+            raise pool_closed_error()
         try:
-            with shelf.mutex:
-                record = shelf.taken[made.id] = _own(made, owner, request, chosen())  # others have CPUs by now
-                shelf.finish_making(None)
+            with pool_state.mutex:
+                record = pool_state.taken[made.id] = _owned_record(
+                    made, owner, request, chosen()
+                )  # others have CPUs by now
+                pool_state.finish_making(None)
         except NodeError:
-            with shelf.mutex:
-                shelf.finish_making(None)
+            with pool_state.mutex:
+                pool_state.finish_making(None)
                 self._put_back(made)
             raise
         self._note_taking(record)
         return record
 
-    def _note_taking(self, record: Record) -> None:
+    def _note_taking(self, record: SetupRecord) -> None:
         """On disk it is his too, or it is ready again. Raises Failed."""
         try:
             self._records.put(record)
         except NodeError:
             record = self._disown(record)
-            with self._shelf.mutex:
-                del self._shelf.taken[record.id]
+            with self._pool_state.mutex:
+                del self._pool_state.taken[record.id]
                 self._put_back(record)
             raise
         self._wake.set()
 
-    def _put_back(self, record: Record) -> None:
+    def _put_back(self, record: SetupRecord) -> None:
         """One that nobody has had, among those that are ready, if it is as they are. With the lock."""
         if self._builder.has_all(record):
-            self._shelf.ready.appendleft(record)
+            self._pool_state.ready.appendleft(record)
         else:
-            self._shelf.discard(record)
+            self._pool_state.discard(record)
 
-    def _disown(self, record: Record) -> Record:
+    def _disown(self, record: SetupRecord) -> SetupRecord:
         """Nobody was told that it is his: it is ready, on disk too where that can be."""
         record = replace(record, state="ready", owner="", request="", since_ms=0, cpus=(), nodes=())
         with suppress(NodeError):  # or it counts as taken after a crash, until its lease is over
@@ -254,46 +259,45 @@ class Pool:
     def give_back(self, setup: str, deadline: Deadline) -> None:
         """Take a setup from its owner and remove it, once nobody lives in it any more.
 
-        Raises NotTaken where nobody has it (also the second time), Denied ``SetupInUse`` (retryable) where somebody
-        still lives in it at the deadline: it stays taken then.
+        Raises SetupNotTaken if it is not taken (also the second time), and Denied ``SetupInUse`` (retryable) if a
+        process still uses it at the deadline: then it stays taken.
         """
-        shelf = self._shelf
-        with shelf.call():
-            with shelf.changing(setup) as record:
+        pool_state = self._pool_state
+        with pool_state.call():
+            with pool_state.changing(setup) as record:
                 self._await_quiet(record, deadline)
                 record = replace(record, state="removing")
                 self._records.put(record)  # from here on nobody has it, whatever becomes of the plugin
-                with shelf.mutex:
-                    del shelf.taken[setup]
-                    shelf.discard(record)
+                with pool_state.mutex:
+                    del pool_state.taken[setup]
+                    pool_state.discard(record)
             self._clearing.remove(record, {})
         self._wake.set()
 
-    def _await_quiet(self, record: Record, deadline: Deadline) -> None:
+    def _await_quiet(self, record: SetupRecord, deadline: Deadline) -> None:
         while who := self._clearing.occupants([record], asking=True).get(record.id):
-            self._shelf.check_open()
+            self._pool_state.check_open()
             if deadline.passed:
                 raise Denied(
                     "SetupInUse",
-                    f"setup {record.id} of {record.owner} cannot be given back while it is in use, by "
-                    f"{', '.join(who)}; end that first",
+                    f"setup {record.id} of {record.owner} is still in use by {', '.join(who)}; end that first",
                     retryable=True,
                 )
             time.sleep(min(_POLL_SECONDS, deadline.seconds))
 
     def end_waiting(self, setup: str) -> None:
         """End the machine that waits in a setup that is taken, as its owner brings one of his own. May be done again.
-        Raises NotTaken, Failed ``SetupNotRemoved``."""
-        with self._shelf.call(), self._shelf.changing(setup) as record:
+        Raises SetupNotTaken, Failed ``SetupNotRemoved``."""
+        with self._pool_state.call(), self._pool_state.changing(setup) as record:
             record = self._builder.without_machine(record)
-            with self._shelf.mutex:
-                self._shelf.taken[setup] = record
+            with self._pool_state.mutex:
+                self._pool_state.taken[setup] = record
 
     # What goes on behind it.
 
     def fill(self, number: int) -> None:
-        """Make so many more, several at a time. Where one fails those that are made or being made stay, no further one
-        is begun, and the first error is raised. Raises TryAgain, before any is made, where there may not be so many."""
+        """Create so many more, several at a time. If one fails, those that exist or are being created stay, no further
+        one begins, and the first error is raised. Raises NotEnoughSetups, before it creates any, above the maximum."""
         self._filling.fill(number)
 
     def refill(self) -> None:
@@ -302,13 +306,13 @@ class Pool:
 
     def look(self) -> None:
         """See what has died of what is ready; try to remove what could not be removed. Raises NodeError."""
-        with self._shelf.mutex:
-            ready = list(self._shelf.ready)
+        with self._pool_state.mutex:
+            ready = list(self._pool_state.ready)
         dead = {record.id for record in ready if not self._builder.lives(record)}
-        with self._shelf.mutex:
-            for record in [each for each in self._shelf.ready if each.id in dead]:
-                self._shelf.ready.remove(record)
-                self._shelf.discard(record)
+        with self._pool_state.mutex:
+            for record in [each for each in self._pool_state.ready if each.id in dead]:
+                self._pool_state.ready.remove(record)
+                self._pool_state.discard(record)
         self._clearing.remove_all()
         self._records.keep_spare()
 
@@ -318,62 +322,62 @@ class Pool:
         self._wake.clear()
 
     def poke(self) -> None:
-        """Whoever awaits a change has waited long enough."""
+        """Wake the threads that wait for a change."""
         self._wake.set()
 
     # How it is.
 
-    def status(self) -> Status:
-        shelf = self._shelf
-        with shelf.mutex:
-            return Status(
+    def status(self) -> PoolStatus:
+        pool_state = self._pool_state
+        with pool_state.mutex:
+            return PoolStatus(
                 self.config.target,
                 self.config.most,
-                len(shelf.ready),
-                shelf.making,
-                len(shelf.removing),
+                len(pool_state.ready),
+                pool_state.making,
+                len(pool_state.removing),
                 self.taken(),
-                shelf.made,
-                shelf.failures,
-                shelf.problem,
+                pool_state.made,
+                pool_state.failures,
+                pool_state.problem,
             )
 
-    def taken(self) -> Sequence[Taken]:
+    def taken(self) -> Sequence[TakenSetup]:
         """Those taken longest first."""
-        with self._shelf.mutex:
-            return tuple(map(self._told, sorted(self._shelf.taken.values(), key=lambda each: each.since_ms)))
+        with self._pool_state.mutex:
+            return tuple(map(self._taken_of, sorted(self._pool_state.taken.values(), key=lambda each: each.since_ms)))
 
-    def empty(self) -> Sequence[Taken]:
+    def empty(self) -> Sequence[TakenSetup]:
         """Those taken in which nothing lives but, perhaps, the machine that waited there. Raises NodeError."""
-        with self._shelf.mutex:
-            taken = list(self._shelf.taken.values())
+        with self._pool_state.mutex:
+            taken = list(self._pool_state.taken.values())
         lived_in = self._clearing.occupants(taken)
-        return [self._told(record) for record in taken if record.id not in lived_in]
+        return [self._taken_of(record) for record in taken if record.id not in lived_in]
 
-    def uses(self) -> Iterator[MachineUse]:
+    def uses(self) -> Iterator[MachineUsage]:
         """What the machines in setups take of the host, those that somebody has taken, too. Also of a pool that another
         plugin has. Raises Failed (``RecordsUnavailable``)."""
         return self._builder.uses()
 
-    def _told(self, record: Record) -> Taken:
-        where = Pin(record.cpus, record.nodes) if record.cpus else None
-        return Taken(self._builder.setup_of(record), record.owner, record.since_ms, record.request, where)
+    def _taken_of(self, record: SetupRecord) -> TakenSetup:
+        where = CpuPinning(record.cpus, record.nodes) if record.cpus else None
+        return TakenSetup(self._builder.setup_of(record), record.owner, record.since_ms, record.request, where)
 
-    def _oldest(self) -> Record | None:
+    def _oldest(self) -> SetupRecord | None:
         """Of those that are ready. One that has died, or that somebody has taken away, is to be removed. With the
         lock."""
-        while self._shelf.ready:
-            record = self._shelf.ready.popleft()
+        while self._pool_state.ready:
+            record = self._pool_state.ready.popleft()
             if self._builder.lives(record):
                 return record
-            self._shelf.discard(record)
+            self._pool_state.discard(record)
             self._wake.set()
         return None
 
 
-def _own(record: Record, owner: str, request: str, where: Pin | None) -> Record:
+def _owned_record(record: SetupRecord, owner: str, request: str, where: CpuPinning | None) -> SetupRecord:
     now = int(time.time() * 1000)
-    chosen = where or Pin((), ())
+    chosen = where or CpuPinning((), ())
     return replace(
         record, state="taken", owner=owner, request=request, since_ms=now, cpus=chosen.cpus, nodes=chosen.nodes
     )

@@ -16,21 +16,20 @@ from typing import Any, Literal, get_args
 
 from devalloc.store.errors import is_disk_full
 from devalloc_node.errors import Failed
-from devalloc_node.warm.identifiers import is_identifier
-from devalloc_node.warm.setup import Inode
+from devalloc_node.warm.setup import Inode, is_identifier
 
-State = Literal["making", "ready", "taken", "removing"]
+SetupState = Literal["making", "ready", "taken", "removing"]
 _SUFFIX = ".json"
 _MAX_BYTES = 1 << 16
 _SPARE_BYTES = _MAX_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class SetupRecord:
     """How far a setup is."""
 
     id: str
-    state: State
+    state: SetupState
     boot: str
     """The kernel's boot id: what another boot made is gone, but for its folder."""
     parts: tuple[str, ...] = ()
@@ -51,14 +50,14 @@ class Record:
     """Thousandths of a CPU that the machine in it takes of the host; 0 where there is none, as for the next."""
     memory_bytes: int = 0
 
-    def with_part(self, name: str) -> Record:
+    def with_part(self, name: str) -> SetupRecord:
         return replace(self, parts=(*self.parts, name))
 
-    def without_part(self, name: str) -> Record:
+    def without_part(self, name: str) -> SetupRecord:
         return replace(self, parts=tuple(part for part in self.parts if part != name))
 
 
-class Records:
+class SetupRecords:
     """The records below a folder. Safe for threads, of which one at a time writes the record of a setup."""
 
     def __init__(self, folder: Path) -> None:
@@ -80,7 +79,7 @@ class Records:
             if not self._spare.exists():
                 self._spare.write_bytes(bytes(_SPARE_BYTES))
 
-    def put(self, record: Record) -> None:
+    def put(self, record: SetupRecord) -> None:
         """Raises Failed ``RecordsUnavailable``."""
         place = self._folder / f"{record.id}{_SUFFIX}"
         try:
@@ -94,16 +93,16 @@ class Records:
         except OSError as error:
             raise _unavailable(place, error) from error
 
-    def _write(self, record: Record, place: Path) -> None:
-        beside = self._folder / f".{record.id}.new"
+    def _write(self, record: SetupRecord, place: Path) -> None:
+        temporary = self._folder / f".{record.id}.new"
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-            with os.fdopen(os.open(beside, flags, 0o600), "wb") as file:
+            with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
                 file.write(_text(record))  # all of it: where space runs out a part of it would be written
-            os.rename(beside, place)
+            os.rename(temporary, place)
         except OSError:
             with suppress(OSError):  # which takes space
-                os.unlink(beside)
+                os.unlink(temporary)
             raise
 
     def drop(self, name: str) -> None:
@@ -113,16 +112,16 @@ class Records:
         except OSError as error:
             raise _unavailable(self._folder / name, error) from error
 
-    def all(self) -> tuple[Sequence[Record], Sequence[str]]:
+    def all(self) -> tuple[Sequence[SetupRecord], Sequence[str]]:
         """All that can be read, by id, and the ids of those that cannot. Raises Failed ``RecordsUnavailable``."""
-        found, bad = [], []
+        records, bad = [], []
         for name in self._names():
             record = self._read(name)
             if record is None:
                 bad.append(name)
             else:
-                found.append(record)
-        return found, bad
+                records.append(record)
+        return records, bad
 
     @property
     def are_kept(self) -> bool:
@@ -142,7 +141,7 @@ class Records:
             raise _unavailable(self._folder, error) from error
         return [of for name in names if name.endswith(_SUFFIX) and is_identifier(of := name.removesuffix(_SUFFIX))]
 
-    def _read(self, name: str) -> Record | None:
+    def _read(self, name: str) -> SetupRecord | None:
         try:
             descriptor = os.open(self._folder / f"{name}{_SUFFIX}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             with os.fdopen(descriptor, "rb") as file:
@@ -152,7 +151,7 @@ class Records:
             return None
 
 
-def _text(record: Record) -> bytes:
+def _text(record: SetupRecord) -> bytes:
     content = {
         "state": record.state,
         "boot": record.boot,
@@ -170,12 +169,12 @@ def _text(record: Record) -> bytes:
     return json.dumps(content, separators=(",", ":")).encode()
 
 
-def _record(name: str, content: Any) -> Record:
+def _record(name: str, content: Any) -> SetupRecord:
     state, inode = content["state"], content["inode"]
     texts = (content["boot"], content["owner"], content["request"], *content["parts"])
-    if state not in get_args(State) or not all(isinstance(text, str) for text in texts):
+    if state not in get_args(SetupState) or not all(isinstance(text, str) for text in texts):
         raise ValueError(name)
-    return Record(
+    return SetupRecord(
         name,
         state,
         content["boot"],
@@ -193,4 +192,4 @@ def _record(name: str, content: Any) -> Record:
 
 
 def _unavailable(where: Path, error: OSError) -> Failed:
-    return Failed("RecordsUnavailable", f"records of warm setups cannot be kept at {where}: {error.strerror or error}")
+    return Failed("RecordsUnavailable", f"cannot store records of warm setups at {where}: {error.strerror or error}")

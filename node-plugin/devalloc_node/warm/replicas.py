@@ -12,7 +12,7 @@ from typing import Any
 from devalloc.api.decode import decode
 from devalloc_node.errors import Denied
 from devalloc_node.machine.spec import cpus_text
-from devalloc_node.names import shown
+from devalloc_node.model.names import shown
 from devalloc_node.warm.requests import ENVIRONMENTS, MAX_REPLICAS, MIN_REPLICAS, ReplicaRequest
 
 FUNCTION = "faas_function"
@@ -45,7 +45,7 @@ def number_of(request: ReplicaRequest, *, replicas: int | None = None, requests:
     if replicas is not None and not least <= replicas <= most:
         raise Denied(
             "ReplicaInvalid",
-            f"{replicas} replicas are asked for, and there may be {least} ({MIN_REPLICAS}) to {most} ({MAX_REPLICAS})",
+            f"replicas must be between {least} ({MIN_REPLICAS}) and {most} ({MAX_REPLICAS}), got {replicas}",
         )
     return least if replicas is None else replicas
 
@@ -56,23 +56,25 @@ def replicas_of(
     """The machines ``function-1`` to ``function-number``. Where there is an initrd the image is a disk that all of them
     read; else each has a copy of its own, which somebody makes before it starts. Raises Denied ``ReplicaInvalid``."""
     if number > MOST:
-        raise Denied("ReplicaInvalid", f"{number} replicas are more than a function can have here: {MOST} at most")
+        raise Denied("ReplicaInvalid", f"replicas of a function must be at most {MOST}, got {number}")
     if not _is_path(request.image):
         raise Denied(
             "ReplicaInvalid",
-            f"the image is {shown(request.image)}, and must be the absolute path of a disk image on the node: nothing "
-            "is fetched from registries",
+            f"the image must be the absolute path of a disk image on the node, not {shown(request.image)}: devalloc "
+            "does not pull from registries",
         )
     notes = list(request.notes)
     mib = request.size.memory // _MIB
     memory = -(-mib // _BLOCK) * _BLOCK
     if memory != mib:
-        notes.append(f"{mib} MiB of memory are rounded up to {memory}: machines have it in multiples of 2Mi")
+        notes.append(f"{mib} MiB of memory are rounded up to {memory}: machines need multiples of 2Mi")
     if request.credentials:
-        notes.append(f"{', '.join(request.credentials)}: not in the manifests, which others may read; the guest needs "
-                     "another way to them")  # fmt: skip
+        notes.append(
+            f"{', '.join(request.credentials)}: not in the manifests, which other users can read; give them "
+            "to the guest in another way"
+        )
     if request.interface:
-        notes.append(f"INET_DEV {request.interface} says nothing here: the guest's card is the one of its setup")
+        notes.append(f"INET_DEV {request.interface} has no effect: the guest's card is the one of its setup")
     manifests = []
     for each in range(1, number + 1):
         name = f"{function}-{each}"

@@ -1,7 +1,7 @@
-"""What a replica of a function is to be, read from the labels and the environment of its deployment.
+"""Read what a replica of a function should be from the labels and the environment of its deployment.
 
-Labels are those of OpenFaaS and of fcdaemon. Counts and sizes that are no such numbers are replaced by their defaults,
-as there, and that is told in ``notes``; anything else that is wrong is an error that says what is expected.
+Labels are those of OpenFaaS and of fcdaemon. As there, defaults replace counts and sizes that are not valid numbers;
+``notes`` reports it. Anything else that is wrong is an error that says what is expected.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import PurePosixPath
 
 from devalloc.scaling.resources import Resources
 from devalloc_node.errors import Denied
-from devalloc_node.names import shown
-from devalloc_node.warm.identifiers import is_identifier
+from devalloc_node.model.names import shown
+from devalloc_node.warm.setup import is_identifier
 
 MIN_REPLICAS, MAX_REPLICAS, ENVIRONMENTS = "com.openfaas.scale.min", "com.openfaas.scale.max", "execenvironment.count"
 CPU, MEMORY = "com.openfaas.cpu", "com.openfaas.memory"
@@ -63,19 +63,19 @@ def replica_request(labels: Mapping[str, str], environment: Mapping[str, str], i
     least, most = numbers[MIN_REPLICAS][0], numbers[MAX_REPLICAS][0]
     if least > most:
         default = "" if MAX_REPLICAS in labels and not numbers[MAX_REPLICAS][1] else " by default"
-        wrong.append(f"label {MIN_REPLICAS} is {least}, more than {MAX_REPLICAS}, which is {most}{default}")
-    kind = _said(labels, "VM_TYPE", "osv", is_identifier, "a word such as osv or linux", wrong)
+        wrong.append(f"label {MIN_REPLICAS} ({least}) must not exceed {MAX_REPLICAS}, which is {most}{default}")
+    kind = _label_text(labels, "VM_TYPE", "osv", is_identifier, "a word such as osv or linux", wrong)
     if not labels.get("KERNEL_IMAGE_PATH"):
         wrong.append("label KERNEL_IMAGE_PATH is missing: the path of the kernel that the replica boots")
     request = ReplicaRequest(
         image=_image(image, wrong),
-        kernel=_said(labels, "KERNEL_IMAGE_PATH", "", _is_path, _PATH, wrong),
+        kernel=_label_text(labels, "KERNEL_IMAGE_PATH", "", _is_path, _PATH, wrong),
         kernel_args=_kernel_args(kind, labels.get("KERNEL_ARGS"), environment, wrong),
         vm_type=kind,
-        initrd=_said(labels, "INITRD_PATH", "", _is_path, _PATH, wrong),
-        image_storage=_said(labels, "IMAGE_STORAGE", "/var/run/osv-storage", _is_path, _PATH, wrong),
-        interface=_said(labels, "INET_DEV", "", _is_interface, "the name of a network interface", wrong),
-        nameserver=_said(labels, "NAMESERVER", "8.8.8.8", _is_address, "an IP address", wrong),
+        initrd=_label_text(labels, "INITRD_PATH", "", _is_path, _PATH, wrong),
+        image_storage=_label_text(labels, "IMAGE_STORAGE", "/var/run/osv-storage", _is_path, _PATH, wrong),
+        interface=_label_text(labels, "INET_DEV", "", _is_interface, "the name of a network interface", wrong),
+        nameserver=_label_text(labels, "NAMESERVER", "8.8.8.8", _is_address, "an IP address", wrong),
         size=Resources(numbers[CPU][0] * 1000, numbers[MEMORY][0] * _MIB),
         min_replicas=least,
         max_replicas=most,
@@ -96,7 +96,7 @@ def number(labels: Mapping[str, str], label: str) -> tuple[int, str]:
         return default, ""
     if _NUMBER.fullmatch(text) and least <= int(text) <= _MOST:
         return int(text), ""
-    return default, f"label {label} is {shown(text)} and not a whole number of at least {least}: {default} holds"
+    return default, f"label {label} must be a whole number of at least {least}, not {shown(text)}: using {default}"
 
 
 def image_name(image: str) -> str:
@@ -125,7 +125,7 @@ def _is_address(text: str) -> bool:
     return True
 
 
-def _said(
+def _label_text(
     labels: Mapping[str, str],
     label: str,
     default: str,
@@ -136,29 +136,31 @@ def _said(
     """The label's text; its default where it is not there or empty."""
     text = labels.get(label) or default
     if text != default and not fits(text):
-        wrong.append(f"label {label} is {shown(text)}, and must be {expected}")
+        wrong.append(f"label {label} must be {expected}, not {shown(text)}")
     return text
 
 
 def _image(image: str, wrong: list[str]) -> str:
     name = image_name(image)
     if _WORD.fullmatch(name) is None:
-        wrong.append(f"the image is {shown(image)}, and must be a name without spaces")
+        wrong.append(f"the image must be a name without spaces, not {shown(image)}")
     return name
 
 
 def _kernel_args(kind: str, args: str | None, environment: Mapping[str, str], wrong: list[str]) -> str:
     """OSv reads its own options first, and takes the rest for the command; Linux has its arguments first."""
     if args is not None and not args.isprintable():
-        wrong.append(f"label KERNEL_ARGS is {shown(args)}, and must be one line")
+        wrong.append(f"label KERNEL_ARGS must be one line, not {shown(args)}")
     variables = []
     for name, value in sorted(environment.items()):
         if name in (KEY_ID, SECRET):
             continue
         if _VARIABLE.fullmatch(name) is None:
-            wrong.append(f"{shown(name)} is no name of a variable of the environment")
+            wrong.append(f"invalid name of an environment variable: {shown(name)}")
         elif value and _WORD.fullmatch(value) is None:  # and its value may be a secret
-            wrong.append(f"the variable {name} has spaces or control characters, which no kernel argument can have")
+            wrong.append(
+                f"the variable {name} has spaces or control characters, which a kernel argument cannot contain"
+            )
         variables.append(f"--env={name}={value}")
     own = ["--no-pci"] if args is None and kind == "osv" else (args or "").split()
     words = [*variables, *own] if kind == "osv" else [*own, *variables]
@@ -166,9 +168,9 @@ def _kernel_args(kind: str, args: str | None, environment: Mapping[str, str], wr
 
 
 def _credentials(environment: Mapping[str, str], wrong: list[str]) -> Mapping[str, str]:
-    found = {name: environment[name] for name in (KEY_ID, SECRET) if environment.get(name)}
-    if len(found) == 1:
-        there = next(iter(found))
+    credentials = {name: environment[name] for name in (KEY_ID, SECRET) if environment.get(name)}
+    if len(credentials) == 1:
+        there = next(iter(credentials))
         missing = SECRET if there == KEY_ID else KEY_ID
-        wrong.append(f"the environment has {there} and not {missing}; both, or neither")
-    return found
+        wrong.append(f"the environment has {there} but not {missing}; set both or neither")
+    return credentials

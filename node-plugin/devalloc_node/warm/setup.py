@@ -1,15 +1,47 @@
-"""What a warm setup is, and what an administrator says of the pool."""
+"""What a warm setup is, and what an administrator says of the pool.
+
+What setups, and all that is named after them, may be called.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import re
+import secrets
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from devalloc.api.virtualmachine import VirtualMachine
+from devalloc.api.virtual_machine import VirtualMachine
+from devalloc_node.errors import Denied
 from devalloc_node.machine.config import MachineConfig
-from devalloc_node.machine.home import TAP
-from devalloc_node.warm.identifiers import MOST, check_identifier
+from devalloc_node.machine.spec import TAP
+from devalloc_node.model.names import shown
+
+MAX_IDENTIFIER = 76
+"""Characters, as containerd has it: names of namespaces, folders and files follow from it, with room to spare."""
+_FORM = re.compile(r"[A-Za-z0-9]+([._-][A-Za-z0-9]+)*")
+_RANDOM_BYTES = 10
+
+
+def is_identifier(text: str) -> bool:
+    """Runs of letters and digits, joined by single dots, dashes or underscores: never a path, never two names."""
+    return len(text) <= MAX_IDENTIFIER and _FORM.fullmatch(text) is not None
+
+
+def check_identifier(what: str, text: str) -> None:
+    """Raises Denied ``IdentifierInvalid``. ``what`` it is the name of, for the message."""
+    if not is_identifier(text):
+        raise Denied(
+            "IdentifierInvalid",
+            f"the {what} must be letters and digits, with single dots, dashes or underscores between them, at most "
+            f"{MAX_IDENTIFIER} characters, not {shown(text)}",
+        )
+
+
+def new_identifier(prefix: str) -> str:
+    """One that was never used and never will be: 80 random bits after the prefix."""
+    return f"{prefix}-{secrets.token_hex(_RANDOM_BYTES)}"
+
 
 Inode = tuple[int, int]
 """Of a file, whatever its name: device and number. It tells namespaces apart."""
@@ -77,14 +109,16 @@ class WarmConfig:
     def __post_init__(self) -> None:
         """Raises Denied ``IdentifierInvalid``, ValueError."""
         check_identifier("prefix of warm setups", self.prefix)
-        if len(self.prefix) > MOST // 2:
-            raise ValueError(f"the prefix of warm setups has {len(self.prefix)} characters, {MOST // 2} at most")
+        if len(self.prefix) > MAX_IDENTIFIER // 2:
+            raise ValueError(
+                f"the prefix of warm setups must have at most {MAX_IDENTIFIER // 2} characters, got {len(self.prefix)}"
+            )
         if not 0 <= self.target <= self.most:
-            raise ValueError(f"{self.target} warm setups cannot be kept ready where there are {self.most} at most")
+            raise ValueError(f"ready warm setups must be at most the maximum of {self.most}, got {self.target}")
         if self.vcpus_per_cpu is not None and self.vcpus_per_cpu < 1:
-            raise ValueError(f"{self.vcpus_per_cpu} vCPUs for each CPU are none; 1 at least")
+            raise ValueError(f"vCPUs per CPU must be at least 1, got {self.vcpus_per_cpu}")
         if self.workers < 1:
-            raise ValueError(f"{self.workers} workers make no setup; 1 at least")
+            raise ValueError(f"workers must be at least 1, got {self.workers}")
 
     @property
     def paused(self) -> MachineConfig:

@@ -1,13 +1,13 @@
 """The independent judge of the solver's answers.
 
-It runs on every answer before that is returned (settled L3) and shares no code with the stages that found it: plain
-loops over exact integers, one function per rule of claim-semantics. It is given valid objects. What makes objects
-invalid *together* (pools that share a name on one node, classes or claims of one name) and expressions that are invalid
-it finds itself. Configuration objects (``ConfigNotFound``) are not its concern.
+It runs on every answer before that is returned (settled L3) and shares no code with the stages that computed it: plain
+loops over exact integers, one function per rule of claim-semantics. Its input is valid objects. It detects by
+itself objects that are invalid *together* (pools that share a name on one node, classes or claims of one name), and
+invalid expressions. Configuration objects (``ConfigNotFound``) are not its concern.
 
-Where the rules leave a choice, every choice is right here:
+If the rules leave a choice, the check accepts every choice:
 
-- a held amount that is no multiple of the block size any more counts as it is, not rounded up;
+- an allocated amount that is no longer a multiple of the block size counts as it is, not rounded up;
 - a device that is already held adds nothing to S12 and S12a, so another share of it is judged by its capacity alone;
 - a group whose members all have network devices only may be on any node or on none.
 """
@@ -18,21 +18,34 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from devalloc.api.claim import DeviceClaim, DeviceClaimStatus
-from devalloc.api.deviceclass import DeviceClass
+from devalloc.api.device_class import DeviceClass
 from devalloc.api.pool import DevicePool
 from devalloc_solver.check.answer import Answer, MalformedAnswer, read_answer, recorded_grants
-from devalloc_solver.check.asked import Specs
-from devalloc_solver.check.catalogue import Catalogue
-from devalloc_solver.check.claim import new_uses
-from devalloc_solver.check.fleet import Fleet
+from devalloc_solver.check.cel_results import CelResults
+from devalloc_solver.check.claim import check_new_claim
+from devalloc_solver.check.classes import ClassCatalogue
 from devalloc_solver.check.group import group_violations
-from devalloc_solver.check.held import LeftOut, echo_violations, held_uses, left_out_uses
-from devalloc_solver.check.judge import Judge
-from devalloc_solver.check.objective import Level, Objective, objective
-from devalloc_solver.check.use import Account, Use, conflicts
-from devalloc_solver.check.verdicts import Verdicts
+from devalloc_solver.check.incremental import IncrementalChecker
+from devalloc_solver.check.objective import GoalValues, PriorityLevel, goal_values
+from devalloc_solver.check.pools import KnownPools
+from devalloc_solver.check.prior_allocations import (
+    RejectedClaimView,
+    allocated_uses,
+    rejected_claim_uses,
+    unchanged_violations,
+)
+from devalloc_solver.check.specs import SpecCache
+from devalloc_solver.check.usage import CheckedUse, UsageAccount, conflicts
 
-__all__ = ["Judge", "LeftOut", "Level", "Objective", "Verdicts", "check", "objective"]
+__all__ = [
+    "CelResults",
+    "GoalValues",
+    "IncrementalChecker",
+    "PriorityLevel",
+    "RejectedClaimView",
+    "check",
+    "goal_values",
+]
 
 Key = tuple[str, str]
 """(namespace, name)"""
@@ -44,8 +57,8 @@ def check(
     claims: Iterable[DeviceClaim],
     answers: Sequence[object],
     *,
-    verdicts: Verdicts | None = None,
-    left_out: Iterable[LeftOut] = (),
+    verdicts: CelResults | None = None,
+    left_out: Iterable[RejectedClaimView] = (),
 ) -> list[str]:
     """Everything that is wrong with `answers` (the ``claims`` of ``solve_manifests``); [] when they are right.
 
@@ -56,35 +69,37 @@ def check(
     count = Counter(claim.key for claim in claims)
     valid = {claim.key: claim for claim in claims if count[claim.key] == 1}
     invalid = [claim for claim in left_out if claim.key not in valid]
-    fleet = Fleet(pools)
-    catalogue = Catalogue(classes, Verdicts() if verdicts is None else verdicts)
-    specs = Specs(catalogue)
+    fleet = KnownPools(pools)
+    verdicts = CelResults() if verdicts is None else verdicts
+    verdicts.begin_call()
+    catalogue = ClassCatalogue(classes, verdicts)
+    specs = SpecCache(catalogue)
 
-    account = Account()
+    account = UsageAccount()
     for holder in claims:
         if holder.is_allocated:
-            account.add(held_uses(holder, fleet, catalogue))
+            account.add(allocated_uses(holder, fleet, catalogue))
     for each in invalid:
-        account.add(left_out_uses(each, fleet))
-    uses: list[Use] = []
+        account.add(rejected_claim_uses(each, fleet))
+    uses: list[CheckedUse] = []
     given, violations = _read(answers)
     allocated: dict[Key, Answer] = {}
     for answer in given:
         key, claim = answer.key, valid.get(answer.key)
-        found: list[str] = []
+        sentences: list[str] = []
         if claim is not None and claim.is_allocated:
-            found += echo_violations(claim, answer, fleet)
+            sentences += unchanged_violations(claim, answer, fleet)
         elif not answer.allocated:
-            found += ["is not allocated, and has allocations (S18)"] if answer.grants else []
+            sentences += ["is not allocated, and has allocations (S18)"] if answer.grants else []
         elif claim is None:
-            found += _invalid_violations(answer, [each.status for each in invalid if each.key == key])
+            sentences += _invalid_violations(answer, [each.status for each in invalid if each.key == key])
         elif claim.is_deleting:
-            found.append("is being deleted, and has been allocated (S18)")
+            sentences.append("is being deleted, and has been allocated (S18)")
         else:
             allocated[key] = answer
-            taken, found = new_uses(claim, answer, fleet, specs)
+            taken, sentences = check_new_claim(claim, answer, fleet, specs)
             uses += taken
-        violations += [f"{'/'.join(key)}: {sentence}" for sentence in found]
+        violations += [f"{'/'.join(key)}: {sentence}" for sentence in sentences]
     times = Counter(answer.key for answer in given)
     for key in valid:
         if times[key] != 1:

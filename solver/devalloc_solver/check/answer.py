@@ -20,7 +20,7 @@ class MalformedAnswer(ValueError):
     """An answer that is not of the form that settled L2 gives it."""
 
 
-class Grant(NamedTuple):
+class AnsweredDevice(NamedTuple):
     """One entry of allocations: a device, and amounts in nano units when it is a share."""
 
     pool: str
@@ -35,7 +35,7 @@ class Answer(NamedTuple):
     name: str
     allocated: bool
     node: str | None
-    grants: list[Grant]
+    grants: list[AnsweredDevice]
     one_of: list[int | None] | None
     annotations: Mapping[str, str]
 
@@ -50,7 +50,9 @@ class Answer(NamedTuple):
             raise MalformedAnswer(f"the annotation {meta.ALLOCATION_DETAILS} is missing (S18)")
         indexes = _detail_indexes(text)
         if len(indexes) != len(self.grants):
-            raise MalformedAnswer(f"the annotation {meta.ALLOCATION_DETAILS} has not one index per allocation (S18)")
+            raise MalformedAnswer(
+                f"the annotation {meta.ALLOCATION_DETAILS} does not have one index per allocation (S18)"
+            )
         return indexes
 
 
@@ -71,39 +73,39 @@ def read_answer(content: object) -> Answer:
         raise MalformedAnswer(f"{where}: allocations is not a list")
     annotations = content.get("annotations") or {}
     if not isinstance(annotations, Mapping):
-        raise MalformedAnswer(f"{where}: annotations is not a map of texts")
+        raise MalformedAnswer(f"{where}: annotations is not a map of strings")
     for value in annotations.values():
         if not isinstance(value, str):
-            raise MalformedAnswer(f"{where}: annotations is not a map of texts")
+            raise MalformedAnswer(f"{where}: annotations is not a map of strings")
     return Answer(
         namespace=namespace,
         name=name,
         allocated=bool(content["allocated"]),
         node=node,
         grants=[_grant(grant, where, index) for index, grant in enumerate(grants)],
-        one_of=_one_of(content.get("oneOf"), where),
+        one_of=_read_one_of(content.get("oneOf"), where),
         annotations={**annotations},
     )
 
 
-def recorded_grants(status: DeviceClaimStatus | None) -> list[Grant]:
+def recorded_grants(status: DeviceClaimStatus | None) -> list[AnsweredDevice]:
     """The grants that a status records (S18)."""
     grants = []
     for entry in status.allocations if status is not None else []:
         amounts: dict[str, int] = {}
         for amount in entry.allocations:
             amounts[amount.name] = amounts.get(amount.name, 0) + amount.allocation.nano
-        grants.append(Grant(entry.device_pool_name, entry.device_name, amounts))
+        grants.append(AnsweredDevice(entry.device_pool_name, entry.device_name, amounts))
     return grants
 
 
-def _grant(content: object, of: str, index: int) -> Grant:
+def _grant(content: object, of: str, index: int) -> AnsweredDevice:
     if type(content) is not dict and not isinstance(content, Mapping):
         raise MalformedAnswer(f"{of}: allocations[{index}] is not a map")
     pool, device, listed = content.get("devicePoolName"), content.get("deviceName"), content.get("allocations")
     if not isinstance(pool, str) or not isinstance(device, str):
         raise MalformedAnswer(f"{of}: allocations[{index}] does not name a pool and a device (S18)")
-    return Grant(pool, device) if listed is None else Grant(pool, device, _amounts(listed, of, index))
+    return AnsweredDevice(pool, device) if listed is None else AnsweredDevice(pool, device, _amounts(listed, of, index))
 
 
 def _amounts(listed: object, of: str, index: int) -> dict[str, int]:
@@ -124,7 +126,7 @@ def _amounts(listed: object, of: str, index: int) -> dict[str, int]:
     return amounts
 
 
-def _one_of(content: object, where: str) -> list[int | None] | None:
+def _read_one_of(content: object, where: str) -> list[int | None] | None:
     if content is None:
         return None
     # Not isinstance: True would pass for the index 1.
@@ -143,7 +145,7 @@ def _detail_indexes(text: str) -> tuple[DetailIndex, ...]:
     except (ValueError, RecursionError):
         raise MalformedAnswer(f"the annotation {meta.ALLOCATION_DETAILS} is not JSON (S18)") from None
     if not isinstance(indexes, list):
-        raise MalformedAnswer(f"the annotation {meta.ALLOCATION_DETAILS} has not one index per allocation (S18)")
+        raise MalformedAnswer(f"the annotation {meta.ALLOCATION_DETAILS} does not have one index per allocation (S18)")
     return tuple(_detail_index(index) for index in indexes)
 
 

@@ -6,21 +6,23 @@ from collections.abc import Sequence
 
 from devalloc.api import meta
 from devalloc.api.claim import DeviceClaim
-from devalloc_solver.cel import BudgetExceeded
+from devalloc_solver.cel.devmgmt import BudgetExceeded
 from devalloc_solver.check.answer import Answer, DetailIndex, MalformedAnswer
-from devalloc_solver.check.asked import Specs
-from devalloc_solver.check.detail import detail_violations, disagreements
-from devalloc_solver.check.fleet import Fleet, PooledDevice
-from devalloc_solver.check.use import Use
+from devalloc_solver.check.detail import detail_violations, mismatched_attributes
+from devalloc_solver.check.pools import CheckedDevice, KnownPools
+from devalloc_solver.check.specs import SpecCache
+from devalloc_solver.check.usage import CheckedUse
 
 
-def new_uses(claim: DeviceClaim, answer: Answer, fleet: Fleet, specs: Specs) -> tuple[list[Use], list[str]]:
+def check_new_claim(
+    claim: DeviceClaim, answer: Answer, fleet: KnownPools, specs: SpecCache
+) -> tuple[list[CheckedUse], list[str]]:
     """What a newly allocated claim takes from others, and what is wrong with it, as sentences without its name."""
-    asked = specs.asked(claim.spec)
-    if asked.flaw:
-        return [], [f"cannot be allocated, {asked.flaw}"]
+    spec_terms = specs.terms_of(claim.spec)
+    if spec_terms.flaw:
+        return [], [f"cannot be allocated, {spec_terms.flaw}"]
     try:
-        choice, details = asked.choose(answer.one_of), answer.details()
+        choice, details = spec_terms.choose(answer.one_of), answer.details()
     except MalformedAnswer as error:
         return [], [str(error)]
     terms = choice.terms
@@ -29,9 +31,9 @@ def new_uses(claim: DeviceClaim, answer: Answer, fleet: Fleet, specs: Specs) -> 
     noted = answer.annotations.get(meta.ALLOCATED_NODE)
     if noted != node:
         wrong.append(f"the annotation {meta.ALLOCATED_NODE} says {noted}, and the node is {node} (S2)")
-    uses: dict[DetailIndex, list[Use]] = {}
-    devices: list[PooledDevice] = []
-    taken: list[Use] = []
+    uses: dict[DetailIndex, list[CheckedUse]] = {}
+    devices: list[CheckedDevice] = []
+    taken: list[CheckedUse] = []
     user = "/".join(claim.key) + ": "
     for grant, index in zip(answer.grants, details, strict=True):
         pooled = fleet.find(node, grant.pool, grant.device)
@@ -40,7 +42,7 @@ def new_uses(claim: DeviceClaim, answer: Answer, fleet: Fleet, specs: Specs) -> 
             wrong.append(f"device {grant.pool}/{grant.device} does not exist or is not reached from {reach} (S7)")
         elif index in terms:
             term = terms[index]
-            use = Use(pooled, user + term.label, grant.amounts)
+            use = CheckedUse(pooled, user + term.label, grant.amounts)
             devices.append(pooled)
             uses.setdefault(index, []).append(use)
             if not term.is_admin:
@@ -53,11 +55,11 @@ def new_uses(claim: DeviceClaim, answer: Answer, fleet: Fleet, specs: Specs) -> 
     except BudgetExceeded:
         wrong.append("cannot be allocated, its expressions are too costly (S6)")
     if claim.spec.match_attributes:
-        wrong += disagreements(claim.spec.match_attributes, devices)
+        wrong += mismatched_attributes(claim.spec.match_attributes, devices)
     return taken, wrong
 
 
-def _node_violations(claim: DeviceClaim, answer: Answer, devices: Sequence[PooledDevice]) -> list[str]:
+def _node_violations(claim: DeviceClaim, answer: Answer, devices: Sequence[CheckedDevice]) -> list[str]:
     pin = claim.pinned_node
     if pin is not None:
         return [] if answer.node == pin else [f"is pinned to node {pin}, and is answered on {answer.node} (S7)"]

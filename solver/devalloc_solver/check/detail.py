@@ -1,4 +1,4 @@
-"""The rules for the devices of one claim detail, whoever else holds devices."""
+"""The rules for the devices of one claim detail, without regard to other owners."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from devalloc.api.claim import COUNT, DeviceClaimDetail
 from devalloc.api.quantity import NANO, ONE, Quantity
-from devalloc_solver.check.asked import Term
-from devalloc_solver.check.fleet import Fleet, PooledDevice
-from devalloc_solver.check.use import Use
+from devalloc_solver.check.pools import CheckedDevice, KnownPools
+from devalloc_solver.check.specs import RequestTerms
+from devalloc_solver.check.usage import CheckedUse
 
 
-def detail_violations(term: Term, uses: Sequence[Use], node: str | None, fleet: Fleet) -> Iterator[str]:
+def detail_violations(
+    term: RequestTerms, uses: Sequence[CheckedUse], node: str | None, fleet: KnownPools
+) -> Iterator[str]:
     """What is wrong with the devices of a detail, as sentences without their subject. Raises BudgetExceeded."""
     detail = term.detail
     if not uses:
@@ -30,18 +32,18 @@ def detail_violations(term: Term, uses: Sequence[Use], node: str | None, fleet: 
         if refusal is not None:
             yield f"device {pooled} {refusal}"
     if term.number is not None and term.number[0] <= count <= term.number[1]:
-        yield from _no_amounts(uses)
+        yield from _amount_free_violations(uses)
     elif term.is_admin:
-        yield from _admin(term, uses, node, fleet)
+        yield from _admin_violations(term, uses, node, fleet)
     elif COUNT in detail.requests or not detail.requests:
-        yield from _whole(detail, uses)
+        yield from _whole_device_violations(detail, uses)
     else:
-        yield from _shares(detail, uses)
+        yield from _share_violations(detail, uses)
     if detail.match_attributes:
-        yield from disagreements(detail.match_attributes, devices)
+        yield from mismatched_attributes(detail.match_attributes, devices)
 
 
-def disagreements(names: Iterable[str], devices: Sequence[PooledDevice]) -> Iterator[str]:
+def mismatched_attributes(names: Iterable[str], devices: Sequence[CheckedDevice]) -> Iterator[str]:
     """The attributes that not all devices have with one value; types count (S15, S3)."""
     for name in names:
         without = [pooled for pooled in devices if name not in pooled.attributes]
@@ -55,10 +57,12 @@ def disagreements(names: Iterable[str], devices: Sequence[PooledDevice]) -> Iter
                 break
 
 
-def _admin(term: Term, uses: Sequence[Use], node: str | None, fleet: Fleet) -> Iterator[str]:
+def _admin_violations(
+    term: RequestTerms, uses: Sequence[CheckedUse], node: str | None, fleet: KnownPools
+) -> Iterator[str]:
     detail = term.detail
-    yield from _no_amounts(uses)
-    yield from _count(detail, uses, exact=True)
+    yield from _amount_free_violations(uses)
+    yield from _count_violations(detail, uses, exact=True)
     if COUNT in detail.requests:
         return
     taken = {use.pooled.key for use in uses}
@@ -67,9 +71,9 @@ def _admin(term: Term, uses: Sequence[Use], node: str | None, fleet: Fleet) -> I
             yield f"device {pooled} matches, and an admin detail without a count gets all (S14)"
 
 
-def _whole(detail: DeviceClaimDetail, uses: Sequence[Use]) -> Iterator[str]:
-    yield from _no_amounts(uses)
-    yield from _count(detail, uses)
+def _whole_device_violations(detail: DeviceClaimDetail, uses: Sequence[CheckedUse]) -> Iterator[str]:
+    yield from _amount_free_violations(uses)
+    yield from _count_violations(detail, uses)
     for name in sorted((detail.requests.keys() | detail.limits.keys()) - {COUNT}):
         total = sum(use.pooled.usable(name) for use in uses)
         if name in detail.requests and total < detail.requests[name].nano:
@@ -78,8 +82,8 @@ def _whole(detail: DeviceClaimDetail, uses: Sequence[Use]) -> Iterator[str]:
             yield f"{_text(total)} {name} is more than the limit of {detail.limits[name]} (S10)"
 
 
-def _shares(detail: DeviceClaimDetail, uses: Sequence[Use]) -> Iterator[str]:
-    yield from _count(detail, uses)
+def _share_violations(detail: DeviceClaimDetail, uses: Sequence[CheckedUse]) -> Iterator[str]:
+    yield from _count_violations(detail, uses)
     for use in uses:
         if not use.amounts:
             yield f"the share of device {use.pooled} has no amounts (S10)"
@@ -92,12 +96,12 @@ def _shares(detail: DeviceClaimDetail, uses: Sequence[Use]) -> Iterator[str]:
             elif amount <= 0:
                 yield f"device {use.pooled} gives {_text(amount)} {name}: an entry is more than zero (S11)"
             elif amount % resource.block.nano:
-                yield f"{_text(amount)} {name} of device {use.pooled} is no multiple of {resource.block} (S11)"
+                yield f"{_text(amount)} {name} of device {use.pooled} is not a multiple of {resource.block} (S11)"
     for name, request in detail.requests.items():
         yield from _shared_total(name, request, detail.limits.get(name), uses)
 
 
-def _shared_total(name: str, request: Quantity, limit: Quantity | None, uses: Sequence[Use]) -> Iterator[str]:
+def _shared_total(name: str, request: Quantity, limit: Quantity | None, uses: Sequence[CheckedUse]) -> Iterator[str]:
     givers = [use for use in uses if name in use.amounts and name in use.pooled.resources]
     total = sum(use.amounts[name] for use in givers)
     if total < request.nano:
@@ -111,22 +115,22 @@ def _shared_total(name: str, request: Quantity, limit: Quantity | None, uses: Se
         yield f"{_text(total)} {name} is more than the limit of {limit}, rounding to blocks included (S9)"
 
 
-def _no_amounts(uses: Sequence[Use]) -> Iterator[str]:
+def _amount_free_violations(uses: Sequence[CheckedUse]) -> Iterator[str]:
     for use in uses:
         if use.amounts:
             yield f"device {use.pooled} is not shared here and still has amounts (S10)"
 
 
-def _count(detail: DeviceClaimDetail, uses: Sequence[Use], *, exact: bool = False) -> Iterator[str]:
+def _count_violations(detail: DeviceClaimDetail, uses: Sequence[CheckedUse], *, exact: bool = False) -> Iterator[str]:
     """The number of devices lies between the request (S8) and the limit (S9); `exact` leaves no room above (S14)."""
     count = len({use.pooled for use in uses})
-    asked, cap = detail.requests.get(COUNT), detail.limits.get(COUNT)
-    if asked is not None and (cap is None or exact):
-        cap = asked
+    request, cap = detail.requests.get(COUNT), detail.limits.get(COUNT)
+    if request is not None and (cap is None or exact):
+        cap = request
     elif cap is None and not detail.requests and not exact:
         cap = ONE
-    if asked is not None and count * NANO < asked.nano:
-        yield f"has {count} devices, and {asked} are requested (S8)"
+    if request is not None and count * NANO < request.nano:
+        yield f"has {count} devices, and {request} are requested (S8)"
     if cap is not None and count * NANO > cap.nano:
         yield f"has {count} devices, and may have {cap} (S9)"
 

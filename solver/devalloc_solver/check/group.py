@@ -1,4 +1,4 @@
-"""Claims that belong together: one node, all or none (S7)."""
+"""Claims that belong together: one node, all or nothing (S7)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 
 from devalloc.api.claim import DeviceClaim
 from devalloc_solver.check.answer import Answer, recorded_grants
-from devalloc_solver.check.detail import disagreements
-from devalloc_solver.check.fleet import Fleet, PooledDevice
-from devalloc_solver.check.held import held_node
+from devalloc_solver.check.detail import mismatched_attributes
+from devalloc_solver.check.pools import CheckedDevice, KnownPools
+from devalloc_solver.check.prior_allocations import allocated_node
 
 GroupKey = tuple[str, str]
 """(namespace, value of the group annotation)"""
@@ -18,7 +18,7 @@ GroupKey = tuple[str, str]
 def group_violations(
     claims: Iterable[DeviceClaim],
     allocated: Mapping[tuple[str, str], Answer],
-    fleet: Fleet,
+    fleet: KnownPools,
     failed: Set[GroupKey],
 ) -> Iterator[str]:
     """What the new allocations (`allocated`, by claim) break of their groups."""
@@ -37,19 +37,19 @@ def group_violations(
             yield f"{name}: {new[0].metadata.name} is allocated without {', '.join(missing)} (S7)"
         if key in failed:
             yield f"{name}: {new[0].metadata.name} is allocated although a member is invalid (S7)"
-        yield from _one_node(name, members, new, allocated, fleet)
-        yield from _agreement(name, members, allocated, fleet)
+        yield from _node_violations(name, members, new, allocated, fleet)
+        yield from _agreement_violations(name, members, allocated, fleet)
 
 
-def _one_node(
+def _node_violations(
     name: str,
     members: Iterable[DeviceClaim],
     new: Iterable[DeviceClaim],
     allocated: Mapping[tuple[str, str], Answer],
-    fleet: Fleet,
+    fleet: KnownPools,
 ) -> Iterator[str]:
     nodes = {claim.metadata.name: allocated[claim.key].node for claim in new}
-    held = {claim.metadata.name: held_node(claim, fleet) for claim in members if claim.is_allocated}
+    held = {claim.metadata.name: allocated_node(claim, fleet) for claim in members if claim.is_allocated}
     fixed = {claim: node for claim, node in held.items() if node is not None}
     if len({*nodes.values(), *fixed.values()}) > 1:
         listed = ", ".join(f"{claim} on {node}" for claim, node in {**nodes, **fixed}.items())
@@ -60,24 +60,24 @@ def _one_node(
             yield f"{name}: {claim} is on node {node}, which does not exist (S7)"
 
 
-def _agreement(
-    name: str, members: Iterable[DeviceClaim], allocated: Mapping[tuple[str, str], Answer], fleet: Fleet
+def _agreement_violations(
+    name: str, members: Iterable[DeviceClaim], allocated: Mapping[tuple[str, str], Answer], fleet: KnownPools
 ) -> Iterator[str]:
     """An attribute that members name has one value on all devices of these members (S15 across claims)."""
-    bound: dict[str, list[PooledDevice]] = defaultdict(list)
-    asked = {attribute for claim in members if claim.key in allocated for attribute in claim.group_match}
+    bound: dict[str, list[CheckedDevice]] = defaultdict(list)
+    attributes = {attribute for claim in members if claim.key in allocated for attribute in claim.group_match}
     for claim in members:
         for attribute in claim.group_match:
-            if attribute not in asked:
+            if attribute not in attributes:
                 continue  # nothing new was to agree: what is held stays
             if claim.key in allocated:
                 answer = allocated[claim.key]
-                found = (fleet.find(answer.node, grant.pool, grant.device) for grant in answer.grants)
-                bound[attribute] += [device for device in found if device is not None]
+                pooled = (fleet.find(answer.node, grant.pool, grant.device) for grant in answer.grants)
+                bound[attribute] += [device for device in pooled if device is not None]
             else:
-                node = held_node(claim, fleet)
+                node = allocated_node(claim, fleet)
                 for grant in recorded_grants(claim.status):
                     bound[attribute] += fleet.find_held(node, grant.pool, grant.device)
     for attribute, devices in bound.items():
-        for sentence in disagreements([attribute], devices):
+        for sentence in mismatched_attributes([attribute], devices):
             yield f"{name}: {sentence}"

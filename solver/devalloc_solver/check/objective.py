@@ -10,11 +10,11 @@ from devalloc.api.claim import DeviceClaim
 from devalloc.api.meta import parse_time
 from devalloc.api.pool import DevicePool
 from devalloc_solver.check.answer import Answer, MalformedAnswer, read_answer
-from devalloc_solver.check.fleet import Fleet
+from devalloc_solver.check.pools import KnownPools
 
 
 @dataclass(frozen=True)
-class Level:
+class PriorityLevel:
     """Goal 1 at one priority: which of its pending claims are satisfied, in membership order."""
 
     priority: int
@@ -26,10 +26,10 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Objective:
+class GoalValues:
     """Goals 1 to 4 of S17 over the claims that are answered now; those that came in allocated stand outside (S18)."""
 
-    levels: tuple[Level, ...]
+    levels: tuple[PriorityLevel, ...]
     """Highest priority first."""
     one_of: tuple[int, ...]
     """The chosen alternatives of the satisfied claims."""
@@ -37,7 +37,7 @@ class Objective:
     devices: int
 
 
-def objective(pools: Iterable[DevicePool], claims: Iterable[DeviceClaim], answers: Sequence[object]) -> Objective:
+def goal_values(pools: Iterable[DevicePool], claims: Iterable[DeviceClaim], answers: Sequence[object]) -> GoalValues:
     """The goal values of an answer that ``check`` finds right; malformed answers count as unsatisfied."""
     satisfied: dict[tuple[str, str], Answer] = {}
     for content in answers:
@@ -51,7 +51,7 @@ def objective(pools: Iterable[DevicePool], claims: Iterable[DeviceClaim], answer
     members: dict[int, list[bool]] = {}
     chosen: list[int] = []
     devices: set[tuple[str, str, str]] = set()
-    fleet = Fleet(pools)
+    fleet = KnownPools(pools)
     for claim in pending:
         own = satisfied.get(claim.key)
         members.setdefault(claim.priority, []).append(own is not None)
@@ -62,8 +62,8 @@ def objective(pools: Iterable[DevicePool], claims: Iterable[DeviceClaim], answer
             pooled = fleet.find(own.node, grant.pool, grant.device)
             if pooled is not None:
                 devices.add(pooled.key)
-    return Objective(
-        levels=tuple(Level(priority, tuple(vector)) for priority, vector in members.items()),
+    return GoalValues(
+        levels=tuple(PriorityLevel(priority, tuple(vector)) for priority, vector in members.items()),
         one_of=tuple(chosen),
         pools=len({device[:2] for device in devices}),
         devices=len(devices),

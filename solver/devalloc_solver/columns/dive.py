@@ -1,33 +1,33 @@
-"""From a fractional solution to a whole one: fix what is whole, some of the rest, and solve what is left again."""
+"""Diving: round a fractional solution to an integer one by fixing columns and solving again."""
 
 from __future__ import annotations
 
 import time
 
-from devalloc_solver.columns.master import EPSILON, Program
+from devalloc_solver.columns.master_problem import EPSILON, MasterProgram
 from devalloc_solver.columns.packing import Packing
 
 DECIDED_FIRST = 0.3
 """How much nearer to one a column counts that has claims of priorities that are decided: they must not be lost."""
 ROUNDS = 6
 """Rounds of column generation for what is left each time."""
-MOST_DIVES = 40
+MAX_DIVES = 40
 
 
-def dive(program: Program, *, part: int, ends: float | None) -> Packing:
+def dive(program: MasterProgram, *, part: int, ends: float | None) -> Packing:
     """A packing near the last solution of a program, which is shrunk to what is left then.
 
     ``part``: one in so many of the columns that are not whole is rounded up in each round.
     """
     packing = Packing.empty(program.board, program.supply)
-    for _ in range(MOST_DIVES):
+    for _ in range(MAX_DIVES):
         if not _fix(program, packing, part) or (ends is not None and time.monotonic() > ends):
             break
         program.solve(rounds=ROUNDS, ends=ends)
     return packing
 
 
-def _fix(program: Program, packing: Packing, part: int) -> int:
+def _fix(program: MasterProgram, packing: Packing, part: int) -> int:
     """Fix some columns; returns how many."""
     supply, wanted, floors = program.supply.copy(), list(program.wanted), dict(program.floors)
     fixed = 0

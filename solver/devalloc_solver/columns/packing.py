@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from devalloc_solver.columns.board import Board
-from devalloc_solver.columns.geometry import Ints
-from devalloc_solver.columns.network import Network, User
+from devalloc_solver.columns.node_geometry import Ints
+from devalloc_solver.columns.state_network import Network, User
+from devalloc_solver.columns.state_space import StateSpace
 
 Step = tuple[User | None, int]
 """What is taken in (None for the opening of a card), and the state that the bin is in then."""
@@ -24,7 +24,7 @@ Path = tuple[int, tuple[Step, ...]]
 class Packing:
     """A solution that can still grow."""
 
-    board: Board
+    board: StateSpace
     free: Ints
     """state -> bins that are in it now"""
     gone: Ints
@@ -34,11 +34,11 @@ class Packing:
     taken: dict[User, int] = field(default_factory=dict)
 
     @classmethod
-    def empty(cls, board: Board, supply: Ints) -> Packing:
+    def empty(cls, board: StateSpace, supply: Ints) -> Packing:
         return cls(board, supply.copy(), np.zeros_like(supply))
 
     def copy(self) -> Packing:
-        paths = {state: list(found) for state, found in self.paths.items()}
+        paths = {state: list(through) for state, through in self.paths.items()}
         return Packing(self.board, self.free.copy(), self.gone.copy(), paths, dict(self.taken))
 
     def step(self, source: int, user: User | None, target: int) -> None:
@@ -82,18 +82,18 @@ class Packing:
 
     def counts(self) -> list[int]:
         """kind -> how many are in"""
-        found = [0] * len(self.board.kinds)
+        counts = [0] * len(self.board.kinds)
         for (kind, _), count in self.taken.items():
-            found[kind] += count
-        return found
+            counts[kind] += count
+        return counts
 
     def satisfied(self) -> dict[int, int]:
         """priority -> claims that are in, highest first"""
-        found = dict.fromkeys(self.board.priorities, 0)
+        satisfied = dict.fromkeys(self.board.priorities, 0)
         for kind, count in enumerate(self.counts()):
             for priority, claims in self.board.kinds[kind].claims.items():
-                found[priority] += claims * count
-        return found
+                satisfied[priority] += claims * count
+        return satisfied
 
     def ranks(self) -> int:
         """The sum of the chosen alternatives (S17, goal 2)."""
@@ -101,7 +101,7 @@ class Packing:
 
 
 @dataclass(slots=True, eq=False)
-class Choices:
+class PackingChoices:
     """For each way, every state that can take it in, best first: what is lost by it is least."""
 
     sources: dict[User, Ints]
@@ -114,7 +114,7 @@ class Choices:
     """positions in these, with most room first"""
 
     @classmethod
-    def by_loss(cls, board: Board, worth: Ints) -> Choices:
+    def by_loss(cls, board: StateSpace, worth: Ints) -> PackingChoices:
         """``worth``: state (and one more, of none) -> what it is still good for, in any unit."""
         network = board.network
         loss = worth[network.source] - worth[network.target] - worth[network.inner]
@@ -129,7 +129,7 @@ class Choices:
         opening: dict[int, list[int]] = {}
         for arc in best[network.inner[best] < network.states].tolist():
             opening.setdefault(int(network.inner[arc]), []).append(arc)
-        found: dict[User, list[tuple[Ints, Ints, Ints, Ints, Ints]]] = {}
+        by_user: dict[User, list[tuple[Ints, Ints, Ints, Ints, Ints]]] = {}
         for label, users in enumerate(network.users):
             if not users:
                 continue
@@ -142,9 +142,9 @@ class Choices:
                 same = np.full(len(via), card), np.full(len(via), network.target[arc])
                 entries.append((loss[via] + loss[arc], network.source[via], network.target[via], *same))
             for user in users:
-                found.setdefault(user, []).extend(entries)
+                by_user.setdefault(user, []).extend(entries)
         choices = cls({}, {}, {}, {}, {})
-        for user, entries in found.items():
+        for user, entries in by_user.items():
             costs, sources, targets, cards, insides = (np.concatenate(column) for column in zip(*entries, strict=True))
             order = np.lexsort((sources, cards, network.weight[sources], costs))
             choices.sources[user], choices.targets[user] = sources[order], targets[order]
@@ -153,9 +153,9 @@ class Choices:
         return choices
 
 
-def fill(
+def fill_packing(
     packing: Packing,
-    choices: Choices,
+    choices: PackingChoices,
     order: Iterable[int],
     wanted: Sequence[int],
     *,
@@ -174,17 +174,17 @@ def fill(
         for way in sorted(range(len(ways)), key=lambda way: ways[way].devices) if frugal else range(len(ways)):
             if left <= 0:
                 break
-            left -= _fill(packing, choices, (kind, way), left, compact)
+            left -= _fill_kind(packing, choices, (kind, way), left, compact)
 
 
-def _fill(packing: Packing, choices: Choices, user: User, wanted: int, compact: bool) -> int:
+def _fill_kind(packing: Packing, choices: PackingChoices, user: User, wanted: int, compact: bool) -> int:
     """How many went in."""
     sources = choices.sources.get(user)
     if sources is None or not len(sources):
         return 0
     targets, cards, insides = choices.targets[user], choices.cards[user], choices.insides[user]
     for done in range(wanted):
-        first = _first(packing, choices, user, sources, compact)
+        first = _best_choice(packing, choices, user, sources, compact)
         if first is None:
             return done
         source, target, card = int(sources[first]), int(targets[first]), int(cards[first])
@@ -196,7 +196,7 @@ def _fill(packing: Packing, choices: Choices, user: User, wanted: int, compact: 
     return wanted
 
 
-def _first(packing: Packing, choices: Choices, user: User, sources: Ints, compact: bool) -> int | None:
+def _best_choice(packing: Packing, choices: PackingChoices, user: User, sources: Ints, compact: bool) -> int | None:
     """The best choice that there is."""
     if compact:
         there = packing.gone[sources] > 0
@@ -212,17 +212,17 @@ def _first(packing: Packing, choices: Choices, user: User, sources: Ints, compac
     return first if there[first] else None
 
 
-def copies(network: Network) -> Ints:
+def max_copies(network: Network) -> Ints:
     """How often each label fits into each state, alone. Shape (states and one more, labels)."""
-    found = np.zeros((network.states + 1, len(network.users)), dtype=np.int64)
+    counts = np.zeros((network.states + 1, len(network.users)), dtype=np.int64)
     for _, _, start, end in network.sweep:
         source, target, label = (column[start:end] for column in (network.source, network.target, network.label))
         groups = np.flatnonzero(np.diff(source * len(network.users) + label, prepend=-1))
-        found[source[groups], label[groups]] = np.maximum.reduceat(1 + found[target, label], groups)
-    return found
+        counts[source[groups], label[groups]] = np.maximum.reduceat(1 + counts[target, label], groups)
+    return counts
 
 
-def usefulness(board: Board, fits: Ints, wanted: Sequence[int]) -> Ints:
+def state_usefulness(board: StateSpace, fits: Ints, wanted: Sequence[int]) -> Ints:
     """state (and one more) -> how many of each kind fit, weighed by their size and number. ``fits``: see copies."""
     network = board.network
     weights = np.array(

@@ -1,8 +1,8 @@
-"""What a way can take of a node: every smallest set of devices, counted by cell.
+"""All minimal sets of devices that satisfy a choice of alternatives on a node, counted by cell.
 
 All rules that bind the devices of one claim live here (S8 to S10, S15): counts, totals and limits of resources,
-attributes that match or differ; and that a group is satisfied as one. What binds other claims together, free devices
-and counters, is the state's (network.py).
+attributes that match or differ; and that a group is satisfied as one. What binds different claims together,
+free devices and counters, belongs to the state (``state_network``).
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from devalloc_solver.columns.geometry import Cell, Geometry, Ground, Template
-from devalloc_solver.columns.kinds import Way
-from devalloc_solver.demand import Demand, Slot
+from devalloc_solver.columns.claim_kinds import AlternativeChoice
+from devalloc_solver.columns.node_geometry import DeviceCell, Geometry, NodeTemplate, NodeTemplates
+from devalloc_solver.problem.demand import Demand, Request
 
-MOST_PATTERNS = 1_000
+MAX_PATTERNS = 1_000
 """Patterns that one way may have on one geometry."""
 
-MOST_TRIED = 20_000
-"""Choices for one slot that are followed in finding them: about half a second, whatever is asked for."""
+MAX_TRIED = 20_000
+"""Choices for one request that are followed in finding them: about half a second, whatever is asked for."""
 
-LOOKS = 3
-"""Looks that it takes to follow one: at the choice, at the slot after it, and at each value that its devices may match
-in. Choices that are looked at and not followed cost as much."""
+STEPS_PER_CHOICE = 3
+"""Steps to follow one choice: the choice, the request after it, and each value that its devices may match in. A choice
+that is not followed costs as much."""
 
 _LOOKS_AT_A_TIME = 200
 """Between two looks at the clock: about a millisecond."""
 
 Take = tuple[tuple[int, int], ...]
-"""(cell, devices), for one slot"""
+"""(cell, devices), for one request"""
 
 
 @dataclass(frozen=True, slots=True)
-class LocalSlot:
-    """A slot as a geometry sees it."""
+class LocalRequest:
+    """A request as a geometry sees it."""
 
     colors: tuple[int, ...]
     least: int
@@ -51,16 +51,16 @@ class LocalSlot:
 class LocalClaim:
     """What a way says of one claim, as a geometry sees it."""
 
-    slots: tuple[LocalSlot, ...]
+    requests: tuple[LocalRequest, ...]
     match: tuple[int, ...]
     relations: tuple[tuple[int, bool, tuple[int, ...]], ...]
-    """(attribute, whether values must differ, slots)"""
+    """(attribute, whether values must differ, requests)"""
     most: int | None
-    """devices over all slots"""
+    """devices over all requests"""
 
 
 @dataclass(frozen=True, slots=True)
-class LocalWay:
+class LocalChoice:
     """A way as a geometry sees it: equal for all ways that can do the same there."""
 
     claims: tuple[LocalClaim, ...]
@@ -73,45 +73,47 @@ class Pattern:
     counts: tuple[int, ...]
     """cell -> devices"""
     takes: tuple[Take, ...]
-    """the same, slot by slot, for all claims"""
+    """the same, request by request, for all claims"""
 
 
-def localize(way: Way, template: Template, ground: Ground) -> LocalWay | None:
-    """The way as the template's geometry sees it; None where a slot has no candidates there."""
-    claims = tuple(_localize(demand, slots, template, ground) for demand, slots in way.claims)
-    return None if None in claims else LocalWay(tuple(claim for claim in claims if claim is not None))
+def localize(way: AlternativeChoice, template: NodeTemplate, ground: NodeTemplates) -> LocalChoice | None:
+    """The way as the template's geometry sees it; None where a request has no candidates there."""
+    claims = tuple(_localize(demand, requests, template, ground) for demand, requests in way.claims)
+    return None if None in claims else LocalChoice(tuple(claim for claim in claims if claim is not None))
 
 
-def _localize(demand: Demand, chosen: Sequence[Slot], template: Template, ground: Ground) -> LocalClaim | None:
+def _localize(
+    demand: Demand, chosen: Sequence[Request], template: NodeTemplate, ground: NodeTemplates
+) -> LocalClaim | None:
     attributes = {name: number for number, name in enumerate(ground.attributes)}
     resources = {name: number for number, name in enumerate(ground.resources)}
-    slots = []
-    for slot in chosen:
-        number = ground.sets[id(slot.candidates)]
+    requests = []
+    for request in chosen:
+        number = ground.sets[id(request.candidates)]
         colors = tuple(c for c, signature in enumerate(template.signatures) if number in ground.members[signature])
         if not colors:
             return None
-        slots.append(
-            LocalSlot(
+        requests.append(
+            LocalRequest(
                 colors,
-                slot.least,
-                slot.least if slot.most is None else slot.most,
-                tuple(sorted(attributes[name] for name in slot.match)),
-                tuple(sorted((resources[name], amount) for name, amount in slot.requests.items())),
-                tuple(sorted((resources[name], amount) for name, amount in slot.limits.items())),
+                request.least,
+                request.least if request.most is None else request.most,
+                tuple(sorted(attributes[name] for name in request.match)),
+                tuple(sorted((resources[name], amount) for name, amount in request.requests.items())),
+                tuple(sorted((resources[name], amount) for name, amount in request.limits.items())),
             )
         )
     relations = tuple(
-        (attributes[relation.attribute], relation.distinct, found)
+        (attributes[relation.attribute], relation.distinct, numbers)
         for relation in demand.relations
-        if (found := tuple(n for n, slot in enumerate(chosen) if slot.label in relation.labels))
+        if (numbers := tuple(n for n, request in enumerate(chosen) if request.label in relation.labels))
     )
     match = tuple(sorted(attributes[name] for name in demand.match))
-    return LocalClaim(tuple(slots), match, relations, demand.most)
+    return LocalClaim(tuple(requests), match, relations, demand.most)
 
 
 def find_patterns(
-    geometry: Geometry, way: LocalWay, *, most_tried: int | None = None, ends: float | None = None
+    geometry: Geometry, way: LocalChoice, *, most_tried: int | None = None, ends: float | None = None
 ) -> list[Pattern] | None:
     """All smallest patterns of a way; None when there are too many to handle, or they take too long to find.
 
@@ -121,42 +123,42 @@ def find_patterns(
     """
     if not _may_fit(geometry.cells, way):
         return []
-    found: dict[tuple[int, ...], Pattern] = {}
-    most = LOOKS * (MOST_TRIED if most_tried is None else most_tried)
-    filler = _Filler(geometry, [cell.size for cell in geometry.cells], most, ends)
+    by_counts: dict[tuple[int, ...], Pattern] = {}
+    most = STEPS_PER_CHOICE * (MAX_TRIED if most_tried is None else most_tried)
+    filler = _PatternSearch(geometry, [cell.size for cell in geometry.cells], most, ends)
     try:
         for takes in filler.fill_all(way.claims):
             counts = [0] * len(geometry.cells)
             for cell, count in (part for take in takes for part in take):
                 counts[cell] += count
             if _groups_hold(geometry.cells, counts) and _counters_hold(geometry, counts):
-                found.setdefault(tuple(counts), Pattern(tuple(counts), tuple(takes)))
-                if len(found) > MOST_PATTERNS:
+                by_counts.setdefault(tuple(counts), Pattern(tuple(counts), tuple(takes)))
+                if len(by_counts) > MAX_PATTERNS:
                     return None
-    except _TooManyTried:
+    except _TooManyPatterns:
         return None
-    return _smallest(list(found.values()))
+    return _minimal_patterns(list(by_counts.values()))
 
 
-def _may_fit(cells: Sequence[Cell], way: LocalWay) -> bool:
-    """Whether there are enough devices for the slots that may have no others."""
-    slots = [slot for claim in way.claims for slot in claim.slots]
+def _may_fit(cells: Sequence[DeviceCell], way: LocalChoice) -> bool:
+    """Whether there are enough devices for the requests that may have no others."""
+    requests = [request for claim in way.claims for request in claim.requests]
     return all(
-        sum(slot.least for slot in slots if {*slot.colors} <= {*colors})
+        sum(request.least for request in requests if {*request.colors} <= {*colors})
         <= sum(cell.size for cell in cells if cell.color in colors)
-        for colors in dict.fromkeys(slot.colors for slot in slots)
+        for colors in dict.fromkeys(request.colors for request in requests)
     )
 
 
-class _TooManyTried(Exception):
+class _TooManyPatterns(Exception):
     """More choices than may be tried, or the time is over."""
 
 
 @dataclass(slots=True, eq=False)
-class _Filler:
-    """Chooses devices for slot after slot, and for claim after claim.
+class _PatternSearch:
+    """Chooses devices for request after request, and for claim after claim.
 
-    What is left decides what can follow, whoever has taken the rest: where it has been the same before, the patterns
+    What is left decides what can follow, not who took the rest: where it has been the same before, the patterns
     that follow are known.
     """
 
@@ -170,7 +172,7 @@ class _Filler:
     _seen: set[object] = field(default_factory=set)
 
     def fill_all(self, claims: Sequence[LocalClaim]) -> Iterator[list[Take]]:
-        """The takes of all slots of these claims, but for such as come to devices that were found before."""
+        """The takes of all requests of these claims, but for such as come to devices that were found before."""
         if self._is_known(len(claims), ()):
             return
         if not claims:
@@ -179,37 +181,37 @@ class _Filler:
         first, rest = claims[0], claims[1:]
         for match in _match_values(self.geometry.cells, _eligible(self.geometry, first), first.match):
             for takes in self._fill(first, len(claims), match, []):
-                if _holds(self.geometry.cells, first, takes):
+                if _constraints_hold(self.geometry.cells, first, takes):
                     for more in self.fill_all(rest):
                         yield [*takes, *more]
 
     def _fill(
         self, claim: LocalClaim, waiting: int, match: tuple[frozenset[int] | None, ...] | None, takes: list[Take]
     ) -> Iterator[list[Take]]:
-        """The same for the other slots of a claim, which is the last but so many, at one choice of match values."""
+        """The same for the other requests of a claim, which is the last but so many, at one choice of match values."""
         number = len(takes)
-        bound = tuple(takes[n] for _, _, slots in claim.relations for n in slots if n < number)
+        bound = tuple(takes[n] for _, _, requests in claim.relations for n in requests if n < number)
         total = None if claim.most is None else sum(count for take in takes for _, count in take)
         if self._is_known(waiting, (number, match, bound, total)):
             return
-        if number == len(claim.slots):
+        if number == len(claim.requests):
             yield list(takes)
             return
-        slot, cells, left = claim.slots[number], self.geometry.cells, self.left
+        request, cells, left = claim.requests[number], self.geometry.cells, self.left
         members = [
             c
             for c, cell in enumerate(cells)
-            if cell.color in slot.colors
+            if cell.color in request.colors
             and (match is None or tuple(cell.values[a] for a in claim.match) == match)
-            and all(cell.values[a] is not None for a in (*slot.match, *claim.match))
+            and all(cell.values[a] is not None for a in (*request.match, *claim.match))
         ]
         self._look(1 + len(cells) // 100)  # a step through all cells takes as long
-        by_value: dict[tuple[frozenset[int] | None, ...], list[int]] = {} if slot.match else {(): []}
+        by_value: dict[tuple[frozenset[int] | None, ...], list[int]] = {} if request.match else {(): []}
         for c in members:
-            by_value.setdefault(tuple(cells[c].values[a] for a in slot.match), []).append(c)
+            by_value.setdefault(tuple(cells[c].values[a] for a in request.match), []).append(c)
         for own in by_value.values():
             self._look(1)
-            for take in self._takes(slot, own):
+            for take in self._takes(request, own):
                 for c, count in take:
                     left[c] -= count
                 takes.append(take)
@@ -218,24 +220,24 @@ class _Filler:
                 for c, count in take:
                     left[c] += count
 
-    def _takes(self, slot: LocalSlot, own: Sequence[int]) -> Iterator[Take]:
-        """Devices for one slot: as few as satisfy it, however many that is in each mixture."""
+    def _takes(self, request: LocalRequest, own: Sequence[int]) -> Iterator[Take]:
+        """Devices for one request: as few as satisfy it, however many that is in each mixture."""
         left = self.left
-        is_amount = bool(slot.requests or slot.limits)
-        most = min(slot.most, sum(left[c] for c in own)) if is_amount else slot.least
-        for total in range(slot.least, most + 1):
-            for take in _spread(own, left, total):
+        is_amount = bool(request.requests or request.limits)
+        most = min(request.most, sum(left[c] for c in own)) if is_amount else request.least
+        for total in range(request.least, most + 1):
+            for take in _distributions(own, left, total):
                 self._look(1)
-                if not is_amount or _amounts_hold(self.geometry, slot, take):
+                if not is_amount or _amounts_hold(self.geometry, request, take):
                     yield take
 
     def _look(self, looks: int) -> None:
         before = self.looks // _LOOKS_AT_A_TIME
         self.looks += looks
         if self.looks > self.most:
-            raise _TooManyTried
+            raise _TooManyPatterns
         if self.ends is not None and self.looks // _LOOKS_AT_A_TIME > before and time.monotonic() > self.ends:
-            raise _TooManyTried
+            raise _TooManyPatterns
 
     def _is_known(self, waiting: int, more: tuple[object, ...]) -> bool:
         key = waiting, more, tuple(self.left)
@@ -246,12 +248,12 @@ class _Filler:
 
 
 def _eligible(geometry: Geometry, way: LocalClaim) -> list[int]:
-    colors = {color for slot in way.slots for color in slot.colors}
+    colors = {color for request in way.requests for color in request.colors}
     return [c for c, cell in enumerate(geometry.cells) if cell.color in colors]
 
 
 def _match_values(
-    cells: Sequence[Cell], members: Sequence[int], attributes: Sequence[int]
+    cells: Sequence[DeviceCell], members: Sequence[int], attributes: Sequence[int]
 ) -> list[tuple[frozenset[int] | None, ...] | None]:
     """The combinations of values that devices which match can have; [None] where nothing must match."""
     if not attributes:
@@ -259,7 +261,7 @@ def _match_values(
     return list(dict.fromkeys(tuple(cells[c].values[a] for a in attributes) for c in members))
 
 
-def _spread(own: Sequence[int], left: Sequence[int], total: int) -> Iterator[Take]:
+def _distributions(own: Sequence[int], left: Sequence[int], total: int) -> Iterator[Take]:
     """All ways to take so many devices of some cells; without recursion, for there may be thousands of cells."""
     if total == 0:
         yield ()
@@ -291,13 +293,15 @@ def _counts(size: int, need: int, after: int) -> Iterator[int]:
     return iter(range(min(size, need), max(0, need - after) - 1, -1))
 
 
-def _amounts_hold(geometry: Geometry, slot: LocalSlot, take: Take) -> bool:
+def _amounts_hold(geometry: Geometry, request: LocalRequest, take: Take) -> bool:
     """Totals of full capacities (S10)."""
 
     def total(resource: int) -> int:
         return sum(count * geometry.amounts[geometry.cells[c].color][resource] for c, count in take)
 
-    return all(total(r) >= amount for r, amount in slot.requests) and all(total(r) <= most for r, most in slot.limits)
+    return all(total(r) >= amount for r, amount in request.requests) and all(
+        total(r) <= most for r, most in request.limits
+    )
 
 
 def _counters_hold(geometry: Geometry, counts: Sequence[int]) -> bool:
@@ -310,26 +314,28 @@ def _counters_hold(geometry: Geometry, counts: Sequence[int]) -> bool:
     return all(used <= most for used, most in zip(drawn, geometry.counters, strict=True))
 
 
-def _groups_hold(cells: Sequence[Cell], counts: Sequence[int]) -> bool:
+def _groups_hold(cells: Sequence[DeviceCell], counts: Sequence[int]) -> bool:
     """Groups that exclude each other (S12a)."""
     groups: dict[int, int] = {}
     active = [cell.group for cell, count in zip(cells, counts, strict=True) if count and cell.group is not None]
     return all(groups.setdefault(domain, group) == group for domain, group in active)
 
 
-def _holds(cells: Sequence[Cell], way: LocalClaim, takes: Sequence[Take]) -> bool:
-    """Relations, and the limit over all slots."""
+def _constraints_hold(cells: Sequence[DeviceCell], way: LocalClaim, takes: Sequence[Take]) -> bool:
+    """Relations, and the limit over all requests."""
     if way.most is not None and sum(count for take in takes for _, count in take) > way.most:
         return False
     return all(
-        _relation_holds(cells, attribute, distinct, [part for n in slots for part in takes[n]])
-        for attribute, distinct, slots in way.relations
+        _constraint_holds(cells, attribute, distinct, [part for n in requests for part in takes[n]])
+        for attribute, distinct, requests in way.relations
     )
 
 
-def _relation_holds(cells: Sequence[Cell], attribute: int, distinct: bool, parts: Sequence[tuple[int, int]]) -> bool:
+def _constraint_holds(
+    cells: Sequence[DeviceCell], attribute: int, distinct: bool, parts: Sequence[tuple[int, int]]
+) -> bool:
     sets = [cells[c].values[attribute] for c, count in parts for _ in range(count)]
-    values = [found for found in sets if found is not None]
+    values = [value_set for value_set in sets if value_set is not None]
     if len(values) < len(sets):
         return False
     if distinct:
@@ -337,13 +343,13 @@ def _relation_holds(cells: Sequence[Cell], attribute: int, distinct: bool, parts
     return not values or bool(frozenset.intersection(*values))
 
 
-def _smallest(patterns: list[Pattern]) -> list[Pattern]:
+def _minimal_patterns(patterns: list[Pattern]) -> list[Pattern]:
     """Without patterns that take more than another one does. Those of one size need no look."""
     sizes = {sum(pattern.counts) for pattern in patterns}
     if len(sizes) < 2:
         return patterns
-    kept: list[Pattern] = []
+    smallest: list[Pattern] = []
     for pattern in sorted(patterns, key=lambda p: sum(p.counts)):
-        if not any(all(a <= b for a, b in zip(other.counts, pattern.counts, strict=True)) for other in kept):
-            kept.append(pattern)
-    return kept
+        if not any(all(a <= b for a, b in zip(other.counts, pattern.counts, strict=True)) for other in smallest):
+            smallest.append(pattern)
+    return smallest

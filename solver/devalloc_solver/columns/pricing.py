@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from devalloc_solver.columns.board import Board
-from devalloc_solver.columns.geometry import Ints
-from devalloc_solver.columns.network import User
+from devalloc_solver.columns.node_geometry import Ints
 from devalloc_solver.columns.packing import Step
+from devalloc_solver.columns.state_network import User
+from devalloc_solver.columns.state_space import StateSpace
 
 GRID = 2**24
 """Prices are multiples of one in this."""
@@ -27,7 +27,7 @@ FORBIDDEN = -(2**56)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Goal:
+class StageGoal:
     """What a stage maximises, and what it must keep."""
 
     worth: Mapping[User, int]
@@ -52,10 +52,10 @@ class Prices:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Valuation:
+class PathValues:
     """What everything is worth at some prices."""
 
-    board: Board
+    board: StateSpace
     worth: Ints
     """state (and one more, of none) -> its best path, on the grid"""
     arcs: Ints
@@ -82,11 +82,11 @@ class Valuation:
 
 
 @dataclass(slots=True, eq=False)
-class Appraiser:
+class PathPricer:
     """Values the states of one board for one goal, at any prices."""
 
-    board: Board
-    goal: Goal
+    board: StateSpace
+    goal: StageGoal
     _labels: Ints = field(init=False)
     _users: list[User] = field(init=False)
     _worth: Ints = field(init=False)
@@ -114,7 +114,7 @@ class Appraiser:
         ]
         return self._worth * GRID + np.array(won, dtype=np.int64)
 
-    def value(self, prices: Prices) -> Valuation:
+    def value(self, prices: Prices) -> PathValues:
         values = self._values(prices)
         labels = np.full(len(self.board.network.users), FORBIDDEN, dtype=np.int64)
         np.maximum.at(labels, self._labels, values)
@@ -125,9 +125,9 @@ class Appraiser:
         most = max(0, int(labels.max(initial=0)))
         labels[self._opens] = 0
         worth, arcs = self.board.network.best(labels)
-        return Valuation(self.board, worth, arcs, best, dict(zip(self._users, values.tolist(), strict=True)), most)
+        return PathValues(self.board, worth, arcs, best, dict(zip(self._users, values.tolist(), strict=True)), most)
 
-    def bound(self, prices: Prices, valuation: Valuation, supply: Ints, wanted: Sequence[int]) -> int:
+    def bound(self, prices: Prices, valuation: PathValues, supply: Ints, wanted: Sequence[int]) -> int:
         """At least what any solution is worth, in whole claims."""
         network = self.board.network
         worth = valuation.worth

@@ -11,20 +11,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from devalloc_solver.columns.geometry import Cell, Ints
+from devalloc_solver.columns.node_geometry import DeviceCell, Ints
 
 MULTIPLIERS = np.random.default_rng(20260101).integers(1, 2**62, size=4096, dtype=np.int64) | 1
-"""Fixed odd numbers; a row is told from most others by its scalar product with them, modulo 2**64."""
+"""Fixed odd numbers; the scalar product with them, modulo 2**64, distinguishes a row from most others."""
 
 
-def find_symmetries(cells: Sequence[Cell], counters: int) -> list[Ints]:
+def find_symmetries(cells: Sequence[DeviceCell], counters: int) -> list[Ints]:
     """Groups of interchangeable parts, inner ones first: arrays of shape (parts, columns of a part).
 
     A column is a cell, or a counter (they follow the cells).
     """
-    found: list[Ints] = []
-    _split(cells, [*range(len(cells))], counters, found)
-    return found
+    groups: list[Ints] = []
+    _split(cells, [*range(len(cells))], counters, groups)
+    return groups
 
 
 def canonical(states: Ints, symmetries: Sequence[Ints]) -> Ints:
@@ -47,25 +47,25 @@ def canonical(states: Ints, symmetries: Sequence[Ints]) -> Ints:
     return states
 
 
-def _split(cells: Sequence[Cell], members: list[int], first_counter: int, found: list[Ints]) -> None:
+def _split(cells: Sequence[DeviceCell], members: list[int], first_counter: int, groups: list[Ints]) -> None:
     common = [_is_common(cells, members, number) for number in range(len(cells[members[0]].values))]
     parts = _linked(cells, members, common)
     if len(parts) == 1:
         return
     alike: dict[object, list[list[int]]] = {}
     for part in parts:
-        _split(cells, part, first_counter, found)
+        _split(cells, part, first_counter, groups)
         part.sort(key=lambda c: (cells[c].color, cells[c].size, [u for _, u in cells[c].draws], c))
-        code, counters = _code(cells, part, common)
+        code, counters = _part_code(cells, part, common)
         alike.setdefault(code, []).append([*part, *(len(cells) + counter for counter in counters)])
-    found += [np.array(columns, dtype=np.int64) for columns in alike.values() if len(columns) > 1]
+    groups += [np.array(columns, dtype=np.int64) for columns in alike.values() if len(columns) > 1]
 
 
-def _is_common(cells: Sequence[Cell], members: list[int], attribute: int) -> bool:
+def _is_common(cells: Sequence[DeviceCell], members: list[int], attribute: int) -> bool:
     return len({cells[c].values[attribute] for c in members} - {None}) <= 1
 
 
-def _linked(cells: Sequence[Cell], members: list[int], common: Sequence[bool]) -> list[list[int]]:
+def _linked(cells: Sequence[DeviceCell], members: list[int], common: Sequence[bool]) -> list[list[int]]:
     owners: dict[object, int] = {}
     parent = {c: c for c in members}
 
@@ -89,7 +89,7 @@ def _linked(cells: Sequence[Cell], members: list[int], common: Sequence[bool]) -
     return list(parts.values())
 
 
-def _code(cells: Sequence[Cell], part: list[int], common: Sequence[bool]) -> tuple[object, list[int]]:
+def _part_code(cells: Sequence[DeviceCell], part: list[int], common: Sequence[bool]) -> tuple[object, list[int]]:
     """(what a part looks like, its counters); parts of one code can change places."""
     counters: dict[int, int] = {}
     domains: dict[int, int] = {}
@@ -104,11 +104,11 @@ def _code(cells: Sequence[Cell], part: list[int], common: Sequence[bool]) -> tup
             group = (domains.setdefault(cell.group[0], len(domains)), groups.setdefault(cell.group, len(groups)))
         values = tuple(
             None
-            if found is None
+            if value_set is None
             else ()
             if common[n]
-            else tuple(names[n].setdefault(v, len(names[n])) for v in sorted(found))
-            for n, found in enumerate(cell.values)
+            else tuple(names[n].setdefault(v, len(names[n])) for v in sorted(value_set))
+            for n, value_set in enumerate(cell.values)
         )
         looks.append((cell.color, cell.size, draws, group, values))
     return tuple(looks), list(counters)

@@ -1,17 +1,35 @@
 """The exact placement of one unit, without CP-SAT.
 
-Most questions are about one claim, or one group of claims that share a node. This room answers them by a search that
-counts instead of trying: equal devices are one number, equal asks are one lane, and a dynamic program over the parts
-of each pool finds the fewest pools and devices, or proves that there is no answer. What it cannot settle within its
-budget it says so (``OutOfSteps``), and CP-SAT is asked.
+Most questions are about one claim, or one group of claims that share a node. This search counts: equal devices are one
+number, equal requests one lane, and a dynamic program over the components of each pool finds the fewest pools and
+devices, or proves that there is no answer. If its budget ends first, it raises ``StepsExhausted``, and the exact model
+decides.
 
-From the outside in: ``search`` (the nodes) asks ``choose`` (the alternatives), which asks ``settle`` (the values that
-devices agree on), which asks ``cover`` (pools and devices); ``screen`` and ``bounds`` refute what counting can refute.
+From the outside in:
+
+- ``node_search``: the nodes, in the order of ``node_order``
+- ``alternatives``: alternatives, depth first
+- ``match_values``: the values that devices agree on
+- ``cover_dp``: pools and devices; ``components`` and ``component_options`` say what a pool can serve
+- ``device_assignment``: from counts to devices
+
+Beside it: ``counting_bounds``, ``linear_bounds`` and ``slice_bounds`` refute a question first, ``single_request``
+answers the most common one, ``greedy`` gives first answers, and ``score`` compares placements.
 """
 
-from devalloc_solver.place.asks import Reader
-from devalloc_solver.place.score import Score
-from devalloc_solver.place.search import Found, fits, place, place_on
-from devalloc_solver.place.steps import DEFAULT, OutOfSteps, Steps
+from devalloc_solver.place.node_search import UnitPlacement, fits, place, place_on
+from devalloc_solver.place.requests import UnitReader
+from devalloc_solver.place.score import PlacementScore
+from devalloc_solver.place.step_budget import DEFAULT_STEPS, StepBudget, StepsExhausted
 
-__all__ = ["DEFAULT", "Found", "OutOfSteps", "Reader", "Score", "Steps", "fits", "place", "place_on"]
+__all__ = [
+    "DEFAULT_STEPS",
+    "PlacementScore",
+    "StepBudget",
+    "StepsExhausted",
+    "UnitPlacement",
+    "UnitReader",
+    "fits",
+    "place",
+    "place_on",
+]

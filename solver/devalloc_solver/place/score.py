@@ -6,16 +6,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from devalloc_solver.assignment import Entry, Placement
-from devalloc_solver.demand import Mode
-from devalloc_solver.holdings import Ledger
-from devalloc_solver.place.ground import Ground
-from devalloc_solver.place.partitions import loss_of
-from devalloc_solver.snapshot import Device, Snapshot
+from devalloc_solver.bounds.largest_partition import partition_loss
+from devalloc_solver.place.search_context import SearchContext
+from devalloc_solver.problem.allocations import Usage
+from devalloc_solver.problem.demand import AllocationMode
+from devalloc_solver.problem.placement import PlacedDevice, Placement
+from devalloc_solver.problem.snapshot import Device, Snapshot
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Score:
+class PlacementScore:
     """Smaller is better. The first three are proven; the policy is a preference."""
 
     one_of: tuple[int, ...]
@@ -29,47 +29,47 @@ class Score:
     node; natural order of pools and devices there"""
 
 
-def score_of(ground: Ground, placements: Sequence[Placement], node: str | None) -> Score:
+def score_of(ground: SearchContext, placements: Sequence[Placement], node: str | None) -> PlacementScore:
     """The score of a unit's placements on a node."""
     entries = [entry for placed in placements for entry in placed.entries]
     pools = sorted({entry.device.pool for entry in entries})
     devices = {entry.device.index: entry.device for entry in entries}
     offsets = sum(index - ground.snapshot.pools[device.pool].devices[0].index for index, device in devices.items())
-    given = {entry.device.index for entry in entries if not entry.slot.mode.is_admin}
+    given = {entry.device.index for entry in entries if not entry.request.mode.is_admin}
     more = dict.fromkeys(pools, 0)
     for device in devices.values():
         more[device.pool] += device.index in given and not ground.ledger.in_use(device)
     policy = (
-        sum(entry.slot.mode is Mode.SHARE for entry in entries),
+        sum(entry.request.mode is AllocationMode.SHARE for entry in entries),
         ground.cost_of_node(node, sum(more[pool] for pool in pools if ground.snapshot.pools[pool].node is not None)),
         sum(ground.cost_of_pool(pool, more[pool]) for pool in pools),
-        _loss(ground, entries) if ground.packs else 0,
+        _partition_loss_of(ground, entries) if ground.packs else 0,
         ground.rank(node),
         sum(pools),
         offsets,
     )
-    return Score(_one_of(placements), len(pools), len(devices), policy)
+    return PlacementScore(_one_of(placements), len(pools), len(devices), policy)
 
 
 def _one_of(placements: Iterable[Placement]) -> tuple[int, ...]:
     chosen = {
-        (number, entry.slot.detail): entry.slot.alternative
+        (number, entry.request.detail): entry.request.alternative
         for number, placed in enumerate(placements)
         for entry in placed.entries
     }
     return tuple(alternative for _, alternative in sorted(chosen.items()) if alternative is not None)
 
 
-def loss(snapshot: Snapshot, ledger: Ledger, entries: Iterable[Entry]) -> int:
-    """What the pools lose of their largest devices; see ``loss_of``."""
-    return _loss(Ground(snapshot, ledger, "pack"), entries)
+def largest_partition_loss(snapshot: Snapshot, ledger: Usage, entries: Iterable[PlacedDevice]) -> int:
+    """What the pools lose of their largest devices; see ``partition_loss``."""
+    return _partition_loss_of(SearchContext(snapshot, ledger, "pack"), entries)
 
 
-def _loss(ground: Ground, entries: Iterable[Entry]) -> int:
+def _partition_loss_of(ground: SearchContext, entries: Iterable[PlacedDevice]) -> int:
     snapshot, ledger = ground.snapshot, ground.ledger
     taken: dict[int, dict[int, Device]] = defaultdict(dict)
     for entry in entries:
-        if entry.device.draws and not entry.slot.mode.is_admin and not ledger.in_use(entry.device):
+        if entry.device.draws and not entry.request.mode.is_admin and not ledger.in_use(entry.device):
             taken[entry.device.pool][entry.device.index] = entry.device
     total = 0
     for index, devices in taken.items():
@@ -77,5 +77,5 @@ def _loss(ground: Ground, entries: Iterable[Entry]) -> int:
         if not shapes:
             continue
         free = {name: ledger.free_pool_blocks(index, name) for name in snapshot.pools[index].resources}
-        total += loss_of(shapes, free, [device.draws for device in devices.values()])
+        total += partition_loss(shapes, free, [device.draws for device in devices.values()])
     return total

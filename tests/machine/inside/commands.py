@@ -3,8 +3,8 @@
 A start of Python with all that devalloc loads costs seconds of a CPU that is emulated; a fork costs nothing. A command
 line is a file ``NAME.run`` in the folder that is given (a first word other than ``devalloc`` is a script of Python);
 then a line with NAME comes through the pipe ``asked`` there. What the command says comes into ``NAME.out``, as it says
-it, and its exit status into ``NAME.rc`` when it has ended; whoever waits for that makes a pipe ``NAME.end`` and opens
-it to read. Nobody has to look again and again: each look is a process, and takes the CPU from what is waited for.
+it, and its exit status into ``NAME.rc`` when it has ended; a process that waits for that makes a pipe ``NAME.end`` and
+opens it to read. Nobody has to look again and again: each look is a process, and takes the CPU from what is waited for.
 ``ready`` appears in the folder when the first can come.
 """
 
@@ -21,10 +21,20 @@ from pathlib import Path
 
 _VERBS = ("up", "apply", "delete", "discover", "get", "release", "vm", "wait")
 LOADED = (
-    *("devalloc.cli.main", *(f"devalloc.cli.{verb}" for verb in _VERBS)),
-    *("devalloc.cli.documents", "devalloc.cli.inventory", "devalloc.cli.machinespecs", "devalloc.cli.nodeoptions"),
-    *("devalloc.cli.nodesocket", "devalloc.cli.nodesources", "devalloc.cli.storage", "devalloc.cli.upnode"),
-    *("devalloc.api.manifests", "devalloc.controller.up", "devalloc.store.sqlite", "devalloc_solver.cel"),
+    *("devalloc.cli.main", *(f"devalloc.cli.verbs.{verb}" for verb in _VERBS)),
+    *(
+        "devalloc.cli.documents",
+        "devalloc.cli.options.inventory",
+        "devalloc.cli.machine_requests",
+        "devalloc.cli.options.node",
+    ),
+    *("devalloc.cli.node_client", "devalloc.cli.node_wiring", "devalloc.cli.storage", "devalloc.cli.standalone_node"),
+    *(
+        "devalloc.api.manifests",
+        "devalloc.controller.standalone",
+        "devalloc.store.sqlite",
+        "devalloc_solver.cel.devmgmt",
+    ),
     *("devalloc_node.daemon", "devalloc_node.host.linux", "devalloc_node.pb.node_pb2_grpc", "pyroute2", "pyudev"),
 )
 
@@ -35,9 +45,9 @@ def main(folder: Path) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: _reap(folder))
     if not (folder / "asked").exists():
         os.mkfifo(folder / "asked")
-    with os.fdopen(os.open(folder / "asked", os.O_RDWR)) as asked:  # for writing too: so it never ends
+    with os.fdopen(os.open(folder / "asked", os.O_RDWR)) as pipe:  # for writing too: so it never ends
         (folder / "ready").touch()
-        for line in asked:
+        for line in pipe:
             _start(folder, line.strip())
 
 

@@ -12,17 +12,17 @@ LOOK_SECONDS = 0.01
 
 
 def main(path: Path, log: Path, words: str) -> None:
-    was_there, known = path.exists(), log.stat().st_size
+    was_there, offset = path.exists(), log.stat().st_size
     print("watching", flush=True)
     while path.exists() == was_there:
         time.sleep(LOOK_SECONDS)
     began = time.monotonic()
     with log.open() as lines:
-        lines.seek(known)
-        said = lines.read()
-        while not re.search(words, said):
+        lines.seek(offset)
+        output = lines.read()
+        while not re.search(words, output):
             time.sleep(LOOK_SECONDS)
-            said += lines.read()
+            output += lines.read()
     print(f"{time.monotonic() - began:.3f}")
 
 

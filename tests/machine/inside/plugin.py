@@ -24,19 +24,19 @@ from snapshot import snapshot  # type: ignore[import-not-found]  # beside this f
 
 from devalloc.api import meta
 from devalloc.api.meta import UNAVAILABLE
-from devalloc.inventory import Known
+from devalloc.inventory import DeviceRecords
 from devalloc_node.binding.config import BindingConfig
-from devalloc_node.claims.content import prepared_content
+from devalloc_node.claims.journal_content import prepared_content
 from devalloc_node.errors import Denied, NodeError
-from devalloc_node.grant import ClaimRef, Grant, GrantedDevice
 from devalloc_node.host.files import Files
 from devalloc_node.host.linux import LinuxHost
 from devalloc_node.journal import Journal, open_journal
 from devalloc_node.journal.sqlite import QUARANTINED
-from devalloc_node.machine import cgroup, paths
-from devalloc_node.machine.config import Folder
+from devalloc_node.machine import confinement, paths
+from devalloc_node.machine.config import AllowedFolder
 from devalloc_node.machine.spec import Disk
-from devalloc_node.node import Node, Source
+from devalloc_node.model.grant import ClaimRef, Grant, GrantedDevice
+from devalloc_node.node import ClaimSource, Node
 from devalloc_node.settings import NodeSettings
 
 KIND = "DeviceClaim"
@@ -74,18 +74,18 @@ class Gated:
         self._inner, self._name, self._changes, self._gate = inner, name, changes, gate
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._inner, name)
+        member = getattr(self._inner, name)
         if name not in self._changes:
-            return found
+            return member
 
         def change(*arguments: Any, **named: Any) -> Any:
-            told = " ".join([f"{self._name}.{name}", *filter(None, map(_told, arguments[:3]))])
-            return self._gate(told, lambda: found(*arguments, **named))
+            call = " ".join([f"{self._name}.{name}", *filter(None, map(_summary, arguments[:3]))])
+            return self._gate(call, lambda: member(*arguments, **named))
 
         return change
 
 
-def _told(argument: Any) -> str:
+def _summary(argument: Any) -> str:
     """An argument in few words, the same in each run: numbers of steps in the journal go on counting."""
     if isinstance(argument, str | ClaimRef):
         return str(argument).strip()
@@ -101,7 +101,7 @@ class Given:
 
     def get(self, ref: ClaimRef) -> Grant:
         if ref.uid not in self.grants:
-            raise Denied("ClaimNotFound", f"there is no claim {ref}")
+            raise Denied("ClaimNotFound", f"claim not found: {ref}")
         return self.grants[ref.uid]
 
     def look(self, ref: ClaimRef) -> Grant:
@@ -133,7 +133,7 @@ class Plugin:
     def _made(self, settings: NodeSettings) -> Node:
         host: Any = Gated(LinuxHost(Files(settings.written)), "host", HOST_CHANGES, self._gate)
         journal: Any = Gated(self._journal, "journal", JOURNAL_CHANGES, self._gate)
-        return Node(settings, host, journal, Source(KIND, self._given, lambda namespace, name: None))
+        return Node(settings, host, journal, ClaimSource(KIND, self._given, lambda namespace, name: None))
 
     def allow(self, kinds: list[str], erase_policy: bool = False, max_vfs: int | None = None) -> Answer:
         """Be as the admin wants it from now on."""
@@ -143,7 +143,7 @@ class Plugin:
 
     def disk(self, path: str) -> Answer:
         """Name a block device as the disk of a machine."""
-        return {"path": str(paths.disk_image(Disk(path, "raw"), [Folder(Path("/dev"), "any")], "default"))}
+        return {"path": str(paths.disk_image(Disk(path, "raw"), [AllowedFolder(Path("/dev"), "any")], "default"))}
 
     def stop_after(self, call: int) -> Answer:
         """Of what is asked next."""
@@ -165,28 +165,28 @@ class Plugin:
 
     def health(self, uid: str) -> Answer:
         """How the devices of a prepared claim are, by name."""
-        found = [prepared for prepared in self._node.claims.prepared() if prepared.ref.uid == uid]
-        return {device.device: self._node.bindings.observe(device).state for each in found for device in each.devices}
+        claims = [prepared for prepared in self._node.claims.prepared() if prepared.ref.uid == uid]
+        return {device.device: self._node.bindings.observe(device).state for each in claims for device in each.devices}
 
     def offered(self) -> Answer:
         """What is published: by name of device, why it cannot be had; empty where it can."""
-        found = {}
-        for pool in self._node.survey.discover(Known()).pools:
+        reasons = {}
+        for pool in self._node.inventory.discover(DeviceRecords()).pools:
             for device in pool.spec.devices:
                 attributes = {each.name: each.value for each in (*pool.spec.attributes, *device.attributes)}
-                found[device.name] = str(attributes.get(UNAVAILABLE, ""))
-        return found
+                reasons[device.name] = str(attributes.get(UNAVAILABLE, ""))
+        return reasons
 
     def state(self) -> Answer:
         """All that outlives the plugin: the host, the journal but for its times and numbers, the files."""
         host = snapshot()
         # Which card becomes eth0 differs between boots.
         host["interfaces"] = sorted(host["interfaces"].values())
-        told = self._node.claims.describe()
-        for each in (*told["claims"], *told["withheld"]):
+        journal = self._node.claims.describe()
+        for each in (*journal["claims"], *journal["withheld"]):
             del each["since"]
         files = {path.name: path.read_text() for path in sorted(CDI.iterdir())} if CDI.exists() else {}
-        return {"host": host, "journal": told, "files": files}
+        return {"host": host, "journal": journal, "files": files}
 
     def journal_file(self) -> Answer:
         """What SQLite says of it, and where one before it was put that could not be read."""
@@ -197,28 +197,28 @@ class Plugin:
 
     def limit_cpu(self, name: str, thousandths: int | None) -> Answer:
         """Limit a cgroup; what it says of itself then."""
-        group = cgroup.group(Path("/sys/fs/cgroup"), name)
-        cgroup.limit(group, thousandths)
-        return {"version": group.version, "limit": cgroup.limit_of(group), "folder": str(group.folder)}
+        group = confinement.make_group(Path("/sys/fs/cgroup"), name)
+        confinement.limit(group, thousandths)
+        return {"version": group.version, "limit": confinement.limit_of(group), "folder": str(group.folder)}
 
     def bound(self, name: str, memory: int, tasks: int) -> Answer:
         """Bound a cgroup; the files in which processes are written to enter it, and what could not be bounded."""
-        procs, missing = cgroup.bound(Path("/sys/fs/cgroup"), name, memory, tasks)
+        procs, missing = confinement.set_bounds(Path("/sys/fs/cgroup"), name, memory, tasks)
         return {"procs": [str(file) for file in procs], "missing": missing}
 
-    def answer(self, asked: Mapping[str, Any]) -> Answer:
+    def answer(self, request: Mapping[str, Any]) -> Answer:
         """Beside what was asked for: ``calls`` that changed something, ``seconds``, and ``error`` where it failed."""
         self._gate.calls.clear()
         begun = time.monotonic()
-        arguments = {name: value for name, value in asked.items() if name != "do"}
+        arguments = {name: value for name, value in request.items() if name != "do"}
         try:
-            found = getattr(self, asked["do"])(**arguments)
+            outcome = getattr(self, request["do"])(**arguments)
         except NodeError as error:
-            found = {"error": error.code, "message": error.message, "retryable": error.retryable}
-            found["denied"] = isinstance(error, Denied)
+            outcome = {"error": error.code, "message": error.message, "retryable": error.retryable}
+            outcome["denied"] = isinstance(error, Denied)
         except Exception:
-            found = {"broken": traceback.format_exc()}
-        return {**found, "calls": list(self._gate.calls), "seconds": round(time.monotonic() - begun, 3)}
+            outcome = {"broken": traceback.format_exc()}
+        return {**outcome, "calls": list(self._gate.calls), "seconds": round(time.monotonic() - begun, 3)}
 
 
 def _granted(device: Mapping[str, Any]) -> GrantedDevice:

@@ -21,13 +21,13 @@ FILES = (
 
 
 def snapshot() -> dict[str, object]:
-    found: dict[str, object] = {}
+    devices: dict[str, object] = {}
     for device in sorted(DEVICES.iterdir()):
         facts = {name: (device / name).read_text().strip() for name in FILES if (device / name).exists()}
         for link in ("driver", "iommu_group"):
             facts[link] = os.readlink(device / link).rpartition("/")[2] if (device / link).is_symlink() else ""
-        found[device.name] = facts
-    return {"devices": found, "interfaces": _interfaces(), "nodes": _nodes()}
+        devices[device.name] = facts
+    return {"devices": devices, "interfaces": _interfaces(), "nodes": _nodes()}
 
 
 def _interfaces() -> dict[str, list[object]]:
@@ -35,12 +35,14 @@ def _interfaces() -> dict[str, list[object]]:
     may leave another out: then they are read again."""
     for _ in range(100):
         before = _links()
-        told = subprocess.run(["ip", "-j", "link"], capture_output=True, text=True, check=True)
-        found = {link["ifname"]: [link.get("address"), link.get("vfinfo_list", [])] for link in json.loads(told.stdout)}
-        if not told.stderr and found.keys() == before == _links():
-            return found
+        listing = subprocess.run(["ip", "-j", "link"], capture_output=True, text=True, check=True)
+        interfaces = {
+            link["ifname"]: [link.get("address"), link.get("vfinfo_list", [])] for link in json.loads(listing.stdout)
+        }
+        if not listing.stderr and interfaces.keys() == before == _links():
+            return interfaces
         time.sleep(0.1)
-    raise TimeoutError(f"the interfaces do not come to rest: {sorted(found)}, and then {sorted(_links())}")
+    raise TimeoutError(f"the interfaces do not come to rest: {sorted(interfaces)}, and then {sorted(_links())}")
 
 
 def _links() -> set[str]:

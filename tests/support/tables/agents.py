@@ -5,31 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from devalloc.scaling.agentconfig import UNUSED, known_settings, read_agent_config, shipped
-from devalloc.scaling.eras import Era
-from devalloc.scaling.stuck import Health, stuck
-from tests.support.tables.forms import Failure, Form, Verdict, each, has, section, unjudged, verdict
+from devalloc.scaling.agentconfig import UNUSED_SETTINGS, default_agent_config, known_settings, read_agent_config
+from devalloc.scaling.compat import ProtocolEra
+from devalloc.scaling.health import ChannelHealth, stuck_reasons
+from tests.support.tables.table_form import CaseVerdict, Failure, TableForm, each, has, section, unjudged, verdict
 
 
-def era_of(content: dict[str, Any]) -> Era:
+def era_of(content: dict[str, Any]) -> ProtocolEra:
     """By the fields of the default scaling configuration, of which each era has more."""
     given = content["scaling"]["defaultConfig"]
     if "memoryTotalFractionTarget" in given:
-        return Era.NEWEST
-    return Era.V0_31 if "memoryUsageFractionTarget" in given else Era.V0_12
+        return ProtocolEra.NEWEST
+    return ProtocolEra.V0_31 if "memoryUsageFractionTarget" in given else ProtocolEra.V0_12
 
 
-def _agent(content: dict[str, Any]) -> Iterator[Verdict]:
+def _agent(content: dict[str, Any]) -> Iterator[CaseVerdict]:
     era = era_of(content)
-    read, ours = read_agent_config(content, era), shipped(era)
-    yield Verdict(f"agent of {era.value} can be read", [Failure("no problems", str(one)) for one in read.problems])
+    read, ours = read_agent_config(content, era), default_agent_config(era)
+    yield CaseVerdict(f"agent of {era.value} can be read", [Failure("no problems", str(one)) for one in read.problems])
     if read.config is None:
         return
-    yield from unjudged(content, sorted(UNUSED), "devalloc's agent has no such settings")
-    told = [setting.attribute for path, setting in known_settings(era).items() if has(content, path)]
-    for attribute in ["scaling", *told]:
+    yield from unjudged(content, sorted(UNUSED_SETTINGS), "devalloc's agent has no such settings")
+    attributes = [setting.attribute for path, setting in known_settings(era).items() if has(content, path)]
+    for attribute in ["scaling", *attributes]:
         theirs, own = getattr(read.config, attribute), getattr(ours, attribute)
-        yield Verdict(f"{attribute} of {era.value}", [] if theirs == own else [Failure(repr(theirs), repr(own))])
+        yield CaseVerdict(f"{attribute} of {era.value}", [] if theirs == own else [Failure(repr(theirs), repr(own))])
 
 
 def _is_agent(content: dict[str, Any]) -> bool:
@@ -37,14 +37,14 @@ def _is_agent(content: dict[str, Any]) -> bool:
     return isinstance(scaling, dict) and isinstance(scaling.get("defaultConfig"), dict)
 
 
-def _stuck(content: dict[str, Any]) -> Iterator[Verdict]:
+def _stuck(content: dict[str, Any]) -> Iterator[CaseVerdict]:
     """Times in seconds since the agent began; a machine that tells nothing else heard of all at that instant."""
 
-    def one(case: dict[str, Any]) -> Verdict:
+    def one(case: dict[str, Any]) -> CaseVerdict:
         now, counts = round(1000 * case["at"]), {name: case[name] for name in _COUNTS if name in case}
         heard = {name: case.get(name, case["at"]) for name in _HEARD}
         seen = {name: None if seconds is None else round(1000 * seconds) for name, seconds in heard.items()}
-        reasons = stuck(Health(0, **counts, **seen), now)
+        reasons = stuck_reasons(ChannelHealth(0, **counts, **seen), now)
         return verdict(case["name"], case["expected"], lambda: [reason.code for reason in reasons])
 
     yield from each(content["stuck"], one)
@@ -52,4 +52,4 @@ def _stuck(content: dict[str, Any]) -> Iterator[Verdict]:
 
 _COUNTS = ("monitor_failures", "plugin_failures", "plugin_denials", "machine_failures")
 _HEARD = ("monitor_success", "metrics_success")
-FORMS = [Form("settings of agents", _is_agent, _agent), section("when machines are stuck", "stuck", _stuck)]
+FORMS = [TableForm("settings of agents", _is_agent, _agent), section("when machines are stuck", "stuck", _stuck)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from devalloc.api.quantity import Quantity
@@ -10,18 +10,28 @@ from devalloc.inventory.capacity import (
     Capacity,
     CapacityConfig,
     defaults,
-    images,
     parse_bandwidth,
     parse_ratio,
     parse_size,
     sizes,
 )
 from devalloc.inventory.capacity.admission import Admission, Request
-from devalloc.inventory.capacity.cpus import counted
-from devalloc.inventory.capacity.memory import total_in
-from devalloc.inventory.capacity.status import host_status, resource_status
-from tests.support.capacity import host, machine, stores
-from tests.support.tables.forms import Failure, Form, Verdict, explained
+from devalloc.inventory.capacity.cpus import count_cpus
+from devalloc.inventory.capacity.host import HostCapacity
+from devalloc.inventory.capacity.machines import MachineUsage
+from devalloc.inventory.capacity.memory import parse_mem_total
+from devalloc.inventory.capacity.resource import resource_named
+from devalloc.inventory.capacity.status import ResourceStatus, host_status
+from devalloc.inventory.capacity.usage import (
+    DiskUsageSources,
+    UsageUnknown,
+    disk_breakdown,
+    machine_amounts,
+    sum_amounts,
+)
+from tests.support import image_limits
+from tests.support.capacity_fakes import host, machine, stores
+from tests.support.tables.table_form import CaseVerdict, Failure, TableForm, explained
 
 Row = dict[str, Any]
 
@@ -37,10 +47,10 @@ def _request(row: Row) -> Request:
 
 def _admission(row: Row) -> Admission:
     machines = [machine(**{key: _bytes(value) for key, value in each.items()}) for each in row.get("machines", [])]
-    found = Admission(host(**row.get("host", {})), lambda: machines, stores(**row.get("stores", {})))
+    admission = Admission(host(**row.get("host", {})), lambda: machines, stores(**row.get("stores", {})))
     for name, request in row.get("reserved", {}).items():
-        found.reserve(name, _request(request))
-    return found
+        admission.reserve(name, _request(request))
+    return admission
 
 
 def _ratio(row: Row) -> str:
@@ -55,43 +65,57 @@ def _limit(row: Row) -> int:
     return Capacity("memory", row["bytes"], ratio, "detected").effective_limit
 
 
+def resource_status(
+    host: HostCapacity, resource: str, machines: Iterable[MachineUsage], stores: DiskUsageSources
+) -> ResourceStatus:
+    """One resource by its name. Raises UnknownResource, and UsageUnknown when what counts cannot be told."""
+    name, listed = resource_named(resource), list(machines)
+    allocated = sum_amounts(map(machine_amounts, listed)).of(name)
+    if name == "disk":
+        content, failures = disk_breakdown(listed, stores)
+        if failures:
+            raise UsageUnknown(f"get allocated disk: {'; '.join(failures)}")
+        allocated = content.total
+    return ResourceStatus(host.of(name), allocated)
+
+
 def _status(row: Row) -> Any:
     machines = [machine(**{key: _bytes(value) for key, value in each.items()}) for each in row.get("machines", [])]
-    capacity, asked = host(**row.get("host", {})), stores(**row.get("stores", {}))
-    found = resource_status(capacity, row["resource"], machines, asked).to_dict()
-    whole = host_status(capacity, lambda: machines, asked).to_dict()
-    assert whole[row["resource"]] == found
+    capacity, requests = host(**row.get("host", {})), stores(**row.get("stores", {}))
+    status = resource_status(capacity, row["resource"], machines, requests).to_dict()
+    whole = host_status(capacity, lambda: machines, requests).to_dict()
+    assert whole[row["resource"]] == status
     assert whole["disk_breakdown"] == row.get("breakdown", whole["disk_breakdown"])
-    return {key: found[key] for key in row["expect"]}
+    return {key: status[key] for key in row["expect"]}
 
 
 def _default_bandwidth(row: Row) -> Any:
-    found = host(cpu=row["cpus"], network=row["network"], disk_io=row["disk_io"])
+    capacity = host(cpu=row["cpus"], network=row["network"], disk_io=row["disk_io"])
     milli = int(1000 * row["machine"])
-    disk_io = defaults.default_disk_io(found, milli)
-    return {"network": [*defaults.default_network(found, milli)], "disk_io": [disk_io.sustained, disk_io.burst]}
+    disk_io = defaults.default_disk_io(capacity, milli)
+    return {"network": [*defaults.default_network(capacity, milli)], "disk_io": [disk_io.sustained, disk_io.burst]}
 
 
 def _images(row: Row) -> Any:
     fraction = {"image_fraction": parse_ratio(row["fraction"])} if "fraction" in row else {}
     config = CapacityConfig(disk=parse_size(row["disk"]), **fraction)
-    found, used = host(disk=row["disk"], config=config), images.image_bytes(stores(**row["stores"]))
-    text = images.image_shortage(found, used)
+    capacity, used = host(disk=row["disk"], config=config), image_limits.image_bytes(stores(**row["stores"]))
+    text = image_limits.image_shortage(capacity, used)
     shown = text.removeprefix("image storage limit reached: ") if text else None
-    return {"limit": found.image_limit, "used": used, "shortage": shown}
+    return {"limit": capacity.image_limit, "used": used, "shortage": shown}
 
 
 def _pull(row: Row) -> Any:
-    text = images.pull_shortage(row["given"])
+    text = image_limits.pull_shortage(row["given"])
     return text.removeprefix("insufficient disk to pull an image: ") if text else None
 
 
 _SECTIONS: dict[str, Callable[[Row], Any]] = {
     "bandwidth": lambda row: parse_bandwidth(row["given"]),
     "size": lambda row: parse_size(row["given"]),
-    "human": lambda row: sizes.human(row["given"]),
-    "cpuinfo": lambda row: counted(row["given"]),
-    "meminfo": lambda row: total_in(row["given"]),
+    "human": lambda row: sizes.format_size(row["given"]),
+    "cpuinfo": lambda row: count_cpus(row["given"]),
+    "meminfo": lambda row: parse_mem_total(row["given"]),
     "ratio": _ratio,
     "limit": _limit,
     "status": _status,
@@ -104,30 +128,30 @@ _SECTIONS: dict[str, Callable[[Row], Any]] = {
 }
 
 
-def _judge(content: dict[str, Any]) -> Iterator[Verdict]:
+def _judge(content: dict[str, Any]) -> Iterator[CaseVerdict]:
     for section in [name for name in _SECTIONS if name in content]:
         for number, row in enumerate(content[section], 1):
             yield _judged(section, f"{section} {row.get('name', row.get('given', number))}", row)
 
 
-def _judged(section: str, name: str, row: Row) -> Verdict:
+def _judged(section: str, name: str, row: Row) -> CaseVerdict:
     """A row says what is answered, or with which words it is refused."""
     try:
         got = _SECTIONS[section](row)
     except Exception as error:
         refused = "error" in row and row["error"] in str(error)
-        return Verdict(name, [] if refused else [Failure(row.get("error", row.get("expect")), explained(error))])
+        return CaseVerdict(name, [] if refused else [Failure(row.get("error", row.get("expect")), explained(error))])
     if "error" in row:
-        return Verdict(name, [Failure(f"an error: {row['error']}", got)])
-    return Verdict(name, [] if got == row.get("expect") else [Failure(row.get("expect"), got)])
+        return CaseVerdict(name, [Failure(f"an error: {row['error']}", got)])
+    return CaseVerdict(name, [] if got == row.get("expect") else [Failure(row.get("expect"), got)])
 
 
 def _fits(content: dict[str, Any]) -> bool:
     """Its sections have plain names, so that one alone says nothing."""
-    known = [content[name] for name in _SECTIONS.keys() & content.keys()]
-    return len(known) > 1 and all(
-        isinstance(rows, list) and all(isinstance(row, dict) for row in rows) for rows in known
+    sections = [content[name] for name in _SECTIONS.keys() & content.keys()]
+    return len(sections) > 1 and all(
+        isinstance(rows, list) and all(isinstance(row, dict) for row in rows) for rows in sections
     )
 
 
-FORMS = [Form("host capacity", _fits, _judge, sections=lambda name: name in _SECTIONS)]
+FORMS = [TableForm("host capacity", _fits, _judge, sections=lambda name: name in _SECTIONS)]

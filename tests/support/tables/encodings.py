@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from devalloc.scaling.messages.plugin import PodName
-from devalloc.scaling.scalars import ScalarError, bytes_from_json, bytes_to_json, cpu_from_json, cpu_to_json
 from devalloc.scaling.versions import (
     InformantVersion,
     MonitorVersion,
@@ -16,7 +15,8 @@ from devalloc.scaling.versions import (
     Version,
     VersionRange,
 )
-from tests.support.tables.forms import Form, Verdict, section, verdict
+from devalloc.scaling.wire_amounts import WireAmountError, bytes_from_json, bytes_to_json, cpu_from_json, cpu_to_json
+from tests.support.tables.table_form import CaseVerdict, TableForm, section, verdict
 
 ERROR = "error"
 _AMOUNTS: dict[str, Callable[[Any], Any]] = {
@@ -35,7 +35,7 @@ _HAVE: dict[str, type[Version]] = {"plugin_versions_that": PluginVersion, "infor
 _REJECTED = "rejected_as_quantity"
 
 
-def _encodings(content: dict[str, Any]) -> Iterator[Verdict]:
+def _encodings(content: dict[str, Any]) -> Iterator[CaseVerdict]:
     for key, convert in _AMOUNTS.items():
         for given, expected, *marks in content.get(key, ()):
             # What peers make of it and devalloc refuses (T23) is marked.
@@ -49,32 +49,32 @@ def _encodings(content: dict[str, Any]) -> Iterator[Verdict]:
             yield verdict(f"{key} {number}", name, lambda kind=kind, number=number: str(kind(number)))
 
 
-def _amount(name: str, convert: Callable[[Any], Any], given: Any, expected: Any) -> Verdict:
+def _amount(name: str, convert: Callable[[Any], Any], given: Any, expected: Any) -> CaseVerdict:
     def judge() -> Any:
         try:
             return convert(given)
-        except ScalarError:
+        except WireAmountError:
             return ERROR
 
     return verdict(name, expected, judge)
 
 
-def _have(content: dict[str, Any]) -> Iterator[Verdict]:
+def _have(content: dict[str, Any]) -> Iterator[CaseVerdict]:
     """Which of the versions that there are have what."""
     for key, kind in _HAVE.items():
         for name, numbers in content.get(key, {}).items():
-            known = range(1, len(kind.names) + 1)
-            having = lambda name=name, kind=kind, known=known: [n for n in known if getattr(kind(n), name)]  # noqa: E731
+            codes = range(1, len(kind.names) + 1)
+            having = lambda name=name, kind=kind, codes=codes: [n for n in codes if getattr(kind(n), name)]  # noqa: E731
             yield verdict(f"{key} {name}", numbers, having)
 
 
-def _ranges(content: dict[str, Any]) -> Iterator[Verdict]:
+def _ranges(content: dict[str, Any]) -> Iterator[CaseVerdict]:
     for one, other, expected in content["latest_shared_version"]:
         shared = lambda one=one, other=other: _range(one).latest_shared(_range(other))  # noqa: E731
         yield verdict(f"latest_shared_version {one} {other}", expected, shared)
 
 
-def _range_texts(content: dict[str, Any]) -> Iterator[Verdict]:
+def _range_texts(content: dict[str, Any]) -> Iterator[CaseVerdict]:
     for ends, expected in content["version_range_strings"]:
         yield verdict(f"version_range_strings {ends}", expected, lambda ends=ends: str(_range(ends)))
 
@@ -83,22 +83,22 @@ def _range(ends: list[int]) -> VersionRange[PluginVersion]:
     return VersionRange(*map(PluginVersion, ends))
 
 
-def _pod_names(content: dict[str, Any]) -> Iterator[Verdict]:
+def _pod_names(content: dict[str, Any]) -> Iterator[CaseVerdict]:
     names = content["namespaced_name_format"]
     expected = names["default"]
     yield verdict("namespaced_name_format default", expected, lambda: str(PodName(*expected.split("/"))))
     why = "how a debugger spells it, which nobody sends"
-    yield from (Verdict(f"namespaced_name_format {name}", unjudged=why) for name in names if name != "default")
+    yield from (CaseVerdict(f"namespaced_name_format {name}", unjudged=why) for name in names if name != "default")
 
 
 FORMS = [
-    Form(
+    TableForm(
         "encodings of amounts and versions",
         lambda content: any(key in content for key in (*_AMOUNTS, *_VERSIONS, _REJECTED)),
         _encodings,
         sections=lambda name: name in (*_AMOUNTS, *_VERSIONS, _REJECTED),
     ),
-    Form(
+    TableForm(
         "what versions have",
         lambda content: any(key in content for key in _HAVE),
         _have,

@@ -7,67 +7,66 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from devalloc.scaling.observed import similar
-from devalloc.scaling.recent import RecentCount
+from devalloc.scaling.rate import SlidingWindowCount
 from devalloc_node.guest import cpus
-from tests.support.faketree import memory_folder
-from tests.support.guest_tree import GuestTree
-from tests.support.tables.forms import Failure, Form, Verdict, section, verdict
+from tests.support.fake_guest_tree import GuestTree
+from tests.support.fake_tree import memory_folder
+from tests.support.tables.table_form import CaseVerdict, Failure, TableForm, section, verdict
 
 _COUNTER = re.compile(r"recent_counter_window_(\d+)s")
 _STEP = re.compile(r"(?:(?P<adds>inc(?:,inc)*) at )?(?:read )?t0(?:\+(?P<seconds>\d+))?")
 
 
-def _lists(content: dict[str, Any]) -> Iterator[Verdict]:
+def _lists(content: dict[str, Any]) -> Iterator[CaseVerdict]:
     for text, expected in content["cpu_range_parse"]:
         yield verdict(f"cpu_range_parse {text}", expected, lambda text=text: cpus.parse_cpus(text))
 
 
-def _scaler(content: dict[str, Any]) -> Iterator[Verdict]:
+def _scaler(content: dict[str, Any]) -> Iterator[CaseVerdict]:
     for case in content["cpu_scaler"]:
         count = case["cpus"]
         if count not in range(1, 1025):
             raise ValueError(f"cpus must be 1 to 1024, not {count!r}")
-        asked = case.get("set") or _one_at_a_time(case.get("note"), count)
-        expected = case.get("active", asked)
-        yield verdict(f"cpu_scaler {count} CPUs", expected, lambda case=case, asked=asked: _active(case, asked))
+        goals = case.get("set") or _one_at_a_time(case.get("note"), count)
+        expected = case.get("active", goals)
+        yield verdict(f"cpu_scaler {count} CPUs", expected, lambda case=case, goals=goals: _active(case, goals))
 
 
 def _one_at_a_time(note: str | None, count: int) -> list[int]:
     """What a note says is asked for, and that CPU 0 stays; all CPUs, up and down, where there is none."""
-    said = re.fullmatch(
+    match = re.fullmatch(
         r"up (\d+)\.\.(\d+) then down (\d+)\.\.(\d+) one at a time; CPU 0 is never offlined",
         note or f"up 2..{count} then down {count - 1}..1 one at a time; CPU 0 is never offlined",
     )
-    if said is None:
+    if match is None:
         raise ValueError(f"no such course: {note!r}")
-    low, high, first, last = (min(int(number), 1025) for number in said.groups())
+    low, high, first, last = (min(int(number), 1025) for number in match.groups())
     if high != count:
         raise ValueError(f"up to {high} of {count} CPUs")
     return [*range(low, high + 1), *range(first, last - 1, -1)]
 
 
-def _active(case: dict[str, Any], asked: list[int]) -> list[int]:
+def _active(case: dict[str, Any], goals: list[int]) -> list[int]:
     """How many CPUs are online after each step, by the guest's own list; -1 where CPU 0 is not."""
     with memory_folder() as folder:
         guest = GuestTree(Path(folder), cpus=case["cpus"], online=case.get("start", 1))
         active = []
-        for count in asked:
+        for count in goals:
             cpus.scale(guest, count)
             online = cpus.online(guest)
             active.append(len(online) if 0 in online else -1)
         return active
 
 
-def _counters(content: dict[str, Any]) -> Iterator[Verdict]:
+def _counters(content: dict[str, Any]) -> Iterator[CaseVerdict]:
     for key in content:
-        if found := _COUNTER.fullmatch(key):
-            yield _counter(key, int(found[1]), content[key])
+        if match := _COUNTER.fullmatch(key):
+            yield _counter(key, int(match[1]), content[key])
 
 
-def _counter(name: str, window: int, rows: list[list[Any]]) -> Verdict:
+def _counter(name: str, window: int, rows: list[list[Any]]) -> CaseVerdict:
     """One counter through all rows, each an event or more, and what it then counts."""
-    counter, failures = RecentCount(window * 1000), []
+    counter, failures = SlidingWindowCount(window * 1000), []
     for text, expected in rows:
         now = 0
         for part in text.split(";"):
@@ -80,19 +79,25 @@ def _counter(name: str, window: int, rows: list[list[Any]]) -> Verdict:
                 counter.add(now)
         if counter.count(now) != expected:
             failures.append(Failure(expected, counter.count(now), text))
-    return Verdict(name, failures)
+    return CaseVerdict(name, failures)
 
 
-def _similarity(content: dict[str, Any]) -> Iterator[Verdict]:
+def is_similar_memory(one: int, other: int) -> bool:
+    """Whether two amounts of memory are less than an eighth, and less than a block of 128 MiB, apart."""
+    apart = abs(one - other)
+    return apart * 8 < min(one, other) and apart < 128 * 2**20
+
+
+def _similarity(content: dict[str, Any]) -> Iterator[CaseVerdict]:
     for one, other, expected in content["monitor_memory_similarity"]["examples"]:
-        both = lambda one=one, other=other: [similar(one, other), similar(other, one)]  # noqa: E731
+        both = lambda one=one, other=other: [is_similar_memory(one, other), is_similar_memory(other, one)]  # noqa: E731
         yield verdict(f"monitor_memory_similarity {one} {other}", [expected, expected], both)
 
 
 FORMS = [
     section("lists of CPUs", "cpu_range_parse", _lists),
     section("CPUs brought on- and offline", "cpu_scaler", _scaler),
-    Form(
+    TableForm(
         "counts over a window",
         lambda content: any(_COUNTER.fullmatch(key) for key in content),
         _counters,

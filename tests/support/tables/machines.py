@@ -11,18 +11,19 @@ from typing import Any
 
 from devalloc.api.problems import Problem
 from devalloc.scaling.bounds import ANNOTATION as BOUNDS
+from devalloc.scaling.compat import ProtocolEra
 from devalloc.scaling.config import ANNOTATION as CONFIG
-from devalloc.scaling.config import defaults_to_json, merge, read_annotation, read_defaults
-from devalloc.scaling.eras import Era
-from devalloc.scaling.vminfo import ANNOTATION_RESOURCES, LABEL_NAME, from_pod, from_vm, to_json
-from tests.support.tables.forms import Form, Verdict, each, verdict
+from devalloc.scaling.config import merge_overrides, read_config_annotation, read_defaults
+from tests.support.scaling_config_json import defaults_to_json
+from tests.support.tables.table_form import CaseVerdict, TableForm, each, verdict
+from tests.support.vm_info import ANNOTATION_RESOURCES, LABEL_NAME, from_pod, from_vm, to_json
 
 _SHORT = {"bounds": BOUNDS, "config": CONFIG}
 
 
-def _machines(content: dict[str, Any]) -> Iterator[Verdict]:
-    def one(case: dict[str, Any]) -> Verdict:
-        era, name = Era(case.get("era", "newest")), "vm"
+def _machines(content: dict[str, Any]) -> Iterator[CaseVerdict]:
+    def one(case: dict[str, Any]) -> CaseVerdict:
+        era, name = ProtocolEra(case.get("era", "newest")), "vm"
         annotations = {_SHORT[key]: _text(case[key]) for key in _SHORT if key in case}
         metadata = {"name": name, "namespace": "default", "labels": case.get("labels", {}), "annotations": annotations}
         guest = {**content.get("guest", {}), **case.get("guest", {})}
@@ -35,25 +36,25 @@ def _machines(content: dict[str, Any]) -> Iterator[Verdict]:
             return verdict(case["name"], dict.fromkeys(got, case["problems"]), lambda: got)
         if vm.info is None or of_pod.info is None:
             return verdict(case["name"], case["expected"], lambda: _problems(vm.problems + of_pod.problems))
-        told = {"machine": to_json(vm.info, era), "pod": to_json(of_pod.info, era)}
+        sent = {"machine": to_json(vm.info, era), "pod": to_json(of_pod.info, era)}
         every = {"name": name, "namespace": "default", **content.get("expected", {}), **case["expected"]}
         expected = {key: value for key, value in every.items() if value is not None}
-        return verdict(case["name"], dict.fromkeys(told, expected), lambda: told)
+        return verdict(case["name"], dict.fromkeys(sent, expected), lambda: sent)
 
     yield from each(content["machines"], one)
 
 
-def _configs(content: dict[str, Any]) -> Iterator[Verdict]:
-    def one(case: dict[str, Any]) -> Verdict:
-        era = Era(case.get("era", "newest"))
+def _configs(content: dict[str, Any]) -> Iterator[CaseVerdict]:
+    def one(case: dict[str, Any]) -> CaseVerdict:
+        era = ProtocolEra(case.get("era", "newest"))
         shipped = content["shipped"][era.value]
         read = read_defaults({**shipped, **case.get("defaults", {})}, era)
         problems, config = read.problems, read.config
         if config is not None and "overrides" in case:
-            overrides = read_annotation(_text(case["overrides"]), era)
+            overrides = read_config_annotation(_text(case["overrides"]), era)
             problems += overrides.problems
             if overrides.overrides is not None:
-                merged = merge(config, overrides.overrides)
+                merged = merge_overrides(config, overrides.overrides)
                 problems += merged.problems
                 config = merged.config
         got: dict[str, Any] = {"problems": _problems(problems)}
@@ -61,7 +62,7 @@ def _configs(content: dict[str, Any]) -> Iterator[Verdict]:
         if "expected" in case:
             got["config"] = None if config is None else defaults_to_json(config, era)
             expected["config"] = {**shipped, **case.get("defaults", {}), **case["expected"]}
-            if era is Era.NEWEST:
+            if era is ProtocolEra.NEWEST:
                 expected["config"].setdefault("lfcUseLargestWindow", False)
         return verdict(case["name"], expected, lambda: got)
 
@@ -76,16 +77,16 @@ def _problems(problems: list[Problem]) -> dict[str, str]:
     """By path, as people write it: without where the annotation or the object's amounts are."""
     shortened = {f"metadata.annotations[{name!r}]": short for short, name in _SHORT.items()}
     shortened |= {f"metadata.annotations[{ANNOTATION_RESOURCES!r}]": "guest", "spec.guest": "guest"}
-    found = {}
+    by_path = {}
     for problem in problems:
         path = problem.path
         for long, short in shortened.items():
             path = path.replace(long, short)
-        found[path.removeprefix("guest.")] = "error" if problem.is_error else "warning"
-    return found
+        by_path[path.removeprefix("guest.")] = "error" if problem.is_error else "warning"
+    return by_path
 
 
 FORMS = [
-    Form("machines", lambda content: isinstance(content.get("machines"), list), _machines),
-    Form("scaling configurations", lambda content: isinstance(content.get("scaling_configs"), list), _configs),
+    TableForm("machines", lambda content: isinstance(content.get("machines"), list), _machines),
+    TableForm("scaling configurations", lambda content: isinstance(content.get("scaling_configs"), list), _configs),
 ]

@@ -11,18 +11,18 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from devalloc.scaling.eras import Era
-from devalloc.scaling.permits.events import found
-from devalloc.scaling.permits.grant import answer, factor_of, met
-from devalloc.scaling.permits.ledger import NOTHING, Key, Machine, Node, ledger
-from devalloc.scaling.permits.pressure import first_to_leave, is_too_full, oldest_to_leave, should_leave
-from devalloc.scaling.permits.scoring import Curve, score
+from devalloc.scaling.compat import ProtocolEra
+from devalloc.scaling.permits.grant import after_first_request, answer_request, grant_step
+from devalloc.scaling.permits.ledger import NO_RESOURCES, MachineAccount, MachineKey, NodeLedger, make_ledger
+from devalloc.scaling.permits.machine_events import assume_unrecorded
+from devalloc.scaling.permits.pressure import all_to_migrate, is_under_pressure, next_to_migrate, should_migrate
 from devalloc.scaling.resources import Resources
-from tests.support.tables.forms import Form, Verdict, each, section, verdict
-from tests.support.tables.words import Words
+from tests.support.node_scoring import Curve, score
+from tests.support.tables.path_words import PathWords
+from tests.support.tables.table_form import CaseVerdict, TableForm, each, section, verdict
 
-ME: Key = ("default", "me")
-OTHERS: Key = ("default", "others")
+ME: MachineKey = ("default", "me")
+OTHERS: MachineKey = ("default", "others")
 _ENDLESS = 2**40
 
 
@@ -30,8 +30,10 @@ def both(amount: int) -> Resources:
     return Resources(amount, amount)
 
 
-def _machine(reserved: int, **more: Any) -> Machine:
-    return Machine(least=NOTHING, most=both(_ENDLESS), reserved=both(reserved), permit=both(reserved), **more)
+def _machine(reserved: int, **more: Any) -> MachineAccount:
+    return MachineAccount(
+        least=NO_RESOURCES, most=both(_ENDLESS), reserved=both(reserved), permit=both(reserved), **more
+    )
 
 
 def _one(amounts: Resources) -> int | str:
@@ -42,15 +44,17 @@ def _one(amounts: Resources) -> int | str:
 # -- requests --------------------------------------------------------------------------------------------------------
 
 
-def _requests(content: dict[str, Any]) -> Iterator[Verdict]:
-    def one(case: dict[str, Any]) -> Verdict:
-        last, era = case.get("last"), Era(case.get("era", "v0.31"))
+def _requests(content: dict[str, Any]) -> Iterator[CaseVerdict]:
+    def one(case: dict[str, Any]) -> CaseVerdict:
+        last, era = case.get("last"), ProtocolEra(case.get("era", "v0.31"))
         given = both(int(1000 * case.get("overcommit", 1)))
-        mine = _machine(case["reserved"], use=both(case.get("use", 0)), overcommit=given)
-        node = ledger(both(case["total"]), NOTHING, {OTHERS: _machine(case["others"]), ME: mine})
-        unit = factor_of(both(case.get("factor", 1)), era=era)
+        own = _machine(case["reserved"], use=both(case.get("use", 0)), overcommit=given)
+        node = make_ledger(both(case["total"]), NO_RESOURCES, {OTHERS: _machine(case["others"]), ME: own})
+        unit = grant_step(both(case.get("factor", 1)), era=era)
         last = None if last is None else both(last)
-        done = answer(node, ME, both(case["wanted"]), unit, last=last, leaving=case.get("leaving", False), era=era)
+        done = answer_request(
+            node, ME, both(case["wanted"]), unit, last=last, leaving=case.get("leaving", False), era=era
+        )
         permit = done.machines[ME].permit
         assert permit is not None
         got = {"permit": _one(permit), "counted": _one(done.counted), "pressure": _one(done.pressure)}
@@ -59,14 +63,16 @@ def _requests(content: dict[str, Any]) -> Iterator[Verdict]:
     yield from each(content["permits"], one)
 
 
-def _first_requests(content: dict[str, Any]) -> Iterator[Verdict]:
-    def one(case: dict[str, Any]) -> Verdict:
-        last, era = case.get("last"), Era(case.get("era", "v0.31"))
-        mine = found(Machine(NOTHING, both(case["max"]), NOTHING, use=both(case["use"])), era=era)
-        node = ledger(both(case["total"]), NOTHING, {OTHERS: _machine(case["others"]), ME: mine})
-        before = {"reserved": _one(mine.reserved), "buffer": _one(mine.buffer)}
-        asked = met(node, ME, None if last is None else both(last))
-        done = answer(asked, ME, both(case["wanted"]), both(1), era=era)
+def _first_requests(content: dict[str, Any]) -> Iterator[CaseVerdict]:
+    def one(case: dict[str, Any]) -> CaseVerdict:
+        last, era = case.get("last"), ProtocolEra(case.get("era", "v0.31"))
+        own = assume_unrecorded(
+            MachineAccount(NO_RESOURCES, both(case["max"]), NO_RESOURCES, use=both(case["use"])), era=era
+        )
+        node = make_ledger(both(case["total"]), NO_RESOURCES, {OTHERS: _machine(case["others"]), ME: own})
+        before = {"reserved": _one(own.reserved), "buffer": _one(own.buffer)}
+        node_met = after_first_request(node, ME, None if last is None else both(last))
+        done = answer_request(node_met, ME, both(case["wanted"]), both(1), era=era)
         permit = done.machines[ME].permit
         assert permit is not None
         got = {**before, "permit": _one(permit), "counted": _one(done.counted), "buffer after": _one(done.buffer)}
@@ -75,10 +81,10 @@ def _first_requests(content: dict[str, Any]) -> Iterator[Verdict]:
     yield from each(content["first_permits"], one)
 
 
-def _factors(content: dict[str, Any]) -> Iterator[Verdict]:
-    def one(case: dict[str, Any]) -> Verdict:
-        unit, era = Resources(*case["unit"]), Era(case.get("era", "v0.31"))
-        step = factor_of(unit, whole_cpus=case.get("whole_cpus", False), slot=case.get("slot", 1), era=era)
+def _factors(content: dict[str, Any]) -> Iterator[CaseVerdict]:
+    def one(case: dict[str, Any]) -> CaseVerdict:
+        unit, era = Resources(*case["unit"]), ProtocolEra(case.get("era", "v0.31"))
+        step = grant_step(unit, whole_cpus=case.get("whole_cpus", False), slot=case.get("slot", 1), era=era)
         return verdict(case["name"], case["expected"], lambda: [step.cpu, step.memory])
 
     yield from each(content["factors"], one)
@@ -90,28 +96,30 @@ _SCALE = 1000
 _LATER = ("after", "expect", "result")
 
 
-def _reconciles(content: dict[str, Any]) -> Iterator[Verdict]:
-    shared = Words({name: value for name, value in content.items() if not isinstance(value, list)})
+def _reconciles(content: dict[str, Any]) -> Iterator[CaseVerdict]:
+    shared = PathWords({name: value for name, value in content.items() if not isinstance(value, list)})
     for name, cases in content.items():
         if _is_reconcile(cases):
             yield from each(cases, lambda case: _reconcile(case, shared), name)
 
 
-def _reconcile(case: dict[str, Any], shared: Words) -> Verdict:
-    words = Words({name: value for name, value in case.items() if name != "name"}, shared)
+def _reconcile(case: dict[str, Any], shared: PathWords) -> CaseVerdict:
+    words = PathWords({name: value for name, value in case.items() if name != "name"}, shared)
     verdicts = [_reconciled(case["name"], of_one) for of_one in words.each_without("cpu", "mem")]
-    return Verdict(case["name"], [failure for one in verdicts for failure in one.failures])
+    return CaseVerdict(case["name"], [failure for one in verdicts for failure in one.failures])
 
 
-def _reconciled(name: str, words: Words) -> Verdict:
+def _reconciled(name: str, words: PathWords) -> CaseVerdict:
     given = words.number("overcommit", otherwise=1)
     overcommit = both(int(given if given >= _SCALE else given * _SCALE))
     reserved, before = _scaled(words.number("pod", "reserved", but=_LATER)), _first(words, "node", "before", "reserved")
-    mine = _machine(reserved, overcommit=overcommit)
-    others = _machine(before - mine.counted.cpu)
-    node = ledger(both(_scaled(words.number("total"))), NOTHING, {OTHERS: others, ME: mine})
+    own = _machine(reserved, overcommit=overcommit)
+    others = _machine(before - own.counted.cpu)
+    node = make_ledger(both(_scaled(words.number("total"))), NO_RESOURCES, {OTHERS: others, ME: own})
     wanted = _scaled(words.number("requested", but=_LATER))
-    done = answer(node, ME, both(wanted), both(_scaled(words.number("factor", otherwise=1))), era=Era.NEWEST)
+    done = answer_request(
+        node, ME, both(wanted), both(_scaled(words.number("factor", otherwise=1))), era=ProtocolEra.NEWEST
+    )
     permit = done.machines[ME].permit
     assert permit is not None
     expected = {"pod": _later(words, "pod"), "node": _later(words, "node")}
@@ -121,13 +129,13 @@ def _reconciled(name: str, words: Words) -> Verdict:
     return verdict(name, expected, lambda: got)
 
 
-def _first(words: Words, of: str, *names: str) -> int:
+def _first(words: PathWords, of: str, *names: str) -> int:
     """An amount before, by the first of these names that there is."""
     but = (*_LATER, "total", "committed")
     return _scaled(words.number(of, next((name for name in names if words.has(of, name, but=but)), ""), but=but))
 
 
-def _later(words: Words, of: str) -> int:
+def _later(words: PathWords, of: str) -> int:
     """What is expected, which may repeat what was requested."""
     later = next((word for word in _LATER if words.has(of, word)), _LATER[0])
     return _scaled(words.number(of, later, but=("requested", "committed")))
@@ -139,7 +147,7 @@ def _scaled(amount: float) -> int:
 
 def _is_reconcile(cases: Any) -> bool:
     def fits(case: Any) -> bool:
-        return isinstance(case, dict) and all(Words(case).has(word) for word in ("done", "requested", "node"))
+        return isinstance(case, dict) and all(PathWords(case).has(word) for word in ("done", "requested", "node"))
 
     return isinstance(cases, list) and any(map(fits, cases))
 
@@ -147,40 +155,40 @@ def _is_reconcile(cases: Any) -> bool:
 # -- nodes -----------------------------------------------------------------------------------------------------------
 
 
-def _too_full(content: dict[str, Any]) -> Iterator[Verdict]:
-    def one(case: dict[str, Any]) -> Verdict:
+def _too_full(content: dict[str, Any]) -> Iterator[CaseVerdict]:
+    def one(case: dict[str, Any]) -> CaseVerdict:
         leaving = case.get("leaving", 0)
         rest = _machine(case["reserved"] - leaving)
         rest = replace(rest, buffer=both(case.get("buffer", 0)), pressure=both(case.get("pressure", 0)))
-        node = ledger(both(_ENDLESS), both(case["mark"]), {OTHERS: _machine(leaving, migrating=True), ME: rest})
-        return verdict(case["name"], case["expected"], lambda: is_too_full(node))
+        node = make_ledger(both(_ENDLESS), both(case["mark"]), {OTHERS: _machine(leaving, migrating=True), ME: rest})
+        return verdict(case["name"], case["expected"], lambda: is_under_pressure(node))
 
     yield from each(content["too_full"], one)
 
 
-def _leavers(content: dict[str, Any]) -> Iterator[Verdict]:
-    def one(case: dict[str, Any]) -> Verdict:
-        node = ledger(both(_ENDLESS), both(case["mark"]), _named(case["machines"]))
-        first = first_to_leave(node)
+def _leavers(content: dict[str, Any]) -> Iterator[CaseVerdict]:
+    def one(case: dict[str, Any]) -> CaseVerdict:
+        node = make_ledger(both(_ENDLESS), both(case["mark"]), _named(case["machines"]))
+        first = next_to_migrate(node)
         got: dict[str, Any] = {
             "first": None if first is None else first[1],
-            "leave": sorted(key[1] for key in node.machines if should_leave(node, key)),
-            "oldest": [key[1] for key in oldest_to_leave(node)],
+            "leave": sorted(key[1] for key in node.machines if should_migrate(node, key)),
+            "oldest": [key[1] for key in all_to_migrate(node)],
         }
         return verdict(case["name"], case["expected"], lambda: {name: got[name] for name in case["expected"]})
 
     yield from each(content["leavers"], one)
 
 
-def _named(machines: dict[str, dict[str, Any]]) -> dict[Key, Machine]:
-    return {("default", name): _machine(**told) for name, told in machines.items()}
+def _named(machines: dict[str, dict[str, Any]]) -> dict[MachineKey, MachineAccount]:
+    return {("default", name): _machine(**fields) for name, fields in machines.items()}
 
 
-def _operations(content: dict[str, Any]) -> Iterator[Verdict]:
+def _operations(content: dict[str, Any]) -> Iterator[CaseVerdict]:
     """Machines that come and go. ``try`` is a decision that is not carried out: it changes another ledger."""
 
-    def one(case: dict[str, Any]) -> Verdict:
-        node = ledger(both(case["total"]), both(case["mark"]))
+    def one(case: dict[str, Any]) -> CaseVerdict:
+        node = make_ledger(both(case["total"]), both(case["mark"]))
         got = []
         for step in case["steps"]:
             after = _operated(node, step)
@@ -191,7 +199,7 @@ def _operations(content: dict[str, Any]) -> Iterator[Verdict]:
     yield from each(content["node_operations"], one)
 
 
-def _operated(node: Node, step: dict[str, Any]) -> Node:
+def _operated(node: NodeLedger, step: dict[str, Any]) -> NodeLedger:
     for name in step.get("remove", []):
         node = node.without(("default", name))
     for name, reserved in step.get("add", {}).items():
@@ -199,10 +207,12 @@ def _operated(node: Node, step: dict[str, Any]) -> Node:
     return node
 
 
-def _scores(content: dict[str, Any]) -> Iterator[Verdict]:
-    def one(case: dict[str, Any]) -> Verdict:
+def _scores(content: dict[str, Any]) -> Iterator[CaseVerdict]:
+    def one(case: dict[str, Any]) -> CaseVerdict:
         curve = Curve(**case.get("curve", {}))
-        node = ledger(Resources(*case["total"]), NOTHING, {OTHERS: replace(_machine(0), reserved=_pair(case["used"]))})
+        node = make_ledger(
+            Resources(*case["total"]), NO_RESOURCES, {OTHERS: replace(_machine(0), reserved=_pair(case["used"]))}
+        )
         largest = Resources(*case.get("largest", case["total"]))
         return verdict(case["name"], case["expected"], lambda: score(node, _machine(case["machine"]), largest, curve))
 
@@ -221,5 +231,5 @@ FORMS = [
     section("who leaves a node", "leavers", _leavers),
     section("machines that come and go", "node_operations", _operations),
     section("scores of nodes", "scores", _scores),
-    Form("reconciled reservations", lambda content: any(map(_is_reconcile, content.values())), _reconciles),
+    TableForm("reconciled reservations", lambda content: any(map(_is_reconcile, content.values())), _reconciles),
 ]

@@ -19,12 +19,12 @@ from typing import Any
 import yaml
 
 from devalloc.scaling import state as agent
-from devalloc.scaling.actions import Actions, Change, next_actions
-from devalloc.scaling.bounds import Bounds
+from devalloc.scaling.actions import Actions, ResourceChange, next_actions
+from devalloc.scaling.bounds import ScalingBounds
 from devalloc.scaling.metrics import SystemMetrics
-from devalloc.scaling.resources import More, Resources
-from devalloc.scaling.state import Rules, State, Timing
-from tests.support.tables.forms import Failure, Form, Verdict, differences, each
+from devalloc.scaling.resources import ResourceFlags, Resources
+from devalloc.scaling.state import ScalingRules, ScalingState, ScalingTiming
+from tests.support.tables.table_form import CaseVerdict, Failure, TableForm, differences, each
 from tests.support.tables.values import config, number, resources
 
 OWN = Path(__file__).parents[2] / "conformance" / "cases" / "scaling" / "timelines.yaml"
@@ -42,7 +42,7 @@ class _Step:
 # -- timelines of ours -----------------------------------------------------------------------------------------------
 
 
-def _timelines(content: dict[str, Any]) -> Iterator[Verdict]:
+def _timelines(content: dict[str, Any]) -> Iterator[CaseVerdict]:
     yield from each(content["timelines"], lambda case: _run(case, [_step(step) for step in case["steps"]]))
 
 
@@ -51,7 +51,7 @@ def _step(content: list[Any]) -> _Step:
     return _Step(_ms(str(seconds)), events, expected, says[0] if says else None)
 
 
-def _run(case: dict[str, Any], steps: list[_Step]) -> Verdict:
+def _run(case: dict[str, Any], steps: list[_Step]) -> CaseVerdict:
     state, failures = _begin(case), []
     for step in steps:
         where = f"{step.now / 1000} s: {', '.join(step.events) or 'look again'}"
@@ -60,19 +60,21 @@ def _run(case: dict[str, Any], steps: list[_Step]) -> Verdict:
         if step.expected is None:
             continue
         expected = _expected(step.expected)
-        got = _told(next_actions(state, step.now), expected)
+        got = _actions_dict(next_actions(state, step.now), expected)
         failures += differences(expected, got, where)
-    return Verdict(case["name"], failures)
+    return CaseVerdict(case["name"], failures)
 
 
-def _begin(case: dict[str, Any]) -> State:
+def _begin(case: dict[str, Any]) -> ScalingState:
     low, high = (_whole(units) for units in case.get("bounds", [1, 4]))
-    timing = Timing(
+    timing = ScalingTiming(
         **{"plugin_tick": 5000, **{name: _ms(str(value)) for name, value in case.get("timing", {}).items()}}
     )
     targets = case.get("targets", {"loadAverageFractionTarget": 0.5, "memoryUsageFractionTarget": 0.5})
-    rules = Rules(UNIT, timing, as_peers=case.get("asPeers", True))
-    return State(rules, Bounds(UNIT * low, UNIT * high), config(targets), using=UNIT * _whole(case.get("using", low)))
+    rules = ScalingRules(UNIT, timing, as_peers=case.get("asPeers", True))
+    return ScalingState(
+        rules, ScalingBounds(UNIT * low, UNIT * high), config(targets), using=UNIT * _whole(case.get("using", low))
+    )
 
 
 def _whole(units: object) -> int:
@@ -93,15 +95,17 @@ def _units(text: str) -> Resources:
     return Resources(UNIT.cpu * int(cpu), UNIT.memory * int(memory or cpu))
 
 
-_EVENTS: list[tuple[str, Callable[..., State]]] = [
-    (r"load (\S+)", lambda state, now, load: agent.measured(state, SystemMetrics(float(load)))),
+_EVENTS: list[tuple[str, Callable[..., ScalingState]]] = [
+    (r"load (\S+)", lambda state, now, load: agent.metrics_received(state, SystemMetrics(float(load)))),
     (
         r"load (\S+) mem (\d+)",
-        lambda state, now, load, usage: agent.measured(state, SystemMetrics(float(load), 0.0, float(usage))),
+        lambda state, now, load, usage: agent.metrics_received(state, SystemMetrics(float(load), 0.0, float(usage))),
     ),
     (
         r"bounds (\d+)\.\.(\d+)",
-        lambda state, now, low, high: agent.bounded(state, Bounds(_units(low), _units(high)), state.config),
+        lambda state, now, low, high: agent.bounds_changed(
+            state, ScalingBounds(_units(low), _units(high)), state.config
+        ),
     ),
     (r"plugin start (\S+)", lambda state, now, units: agent.plugin_started(state, now, _units(units))),
     (r"permit (\S+)", lambda state, now, units: agent.plugin_permitted(state, _units(units))),
@@ -110,12 +114,12 @@ _EVENTS: list[tuple[str, Callable[..., State]]] = [
     (r"machine done", lambda state, now: agent.machine_done(state, now)),
     (r"machine done at (\S+)", lambda state, now, units: agent.machine_done(state, now, _units(units))),
     (r"machine failed", lambda state, now: agent.machine_failed(state, now)),
-    (r"machine seen (\S+)", lambda state, now, units: agent.observed(state, _units(units))),
+    (r"machine seen (\S+)", lambda state, now, units: agent.machine_observed(state, _units(units))),
     (r"monitor active", lambda state, now: agent.monitor_connected(state)),
-    (r"insist", lambda state, now: agent.insisting(state, True)),
+    (r"insist", lambda state, now: agent.maximum_enforced(state, True)),
     (r"monitor lost", lambda state, now: agent.monitor_lost(state)),
-    (r"asks memory", lambda state, now: agent.upscale_requested(state, now, More(memory=True))),
-    (r"asks cpu", lambda state, now: agent.upscale_requested(state, now, More(cpu=True))),
+    (r"asks memory", lambda state, now: agent.upscale_requested(state, now, ResourceFlags(memory=True))),
+    (r"asks cpu", lambda state, now: agent.upscale_requested(state, now, ResourceFlags(cpu=True))),
     (r"up start (\S+)", lambda state, now, units: agent.upscale_started(state, _units(units))),
     (r"up done", lambda state, now: agent.upscale_done(state)),
     (r"up failed", lambda state, now: agent.upscale_failed(state, now)),
@@ -126,7 +130,7 @@ _EVENTS: list[tuple[str, Callable[..., State]]] = [
 ]
 
 
-def _after(state: State, now: int, event: str) -> State:
+def _after(state: ScalingState, now: int, event: str) -> ScalingState:
     for pattern, apply in _EVENTS:
         if (match := re.fullmatch(pattern, event)) is not None:
             return apply(state, now, *match.groups())
@@ -164,7 +168,7 @@ def _expected(text: str) -> dict[str, Any]:
     return actions
 
 
-def _told(actions: Actions, expected: dict[str, Any]) -> dict[str, Any]:
+def _actions_dict(actions: Actions, expected: dict[str, Any]) -> dict[str, Any]:
     got: dict[str, Any] = {"warnings": len(actions.warnings)}
     if actions.wait is not None:
         got["wait"] = actions.wait
@@ -174,7 +178,11 @@ def _told(actions: Actions, expected: dict[str, Any]) -> dict[str, Any]:
             got["metrics"] = actions.plugin.metrics
     if "desired" in expected:
         got["desired"] = actions.desired
-    changes: dict[str, Change | None] = {"machine": actions.machine, "up": actions.upscale, "down": actions.downscale}
+    changes: dict[str, ResourceChange | None] = {
+        "machine": actions.machine,
+        "up": actions.upscale,
+        "down": actions.downscale,
+    }
     for name, change in changes.items():
         if change is not None:
             got[name] = (change.current, change.target)
@@ -209,39 +217,39 @@ def _by_default(content: dict[str, Any]) -> dict[str, Any]:
     return {"targets": targets, "timing": timing, "bounds": [given.get("min_cu", 1), given.get("max_cu", 4)]}
 
 
-def _scenarios(content: dict[str, Any]) -> Iterator[Verdict]:
+def _scenarios(content: dict[str, Any]) -> Iterator[CaseVerdict]:
     default = _by_default(content)
     for title, lines in content["scenarios"].items():
         name, _, more = title.partition(" (")
         timelines = _own().get(name, [])
         if not timelines:
-            yield Verdict(title, [Failure("a scenario that has been translated", "prose that is not known")])
+            yield CaseVerdict(title, [Failure("a scenario that has been translated", "prose that is not known")])
         for timeline in timelines:
             try:
                 begins = {**default, **timeline, "timing": {**default.get("timing", {}), **timeline.get("timing", {})}}
                 yield _scenario(title, _told_by(more.removesuffix(")"), begins), lines)
             except Exception as error:
-                yield Verdict(title, [Failure("steps that can be read", f"{type(error).__name__}: {error}")])
+                yield CaseVerdict(title, [Failure("steps that can be read", f"{type(error).__name__}: {error}")])
 
 
-def _scenario(title: str, timeline: dict[str, Any], lines: list[list[str]]) -> Verdict:
+def _scenario(title: str, timeline: dict[str, Any], lines: list[list[str]]) -> CaseVerdict:
     """Each line of the table must be one of ours by its prose; what it expects replaces what ours expects."""
     steps = [_step(step) for step in timeline["steps"]]
     ours = [step.says for step in steps if step.says is not None]
     if timeline.get("sentence") and len(lines) == 1 and (failures := _by_numbers(*lines[0])) is not None:
-        return Verdict(title, failures or _run(timeline, steps).failures)
+        return CaseVerdict(title, failures or _run(timeline, steps).failures)
     if ours != [says for says, _ in lines]:
-        return Verdict(title, [Failure([says for says, _ in lines], ours, "prose that has been translated")])
+        return CaseVerdict(title, [Failure([says for says, _ in lines], ours, "prose that has been translated")])
     if timeline.get("sentence"):
         (_, sentence) = lines[0]
         failures = differences(sentence, timeline["sentence"], "a sentence that has been translated")
-        return Verdict(title, failures or _run(timeline, steps).failures)
+        return CaseVerdict(title, failures or _run(timeline, steps).failures)
     expected = iter(lines)
-    told = []
+    expected_steps = []
     for step in steps:
         text = next(expected)[1] if step.says is not None else None
-        told.append(replace(step, expected=text) if text else step)
-    return _run({**timeline, "name": title}, told)
+        expected_steps.append(replace(step, expected=text) if text else step)
+    return _run({**timeline, "name": title}, expected_steps)
 
 
 _TITLES = {"tick": "plugin_tick", "cooldown": "monitor_denied", "valid": "upscale_valid"}
@@ -290,19 +298,19 @@ def _course(current: int, event: str) -> list[dict[str, Any]]:
     now, course = 200, []
     state = _after(state, now, event)
     while len(course) < 20:
-        told = _told(next_actions(state, now), {})
-        told.pop("wait", None)
-        if told == {"warnings": 0}:
+        actions = _actions_dict(next_actions(state, now), {})
+        actions.pop("wait", None)
+        if actions == {"warnings": 0}:
             break
-        course.append(told)
-        _, target = told.get("plugin") or told.get("machine") or told.get("up") or told["down"]
+        course.append(actions)
+        _, target = actions.get("plugin") or actions.get("machine") or actions.get("up") or actions["down"]
         units = f"{target.cpu // UNIT.cpu}/{target.memory // UNIT.memory}"
         start, end = {
             "plugin": ("plugin start", f"permit {units}"),
             "machine": ("machine start", "machine done"),
             "up": ("up start", "up done"),
             "down": ("down start", "down allowed"),
-        }[next(name for name in ("plugin", "machine", "up", "down") if name in told)]
+        }[next(name for name in ("plugin", "machine", "up", "down") if name in actions)]
         state = _after(state, now, f"{start} {units}")
         now += 100
         state = _after(state, now, end)
@@ -314,18 +322,18 @@ def _ticks(units: int, tick: int, took: int, every: int, wait: int) -> list[Fail
     state, failures, began = _steady(units, {"timing": {"plugin_tick": tick / 1000}}, took), [], 0
     for _ in range(3):
         for elapsed in (took, (took + wait) // 2, every - 1):
-            got = _told(next_actions(state, began + elapsed), {})
+            got = _actions_dict(next_actions(state, began + elapsed), {})
             failures += differences(
                 {"warnings": 0, "wait": wait - elapsed}, got, f"{elapsed} ms after the request began"
             )
         began += every
-        got = _told(next_actions(state, began), {})
+        got = _actions_dict(next_actions(state, began), {})
         failures += differences({"warnings": 0, "plugin": (_units(str(units)),) * 2}, got, f"request at {began} ms")
         state = _after(_after(state, began, f"plugin start {units}"), began + took, f"permit {units}")
     return failures
 
 
-def _steady(units: int, begins: dict[str, Any], took: int) -> State:
+def _steady(units: int, begins: dict[str, Any], took: int) -> ScalingState:
     """A machine of so many units that wants as many, whose first request began at 0 and took so many milliseconds."""
     state = _begin({"using": units, "bounds": [units, units], **begins})
     for event in ("monitor active", "load 0", f"plugin start {units}"):
@@ -334,6 +342,6 @@ def _steady(units: int, begins: dict[str, Any], took: int) -> State:
 
 
 FORMS = [
-    Form("timelines", lambda content: isinstance(content.get("timelines"), list), _timelines),
-    Form("scenarios", lambda content: isinstance(content.get("scenarios"), dict), _scenarios),
+    TableForm("timelines", lambda content: isinstance(content.get("timelines"), list), _timelines),
+    TableForm("scenarios", lambda content: isinstance(content.get("scenarios"), dict), _scenarios),
 ]

@@ -7,21 +7,21 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from devalloc.scaling import state as agent
-from devalloc.scaling.actions import Actions, Change, next_actions
-from devalloc.scaling.bounds import Bounds
-from devalloc.scaling.resources import More
-from devalloc.scaling.state import Rules, State, Timing
-from tests.support.tables.forms import Failure, Form, Verdict, differences, each, explained, has_cases
-from tests.support.tables.values import config, lfc, number, resources, system, told
+from devalloc.scaling.actions import Actions, ResourceChange, next_actions
+from devalloc.scaling.bounds import ScalingBounds
+from devalloc.scaling.resources import ResourceFlags
+from devalloc.scaling.state import ScalingRules, ScalingState, ScalingTiming
+from tests.support.tables.table_form import CaseVerdict, Failure, TableForm, differences, each, explained, has_cases
+from tests.support.tables.values import amounts_as_table, config, lfc, number, resources, system
 
 Event = dict[str, Any]
 
 
-def _traces(content: dict[str, Any]) -> Iterator[Verdict]:
+def _traces(content: dict[str, Any]) -> Iterator[CaseVerdict]:
     yield from each(content["cases"], _trace)
 
 
-def _trace(case: dict[str, Any]) -> Verdict:
+def _trace(case: dict[str, Any]) -> CaseVerdict:
     state = begin(case["config"])
     failures = []
     for index, step in enumerate(case["steps"]):
@@ -37,13 +37,13 @@ def _trace(case: dict[str, Any]) -> Verdict:
         if refused is not bool(step.get("refused", False)):
             failures.append(Failure(step.get("refused", False), refused, f"{where}: the permit was refused"))
         failures += differences(step["actions"], got, where)
-    return Verdict(case["name"], failures)
+    return CaseVerdict(case["name"], failures)
 
 
-def begin(content: dict[str, Any]) -> State:
+def begin(content: dict[str, Any]) -> ScalingState:
     """A machine at its minimum."""
     unit = resources(content["computeUnit"])
-    timing = Timing(
+    timing = ScalingTiming(
         plugin_tick=content["pluginTick_ms"],
         plugin_retry=content["pluginRetry_ms"],
         plugin_denied_retry=content["pluginDeniedRetry_ms"],
@@ -53,12 +53,12 @@ def begin(content: dict[str, Any]) -> State:
         upscale_valid=content["monitorRequestedUpscaleValid_ms"],
     )
     least, most = int(number(content["minCU"])), int(number(content["maxCU"]))
-    bounds = Bounds(unit * least, unit * most)
+    bounds = ScalingBounds(unit * least, unit * most)
     using = unit * int(number(content.get("startCU", least)))
-    return State(Rules(unit, timing, as_peers=True), bounds, config(content["scaling"]), using)
+    return ScalingState(ScalingRules(unit, timing, as_peers=True), bounds, config(content["scaling"]), using)
 
 
-def after(state: State, now: int, event: Event) -> tuple[State, bool]:
+def after(state: ScalingState, now: int, event: Event) -> tuple[ScalingState, bool]:
     """The state after an event, and whether the event was a permit that cannot be."""
     if event["type"] != "pluginPermit":
         if event["type"] not in _EVENTS:
@@ -70,19 +70,19 @@ def after(state: State, now: int, event: Event) -> tuple[State, bool]:
         return agent.plugin_failed(state, now), True
 
 
-def _system(state: State, now: int, event: Event) -> State:
+def _system(state: ScalingState, now: int, event: Event) -> ScalingState:
     metrics = system(event)
     assert metrics is not None
-    return agent.measured(state, metrics)
+    return agent.metrics_received(state, metrics)
 
 
-def _lfc(state: State, now: int, event: Event) -> State:
+def _lfc(state: ScalingState, now: int, event: Event) -> ScalingState:
     metrics = lfc(event["workingSetSizeBuckets"])
     assert metrics is not None
-    return agent.measured_lfc(state, metrics)
+    return agent.lfc_metrics_received(state, metrics)
 
 
-_EVENTS: dict[str, Callable[[State, int, Event], State]] = {
+_EVENTS: dict[str, Callable[[ScalingState, int, Event], ScalingState]] = {
     "start": lambda state, now, event: state,
     "systemMetrics": _system,
     "lfcMetrics": _lfc,
@@ -94,7 +94,7 @@ _EVENTS: dict[str, Callable[[State, int, Event], State]] = {
     "monitorActive": lambda state, now, event: agent.monitor_connected(state),
     "monitorReset": lambda state, now, event: agent.monitor_lost(state),
     "monitorUpscaleRequested": lambda state, now, event: agent.upscale_requested(
-        state, now, More(event["cpu"], event["memory"])
+        state, now, ResourceFlags(event["cpu"], event["memory"])
     ),
     "monitorUpscaleStart": lambda state, now, event: agent.upscale_started(state, resources(event["resources"])),
     "monitorUpscaleDone": lambda state, now, event: agent.upscale_done(state),
@@ -114,18 +114,18 @@ def actions_told(actions: Actions) -> dict[str, Any]:
     if (request := actions.plugin) is not None:
         metrics = None if request.metrics is None else {"loadAvg1M": _single(request.metrics.load1)}
         content["plugin"] = {
-            "lastPermit": told(request.last_permit),
-            "target": told(request.target),
+            "lastPermit": amounts_as_table(request.last_permit),
+            "target": amounts_as_table(request.target),
             "metrics": metrics,
         }
-    changes: dict[str, Change | None] = {
+    changes: dict[str, ResourceChange | None] = {
         "neonvm": actions.machine,
         "monitorUpscale": actions.upscale,
         "monitorDownscale": actions.downscale,
     }
     for name, change in changes.items():
         if change is not None:
-            content[name] = {"current": told(change.current), "target": told(change.target)}
+            content[name] = {"current": amounts_as_table(change.current), "target": amounts_as_table(change.target)}
     return content
 
 
@@ -137,4 +137,4 @@ def _single(number: float) -> float:
     return next(float(text) for text in texts if struct.pack("<f", float(text)) == single)
 
 
-FORMS = [Form("histories", lambda content: has_cases(content, "config.computeUnit", "steps"), _traces)]
+FORMS = [TableForm("histories", lambda content: has_cases(content, "config.computeUnit", "steps"), _traces)]

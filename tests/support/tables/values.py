@@ -24,7 +24,7 @@ def number(value: object) -> float:
     return value
 
 
-def told(amounts: Resources | None, *, gib: bool = False) -> dict[str, Any] | None:
+def amounts_as_table(amounts: Resources | None, *, gib: bool = False) -> dict[str, Any] | None:
     """The way back."""
     if amounts is None:
         return None

@@ -10,35 +10,35 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from devalloc.scaling.workingset import INCREASE_FACTOR, LOOK_AHEAD, estimate, projected
-from tests.support.tables.forms import Form, Verdict, each, verdict
+from devalloc.scaling.working_set import INCREASE_FACTOR, LOOK_AHEAD, estimate_working_set, projected_growth
+from tests.support.tables.path_words import PathWords
+from tests.support.tables.table_form import CaseVerdict, TableForm, each, verdict
 from tests.support.tables.values import number
-from tests.support.tables.words import Words
 
 
-def _working_sets(content: dict[str, Any]) -> Iterator[Verdict]:
+def _working_sets(content: dict[str, Any]) -> Iterator[CaseVerdict]:
     for name, value in content.items():
         if _is_section(value):
-            yield from _judged(value, Words({}), name)
+            yield from _judged(value, PathWords({}), name)
         elif isinstance(value, dict):
-            shared = Words({key: inner for key, inner in value.items() if not isinstance(inner, list)})
+            shared = PathWords({key: inner for key, inner in value.items() if not isinstance(inner, list)})
             for key, inner in value.items():
                 if _is_section(inner):
                     yield from _judged(inner, shared, f"{name}.{key}")
 
 
-def _judged(cases: list[Any], shared: Words, section: str) -> Iterator[Verdict]:
-    def one(case: dict[str, Any]) -> Verdict:
-        words = Words({key: value for key, value in case.items() if not isinstance(value, (str, list))}, shared)
+def _judged(cases: list[Any], shared: PathWords, section: str) -> Iterator[CaseVerdict]:
+    def one(case: dict[str, Any]) -> CaseVerdict:
+        words = PathWords({key: value for key, value in case.items() if not isinstance(value, (str, list))}, shared)
         series, expected = _series(case), float(words.number("expect"))
         if words.has("window"):
             offset, window = int(words.number("offset")), int(words.number("window"))
             factor = words.number("factor", otherwise=INCREASE_FACTOR)
-            return verdict(case["name"], expected, lambda: float(estimate(series, offset, window, factor)))
+            return verdict(case["name"], expected, lambda: float(estimate_working_set(series, offset, window, factor)))
         if not words.has("len") and "project" not in section:
             raise ValueError("a window, or the length of a projection, must be given")
         ahead = words.number("len", otherwise=LOOK_AHEAD)
-        return verdict(case["name"], expected, lambda: float(projected(series, ahead)))
+        return verdict(case["name"], expected, lambda: float(projected_growth(series, ahead)))
 
     yield from each(cases, one, section)
 
@@ -68,4 +68,4 @@ def _fits(content: dict[str, Any]) -> bool:
     return any(map(_is_section, [*content.values(), *inner]))
 
 
-FORMS = [Form("working sets", _fits, _working_sets)]
+FORMS = [TableForm("working sets", _fits, _working_sets)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from devalloc.api import annotations as module
-from devalloc.api import aside, meta
-from devalloc.api.annotations import DOMAIN, KNOWN, misspelled, names, values
+from devalloc.api import dedicated_pools, meta
+from devalloc.api.annotations import DOMAIN, METADATA_KEYS, key_names, misspelled_keys
 
 NO_MARKS = {
     meta.UNAVAILABLE,  # attributes of devices
@@ -19,7 +19,7 @@ NO_MARKS = {
 def test_every_name_that_the_code_writes_down_is_in_the_list() -> None:
     """A new annotation without a line in the list would be warned of on every object that has it."""
     of_meta = {value for value in vars(meta).values() if isinstance(value, str) and value.startswith(f"{DOMAIN}/")}
-    assert of_meta | {aside.ALLOCATOR, module.PUBLISH} == {each.name for each in KNOWN} | NO_MARKS
+    assert of_meta | {dedicated_pools.ALLOCATOR_KEY, module.PUBLISH} == {each.name for each in METADATA_KEYS} | NO_MARKS
 
 
 @pytest.mark.parametrize(
@@ -39,17 +39,18 @@ def test_every_name_that_the_code_writes_down_is_in_the_list() -> None:
 def test_a_name_that_has_no_meaning_on_a_kind_is_noticed(
     kind: str | None, annotations: list[str], labels: list[str], paths: list[str]
 ) -> None:
-    assert [path for path, _ in misspelled(annotations, labels, kind)] == paths
+    assert [path for path, _ in misspelled_keys(annotations, labels, kind)] == paths
 
 
 def test_a_slip_is_answered_with_what_was_most_likely_meant() -> None:
-    ((_, message),) = misspelled(["devalloc.io/prioritty"], [], "DeviceClaim")
-    assert message == "'devalloc.io/prioritty' is not known and has no effect; did you mean devalloc.io/priority?"
-    ((_, message),) = misspelled(["devalloc.io/x"], [], "Node")
-    assert message == "'devalloc.io/x' is not known and has no effect; known here: devalloc.io/tolerated-taints"
+    ((_, message),) = misspelled_keys(["devalloc.io/prioritty"], [], "DeviceClaim")
+    assert message == "'devalloc.io/prioritty' is unknown and has no effect; did you mean devalloc.io/priority?"
+    ((_, message),) = misspelled_keys(["devalloc.io/x"], [], "Node")
+    assert message == "'devalloc.io/x' is unknown and has no effect; known names: devalloc.io/tolerated-taints"
 
 
 def test_what_people_write_is_told_apart() -> None:
-    assert names("VirtualMachine", "annotations", by_users=True) == (meta.PRIORITY,)
-    assert meta.LEADER in names("VirtualMachine", "annotations")
-    assert values("Node", "labels")[module.PUBLISH] == ("slices", "pools", "host", "set-aside", "none")
+    assert key_names("VirtualMachine", "annotations", by_users=True) == (meta.PRIORITY,)
+    assert meta.LEADER in key_names("VirtualMachine", "annotations")
+    (publish,) = (each for each in METADATA_KEYS if each.name == module.PUBLISH)
+    assert publish.values == ("slices", "pools", "host", "set-aside", "none")

@@ -12,7 +12,7 @@ import pytest
 from devalloc.api import crds
 from devalloc.api.kinds import KINDS
 from devalloc.api.manifests import load_text
-from devalloc.api.shapes import Form, fields_of, model_shape
+from devalloc.api.validation.schema import NodeForm, field_schemas, model_schema
 
 FOLDER = Path(__file__).parents[3] / "crds"
 DEFINITIONS = {kind.kind: crds.definition(kind) for kind in KINDS.values()}
@@ -92,18 +92,18 @@ def test_texts_lists_and_maps_below_rules_are_bounded() -> None:
 @pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.kind)
 def test_every_field_of_a_model_is_in_its_schema_and_no_other(kind: Any) -> None:
     def compare(model: Any, schema: dict[str, Any], path: str) -> None:
-        assert set(schema["properties"]) == set(fields_of(model)), path
-        for name, field in fields_of(model).items():
+        assert set(schema["properties"]) == set(field_schemas(model)), path
+        for name, field in field_schemas(model).items():
             inner, node = field.shape, schema["properties"][name]
-            while inner.form in (Form.LIST, Form.MAP):
+            while inner.form in (NodeForm.LIST, NodeForm.MAP):
                 assert inner.item is not None
-                inner, node = inner.item, node["items" if inner.form is Form.LIST else "additionalProperties"]
-            if inner.form is Form.RAW:
+                inner, node = inner.item, node["items" if inner.form is NodeForm.LIST else "additionalProperties"]
+            if inner.form is NodeForm.RAW:
                 assert node.get("x-kubernetes-preserve-unknown-fields"), f"{path}.{name}"
             if inner.model is not None and name != "metadata":
                 compare(inner.model, node, f"{path}.{name}")
 
-    shape = model_shape(kind.model)
+    shape = model_schema(kind.model)
     compare(shape.model, schema_of(kind.kind), "")
 
 

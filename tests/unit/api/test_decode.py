@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from devalloc.api.claim import DeviceClaim
-from devalloc.api.configobject import ConfigObject
-from devalloc.api.content import MAX_DEPTH
+from devalloc.api.configs import ConfigObject
 from devalloc.api.decode import MAX_PROBLEMS, decode
-from devalloc.api.deviceclass import DeviceClass
+from devalloc.api.device_class import DeviceClass
+from devalloc.api.json_content import MAX_DEPTH
 from devalloc.api.kinds import KINDS, find_kind
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import errors
-from tests.support.change import changed
 from tests.support.good_manifests import good
+from tests.support.manifest_edit import with_change
 
 DEVMGMT = "devmgmtproto.k8s.io/v1alpha1"
 
@@ -39,15 +39,15 @@ def warnings(content: object) -> dict[str, str]:
     [
         (DEVMGMT, "DevicePol", "kind", "did you mean DevicePool?"),
         (DEVMGMT, "deviceclaim", "kind", "did you mean DeviceClaim?"),
-        (DEVMGMT, "Pod", "kind", "known here: DevicePool, DeviceClass, DeviceClaim"),
+        (DEVMGMT, "Pod", "kind", "the kinds are DevicePool, DeviceClass, DeviceClaim"),
         (DEVMGMT, "VfConfig", "apiVersion", "must be devalloc.io/v1alpha1"),
         ("devmgmtproto.k8s.io/v1", "DevicePool", "apiVersion", f"must be {DEVMGMT}"),
         ("devmgmtproto.k8s/v1alpha1", "DevicePool", "apiVersion", f"must be {DEVMGMT}"),
         ("v1alpha1", "DevicePool", "apiVersion", f"must be {DEVMGMT}"),
         (None, "DevicePool", "apiVersion", "required"),
         (DEVMGMT, None, "kind", "required"),
-        (1, "DevicePool", "apiVersion", "text"),
-        (DEVMGMT, ["DevicePool"], "kind", "text"),
+        (1, "DevicePool", "apiVersion", "string"),
+        (DEVMGMT, ["DevicePool"], "kind", "string"),
     ],
 )
 def test_an_unknown_kind_or_version_names_the_nearest(api_version: Any, kind: Any, path: str, words: str) -> None:
@@ -87,7 +87,7 @@ def test_kinds_are_found_by_all_their_names(kind: Any) -> None:
 
 @pytest.mark.parametrize("spelling", ["Driver", "DRIVER", "dRiver"])
 def test_class_fields_with_malformed_tags_are_read_in_any_case(spelling: str) -> None:
-    content = changed(changed(good("DeviceClass"), "spec.driver", None), f"spec.{spelling}", "nic")
+    content = with_change(with_change(good("DeviceClass"), "spec.driver", None), f"spec.{spelling}", "nic")
     assert warnings(content) == {f"spec.{spelling}": "is read as 'driver'"}
     obj = decode(content).object
     assert isinstance(obj, DeviceClass)
@@ -96,12 +96,12 @@ def test_class_fields_with_malformed_tags_are_read_in_any_case(spelling: str) ->
 
 
 def test_both_spellings_at_once_are_an_error() -> None:
-    (problem,) = decode(changed(good("DeviceClass"), "spec.Driver", "nic")).problems
+    (problem,) = decode(with_change(good("DeviceClass"), "spec.Driver", "nic")).problems
     assert problem.path == "spec.Driver"
 
 
 def test_other_fields_are_not_read_in_any_case() -> None:
-    (problem,) = decode(changed(good("DevicePool"), "spec.Driver", "nic")).problems
+    (problem,) = decode(with_change(good("DevicePool"), "spec.Driver", "nic")).problems
     assert "did you mean `driver`?" in problem.message
 
 
@@ -113,9 +113,9 @@ def test_nulls_are_read_as_not_set() -> None:
         "deviceStatuses": [{"devicePoolName": "p", "deviceName": "d", "conditions": None}],
     }
     content["metadata"]["creationTimestamp"] = None
-    found = warnings(content)
-    assert list(found) == ["spec.claims[0].deviceType", "status.allocations", "status.deviceStatuses[0].conditions"]
-    assert set(found.values()) == {"is null, read as not set"}
+    by_path = warnings(content)
+    assert list(by_path) == ["spec.claims[0].deviceType", "status.allocations", "status.deviceStatuses[0].conditions"]
+    assert set(by_path.values()) == {"is null, read as not set"}
     obj = decode(content).object
     assert obj is not None
     assert "deviceType" not in obj.to_manifest()["spec"]["claims"][0]
@@ -133,9 +133,9 @@ def test_annotations_and_labels_without_quotes_are_read_as_texts() -> None:
     content["metadata"]["annotations"] = {"devalloc.io/priority": 7, "on": True}
     content["metadata"]["labels"] = {"version": 1.5}
     assert warnings(content) == {
-        "metadata.annotations[devalloc.io/priority]": "is a number without quotes, read as the text '7'",
-        "metadata.annotations[on]": "is a boolean without quotes, read as the text 'true'",
-        "metadata.labels[version]": "is a number without quotes, read as the text '1.5'",
+        "metadata.annotations[devalloc.io/priority]": "is a number without quotes, read as the string '7'",
+        "metadata.annotations[on]": "is a boolean without quotes, read as the string 'true'",
+        "metadata.labels[version]": "is a number without quotes, read as the string '1.5'",
     }
     claim = decode(content).object
     assert isinstance(claim, DeviceClaim)
@@ -143,7 +143,7 @@ def test_annotations_and_labels_without_quotes_are_read_as_texts() -> None:
 
 
 def test_a_namespace_on_a_cluster_scoped_object_is_ignored() -> None:
-    content = changed(good("DevicePool"), "metadata.namespace", "team-a")
+    content = with_change(good("DevicePool"), "metadata.namespace", "team-a")
     assert list(warnings(content)) == ["metadata.namespace"]
     pool = decode(content).object
     assert isinstance(pool, DevicePool)
@@ -172,7 +172,7 @@ def test_what_is_no_object_is_an_error(content: object) -> None:
         (float("nan"), "finite"),
         (float("-inf"), "finite"),
         (10**5000, "too large"),
-        ("\ud800", "broken character"),
+        ("\ud800", "invalid character"),
         (date(2026, 1, 1), "JSON content"),
         (b"x", "JSON content"),
     ],
@@ -180,7 +180,7 @@ def test_what_is_no_object_is_an_error(content: object) -> None:
 )
 @pytest.mark.parametrize("where", ["spec.driver", "spec.attributes.0.stringValue", "metadata.labels.rack"])
 def test_values_that_json_lacks_are_named_and_hide_nothing(where: str, value: object, words: str) -> None:
-    content = changed(changed(good("DevicePool"), where, value), "spec.resources.0.capacity", "-1")
+    content = with_change(with_change(good("DevicePool"), where, value), "spec.resources.0.capacity", "-1")
     problems = errors(decode(content).problems)
     assert len(problems) == 2
     assert words in problems[0].message
@@ -193,7 +193,7 @@ def test_keys_that_are_no_texts_are_named(key: object) -> None:
     content = good("DevicePool")
     content["spec"][key] = "x"
     (problem,) = errors(decode(content).problems)
-    assert "has a key that must be a text" in problem.message
+    assert "has a key that must be a string" in problem.message
 
 
 @pytest.mark.parametrize("depth", [MAX_DEPTH, 2_000])
@@ -260,7 +260,7 @@ places = st.sampled_from(
 @given(st.sampled_from(["DevicePool", "DeviceClass", "DeviceClaim", "VfConfig"]), places, json_content)
 def test_any_content_at_any_place_gives_an_object_or_errors_in_words(kind: str, where: str, value: Any) -> None:
     try:
-        content = changed(good(kind), where, value)
+        content = with_change(good(kind), where, value)
     except (KeyError, IndexError, TypeError):
         return
     decoded = decode(content)
@@ -282,10 +282,10 @@ def test_unprintable_names_are_escaped_in_messages() -> None:
 
 
 def test_problems_say_what_where_and_which_object() -> None:
-    (problem,) = decode(changed(good("DeviceClaim"), "spec.claims.0.requests.count", 0)).problems
-    assert str(problem) == "DeviceClaim team-a/train: spec.claims[0].requests[count]: must be more than zero, and is 0"
+    (problem,) = decode(with_change(good("DeviceClaim"), "spec.claims.0.requests.count", 0)).problems
+    assert str(problem) == "DeviceClaim team-a/train: spec.claims[0].requests[count]: must be more than zero, but is 0"
     assert problem.to_dict() == {
-        "message": "must be more than zero, and is 0",
+        "message": "must be more than zero, but is 0",
         "path": "spec.claims[0].requests[count]",
         "kind": "DeviceClaim",
         "namespace": "team-a",

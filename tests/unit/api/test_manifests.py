@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from devalloc.api import manifests
-from devalloc.api.content import MAX_FIELDS, DecimalFloat
 from devalloc.api.decode import decode
+from devalloc.api.json_content import MAX_FIELDS, DecimalFloat
 from devalloc.api.manifests import Manifests, dump_yaml, load, load_text
 from devalloc.api.problems import Problem
 
@@ -23,9 +23,9 @@ CLASS = "apiVersion: devmgmtproto.k8s.io/v1alpha1\nkind: DeviceClass\nmetadata: 
 
 
 def contents(text: str, source: str = "f.yaml") -> list[dict[str, Any]]:
-    found = load_text(text, source)
-    assert [problem for problem in found.problems if problem.is_error] == []
-    return [document.content for document in found.documents]
+    parsed = load_text(text, source)
+    assert [problem for problem in parsed.problems if problem.is_error] == []
+    return [document.content for document in parsed.documents]
 
 
 def problems(text: str, source: str = "f.yaml") -> list[str]:
@@ -78,21 +78,21 @@ def value(text: str) -> Any:
     ],
 )
 def test_scalars_are_read_as_kubectl_reads_them(text: str, expected: Any) -> None:
-    found = value(text)
-    assert found == expected
-    assert isinstance(found, type(expected))
+    scalar = value(text)
+    assert scalar == expected
+    assert isinstance(scalar, type(expected))
 
 
 def test_numbers_keep_their_text() -> None:
-    for found in (value("1.50"), contents('{"a": 1.50}', "f.json")[0]["a"]):
-        assert isinstance(found, DecimalFloat)
-        assert found.text == "1.50"
+    for number in (value("1.50"), contents('{"a": 1.50}', "f.json")[0]["a"]):
+        assert isinstance(number, DecimalFloat)
+        assert number.text == "1.50"
 
 
 def test_an_old_octal_number_is_warned_of() -> None:
-    found = load_text("a: 0777", "f.yaml")
-    assert found.documents[0].content == {"a": 511}
-    (problem,) = found.problems
+    parsed = load_text("a: 0777", "f.yaml")
+    assert parsed.documents[0].content == {"a": 511}
+    (problem,) = parsed.problems
     assert problem.severity == "warning"
     assert "octal" in problem.message
     assert problem.path == "a"
@@ -124,41 +124,41 @@ def test_aliases_and_merge_keys_work() -> None:
 
 def test_a_broken_document_costs_only_itself() -> None:
     text = CLASS % "one" + "---\nfoo: [\n---\n" + CLASS % "two" + "---\na: 1\na: 2\n--- # three\n" + CLASS % "three"
-    found = load_text(text, "f.yaml")
-    assert [d.content["metadata"]["name"] for d in found.documents] == ["one", "two", "three"]
-    assert [d.source for d in found.documents] == [f"f.yaml, document {n}" for n in (1, 3, 5)]
-    assert [str(problem) for problem in found.problems] == [
+    parsed = load_text(text, "f.yaml")
+    assert [d.content["metadata"]["name"] for d in parsed.documents] == ["one", "two", "three"]
+    assert [d.source for d in parsed.documents] == [f"f.yaml, document {n}" for n in (1, 3, 5)]
+    assert [str(problem) for problem in parsed.problems] == [
         "f.yaml, document 2, line 6: is not valid YAML: did not find expected node content",
-        "f.yaml, document 4, line 12: a: is there twice, first in line 11",
+        "f.yaml, document 4, line 12: a: appears twice, first in line 11",
     ]
 
 
 def test_every_double_key_of_a_document_is_named_with_its_path() -> None:
     assert problems("a: {b: 1, b: 2}\nc:\n- {d: 1}\n- d: 1\n  d: 2\n") == [
-        "f.yaml, document 1, line 1: a.b: is there twice, first in line 1",
-        "f.yaml, document 1, line 5: c[1].d: is there twice, first in line 4",
+        "f.yaml, document 1, line 1: a.b: appears twice, first in line 1",
+        "f.yaml, document 1, line 5: c[1].d: appears twice, first in line 4",
     ]
     (line,) = problems('{"a": {"b": 1, "b": 1}}', "f.json")
-    assert line == "f.json, document 1, line 1: a.b: is there twice"
+    assert line == "f.json, document 1, line 1: a.b: appears twice"
 
 
 @pytest.mark.parametrize(
     "text", ["", "\n", "# only a comment\n", "---\n---\n", "%YAML 1.2\n---\n", "---\n# x\n...\n", "null\n", "\ufeff"]
 )
 def test_a_file_without_documents_is_a_warning(text: str) -> None:
-    found = load_text(text.removeprefix("\ufeff"), "f.yaml")
-    assert found.documents == []
-    assert [problem.severity for problem in found.problems] == ["warning"]
+    parsed = load_text(text.removeprefix("\ufeff"), "f.yaml")
+    assert parsed.documents == []
+    assert [problem.severity for problem in parsed.problems] == ["warning"]
 
 
 def test_lists_are_taken_apart() -> None:
     for head in ("kind: List\napiVersion: v1\n", "kind: DeviceClassList\n", ""):
-        found = load_text(head + "items: [{a: 1}, 5, {b: 2}]\n", "f.yaml")
-        assert [(d.content, d.source) for d in found.documents] == [
+        parsed = load_text(head + "items: [{a: 1}, 5, {b: 2}]\n", "f.yaml")
+        assert [(d.content, d.source) for d in parsed.documents] == [
             ({"a": 1}, "f.yaml, document 1, item 1"),
             ({"b": 2}, "f.yaml, document 1, item 3"),
         ]
-        assert [problem.source for problem in found.problems] == ["f.yaml, document 1, item 2"]
+        assert [problem.source for problem in parsed.problems] == ["f.yaml, document 1, item 2"]
 
 
 def test_json_documents_may_stand_in_a_row_or_between_separators() -> None:
@@ -175,9 +175,9 @@ def test_json_escapes_that_yaml_lacks_are_read() -> None:
 
 
 def test_json_before_an_error_is_read() -> None:
-    found = load_text('{"a": 1}\n{"a": \n', "f.json")
-    assert [d.content for d in found.documents] == [{"a": 1}]
-    assert [str(problem) for problem in found.problems] == [
+    parsed = load_text('{"a": 1}\n{"a": \n', "f.json")
+    assert [d.content for d in parsed.documents] == [{"a": 1}]
+    assert [str(problem) for problem in parsed.problems] == [
         "f.json, document 2, line 3: is not valid JSON: expecting value"
     ]
 
@@ -205,9 +205,9 @@ def test_flow_maps_that_are_no_json_are_yaml() -> None:
     ids=range(11),
 )
 def test_bombs_and_broken_texts_are_one_error(text: str) -> None:
-    found = load_text(text)
-    assert found.documents == []
-    (problem,) = found.problems
+    parsed = load_text(text)
+    assert parsed.documents == []
+    (problem,) = parsed.problems
     assert problem.is_error
     assert problem.source is not None
     assert problem.source.startswith("text, document 1")
@@ -243,9 +243,9 @@ def test_folders_are_read_in_order_with_what_ends_in_yaml_yml_and_json(tmp_path:
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps({"name": name}))
-    found = load([tmp_path])
-    assert [document.content["name"] for document in found.documents] == ["a/a.json", "a/z.yml", "b.yaml"]
-    assert found.problems == []
+    parsed = load([tmp_path])
+    assert [document.content["name"] for document in parsed.documents] == ["a/a.json", "a/z.yml", "b.yaml"]
+    assert parsed.problems == []
     assert [d.content["name"] for d in load([tmp_path / "c.txt"]).documents] == ["c.txt"]
 
 
@@ -261,18 +261,18 @@ def test_bad_files_cost_only_themselves(tmp_path: Path) -> None:
     (tmp_path / "broken.yaml").symlink_to(tmp_path / "nowhere")
     (tmp_path / "itself.yaml").symlink_to(tmp_path / "itself.yaml")
     os.mkfifo(tmp_path / "pipe.yaml")
-    found = load([tmp_path, tmp_path / "missing.yaml", "a\x00b"])
-    assert [document.content for document in found.documents] == [{"a": 1}]
-    by_name = {Path(str(p.source).partition(",")[0]).name: (p.severity, p.message) for p in found.problems}
-    assert by_name.pop("loop") == ("warning", "is a link back to a folder above it, skipped")
+    parsed = load([tmp_path, tmp_path / "missing.yaml", "a\x00b"])
+    assert [document.content for document in parsed.documents] == [{"a": 1}]
+    by_name = {Path(str(p.source).partition(",")[0]).name: (p.severity, p.message) for p in parsed.problems}
+    assert by_name.pop("loop") == ("warning", "is a link to a parent folder, skipped")
     assert by_name.pop("latin.yaml") == ("error", "is not UTF-8 text (byte 0xe9)")
-    assert by_name.pop("missing.yaml") == ("error", "there is no such file or folder")
+    assert by_name.pop("missing.yaml") == ("error", "no such file or folder")
     assert set(by_name) == {"broken.yaml", "itself.yaml", "pipe.yaml", "a\x00b"}
 
 
 def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
     (problem,) = load([tmp_path]).problems
-    assert "has no manifests" in problem.message
+    assert "contains no manifests" in problem.message
 
 
 @pytest.mark.parametrize("stream", [io.StringIO("a: 1"), io.BytesIO(b"\xef\xbb\xbfa: 1")])
@@ -321,11 +321,11 @@ def loaded(text: str) -> tuple[Manifests, float]:
 @pytest.mark.parametrize("line", ["#\n", "# a comment\r\n", "%TAG ! x\n", "...\n", "  \n"])
 def test_lines_without_content_take_no_memory(line: str) -> None:
     text = line * (2 * 2**20 // len(line))
-    found, mebibytes = loaded(text)
-    assert [problem.message for problem in found.problems] == ["has no documents"]
+    parsed, mebibytes = loaded(text)
+    assert [problem.message for problem in parsed.problems] == ["contains no documents"]
     assert mebibytes < 30, "a few copies of the text"
-    found, _ = loaded(f"{text}--- {{kind: x}}\n")
-    assert len(found.documents) == 1
+    parsed, _ = loaded(f"{text}--- {{kind: x}}\n")
+    assert len(parsed.documents) == 1
 
 
 @pytest.mark.parametrize(
@@ -342,25 +342,25 @@ def test_lines_without_content_take_no_memory(line: str) -> None:
 )
 def test_too_many_documents_are_refused(text: str, documents: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manifests, "MAX_DOCUMENTS", 10)
-    found = load_text(text)
-    assert len(found.documents) == documents
-    (problem,) = found.problems
-    assert problem.message == "has more than 10 documents; the rest is left out: split it"
+    parsed = load_text(text)
+    assert len(parsed.documents) == documents
+    (problem,) = parsed.problems
+    assert problem.message == "contains more than 10 documents; the rest is left out: split it"
     assert problem.source == "text"
 
 
 def test_documents_beyond_the_bound_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manifests, "MAX_DOCUMENTS", 10)
-    found, mebibytes = loaded("---\n" * 2**19)
-    assert found.problems[0].message == "has more than 10 documents; the rest is left out: split it"
+    parsed, mebibytes = loaded("---\n" * 2**19)
+    assert parsed.problems[0].message == "contains more than 10 documents; the rest is left out: split it"
     assert mebibytes < 8, "the text is 2 MiB; the places of its separators would take more"
 
 
 def test_as_many_documents_as_a_file_may_have_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manifests, "MAX_DOCUMENTS", 10)
     for text in ("---\na: 1\n" * 10, "{}\n" * 10):
-        found = load_text(text)
-        assert (len(found.documents), found.problems) == (10, [])
+        parsed = load_text(text)
+        assert (len(parsed.documents), parsed.problems) == (10, [])
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -369,10 +369,10 @@ def test_a_map_with_too_many_fields_is_refused(as_json: bool) -> None:
     few = dict(list(fields.items())[:-1])
     for content, count in ((few, 1), (fields, 0)):
         text = json.dumps(content) if as_json else "".join(f"{key}: {value}\n" for key, value in content.items())
-        found = load_text(text, "x.json" if as_json else "x.yaml")
-        assert len(found.documents) == count
-        assert len(found.problems) == 1 - count
-        assert all(f"more than {MAX_FIELDS} fields" in problem.message for problem in found.problems)
+        parsed = load_text(text, "x.json" if as_json else "x.yaml")
+        assert len(parsed.documents) == count
+        assert len(parsed.problems) == 1 - count
+        assert all(f"more than {MAX_FIELDS} fields" in problem.message for problem in parsed.problems)
 
 
 def test_fields_that_are_there_twice_are_found_in_one_go() -> None:
@@ -380,4 +380,4 @@ def test_fields_that_are_there_twice_are_found_in_one_go() -> None:
     text = "{" + ", ".join(f'"k{number}": 1, "k{number}": 2' for number in range(MAX_FIELDS // 2)) + "}"
     problems = load_text(text, "x.json").problems
     assert len(problems) == MAX_FIELDS // 2
-    assert {problem.message for problem in problems} == {"is there twice"}
+    assert {problem.message for problem in problems} == {"appears twice"}

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from devalloc.api import decode as decoding
-from devalloc.api import plainpool
+from devalloc.api import fast_pool
 from devalloc.api.decode import Decoded, decode
 from devalloc.api.pool import Attribute, Device, DevicePool
 from tests.support.good_manifests import good_manifests
-from tests.support.mutate import mutated
+from tests.support.manifest_mutations import mutated
 
 POOLS = [manifest for manifest in good_manifests() if manifest["kind"] == "DevicePool"]
 
@@ -22,7 +22,7 @@ POOLS = [manifest for manifest in good_manifests() if manifest["kind"] == "Devic
 def with_care(manifest: dict[str, Any]) -> Decoded:
     """The same without the quick way."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decoding, "_plain_pool", lambda _: None)
+        patch.setattr(decoding, "_fast_pool", lambda _: None)
         return decode(manifest)
 
 
@@ -52,7 +52,7 @@ def test_good_pools_are_the_same(manifest: dict[str, Any]) -> None:
 
 def test_the_quick_way_is_taken() -> None:
     """Otherwise the tests beside this one would compare the careful way with itself."""
-    assert decoding._plain_pool(POOLS[0]) is not None
+    assert decoding._fast_pool(POOLS[0]) is not None
 
 
 @given(st.integers(0, 2**32))
@@ -121,15 +121,15 @@ def test_equal_attributes_are_one_object() -> None:
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plainpool, "KEPT", 3)
-    monkeypatch.setattr(plainpool, "_attributes", dict[Any, Attribute]())
-    monkeypatch.setattr(plainpool, "_rests", dict[bytes, Device]())
+    monkeypatch.setattr(fast_pool, "MAX_CACHED", 3)
+    monkeypatch.setattr(fast_pool, "_attributes", dict[Any, Attribute]())
+    monkeypatch.setattr(fast_pool, "_device_templates", dict[bytes, Device]())
     devices = [
         {"name": f"d{n}", "requests": {f"r{n}": n}, "attributes": [{"name": "n", "intValue": n}]} for n in range(20)
     ]
     assert_same(_pool(devices))
-    assert len(plainpool._attributes) <= 3
-    assert len(plainpool._rests) <= 3
+    assert len(fast_pool._attributes) <= 3
+    assert len(fast_pool._device_templates) <= 3
 
 
 def _pool(devices: list[dict[str, Any]]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from devalloc.api.content import DecimalFloat
+from devalloc.api.json_content import DecimalFloat
 from devalloc.api.quantity import MAX_BASE_UNITS, NANO, Quantity, QuantityError, ceil_blocks, floor_blocks
 
 SCALES = {

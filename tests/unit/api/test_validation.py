@@ -8,15 +8,15 @@ import pytest
 
 from devalloc.api.decode import decode
 from devalloc.api.problems import errors
-from tests.support.change import changed
 from tests.support.good_manifests import good, good_manifests
+from tests.support.manifest_edit import with_change
 
 LONG = "x" * 300
 POOL: list[tuple[str, Any, str, str]] = [
     # where, what stands there, the path that is named, words of the message
     ("spec.driver", None, "spec.driver", "required"),
     ("spec.driver", "", "spec.driver", "1 to 253"),
-    ("spec.driver", 5, "spec.driver", "text"),
+    ("spec.driver", 5, "spec.driver", "string"),
     ("spec.nodeName", "a\nb", "spec.nodeName", "printable"),
     ("metadata.name", "Node_A", "metadata.name", "DNS name"),
     ("metadata.name", None, "metadata.name", "required"),
@@ -30,7 +30,7 @@ POOL: list[tuple[str, Any, str, str]] = [
     ("spec.attributes.2.quantityValue", "1GB", "spec.attributes[2].quantityValue", "did you mean G"),
     ("spec.attributes.3.semVerValue", "1.8", "spec.attributes[3].semVerValue", "MAJOR.MINOR.PATCH"),
     ("spec.attributes.3.semVerValue", 1.8, "spec.attributes[3].semVerValue", "quotes"),
-    ("spec.attributes.3.name", "vendor", "spec.attributes[3].name", "entry [0] has 'vendor' already"),
+    ("spec.attributes.3.name", "vendor", "spec.attributes[3].name", "entry [0] already has 'vendor'"),
     ("spec.resources.0.capacity", "-1", "spec.resources[0].capacity", "negative"),
     ("spec.resources.0.capacity", None, "spec.resources[0].capacity", "required"),
     ("spec.resources.0.capacity", "0.1n", "spec.resources[0].capacity", "finer than one nano"),
@@ -74,7 +74,7 @@ CLAIM: list[tuple[str, Any, str, str]] = [
     ("spec.claims.0.count", 4, "spec.claims[0].count", "requests.count"),
     ("spec.claims.1.oneOf.1.count", 4, "spec.claims[1].oneOf[1].count", "requests.count"),
     ("spec.deviceClass", "gpu", "spec.deviceClass", "entry of spec.claims"),
-    ("spec.claims.0.matchAttributes", ["a", 5], "spec.claims[0].matchAttributes[1]", "text"),
+    ("spec.claims.0.matchAttributes", ["a", 5], "spec.claims[0].matchAttributes[1]", "string"),
     ("spec.claims.0.configs.0.kind", None, "spec.claims[0].configs[0].kind", "required"),
     ("metadata.annotations.devalloc~io/priority", "high", "metadata.annotations[devalloc.io/priority]", "integer"),
     ("metadata.annotations.devalloc~io/priority", "1.5", "metadata.annotations[devalloc.io/priority]", "integer"),
@@ -110,18 +110,18 @@ MACHINE: list[tuple[str, Any, str, str]] = [
     ("spec.cpu", {"min": "9.99m", "max": "10m"}, "spec.cpu.min", "at least 10m"),
     ("spec.cpu", {"min": 2, "max": 1}, "spec.cpu.max", "below min (2)"),
     ("spec.cpu.max", 1025, "spec.cpu.max", "above 1024"),
-    ("spec.cpu.most", 4, "spec.cpu.most", "known here: min, max, use"),
+    ("spec.cpu.most", 4, "spec.cpu.most", "known fields: min, max, use"),
     ("spec.memory.min", "513M", "spec.memory.min", "multiple of 2Mi"),
     ("spec.memory.use", "1.5", "spec.memory.use", "multiple of 2Mi"),
     ("spec.memory.use", "256Mi", "spec.memory.use", "below min (512Mi)"),
-    ("spec.memory.use", "768Mi", "spec.memory.use", "multiple of slotSize (512Mi) more"),
-    ("spec.memory.max", "2304Mi", "spec.memory.max", "multiple of slotSize (512Mi) more"),
+    ("spec.memory.use", "768Mi", "spec.memory.use", "plus a multiple of slotSize (512Mi)"),
+    ("spec.memory.max", "2304Mi", "spec.memory.max", "plus a multiple of slotSize (512Mi)"),
     ("spec.memory.max", "130Gi", "spec.memory.max", "at most 255 times slotSize (512Mi)"),
     ("spec.memory.slotSize", "2Mi", "spec.memory.slotSize", "multiple of 128Mi"),
     ("spec.memory.slotSize", None, "spec.memory.slotSize", "required with method dimm"),
-    ("spec.memory.method", None, "spec.memory.slotSize", "method dimm only"),
+    ("spec.memory.method", None, "spec.memory.slotSize", "needs method dimm"),
     ("spec.memory.method", "balloon", "spec.memory.method", "'virtio-mem' or 'dimm'"),
-    ("spec.start", None, "spec.start", "or adopt"),
+    ("spec.start", None, "spec.start", "or else adopt"),
     ("spec.start", {}, "spec.start.kernel", "nothing to start"),
     ("spec.start.kernel", "vmlinuz", "spec.start.kernel", "absolute path"),
     ("spec.start.kernel", "/var/lib/../../etc/shadow", "spec.start.kernel", "absolute path without '.', '..'"),
@@ -135,13 +135,13 @@ MACHINE: list[tuple[str, Any, str, str]] = [
     ("spec.start.disks.0.path", "/var/lib/machines/data.raw", "spec.start.disks[1].path", "already"),
     ("spec.adopt", {"qmpSocket": "/run/" + "a" * 103}, "spec.adopt.qmpSocket", "at most 107 bytes"),
     ("spec.nics.0.interface", None, "spec.nics[0].interface", "required with backend tap"),
-    ("spec.nics.1.interface", "tap1", "spec.nics[1].interface", "backend tap only"),
+    ("spec.nics.1.interface", "tap1", "spec.nics[1].interface", "needs backend tap"),
     ("spec.nics.0.interface", "../tap0", "spec.nics[0].interface", "name of a network interface"),
-    ("spec.nics.1.backend", "warm", "spec.nics[2].backend", "lives in one warm setup"),
-    ("spec.nics.2.interface", "tap1", "spec.nics[2].interface", "backend tap only"),
-    ("spec.nics.2.backend", "user", "spec.start.pinned", "backend warm only"),
+    ("spec.nics.1.backend", "warm", "spec.nics[2].backend", "can use only one warm setup"),
+    ("spec.nics.2.interface", "tap1", "spec.nics[2].interface", "needs backend tap"),
+    ("spec.nics.2.backend", "user", "spec.start.pinned", "with backend warm"),
     ("spec.nics.0.mac", "01:00:5e:00:00:01", "spec.nics[0].mac", "unicast"),
-    ("spec.claims.1", "train", "spec.claims[1]", "there already"),
+    ("spec.claims.1", "train", "spec.claims[1]", "is a duplicate"),
     ("spec.claims.0", "../train", "spec.claims[0]", "DNS name"),
     ("spec.pciSlots", 1, "spec.pciSlots", "each of the 2 claims"),
     ("spec.pciSlots", 65, "spec.pciSlots", "at most 64"),
@@ -171,7 +171,7 @@ def test_a_broken_rule_is_one_error_at_its_place(kind: str, where: str, value: A
     base = good(kind)
     if where.startswith("status") and kind == "DeviceClaim":
         base = next(content for content in good_manifests() if content["metadata"]["name"] == "held")
-    decoded = decode(changed(base, where, value))
+    decoded = decode(with_change(base, where, value))
     assert decoded.object is None
     (problem,) = errors(decoded.problems)
     assert problem.path == path
@@ -180,12 +180,12 @@ def test_a_broken_rule_is_one_error_at_its_place(kind: str, where: str, value: A
 
 
 def test_a_machine_that_is_adopted_has_nothing_of_one_that_is_started() -> None:
-    started = changed(good("VirtualMachine"), "spec.start.pinned", None)
-    machine = changed(started, "spec.adopt", {"qmpSocket": "/run/machines/a.qmp"})
+    started = with_change(good("VirtualMachine"), "spec.start.pinned", None)
+    machine = with_change(started, "spec.adopt", {"qmpSocket": "/run/machines/a.qmp"})
     assert {problem.path: problem.message for problem in decode(machine).problems} == {
-        "spec.adopt": "must not stand next to start; the machine is either started or adopted",
-        "spec.nics": "go with start only; an adopted machine has those it was started with",
-        "spec.pciSlots": "goes with start only; an adopted machine has its own",
+        "spec.adopt": "cannot be combined with start; the machine is either started or adopted",
+        "spec.nics": "need start; an adopted machine has the network cards with which it was started",
+        "spec.pciSlots": "needs start; an adopted machine has its own",
     }
 
 
@@ -193,7 +193,7 @@ def test_a_machine_that_is_adopted_says_where_it_runs() -> None:
     machine = next(content for content in good_manifests() if content["metadata"]["name"] == "adopted")
     del machine["spec"]["nodeName"]
     assert [(problem.path, problem.message) for problem in decode(machine).problems] == [
-        ("spec.nodeName", "is required with adopt: where does it run?")
+        ("spec.nodeName", "is required with adopt")
     ]
 
 
@@ -207,7 +207,7 @@ def test_all_errors_of_a_document_are_named_at_once_however_they_hide_each_other
         ("spec.claims.1.deviceType", "gpu"),
         ("spec.claims.1.oneOf.1.requests.bandwidth", "-1"),
     ):
-        claim = changed(claim, where, value)
+        claim = with_change(claim, where, value)
     assert [problem.path for problem in errors(decode(claim).problems)] == [
         "metadata.annotations[devalloc.io/priority]",
         "spec.claims[0].deviceClas",
@@ -219,7 +219,7 @@ def test_all_errors_of_a_document_are_named_at_once_however_they_hide_each_other
 
 
 def test_a_wrong_entry_does_not_hide_that_its_name_is_taken() -> None:
-    pool = changed(
+    pool = with_change(
         good("DevicePool"), "spec.devices.1", {"name": "whole", "attributes": [{"name": "a", "intValue": "x"}]}
     )
     paths = [problem.path for problem in errors(decode(pool).problems)]

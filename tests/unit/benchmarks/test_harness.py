@@ -6,16 +6,16 @@ from pathlib import Path
 
 from benchmarks.bench_discovery import fill
 from benchmarks.harness import Benchmark, Row, report, timed
-from tests.support.fakesysfs import FakeSysfs
-from tests.support.faketree import memory_folder
+from tests.support.fake_sysfs import FakeSysfs
+from tests.support.fake_tree import memory_folder
 
 
 def test_a_page_has_the_machine_the_versions_and_a_line_a_row() -> None:
     rows = [Row({"claims": 10}, (0.003, 0.001, 0.002)), Row({"claims": 1000}, (1.5,))]
-    said: list[str] = []
-    page = report(Benchmark("b", "Solve time", "One solve.", ("pydantic",), lambda runs: rows[:runs]), 2, said.append)
-    assert page.splitlines() == said
-    assert said[-4:] == [
+    lines: list[str] = []
+    page = report(Benchmark("b", "Solve time", "One solve.", ("pydantic",), lambda runs: rows[:runs]), 2, lines.append)
+    assert page.splitlines() == lines
+    assert lines[-4:] == [
         "| claims | median | min | max |",
         "|---:|---:|---:|---:|",
         "| 10 | 2.0 | 1.0 | 3.0 |",

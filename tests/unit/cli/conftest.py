@@ -1,5 +1,5 @@
 """The command, in this process."""
 
-from tests.support.shell import devalloc
+from tests.support.cli_shell import devalloc
 
 __all__ = ["devalloc"]

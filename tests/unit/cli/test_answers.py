@@ -9,8 +9,8 @@ import pytest
 
 from devalloc.version import VERSION
 from devalloc_solver import solve_manifests
-from tests.support.shared import REPO
-from tests.support.shell import Shell, claim, device_class, pool, text
+from tests.support.cli_shell import Shell, claim, device_class, pool, text
+from tests.support.repository import REPO
 
 FLEET = (pool(), device_class())
 
@@ -37,20 +37,20 @@ def test_solve_says_how_it_went_by_its_exit_code(devalloc: Shell, objects: list[
 
 
 def test_solve_answers_the_good_documents_beside_the_bad(devalloc: Shell) -> None:
-    found = devalloc("solve", "-f", "-", stdin=text(*FLEET, claim(), claim("wrong", count=-1)) + "---\n{broken")
+    output = devalloc("solve", "-f", "-", stdin=text(*FLEET, claim(), claim("wrong", count=-1)) + "---\n{broken")
 
-    assert found.code == 2
-    rows = {line.split()[0]: line for line in found.out.splitlines()[1:]}
+    assert output.code == 2
+    rows = {line.split()[0]: line for line in output.out.splitlines()[1:]}
     assert "gpus/gpu-0" in rows["default/train"]
     assert "ClaimInvalid" in rows["default/wrong"]
-    assert "stdin, document 4" in found.err
-    assert "stdin, document 5" in found.err
+    assert "stdin, document 4" in output.err
+    assert "stdin, document 5" in output.err
 
 
 def test_a_problem_is_told_once(devalloc: Shell) -> None:
-    found = devalloc("solve", "-f", "-", stdin=text(*FLEET, claim("wrong", count=-1)))
+    output = devalloc("solve", "-f", "-", stdin=text(*FLEET, claim("wrong", count=-1)))
 
-    assert found.err.count("must be more than zero") == 1
+    assert output.err.count("must be more than zero") == 1
 
 
 def test_solve_without_files_answers_for_the_store_and_writes_nothing(devalloc: Shell) -> None:
@@ -86,36 +86,36 @@ def test_explain_tells_reason_funnel_blockers_and_what_to_do(devalloc: Shell) ->
     devalloc.allocate()
     devalloc("apply", "-f", "-", stdin=text(claim("second", constraints="device.model == 'L4'")))
 
-    found = devalloc("explain", "second")
+    output = devalloc("explain", "second")
 
-    assert found.code == 1
-    assert "default/second is not allocated: DevicesInUse" in found.out
-    table = [line.split() for line in found.out.splitlines()]
+    assert output.code == 1
+    assert "default/second is not allocated: DevicesInUse" in output.out
+    table = [line.split() for line in output.out.splitlines()]
     assert ["4", "in", "the", "fleet"] in table
     assert ["2", "of", "those", "are", "in", "use", "default/first", "(2)"] in table
     assert ["claim", "default/first", "(priority", "0)"] in table
-    assert "What to do: Release or delete" in found.out
+    assert "What to do: Release or delete" in output.out
 
 
 def test_explain_of_an_allocated_claim_says_what_it_holds(devalloc: Shell) -> None:
-    found = devalloc("explain", "train", "-f", "-", stdin=text(*FLEET, claim()))
+    output = devalloc("explain", "train", "-f", "-", stdin=text(*FLEET, claim()))
 
-    assert (found.code, found.out) == (0, "default/train is allocated on node node-a: gpus/gpu-0\n")
+    assert (output.code, output.out) == (0, "default/train is allocated on node node-a: gpus/gpu-0\n")
 
 
 def test_explain_of_a_claim_that_is_not_there_says_where_it_is(devalloc: Shell) -> None:
-    found = devalloc("explain", "train", "-f", "-", stdin=text(*FLEET, claim(namespace="team-a")))
+    output = devalloc("explain", "train", "-f", "-", stdin=text(*FLEET, claim(namespace="team-a")))
 
-    assert found.code == 1
-    assert "there is one in namespace team-a (-n)" in found.err
+    assert output.code == 1
+    assert "there is one in namespace team-a (-n)" in output.err
 
 
 def test_every_reason_has_advice() -> None:
-    from devalloc.cli.explanation import ADVICE
-    from devalloc.controller.placing.words import NO_ROOM, TOO_SMALL
-    from devalloc.controller.refused import REFUSED
+    from devalloc.cli.render.explanation import ADVICE
+    from devalloc.controller.reconcile.vm_scheduling.messages import NO_ROOM, TOO_SMALL
+    from devalloc.controller.reconcile.write_backoff import REFUSED
     from devalloc_solver import Reason
-    from devalloc_solver.gate import ADMIN_ACCESS_DENIED, QUOTA_EXCEEDED
+    from devalloc_solver.pipeline.admission import ADMIN_ACCESS_DENIED, QUOTA_EXCEEDED
 
     of_namespaces = {ADMIN_ACCESS_DENIED, QUOTA_EXCEEDED}
     assert ADVICE.keys() == {reason.value for reason in Reason} | {NO_ROOM, TOO_SMALL, REFUSED} | of_namespaces
@@ -125,11 +125,11 @@ def test_validate_shows_errors_of_fields_and_of_expressions(devalloc: Shell) -> 
     objects = [pool(devices=1), device_class(constraints="device.model = 'L4'"), claim(constraints="device.")]
     objects[0]["spec"]["driverr"] = "x"
 
-    found = devalloc("validate", "-f", "-", stdin=text(*objects))
+    output = devalloc("validate", "-f", "-", stdin=text(*objects))
 
-    assert found.code == 2
-    assert found.out == "3 documents, 3 with errors\n"
-    lines = found.err.splitlines()
+    assert output.code == 2
+    assert output.out == "3 documents, 3 with errors\n"
+    lines = output.err.splitlines()
     assert len(lines) == 3
     assert "spec.driverr: unknown field" in lines[0]
     assert "spec.constraints: line 1, column 14" in lines[1]
@@ -137,16 +137,16 @@ def test_validate_shows_errors_of_fields_and_of_expressions(devalloc: Shell) -> 
 
 
 def test_validate_of_good_manifests(devalloc: Shell) -> None:
-    found = devalloc("validate", "-f", "-", stdin=text(*FLEET, claim()))
+    output = devalloc("validate", "-f", "-", stdin=text(*FLEET, claim()))
 
-    assert (found.code, found.out, found.err) == (0, "3 documents, all valid\n", "")
+    assert (output.code, output.out, output.err) == (0, "3 documents, all valid\n", "")
 
 
 def test_a_file_that_is_not_there_is_bad_input(devalloc: Shell) -> None:
-    found = devalloc("validate", "-f", "/nowhere/claims.yaml")
+    output = devalloc("validate", "-f", "/nowhere/claims.yaml")
 
-    assert found.code == 2
-    assert "/nowhere/claims.yaml" in found.err
+    assert output.code == 2
+    assert "/nowhere/claims.yaml" in output.err
 
 
 def test_a_snapshot_replays_to_the_same_answer(devalloc: Shell, tmp_path: Path) -> None:
@@ -166,10 +166,10 @@ def test_a_replay_with_another_answer_says_which_claims(devalloc: Shell, tmp_pat
     content["answer"]["claims"][0]["allocations"][0]["deviceName"] = "gpu-1"
     path.write_text(json.dumps(content))
 
-    found = devalloc("replay", path)
+    output = devalloc("replay", path)
 
-    assert found.code == 1
-    assert found.out == "default/train: recorded node-a: gpus/gpu-1; now node-a: gpus/gpu-0\n"
+    assert output.code == 1
+    assert output.out == "default/train: recorded node-a: gpus/gpu-1; now node-a: gpus/gpu-0\n"
 
 
 @pytest.mark.parametrize(
@@ -194,16 +194,16 @@ def test_a_replay_of_another_version_minds_facts_and_not_words(
     [
         ("{", "is not a snapshot"),
         ("[]", "is not a snapshot"),
-        ('{"format": 1}', "lacks answer, devalloc, documents, options"),
+        ('{"format": 1}', "it has no answer, devalloc, documents, options"),
     ],
 )
 def test_what_is_no_snapshot_is_bad_input(devalloc: Shell, tmp_path: Path, content: str, words: str) -> None:
     (tmp_path / "x.json").write_text(content)
 
-    found = devalloc("replay", tmp_path / "x.json")
+    output = devalloc("replay", tmp_path / "x.json")
 
-    assert found.code == 2
-    assert words in found.err
+    assert output.code == 2
+    assert words in output.err
 
 
 def test_a_snapshot_of_a_later_format_is_refused(devalloc: Shell, tmp_path: Path) -> None:
@@ -211,10 +211,10 @@ def test_a_snapshot_of_a_later_format_is_refused(devalloc: Shell, tmp_path: Path
     devalloc("snapshot", path, "-f", "-", stdin=text(*FLEET))
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
 
-    found = devalloc("replay", path)
+    output = devalloc("replay", path)
 
-    assert found.code == 2
-    assert "has format 2" in found.err
+    assert output.code == 2
+    assert "has format 2" in output.err
 
 
 def test_capacity_counts_on_the_store_beside_what_is_allocated(devalloc: Shell) -> None:
@@ -228,15 +228,15 @@ def test_capacity_counts_on_the_store_beside_what_is_allocated(devalloc: Shell) 
 
 
 def test_capacity_on_manifests_alone(devalloc: Shell) -> None:
-    found = devalloc("capacity", "-f", "-", "-o", "json", stdin=text(*FLEET, claim()))
+    output = devalloc("capacity", "-f", "-", "-o", "json", stdin=text(*FLEET, claim()))
 
-    assert found.json["count"] == 2
-    assert found.json["byNode"] == [{"node": "node-a", "count": 2}]
-    assert found.json["proven"]
+    assert output.json["count"] == 2
+    assert output.json["byNode"] == [{"node": "node-a", "count": 2}]
+    assert output.json["proven"]
 
 
 @pytest.mark.parametrize(
-    ("hard", "asked", "answer"),
+    ("hard", "requested", "answer"),
     [
         ("9", {}, "6 more like default/train: 4 on node-a, 2 on node-b\n"),
         ("3", {}, "2 more like default/train\nQuotaExceeded: quota default/compute allows 3 devices of class "),
@@ -249,7 +249,7 @@ def test_capacity_on_manifests_alone(devalloc: Shell) -> None:
     ],
 )
 def test_capacity_is_no_more_than_a_quota_allows(
-    devalloc: Shell, hard: str, asked: dict[str, int], answer: str
+    devalloc: Shell, hard: str, requested: dict[str, int], answer: str
 ) -> None:
     counted = f"{device_class()['metadata']['name']}.deviceclass.devmgmtproto.k8s.io/devices"
     named = {"metadata": {"name": "compute", "namespace": "default"}, "spec": {"hard": {counted: hard}}}
@@ -258,16 +258,16 @@ def test_capacity_is_no_more_than_a_quota_allows(
     devalloc("apply", "-f", "-", stdin=text(*objects))
     devalloc.allocate()
 
-    if asked:
-        assert devalloc("capacity", "-f", "-", stdin=text(claim("pair", **asked))).out.startswith(answer)
+    if requested:
+        assert devalloc("capacity", "-f", "-", stdin=text(claim("pair", **requested))).out.startswith(answer)
     else:
         assert devalloc("capacity", "train").out.startswith(answer)
 
 
 def test_capacity_of_what_can_never_fit_says_why(devalloc: Shell) -> None:
-    found = devalloc("capacity", "-f", "-", stdin=text(*FLEET, claim(deviceClass="gpus")))
+    output = devalloc("capacity", "-f", "-", stdin=text(*FLEET, claim(deviceClass="gpus")))
 
-    assert found.out.startswith("0 more like default/train\nClassNotFound: ")
+    assert output.out.startswith("0 more like default/train\nClassNotFound: ")
 
 
 def test_capacity_wants_one_claim(devalloc: Shell) -> None:
@@ -279,7 +279,7 @@ def test_capacity_wants_one_claim(devalloc: Shell) -> None:
 
 
 def test_the_page_of_reasons_lists_every_code_with_its_advice() -> None:
-    from devalloc.cli.explanation import ADVICE
+    from devalloc.cli.render.explanation import ADVICE
 
     page, _, _ = (REPO / "docs" / "reasons.md").read_text().partition("On a claim that *is* allocated")
     rows = [line.split(" | ") for line in page.splitlines()]
@@ -297,7 +297,7 @@ def test_explain_ends_as_solve_does_where_a_manifest_is_wrong(devalloc: Shell) -
 
 
 def test_of_objects_of_one_name_each_is_told_with_its_document(devalloc: Shell) -> None:
-    found = devalloc("solve", "-f", "-", stdin=text(*FLEET, claim(), claim()))
+    output = devalloc("solve", "-f", "-", stdin=text(*FLEET, claim(), claim()))
 
-    lines = [line for line in found.err.splitlines() if "2 claims are named" in line]
+    lines = [line for line in output.err.splitlines() if "2 claims are named" in line]
     assert [line.partition(", line")[0].rpartition(", ")[2] for line in lines] == ["document 3", "document 4"]

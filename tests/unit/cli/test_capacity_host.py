@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from devalloc.store.sqlite import SQLiteStore
-from tests.support import cards
-from tests.support.fakesysfs import FakeSysfs
-from tests.support.nodeservice import served
-from tests.support.shell import Shell, text
-from tests.support.toymachines import vm
+from tests.support import pci_cards
+from tests.support.cli_shell import Shell, text
+from tests.support.fake_sysfs import FakeSysfs
+from tests.support.node_service import served
+from tests.support.toy_machines import vm
 
 MACHINE = {
     "apiVersion": "devalloc.io/v1alpha1",
@@ -29,11 +29,11 @@ MACHINE = {
 @pytest.fixture
 def host(tmp_path: Path) -> FakeSysfs:
     """Two nodes of 8 CPUs and 64 GiB each, a GPU, and an uplink of 1 Gbit/s."""
-    found = FakeSysfs(tmp_path / "host")
-    found.add(cards.gpu())
-    found.add(cards.nic())
-    found.default_route("eth0")
-    return found
+    sysfs = FakeSysfs(tmp_path / "host")
+    sysfs.add(pci_cards.gpu())
+    sysfs.add(pci_cards.nic())
+    sysfs.default_route("eth0")
+    return sysfs
 
 
 def run(devalloc: Shell, host: FakeSysfs, *more: str) -> tuple[str, ...]:
@@ -41,12 +41,12 @@ def run(devalloc: Shell, host: FakeSysfs, *more: str) -> tuple[str, ...]:
 
 
 def test_the_table_tells_limits_nodes_and_gpus(devalloc: Shell, host: FakeSysfs) -> None:
-    found = devalloc(
+    output = devalloc(
         *run(devalloc, host, "--disk-limit", "1000GB", "--max-image-storage", "0.1", "--oversub-memory", "1.5")
     )
-    assert found.code == 0, found.err
-    assert found.err == ""
-    *lines, gpu = [" ".join(line.split()) for line in found.out.splitlines()]
+    assert output.code == 0, output.err
+    assert output.err == ""
+    *lines, gpu = [" ".join(line.split()) for line in output.out.splitlines()]
     assert lines == [
         "RESOURCE CAPACITY RATIO LIMIT ALLOCATED AVAILABLE SOURCE",
         "cpu 16 4 64 0 64 detected",
@@ -60,7 +60,7 @@ def test_the_table_tells_limits_nodes_and_gpus(devalloc: Shell, host: FakeSysfs)
         "0 0-7 64Gi",
         "1 8-15 64Gi",
         "",
-        "GPUs: 1 slots, 0 used, 1 more can be given",
+        "GPUs: 1 slots, 0 used, 1 available",
         "DEVICE MODEL AVAILABLE",
     ]
     assert gpu.startswith("0000-01-00-0 ")
@@ -74,16 +74,16 @@ def test_what_is_kept_for_a_machine_that_has_not_begun_is_promised(devalloc: She
         {
             "devicePoolName": "node-a-host",
             "deviceName": device,
-            "allocations": [{"name": name, "allocation": amount} for name, amount in kept.items()],
+            "allocations": [{"name": name, "allocation": amount} for name, amount in amount_of.items()],
         }
-        for device, kept in amounts.items()
+        for device, amount_of in amounts.items()
     ]
     store = SQLiteStore(devalloc.store)
     status = {"phase": "Pending", "nodeName": "node-a", "allocations": entries}
     store.replace_status({**store.get("VirtualMachine", "default", "web"), "status": status})
     store.close()
-    found = devalloc(*run(devalloc, host, "-o", "json")).json
-    allocated = {name: found[name]["allocated"] for name in ("cpu", "memory", "network", "disk")}
+    report = devalloc(*run(devalloc, host, "-o", "json")).json
+    allocated = {name: report[name]["allocated"] for name in ("cpu", "memory", "network", "disk")}
     assert allocated == {"cpu": 3, "memory": 2 << 30, "network": 1000, "disk": 1 << 30}
 
 
@@ -95,12 +95,12 @@ def test_the_machines_of_the_store_count_and_those_of_other_nodes_do_not(devallo
         status = {"phase": "Running", "permitted": {"cpus": "2"}}
         store.replace_status({**store.get("VirtualMachine", "default", name), "status": status})
     store.close()
-    found = devalloc(*run(devalloc, host, "-o", "json")).json
-    assert (found["cpu"]["allocated"], found["cpu"]["available"], found["memory"]["allocated"]) == (2, 62, 2 << 30)
-    assert [row["instance_id"] for row in found["allocations"]] == ["default/web"]
-    assert found["numa_nodes"][1] == {"id": 1, "cpus": list(range(8, 16)), "memory_bytes": 64 << 30}
-    assert (found["network"]["capacity"], found["uplink"]) == (125_000_000, "eth0")
-    assert found["gpu"]["mode"] == "passthrough"
+    report = devalloc(*run(devalloc, host, "-o", "json")).json
+    assert (report["cpu"]["allocated"], report["cpu"]["available"], report["memory"]["allocated"]) == (2, 62, 2 << 30)
+    assert [row["instance_id"] for row in report["allocations"]] == ["default/web"]
+    assert report["numa_nodes"][1] == {"id": 1, "cpus": list(range(8, 16)), "memory_bytes": 64 << 30}
+    assert (report["network"]["capacity"], report["uplink"]) == (125_000_000, "eth0")
+    assert report["gpu"]["mode"] == "passthrough"
     assert "default/web   Running   2" in devalloc(*run(devalloc, host)).out
 
 
@@ -114,37 +114,37 @@ def test_machines_without_an_object_count_where_the_plugin_can_be_asked(
         assert devalloc("vm", "create", "-f", "-", *socket, stdin=text(vm("ended"))).code == 0
         assert devalloc("vm", "stop", "ended", *socket).code == 0
         there = run(devalloc, host, "-o", "json", *socket)
-        found = devalloc(*there).json
-        assert [row["instance_id"] for row in found["allocations"]] == ["default/own"]
-        assert (found["cpu"]["allocated"], found["memory"]["allocated"]) == (2, 1 << 30)
+        report = devalloc(*there).json
+        assert [row["instance_id"] for row in report["allocations"]] == ["default/own"]
+        assert (report["cpu"]["allocated"], report["memory"]["allocated"]) == (2, 1 << 30)
         other = devalloc(*(each if each != "node-a" else "node-b" for each in there)).json
         assert (other["cpu"]["allocated"], other["allocations"]) == (0, [])
-        assert "is that of node node-a, and this tells of node-b: its machines are not counted" in str(other)
+        assert "serves node node-a, not node-b: its machines are not counted" in str(other)
     gone = devalloc(*there).json["problems"]
     assert any("machines of `devalloc vm create` are not counted: " in each for each in gone), gone
 
 
 def test_a_store_that_knows_this_host_by_another_name_is_told(devalloc: Shell, host: FakeSysfs) -> None:
     assert devalloc("apply", "-f", "-", stdin=text(MACHINE)).code == 0
-    warning = "the store has machines of node-a and none of node-b; if this host is one of them, name it"
+    warning = "the store has machines of node-a but none of node-b; if this host is one of them, name it"
     of_b = [each if each != "node-a" else "node-b" for each in run(devalloc, host)]
     assert warning in devalloc(*of_b).err
     assert "none of" not in devalloc(*run(devalloc, host)).err
 
 
 def test_what_is_not_known_is_said(devalloc: Shell, host: FakeSysfs) -> None:
-    found = devalloc(*run(devalloc, host, "--uplink", "eth7"))
-    assert found.code == 0
-    assert "warning: capacity: network: its bandwidth is not known (there is no interface eth7)" in found.err
-    assert "warning: capacity: disk: its size is not known" in found.err
+    output = devalloc(*run(devalloc, host, "--uplink", "eth7"))
+    assert output.code == 0
+    assert "warning: capacity: network: its bandwidth is unknown (there is no interface eth7)" in output.err
+    assert "warning: capacity: disk: its size is unknown" in output.err
 
 
 @pytest.mark.parametrize(
     ("options", "code", "error"),
     [
         (("--network-limit", "1GBPS"), 2, "may be bits or bytes: write bits as 100Mbps or 10Gbps"),
-        (("--disk-limit", "-5GB"), 2, "is no size"),
-        (("--oversub-cpu", "many"), 2, "is no ratio"),
+        (("--disk-limit", "-5GB"), 2, "invalid size"),
+        (("--oversub-cpu", "many"), 2, "invalid ratio"),
         (("train",), 2, "counts no claim"),
         (("--data-dir", "/nope"), 2, "Directory '/nope' does not exist"),
         (("--data-dir", "/etc/passwd"), 2, "Directory '/etc/passwd' is a file"),
@@ -155,20 +155,20 @@ def test_what_is_not_known_is_said(devalloc: Shell, host: FakeSysfs) -> None:
 def test_what_makes_no_sense_is_refused(
     devalloc: Shell, host: FakeSysfs, options: tuple[str, ...], code: int, error: str
 ) -> None:
-    found = devalloc(*run(devalloc, host, *options))
-    assert (found.code, error in found.err) == (code, True), found.err
+    output = devalloc(*run(devalloc, host, *options))
+    assert (output.code, error in output.err) == (code, True), output.err
 
 
 def test_settings_come_from_the_environment(devalloc: Shell, host: FakeSysfs, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"OVERSUB_CPU": "2", "DISK_LIMIT": "10GB", "NETWORK_LIMIT": "10Gbps", "DISK_IO_LIMIT": "500MB/s"}
     for name, value in settings.items():
         monkeypatch.setenv(f"DEVALLOC_{name}", value)
-    found = devalloc(*run(devalloc, host, "-o", "json")).json
-    limits = [found[name]["effective_limit"] for name in ("cpu", "disk", "network", "disk_io")]
+    report = devalloc(*run(devalloc, host, "-o", "json")).json
+    limits = [report[name]["effective_limit"] for name in ("cpu", "disk", "network", "disk_io")]
     assert limits == [32, 10 << 30, 2_500_000_000, 2 * 500 << 20]
 
 
 def test_a_host_that_tells_nothing_is_an_error(devalloc: Shell, tmp_path: Path) -> None:
     (tmp_path / "sys").mkdir()
-    found = devalloc("capacity", "--host", "--sysfs-root", tmp_path)
-    assert (found.code, found.err) == (1, "error: discover CPU: neither /sys nor /proc tells of any\n")
+    output = devalloc("capacity", "--host", "--sysfs-root", tmp_path)
+    assert (output.code, output.err) == (1, "error: discover CPU: neither /sys nor /proc lists any\n")

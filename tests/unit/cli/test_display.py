@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import pytest
 from click.testing import CliRunner
 
-from devalloc.cli.display import displayed, say_published
-from devalloc.cli.verb import Failed, verb
-from devalloc.controller.publish import Published
+from devalloc.cli.command import CommandFailed, verb
+from devalloc.cli.render.progress import open_display, show_published
+from devalloc.controller.pool_publisher import PublishResult
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ class Terminal(io.StringIO):
 def test_words_of_others_are_shown_as_they_are(stream: type[io.StringIO], monkeypatch: pytest.MonkeyPatch) -> None:
     out = stream()
     monkeypatch.setattr(sys, "stdout", out)
-    with displayed() as display:
+    with open_display() as display:
         display.say("QEMU: [/dev/vfio/15] is [bold]busy")
         display.state("[/]")
     assert "QEMU: [/dev/vfio/15] is [bold]busy" in out.getvalue()
@@ -44,12 +44,12 @@ def test_a_log_in_json_has_nothing_else_in_it(capsys: pytest.CaptureFixture[str]
 
     @verb("watch")
     def watch() -> None:
-        with displayed() as display:
+        with open_display() as display:
             display.say('pool "a" [b]')
             display.state("claims 1")
             display.state("claims 1")
             logging.getLogger("devalloc.x").warning("late: %s", 5)
-            raise Failed("the lease is lost")
+            raise CommandFailed("the lease is lost")
 
     done = CliRunner().invoke(watch, ["--log-format", "json"])
     assert done.exit_code == 1
@@ -64,8 +64,8 @@ def test_a_log_in_json_has_nothing_else_in_it(capsys: pytest.CaptureFixture[str]
 
 
 def test_pools_that_are_as_they_were_are_nothing_to_tell(capsys: pytest.CaptureFixture[str]) -> None:
-    with displayed() as display:
-        say_published(display, Published())
-        say_published(display, Published(updated=("node-a-0000-01-00",)))
+    with open_display() as display:
+        show_published(display, PublishResult())
+        show_published(display, PublishResult(updated=("node-a-0000-01-00",)))
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(" ")[2] for line in lines] == ["pools: updated node-a-0000-01-00"]

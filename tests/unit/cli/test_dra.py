@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from devalloc.cli.main import cli
-from tests.support.dra import NODE, claim, devices, request, slice_
-from tests.support.shared import REPO
-from tests.support.shell import Shell
+from tests.support.cli_shell import Shell
+from tests.support.dra_builders import NODE, claim, devices, request, slice_
+from tests.support.repository import REPO
 
 CLASS = {"metadata": {"name": "any"}, "spec": {}}
 
@@ -38,23 +38,23 @@ def fleet(*claims: dict[str, Any], count: int = 2) -> list[tuple[str, dict[str, 
 def test_the_answer_is_a_list_of_allocation_results(devalloc: Shell, tmp_path: Path, form: str) -> None:
     files = write(tmp_path, *fleet(claim(request(count=2))))
 
-    found = devalloc("dra", "allocate", "-f", files, "--node", NODE, "-o", form)
+    output = devalloc("dra", "allocate", "-f", files, "--node", NODE, "-o", form)
 
-    assert found.code == 0
+    assert output.code == 0
     if form == "json":
-        assert [one["device"] for one in found.json[0]["devices"]["results"]] == ["d0", "d1"]
+        assert [one["device"] for one in output.json[0]["devices"]["results"]] == ["d0", "d1"]
     else:
-        assert found.out.startswith("- devices:\n")
+        assert output.out.startswith("- devices:\n")
 
 
 def test_claims_that_do_not_fit_give_null_and_code_1(devalloc: Shell, tmp_path: Path) -> None:
     files = write(tmp_path, *fleet(claim(request(count=3))))
 
     assert devalloc("dra", "allocate", "-f", files, "--node", NODE, "-o", "json").json is None
-    found = devalloc("dra", "allocate", "-f", files, "--node", NODE)
-    assert found.code == 1
-    assert found.out.startswith("not allocated")
-    assert "all 2 devices match" in found.out
+    output = devalloc("dra", "allocate", "-f", files, "--node", NODE)
+    assert output.code == 1
+    assert output.out.startswith("not allocated")
+    assert "all 2 devices match" in output.out
 
 
 def test_labels_come_from_the_node_among_the_files(devalloc: Shell, tmp_path: Path) -> None:
@@ -72,10 +72,10 @@ def test_a_claim_with_a_status_counts_as_allocated(devalloc: Shell, tmp_path: Pa
     done = claim(request(), name="done") | {"status": {"allocation": {"devices": {"results": held}}}}
     files = write(tmp_path, *fleet(done, claim(request())))
 
-    found = devalloc("dra", "allocate", "-f", files, "--node", NODE)
+    output = devalloc("dra", "allocate", "-f", files, "--node", NODE)
 
-    assert found.code == 0
-    assert [line.split() for line in found.out.splitlines()[1:]] == [
+    assert output.code == 0
+    assert [line.split() for line in output.out.splitlines()[1:]] == [
         ["default/done", "r", "gpu.io/p/d0"],
         ["default/c", "r", "gpu.io/p/d1"],
     ]
@@ -84,40 +84,40 @@ def test_a_claim_with_a_status_counts_as_allocated(devalloc: Shell, tmp_path: Pa
 def test_only_claims_that_are_allocated_leave_nothing_to_do(devalloc: Shell, tmp_path: Path) -> None:
     done = claim(request()) | {"status": {"allocation": {"devices": {}}}}
 
-    found = devalloc("dra", "allocate", "-f", write(tmp_path, *fleet(done)), "--node", NODE)
+    output = devalloc("dra", "allocate", "-f", write(tmp_path, *fleet(done)), "--node", NODE)
 
-    assert (found.code, found.out) == (0, "no claim waits\n")
+    assert (output.code, output.out) == (0, "no claims are pending\n")
 
 
 def test_a_manifest_that_is_wrong_is_named_and_the_rest_is_answered(devalloc: Shell, tmp_path: Path) -> None:
     old = {"apiVersion": "resource.k8s.io/v1beta1", "metadata": {"name": "old"}, "spec": {}}
     files = write(tmp_path, *fleet(claim(request())), ("ResourceClaim", old))
 
-    found = devalloc("dra", "allocate", "-f", files, "--node", NODE, "-o", "json")
+    output = devalloc("dra", "allocate", "-f", files, "--node", NODE, "-o", "json")
 
-    assert found.code == 2
-    assert len(found.json) == 1
-    assert "all.json, document 1, item 4" in found.err
-    assert "'resource.k8s.io/v1beta1' is not supported" in found.err
+    assert output.code == 2
+    assert len(output.json) == 1
+    assert "all.json, document 1, item 4" in output.err
+    assert "'resource.k8s.io/v1beta1' is not supported" in output.err
 
 
 def test_an_error_of_the_allocation_is_bad_input(devalloc: Shell, tmp_path: Path) -> None:
     files = write(tmp_path, *fleet(claim(request(class_name="gone"))))
 
-    found = devalloc("dra", "allocate", "-f", files, "--node", NODE)
+    output = devalloc("dra", "allocate", "-f", files, "--node", NODE)
 
-    assert found.code == 2
-    assert "claim default/c, request r" in found.err
+    assert output.code == 2
+    assert "claim default/c, request r" in output.err
 
 
 def test_an_invalid_pool_is_a_matter_of_the_node(devalloc: Shell, tmp_path: Path) -> None:
     objects = [one for one in fleet(claim(request())) if one[0] != "ResourceSlice"]
     files = write(tmp_path, *objects, ("ResourceSlice", slice_("s", devices("d", "d"))))
 
-    found = devalloc("dra", "allocate", "-f", files, "--node", NODE)
+    output = devalloc("dra", "allocate", "-f", files, "--node", NODE)
 
-    assert found.code == 1
-    assert "invalid resource pools were encountered" in found.err
+    assert output.code == 1
+    assert "invalid resource pools were encountered" in output.err
 
 
 def test_files_without_claims_are_bad_input(devalloc: Shell, tmp_path: Path) -> None:
@@ -126,11 +126,11 @@ def test_files_without_claims_are_bad_input(devalloc: Shell, tmp_path: Path) -> 
 
 def test_the_verbs_for_manifests_show_the_devices_of_kubernetes_own_claims() -> None:
     solved = CliRunner().invoke(cli, ["solve", "-f", str(REPO / "examples" / "dra")])
-    told = CliRunner().invoke(cli, ["explain", "train", "-f", str(REPO / "examples" / "dra")])
+    output = CliRunner().invoke(cli, ["explain", "train", "-f", str(REPO / "examples" / "dra")])
 
     assert solved.exit_code == 0
     assert "gpu.example.com/example-a/gpu-0-half-0, gpu-0-half-1" in solved.output
-    assert "nic.example.com/example-a/nic-0 (bandwidth 3G)" in told.output
+    assert "nic.example.com/example-a/nic-0 (bandwidth 3G)" in output.output
 
 
 def test_explain_tells_why_a_claim_gets_no_device_that_another_has(devalloc: Shell, tmp_path: Path) -> None:
@@ -138,10 +138,10 @@ def test_explain_tells_why_a_claim_gets_no_device_that_another_has(devalloc: She
     done = claim(request(), name="done") | {"status": {"allocation": {"devices": {"results": held}}}}
     files = write(tmp_path, *fleet(done, claim(request()), count=1), ("Node", {"metadata": {"name": NODE}}))
 
-    found = devalloc("explain", "c", "-f", files)
+    output = devalloc("explain", "c", "-f", files)
 
-    assert found.code == 1
-    table = [line.split() for line in found.out.splitlines()]
+    assert output.code == 1
+    table = [line.split() for line in output.out.splitlines()]
     assert ["1", "of", "those", "are", "in", "use"] in table
     assert ["claim", "default/done", "(priority", "0)"] in table
 
@@ -153,11 +153,11 @@ def test_what_a_claim_holds_counts_though_its_spec_is_wrong(devalloc: Shell, tmp
     }
     files = write(tmp_path, *fleet(held, claim(request(), name="new")))
 
-    found = devalloc("dra", "allocate", "-f", files, "--node", NODE, "-o", "json")
+    output = devalloc("dra", "allocate", "-f", files, "--node", NODE, "-o", "json")
 
-    assert (found.code, len(found.json)) == (2, 1)
-    assert [one["device"] for one in found.json[0]["devices"]["results"]] == ["d1"]
-    assert "exactly.futureField" in found.err
+    assert (output.code, len(output.json)) == (2, 1)
+    assert [one["device"] for one in output.json[0]["devices"]["results"]] == ["d1"]
+    assert "exactly.futureField" in output.err
 
 
 def test_a_device_of_which_nobody_can_tell_how_much_is_held_is_not_given(devalloc: Shell, tmp_path: Path) -> None:
@@ -166,9 +166,9 @@ def test_a_device_of_which_nobody_can_tell_how_much_is_held_is_not_given(devallo
     held["status"] = {"allocation": {"devices": {"results": [device | {"shareID": "x", "consumedCapacity": 5}]}}}
     files = write(tmp_path, *fleet(held, claim(request(), name="new")))
 
-    found = devalloc("dra", "allocate", "-f", files, "--node", NODE, "-o", "json")
+    output = devalloc("dra", "allocate", "-f", files, "--node", NODE, "-o", "json")
 
-    assert [one["device"] for one in found.json[0]["devices"]["results"]] == ["d1"]
+    assert [one["device"] for one in output.json[0]["devices"]["results"]] == ["d1"]
 
 
 def test_nodes_that_name_their_pools_alike_are_told(devalloc: Shell, tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_nodes_that_name_their_pools_alike_are_told(devalloc: Shell, tmp_path: P
     ]
     claims = [("ResourceClaim", claim(request(), name=name)) for name in "ab"]
 
-    found = devalloc("solve", "-f", write(tmp_path, ("DeviceClass", CLASS), *slices, *claims), "-o", "json")
+    output = devalloc("solve", "-f", write(tmp_path, ("DeviceClass", CLASS), *slices, *claims), "-o", "json")
 
-    assert [one["allocated"] for one in found.json["claims"]] == [True, False]
-    assert (found.code, "published by the nodes n0, n1" in found.err) == (1, True)
+    assert [one["allocated"] for one in output.json["claims"]] == [True, False]
+    assert (output.code, "published by the nodes n0, n1" in output.err) == (1, True)

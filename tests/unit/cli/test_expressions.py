@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.support.cli_shell import Shell, text
 from tests.support.manifests import claim, device_class
-from tests.support.shell import Shell, text
 
 BROKEN = claim("broken", {"deviceClass": "gpu", "constraints": "device.model = 'x'"})
 
@@ -26,4 +26,4 @@ def test_explain_tells_what_a_claim_would_get_from_what_it_has(devalloc: Shell) 
 
     fleet = [pool("p", devices=[device("g0")]), device_class("gpu", driver="gpu")]
     devalloc("apply", "-f", "-", stdin=text(*fleet, claim("fine", {"deviceClass": "gpu"})))
-    assert "is not allocated yet, and would be on node n1" in devalloc("explain", "fine").out
+    assert "is not allocated yet, but would be on node n1" in devalloc("explain", "fine").out

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from devalloc.store.sqlite import SQLiteStore
-from tests.support.shell import Shell, claim, device_class, pool, text
+from tests.support.cli_shell import Shell, claim, device_class, pool, text
 
 DRA = "resource.k8s.io/v1"
 Object = dict[str, Any]
@@ -64,7 +64,7 @@ def test_wait_says_at_once_that_a_resource_claim_is_left_aside(devalloc: Shell, 
 def test_explain_says_that_a_resource_claim_is_left_aside(devalloc: Shell) -> None:
     devalloc("apply", "-f", "-", stdin=text(FOREIGN_CLASS, FOREIGN_CLAIM, *FLEET))
 
-    assert "and nothing of this API group" in devalloc("explain", "theirs").err
+    assert "but nothing of this API group" in devalloc("explain", "theirs").err
 
 
 def test_applying_a_claim_again_that_is_left_aside_changes_nothing(devalloc: Shell) -> None:
@@ -96,7 +96,7 @@ def test_capacity_and_release_take_no_resource_claim_for_a_device_claim(devalloc
 
     assert counted.code == released.code == 2
     assert "default/train is a ResourceClaim, and `devalloc capacity` counts with DeviceClaims only" in counted.err
-    assert "cannot release ResourceClaim default/train: only DeviceClaims can be released" in released.err
+    assert "cannot release ResourceClaim default/train, only DeviceClaims" in released.err
     of_files = devalloc("capacity", "theirs", "-f", "-", "--no-store", stdin=text(FOREIGN_CLAIM, *FLEET))
     assert "default/theirs is a ResourceClaim" in of_files.err, "no DeviceClaim has its name"
     assert devalloc("capacity", "deviceclaim/train").out.startswith("1 more like default/train")
@@ -163,7 +163,7 @@ def test_of_kinds_that_devalloc_does_not_have_a_file_deletes_only_its_groups_obj
     refused = devalloc("delete", "-f", "-", stdin=text({**one, "apiVersion": "b.example.com/v1"}))
 
     assert refused.code == 1
-    assert "the one of a.example.com stays" in refused.err
+    assert "the NetConfig of a.example.com is kept" in refused.err
     assert stored_names(devalloc, "NetConfig") == ["n"]
 
 
@@ -181,10 +181,10 @@ def test_what_an_older_version_stored_by_the_kind_alone_is_found_by_its_group(de
 
 @pytest.mark.parametrize("verb", ["apply", "validate", "solve"])
 def test_kinds_that_devalloc_does_nothing_with_are_named(devalloc: Shell, verb: str) -> None:
-    found = devalloc(verb, "-f", "-", stdin=text(POD))
+    output = devalloc(verb, "-f", "-", stdin=text(POD))
 
-    assert found.code == 0
-    assert found.err == "warning: Pod p: devalloc does nothing with this kind\n"
+    assert output.code == 0
+    assert output.err == "warning: Pod p: devalloc does not use this kind\n"
 
 
 def test_a_config_that_a_class_names_is_no_such_kind(devalloc: Shell) -> None:

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from devalloc.cli import jsonpath, output
-from devalloc.cli.main import ADVICE, OTHER_WORDS, VERBS
-from devalloc.cli.selector import selector
-from devalloc.cli.verb import BadInput
+from devalloc.cli.command import BadInput
+from devalloc.cli.main import ADVICE, VERB_SYNONYMS, VERBS
+from devalloc.cli.render import jsonpath, output
+from devalloc.cli.selector import parse_selector
 from devalloc.store.sqlite import SQLiteStore
 from devalloc.version import VERSION
-from tests.support.hosts import machine
-from tests.support.shell import Shell, claim, device_class, pool, text
+from tests.support.cli_shell import Shell, claim, device_class, pool, text
+from tests.support.host_pools import machine
 
 Object = dict[str, Any]
 
@@ -66,10 +66,10 @@ def test_a_selector_is_read_or_refused(text: str) -> None:
     import click
 
     if text == "app=":
-        assert selector(text)({"metadata": {"labels": {"app": ""}}})
+        assert parse_selector(text)({"metadata": {"labels": {"app": ""}}})
         return
     with pytest.raises(click.BadParameter, match="invalid selector"):
-        selector(text)
+        parse_selector(text)
 
 
 def test_delete_selects_by_labels(fleet: Shell) -> None:
@@ -111,7 +111,7 @@ def test_a_jsonpath_of_one_object_begins_at_the_object(fleet: Shell) -> None:
 @pytest.mark.parametrize("template", ["{.a", "{range .items[*]}x", "{end}", "{.items[?(x)]}", "{.items[a]}"])
 def test_a_wrong_jsonpath_is_bad_input(template: str) -> None:
     with pytest.raises(BadInput, match="jsonpath"):
-        jsonpath.render(template, {"items": [1]})
+        jsonpath.render_template(template, {"items": [1]})
 
 
 def test_get_all_lists_every_kind(fleet: Shell) -> None:
@@ -217,7 +217,7 @@ def test_a_verb_of_kubectl_that_is_not_here_says_what_to_do(devalloc: Shell, wor
     result = devalloc(word)
 
     assert result.code == 2
-    assert word in OTHER_WORDS or ADVICE[word] in result.err
+    assert word in VERB_SYNONYMS or ADVICE[word] in result.err
     assert "--help` lists them" not in result.err
 
 
@@ -266,12 +266,12 @@ def test_folders_in_a_folder_are_read_with_r(devalloc: Shell, tmp_path: Path) ->
 
     flat = devalloc("apply", "-f", tmp_path)
     assert (flat.code, flat.out) == (0, "deviceclass/gpu created\n")
-    assert f"{tmp_path}: folders in it are not read without -R: team" in flat.err
+    assert f"{tmp_path}: subfolders are not read without -R: team" in flat.err
     assert devalloc("apply", "-R", "-f", tmp_path).out == "deviceclass/gpu unchanged\ndeviceclaim/train created\n"
     (tmp_path / "class.yaml").unlink()
     nothing = devalloc("apply", "-f", tmp_path)
     assert nothing.code == 2
-    assert "has no manifests (files that end in .yaml, .yml, .json); folders in it are not read" in nothing.err
+    assert "contains no manifests (files that end in .yaml, .yml, .json); subfolders are not read" in nothing.err
 
 
 class TestExplain:
@@ -287,15 +287,15 @@ class TestExplain:
             (
                 (),
                 2,
-                "name a claim, or a machine as vm/NAME, such as: devalloc explain train; there are old, plain, web",
+                "name a claim, or a machine as vm/NAME, for example: devalloc explain train; there are old, plain, web",
             ),
             (("claim",), 2, "which claim? Write claim/NAME; there are old, plain, web"),
             (("wbe",), 1, "there is no claim default/wbe; did you mean web?"),
             (("far",), 1, "there is no claim default/far; there is one in namespace b (-n)"),
             (("vm/web",), 1, "there is a DeviceClaim of that name: devalloc explain claim/web"),
-            (("web", "old"), 2, "there is no kind 'web'"),
-            (("web", "old", "plain"), 2, "one claim or machine at a time"),
-            (("pool/gpus",), 1, "only claims and machines are explained, not a DevicePool"),
+            (("web", "old"), 2, "unknown kind 'web'"),
+            (("web", "old", "plain"), 2, "name one claim or machine"),
+            (("pool/gpus",), 1, "`devalloc explain` explains claims and machines, not a DevicePool"),
             (("resourceclaim/x",), 1, "ResourceClaim default/x does not exist"),
         ],
     )
@@ -348,7 +348,7 @@ class TestManifestsThatCannotBeRead:
         result = fleet(verb, "-f", "nothing.yaml")
 
         assert (result.code, result.out) == (2, "")
-        assert result.err == "error: nothing.yaml: there is no such file or folder\n"
+        assert result.err == "error: nothing.yaml: no such file or folder\n"
 
     def test_solve_of_a_claim_by_name_says_what_to_write(self, fleet: Shell) -> None:
         result = fleet("solve", "web")
@@ -438,7 +438,7 @@ class TestDrain:
 
         assert result.code == 1
         assert "take away from 1 claim: " in result.out
-        assert "has not released its devices after 0 s" in result.err
+        assert "has not released the devices within 0 s" in result.err
 
     def test_a_node_that_is_cordoned_keeps_its_reason_unless_another_one_is_given(self, fleet: Shell) -> None:
         fleet("cordon", "node/node-a", "--reason", "broken fan")
@@ -452,7 +452,7 @@ class TestDrain:
         assert "broken fan" not in shown
 
     def test_only_nodes_are_drained(self, fleet: Shell) -> None:
-        assert "only a node can be drained, not pool gpus" in fleet("drain", "pool/gpus").err
+        assert "cannot drain pool gpus, only nodes" in fleet("drain", "pool/gpus").err
 
     def _prepare(self, fleet: Shell) -> None:
         with closing(SQLiteStore(fleet.store)) as store:
@@ -472,7 +472,7 @@ def test_device_names_are_not_broken_on_a_terminal_of_80_columns(monkeypatch: py
     devices = "dgx-a-0000-07-00-0/mig-1g.5gb-0, mig-1g.5gb-1, mig-1g.5gb-2"
     row = ["research-claim", "Allocated", "3 mig-small-slices", "dgx-a", devices, "12d"]
 
-    output.table(["NAME", "STATE", "WANTS", "NODE", "DEVICES, OR WHY NOT", "AGE"], [row])
+    output.print_table(["NAME", "STATE", "WANTS", "NODE", "DEVICES, OR WHY NOT", "AGE"], [row])
 
     for name in ("mig-1g.5gb-1", "mig-1g.5gb-2", "Allocated"):
         assert name in terminal.getvalue()
@@ -491,7 +491,7 @@ def test_dra_says_in_one_line_what_it_leaves_out(devalloc: Shell) -> None:
         "dra", "allocate", "-f", "-", "--node", "n", stdin=text(pool(), device_class(), claim("a"), claim("b"))
     )
 
-    left_out = [line for line in result.err.splitlines() if "no part in this" in line]
+    left_out = [line for line in result.err.splitlines() if "left out" in line]
     assert len(left_out) == 1
     assert "DeviceClaim, DevicePool" in left_out[0]
 
@@ -499,7 +499,7 @@ def test_dra_says_in_one_line_what_it_leaves_out(devalloc: Shell) -> None:
 @pytest.mark.parametrize(
     ("words", "advice"),
     [
-        (("apply", "--dry-run=client", "-f", "-"), "write --dry-run alone"),
+        (("apply", "--dry-run=client", "-f", "-"), "use --dry-run alone"),
         (("wait", "--for=condition=Ready", "train"), "claims become allocated, machines running"),
         (("get", "claims", "-o", "custom-columns=NAME:.metadata.name"), "jsonpath=TEMPLATE"),
     ],
@@ -524,4 +524,4 @@ def test_an_empty_path_is_an_error_and_not_the_current_folder(verb: str, fleet: 
 def test_a_word_that_is_no_kind_is_named_as_the_mistake(verb: str, fleet: Shell) -> None:
     result = fleet(verb, "nope")
     assert result.code == 2
-    assert "there is no kind 'nope'" in result.err
+    assert "unknown kind 'nope'" in result.err

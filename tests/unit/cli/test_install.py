@@ -12,42 +12,42 @@ import yaml
 from devalloc.api.kinds import KINDS
 from devalloc.api.manifests import load_text
 from devalloc.install import remove, upgrade
-from devalloc.install.manifests import PUBLISH, Options, manifests, path_of
+from devalloc.install.manifests import PUBLISH, InstallOptions, object_path, render_manifests
+from tests.support.cli_shell import Shell, devalloc
 from tests.support.fake_kube import FakeClient, FakeKube
-from tests.support.shell import Shell, devalloc
 
 __all__ = ["devalloc"]
 
 
 def test_a_dry_run_prints_all_of_it(devalloc: Shell) -> None:
-    said = devalloc("install", "--dry-run=client", "--publish=pools", "--image-prefix=registry.example.com/")
-    expected = manifests(Options("pools", "registry.example.com/"))
-    assert list(yaml.safe_load_all(said.out)) == expected
-    assert [document.content for document in load_text(said.out).documents] == expected
+    output = devalloc("install", "--dry-run=client", "--publish=pools", "--image-prefix=registry.example.com/")
+    expected = render_manifests(InstallOptions("pools", "registry.example.com/"))
+    assert list(yaml.safe_load_all(output.out)) == expected
+    assert [document.content for document in load_text(output.out).documents] == expected
 
 
 def test_a_part_is_printed_alone(devalloc: Shell) -> None:
-    said = devalloc("install", "--dry-run=client", "--only=crds")
-    assert {one["kind"] for one in yaml.safe_load_all(said.out)} == {"CustomResourceDefinition"}
+    output = devalloc("install", "--dry-run=client", "--only=crds")
+    assert {one["kind"] for one in yaml.safe_load_all(output.out)} == {"CustomResourceDefinition"}
 
 
 def test_what_makes_no_sense_is_bad_input(devalloc: Shell) -> None:
-    said = devalloc("install", "--dry-run=client", "--namespace=No")
-    assert said.code == 2
-    assert "namespace 'No' must be a name of lower-case letters" in said.err
+    output = devalloc("install", "--dry-run=client", "--namespace=No")
+    assert output.code == 2
+    assert "namespace 'No' must be a name of lower-case letters" in output.err
 
 
 @pytest.mark.parametrize("verb", ["install", "uninstall"])
 def test_a_kubeconfig_that_is_not_there_is_named(devalloc: Shell, verb: str, tmp_path: Path) -> None:
-    said = devalloc(verb, "--kubeconfig", str(tmp_path / "config"))
-    assert said.code == 1
-    assert f"there is no {tmp_path / 'config'}; name a kubeconfig" in said.err
+    output = devalloc(verb, "--kubeconfig", str(tmp_path / "config"))
+    assert output.code == 1
+    assert f"{tmp_path / 'config'} does not exist; name a kubeconfig" in output.err
 
 
 def test_a_directory_is_told_as_one(devalloc: Shell, tmp_path: Path) -> None:
-    said = devalloc("install", "--kubeconfig", str(tmp_path))
-    assert said.code == 1
-    assert f"{tmp_path} is a directory; name a kubeconfig in it" in said.err
+    output = devalloc("install", "--kubeconfig", str(tmp_path))
+    assert output.code == 1
+    assert f"{tmp_path} is a directory; name a kubeconfig in it" in output.err
 
 
 @pytest.mark.parametrize(
@@ -55,10 +55,10 @@ def test_a_directory_is_told_as_one(devalloc: Shell, tmp_path: Path) -> None:
 )
 def test_a_kubeconfig_that_is_none_is_told(devalloc: Shell, text: str, tmp_path: Path) -> None:
     (tmp_path / "config").write_text(text)
-    said = devalloc("install", "--kubeconfig", str(tmp_path / "config"))
-    assert said.code == 1
-    assert said.err.startswith("error: no way to the API server: ")
-    assert str(tmp_path / "config") in said.err
+    output = devalloc("install", "--kubeconfig", str(tmp_path / "config"))
+    assert output.code == 1
+    assert output.err.startswith("error: cannot connect to the API server: ")
+    assert str(tmp_path / "config") in output.err
 
 
 # -- on a cluster ------------------------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ def kube(monkeypatch: pytest.MonkeyPatch) -> FakeKube:
     """An API server that the command talks to."""
     kube = FakeKube()
     for module in ("install", "uninstall"):
-        monkeypatch.setattr(f"devalloc.cli.{module}.administered", lambda path: FakeClient(kube))
+        monkeypatch.setattr(f"devalloc.cli.verbs.{module}.connect_as_admin", lambda path: FakeClient(kube))
     for name, label in (("node-a", None), ("node-b", "pools")):
         labels = {"devalloc.io/publish": label} if label else {}
         kube.create("/api/v1/nodes", {"kind": "Node", "metadata": {"name": name, "labels": labels}})
@@ -115,9 +115,9 @@ def test_nothing_is_deleted_where_a_pod_has_devices(devalloc: Shell, kube: FakeK
     device_claim(kube, "infer")
     pods_claim(kube, "used", "node-a")
     before = dict(kube.objects)
-    said = devalloc("uninstall", *options, "--timeout=1s")
-    assert (said.code, said.out) == (1, "")
-    assert "devices are in use: resourceclaim team-a/used of pod trainer; without devalloc" in said.err
+    output = devalloc("uninstall", *options, "--timeout=1s")
+    assert (output.code, output.out) == (1, "")
+    assert "devices are in use: resourceclaim team-a/used of pod trainer; without devalloc" in output.err
     assert kube.objects == before
 
 
@@ -127,9 +127,9 @@ def test_a_prepared_claim_keeps_devalloc_unless_it_is_deleted_with_it(devalloc: 
     before = dict(kube.objects)
     assert "deviceclaim team-a/train on node node-b" in devalloc("uninstall").err
     assert kube.objects == before
-    said = devalloc("uninstall", "--crds", "--timeout=1s")
-    assert said.out == "deviceclaim.devmgmtproto.k8s.io/train deleted\n", "its node is asked, and waited for"
-    assert "still there: team-a/train on node node-b" in said.err
+    output = devalloc("uninstall", "--crds", "--timeout=1s")
+    assert output.out == "deviceclaim.devmgmtproto.k8s.io/train deleted\n", "its node is asked, and waited for"
+    assert "not deleted yet: team-a/train on node node-b" in output.err
     assert f"{APPS}/deployments/devalloc-controller" in kube.objects
 
 
@@ -170,51 +170,51 @@ def test_options_of_the_last_installation_are_used_again(devalloc: Shell, kube: 
 
 def test_options_are_given_anew_one_by_one_or_all_forgotten(devalloc: Shell, kube: FakeKube) -> None:
     devalloc("install", "--resource-claims", "--permits", "--kubelet-dir=/k")
-    said = devalloc("install", "--no-permits", "--kubelet-dir=/other")
-    assert "as in the last installation: --resource-claims (--reset" in said.err
+    output = devalloc("install", "--no-permits", "--kubelet-dir=/other")
+    assert "as in the last installation: --resource-claims (--reset" in output.err
     client: Any = FakeClient(kube)
     assert upgrade.last_options(client, "devalloc-system") == {"kubelet_dir": "/other", "resource_claims": True}
-    said = devalloc("install", "--reset")
-    assert outcomes(said.out)["daemonset.apps/devalloc-node-set-aside"] == "deleted"
+    output = devalloc("install", "--reset")
+    assert outcomes(output.out)["daemonset.apps/devalloc-node-set-aside"] == "deleted"
     assert upgrade.last_options(client, "devalloc-system") == {}
 
 
 def test_a_part_uses_the_options_and_leaves_them(devalloc: Shell, kube: FakeKube) -> None:
     devalloc("install", "--kubelet-dir=/k", "--resource-claims")
-    said = devalloc("install", "--only=rbac", "--only=node", "--no-resource-claims")
-    assert said.code == 0
+    output = devalloc("install", "--only=rbac", "--only=node", "--no-resource-claims")
+    assert output.code == 0
     client: Any = FakeClient(kube)
     assert upgrade.last_options(client, "devalloc-system") == {"kubelet_dir": "/k", "resource_claims": True}
 
 
 EVERY_OPTION = (
-    Options("both", "registry.example.com:5000/x/", "", "devalloc-system", "/k", True, True, True),
-    Options("slices", kubelet_dir="/k"),
-    Options("pools", "registry.example.com/", service_monitor=True),
-    Options(),
+    InstallOptions("both", "registry.example.com:5000/x/", "", "devalloc-system", "/k", True, True, True),
+    InstallOptions("slices", kubelet_dir="/k"),
+    InstallOptions("pools", "registry.example.com/", service_monitor=True),
+    InstallOptions(),
 )
 
 
 @pytest.mark.parametrize("options", EVERY_OPTION)
-def test_options_are_read_off_what_runs_if_nobody_noted_them(kube: FakeKube, options: Options) -> None:
+def test_options_are_read_off_what_runs_if_nobody_noted_them(kube: FakeKube, options: InstallOptions) -> None:
     """As after 0.1.0 or kubectl."""
     client: Any = FakeClient(kube)
-    for one in manifests(options):
-        client.apply(path_of(one), one, "devalloc")
+    for one in render_manifests(options):
+        client.apply(object_path(one), one, "devalloc")
     read = upgrade.last_options(client, "devalloc-system")
-    assert Options(**read) == options
+    assert InstallOptions(**read) == options
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"publish": "no"}', '{"permits": "yes"}', '{"kubelet_dir": "a b"}'])
 def test_a_note_that_somebody_has_changed_is_told(devalloc: Shell, kube: FakeKube, text: str) -> None:
     devalloc("install")
     path = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/devalloc-node"
-    kube.objects[path]["metadata"]["annotations"][upgrade.OPTIONS] = text
-    said = devalloc("install")
-    assert said.code == 1
-    assert "has an annotation devalloc.io/install-options that cannot be read" in said.err
+    kube.objects[path]["metadata"]["annotations"][upgrade.OPTIONS_ANNOTATION] = text
+    output = devalloc("install")
+    assert output.code == 1
+    assert "has an annotation devalloc.io/install-options that cannot be read" in output.err
     assert devalloc("install", "--reset").code == 0
-    assert json.loads(upgrade.record(FakeClient(kube)) or "")["publish"] == "both"  # type: ignore[arg-type]
+    assert json.loads(upgrade.recorded_options(FakeClient(kube)) or "")["publish"] == "both"  # type: ignore[arg-type]
 
 
 def test_a_dry_run_compares_with_the_cluster_and_changes_nothing(devalloc: Shell, kube: FakeKube) -> None:
@@ -222,11 +222,11 @@ def test_a_dry_run_compares_with_the_cluster_and_changes_nothing(devalloc: Shell
     assert set(outcomes(first.out).values()) == {"created (dry run)"}
     devalloc("install")
     before = json.dumps(kube.objects, sort_keys=True)
-    said = outcomes(devalloc("install", "--dry-run", "--publish=pools", "--version=9.9").out)
+    outcome = outcomes(devalloc("install", "--dry-run", "--publish=pools", "--version=9.9").out)
     assert json.dumps(kube.objects, sort_keys=True) == before
-    assert said["daemonset.apps/devalloc-node"] == "deleted (dry run)"
-    assert said["namespace/devalloc-system"] == "unchanged (dry run)"
-    changed = said["deployment.apps/devalloc-controller"]
+    assert outcome["daemonset.apps/devalloc-node"] == "deleted (dry run)"
+    assert outcome["namespace/devalloc-system"] == "unchanged (dry run)"
+    changed = outcome["deployment.apps/devalloc-controller"]
     assert changed == "configured (dry run): spec.template.spec.containers[0].image"
 
 
@@ -234,9 +234,11 @@ def test_what_still_serves_a_pod_does_not_go(devalloc: Shell, kube: FakeKube) ->
     devalloc("install", "--resource-claims")
     pods_claim(kube, "used", "node-a")
     before = json.dumps(kube.objects, sort_keys=True)
-    said = devalloc("install", "--publish=pools", "--no-resource-claims")
-    assert said.code == 1
-    assert "DaemonSet devalloc-node would go from nodes that have devices prepared for resourceclaim" in said.err
+    output = devalloc("install", "--publish=pools", "--no-resource-claims")
+    assert output.code == 1
+    assert (
+        "DaemonSet devalloc-node would be removed from nodes that have devices prepared for resourceclaim" in output.err
+    )
     assert json.dumps(kube.objects, sort_keys=True) == before
     assert devalloc("install", "--no-resource-claims").code == 0, "node-a keeps its plugin"
     assert devalloc("install", "--publish=pools", "--force").code == 0
@@ -246,10 +248,13 @@ def test_what_still_serves_claims_and_machines_does_not_go(devalloc: Shell, kube
     devalloc("install")
     device_claim(kube, "infer")
     device_claim(kube, "train", prepared_on="node-b")
-    said = devalloc("install", "--publish=slices", "--dry-run")
-    assert said.code == 1
-    assert "DaemonSet devalloc-node-pools would go from nodes that have devices prepared for deviceclaim" in said.err
-    assert "nobody would take back the devices of deviceclaim team-a/infer, deviceclaim team-a/train" in said.err
+    output = devalloc("install", "--publish=slices", "--dry-run")
+    assert output.code == 1
+    assert (
+        "DaemonSet devalloc-node-pools would be removed from nodes that have devices prepared for deviceclaim"
+        in output.err
+    )
+    assert "nothing would release the devices of deviceclaim team-a/infer, deviceclaim team-a/train" in output.err
     assert devalloc("install", "--publish=pools").code == 0, "both claims are served as before"
 
 
@@ -267,14 +272,14 @@ def test_a_release_of_helm_is_left_to_helm(devalloc: Shell, kube: FakeKube) -> N
     metadata["labels"]["app.kubernetes.io/managed-by"] = "Helm"
     metadata["annotations"] = {"meta.helm.sh/release-name": "da", "meta.helm.sh/release-namespace": "devalloc-system"}
     before = json.dumps(kube.objects, sort_keys=True)
-    said = devalloc("install")
-    assert said.code == 1
-    assert "deployment.apps/devalloc-controller belongs to the Helm release da" in said.err
-    assert "helm upgrade da -n devalloc-system" in said.err
+    output = devalloc("install")
+    assert output.code == 1
+    assert "deployment.apps/devalloc-controller belongs to the Helm release da" in output.err
+    assert "helm upgrade da -n devalloc-system" in output.err
     assert json.dumps(kube.objects, sort_keys=True) == before
     assert devalloc("install", "--only=crds").code == 0
 
 
 def test_it_says_where_images_come_from(devalloc: Shell, kube: FakeKube) -> None:
-    said = devalloc("install")
-    assert "next: kubectl -n devalloc-system get pods; images come from docker.io/library (see --image-" in said.err
+    output = devalloc("install")
+    assert "next: kubectl -n devalloc-system get pods; images come from docker.io/library (see --image-" in output.err

@@ -10,10 +10,10 @@ import pytest
 from devalloc.api.crds import render
 from devalloc.api.decode import decode
 from devalloc.api.manifests import load
-from devalloc.cli import demo
-from tests.support import plainyaml
-from tests.support.faketree import one_nic
-from tests.support.shell import Shell
+from devalloc.cli.verbs import demo
+from tests.support import fast_yaml
+from tests.support.cli_shell import Shell
+from tests.support.fake_tree import one_nic
 
 
 @pytest.fixture
@@ -23,14 +23,14 @@ def nic(tmp_path: Path) -> Path:
 
 
 def test_discover_prints_pools_as_items(devalloc: Shell, nic: Path) -> None:
-    found = devalloc("discover", "--sysfs-root", nic, "--node-name", "node-a", "-o", "json")
+    output = devalloc("discover", "--sysfs-root", nic, "--node-name", "node-a", "-o", "json")
 
-    assert found.code == 0
-    assert list(found.json) == ["items"]
-    (item,) = found.json["items"]
+    assert output.code == 0
+    assert list(output.json) == ["items"]
+    (item,) = output.json["items"]
     assert (item["kind"], item["metadata"]["name"]) == ("DevicePool", "node-a-0000-00-03")
     assert decode(item).problems == []
-    assert devalloc("discover", "--sysfs-root", nic / "sys", "--node-name", "node-a", "-o", "json").json == found.json
+    assert devalloc("discover", "--sysfs-root", nic / "sys", "--node-name", "node-a", "-o", "json").json == output.json
 
 
 def test_discover_as_yaml_can_be_applied(devalloc: Shell, nic: Path) -> None:
@@ -41,23 +41,23 @@ def test_discover_as_yaml_can_be_applied(devalloc: Shell, nic: Path) -> None:
 
 @pytest.mark.parametrize("output", ["table", "wide"])
 def test_discover_for_people(devalloc: Shell, nic: Path, output: str) -> None:
-    found = devalloc("discover", "--sysfs-root", nic, "--node-name", "node-a", "-o", output).out
+    printed = devalloc("discover", "--sysfs-root", nic, "--node-name", "node-a", "-o", output).out
 
-    assert "node-a-0000-00-03" in found
-    assert "82576" in found
+    assert "node-a-0000-00-03" in printed
+    assert "82576" in printed
 
 
 def test_demo_shows_the_main_job(devalloc: Shell) -> None:
-    found = devalloc("demo")
+    output = devalloc("demo")
 
-    assert found.code == 0
-    rows = {line.split()[0]: line for line in found.out.splitlines() if line}
+    assert output.code == 0
+    rows = {line.split()[0]: line for line in output.out.splitlines() if line}
     assert "edge-a10/0000-17-00-0 (memory 3Gi)" in rows["embed"]
     assert "mig-1g.5gb" in rows["inference"]
     assert "dgx-0000-47-00/whole, dgx-0000-4b-00/" in rows["rdma-train"]
     assert "vgpu-server" in rows["desktop"]
-    assert "default/router is not allocated: MatchAttributesConflict" in found.out
-    assert "no node has 4 devices with one `numa` value (at most 3)" in found.out
+    assert "default/router is not allocated: MatchAttributesConflict" in output.out
+    assert "no node has 4 devices with one `numa` value (at most 3)" in output.out
     assert not devalloc.store.exists()
 
 
@@ -72,10 +72,10 @@ def test_every_manifest_of_the_demo_is_valid_and_says_where_it_comes_from() -> N
 
 
 def test_crds_are_printed_or_written(devalloc: Shell, tmp_path: Path) -> None:
-    printed = plainyaml.load_all(devalloc("crds").out)
+    printed = fast_yaml.load_all(devalloc("crds").out)
 
     devalloc("crds", "-d", tmp_path / "crds")
 
     rendered = render()
     assert {file.name: file.read_text() for file in (tmp_path / "crds").iterdir()} == rendered
-    assert printed == [plainyaml.load(content) for content in rendered.values()]
+    assert printed == [fast_yaml.load(content) for content in rendered.values()]

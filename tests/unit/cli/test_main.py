@@ -11,19 +11,19 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
+from devalloc.cli.command import Verb, translate_error, verb
 from devalloc.cli.main import VERBS, cli
-from devalloc.cli.verb import Verb, translated, verb
 from devalloc.store.errors import Invalid, NotFound
-from tests.support.shell import Shell, claim, pool, text
+from tests.support.cli_shell import Shell, claim, pool, text
 
 ALL = [name for section in VERBS.values() for name in section]
 
 
 def test_help_names_every_verb(devalloc: Shell) -> None:
-    found = devalloc("--help")
+    output = devalloc("--help")
 
-    assert found.code == 0
-    assert [name for name in ALL if f"\n  {name} " not in found.out] == []
+    assert output.code == 0
+    assert [name for name in ALL if f"\n  {name} " not in output.out] == []
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -69,10 +69,10 @@ def test_version(devalloc: Shell) -> None:
 
 
 def test_an_unknown_verb_is_bad_input_and_gets_the_nearest_one(devalloc: Shell) -> None:
-    found = devalloc("aply")
+    output = devalloc("aply")
 
-    assert found.code == 2
-    assert "did you mean `apply`?" in found.err
+    assert output.code == 2
+    assert "did you mean `apply`?" in output.err
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -109,7 +109,7 @@ def test_completion_offers_verbs_options_kinds_and_names(
     ("error", "code", "words"),
     [
         (NotFound("DeviceClaim default/x does not exist"), 1, "DeviceClaim default/x does not exist"),
-        (Invalid("metadata.name: must be a text"), 2, "metadata.name: must be a text"),
+        (Invalid("metadata.name: must be a string"), 2, "metadata.name: must be a string"),
         (FileNotFoundError(2, "No such file or directory", "x.yaml"), 1, "x.yaml: No such file or directory"),
         (ModuleNotFoundError("No module named 'ortools'", name="ortools"), 1, "pip install devalloc"),
         (ModuleNotFoundError("No module named 'grpc'", name="grpc"), 1, "pip install 'devalloc[node]'"),
@@ -117,7 +117,7 @@ def test_completion_offers_verbs_options_kinds_and_names(
     ],
 )
 def test_errors_reach_people_as_one_line(error: Exception, code: int, words: str) -> None:
-    shown = translated(error)
+    shown = translate_error(error)
 
     assert shown.exit_code == code
     assert words in shown.format_message()
@@ -125,11 +125,11 @@ def test_errors_reach_people_as_one_line(error: Exception, code: int, words: str
 
 
 def test_a_missing_store_says_how_to_get_one(devalloc: Shell) -> None:
-    found = devalloc("get", "claims")
+    output = devalloc("get", "claims")
 
-    assert found.code == 1
-    assert "there is no store at" in found.err
-    assert "devalloc up" in found.err
+    assert output.code == 1
+    assert "there is no store at" in output.err
+    assert "devalloc up" in output.err
     assert not devalloc.store.exists()
 
 
@@ -200,10 +200,10 @@ NEED_WORDS = [words for words, command in _verbs(cli) if any(each.required for e
 
 @pytest.mark.parametrize("words", NEED_WORDS, ids=" ".join)
 def test_a_verb_that_needs_more_gives_an_example(devalloc: Shell, words: tuple[str, ...]) -> None:
-    found = devalloc(*words)
+    output = devalloc(*words)
 
-    assert found.code == 2
-    assert f"for example: devalloc {' '.join(words)}" in found.err
+    assert output.code == 2
+    assert f"for example: devalloc {' '.join(words)}" in output.err
 
 
 @pytest.mark.parametrize(
@@ -242,9 +242,9 @@ def speak() -> None:
 def test_the_log_goes_to_stderr_in_the_form_and_from_the_level_that_was_asked_for(
     words: tuple[str, ...], lines: list[str]
 ) -> None:
-    told = CliRunner().invoke(speak, words)
+    output = CliRunner().invoke(speak, words)
 
-    assert (told.exit_code, told.stdout) == (0, "")
-    assert len(told.stderr.splitlines()) == len(lines)
-    for line, form in zip(told.stderr.splitlines(), lines, strict=True):
+    assert (output.exit_code, output.stdout) == (0, "")
+    assert len(output.stderr.splitlines()) == len(lines)
+    for line, form in zip(output.stderr.splitlines(), lines, strict=True):
         assert re.fullmatch(form, line)

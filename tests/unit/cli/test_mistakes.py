@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from devalloc.cli import nodesocket
-from devalloc_node.machine import accel
+from devalloc.cli import node_client
+from devalloc_node.machine import preflight
 from devalloc_node.machine.config import MachineConfig
-from tests.support.shell import Shell, claim, device_class, pool, text
+from tests.support.cli_shell import Shell, claim, device_class, pool, text
 
 FULL_NAME = "A100 SXM4 80GB"
 Object = dict[str, Any]
@@ -70,7 +70,7 @@ def test_a_pin_to_a_node_that_does_not_exist_is_told_as_that(devalloc: Shell) ->
 
     result = devalloc("solve", "-f", "-", stdin=fleet(pinned))
 
-    assert "there is no node 'nodea' with devices; did you mean 'node-a'?" in result.out
+    assert "no node 'nodea' has devices; did you mean 'node-a'?" in result.out
     assert "at most 0" not in result.out
 
 
@@ -175,7 +175,7 @@ def test_explain_of_a_machine_that_names_its_node_says_what_became_of_it(devallo
 
     assert result.code == 1
     assert "because its spec.nodeName is node-a" in result.out
-    assert "does a node plugin run on node node-a?" in result.out
+    assert "is one running on node node-a?" in result.out
     assert "there is no machine" in devalloc("explain", "vm/wep").err
 
 
@@ -186,10 +186,10 @@ def test_without_qemu_the_log_says_so_and_nothing_of_kvm(
     config = MachineConfig(tmp_path / "state", binary="no-such-qemu")
 
     with caplog.at_level(logging.WARNING):
-        assert accel.chosen(config, tmp_path / "kvm") == "tcg"
+        assert preflight.choose_accelerator(config, tmp_path / "kvm") == "tcg"
 
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line == "there is no no-such-qemu on this host: no machine starts until QEMU is installed"
+    assert line == "no-such-qemu not found on this host: machines cannot start until QEMU is installed"
 
 
 @pytest.mark.parametrize("words", [("vm", "list"), ("vm", "top"), ("warm", "list")])
@@ -210,7 +210,7 @@ def test_the_usual_store_leads_to_the_usual_socket(monkeypatch: pytest.MonkeyPat
     from devalloc.store.paths import default_path
 
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert nodesocket.default_socket(default_path({})) == nodesocket.DEFAULT
+    assert node_client.default_socket(default_path({})) == node_client.DEFAULT_SOCKET
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_what_was_applied_is_applied_whole_before_it_is_told(devalloc: Shell, mo
     """Whoever reads only the first line, as `| head -1` does, must not end it half-way."""
     import click
 
-    from devalloc.cli.main import ReaderGone
+    from devalloc.cli.main import OutputClosed
     from devalloc.store.sqlite import SQLiteStore
 
     seen: list[int] = []
@@ -277,6 +277,6 @@ def test_what_was_applied_is_applied_whole_before_it_is_told(devalloc: Shell, mo
         raise BrokenPipeError
 
     monkeypatch.setattr(click, "echo", stored)
-    with pytest.raises(ReaderGone):
+    with pytest.raises(OutputClosed):
         devalloc("apply", "-f", "-", stdin=fleet(claim("a"), claim("b")))
     assert seen == [4]

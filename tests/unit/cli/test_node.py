@@ -12,25 +12,25 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from devalloc.cli.nodeoptions import node_options, node_settings
-from devalloc.cli.nodesources import host_of
-from devalloc.cli.verb import BadInput
-from devalloc.scaling.eras import Era
+from devalloc.cli.command import BadInput
+from devalloc.cli.node_wiring import make_host
+from devalloc.cli.options.node import node_options, node_settings
+from devalloc.scaling.compat import ProtocolEra
 from devalloc.scaling.resources import Resources
 from devalloc_node.agent.settings import ServerPorts
 from devalloc_node.binding.config import BindingConfig
-from devalloc_node.machine.config import Folder, MachineConfig
+from devalloc_node.machine.config import AllowedFolder, MachineConfig
 from devalloc_node.settings import NodeSettings
-from tests.support import cards
-from tests.support.fakesysfs import FakeSysfs
-from tests.support.shell import Shell
+from tests.support import pci_cards
+from tests.support.cli_shell import Shell
+from tests.support.fake_sysfs import FakeSysfs
 
 
 @pytest.fixture
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("n")
     host = FakeSysfs(folder / "host")
-    host.add(cards.gpu())
+    host.add(pci_cards.gpu())
     host.proc("sys/kernel/random/boot_id", "boot-1\n")
     return folder
 
@@ -45,8 +45,8 @@ def arguments(folder: Path, *more: str) -> list[str]:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--socket", "/tmp/" + "x" * 200], "has 205 bytes, and the kernel takes 107"),
-        (["--metrics", "0.0.0.0:80"], "can be reached from elsewhere"),
+        (["--socket", "/tmp/" + "x" * 200], "has 205 bytes, but the kernel allows 107"),
+        (["--metrics", "0.0.0.0:80"], "is reachable from other hosts"),
         (["--resync", "0"], "--resync must be more than 0"),
         (["--scaling", "--compute-unit", "1"], "must be CPU and memory, such as 250m,1Gi, not 1"),
         (["--scaling", "--compute-unit", "1,1Ki"], "memory in multiples of 2Mi"),
@@ -58,25 +58,28 @@ def arguments(folder: Path, *more: str) -> list[str]:
         (["--scaling", "--permits", "http://127.0.0.1:99999/"], "must be a URL such as"),
         (["--scaling", "--permits", "http://me:word@127.0.0.1/"], "without user, query and fragment"),
         (["--scaling", "--permits", "http://127.0.0.1/?x=1"], "without user, query and fragment"),
-        (["--scaling", "--permits-token-file", "/dev/null"], "one line of 16 to 2048 ASCII characters"),
+        (["--scaling", "--permits-token-file", "/dev/null"], "one line of 16 to 2048 printable ASCII characters"),
         (["--permits", "http://127.0.0.1:1/", "--compute-unit", "1"], "--permits and --compute-unit need --scaling"),
         (["--guest-network", "10.0.0.0/8"], "--guest-network needs --scaling"),
         (["--dump-port", "10300"], "--dump-port needs --scaling"),
-        (["--scaling", "--dump-port", "10299"], "--dump-port and --permits-port are both port 10299"),
+        (["--scaling", "--dump-port", "10299"], "--dump-port and --permits-port both use port 10299"),
         (
             ["--scaling", "--permits-port", "10298", "--permits-dump-port", "10298"],
-            "--permits-port and --permits-dump-port are both port 10298",
+            "--permits-port and --permits-dump-port both use port 10298",
         ),
         (
             ["--scaling", "--dump-port", "10300", "--metrics", "127.0.0.1:10300"],
-            "--dump-port and --metrics are both port 10300",
+            "--dump-port and --metrics both use port 10300",
         ),
-        (["--scaling", "--permits", "http://127.0.0.1/", "--permits-port", "1"], "with --permits there is none"),
-        (["--scaling", "--permits", "http://127.0.0.1/", "--permits-without-token"], "with --permits there is none"),
+        (["--scaling", "--permits", "http://127.0.0.1/", "--permits-port", "1"], "which does not run with --permits"),
+        (
+            ["--scaling", "--permits", "http://127.0.0.1/", "--permits-without-token"],
+            "which does not run with --permits",
+        ),
         (["--permits-without-token"], "--permits-without-token needs --scaling"),
         (["--image-folder", ":any"], "--image-folder must be a folder such as"),
         (["--image-folder", "/etc/passwd"], "--image-folder must be a folder such as"),
-        (["--qmp-folder", "/run:shared"], "write /run:any"),
+        (["--qmp-folder", "/run:shared"], "use /run:any"),
         (["--machine-users", "5"], "--machine-users must be a range such as 2146435072-2146437071, not '5'"),
         (["--machine-users", "9-5"], "--machine-users must be a range"),
         (["--tap", ""], "--tap must be a pattern such as vm* or team-a:vm*"),
@@ -98,24 +101,31 @@ def test_a_server_of_permits_is_not_run_on_a_node_of_a_cluster(folder: Path, dev
     (folder / "kubeconfig").write_text(json.dumps(config))
     cluster = ("--kubeconfig", f"{folder}/kubeconfig", "--scaling", "--permits-port", "1")
     result = devalloc(*arguments(folder, *cluster, "--publish", "pools"))
-    assert (result.code, "--permits-port is of no use on a cluster" in result.err) == (2, True), result.err
+    assert (result.code, "--permits-port has no effect on a cluster" in result.err) == (2, True), result.err
     result = devalloc(*arguments(folder, *cluster))
     assert (result.code, "--publish pools" in result.err) == (2, True), result.err
 
 
 def test_what_machines_need_and_is_not_there_is_told_at_the_start(folder: Path) -> None:
-    def told(machines: MachineConfig) -> list[str]:
-        said: list[str] = []
+    def start_output(machines: MachineConfig) -> list[str]:
+        lines: list[str] = []
         settings = NodeSettings("node-a", BindingConfig("node-a"), root=folder / "host", machines=machines)
-        host_of(settings, dry_run=True, say=said.append)
-        return [line for line in said if line.startswith("there is no")]
+        make_host(settings, dry_run=True, say=lines.append)
+        return [line for line in lines if line.startswith("there is no")]
 
-    assert told(MachineConfig(binary="/bin/sh", folders=(Folder(folder),), socket_folders=(Folder(folder),))) == []
-    missing = MachineConfig(
-        binary="nothere", folders=(Folder(folder), Folder(folder / "images")), socket_folders=(Folder(folder / "qmp"),)
+    assert (
+        start_output(
+            MachineConfig(binary="/bin/sh", folders=(AllowedFolder(folder),), socket_folders=(AllowedFolder(folder),))
+        )
+        == []
     )
-    assert told(missing) == [
-        "there is no program nothere (--qemu); machines are not started until there is",
+    missing = MachineConfig(
+        binary="nothere",
+        folders=(AllowedFolder(folder), AllowedFolder(folder / "images")),
+        socket_folders=(AllowedFolder(folder / "qmp"),),
+    )
+    assert start_output(missing) == [
+        "there is no program nothere (--qemu); machines cannot start until it exists",
         f"there is no folder {folder}/images (--image-folder)",
         f"there is no folder {folder}/qmp (--qmp-folder)",
     ]
@@ -151,15 +161,15 @@ def test_where_permits_are_given_can_be_chosen(folder: Path, monkeypatch: pytest
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     sockets = Path("/run/devalloc") if uid == 0 else folder / ".local/state/devalloc/node"
 
-    def told(*words: str) -> tuple[str, ServerPorts | None]:
+    def permit_endpoint(*words: str) -> tuple[str, ServerPorts | None]:
         scaling = settings_of(folder, "--scaling", *words).scaling
         assert scaling is not None
         return scaling.permits, scaling.server
 
-    assert told() == ("http://127.0.0.1:10299/", ServerPorts(10299, sockets / "node-permits.sock"))
-    chosen = told("--permits-port", "20299", "--permits-dump-port", "0")
+    assert permit_endpoint() == ("http://127.0.0.1:10299/", ServerPorts(10299, sockets / "node-permits.sock"))
+    chosen = permit_endpoint("--permits-port", "20299", "--permits-dump-port", "0")
     assert chosen == ("http://127.0.0.1:20299/", ServerPorts(20299, None))
-    assert told("--permits", "http://10.0.0.1:5/", "--dump-port", "10299") == ("http://10.0.0.1:5/", None)
+    assert permit_endpoint("--permits", "http://10.0.0.1:5/", "--dump-port", "10299") == ("http://10.0.0.1:5/", None)
 
 
 def test_what_is_shown_to_people_is_at_sockets_of_this_user_unless_a_port_is_asked_for(folder: Path) -> None:
@@ -192,8 +202,12 @@ def test_the_server_of_permits_that_is_run_here_wants_a_token_that_nobody_else_h
 def test_whose_the_folders_and_interfaces_are_is_said_with_them(folder: Path) -> None:
     words = ["--image-folder", "/a", "--image-folder", "/b:shared", "--image-folder", "/c:d:any", "--qmp-folder", "/e"]
     machines = settings_of(folder, *words, "--tap", "vm*", "--tap", "team-a:tap0").machines
-    assert machines.folders == (Folder(Path("/a")), Folder(Path("/b"), "shared"), Folder(Path("/c:d"), "any"))
-    assert machines.socket_folders == (Folder(Path("/e"), "own"),)
+    assert machines.folders == (
+        AllowedFolder(Path("/a")),
+        AllowedFolder(Path("/b"), "shared"),
+        AllowedFolder(Path("/c:d"), "any"),
+    )
+    assert machines.socket_folders == (AllowedFolder(Path("/e"), "own"),)
     assert (machines.taps, machines.user_net) == (("vm*", "team-a:tap0"), False)
     assert settings_of(folder, "--allow-user-net").machines.user_net
 
@@ -206,22 +220,22 @@ def test_users_of_machines_are_a_range_of_which_waiting_ones_have_half(
         3_000_000_000, 3_000_000_005
     )
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    with pytest.raises(BadInput, match="that the kubelet gives to pods"):
+    with pytest.raises(BadInput, match="the kubelet gives"):
         settings_of(folder, "--machine-users", "70000-71999")
 
 
 def test_a_token_that_others_can_read_or_nobody_can_send_is_told(folder: Path, devalloc: Shell) -> None:
     file = folder / "token"
-    for content, mode, told in (
-        (b"0123456789abcdef\n", 0o666, "is open to others (mode 0666), who could then ask for permits as this node"),
+    for content, mode, problem in (
+        (b"0123456789abcdef\n", 0o666, "is open to other users (mode 0666), who could ask for permits as this node"),
         (b"0123456789abcdef\n", 0o640, f"`chmod 600 {file}`"),
-        (bytes(range(128, 192)), 0o600, "one line of 16 to 2048 ASCII characters that can be printed"),
+        (bytes(range(128, 192)), 0o600, "one line of 16 to 2048 printable ASCII characters"),
         (b"0123456789abcdef\n0123456789abcdef\n", 0o600, "one line of 16"),
     ):
         file.write_bytes(content)
         file.chmod(mode)
         result = devalloc(*arguments(folder, "--scaling", "--permits-token-file", str(file)))
-        assert (result.code, told in result.err) == (2, True), result.err
+        assert (result.code, problem in result.err) == (2, True), result.err
     file.write_bytes(b"0123456789abcdef\n")
     scaling = settings_of(folder, "--scaling", "--permits-token-file", str(file)).scaling
     assert scaling is not None
@@ -232,8 +246,8 @@ def test_other_releases_are_followed_when_asked_for(folder: Path) -> None:
     plain, old = (settings_of(folder, "--scaling", *words).scaling for words in ((), ("--compat", "v0.31")))
     assert plain is not None
     assert old is not None
-    assert (plain.compat, plain.era, plain.timing.plugin_tick) == (None, Era.NEWEST, 15_000)
-    assert (old.compat, old.era, old.timing.plugin_tick) == (Era.V0_31, Era.V0_31, 5_000)
+    assert (plain.compat, plain.era, plain.timing.plugin_tick) == (None, ProtocolEra.NEWEST, 15_000)
+    assert (old.compat, old.era, old.timing.plugin_tick) == (ProtocolEra.V0_31, ProtocolEra.V0_31, 5_000)
 
 
 def test_what_agents_in_use_are_configured_with_is_read(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -251,7 +265,7 @@ def test_what_agents_in_use_are_configured_with_is_read(folder: Path, capfd: pyt
     assert read is not None
     assert (read.unit, read.config.load_average_fraction_target) == (Resources(1000, 4 * 2**30), 0.5)
     assert (read.timing.plugin_tick, read.agent.system_interval) == (7_000, 2_500)
-    warning = f"--agent-config {file}: warning: scheduler.requestPort: is ignored: --permits has it\n"
+    warning = f"--agent-config {file}: warning: scheduler.requestPort: is ignored: use --permits\n"
     assert capfd.readouterr().err == warning
     other = settings_of(folder, *words, "--compute-unit", "500m,1Gi").scaling
     assert other is not None
@@ -260,7 +274,7 @@ def test_what_agents_in_use_are_configured_with_is_read(folder: Path, capfd: pyt
 
 def test_a_configuration_of_agents_that_cannot_be_is_told(folder: Path, devalloc: Shell) -> None:
     file = folder / "agent.json"
-    for text, told in {
+    for text, problem in {
         "{": "Expecting property name",
         "[" * 100_000: "recursion",
         '{"monitor": {"retryFailedRequestSeconds": 0}}': "monitor.retryFailedRequestSeconds: must be more than 0",
@@ -268,7 +282,7 @@ def test_a_configuration_of_agents_that_cannot_be_is_told(folder: Path, devalloc
     }.items():
         file.write_text(text)
         result = devalloc(*arguments(folder, "--scaling", "--agent-config", str(file)))
-        assert (result.code, told in result.err) == (2, True), result.err
+        assert (result.code, problem in result.err) == (2, True), result.err
     odd = {"computeUnit": {"vCPUs": 1, "mem": 1000}, "defaultConfig": {"loadAverageFractionTarget": 0.9}}
     file.write_text(json.dumps({"scaling": odd}))
     result = devalloc(*arguments(folder, "--scaling", "--agent-config", str(file), "--compat", "v0.12"))
@@ -277,12 +291,16 @@ def test_a_configuration_of_agents_that_cannot_be_is_told(folder: Path, devalloc
 
 def test_capacity_is_enforced_when_asked_for_with_the_limits_given(folder: Path) -> None:
     assert settings_of(folder, "--oversub-cpu", "2").capacity is None
-    found = settings_of(folder, "--enforce-capacity", "--oversub-cpu", "2", "--network-limit", "1Gbps").capacity
-    assert found is not None
-    assert (found.cpu.capacity, found.cpu.effective_limit, found.network.capacity) == (16_000, 32_000, 125_000_000)
+    capacity = settings_of(folder, "--enforce-capacity", "--oversub-cpu", "2", "--network-limit", "1Gbps").capacity
+    assert capacity is not None
+    assert (capacity.cpu.capacity, capacity.cpu.effective_limit, capacity.network.capacity) == (
+        16_000,
+        32_000,
+        125_000_000,
+    )
 
 
 def test_a_host_whose_capacity_is_not_known_is_told_at_the_start(folder: Path, devalloc: Shell) -> None:
     shutil.rmtree(folder / "host/sys/devices/system")
     result = devalloc(*arguments(folder, "--enforce-capacity", "--dry-run"))
-    assert (result.code, result.err) == (1, "error: discover CPU: neither /sys nor /proc tells of any\n")
+    assert (result.code, result.err) == (1, "error: discover CPU: neither /sys nor /proc lists any\n")

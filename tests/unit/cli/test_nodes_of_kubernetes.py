@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from devalloc.cli import clusters
-from devalloc.controller.up import Up
-from devalloc.store.kubernetes.resources import AROUND, OURS
+from devalloc.cli import cluster_access
+from devalloc.controller.standalone import Standalone
+from devalloc.store.kubernetes.resources import CORE_KINDS, OWN_KINDS
 from devalloc.store.sqlite import SQLiteStore
+from tests.support.cli_shell import Shell, claim, device_class, pool, text
 from tests.support.fake_kube import FakeClient, FakeKube
-from tests.support.shell import Shell, claim, device_class, pool, text
 
 Object = dict[str, Any]
 
@@ -43,7 +43,7 @@ def up_until_settled(path: Path) -> list[str]:
         reported.extend(done.problems)
         up.stop()
 
-    up = Up(path, None, on_round=look)
+    up = Standalone(path, None, on_round=look)
     up.run()
     return reported
 
@@ -90,11 +90,11 @@ class TestOnACluster:
     @pytest.fixture
     def cluster(self, devalloc: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeKube:
         kube = FakeKube()
-        paths = {resource.kind: resource for resource in (*OURS, *AROUND)}
+        paths = {resource.kind: resource for resource in (*OWN_KINDS, *CORE_KINDS)}
         waiting = claim("waiting", namespace="default")
         for obj in (pool(), device_class(), node("node-a", spec={"unschedulable": True}), waiting):
             kube.create(paths[obj["kind"]].within(obj["metadata"].get("namespace")), obj)
-        monkeypatch.setattr(clusters, "connect", lambda kubeconfig: FakeClient(kube))
+        monkeypatch.setattr(cluster_access, "connect_cluster", lambda kubeconfig: FakeClient(kube))
         (tmp_path / "kubeconfig").touch()
         monkeypatch.setenv("DEVALLOC_KUBECONFIG", str(tmp_path / "kubeconfig"))
         return kube

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from devalloc.store.lease import hold
 from devalloc.store.sqlite import SQLiteStore
+from devalloc.store.store_lock import hold_store
 from devalloc_node.journal import open_journal
-from tests.support.shell import Shell, claim, device_class, pool, text
+from tests.support.cli_shell import Shell, claim, device_class, pool, text
 
 FLEET = text(claim(), pool(), device_class())
 
@@ -41,7 +41,7 @@ def test_apply_reports_metadata_that_no_object_can_have_and_applies_the_others(
 
     assert applied.code == 2
     assert applied.out == "deviceclaim/train created\n"
-    assert "error: stdin, document 1: Node default/n: metadata.annotations must be a map of texts" in applied.err
+    assert "error: stdin, document 1: Node default/n: metadata.annotations must be a map of strings" in applied.err
 
 
 def test_dry_run_says_the_same_and_changes_nothing(devalloc: Shell) -> None:
@@ -60,12 +60,12 @@ def test_a_wrong_document_costs_only_itself(devalloc: Shell, tmp_path: Path) -> 
     wrong = claim("wrong", count=-1)
     (tmp_path / "claims.yaml").write_text(text(claim("good"), wrong))
 
-    found = devalloc("apply", "-f", tmp_path / "claims.yaml")
+    output = devalloc("apply", "-f", tmp_path / "claims.yaml")
 
-    assert found.code == 2
-    assert found.out == "deviceclaim/good created\n"
-    assert "claims.yaml, document 2" in found.err
-    assert "spec.claims[0].requests" in found.err
+    assert output.code == 2
+    assert output.out == "deviceclaim/good created\n"
+    assert "claims.yaml, document 2" in output.err
+    assert "spec.claims[0].requests" in output.err
 
 
 def test_an_allocated_claims_spec_is_fixed_until_it_is_released(devalloc: Shell) -> None:
@@ -161,10 +161,10 @@ def test_tables_tell_what_claims_got_or_why_nothing(devalloc: Shell) -> None:
 def test_unknown_kinds_get_the_nearest_one(devalloc: Shell) -> None:
     devalloc("apply", "-f", "-", stdin=FLEET)
 
-    found = devalloc("get", "devicepols")
+    output = devalloc("get", "devicepols")
 
-    assert found.code == 2
-    assert "did you mean devicepools?" in found.err
+    assert output.code == 2
+    assert "did you mean devicepools?" in output.err
 
 
 def test_objects_of_other_apis_are_found_by_their_own_kind(devalloc: Shell) -> None:
@@ -236,9 +236,9 @@ def test_wait_returns_as_soon_as_it_is_true(devalloc: Shell) -> None:
     soon.start()
     started = time.monotonic()
 
-    found = devalloc("wait", "train", "--timeout", "1m")
+    output = devalloc("wait", "train", "--timeout", "1m")
 
-    assert (found.code, found.out) == (0, "deviceclaim/train allocated\n")
+    assert (output.code, output.out) == (0, "deviceclaim/train allocated\n")
     assert time.monotonic() - started < 30
     soon.join()
     assert devalloc("wait", "dclaim/train", "--for=released", "--timeout=0s").code == 1
@@ -266,7 +266,7 @@ def test_wait_that_ends_in_vain_says_what_to_look_at(devalloc: Shell) -> None:
     refused = devalloc("wait", "train", "--timeout=10ms")
 
     assert unanswered.code == refused.code == 1
-    assert "is not allocated after 0.01 s; nobody has answered it yet: is `devalloc up` running" in unanswered.err
+    assert "is not allocated after 0.01 s; it has no answer yet: is `devalloc up` running" in unanswered.err
     assert "after 0.01 s: ClassNotFound; see: devalloc explain train -n default" in refused.err
     missing = "error: DeviceClaim default/nothing does not exist; the only one is train\n"
     assert devalloc("wait", "nothing", "--timeout=5m").err == missing
@@ -288,7 +288,7 @@ def test_wait_for_machines(devalloc: Shell) -> None:
     devalloc("apply", "-f", "-", stdin=text(machine))
     unkept = devalloc("wait", "vm/web", "--timeout=10ms")
     assert unkept.code == 1
-    assert "default/web is not running after 0.01 s; nobody keeps it yet: does a node plugin run on node node-a" in (
+    assert "default/web is not running after 0.01 s; no node plugin runs it yet: is one running on node node-a" in (
         unkept.err
     )
 
@@ -319,10 +319,10 @@ def test_watch_goes_on_with_changes(devalloc: Shell, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(SQLiteStore, "watch", briefly)
 
-    found = devalloc("get", "claims", "-w").out.splitlines()
+    output = devalloc("get", "claims", "-w").out.splitlines()
 
-    assert [line.split()[0] for line in found] == ["NAME", "train", "CHANGE", "ADDED"]
-    assert found[-1].split()[1] == "other"
+    assert [line.split()[0] for line in output] == ["NAME", "train", "CHANGE", "ADDED"]
+    assert output[-1].split()[1] == "other"
 
 
 def test_a_program_that_watches_gets_what_is_there_in_the_form_of_changes(
@@ -332,8 +332,8 @@ def test_a_program_that_watches_gets_what_is_there_in_the_form_of_changes(
     monkeypatch.setattr(SQLiteStore, "watch", lambda *arguments, **settings: iter(()))
 
     for arguments in (["claims"], ["dclaim/train"]):
-        found = json.loads(devalloc("get", *arguments, "-w", "-o", "json").out)
-        assert (found["type"], found["object"]["metadata"]["name"]) == ("ADDED", "train")
+        change = json.loads(devalloc("get", *arguments, "-w", "-o", "json").out)
+        assert (change["type"], change["object"]["metadata"]["name"]) == ("ADDED", "train")
 
 
 def test_a_backup_is_a_store_with_the_same_objects(devalloc: Shell, tmp_path: Path) -> None:
@@ -360,12 +360,12 @@ def test_a_backup_of_store_and_journal_is_put_back(devalloc: Shell, tmp_path: Pa
     assert (refused.code, "stop it first" in refused.err) == (1, True)
     assert devalloc("get", "claims", "-o", "name").out == ""
     running.close()
-    with hold(devalloc.store):
+    with hold_store(devalloc.store):
         assert devalloc("restore", copy, "--journal", "also", *where).code == 1
         assert not list(node.glob("journal.db.before-*")), "nor was the journal put back alone"
     done = devalloc("restore", copy, "--journal", "also", *where)
 
-    assert done.out.count("is restored; what was there is") == 2
+    assert done.out.count("is restored; the old one is now") == 2
     assert devalloc("get", "claims", "-o", "name").out == "deviceclaim/train\n"
     assert devalloc("restore", tmp_path / "nothing").code == 2
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from devalloc.controller.allocate import Allocator
+from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store.sqlite import SQLiteStore
-from tests.support.fleets import gpu_claim, gpu_class, gpu_pool
-from tests.support.hosts import host, machine
-from tests.support.shell import Shell, text
+from tests.support.cli_shell import Shell, text
+from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
+from tests.support.host_pools import host, machine
 
 
 def placed(devalloc: Shell) -> None:
     store = SQLiteStore(devalloc.store)
     for _ in range(2):
-        Allocator(store).round()
+        DeviceClaimAllocator(store).round()
     store.close()
 
 
@@ -25,8 +25,8 @@ def test_a_claim_and_a_pool_tell_of_the_machine(devalloc: Shell) -> None:
     lines = [line.split(maxsplit=1) for line in devalloc("describe", "dclaim/gpu").out.splitlines()]
     assert ["Machines:", "web (on a)"] in lines
     assert "machine default/web (cpu 1, memory 1Gi)" in devalloc("describe", "pool/a-host").out
-    told = devalloc("explain", "gpu")
-    assert (told.code, "It is placed with machine default/web" in told.out) == (0, True)
+    output = devalloc("explain", "gpu")
+    assert (output.code, "It is placed with machine default/web" in output.out) == (0, True)
     assert devalloc("explain", "gpu", "-o", "json").json["machine"] == "default/web"
 
 
@@ -40,9 +40,9 @@ def test_a_claim_that_waits_with_its_machine_says_so(devalloc: Shell) -> None:
     )
     assert devalloc("apply", "-f", "-", stdin=text(*fleet)).code == 0
     placed(devalloc)
-    told = devalloc("explain", "gpu")
-    assert told.code == 1
-    assert "placed with machine default/web, which waits: claim default/nic does not exist" in told.out
+    output = devalloc("explain", "gpu")
+    assert output.code == 1
+    assert "placed with machine default/web, which waits: claim default/nic does not exist" in output.out
     assert "which waits: claim default/nic does not exist" in devalloc("describe", "dclaim/gpu").out
 
 
@@ -50,20 +50,20 @@ def test_a_machine_that_is_to_have_more_and_does_not_get_it_is_explained(devallo
     assert devalloc("apply", "-f", "-", stdin=text(host("a", cpus=4), machine("web", "1", "1Gi"))).code == 0
     placed(devalloc)
     store = SQLiteStore(devalloc.store)
-    found = store.get("VirtualMachine", "default", "web")
+    stored = store.get("VirtualMachine", "default", "web")
     metadata = {
-        **found["metadata"],
+        **stored["metadata"],
         "finalizers": ["devalloc.io/node"],
         "annotations": {"devalloc.io/prepared-on": "a"},
     }
-    store.replace({**found, "metadata": metadata})
+    store.replace({**stored, "metadata": metadata})
     store.close()
     assert devalloc("apply", "-f", "-", stdin=text(machine("web", "8", "1Gi"))).code == 0
-    told = devalloc("explain", "vm/web")
-    assert told.code == 0
-    assert told.out.startswith("default/web is placed on node a: ")
-    assert "It is to have more, and does not get it: NodesTooSmall" in told.out
-    assert "What to do: " in told.out
+    output = devalloc("explain", "vm/web")
+    assert output.code == 0
+    assert output.out.startswith("default/web is placed on node a: ")
+    assert "The machine asks for more than it can get: NodesTooSmall" in output.out
+    assert "What to do: " in output.out
 
 
 def test_the_machine_of_another_namespace_is_explained_by_the_command_that_is_told(devalloc: Shell) -> None:
@@ -72,12 +72,14 @@ def test_the_machine_of_another_namespace_is_explained_by_the_command_that_is_to
         if "namespace" in manifest["metadata"]:
             manifest["metadata"]["namespace"] = "team"
     assert devalloc("apply", "-n", "team", "-f", "-", stdin=text(*fleet)).code == 0
-    told = devalloc("explain", "gpu", "-n", "team").out
-    (command,) = (line.partition("devalloc ")[2] for line in told.splitlines() if "It is placed with machine" in line)
+    printed = devalloc("explain", "gpu", "-n", "team").out
+    (command,) = (
+        line.partition("devalloc ")[2] for line in printed.splitlines() if "It is placed with machine" in line
+    )
     assert "team/web" in devalloc(*command.split()).out
 
 
 def test_what_is_in_the_way_of_a_machine_is_a_field_of_its_own(devalloc: Shell) -> None:
-    told = devalloc("explain", "vm/analytics", "-f", str(Path(__file__).parents[3] / "examples/placed-machines")).out
-    assert "spec.memory: 96Gi, at most 64Gi fits" in told
-    assert "spec.claims" not in told
+    printed = devalloc("explain", "vm/analytics", "-f", str(Path(__file__).parents[3] / "examples/placed-machines")).out
+    assert "spec.memory: 96Gi, at most 64Gi fits" in printed
+    assert "spec.claims" not in printed

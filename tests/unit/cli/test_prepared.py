@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from devalloc.api.inwords import claim_state
 from devalloc.api.meta import RELEASE
+from devalloc.api.summaries import claim_state
 from devalloc.store.sqlite import SQLiteStore
-from devalloc_node.grant import ClaimRef
-from devalloc_node.marks import is_wanted_back, mark, set_users, unmark
-from tests.support.resource_api import slice_of
-from tests.support.shell import Shell, pool, text
+from devalloc_node.claims.finalizers import add_finalizer, is_being_reclaimed, remove_finalizer, set_users
+from devalloc_node.model.grant import ClaimRef
+from tests.support.cli_shell import Shell, pool, text
+from tests.support.resource_manifests import slice_of
 
 PLUGGED = {"claim": "uplink", "pool": "node-a-0000-3b-00", "device": "0000-3b-01-0"}
 EXAMPLE = Path(__file__).parents[3] / "examples" / "virtual-machine"
@@ -36,12 +36,12 @@ def prepared(devalloc: Shell) -> ClaimRef:
     with stored(devalloc) as store:
         claim = store.get("DeviceClaim", "default", "uplink")
         ref = ClaimRef("default", "uplink", claim["metadata"]["uid"])
-        mark(store, "node-a", ref)
+        add_finalizer(store, "node-a", ref)
         set_users(store, ref, ["web"])
     return ref
 
 
-def test_a_prepared_claim_says_where_and_for_whom(devalloc: Shell, prepared: ClaimRef) -> None:
+def test_a_prepared_claim_names_its_node_and_its_user(devalloc: Shell, prepared: ClaimRef) -> None:
     assert "Prepared" in devalloc("get", "claims").out
     facts = [line.split() for line in devalloc("describe", "dclaim/uplink").out.splitlines()]
     assert ["Prepared", "on:", "node-a"] in facts
@@ -54,14 +54,14 @@ def test_it_is_released_by_force_alone_and_when_its_node_has_let_go(devalloc: Sh
     assert "is prepared on node-a for web" in refused.err
     late = devalloc("release", "uplink", "--force", "--timeout", "10ms")
     assert late.code == 1
-    assert "its node has not released the devices" in late.err
+    assert "the node has not released the devices" in late.err
     assert "Releasing" in devalloc("get", "claims").out
 
     def node() -> None:
         with stored(devalloc) as store:
             for event in store.watch("DeviceClaim"):
-                if is_wanted_back(event.object):
-                    return unmark(store, "node-a", prepared)
+                if is_being_reclaimed(event.object):
+                    return remove_finalizer(store, "node-a", prepared)
 
     plugin = threading.Thread(target=node)
     plugin.start()
@@ -78,7 +78,7 @@ def test_a_claim_of_a_node_that_is_gone_is_abandoned(devalloc: Shell, prepared: 
 
 def test_its_deletion_waits(devalloc: Shell, prepared: ClaimRef) -> None:
     assert devalloc("delete", "dclaim/uplink").out == (
-        "deviceclaim/uplink marked for deletion: it goes when its node has released it (finalizer devalloc.io/node)\n"
+        "deviceclaim/uplink marked for deletion until its node releases it (finalizer devalloc.io/node)\n"
     )
     assert "Deleting" in devalloc("get", "claims").out
 
@@ -127,8 +127,8 @@ def test_cordoning_again_keeps_the_reason_unless_another_one_is_given(devalloc: 
     devalloc("apply", "-f", "-", stdin=text(pool("gpus")))
     for name in ("node/node-a", "gpus/gpu-0"):
         devalloc("cordon", name, "--reason", "fan broken")
-        said = devalloc("cordon", name)
-        assert said.out.endswith(" is already cordoned\n")
+        output = devalloc("cordon", name)
+        assert output.out.endswith(" is already cordoned\n")
         assert "fan broken" in devalloc("cordon").out
         assert devalloc("cordon", name, "--reason", "cable").out.endswith(" cordoned\n")
         assert "cable" in devalloc("cordon").out
@@ -140,9 +140,9 @@ def test_devices_of_pods_are_told_to_be_cordoned_otherwise(devalloc: Shell) -> N
     with stored(devalloc) as store:
         store.create(slice_of("p", "node-a", []))
         store.create(slice_of("q", "node-b", []))
-    said = devalloc("cordon", "node/node-a")
-    assert "node-a cordoned" in said.out
-    assert "its ResourceSlices are not: `kubectl cordon node-a`" in said.err
+    output = devalloc("cordon", "node/node-a")
+    assert "node-a cordoned" in output.out
+    assert "its ResourceSlices are not: use `kubectl cordon node-a`" in output.err
     refused = devalloc("cordon", "node/node-b")
     assert refused.code == 1
     assert "node node-b publishes ResourceSlices and no DevicePools: `kubectl cordon node-b`" in refused.err

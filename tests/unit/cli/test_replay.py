@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.shell import Shell, claim, device_class, pool, text
+from tests.support.cli_shell import Shell, claim, device_class, pool, text
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_a_damaged_snapshot_is_bad_input(devalloc: Shell, tmp_path: Path, part: 
 def test_a_store_that_names_no_file_is_bad_input(devalloc: Shell) -> None:
     done = devalloc("get", "pools", "--store", ".")
     assert done.code == 2
-    assert "names no file" in done.err
+    assert "must name a file" in done.err
 
 
 def test_what_cannot_be_read_is_kept_as_it_is(devalloc: Shell, tmp_path: Path) -> None:
@@ -46,9 +46,9 @@ def test_what_cannot_be_read_is_kept_as_it_is(devalloc: Shell, tmp_path: Path) -
     stdin = "".join((json.dumps(pool(devices=1)), json.dumps(device_class()), json.dumps(held), half))
 
     assert devalloc("snapshot", path, "-f", "-", stdin=stdin).code == 2
-    kept = json.loads(path.read_text())
-    assert kept["documents"][2]["status"] == held["status"]
-    assert kept["documents"][3]["metadata"]["name"] == "h\ud800"
+    snapshot = json.loads(path.read_text())
+    assert snapshot["documents"][2]["status"] == held["status"]
+    assert snapshot["documents"][3]["metadata"]["name"] == "h\ud800"
     done = devalloc("replay", path)
     assert done.code == 0
     assert "the same answer for 2 claims" in done.out

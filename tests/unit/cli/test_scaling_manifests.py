@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from devalloc.api.decode import decode
-from devalloc.api.machinescaling import MachineScaling
+from devalloc.api.machine_scaling import MachineScaling
 from devalloc.api.quantity import NANO, Quantity
-from devalloc.scaling.config import ANNOTATION, Overrides, read_overrides
-from tests.support.shell import Shell, text
-from tests.support.toymachines import vm
+from devalloc.scaling.config import ANNOTATION, ScalingOverrides, read_overrides
+from tests.support.cli_shell import Shell, text
+from tests.support.toy_machines import vm
 
 HERE = {"address": "10.0.0.5"}
 PATH = f"metadata.annotations[{ANNOTATION}]"
@@ -49,7 +49,7 @@ def test_what_cannot_be_is_refused_at_its_place(field: str, value: object, words
 
 def test_a_window_lies_within_the_time_that_always_counts() -> None:
     assert problems(lfcWindowSizeMinutes=6, lfcMinWaitBeforeDownscaleMinutes=5) == [
-        ("spec.scaling.lfcMinWaitBeforeDownscaleMinutes", "must be at least lfcWindowSizeMinutes, which is 6, and is 5")
+        ("spec.scaling.lfcMinWaitBeforeDownscaleMinutes", "must be at least lfcWindowSizeMinutes (6), but is 5")
     ]
     assert problems(lfcWindowSizeMinutes=6) == [], "the node says how long that is"
     largest = {"lfcWindowSizeMinutes": 6, "lfcMinWaitBeforeDownscaleMinutes": 5, "lfcUseLargestWindow": True}
@@ -62,13 +62,13 @@ def test_the_spec_can_say_all_that_the_annotation_can_and_between_the_same_bound
         "bool | None": [True, False],
         "float | None": [-0.5, 0, 0.25, 0.999, 1, 1.5, 1.999, 2, 3],
     }
-    for each in fields(Overrides):
+    for each in fields(ScalingOverrides):
         field = MachineScaling.model_fields[each.name]
         alias = field.alias or each.name
         for value in tried[str(each.type)]:
-            said = str(Quantity(round(value * NANO))) if each.type == "float | None" else value
+            number = str(Quantity(round(value * NANO))) if each.type == "float | None" else value
             is_good = read_overrides({alias: value}).overrides is not None
-            assert (problems(**{alias: said}) == []) is is_good, (alias, value)
+            assert (problems(**{alias: number}) == []) is is_good, (alias, value)
 
 
 class TestAnnotation:
@@ -79,39 +79,42 @@ class TestAnnotation:
         manifest["metadata"]["annotations"] = {ANNOTATION: annotation, **(others or {})}
         file = tmp_path / "vm.yaml"
         file.write_text(text(manifest))
-        found = devalloc("validate", "-f", file)
+        output = devalloc("validate", "-f", file)
         applied = devalloc("apply", "-f", file)
-        assert applied.err == found.err
-        assert ("created" in applied.out) == (found.code == 0)
-        return found.code, found.err
+        assert applied.err == output.err
+        assert ("created" in applied.out) == (output.code == 0)
+        return output.code, output.err
 
     def test_every_field_that_cannot_be_is_told_with_its_path(self, devalloc: Shell, tmp_path: Path) -> None:
         wrong = json.dumps({"loadAverageFractionTarget": 2, "lfcWindowSizeMinutes": "five", "enableLFCMetrics": True})
-        code, told = self.validated(devalloc, tmp_path, wrong)
+        code, printed = self.validated(devalloc, tmp_path, wrong)
         assert code == 2
-        first, second = told.splitlines()
+        first, second = printed.splitlines()
         assert f"{PATH}.loadAverageFractionTarget: must be a number above 0 and below 2, not 2" in first
         assert f"{PATH}.lfcWindowSizeMinutes: must be a whole number of minutes" in second
         assert "VirtualMachine default/web" in first
 
     def test_what_is_no_json_is_told(self, devalloc: Shell, tmp_path: Path) -> None:
-        code, told = self.validated(devalloc, tmp_path, "{")
+        code, printed = self.validated(devalloc, tmp_path, "{")
         assert code == 2
-        assert f"{PATH}: is not valid JSON" in told
+        assert f"{PATH}: is not valid JSON" in printed
 
     def test_what_is_ignored_is_a_warning(self, devalloc: Shell, tmp_path: Path) -> None:
-        code, told = self.validated(devalloc, tmp_path, '{"loadAverageFractionTargets": 1}')
+        code, printed = self.validated(devalloc, tmp_path, '{"loadAverageFractionTargets": 1}')
         assert code == 0
-        assert "warning" in told
-        assert "did you mean loadAverageFractionTarget?" in told
+        assert "warning" in printed
+        assert "did you mean loadAverageFractionTarget?" in printed
 
     def test_bounds_that_are_not_the_specs_are_ignored_with_a_warning(self, devalloc: Shell, tmp_path: Path) -> None:
         bounds = {"autoscaling.neon.tech/bounds": "{}"}
-        code, told = self.validated(devalloc, tmp_path, "{}", others=bounds)
+        code, printed = self.validated(devalloc, tmp_path, "{}", others=bounds)
         assert code == 0
-        assert "metadata.annotations[autoscaling.neon.tech/bounds]: is ignored: spec.cpu and spec.memory" in told
+        assert (
+            "metadata.annotations[autoscaling.neon.tech/bounds]: is ignored: "
+            "set min and max in spec.cpu and spec.memory" in printed
+        )
 
     def test_without_scaling_it_says_nothing(self, devalloc: Shell, tmp_path: Path) -> None:
-        code, told = self.validated(devalloc, tmp_path, "{}", scaling=None)
+        code, printed = self.validated(devalloc, tmp_path, "{}", scaling=None)
         assert code == 0
-        assert f"{PATH}: is ignored: the machine has no spec.scaling" in told
+        assert f"{PATH}: is ignored: the machine has no spec.scaling" in printed

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from devalloc.api.kinds import KINDS
-from devalloc.cli import clusters
-from devalloc.controller.allocate import Allocator
+from devalloc.cli import cluster_access
+from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store.kubernetes import ApiError, KubernetesStore
-from tests.support import plainyaml
+from tests.support import fast_yaml
+from tests.support.cli_shell import Result, Shell, devalloc
 from tests.support.fake_kube import FakeClient, FakeKube
-from tests.support.fleets import gpu_claim, gpu_class, gpu_pool
-from tests.support.hosts import machine
-from tests.support.shell import Result, Shell, devalloc
+from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
+from tests.support.host_pools import machine
 
 __all__ = ["devalloc"]
 OURS = frozenset(kind.plural for kind in KINDS.values() if kind.namespaced)
@@ -68,7 +68,7 @@ class Team:
     def controller(self) -> None:
         store = KubernetesStore(FakeClient(self.kube))  # type: ignore[arg-type]
         try:
-            Allocator(store, kinds=KINDS).round()
+            DeviceClaimAllocator(store, kinds=KINDS).round()
         finally:
             store.close()
 
@@ -81,14 +81,14 @@ def team(devalloc: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Te
     def connect(path: Path | None) -> FakeClient:
         return FakeClient(kube) if team.is_admin else Tenant(kube, "team-a")
 
-    monkeypatch.setattr(clusters, "connect", connect)
+    monkeypatch.setattr(cluster_access, "connect_cluster", connect)
     context = {"name": "c", "context": {"cluster": "c", "user": "u", "namespace": "team-a"}}
     named = {
         "clusters": [{"name": "c", "cluster": {"server": "https://nowhere"}}],
         "users": [{"name": "u", "user": {}}],
     }
     content = {"apiVersion": "v1", "kind": "Config", "contexts": [context], "current-context": "c", **named}
-    team.kubeconfig.write_text(plainyaml.dump_all([content]))
+    team.kubeconfig.write_text(fast_yaml.dump_all([content]))
     store = KubernetesStore(FakeClient(kube))  # type: ignore[arg-type]
     store.create(gpu_pool(devices=2))
     store.create(gpu_class())
@@ -103,10 +103,10 @@ def team(devalloc: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Te
 
 def test_claims_of_the_namespace_are_listed(team: Team) -> None:
     for words in ((), ("-n", "team-a")):
-        said = team("get", "claims", *words)
-        assert said.code == 0, said.err
-        assert "train" in said.out
-        assert "theirs" not in said.out
+        output = team("get", "claims", *words)
+        assert output.code == 0, output.err
+        assert "train" in output.out
+        assert "theirs" not in output.out
     assert 'User "alice" cannot' in team("get", "claims", "-A").err
     assert team("get", "claims", "-n", "team-b").code == 1
     assert "train" in team("get", "dclaim/train").out
@@ -131,11 +131,11 @@ def test_what_a_claim_holds_is_described_and_why_one_waits(team: Team) -> None:
 
 def test_the_fleet_is_shown_as_far_as_it_may_be_seen(team: Team) -> None:
     for words in ((), ("-n", "team-a")):
-        said = team("top", "--once", *words)
-        assert said.code == 0, said.err
-        assert "team-a/big" in said.out
-        assert not [line for line in said.out.splitlines() if line.startswith("team-b/")]
-        assert "What there is of DevicePools is not shown" in said.out
+        output = team("top", "--once", *words)
+        assert output.code == 0, output.err
+        assert "team-a/big" in output.out
+        assert not [line for line in output.out.splitlines() if line.startswith("team-b/")]
+        assert "The list of DevicePools is not shown" in output.out
     assert team("top", "--once", "-n", "team-b").code == 1
 
 
@@ -150,7 +150,7 @@ def test_an_admin_sees_all_or_one_namespace(team: Team) -> None:
 def test_a_claim_is_released_by_the_controller_that_is_asked_to(team: Team) -> None:
     late = team("release", "train", "--timeout=10ms")
     assert late.code == 1
-    assert "is to be released" in late.err
+    assert "the node has not released the devices" in late.err
     path = "/apis/devmgmtproto.k8s.io/v1alpha1/namespaces/team-a/deviceclaims/train"
     assert team.kube.get(path)["metadata"]["annotations"]["devalloc.io/release"] == "asked"
     team.controller()
@@ -187,10 +187,10 @@ def test_a_claim_that_nobody_answers_is_told_so_with_since_when(team: Team, word
     leads(team.kube, "2026-01-01T00:00:00.000000Z")
     path = "/apis/devmgmtproto.k8s.io/v1alpha1/namespaces/team-a/deviceclaims"
     team.kube.create(path, gpu_claim("new", 1, "team-a"))
-    said = team(*words)
-    told = "no controller has renewed its lease since 2026-01-01T00:00:00.000000Z, so nobody answers claims"
-    assert told in said.out + said.err
-    assert "kubectl -n devices get" in said.out + said.err
+    output = team(*words)
+    remark = "no controller has renewed its lease since 2026-01-01T00:00:00.000000Z, so claims are not allocated"
+    assert remark in output.out + output.err
+    assert "kubectl -n devices get" in output.out + output.err
 
 
 @pytest.mark.parametrize("words", WORDS, ids=lambda words: words[0])
@@ -199,10 +199,10 @@ def test_nothing_is_said_where_one_leads_or_nobody_may_see_it(team: Team, words:
     team.kube.create(path, gpu_claim("new", 1, "team-a"))
     leads(team.kube, datetime.now(UTC).isoformat().replace("+00:00", "Z"))
     for team.is_admin in (True, False):
-        said = team(*words)
-        assert "controller" not in said.out + said.err
+        output = team(*words)
+        assert "controller" not in output.out + output.err
 
 
 def test_a_cluster_without_a_controller_is_told(team: Team) -> None:
     team.is_admin = True
-    assert "no controller is there: neither installed" in team("top", "--once").out
+    assert "no controller: none is installed" in team("top", "--once").out

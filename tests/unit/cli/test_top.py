@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from devalloc.cli.fleet import lines_of, picture, summary
-from devalloc.controller.allocate import Allocator
-from devalloc.controller.overview import overview
-from devalloc.controller.sight import Seen
+from devalloc.cli.render.fleet import overview_lines, screen_content, summary_line
+from devalloc.controller.overview import build_overview
+from devalloc.controller.overview.cache import CachedOverview
+from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store.sqlite import SQLiteStore
-from tests.support.fleets import fill, gpu_claim, gpu_class, gpu_pool
-from tests.support.shell import Shell
+from tests.support.cli_shell import Shell
+from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool
 
 Object = dict[str, Any]
 
@@ -38,7 +38,7 @@ def store(path: Path) -> Iterator[SQLiteStore]:
         ]
         fill(opened, gpu_class(), gpu_pool("a", 2, "n1"), gpu_pool("b", 3, "n2"), broken)
         fill(opened, gpu_claim("one", 2), gpu_claim("big", 99), gpu_claim("two"))
-        Allocator(opened).round()
+        DeviceClaimAllocator(opened).round()
         yield opened
 
 
@@ -47,16 +47,16 @@ def cells(line: str) -> list[str]:
 
 
 def test_numbers_are_those_of_get(devalloc: Shell, store: SQLiteStore, path: Path) -> None:
-    found = devalloc("top", "-o", "json", "--store", path).json
+    report = devalloc("top", "-o", "json", "--store", path).json
     pools = devalloc("get", "pools", "-o", "json", "--store", path).json["items"]
-    cards = {card["name"]: card["counts"] for node in found["nodes"] for card in node["cards"]}
+    cards = {card["name"]: card["counts"] for node in report["nodes"] for card in node["cards"]}
     assert {name: counts["available"] for name, counts in cards.items()} == {
         pool["metadata"]["name"]: pool["status"]["availableDevices"] for pool in pools
     }
-    assert found["counts"]["available"] == sum(pool["status"]["availableDevices"] for pool in pools)
-    assert (found["counts"]["devices"], found["counts"]["inUse"], found["counts"]["unavailable"]) == (7, 3, 1)
-    assert (found["pending"], found["allocated"], found["settled"]) == (1, 2, True)
-    assert [claim["name"] for claim in found["claims"] if claim["pending"]] == ["big"]
+    assert report["counts"]["available"] == sum(pool["status"]["availableDevices"] for pool in pools)
+    assert (report["counts"]["devices"], report["counts"]["inUse"], report["counts"]["unavailable"]) == (7, 3, 1)
+    assert (report["pending"], report["allocated"], report["settled"]) == (1, 2, True)
+    assert [claim["name"] for claim in report["claims"] if claim["pending"]] == ["big"]
     assert devalloc("top", "-o", "yaml", "--store", path).out.startswith("nodes:\n- name: n1\n")
 
 
@@ -88,18 +88,18 @@ def test_wide_says_who_has_what(devalloc: Shell, store: SQLiteStore, path: Path)
 )
 def test_one_store_is_shown(devalloc: Shell, tmp_path: Path, options: tuple[str, ...]) -> None:
     (tmp_path / "k").touch()
-    found = devalloc("top", *(str(tmp_path / each) if len(each) == 1 else each for each in options))
-    assert found.code == 2
+    output = devalloc("top", *(str(tmp_path / each) if len(each) == 1 else each for each in options))
+    assert output.code == 2
 
 
 def test_without_a_store_it_says_how_to_begin(devalloc: Shell, tmp_path: Path) -> None:
-    found = devalloc("top", "--store", tmp_path / "none.db")
-    assert (found.code, "devalloc up" in found.err) == (1, True)
+    output = devalloc("top", "--store", tmp_path / "none.db")
+    assert (output.code, "devalloc up" in output.err) == (1, True)
 
 
 def drawn(documents: list[Object], height: int, trouble: str = "") -> list[str]:
     console = Console(file=io.StringIO(), width=120, height=height, force_terminal=True, color_system=None)
-    console.print(picture(Seen("1", overview(documents), datetime.now(UTC), trouble), height))
+    console.print(screen_content(CachedOverview("1", build_overview(documents), datetime.now(UTC), trouble), height))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
 
@@ -123,20 +123,20 @@ def test_what_others_wrote_does_nothing_to_the_terminal() -> None:
 
 
 def test_the_line_of_numbers_is_that_of_json(devalloc: Shell, store: SQLiteStore, path: Path) -> None:
-    assert summary(overview(store.list().objects)) in devalloc("top", "--store", path).out
+    assert summary_line(build_overview(store.list().objects)) in devalloc("top", "--store", path).out
     assert json.loads(devalloc("top", "-o", "json", "--store", path).out)["counts"]["free"] == 3
 
 
 def test_a_device_with_two_owners_is_a_red_line(devalloc: Shell, tmp_path: Path) -> None:
     held = {"allocations": [{"devicePoolName": "p", "deviceName": "d0"}]}
     documents = [gpu_pool(), gpu_class(), gpu_claim("a") | {"status": held}, gpu_claim("b") | {"status": held}]
-    line = "ALARM: device p/d0 has several owners: DeviceClaim default/a and DeviceClaim default/b; release all of them"
-    assert any(each.startswith(line) for each in lines_of(overview(documents), wide=False))
+    line = "ALARM: device p/d0 has several owners: DeviceClaim default/a and DeviceClaim default/b; release all but one"
+    assert any(each.startswith(line) for each in overview_lines(build_overview(documents), wide=False))
     console = Console(file=io.StringIO(), width=200, force_terminal=True, color_system="standard")
-    console.print(picture(Seen("1", overview(documents), datetime.now(UTC)), 30))
+    console.print(screen_content(CachedOverview("1", build_overview(documents), datetime.now(UTC)), 30))
     assert isinstance(console.file, io.StringIO)
     assert f"\x1b[1;31m{line}" in console.file.getvalue()
-    assert not any("ALARM" in each for each in lines_of(overview(documents[:3]), wide=False))
+    assert not any("ALARM" in each for each in overview_lines(build_overview(documents[:3]), wide=False))
 
 
 def test_many_alarms_leave_room_for_the_rest() -> None:

@@ -8,21 +8,22 @@ from types import SimpleNamespace
 
 import pytest
 
-from devalloc.cli import hostpool, upnode
-from devalloc.controller import up
+from devalloc.cli import standalone_node
+from devalloc.cli.options import host_pool_option
+from devalloc.controller import standalone
 from devalloc.store import Unavailable
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.step import Value
-from tests.support.shell import Shell
-from tests.support.toyhost import Bench
+from devalloc_node.model.step import Value
+from tests.support.cli_shell import Shell
+from tests.support.toy_host import EngineBench
 from tests.support.waiting import until
 
 
 def test_it_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch, devalloc: Shell) -> None:
-    monkeypatch.setattr(upnode, "NEEDED", ("click", "no_such_package", "no.such"))
+    monkeypatch.setattr(standalone_node, "REQUIRED_PACKAGES", ("click", "no_such_package", "no.such"))
     refused = devalloc("up", "--node")
     assert refused.code == 1
-    assert "cannot run here: there is no no_such_package, no.such; pip install 'devalloc[node]'" in refused.err
+    assert "cannot run here: missing packages: no_such_package, no.such; pip install 'devalloc[node]'" in refused.err
 
 
 def test_it_needs_the_inventory(devalloc: Shell) -> None:
@@ -32,15 +33,17 @@ def test_it_needs_the_inventory(devalloc: Shell) -> None:
 def test_what_only_it_does_is_not_asked_for_without_it(devalloc: Shell) -> None:
     refused = devalloc("up", "--no-node", "--warm", "5", "--scaling", "--host-capacity", "--oversub-cpu", "1")
     assert refused.code == 2
-    said = "--host-capacity and --oversub-cpu and --scaling and --warm: of the node plugin, which does not run"
-    assert said in refused.err
+    message = "--host-capacity and --oversub-cpu and --scaling and --warm: only for the node plugin, which does not run"
+    assert message in refused.err
 
 
 def test_where_it_does_not_run_what_has_no_effect_is_named_and_nothing_is_published_of_it(
     monkeypatch: pytest.MonkeyPatch, devalloc: Shell, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(up, "Up", lambda *_, **__: SimpleNamespace(run=lambda: None, stop=lambda: None))
-    monkeypatch.setattr(hostpool, "with_host_pool", lambda *_: pytest.fail("a pool for machines that nobody runs"))
+    monkeypatch.setattr(standalone, "Standalone", lambda *_, **__: SimpleNamespace(run=lambda: None, stop=lambda: None))
+    monkeypatch.setattr(
+        host_pool_option, "with_host_pool", lambda *_: pytest.fail("a pool for machines that nobody runs")
+    )
     monkeypatch.setenv("DEVALLOC_ENFORCE_CAPACITY", "1")
     monkeypatch.setenv("DEVALLOC_DATA_DIR", str(tmp_path))  # other verbs read it as well
     elsewhere = ("up", "--sysfs-root", str(tmp_path), "--kind", "gpu")
@@ -57,21 +60,21 @@ def test_that_it_does_not_run_beside_the_loops_cannot_be_overlooked(
 ) -> None:
     """The loops go on and claims look allocated: what is missing, and why, must stand out."""
 
-    def taken(_: upnode.UpNode) -> None:
+    def taken(_: standalone_node.StandaloneNode) -> None:
         raise Denied("SocketInUse", "another process serves /run/devalloc/node.sock; stop it")
 
-    monkeypatch.setattr(upnode.UpNode, "_serve", taken)
-    said: SimpleQueue[str] = SimpleQueue()
+    monkeypatch.setattr(standalone_node.StandaloneNode, "_serve", taken)
+    messages: SimpleQueue[str] = SimpleQueue()
     ended: list[BaseException] = []
-    plugin = upnode.UpNode(
-        tmp_path, tmp_path, {"node": "node-a"}, rescan=lambda: None, say=said.put, failed=ended.append
+    plugin = standalone_node.StandaloneNode(
+        tmp_path, tmp_path, {"node": "node-a"}, rescan=lambda: None, say=messages.put, failed=ended.append
     )
-    plugin.first_look()
-    line = said.get(timeout=30)
+    plugin.initial_records()
+    line = messages.get(timeout=30)
     plugin.stop()
-    assert said.empty()
+    assert messages.empty()
     assert line.startswith("WARNING: the node plugin does not run")
-    assert "allocated and not bound" in line
+    assert "allocated but not bound" in line
     assert "another process serves /run/devalloc/node.sock" in line
     assert ended == [], "the loops go on"
 
@@ -79,28 +82,28 @@ def test_that_it_does_not_run_beside_the_loops_cannot_be_overlooked(
 def test_it_is_tried_again_until_what_was_in_its_way_is_gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tries: SimpleQueue[str] = SimpleQueue()
 
-    def served(_: upnode.UpNode) -> None:
+    def served(_: standalone_node.StandaloneNode) -> None:
         tries.put("")
         if tries.qsize() < 3:
             raise Unavailable("no space left for the journal")
 
-    monkeypatch.setattr(upnode.UpNode, "_serve", served)
-    monkeypatch.setattr(upnode, "RETRY_SECONDS", 0.001)
-    said: list[str] = []
-    plugin = upnode.UpNode(
-        tmp_path, tmp_path, {"node": "node-a"}, rescan=lambda: None, say=said.append, failed=pytest.fail
+    monkeypatch.setattr(standalone_node.StandaloneNode, "_serve", served)
+    monkeypatch.setattr(standalone_node, "RETRY_SECONDS", 0.001)
+    messages: list[str] = []
+    plugin = standalone_node.StandaloneNode(
+        tmp_path, tmp_path, {"node": "node-a"}, rescan=lambda: None, say=messages.append, failed=pytest.fail
     )
-    plugin.first_look()
+    plugin.initial_records()
     until(lambda: tries.qsize() == 3, "it was tried until it went")
     plugin.stop()
-    assert len(said) == 2
-    assert all("no space left" in each for each in said)
+    assert len(messages) == 2
+    assert all("no space left" in each for each in messages)
 
 
 def test_the_first_look_knows_what_nobody_else_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else such devices are given away in the second until the plugin looks, and whoever has them waits."""
-    monkeypatch.setattr(upnode.UpNode, "_serve", lambda plugin: None)
-    bench = Bench(tmp_path)
+    monkeypatch.setattr(standalone_node.StandaloneNode, "_serve", lambda plugin: None)
+    bench = EngineBench(tmp_path)
     bench.claims.prepare(bench.add("a/slot-0"))  # from another store than what is one now
     bench.claims.prepare(ref := bench.add("a/slot-1"))
 
@@ -113,12 +116,12 @@ def test_the_first_look_knows_what_nobody_else_does(tmp_path: Path, monkeypatch:
         bench.claims.unprepare(ref)
     bench.claims.journal.close()
     options = {"node": "node-a"}
-    plugin = upnode.UpNode(
+    plugin = standalone_node.StandaloneNode(
         tmp_path / "devalloc.db", tmp_path, options, rescan=lambda: None, say=pytest.fail, failed=pytest.fail
     )
-    known = plugin.first_look()
+    state = plugin.initial_records()
     plugin.stop()
-    assert known.withheld.keys() == {"slot-0", "slot-1"}
-    strange = "in use: claim default/claim-uid-0 is not undone: it was prepared from cluster-1, and still is"
-    assert known.withheld["slot-0"] == strange
-    assert known.withheld["slot-1"].startswith("in use: claim default/claim-uid-1 is not undone: ")
+    assert state.withheld.keys() == {"slot-0", "slot-1"}
+    state_of_strange = "it was prepared from cluster-1, and is still prepared"
+    assert state.withheld["slot-0"] == f"in use: claim default/claim-uid-0 is not undone yet: {state_of_strange}"
+    assert state.withheld["slot-1"].startswith("in use: claim default/claim-uid-1 is not undone yet: ")

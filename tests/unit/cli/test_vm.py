@@ -13,24 +13,25 @@ from pathlib import Path
 import click
 import pytest
 
-from devalloc.cli import nodesocket, vmtop
-from devalloc.cli.machines import bounds_of, bytes_of, milli_of, size
-from devalloc.cli.machinespecs import request_of
-from devalloc.cli.machineuse import sample, used
-from devalloc.cli.nodesocket import connected
-from devalloc.cli.verb import Failed
+from devalloc.cli import node_client
+from devalloc.cli.command import CommandFailed
+from devalloc.cli.machine_requests import machine_request
+from devalloc.cli.node_client import connect_plugin
+from devalloc.cli.process_usage import sample_process, usage_between
+from devalloc.cli.render.machines import format_size, parse_bounds, parse_bytes, parse_milli
+from devalloc.cli.verbs import vm_top
+from devalloc.scaling.guest_report import GuestReport
+from devalloc.scaling.health import StuckReason
 from devalloc.scaling.metrics import SystemMetrics
-from devalloc.scaling.observed import Observed
 from devalloc.scaling.resources import Resources
-from devalloc.scaling.stuck import Reason
-from devalloc_node.agent.report import Report
+from devalloc_node.agent.report import ScalingReport
 from devalloc_node.deadline import Deadline
-from devalloc_node.machine.view import UNKNOWN, Amounts
+from devalloc_node.machine.view import UNKNOWN_AMOUNTS, MachineAmounts
 from devalloc_node.pb import node_pb2 as pb
-from devalloc_node.service import fields
-from tests.support.nodeservice import Served, served
-from tests.support.shell import Result, Shell, text
-from tests.support.toymachines import machine_of, vm
+from devalloc_node.service import request_fields
+from tests.support.cli_shell import Result, Shell, text
+from tests.support.node_service import Served, served
+from tests.support.toy_machines import machine_of, vm
 from tests.support.waiting import LONG
 
 MACHINES_GUIDE = Path(__file__).parents[3] / "docs" / "machines.md"
@@ -38,8 +39,8 @@ MACHINES_GUIDE = Path(__file__).parents[3] / "docs" / "machines.md"
 
 @pytest.fixture
 def plugin(tmp_path: Path) -> Iterator[Served]:
-    with served(tmp_path / "node") as found:
-        yield found
+    with served(tmp_path / "node") as server:
+        yield server
 
 
 class Vm:
@@ -71,10 +72,10 @@ def test_a_command_that_another_change_keeps_waiting_says_at_its_timeout_what_ho
     assert late.code == 1
     example = next(line for line in MACHINES_GUIDE.read_text().splitlines() if line.startswith("error: lan: failed"))
     words = (r"for \d+ s", r"\d\d:\d\d:\d\d UTC", r"process \d+")
-    shown, told = late.err.strip(), example
+    shown, expected = late.err.strip(), example
     for word in words:
-        shown, told = re.sub(word, "...", shown), re.sub(word, "...", told)
-    assert shown == told
+        shown, expected = re.sub(word, "...", shown), re.sub(word, "...", expected)
+    assert shown == expected
     assert f"process {os.getpid()})" in late.err
     assert devalloc_vm("unplug", "web", "lan").out == "lan unplugged from web\n"
 
@@ -127,9 +128,9 @@ class TestMachines:
         gone = devalloc_vm("unplug", "web", "data", "nothing")
         assert (gone.code, gone.out) == (0, "data unplugged from web\nnothing is not in web\n")
         plugin.machines.stubborn.add("default/web")
-        kept = devalloc_vm("unplug", "web", "lan", "out")
-        assert (kept.code, kept.out) == (1, "")
-        assert kept.err.count("[GuestRefused] (the same may succeed later)") == 2
+        output = devalloc_vm("unplug", "web", "lan", "out")
+        assert (output.code, output.out) == (1, "")
+        assert output.err.count("[GuestRefused] (it may succeed later)") == 2
 
     def test_what_was_detached_is_given_back_when_it_is_unprepared(self, devalloc_vm: Vm, plugin: Served) -> None:
         plugin.bench.add("a/slot-0")
@@ -155,13 +156,13 @@ class TestMachines:
     def test_what_was_not_there_is_not_said_to_be_gone_now(self, devalloc_vm: Vm, plugin: Served) -> None:
         plugin.bench.add("a/slot-0")
         devalloc_vm.create("web")
-        for said, *args in (
-            ("never is not there", "delete", "never"),
+        for line, *args in (
+            ("never does not exist", "delete", "never"),
             ("nothere is not prepared here", "unprepare", "nothere"),
             ("claim-uid-0 is not in web", "detach", "web", "claim-uid-0"),
         ):
-            found = devalloc_vm(*args)
-            assert (found.code, found.out) == (0, f"{said}\n")
+            output = devalloc_vm(*args)
+            assert (output.code, output.out) == (0, f"{line}\n")
 
     def test_one_machine_is_printed_as_it_is_and_several_as_a_list(self, devalloc_vm: Vm) -> None:
         devalloc_vm.create("a")
@@ -176,10 +177,10 @@ class TestMachines:
         plugin.machines.stubborn.add("default/web")
         refused = devalloc_vm("unprepare", "claim-uid-0")
         assert (refused.code, refused.out) == (1, "")
-        assert "[GuestRefused] (the same may succeed later)" in refused.err
+        assert "[GuestRefused] (it may succeed later)" in refused.err
         assert not plugin.bench.is_initial()
         forced = devalloc_vm("unprepare", "claim-uid-0", "--force")
-        assert forced.out == "claim-uid-0 unprepared; default/web ended for it\n"
+        assert forced.out == "claim-uid-0 unprepared; default/web was killed for it\n"
         assert plugin.bench.is_initial()
 
     def test_json_holds_numbers_and_names(self, devalloc_vm: Vm, plugin: Served) -> None:
@@ -199,20 +200,20 @@ class TestMachines:
         assert devalloc_vm("get", "team-a/web").code == 0
 
     def test_adopts_by_option_and_by_manifest(self, devalloc_vm: Vm, plugin: Served) -> None:
-        found = devalloc_vm("adopt", "a", "--qmp-socket", "/run/a.qmp", "--cpu", "1..4", "--memory", "512Mi..2Gi")
-        assert (found.code, found.out) == (0, "a adopted\n")
+        output = devalloc_vm("adopt", "a", "--qmp-socket", "/run/a.qmp", "--cpu", "1..4", "--memory", "512Mi..2Gi")
+        assert (output.code, output.out) == (0, "a adopted\n")
         manifest = vm("b", adopt={"qmpSocket": "/run/b.qmp"})
         assert devalloc_vm("create", "-f", "-", stdin=text(manifest)).out == "default/b adopted\n"
-        assert plugin.machines.told == ["adopt default/a", "adopt default/b"]
+        assert plugin.machines.calls == ["adopt default/a", "adopt default/b"]
 
     def test_says_by_which_way_memory_is_added_to_one_that_it_adopts(self, devalloc_vm: Vm, plugin: Served) -> None:
         given = ("--qmp-socket", "/run/a.qmp", "--cpu", "1..4", "--memory", "512Mi..2Gi")
         assert devalloc_vm("adopt", "a", *given, "--slot-size", "512Mi").code == 0
-        assert plugin.machines.known["default/a"].started.dimm_bytes == 512 << 20
+        assert plugin.machines.views["default/a"].started.dimm_bytes == 512 << 20
         refused = devalloc_vm("adopt", "b", *given, "--slot-size", "100Mi")
         assert (refused.code, refused.err) == (
             2,
-            "error: spec.memory.slotSize: must be a multiple of 128Mi, and is 104857600\n",
+            "error: spec.memory.slotSize: must be a multiple of 128Mi, but is 104857600\n",
         )
 
 
@@ -221,37 +222,37 @@ class TestRefusals:
         devalloc_vm.create()
         refused = devalloc_vm("attach", "web", "nobody")
         assert refused.code == 1
-        assert refused.err == "error: nobody: denied: there is no claim default/nobody [ClaimNotFound]\n"
+        assert refused.err == "error: nobody: denied: claim default/nobody not found [ClaimNotFound]\n"
         plugin.machines.stubborn.add("default/web")
         failed = devalloc_vm("scale", "web", "--vcpus", "1")
         assert failed.code == 1
         assert "error: web: vCPUs: denied: " in failed.err
-        assert "[GuestRefused] (the same may succeed later)" in failed.err
+        assert "[GuestRefused] (it may succeed later)" in failed.err
         assert failed.out == "web has 2 vCPUs and 1Gi of memory\n"
-        known = plugin.machines.known
-        known["default/web"] = replace(known["default/web"], observed=UNKNOWN)
+        machines = plugin.machines.views
+        machines["default/web"] = replace(machines["default/web"], observed=UNKNOWN_AMOUNTS)
         assert devalloc_vm("scale", "web", "--vcpus", "1").out == "", "what is not known is not 0"
         assert devalloc_vm("stop", "web").code == 1
         assert devalloc_vm("stop", "web", "--force").code == 0
 
     def test_a_machine_that_does_not_exist(self, devalloc_vm: Vm) -> None:
         devalloc_vm.create()
-        found = devalloc_vm("get", "web", "nobody")
-        assert found.code == 1
-        assert "web" in found.out
-        assert "there is no machine default/nobody" in found.err
+        output = devalloc_vm("get", "web", "nobody")
+        assert output.code == 1
+        assert "web" in output.out
+        assert "machine default/nobody not found" in output.err
 
     @pytest.mark.parametrize(
         ("args", "words"),
         [
             (["get", "../x"], "machine.namespace: must be a DNS label"),
             (["get", "wéb"], "not 'wéb'"),
-            (["scale", "web"], "say what to change"),
-            (["plug", "web", "x"], "say what to plug in: one of --disk, --tap and --user-net"),
-            (["plug", "web", "x", "--disk", "/d", "--tap", "tap0"], "say what to plug in"),
-            (["plug", "web", "x", "--disk", "/d"], "say the image's --format, raw or qcow2"),
-            (["plug", "web", "x", "--disk", "/d", "--format", "raw", "--mac", "x"], "--mac goes with"),
-            (["plug", "web", "x", "--tap", "tap0", "--nvme"], "--nvme go with --disk"),
+            (["scale", "web"], "give at least one of --vcpus"),
+            (["plug", "web", "x"], "give one of --disk, --tap and --user-net"),
+            (["plug", "web", "x", "--disk", "/d", "--tap", "tap0"], "give one of --disk"),
+            (["plug", "web", "x", "--disk", "/d"], "give the image's --format, raw or qcow2"),
+            (["plug", "web", "x", "--disk", "/d", "--format", "raw", "--mac", "x"], "--mac needs"),
+            (["plug", "web", "x", "--tap", "tap0", "--nvme"], "--nvme need --disk"),
             (["plug", "web", "X", "--user-net"], "name: must be a DNS label in lower case of at most 20 characters"),
             (["plug", "web", "x", "--user-net", "--mac", "lots"], "nic.mac: "),
             (["unplug", "web", "claim-1"], "attach and detach their claim instead"),
@@ -261,9 +262,9 @@ class TestRefusals:
         ],
     )
     def test_bad_input_says_where(self, devalloc_vm: Vm, args: list[str], words: str) -> None:
-        found = devalloc_vm(*args)
-        assert found.code == 2
-        assert words in found.err
+        output = devalloc_vm(*args)
+        assert output.code == 2
+        assert words in output.err
 
     def test_only_machines_are_created_and_wrong_ones_are_told_with_their_path(self, devalloc_vm: Vm) -> None:
         wrong = vm("wrong")
@@ -274,26 +275,26 @@ class TestRefusals:
             "metadata": {"name": "c"},
             "spec": {"claims": [{"deviceClass": "gpu"}]},
         }
-        found = devalloc_vm("create", "-f", "-", stdin=text(wrong, claim, vm("right")))
-        assert found.code == 2
-        assert found.out == "default/right created\n"
-        assert "spec.memory.max" in found.err
-        assert "only VirtualMachines are created here, not DeviceClaim" in found.err
+        output = devalloc_vm("create", "-f", "-", stdin=text(wrong, claim, vm("right")))
+        assert output.code == 2
+        assert output.out == "default/right created\n"
+        assert "spec.memory.max" in output.err
+        assert "`devalloc vm create` creates VirtualMachines only, not DeviceClaim" in output.err
 
     def test_of_several_machines_each_wrong_one_is_named_and_the_others_are_made(
         self, devalloc_vm: Vm, plugin: Served
     ) -> None:
         manifests = [vm("rests", running=False), vm("web", nics=[{"backend": "tap", "interface": "way-too-long-name"}])]
-        found = devalloc_vm("create", "-f", "-", stdin=text(*manifests, vm("good")))
-        assert (found.code, found.out) == (2, "default/good created\n")
-        web, rests = found.err.splitlines()
-        assert rests.startswith("error: stdin, document 1: machine default/rests: it is not to run")
+        output = devalloc_vm("create", "-f", "-", stdin=text(*manifests, vm("good")))
+        assert (output.code, output.out) == (2, "default/good created\n")
+        web, rests = output.err.splitlines()
+        assert rests.startswith("error: stdin, document 1: machine default/rests: spec.running is false")
         assert web.startswith("error: stdin, document 2")
 
     def test_a_machine_for_another_node_is_refused(self, devalloc_vm: Vm) -> None:
-        found = devalloc_vm("create", "-f", "-", stdin=text(vm(nodeName="node-b")))
-        assert found.code == 2
-        assert "this node is node-a: ask that one" in found.err
+        output = devalloc_vm("create", "-f", "-", stdin=text(vm(nodeName="node-b")))
+        assert output.code == 2
+        assert "this node is node-a: send the request to that node" in output.err
 
 
 class TestSocket:
@@ -308,36 +309,39 @@ class TestSocket:
                 raise PermissionError(13, "Permission denied")
             return exists(path)
 
-        monkeypatch.setattr(nodesocket, "DEFAULT", root)
+        monkeypatch.setattr(node_client, "DEFAULT_SOCKET", root)
         monkeypatch.setattr(Path, "exists", seen)
         monkeypatch.setattr(os, "geteuid", lambda: 1000)
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-        assert nodesocket.default_socket() == root
+        assert node_client.default_socket() == root
         own.parent.mkdir(parents=True)
         own.touch()
-        assert nodesocket.default_socket() == own
+        assert node_client.default_socket() == own
         monkeypatch.setattr(os, "geteuid", lambda: 0)
-        assert nodesocket.default_socket() == root
+        assert node_client.default_socket() == root
 
     def test_without_a_plugin_it_says_how_to_start_one(self, devalloc: Shell, tmp_path: Path) -> None:
         for verb in (["vm", "list"], ["vm", "top"]):
-            found = devalloc(*verb, "--socket", tmp_path / "no.sock")
-            assert found.code == 1
-            assert "there is no node plugin at" in found.err
-            assert "devalloc node" in found.err
+            output = devalloc(*verb, "--socket", tmp_path / "no.sock")
+            assert output.code == 1
+            assert "no node plugin at" in output.err
+            assert "devalloc node" in output.err
 
     def test_a_plugin_that_is_gone_is_told_from_one_that_never_was(self, devalloc: Shell, tmp_path: Path) -> None:
         with socket.socket(socket.AF_UNIX) as left:
             left.bind(str(tmp_path / "left.sock"))
-        found = devalloc("vm", "list", "--socket", tmp_path / "left.sock")
-        assert found.code == 1
-        assert "nobody answers on" in found.err
+        output = devalloc("vm", "list", "--socket", tmp_path / "left.sock")
+        assert output.code == 1
+        assert "no answer at" in output.err
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
     def test_one_that_may_not_be_opened_says_who_may(self, plugin: Served) -> None:
         os.seteuid(65534)
         try:
-            with pytest.raises(Failed, match="for the node plugin's own user and root only"), connected(plugin.socket):
+            with (
+                pytest.raises(CommandFailed, match="only root and the node plugin's user may open"),
+                connect_plugin(plugin.socket),
+            ):
                 pytest.fail("it was opened")
         finally:
             os.seteuid(0)
@@ -345,8 +349,8 @@ class TestSocket:
     def test_what_is_not_to_run_is_not_started(self, devalloc: Shell, plugin: Served, tmp_path: Path) -> None:
         (tmp_path / "vm.json").write_text(json.dumps(vm("web", running=False)))
         refused = devalloc("vm", "create", "-f", tmp_path / "vm.json", "--socket", plugin.socket)
-        assert (refused.code, "running: false" in refused.err) == (2, True)
-        assert plugin.machines.known == {}
+        assert (refused.code, "spec.running is false" in refused.err) == (2, True)
+        assert plugin.machines.views == {}
 
     def test_the_environment_names_it(self, plugin: Served, devalloc: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("DEVALLOC_NODE_SOCKET", str(plugin.socket))
@@ -356,13 +360,15 @@ class TestSocket:
 class TestTop:
     def test_shows_what_machines_have_and_use(self, devalloc: Shell, plugin: Served) -> None:
         plugin.bench.add("a/slot-0")
-        plugin.node.CreateMachine(request_of(vm("web", "claim-uid-0", nics=[{"backend": "tap", "interface": "tap7"}])))
-        known = plugin.machines.known
-        known["default/web"] = replace(known["default/web"], pid=os.getpid())
+        plugin.node.CreateMachine(
+            machine_request(vm("web", "claim-uid-0", nics=[{"backend": "tap", "interface": "tap7"}]))
+        )
+        machines = plugin.machines.views
+        machines["default/web"] = replace(machines["default/web"], pid=os.getpid())
         wide = ["vm", "top", "-o", "wide", "--interval", "10ms", "--socket", plugin.socket]
         header, row = devalloc(*wide).out.splitlines()
-        assert header.split() == [*vmtop.HEADERS, "DEVICES", "CLAIMS", "TAP", "PID"]
-        cells = dict(zip(vmtop.HEADERS, re.split(r" {2,}", row), strict=False))
+        assert header.split() == [*vm_top.HEADERS, "DEVICES", "CLAIMS", "TAP", "PID"]
+        cells = dict(zip(vm_top.HEADERS, re.split(r" {2,}", row), strict=False))
         assert (cells["NAME"], cells["PHASE"], cells["OBSERVED"]) == ("default/web", "Running", "2 1Gi")
         assert cells["CPU"].endswith("%")
         assert row.split()[-4:] == ["a/slot-0", "claim-uid-0", "tap7", str(os.getpid())]
@@ -372,15 +378,15 @@ class TestTop:
 
     def test_devices_that_no_claim_stands_for_have_their_names(self, devalloc: Shell, plugin: Served) -> None:
         plugin.bench.add("a/slot-0")
-        plugin.node.CreateMachine(request_of(vm("web", "claim-uid-0")))
+        plugin.node.CreateMachine(machine_request(vm("web", "claim-uid-0")))
         assert devalloc("vm", "plug", "web", "lan", "--user-net", "--socket", plugin.socket).code == 0
         row = devalloc("vm", "top", "-o", "wide", "--interval", "1ms", "--socket", plugin.socket).out.splitlines()[1]
         assert " a/slot-0, lan " in row
 
     def test_what_may_not_be_read_is_a_dash(self, devalloc: Shell, plugin: Served) -> None:
-        plugin.node.CreateMachine(request_of(vm("web")))
-        known = plugin.machines.known
-        known["default/web"] = replace(known["default/web"], pid=2**22 + 1)
+        plugin.node.CreateMachine(machine_request(vm("web")))
+        machines = plugin.machines.views
+        machines["default/web"] = replace(machines["default/web"], pid=2**22 + 1)
         assert (
             devalloc("vm", "top", "--interval", "1ms", "--socket", plugin.socket).out.splitlines()[1].split()[-1] == "-"
         )
@@ -390,9 +396,9 @@ class TestTop:
         (tmp_path / "7").mkdir()
         rest = ["S", *["0"] * 10, str(3 * ticks), str(ticks), *["0"] * 6, "777", "0", "256"]
         (tmp_path / "7" / "stat").write_text(f"7 (qemu) S 1 (x) {' '.join(rest)} 0 0\n")
-        found = sample(7, tmp_path)
-        assert found is not None
-        assert (found.cpu_seconds, found.started, found.rss_bytes) == (4.0, 777, 256 * os.sysconf("SC_PAGE_SIZE"))
+        usage = sample_process(7, tmp_path)
+        assert usage is not None
+        assert (usage.cpu_seconds, usage.started, usage.rss_bytes) == (4.0, 777, 256 * os.sysconf("SC_PAGE_SIZE"))
 
     def test_of_machines_that_are_scaled_all_amounts_are_shown(
         self, devalloc: Shell, devalloc_vm: Vm, plugin: Served
@@ -400,13 +406,13 @@ class TestTop:
         devalloc_vm.create()
         devalloc_vm.create("plain")
         gib = 1 << 30
-        report = Report(
+        report = ScalingReport(
             Resources(3000, 3 * gib), Resources(2500, 2 * gib), Resources(2250, 2 * gib), None,
-            Reason("PermitShort", "the node has no room"), (Reason("MetricsMissing", "quiet"),),
-            guest=Observed(2, 2000 << 20), load=SystemMetrics(2.5, 2.0, 1.5 * gib),
+            StuckReason("PermitShort", "the node has no room"), (StuckReason("MetricsMissing", "quiet"),),
+            guest=GuestReport(2, 2000 << 20), load=SystemMetrics(2.5, 2.0, 1.5 * gib),
         )  # fmt: skip
-        plugin.platform.report = lambda key: report if key == "default/web" else None
-        plugin.platform.want("default/web", Amounts(3000, None, 3 * gib))
+        plugin.operations.report = lambda key: report if key == "default/web" else None
+        plugin.operations.want("default/web", MachineAmounts(3000, None, 3 * gib))
         header, plain, web = devalloc("vm", "top", "--interval", "10ms", "--socket", plugin.socket).out.splitlines()
         starts = {name: header.index(name) for name in header.split()}
         ends = dict(zip(starts, [*list(starts.values())[1:], None], strict=True))
@@ -424,11 +430,11 @@ class TestTop:
         assert elsewhere.err == "no machines\n"
 
     def test_another_process_of_the_same_number_is_not_counted(self) -> None:
-        mine = sample(os.getpid())
-        assert mine is not None
-        later = replace(mine, at=mine.at + 2, cpu_seconds=mine.cpu_seconds + 3)
-        assert used({1: mine}, {1: later})[1].cores == pytest.approx(1.5)
-        assert used({1: mine}, {1: replace(later, started=0)}) == {}
+        own_usage = sample_process(os.getpid())
+        assert own_usage is not None
+        later = replace(own_usage, at=own_usage.at + 2, cpu_seconds=own_usage.cpu_seconds + 3)
+        assert usage_between({1: own_usage}, {1: later})[1].cores == pytest.approx(1.5)
+        assert usage_between({1: own_usage}, {1: replace(later, started=0)}) == {}
 
 
 class TestAmounts:
@@ -437,15 +443,15 @@ class TestAmounts:
         [(0, "0"), (1023, "1023"), (1024, "1Ki"), (1536 << 20, "1.5Gi"), (1 << 30, "1Gi"), ((1 << 30) + 1, "1.0Gi")],
     )
     def test_bytes_as_people_write_them(self, number: int, shown: str) -> None:
-        assert size(number) == shown
+        assert format_size(number) == shown
 
     def test_amounts_are_exact(self) -> None:
-        assert (bytes_of("2Gi"), milli_of("1500m"), milli_of("0.001")) == (2 << 30, 1500, 1)
-        assert bounds_of("500m..2", "cpu") == (500, 2000)
-        assert bounds_of("512Mi", "memory") == (512 << 20, 512 << 20)
+        assert (parse_bytes("2Gi"), parse_milli("1500m"), parse_milli("0.001")) == (2 << 30, 1500, 1)
+        assert parse_bounds("500m..2", "cpu") == (500, 2000)
+        assert parse_bounds("512Mi", "memory") == (512 << 20, 512 << 20)
         for wrong in ("1.5", "-1", "99999Ei", ""):
             with pytest.raises(click.BadParameter):
-                bytes_of(wrong)
+                parse_bytes(wrong)
 
     @pytest.mark.parametrize(
         "manifest",
@@ -465,11 +471,11 @@ class TestAmounts:
     )
     def test_a_manifest_means_the_same_over_the_wire(self, manifest: object) -> None:
         machine = machine_of(manifest)
-        request = request_of(machine.to_manifest())
+        request = machine_request(machine.to_manifest())
         if isinstance(request, pb.AdoptMachineRequest):
-            there = fields.adopted(request, "node-a")
+            there = request_fields.machine_to_adopt(request, "node-a")
         else:
-            there = fields.started(request, "node-a")
+            there = request_fields.machine_to_start(request, "node-a")
         assert there.spec.slots == machine.spec.slots
         assert there.spec.cpu.wanted == machine.spec.cpu.wanted
         assert there.spec.memory.wanted == machine.spec.memory.wanted

@@ -12,26 +12,26 @@ from pathlib import Path
 import grpc
 import pytest
 
-from devalloc.cli import warm as commands
-from devalloc.cli.warmoptions import _waiting_machine, tell_of_setups
-from devalloc_node.metrics import Metrics
+from devalloc.cli.options.warm import _waiting_machine, warn_of_setups
+from devalloc.cli.verbs import warm as commands
+from devalloc_node.metrics.registry import NodeMetrics
 from devalloc_node.pb import node_pb2
 from devalloc_node.pb import warm_pb2 as pb
 from devalloc_node.pb.warm_pb2_grpc import WarmPoolStub
-from devalloc_node.service import warm as service
-from devalloc_node.service.door import open_door
-from devalloc_node.service.warm import WarmService
+from devalloc_node.service import warm_service as service
+from devalloc_node.service.peer_credentials import open_proxy
+from devalloc_node.service.warm_service import WarmService
 from devalloc_node.warm.pool import Pool
 from devalloc_node.warm.setup import WarmConfig
-from tests.support.patience import soon
-from tests.support.shell import Shell
-from tests.support.toysetups import Toy, opened
+from tests.support.cli_shell import Shell
+from tests.support.deadlines import soon
+from tests.support.toy_setups import ToyPart, opened
 
 
 @contextmanager
-def served(folder: Path, pool: Pool | None, metrics: Metrics | None = None) -> Iterator[Path]:
+def served(folder: Path, pool: Pool | None, metrics: NodeMetrics | None = None) -> Iterator[Path]:
     socket = folder / "node.sock"
-    door = open_door(socket, [WarmService(pool, metrics or Metrics()).service()])
+    door = open_proxy(socket, [WarmService(pool, metrics or NodeMetrics()).service()])
     try:
         yield socket
     finally:
@@ -39,16 +39,16 @@ def served(folder: Path, pool: Pool | None, metrics: Metrics | None = None) -> I
 
 
 @pytest.fixture
-def toy() -> Toy:
-    return Toy()
+def toy() -> ToyPart:
+    return ToyPart()
 
 
-def test_a_setup_is_taken_shown_and_returned(tmp_path: Path, toy: Toy, devalloc: Shell) -> None:
+def test_a_setup_is_taken_shown_and_returned(tmp_path: Path, toy: ToyPart, devalloc: Shell) -> None:
     with opened(tmp_path, toy, target=2, most=3) as pool, served(tmp_path, pool) as socket:
         pool.fill(2)
-        said = devalloc("warm", "take", "web-7", "--vcpus", "2", "--request", "r", "--socket", socket).out
+        printed = devalloc("warm", "take", "web-7", "--vcpus", "2", "--request", "r", "--socket", socket).out
         setup = next(iter(pool.status().taken)).setup
-        assert dict(line.split(None, 1) for line in said.replace("numa nodes", "nodes").splitlines()) == {
+        assert dict(line.split(None, 1) for line in printed.replace("numa nodes", "nodes").splitlines()) == {
             "setup:": setup.id,
             "namespace:": f"{tmp_path}/netns/{setup.id}",
             "tap:": "tap0",
@@ -74,7 +74,7 @@ def test_a_setup_is_taken_shown_and_returned(tmp_path: Path, toy: Toy, devalloc:
         assert (listed["ready"], "taken" in listed) == (1, False)
 
 
-def test_nobody_is_called_as_machines_of_the_node_are(tmp_path: Path, toy: Toy, devalloc: Shell) -> None:
+def test_nobody_is_called_as_machines_of_the_node_are(tmp_path: Path, toy: ToyPart, devalloc: Shell) -> None:
     with opened(tmp_path, toy) as pool, served(tmp_path, pool) as socket:
         refused = devalloc("warm", "take", "machine/default/web", "--socket", socket)
         assert refused.code != 0
@@ -82,7 +82,7 @@ def test_nobody_is_called_as_machines_of_the_node_are(tmp_path: Path, toy: Toy, 
         assert toy.there == []
 
 
-def test_only_a_machine_of_the_node_gives_back_its_own(tmp_path: Path, toy: Toy, devalloc: Shell) -> None:
+def test_only_a_machine_of_the_node_gives_back_its_own(tmp_path: Path, toy: ToyPart, devalloc: Shell) -> None:
     with opened(tmp_path, toy) as pool, served(tmp_path, pool) as socket:
         setup = pool.take("machine/default/web", "run").setup.id  # it is about to start, and does not live there yet
         refused = devalloc("warm", "return", setup, "--socket", socket)
@@ -93,30 +93,30 @@ def test_only_a_machine_of_the_node_gives_back_its_own(tmp_path: Path, toy: Toy,
 
 
 def test_more_vcpus_than_any_host_has_are_refused_before_anybody_is_asked(devalloc: Shell) -> None:
-    assert commands.MOST_VCPUS == service.MOST_VCPUS
+    assert commands.MAX_VCPUS == service.MOST_VCPUS
     for number in (service.MOST_VCPUS + 1, 1 << 31, 1 << 64):
         refused = devalloc("warm", "take", "a", "--vcpus", number, "--socket", "/nowhere")
         assert refused.code == 2
         assert "0<=x<=65536" in refused.err
 
 
-def test_where_there_is_none_now_the_caller_is_told_to_try_again(tmp_path: Path, toy: Toy, devalloc: Shell) -> None:
+def test_where_there_is_none_now_the_caller_is_told_to_try_again(tmp_path: Path, toy: ToyPart, devalloc: Shell) -> None:
     with opened(tmp_path, toy, most=1) as pool, served(tmp_path, pool) as socket:
         assert devalloc("warm", "take", "a", "--socket", socket).code == 0
         refused = devalloc("warm", "take", "b", "--socket", socket)
         assert refused.code == 1
-        assert "[TryAgain] (the same may succeed later)" in refused.err
-        assert "1 may be: 1 are taken" in refused.err
+        assert "[TryAgain] (it may succeed later)" in refused.err
+        assert "the maximum is 1: 1 are taken" in refused.err
 
 
 def test_a_node_without_a_pool_says_how_to_have_one(tmp_path: Path, devalloc: Shell) -> None:
     with served(tmp_path, None) as socket:
         for words in (["list"], ["take", "a"], ["return", "x"]):
-            told = devalloc("warm", *words, "--socket", socket)
-            assert (told.code, "start its plugin with --warm" in told.err) == (1, True)
+            output = devalloc("warm", *words, "--socket", socket)
+            assert (output.code, "start its plugin with --warm" in output.err) == (1, True)
 
 
-def test_what_callers_send_is_checked(tmp_path: Path, toy: Toy) -> None:
+def test_what_callers_send_is_checked(tmp_path: Path, toy: ToyPart) -> None:
     with (
         opened(tmp_path, toy) as pool,
         served(tmp_path, pool) as socket,
@@ -139,10 +139,10 @@ def test_what_callers_send_is_checked(tmp_path: Path, toy: Toy) -> None:
 
 def test_more_ready_than_may_be_is_refused_at_the_start(tmp_path: Path, devalloc: Shell) -> None:
     arguments = ["node", "--store", f"{tmp_path}/store.db", "--state", f"{tmp_path}/state", "--warm", "3"]
-    told = devalloc(*arguments, "--warm-most", "2", "--socket", tmp_path / "node.sock")
-    assert (told.code, told.err) == (
+    output = devalloc(*arguments, "--warm-most", "2", "--socket", tmp_path / "node.sock")
+    assert (output.code, output.err) == (
         2,
-        "error: --warm: 3 warm setups cannot be kept ready where --warm-most allows 2\n",
+        "error: --warm: cannot keep 3 warm setups ready, because --warm-most allows 2\n",
     )
     file = tmp_path / "machine.yaml"
     file.write_text("")
@@ -150,20 +150,22 @@ def test_more_ready_than_may_be_is_refused_at_the_start(tmp_path: Path, devalloc
     for words, why in (
         (["--warm-machine", str(file)], "--warm-machine needs --warm"),
         (["--warm-vcpus-per-cpu", "1"], "--warm-vcpus-per-cpu needs --warm"),
-        (["--warm", "1", "--warm-machine", str(file)], "must hold one VirtualMachine, and nothing else"),
+        (["--warm", "1", "--warm-machine", str(file)], "must contain one VirtualMachine, and nothing else"),
     ):
-        told = devalloc(*arguments, *words, "--socket", tmp_path / "node.sock")
-        assert (told.code, why in told.err) == (2, True), told.err
+        output = devalloc(*arguments, *words, "--socket", tmp_path / "node.sock")
+        assert (output.code, why in output.err) == (2, True), output.err
     assert os.listdir(tmp_path) == ["machine.yaml"]
 
 
-def test_setups_that_nobody_looks_after_are_told(tmp_path: Path, toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
-    tell_of_setups(tmp_path)
+def test_setups_that_nobody_looks_after_are_told(
+    tmp_path: Path, toy: ToyPart, capsys: pytest.CaptureFixture[str]
+) -> None:
+    warn_of_setups(tmp_path)
     assert capsys.readouterr().err == ""
     pool = Pool(WarmConfig(run=tmp_path / "warm", namespaces=tmp_path / "netns"), "boot", parts=[toy])
     pool.open()
     pool.take("a")
-    tell_of_setups(tmp_path)
+    warn_of_setups(tmp_path)
     assert f"warning: 1 warm setups of another run are in {tmp_path}/warm" in capsys.readouterr().err
     pool.close(soon())
 

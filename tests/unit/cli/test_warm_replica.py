@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from devalloc.api.decode import decode
-from tests.support.shell import Shell
+from tests.support.cli_shell import Shell
 
 LABELS = {
     "KERNEL_IMAGE_PATH": "/images/vmlinuz",
@@ -31,11 +31,11 @@ def deployment(tmp_path: Path, **more: Any) -> str:
     return str(tmp_path / "f.yaml")
 
 
-def machines(said: str) -> list[dict[str, Any]]:
-    found = [content for content in yaml.safe_load_all(said) if content]
-    for content in found:
+def machines(text: str) -> list[dict[str, Any]]:
+    documents = [content for content in yaml.safe_load_all(text) if content]
+    for content in documents:
         assert not decode(content).problems
-    return found
+    return documents
 
 
 def test_each_replica_is_a_machine_in_a_warm_setup_with_a_disk_of_its_own(tmp_path: Path, devalloc: Shell) -> None:
@@ -109,18 +109,18 @@ def test_where_none_is_wanted_there_is_none(tmp_path: Path, devalloc: Shell) -> 
     labels = {name: text for name, text in LABELS.items() if name != "com.openfaas.scale.min"}
     done = devalloc("warm", "replica", "-f", deployment(tmp_path, labels=labels))
     assert (done.code, done.out) == (0, "")
-    assert "no replicas are wanted" in done.err
+    assert "the number of replicas is 0" in done.err
 
 
 @pytest.mark.parametrize(
     ("more", "words", "wrong"),
     [
-        ({}, ["--replicas", "4"], "4 replicas are asked for, and there may be 1 (com.openfaas.scale.min) to 3"),
-        ({}, ["--replicas", "0"], "0 replicas are asked for"),
+        ({}, ["--replicas", "4"], "replicas must be between 1 (com.openfaas.scale.min) and 3"),
+        ({}, ["--replicas", "0"], "(com.openfaas.scale.max), got 0"),
         (
             {"labels": {**LABELS, "com.openfaas.scale.min": 2**31 - 1, "com.openfaas.scale.max": 2**31 - 1}},
             [],
-            "2147483647 replicas are more than a function can have here",
+            "replicas of a function must be at most",
         ),
         ({}, ["--replicas", "1", "--requests", "1"], "not both"),
         ({"image": "ghcr.io/resize"}, [], "must be the absolute path of a disk image"),
@@ -128,8 +128,8 @@ def test_where_none_is_wanted_there_is_none(tmp_path: Path, devalloc: Shell) -> 
         ({"image": None}, [], "image must be the path of a disk image"),
         ({"service": "../resize"}, [], "service must be a DNS label"),
         ({"service": "r" * 51}, [], "service must be a DNS label"),
-        ({"labels": ["a"]}, [], "labels must be a map of texts"),
-        ({"envVars": {"A": ["hidden"]}}, [], "envVars.A must be a text or a whole number"),
+        ({"labels": ["a"]}, [], "labels must be a map of strings"),
+        ({"envVars": {"A": ["hidden"]}}, [], "envVars.A must be a string or a whole number"),
         ({"labels": {}}, [], "label KERNEL_IMAGE_PATH is missing"),
         ({"labels": {**LABELS, "com.openfaas.cpu": 2000}}, [], "spec.cpu"),
     ],
@@ -176,4 +176,6 @@ def test_a_warning_is_no_error(tmp_path: Path, devalloc: Shell) -> None:
     nothing = tmp_path / "f.yaml"
     nothing.write_text("# nothing yet\n")
     done = devalloc("warm", "replica", "-f", str(nothing))
-    assert done.err.startswith(f"warning: {nothing}: has no documents\nerror: {nothing} must hold one deployment")
+    assert done.err.startswith(
+        f"warning: {nothing}: contains no documents\nerror: {nothing} must contain one deployment"
+    )

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from devalloc.cli import clusters
-from devalloc.store.kubernetes.resources import AROUND, OURS
+from devalloc.cli import cluster_access
+from devalloc.store.kubernetes.resources import CORE_KINDS, OWN_KINDS
+from tests.support.cli_shell import Shell, claim, device_class, pool, text
 from tests.support.fake_kube import FakeClient, FakeKube
-from tests.support.shell import Shell, claim, device_class, pool, text
 
 Object = dict[str, Any]
 
@@ -47,7 +47,7 @@ def test_explain_says_what_would_be(live: Shell, tmp_path: Path) -> None:
     explained = live("explain", "new", "-f", tmp_path / "new.yaml")
 
     assert explained.code == 0
-    assert "default/new is not allocated yet, and would be on node node-a" in explained.out
+    assert "default/new is not allocated yet, but would be on node node-a" in explained.out
     assert f"devalloc apply -f {tmp_path / 'new.yaml'}" in explained.out
 
 
@@ -159,13 +159,13 @@ class TestOnACluster:
     @pytest.fixture
     def cluster(self, devalloc: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeKube:
         kube = FakeKube()
-        paths = {resource.kind: resource for resource in (*OURS, *AROUND)}
+        paths = {resource.kind: resource for resource in (*OWN_KINDS, *CORE_KINDS)}
         kube.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default"}})
         for obj in (pool(), device_class()):
             resource = paths[obj["kind"]]
             namespace = obj["metadata"].get("namespace") if resource.namespaced else None
             kube.create(resource.within(namespace), obj)
-        monkeypatch.setattr(clusters, "connect", lambda kubeconfig: FakeClient(kube))
+        monkeypatch.setattr(cluster_access, "connect_cluster", lambda kubeconfig: FakeClient(kube))
         (tmp_path / "kubeconfig").touch()
         monkeypatch.setenv("DEVALLOC_KUBECONFIG", str(tmp_path / "kubeconfig"))
         return kube
@@ -204,7 +204,7 @@ class TestOnACluster:
         before = dict(cluster.objects)
         solved = devalloc("solve", "-f", "examples/dra")
 
-        assert "warning: manifests of resource.k8s.io are answered alone" in solved.err
+        assert "warning: the answer for manifests of resource.k8s.io ignores the objects of the cluster" in solved.err
         assert solved.code == devalloc("solve", "--no-store", "-f", "examples/dra").code
         assert cluster.objects == before
 

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from devalloc.api.decode import decode
-from devalloc.controller import allocate
-from devalloc.controller.allocate import AllocateSettings, Allocator, Round
-from devalloc.controller.release import release
-from devalloc.store import Change, Event, Fence, LeftOut, NoSpace, Outcomes, Store, Unavailable, Unusable
+from devalloc.controller.reconcile import device_claims
+from devalloc.controller.reconcile.device_claims import AllocatorSettings, DeviceClaimAllocator, DeviceClaimRound
+from devalloc.controller.release import release_claim
+from devalloc.store import Change, CommitOutcomes, Event, Fence, NoSpace, SkippedForSpace, Store, Unavailable, Unusable
 from devalloc.store.kubernetes import KubernetesStore
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests
 from tests.support.fake_kube import FakeClient, FakeKube
-from tests.support.fleets import annotations, fill, gpu_claim, gpu_class, gpu_pool, held, owners
+from tests.support.fleet_manifests import annotations, fill, gpu_claim, gpu_class, gpu_pool, held, owners
 from tests.support.waiting import until
 
 Object = dict[str, Any]
@@ -30,7 +30,7 @@ NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 class TestAnswers:
     def test_a_claim_gets_its_devices_and_what_goes_with_them(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(), gpu_class(), gpu_claim("a"))
-        done = Allocator(store).round()
+        done = DeviceClaimAllocator(store).round()
         assert held(store, "a") == ["p/d0"]
         noted = annotations(store, "a")
         assert noted["allocated-node"] == "n"
@@ -43,7 +43,7 @@ class TestAnswers:
 
     def test_a_condition_comes_and_goes_with_its_devices(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(), gpu_class(), gpu_claim("a", 2), gpu_claim("b"))
-        allocator = Allocator(store, settings=AllocateSettings(has_conditions=True), now=lambda: NOW)
+        allocator = DeviceClaimAllocator(store, settings=AllocatorSettings(has_conditions=True), now=lambda: NOW)
         allocator.round()
         (condition,) = store.get("DeviceClaim", "default", "a")["status"]["conditions"]
         assert condition == {
@@ -60,7 +60,7 @@ class TestAnswers:
         allocator.round()
         assert store.list().resource_version == version
         assert "status" not in store.get("DeviceClaim", "default", "b"), "a refusal is one write, of annotations"
-        release(store, "default", "a")
+        release_claim(store, "default", "a")
         assert "status" not in store.get("DeviceClaim", "default", "a")
 
     def test_conditions_of_others_stay(self, store: SQLiteStore) -> None:
@@ -68,20 +68,20 @@ class TestAnswers:
         claim = store.get("DeviceClaim", "default", "a")
         others = {"type": "Billed", "status": "True"}
         store.replace_status({**claim, "status": {"conditions": [others, {"type": "Allocated", "status": "False"}]}})
-        Allocator(store, settings=AllocateSettings(has_conditions=True)).round()
-        told = store.get("DeviceClaim", "default", "a")["status"]["conditions"]
-        assert [(each["type"], each["status"]) for each in told] == [("Billed", "True"), ("Allocated", "True")]
+        DeviceClaimAllocator(store, settings=AllocatorSettings(has_conditions=True)).round()
+        stored = store.get("DeviceClaim", "default", "a")["status"]["conditions"]
+        assert [(each["type"], each["status"]) for each in stored] == [("Billed", "True"), ("Allocated", "True")]
 
     def test_an_embedded_store_has_none_because_the_release_before_would_not_know_them(
         self, store: SQLiteStore
     ) -> None:
         fill(store, gpu_pool(), gpu_class(), gpu_claim("a"))
-        Allocator(store).round()
+        DeviceClaimAllocator(store).round()
         assert store.get("DeviceClaim", "default", "a")["status"].keys() == {"allocations"}
 
     def test_a_reason_names_no_claims_of_other_namespaces_on_a_cluster(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(), gpu_class(), *(gpu_claim(name, 1, "team-b") for name in ("secret", "plan")))
-        allocator = Allocator(store, settings=AllocateSettings(hides_names=True))
+        allocator = DeviceClaimAllocator(store, settings=AllocatorSettings(hides_names=True))
         allocator.round()
         fill(store, gpu_claim("waits", 2, "team-a"), gpu_claim("waits", 2, "team-b"))
         allocator.round()
@@ -91,15 +91,15 @@ class TestAnswers:
         assert "team-b/secret" in annotations(store, "waits", "team-b")["message"]
         version = store.list().resource_version
         allocator.round()
-        Allocator(store, settings=AllocateSettings(hides_names=True)).round()
+        DeviceClaimAllocator(store, settings=AllocatorSettings(hides_names=True)).round()
         assert store.list().resource_version == version, "what is said already costs no write"
-        Allocator(store).round()
+        DeviceClaimAllocator(store).round()
         assert "team-b/secret" in annotations(store, "waits", "team-a")["message"]
 
     def test_what_kubectl_shows_of_a_claim_is_mended(self, store: SQLiteStore) -> None:
         """Claims of versions that did not write it, and what somebody else put there."""
         fill(store, gpu_pool(), gpu_class(), gpu_claim("a", 2))
-        allocator = Allocator(store)
+        allocator = DeviceClaimAllocator(store)
         allocator.round()
         assert annotations(store, "a")["allocated-devices"] == "p/d0, d1"
         for text in (None, "none at all"):
@@ -112,7 +112,7 @@ class TestAnswers:
 
     def test_a_claim_without_devices_says_why_until_it_has_them(self, store: SQLiteStore) -> None:
         fill(store, gpu_class(), gpu_claim("a"))
-        allocator = Allocator(store)
+        allocator = DeviceClaimAllocator(store)
         done = allocator.round()
         assert (done.allocated, done.waiting) == (0, 1)
         assert annotations(store, "a")["reason"] == "NoMatchingDevices"
@@ -132,7 +132,7 @@ class TestAnswers:
         wrong["spec"]["claims"][0]["deviceClas"] = "gpu"
         unnamed = {**gpu_claim("undecodable"), "spec": "nonsense"}
         fill(store, gpu_pool(), gpu_class(), wrong, unnamed, gpu_claim("z"), {**gpu_pool("bad"), "spec": 3})
-        done = Allocator(store).round()
+        done = DeviceClaimAllocator(store).round()
         assert held(store, "z") == ["p/d0"]
         assert annotations(store, "wrong")["reason"] == "ClaimInvalid"
         assert "deviceClas" in annotations(store, "wrong")["message"]
@@ -151,7 +151,7 @@ class TestAnswers:
     def test_nor_does_one_with_a_status_that_is_none(self, store: SQLiteStore, status: Any) -> None:
         fill(store, gpu_pool(devices=2), gpu_class(), gpu_claim("odd"), gpu_claim("a"))
         store.replace_status({**store.get("DeviceClaim", "default", "odd"), "status": status})
-        problems = Allocator(store).round().problems
+        problems = DeviceClaimAllocator(store).round().problems
         assert held(store, "a") == ["p/d0"]
         assert store.get("DeviceClaim", "default", "odd")["status"] == status
         assert problems[0].startswith("DeviceClaim default/odd status.")
@@ -162,7 +162,7 @@ class TestAnswers:
         wanting = gpu_claim("a")
         wanting["spec"]["claims"][0]["configs"] = [reference]
         fill(store, gpu_pool(), gpu_class(configs=[{**reference, "namespace": "default"}]), wanting)
-        allocator = Allocator(store)
+        allocator = DeviceClaimAllocator(store)
         allocator.round()
         assert annotations(store, "a")["reason"] == "ConfigNotFound"
         made = store.create({**config, "data": {"x": "1"}})
@@ -175,22 +175,22 @@ class TestAnswers:
 
     def test_an_answer_already_true_writes_nothing(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=1), gpu_class(), gpu_claim("a"), gpu_claim("b"), {**gpu_claim("c"), "spec": {}})
-        allocator = Allocator(store)
+        allocator = DeviceClaimAllocator(store)
         allocator.round()  # b loses to a
         allocator.round()  # b finds the device in use
         before = store.list()
         allocator.round()
-        Allocator(store).round()
+        DeviceClaimAllocator(store).round()
         assert store.list() == before
 
     def test_what_others_wrote_on_a_claim_stays(self, store: SQLiteStore) -> None:
-        mine = gpu_claim("a", priority="5")
-        mine["metadata"] |= {"labels": {"l": "1"}, "finalizers": ["f"]}
-        fill(store, gpu_class(), mine)
+        annotated = gpu_claim("a", priority="5")
+        annotated["metadata"] |= {"labels": {"l": "1"}, "finalizers": ["f"]}
+        fill(store, gpu_class(), annotated)
         noted = store.get("DeviceClaim", "default", "a")
         store.replace_status({**noted, "status": {"podNames": ["vm-1"]}})
         store.create(gpu_pool())
-        Allocator(store).round()
+        DeviceClaimAllocator(store).round()
         after = store.get("DeviceClaim", "default", "a")
         assert after["status"]["podNames"] == ["vm-1"]
         assert after["metadata"]["labels"] == {"l": "1"}
@@ -204,7 +204,7 @@ class TestAnswers:
             store.create(obj)
         fill(store, gpu_class(), gpu_pool(devices=1))
         store.delete("DeviceClaim", "default", "b")
-        allocator = Allocator(store)
+        allocator = DeviceClaimAllocator(store)
         allocator.round()
         assert (held(store, "a"), held(store, "b"), annotations(store, "b")) == (["p/d0"], [], {})
         store.delete("DeviceClaim", "default", "a")
@@ -219,11 +219,11 @@ class TestAnswers:
 
     def test_available_devices_are_counted(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=3), gpu_class(), gpu_claim("a", count=2), gpu_pool("q", devices=1))
-        allocator = Allocator(store)
+        allocator = DeviceClaimAllocator(store)
         allocator.round()
         counts = {o["metadata"]["name"]: o["status"]["availableDevices"] for o in store.list("DevicePool").objects}
         assert counts in ({"p": 1, "q": 1}, {"p": 3, "q": 1})
-        release(store, "default", "a")
+        release_claim(store, "default", "a")
         store.delete("DeviceClaim", "default", "a")
         allocator.round()
         assert store.get("DevicePool", None, "p")["status"] == {"availableDevices": 3}
@@ -232,7 +232,7 @@ class TestAnswers:
 class TestGroups:
     def test_all_members_or_none(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=1), gpu_class(), gpu_claim("a", group="vm"), gpu_claim("b", group="vm"))
-        allocator = Allocator(store)
+        allocator = DeviceClaimAllocator(store)
         allocator.round()
         assert owners(store) == {}
         store.create(gpu_pool("q", devices=2))
@@ -243,7 +243,7 @@ class TestGroups:
         fill(store, gpu_pool(devices=9), gpu_class(), gpu_claim("single"))
         fill(store, *(gpu_claim(name, group="vm") for name in "abc"))
         once = iter([lambda: store.delete("DeviceClaim", "default", "b")])
-        allocator = Allocator(store, solve=meanwhile(lambda: next(once, lambda: None)()))
+        allocator = DeviceClaimAllocator(store, solve=meanwhile(lambda: next(once, lambda: None)()))
         done = allocator.round()
         assert held(store, "single")
         assert held(store, "a") == held(store, "c") == []
@@ -270,13 +270,13 @@ class TestExclusivity:
     def test_two_allocators_never_give_one_device_twice(self, store: SQLiteStore) -> None:
         """The second decides on the same state as the first and commits after it."""
         fill(store, gpu_pool(devices=1), gpu_class(), gpu_claim("a"))
-        other = Allocator(store)
+        other = DeviceClaimAllocator(store)
 
         def first() -> None:
             store.create(gpu_claim("b", priority="9"))
             other.round()
 
-        done = Allocator(store, solve=meanwhile(first)).round()
+        done = DeviceClaimAllocator(store, solve=meanwhile(first)).round()
         assert owners(store) == {"p/d0": 1}
         assert done.granted == []
 
@@ -290,7 +290,7 @@ class TestExclusivity:
         def solve(documents: Iterable[Object], **settings: Any) -> dict[str, Any]:
             return solve_manifests([doc for doc in documents if doc["metadata"]["name"] != "b"], **settings)
 
-        assert Allocator(store, solve=meanwhile(other, solve)).round().granted == []
+        assert DeviceClaimAllocator(store, solve=meanwhile(other, solve)).round().granted == []
         assert owners(store) == {"p/d0": 1}
 
     @pytest.mark.parametrize("what", ["released and given away", "pool gone", "device gone", "class changed"])
@@ -301,7 +301,7 @@ class TestExclusivity:
             match what:
                 case "released and given away":
                     store.create(gpu_claim("b", priority="9"))
-                    Allocator(store).round()
+                    DeviceClaimAllocator(store).round()
                 case "pool gone":
                     store.delete("DevicePool", None, "p")
                 case "device gone":
@@ -309,27 +309,27 @@ class TestExclusivity:
                 case "class changed":
                     store.replace({**store.get("DeviceClass", None, "gpu"), "spec": {"driver": "other"}})
 
-        Allocator(store, solve=meanwhile(change)).round()
+        DeviceClaimAllocator(store, solve=meanwhile(change)).round()
         assert held(store, "a") == []
 
     def test_what_nodes_say_of_their_devices_costs_no_decision(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=3), gpu_class(), gpu_claim("a"))
-        Allocator(store).round()
+        DeviceClaimAllocator(store).round()
         fill(store, gpu_claim("b"), gpu_claim("c"))
 
-        def said() -> None:
+        def report_pods() -> None:
             claim = store.get("DeviceClaim", "default", "a")
             store.replace_status({**claim, "status": {**claim["status"], "podNames": ["vm-1"]}})
 
-        done = Allocator(store, solve=meanwhile(said)).round()
+        done = DeviceClaimAllocator(store, solve=meanwhile(report_pods)).round()
         assert sorted(key.name for key in done.granted) == ["b", "c"]
         assert (owners(store), done.stale) == ({"p/d0": 1, "p/d1": 1, "p/d2": 1}, [])
 
     def test_nor_does_a_decision_wait_for_ever_while_they_do(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=2), gpu_class(), gpu_claim("a"))
-        Allocator(store).round()
+        DeviceClaimAllocator(store).round()
         store.create(gpu_claim("b"))
-        said = iter(range(1000))
+        numbers = iter(range(1000))
 
         class Busy:
             """A store in which a node says something before every commit."""
@@ -337,20 +337,20 @@ class TestExclusivity:
             def __getattr__(self, name: str) -> Any:
                 if name == "commit_each":
                     claim = store.get("DeviceClaim", "default", "a")
-                    names = [str(next(said))]
+                    names = [str(next(numbers))]
                     store.replace_status({**claim, "status": {**claim["status"], "podNames": names}})
                 return getattr(store, name)
 
-        assert Allocator(Busy()).round().granted == []  # type: ignore[arg-type]
-        assert next(said) < 20
+        assert DeviceClaimAllocator(Busy()).round().granted == []  # type: ignore[arg-type]
+        assert next(numbers) < 20
 
     def test_many_allocators_at_once(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=6), gpu_class(), *(gpu_claim(f"c{n}") for n in range(9)))
 
         def run() -> None:
-            with closing(SQLiteStore(store.path)) as mine:
+            with closing(SQLiteStore(store.path)) as own_store:
                 for _ in range(4):
-                    Allocator(mine).round()
+                    DeviceClaimAllocator(own_store).round()
 
         threads = [threading.Thread(target=run) for _ in range(4)]
         for thread in threads:
@@ -380,27 +380,29 @@ class PassedOver:
 class Loop:
     """An allocator that runs in a thread, and its rounds."""
 
-    def __init__(self, store: Store, progress: Callable[[Round], None] = lambda done: None, **settings: Any) -> None:
-        self.rounds: list[Round] = []
+    def __init__(
+        self, store: Store, progress: Callable[[DeviceClaimRound], None] = lambda done: None, **settings: Any
+    ) -> None:
+        self.rounds: list[DeviceClaimRound] = []
         self.stop = threading.Event()
         self.error: BaseException | None = None
         self.store = PassedOver(store)
         self.progress = progress
-        allocator = Allocator(self.store, progress=self.note, **settings)  # type: ignore[arg-type]
+        allocator = DeviceClaimAllocator(self.store, progress=self.note, **settings)  # type: ignore[arg-type]
         self.thread = threading.Thread(target=self.run, args=(allocator,))
 
-    def run(self, allocator: Allocator) -> None:
+    def run(self, allocator: DeviceClaimAllocator) -> None:
         try:
             allocator.run(self.stop)
         except BaseException as error:
             self.error = error
 
-    def note(self, done: Round) -> None:
+    def note(self, done: DeviceClaimRound) -> None:
         self.rounds.append(done)
         self.progress(done)
 
     def until(self, condition: Callable[[], bool], what: str = "it comes about") -> None:
-        until(condition, what, told=lambda: (self.error, self.rounds))
+        until(condition, what, context=lambda: (self.error, self.rounds))
 
     def passes_over(self, is_one: Callable[[Object], bool]) -> None:
         """Until it has been told of such an object, and waits for more: it has no round for that."""
@@ -436,7 +438,7 @@ class TestLoop:
     def test_what_is_applied_together_is_solved_together(self, store: SQLiteStore) -> None:
         """The claim of lower priority comes first and does not get the only device."""
         fill(store, gpu_pool(devices=1), gpu_class())
-        with Loop(store, settings=AllocateSettings(batch=0.5)) as loop:
+        with Loop(store, settings=AllocatorSettings(batch=0.5)) as loop:
             loop.until(lambda: len(loop.rounds) == 1)
             store.create(gpu_claim("low"))
             store.create(gpu_claim("high", priority="1"))
@@ -451,7 +453,7 @@ class TestLoop:
             if error := next(failures, None):
                 raise error
 
-        with Loop(store, solve=meanwhile(fail), settings=AllocateSettings(retry=0.01)) as loop:
+        with Loop(store, solve=meanwhile(fail), settings=AllocatorSettings(retry=0.01)) as loop:
             loop.until(lambda: held(store, "a") == ["p/d0"])
         assert caplog.text.count("RuntimeError: boom") == 2
 
@@ -465,7 +467,7 @@ class TestLoop:
             if error := next(failures, None):
                 raise error
 
-        with Loop(store, solve=meanwhile(fail), settings=AllocateSettings(retry=0.01)) as loop:
+        with Loop(store, solve=meanwhile(fail), settings=AllocatorSettings(retry=0.01)) as loop:
             loop.until(lambda: held(store, "a") == ["p/d0"])
         errors = [record for record in caplog.records if record.levelname == "ERROR"]
         assert [(record.getMessage(), record.exc_info) for record in errors] == [
@@ -481,17 +483,17 @@ class TestLoop:
         fill(store, gpu_pool(), gpu_class(), gpu_claim("a"), gpu_claim("b"))
         commit_each, full = SQLiteStore.commit_each, iter(range(3))
 
-        def some(self: SQLiteStore, units: Sequence[Sequence[Change]], fence: Fence | None = None) -> Outcomes:
+        def some(self: SQLiteStore, units: Sequence[Sequence[Change]], fence: Fence | None = None) -> CommitOutcomes:
             if units and next(full, None) is not None:
                 if is_alone:
                     raise Unavailable("no space") from NoSpace("no space")
-                left = [LeftOut({change.key: "no space" for change in unit}, "no space") for unit in units]
-                return Outcomes(left, self.list(()).resource_version)
+                left = [SkippedForSpace({change.key: "no space" for change in unit}, "no space") for unit in units]
+                return CommitOutcomes(left, self.list(()).resource_version)
             return commit_each(self, units, fence)
 
         monkeypatch.setattr(SQLiteStore, "commit_each", some)
-        monkeypatch.setattr(allocate, "_NO_SPACE_SECONDS", 0.01)
-        with Loop(store, settings=AllocateSettings(retry=600, resync=600)) as loop:
+        monkeypatch.setattr(device_claims, "_NO_SPACE_SECONDS", 0.01)
+        with Loop(store, settings=AllocatorSettings(retry=600, resync=600)) as loop:
             loop.until(lambda: held(store, "a") == ["p/d0"] and held(store, "b") == ["p/d1"])
 
     def test_ends_when_the_store_is_beyond_use(self, store: SQLiteStore) -> None:
@@ -503,7 +505,7 @@ class TestLoop:
         assert isinstance(loop.error, Unusable)
 
     def test_looks_again_now_and_then(self, store: SQLiteStore) -> None:
-        with Loop(store, settings=AllocateSettings(resync=0.05)) as loop:
+        with Loop(store, settings=AllocatorSettings(resync=0.05)) as loop:
             loop.until(lambda: len(loop.rounds) >= 3)
 
 
@@ -513,7 +515,7 @@ class TestAvailabilityNowAndThen:
     def test_what_was_counted_before_there_were_any_pools_is_not_told(self, store: SQLiteStore) -> None:
         """As where a round is decided again: "pools 0" was said of a cluster with pools."""
         now = [1000.0]
-        allocator = Allocator(store, settings=AllocateSettings(availability=10.0), clock=lambda: now[0])
+        allocator = DeviceClaimAllocator(store, settings=AllocatorSettings(availability=10.0), clock=lambda: now[0])
         assert allocator.round().in_words == "pools 0, devices 0 (0 available), claims 0 (0 allocated, 0 waiting)"
         fill(store, gpu_pool(), gpu_class(), gpu_claim("a"))
         assert allocator.round().in_words == "claims 1 (1 allocated, 0 waiting)"
@@ -524,14 +526,14 @@ class TestAvailabilityNowAndThen:
     def test_it_is_written_when_it_is_due_and_then_without_another_round(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=4), gpu_class(), gpu_claim("a"))
 
-        def progress(done: Round) -> None:
+        def progress(done: DeviceClaimRound) -> None:
             if len(loop.rounds) == 1:
                 store.create(gpu_claim("b"))
 
         def says(obj: Object) -> int:
             return int(obj.get("status", {}).get("availableDevices", -1)) if obj["kind"] == "DevicePool" else -1
 
-        loop = Loop(store, progress, settings=AllocateSettings(availability=0.4, batch=0.0, resync=600))
+        loop = Loop(store, progress, settings=AllocatorSettings(availability=0.4, batch=0.0, resync=600))
         with loop:
             loop.until(lambda: says(store.get("DevicePool", None, "p")) == 2, "it is written")
             loop.passes_over(lambda obj: says(obj) == 2)
@@ -540,7 +542,7 @@ class TestAvailabilityNowAndThen:
 
 def test_what_a_node_says_of_devices_is_no_reason_to_decide_again(store: SQLiteStore) -> None:
     fill(store, gpu_pool(devices=2), gpu_class(), gpu_claim("a"))
-    with Loop(store, settings=AllocateSettings(batch=0.0, resync=600)) as loop:
+    with Loop(store, settings=AllocatorSettings(batch=0.0, resync=600)) as loop:
         loop.until(lambda: len(loop.rounds) == 1)
         claim = store.get("DeviceClaim", "default", "a")
         statuses = [{"devicePoolName": "p", "deviceName": "d0", "conditions": [{"type": "Healthy", "status": "True"}]}]
@@ -563,11 +565,11 @@ def test_what_a_user_writes_while_a_group_is_being_written_wakes_the_loop() -> N
     client = FakeClient(kube)
     with closing(KubernetesStore(client)) as own, closing(KubernetesStore(FakeClient(kube))) as users:  # type: ignore[arg-type]
         fill(users, gpu_pool(devices=2), gpu_class(), gpu_claim("a", group="g"), gpu_claim("b", group="g"))
-        asked: list[str] = []
+        calls: list[str] = []
 
         def before(number: int, what: str) -> None:
-            asked.append(what)
-            if what.endswith("/deviceclaims/a") and asked.count(what) == 2:
+            calls.append(what)
+            if what.endswith("/deviceclaims/a") and calls.count(what) == 2:
                 claim = users.get("DeviceClaim", "default", "a")
                 assert "devalloc.io/transaction" in claim["metadata"]["annotations"]
                 metadata = claim["metadata"]
@@ -575,5 +577,5 @@ def test_what_a_user_writes_while_a_group_is_being_written_wakes_the_loop() -> N
                 users.replace({**claim, "metadata": {**metadata, "annotations": noted}})
 
         client.before = before
-        with Loop(own, settings=AllocateSettings(batch=0.0, resync=600)) as loop:
+        with Loop(own, settings=AllocatorSettings(batch=0.0, resync=600)) as loop:
             loop.until(lambda: len(loop.rounds) >= 2)

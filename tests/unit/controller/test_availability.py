@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from devalloc.api.decode import decode
-from devalloc.api.deviceclass import DeviceClass
+from devalloc.api.device_class import DeviceClass
 from devalloc.api.pool import DevicePool
-from devalloc.controller.availability import available as available_in
-from devalloc.controller.availability import held_on, holdings, uses
-from tests.support.fleets import gpu_claim, gpu_class
+from devalloc.controller.reconcile.availability import available_devices as available_in
+from devalloc.controller.reconcile.availability import device_names_held_on, device_uses, held_devices
+from tests.support.fleet_manifests import gpu_claim, gpu_class
 
 Object = dict[str, Any]
 
@@ -38,7 +38,7 @@ def available(pool: Object, *claims: Object, classes: tuple[Object, ...] = (gpu_
     decoded = decode(pool).object
     assert isinstance(decoded, DevicePool)
     by_name = {c.metadata.name: c for c in (decode(c).object for c in classes) if isinstance(c, DeviceClass)}
-    return len(available_in(decoded, uses(holdings(claims, by_name)).get("card", {})))
+    return len(available_in(decoded, device_uses(held_devices(claims, by_name)).get("card", {})))
 
 
 def holding(device: str, memory: str | None = None, **claim: Any) -> Object:
@@ -87,8 +87,8 @@ def test_what_claims_hold_on_a_node() -> None:
     here, pinned = {"allocated-node": "n", "node": "m"}, {"node": "n"}
     claims = [holding("a", **here), holding("b", "1Gi", **pinned), holding("c", node="m"), holding("d")]
     unreadable = {**holding("e", **here), "spec": None}
-    assert held_on("n", [gpu_class(), *claims, unreadable, gpu_claim("waits", **pinned)]) == {"a", "b"}
-    assert held_on("n", [gpu_class(adminAccess=True), *claims]) == set(), "who only looks on holds nothing"
+    assert device_names_held_on("n", [gpu_class(), *claims, unreadable, gpu_claim("waits", **pinned)]) == {"a", "b"}
+    assert device_names_held_on("n", [gpu_class(adminAccess=True), *claims]) == set(), "who only looks on holds nothing"
 
 
 def test_devices_of_another_compatibility_group_are_not_available() -> None:

@@ -9,17 +9,16 @@ from typing import Any
 
 import pytest
 
-from devalloc.controller import recorder as recorder_module
-from devalloc.controller.allocate import Allocator
-from devalloc.controller.recorder import Recorder
-from devalloc.controller.told import changes
+from devalloc.controller.reconcile import events as recorder_module
+from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
+from devalloc.controller.reconcile.events import EventRecorder, events_of_write
 from devalloc.store.kubernetes import KubernetesStore
-from devalloc_solver.index import log
+from devalloc_solver.fleet import change_log
 from tests.support.fake_kube import FakeClient, FakeKube
-from tests.support.fleets import fill, gpu_claim, gpu_class, gpu_pool
+from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool
 
 Object = dict[str, Any]
-KEPT = 20
+MAX_REMEMBERED = 20
 """Deleted objects that the store remembers."""
 
 
@@ -36,14 +35,16 @@ class Written:
 def test_what_is_remembered_of_claims_that_came_and_went_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects that live are counted, whoever keeps them: store, reading, fleet, judge, refusals, recorder. What has a
     bound gets one that is reached here."""
-    monkeypatch.setattr(log, "KEPT", KEPT)
-    monkeypatch.setattr(recorder_module, "MOST_SERIES", KEPT)
+    monkeypatch.setattr(change_log, "MIN_CHANGES_KEPT", MAX_REMEMBERED)
+    monkeypatch.setattr(recorder_module, "MAX_SERIES", MAX_REMEMBERED)
     client, stop = FakeClient(FakeKube()), threading.Event()
-    recorder = Recorder(Written(), "a")
+    recorder = EventRecorder(Written(), "a")
     stop.set()
-    with closing(KubernetesStore(client, deletions_kept=KEPT)) as store:  # type: ignore[arg-type]
+    with closing(KubernetesStore(client, deletions_kept=MAX_REMEMBERED)) as store:  # type: ignore[arg-type]
         fill(store, gpu_class(), *(gpu_pool(f"p{number}", node=f"n{number}") for number in range(4)))
-        allocator = Allocator(store, wrote=lambda before, after: recorder.record(changes(before, after)))
+        allocator = DeviceClaimAllocator(
+            store, wrote=lambda before, after: recorder.record(events_of_write(before, after))
+        )
 
         def churn(turn: int) -> None:
             names = [f"c{turn}-{number}" for number in range(6)]

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from devalloc.controller import health
-from devalloc.controller.allocate import AllocateSettings, Round
-from devalloc.controller.cluster import Cluster, ClusterSettings
-from devalloc.controller.health import Loop, Seen
-from devalloc.controller.lease import Lease
+from devalloc.controller.cluster_process import ClusterProcess, ClusterSettings
+from devalloc.controller.health import LoopHealth, ProcessHealth
+from devalloc.controller.leader.lease import Lease
+from devalloc.controller.reconcile.device_claims import AllocatorSettings, DeviceClaimRound
 from devalloc.store import Unavailable
 from devalloc.store.kubernetes import ApiError
 from tests.support.fake_kube import FakeClient, FakeKube
@@ -48,7 +48,7 @@ class Dead(FakeClient):
 def test_one_dead_connection_does_not_cost_the_lease(seconds: float) -> None:
     clock, deadline = Clock(), seconds * 2 / 3
     client = Dead(FakeKube(), clock)
-    cluster = Cluster(client, ClusterSettings("one", seconds=seconds, deadline=deadline))  # type: ignore[arg-type]
+    cluster = ClusterProcess(client, ClusterSettings("one", seconds=seconds, deadline=deadline))  # type: ignore[arg-type]
     cluster.lease._clock = lambda: clock.now
     assert cluster.lease.take()
     clock.now += seconds / 3  # when it is renewed
@@ -63,9 +63,12 @@ def test_one_dead_connection_does_not_cost_the_lease(seconds: float) -> None:
 # -- health ------------------------------------------------------------------------------------------------------------
 
 
-def seen(state: str = "leading", taking_over: float | None = None, **loop: Any) -> Seen:
-    return Seen(
-        state, 1000.0, taking_over, (Loop("DeviceClaims", None), Loop("ResourceClaims", **{"began": None} | loop))
+def seen(state: str = "leading", taking_over: float | None = None, **loop: Any) -> ProcessHealth:
+    return ProcessHealth(
+        state,
+        1000.0,
+        taking_over,
+        (LoopHealth("DeviceClaims", None), LoopHealth("ResourceClaims", **{"began": None} | loop)),
     )
 
 
@@ -75,33 +78,35 @@ def seen(state: str = "leading", taking_over: float | None = None, **loop: Any) 
         (seen(), None, None),
         (seen(taking_over=990), None, None),
         (seen(taking_over=930), "taking over from the last leader for 70 s", None),
-        (seen(taking_over=10), "taking over", "taking over from the last leader does not end"),
+        (seen(taking_over=10), "taking over", "taking over from the last leader does not finish"),
         (seen(began=200.0), None, None),
         (seen(began=10.0), "a round of ResourceClaims does not end", "a round of ResourceClaims does not end"),
-        (seen(failing=930.0), "ResourceClaims: all that is tried fails, for 70 s", None),
-        (seen(failing=10.0), "ResourceClaims: all that is tried fails", None),
-        (seen(silent_seconds=70.0), "ResourceClaims: what changes in the cluster is not heard of, for 70 s", None),
-        (seen(silent_seconds=901.0), "is not heard of", "is not heard of"),
-        (seen("waiting", silent_seconds=901.0), "is not heard of", None),
+        (seen(failing=930.0), "ResourceClaims: everything has failed for 70 s", None),
+        (seen(failing=10.0), "ResourceClaims: everything has failed for", None),
+        (seen(silent_seconds=70.0), "ResourceClaims: no updates from the cluster for 70 s", None),
+        (seen(silent_seconds=901.0), "no updates from the cluster", "no updates from the cluster"),
+        (seen("waiting", silent_seconds=901.0), "no updates from the cluster", None),
         (seen("stopping"), "stopping", None),
-        (Seen("leading", 930.0, None, ()), "stands still", "the main loop stands still"),
-        (Seen("waiting", 1000.0, None, (), -math.inf), "the lease could not be looked at yet", None),
-        (Seen("waiting", 1000.0, None, (), 950.0), None, None),
-        (Seen("waiting", 1000.0, None, (), 10.0), "the lease cannot be looked at for 990 s", None),
+        (ProcessHealth("leading", 930.0, None, ()), "is stuck", "the main loop is stuck"),
+        (ProcessHealth("waiting", 1000.0, None, (), -math.inf), "the lease has not been read yet", None),
+        (ProcessHealth("waiting", 1000.0, None, (), 950.0), None, None),
+        (ProcessHealth("waiting", 1000.0, None, (), 10.0), "the lease could not be read for 990 s", None),
     ],
 )
-def test_who_is_late_is_not_ready_and_who_is_stuck_not_healthy(what: Seen, late: str | None, stuck: str | None) -> None:
-    for told, expected in ((what.unready(1000.0), late), (what.unhealthy(1000.0), stuck)):
-        assert (told is None) == (expected is None)
-        assert (expected or "") in (told or "")
+def test_who_is_late_is_not_ready_and_who_is_stuck_not_healthy(
+    what: ProcessHealth, late: str | None, stuck: str | None
+) -> None:
+    for problem, expected in ((what.unready(1000.0), late), (what.unhealthy(1000.0), stuck)):
+        assert (problem is None) == (expected is None)
+        assert (expected or "") in (problem or "")
 
 
 @contextmanager
 def running(
-    client: FakeClient, on_round: Callable[[Round], None] = lambda done: None, **settings: Any
-) -> Iterator[Cluster]:
-    told = ClusterSettings("one", seconds=600, deadline=500, **settings)
-    cluster = Cluster(client, told, on_round=on_round)  # type: ignore[arg-type]
+    client: FakeClient, on_round: Callable[[DeviceClaimRound], None] = lambda done: None, **settings: Any
+) -> Iterator[ClusterProcess]:
+    config = ClusterSettings("one", seconds=600, deadline=500, **settings)
+    cluster = ClusterProcess(client, config, on_round=on_round)  # type: ignore[arg-type]
     thread = threading.Thread(target=cluster.run)
     thread.start()
     try:
@@ -112,12 +117,12 @@ def running(
         assert not thread.is_alive()
 
 
-def ready(cluster: Cluster) -> tuple[int, str]:
+def ready(cluster: ClusterProcess) -> tuple[int, str]:
     answer = asyncio.run(cluster._ready(None))  # type: ignore[arg-type]
     return answer.status, answer.body.decode()
 
 
-def healthy(cluster: Cluster) -> int:
+def healthy(cluster: ClusterProcess) -> int:
     return asyncio.run(cluster._health(None)).status  # type: ignore[arg-type]
 
 
@@ -129,10 +134,10 @@ def test_one_that_never_reached_the_api_server_is_not_ready_at_once(monkeypatch:
 
     monkeypatch.setattr(Lease, "take", take)
     with running(FakeClient(FakeKube())) as cluster:
-        until(lambda: "cannot be had" in cluster.controller.told)
+        until(lambda: "cannot acquire the lease" in cluster.controller.summary)
         assert (ready(cluster)[0], healthy(cluster)) == (503, 200)
         assert "certificate verify failed" in ready(cluster)[1]
-        assert "Claims may not be answered: the lease could not be looked at yet" in cluster.trouble()
+        assert "Claims may not be answered: the lease has not been read yet" in cluster.trouble()
 
 
 def test_a_take_over_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,12 +145,12 @@ def test_a_take_over_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) 
     record = {"name": "r", "namespace": "devalloc-system", "labels": {"devalloc.io/transaction": "record"}}
     kube.create("/api/v1/namespaces/devalloc-system/configmaps", {"kind": "ConfigMap", "metadata": record})
     with running(FakeClient(kube)) as cluster:
-        until(lambda: "cannot take over yet" in cluster.controller.told)
+        until(lambda: "cannot take over yet" in cluster.controller.summary)
         assert (ready(cluster)[0], healthy(cluster)) == (200, 200), "not late yet"
-        monkeypatch.setattr(health, "LATE_SECONDS", 0.0)
+        monkeypatch.setattr(health, "MAX_DELAY_SECONDS", 0.0)
         assert (ready(cluster)[0], healthy(cluster)) == (503, 200)
-        assert "ConfigMap devalloc-system/r is no record" in ready(cluster)[1]
-        monkeypatch.setattr(health, "ROUND_SECONDS", 0.0)
+        assert "ConfigMap devalloc-system/r is not a record" in ready(cluster)[1]
+        monkeypatch.setattr(health, "MAX_ROUND_SECONDS", 0.0)
         assert healthy(cluster) == 503
 
 
@@ -162,23 +167,23 @@ def test_watches_that_are_silent_are_told(monkeypatch: pytest.MonkeyPatch) -> No
         kube.cut()
         until(lambda: cluster.store.silent_seconds > 0)
         assert (ready(cluster)[0], healthy(cluster)) == (200, 200), "it may go by"
-        monkeypatch.setattr(health, "LATE_SECONDS", 0.0)
+        monkeypatch.setattr(health, "MAX_DELAY_SECONDS", 0.0)
         assert ready(cluster)[0] == 503
-        assert "DeviceClaims: what changes in the cluster is not heard of" in ready(cluster)[1]
+        assert "DeviceClaims: no updates from the cluster" in ready(cluster)[1]
 
 
 def test_claims_that_cannot_be_answered_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     client = FakeClient(FakeKube())
-    settings = AllocateSettings(retry=0.01, resync=0.01)
+    settings = AllocatorSettings(retry=0.01, resync=0.01)
     with running(client, allocate=settings) as cluster:
         until(lambda: cluster.controller.state == "leading")
         monkeypatch.setattr(cluster.allocator, "round", lambda: 1 / 0)
         until(lambda: cluster.allocator.failing is not None)
         assert (ready(cluster)[0], healthy(cluster)) == (200, 200), "not for long"
-        monkeypatch.setattr(health, "LATE_SECONDS", 0.0)
+        monkeypatch.setattr(health, "MAX_DELAY_SECONDS", 0.0)
         until(lambda: ready(cluster)[0] == 503)
-        assert "DeviceClaims: all that is tried fails" in ready(cluster)[1]
-        assert "DeviceClaims: all that is tried fails" in cluster.trouble()
+        assert "DeviceClaims: everything has failed for" in ready(cluster)[1]
+        assert "DeviceClaims: everything has failed for" in cluster.trouble()
         monkeypatch.undo()
         until(lambda: ready(cluster)[0] == 200)
         assert cluster.trouble() == ""
@@ -198,9 +203,9 @@ def test_resource_claims_that_cannot_be_answered_are_told(monkeypatch: pytest.Mo
         until(lambda: cluster.controller.state == "leading")
         until(lambda: cluster._seen().loops[-1].failing is not None)
         assert (ready(cluster)[0], healthy(cluster)) == (200, 200), "not for long"
-        monkeypatch.setattr(health, "LATE_SECONDS", 0.0)
+        monkeypatch.setattr(health, "MAX_DELAY_SECONDS", 0.0)
         until(lambda: ready(cluster)[0] == 503)
-        assert "ResourceClaims: all that is tried fails" in ready(cluster)[1]
+        assert "ResourceClaims: everything has failed for" in ready(cluster)[1]
 
 
 def test_claims_are_answered_also_where_nodes_may_not_be_read(caplog: pytest.LogCaptureFixture) -> None:
@@ -218,7 +223,7 @@ def test_claims_are_answered_also_where_nodes_may_not_be_read(caplog: pytest.Log
         return get(path, params)
 
     client.list, client.get = some, one  # type: ignore[method-assign]
-    rounds = SimpleQueue[Round]()
+    rounds = SimpleQueue[DeviceClaimRound]()
     with running(client, on_round=rounds.put):
         assert rounds.get(timeout=60).claims == 0
     assert "no nodes for you" in caplog.text

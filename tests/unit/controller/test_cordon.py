@@ -7,34 +7,34 @@ from typing import Any
 
 import pytest
 
-from devalloc.api.cordon import cordons, with_cordons
+from devalloc.api.cordon import apply_cordons, cordon_reasons
 from devalloc.api.decode import decode
 from devalloc.api.pool import DevicePool
-from devalloc.controller.allocate import Allocator
-from devalloc.controller.cordon import NotThere, cordon, find, listed
-from devalloc.controller.overview import overview
-from devalloc.controller.publish import Published, Publisher
-from devalloc.controller.snapshot import as_seen
+from devalloc.controller.cordon import TargetNotFound, find_target, list_cordons, set_cordon
+from devalloc.controller.overview import build_overview
+from devalloc.controller.pool_publisher import PoolPublisher, PublishResult
+from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
+from devalloc.controller.reconcile.solver_documents import solver_documents
 from devalloc.inventory import discover
 from devalloc.store import Event, EventType
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests
-from tests.support import cards
-from tests.support.fakesysfs import FakeSysfs
-from tests.support.fleets import annotations, fill, gpu_claim, gpu_class, gpu_pool, held
-from tests.support.hosts import host, machine, status
+from tests.support import pci_cards
+from tests.support.fake_sysfs import FakeSysfs
+from tests.support.fleet_manifests import annotations, fill, gpu_claim, gpu_class, gpu_pool, held
+from tests.support.host_pools import host, machine, status
 
 Object = dict[str, Any]
 WHY = "by root, 2026-01-31: replacing the fan"
 
 
 def put(store: SQLiteStore, word: str, why: str | None = WHY) -> bool:
-    return cordon(store, find(store, word), why)
+    return set_cordon(store, find_target(store, word), why)
 
 
 def published(*manifests: Object) -> list[DevicePool]:
-    found = [decode(manifest).object for manifest in manifests]
-    return [pool for pool in found if isinstance(pool, DevicePool)]
+    decoded = [decode(manifest).object for manifest in manifests]
+    return [pool for pool in decoded if isinstance(pool, DevicePool)]
 
 
 def reasons(pool: Object) -> dict[str, str]:
@@ -54,7 +54,7 @@ def pool(store: SQLiteStore, name: str = "p") -> Object:
 class TestAllocation:
     def test_a_cordoned_device_is_given_to_nobody_and_kept_by_its_owner(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=2), gpu_class(), gpu_claim("a"))
-        allocator = Allocator(store)
+        allocator = DeviceClaimAllocator(store)
         allocator.round()
         for device in ("d0", "d1"):
             assert put(store, device)
@@ -70,20 +70,20 @@ class TestAllocation:
     def test_a_pool_of_anybody_can_be_cordoned(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool("network", node=None), gpu_class(), gpu_claim("a"))
         put(store, "pool/network")
-        Allocator(store).round()
+        DeviceClaimAllocator(store).round()
         assert held(store, "a") == []
 
     def test_a_node_is_cordoned_with_all_its_pools_at_once(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool("p"), gpu_pool("q"), gpu_pool("other", node="m"), gpu_class(), gpu_claim("a", count=2))
         put(store, "node/n")
-        Allocator(store).round()
+        DeviceClaimAllocator(store).round()
         assert held(store, "a") == ["other/d0", "other/d1"]
-        assert list(listed(store)) == [("n", name, "*", f"cordoned: node, {WHY}") for name in ("p", "q")]
+        assert list(list_cordons(store)) == [("n", name, "*", f"cordoned: node, {WHY}") for name in ("p", "q")]
 
     def test_explanations_see_it_too(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=1), gpu_class(), gpu_claim("a"))
         put(store, "d0")
-        (answer,) = solve_manifests(as_seen(store.list().objects))["claims"]
+        (answer,) = solve_manifests(solver_documents(store.list().objects))["claims"]
         assert not answer["allocated"]
 
     def test_cordoning_twice_changes_nothing(self, store: SQLiteStore) -> None:
@@ -141,7 +141,7 @@ class TestNodes:
     def test_a_closed_node_gets_nothing_new_and_what_is_allocated_stays(self, store: SQLiteStore, state: str) -> None:
         closed, why = CLOSED[state]
         fill(store, node(), gpu_pool(devices=3), gpu_class(), gpu_claim("a"))
-        allocator = Allocator(store)
+        allocator = DeviceClaimAllocator(store)
         assert allocator.round().available == 2
         change(store, closed)
         store.create(gpu_claim("b"))
@@ -155,7 +155,7 @@ class TestNodes:
     @pytest.mark.parametrize("state", OPEN)
     def test_any_other_node_is_used(self, store: SQLiteStore, state: str) -> None:
         fill(store, OPEN[state], gpu_pool(), gpu_class(), gpu_claim("a"))
-        Allocator(store).round()
+        DeviceClaimAllocator(store).round()
         assert held(store, "a") == ["p/d0"]
 
     @pytest.mark.parametrize("state", CLOSED)
@@ -163,17 +163,17 @@ class TestNodes:
         closed, _ = CLOSED[state]
         fill(store, node(), host("n"), node("other"), host("other"), machine("web"))
         change(store, closed)
-        Allocator(store).round()
+        DeviceClaimAllocator(store).round()
         assert status(store, "web")["nodeName"] == "other"
 
     def test_a_machine_that_wants_a_closed_node_waits_and_says_why(self, store: SQLiteStore) -> None:
         fill(store, node(unschedulable=True), host("n"), machine("web", nodeName="n"))
-        Allocator(store).round()
+        DeviceClaimAllocator(store).round()
         assert "nodeName" not in status(store, "web")
         assert "node is cordoned by kubectl" in status(store, "web")["message"]
 
     def test_other_news_of_nodes_are_no_reason_to_decide_anew(self, store: SQLiteStore) -> None:
-        allocator = Allocator(store)
+        allocator = DeviceClaimAllocator(store)
         fill(store, node(), gpu_pool())
         allocator.round()
         beat = {**node(), "status": {"conditions": [{"type": "Ready", "status": "True", "lastHeartbeatTime": "now"}]}}
@@ -182,32 +182,34 @@ class TestNodes:
 
     def test_a_pool_of_no_node_is_a_problem(self, store: SQLiteStore) -> None:
         fill(store, node("node-a"), gpu_pool(node="nodea"), gpu_pool("anywhere", node=None))
-        (problem,) = Allocator(store).round().problems
+        (problem,) = DeviceClaimAllocator(store).round().problems
         assert problem.startswith("DevicePool p: spec.nodeName: there is no Node nodea")
-        shown = overview(store.list().objects)
-        assert shown.problems == ("DevicePool p: its node nodea is no Node of the cluster",)
+        shown = build_overview(store.list().objects)
+        assert shown.problems == ("DevicePool p: its node nodea is not a Node of the cluster",)
 
     def test_without_a_cluster_there_are_no_nodes_to_miss(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(node="nodea"))
-        assert Allocator(store).round().problems == ()
+        assert DeviceClaimAllocator(store).round().problems == ()
 
     def test_it_is_shown(self) -> None:
-        (shown,) = overview([node(unschedulable=True), gpu_pool()]).nodes
+        (shown,) = build_overview([node(unschedulable=True), gpu_pool()]).nodes
         assert (shown.cordoned, shown.counts.unavailable) == ("node is cordoned by kubectl", 2)
 
 
 class TestPublication:
     def test_what_is_published_says_so_until_it_is_uncordoned(self, store: SQLiteStore) -> None:
-        publisher = Publisher(store, "n")
+        publisher = PoolPublisher(store, "n")
         publisher.publish(published(gpu_pool()))
         put(store, "p/d0")
-        assert publisher.overwritten(Event(EventType.MODIFIED, pool(store), "1"))
-        assert publisher.publish(published(gpu_pool())) == Published(updated=("p",))
+        assert publisher.is_overwritten(Event(EventType.MODIFIED, pool(store), "1"))
+        assert publisher.publish(published(gpu_pool())) == PublishResult(updated=("p",))
         assert reasons(pool(store)) == {"d0": f"cordoned: {WHY}"}
-        assert not publisher.overwritten(Event(EventType.MODIFIED, pool(store), "1"))
-        assert Publisher(store, "n").publish(published(gpu_pool())) == Published(), "after a restart it is the same"
+        assert not publisher.is_overwritten(Event(EventType.MODIFIED, pool(store), "1"))
+        assert PoolPublisher(store, "n").publish(published(gpu_pool())) == PublishResult(), (
+            "after a restart it is the same"
+        )
         put(store, "p/d0", None)
-        assert publisher.overwritten(Event(EventType.MODIFIED, pool(store), "1"))
+        assert publisher.is_overwritten(Event(EventType.MODIFIED, pool(store), "1"))
         publisher.publish(published(gpu_pool()))
         assert reasons(pool(store)) == {}
 
@@ -215,11 +217,11 @@ class TestPublication:
         there = gpu_pool(devices=1)
         there["spec"]["devices"][0]["attributes"] = [{"name": "devalloc.io/unavailable", "stringValue": "in use: qemu"}]
         there["metadata"]["annotations"] = {"devalloc.io/cordoned": '{"d0": "by root"}'}
-        assert reasons(with_cordons(there)) == {"d0": "in use: qemu; cordoned: by root"}
-        assert with_cordons(with_cordons(there)) == with_cordons(there)
+        assert reasons(apply_cordons(there)) == {"d0": "in use: qemu; cordoned: by root"}
+        assert apply_cordons(apply_cordons(there)) == apply_cordons(there)
 
     def test_a_card_that_goes_and_comes_back_is_cordoned_still(self, store: SQLiteStore) -> None:
-        publisher = Publisher(store, "n")
+        publisher = PoolPublisher(store, "n")
         publisher.publish(published(gpu_pool()))
         put(store, "d0")
         publisher.publish([])
@@ -228,11 +230,11 @@ class TestPublication:
         assert reasons(pool(store)) == {"d0": f"cordoned: {WHY}"}
         publisher.publish([])
         put(store, "d0", None)
-        assert publisher.overwritten(Event(EventType.MODIFIED, pool(store), "1"))
-        assert publisher.publish([]) == Published(deleted=("p",))
+        assert publisher.is_overwritten(Event(EventType.MODIFIED, pool(store), "1"))
+        assert publisher.publish([]) == PublishResult(deleted=("p",))
 
     def test_a_card_that_comes_to_a_cordoned_node_is_cordoned(self, store: SQLiteStore) -> None:
-        publisher = Publisher(store, "n")
+        publisher = PoolPublisher(store, "n")
         publisher.publish(published(gpu_pool("p")))
         put(store, "node/n")
         publisher.publish(published(gpu_pool("q", devices=1)))
@@ -245,8 +247,8 @@ class TestPublication:
     def test_a_note_that_cannot_be_read_cordons_all(self, text: str) -> None:
         noted = gpu_pool()
         noted["metadata"]["annotations"] = {"devalloc.io/cordoned": text}
-        assert cordons(noted) == {"*": "cordoned: annotation devalloc.io/cordoned cannot be read"}
-        assert len(reasons(with_cordons(noted))) == 2
+        assert cordon_reasons(noted) == {"*": "cordoned: annotation devalloc.io/cordoned cannot be read"}
+        assert len(reasons(apply_cordons(noted))) == 2
 
 
 class TestNames:
@@ -254,21 +256,21 @@ class TestNames:
         self, store: SQLiteStore, tmp_path: Path
     ) -> None:
         host = FakeSysfs(tmp_path / "host")
-        host.add(cards.nic("0000:41:00.0", vfs=2))
-        host.add(cards.nic("0000:51:00.0", netdev="eth1", sriov=None))
-        host.add(cards.nic("0000:51:00.1", netdev="eth2", vfs=2))
-        Publisher(store, "n").publish(discover(host.root, node_name="n").pools)
-        assert find(store, "0000-41-00-0").devices == (None,)
-        (vf,) = set(find(store, "0000-51-00-1").devices) & {"0000-51-10-1"}
-        assert "0000-51-00-0" not in find(store, "0000-51-00-1").devices
-        assert find(store, str(vf)).devices == (vf,)
+        host.add(pci_cards.nic("0000:41:00.0", vfs=2))
+        host.add(pci_cards.nic("0000:51:00.0", netdev="eth1", sriov=None))
+        host.add(pci_cards.nic("0000:51:00.1", netdev="eth2", vfs=2))
+        PoolPublisher(store, "n").publish(discover(host.root, node_name="n").pools)
+        assert find_target(store, "0000-41-00-0").devices == (None,)
+        (vf,) = set(find_target(store, "0000-51-00-1").devices) & {"0000-51-10-1"}
+        assert "0000-51-00-0" not in find_target(store, "0000-51-00-1").devices
+        assert find_target(store, str(vf)).devices == (vf,)
 
     def test_a_name_that_may_be_several_is_told_apart(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool("n", node="n"), gpu_pool("p", node="n"))
-        with pytest.raises(NotThere, match="node n or pool n"):
-            find(store, "n")
-        with pytest.raises(NotThere, match="device d0 of pool n or device d0 of pool p"):
-            find(store, "d0")
-        assert find(store, "p/d0").pool == "p"
-        with pytest.raises(NotThere, match="there is no node, pool or device nobody"):
-            find(store, "nobody")
+        with pytest.raises(TargetNotFound, match="node n or pool n"):
+            find_target(store, "n")
+        with pytest.raises(TargetNotFound, match="device d0 of pool n or device d0 of pool p"):
+            find_target(store, "d0")
+        assert find_target(store, "p/d0").pool == "p"
+        with pytest.raises(TargetNotFound, match="there is no node, pool or device nobody"):
+            find_target(store, "nobody")

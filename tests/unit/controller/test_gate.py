@@ -11,17 +11,18 @@ import pytest
 from devalloc.api.claim import DeviceClaim, DeviceClaimStatus
 from devalloc.api.decode import decode
 from devalloc.api.meta import ObjectMeta
-from devalloc.controller.allocate import AllocateSettings, Allocator
-from devalloc.controller.release import release
+from devalloc.controller.reconcile.device_claims import AllocatorSettings, DeviceClaimAllocator
+from devalloc.controller.release import release_claim
 from devalloc.store import Event, EventType, Store
 from devalloc.store.sqlite import SQLiteStore
-from devalloc_solver import gate, quota, solve_manifests
-from tests.support.fleets import annotations, fill, gpu_claim, gpu_class, gpu_pool, held
-from tests.support.hosts import host, machine, placed, status
+from devalloc_solver import solve_manifests
+from devalloc_solver.pipeline import admission, quota
+from tests.support.fleet_manifests import annotations, fill, gpu_claim, gpu_class, gpu_pool, held
+from tests.support.host_pools import host, machine, node_by_machine, status
 
 Object = dict[str, Any]
 COUNTED = "gpu.deviceclass.devmgmtproto.k8s.io/devices"
-LABELLED = AllocateSettings(admin_namespaces="labelled")
+LABELLED = AllocatorSettings(admin_namespaces="labelled")
 
 
 def limit(most: object, device_class: str = "gpu", *, name: str = "compute", namespace: str = "default") -> Object:
@@ -53,7 +54,7 @@ class TestCounts:
     def test_earlier_claims_get_what_a_quota_allows_and_later_ones_are_told(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=8), gpu_class(), limit("3"))
         fill(store, gpu_claim("a", 2), gpu_claim("b", 2), gpu_claim("c"), gpu_claim("d", namespace="other"))
-        Allocator(store).round()
+        DeviceClaimAllocator(store).round()
         assert {name: len(held(store, name)) for name in "abc"} == {"a": 2, "b": 0, "c": 1}
         assert held(store, "d", "other") != []
         assert reason(store, "b") == "QuotaExceeded"
@@ -69,7 +70,7 @@ class TestCounts:
         for one in claims[:2] if name != "name" else ():
             one["metadata"][name] = None
         fill(store, gpu_pool(devices=8), gpu_class(), limit(1), *claims)
-        Allocator(store).round()
+        DeviceClaimAllocator(store).round()
         stored = store.list("DeviceClaim").objects
         given = {one["metadata"]["name"]: len(one.get("status", {}).get("allocations", ())) for one in stored}
         assert given == {"a": 1, "b": 0, "c": 0}
@@ -80,30 +81,30 @@ class TestCounts:
         fill(store, gpu_pool(devices=8), gpu_class(), limit(1), gpu_claim("a"), gpu_claim("b"), gpu_claim("c"))
         for one in "ab":
             store.replace_status({**store.get("DeviceClaim", "default", one), "status": {name: None}})
-        Allocator(store).round()
+        DeviceClaimAllocator(store).round()
         assert {one: len(held(store, one)) for one in "abc"} == {"a": 1, "b": 0, "c": 0}
         assert used(store) == {"gpu": "1"}
 
     def test_what_a_claim_holds_counts_though_the_rest_of_it_cannot_be_read(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=8), gpu_class(), limit(2), gpu_claim("a", 2))
-        Allocator(store).round()
+        DeviceClaimAllocator(store).round()
         status = {**store.get("DeviceClaim", "default", "a")["status"], "conditions": "nothing"}
         store.replace_status({**store.get("DeviceClaim", "default", "a"), "status": status})
         fill(store, gpu_claim("b"))
-        Allocator(store).round()
+        DeviceClaimAllocator(store).round()
         assert (len(held(store, "a")), held(store, "b")) == (2, [])
         assert reason(store, "b") == "QuotaExceeded"
         assert used(store) == {"gpu": "2"}
 
     def test_what_is_given_back_is_counted_no_more(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=8), gpu_class(), limit(2), gpu_claim("a", 2), gpu_claim("b", 2))
-        allocator = Allocator(store)
+        allocator = DeviceClaimAllocator(store)
         allocator.round()
         assert (len(held(store, "a")), reason(store, "b")) == (2, "QuotaExceeded")
         store.delete("DeviceClaim", "default", "a")
         allocator.round()
         assert (len(held(store, "b")), reason(store, "b")) == (2, None)
-        release(store, "default", "b")
+        release_claim(store, "default", "b")
         store.delete("DeviceClaim", "default", "b")
         allocator.round()
         assert used(store) == {"gpu": "0"}
@@ -111,7 +112,7 @@ class TestCounts:
     def test_who_waits_is_not_told_anew_whenever_somebody_else_gets_or_gives_back(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=8), gpu_class(), limit(2))
         fill(store, *(gpu_claim(name, 2) for name in "abcdef"))
-        allocator = Allocator(store)
+        allocator = DeviceClaimAllocator(store)
         allocator.round()
         before = store.get("DeviceClaim", "default", "f")
         for name in "abc":
@@ -122,13 +123,13 @@ class TestCounts:
 
     def test_priority_comes_before_age(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=8), gpu_class(), limit(1), gpu_claim("old"), gpu_claim("high", priority="5"))
-        Allocator(store).round()
+        DeviceClaimAllocator(store).round()
         assert (held(store, "old"), len(held(store, "high"))) == ([], 1)
 
     def test_a_claim_that_waits_for_something_else_takes_nothing_from_later_ones(self, store: SQLiteStore) -> None:
         waits = [gpu_claim(name, 2, node="nowhere") for name in ("a", "b", "c")]
         fill(store, gpu_pool(devices=8), gpu_class(), limit(2), *waits, gpu_claim("d"), gpu_claim("e", 2))
-        allocator = Allocator(store)
+        allocator = DeviceClaimAllocator(store)
         allocator.round()
         assert {name: reason(store, name) for name in "abc"} == dict.fromkeys("abc", "NodeUnavailable")
         assert (len(held(store, "d")), reason(store, "e")) == (1, "QuotaExceeded")
@@ -141,7 +142,7 @@ class TestCounts:
     def test_no_number_of_waiting_claims_keeps_others_from_their_turn(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=3), gpu_class(), limit(1))
         fill(store, *(gpu_claim(f"a{number:02}", node="nowhere") for number in range(40)), gpu_claim("z"))
-        Allocator(store).round()
+        DeviceClaimAllocator(store).round()
         assert held(store, "z") == ["p/d0"]
         assert {reason(store, f"a{number:02}") for number in range(40)} == {"NodeUnavailable"}
 
@@ -150,7 +151,7 @@ class TestCounts:
         fill(store, gpu_pool(devices=1), gpu_pool("q", 1, node="m"), gpu_class(), limit(1))
         high = gpu_claim("high", namespace="other", priority="9", node="n")
         fill(store, high, gpu_claim("a", node="n"), gpu_claim("b", node="m"))
-        allocator = Allocator(store)
+        allocator = DeviceClaimAllocator(store)
         allocator.round()
         assert held(store, "high", "other") == ["p/d0"]
         assert (held(store, "b"), reason(store, "a")) == (["q/d0"], None)
@@ -159,7 +160,7 @@ class TestCounts:
 
     def test_a_lowered_quota_takes_nothing_away(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=8), gpu_class(), gpu_claim("a", 4), limit(8))
-        allocator = Allocator(store)
+        allocator = DeviceClaimAllocator(store)
         allocator.round()
         tight = store.get("ResourceQuota", "default", "compute")
         store.replace({**tight, "spec": limit(1)["spec"]})
@@ -170,7 +171,7 @@ class TestCounts:
 
     def test_the_strictest_of_several_quotas_counts(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=8), gpu_class(), limit(8), limit(1, name="tight"), gpu_claim("a", 2))
-        Allocator(store).round()
+        DeviceClaimAllocator(store).round()
         assert annotations(store, "a")["message"] == (
             "quota default/tight allows 1 device of class gpu, and this claim may get up to 2"
         )
@@ -179,7 +180,7 @@ class TestCounts:
         other = claim("c", {"deviceClass": "nic"}, group="g")
         fill(store, gpu_pool(devices=8), gpu_class(), gpu_class("nic"), limit(3), other)
         fill(store, gpu_claim("a", 2, group="g"), gpu_claim("b", 2, group="g"), gpu_claim("d", 3))
-        Allocator(store).round()
+        DeviceClaimAllocator(store).round()
         assert len(held(store, "d")) == 3, "the group takes nothing of what it may not have"
         assert {name: reason(store, name) for name in "abc"} == {
             "a": "QuotaExceeded",
@@ -187,20 +188,20 @@ class TestCounts:
             "c": "GroupUnsatisfiable",
         }
         assert "2 claims of its group may get up to 4" in annotations(store, "a")["message"]
-        assert "claim default/a may not have its devices: quota" in annotations(store, "c")["message"]
+        assert "claim default/a cannot have its devices: quota" in annotations(store, "c")["message"]
 
     def test_a_machine_waits_with_its_claims_and_says_why(self, store: SQLiteStore) -> None:
         small = machine("web", "1", "1Gi")
         small["spec"]["claims"] = ["a", "b"]
         fill(store, host("n", cpus=4), gpu_pool(devices=8), gpu_class(), limit(1), gpu_claim("a"), gpu_claim("b"))
         fill(store, small)
-        Allocator(store).round()
-        assert placed(store) == {}
+        DeviceClaimAllocator(store).round()
+        assert node_by_machine(store) == {}
         assert (held(store, "a"), held(store, "b")) == ([], [])
         assert "quota default/compute allows 1 device of class gpu" in status(store, "web")["message"]
         store.replace({**store.get("ResourceQuota", "default", "compute"), "spec": limit(2)["spec"]})
-        Allocator(store).round()
-        assert (placed(store), len(held(store, "a")), len(held(store, "b"))) == ({"web": "n"}, 1, 1)
+        DeviceClaimAllocator(store).round()
+        assert (node_by_machine(store), len(held(store, "a")), len(held(store, "b"))) == ({"web": "n"}, 1, 1)
 
     @pytest.mark.parametrize(
         ("detail", "most"),
@@ -228,34 +229,34 @@ class TestCounts:
         )
         read = decode(claim("a", detail)).object
         assert isinstance(read, DeviceClaim)
-        assert quota.most(read, "gpu", classes) == most
-        assert quota.most(read, "watch", classes) == 0, "admin access counts nothing"
+        assert quota.max_devices(read, "gpu", classes) == most
+        assert quota.max_devices(read, "watch", classes) == 0, "admin access counts nothing"
 
     def test_who_asks_for_an_open_number_is_told_to_say_one(self, store: SQLiteStore) -> None:
         fill(store, gpu_class(), limit(8), claim("a", {"deviceClass": "gpu", "requests": {"memory": "1Gi"}}))
-        Allocator(store).round()
+        DeviceClaimAllocator(store).round()
         assert annotations(store, "a")["message"] == (
             "spec.claims[0]: quota default/compute counts devices of class gpu, "
-            "so limits.count must say how many it may get at most"
+            "so limits.count must set how many it may get at most"
         )
 
     @pytest.mark.parametrize("most", ["many", -1, None, [], {"a": 1}])
     def test_a_quota_that_cannot_be_read_allows_nothing(self, store: SQLiteStore, most: object) -> None:
         fill(store, gpu_pool(), gpu_class(), limit(most), gpu_claim("a"))
-        Allocator(store).round()
+        DeviceClaimAllocator(store).round()
         assert reason(store, "a") == "QuotaExceeded"
 
     @pytest.mark.parametrize("status", [{"hard": 1, "used": []}, {"used": None}])
     def test_a_status_that_cannot_be_read_is_written_anew(self, store: SQLiteStore, status: Any) -> None:
         fill(store, gpu_pool(), gpu_class(), limit(1), gpu_claim("a"))
         store.replace_status({**store.get("ResourceQuota", "default", "compute"), "status": status})
-        Allocator(store).round()
+        DeviceClaimAllocator(store).round()
         assert store.get("ResourceQuota", "default", "compute")["status"]["used"] == {COUNTED: "1"}
 
     @pytest.mark.parametrize("spec", ["x", None, {"hard": "x"}, {"hard": None}])
     def test_a_quota_that_says_nothing_bounds_nothing(self, store: SQLiteStore, spec: Any) -> None:
         fill(store, gpu_pool(), gpu_class(), {**limit(0), "spec": spec}, gpu_claim("a"))
-        Allocator(store).round()
+        DeviceClaimAllocator(store).round()
         assert len(held(store, "a")) == 1
 
     def test_quotas_of_pods_and_what_others_count_are_left_alone(self, store: SQLiteStore) -> None:
@@ -264,16 +265,16 @@ class TestCounts:
         fill(store, gpu_pool(), gpu_class(), limit(1), scoped, gpu_claim("a"))
         theirs = store.get("ResourceQuota", "default", "compute")
         store.replace_status({**theirs, "status": {"hard": {"pods": "10"}, "used": {"pods": "7"}}})
-        Allocator(store).round()
+        DeviceClaimAllocator(store).round()
         assert len(held(store, "a")) == 1
-        found = store.get("ResourceQuota", "default", "compute")["status"]
-        assert found == {"hard": {"pods": "10", COUNTED: "1"}, "used": {"pods": "7", COUNTED: "1"}}
+        stored = store.get("ResourceQuota", "default", "compute")["status"]
+        assert stored == {"hard": {"pods": "10", COUNTED: "1"}, "used": {"pods": "7", COUNTED: "1"}}
 
     def test_no_choice_of_claims_gets_more_than_is_allowed(self, store: SQLiteStore) -> None:
         """Random claims come and go; what is held never exceeds a quota, and what fits in it is not refused for it."""
         random = Random("counts")
         fill(store, gpu_pool(devices=40), gpu_class(), gpu_class("nic"), limit(7), limit(4, "nic", name="net"))
-        allocator = Allocator(store)
+        allocator = DeviceClaimAllocator(store)
         refusals = 0
         for step in range(25):
             for number in range(random.randrange(3)):
@@ -302,15 +303,17 @@ class TestCounts:
                 assert annotations(store, one["metadata"]["name"])["reason"] in ("QuotaExceeded", "GroupUnsatisfiable")
                 if "annotations" in one["metadata"] and "devalloc.io/group" in one["metadata"]["annotations"]:
                     continue
-                asked = {
+                requested = {
                     name: sum(e["requests"]["count"] for e in one["spec"]["claims"] if e["deviceClass"] == name)
                     for name in count
                 }
-                assert count["gpu"] + asked["gpu"] > 7 or count["nic"] + asked["nic"] > 4, one["metadata"]["name"]
+                assert count["gpu"] + requested["gpu"] > 7 or count["nic"] + requested["nic"] > 4, one["metadata"][
+                    "name"
+                ]
         assert refusals > 5
 
     def test_solving_files_counts_as_well(self) -> None:
-        from devalloc.controller.placing import solve_with_machines
+        from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
 
         answer = solve_with_machines([gpu_pool(), gpu_class(), limit(1), gpu_claim("a"), gpu_claim("b")])
         assert [(one["name"], one["allocated"], one["reason"]) for one in answer["claims"]] == [
@@ -320,15 +323,15 @@ class TestCounts:
         assert answer["problems"] == []
 
     def test_without_quotas_the_solver_is_asked_once_and_of_everything(self) -> None:
-        asked = []
+        calls = []
 
         def solve(documents: list[Object]) -> Object:
-            asked.append(documents)
+            calls.append(documents)
             return solve_manifests(documents)
 
         documents = [gpu_pool(), gpu_class(), gpu_claim("a"), space("default")]
-        gate.answered(documents, solve)
-        assert asked == [documents[:3]], "but of what is nothing to it"
+        admission.solve_admitted(documents, solve)
+        assert calls == [documents[:3]], "but of what is nothing to it"
 
 
 class TestAdminAccess:
@@ -340,12 +343,12 @@ class TestAdminAccess:
         return store
 
     def test_everywhere_unless_asked_for(self, watched: SQLiteStore) -> None:
-        Allocator(watched).round()
+        DeviceClaimAllocator(watched).round()
         assert held(watched, "w") == ["p/d0", "p/d1"]
 
     def test_in_labelled_namespaces_only(self, watched: SQLiteStore) -> None:
         fill(watched, space("default", **{"devalloc.io/admin-access": "yes"}))
-        allocator = Allocator(watched, settings=LABELLED)
+        allocator = DeviceClaimAllocator(watched, settings=LABELLED)
         allocator.round()
         assert {name: reason(watched, name) for name in "wva"} == {
             "w": "AdminAccessDenied",
@@ -353,8 +356,8 @@ class TestAdminAccess:
             "a": "GroupUnsatisfiable",
         }
         assert annotations(watched, "w")["message"] == (
-            "class watch has admin access, which namespace default is not for; "
-            'an admin labels it devalloc.io/admin-access: "true"'
+            "class watch gives admin access, which namespace default does not allow; "
+            'an admin must label it devalloc.io/admin-access: "true"'
         )
         labelled = watched.get("Namespace", None, "default")
         metadata = {**labelled["metadata"], "labels": {"devalloc.io/admin-access": "true"}}
@@ -363,12 +366,12 @@ class TestAdminAccess:
         assert [len(held(watched, name)) for name in "wva"] == [2, 1, 1]
 
     def test_who_has_it_keeps_it(self, watched: SQLiteStore) -> None:
-        Allocator(watched).round()
-        Allocator(watched, settings=LABELLED).round()
+        DeviceClaimAllocator(watched).round()
+        DeviceClaimAllocator(watched, settings=LABELLED).round()
         assert (len(held(watched, "w")), reason(watched, "w")) == (2, None)
 
     def test_a_namespace_that_is_not_known_is_not_labelled(self, watched: SQLiteStore) -> None:
-        Allocator(watched, settings=LABELLED).round()
+        DeviceClaimAllocator(watched, settings=LABELLED).round()
         assert reason(watched, "w") == "AdminAccessDenied"
 
 
@@ -391,7 +394,7 @@ class TestWhatWakes:
         self, store: SQLiteStore, before: Object, after: Object | None, wakes: bool
     ) -> None:
         fill(store, before)
-        allocator = Allocator(store, settings=AllocateSettings(resync=0.01))
+        allocator = DeviceClaimAllocator(store, settings=AllocatorSettings(resync=0.01))
         allocator.round()
         event = Event(EventType.DELETED if after is None else EventType.MODIFIED, after or before, "99")
         assert allocator._matters(event) is wakes
@@ -412,7 +415,7 @@ class TestWhatWakes:
             if used(store) == {"gpu": "0"}:
                 stop.set()
 
-        loop = Allocator(store, settings=AllocateSettings(resync=3600), solve=solve, progress=progress)
+        loop = DeviceClaimAllocator(store, settings=AllocatorSettings(resync=3600), solve=solve, progress=progress)
         thread = threading.Thread(target=loop.run, args=(stop,), daemon=True)
         thread.start()
         thread.join(60)
@@ -432,7 +435,7 @@ class TestWhatWakes:
             elif held(store, "a"):
                 stop.set()
 
-        loop = Allocator(store, settings=AllocateSettings(resync=60), progress=progress)
+        loop = DeviceClaimAllocator(store, settings=AllocatorSettings(resync=60), progress=progress)
         thread = threading.Thread(target=loop.run, args=(stop,), daemon=True)
         thread.start()
         thread.join(60)

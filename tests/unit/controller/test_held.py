@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from devalloc.controller.allocate import Allocator
-from devalloc.controller.release import InUse, release
+from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
+from devalloc.controller.release import InUse, release_claim
 from devalloc.store import NotFound
 from devalloc.store.sqlite import SQLiteStore
-from tests.support.fleets import annotations, fill, gpu_claim, gpu_class, gpu_pool, held, owners
+from tests.support.fleet_manifests import annotations, fill, gpu_claim, gpu_class, gpu_pool, held, owners
 
 Object = dict[str, Any]
 
@@ -19,7 +19,7 @@ Object = dict[str, Any]
 class TestWhatIsAllocatedStays:
     def test_an_edit_is_reported_and_ignored_until_release(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=2), gpu_class(), gpu_claim("a"))
-        allocator = Allocator(store)
+        allocator = DeviceClaimAllocator(store)
         allocator.round()
         edited = store.get("DeviceClaim", "default", "a")
         original = edited["spec"]
@@ -33,7 +33,7 @@ class TestWhatIsAllocatedStays:
         allocator.round()
         assert "reason" not in annotations(store, "a")
         store.replace({**store.get("DeviceClaim", "default", "a"), "spec": edited["spec"]})
-        assert release(store, "default", "a") == "released"
+        assert release_claim(store, "default", "a") == "released"
         allocator.round()
         assert held(store, "a") == ["p/d0", "p/d1"]
 
@@ -42,7 +42,7 @@ class TestWhatIsAllocatedStays:
     )
     def test_no_edit_frees_what_is_held(self, store: SQLiteStore, edit: Any) -> None:
         fill(store, gpu_pool(devices=1), gpu_class(), gpu_class("observer", adminAccess=True), gpu_claim("a"))
-        allocator = Allocator(store)
+        allocator = DeviceClaimAllocator(store)
         allocator.round()
         store.replace({**store.get("DeviceClaim", "default", "a"), "spec": edit})
         store.create(gpu_claim("b", priority="9"))
@@ -55,7 +55,7 @@ class TestWhatIsAllocatedStays:
     @pytest.mark.parametrize("amount", ["-5", "junk"])
     def test_an_amount_that_cannot_be_is_told_and_frees_nothing(self, store: SQLiteStore, amount: str) -> None:
         fill(store, gpu_pool(devices=1), gpu_class(), gpu_claim("a"))
-        allocator = Allocator(store)
+        allocator = DeviceClaimAllocator(store)
         allocator.round()
         share = {"devicePoolName": "p", "deviceName": "d0", "allocations": [{"name": "mem", "allocation": amount}]}
         store.replace_status({**store.get("DeviceClaim", "default", "a"), "status": {"allocations": [share]}})
@@ -68,7 +68,7 @@ class TestWhatIsAllocatedStays:
 
     def test_admin_access_given_to_its_class_later_does_not_free_it(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=1), gpu_class(), gpu_class("other"), gpu_claim("a"))
-        allocator = Allocator(store)
+        allocator = DeviceClaimAllocator(store)
         allocator.round()
         store.replace({**store.get("DeviceClass", None, "gpu"), "spec": {"adminAccess": True}})
         waiting = gpu_claim("b")
@@ -78,7 +78,7 @@ class TestWhatIsAllocatedStays:
         assert owners(store) == {"p/d0": 1}
         assert held(store, "a") == ["p/d0"]
         assert "reason" not in annotations(store, "a")
-        release(store, "default", "a")
+        release_claim(store, "default", "a")
         allocator.round()
         assert (held(store, "a"), held(store, "b")) == (["p/d0"], ["p/d0"])  # a only observes now
         assert annotations(store, "a")["admin-classes"] == '["gpu"]'
@@ -90,7 +90,7 @@ class TestWhatIsAllocatedStays:
         looks = gpu_claim("looks", count=2)
         looks["spec"]["claims"][0]["deviceClass"] = "admin"
         fill(store, gpu_pool(devices=2), gpu_class(), gpu_class("admin", adminAccess=True), looks)
-        allocator = Allocator(store)
+        allocator = DeviceClaimAllocator(store)
         allocator.round()
         if spec is None:
             store.delete("DeviceClass", None, "admin")
@@ -100,14 +100,14 @@ class TestWhatIsAllocatedStays:
         assert allocator.round().available == 0
         assert held(store, "a") == held(store, "looks") == ["p/d0", "p/d1"]
         assert "reason" not in annotations(store, "looks")
-        release(store, "default", "looks")
+        release_claim(store, "default", "looks")
         allocator.round()
         assert held(store, "looks") == [], "it is a claim like others now"
 
     @pytest.mark.parametrize("nonsense", ['{"claims":[{"deviceClass":["gpu"]}]}', "[1,", '"gpu"', "null"])
     def test_whatever_is_written_over_its_notes_stops_nobody(self, store: SQLiteStore, nonsense: str) -> None:
         fill(store, gpu_pool(devices=2), gpu_class(), gpu_claim("a"))
-        allocator = Allocator(store)
+        allocator = DeviceClaimAllocator(store)
         allocator.round()
         claim = store.get("DeviceClaim", "default", "a")
         notes = {"devalloc.io/allocated-spec": nonsense, "devalloc.io/admin-classes": nonsense}
@@ -119,7 +119,7 @@ class TestWhatIsAllocatedStays:
 
     def test_a_lost_device_is_a_condition_until_it_is_back(self, store: SQLiteStore) -> None:
         clock = [datetime(2026, 1, 1, tzinfo=UTC)]
-        allocator = Allocator(store, now=lambda: clock[0])
+        allocator = DeviceClaimAllocator(store, now=lambda: clock[0])
         pool = gpu_pool(devices=2)
         fill(store, pool, gpu_class(), gpu_claim("a", count=2))
         allocator.round()
@@ -154,34 +154,34 @@ class TestWhatIsAllocatedStays:
 class TestRelease:
     def test_clears_the_allocation_and_keeps_the_claim(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(), gpu_class(), gpu_claim("a", priority="3"))
-        Allocator(store).round()
-        assert release(store, "default", "a") == "released"
+        DeviceClaimAllocator(store).round()
+        assert release_claim(store, "default", "a") == "released"
         after = store.get("DeviceClaim", "default", "a")
         assert "status" not in after
         assert annotations(store, "a") == {"priority": "3"}
-        assert release(store, "default", "a") == "held nothing"
+        assert release_claim(store, "default", "a") == "held nothing"
 
     def test_frees_the_devices_for_the_next(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=1), gpu_class(), gpu_claim("a"))
-        allocator = Allocator(store)
+        allocator = DeviceClaimAllocator(store)
         allocator.round()
         store.create(gpu_claim("b", priority="1"))
         allocator.round()
         assert held(store, "b") == []  # priority does not preempt
-        release(store, "default", "a")
+        release_claim(store, "default", "a")
         allocator.round()
         assert (held(store, "a"), held(store, "b")) == ([], ["p/d0"])
 
     def test_refuses_while_somebody_uses_it(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(), gpu_class(), gpu_claim("a"))
-        Allocator(store).round()
+        DeviceClaimAllocator(store).round()
         obj = store.get("DeviceClaim", "default", "a")
         store.replace_status({**obj, "status": {**obj["status"], "podNames": ["vm-1"]}})
         with pytest.raises(InUse, match="vm-1"):
-            release(store, "default", "a")
+            release_claim(store, "default", "a")
         assert held(store, "a") == ["p/d0"]
-        assert release(store, "default", "a", force=True) == "released"
+        assert release_claim(store, "default", "a", force=True) == "released"
 
     def test_a_claim_that_is_not_there(self, store: SQLiteStore) -> None:
         with pytest.raises(NotFound):
-            release(store, "default", "a")
+            release_claim(store, "default", "a")

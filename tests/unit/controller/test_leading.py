@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from devalloc.api.meta import LEADER
-from devalloc.controller.leading import Controller, Loop
-from devalloc.controller.lease import Lease, Lost
+from devalloc.controller.leader.election import LeaderElection, Loop
+from devalloc.controller.leader.lease import Lease, LeaseLost
 from devalloc.store import NotFound, Unavailable
 from devalloc.store.sqlite import SQLiteStore
-from tests.support.faketree import memory_folder
-from tests.support.fleets import fill, gpu_claim
+from tests.support.fake_tree import memory_folder
+from tests.support.fleet_manifests import fill, gpu_claim
 from tests.support.waiting import until
 
 NAME, NAMESPACE = "devalloc-controller", "devalloc-system"
@@ -48,7 +48,7 @@ class Bed:
     def clock(self) -> float:
         return time.monotonic() + self.offset
 
-    def controller(self, holder: str, *loops: Loop, seconds: float = 3.0) -> Controller:
+    def controller(self, holder: str, *loops: Loop, seconds: float = 3.0) -> LeaderElection:
         lease = Lease(
             SQLiteStore(self.path), holder, NAME, namespace=NAMESPACE, seconds=seconds, deadline=seconds * 2 / 3,
             clock=self.clock,
@@ -58,9 +58,9 @@ class Bed:
             self.log.append(f"{holder} leads")
             return {str(number): loop for number, loop in enumerate(loops or (waits,))}
 
-        return Controller(lease, Shared(self.path, self.log), made, on_state=self.said, grace=20)
+        return LeaderElection(lease, Shared(self.path, self.log), made, on_state=self.log_state, grace=20)
 
-    def said(self, state: str, text: str) -> None:
+    def log_state(self, state: str, text: str) -> None:
         self.log.append(state)
 
     def lease(self) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def bed() -> Iterator[Bed]:
 class Run:
     """A controller in a thread, and how it ended."""
 
-    def __init__(self, controller: Controller) -> None:
+    def __init__(self, controller: LeaderElection) -> None:
         self.controller = controller
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._run)
@@ -103,7 +103,7 @@ class Run:
 
 
 @contextmanager
-def running(controller: Controller) -> Iterator[Run]:
+def running(controller: LeaderElection) -> Iterator[Run]:
     run = Run(controller)
     try:
         yield run
@@ -131,7 +131,7 @@ def test_the_other_stands_by_and_leads_when_the_first_one_stops(bed: Bed) -> Non
         with running(first):
             until(lambda: "leading" in (first.state, second.state))
             leads, stands = (first, second) if first.state == "leading" else (second, first)
-            until(lambda: "held by" in stands.told)
+            until(lambda: "held by" in stands.summary)
             assert stands.state == "waiting"
             leads.stop()
             until(lambda: stands.state == "leading")
@@ -145,7 +145,7 @@ def test_one_that_stood_still_ends(bed: Bed) -> None:
         bed.offset += 60
         assert not controller.lease.is_valid, "by its clock, before anybody has told it"
         run.ended()
-    assert isinstance(run.error, Lost)
+    assert isinstance(run.error, LeaseLost)
     assert bed.holder() == "first", "it gives nothing back: it may be another's"
 
 
@@ -153,10 +153,10 @@ def test_one_whose_lease_another_took_ends(bed: Bed) -> None:
     controller = bed.controller("first")
     with running(controller) as run:
         until(lambda: controller.state == "leading")
-        found = bed.own.get("Lease", NAMESPACE, NAME)
-        bed.own.replace({**found, "spec": {**found["spec"], "holderIdentity": "other"}})
+        current = bed.own.get("Lease", NAMESPACE, NAME)
+        bed.own.replace({**current, "spec": {**current["spec"], "holderIdentity": "other"}})
         run.ended()
-    assert isinstance(run.error, Lost)
+    assert isinstance(run.error, LeaseLost)
     assert bed.holder() == "other"
 
 
@@ -170,7 +170,7 @@ def test_a_lease_that_cannot_be_renewed_in_time_is_lost(bed: Bed) -> None:
 
         controller.lease._store.replace = away  # type: ignore
         run.ended()
-    assert isinstance(run.error, Lost)
+    assert isinstance(run.error, LeaseLost)
 
 
 def test_the_lease_is_given_back_only_after_all_loops_have_ended(bed: Bed) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from devalloc.controller.lease import Lease, Lost
+from devalloc.controller.leader.lease import Lease, LeaseLost
 from devalloc.store import Listing, Object, Unavailable
 from devalloc.store.sqlite import SQLiteStore
-from tests.support.faketree import memory_folder
+from tests.support.fake_tree import memory_folder
 
 NAMESPACE = "devalloc-system"
 
@@ -77,7 +77,7 @@ def test_its_holder_takes_it_for_lost_before_another_takes_it(store: Slow) -> No
     two.now = 5015.1
     assert second.take()
     assert (first.transitions, second.transitions) == (0, 1)
-    with pytest.raises(Lost, match="devalloc-system/devalloc-controller"):
+    with pytest.raises(LeaseLost, match="devalloc-system/devalloc-controller"):
         first.renew()
     assert not first.is_valid
 
@@ -164,12 +164,12 @@ def test_one_whose_taking_was_answered_by_nobody_is_taken_again(store: Slow) -> 
 def test_a_label_on_it_takes_it_from_nobody(store: Slow) -> None:
     first = lease(store, "first", Clock())
     assert first.take()
-    found = store.store.get("Lease", NAMESPACE, "devalloc-controller")
-    store.store.replace({**found, "metadata": {**found["metadata"], "labels": {"team": "a"}}})
+    current = store.store.get("Lease", NAMESPACE, "devalloc-controller")
+    store.store.replace({**current, "metadata": {**current["metadata"], "labels": {"team": "a"}}})
     first.renew()
-    kept = store.store.get("Lease", NAMESPACE, "devalloc-controller")
-    assert kept["metadata"]["labels"] == {"team": "a"}
-    assert kept["spec"]["acquireTime"] <= kept["spec"]["renewTime"]
+    renewed = store.store.get("Lease", NAMESPACE, "devalloc-controller")
+    assert renewed["metadata"]["labels"] == {"team": "a"}
+    assert renewed["spec"]["acquireTime"] <= renewed["spec"]["renewTime"]
 
 
 def test_a_renewal_is_one_write_and_no_read(store: Slow) -> None:
@@ -186,7 +186,7 @@ def test_one_that_was_deleted_is_lost_and_can_be_taken(store: Slow) -> None:
     first, second = lease(store, "first", clock), lease(store, "second", clock)
     assert first.take()
     store.store.delete("Lease", NAMESPACE, "devalloc-controller")
-    with pytest.raises(Lost):
+    with pytest.raises(LeaseLost):
         first.renew()
     assert second.take()
 

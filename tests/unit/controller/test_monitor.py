@@ -14,17 +14,16 @@ from unittest.mock import Mock
 import pytest
 
 from devalloc.api import cordon
-from devalloc.controller import monitor
-from devalloc.controller.metrics import MOST_NAMESPACES, Metrics
-from devalloc.controller.monitor import Monitor
-from devalloc.controller.overview import overview
-from devalloc.controller.recorder import Recorder
-from devalloc.controller.sight import Seen
-from devalloc.controller.told import Told
+from devalloc.controller import fleet_monitor
+from devalloc.controller.fleet_monitor import FleetMonitor
+from devalloc.controller.metrics import MAX_NAMESPACES, ControllerMetrics
+from devalloc.controller.overview import build_overview
+from devalloc.controller.overview.cache import CachedOverview
+from devalloc.controller.reconcile.events import EventRecorder, ObjectEvent
 from devalloc.store import Listing
 from tests.support.fake_kube import FakeClient, FakeKube
-from tests.support.fleets import gpu_claim, gpu_class, gpu_pool
-from tests.support.resource_api import device, resource_claim, slice_of
+from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
+from tests.support.resource_manifests import device, resource_claim, slice_of
 from tests.support.waiting import until
 from tests.unit.controller.test_cluster import running
 
@@ -35,14 +34,14 @@ CLAIMS = {
     "DeviceClaim": f"{POOLS}/namespaces/default/deviceclaims",
     "ResourceClaim": f"{SLICES}/namespaces/default/resourceclaims",
 }
-PAUSE = monitor.PAUSE
+PAUSE = fleet_monitor.MIN_PAUSE
 NOW = datetime(2026, 1, 1, 0, 0, 30, tzinfo=UTC)
 
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monitor, "SECONDS", 0.05)
-    monkeypatch.setattr(monitor, "PAUSE", 0.04)
+    monkeypatch.setattr(fleet_monitor, "INTERVAL_SECONDS", 0.05)
+    monkeypatch.setattr(fleet_monitor, "MIN_PAUSE", 0.04)
 
 
 def holder(kind: str, name: str) -> Object:
@@ -66,8 +65,8 @@ def values(text: str) -> dict[str, float]:
 
 def events(kube: FakeKube, reason: str) -> list[tuple[str, str]]:
     with kube.changed:
-        found = [obj for path, obj in kube.objects.items() if "/events/" in path and obj["reason"] == reason]
-    return sorted((each["regarding"]["kind"], each["regarding"]["name"]) for each in found)
+        matches = [obj for path, obj in kube.objects.items() if "/events/" in path and obj["reason"] == reason]
+    return sorted((each["regarding"]["kind"], each["regarding"]["name"]) for each in matches)
 
 
 @pytest.mark.parametrize(("kind", "dialect"), [("DeviceClaim", "DevicePool"), ("ResourceClaim", "ResourceSlice")])
@@ -88,8 +87,8 @@ def test_two_owners_are_an_event_on_both_and_a_metric(kind: str, dialect: str) -
         until(lambda: owners() == 1.0)
         until(lambda: events(kube, "SeveralOwners") == [(kind, "a"), (kind, "b")])
         with kube.changed:
-            told = [obj for path, obj in kube.objects.items() if "/events/" in path and "series" not in obj]
-        notes = {each["regarding"]["uid"]: each["note"] for each in told if each["reason"] == "SeveralOwners"}
+            warnings = [obj for path, obj in kube.objects.items() if "/events/" in path and "series" not in obj]
+        notes = {each["regarding"]["uid"]: each["note"] for each in warnings if each["reason"] == "SeveralOwners"}
         assert notes.keys() == {first["metadata"]["uid"], second["metadata"]["uid"]}, "each once"
         assert all("device p/d0 has several owners" in note for note in notes.values())
         assert all(f"{kind} default/a and {kind} default/b" in note for note in notes.values())
@@ -100,16 +99,16 @@ def test_two_owners_are_an_event_on_both_and_a_metric(kind: str, dialect: str) -
         until(lambda: owners() == 0.0)
 
 
-class Recorded(list[Told]):
+class Recorded(list[ObjectEvent]):
     """Events that were recorded."""
 
     def record(self, happened: Any) -> None:
         self.extend(happened)
 
     def take(self) -> list[tuple[str, str]]:
-        found = [(each.reason, each.regarding["name"]) for each in self]
+        taken = [(each.reason, each.regarding["name"]) for each in self]
         self.clear()
-        return found
+        return taken
 
 
 class Objects:
@@ -123,51 +122,51 @@ class Objects:
 
 
 def test_an_alarm_is_told_once_until_it_changes() -> None:
-    store, told = Objects(), Recorded()
+    store, events = Objects(), Recorded()
 
-    def look() -> Seen:
-        return Seen("1", overview(store.objects), NOW)
+    def look() -> CachedOverview:
+        return CachedOverview("1", build_overview(store.objects), NOW)
 
-    watching = Monitor(look, (store,), told.record)  # type: ignore[arg-type]
+    watching = FleetMonitor(look, (store,), events.record)  # type: ignore[arg-type]
     store.objects = [gpu_pool(), holder("DeviceClaim", "a"), holder("DeviceClaim", "b")]
     watching.look()
-    assert told.take() == [("SeveralOwners", "a"), ("SeveralOwners", "b")]
+    assert events.take() == [("SeveralOwners", "a"), ("SeveralOwners", "b")]
     watching.look()
-    assert told.take() == []
+    assert events.take() == []
     store.objects.append(holder("DeviceClaim", "c"))
     watching.look()
-    assert told.take() == [("SeveralOwners", name) for name in "abc"]
+    assert events.take() == [("SeveralOwners", name) for name in "abc"]
     pair = store.objects
     store.objects = pair[:2]
     watching.look()
-    assert told.take() == []
+    assert events.take() == []
     store.objects = pair[:3]
     watching.look()
-    assert told.take() == [("SeveralOwners", "a"), ("SeveralOwners", "b")], "it began anew"
+    assert events.take() == [("SeveralOwners", "a"), ("SeveralOwners", "b")], "it began anew"
 
 
 def test_an_alarm_that_could_not_be_told_is_told_at_the_next_look() -> None:
-    store, told = Objects(), Recorded()
+    store, events = Objects(), Recorded()
     store.objects = [gpu_pool(), holder("DeviceClaim", "a"), holder("DeviceClaim", "b")]
-    seen = Seen("1", overview(store.objects), NOW)
-    records = iter((0, told.record))
+    seen = CachedOverview("1", build_overview(store.objects), NOW)
+    records = iter((0, events.record))
 
     def record(happened: Any) -> None:
         next(records)(happened)  # type: ignore[operator]
 
-    watching = Monitor(lambda: seen, (store,), record)  # type: ignore[arg-type]
+    watching = FleetMonitor(lambda: seen, (store,), record)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         watching.look()
     assert watching.seen is seen
     watching.look()
-    assert told.take() == [("SeveralOwners", "a"), ("SeveralOwners", "b")]
+    assert events.take() == [("SeveralOwners", "a"), ("SeveralOwners", "b")]
 
 
 def test_an_alarm_that_cannot_be_told_is_logged_once_until_it_changes(caplog: pytest.LogCaptureFixture) -> None:
     store = Objects()
 
-    def look() -> Seen:
-        return Seen("1", overview(store.objects), NOW)
+    def look() -> CachedOverview:
+        return CachedOverview("1", build_overview(store.objects), NOW)
 
     def logged(times: int) -> int:
         caplog.clear()
@@ -176,7 +175,7 @@ def test_an_alarm_that_cannot_be_told_is_logged_once_until_it_changes(caplog: py
                 watching.look()
         return len(caplog.messages)
 
-    watching = Monitor(look, (store,), Mock(side_effect=RuntimeError))  # type: ignore[arg-type]
+    watching = FleetMonitor(look, (store,), Mock(side_effect=RuntimeError))  # type: ignore[arg-type]
     pair = [gpu_pool(), holder("DeviceClaim", "a"), holder("DeviceClaim", "b")]
     store.objects = pair
     assert logged(3) == 1
@@ -188,13 +187,13 @@ def test_an_alarm_that_cannot_be_told_is_logged_once_until_it_changes(caplog: py
 
 @pytest.mark.parametrize("kind", CLAIMS)
 def test_an_alarm_names_no_claims_of_other_namespaces_on_a_claim(kind: str) -> None:
-    store, told = Objects(), Recorded()
-    mine, other = holder(kind, "mine"), holder(kind, "secret-" + "x" * 200)
+    store, events = Objects(), Recorded()
+    own_claim, other = holder(kind, "mine"), holder(kind, "secret-" + "x" * 200)
     other["metadata"]["namespace"] = "team-b"
     pool = gpu_pool() if kind == "DeviceClaim" else slice_of("p", device("d0"))
-    store.objects = [pool, mine, other]
-    Monitor(lambda: Seen("1", overview(store.objects), NOW), (store,), told.record).look()  # type: ignore[arg-type]
-    notes = {each.regarding.get("namespace", "default"): each.note for each in told}
+    store.objects = [pool, own_claim, other]
+    FleetMonitor(lambda: CachedOverview("1", build_overview(store.objects), NOW), (store,), events.record).look()  # type: ignore[arg-type]
+    notes = {each.regarding.get("namespace", "default"): each.note for each in events}
     assert "a claim of another namespace" in notes["default"]
     assert "secret" not in notes["default"]
     assert f"{kind} team-b/secret-" in notes["team-b"]
@@ -203,13 +202,17 @@ def test_an_alarm_names_no_claims_of_other_namespaces_on_a_claim(kind: str) -> N
 
 @pytest.mark.parametrize(
     ("busy", "waited"),
-    [((), monitor.PAUSE), ((True,) * 12, 4 * monitor.PAUSE), ((True,) * 1000, monitor.MOST_DELAY)],
+    [
+        ((), fleet_monitor.MIN_PAUSE),
+        ((True,) * 12, 4 * fleet_monitor.MIN_PAUSE),
+        ((True,) * 1000, fleet_monitor.MAX_DELAY),
+    ],
     ids=["idle", "after a round", "rounds without end"],
 )
 def test_it_looks_between_rounds_but_not_for_ever(
     busy: tuple[bool, ...], waited: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(monitor, "PAUSE", PAUSE)
+    monkeypatch.setattr(fleet_monitor, "MIN_PAUSE", PAUSE)
     states, seconds, before = iter(busy), list[float](), list[float]()
 
     class Stop(threading.Event):
@@ -219,12 +222,12 @@ def test_it_looks_between_rounds_but_not_for_ever(
 
     stop = Stop()
 
-    def look() -> Seen:
+    def look() -> CachedOverview:
         before.append(sum(seconds))
         stop.set()
-        return Seen("1", overview([]), NOW)
+        return CachedOverview("1", build_overview([]), NOW)
 
-    Monitor(look, (), Mock(), is_busy=lambda: next(states, False)).run(stop)
+    FleetMonitor(look, (), Mock(), is_busy=lambda: next(states, False)).run(stop)
     assert before == [waited]
 
 
@@ -236,7 +239,7 @@ def test_it_does_not_look_when_it_is_stopped_in_a_pause() -> None:
         stop.set()
         return False
 
-    Monitor(look, (), Mock(), is_busy=is_busy).run(stop)
+    FleetMonitor(look, (), Mock(), is_busy=is_busy).run(stop)
     assert look.call_count == 0
 
 
@@ -246,7 +249,7 @@ def test_what_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
         until(lambda: cluster.monitor.seen is not None)
         looks: list[None] = []
 
-        def broken() -> Seen:
+        def broken() -> CachedOverview:
             looks.append(None)
             raise RuntimeError("broken")
 
@@ -259,13 +262,13 @@ def test_what_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shown(*documents: Object, leads: Callable[[], bool] = lambda: True, **more: Any) -> dict[str, float]:
-    recorder = Recorder(FakeClient(FakeKube()), "one")
-    seen = Seen("1", overview(documents), NOW)
-    return values(Metrics(leads, recorder, dict, seen=lambda: seen, **more).text().decode())
+    recorder = EventRecorder(FakeClient(FakeKube()), "one")
+    seen = CachedOverview("1", build_overview(documents), NOW)
+    return values(ControllerMetrics(leads, recorder, dict, seen=lambda: seen, **more).text().decode())
 
 
-def labelled(found: dict[str, float], name: str) -> dict[str, float]:
-    return {key.removeprefix(name): value for key, value in found.items() if key.startswith(f"{name}{{") and value}
+def labelled(metrics: dict[str, float], name: str) -> dict[str, float]:
+    return {key.removeprefix(name): value for key, value in metrics.items() if key.startswith(f"{name}{{") and value}
 
 
 def test_devices_of_both_dialects_are_counted_by_state() -> None:
@@ -273,9 +276,9 @@ def test_devices_of_both_dialects_are_counted_by_state() -> None:
     taint = {"key": "example.com/repair", "effect": "NoSchedule"}
     rule = {"deviceSelector": {"pool": "s", "device": "d2"}, "taint": taint}
     cordoned = gpu_pool("q", 2)
-    cordoned["metadata"]["annotations"] = cordon.cordoned(cordoned, None, "repair")
+    cordoned["metadata"]["annotations"] = cordon.cordon_annotations(cordoned, None, "repair")
     node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "m"}, "spec": {"unschedulable": True}}
-    found = shown(
+    metrics = shown(
         node,
         gpu_pool("o", 4, "m"),
         gpu_pool("p", 3),
@@ -285,7 +288,7 @@ def test_devices_of_both_dialects_are_counted_by_state() -> None:
         slice_of("t", "m", [device("d0"), device("d1", broken)]),
         {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceTaintRule", "metadata": {"name": "r"}, "spec": rule},
     )
-    assert labelled(found, "devalloc_devices_by_state") == {
+    assert labelled(metrics, "devalloc_devices_by_state") == {
         '{dialect="DevicePool",state="free"}': 2,
         '{dialect="DevicePool",state="held"}': 1,
         '{dialect="DevicePool",state="cordoned"}': 6,
@@ -296,14 +299,14 @@ def test_devices_of_both_dialects_are_counted_by_state() -> None:
 
 
 def test_pending_claims_are_counted_by_reason_and_namespace() -> None:
-    found = shown(
+    metrics = shown(
         gpu_claim("a", namespace="x", reason="DevicesInUse", message="m"),
         gpu_claim("b", namespace="x", reason="DevicesInUse", message="m"),
         gpu_claim("c", namespace="y"),
         gpu_claim("d", namespace="y", reason="written by somebody", message="m"),
         resource_claim("e", namespace="y"),
     )
-    assert labelled(found, "devalloc_pending_claims") == {
+    assert labelled(metrics, "devalloc_pending_claims") == {
         '{kind="DeviceClaim",namespace="x",reason="DevicesInUse"}': 2,
         '{kind="DeviceClaim",namespace="y",reason="Unanswered"}': 1,
         '{kind="DeviceClaim",namespace="y",reason="Other"}': 1,
@@ -312,35 +315,35 @@ def test_pending_claims_are_counted_by_reason_and_namespace() -> None:
 
 
 def test_however_many_namespaces_there_are_few_labels() -> None:
-    claims = [gpu_claim(f"c{i}", namespace=f"n{i}", reason=f"r{i}", message="m") for i in range(MOST_NAMESPACES + 20)]
-    found = labelled(shown(*claims, gpu_claim("more", namespace="n69")), "devalloc_pending_claims")
-    namespaces = {re.findall('namespace="(.*?)"', key)[0] for key in found}
-    assert len(namespaces) == MOST_NAMESPACES + 1
+    claims = [gpu_claim(f"c{i}", namespace=f"n{i}", reason=f"r{i}", message="m") for i in range(MAX_NAMESPACES + 20)]
+    by_label = labelled(shown(*claims, gpu_claim("more", namespace="n69")), "devalloc_pending_claims")
+    namespaces = {re.findall('namespace="(.*?)"', key)[0] for key in by_label}
+    assert len(namespaces) == MAX_NAMESPACES + 1
     assert {"n69", "(others)"} <= namespaces
-    assert sum(found.values()) == MOST_NAMESPACES + 21
+    assert sum(by_label.values()) == MAX_NAMESPACES + 21
 
 
 def test_who_stands_by_counts_nothing() -> None:
-    found = shown(gpu_pool(), gpu_claim("a"), leads=lambda: False)
-    assert not any(name.startswith(("devalloc_devices", "devalloc_pending")) for name in found)
-    assert found["devalloc_ready"] == 1
+    metrics = shown(gpu_pool(), gpu_claim("a"), leads=lambda: False)
+    assert not any(name.startswith(("devalloc_devices", "devalloc_pending")) for name in metrics)
+    assert metrics["devalloc_ready"] == 1
     assert shown(ready=lambda: False)["devalloc_ready"] == 0
 
 
 def test_how_long_claims_waited_for_their_devices() -> None:
     """From their creation, as the API server wrote it."""
-    found = Metrics(lambda: True, Recorder(FakeClient(FakeKube()), "one"), dict)
+    exporter = ControllerMetrics(lambda: True, EventRecorder(FakeClient(FakeKube()), "one"), dict)
     claim = gpu_claim("a")
     claim["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
-    found.allocated(claim, NOW)
-    found.allocated(claim, NOW - timedelta(minutes=1))  # by another clock
-    found.allocated(gpu_claim("b"), NOW)
+    exporter.allocated(claim, NOW)
+    exporter.allocated(claim, NOW - timedelta(minutes=1))  # by another clock
+    exporter.allocated(gpu_claim("b"), NOW)
     name = "devalloc_claim_allocation_seconds"
-    told = values(found.text().decode())
-    assert told[f'{name}_sum{{kind="DeviceClaim"}}'] == 30
-    assert told[f'{name}_count{{kind="DeviceClaim"}}'] == 2
-    assert told[f'{name}_bucket{{kind="DeviceClaim",le="10.0"}}'] == 1
-    assert told[f'{name}_count{{kind="ResourceClaim"}}'] == 0
+    metrics = values(exporter.text().decode())
+    assert metrics[f'{name}_sum{{kind="DeviceClaim"}}'] == 30
+    assert metrics[f'{name}_count{{kind="DeviceClaim"}}'] == 2
+    assert metrics[f'{name}_bucket{{kind="DeviceClaim",le="10.0"}}'] == 1
+    assert metrics[f'{name}_count{{kind="ResourceClaim"}}'] == 0
 
 
 def test_a_claim_that_is_given_devices_is_counted() -> None:

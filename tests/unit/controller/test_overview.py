@@ -11,44 +11,44 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devalloc.api.manifests import load
-from devalloc.cli.columns import header_and_rows
-from devalloc.controller.allocate import Allocator
-from devalloc.controller.overview import MAX_TEXT, UNREADABLE, Device, Overview, overview
+from devalloc.cli.render.columns import header_and_rows
+from devalloc.controller.overview import MAX_TEXT, UNREADABLE, DeviceSummary, Overview, build_overview
+from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store.sqlite import SQLiteStore
-from devalloc_solver.naming import natural
-from tests.support.fleets import fill, gpu_claim, gpu_class, gpu_pool
-from tests.support.overviews import adds_up, devices_of
+from devalloc_solver.problem.ordering import natural_key
+from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool
+from tests.support.overview_checks import adds_up, devices_of
 
 Object = dict[str, Any]
 EXAMPLES = sorted(path.parent for path in Path("examples").glob("*/pools.yaml"))
 
 
-def only_device(found: Overview, name: str) -> Device:
-    return next(device for _, device in devices_of(found) if device.name == name)
+def only_device(summary: Overview, name: str) -> DeviceSummary:
+    return next(device for _, device in devices_of(summary) if device.name == name)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_numbers_are_those_of_the_store_and_of_the_tables(store: SQLiteStore, example: Path) -> None:
     for manifest in load([example]).documents:
         store.create(manifest.content)
-    done = Allocator(store).round()
+    done = DeviceClaimAllocator(store).round()
     listed = store.list().objects
-    found = overview(listed)
-    adds_up(found)
-    assert found.is_settled
-    counts = found.counts
-    assert (counts.devices, counts.available, found.cards) == (done.devices, done.available, done.pools)
-    assert (found.pending, found.allocated) == (done.waiting, done.allocated)
+    summary = build_overview(listed)
+    adds_up(summary)
+    assert summary.is_settled
+    counts = summary.counts
+    assert (counts.devices, counts.available, summary.cards) == (done.devices, done.available, done.pools)
+    assert (summary.pending, summary.allocated) == (done.waiting, done.allocated)
     pools = [obj for obj in listed if obj["kind"] == "DevicePool"]
     headers, rows = header_and_rows("DevicePool", pools, wide=False, namespaces=False)
-    told = {row[0]: (row[headers.index("DEVICES")], row[headers.index("AVAILABLE")]) for row in rows}
-    cards = [card for node in found.nodes for card in node.cards]
-    assert told == {card.name: (str(card.counts.devices), str(card.counts.available)) for card in cards}
+    by_pool = {row[0]: (row[headers.index("DEVICES")], row[headers.index("AVAILABLE")]) for row in rows}
+    cards = [card for node in summary.nodes for card in node.cards]
+    assert by_pool == {card.name: (str(card.counts.devices), str(card.counts.available)) for card in cards}
     headers, rows = header_and_rows(
         "DeviceClaim", [obj for obj in listed if obj["kind"] == "DeviceClaim"], wide=True, namespaces=True
     )
     words = {(row[0] or "default", row[1]): (row[2].text, row[3], row[4], row[9]) for row in rows}
-    assert words == {(c.namespace, c.name): (c.state, c.wants, c.node, c.message) for c in found.claims}
+    assert words == {(c.namespace, c.name): (c.state, c.wants, c.node, c.message) for c in summary.claims}
 
 
 def test_each_state_of_a_device() -> None:
@@ -70,24 +70,24 @@ def test_each_state_of_a_device() -> None:
         ]
     }
     whole = {**gpu_claim("one"), "status": {"allocations": [{"devicePoolName": "card", "deviceName": "b"}]}}
-    found = overview([card, part, whole, gpu_class()])
-    adds_up(found)
-    assert {device.name: device.state for _, device in devices_of(found)} == {
+    summary = build_overview([card, part, whole, gpu_class()])
+    adds_up(summary)
+    assert {device.name: device.state for _, device in devices_of(summary)} == {
         "whole": "excluded",
         "a": "shared",
         "b": "held",
         "c": "free",
         "d": "unavailable",
     }
-    assert only_device(found, "d").why == "in use: qemu"
-    (holder,) = only_device(found, "a").holders
+    assert only_device(summary, "d").why == "in use: qemu"
+    (holder,) = only_device(summary, "a").holders
     assert (holder.kind, holder.namespace, holder.name, holder.amounts) == (
         "DeviceClaim",
         "default",
         "part",
         "memory 1Gi",
     )
-    assert not found.is_settled, "no status says a number yet"
+    assert not summary.is_settled, "no status says a number yet"
 
 
 def test_parts_follow_what_they_are_parts_of() -> None:
@@ -102,7 +102,7 @@ def test_parts_follow_what_they_are_parts_of() -> None:
         device("card", function="whole", pciBusID="0:0"),
         device("alone", function="vf", pciBusID="1:1", pfPciBusID="1:0"),
     ]
-    (node,) = overview([pool]).nodes
+    (node,) = build_overview([pool]).nodes
     assert [(each.name, each.level, each.what) for each in node.cards[0].devices] == [
         ("card", 0, "whole"),
         ("vf-9", 1, "vf"),
@@ -119,17 +119,17 @@ def test_devices_that_are_parts_of_each_other_are_there_once() -> None:
         pool["spec"]["devices"].append(
             {"name": name, "attributes": [{"name": k, "stringValue": v} for k, v in attributes.items()]}
         )
-    adds_up(overview([pool]))
+    adds_up(build_overview([pool]))
 
 
 def test_cordons_say_why() -> None:
     card, other = gpu_pool("card", devices=1), gpu_pool("other", devices=2)
     card["metadata"]["annotations"] = {"devalloc.io/cordoned-node": "ada: new disks"}
     other["metadata"]["annotations"] = {"devalloc.io/cordoned": '{"d1": "ada: smells"}'}
-    found = overview([card, other])
-    adds_up(found)
-    assert (found.nodes[0].cordoned, found.counts.unavailable) == ("ada: new disks", 2)
-    assert only_device(overview([other]), "d1").why == "cordoned: ada: smells"
+    summary = build_overview([card, other])
+    adds_up(summary)
+    assert (summary.nodes[0].cordoned, summary.counts.unavailable) == ("ada: new disks", 2)
+    assert only_device(build_overview([other]), "d1").why == "cordoned: ada: smells"
 
 
 def test_machines_tell_their_amounts_and_whose_claims_they_have(store: SQLiteStore) -> None:
@@ -145,28 +145,28 @@ def test_machines_tell_their_amounts_and_whose_claims_they_have(store: SQLiteSto
         },
         "status": {"phase": "Running", "permitted": {"cpus": "3"}, "observed": {"cpus": 2, "memory": "1Gi"}},
     }
-    found = overview([gpu_pool(), claim, machine, gpu_class()])
-    (web,) = found.machines
+    summary = build_overview([gpu_pool(), claim, machine, gpu_class()])
+    (web,) = summary.machines
     assert [(each.cpus, each.memory) for each in (web.wanted, web.permitted, web.applied, web.observed)] == [
         ("2", "1Gi"),
         ("3", ""),
         ("", ""),
         ("2", "1Gi"),
     ]
-    assert only_device(found, "d0").holders[0].machine == found.claims[0].machine == "web"
+    assert only_device(summary, "d0").holders[0].machine == summary.claims[0].machine == "web"
 
 
 def test_what_a_machine_is_kept_is_its_own(store: SQLiteStore) -> None:
     """Of the CPUs of a node: no claim that anybody wrote stands for it."""
     for manifest in load(["examples/placed-machines"]).documents:
         store.create(manifest.content)
-    Allocator(store).round()
-    found = overview(store.list().objects)
-    holders = [holder for _, device in devices_of(found) for holder in device.holders]
+    DeviceClaimAllocator(store).round()
+    summary = build_overview(store.list().objects)
+    holders = [holder for _, device in devices_of(summary) for holder in device.holders]
     keepers = {each.name for each in holders if each.kind == "VirtualMachine"}
     assert keepers
-    assert keepers <= {machine.name for machine in found.machines}
-    written = {claim.name for claim in found.claims}
+    assert keepers <= {machine.name for machine in summary.machines}
+    written = {claim.name for claim in summary.claims}
     assert all(each.name in written for each in holders if each.kind == "DeviceClaim")
 
 
@@ -177,15 +177,15 @@ def test_what_nobody_can_read_is_told_and_the_rest_is_shown() -> None:
     claim["metadata"]["annotations"] = {"devalloc.io/message": "m" * 9999 + "\x1b[31m", "devalloc.io/reason": "\u202e"}
     claim["spec"]["claims"] = [7]
     machine = {"apiVersion": "devalloc.io/v1alpha1", "kind": "VirtualMachine", "metadata": {"name": "m"}, "spec": 1}
-    found = overview([gpu_pool("good"), bad_pool, claim, machine])
-    adds_up(found)
-    assert [node.cards[0].name for node in found.nodes] == ["good"]
-    assert len(found.problems) == 3
-    assert "DevicePool bad: " in "".join(found.problems)
-    (odd,) = found.claims
+    summary = build_overview([gpu_pool("good"), bad_pool, claim, machine])
+    adds_up(summary)
+    assert [node.cards[0].name for node in summary.nodes] == ["good"]
+    assert len(summary.problems) == 3
+    assert "DevicePool bad: " in "".join(summary.problems)
+    (odd,) = summary.claims
     assert (odd.wants, odd.devices, len(odd.message)) == (UNREADABLE, UNREADABLE, MAX_TEXT)
     assert odd.reason == "\\u202e", "what turns text around is escaped"
-    assert found.machines[0].node == UNREADABLE
+    assert summary.machines[0].node == UNREADABLE
 
 
 names = st.integers(0, 3).map(lambda number: f"d{number}")
@@ -227,23 +227,23 @@ def fleets(draw: st.DrawFn) -> list[Object]:
 
 @given(fleets())
 def test_sums_are_those_of_their_parts(objects: list[Object]) -> None:
-    found = overview(objects)
-    adds_up(found)
-    assert [node.name for node in found.nodes] == sorted((node.name for node in found.nodes), key=natural)
+    summary = build_overview(objects)
+    adds_up(summary)
+    assert [node.name for node in summary.nodes] == sorted((node.name for node in summary.nodes), key=natural_key)
 
 
 def test_pending_claims_come_first(store: SQLiteStore) -> None:
     fill(store, gpu_class(), gpu_pool(), gpu_claim("a"), gpu_claim("b", count=9))
-    Allocator(store).round()
-    found = overview(store.list().objects)
-    assert [(claim.name, claim.is_pending) for claim in found.claims] == [("b", True), ("a", False)]
-    assert found.claims[0].reason
-    assert found.claims[0].message
+    DeviceClaimAllocator(store).round()
+    summary = build_overview(store.list().objects)
+    assert [(claim.name, claim.is_pending) for claim in summary.claims] == [("b", True), ("a", False)]
+    assert summary.claims[0].reason
+    assert summary.claims[0].message
 
 
 def test_recorded_fleets_add_up() -> None:
     for path in Path("devalloc/cli/data").glob("fleet-*.yaml"):
-        adds_up(overview(list(yaml.safe_load_all(path.read_text()))))
+        adds_up(build_overview(list(yaml.safe_load_all(path.read_text()))))
 
 
 def holding(name: str, device: str, memory: str = "") -> Object:
@@ -253,8 +253,8 @@ def holding(name: str, device: str, memory: str = "") -> Object:
     return gpu_claim(name, **{"allocated-node": "n"}) | {"status": {"allocations": [entry]}}
 
 
-def told(*documents: Object) -> list[tuple[str, tuple[str, ...], list[str]]]:
-    return [(a.dialect, a.devices, [h[-1] for h in a.holders]) for a in overview(documents).alarms]
+def alarms_of(*documents: Object) -> list[tuple[str, tuple[str, ...], list[str]]]:
+    return [(a.dialect, a.devices, [h[-1] for h in a.holders]) for a in build_overview(documents).alarms]
 
 
 def test_claims_that_hold_together_what_they_cannot_are_an_alarm() -> None:
@@ -264,16 +264,18 @@ def test_claims_that_hold_together_what_they_cannot_are_an_alarm() -> None:
         "resources": [{"name": "slices", "capacity": "4"}],
         "devices": [{"name": f"d{i}", "requests": {"slices": "3"}} for i in range(2)],
     }
-    assert told(gpu_pool("p"), holding("a", "d0"), holding("b", "d1")) == []
-    assert told(gpu_pool("p"), holding("a", "d0"), holding("b", "d0")) == [("DevicePool", ("p/d0",), ["a", "b"])]
-    assert told(holding("a", "d0"), holding("b", "d0")) == [("DevicePool", ("p/d0",), ["a", "b"])], "gone"
-    assert told(shared, holding("a", "d0", "2Gi"), holding("b", "d0", "2Gi")) == []
-    assert told(shared, holding("a", "d0", "2Gi"), holding("b", "d0", "3Gi")) == [("DevicePool", ("p/d0",), ["a", "b"])]
-    assert told(parts, holding("a", "d0")) == []
-    assert told(parts, holding("a", "d0"), holding("b", "d1")) == [("DevicePool", ("p/d0", "p/d1"), ["a", "b"])]
+    assert alarms_of(gpu_pool("p"), holding("a", "d0"), holding("b", "d1")) == []
+    assert alarms_of(gpu_pool("p"), holding("a", "d0"), holding("b", "d0")) == [("DevicePool", ("p/d0",), ["a", "b"])]
+    assert alarms_of(holding("a", "d0"), holding("b", "d0")) == [("DevicePool", ("p/d0",), ["a", "b"])], "gone"
+    assert alarms_of(shared, holding("a", "d0", "2Gi"), holding("b", "d0", "2Gi")) == []
+    assert alarms_of(shared, holding("a", "d0", "2Gi"), holding("b", "d0", "3Gi")) == [
+        ("DevicePool", ("p/d0",), ["a", "b"])
+    ]
+    assert alarms_of(parts, holding("a", "d0")) == []
+    assert alarms_of(parts, holding("a", "d0"), holding("b", "d1")) == [("DevicePool", ("p/d0", "p/d1"), ["a", "b"])]
 
 
 def test_who_only_looks_on_owns_nothing() -> None:
     watching = holding("b", "d0")
     watching["spec"]["claims"][0]["deviceClass"] = "admin"
-    assert told(gpu_pool("p"), gpu_class("admin", adminAccess=True), holding("a", "d0"), watching) == []
+    assert alarms_of(gpu_pool("p"), gpu_class("admin", adminAccess=True), holding("a", "d0"), watching) == []

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from devalloc.api.aside import TAINT, set_aside
-from devalloc.controller.overview import Card, overview
-from devalloc.controller.overview.claims import SCHEDULER, UNTOLD
-from devalloc.controller.sight import NO_KINDS, OLD, Sight
-from devalloc.store import Event, Expired, Forbidden, Listing, NotServed, Unavailable
-from tests.support.fleets import gpu_claim, gpu_class, gpu_pool
-from tests.support.overviews import adds_up, devices_of
-from tests.support.resource_api import (
+from devalloc.api.dedicated_pools import TAINT, dedicated_pool_name
+from devalloc.controller.overview import CardSummary, build_overview
+from devalloc.controller.overview.cache import NO_KINDS_MESSAGE, STALE_MESSAGE, OverviewCache
+from devalloc.controller.overview.claims import NO_EVENT_YET, WAITS_FOR_SCHEDULER
+from devalloc.store import Event, Expired, Forbidden, KindNotServed, Listing, Unavailable
+from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
+from tests.support.overview_checks import adds_up, devices_of
+from tests.support.resource_manifests import (
     counters,
     device,
     resource_claim,
@@ -28,15 +28,15 @@ Object = dict[str, Any]
 BROKEN = {"key": "devalloc.io/unavailable", "value": "bus-error", "effect": "NoSchedule"}
 
 
-def only_card(*documents: Object) -> Card:
-    found = overview(documents)
-    adds_up(found)
-    (node,) = found.nodes
+def only_card(*documents: Object) -> CardSummary:
+    summary = build_overview(documents)
+    adds_up(summary)
+    (node,) = summary.nodes
     (card,) = node.cards
     return card
 
 
-def states(card: Card) -> dict[str, str]:
+def states(card: CardSummary) -> dict[str, str]:
     return {each.name: each.state for each in card.devices}
 
 
@@ -89,7 +89,7 @@ def test_taints_keep_devices_back_and_say_why() -> None:
 
 
 def test_a_node_that_is_set_aside_offers_its_devices_to_devallocs_controller() -> None:
-    card = only_card(slice_of(set_aside("card"), "n", [device("d", TAINT)]))
+    card = only_card(slice_of(dedicated_pool_name("card"), "n", [device("d", TAINT)]))
     assert (states(card), card.remarks) == ({"d": "free"}, ("set aside for devalloc's controller",))
 
 
@@ -129,13 +129,13 @@ def test_who_only_looks_on_holds_nothing() -> None:
 
 
 def test_nodes_tell_what_they_publish_as() -> None:
-    found = overview([gpu_pool("a", node="n1"), gpu_pool("b", node="n2"), slice_of("b", "n2", [device("d")])])
-    adds_up(found)
-    assert [(node.name, node.published_as) for node in found.nodes] == [
+    summary = build_overview([gpu_pool("a", node="n1"), gpu_pool("b", node="n2"), slice_of("b", "n2", [device("d")])])
+    adds_up(summary)
+    assert [(node.name, node.published_as) for node in summary.nodes] == [
         ("n1", "DevicePools"),
         ("n2", "DevicePools and ResourceSlices"),
     ]
-    assert (found.counts.devices, found.cards, len(devices_of(found))) == (5, 3, 5)
+    assert (summary.counts.devices, summary.cards, len(devices_of(summary))) == (5, 3, 5)
 
 
 def test_claims_of_both_kinds_wait_for_their_own_reasons() -> None:
@@ -153,20 +153,22 @@ def test_claims_of_both_kinds_wait_for_their_own_reasons() -> None:
         warning(silent, "Allocated", "long ago", type="Normal"),
     ]
     has = resource_claim("has", "p/d", pods=("w",), node="n")
-    found = overview([*events, ours, silent, theirs, generated, elsewhere, going, has, gpu_claim("dc"), gpu_class()])
-    told = {claim.name: (claim.kind, claim.state, claim.reason, claim.message) for claim in found.claims}
-    assert told == {
+    summary = build_overview(
+        [*events, ours, silent, theirs, generated, elsewhere, going, has, gpu_claim("dc"), gpu_class()]
+    )
+    by_claim = {claim.name: (claim.kind, claim.state, claim.reason, claim.message) for claim in summary.claims}
+    assert by_claim == {
         "dc": ("DeviceClaim", "Pending", "", ""),
         "ours": ("ResourceClaim", "Pending", "NotEnoughDevices", "9 are wanted"),
-        "silent": ("ResourceClaim", "Pending", "", UNTOLD),
-        "theirs": ("ResourceClaim", "Pending", "", SCHEDULER),
-        "generated": ("ResourceClaim", "Pending", "", f"{SCHEDULER}: kubectl describe pod web-0"),
+        "silent": ("ResourceClaim", "Pending", "", NO_EVENT_YET),
+        "theirs": ("ResourceClaim", "Pending", "", WAITS_FOR_SCHEDULER),
+        "generated": ("ResourceClaim", "Pending", "", f"{WAITS_FOR_SCHEDULER}: kubectl describe pod web-0"),
         "going": ("ResourceClaim", "Deleting", "", ""),
         "has": ("ResourceClaim", "Reserved", "", ""),
     }
-    assert (found.pending, found.allocated) == (5, 1)
-    assert [claim.is_pending for claim in found.claims] == [True] * 5 + [False] * 2
-    (held,) = (claim for claim in found.claims if claim.name == "has")
+    assert (summary.pending, summary.allocated) == (5, 1)
+    assert [claim.is_pending for claim in summary.claims] == [True] * 5 + [False] * 2
+    (held,) = (claim for claim in summary.claims if claim.name == "has")
     assert (held.wants, held.devices, held.node, held.pods) == ("1 gpu", "p/d", "n", ("w",))
 
 
@@ -180,10 +182,10 @@ def test_claims_of_both_kinds_wait_for_their_own_reasons() -> None:
 )
 def test_a_claim_of_kube_scheduler_says_which_devices_that_never_gives(pools: list[str], words: str) -> None:
     slices = [slice_of(name, "n", [device("d0"), device("d1")]) for name in pools]
-    found = overview([*slices, resource_claim("theirs"), resource_claim("ours", ours=True)])
-    told = {claim.name: claim.message for claim in found.claims}
+    summary = build_overview([*slices, resource_claim("theirs"), resource_claim("ours", ours=True)])
+    messages = {claim.name: claim.message for claim in summary.claims}
     label = "devalloc.io/allocator=devalloc" if words else ""
-    assert told == {"theirs": f"{SCHEDULER}{words}{label}", "ours": UNTOLD}
+    assert messages == {"theirs": f"{WAITS_FOR_SCHEDULER}{words}{label}", "ours": NO_EVENT_YET}
 
 
 def test_quotas_say_what_is_used_now_and_whether_their_status_does() -> None:
@@ -193,32 +195,32 @@ def test_quotas_say_what_is_used_now_and_whether_their_status_does() -> None:
     }
     theirs = {"vf.deviceclass.resource.k8s.io/devices": "2", "count/pods": "1"}
     documents = [gpu_class(), gpu_pool(), claim, resource_quota("q", used=theirs, gpu="3", any="2")]
-    found = overview(documents)
-    assert [(each.resource.partition(".")[0], each.used, each.hard, each.is_full) for each in found.quotas] == [
+    summary = build_overview(documents)
+    assert [(each.resource.partition(".")[0], each.used, each.hard, each.is_full) for each in summary.quotas] == [
         ("any", "0", "2", False),
         ("gpu", "2", "3", False),
         ("vf", "2", "2", True),
     ]
-    assert not found.is_settled
-    assert overview([resource_quota("of-pods", used={"count/pods": "1"})]).quotas == ()
+    assert not summary.is_settled
+    assert build_overview([resource_quota("of-pods", used={"count/pods": "1"})]).quotas == ()
 
 
 class Cluster:
     """A store of some kinds; the others it refuses."""
 
     def __init__(self, **of: list[Object] | Exception) -> None:
-        self.of, self.asked = of, []  # type: list[str]
+        self.of, self.listed_kinds = of, []  # type: list[str]
         self.silent_seconds = 0.0
 
     def list(self, kinds: Any = None, namespace: str | None = None) -> Listing:
-        found: list[Object] = []
+        objects: list[Object] = []
         for kind in [kinds] if isinstance(kinds, str) else kinds:
-            self.asked.append(kind)
-            told = self.of.get(kind, [])
-            if isinstance(told, Exception):
-                raise told
-            found += told
-        return Listing(found, str(len(self.asked)))
+            self.listed_kinds.append(kind)
+            listed = self.of.get(kind, [])
+            if isinstance(listed, Exception):
+                raise listed
+            objects += listed
+        return Listing(objects, str(len(self.listed_kinds)))
 
     def watch(self, kinds: Any, since: str, *, timeout: float) -> Iterator[Event]:
         raise Expired("list again")
@@ -227,42 +229,42 @@ class Cluster:
 def test_what_may_not_be_read_is_said_and_the_rest_is_shown() -> None:
     now = 0.0
     store = Cluster(DevicePool=[gpu_pool()])
-    beside = Cluster(
+    cluster = Cluster(
         ResourceSlice=Forbidden("no"),
         ResourceClaim=[resource_claim("c", ours=True)],
-        DeviceTaintRule=NotServed("no such kind"),
+        DeviceTaintRule=KindNotServed("no such kind"),
         Event=Unavailable("no answer"),
     )
-    sight = Sight(store, beside, clock=lambda: now)  # type: ignore[arg-type]  all that it needs
+    sight = OverviewCache(store, cluster, clock=lambda: now)  # type: ignore[arg-type]  all that it needs
     seen = sight.latest().overview
     assert seen.notes == (
-        "What there is of ResourceSlices is not shown: list and watch of them are not allowed here.",
+        "The list of ResourceSlices is not shown: list and watch are not allowed here.",
         "Why labelled ResourceClaims wait is not shown: no answer",
     )
     assert (seen.counts.devices, seen.pending) == (2, 1)
-    now, beside.of["ResourceSlice"] = 2.0, [slice_of("card", "m", [device("d")])]
+    now, cluster.of["ResourceSlice"] = 2.0, [slice_of("card", "m", [device("d")])]
     assert sight.latest().overview.counts.devices == 2
-    assert beside.asked.count("ResourceSlice") == 1, "it is not asked for again and again"
+    assert cluster.listed_kinds.count("ResourceSlice") == 1, "it is not asked for again and again"
     now = 60.0
     assert sight.latest().overview.counts.devices == 3
-    assert "Event" in beside.asked
-    beside.silent_seconds, now = 100.0, 120.0
+    assert "Event" in cluster.listed_kinds
+    cluster.silent_seconds, now = 100.0, 120.0
     seen, trouble = sight.latest().overview, sight.latest().trouble
-    assert (OLD in seen.notes, trouble) == (True, ""), "as when a right is taken away"
+    assert (STALE_MESSAGE in seen.notes, trouble) == (True, ""), "as when a right is taken away"
     store.silent_seconds, now = 100.0, 180.0
     assert sight.latest().trouble == "the API server does not answer"
 
 
 def test_a_cluster_of_slices_alone_is_shown() -> None:
-    beside = Cluster(ResourceSlice=[slice_of("card", "n", [device("d")])])
-    seen = Sight(Cluster(DevicePool=NotServed("no CRDs")), beside).latest()  # type: ignore[arg-type]
-    assert (seen.overview.counts.devices, seen.overview.notes, seen.trouble) == (1, (NO_KINDS,), "")
+    cluster = Cluster(ResourceSlice=[slice_of("card", "n", [device("d")])])
+    seen = OverviewCache(Cluster(DevicePool=KindNotServed("no CRDs")), cluster).latest()  # type: ignore[arg-type]
+    assert (seen.overview.counts.devices, seen.overview.notes, seen.trouble) == (1, (NO_KINDS_MESSAGE,), "")
 
 
 def test_events_are_read_for_those_only_who_are_told_nowhere_else() -> None:
-    beside = Cluster(ResourceClaim=[resource_claim("theirs"), resource_claim("has", "p/d", ours=True)])
-    Sight(Cluster(), beside).latest()  # type: ignore[arg-type]
-    assert "Event" not in beside.asked
+    cluster = Cluster(ResourceClaim=[resource_claim("theirs"), resource_claim("has", "p/d", ours=True)])
+    OverviewCache(Cluster(), cluster).latest()  # type: ignore[arg-type]
+    assert "Event" not in cluster.listed_kinds
 
 
 def shares(*amounts: str) -> list[Object]:
@@ -280,16 +282,16 @@ def test_claims_that_hold_together_what_they_cannot_are_an_alarm() -> None:
     ]
     whole, two = slice_of("card", "n", [device("d")]), [resource_claim("a", "card/d"), resource_claim("b", "card/d")]
 
-    def told(*documents: Object) -> list[tuple[str, tuple[str, ...], int]]:
-        return [(each.dialect, each.devices, len(each.holders)) for each in overview(documents).alarms]
+    def conflicts(*documents: Object) -> list[tuple[str, tuple[str, ...], int]]:
+        return [(each.dialect, each.devices, len(each.holders)) for each in build_overview(documents).alarms]
 
-    assert told(whole, two[0], resource_claim("b", "card/d", adminAccess=True)) == []
-    assert told(whole, *two) == [("ResourceSlice", ("card/d",), 2)]
-    assert told(*two) == [("ResourceSlice", ("card/d",), 2)], "its slice is gone"
-    assert told(whole, *shares("1Gi", "1Gi")) == [("ResourceSlice", ("card/d",), 2)], "nobody may share it"
-    assert told(slice_of("card", "n", [shared]), *shares("4Gi", "4Gi")) == []
-    assert told(slice_of("card", "n", [shared]), *shares("4Gi", "5Gi")) == [("ResourceSlice", ("card/d",), 2)]
-    assert told(*parts, resource_claim("a", "card/p0")) == []
-    assert told(*parts, resource_claim("a", "card/p0"), resource_claim("b", "card/p1")) == [
+    assert conflicts(whole, two[0], resource_claim("b", "card/d", adminAccess=True)) == []
+    assert conflicts(whole, *two) == [("ResourceSlice", ("card/d",), 2)]
+    assert conflicts(*two) == [("ResourceSlice", ("card/d",), 2)], "its slice is gone"
+    assert conflicts(whole, *shares("1Gi", "1Gi")) == [("ResourceSlice", ("card/d",), 2)], "nobody may share it"
+    assert conflicts(slice_of("card", "n", [shared]), *shares("4Gi", "4Gi")) == []
+    assert conflicts(slice_of("card", "n", [shared]), *shares("4Gi", "5Gi")) == [("ResourceSlice", ("card/d",), 2)]
+    assert conflicts(*parts, resource_claim("a", "card/p0")) == []
+    assert conflicts(*parts, resource_claim("a", "card/p0"), resource_claim("b", "card/p1")) == [
         ("ResourceSlice", ("card/p0", "card/p1"), 2)
     ]

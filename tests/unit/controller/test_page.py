@@ -20,21 +20,21 @@ from aiohttp.test_utils import make_mocked_request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devalloc.controller import access
-from devalloc.controller.allocate import Allocator
+from devalloc.controller import authorization
 from devalloc.controller.certificate import self_signed
-from devalloc.controller.overview import Overview, overview
+from devalloc.controller.overview import Overview, build_overview
+from devalloc.controller.overview.cache import OverviewCache
 from devalloc.controller.page import login, pages
+from devalloc.controller.page.components import PageQuery
 from devalloc.controller.page.html import tag
-from devalloc.controller.page.parts import Asked
-from devalloc.controller.page.render import MAX_ROWS, page, view
+from devalloc.controller.page.render import MAX_ROWS, render_document, render_overview
 from devalloc.controller.page.tree import MAX_NODES
-from devalloc.controller.sight import Sight
+from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store import Event, Listing, Store, Unavailable
 from devalloc.store.sqlite import SQLiteStore
-from tests.support.fleets import fill, gpu_claim, gpu_class, gpu_pool
-from tests.support.page import TOKEN, ask, served
-from tests.support.resource_api import counters, device, resource_claim, resource_quota, slice_of, warning
+from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool
+from tests.support.resource_manifests import counters, device, resource_claim, resource_quota, slice_of, warning
+from tests.support.served_page import TOKEN, ask, served
 
 Object = dict[str, Any]
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
@@ -107,11 +107,11 @@ def test_names_and_messages_of_others_are_no_html() -> None:
         warning(waiting, HOSTILE, HOSTILE),
         resource_quota(HOSTILE, HOSTILE, used={f"{HOSTILE}.deviceclass.resource.k8s.io/devices": HOSTILE}, gpu=HOSTILE),
     ]
-    found = overview([pool, claim, machine, gpu_class(), *theirs], [HOSTILE])
+    summary = build_overview([pool, claim, machine, gpu_class(), *theirs], [HOSTILE])
     opened = (f"node:{HOSTILE}", "card:card", f"card:slices:{HOSTILE}", "card:slices:taken")
-    asked = Asked(HOSTILE, opened)
-    for one in (asked, replace(asked, search="")):
-        read = Read(page(view(found, one, HOSTILE), signed_in=True, asked=one))
+    request = PageQuery(HOSTILE, opened)
+    for one in (request, replace(request, search="")):
+        read = Read(render_document(render_overview(summary, one, HOSTILE), signed_in=True, query=one))
         assert read.tags <= TAGS
         assert not [name for name, _ in read.attributes if name.startswith("on") or name == "style"]
         assert [value for name, value in read.attributes if name == "src"] == ["static/page.js"]
@@ -121,14 +121,14 @@ def test_names_and_messages_of_others_are_no_html() -> None:
         assert len(read.ids) == len(set(read.ids))
 
 
-def shown(found: Overview, search: str = "", *opened: str) -> Read:
-    return Read(view(found, Asked(search, opened)))
+def shown(summary: Overview, search: str = "", *opened: str) -> Read:
+    return Read(render_overview(summary, PageQuery(search, opened)))
 
 
 def test_it_shows_the_numbers_of_the_overview(store: SQLiteStore) -> None:
     fill(store, gpu_class(), gpu_pool("a", 3), gpu_pool("b", 2, "m"), gpu_claim("one", 2), gpu_claim("big", 9))
-    done = Allocator(store).round()
-    read = shown(overview(store.list().objects))
+    done = DeviceClaimAllocator(store).round()
+    read = shown(build_overview(store.list().objects))
     assert read.totals() == {
         "Nodes": "2",
         "Cards": str(done.pools),
@@ -145,27 +145,27 @@ def test_it_shows_the_numbers_of_the_overview(store: SQLiteStore) -> None:
 
 
 def test_what_is_closed_is_not_sent() -> None:
-    found = overview([gpu_pool("p", 2), gpu_class()])
-    assert not any(each.startswith(("card:", "device:")) for each in shown(found).ids)
-    assert "card:p" in shown(found, "", "node:n").ids
-    assert {"device:p/d0", "device:p/d1"} <= set(shown(found, "", "node:n", "card:p").ids)
+    summary = build_overview([gpu_pool("p", 2), gpu_class()])
+    assert not any(each.startswith(("card:", "device:")) for each in shown(summary).ids)
+    assert "card:p" in shown(summary, "", "node:n").ids
+    assert {"device:p/d0", "device:p/d1"} <= set(shown(summary, "", "node:n", "card:p").ids)
 
 
 def test_a_search_finds_nodes_by_what_is_on_them() -> None:
     claim = {**gpu_claim("train"), "status": {"allocations": [{"devicePoolName": "p7", "deviceName": "d1"}]}}
-    found = overview([gpu_class(), claim, *(gpu_pool(f"p{i}", node=f"n{i}") for i in range(20))])
-    ids = shown(found, "TRAIN").ids
+    summary = build_overview([gpu_class(), claim, *(gpu_pool(f"p{i}", node=f"n{i}") for i in range(20))])
+    ids = shown(summary, "TRAIN").ids
     assert [each for each in ids if each.startswith("node:")] == ["node:n7"]
     assert "device:p7/d1" in ids, "what few nodes have is shown at once"
     assert "claim:default/train" in ids
-    assert sum(each.startswith("node:") for each in shown(found, "n1").ids) == 11
-    assert "No node has 'nowhere' in it." in shown(found, "nowhere").text
+    assert sum(each.startswith("node:") for each in shown(summary, "n1").ids) == 11
+    assert "No node matches 'nowhere'." in shown(summary, "nowhere").text
 
 
 def test_however_large_a_fleet_is_so_much_is_shown() -> None:
     nodes = [gpu_pool(f"p{i}", 1, f"n{i}") for i in range(MAX_NODES + 500)]
     claims = [gpu_claim(f"c{i}") for i in range(MAX_ROWS + 7)]
-    read = shown(overview([gpu_class(), *nodes, *claims]))
+    read = shown(build_overview([gpu_class(), *nodes, *claims]))
     assert sum(each.startswith("node:") for each in read.ids) == MAX_NODES
     assert "500 more nodes: search to see them." in read.text
     assert "7 more claims: search to see them." in read.text
@@ -178,12 +178,12 @@ class Tokens:
     """Who may see the page; counts what it is asked."""
 
     def __init__(self, **status: int) -> None:
-        self.known, self.asked = status, 0
+        self.statuses, self.reviews = status, 0
 
     def status(self, token: str | None, path: str) -> int:
-        self.asked += 1
+        self.reviews += 1
         assert path == "/devalloc/"
-        return self.known.get(token or "", 401)
+        return self.statuses.get(token or "", 401)
 
 
 class Clock:
@@ -195,33 +195,33 @@ class Clock:
 
 def test_who_guesses_is_slowed_down_and_nobody_else() -> None:
     clock, tokens = Clock(), Tokens(good=200, barred=403, away=503)
-    guard = access.Guard(tokens, "/devalloc/", clock=clock)
+    guard = authorization.RateLimitedAuthorizer(tokens, "/devalloc/", clock=clock)
     assert [guard.status("good", "1.2.3.4") for _ in range(20)] == [200] * 20
     assert [guard.status("barred", "1.2.3.4") for _ in range(20)] == [403] * 20
     assert [guard.status("away", "1.2.3.4") for _ in range(20)] == [503] * 20
     wrong = [guard.status(f"wrong{i}", "1.2.3.4") for i in range(8)]
-    assert wrong == [401] * access.TRIES + [429] * 3
-    asked = tokens.asked
+    assert wrong == [401] * authorization.WRONG_TOKEN_BURST + [429] * 3
+    reviews = tokens.reviews
     assert guard.status("wrong", "1.2.3.4") == 429
-    assert tokens.asked == asked, "nobody is asked any more"
+    assert tokens.reviews == reviews, "nobody is asked any more"
     assert guard.status("good", "1.2.3.4") == 200, "who is known is let in from there all the same"
     assert guard.status("wrong", "5.6.7.8") == 401
-    clock.now += access.REFILL_SECONDS
+    clock.now += authorization.REFILL_SECONDS
     assert [guard.status(f"other{i}", "1.2.3.4") for i in range(2)] == [401, 429]
 
 
 def test_a_token_that_is_withdrawn_is_good_no_more() -> None:
     tokens = Tokens(good=200)
-    guard = access.Guard(tokens, "/devalloc/", clock=Clock())
+    guard = authorization.RateLimitedAuthorizer(tokens, "/devalloc/", clock=Clock())
     assert guard.status("good", "a") == 200
-    tokens.known.clear()
+    tokens.statuses.clear()
     assert guard.status("good", "a") == 401
     assert guard.status(None, "a") == guard.status("", "a") == 401
 
 
 def test_of_addresses_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access, "MOST_ADDRESSES", 10)
-    guard = access.Guard(Tokens(), "/devalloc/", clock=Clock())
+    monkeypatch.setattr(authorization, "MAX_ADDRESSES", 10)
+    guard = authorization.RateLimitedAuthorizer(Tokens(), "/devalloc/", clock=Clock())
     for number in range(100):
         guard.status("wrong", f"10.0.0.{number}")
     assert len(guard._left) == 10
@@ -243,7 +243,7 @@ def test_of_addresses_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_tokens_of_forms(form: bytes, token: str | None) -> None:
-    assert login.token_in(form) == token
+    assert login.token_of_form(form) == token
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_tokens_of_forms(form: bytes, token: str | None) -> None:
     ],
 )
 def test_forms_are_taken_from_this_page_only(headers: dict[str, str], is_own: bool) -> None:
-    assert login.is_from_here(make_mocked_request("POST", "/devalloc/login", headers)) == is_own
+    assert login.is_same_origin(make_mocked_request("POST", "/devalloc/login", headers)) == is_own
 
 
 # -- what is answered ------------------------------------------------------------------------------------------------
@@ -310,11 +310,13 @@ def test_with_tls_the_cookie_goes_nowhere_else(store: SQLiteStore) -> None:
 def test_who_may_not_see_it_is_told_what_is_missing(store: SQLiteStore) -> None:
     with served(store, Tokens(barred=403, away=503)) as url:
         status, _, body = ask(url, Authorization="Bearer barred")
-        assert (status, b"may not see this page" in body) == (403, True)
+        assert (status, b"no permission to see this page" in body) == (403, True)
         status, _, body = ask(url, Authorization="Bearer away")
-        assert (status, b"cannot be told now" in body) == (503, True)
-        answers = [ask(url, "login", method="POST", body=f"token=wrong{i}") for i in range(access.TRIES + 1)]
-        assert [answer[0] for answer in answers] == [401] * access.TRIES + [429]
+        assert (status, b"cannot be checked now" in body) == (503, True)
+        answers = [
+            ask(url, "login", method="POST", body=f"token=wrong{i}") for i in range(authorization.WRONG_TOKEN_BURST + 1)
+        ]
+        assert [answer[0] for answer in answers] == [401] * authorization.WRONG_TOKEN_BURST + [429]
         assert answers[-1][1]["Retry-After"] == "3"
 
 
@@ -366,15 +368,15 @@ def test_who_sends_forms_slowly_keeps_nobody_else_out(store: SQLiteStore, monkey
 
 def test_while_nobody_can_tell_who_somebody_is_others_are_answered(store: SQLiteStore) -> None:
     """Health, that is: the API server hangs, and all who ask for the page wait for it."""
-    told = threading.Event()
+    event = threading.Event()
 
     class Hanging:
         def status(self, token: str | None, path: str) -> int:
-            assert told.wait(60)
+            assert event.wait(60)
             return 200
 
     with served(store, Hanging()) as url, ExitStack() as opened:
-        opened.callback(told.set)
+        opened.callback(event.set)
         place = urlsplit(url)
         for _ in range(300):
             line = opened.enter_context(socket.create_connection((place.hostname or "", place.port or 0)))
@@ -409,7 +411,7 @@ class Sometimes:
 
 def test_a_store_is_read_when_somebody_looks_and_seldom(store: SQLiteStore) -> None:
     clock, sometimes = Clock(), Sometimes(store)
-    sight = Sight(sometimes, clock=clock)  # type: ignore[arg-type]  all that it needs
+    sight = OverviewCache(sometimes, clock=clock)  # type: ignore[arg-type]  all that it needs
     first = sight.latest()
     fill(store, gpu_pool())
     assert (sight.latest(), sometimes.lists) == (first, 1)
@@ -434,7 +436,7 @@ def test_a_store_that_a_backup_replaced_is_read_anew(store: SQLiteStore, tmp_pat
     """Its places go on from other ones, and may be ahead of those that were read."""
     clock, restored = Clock(), Sometimes(store)
     fill(store, gpu_pool("now"))
-    sight = Sight(restored, clock=clock)  # type: ignore[arg-type]  all that it needs
+    sight = OverviewCache(restored, clock=clock)  # type: ignore[arg-type]  all that it needs
     sight.latest()
     with closing(SQLiteStore(tmp_path / "other.db")) as other:
         for number in range(4):
@@ -454,20 +456,20 @@ def test_a_store_that_never_could_be_read_is_told(store: SQLiteStore) -> None:
 
 
 def test_that_nobody_answers_claims_is_a_warning(store: SQLiteStore) -> None:
-    said = ["Claims may not be answered: <why>"]
-    with served(store, remarks=lambda: said[-1]) as url:
+    remarks = ["Claims may not be answered: <why>"]
+    with served(store, remarks=lambda: remarks[-1]) as url:
         body = ask(url, **BEARER)[2].decode()
         assert re.search(r'<p [^>]*class="warning"[^>]*>Claims may not be answered: &lt;why&gt;</p>', body)
-    said.append("")
-    with served(store, remarks=lambda: said[-1]) as url:
+    remarks.append("")
+    with served(store, remarks=lambda: remarks[-1]) as url:
         assert "may not be answered" not in ask(url, **BEARER)[2].decode()
 
 
 def test_a_device_with_two_owners_is_told_in_red() -> None:
     held = {"allocations": [{"devicePoolName": "p", "deviceName": "d0"}]}
     claims = [gpu_claim(name) | {"status": held} for name in ("a", "b")]
-    html = str(view(overview([gpu_pool(), gpu_class(), *claims]), Asked()))
-    said = "device p/d0 has several owners: DeviceClaim default/a and DeviceClaim default/b"
+    html = str(render_overview(build_overview([gpu_pool(), gpu_class(), *claims]), PageQuery()))
+    alarm = "device p/d0 has several owners: DeviceClaim default/a and DeviceClaim default/b"
     assert 'id="alarms" role="alert"' in html
-    assert said in html.partition('<ul class="warning">')[2].partition("</ul>")[0]
-    assert "alarms" not in str(view(overview([gpu_pool(), gpu_class(), claims[0]]), Asked()))
+    assert alarm in html.partition('<ul class="warning">')[2].partition("</ul>")[0]
+    assert "alarms" not in str(render_overview(build_overview([gpu_pool(), gpu_class(), claims[0]]), PageQuery()))

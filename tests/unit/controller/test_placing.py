@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 
 from devalloc.api import meta
-from devalloc.controller.allocate import AllocateSettings, Allocator
+from devalloc.controller.reconcile.device_claims import AllocatorSettings, DeviceClaimAllocator
 from devalloc.store import Store
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests
-from tests.support.fleets import annotations, fill, gpu_claim, gpu_class, gpu_pool, held
-from tests.support.hosts import host, kept, machine, placed, status
+from tests.support.fleet_manifests import annotations, fill, gpu_claim, gpu_class, gpu_pool, held
+from tests.support.host_pools import host, machine, node_by_machine, reserved_for, status
 
 Object = dict[str, Any]
 
 
 def rounds(store: Store, count: int = 2) -> None:
-    allocator = Allocator(store, solve=solve_manifests)
+    allocator = DeviceClaimAllocator(store, solve=solve_manifests)
     for _ in range(count):
         allocator.round()
 
@@ -31,34 +31,34 @@ def gpus(name: str, node: str, *numa: int) -> Object:
     return {**pool, "spec": {**pool["spec"], "devices": devices}}
 
 
-def hold(store: Store, name: str, node: str, **told: Any) -> None:
+def hold(store: Store, name: str, node: str, **fields: Any) -> None:
     """What the node's plugin writes when it takes a machine, and what it says of it."""
-    found = store.get("VirtualMachine", "default", name)
-    notes = {**found["metadata"].get("annotations", {}), meta.PREPARED_ON: node}
-    metadata = {**found["metadata"], "finalizers": [meta.NODE_FINALIZER], "annotations": notes}
-    found = store.replace({**found, "metadata": metadata})
-    store.replace_status({**found, "status": {**found.get("status", {}), **told}})
+    stored = store.get("VirtualMachine", "default", name)
+    notes = {**stored["metadata"].get("annotations", {}), meta.PREPARED_ON: node}
+    metadata = {**stored["metadata"], "finalizers": [meta.NODE_FINALIZER], "annotations": notes}
+    stored = store.replace({**stored, "metadata": metadata})
+    store.replace_status({**stored, "status": {**stored.get("status", {}), **fields}})
 
 
 def edit(store: Store, name: str, **spec: Any) -> None:
-    found = store.get("VirtualMachine", "default", name)
-    store.replace({**found, "spec": {**found["spec"], **spec}})
+    stored = store.get("VirtualMachine", "default", name)
+    store.replace({**stored, "spec": {**stored["spec"], **spec}})
 
 
 class TestWhere:
     def test_a_machine_is_placed_where_there_is_room_and_what_it_starts_with_is_kept(self, store: SQLiteStore) -> None:
         fill(store, host("a", cpus=1), host("b", cpus=4), machine("web", "1500m", "2Gi"))
         rounds(store)
-        assert placed(store) == {"web": "b"}
-        assert kept(store, "web") == {"numa0": {"cpu": "1500m", "memory": "2Gi"}}
+        assert node_by_machine(store) == {"web": "b"}
+        assert reserved_for(store, "web") == {"numa0": {"cpu": "1500m", "memory": "2Gi"}}
         assert [(c["type"], c["status"]) for c in status(store, "web")["conditions"]] == [("Placed", "True")]
         assert "reason" not in status(store, "web")
 
     def test_a_machine_that_does_not_mind_may_lie_on_several_numa_nodes(self, store: SQLiteStore) -> None:
         fill(store, host("a", cpus=4), machine("big", "3", "1Gi"))
         rounds(store)
-        found = kept(store, "big")
-        assert sum(int(amounts.get("cpu", "0")) for amounts in found.values()) == 3
+        amounts_of = reserved_for(store, "big")
+        assert sum(int(amounts.get("cpu", "0")) for amounts in amounts_of.values()) == 3
 
     @pytest.mark.parametrize("hides_names", [False, True])
     def test_machines_of_other_namespaces_are_not_named_on_a_cluster(
@@ -67,20 +67,20 @@ class TestWhere:
         other = machine("secret", "2", "1Gi", "card")
         other["metadata"]["namespace"] = "team-b"
         fill(store, host("a", cpus=2), gpus("cards", "a", 0), gpu_class(), other, gpu_claim("card", 1, "team-b"))
-        allocator = Allocator(store, settings=AllocateSettings(hides_names=hides_names))
+        allocator = DeviceClaimAllocator(store, settings=AllocatorSettings(hides_names=hides_names))
         for _ in range(2):
             allocator.round()
         fill(store, machine("web", "2", "1Gi", "own"), gpu_claim("own"))
         for _ in range(2):
             allocator.round()
-        said = status(store, "web")["message"] + annotations(store, "own")["message"]
-        assert ("team-b" in said) is not hides_names
-        assert ("of another namespace" in said) is hides_names
+        messages = status(store, "web")["message"] + annotations(store, "own")["message"]
+        assert ("team-b" in messages) is not hides_names
+        assert ("of another namespace" in messages) is hides_names
 
     def test_one_that_is_to_be_on_a_single_one_waits_until_one_has_room(self, store: SQLiteStore) -> None:
         fill(store, host("a", cpus=4), machine("big", "3", "1Gi", numaPolicy="single-numa-node"))
         rounds(store)
-        assert placed(store) == {}
+        assert node_by_machine(store) == {}
         assert status(store, "big")["reason"] == "InsufficientCapacity"
         assert "cpu" in status(store, "big")["message"]
 
@@ -88,7 +88,7 @@ class TestWhere:
         fill(store, gpu_class(), host("a", cpus=8), host("b", cpus=2), gpu_pool("p", node="b"))
         fill(store, gpu_claim("gpu"), machine("web", "1", "1Gi", "gpu"))
         rounds(store)
-        assert (placed(store), held(store, "gpu")) == ({"web": "b"}, ["p/d0"])
+        assert (node_by_machine(store), held(store, "gpu")) == ({"web": "b"}, ["p/d0"])
 
     def test_so_are_those_of_machines_whose_long_names_begin_alike(self, store: SQLiteStore) -> None:
         names = [f"{'m' * 250}-{number}" for number in (1, 2)]
@@ -96,14 +96,14 @@ class TestWhere:
         for number, name in enumerate(names):
             fill(store, gpu_claim(f"g{number}"), machine(name, "2", "1Gi", f"g{number}"))
         rounds(store)
-        assert sorted(placed(store)) == names
-        assert sorted(placed(store).values()) == ["a", "b"]
+        assert sorted(node_by_machine(store)) == names
+        assert sorted(node_by_machine(store).values()) == ["a", "b"]
 
     def test_neither_is_given_where_both_do_not_fit(self, store: SQLiteStore) -> None:
         fill(store, gpu_class(), host("a", cpus=8), host("b", cpus=2), gpu_pool("p", node="b"))
         fill(store, gpu_claim("gpu"), machine("web", "4", "1Gi", "gpu"))
         rounds(store)
-        assert (placed(store), held(store, "gpu")) == ({}, [])
+        assert (node_by_machine(store), held(store, "gpu")) == ({}, [])
         assert status(store, "web")["reason"] == "GroupUnsatisfiable"
 
     def test_cpus_memory_and_devices_come_from_one_numa_node_where_that_is_asked_for(self, store: SQLiteStore) -> None:
@@ -116,7 +116,7 @@ class TestWhere:
         assert status(store, "first")["numaNode"] == 0
         assert status(store, "second")["numaNode"] == 1
         assert held(store, "gpu") == ["p/d1"]
-        assert kept(store, "second") == {"numa1": {"cpu": "2", "memory": "1Gi"}, "io": {"network": "1M"}}
+        assert reserved_for(store, "second") == {"numa1": {"cpu": "2", "memory": "1Gi"}, "io": {"network": "1M"}}
 
     def test_a_claim_that_comes_later_agrees_with_the_numa_node_that_its_machine_has(self, store: SQLiteStore) -> None:
         fill(store, gpu_class(), host("a", cpus=4), gpus("p", "a", 0, 1), machine("other", "2", "1Gi"))
@@ -132,13 +132,13 @@ class TestWhere:
     def test_the_node_of_its_spec_counts(self, store: SQLiteStore) -> None:
         fill(store, host("a"), host("b"), machine("web", nodeName="b"))
         rounds(store)
-        assert placed(store) == {"web": "b"}
+        assert node_by_machine(store) == {"web": "b"}
 
     def test_a_node_that_does_not_say_what_it_has_admits_what_it_is_told(self, store: SQLiteStore) -> None:
         fill(store, gpu_class(), gpu_pool("p", node="old"), host("new"), gpu_claim("gpu"))
         fill(store, machine("web", "1", "1Gi", "gpu", nodeName="old"))
         rounds(store)
-        assert placed(store) == {}
+        assert node_by_machine(store) == {}
         assert status(store, "web") == {}
         assert held(store, "gpu") == ["p/d0"]
 
@@ -152,7 +152,7 @@ class TestWhere:
         fill(store, host("a", cpus=8, network=1000), *(machine(n, nics=[{"bandwidth": "600"}]) for n in ("x", "y")))
         fill(store, machine("z", nics=[{}]))
         rounds(store)
-        assert placed(store) == {"x": "a", "z": "a"}
+        assert node_by_machine(store) == {"x": "a", "z": "a"}
         assert "node a: 400/s of 1k/s bandwidth free, 600/s wanted" in status(store, "y")["message"]
 
 
@@ -161,38 +161,38 @@ class TestGoals:
         fill(store, gpu_class(), host("a", cpus=8), gpu_pool("p", 1, node="a"), gpu_claim("alone"))
         fill(store, gpu_claim("gpu"), machine("web", "1", "1Gi", "gpu"))
         rounds(store, 1)
-        assert (held(store, "alone"), held(store, "gpu"), placed(store)) == ([], ["p/d0"], {"web": "a"})
+        assert (held(store, "alone"), held(store, "gpu"), node_by_machine(store)) == ([], ["p/d0"], {"web": "a"})
 
     def test_what_is_held_is_not_taken_for_that(self, store: SQLiteStore) -> None:
         fill(store, gpu_class(), host("a", cpus=8), gpu_pool("p", 1, node="a"), gpu_claim("alone"))
         rounds(store, 1)
         fill(store, gpu_claim("gpu"), machine("web", "1", "1Gi", "gpu"))
         rounds(store, 1)
-        assert (held(store, "alone"), held(store, "gpu"), placed(store)) == (["p/d0"], [], {})
+        assert (held(store, "alone"), held(store, "gpu"), node_by_machine(store)) == (["p/d0"], [], {})
 
 
 class TestHowMuch:
     def test_a_burst_admits_exactly_what_fits_and_tells_the_rest_why(self, store: SQLiteStore) -> None:
         fill(store, host("a", cpus=50, memory=400), *(machine(f"m{n}") for n in range(200)))
         rounds(store, 1)
-        assert len(placed(store)) == 50
+        assert len(node_by_machine(store)) == 50
         rounds(store, 1)
-        rest = [status(store, f"m{n}") for n in range(200) if f"m{n}" not in placed(store)]
+        rest = [status(store, f"m{n}") for n in range(200) if f"m{n}" not in node_by_machine(store)]
         assert all("node a: 0 of 50 CPU free, 1 wanted; without machine default/" in one["message"] for one in rest)
         assert {status(store, f"m{n}").get("reason") for n in range(200)} == {None, "NoRoom"}
-        assert len(placed(store)) == 50
+        assert len(node_by_machine(store)) == 50
 
     def test_what_is_too_large_for_any_node_is_told_so(self, store: SQLiteStore) -> None:
         fill(store, host("a", cpus=4, memory=4), host("b", cpus=2, memory=64), machine("web", "5", "8Gi"))
         rounds(store)
         assert status(store, "web")["reason"] == "NodesTooSmall"
         a = "node a: 4 CPU, 5 wanted and 4Gi memory, 8Gi wanted"
-        assert status(store, "web")["message"] == f"it is larger than what there is: {a}; node b: 2 CPU, 5 wanted"
+        assert status(store, "web")["message"] == f"no node is large enough: {a}; node b: 2 CPU, 5 wanted"
 
     def test_the_whole_ceiling_is_kept_where_that_is_asked_for(self, store: SQLiteStore) -> None:
         fill(store, host("a", cpus=16, memory=16), machine("web", "1", "1Gi", reserveMax=True))
         rounds(store)
-        assert kept(store, "web") == {"numa0": {"cpu": "8", "memory": "8Gi"}}
+        assert reserved_for(store, "web") == {"numa0": {"cpu": "8", "memory": "8Gi"}}
 
     @pytest.mark.parametrize("more", [{"cpus": "3"}, {"cpus": "1", "kept": {"cpus": "3", "memory": "1Gi"}}])
     def test_what_a_machine_is_permitted_above_its_least_is_nobody_elses(
@@ -203,7 +203,7 @@ class TestHowMuch:
         hold(store, "web", "a", phase="Running", permitted={"memory": "1Gi", **more})
         fill(store, machine("small", "1", "1Gi"), machine("late", "1", "1Gi"))
         rounds(store)
-        assert placed(store) == {"web": "a", "small": "a"}
+        assert node_by_machine(store) == {"web": "a", "small": "a"}
 
     def test_less_capacity_ends_nobody_and_admits_nobody(self, store: SQLiteStore) -> None:
         fill(store, host("a", cpus=4), machine("x", "2"), machine("y", "2"))
@@ -211,25 +211,25 @@ class TestHowMuch:
         store.replace({**host("a", cpus=2), "metadata": store.get("DevicePool", None, "a-host")["metadata"]})
         store.create(machine("z", "1"))
         rounds(store)
-        assert placed(store) == {"x": "a", "y": "a"}
+        assert node_by_machine(store) == {"x": "a", "y": "a"}
 
     def test_a_machine_that_runs_already_counts_whether_there_is_room_or_not(self, store: SQLiteStore) -> None:
         fill(store, machine("old", "3", "1Gi", nodeName="a"))
         hold(store, "old", "a", phase="Running")
         fill(store, host("a", cpus=2, numa=1), machine("new", "1"))
         rounds(store)
-        assert placed(store) == {"old": "a"}
-        assert kept(store, "old")["numa0"]["cpu"] == "3"
+        assert node_by_machine(store) == {"old": "a"}
+        assert reserved_for(store, "old")["numa0"]["cpu"] == "3"
 
     def test_a_machine_that_is_to_be_adopted_runs_already(self, store: SQLiteStore) -> None:
-        found = machine("old", "3", "1Gi", nodeName="a", adopt={"qmpSocket": "/run/old.qmp"})
-        del found["spec"]["start"]
-        fill(store, host("a", cpus=2, numa=1), found, machine("new", "1"))
+        adopted = machine("old", "3", "1Gi", nodeName="a", adopt={"qmpSocket": "/run/old.qmp"})
+        del adopted["spec"]["start"]
+        fill(store, host("a", cpus=2, numa=1), adopted, machine("new", "1"))
         rounds(store)
-        assert placed(store) == {"old": "a"}
+        assert node_by_machine(store) == {"old": "a"}
         edit(store, "old", running=False)
         rounds(store)
-        assert placed(store) == {"new": "a"}
+        assert node_by_machine(store) == {"new": "a"}
 
 
 class TestOtherAmounts:
@@ -266,29 +266,29 @@ class TestOtherAmounts:
         edit(store, "web", **spec)
         rounds(store)
         io = {"io": {"network": "1M", "disk": "3Gi"}} if "disk" in spec else {}
-        assert kept(store, "web") == {"numa0": expect} | io
+        assert reserved_for(store, "web") == {"numa0": expect} | io
         assert self.conditions(store) == {"Placed": "True"}
 
     def test_where_there_is_no_room_all_stays_as_it_was_and_it_is_told_why(self, store: SQLiteStore) -> None:
         self.start(store, machine("other", "2", "1Gi"))
         edit(store, "web", cpu={"min": "1", "max": "8", "use": "3"}, memory={"min": "2Gi", "max": "8Gi"})
         rounds(store)
-        assert kept(store, "web") == {"numa0": {"cpu": "1", "memory": "1Gi"}}
+        assert reserved_for(store, "web") == {"numa0": {"cpu": "1", "memory": "1Gi"}}
         assert self.conditions(store) == {"Placed": "True", "Fits": "False"}
-        told = next(one for one in status(store, "web")["conditions"] if one["type"] == "Fits")
-        assert told["reason"] == "NoRoom"
-        assert "CPU free, 2 more wanted" in told["message"]
-        assert "machine default/" in told["message"]
-        assert "machine default/web" not in told["message"], "which is itself"
-        assert told["message"].endswith("what is kept for it stays as it is")
+        condition = next(one for one in status(store, "web")["conditions"] if one["type"] == "Fits")
+        assert condition["reason"] == "NoRoom"
+        assert "CPU free, 2 more wanted" in condition["message"]
+        assert "machine default/" in condition["message"]
+        assert "machine default/web" not in condition["message"], "which is itself"
+        assert condition["message"].endswith("its reservation stays as it is")
         assert status(store, "web")["phase"] == "Running"
         store.create(machine("small", "1", "1Gi"))
         rounds(store)
-        assert set(placed(store)) == {"web", "other", "small"}, "what it does not get is there for others"
+        assert set(node_by_machine(store)) == {"web", "other", "small"}, "what it does not get is there for others"
         for name in ("other", "small"):
             store.delete("VirtualMachine", "default", name)
         rounds(store)
-        assert sum(int(amounts["cpu"]) for amounts in kept(store, "web").values()) == 3
+        assert sum(int(amounts["cpu"]) for amounts in reserved_for(store, "web").values()) == 3
         assert self.conditions(store) == {"Placed": "True"}
 
     def test_who_takes_it_back_is_told_nothing_any_more(self, store: SQLiteStore) -> None:
@@ -315,21 +315,21 @@ class TestOtherAmounts:
         hold(store, "web", "a", phase="Starting")
         edit(store, "web", cpu={"min": "2", "max": "8"})
         rounds(store)
-        assert kept(store, "web")["numa0"]["cpu"] == "4", "its node may begin it as it was told before"
+        assert reserved_for(store, "web")["numa0"]["cpu"] == "4", "its node may begin it as it was told before"
         hold(store, "web", "a", phase="Running", applied={"cpus": "4", "memory": "1Gi"})
         rounds(store)
-        assert kept(store, "web")["numa0"]["cpu"] == "2"
-        assert placed(store) == {"web": "a"}, "it has 4"
+        assert reserved_for(store, "web")["numa0"]["cpu"] == "2"
+        assert node_by_machine(store) == {"web": "a"}, "it has 4"
         hold(store, "web", "a", phase="Running", applied={"cpus": "2", "memory": "1Gi"})
         rounds(store)
-        assert placed(store) == {"web": "a", "next": "a"}
+        assert node_by_machine(store) == {"web": "a", "next": "a"}
 
     def test_what_it_is_permitted_already_needs_no_more_room(self, store: SQLiteStore) -> None:
         self.start(store, machine("other", "1", "1Gi"))
         hold(store, "web", "a", permitted={"cpus": "3", "memory": "1Gi"})
         edit(store, "web", cpu={"min": "3", "max": "8"})
         rounds(store)
-        assert sum(int(amounts["cpu"]) for amounts in kept(store, "web").values()) == 3
+        assert sum(int(amounts["cpu"]) for amounts in reserved_for(store, "web").values()) == 3
         assert self.conditions(store) == {"Placed": "True"}
 
     def test_what_it_is_told_to_have_beyond_the_numa_node_it_is_kept_on_is_not_free_on_the_other(
@@ -341,10 +341,12 @@ class TestOtherAmounts:
         hold(store, "web", "a", phase="Running", applied=amounts, observed=amounts)
         fill(store, machine("second", "2", "1Gi"))
         rounds(store)
-        assert placed(store) == {"web": "a"}, "7 of 8 are taken, though 4 are of the node that it is not kept on"
+        assert node_by_machine(store) == {"web": "a"}, (
+            "7 of 8 are taken, though 4 are of the node that it is not kept on"
+        )
         fill(store, machine("third", "1", "1Gi"))
         rounds(store)
-        assert placed(store) == {"web": "a", "third": "a"}
+        assert node_by_machine(store) == {"web": "a", "third": "a"}
 
     def test_a_round_that_changes_nothing_writes_nothing(self, store: SQLiteStore) -> None:
         self.start(store)
@@ -359,10 +361,10 @@ class TestGivenBack:
     def test_the_room_of_a_machine_that_is_deleted_is_free(self, store: SQLiteStore) -> None:
         fill(store, host("a", cpus=1, numa=1), machine("x"), machine("y"))
         rounds(store)
-        assert placed(store) == {"x": "a"}
+        assert node_by_machine(store) == {"x": "a"}
         store.delete("VirtualMachine", "default", "x")
         rounds(store)
-        assert placed(store) == {"y": "a"}
+        assert node_by_machine(store) == {"y": "a"}
 
     def test_a_machine_that_is_being_deleted_counts_until_its_node_lets_go(self, store: SQLiteStore) -> None:
         fill(store, host("a", cpus=1, numa=1), machine("x"), machine("y"))
@@ -370,14 +372,14 @@ class TestGivenBack:
         hold(store, "x", "a", phase="Running")
         store.delete("VirtualMachine", "default", "x")
         rounds(store)
-        assert placed(store) == {"x": "a"}
+        assert node_by_machine(store) == {"x": "a"}
 
     def test_one_that_nobody_began_is_free_when_it_is_not_to_run_any_more(self, store: SQLiteStore) -> None:
         fill(store, host("a", cpus=1, numa=1), machine("x"), machine("y"))
         rounds(store)
         edit(store, "x", running=False)
         rounds(store)
-        assert placed(store) == {"y": "a"}
+        assert node_by_machine(store) == {"y": "a"}
         assert "allocations" not in status(store, "x")
 
     def test_one_that_its_node_has_is_given_back_by_the_node_only(self, store: SQLiteStore) -> None:
@@ -386,19 +388,19 @@ class TestGivenBack:
         hold(store, "x", "a", phase="Running")
         edit(store, "x", running=False)
         rounds(store)
-        assert placed(store) == {"x": "a"}
+        assert node_by_machine(store) == {"x": "a"}
 
     def test_one_that_stopped_comes_back_to_its_node_and_to_no_other(self, store: SQLiteStore) -> None:
         fill(store, host("a", cpus=1, numa=1), host("b", cpus=1, numa=1), machine("x"))
         rounds(store)
-        node = placed(store)["x"]
-        found = {k: v for k, v in status(store, "x").items() if k != "allocations"}
+        node = node_by_machine(store)["x"]
+        unplaced = {k: v for k, v in status(store, "x").items() if k != "allocations"}
         hold(store, "x", node, phase="Stopped", reason="StoppedOnRequest")
         now = store.get("VirtualMachine", "default", "x")
-        store.replace_status({**now, "status": {**found, "phase": "Stopped", "reason": "StoppedOnRequest"}})
+        store.replace_status({**now, "status": {**unplaced, "phase": "Stopped", "reason": "StoppedOnRequest"}})
         fill(store, machine("y", nodeName=node))
         rounds(store)
-        assert set(placed(store).values()) == {node}
+        assert set(node_by_machine(store).values()) == {node}
 
 
 class TestClaims:
@@ -408,7 +410,7 @@ class TestClaims:
         fill(store, gpu_class(), host("a"), gpu_pool("p", node="a"), gpu_claim("gpu"))
         fill(store, machine("web", "1", "1Gi", "gpu", "nic"))
         rounds(store)
-        assert (placed(store), held(store, "gpu")) == ({}, [])
+        assert (node_by_machine(store), held(store, "gpu")) == ({}, [])
         assert (status(store, "web")["reason"], status(store, "web")["message"]) == (
             "ClaimNotFound",
             "claim default/nic does not exist",
@@ -422,23 +424,23 @@ class TestClaims:
         assert store.get("DeviceClaim", "default", "gpu")["metadata"]["resourceVersion"] == version
         store.create(gpu_claim("nic"))
         rounds(store)
-        assert (placed(store), held(store, "nic")) == ({"web": "a"}, ["p/d1"])
+        assert (node_by_machine(store), held(store, "nic")) == ({"web": "a"}, ["p/d1"])
 
     def test_claims_with_a_group_of_their_own_bring_it_along(self, store: SQLiteStore) -> None:
         fill(store, gpu_class(), host("a"), host("b"), gpu_pool("p", node="a", devices=1), gpu_pool("q", node="b"))
         fill(store, gpu_claim("x", group="g"), gpu_claim("y", group="g"), machine("web", "1", "1Gi", "x"))
         rounds(store)
-        assert placed(store) == {"web": "b"}
+        assert node_by_machine(store) == {"web": "b"}
         assert sorted(held(store, "x") + held(store, "y")) == ["q/d0", "q/d1"]
 
     def test_a_claim_of_two_machines_is_placed_with_the_first_and_fixes_the_second(self, store: SQLiteStore) -> None:
         fill(store, gpu_class(), host("a"), host("b"), gpu_pool("p", node="b"), gpu_claim("gpu"))
         fill(store, machine("one", "1", "1Gi", "gpu"), machine("two", "1", "1Gi", "gpu"))
         rounds(store, 1)
-        assert placed(store) == {"one": "b"}
+        assert node_by_machine(store) == {"one": "b"}
         assert "machine default/one first" in status(store, "two")["message"]
         rounds(store, 1)
-        assert placed(store) == {"one": "b", "two": "b"}
+        assert node_by_machine(store) == {"one": "b", "two": "b"}
 
 
 class TestWriting:
@@ -455,14 +457,14 @@ class TestWriting:
 
         def solve(documents: Any, **settings: Any) -> dict[str, Any]:
             answer = solve_manifests(documents, **settings)
-            if not placed(store):
+            if not node_by_machine(store):
                 store.create(machine("a-first", nodeName="a"))
-                Allocator(store, solve=solve_manifests).round()  # another one, that is quicker
+                DeviceClaimAllocator(store, solve=solve_manifests).round()  # another one, that is quicker
             return answer
 
-        assert Allocator(store, solve=solve).round().granted == []
+        assert DeviceClaimAllocator(store, solve=solve).round().granted == []
         rounds(store)
-        assert len(placed(store)) == 1
+        assert len(node_by_machine(store)) == 1
 
     @pytest.mark.parametrize(("permitted", "here"), [("3", {}), ("1", {"next": "a"})], ids=["more", "less"])
     def test_what_a_machine_is_permitted_meanwhile_counts_for_the_room_of_its_node_only(
@@ -480,10 +482,10 @@ class TestWriting:
             hold(store, "web", "a", permitted={"cpus": permitted, "memory": "1Gi"})
             return answer
 
-        Allocator(store, solve=solve).round()
-        assert (placed(store), held(store, "gpu")) == ({"web": "a", "far": "b"} | here, ["p/d0"])
+        DeviceClaimAllocator(store, solve=solve).round()
+        assert (node_by_machine(store), held(store, "gpu")) == ({"web": "a", "far": "b"} | here, ["p/d0"])
         rounds(store)
-        assert placed(store) == {"web": "a", "far": "b"} | here
+        assert node_by_machine(store) == {"web": "a", "far": "b"} | here
 
     @pytest.mark.parametrize("what", ["machine", "claim"])
     def test_a_machine_and_its_claims_are_written_together_or_not_at_all(self, store: SQLiteStore, what: str) -> None:
@@ -493,14 +495,14 @@ class TestWriting:
         def solve(documents: Any, **settings: Any) -> dict[str, Any]:
             answer = solve_manifests(documents, **settings)
             kind, name = ("VirtualMachine", "web") if what == "machine" else ("DeviceClaim", "gpu")
-            found = store.get(kind, "default", name)
-            store.replace({**found, "metadata": {**found["metadata"], "labels": {"touched": "meanwhile"}}})
+            stored = store.get(kind, "default", name)
+            store.replace({**stored, "metadata": {**stored["metadata"], "labels": {"touched": "meanwhile"}}})
             return answer
 
-        Allocator(store, solve=solve).round()
-        assert (placed(store), held(store, "gpu")) == ({}, [])
+        DeviceClaimAllocator(store, solve=solve).round()
+        assert (node_by_machine(store), held(store, "gpu")) == ({}, [])
         rounds(store)
-        assert (placed(store), held(store, "gpu")) == ({"web": "a"}, ["p/d0"])
+        assert (node_by_machine(store), held(store, "gpu")) == ({"web": "a"}, ["p/d0"])
 
     def test_a_claim_for_any_device_takes_no_cpus(self, store: SQLiteStore) -> None:
         claim = gpu_claim("any")
@@ -523,4 +525,4 @@ class TestWriting:
         for thread in threads:
             thread.join()
         rounds(store)
-        assert Counter(placed(store).values()) == {"a": 2, "b": 1}
+        assert Counter(node_by_machine(store).values()) == {"a": 2, "b": 1}

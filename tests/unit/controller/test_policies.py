@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from devalloc.api import meta
-from devalloc.controller.claims import OF_ALLOCATION
+from devalloc.controller.reconcile.claims import ALLOCATION_ANNOTATIONS
 
 FILE = Path(__file__).parents[3] / "deploy" / "base" / "policies-objects.yaml"
 POLICIES: dict[str, Any] = {
@@ -24,7 +24,9 @@ def variable(policy: str, name: str) -> str:
 
 def test_every_annotation_of_the_controller_is_kept_to_it() -> None:
     listed = variable("devalloc-claims-annotations", "allocators")
-    assert [name for name in (*OF_ALLOCATION, meta.LEADER, meta.TRANSACTION) if f"'{name}'" not in listed] == []
+    assert [
+        name for name in (*ALLOCATION_ANNOTATIONS, meta.LEADER, meta.TRANSACTION) if f"'{name}'" not in listed
+    ] == []
 
 
 def test_what_people_write_is_not_among_them() -> None:

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from devalloc.api.decode import decode
 from devalloc.api.meta import PUBLISHED_BY
 from devalloc.api.pool import DevicePool
-from devalloc.controller.publish import INVENTORY, Published, Publisher
+from devalloc.controller.pool_publisher import INVENTORY, PoolPublisher, PublishResult
 from devalloc.store import Event, EventType, StoreError
 from devalloc.store.sqlite import SQLiteStore
-from tests.support.fleets import gpu_pool
+from tests.support.fleet_manifests import gpu_pool
 
 Object = dict[str, Any]
 
 
-def found(*manifests: Object) -> list[DevicePool]:
+def device_pools(*manifests: Object) -> list[DevicePool]:
     pools = [pool for pool in (decode(manifest).object for manifest in manifests) if isinstance(pool, DevicePool)]
     assert len(pools) == len(manifests)
     return pools
@@ -30,85 +30,89 @@ def specs(store: SQLiteStore) -> dict[str, Object]:
 
 
 @pytest.fixture
-def publisher(store: SQLiteStore) -> Publisher:
-    return Publisher(store, "n")
+def publisher(store: SQLiteStore) -> PoolPublisher:
+    return PoolPublisher(store, "n")
 
 
-def test_creates_updates_and_deletes(store: SQLiteStore, publisher: Publisher) -> None:
-    assert publisher.publish(found(gpu_pool("a"), gpu_pool("b"))) == Published(created=("a", "b"))
+def test_creates_updates_and_deletes(store: SQLiteStore, publisher: PoolPublisher) -> None:
+    assert publisher.publish(device_pools(gpu_pool("a"), gpu_pool("b"))) == PublishResult(created=("a", "b"))
     assert specs(store) == {"a": gpu_pool("a")["spec"], "b": gpu_pool("b")["spec"]}
-    assert publisher.publish(found(gpu_pool("a"), gpu_pool("b", devices=1))) == Published(updated=("b",))
+    assert publisher.publish(device_pools(gpu_pool("a"), gpu_pool("b", devices=1))) == PublishResult(updated=("b",))
     assert len(specs(store)["b"]["devices"]) == 1
-    assert publisher.publish(found(gpu_pool("c"))) == Published(created=("c",), deleted=("a", "b"))
+    assert publisher.publish(device_pools(gpu_pool("c"))) == PublishResult(created=("c",), deleted=("a", "b"))
     assert specs(store).keys() == {"c"}
-    assert publisher.publish([]) == Published(deleted=("c",))
+    assert publisher.publish([]) == PublishResult(deleted=("c",))
 
 
-def test_writes_only_what_changed(store: SQLiteStore, publisher: Publisher) -> None:
-    publisher.publish(found(gpu_pool("a"), gpu_pool("b", model="A100")))
+def test_writes_only_what_changed(store: SQLiteStore, publisher: PoolPublisher) -> None:
+    publisher.publish(device_pools(gpu_pool("a"), gpu_pool("b", model="A100")))
     before = store.list()
-    assert publisher.publish(found(gpu_pool("a"), gpu_pool("b", model="A100"))) == Published()
-    assert Publisher(store, "n").publish(found(gpu_pool("a"), gpu_pool("b", model="A100"))) == Published()
+    assert publisher.publish(device_pools(gpu_pool("a"), gpu_pool("b", model="A100"))) == PublishResult()
+    assert (
+        PoolPublisher(store, "n").publish(device_pools(gpu_pool("a"), gpu_pool("b", model="A100"))) == PublishResult()
+    )
     assert store.list() == before
 
 
-def test_leaves_other_nodes_and_hand_made_pools_alone(store: SQLiteStore, publisher: Publisher) -> None:
-    Publisher(store, "other").publish(found(gpu_pool("theirs", node="other")))
+def test_leaves_other_nodes_and_hand_made_pools_alone(store: SQLiteStore, publisher: PoolPublisher) -> None:
+    PoolPublisher(store, "other").publish(device_pools(gpu_pool("theirs", node="other")))
     store.create(gpu_pool("handmade"))
     store.create(gpu_pool("network", node=None))
     before = store.list()
-    publisher.publish(found(gpu_pool("mine")))
+    publisher.publish(device_pools(gpu_pool("mine")))
     publisher.publish([])
     assert store.list().objects == before.objects
 
 
 @pytest.mark.parametrize("node", ["n", "other"])
 def test_does_not_take_over_a_pool_of_the_same_name(
-    store: SQLiteStore, publisher: Publisher, caplog: pytest.LogCaptureFixture, node: str
+    store: SQLiteStore, publisher: PoolPublisher, caplog: pytest.LogCaptureFixture, node: str
 ) -> None:
     theirs = store.create(gpu_pool("a", node=node, owner="somebody"))
-    assert publisher.publish(found(gpu_pool("a"), gpu_pool("b"))) == Published(created=("b",), refused=("a",))
+    assert publisher.publish(device_pools(gpu_pool("a"), gpu_pool("b"))) == PublishResult(
+        created=("b",), refused=("a",)
+    )
     assert store.get("DevicePool", None, "a") == theirs
     assert "DevicePool a exists and was not published by the inventory of node n" in caplog.text
     publisher.publish([])
     assert store.get("DevicePool", None, "a") == theirs
 
 
-def test_keeps_what_others_put_on_its_pools(store: SQLiteStore, publisher: Publisher) -> None:
-    publisher.publish(found(gpu_pool("a")))
+def test_keeps_what_others_put_on_its_pools(store: SQLiteStore, publisher: PoolPublisher) -> None:
+    publisher.publish(device_pools(gpu_pool("a")))
     pool = store.get("DevicePool", None, "a")
     pool["metadata"]["annotations"] = {"devalloc.io/cordon": "true"}
     pool["metadata"]["labels"]["rack"] = "7"
     pool = store.replace(pool)
     store.replace_status({**pool, "status": {"availableDevices": 1}})
-    publisher.publish(found(gpu_pool("a", devices=1)))
+    publisher.publish(device_pools(gpu_pool("a", devices=1)))
     after = store.get("DevicePool", None, "a")
     assert after["metadata"]["annotations"] == {"devalloc.io/cordon": "true"}
     assert after["metadata"]["labels"] == {"rack": "7", PUBLISHED_BY: INVENTORY}
     assert after["status"] == {"availableDevices": 1}
 
 
-def test_knows_when_a_pool_of_its_own_was_overwritten(store: SQLiteStore, publisher: Publisher) -> None:
-    publisher.publish(found(gpu_pool("a")))
+def test_knows_when_a_pool_of_its_own_was_overwritten(store: SQLiteStore, publisher: PoolPublisher) -> None:
+    publisher.publish(device_pools(gpu_pool("a")))
     pool = store.get("DevicePool", None, "a")
-    assert not publisher.overwritten(Event(EventType.ADDED, pool, "1"))
+    assert not publisher.is_overwritten(Event(EventType.ADDED, pool, "1"))
     status = store.replace_status({**pool, "status": {"availableDevices": 1}})
-    assert not publisher.overwritten(Event(EventType.MODIFIED, status, "1"))
+    assert not publisher.is_overwritten(Event(EventType.MODIFIED, status, "1"))
     edited = store.replace({**status, "spec": {**pool["spec"], "devices": []}})
-    assert publisher.overwritten(Event(EventType.MODIFIED, edited, "1"))
-    assert publisher.publish(found(gpu_pool("a"))) == Published(updated=("a",))
-    assert not publisher.overwritten(Event(EventType.MODIFIED, store.get("DevicePool", None, "a"), "1"))
-    assert publisher.overwritten(Event(EventType.DELETED, store.delete("DevicePool", None, "a"), "1"))
-    assert publisher.publish(found(gpu_pool("a"))) == Published(created=("a",))
+    assert publisher.is_overwritten(Event(EventType.MODIFIED, edited, "1"))
+    assert publisher.publish(device_pools(gpu_pool("a"))) == PublishResult(updated=("a",))
+    assert not publisher.is_overwritten(Event(EventType.MODIFIED, store.get("DevicePool", None, "a"), "1"))
+    assert publisher.is_overwritten(Event(EventType.DELETED, store.delete("DevicePool", None, "a"), "1"))
+    assert publisher.publish(device_pools(gpu_pool("a"))) == PublishResult(created=("a",))
     publisher.publish([])
-    assert not publisher.overwritten(Event(EventType.DELETED, edited, "1"))
-    assert not publisher.overwritten(Event(EventType.MODIFIED, gpu_pool("handmade"), "1"))
+    assert not publisher.is_overwritten(Event(EventType.DELETED, edited, "1"))
+    assert not publisher.is_overwritten(Event(EventType.MODIFIED, gpu_pool("handmade"), "1"))
 
 
-def test_a_store_that_fails_is_an_error(store: SQLiteStore, publisher: Publisher) -> None:
+def test_a_store_that_fails_is_an_error(store: SQLiteStore, publisher: PoolPublisher) -> None:
     store._connection.execute("PRAGMA query_only = ON")
     with pytest.raises(StoreError):
-        publisher.publish(found(gpu_pool("a")))
+        publisher.publish(device_pools(gpu_pool("a")))
 
 
 pool_sets = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 2), max_size=4)
@@ -123,7 +127,9 @@ def test_whatever_came_before_the_last_inventory_counts(
     for name in foreign:
         store.create(gpu_pool(name, node="other", devices=5))
     for wanted in rounds:
-        Publisher(store, "n").publish(found(*(gpu_pool(name, devices=count) for name, count in wanted.items())))
+        PoolPublisher(store, "n").publish(
+            device_pools(*(gpu_pool(name, devices=count) for name, count in wanted.items()))
+        )
     expected = {name: gpu_pool(name, devices=count)["spec"] for name, count in rounds[-1].items()}
     expected |= {name: gpu_pool(name, node="other", devices=5)["spec"] for name in foreign}
     assert specs(store) == expected

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from devalloc.controller import availability, decision
-from devalloc.controller.allocate import Allocator
-from devalloc.controller.reading import Made, Reading
+from devalloc.controller.reconcile import availability, decision
+from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
+from devalloc.controller.reconcile.snapshot import Memo, SnapshotReader
 from devalloc.store import Expired, Key, Listing, Store
 from devalloc.store.kubernetes import KubernetesStore
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fake_kube import FakeClient, FakeKube
-from tests.support.fleets import annotations, fill, gpu_claim, gpu_class, gpu_pool
+from tests.support.fleet_manifests import annotations, fill, gpu_claim, gpu_class, gpu_pool
 
 
 def test_an_object_that_did_not_change_is_the_same_one(store: Store) -> None:
     fill(store, gpu_pool("p"), gpu_pool("r"), gpu_class())
-    reading = Reading(store, None)
+    reading = SnapshotReader(store, None)
     before = reading.look()
     assert not reading.look().is_new
     pool = store.get("DevicePool", None, "r")
@@ -37,7 +37,7 @@ def test_an_object_that_did_not_change_is_the_same_one(store: Store) -> None:
 
 def test_one_of_the_same_name_is_another_object(store: Store) -> None:
     fill(store, gpu_pool("p"))
-    reading = Reading(store, ["DevicePool"])
+    reading = SnapshotReader(store, ["DevicePool"])
     before = reading.look()
     store.delete("DevicePool", None, "p")
     fill(store, gpu_pool("p"), gpu_class())
@@ -47,7 +47,7 @@ def test_one_of_the_same_name_is_another_object(store: Store) -> None:
 def test_what_was_missed_is_listed_anew_and_the_rest_known_again(tmp_path: Path) -> None:
     store = SQLiteStore(tmp_path / "store.db", deletions_kept=1)
     fill(store, gpu_pool("p"), gpu_pool("q"), gpu_pool("r"))
-    reading = Reading(store, None)
+    reading = SnapshotReader(store, None)
     before = reading.look()
     for name in ("q", "r"):
         store.delete("DevicePool", None, name)
@@ -71,13 +71,13 @@ def test_an_object_of_a_restored_store_is_not_taken_for_the_one_of_its_version(s
         def watch(self, kinds: Any, since: str, *, timeout: float) -> Any:
             raise Expired("list again")
 
-    reading = Reading(Restored(), ["DevicePool"])  # type: ignore[arg-type]  all that it needs
+    reading = SnapshotReader(Restored(), ["DevicePool"])  # type: ignore[arg-type]  all that it needs
     assert [*reading.look().objects.values()] == [before]
     assert [*reading.look().objects.values()] == [after]
 
 
 def test_what_was_made_is_known_as_long_as_it_is_asked_for() -> None:
-    made, numbers, obj = Made(), iter(range(10)), {"a": 1}
+    made, numbers, obj = Memo(), iter(range(10)), {"a": 1}
 
     def ask(given: Any = None) -> int:
         return made.of("number", obj, lambda: next(numbers), given)
@@ -93,29 +93,29 @@ def test_what_was_made_is_known_as_long_as_it_is_asked_for() -> None:
 
 def test_a_round_reads_what_has_changed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(store, gpu_class(), *(gpu_pool(f"p{n}", node=f"n{n}") for n in range(3)), gpu_claim("a"), gpu_claim("b"))
-    asked, read = [], []
-    allocator = Allocator(store)
-    monkeypatch.setattr(allocator, "_solve", _noting(allocator._solve, lambda *_: asked.append(1)))
+    solves, read = [], []
+    allocator = DeviceClaimAllocator(store)
+    monkeypatch.setattr(allocator, "_solve", _noting(allocator._solve, lambda *_: solves.append(1)))
     while allocator.round().granted:
         pass
     allocator.round()
-    for module, name in ((availability, "_numbers"), (decision, "_kept")):
+    for module, name in ((availability, "_pool_numbers"), (decision, "_keep_change")):
         noting = _noting(getattr(module, name), lambda doc, *_: read.append(doc["metadata"]["name"]))
         monkeypatch.setattr(module, name, noting)
-    asked.clear()
+    solves.clear()
     first, again = allocator.round(), allocator.round()
-    assert (asked, read) == ([], []), "nothing has changed"
+    assert (solves, read) == ([], []), "nothing has changed"
     assert (first.claims, first.allocated, first.available) == (2, 2, 4)
     assert again.granted == again.stale == []
     fill(store, gpu_claim("c"))
     assert [key.name for key in allocator.round().granted] == ["c"]
-    assert asked == [1]
+    assert solves == [1]
     assert len(read) == 1, "of the pool alone that it got a device of"
 
 
 def test_nobody_changes_what_is_kept(store: Store) -> None:
     fill(store, gpu_class(), gpu_pool("p"), gpu_claim("a"), gpu_claim("b", release="now"))
-    allocator = Allocator(store)
+    allocator = DeviceClaimAllocator(store)
     for _ in range(4):
         allocator.round()
     assert [*allocator._reading.look().objects.values()] == store.list().objects
@@ -134,7 +134,7 @@ def test_who_loses_in_a_batch_is_told_once_who_has_it() -> None:
     client = FakeClient(kube)
     with closing(KubernetesStore(client)) as store:  # type: ignore[arg-type]
         fill(store, gpu_class(), gpu_pool(devices=2), *(gpu_claim(f"c{number}") for number in range(6)))
-        allocator = Allocator(store)
+        allocator = DeviceClaimAllocator(store)
         client.writes.clear()
         for _ in range(4):
             allocator.round()
@@ -147,7 +147,7 @@ def test_who_loses_is_told_who_has_it_also_where_a_round_could_not_write(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(store, gpu_class(), gpu_pool(devices=1), gpu_claim("a"), gpu_claim("b"))
-    allocator, broken = Allocator(store), [1]
+    allocator, broken = DeviceClaimAllocator(store), [1]
     commit = allocator._commit
     monkeypatch.setattr(
         allocator, "_commit", lambda *given, **more: {} if broken and broken.pop() else commit(*given, **more)

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from devalloc.controller.recorder import MAX_NOTE, Recorder
-from devalloc.controller.told import Told, changes
+from devalloc.controller.reconcile.events import MAX_NOTE, EventRecorder, ObjectEvent, events_of_write
 from tests.support.waiting import until
 
 Object = dict[str, Any]
@@ -26,54 +25,56 @@ def held(*devices: str, **more: Any) -> Object:
     return {"allocations": [{"devicePoolName": "p", "deviceName": name} for name in devices], **more}
 
 
-def said(before: Object, after: Object) -> list[tuple[str, str, str]]:
-    return [(told.type, told.reason, told.note) for told in changes(before, after)]
+def events_of(before: Object, after: Object) -> list[tuple[str, str, str]]:
+    return [(each.type, each.reason, each.note) for each in events_of_write(before, after)]
 
 
 class TestWhatIsTold:
     def test_of_a_claim_that_got_and_gave_back(self) -> None:
         has = claim(held("d0", "d1"), allocated_node="n")
-        assert said(claim(), has) == [("Normal", "Allocated", "2 devices on node n: p/d0, p/d1")]
-        assert said(has, claim()) == [("Normal", "Released", "2 devices taken back: p/d0, p/d1")]
-        (told,) = changes(claim(), has)
-        assert told.regarding["uid"] == "u1"
-        assert told.regarding["namespace"] == "team"
+        assert events_of(claim(), has) == [("Normal", "Allocated", "2 devices on node n: p/d0, p/d1")]
+        assert events_of(has, claim()) == [("Normal", "Released", "2 devices taken back: p/d0, p/d1")]
+        (event,) = events_of_write(claim(), has)
+        assert event.regarding["uid"] == "u1"
+        assert event.regarding["namespace"] == "team"
 
     def test_a_reason_is_told_when_it_is_another_one(self) -> None:
         refused = claim(reason="DevicesInUse", message="1 is used by x")
-        assert said(claim(), refused) == [("Warning", "DevicesInUse", "1 is used by x")]
-        assert said(refused, claim(reason="DevicesInUse", message="2 are used")) == [], "only its numbers changed"
-        assert said(refused, claim(reason="NotEnoughDevices", message="m")) == [("Warning", "NotEnoughDevices", "m")]
-        assert said(refused, claim(held("d0"))) == [("Normal", "Allocated", "1 device: p/d0")]
+        assert events_of(claim(), refused) == [("Warning", "DevicesInUse", "1 is used by x")]
+        assert events_of(refused, claim(reason="DevicesInUse", message="2 are used")) == [], "only its numbers changed"
+        assert events_of(refused, claim(reason="NotEnoughDevices", message="m")) == [
+            ("Warning", "NotEnoughDevices", "m")
+        ]
+        assert events_of(refused, claim(held("d0"))) == [("Normal", "Allocated", "1 device: p/d0")]
 
     def test_of_an_allocated_claim_that_has_something_wrong(self) -> None:
         has = claim(held("d0"))
-        assert said(has, claim(held("d0"), reason="SpecChanged", message="m")) == [("Warning", "SpecChanged", "m")]
+        assert events_of(has, claim(held("d0"), reason="SpecChanged", message="m")) == [("Warning", "SpecChanged", "m")]
         conditions = [{"type": "DeviceLost", "status": "True"}]
         statuses = [{"devicePoolName": "p", "deviceName": "d0", "conditions": conditions}]
         lost = claim(held("d0", deviceStatuses=statuses))
-        assert said(has, lost) == [("Warning", "DeviceLost", "device p/d0 exists no more")]
-        assert said(lost, lost) == []
+        assert events_of(has, lost) == [("Warning", "DeviceLost", "device p/d0 no longer exists")]
+        assert events_of(lost, lost) == []
 
     def test_of_a_machine(self) -> None:
         def machine(*conditions: tuple[str, str, str], node: str | None = None) -> Object:
-            told = [{"type": t, "status": s, "reason": r, "message": f"{r}!"} for t, s, r in conditions]
+            entries = [{"type": t, "status": s, "reason": r, "message": f"{r}!"} for t, s, r in conditions]
             metadata = {"name": "web", "namespace": "team", "uid": "u2"}
-            status = {"conditions": told, "nodeName": node}
+            status = {"conditions": entries, "nodeName": node}
             return {"apiVersion": "v1", "kind": "VirtualMachine", "metadata": metadata, "status": status}
 
         new, refused = machine(), machine(("Placed", "False", "NoRoom"))
         placed = machine(("Placed", "True", "Placed"), node="n1")
-        assert said(new, refused) == [("Warning", "NoRoom", "NoRoom!")]
-        assert said(refused, refused) == []
-        assert said(refused, placed) == [("Normal", "Placed", "Placed!")]
+        assert events_of(new, refused) == [("Warning", "NoRoom", "NoRoom!")]
+        assert events_of(refused, refused) == []
+        assert events_of(refused, placed) == [("Normal", "Placed", "Placed!")]
         grown = machine(("Placed", "True", "Placed"), ("Fits", "False", "NoRoom"), node="n1")
-        assert said(placed, grown) == [("Warning", "NoRoom", "NoRoom!")]
-        assert said(placed, new) == [("Normal", "Released", "nothing is kept for it on node n1 any more")]
+        assert events_of(placed, grown) == [("Warning", "NoRoom", "NoRoom!")]
+        assert events_of(placed, new) == [("Normal", "Released", "node n1 no longer reserves anything for it")]
 
     def test_what_nobody_waits_for_is_not_told(self) -> None:
         pool = {"apiVersion": "v1", "kind": "DevicePool", "metadata": {"name": "p"}}
-        assert changes(pool, {**pool, "status": {"availableDevices": 1}}) == []
+        assert events_of_write(pool, {**pool, "status": {"availableDevices": 1}}) == []
 
 
 class Server:
@@ -113,12 +114,12 @@ class Clock:
         return self.now
 
 
-def told(name: str = "a", reason: str = "DevicesInUse", note: str = "why", **more: str) -> Told:
+def make_event(name: str = "a", reason: str = "DevicesInUse", note: str = "why", **more: str) -> ObjectEvent:
     regarding: Mapping[str, str] = {"apiVersion": "v1", "kind": "DeviceClaim", "name": name, "uid": name, **more}
-    return Told(regarding, "Warning", reason, "Allocate", note)
+    return ObjectEvent(regarding, "Warning", reason, "Allocate", note)
 
 
-def drain(recorder: Recorder) -> None:
+def drain(recorder: EventRecorder) -> None:
     """Write all that waits."""
     stop = threading.Event()
     stop.set()
@@ -127,8 +128,8 @@ def drain(recorder: Recorder) -> None:
 
 def test_an_event_has_what_the_api_wants() -> None:
     server, clock = Server(), Clock()
-    recorder = Recorder(server, "host-1", now=clock)
-    recorder.record([told(namespace="team", note="ä" * 2000)])
+    recorder = EventRecorder(server, "host-1", now=clock)
+    recorder.record([make_event(namespace="team", note="ä" * 2000)])
     drain(recorder)
     ((path, event),) = server.events.items()
     assert path.startswith("/apis/events.k8s.io/v1/namespaces/team/events/a.")
@@ -142,27 +143,27 @@ def test_an_event_has_what_the_api_wants() -> None:
 
 def test_what_is_told_again_is_counted() -> None:
     server, clock = Server(), Clock()
-    recorder = Recorder(server, "i", now=clock)
-    recorder.record([told(), told(note="later"), told(reason="Other")])
+    recorder = EventRecorder(server, "i", now=clock)
+    recorder.record([make_event(), make_event(note="later"), make_event(reason="Other")])
     drain(recorder)
     assert sorted(e.get("series", {}).get("count", 1) for e in server.events.values()) == [1, 2]
-    recorder.record([told(note="again")])
+    recorder.record([make_event(note="again")])
     drain(recorder)
     counted = next(event for event in server.events.values() if event["reason"] == "DevicesInUse")
     assert (counted["series"]["count"], counted["note"], server.requests) == (3, "again", 3)
     clock.now += timedelta(minutes=7)
-    recorder.record([told()])
+    recorder.record([make_event()])
     drain(recorder)
     assert len(server.events) == 3, "long after, it is another event"
 
 
 def test_one_whose_event_is_gone_is_told_anew() -> None:
     server = Server()
-    recorder = Recorder(server, "i", now=Clock())
-    recorder.record([told()])
+    recorder = EventRecorder(server, "i", now=Clock())
+    recorder.record([make_event()])
     drain(recorder)
     server.events.clear()
-    recorder.record([told()])
+    recorder.record([make_event()])
     drain(recorder)
     assert len(server.events) == 1
     assert recorder.dropped == 0
@@ -171,11 +172,11 @@ def test_one_whose_event_is_gone_is_told_anew() -> None:
 def test_nobody_waits_for_a_server_that_does_not_answer() -> None:
     server = Server()
     server.gate.clear()
-    recorder = Recorder(server, "i", now=Clock(), most_waiting=10)
+    recorder = EventRecorder(server, "i", now=Clock(), most_waiting=10)
     stop = threading.Event()
     thread = threading.Thread(target=recorder.run, args=(stop,))
     thread.start()
-    recorder.record(told(str(number)) for number in range(50))  # returns: else the test never ends
+    recorder.record(make_event(str(number)) for number in range(50))  # returns: else the test never ends
     assert recorder.dropped >= 39
     server.gate.set()
     until(lambda: recorder.written >= 50 - recorder.dropped, "all others are written")
@@ -186,11 +187,11 @@ def test_nobody_waits_for_a_server_that_does_not_answer() -> None:
 
 def test_what_the_server_does_not_take_is_dropped_and_the_next_is_written() -> None:
     server = Server()
-    recorder = Recorder(server, "i", now=Clock())
+    recorder = EventRecorder(server, "i", now=Clock())
     server.is_away = True
-    recorder.record([told("a")])
+    recorder.record([make_event("a")])
     drain(recorder)
     server.is_away = False
-    recorder.record([told("b")])
+    recorder.record([make_event("b")])
     drain(recorder)
     assert (recorder.dropped, recorder.written) == (1, 1)

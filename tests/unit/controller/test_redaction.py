@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from devalloc.controller.redaction import redacted
+from devalloc.controller.reconcile.redaction import redact
 
 OWNERS = {("team-a", "own"), ("team-b", "secret"), ("team-b", "plan.v2"), ("team-c", "third")}
 
@@ -32,12 +32,10 @@ OWNERS = {("team-a", "own"), ("team-b", "secret"), ("team-b", "plan.v2"), ("team
     ],
 )
 def test_messages(message: str, shown: str) -> None:
-    assert redacted(message, "team-a", lambda *key: key in OWNERS) == shown
+    assert redact(message, "team-a", lambda *key: key in OWNERS) == shown
 
 
 def test_two_claims_of_one_message_are_never_taken_for_one() -> None:
     """However they are joined, all others are hidden."""
     for joint in (", ", " and ", "; ", " or ", "\n", ": "):
-        assert "team-b" not in redacted(
-            joint.join(["team-b/secret", "team-b/plan.v2"]), "a", lambda *key: key in OWNERS
-        )
+        assert "team-b" not in redact(joint.join(["team-b/secret", "team-b/plan.v2"]), "a", lambda *key: key in OWNERS)

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from devalloc.api.meta import NODE_FINALIZER, PREPARED_ON, TRANSACTION
-from devalloc.controller.allocate import AllocateSettings, Allocator
-from devalloc.controller.told import Told, changes
+from devalloc.controller.reconcile.device_claims import AllocatorSettings, DeviceClaimAllocator
+from devalloc.controller.reconcile.events import ObjectEvent, events_of_write
 from devalloc.store.kubernetes import ApiError, KubernetesStore
 from tests.support.fake_kube import FakeClient, FakeKube
-from tests.support.fleets import annotations, fill, gpu_claim, gpu_class, gpu_pool, held
-from tests.support.hosts import host, machine, placed, status
+from tests.support.fleet_manifests import annotations, fill, gpu_claim, gpu_class, gpu_pool, held
+from tests.support.host_pools import host, machine, node_by_machine, status
 
 
 class Bed:
@@ -29,7 +29,7 @@ class Bed:
         self.store = KubernetesStore(self.client)  # type: ignore[arg-type]
         self.users = KubernetesStore(FakeClient(kube))  # type: ignore[arg-type]
         self.now = 0.0
-        self.allocator = Allocator(self.store, clock=lambda: self.now)
+        self.allocator = DeviceClaimAllocator(self.store, clock=lambda: self.now)
 
     def _before(self, number: int, what: str) -> None:
         if any(each in what for each in self.refused):
@@ -79,7 +79,7 @@ def test_the_next_round_is_due_at_once(bed: Bed) -> None:
         if due[-1] or len(due) > 5:
             stop.set()
 
-    allocator = Allocator(bed.store, progress=progress)
+    allocator = DeviceClaimAllocator(bed.store, progress=progress)
     ended = threading.Thread(target=allocator.run, args=(stop,))
     ended.start()
     ended.join(50)
@@ -101,13 +101,15 @@ def test_it_is_logged_once(bed: Bed, caplog: pytest.LogCaptureFixture) -> None:
 
 def test_what_cannot_be_written_on_it_is_told_beside_it(bed: Bed) -> None:
     """By an Event: an object that takes no more annotations would else wait without a word."""
-    told: list[Told] = []
-    bed.allocator = Allocator(bed.store, clock=lambda: bed.now, wrote=lambda old, new: told.extend(changes(old, new)))
+    events: list[ObjectEvent] = []
+    bed.allocator = DeviceClaimAllocator(
+        bed.store, clock=lambda: bed.now, wrote=lambda old, new: events.extend(events_of_write(old, new))
+    )
     fill(bed.users, gpu_class(), gpu_pool(devices=1), gpu_claim("a"))
     bed.refused = ["claims/a"]
     bed.rounds(5)
-    assert [(each.regarding["name"], each.type, each.reason) for each in told] == [("a", "Warning", "Refused")]
-    assert "annotations: Too long" in told[0].note
+    assert [(each.regarding["name"], each.type, each.reason) for each in events] == [("a", "Warning", "Refused")]
+    assert "annotations: Too long" in events[0].note
 
 
 @pytest.mark.parametrize("change", ["annotation", "class", "time"])
@@ -159,7 +161,7 @@ def test_a_machine_whose_claim_is_refused_waits_with_it_and_another_has_its_room
     fill(bed.users, gpu_class(), gpu_pool(devices=2), host("n", cpus=2), gpu_claim("a"))
     fill(bed.users, machine("first", "2", "1Gi", "a"), machine("second", "2", "1Gi"))
     bed.rounds()
-    assert placed(bed.users) == {"second": "n"}
+    assert node_by_machine(bed.users) == {"second": "n"}
     assert status(bed.users, "first")["reason"] == "Refused"
     assert annotations(bed.users, "a")["reason"] == "Refused"
     assert bed.rounds() == []
@@ -182,7 +184,7 @@ def test_what_a_machine_cannot_be_given_more_another_has(bed: Bed) -> None:
     fill(bed.users, machine("second", "3", "1Gi"))
     bed.store.refresh()
     bed.rounds()
-    assert placed(bed.users) == {"first": "n", "second": "n"}
+    assert node_by_machine(bed.users) == {"first": "n", "second": "n"}
     assert bed.rounds() == []
 
 
@@ -206,8 +208,8 @@ def test_what_cannot_be_said_of_a_claim_that_holds_devices_is_not_tried_in_each_
 
 def test_marks_that_could_not_be_taken_away_go_as_soon_as_they_can(bed: Bed) -> None:
     """Nodes take nothing for given that has one, and on a quiet cluster nothing else is to be written."""
-    quiet = AllocateSettings(availability=1000)
-    bed.allocator = Allocator(bed.store, settings=quiet, clock=lambda: bed.now)
+    quiet = AllocatorSettings(availability=1000)
+    bed.allocator = DeviceClaimAllocator(bed.store, settings=quiet, clock=lambda: bed.now)
     fill(bed.users, gpu_class(), gpu_pool(devices=2))
     bed.refused = []
     bed.rounds()

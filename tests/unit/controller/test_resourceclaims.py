@@ -11,25 +11,25 @@ from unittest.mock import Mock
 
 import pytest
 
-from devalloc.api.aside import is_aside, plain, set_aside
+from devalloc.api.dedicated_pools import base_pool_name, dedicated_pool_name, is_dedicated
 from devalloc.api.meta import LEADER
-from devalloc.controller.metrics import Metrics
-from devalloc.controller.resourceclaims import ResourceClaimAllocator, ResourceClaimSettings, slices
-from devalloc.controller.resourceclaims import solver as resourceclaims_solver
-from devalloc.controller.resourceclaims.kinds import CLAIMS
-from devalloc.controller.resourceclaims.solver import WarmCluster
-from devalloc.controller.resourceclaims.state import Cluster
-from devalloc.controller.resourceclaims.suiting import suits
-from devalloc.controller.resourceclaims.waiting import Want, wants
-from devalloc.controller.searches import Searches
-from devalloc.controller.told import Told
+from devalloc.controller.metrics import ControllerMetrics
+from devalloc.controller.reconcile.events import ObjectEvent
+from devalloc.controller.reconcile.resource_claims import ResourceClaimAllocator, ResourceClaimSettings, slices
+from devalloc.controller.reconcile.resource_claims import warm_solver as resourceclaims_solver
+from devalloc.controller.reconcile.resource_claims.cluster_state import ClusterState
+from devalloc.controller.reconcile.resource_claims.kinds import CLAIM_RESOURCE
+from devalloc.controller.reconcile.resource_claims.node_affinity import can_run_on
+from devalloc.controller.reconcile.resource_claims.pending import PendingGroup, pending_groups
+from devalloc.controller.reconcile.resource_claims.warm_solver import IncrementalResourceSolver
+from devalloc.controller.reconcile.searches import BackgroundSearches
 from devalloc.store import Event, EventType, Forbidden
 from devalloc.store.kubernetes import ApiError
 from devalloc.store.kubernetes.reflector import Reflector
-from devalloc_solver import budget
-from devalloc_solver.budget import OUT_OF_TIME, TOO_EXPENSIVE_ONCE, Costs
-from devalloc_solver.dra import selectors
-from devalloc_solver.reasons import SEARCHING
+from devalloc_solver.cel import budget
+from devalloc_solver.cel.budget import OUT_OF_TIME, TOO_EXPENSIVE_ONCE, Costs
+from devalloc_solver.dialects.resource_k8s import selectors
+from devalloc_solver.explain.reasons import STILL_SEARCHING
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.waiting import until
 
@@ -46,23 +46,23 @@ def claim(name: str, *, node: str = "", ours: bool = True, device: str = "", **m
     labels = {"devalloc.io/allocator": "devalloc"} if ours else {}
     requests = [{"name": "r", "exactly": {"deviceClassName": "any", "allocationMode": "ExactCount", "count": 1}}]
     about = {"namespace": "a", "name": name, "uid": f"uid-{name}", "labels": labels, **metadata}
-    found: Object = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": about}
-    found["spec"] = {"devices": {"requests": requests}}
+    manifest: Object = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": about}
+    manifest["spec"] = {"devices": {"requests": requests}}
     if node:
         results = [{"request": "r", "driver": "devalloc.io", "pool": f"{node}.devalloc", "device": device or "d"}]
         field = {"key": "metadata.name", "operator": "In", "values": [node]}
         selector = {"nodeSelectorTerms": [{"matchFields": [field]}]}
-        found["status"] = {"allocation": {"devices": {"results": results}, "nodeSelector": selector}}
-    return found
+        manifest["status"] = {"allocation": {"devices": {"results": results}, "nodeSelector": selector}}
+    return manifest
 
 
-def waiting(pods: list[Object], claims: list[Object]) -> list[Want]:
-    return wants(pods, {("a", each["metadata"]["name"]): each for each in claims})
+def waiting(pods: list[Object], claims: list[Object]) -> list[PendingGroup]:
+    return pending_groups(pods, {("a", each["metadata"]["name"]): each for each in claims})
 
 
-def names(found: list[Want]) -> list[tuple[list[str], list[str]]]:
+def names(wants: list[PendingGroup]) -> list[tuple[list[str], list[str]]]:
     """Of each want the claims and the pods."""
-    return [([key[1] for key in each.claims], [p["metadata"]["name"] for p in each.pods]) for each in found]
+    return [([key[1] for key in each.claims], [p["metadata"]["name"] for p in each.pods]) for each in wants]
 
 
 # -- which wait --------------------------------------------------------------------------------------------------------
@@ -71,20 +71,20 @@ def names(found: list[Want]) -> list[tuple[list[str], list[str]]]:
 def test_the_claims_of_a_pod_belong_together_and_so_do_pods_that_share_one() -> None:
     pods = [pod("p1", "x", "y"), pod("p2", "y", "z"), pod("p3", "w"), pod("p4", "not-ours", "v")]
     claims = [claim(name) for name in "vwxyz"] + [claim("not-ours", ours=False)]
-    found = waiting(pods, claims)
-    assert names(found) == [(["v"], ["p4"]), (["w"], ["p3"]), (["x", "y", "z"], ["p1", "p2"])]
-    assert found[2].users(("a", "y")) == [
+    wants = waiting(pods, claims)
+    assert names(wants) == [(["v"], ["p4"]), (["w"], ["p3"]), (["x", "y", "z"], ["p1", "p2"])]
+    assert wants[2].users(("a", "y")) == [
         {"resource": "pods", "name": name, "uid": f"uid-{name}"} for name in ("p1", "p2")
     ]
-    assert [user["name"] for user in found[2].users(("a", "z"))] == ["p2"]
+    assert [user["name"] for user in wants[2].users(("a", "z"))] == ["p2"]
 
 
 def test_a_group_belongs_together_across_pods() -> None:
     marks = {"annotations": {"devalloc.io/group": "g"}}
-    found = waiting(
+    wants = waiting(
         [pod("p1", "x"), pod("p2", "y"), pod("p3", "z")], [claim("x", **marks), claim("y", **marks), claim("z")]
     )
-    assert names(found) == [(["x", "y"], ["p1", "p2"]), (["z"], ["p3"])]
+    assert names(wants) == [(["x", "y"], ["p1", "p2"]), (["z"], ["p3"])]
 
 
 @pytest.mark.parametrize(
@@ -113,9 +113,9 @@ def test_a_claim_that_a_pod_group_shares_is_reserved_for_its_pods_with_room_for_
     }
     named = {"status": {"resourceClaimStatuses": [{"name": "x", "resourceClaimName": "g-x-1"}]}}
     pods = [pod(f"p{number:03}", spec=used) | named for number in range(300)]
-    (found,) = waiting(pods, [claim("g-x-1", ownerReferences=group)])
-    assert len(found.pods) == 300
-    assert len(found.users(("a", "g-x-1"))) == 255
+    (wants,) = waiting(pods, [claim("g-x-1", ownerReferences=group)])
+    assert len(wants.pods) == 300
+    assert len(wants.users(("a", "g-x-1"))) == 255
 
 
 def test_a_claim_of_a_template_is_its_own_pods_alone() -> None:
@@ -130,14 +130,14 @@ def test_a_claim_of_a_template_is_its_own_pods_alone() -> None:
 
 def test_other_claims_of_the_pod_and_pins_say_where() -> None:
     pinned = claim("y", annotations={"devalloc.io/node": "n1"})
-    (found,) = waiting([pod("p", "x", "held")], [claim("x"), claim("held", node="n2")])
-    assert (found.nodes, found.held) == (frozenset({"n2"}), (("a", "held"),))
-    (found,) = waiting([pod("p", "x", "y")], [claim("x"), pinned])
-    assert found.nodes == frozenset({"n1"})
-    (found,) = waiting([pod("p", "held", "y")], [claim("held", node="n2"), pinned])
-    assert found.nodes == frozenset()
-    (found,) = waiting([pod("p", "x", "theirs")], [claim("x"), claim("theirs", node="n3", ours=False)])
-    assert (found.nodes, found.held) == (frozenset({"n3"}), ())
+    (wants,) = waiting([pod("p", "x", "held")], [claim("x"), claim("held", node="n2")])
+    assert (wants.nodes, wants.held) == (frozenset({"n2"}), (("a", "held"),))
+    (wants,) = waiting([pod("p", "x", "y")], [claim("x"), pinned])
+    assert wants.nodes == frozenset({"n1"})
+    (wants,) = waiting([pod("p", "held", "y")], [claim("held", node="n2"), pinned])
+    assert wants.nodes == frozenset()
+    (wants,) = waiting([pod("p", "x", "theirs")], [claim("x"), claim("theirs", node="n3", ours=False)])
+    assert (wants.nodes, wants.held) == (frozenset({"n3"}), ())
 
 
 # -- where -------------------------------------------------------------------------------------------------------------
@@ -158,8 +158,8 @@ def affinity(*terms: Object) -> Object:
 
 
 def expression(operator: str, *values: str) -> Object:
-    told: Object = {"key": "zone", "operator": operator}
-    return {"matchExpressions": [told | ({"values": list(values)} if values else {})]}
+    content: Object = {"key": "zone", "operator": operator}
+    return {"matchExpressions": [content | ({"values": list(values)} if values else {})]}
 
 
 DEDICATED = {"key": "dedicated", "value": "gpu", "effect": "NoSchedule"}
@@ -190,36 +190,36 @@ DEDICATED = {"key": "dedicated", "value": "gpu", "effect": "NoSchedule"}
     ],
 )
 def test_where_a_pod_may_run(one: Object, where: Object, does: bool) -> None:
-    assert suits(one, where) == does
+    assert can_run_on(one, where) == does
 
 
 @pytest.mark.parametrize(("ready", "does"), [("True", True), ("False", False), ("Unknown", False)])
 def test_a_node_that_is_not_ready_suits_only_who_tolerates_that(ready: str, does: bool) -> None:
     where = {**node(), "status": {"conditions": [{"type": "Ready", "status": ready}]}}
-    assert suits(wishing(), where) == does
-    assert suits(wishing(tolerations=[{"operator": "Exists"}]), where)
+    assert can_run_on(wishing(), where) == does
+    assert can_run_on(wishing(tolerations=[{"operator": "Exists"}]), where)
 
 
 # -- of which devices --------------------------------------------------------------------------------------------------
 
 
 def test_a_pool_that_is_set_aside_says_so_in_its_name() -> None:
-    assert (is_aside("node-a-0000-41-00"), is_aside(set_aside("node-a-0000-41-00"))) == (False, True)
-    assert plain(set_aside("p")) == plain("p") == "p"
+    assert (is_dedicated("node-a-0000-41-00"), is_dedicated(dedicated_pool_name("node-a-0000-41-00"))) == (False, True)
+    assert base_pool_name(dedicated_pool_name("p")) == base_pool_name("p") == "p"
 
 
 def a_slice(name: str, *, pool: str = "p.devalloc", on: str = "n", devices: int = 1, **device: Any) -> Object:
     header = {"name": pool, "generation": 1, "resourceSliceCount": 1}
-    told = [{"name": f"d{number}", **device} for number in range(devices)]
-    spec = {"driver": "devalloc.io", "nodeName": on, "pool": header, "devices": told}
+    entries = [{"name": f"d{number}", **device} for number in range(devices)]
+    spec = {"driver": "devalloc.io", "nodeName": on, "pool": header, "devices": entries}
     metadata = {"name": name, "uid": f"uid-{name}", "resourceVersion": "1"}
     return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": metadata, "spec": spec}
 
 
 def a_rule(name: str, selector: Object | None, effect: str = "NoSchedule") -> Object:
     spec: Object = {"taint": {"key": name, "effect": effect}}
-    told = spec | ({} if selector is None else {"deviceSelector": selector})
-    return {"kind": "DeviceTaintRule", "metadata": {"name": name}, "spec": told}
+    fields = spec | ({} if selector is None else {"deviceSelector": selector})
+    return {"kind": "DeviceTaintRule", "metadata": {"name": name}, "spec": fields}
 
 
 @pytest.mark.parametrize(
@@ -235,17 +235,17 @@ def a_rule(name: str, selector: Object | None, effect: str = "NoSchedule") -> Ob
     ],
 )
 def test_rules_taint_the_devices_that_they_select(selector: Object | None, tainted: list[str]) -> None:
-    found = slices.prepared(a_slice("s", devices=2), [a_rule("r", selector)], 7)
-    assert [d["name"] for d in found["spec"]["devices"] if d.get("taints")] == tainted
-    assert all(d["attributes"]["controller.devalloc.io/node"] == {"int": 7} for d in found["spec"]["devices"])
+    tainted_slice = slices.effective_slice(a_slice("s", devices=2), [a_rule("r", selector)], 7)
+    assert [d["name"] for d in tainted_slice["spec"]["devices"] if d.get("taints")] == tainted
+    assert all(d["attributes"]["controller.devalloc.io/node"] == {"int": 7} for d in tainted_slice["spec"]["devices"])
 
 
 def test_only_the_taint_that_sets_aside_is_taken_off() -> None:
     aside = {"key": "devalloc.io/allocator", "value": "devalloc", "effect": "NoSchedule"}
     broken = {"key": "devalloc.io/unavailable", "effect": "NoSchedule"}
-    (device,) = slices.prepared(a_slice("s", taints=[broken, aside]), [], 0)["spec"]["devices"]
+    (device,) = slices.effective_slice(a_slice("s", taints=[broken, aside]), [], 0)["spec"]["devices"]
     assert device["taints"] == [broken]
-    (device,) = slices.prepared(a_slice("s", taints=[aside]), [], 0)["spec"]["devices"]
+    (device,) = slices.effective_slice(a_slice("s", taints=[aside]), [], 0)["spec"]["devices"]
     assert "taints" not in device
 
 
@@ -263,7 +263,7 @@ class Played:
     """A cluster that is told of objects, and the solver behind it."""
 
     def __init__(self, *objects: Object) -> None:
-        self.cluster, self.solver = Cluster(), WarmCluster()
+        self.cluster, self.solver = ClusterState(), IncrementalResourceSolver()
         self.tell(ANY, *objects)
 
     def tell(self, *objects: Object) -> None:
@@ -274,16 +274,16 @@ class Played:
 
     def answers(self, **avoided: str) -> dict[str, str]:
         """Of each claim that is waited for the devices, with their pool, or why not."""
-        kept = {("a", name): frozenset({where}) for name, where in avoided.items()}
-        asked = self.cluster.asked(self.cluster.wants(), kept)
+        avoid = {("a", name): frozenset({where}) for name, where in avoided.items()}
+        questions = self.cluster.build_requests(self.cluster.wants(), avoid)
         self.solver.tell(self.cluster.documents())
-        found = {key[1]: "no node" for each in asked if each.misfit for key in each.want.claims}
-        documents = [document for each in asked for document in each.documents]
+        by_claim = {key[1]: "no node" for each in questions if each.misfit for key in each.want.claims}
+        documents = [document for each in questions for document in each.documents]
         for each in self.solver.solve(documents, None) if documents else ():
             results = (each["allocations"] or {}).get("devices", {}).get("results", ())
-            told = ", ".join(f"{result['pool'].removesuffix('.devalloc')}/{result['device']}" for result in results)
-            found[each["name"]] = told or each["reason"]
-        return found
+            given = ", ".join(f"{result['pool'].removesuffix('.devalloc')}/{result['device']}" for result in results)
+            by_claim[each["name"]] = given or each["reason"]
+        return by_claim
 
 
 def test_the_answer_follows_what_is_told() -> None:
@@ -318,7 +318,7 @@ def costly(name: str) -> Object:
     return one
 
 
-class SlowCluster(WarmCluster):
+class SlowCluster(IncrementalResourceSolver):
     """Has a clock of its own, on which every question takes some seconds."""
 
     def __init__(self) -> None:
@@ -402,7 +402,7 @@ def test_a_claim_that_had_too_little_time_beside_others_gets_another_turn(monkey
 
 def test_no_more_than_so_many_expensive_claims_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "EXPRESSION_BUDGET", 10_000)
-    monkeypatch.setattr(resourceclaims_solver, "MOST_LEFT_ALONE", 2)
+    monkeypatch.setattr(resourceclaims_solver, "MAX_EXPENSIVE", 2)
     waiting = [each for n in range(4) for each in (costly(f"x{n}"), pod(f"p{n}", f"x{n}"))]
     one = Played(node("n"), a_slice("s", pool="n.devalloc"), *waiting)
     for _ in range(2):
@@ -483,8 +483,8 @@ def test_of_a_thousand_claims_the_youngest_gets_nothing() -> None:
         stamp = f"2026-01-0{2 if late else 1}T00:00:00Z"
         one.tell(claim(f"c{number}", creationTimestamp=stamp), pod(f"p{number}", f"c{number}"))
     answers = one.answers()
-    assert [name for name, told in answers.items() if "/" not in told] == ["c500"], "the youngest"
-    assert len({told for told in answers.values() if "/" in told}) == 1000
+    assert [name for name, text in answers.items() if "/" not in text] == ["c500"], "the youngest"
+    assert len({text for text in answers.values() if "/" in text}) == 1000
 
 
 # -- what was sent before ----------------------------------------------------------------------------------------------
@@ -530,7 +530,7 @@ class TestSettling:
         client.replace(f"{self.PATH}/held/status", held)
         before = {name: client.get(f"{self.PATH}/{name}") for name in ("open", "held", "theirs")}
         allocator = ResourceClaimAllocator(client, stamp="2 b")  # type: ignore[arg-type]
-        reflectors = [Reflector(client, CLAIMS, allocator._mirror)]  # type: ignore[arg-type]
+        reflectors = [Reflector(client, CLAIM_RESOURCE, allocator._mirror)]  # type: ignore[arg-type]
         with ThreadPoolExecutor(2) as writers:
             allocator._listed(reflectors, writers)
         late = {name: {**each, "status": {}} for name, each in before.items()}
@@ -575,15 +575,15 @@ def test_many_that_cannot_all_have_devices_are_decided_together() -> None:
         one = claim(f"c{number:03}")
         one["spec"]["devices"]["requests"][0]["exactly"] |= {"allocationMode": "ExactCount", "count": 1 + (number < 90)}
         wanted += [one, pod(f"p{number:03}", f"c{number:03}")]
-    found = Played(*nodes, *wanted).answers()
-    assert sum("/" in told for told in found.values()) == 180
+    by_claim = Played(*nodes, *wanted).answers()
+    assert sum("/" in text for text in by_claim.values()) == 180
 
 
 def test_it_says_what_it_does_and_how_things_stand() -> None:
     client, stop, metrics = (
         FakeClient(FakeKube()),
         threading.Event(),
-        Metrics(lambda: True, Mock(written=0, dropped=0), dict),
+        ControllerMetrics(lambda: True, Mock(written=0, dropped=0), dict),
     )
     root = "/apis/resource.k8s.io/v1"
     for path, each in (
@@ -610,7 +610,7 @@ def test_it_says_what_it_does_and_how_things_stand() -> None:
 
 
 def test_an_event_names_no_claims_of_other_namespaces() -> None:
-    client, stop, told = FakeClient(FakeKube()), threading.Event(), list[Told]()
+    client, stop, events = FakeClient(FakeKube()), threading.Event(), list[ObjectEvent]()
     root = "/apis/resource.k8s.io/v1"
 
     def create(path: str, one: Object) -> None:
@@ -625,14 +625,14 @@ def test_an_event_names_no_claims_of_other_namespaces() -> None:
     create("/api/v1/nodes", node("n"))
     create(f"{root}/resourceslices", a_slice("s", pool="n.devalloc"))
     create(f"{root}/deviceclasses", ANY)
-    allocator = ResourceClaimAllocator(client, stamp="1 a", record=told.extend)  # type: ignore[arg-type]
+    allocator = ResourceClaimAllocator(client, stamp="1 a", record=events.extend)  # type: ignore[arg-type]
     thread = threading.Thread(target=allocator.run, args=(stop,))
     thread.start()
     try:
         wanted("team-b", "secret")
-        until(lambda: any(each.reason == "Allocated" for each in told))
+        until(lambda: any(each.reason == "Allocated" for each in events))
         wanted("team-a", "waits")
-        notes = until(lambda: [each.note for each in told if each.reason == "DevicesInUse"])
+        notes = until(lambda: [each.note for each in events if each.reason == "DevicesInUse"])
     finally:
         stop.set()
         thread.join(60)
@@ -644,11 +644,19 @@ def test_an_event_names_no_claims_of_other_namespaces() -> None:
 def test_no_round_comes_at_once_if_nothing_of_what_was_left_waits(left: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A round leaves claims to the next one; before that, their pods are deleted or their node is cordoned."""
 
-    def unfinished(searches: Searches, fleet: object, documents: object, claims: list[Object], *_: object) -> Object:
-        answer = {"allocated": False, "reason": "SearchLimit", "message": "", "allocations": None, SEARCHING: True}
+    def unfinished(
+        searches: BackgroundSearches, fleet: object, documents: object, claims: list[Object], *_: object
+    ) -> Object:
+        answer = {
+            "allocated": False,
+            "reason": "SearchLimit",
+            "message": "",
+            "allocations": None,
+            STILL_SEARCHING: True,
+        }
         return {"claims": [{**each["metadata"], **answer} for each in claims], "again": True}
 
-    monkeypatch.setattr(Searches, "solve", unfinished)
+    monkeypatch.setattr(BackgroundSearches, "solve", unfinished)
     allocator = ResourceClaimAllocator(Mock(), stamp="1 a")
     pods = [{"apiVersion": "v1", **pod(f"p{name}", name)} for name in "xy"]
     # More than there is: claims that all get devices are not searched for.
@@ -673,15 +681,15 @@ def test_an_expensive_claim_keeps_nobody_waiting(bound: str, monkeypatch: pytest
         for module, name in ((budget, "EXPRESSION_BUDGET"), (budget, "COMMON_BUDGET"), (selectors, "COST_LIMIT")):
             monkeypatch.setattr(module, name, 10**15)
     client, stop = FakeClient(FakeKube()), threading.Event()
-    told: list[Told] = []
+    events: list[ObjectEvent] = []
     root = "/apis/resource.k8s.io/v1"
     evil = costly("evil")
     deep = f"{NUMBERS}.all(w, {COSTLY})"
     expressions = [{"cel": {"expression": f"{deep} && 'x' != 'y{number}'"}} for number in range(32)]
     evil["spec"]["devices"]["requests"][0]["exactly"]["selectors"] = expressions
 
-    def create(*found: tuple[str, Object]) -> None:
-        for path, each in found:
+    def create(*created: tuple[str, Object]) -> None:
+        for path, each in created:
             plainly = {key: value for key, value in each["metadata"].items() if key != "resourceVersion"}
             client.create(path, {**each, "metadata": plainly})
 
@@ -702,14 +710,14 @@ def test_an_expensive_claim_keeps_nobody_waiting(bound: str, monkeypatch: pytest
         client,  # type: ignore[arg-type]
         stamp="1 a",
         settings=settings,
-        record=told.extend,
+        record=events.extend,
     )
     counting = Counting(monkeypatch)
     thread = threading.Thread(target=allocator.run, args=(stop,))
     thread.start()
     try:
-        until(lambda: any(each.regarding["name"] == "evil" for each in told))
-        assert (TOO_EXPENSIVE_ONCE if bound == "steps" else OUT_OF_TIME) in told[0].note
+        until(lambda: any(each.regarding["name"] == "evil" for each in events))
+        assert (TOO_EXPENSIVE_ONCE if bound == "steps" else OUT_OF_TIME) in events[0].note
         before = counting.count
         create(*claimed(claim("plain")))
         until(lambda: client.get(f"{root}/namespaces/a/resourceclaims/plain").get("status", {}).get("allocation"))

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from devalloc.api.meta import LEADER, TRANSACTION
-from devalloc.controller.allocate import Allocator
-from devalloc.controller.seal import Interrupted, seal
+from devalloc.controller.leader.fencing import FencingInterrupted, fence_objects
+from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store import Change, Conflict, Key, Listing, Object, StoreError
 from devalloc.store.kubernetes import ApiError, KubernetesStore
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fake_kube import FakeClient, FakeKube
-from tests.support.faketree import memory_folder
-from tests.support.fleets import fill, gpu_claim, gpu_class, gpu_pool
-from tests.support.objects import claim
+from tests.support.fake_tree import memory_folder
+from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool
+from tests.support.minimal_manifests import claim
 
 
 @pytest.fixture
@@ -28,8 +28,8 @@ def store() -> Iterator[SQLiteStore]:
 
 
 def stamps(store: SQLiteStore) -> dict[str, str | None]:
-    found = store.list(["DeviceClaim", "VirtualMachine"]).objects
-    return {obj["metadata"]["name"]: obj["metadata"].get("annotations", {}).get(LEADER) for obj in found}
+    objects = store.list(["DeviceClaim", "VirtualMachine"]).objects
+    return {obj["metadata"]["name"]: obj["metadata"].get("annotations", {}).get(LEADER) for obj in objects}
 
 
 def machine(name: str) -> Object:
@@ -38,28 +38,28 @@ def machine(name: str) -> Object:
 
 def test_all_that_is_not_given_is_sealed_once(store: SQLiteStore) -> None:
     fill(store, gpu_pool(devices=1), gpu_class(), gpu_claim("has"))
-    Allocator(store).round()
+    DeviceClaimAllocator(store).round()
     fill(store, gpu_claim("waits"), machine("vm"))
     store.commit([_annotated(store.get("DeviceClaim", "default", "has"), "other", "x")])
-    assert seal(store, "1 a", threading.Event()) == 2
+    assert fence_objects(store, "1 a", threading.Event()) == 2
     assert stamps(store) == {"has": None, "waits": "1 a", "vm": "1 a"}
-    assert seal(store, "1 a", threading.Event()) == 0
-    assert seal(store, "2 b", threading.Event()) == 2
+    assert fence_objects(store, "1 a", threading.Event()) == 0
+    assert fence_objects(store, "2 b", threading.Event()) == 2
 
 
 def test_what_was_cut_off_in_the_middle_is_sealed_too(store: SQLiteStore) -> None:
     """Its leader's last write would finish it."""
     fill(store, gpu_pool(devices=1), gpu_class(), gpu_claim("half"))
-    Allocator(store).round()
+    DeviceClaimAllocator(store).round()
     store.commit([_annotated(store.get("DeviceClaim", "default", "half"), TRANSACTION, "{}")])
-    assert seal(store, "1 a", threading.Event()) == 1
+    assert fence_objects(store, "1 a", threading.Event()) == 1
 
 
 def test_a_grant_that_was_decided_before_is_refused_after(store: SQLiteStore) -> None:
     fill(store, gpu_pool(devices=1), gpu_class(), gpu_claim("a"))
     old = store.get("DeviceClaim", "default", "a")
     grant = Change(Key.of(old), old["metadata"]["resourceVersion"], {"allocations": []})
-    seal(store, "1 a", threading.Event())
+    fence_objects(store, "1 a", threading.Event())
     assert isinstance(store.commit_each([[grant]])[0], Conflict)
 
 
@@ -68,22 +68,22 @@ def test_what_somebody_changes_meanwhile_is_read_again(store: SQLiteStore) -> No
     read, left = store.list, [2]
 
     def raced(*of: object) -> Listing:
-        found = read(*of)  # type: ignore[arg-type]
+        current = read(*of)  # type: ignore[arg-type]
         if left[0]:
             left[0] -= 1
             store.commit([_annotated(store.get("DeviceClaim", "default", "c1"), "other", str(left[0]))])
-        return found
+        return current
 
     store.list = raced  # type: ignore[method-assign, assignment]
-    assert seal(store, "1 a", threading.Event(), pause=lambda seconds: None) == 3
+    assert fence_objects(store, "1 a", threading.Event(), pause=lambda seconds: None) == 3
     assert set(stamps(store).values()) == {"1 a"}
 
 
 def test_it_stops_where_it_is_to(store: SQLiteStore) -> None:
     stop = threading.Event()
     stop.set()
-    with pytest.raises(Interrupted):
-        seal(store, "1 a", stop)
+    with pytest.raises(FencingInterrupted):
+        fence_objects(store, "1 a", stop)
 
 
 def _annotated(obj: Object, name: str, value: str) -> Change:
@@ -104,7 +104,7 @@ class TestWhatRefusesTheStamp:
                     raise ApiError(422, "Invalid", "metadata.annotations: Too long")
 
             client.before = before
-            assert seal(store, "1 a", threading.Event(), pause=lambda seconds: None) == 2
+            assert fence_objects(store, "1 a", threading.Event(), pause=lambda seconds: None) == 2
             for old in (full, other):
                 late = Change(Key.of(old), old["metadata"]["resourceVersion"], {"podNames": ["late"]})
                 assert isinstance(store.commit_each([[late]])[0], Conflict)
@@ -130,7 +130,7 @@ class TestWhatRefusesTheStamp:
                     raise answer
 
             client.before = before
-            assert seal(store, "1 a", threading.Event(), pause=lambda seconds: None) == 1
+            assert fence_objects(store, "1 a", threading.Event(), pause=lambda seconds: None) == 1
 
     @pytest.mark.parametrize(
         "answer",
@@ -153,10 +153,10 @@ class TestWhatRefusesTheStamp:
 
             client.before = before
             with pytest.raises(StoreError, match=r"is forbidden|not yet"):
-                seal(store, "1 a", threading.Event(), pause=lambda seconds: None)
+                fence_objects(store, "1 a", threading.Event(), pause=lambda seconds: None)
 
 
 def labels(client: FakeClient, name: str) -> dict[str, str]:
     path = f"/apis/devmgmtproto.k8s.io/v1alpha1/namespaces/default/deviceclaims/{name}"
-    found: dict[str, str] = client.kube.get(path)["metadata"].get("labels", {})
-    return found
+    by_name: dict[str, str] = client.kube.get(path)["metadata"].get("labels", {})
+    return by_name

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from devalloc.api import meta
-from devalloc.controller.allocate import Allocator
-from devalloc.controller.told import Told, changes, said_by_node
+from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
+from devalloc.controller.reconcile.events import ObjectEvent, events_of_write, node_events
 from devalloc.store.sqlite import SQLiteStore
-from tests.support.fleets import fill, gpu_pool
-from tests.support.hosts import host, machine, status
+from tests.support.fleet_manifests import fill, gpu_pool
+from tests.support.host_pools import host, machine, status
 
 Object = dict[str, Any]
 
@@ -23,8 +23,8 @@ def node(name: str = "n", publish: str | None = None) -> Object:
 
 def label(store: SQLiteStore, publish: str | None) -> None:
     before = store.get("Node", None, "n")
-    kept = {k: v for k, v in before["metadata"].items() if k != "labels"}
-    store.replace({**before, "metadata": {**kept, **node("n", publish)["metadata"]}})
+    unlabelled = {k: v for k, v in before["metadata"].items() if k != "labels"}
+    store.replace({**before, "metadata": {**unlabelled, **node("n", publish)["metadata"]}})
 
 
 def condition(store: SQLiteStore) -> Object:
@@ -32,12 +32,12 @@ def condition(store: SQLiteStore) -> Object:
     return next((one for one in listed if one["type"] == "Served"), {})
 
 
-def held(store: SQLiteStore, **told: Any) -> None:
+def held(store: SQLiteStore, **fields: Any) -> None:
     """What a node writes on a machine that it has."""
-    found = store.get("VirtualMachine", "default", "web")
-    metadata = {**found["metadata"], "finalizers": [meta.NODE_FINALIZER], "annotations": {meta.PREPARED_ON: "n"}}
-    found = store.replace({**found, "metadata": metadata})
-    store.replace_status({**found, "status": {**found.get("status", {}), **told}})
+    stored = store.get("VirtualMachine", "default", "web")
+    metadata = {**stored["metadata"], "finalizers": [meta.NODE_FINALIZER], "annotations": {meta.PREPARED_ON: "n"}}
+    stored = store.replace({**stored, "metadata": metadata})
+    store.replace_status({**stored, "status": {**stored.get("status", {}), **fields}})
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def held(store: SQLiteStore, **told: Any) -> None:
         (
             [node("n")],
             "NodeNotServed",
-            "node n publishes no DevicePools, so no plugin there runs machines; to have one: ",
+            "node n publishes no DevicePools, so no plugin there runs machines; to run one: ",
         ),
         ([node("n", "slices")], "NodeNotServed", "node n is labelled devalloc.io/publish=slices"),
         ([node("n", "none"), gpu_pool()], "NodeNotServed", "node n is labelled devalloc.io/publish=none"),
@@ -56,21 +56,21 @@ def held(store: SQLiteStore, **told: Any) -> None:
 def test_a_machine_for_a_node_that_runs_none_says_so(
     store: SQLiteStore, there: list[Object], reason: str, message: str
 ) -> None:
-    told: list[Told] = []
+    events: list[ObjectEvent] = []
     fill(store, *there, machine("web", nodeName="n"))
-    allocator = Allocator(store, wrote=lambda before, after: told.extend(changes(before, after)))
+    allocator = DeviceClaimAllocator(store, wrote=lambda before, after: events.extend(events_of_write(before, after)))
     for _ in range(3):
         allocator.round()
-    found = status(store, "web")
-    assert (found["phase"], found["reason"]) == ("Pending", reason)
-    assert found["message"].startswith(message)
+    machine_status = status(store, "web")
+    assert (machine_status["phase"], machine_status["reason"]) == ("Pending", reason)
+    assert machine_status["message"].startswith(message)
     assert (condition(store)["status"], condition(store)["reason"]) == ("False", reason)
-    assert [(one.type, one.reason) for one in told] == [("Warning", reason)], "once"
+    assert [(one.type, one.reason) for one in events] == [("Warning", reason)], "once"
 
 
 def test_a_machine_that_is_neither_placed_nor_served_is_not_written_again(store: SQLiteStore) -> None:
     fill(store, node("n", "none"), host("n", cpus=2), machine("web", "8", "8Gi", nodeName="n"))
-    allocator = Allocator(store)
+    allocator = DeviceClaimAllocator(store)
     allocator.round()
     allocator.round()
     before = store.get("VirtualMachine", "default", "web")
@@ -86,13 +86,13 @@ def test_a_machine_that_is_neither_placed_nor_served_is_not_written_again(store:
 @pytest.mark.parametrize("there", [[node("n", "pools")], [node("n", "host")], [node("n"), gpu_pool()], []])
 def test_a_node_that_has_or_may_have_a_plugin_is_left_to_say_so_itself(store: SQLiteStore, there: list[Object]) -> None:
     fill(store, *there, machine("web", nodeName="n"))
-    Allocator(store).round()
+    DeviceClaimAllocator(store).round()
     assert status(store, "web") == {}
 
 
 def test_it_is_taken_back_when_the_node_is_served_again(store: SQLiteStore) -> None:
     fill(store, node("n"), machine("web", nodeName="n"))
-    allocator = Allocator(store)
+    allocator = DeviceClaimAllocator(store)
     allocator.round()
     label(store, "host")
     allocator.round()
@@ -102,27 +102,27 @@ def test_it_is_taken_back_when_the_node_is_served_again(store: SQLiteStore) -> N
 def test_what_a_node_said_last_stays_and_a_condition_says_how_old_it_is(store: SQLiteStore) -> None:
     fill(store, node("n", "pools"), machine("web", nodeName="n"))
     held(store, phase="Pending", reason="QemuMissing", message="there is no QEMU")
-    allocator = Allocator(store)
+    allocator = DeviceClaimAllocator(store)
     allocator.round()
     assert condition(store) == {}
     label(store, None)
     store.delete("VirtualMachine", "default", "web")
     allocator.round()
     assert status(store, "web")["reason"] == "QemuMissing"
-    assert "only if nothing of it runs there any more, take its finalizer" in condition(store)["message"]
+    assert "only if nothing of it runs there any more, remove its finalizer" in condition(store)["message"]
 
 
 def test_what_a_node_says_of_a_machine_is_an_event_once(store: SQLiteStore) -> None:
-    told: list[Told] = []
+    events: list[ObjectEvent] = []
     fill(store, node("n", "host"), machine("web", nodeName="n"))
-    allocator = Allocator(store, heard=lambda before, after: told.extend(said_by_node(before, after)))
+    allocator = DeviceClaimAllocator(store, heard=lambda before, after: events.extend(node_events(before, after)))
     allocator.round()
     for reason in ("QemuMissing", "QemuMissing", "DeviceGone"):
         held(store, phase="Pending", reason=reason, message=f"because of {reason}")
         allocator.round()
     held(store, phase="Running", reason="", message="")
     allocator.round()
-    assert [(one.reason, one.note) for one in told] == [
+    assert [(one.reason, one.note) for one in events] == [
         ("QemuMissing", "because of QemuMissing"),
         ("DeviceGone", "because of DeviceGone"),
     ]

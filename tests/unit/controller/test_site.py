@@ -22,10 +22,10 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
 from devalloc.controller import site
-from devalloc.controller.access import ACCESS, AUDIENCE, TOKENS, Access
+from devalloc.controller.authorization import ACCESS_REVIEWS, AUDIENCE, TOKEN_REVIEWS, ClusterAuthorizer
 from devalloc.controller.certificate import self_signed
-from devalloc.controller.http import Response
-from devalloc.controller.site import Page, Site
+from devalloc.controller.site import HttpSite, SitePage
+from devalloc.net.http_server import HttpResponse
 from tests.support.waiting import until
 
 
@@ -33,37 +33,37 @@ class Cluster:
     """Who tokens are, and who may read what. Counts what it is asked."""
 
     def __init__(self, users: Mapping[str, str], rights: set[tuple[str, str]]) -> None:
-        self.users, self.rights, self.asked = users, rights, 0
+        self.users, self.rights, self.reviews = users, rights, 0
         self.is_away = False
         self.audience = AUDIENCE
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        self.asked += 1
+        self.reviews += 1
         if self.is_away:
             raise OSError("no route to host")
-        if path == TOKENS:
+        if path == TOKEN_REVIEWS:
             name = self.users.get(body["spec"]["token"])
             user = {"username": name, "groups": ["g"], "extra": {"e": ["1"]}}
             audiences = [each for each in body["spec"].get("audiences", ["api"]) if each == self.audience]
             if not name or not audiences:
                 return {"status": {"error": "unknown"}}
             return {"status": {"authenticated": True, "user": user, "audiences": audiences}}
-        assert path == ACCESS
+        assert path == ACCESS_REVIEWS
         spec = body["spec"]
         assert (spec["groups"], spec["extra"], spec["nonResourceAttributes"]["verb"]) == (["g"], {"e": ["1"]}, "get")
         return {"status": {"allowed": (spec["user"], spec["nonResourceAttributes"]["path"]) in self.rights}}
 
 
-async def shown(request: web.BaseRequest) -> Response:
-    return Response(200, b"shown " + request.path.encode(), headers={"X-Page": "1"})
+async def shown(request: web.BaseRequest) -> HttpResponse:
+    return HttpResponse(200, b"shown " + request.path.encode(), headers={"X-Page": "1"})
 
 
-PAGES = {"/healthz": Page(shown, is_open=True), "/metrics": Page(shown), "/page/": Page(shown)}
+PAGES = {"/healthz": SitePage(shown, is_open=True), "/metrics": SitePage(shown), "/page/": SitePage(shown)}
 
 
 @contextmanager
 def served(
-    access: Access | None, tls: ssl.SSLContext | None = None, certificate: tuple[str, str] | None = None
+    access: ClusterAuthorizer | None, tls: ssl.SSLContext | None = None, certificate: tuple[str, str] | None = None
 ) -> Iterator[str]:
     stop, ready, at = threading.Event(), threading.Event(), []
 
@@ -71,7 +71,7 @@ def served(
         at.append(address)
         ready.set()
 
-    made = Site(PAGES, access, port=0, tls=tls, certificate=certificate, on_ready=on_ready)
+    made = HttpSite(PAGES, access, port=0, tls=tls, certificate=certificate, on_ready=on_ready)
     thread = threading.Thread(target=made.run, args=(stop,))
     thread.start()
     try:
@@ -105,7 +105,7 @@ def test_on_loopback_a_page_of_another_site_is_answered_nothing() -> None:
 
 def test_health_is_for_all_and_the_rest_for_those_who_may_read_it() -> None:
     cluster = Cluster({"good": "reader", "other": "stranger"}, {("reader", "/metrics"), ("reader", "/page/a")})
-    with served(Access(cluster.post)) as url:
+    with served(ClusterAuthorizer(cluster.post)) as url:
         assert ask(f"{url}/healthz")[:2] == (200, b"shown /healthz")
         status, _, headers = ask(f"{url}/metrics")
         assert (status, headers["WWW-Authenticate"]) == (401, 'Bearer realm="devalloc"')
@@ -130,7 +130,7 @@ def test_what_is_not_there_and_what_is_not_looking_is_refused() -> None:
 def test_an_api_server_that_is_away_lets_nobody_in_and_is_asked_again() -> None:
     cluster = Cluster({"good": "reader"}, {("reader", "/metrics")})
     cluster.is_away = True
-    with served(Access(cluster.post)) as url:
+    with served(ClusterAuthorizer(cluster.post)) as url:
         assert ask(f"{url}/metrics", "good")[0] == 503
         cluster.is_away = False
         assert ask(f"{url}/metrics", "good")[0] == 200
@@ -138,49 +138,51 @@ def test_an_api_server_that_is_away_lets_nobody_in_and_is_asked_again() -> None:
 
 def test_who_guesses_does_not_keep_the_api_server_busy() -> None:
     cluster = Cluster({"good": "reader"}, {("reader", "/metrics")})
-    with served(Access(cluster.post)) as url:
+    with served(ClusterAuthorizer(cluster.post)) as url:
         assert ask(f"{url}/metrics", "good")[0] == 200
         answers = [ask(f"{url}/metrics", f"made up {i}") for i in range(30)]
         assert {status for status, *_ in answers} == {401, 429}
         assert answers[-1][2]["Retry-After"] == "3"
-        assert cluster.asked < 2 + 30
+        assert cluster.reviews < 2 + 30
         assert ask(f"{url}/metrics", "good")[0] == 200, "who is known is let in from there all the same"
 
 
 def test_answers_are_kept_for_some_seconds() -> None:
     cluster = Cluster({"good": "reader"}, {("reader", "/metrics")})
     now = 0.0
-    access = Access(cluster.post, clock=lambda: now)
+    access = ClusterAuthorizer(cluster.post, clock=lambda: now)
     assert [access.status("good", "/metrics") for _ in range(5)] == [200] * 5
-    assert cluster.asked == 2
+    assert cluster.reviews == 2
     cluster.rights.clear()
     now = 11.0
     assert access.status("good", "/metrics") == 403
     assert access.status("g" * 100_000, "/metrics") == 401
-    assert cluster.asked == 4
+    assert cluster.reviews == 4
 
 
 def test_a_token_must_be_for_devalloc_alone() -> None:
     """One that is for the API server is good for much else, and so nothing to show to others."""
     cluster = Cluster({"good": "reader"}, {("reader", "/metrics")})
     cluster.audience = "api"
-    assert Access(cluster.post).status("good", "/metrics") == 401
-    assert Access(cluster.post, audience="").status("good", "/metrics") == 200, "as versions before 0.2.0 had it"
+    assert ClusterAuthorizer(cluster.post).status("good", "/metrics") == 401
+    assert ClusterAuthorizer(cluster.post, audience="").status("good", "/metrics") == 200, (
+        "as versions before 0.2.0 had it"
+    )
 
 
 def test_an_answer_that_names_no_audience_is_of_a_token_for_the_api_server() -> None:
     """So it is with authenticators that know of none (TokenReviewStatus.audiences)."""
     status = {"authenticated": True, "user": {"username": "reader"}, "allowed": True}
     post: Callable[[str, dict[str, Any]], dict[str, Any]] = lambda path, body: {"status": status}  # noqa: E731
-    assert Access(post).status("good", "/metrics") == 401
-    assert Access(post, audience="").status("good", "/metrics") == 200
+    assert ClusterAuthorizer(post).status("good", "/metrics") == 401
+    assert ClusterAuthorizer(post, audience="").status("good", "/metrics") == 200
 
 
 def test_a_certificate_that_comes_later_and_one_that_is_renewed_are_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As of a Secret that cert-manager writes after the pod has begun; whoever has its authority verifies it."""
-    monkeypatch.setattr(site, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(site, "CERTIFICATE_CHECK_SECONDS", 0.05)
     files = tmp_path / "tls.crt", tmp_path / "tls.key"
     with served(None, self_signed(["127.0.0.1"]), (str(files[0]), str(files[1]))) as url:
 
@@ -227,10 +229,10 @@ def written(kind: str) -> tuple[str, str]:
     return made.public_bytes(pem).decode(), private.decode()
 
 
-@pytest.mark.parametrize("told", [{}, {"status": None}, {"status": {"authenticated": "yes"}}, {"status": []}])
-def test_an_answer_that_says_nothing_lets_nobody_in(told: dict[str, Any]) -> None:
-    post: Callable[[str, dict[str, Any]], dict[str, Any]] = lambda path, body: told  # noqa: E731
-    assert Access(post).status("good", "/metrics") == 401
+@pytest.mark.parametrize("review", [{}, {"status": None}, {"status": {"authenticated": "yes"}}, {"status": []}])
+def test_an_answer_that_says_nothing_lets_nobody_in(review: dict[str, Any]) -> None:
+    post: Callable[[str, dict[str, Any]], dict[str, Any]] = lambda path, body: review  # noqa: E731
+    assert ClusterAuthorizer(post).status("good", "/metrics") == 401
 
 
 def test_a_certificate_of_its_own_where_there_is_no_other() -> None:

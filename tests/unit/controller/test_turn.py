@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from devalloc.controller import host
-from devalloc.controller.turn import Turn
+from devalloc.controller import host_inventory
+from devalloc.controller.publish_lock import PublishLock
 from devalloc.inventory import watch
 from devalloc.store.sqlite import SQLiteStore
-from tests.support.fleets import gpu_pool
+from tests.support.fleet_manifests import gpu_pool
 from tests.support.waiting import until
 from tests.unit.controller.test_up import Host, pools, running
 
 
-def turn(path: Path, node: str = "n", *, first: bool = False) -> closing[Turn]:
-    return closing(Turn(path, node, first=first))
+def turn(path: Path, node: str = "n", *, first: bool = False) -> closing[PublishLock]:
+    return closing(PublishLock(path, node, first=first))
 
 
 def test_it_is_one_processs_turn_until_it_gives_it_back_or_ends(tmp_path: Path) -> None:
@@ -39,9 +39,9 @@ def test_who_goes_first_is_let_through(tmp_path: Path) -> None:
     path = tmp_path / "db"
     with turn(path) as one:
         assert one.take()
-        assert not one.is_wanted()
+        assert not one.is_yield_requested()
         with turn(path, first=True) as plugin, turn(path, first=True) as successor:
-            assert one.is_wanted()
+            assert one.is_yield_requested()
             assert not plugin.take(), "nothing is taken away"
             one.give()
             assert not one.take()
@@ -49,7 +49,7 @@ def test_who_goes_first_is_let_through(tmp_path: Path) -> None:
             assert not successor.take(), "in a rolling update one after the other"
             plugin.give()
             assert successor.take()
-        assert not one.is_wanted()
+        assert not one.is_yield_requested()
         assert one.take()
 
 
@@ -61,14 +61,14 @@ def test_the_files_are_the_users_alone(tmp_path: Path) -> None:
 def test_the_loops_stop_publishing_for_a_node_plugin_and_go_on_after_it(
     store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "_TURN_SECONDS", 0.05)
+    monkeypatch.setattr(host_inventory, "_LOCK_POLL_SECONDS", 0.05)
     monkeypatch.setattr(watch, "WatchSettings", partial(watch.WatchSettings, quiet=0.01, min_interval=0.05))
-    found = Host(gpu_pool("p"))
-    with running(store, found) as up:
+    node_host = Host(gpu_pool("p"))
+    with running(store, node_host) as up:
         until(lambda: pools(store) == {"p"})
         with turn(store.path, first=True) as plugin:
             until(plugin.take)
-            found.pools = (gpu_pool("q"),)
+            node_host.pools = (gpu_pool("q"),)
             up.rescan()
             store.delete("DevicePool", None, "p")  # as the plugin may
         until(lambda: pools(store) == {"q"})

@@ -16,12 +16,12 @@ import pytest
 from devalloc.api.decode import decode
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
-from devalloc.controller.up import Inventory, Up
-from devalloc.inventory import Discovery, Known, watch
-from devalloc.store import Held, Unavailable, Unusable
+from devalloc.controller.standalone import InventorySource, Standalone
+from devalloc.inventory import DeviceRecords, Discovery, watch
+from devalloc.store import StoreLocked, Unavailable, Unusable
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests
-from tests.support.fleets import gpu_claim, gpu_class, gpu_pool, held
+from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool, held
 from tests.support.waiting import LONG, until
 
 Object = dict[str, Any]
@@ -44,9 +44,9 @@ class Host:
         self.held: frozenset[str] = frozenset()
         """What it was told that claims hold, at the last look."""
 
-    def discover(self, known: Known) -> Discovery:
+    def discover(self, state: DeviceRecords) -> Discovery:
         self.looks += 1
-        self.held = known.held
+        self.held = state.held
         if self.error is not None:
             raise self.error
         decoded = [decode(pool).object for pool in self.pools]
@@ -54,9 +54,9 @@ class Host:
 
 
 @contextmanager
-def running(store: SQLiteStore, host: Host | None, **settings: Any) -> Iterator[Up]:
-    inventory = None if host is None else Inventory("n", host.discover)
-    up = Up(store.path, inventory, **{"resync": 1000.0, **settings})  # nothing here waits for a resync
+def running(store: SQLiteStore, host: Host | None, **settings: Any) -> Iterator[Standalone]:
+    inventory = None if host is None else InventorySource("n", host.discover)
+    up = Standalone(store.path, inventory, **{"resync": 1000.0, **settings})  # nothing here waits for a resync
     errors: list[BaseException] = []
 
     def run() -> None:
@@ -169,8 +169,8 @@ def test_a_second_one_is_refused_and_the_first_goes_on(store: SQLiteStore) -> No
     lock = store.path.parent / "devalloc.db.lock"
     with running(store, None):
         until(lambda: lock.exists() and lock.read_text())  # the first has it locked, and not only made it
-        with pytest.raises(Held, match=f"process {os.getpid()}"):
-            Up(store.path, None).run()
+        with pytest.raises(StoreLocked, match=f"process {os.getpid()}"):
+            Standalone(store.path, None).run()
         for obj in (gpu_pool(), gpu_class(), gpu_claim("a")):
             store.create(obj)
         until(lambda: held(store, "a"))
@@ -180,7 +180,7 @@ def test_a_damaged_store_is_refused(store: SQLiteStore) -> None:
     store.create(gpu_claim("a"))
     store._connection.execute("UPDATE objects SET content = '{'")
     with pytest.raises(Unusable, match="DeviceClaim default/a"):
-        Up(store.path, None).run()
+        Standalone(store.path, None).run()
 
 
 def test_a_loop_that_cannot_go_on_ends_it_with_the_error(store: SQLiteStore) -> None:
@@ -188,13 +188,13 @@ def test_a_loop_that_cannot_go_on_ends_it_with_the_error(store: SQLiteStore) -> 
         raise Unusable("beyond repair")
 
     with pytest.raises(Unusable, match="beyond repair"):
-        Up(store.path, None, solve=solve).run()
+        Standalone(store.path, None, solve=solve).run()
 
 
 def test_stops_in_the_middle_of_a_long_solve_and_writes_nothing_of_it(
     store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("devalloc.controller.up.GRACE_SECONDS", 0.05)
+    monkeypatch.setattr("devalloc.controller.standalone.GRACE_SECONDS", 0.05)
     thinking, enough, over = threading.Event(), threading.Event(), threading.Event()
 
     def solve(documents: Iterable[Object], **settings: Any) -> dict[str, Any]:
@@ -208,8 +208,8 @@ def test_stops_in_the_middle_of_a_long_solve_and_writes_nothing_of_it(
     with running(store, None, solve=solve, on_round=lambda done: over.set()) as up:
         assert thinking.wait(60)
     assert store.list() == before
-    with pytest.raises(Held):  # the abandoned thread could still write: nobody else may
-        Up(store.path, None).run()
+    with pytest.raises(StoreLocked):  # the abandoned thread could still write: nobody else may
+        Standalone(store.path, None).run()
     enough.set()
     assert over.wait(60)
     assert store.list() == before, "an answer that came too late"
@@ -222,7 +222,9 @@ def test_it_ends_and_says_why_when_the_folder_of_its_store_goes(
 ) -> None:
     """Another process could run on whatever comes in its place."""
     folder = tmp_path / "state"
-    up = Up(folder / "store.db", Inventory("n", Host(gpu_pool()).discover), on_round=lambda done: rmtree(folder))
+    up = Standalone(
+        folder / "store.db", InventorySource("n", Host(gpu_pool()).discover), on_round=lambda done: rmtree(folder)
+    )
 
     with pytest.raises(Unavailable, match=r"state was removed or replaced .* start `devalloc up` again"):
         up.run()
@@ -234,7 +236,7 @@ def test_it_ends_and_says_why_when_the_folder_of_its_store_goes(
 
 def test_it_looks_for_the_folder_of_its_store_also_while_messages_come_all_the_time(tmp_path: Path) -> None:
     folder, over = tmp_path / "state", threading.Event()
-    up = Up(folder / "store.db", None, on_round=lambda done: rmtree(folder))
+    up = Standalone(folder / "store.db", None, on_round=lambda done: rmtree(folder))
 
     def ask() -> None:
         while not over.wait(0.01):
@@ -262,4 +264,4 @@ def test_another_folder_in_its_place_is_not_taken_for_the_store(tmp_path: Path) 
             SQLiteStore(folder / "store.db").close()
 
     with pytest.raises(Unavailable, match="was removed or replaced"):
-        Up(folder / "store.db", None, on_round=replace_it).run()
+        Standalone(folder / "store.db", None, on_round=replace_it).run()

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from devalloc.controller.warm import WarmSolver
+from devalloc.controller.reconcile.warm_solver import IncrementalSolver
 from devalloc_solver import AnswerRefused, Fleet, solve_manifests
-from tests.support.fleets import gpu_claim, gpu_class, gpu_pool
+from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
 
 Object = dict[str, Any]
 
 
 def test_what_was_decided_and_not_written_is_free() -> None:
     state = [gpu_pool(devices=1), gpu_class(), gpu_claim("a"), gpu_claim("b")]
-    warm = WarmSolver()
+    warm = IncrementalSolver()
     for waiting in (["a", "b"], ["b"]):
         documents = [d for d in state if d["kind"] != "DeviceClaim" or d["metadata"]["name"] in waiting]
         answer = warm(documents, placement="pack", deadline=None)
@@ -24,22 +24,22 @@ def test_what_was_decided_and_not_written_is_free() -> None:
 
 
 def test_the_fleet_is_kept_and_told_only_what_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    monkeypatch.setattr(Fleet, "update", _noting(Fleet.update, told))
-    monkeypatch.setattr(Fleet, "delete", _noting(Fleet.delete, told))
-    warm = WarmSolver()
+    updates: list[str] = []
+    monkeypatch.setattr(Fleet, "update", _noting(Fleet.update, updates))
+    monkeypatch.setattr(Fleet, "delete", _noting(Fleet.delete, updates))
+    warm = IncrementalSolver()
     state = [gpu_pool("p"), gpu_pool("q"), gpu_class()]
     warm(state, placement="pack", deadline=None)
     warm(copy.deepcopy(state), placement="pack", deadline=None)
-    assert told == []
+    assert updates == []
     warm([gpu_pool("p", devices=5), gpu_class()], placement="pack", deadline=None)
-    assert sorted(told) == ["p", "q"]
+    assert sorted(updates) == ["p", "q"]
 
 
 def test_the_placement_may_change() -> None:
     held = {**gpu_claim("a"), "status": {"allocations": [{"devicePoolName": "p", "deviceName": "d0"}]}}
     state = [gpu_pool("p", node="n1"), gpu_pool("q", node="n2"), gpu_class(), held, gpu_claim("b")]
-    warm = WarmSolver()
+    warm = IncrementalSolver()
     for placement, node in (("pack", "n1"), ("spread", "n2"), ("pack", "n1")):
         answer = warm(state, placement=placement, deadline=None)
         assert [each["node"] for each in answer["claims"]] == ["n1", node]
@@ -47,7 +47,7 @@ def test_the_placement_may_change() -> None:
 
 def test_an_error_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     state = [gpu_pool(devices=1), gpu_class(), gpu_claim("a")]
-    warm = WarmSolver()
+    warm = IncrementalSolver()
     warm(state[:2], placement="pack", deadline=None)
     with monkeypatch.context() as patch:
         for verb in ("allocate", "allocate_all"):
@@ -59,7 +59,7 @@ def test_an_error_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_claim_without_a_spec_is_refused_and_stops_no_other() -> None:
     bare = {name: part for name, part in gpu_claim("bare").items() if name != "spec"}
-    warm = WarmSolver()
+    warm = IncrementalSolver()
     state = [gpu_pool(devices=1), gpu_class(), bare]
     for claims in ([], [gpu_claim("a")], [gpu_claim("a"), {**bare, "spec": gpu_claim("x")["spec"]}]):
         documents = [*state[:2], *claims] if len(claims) == 2 else [*state, *claims]
@@ -70,9 +70,9 @@ def _refusing(self: Fleet, claims: object, deadline: float | None = None) -> dic
     raise AnswerRefused("no")
 
 
-def _noting(method: Any, told: list[str]) -> Any:
+def _noting(method: Any, updates: list[str]) -> Any:
     def noting(self: Fleet, document: Object) -> Any:
-        told.append(document["metadata"]["name"])
+        updates.append(document["metadata"]["name"])
         return method(self, document)
 
     return noting

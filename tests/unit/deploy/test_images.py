@@ -17,8 +17,8 @@ import pytest
 from packaging.requirements import Requirement
 
 from deploy.images import bom, dockerfile, oci, tree, wheels
+from deploy.images.cache import Unavailable
 from deploy.images.contents import HERE, SOURCE, contents, requirements
-from deploy.images.shelf import Unavailable
 
 CONTENTS = contents()
 
@@ -121,7 +121,7 @@ class TestArchives:
         ],
     )
     def test_runtimes_look_for_full_names(self, reference: str, full: str) -> None:
-        assert oci.full_name(reference) == full
+        assert oci.full_reference(reference) == full
 
 
 class TestContents:
@@ -181,10 +181,10 @@ def test_a_bill_of_materials_is_the_same_for_the_same_packages(tmp_path: Path) -
     folder = tmp_path / "some_thing-1.2.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Name: some_thing\nVersion: 1.2\nLicense-Expression: MIT\n\nText: no header\n")
-    parts = [*bom.wheels(tmp_path), bom.debian("libc6", "2.36-9", "bookworm")]
+    parts = [*bom.wheel_components(tmp_path), bom.debian_component("libc6", "2.36-9", "bookworm")]
     document = bom.document("image", "1", parts)
     assert document == bom.document("image", "1", parts[::-1])
-    assert bom.listed(document) == {"pkg:deb/debian/libc6": "2.36-9", "pkg:pypi/some-thing": "1.2"}
+    assert bom.versions_of(document) == {"pkg:deb/debian/libc6": "2.36-9", "pkg:pypi/some-thing": "1.2"}
     assert [part.get("licenses") for part in json.loads(document)["components"]] == [
         None,
         [{"license": {"name": "MIT"}}],

@@ -15,17 +15,16 @@ import yaml
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from devalloc.controller.allocate import Round
-from devalloc.controller.metrics import Metrics
-from devalloc.controller.overview import overview
-from devalloc.controller.recorder import Recorder
-from devalloc.controller.resourceclaims.allocator import Round as ResourceRound
-from devalloc.controller.sight import Seen
+from devalloc.controller.metrics import ControllerMetrics
+from devalloc.controller.overview import build_overview
+from devalloc.controller.overview.cache import CachedOverview
+from devalloc.controller.reconcile.device_claims import DeviceClaimRound
+from devalloc.controller.reconcile.events import EventRecorder
+from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimRound as ResourceRound
 from devalloc.store import Key
-from devalloc_node.metrics import RESULTS, State, Utilisation, WarmSetups
-from devalloc_node.metrics import Metrics as NodeMetrics
+from devalloc_node.metrics.registry import RESULTS, MachineUsage, NodeMetrics, NodeState, WarmPoolMetrics
 from tests.support.fake_kube import FakeClient, FakeKube
-from tests.support.fleets import gpu_claim, gpu_pool
+from tests.support.fleet_manifests import gpu_claim, gpu_pool
 
 FOLDER = Path("deploy/monitoring")
 OF_PROMETHEUS = {"up": frozenset[str]()}
@@ -40,28 +39,28 @@ Exported = Mapping[str, frozenset[str]]
 
 def exported() -> Exported:
     """By name, of a controller and a node plugin that have something to say of everything."""
-    found: dict[str, set[str]] = defaultdict(set)
+    by_metric: dict[str, set[str]] = defaultdict(set)
     for text in (of_controller(), of_node()):
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                found[sample.name] |= sample.labels.keys()
-    return {name: frozenset(labels) for name, labels in found.items()} | OF_PROMETHEUS
+                by_metric[sample.name] |= sample.labels.keys()
+    return {name: frozenset(labels) for name, labels in by_metric.items()} | OF_PROMETHEUS
 
 
 def of_controller() -> str:
-    seen = Seen("1", overview([gpu_pool(), gpu_claim("a")]), datetime.now(UTC))
-    recorder = Recorder(FakeClient(FakeKube()), "one")
-    metrics = Metrics(lambda: True, recorder, lambda: {("GET", 200): 1}, seen=lambda: seen)
+    seen = CachedOverview("1", build_overview([gpu_pool(), gpu_claim("a")]), datetime.now(UTC))
+    recorder = EventRecorder(FakeClient(FakeKube()), "one")
+    metrics = ControllerMetrics(lambda: True, recorder, lambda: {("GET", 200): 1}, seen=lambda: seen)
     key = Key("DeviceClaim", "default", "a")
-    metrics.count(Round("1", 1, 1, 0, [key], [], 1, 1, 1, True, [], True, 0.1))
+    metrics.count(DeviceClaimRound("1", 1, 1, 0, [key], [], 1, 1, 1, True, [], True, 0.1))
     metrics.count_resources(ResourceRound(1, 0, [Key("ResourceClaim", "default", "r")], 0.1))
     return metrics.text().decode()
 
 
 def of_node() -> str:
-    machine = Utilisation("default/web", 1, ("tap0",), 1.0, 1, 1.0, 1)
-    state = State(
-        {"vfio": 1}, {"prepared": 1}, {"Running": 1}, utilisation=[machine], warm=WarmSetups({"ready": 1}, 1, 0)
+    machine = MachineUsage("default/web", 1, ("tap0",), 1.0, 1, 1.0, 1)
+    state = NodeState(
+        {"vfio": 1}, {"prepared": 1}, {"Running": 1}, utilisation=[machine], warm=WarmPoolMetrics({"ready": 1}, 1, 0)
     )
     metrics = NodeMetrics(lambda: state)
     for result in RESULTS:
@@ -75,8 +74,8 @@ def rules() -> list[dict[str, Any]]:
 
 
 def panels() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((FOLDER / "dashboard.json").read_text())["panels"]
-    return found
+    content: list[dict[str, Any]] = json.loads((FOLDER / "dashboard.json").read_text())["panels"]
+    return content
 
 
 def expressions() -> Iterator[tuple[str, str]]:
@@ -90,17 +89,17 @@ def expressions() -> Iterator[tuple[str, str]]:
 def wrong(expression: str, there: Exported) -> list[str]:
     """Metrics and labels of an expression that nobody exports."""
     matchers = re.compile(r"(\w+)\{([^}]*)\}")
-    found = []
+    problems = []
     for name, content in matchers.findall(expression):
-        found += [f"{name}{{{label}}}" for label in re.findall(r"(\w+)\s*[=!]", re.sub(r'"[^"]*"', "", content))
+        problems += [f"{name}{{{label}}}" for label in re.findall(r"(\w+)\s*[=!]", re.sub(r'"[^"]*"', "", content))
                   if label not in there.get(name, frozenset()) | OF_TARGETS]  # fmt: skip
     grouped = re.compile(r"\b(?:by|without|on|ignoring)\s*\(([^)]*)\)")
     labels = {label for content in grouped.findall(expression) for label in re.findall(r"\w+", content)}
     bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]", "", grouped.sub("", expression))
     names = {name for name in re.findall(r"[a-zA-Z_:][\w:]*", bare) if name not in WORDS | FUNCTIONS}
-    found += [name for name in sorted(names) if name not in there]
+    problems += [name for name in sorted(names) if name not in there]
     have = frozenset[str]().union(OF_TARGETS, *(there.get(name, frozenset()) for name in names))
-    return found + [f"by ({label})" for label in sorted(labels - have)]
+    return problems + [f"by ({label})" for label in sorted(labels - have)]
 
 
 @pytest.mark.parametrize(("what", "expression"), [*expressions()], ids=[what for what, _ in expressions()])
@@ -123,11 +122,11 @@ def test_what_is_not_exported_is_noticed(expression: str, faults: list[str]) -> 
 
 def test_label_values_of_rules_are_those_that_are_exported() -> None:
     """States and results are few, and known."""
-    told = "".join(expression for _, expression in expressions())
+    joined = "".join(expression for _, expression in expressions())
     text = of_controller()
-    for state in re.findall(r'devalloc_devices_by_state\{state="(\w+)"\}', told):
+    for state in re.findall(r'devalloc_devices_by_state\{state="(\w+)"\}', joined):
         assert f'state="{state}"' in text
-    for results in re.findall(r'result=~"([\w|]+)"', told):
+    for results in re.findall(r'result=~"([\w|]+)"', joined):
         assert set(results.split("|")) <= set(RESULTS)
 
 

@@ -20,5 +20,5 @@ def test_the_files_are_what_the_manifests_say() -> None:
 
 def test_what_helm_would_take_for_an_expression_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "dump_yaml", lambda objects: "text: '{{ evil }}'\n")
-    with pytest.raises(ValueError, match="take for an expression"):
+    with pytest.raises(ValueError, match="read as an expression"):
         module.chart("1.0")

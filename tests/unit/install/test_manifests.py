@@ -13,19 +13,19 @@ import pytest
 
 from devalloc.install import kustomize
 from devalloc.install import manifests as module
-from devalloc.install.manifests import PARTS, PUBLISH, Options, manifests, part_of, path_of
+from devalloc.install.manifests import PARTS, PUBLISH, InstallOptions, object_path, part_of, render_manifests
 from devalloc.version import VERSION
-from devalloc_node.kube import access
+from devalloc_node.kube import credentials
 
 ROOT = Path(__file__).parents[3]
 UNITS = ROOT / "deploy" / "node" / "systemd"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
-def pods(options: Options) -> dict[str, dict[str, Any]]:
+def pods(options: InstallOptions) -> dict[str, dict[str, Any]]:
     """Specs of pods, by what makes them."""
-    found = [one for one in manifests(options) if one["kind"] in ("Deployment", "DaemonSet")]
-    return {one["metadata"]["name"]: one["spec"]["template"]["spec"] for one in found}
+    workloads = [one for one in render_manifests(options) if one["kind"] in ("Deployment", "DaemonSet")]
+    return {one["metadata"]["name"]: one["spec"]["template"]["spec"] for one in workloads}
 
 
 def texts(content: Any) -> list[str]:
@@ -40,43 +40,47 @@ def texts(content: Any) -> list[str]:
 
 
 def test_a_node_that_publishes_slices_needs_neither_crds_nor_a_controller() -> None:
-    kinds = {one["kind"] for one in manifests(Options(publish="slices"))}
+    kinds = {one["kind"] for one in render_manifests(InstallOptions(publish="slices"))}
     assert not kinds & {"CustomResourceDefinition", "Deployment"}
-    assert list(pods(Options(publish="slices"))) == ["devalloc-node"]
+    assert list(pods(InstallOptions(publish="slices"))) == ["devalloc-node"]
 
 
 def test_where_pools_are_published_nobody_may_publish_slices() -> None:
-    rules = [rule for one in manifests(Options(publish="pools")) for rule in one.get("rules", ())]
+    rules = [rule for one in render_manifests(InstallOptions(publish="pools")) for rule in one.get("rules", ())]
     verbs = {verb for rule in rules if "resourceslices" in rule.get("resources", ()) for verb in rule["verbs"]}
     assert verbs == {"list", "delete"}, "what was published before is taken back"
-    assert list(pods(Options(publish="pools"))) == ["devalloc-controller", "devalloc-node-pools", "devalloc-node-host"]
+    assert list(pods(InstallOptions(publish="pools"))) == [
+        "devalloc-controller",
+        "devalloc-node-pools",
+        "devalloc-node-host",
+    ]
 
 
 @pytest.mark.parametrize("publish", PUBLISH)
 def test_the_order_is_that_of_creation(publish: Any) -> None:
     """Who runs is confined before it starts; what is in a namespace, or of a kind, comes after that."""
-    parts = [part_of(one) for one in manifests(Options(publish=publish))]
+    parts = [part_of(one) for one in render_manifests(InstallOptions(publish=publish))]
     assert parts == sorted(parts, key=PARTS.index)
     assert parts[0] == "namespace"
 
 
 def test_parts_add_up_to_the_whole() -> None:
-    whole = manifests(Options(service_monitor=True))
-    parts = [one for part in PARTS for one in manifests(Options(service_monitor=True), [part])]
+    whole = render_manifests(InstallOptions(service_monitor=True))
+    parts = [one for part in PARTS for one in render_manifests(InstallOptions(service_monitor=True), [part])]
     assert parts == whole
 
 
 @pytest.mark.parametrize("publish", PUBLISH)
 def test_every_object_has_the_label_by_which_it_is_found_again(publish: Any) -> None:
     monitor = publish != "slices"
-    for one in manifests(Options(publish=publish, service_monitor=monitor)):
-        assert one["metadata"]["labels"]["app.kubernetes.io/part-of"] == "devalloc", path_of(one)
+    for one in render_manifests(InstallOptions(publish=publish, service_monitor=monitor)):
+        assert one["metadata"]["labels"]["app.kubernetes.io/part-of"] == "devalloc", object_path(one)
 
 
 @pytest.mark.parametrize("publish", PUBLISH)
 def test_so_has_every_pod_which_is_still_selected_as_before(publish: Any) -> None:
     """The selector of a Deployment or DaemonSet cannot be changed on a cluster."""
-    for one in manifests(Options(publish=publish)):
+    for one in render_manifests(InstallOptions(publish=publish)):
         if one["kind"] in ("Deployment", "DaemonSet"):
             name = {"app.kubernetes.io/name": one["metadata"]["name"]}
             assert one["spec"]["template"]["metadata"]["labels"] == name | {"app.kubernetes.io/part-of": "devalloc"}
@@ -87,7 +91,7 @@ def test_so_has_every_pod_which_is_still_selected_as_before(publish: Any) -> Non
 
 
 def test_another_namespace_leaves_no_word_of_the_usual_one() -> None:
-    objects = manifests(Options(namespace="devices"))
+    objects = render_manifests(InstallOptions(namespace="devices"))
     assert not [text for text in texts(objects) if "devalloc-system" in text]
     accounts = {s["namespace"] for one in objects for s in one.get("subjects", ())}
     assert accounts == {"devices"}
@@ -95,20 +99,20 @@ def test_another_namespace_leaves_no_word_of_the_usual_one() -> None:
 
 
 def test_images_have_prefix_and_tag() -> None:
-    found = pods(Options(image_prefix="registry.example.com:5000/team/", version="1.2.3"))
-    images = {pod["containers"][0]["image"] for pod in found.values()}
+    by_name = pods(InstallOptions(image_prefix="registry.example.com:5000/team/", version="1.2.3"))
+    images = {pod["containers"][0]["image"] for pod in by_name.values()}
     prefix = "registry.example.com:5000/team/devalloc"
     assert images == {f"{prefix}-controller:1.2.3", f"{prefix}-node:1.2.3"}
 
 
 def test_the_tag_is_the_version_of_this_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "VERSION", "1.0.0+local.1")
-    assert pods(Options())["devalloc-node"]["containers"][0]["image"] == "devalloc-node:1.0.0_local.1"
+    assert pods(InstallOptions())["devalloc-node"]["containers"][0]["image"] == "devalloc-node:1.0.0_local.1"
 
 
 def test_the_images_of_the_files_are_of_this_version() -> None:
     """For those who apply the folder with kubectl."""
-    objects = kustomize.render(ROOT / "deploy")
+    objects = kustomize.render_folder(ROOT / "deploy")
     containers = [
         one["spec"]["template"]["spec"]["containers"][0] for one in objects if "template" in one.get("spec", {})
     ]
@@ -116,51 +120,51 @@ def test_the_images_of_the_files_are_of_this_version() -> None:
 
 
 def test_another_kubelet_folder_is_told_to_the_plugin_and_mounted() -> None:
-    found = pods(Options(kubelet_dir="/var/lib/k0s/kubelet/"))
-    pod = found["devalloc-node"]
+    by_name = pods(InstallOptions(kubelet_dir="/var/lib/k0s/kubelet/"))
+    pod = by_name["devalloc-node"]
     assert "--kubelet-dir=/var/lib/k0s/kubelet" in pod["containers"][0]["args"]
     mounts = {each["name"]: each["mountPath"] for each in pod["containers"][0]["volumeMounts"]}
     paths = {each["name"]: each["hostPath"]["path"] for each in pod["volumes"] if "hostPath" in each}
     assert mounts["kubelet-plugins"] == paths["kubelet-plugins"] == "/var/lib/k0s/kubelet/plugins"
-    assert "/var/lib/kubelet" not in str(found)
-    assert "--kubelet-dir" not in str(found["devalloc-node-pools"])
+    assert "/var/lib/kubelet" not in str(by_name)
+    assert "--kubelet-dir" not in str(by_name["devalloc-node-pools"])
 
 
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        (Options(namespace='x" || true || "'), "namespace"),
-        (Options(namespace="Upper"), "namespace"),
-        (Options(image_prefix="a b/"), "image prefix"),
-        (Options(version="a/b"), "tag"),
-        (Options(kubelet_dir="var/lib"), "kubelet dir"),
-        (Options(kubelet_dir="/var/../etc"), "kubelet dir"),
+        (InstallOptions(namespace='x" || true || "'), "namespace"),
+        (InstallOptions(namespace="Upper"), "namespace"),
+        (InstallOptions(image_prefix="a b/"), "image prefix"),
+        (InstallOptions(version="a/b"), "tag"),
+        (InstallOptions(kubelet_dir="var/lib"), "kubelet dir"),
+        (InstallOptions(kubelet_dir="/var/../etc"), "kubelet dir"),
     ],
 )
-def test_what_makes_no_sense_is_refused(options: Options, what: str) -> None:
+def test_what_makes_no_sense_is_refused(options: InstallOptions, what: str) -> None:
     with pytest.raises(ValueError, match=f"^{what} '"):
-        manifests(options)
+        render_manifests(options)
 
 
 def test_there_is_no_monitor_where_there_is_no_controller() -> None:
     with pytest.raises(ValueError, match="no controller"):
-        manifests(Options(publish="slices", service_monitor=True))
+        render_manifests(InstallOptions(publish="slices", service_monitor=True))
     with pytest.raises(ValueError, match="no controller"):
-        manifests(Options(publish="slices", permits=True))
+        render_manifests(InstallOptions(publish="slices", permits=True))
     with pytest.raises(ValueError, match="no VirtualMachines"):
-        manifests(Options(publish="slices", machines_in_edit=True))
+        render_manifests(InstallOptions(publish="slices", machines_in_edit=True))
 
 
 @pytest.mark.parametrize("publish", ["slices", "pools"])
 def test_nodes_are_set_aside_only_where_their_labels_count(publish: Any) -> None:
-    with pytest.raises(ValueError, match="needs publish both"):
-        manifests(Options(publish=publish, resource_claims=True))
+    with pytest.raises(ValueError, match="need publish both"):
+        render_manifests(InstallOptions(publish=publish, resource_claims=True))
 
 
 def test_each_label_of_a_node_is_meant_for_one_daemonset() -> None:
     """Of two a node would publish its devices twice."""
     wanted: dict[str, list[str]] = {"pools": [], "host": [], "set-aside": [], "none": [], "": []}
-    for name, pod in pods(Options(resource_claims=True)).items():
+    for name, pod in pods(InstallOptions(resource_claims=True)).items():
         if name == "devalloc-controller":
             continue
         required = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
@@ -182,7 +186,7 @@ def test_each_label_of_a_node_is_meant_for_one_daemonset() -> None:
 
 
 def test_the_controller_may_nothing_on_its_host() -> None:
-    pod = pods(Options())["devalloc-controller"]
+    pod = pods(InstallOptions())["devalloc-controller"]
     (container,) = pod["containers"]
     assert pod["securityContext"]["runAsNonRoot"]
     assert pod["securityContext"]["runAsUser"] != 0
@@ -195,7 +199,7 @@ def test_the_controller_may_nothing_on_its_host() -> None:
 
 @pytest.mark.parametrize("name", ["devalloc-node", "devalloc-node-pools", "devalloc-node-set-aside"])
 def test_a_nodes_pod_sees_of_its_host_what_is_named_here(name: str) -> None:
-    pod = pods(Options(resource_claims=True))[name]
+    pod = pods(InstallOptions(resource_claims=True))[name]
     (container,) = pod["containers"]
     paths = {volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
     common = {"/dev", "/sys", "/lib/modules", "/run/udev", "/run/devalloc", "/var/lib/devalloc"}
@@ -207,7 +211,7 @@ def test_a_nodes_pod_sees_of_its_host_what_is_named_here(name: str) -> None:
 
 
 def test_a_pod_that_keeps_a_hosts_access_sees_one_folder_of_it_and_may_nothing() -> None:
-    pod = pods(Options())["devalloc-node-host"]
+    pod = pods(InstallOptions())["devalloc-node-host"]
     (container,) = pod["containers"]
     assert [volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume] == [
         "/run/devalloc/cluster"
@@ -221,9 +225,9 @@ def test_a_pod_that_keeps_a_hosts_access_sees_one_folder_of_it_and_may_nothing()
 
 
 def test_service_accounts_give_tokens_to_pods_of_ours_only() -> None:
-    accounts = [one for one in manifests(Options()) if one["kind"] == "ServiceAccount"]
+    accounts = [one for one in render_manifests(InstallOptions()) if one["kind"] == "ServiceAccount"]
     assert {one["automountServiceAccountToken"] for one in accounts} == {False}
-    mounted = {name: pod["automountServiceAccountToken"] for name, pod in pods(Options()).items()}
+    mounted = {name: pod["automountServiceAccountToken"] for name, pod in pods(InstallOptions()).items()}
     assert mounted.pop("devalloc-node-host") is False, "its own is good for an hour, as its volume says"
     assert set(mounted.values()) == {True}
 
@@ -233,20 +237,26 @@ def test_service_accounts_give_tokens_to_pods_of_ours_only() -> None:
 
 def test_nobody_is_given_everything() -> None:
     """Wildcards grant what nobody has thought of yet."""
-    for one in manifests(Options(), ["rbac"]):
+    for one in render_manifests(InstallOptions(), ["rbac"]):
         for rule in one.get("rules", ()):
             granted = [*rule.get("verbs", ()), *rule.get("resources", ()), *rule.get("apiGroups", ())]
-            assert "*" not in granted, path_of(one)
+            assert "*" not in granted, object_path(one)
 
 
 def test_nobody_of_ours_reads_secrets_or_changes_rights() -> None:
-    for one in manifests(Options(), ["rbac"]):
+    for one in render_manifests(InstallOptions(), ["rbac"]):
         resources = {resource for rule in one.get("rules", ()) for resource in rule.get("resources", ())}
-        assert not resources & {"secrets", "pods/exec", "serviceaccounts/token", "clusterroles", "roles"}, path_of(one)
+        assert not resources & {"secrets", "pods/exec", "serviceaccounts/token", "clusterroles", "roles"}, object_path(
+            one
+        )
 
 
 def test_who_may_edit_a_namespace_writes_neither_statuses_nor_what_is_only_asked_of_policies() -> None:
-    roles = {one["metadata"]["name"]: one for one in manifests(Options(), ["rbac"]) if one["kind"] == "ClusterRole"}
+    roles = {
+        one["metadata"]["name"]: one
+        for one in render_manifests(InstallOptions(), ["rbac"])
+        if one["kind"] == "ClusterRole"
+    }
     for name in ("devalloc-view", "devalloc-edit", "devalloc-fleet"):
         for rule in roles[name]["rules"]:
             assert not [resource for resource in rule["resources"] if "/" in resource], name
@@ -260,21 +270,21 @@ def test_the_wheel_holds_all_that_is_read(tmp_path: Path, monkeypatch: pytest.Mo
     included = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
     for origin, place in included.items():
         shutil.copytree(ROOT / origin, tmp_path / place)
-    expected = [manifests(Options(publish=publish)) for publish in PUBLISH]
+    expected = [render_manifests(InstallOptions(publish=publish)) for publish in PUBLISH]
     packaged = tmp_path / "devalloc" / "install" / "data"
-    monkeypatch.setattr(module, "source", lambda: packaged)
-    assert [manifests(Options(publish=publish)) for publish in PUBLISH] == expected
+    monkeypatch.setattr(module, "source_folder", lambda: packaged)
+    assert [render_manifests(InstallOptions(publish=publish)) for publish in PUBLISH] == expected
 
 
 def test_the_crds_are_all_of_crds() -> None:
-    (content,) = kustomize.load(ROOT / "crds" / "Kustomization")
+    (content,) = kustomize.load_documents(ROOT / "crds" / "Kustomization")
     assert content["resources"] == sorted(path.name for path in (ROOT / "crds").glob("*.yaml"))
 
 
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("namePrefix: x-", "namePrefix is not known here"),
+        ("namePrefix: x-", "namePrefix is not supported"),
         ("labels: [{pairs: {a: b}, includeSelectors: true}]", "only pairs"),
         ("patches: [{path: other.yaml, target: {kind: A, name: a}}]", "only an inline patch"),
         ("patches: [{target: {kind: A, name: b}, patch: '[]'}]", "no A b to patch"),
@@ -286,7 +296,7 @@ def test_what_is_not_known_of_kustomize_is_an_error(text: str, what: str, tmp_pa
     (tmp_path / "a.yaml").write_text("kind: A\nmetadata: {name: a}\n")
     (tmp_path / "kustomization.yaml").write_text(f"resources: [a.yaml]\n{text}\n")
     with pytest.raises(ValueError, match=what):
-        kustomize.render(tmp_path)
+        kustomize.render_folder(tmp_path)
 
 
 # -- services of hosts -------------------------------------------------------------------------------------------------
@@ -358,8 +368,8 @@ def test_systemd_finds_nothing_wrong_with_a_service_and_rates_it_no_worse(unit: 
 
 
 def test_a_service_of_a_host_finds_what_the_pod_beside_it_keeps() -> None:
-    (container,) = pods(Options())["devalloc-node-host"]["containers"]
+    (container,) = pods(InstallOptions())["devalloc-node-host"]["containers"]
     _, folder, _ = container["args"]
     unit = (UNITS / "devalloc-node.service").read_text()
-    assert f"--kubeconfig {folder}/{access.KUBECONFIG} " in unit
-    assert f"EnvironmentFile=-{folder}/{access.ENVIRONMENT}\n" in unit
+    assert f"--kubeconfig {folder}/{credentials.KUBECONFIG} " in unit
+    assert f"EnvironmentFile=-{folder}/{credentials.ENVIRONMENT}\n" in unit

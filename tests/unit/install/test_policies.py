@@ -12,9 +12,9 @@ import pytest
 
 from devalloc.api import annotations
 from devalloc.install.chart import chart
-from devalloc.install.manifests import WORKER, Options, manifests
+from devalloc.install.manifests import WORKER, InstallOptions, render_manifests
 
-EVERYTHING = Options(publish="both", resource_claims=True, permits=True)
+EVERYTHING = InstallOptions(publish="both", resource_claims=True, permits=True)
 VIRTUAL = {"allocate", "prepare", "prioritize", "use-host-paths"}
 """Verbs that no API has, and that policies ask for: what they allow acts on the whole cluster."""
 CHECK = re.compile(r"authorizer\b(.*?)\.check\('([^']*)'\)", re.DOTALL)
@@ -30,7 +30,7 @@ def expressions(content: Any) -> list[str]:
 
 
 def policies() -> list[dict[str, Any]]:
-    return [one for one in manifests(EVERYTHING) if one["kind"] == "ValidatingAdmissionPolicy"]
+    return [one for one in render_manifests(EVERYTHING) if one["kind"] == "ValidatingAdmissionPolicy"]
 
 
 def test_virtual_verbs_are_asked_for_the_whole_cluster() -> None:
@@ -50,7 +50,7 @@ def test_the_chart_asks_for_them_in_the_same_way() -> None:
 @pytest.mark.parametrize("publish", ["pools", "both"])
 def test_roles_with_virtual_verbs_are_bound_in_the_whole_cluster(publish: Any) -> None:
     """Else they would give nothing."""
-    objects = manifests(Options(publish=publish, resource_claims=publish == "both", permits=True))
+    objects = render_manifests(InstallOptions(publish=publish, resource_claims=publish == "both", permits=True))
     special = {
         one["metadata"]["name"]
         for one in objects
@@ -68,7 +68,7 @@ def test_roles_with_virtual_verbs_are_bound_in_the_whole_cluster(publish: Any) -
 
 
 def test_no_role_that_people_have_anyway_gives_them() -> None:
-    for one in manifests(EVERYTHING, ["rbac"]):
+    for one in render_manifests(EVERYTHING, ["rbac"]):
         labels = one["metadata"].get("labels", {})
         if any(name.startswith("rbac.authorization.k8s.io/aggregate-to-") for name in labels):
             verbs = {verb for rule in one["rules"] for verb in rule["verbs"]}
@@ -78,7 +78,7 @@ def test_no_role_that_people_have_anyway_gives_them() -> None:
 @pytest.mark.parametrize("publish", ["slices", "pools", "both"])
 def test_an_admin_can_keep_privileged_pods_off_the_control_plane(publish: Any) -> None:
     resource_claims = publish == "both"
-    for one in manifests(Options(publish=publish, resource_claims=resource_claims, workers_only=True)):
+    for one in render_manifests(InstallOptions(publish=publish, resource_claims=resource_claims, workers_only=True)):
         if one["kind"] == "DaemonSet":
             affinity = one["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
             for term in affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]:
@@ -86,7 +86,9 @@ def test_an_admin_can_keep_privileged_pods_off_the_control_plane(publish: Any) -
 
 
 def test_who_edits_a_namespace_makes_machines_there_only_if_an_admin_says_so() -> None:
-    roles = {one["metadata"]["name"]: one for one in manifests(EVERYTHING, ["rbac"]) if one["kind"] == "ClusterRole"}
+    roles = {
+        one["metadata"]["name"]: one for one in render_manifests(EVERYTHING, ["rbac"]) if one["kind"] == "ClusterRole"
+    }
     written = {
         name
         for name, one in roles.items()
@@ -96,8 +98,10 @@ def test_who_edits_a_namespace_makes_machines_there_only_if_an_admin_says_so() -
     assert written == {"devalloc-machines"}
     edit = "rbac.authorization.k8s.io/aggregate-to-edit"
     assert edit not in roles["devalloc-machines"]["metadata"].get("labels", {})
-    asked = Options(machines_in_edit=True)
-    roles = {one["metadata"]["name"]: one for one in manifests(asked, ["rbac"]) if one["kind"] == "ClusterRole"}
+    options = InstallOptions(machines_in_edit=True)
+    roles = {
+        one["metadata"]["name"]: one for one in render_manifests(options, ["rbac"]) if one["kind"] == "ClusterRole"
+    }
     assert roles["devalloc-machines"]["metadata"]["labels"][edit] == "true"
 
 
@@ -122,20 +126,20 @@ def literal(variable: str) -> Any:
 
 
 @pytest.mark.parametrize("place", ["annotations", "labels"])
-def test_the_policy_that_warns_knows_the_names_that_the_code_knows(place: annotations.Place) -> None:
-    known = {resource: list(annotations.names(kind, place)) for resource, kind in WARNED.items()}
-    by_users = {resource: list(annotations.names(kind, place, by_users=True)) for resource, kind in WARNED.items()}
-    assert literal(f"known{place.capitalize()}") == known
+def test_the_policy_that_warns_knows_the_names_that_the_code_knows(place: annotations.MetadataField) -> None:
+    by_resource = {resource: list(annotations.key_names(kind, place)) for resource, kind in WARNED.items()}
+    by_users = {resource: list(annotations.key_names(kind, place, by_users=True)) for resource, kind in WARNED.items()}
+    assert literal(f"known{place.capitalize()}") == by_resource
     assert literal(f"users{place.capitalize()}") == by_users
 
 
 def test_the_policy_that_warns_knows_the_values_that_the_code_knows() -> None:
-    values = [each for kind in WARNED.values() for each in annotations.values(kind, "labels").items()]
-    assert literal("values") == {name: list(texts) for name, texts in values}
+    labels = [each for each in annotations.METADATA_KEYS if each.place == "labels" and each.values]
+    assert literal("values") == {each.name: list(each.values) for each in labels if {*WARNED.values()} & {*each.kinds}}
 
 
 def test_every_kind_with_names_of_its_own_is_looked_at() -> None:
-    kinds = {kind for each in annotations.KNOWN if each.by_users for kind in each.kinds}
+    kinds = {kind for each in annotations.METADATA_KEYS if each.by_users for kind in each.kinds}
     assert kinds <= set(WARNED.values())
     (policy,) = [one for one in policies() if one["metadata"]["name"] == "devalloc-names"]
     rules = policy["spec"]["matchConstraints"]["resourceRules"]
@@ -146,7 +150,7 @@ def test_what_only_warns_keeps_nothing_from_being_written() -> None:
     """Nodes and namespaces are written by the whole cluster."""
     bindings = {
         one["metadata"]["name"]: one["spec"]["validationActions"]
-        for one in manifests(EVERYTHING, ["policies"])
+        for one in render_manifests(EVERYTHING, ["policies"])
         if one["kind"] == "ValidatingAdmissionPolicyBinding"
     }
     for one in policies():
@@ -167,15 +171,15 @@ def test_the_guide_names_all_that_people_write() -> None:
     rows = {cells[1].strip().removesuffix("s"): cells[2:] for cells in (line.split("|") for line in table.splitlines())}
     for kind in WARNED.values():
         for place, cell in zip(("annotations", "labels"), rows.get(kind, ["", ""]), strict=False):
-            for name in annotations.names(kind, place, by_users=True):  # type: ignore[arg-type]
+            for name in annotations.key_names(kind, place, by_users=True):  # type: ignore[arg-type]
                 assert re.search(rf"`(devalloc\.io/)?{name.partition('/')[2]}[`:]", cell), (kind, name)
 
 
 # -- who is who over TLS -----------------------------------------------------------------------------------------------
 
 
-def test_prometheus_verifies_whom_it_gives_its_token() -> None:
-    everything = manifests(replace(EVERYTHING, service_monitor=True, namespace="elsewhere"))
+def test_prometheus_verifies_the_receiver_of_its_token() -> None:
+    everything = render_manifests(replace(EVERYTHING, service_monitor=True, namespace="elsewhere"))
     (monitor,) = [one for one in everything if one["kind"] == "ServiceMonitor"]
     (endpoint,) = monitor["spec"]["endpoints"]
     assert endpoint["tlsConfig"]["serverName"] == "devalloc-controller.elsewhere.svc"

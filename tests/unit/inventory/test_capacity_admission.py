@@ -11,19 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from devalloc.api.decode import decode
-from devalloc.api.virtualmachine import VirtualMachine
+from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.capacity.admission import Admission, Insufficient, Request
-from devalloc.inventory.capacity.machines import MachineUse, of_machine
-from devalloc.inventory.capacity.usage import Stores, UsageUnknown
-from tests.support.capacity import host, machine
+from devalloc.inventory.capacity.machines import MachineUsage, machine_usage
+from devalloc.inventory.capacity.usage import DiskUsageSources, UsageUnknown
+from tests.support.capacity_fakes import host, machine
 
 GIB = 2**30
 ONE = {"cpu": "1", "memory": "1", "network": "1", "disk": "1", "disk_io": "1"}
 
 
-def made(machine_id: str, request: Request, state: str = "Created") -> MachineUse:
+def made(machine_id: str, request: Request, state: str = "Created") -> MachineUsage:
     """The machine that a request was for."""
-    return MachineUse(
+    return MachineUsage(
         machine_id,
         machine_id,
         state,
@@ -40,7 +40,7 @@ class Maker:
     """Makes machines as a node does: admitted, made, listed, and only then the reservation ends."""
 
     def __init__(self, room: int, *, fails: frozenset[str] = frozenset()) -> None:
-        self.made: dict[str, MachineUse] = {}
+        self.made: dict[str, MachineUsage] = {}
         self.refused: dict[str, str] = {}
         self.admission = Admission(host(cpu=room, ratios=ONE), lambda: list(self.made.values()))
         self.most = 0
@@ -149,7 +149,7 @@ def test_a_reservation_of_the_same_machine_is_replaced_and_a_refused_one_leaves_
 
 
 def test_a_machine_that_is_made_counts_once_before_and_after_its_reservation_ends() -> None:
-    listed: list[MachineUse] = []
+    listed: list[MachineUsage] = []
     admission = Admission(host(cpu=8, ratios=ONE), lambda: listed)
     admission.reserve("a", Request(cpu=6000))
     listed.append(made("a", Request(cpu=5000)))
@@ -166,10 +166,10 @@ def test_a_machine_that_grows_asks_for_what_it_is_to_have_in_all() -> None:
 
 
 def test_what_cannot_be_told_admits_nobody_and_keeps_nothing() -> None:
-    def broken() -> list[MachineUse]:
+    def broken() -> list[MachineUsage]:
         raise OSError("the journal is locked")
 
-    admission = Admission(host(), broken, Stores())
+    admission = Admission(host(), broken, DiskUsageSources())
     with pytest.raises(UsageUnknown, match="list machine allocations: the journal is locked"):
         admission.reserve("a", Request(cpu=1))
     assert admission.reservations == {}
@@ -213,7 +213,7 @@ def test_reservations_agree_with_adding_it_all_up_anew(steps: list[tuple[str, st
     """The oracle: a plain dictionary of who has or was promised what, added up for each question."""
     limits = (8000, 8, 8, 8, 8)
     capacity = host(cpu=8, memory="8", disk="8", network="8", disk_io="8", ratios=ONE)
-    listed: dict[str, MachineUse] = {}
+    listed: dict[str, MachineUsage] = {}
     promised: dict[str, Request] = {}
     admission = Admission(capacity, lambda: list(listed.values()))
 
@@ -221,7 +221,7 @@ def test_reservations_agree_with_adding_it_all_up_anew(steps: list[tuple[str, st
         way = request.download if request.download > request.upload else request.upload
         return request.cpu, request.memory, request.disk, way, request.disk_io
 
-    def had(machine: MachineUse | None) -> tuple[int, ...]:
+    def had(machine: MachineUsage | None) -> tuple[int, ...]:
         if machine is None or machine.state == "Stopped":
             return 0, 0, 0, 0, 0
         return machine.cpu, machine.memory, machine.overlay, max(machine.download, machine.upload), machine.disk_io
@@ -291,5 +291,5 @@ def virtual_machine(reserve_max: bool, **status: object) -> VirtualMachine:
 def test_a_virtual_machine_counts_with_its_least_or_what_it_has_beyond(
     status: dict[str, object], reserve_max: bool, counts: bool, cpu: int, memory: int
 ) -> None:
-    use = of_machine(virtual_machine(reserve_max, **status))
+    use = machine_usage(virtual_machine(reserve_max, **status))
     assert (use.id, use.is_active, use.cpu, use.memory) == ("team-a/db", counts, cpu, memory)

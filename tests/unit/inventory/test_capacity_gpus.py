@@ -12,17 +12,17 @@ import pytest
 
 from devalloc.inventory.capacity.admission import Admission, Insufficient, Request
 from devalloc.inventory.capacity.gpus import GpuStatus, gpu_status
-from devalloc.inventory.capacity.machines import MachineUse
-from devalloc.inventory.capacity.status import gpu_dict, host_status
-from tests.support import cards, recorded_host
-from tests.support.capacity import host as capacity
-from tests.support.cards import Vgpu
-from tests.support.discovered import Found
-from tests.support.fakesysfs import FakeSysfs
+from devalloc.inventory.capacity.machines import MachineUsage
+from devalloc.inventory.capacity.status import gpu_json, host_status
+from tests.support import pci_cards, recorded_host
+from tests.support.capacity_fakes import host as capacity
+from tests.support.discovery_view import DiscoveredPools
+from tests.support.fake_sysfs import FakeSysfs
+from tests.support.pci_cards import Vgpu
 
-A2 = tuple(kind for kind in cards.A2_TYPES if kind.id in {"nvidia-745", "nvidia-746", "nvidia-747"})
-L40S = tuple(kind for kind in cards.L40S_TYPES if kind.id in {"1148", "1152", "1154", "1155", "1156"})
-T4 = tuple(kind for kind in cards.T4_TYPES if kind.id in {"nvidia-225", "nvidia-226", "nvidia-227"})
+A2 = tuple(kind for kind in pci_cards.A2_TYPES if kind.id in {"nvidia-745", "nvidia-746", "nvidia-747"})
+L40S = tuple(kind for kind in pci_cards.L40S_TYPES if kind.id in {"1148", "1152", "1154", "1155", "1156"})
+T4 = tuple(kind for kind in pci_cards.T4_TYPES if kind.id in {"nvidia-225", "nvidia-226", "nvidia-227"})
 
 
 @pytest.fixture
@@ -31,25 +31,25 @@ def host(tmp_path: Path) -> FakeSysfs:
 
 
 def a2(host: FakeSysfs, vfs: int = 5) -> str:
-    return host.add(cards.a2_vgpu_card(vfs=vfs, vgpu=Vgpu("mdev", 16384, A2)))
+    return host.add(pci_cards.a2_vgpu_card(vfs=vfs, vgpu=Vgpu("mdev", 16384, A2)))
 
 
 def l40s(host: FakeSysfs, vfs: int = 5) -> str:
-    return host.add(cards.l40s_vgpu_card(vfs=vfs, vgpu=Vgpu("vfio", 49152, L40S, one_size=False)))
+    return host.add(pci_cards.l40s_vgpu_card(vfs=vfs, vgpu=Vgpu("vfio", 49152, L40S, one_size=False)))
 
 
 def t4(host: FakeSysfs) -> str:
-    return host.add(cards.t4_vgpu_card(vgpu=Vgpu("mdev", 16384, T4)))
+    return host.add(pci_cards.t4_vgpu_card(vgpu=Vgpu("mdev", 16384, T4)))
 
 
 def status(host: FakeSysfs, **settings: object) -> GpuStatus:
-    found = gpu_status(Found.on(host.root).pools, **settings)  # type: ignore[arg-type]
-    assert found is not None
-    return found
+    gpus = gpu_status(DiscoveredPools.on(host.root).pools, **settings)  # type: ignore[arg-type]
+    assert gpus is not None
+    return gpus
 
 
-def available(found: GpuStatus) -> dict[str, int]:
-    return {profile.name: profile.available for profile in found.profiles}
+def available(gpus: GpuStatus) -> dict[str, int]:
+    return {profile.name: profile.available for profile in gpus.profiles}
 
 
 def create(host: FakeSysfs, card: str, profile: str, number: int) -> None:
@@ -92,28 +92,28 @@ def test_as_many_can_be_made_as_is_said_and_on_cards_that_tell_all_of_themselves
     assert vgpu is not None
     kind = next(each for each in vgpu.types if each.framebuffer == min(t.framebuffer for t in vgpu.types))
     for number in range(4):
-        found = status(host)
-        for profile in found.profiles:
+        gpus = status(host)
+        for profile in gpus.profiles:
             really = made(host, address, profile.id)
             if vgpu.layout == "mdev" or number == 0:
                 assert profile.available == really, (number, profile)
             else:  # its lists show no longer how large the card is
                 assert profile.available <= really, (number, profile)
-        assert found.used == number
-        assert found.allocatable == max(profile.available for profile in found.profiles)
+        assert gpus.used == number
+        assert gpus.allocatable == max(profile.available for profile in gpus.profiles)
         create(host, address, kind.id if kind.id.startswith("nvidia") else f"nvidia-{kind.id}", number)
 
 
 def test_a_card_of_48_gib_gives_24_of_2_gib_or_one_of_48(host: FakeSysfs) -> None:
     l40s(host, vfs=32)
-    found = available(status(host))
-    assert (found["NVIDIA L40S-2Q"], found["NVIDIA L40S-48Q"], found["NVIDIA L40S-16Q"]) == (24, 1, 3)
+    by_profile = available(status(host))
+    assert (by_profile["NVIDIA L40S-2Q"], by_profile["NVIDIA L40S-48Q"], by_profile["NVIDIA L40S-16Q"]) == (24, 1, 3)
 
 
 def test_what_lives_leaves_its_own_size_only_and_not_as_many_as_there_are_functions(tmp_path: Path) -> None:
-    found = status(recorded_host.built_a2(tmp_path))
-    assert (found.mode, found.total, found.used, found.allocatable) == ("vgpu", 16, 3, 1)
-    assert available(found) == {"NVIDIA A2-2Q": 0, "NVIDIA A2-4A": 1, "NVIDIA A2-4C": 1, "NVIDIA A2-4Q": 1}
+    gpus = status(recorded_host.build_a2(tmp_path))
+    assert (gpus.mode, gpus.total, gpus.used, gpus.allocatable) == ("vgpu", 16, 3, 1)
+    assert available(gpus) == {"NVIDIA A2-2Q": 0, "NVIDIA A2-4A": 1, "NVIDIA A2-4C": 1, "NVIDIA A2-4Q": 1}
 
 
 def test_a_function_with_a_vgpu_offers_no_other(host: FakeSysfs) -> None:
@@ -136,8 +136,8 @@ def test_a_quarantined_function_is_not_allocatable_and_may_be_used_too(host: Fak
     card = a2(host, vfs=3)
     create(host, card, "nvidia-745", 1)
     assert {instance.parent for instance in host.vgpu.mdevs.values()} == {"0000:08:00.4"}
-    found = status(host, withheld={"0000-08-00-5"})
-    assert (found.total, found.used, found.allocatable, found.quarantined) == (3, 1, 1, 1)
+    gpus = status(host, withheld={"0000-08-00-5"})
+    assert (gpus.total, gpus.used, gpus.allocatable, gpus.quarantined) == (3, 1, 1, 1)
     both = status(host, withheld={"0000-08-00-4", "0000-08-00-5"})
     assert (both.total, both.used, both.allocatable, both.quarantined) == (3, 1, 1, 2)
 
@@ -145,21 +145,21 @@ def test_a_quarantined_function_is_not_allocatable_and_may_be_used_too(host: Fak
 def test_where_health_is_not_known_nothing_is_placed(host: FakeSysfs) -> None:
     card = a2(host, vfs=3)
     create(host, card, "nvidia-745", 1)
-    found = status(host, disabled="VF health state unavailable", withheld={"0000-08-00-5"})
-    assert (found.total, found.used, found.allocatable, found.quarantined) == (3, 1, 0, 0)
-    assert gpu_dict(found)["placement_disabled_reason"] == "VF health state unavailable"
+    gpus = status(host, disabled="VF health state unavailable", withheld={"0000-08-00-5"})
+    assert (gpus.total, gpus.used, gpus.allocatable, gpus.quarantined) == (3, 1, 0, 0)
+    assert gpu_json(gpus)["placement_disabled_reason"] == "VF health state unavailable"
     with pytest.raises(Insufficient, match="insufficient GPU: vGPU placement is disabled: VF health state unavailable"):
-        Admission(capacity(), tuple, gpus=lambda: found).validate(Request(gpus=1))
+        Admission(capacity(), tuple, gpus=lambda: gpus).validate(Request(gpus=1))
 
 
 def test_cards_without_vgpus_are_given_away_whole_with_their_audio_function(host: FakeSysfs) -> None:
-    host.add(cards.gpu("0000:01:00.0"))
-    host.add(cards.gpu_audio("0000:01:00.1"))
-    host.add(cards.gpu("0000:02:00.0", driver="vfio-pci"))
-    host.add(cards.bmc_vga())
-    found = status(host, held={"0000-01-00-0"})
-    assert (found.mode, found.total, found.used, found.allocatable) == ("passthrough", 2, 1, 1)
-    assert [(device["name"], device["available"]) for device in gpu_dict(found)["devices"]] == [
+    host.add(pci_cards.gpu("0000:01:00.0"))
+    host.add(pci_cards.gpu_audio("0000:01:00.1"))
+    host.add(pci_cards.gpu("0000:02:00.0", driver="vfio-pci"))
+    host.add(pci_cards.bmc_vga())
+    gpus = status(host, held={"0000-01-00-0"})
+    assert (gpus.mode, gpus.total, gpus.used, gpus.allocatable) == ("passthrough", 2, 1, 1)
+    assert [(device["name"], device["available"]) for device in gpu_json(gpus)["devices"]] == [
         ("0000-01-00-0", False),
         ("0000-02-00-0", True),
     ]
@@ -171,22 +171,22 @@ def test_a_card_whose_profiles_are_gone_hides_no_other_and_is_not_given_away_who
     for vf in host.vf_addresses(card)[:5]:
         for kind in A2:
             host.remove(host.path(vf, f"mdev_supported_types/{kind.id}"))
-    found = status(host)
-    assert (found.mode, found.total, available(found)["NVIDIA L40S-48Q"]) == ("vgpu", 5, 1)
-    assert [(device.name, device.available) for device in found.devices] == [("0000-08-00-0", False)]
+    gpus = status(host)
+    assert (gpus.mode, gpus.total, available(gpus)["NVIDIA L40S-48Q"]) == ("vgpu", 5, 1)
+    assert [(device.name, device.available) for device in gpus.devices] == [("0000-08-00-0", False)]
 
 
 def test_a_function_that_cannot_be_read_is_taken_and_nobody_knows_what_is_left_beside_it(host: FakeSysfs) -> None:
     card = l40s(host, vfs=2)
     host.spoil(host.path(host.vf_addresses(card)[0], "nvidia/current_vgpu_type"), "garbage")
-    found = status(host)
-    assert (found.total, found.used, found.allocatable, {*available(found).values()}) == (2, 1, 0, {0})
+    gpus = status(host)
+    assert (gpus.total, gpus.used, gpus.allocatable, {*available(gpus).values()}) == (2, 1, 0, {0})
 
 
 def test_a_host_without_gpus_has_no_status_of_them(host: FakeSysfs) -> None:
-    host.add(cards.bmc_vga())
-    host.add(cards.nic())
-    assert gpu_status(Found.on(host.root).pools) is None
+    host.add(pci_cards.bmc_vga())
+    host.add(pci_cards.nic())
+    assert gpu_status(DiscoveredPools.on(host.root).pools) is None
     assert "gpu" not in host_status(capacity()).to_dict()
 
 
@@ -194,15 +194,15 @@ def test_gpus_never_fail_the_status_of_a_host() -> None:
     def broken() -> GpuStatus | None:
         raise OSError("sysfs is gone")
 
-    found = host_status(capacity(), gpus=broken)
-    assert (found.gpu, found.problems) == (None, ("GPUs: sysfs is gone",))
+    host = host_status(capacity(), gpus=broken)
+    assert (host.gpu, host.problems) == (None, ("GPUs: sysfs is gone",))
 
 
 class TestAdmission:
     def test_the_last_slot_is_for_whoever_reserves_it_first(self, host: FakeSysfs) -> None:
         a2(host, vfs=1)
-        found = status(host)
-        admission = Admission(capacity(), tuple, gpus=lambda: found)
+        gpus = status(host)
+        admission = Admission(capacity(), tuple, gpus=lambda: gpus)
         admission.reserve("a", Request(gpus=1))
         admission.reserve("a", Request(gpus=1))
         with pytest.raises(Insufficient, match=r"no allocatable vgpu slots available \(1 total, 0 in use\)"):
@@ -212,8 +212,8 @@ class TestAdmission:
 
     def test_a_profile_is_admitted_only_where_it_fits_beside_those_reserved(self, host: FakeSysfs) -> None:
         a2(host)
-        found = status(host)
-        admission = Admission(capacity(), tuple, gpus=lambda: found)
+        gpus = status(host)
+        admission = Admission(capacity(), tuple, gpus=lambda: gpus)
         admission.reserve("a", Request(gpus=1, profile="NVIDIA A2-8Q"))
         admission.validate(Request(gpus=1, profile="nvidia-747"))
         with pytest.raises(Insufficient, match="requested 2 vgpu slots of NVIDIA A2-8Q, but only 1 available"):
@@ -225,9 +225,9 @@ class TestAdmission:
 
     def test_another_card_takes_the_other_size(self, host: FakeSysfs) -> None:
         a2(host)
-        host.add(cards.a2_vgpu_card("0000:09:00.0", vfs=2, vgpu=Vgpu("mdev", 16384, A2), ports=("0000:00:04.0",)))
-        found = status(host)
-        admission = Admission(capacity(), tuple, gpus=lambda: found)
+        host.add(pci_cards.a2_vgpu_card("0000:09:00.0", vfs=2, vgpu=Vgpu("mdev", 16384, A2), ports=("0000:00:04.0",)))
+        gpus = status(host)
+        admission = Admission(capacity(), tuple, gpus=lambda: gpus)
         admission.reserve("a", Request(gpus=2, profile="NVIDIA A2-8Q"))
         admission.reserve("b", Request(gpus=2, profile="NVIDIA A2-4Q"))
         with pytest.raises(Insufficient):
@@ -235,7 +235,7 @@ class TestAdmission:
 
     def test_a_burst_for_vgpus_that_are_made_meanwhile_admits_what_fits(self, host: FakeSysfs) -> None:
         card = a2(host)
-        machines: dict[str, MachineUse] = {}
+        machines: dict[str, MachineUsage] = {}
         refused: list[str] = []
         making = threading.Lock()
 
@@ -250,7 +250,7 @@ class TestAdmission:
             try:
                 with admission.reserved(name, Request(gpus=1, profile="NVIDIA A2-4Q")), making:
                     create(host, card, "nvidia-746", number)
-                    machines[name] = MachineUse(name, name, "Created", gpus=1)
+                    machines[name] = MachineUsage(name, name, "Created", gpus=1)
             except Insufficient as error:
                 refused.append(str(error))
 

@@ -20,7 +20,7 @@ from devalloc.inventory.capacity import (
     parse_bandwidth,
     parse_size,
 )
-from devalloc.inventory.capacity.cpus import cpu_list, written
+from devalloc.inventory.capacity.cpus import format_cpu_list, parse_cpu_list
 
 GIB = 2**30
 
@@ -52,7 +52,7 @@ class Host:
         self.write("proc/net/route", route + f"{name}\t00000000\t0100A8C0\t0003\t0\t0\t100\t00000000\t0\t0\t0\n")
         return self.write(f"sys/class/net/{name}/speed", speed)
 
-    def found(self, **settings: object) -> HostCapacity:
+    def discover(self, **settings: object) -> HostCapacity:
         return discover_capacity(self.root, CapacityConfig(**settings))  # type: ignore[arg-type]
 
 
@@ -66,23 +66,23 @@ def host(tmp_path: Path) -> Host:
     return Host(tmp_path)
 
 
-def messages(found: HostCapacity, path: str) -> str:
-    return " ".join(problem.message for problem in found.problems if problem.path == path)
+def messages(capacity: HostCapacity, path: str) -> str:
+    return " ".join(problem.message for problem in capacity.problems if problem.path == path)
 
 
 def test_nodes_have_the_cpus_that_the_kernel_lists_interleaved_or_not(host: Host) -> None:
-    found = host.numa(["0-7,16-23", "8-15,24-31"], [48, 48]).found()
+    capacity = host.numa(["0-7,16-23", "8-15,24-31"], [48, 48]).discover()
     first, second = frozenset(range(8)) | frozenset(range(16, 24)), frozenset(range(8, 16)) | frozenset(range(24, 32))
-    assert found.nodes == (NumaNode(0, first, 48 * GIB), NumaNode(1, second, 48 * GIB))
-    assert found.cpus == first | second
-    assert (found.cpu.capacity, found.cpu.effective_limit, found.cpu.source) == (32_000, 128_000, "detected")
-    assert messages(found, "cpu") == ""
+    assert capacity.nodes == (NumaNode(0, first, 48 * GIB), NumaNode(1, second, 48 * GIB))
+    assert capacity.cpus == first | second
+    assert (capacity.cpu.capacity, capacity.cpu.effective_limit, capacity.cpu.source) == (32_000, 128_000, "detected")
+    assert messages(capacity, "cpu") == ""
 
 
 def test_a_node_may_have_memory_alone_and_numbers_may_have_gaps(host: Host) -> None:
     host.numa(["0-31"], [64]).write("sys/devices/system/node/node8/cpulist", "\n")
     host.write("sys/devices/system/node/node8/meminfo", "Node 8 MemTotal: 33554432 kB\n")
-    assert [(node.id, len(node.cpus), node.memory) for node in host.found().nodes] == [
+    assert [(node.id, len(node.cpus), node.memory) for node in host.discover().nodes] == [
         (0, 32, 64 * GIB),
         (8, 0, 32 * GIB),
     ]
@@ -91,21 +91,21 @@ def test_a_node_may_have_memory_alone_and_numbers_may_have_gaps(host: Host) -> N
 def test_cpus_that_are_offline_are_none_although_cpuinfo_takes_all_sockets_for_equal(host: Host) -> None:
     host.write("sys/devices/system/cpu/online", "0-29,31\n").write("sys/devices/system/cpu/present", "0-31\n")
     host.write("sys/devices/system/cpu/offline", "30,32-127\n")
-    found = host.found()
-    assert (found.cpu.capacity, 30 in found.cpus) == (31_000, False)
-    assert "1 CPUs are offline: 30" in messages(found, "cpu")
-    assert "/proc/cpuinfo would make it 32 CPUs" in messages(found, "cpu")
+    capacity = host.discover()
+    assert (capacity.cpu.capacity, 30 in capacity.cpus) == (31_000, False)
+    assert "1 CPUs are offline: 30" in messages(capacity, "cpu")
+    assert "/proc/cpuinfo would make it 32 CPUs" in messages(capacity, "cpu")
 
 
 def test_machines_get_no_cpus_and_memory_that_this_process_may_not_use(host: Host) -> None:
     host.numa(["0-7,16-23", "8-15,24-31"], [48, 48]).write("sys/devices/system/cpu/online", "0-31\n")
     host.write("proc/self/status", "Name: x\nCpus_allowed_list:\t0-3,8\nMems_allowed_list:\t0\n")
-    found = host.found()
-    assert (found.cpu.capacity, found.cpus) == (5_000, frozenset({0, 1, 2, 3, 8}))
-    assert [node.cpus for node in found.nodes] == [frozenset(range(4)), frozenset({8})]
-    assert (found.memory.capacity, found.nodes[1].memory) == (48 * GIB, 0)
-    assert "may use 5 of the 32 CPUs online" in messages(found, "cpu")
-    assert "may use" in messages(found, "memory")
+    capacity = host.discover()
+    assert (capacity.cpu.capacity, capacity.cpus) == (5_000, frozenset({0, 1, 2, 3, 8}))
+    assert [node.cpus for node in capacity.nodes] == [frozenset(range(4)), frozenset({8})]
+    assert (capacity.memory.capacity, capacity.nodes[1].memory) == (48 * GIB, 0)
+    assert "may use 5 of the 32 CPUs online" in messages(capacity, "cpu")
+    assert "may use" in messages(capacity, "memory")
 
 
 @pytest.mark.parametrize("layout", ["v1", "v2"])
@@ -123,18 +123,18 @@ def test_limits_of_the_own_cgroup_and_those_above_are_told_and_not_counted(host:
             "sys/fs/cgroup/pod/app/cpu.max", "max 100000\n"
         )
         host.write("sys/fs/cgroup/pod/memory.max", f"{4 * GIB}\n")
-    found = host.found()
-    assert "quota of 1.5 CPUs" in messages(found, "cpu")
-    assert f"{4 * GIB} bytes" in messages(found, "memory")
-    assert (found.cpu.capacity, found.memory.capacity) == (32_000, 96 * GIB)
+    capacity = host.discover()
+    assert "quota of 1.5 CPUs" in messages(capacity, "cpu")
+    assert f"{4 * GIB} bytes" in messages(capacity, "memory")
+    assert (capacity.cpu.capacity, capacity.memory.capacity) == (32_000, 96 * GIB)
 
 
 def test_a_recording_without_proc_is_told_by_its_nodes(tmp_path: Path) -> None:
     host = Host(tmp_path).numa(["0-3", "4-7"], [2, 2])
     (tmp_path / "proc/cpuinfo").unlink()
     (tmp_path / "proc/meminfo").unlink()
-    found = host.found()
-    assert (found.cpu.capacity, found.memory.capacity) == (8_000, 4 * GIB)
+    capacity = host.discover()
+    assert (capacity.cpu.capacity, capacity.memory.capacity) == (8_000, 4 * GIB)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_without_cpus_or_memory_a_host_is_of_no_use(host: Host, file: str, text:
     else:
         host.write(file, text)
     with pytest.raises(CapacityError, match=error):
-        host.found()
+        host.discover()
 
 
 @pytest.mark.parametrize(
@@ -161,10 +161,14 @@ def test_without_cpus_or_memory_a_host_is_of_no_use(host: Host, file: str, text:
     [("10000\n", 1_250_000_000), ("100\n", 12_500_000), ("-1\n", 0), ("0\n", 0), ("4294967295", 0), ("fast\n", 0)],
 )
 def test_the_network_is_as_fast_as_the_interface_of_the_default_route(host: Host, speed: str, bandwidth: int) -> None:
-    found = host.uplink(speed).found()
-    assert (found.uplink, found.network.capacity, found.network.effective_limit) == ("eno1", bandwidth, 2 * bandwidth)
-    assert found.network.source == ("detected" if bandwidth else "unknown")
-    assert ("configure a limit" in messages(found, "network")) == (not bandwidth)
+    capacity = host.uplink(speed).discover()
+    assert (capacity.uplink, capacity.network.capacity, capacity.network.effective_limit) == (
+        "eno1",
+        bandwidth,
+        2 * bandwidth,
+    )
+    assert capacity.network.source == ("detected" if bandwidth else "unknown")
+    assert ("configure a limit" in messages(capacity, "network")) == (not bandwidth)
 
 
 def test_a_default_route_that_leads_nowhere_is_none(host: Host) -> None:
@@ -172,43 +176,43 @@ def test_a_default_route_that_leads_nowhere_is_none(host: Host) -> None:
     route = (host.root / "proc/net/route").read_text()
     refusing = "*\t00000000\t00000000\t0201\t0\t0\t50\t00000000\t0\t0\t0\n"
     host.write("proc/net/route", route.replace("\n", f"\n{refusing}", 1))
-    assert (host.found().uplink, host.found().network.capacity) == ("eno1", 125_000_000)
+    assert (host.discover().uplink, host.discover().network.capacity) == ("eno1", 125_000_000)
 
 
 def test_an_uplink_or_a_limit_that_is_configured_wins(host: Host) -> None:
     host.uplink("10000").write("sys/class/net/eno2/speed", "25000\n")
-    assert host.found(uplink="eno2").network.capacity == 3_125_000_000
-    found = host.found(network=125_000_000)
-    assert (found.network.capacity, found.network.source) == (125_000_000, "configured")
-    assert "no interface eno7" in messages(host.found(uplink="eno7"), "network")
+    assert host.discover(uplink="eno2").network.capacity == 3_125_000_000
+    capacity = host.discover(network=125_000_000)
+    assert (capacity.network.capacity, capacity.network.source) == (125_000_000, "configured")
+    assert "no interface eno7" in messages(host.discover(uplink="eno7"), "network")
 
 
 @pytest.mark.parametrize("name", ["..", "../../bus", "a b", "x" * 16, "eno1\x00"])
 def test_a_name_that_is_no_interface_is_no_path(host: Host, name: str) -> None:
-    assert "no name of an interface" in messages(host.found(uplink=name), "network")
+    assert "invalid interface name" in messages(host.discover(uplink=name), "network")
 
 
 def test_the_disk_is_the_whole_file_system_of_a_folder_that_need_not_be_there_yet(host: Host, tmp_path: Path) -> None:
-    found = os.statvfs(tmp_path)
-    assert host.found(data_dir=tmp_path / "not" / "yet").disk.capacity == found.f_blocks * found.f_frsize
-    limited = host.found(disk=1000 * GIB, data_dir=tmp_path, image_fraction=Fraction(1, 10))
+    file_system = os.statvfs(tmp_path)
+    assert host.discover(data_dir=tmp_path / "not" / "yet").disk.capacity == file_system.f_blocks * file_system.f_frsize
+    limited = host.discover(disk=1000 * GIB, data_dir=tmp_path, image_fraction=Fraction(1, 10))
     assert (limited.disk.capacity, limited.disk.source, limited.image_limit) == (1000 * GIB, "configured", 100 * GIB)
-    assert host.found(disk=5).image_limit == 1
-    unknown = host.found()
+    assert host.discover(disk=5).image_limit == 1
+    unknown = host.discover()
     assert (unknown.disk.capacity, unknown.disk.source, unknown.image_limit) == (0, "unknown", 0)
 
 
 def test_disk_io_is_assumed_until_it_is_configured(host: Host) -> None:
-    assert (host.found().disk_io.capacity, host.found().disk_io.source) == (10**9, "assumed")
-    assert host.found(disk_io=7).disk_io.source == "configured"
+    assert (host.discover().disk_io.capacity, host.discover().disk_io.source) == (10**9, "assumed")
+    assert host.discover(disk_io=7).disk_io.source == "configured"
 
 
 def test_this_very_host_has_capacities_and_nothing_about_it_is_an_error() -> None:
-    found = discover_capacity(config=CapacityConfig(data_dir=Path.cwd()))
-    assert found.cpus <= frozenset(range(4096))
-    assert found.cpu.capacity == 1000 * len(os.sched_getaffinity(0))
-    assert found.memory.capacity > 0 < found.disk.capacity
-    assert not any(problem.is_error for problem in found.problems)
+    capacity = discover_capacity(config=CapacityConfig(data_dir=Path.cwd()))
+    assert capacity.cpus <= frozenset(range(4096))
+    assert capacity.cpu.capacity == 1000 * len(os.sched_getaffinity(0))
+    assert capacity.memory.capacity > 0 < capacity.disk.capacity
+    assert not any(problem.is_error for problem in capacity.problems)
 
 
 @pytest.mark.parametrize(
@@ -224,11 +228,11 @@ def test_this_very_host_has_capacities_and_nothing_about_it_is_an_error() -> Non
     ],
 )
 def test_lists_of_cpus(text: str, numbers: set[int] | None) -> None:
-    found = cpu_list(text)
-    assert found == numbers
+    cpus = parse_cpu_list(text)
+    assert cpus == numbers
     if numbers:
-        assert found is not None
-        assert cpu_list(written(found)) == numbers
+        assert cpus is not None
+        assert parse_cpu_list(format_cpu_list(cpus)) == numbers
 
 
 @given(st.text(alphabet="0123456789 +-.bBpPsS/kKmMgGiItT\u0661\u00bd", max_size=12))

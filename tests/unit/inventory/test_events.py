@@ -11,7 +11,14 @@ from dataclasses import dataclass
 
 import pytest
 
-from devalloc.inventory.events import DRAIN_LIMIT, MIN_LIFE, REOPEN, Monitor, UdevEvent, UdevSource
+from devalloc.inventory.device_events import (
+    DRAIN_LIMIT,
+    MIN_LIFE_SECONDS,
+    REOPEN_SECONDS,
+    UdevEvent,
+    UdevMonitor,
+    UdevSource,
+)
 
 NIC = "/devices/pci0000:00/0000:00:03.0/0000:41:00.0"
 
@@ -48,12 +55,12 @@ class ScriptedMonitor:
 class Udev:
     """Opens the monitors that a test has prepared, in order; an exception refuses."""
 
-    def __init__(self, *results: Monitor | Exception) -> None:
+    def __init__(self, *results: UdevMonitor | Exception) -> None:
         self.results = list(results)
         self.now = 0.0
         self.source = UdevSource(self.open, lambda: self.now)
 
-    def open(self) -> Monitor:
+    def open(self) -> UdevMonitor:
         result = self.results.pop(0)
         if isinstance(result, Exception):
             raise result
@@ -68,7 +75,7 @@ def plug() -> Iterator[Plug]:
     """Udev(...), closed at the end."""
     made: list[Udev] = []
 
-    def make(*results: Monitor | Exception) -> Udev:
+    def make(*results: UdevMonitor | Exception) -> Udev:
         made.append(Udev(*results))
         return made[-1]
 
@@ -112,7 +119,7 @@ class TestFaults:
     def test_lost_events_are_news_and_the_monitor_is_opened_again(self, plug: Plug, error: Exception) -> None:
         udev = plug(ScriptedMonitor(error), ScriptedMonitor(NIC))
         assert waits(udev, 3) == [True, True, False]
-        udev.now += MIN_LIFE
+        udev.now += MIN_LIFE_SECONDS
         assert waits(udev, 3) == [True, True, False]  # it listens again; the NIC; nothing more
 
     def test_a_monitor_that_always_fails_is_not_opened_in_a_tight_loop(self, plug: Plug) -> None:
@@ -128,15 +135,15 @@ class TestFaults:
         udev = plug(ScriptedMonitor(OSError("gone")), *refused, ScriptedMonitor())
         assert waits(udev, 2) == [True, True]
         for attempt in range(2):
-            udev.now = MIN_LIFE + attempt * REOPEN
+            udev.now = MIN_LIFE_SECONDS + attempt * REOPEN_SECONDS
             assert waits(udev, 2) == [False, False]
-        udev.now = MIN_LIFE + 2 * REOPEN
+        udev.now = MIN_LIFE_SECONDS + 2 * REOPEN_SECONDS
         assert waits(udev, 2) == [True, False]  # events in between are unknown: look
-        said = [r.message for r in caplog.records]
-        assert [m for m in said if "not permitted" in m] == [
+        records = [r.message for r in caplog.records]
+        assert [m for m in records if "not permitted" in m] == [
             "no device events ([Errno 1] Operation not permitted): changes are found only by the periodic resync"
         ]
-        assert said[-1] == "device events come again"
+        assert records[-1] == "device events arrive again"
 
     def test_without_pyudev_it_only_waits(self, plug: Plug, caplog: pytest.LogCaptureFixture) -> None:
         udev = plug(ImportError("No module named 'pyudev'"))

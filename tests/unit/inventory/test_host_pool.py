@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from devalloc.api.hostpool import CLASS, node_of_host_pool
+from devalloc.api.host_pool_names import CLASS, node_of_host_pool
 from devalloc.api.meta import ONLY_CLASS
 from devalloc.api.quantity import NANO
-from devalloc.cli import hostpool
-from devalloc.inventory import Discovery, Known
+from devalloc.cli.options import host_pool_option
+from devalloc.inventory import DeviceRecords, Discovery
 from devalloc.inventory.capacity import Capacity, CapacityError, NumaNode, host_pool
-from tests.support.hosts import GIB, capacity
+from tests.support.host_pools import GIB, capacity
 
 
 def amounts(resource: str, pool: object) -> dict[str, int]:
@@ -53,19 +53,19 @@ def test_a_host_that_does_not_say_what_its_numa_nodes_have_is_one(nodes: tuple[N
 
 
 def test_a_host_that_cannot_be_told_any_more_has_what_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [capacity(cpus=2), capacity(cpus=4)]
+    capacities = [capacity(cpus=2), capacity(cpus=4)]
 
     def discover(*_: object) -> object:
-        if not found:
+        if not capacities:
             raise CapacityError("discover CPU: gone")
-        return found.pop(0)
+        return capacities.pop(0)
 
     monkeypatch.setattr("devalloc.inventory.capacity.discover_capacity", discover)
     limits = {"ratios": {}}
-    look = hostpool.with_host_pool(lambda known: Discovery([], []), tmp_path, "n", tmp_path / "s.db", limits)
+    look = host_pool_option.with_host_pool(lambda state: Discovery([], []), tmp_path, "n", tmp_path / "s.db", limits)
     for _ in range(2):  # the first look was at the beginning
-        (pool,) = look(Known()).pools
+        (pool,) = look(DeviceRecords()).pools
         assert sum(amounts("cpu", pool).values()) == 4000
-    assert [problem.message for problem in look(Known()).problems] == ["discover CPU: gone"]
+    assert [problem.message for problem in look(DeviceRecords()).problems] == ["discover CPU: gone"]
     with pytest.raises(Exception, match="--host-capacity: discover CPU: gone"):
-        hostpool.with_host_pool(lambda known: Discovery([], []), tmp_path, "n", tmp_path / "s.db", limits)
+        host_pool_option.with_host_pool(lambda state: Discovery([], []), tmp_path, "n", tmp_path / "s.db", limits)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import cards
-from tests.support.discovered import Found
-from tests.support.fakesysfs import FakeSysfs
+from tests.support import pci_cards
+from tests.support.discovery_view import DiscoveredPools
+from tests.support.fake_sysfs import FakeSysfs
 
 NIC = "0000:05:00.0"
 NIC_DEVICE = "0000-05-00-0"
@@ -27,7 +27,7 @@ def host(tmp_path: Path) -> FakeSysfs:
 
 
 def reason(host: FakeSysfs, device: str, **settings: object) -> str | None:
-    return Found.on(host.root, **settings).unavailable(device)
+    return DiscoveredPools.on(host.root, **settings).unavailable(device)
 
 
 def hold_open(host: FakeSysfs, node: str, pid: int = 4711, comm: str = "qemu-system-x86") -> None:
@@ -57,13 +57,13 @@ class TestWhatCannotBeListed:
     def test_what_shares_the_iommu_group_is_still_seen(
         self, host: FakeSysfs, unlistable: Callable[[str], None]
     ) -> None:
-        host.add(cards.gpu(iommu_group=40))
-        host.add(cards.accelerator("0000:0b:00.0", iommu_group=40))
+        host.add(pci_cards.gpu(iommu_group=40))
+        host.add(pci_cards.accelerator("0000:0b:00.0", iommu_group=40))
         unlistable("0000:0b:00.0")
         assert reason(host, GPU_DEVICE) == "IOMMU group 40 is shared with 0000:0b:00.0"
 
     def test_what_the_host_needs_is_still_seen(self, host: FakeSysfs, unlistable: Callable[[str], None]) -> None:
-        host.add(cards.plain_nic())
+        host.add(pci_cards.plain_nic())
         host.default_route("eth9")
         unlistable(NIC)
         assert reason(host, NIC_DEVICE) == "reserved: default route"
@@ -71,16 +71,16 @@ class TestWhatCannotBeListed:
 
 class TestWhatTheHostNeeds:
     def test_an_idle_nic_is_free(self, host: FakeSysfs) -> None:
-        host.add(cards.plain_nic())
+        host.add(pci_cards.plain_nic())
         assert reason(host, NIC_DEVICE) is None
 
     def test_the_nic_of_the_default_route(self, host: FakeSysfs) -> None:
-        host.add(cards.plain_nic())
+        host.add(pci_cards.plain_nic())
         host.default_route("eth9")
         assert reason(host, NIC_DEVICE) == "reserved: default route"
 
     def test_the_nic_of_the_ipv6_default_route(self, host: FakeSysfs) -> None:
-        host.add(cards.plain_nic())
+        host.add(pci_cards.plain_nic())
         none, via = "0" * 32, "fe80" + "0" * 28
         host.proc(
             "net/ipv6_route",
@@ -90,42 +90,42 @@ class TestWhatTheHostNeeds:
         assert reason(host, NIC_DEVICE) == "reserved: default route"
 
     def test_a_nic_with_a_route_has_an_address(self, host: FakeSysfs) -> None:
-        host.add(cards.plain_nic())
+        host.add(pci_cards.plain_nic())
         host.proc("net/route", "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
                                "eth9\t0000A8C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n")  # fmt: skip
         assert reason(host, NIC_DEVICE) == "reserved: address on eth9"
 
     @pytest.mark.parametrize(("scope", "expected"), [("00", "reserved: address on eth9"), ("20", None)])
     def test_a_link_local_address_is_no_use(self, host: FakeSysfs, scope: str, expected: str | None) -> None:
-        host.add(cards.plain_nic())
+        host.add(pci_cards.plain_nic())
         host.proc("net/if_inet6", f"fd00000000000000fc0000fffe000001 04 40 {scope} 80     eth9\n")
         assert reason(host, NIC_DEVICE) == expected
 
     def test_the_port_of_a_bridge(self, host: FakeSysfs) -> None:
-        host.add(cards.plain_nic())
+        host.add(pci_cards.plain_nic())
         host.enslave("eth9", "br0")
         assert reason(host, NIC_DEVICE) == "reserved: member of br0"
 
     def test_a_nic_under_a_vlan(self, host: FakeSysfs) -> None:
-        host.add(cards.plain_nic())
+        host.add(pci_cards.plain_nic())
         host.write("devices/virtual/net/eth9.100/type", "1")
         host.link("class/net/eth9/upper_eth9.100", "devices/virtual/net/eth9.100")
         assert reason(host, NIC_DEVICE) == "reserved: carries eth9.100"
 
     def test_the_vfs_of_a_reserved_port_stay_usable(self, host: FakeSysfs) -> None:
-        host.add(cards.nic(vfs=3))
+        host.add(pci_cards.nic(vfs=3))
         host.default_route("eth0")
-        found = Found.on(host.root)
-        assert (found.unavailable("0000-41-00-0") or "").startswith("reserved: default route; in use: it has 3 VFs")
-        assert found.fits(*found.names(function="vf"))
+        inventory = DiscoveredPools.on(host.root)
+        assert (inventory.unavailable("0000-41-00-0") or "").startswith("reserved: default route; in use: it has 3 VFs")
+        assert inventory.fits(*inventory.names(function="vf"))
 
     def test_a_virtio_nic_is_found_below_its_virtio_device(self, host: FakeSysfs) -> None:
-        host.add(replace(cards.plain_nic(), vendor=0x1AF4, device=0x1041, netdev=None))
+        host.add(replace(pci_cards.plain_nic(), vendor=0x1AF4, device=0x1041, netdev=None))
         host.write(f"{host.path(NIC)}/virtio2/net/eth3/address", "02:00:00:00:00:01")
         host.default_route("eth3")
-        found = Found.on(host.root)
-        assert found.unavailable(NIC_DEVICE) == "reserved: default route"
-        assert found.attributes(NIC_DEVICE)["mac"] == "02:00:00:00:00:01"
+        inventory = DiscoveredPools.on(host.root)
+        assert inventory.unavailable(NIC_DEVICE) == "reserved: default route"
+        assert inventory.attributes(NIC_DEVICE)["mac"] == "02:00:00:00:00:01"
 
     @pytest.mark.parametrize(
         ("use", "expected"),
@@ -139,19 +139,19 @@ class TestWhatTheHostNeeds:
         ],
     )  # fmt: skip
     def test_a_disk_in_use(self, host: FakeSysfs, use: Callable[[FakeSysfs], None], expected: str) -> None:
-        host.add(cards.nvme())
+        host.add(pci_cards.nvme())
         assert reason(host, DISK_DEVICE, erase_policy=True) is None
         use(host)
         assert reason(host, DISK_DEVICE, erase_policy=True) == f"reserved: {expected}"
 
     def test_a_partition_counts_for_its_disk(self, host: FakeSysfs) -> None:
-        host.add(cards.nvme())
+        host.add(pci_cards.nvme())
         host.write(f"{host.path(DISK)}/nvme/nvme0/nvme0n1/nvme0n1p2/dev", "259:2")
         host.proc("self/mountinfo", "22 1 259:2 / / rw - ext4 /dev/root rw\n")
         assert reason(host, DISK_DEVICE, erase_policy=True) == "reserved: nvme0n1p2 is mounted"
 
     def test_with_multipath_the_disk_is_not_below_the_card(self, host: FakeSysfs) -> None:
-        host.add(cards.nvme())
+        host.add(pci_cards.nvme())
         path = host.path(DISK)
         host.remove(f"{path}/nvme/nvme0/nvme0n1")
         host.write(f"{path}/nvme/nvme0/nvme0c0n1/size", "1")
@@ -162,47 +162,47 @@ class TestWhatTheHostNeeds:
         assert reason(host, DISK_DEVICE, erase_policy=True) == "reserved: nvme0n1 is mounted"
 
     def test_the_boot_vga(self, host: FakeSysfs) -> None:
-        host.add(cards.gpu(boot_vga=True))
+        host.add(pci_cards.gpu(boot_vga=True))
         assert reason(host, GPU_DEVICE) == "reserved: boot VGA"
 
     def test_the_console(self, host: FakeSysfs) -> None:
-        host.add(cards.gpu())
+        host.add(pci_cards.gpu())
         host.write(f"{host.path('0000:01:00.0')}/graphics/fb0/name", "nvidiadrmfb")
         assert reason(host, GPU_DEVICE) == "reserved: console"
 
     def test_a_display_that_is_no_gpu_even_without_a_screen(self, host: FakeSysfs) -> None:
-        host.add(cards.bmc_vga(boot_vga=False))
+        host.add(pci_cards.bmc_vga(boot_vga=False))
         assert reason(host, "0000-04-00-0") == "reserved: display of the host"
 
     def test_a_gpu_in_one_slot_with_a_bridge_of_the_chipset(self, host: FakeSysfs) -> None:
-        host.add(cards.intel_gpu("0000:00:1f.2", sriov=None))
-        host.add(replace(cards.bridge("0000:00:1f.0"), class_code=0x060100))
+        host.add(pci_cards.intel_gpu("0000:00:1f.2", sriov=None))
+        host.add(replace(pci_cards.bridge("0000:00:1f.0"), class_code=0x060100))
         assert reason(host, "0000-00-1f-2") == "reserved: the bridge 0000:00:1f.0 is in the same slot"
 
 
 class TestIommuGroups:
     def test_without_a_group(self, host: FakeSysfs) -> None:
-        host.add(cards.gpu(iommu_group=None))
+        host.add(pci_cards.gpu(iommu_group=None))
         assert (reason(host, GPU_DEVICE) or "").startswith("no IOMMU group for 0000:01:00.0")
 
     def test_vfs_of_a_port_without_a_group(self, host: FakeSysfs) -> None:
-        host.add(cards.nic(iommu_group=None))
-        found = Found.on(host.root)
-        assert all(found.unavailable(device) for device in found.devices)
+        host.add(pci_cards.nic(iommu_group=None))
+        inventory = DiscoveredPools.on(host.root)
+        assert all(inventory.unavailable(device) for device in inventory.devices)
 
     def test_a_group_with_another_slot(self, host: FakeSysfs) -> None:
-        host.add(cards.gpu(iommu_group=7))
-        host.add(cards.plain_nic(iommu_group=7))
+        host.add(pci_cards.gpu(iommu_group=7))
+        host.add(pci_cards.plain_nic(iommu_group=7))
         assert reason(host, GPU_DEVICE) == "IOMMU group 7 is shared with 0000:05:00.0"
         assert reason(host, NIC_DEVICE) == "IOMMU group 7 is shared with 0000:01:00.0"
 
     def test_the_bridge_above_may_be_in_the_group(self, host: FakeSysfs) -> None:
-        host.add(replace(cards.bridge("0000:00:00.4"), iommu_group=7))
-        host.add(cards.gpu(iommu_group=7, ports=("0000:00:00.4",)))
+        host.add(replace(pci_cards.bridge("0000:00:00.4"), iommu_group=7))
+        host.add(pci_cards.gpu(iommu_group=7, ports=("0000:00:00.4",)))
         assert reason(host, GPU_DEVICE) is None
 
     def test_a_vf_in_the_group_of_its_port(self, host: FakeSysfs) -> None:
-        host.add(cards.nic(vfs=1, iommu_group=7))
+        host.add(pci_cards.nic(vfs=1, iommu_group=7))
         host.leave_group(host.functions["0000:41:10.0"].group or 0, "0000:41:10.0")
         host.remove(host.path("0000:41:10.0", "iommu_group"))
         host.join_group(7, "0000:41:10.0", host.path("0000:41:10.0"))
@@ -211,67 +211,67 @@ class TestIommuGroups:
         assert reason(host, "0000-41-00-0", made=made) is None, "the port goes when its VFs are gone"
 
     def test_the_admin_may_let_a_shared_group_go_as_one(self, host: FakeSysfs) -> None:
-        host.add(cards.gpu(iommu_group=7, driver="vfio-pci"))
-        host.add(cards.gpu("0000:02:00.0", iommu_group=7, driver="vfio-pci"))
-        found = Found.on(host.root, allow_shared_groups=True)
-        assert found.unavailable(GPU_DEVICE) is None
-        assert found.unavailable("0000-02-00-0") == "IOMMU group 7 goes with 0000:01:00.0"
+        host.add(pci_cards.gpu(iommu_group=7, driver="vfio-pci"))
+        host.add(pci_cards.gpu("0000:02:00.0", iommu_group=7, driver="vfio-pci"))
+        inventory = DiscoveredPools.on(host.root, allow_shared_groups=True)
+        assert inventory.unavailable(GPU_DEVICE) is None
+        assert inventory.unavailable("0000-02-00-0") == "IOMMU group 7 goes with 0000:01:00.0"
 
     def test_but_never_takes_a_peer_that_the_host_drives(self, host: FakeSysfs) -> None:
-        host.add(cards.gpu(iommu_group=7))
-        host.add(cards.nvme(iommu_group=7))
+        host.add(pci_cards.gpu(iommu_group=7))
+        host.add(pci_cards.nvme(iommu_group=7))
         expected = "in use: 0000:42:00.0 of its IOMMU group 7 has the driver nvme"
         assert reason(host, GPU_DEVICE, allow_shared_groups=True) == expected
 
     def test_nor_one_that_a_process_uses(self, host: FakeSysfs) -> None:
         for address in ("0000:01:00.0", "0000:02:00.0"):
-            host.add(cards.gpu(address, iommu_group=7, driver="vfio-pci"))
+            host.add(pci_cards.gpu(address, iommu_group=7, driver="vfio-pci"))
         hold_open(host, "/dev/vfio/7")
         assert reason(host, GPU_DEVICE, allow_shared_groups=True) == "in use: qemu-system-x86 4711"
 
     def test_a_controller_beside_a_nic_may_run_the_host(self, host: FakeSysfs) -> None:
-        host.add(cards.plain_nic("0000:00:14.3", iommu_group=7))
-        host.add(replace(cards.accelerator("0000:00:14.0"), class_code=0x0C0330, native="xhci_hcd", iommu_group=7))
+        host.add(pci_cards.plain_nic("0000:00:14.3", iommu_group=7))
+        host.add(replace(pci_cards.accelerator("0000:00:14.0"), class_code=0x0C0330, native="xhci_hcd", iommu_group=7))
         assert reason(host, "0000-00-14-3") == "in use: 0000:00:14.0 of its IOMMU group has the driver xhci_hcd"
 
 
 class TestUsers:
     def test_what_is_bound_to_vfio_and_not_open_is_free(self, host: FakeSysfs) -> None:
-        host.add(cards.gpu(driver="vfio-pci"))
-        found = Found.on(host.root)
-        assert found.attributes(GPU_DEVICE)["driver"] == "vfio-pci"
-        assert found.unavailable(GPU_DEVICE) is None
+        host.add(pci_cards.gpu(driver="vfio-pci"))
+        inventory = DiscoveredPools.on(host.root)
+        assert inventory.attributes(GPU_DEVICE)["driver"] == "vfio-pci"
+        assert inventory.unavailable(GPU_DEVICE) is None
 
     def test_a_process_that_has_the_group_open(self, host: FakeSysfs) -> None:
-        host.add(cards.gpu(driver="vfio-pci", iommu_group=15))
+        host.add(pci_cards.gpu(driver="vfio-pci", iommu_group=15))
         hold_open(host, "/dev/vfio/15")
         assert reason(host, GPU_DEVICE) == "in use: qemu-system-x86 4711"
 
     def test_a_process_that_has_the_device_open(self, host: FakeSysfs) -> None:
-        host.add(cards.gpu(driver="vfio-pci"))
+        host.add(pci_cards.gpu(driver="vfio-pci"))
         host.write(f"{host.path('0000:01:00.0')}/vfio-dev/vfio0/dev", "511:0")
         hold_open(host, "/dev/vfio/devices/vfio0")
         assert reason(host, GPU_DEVICE) == "in use: qemu-system-x86 4711"
 
     def test_a_process_that_renders(self, host: FakeSysfs) -> None:
-        host.add(cards.gpu())
+        host.add(pci_cards.gpu())
         hold_open(host, "/dev/dri/card0", comm="Xorg")
         assert reason(host, GPU_DEVICE) == "in use: Xorg 4711"
 
     def test_a_process_that_computes_on_nvidia(self, host: FakeSysfs) -> None:
-        host.add(cards.gpu())
+        host.add(pci_cards.gpu())
         host.proc("driver/nvidia/gpus/0000:01:00.0/information", "Model: NVIDIA L4\nDevice Minor: \t 3\n")
         hold_open(host, "/dev/nvidia3", comm="python3")
         assert reason(host, GPU_DEVICE) == "in use: python3 4711"
 
     def test_a_process_that_only_watches_is_no_user(self, host: FakeSysfs) -> None:
-        host.add(cards.gpu())
+        host.add(pci_cards.gpu())
         host.proc("driver/nvidia/gpus/0000:01:00.0/information", "Device Minor: 3\n")
         hold_open(host, "/dev/nvidia3", comm="nvidia-persiste")
         assert reason(host, GPU_DEVICE) is None
 
     def test_a_watcher_does_not_hide_a_user(self, host: FakeSysfs) -> None:
-        host.add(cards.gpu())
+        host.add(pci_cards.gpu())
         host.proc("driver/nvidia/gpus/0000:01:00.0/information", "Device Minor: 3\n")
         hold_open(host, "/dev/nvidia3", pid=12, comm="nvidia-persiste")
         hold_open(host, "/dev/nvidia3", pid=4711, comm="python3")
@@ -281,7 +281,7 @@ class TestUsers:
     def test_what_a_process_closes_meanwhile_hides_nothing(
         self, host: FakeSysfs, monkeypatch: pytest.MonkeyPatch, order: int
     ) -> None:
-        host.add(cards.gpu(driver="vfio-pci", iommu_group=15))
+        host.add(pci_cards.gpu(driver="vfio-pci", iommu_group=15))
         hold_open(host, "/dev/vfio/15")
         listed = os.listdir
         closed = [b"10", b"12"][::order]
@@ -291,23 +291,23 @@ class TestUsers:
         assert reason(host, GPU_DEVICE) == "in use: qemu-system-x86 4711"
 
     def test_a_used_vf_takes_its_part_from_the_port(self, host: FakeSysfs) -> None:
-        host.add(cards.nic(vfs=3))
+        host.add(pci_cards.nic(vfs=3))
         host.unbind("igbvf", "0000:41:10.2")
         host.set_override("0000:41:10.2", "vfio-pci")
         host.probe("0000:41:10.2")
         hold_open(host, f"/dev/vfio/{host.functions['0000:41:10.2'].group}")
-        found = Found.on(host.root)
-        assert found.unavailable("0000-41-10-2") == "in use: qemu-system-x86 4711"
-        assert found.unavailable("0000-41-00-0") == "in use: 1 of its VFs and vGPUs"
-        assert found.fits("0000-41-10-0", "0000-41-10-4")
+        inventory = DiscoveredPools.on(host.root)
+        assert inventory.unavailable("0000-41-10-2") == "in use: qemu-system-x86 4711"
+        assert inventory.unavailable("0000-41-00-0") == "in use: 1 of its VFs and vGPUs"
+        assert inventory.fits("0000-41-10-0", "0000-41-10-4")
 
     def test_the_use_by_the_claim_that_holds_it_is_no_obstacle(self, host: FakeSysfs) -> None:
-        host.add(cards.gpu(driver="vfio-pci", iommu_group=15))
+        host.add(pci_cards.gpu(driver="vfio-pci", iommu_group=15))
         hold_open(host, "/dev/vfio/15")
         assert reason(host, GPU_DEVICE, held=frozenset({GPU_DEVICE})) is None
 
     def test_an_interface_in_another_network_namespace(self, host: FakeSysfs) -> None:
-        host.add(cards.plain_nic())
+        host.add(pci_cards.plain_nic())
         host.remove(f"{host.path(NIC)}/net/eth9")
         assert reason(host, NIC_DEVICE) == "in use: its interface is in another network namespace"
 
@@ -318,44 +318,44 @@ class TestUsers:
      ("self/mountinfo", DISK_DEVICE), ("mounts", DISK_DEVICE), ("swaps", DISK_DEVICE)],
 )  # fmt: skip
 def test_what_cannot_be_ruled_out_is_reserved(host: FakeSysfs, file: str, device: str) -> None:
-    host.add(cards.plain_nic())
-    host.add(cards.nvme())
+    host.add(pci_cards.plain_nic())
+    host.add(pci_cards.nvme())
     (host.root / "proc" / file).unlink(missing_ok=True)
     (host.root / "proc" / file).mkdir(parents=True)
-    found = Found.on(host.root, erase_policy=True)
-    assert found.unavailable(device) == f"reserved: {file.rpartition('/')[2]} cannot be read"
-    assert [name for name in found.devices if found.unavailable(name) is None] == [
+    inventory = DiscoveredPools.on(host.root, erase_policy=True)
+    assert inventory.unavailable(device) == f"reserved: {file.rpartition('/')[2]} cannot be read"
+    assert [name for name in inventory.devices if inventory.unavailable(name) is None] == [
         name for name in (NIC_DEVICE, DISK_DEVICE) if name != device
     ]
 
 
 def test_storage_is_withheld_until_an_erase_policy_is_set(host: FakeSysfs) -> None:
-    host.add(cards.nvme())
+    host.add(pci_cards.nvme())
     assert reason(host, DISK_DEVICE) == "withheld: no erase policy for storage is set"
 
 
 def test_what_the_node_plugin_may_not_take_is_withheld(host: FakeSysfs) -> None:
-    host.add(cards.nic(vfs=2))
-    host.add(cards.a2_vgpu_card("0000:08:00.0", vfs=2))
+    host.add(pci_cards.nic(vfs=2))
+    host.add(pci_cards.a2_vgpu_card("0000:08:00.0", vfs=2))
     made = frozenset({"0000-41-00-0", "0000-08-00-0"})
-    found = Found.on(host.root, allowed=frozenset({"vf"}), made=made)
-    assert found.unavailable("0000-41-00-0") == "withheld: nic is not allowed on this node (vf is)"
-    assert all(found.unavailable(vf) is None for vf in found.names(function="vf", kind="nic"))
-    assert found.unavailable("0000-08-00-0") == "withheld: gpu is not allowed on this node (vf is)"
-    profiles = found.names(function="mdev")
-    assert {found.unavailable(name) for name in profiles} == {"withheld: vgpu is not allowed on this node (vf is)"}
-    assert found.fits(*found.names(function="vf", kind="nic")), "what is withheld takes nothing from the others"
+    inventory = DiscoveredPools.on(host.root, allowed=frozenset({"vf"}), made=made)
+    assert inventory.unavailable("0000-41-00-0") == "withheld: nic is not allowed on this node (vf is)"
+    assert all(inventory.unavailable(vf) is None for vf in inventory.names(function="vf", kind="nic"))
+    assert inventory.unavailable("0000-08-00-0") == "withheld: gpu is not allowed on this node (vf is)"
+    profiles = inventory.names(function="mdev")
+    assert {inventory.unavailable(name) for name in profiles} == {"withheld: vgpu is not allowed on this node (vf is)"}
+    assert inventory.fits(*inventory.names(function="vf", kind="nic")), "what is withheld takes nothing from the others"
 
 
 def test_all_reasons_are_told(host: FakeSysfs) -> None:
-    host.add(cards.plain_nic(iommu_group=None))
+    host.add(pci_cards.plain_nic(iommu_group=None))
     host.default_route("eth9")
     assert (reason(host, NIC_DEVICE) or "").startswith("reserved: default route; no IOMMU group")
 
 
 def test_a_recording_without_proc_assumes_nothing(host: FakeSysfs) -> None:
-    host.add(cards.plain_nic())
-    host.add(cards.nvme())
+    host.add(pci_cards.plain_nic())
+    host.add(pci_cards.nvme())
     host.proc("mounts", "/dev/nvme0n1 / ext4 rw 0 0\n")
     host.default_route("eth9")
     (host.root / "proc").rename(host.root / "elsewhere")

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devalloc.inventory.pci import Address, PciFunction, scan
+from devalloc.inventory.pci import Address, PciFunction, scan_functions
 from devalloc.inventory.sysfs import Tree
-from tests.support import cards
-from tests.support.cards import Sriov
-from tests.support.fakesysfs import FakeSysfs
+from tests.support import pci_cards
+from tests.support.fake_sysfs import FakeSysfs
+from tests.support.pci_cards import Sriov
 
 addresses = st.builds(Address, st.integers(0, 2**32 - 1), st.integers(0, 255), st.integers(0, 31), st.integers(0, 7))
 
 
 def functions(host: FakeSysfs) -> dict[str, PciFunction]:
-    return {str(address): function for address, function in scan(Tree(host.root)).items()}
+    return {str(address): function for address, function in scan_functions(Tree(host.root)).items()}
 
 
 @given(addresses)
@@ -45,7 +45,7 @@ def test_an_address_makes_names() -> None:
 
 @given(addresses, st.integers(-70000, 70000))
 def test_routing_ids_stay_inside_the_domain(address: Address, step: int) -> None:
-    there = address.plus(step)
+    there = address.offset_by(step)
     routing = address.bus * 256 + address.slot * 8 + address.function + step
     if there is None:
         assert not 0 <= routing <= 0xFFFF
@@ -55,7 +55,7 @@ def test_routing_ids_stay_inside_the_domain(address: Address, step: int) -> None
 
 def test_a_function_is_read(tmp_path: Path) -> None:
     host = FakeSysfs(tmp_path)
-    host.add(cards.nic("10000:41:00.0", numa=1, iommu_group=12))
+    host.add(pci_cards.nic("10000:41:00.0", numa=1, iommu_group=12))
     function = functions(host)["10000:41:00.0"]
     assert (function.class_code, function.vendor, function.device) == (0x020000, 0x8086, 0x10C9)
     assert (function.driver, function.numa, function.iommu_group, function.root) == ("igb", 1, 12, "pci10000:00")
@@ -65,13 +65,13 @@ def test_a_function_is_read(tmp_path: Path) -> None:
 
 def test_numa_minus_one_means_not_known(tmp_path: Path) -> None:
     host = FakeSysfs(tmp_path)
-    host.add(cards.gpu(numa=-1))
+    host.add(pci_cards.gpu(numa=-1))
     assert functions(host)["0000:01:00.0"].numa is None
 
 
 def test_the_kernels_order_of_vfs_is_by_index(tmp_path: Path) -> None:
     host = FakeSysfs(tmp_path)
-    host.add(cards.connectx(vfs=12))
+    host.add(pci_cards.connectx(vfs=12))
     assert [index for index, _ in functions(host)["0000:61:00.0"].virtfns] == list(range(12))
 
 
@@ -105,7 +105,7 @@ def test_old_kernels_tell_vf_routing_in_the_configuration_space(
     tmp_path: Path, config: bytes, first: str | None
 ) -> None:
     host = FakeSysfs(tmp_path)
-    host.add(cards.nic("0000:41:10.0", sriov=Sriov(7, offset=1, stride=1)))
+    host.add(pci_cards.nic("0000:41:10.0", sriov=Sriov(7, offset=1, stride=1)))
     for name in ("sriov_offset", "sriov_stride"):
         host.spoil(host.path("0000:41:10.0", name), "missing")
     (host.sys / host.path("0000:41:10.0", "config")).write_bytes(config)

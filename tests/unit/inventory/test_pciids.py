@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from devalloc.inventory import pciids
-from devalloc.inventory.pciids import Model, board_models, hex_id, models, vendor_name
+from devalloc.inventory import pci_ids
+from devalloc.inventory.pci_ids import DeviceModel, board_models, device_models, hex_id, vendor_name
 
 DATABASE = gzip.decompress((resources.files("devalloc.inventory") / "data" / "pci.ids.gz").read_bytes()).decode()
 L40S = (0x10DE, 0x26B9)
@@ -53,7 +53,7 @@ def host_database(root: Path, name: str, version: str | None, folder: str = "mis
 def test_a_model_is_the_product_and_beside_it_stands_the_name_in_the_database(
     vendor: int, device: int, name: str, pci_name: str
 ) -> None:
-    assert models([(vendor, device)]) == {(vendor, device): Model(name, pci_name)}
+    assert device_models([(vendor, device)]) == {(vendor, device): DeviceModel(name, pci_name)}
 
 
 def test_every_entry_of_the_database_is_found_and_has_a_model() -> None:
@@ -65,76 +65,76 @@ def test_every_entry_of_the_database_is_found_and_has_a_model() -> None:
             vendor = int(line[:4], 16)
     some = dict(list(entries.items())[:: max(1, len(entries) // 500)])
     assert len(some) >= 500
-    assert {pair: model.pci_name for pair, model in models(some).items()} == some
+    assert {pair: model.pci_name for pair, model in device_models(some).items()} == some
     assert all(
-        model.name and model.name in model.pci_name for model in (Model.of(v, n) for (v, _), n in entries.items())
+        model.name and model.name in model.pci_name for model in (DeviceModel.of(v, n) for (v, _), n in entries.items())
     )
 
 
 @pytest.mark.parametrize("name", ["GA100 []", "GA100 [ ]", "[]", "GA100 [A[1]00]"])
 def test_empty_or_nested_brackets_are_no_product(name: str) -> None:
-    assert Model.of(0x10DE, name).name == name
+    assert DeviceModel.of(0x10DE, name).name == name
 
 
 def test_what_is_unknown_is_absent() -> None:
-    assert models([(0x10DE, 0xFFFF), (0xFFFE, 1)]) == {}
-    assert models([]) == {}
+    assert device_models([(0x10DE, 0xFFFF), (0xFFFE, 1)]) == {}
+    assert device_models([]) == {}
 
 
 @pytest.mark.parametrize(("subsystem", "name"), [(0x157E, "A2"), (0x14A9, "A16"), (0, "A2 / A16")])
 def test_products_that_share_an_id_are_told_apart_by_their_subsystem(subsystem: int, name: str) -> None:
-    both = models([(0x10DE, 0x25B6)])
+    both = device_models([(0x10DE, 0x25B6)])
 
     told_apart = both | board_models(both, [((0x10DE, 0x25B6), (0x10DE, subsystem))])
 
-    assert told_apart == {(0x10DE, 0x25B6): Model(name, "GA107GL [A2 / A16]")}
+    assert told_apart == {(0x10DE, 0x25B6): DeviceModel(name, "GA107GL [A2 / A16]")}
 
 
 class TestHostDatabase:
     @pytest.mark.parametrize("folder", ["misc", "hwdata"])
     def test_a_newer_one_gives_the_names(self, tmp_path: Path, folder: str) -> None:
         host_database(tmp_path, "AD102GL [L40S Plus]", "2099.01.31", folder)
-        assert models([L40S], tmp_path) == {L40S: Model("L40S Plus", "AD102GL [L40S Plus]")}
+        assert device_models([L40S], tmp_path) == {L40S: DeviceModel("L40S Plus", "AD102GL [L40S Plus]")}
 
     @pytest.mark.parametrize("version", ["2023.04.11", "2026.10.24", None, "tomorrow", "99999.01.01"])
     def test_one_that_is_not_newer_or_says_no_version_does_not(self, tmp_path: Path, version: str | None) -> None:
         host_database(tmp_path, "Other", version)
-        assert models([L40S], tmp_path)[L40S].name == "L40S"
+        assert device_models([L40S], tmp_path)[L40S].name == "L40S"
 
     def test_the_newest_of_two_gives_the_names(self, tmp_path: Path) -> None:
         host_database(tmp_path, "Newer", "2098.01.01")
         host_database(tmp_path, "Newest", "2099.01.01", "hwdata")
-        assert models([L40S], tmp_path)[L40S].name == "Newest"
+        assert device_models([L40S], tmp_path)[L40S].name == "Newest"
 
     def test_one_that_is_updated_while_we_run_is_read_again(self, tmp_path: Path) -> None:
         file = host_database(tmp_path, "Before", "2098.01.01")
-        assert models([L40S], tmp_path)[L40S].name == "Before"
+        assert device_models([L40S], tmp_path)[L40S].name == "Before"
         file.write_text(file.read_text().replace("Before", "Afterwards"))
-        assert models([L40S], tmp_path)[L40S].name == "Afterwards"
+        assert device_models([L40S], tmp_path)[L40S].name == "Afterwards"
 
     def test_what_cannot_be_read_is_left_alone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         file = host_database(tmp_path, "Other", "2099.01.01")
-        monkeypatch.setattr(pciids, "MAX_BYTES", 10)
-        assert models([L40S], tmp_path)[L40S].name == "L40S", "too large"
+        monkeypatch.setattr(pci_ids, "MAX_BYTES", 10)
+        assert device_models([L40S], tmp_path)[L40S].name == "L40S", "too large"
         file.unlink()
         os.mkfifo(file)
-        assert models([L40S], tmp_path)[L40S].name == "L40S", "a pipe would keep us waiting"
+        assert device_models([L40S], tmp_path)[L40S].name == "L40S", "a pipe would keep us waiting"
         file.unlink()
         file.symlink_to(file)
-        assert models([L40S], tmp_path)[L40S].name == "L40S", "a link in a circle"
+        assert device_models([L40S], tmp_path)[L40S].name == "L40S", "a link in a circle"
 
     def test_a_link_of_a_tree_leads_nowhere_outside_it(self, tmp_path: Path) -> None:
         other = host_database(tmp_path / "elsewhere", "Other", "2099.01.01")
         file = tmp_path / "tree" / "usr" / "share" / "misc" / "pci.ids"
         file.parent.mkdir(parents=True)
         file.symlink_to(other)
-        assert models([L40S], tmp_path / "tree")[L40S].name == "L40S"
+        assert device_models([L40S], tmp_path / "tree")[L40S].name == "L40S"
 
     def test_bytes_and_lengths_that_no_name_has_do_no_harm(self, tmp_path: Path) -> None:
         file = host_database(tmp_path, "x", "2099.01.01")
         file.write_bytes(file.read_bytes().replace(b"  x\n", b"  \xff\xfe" + b"[" * 100_000 + b"\n"))
-        (model,) = models([L40S], tmp_path).values()
-        assert len(model.name) == pciids.MAX_NAME
+        (model,) = device_models([L40S], tmp_path).values()
+        assert len(model.name) == pci_ids.MAX_NAME
 
 
 def test_vendors_have_short_names_or_their_id() -> None:

@@ -16,10 +16,10 @@ from devalloc.api.quantity import Quantity
 from devalloc.inventory import InventoryConfig, discover
 from devalloc.inventory.pci import Address
 from devalloc.inventory.pools import pool_name
-from tests.support import cards
-from tests.support.cards import Sriov
-from tests.support.discovered import Found
-from tests.support.fakesysfs import FakeSysfs
+from tests.support import pci_cards
+from tests.support.discovery_view import DiscoveredPools
+from tests.support.fake_sysfs import FakeSysfs
+from tests.support.pci_cards import Sriov
 
 SLOT = Address(0, 0x08, 0, 0)
 
@@ -33,26 +33,26 @@ def busy_host(root: Path) -> FakeSysfs:
     """A server with a card of every kind."""
     host = FakeSysfs(root)
     for card in (
-        cards.gpu(iommu_group=7),
-        cards.gpu_audio(iommu_group=7),
-        cards.amd_gpu(),
-        cards.intel_gpu(),
-        cards.nic(vfs=3),
-        cards.connectx(),
-        cards.connectx("0000:61:00.1", netdev="ens1f1np1", infiniband="mlx5_1", sriov=Sriov(16, offset=17)),
-        cards.plain_nic(),
-        cards.nvme(),
-        cards.accelerator("10000:71:00.0"),
-        cards.bmc_vga(),
-        cards.a2_vgpu_card(vfs=2),
+        pci_cards.gpu(iommu_group=7),
+        pci_cards.gpu_audio(iommu_group=7),
+        pci_cards.amd_gpu(),
+        pci_cards.intel_gpu(),
+        pci_cards.nic(vfs=3),
+        pci_cards.connectx(),
+        pci_cards.connectx("0000:61:00.1", netdev="ens1f1np1", infiniband="mlx5_1", sriov=Sriov(16, offset=17)),
+        pci_cards.plain_nic(),
+        pci_cards.nvme(),
+        pci_cards.accelerator("10000:71:00.0"),
+        pci_cards.bmc_vga(),
+        pci_cards.a2_vgpu_card(vfs=2),
     ):
         host.add(card)
     return host
 
 
 def test_a_pool_is_named_by_node_and_slot(host: FakeSysfs) -> None:
-    host.add(cards.nic("0000:08:00.0"))
-    (pool,) = Found.on(host.root).pools
+    host.add(pci_cards.nic("0000:08:00.0"))
+    (pool,) = DiscoveredPools.on(host.root).pools
     assert pool.metadata.name == "node-a-0000-08-00"
     assert (pool.spec.node_name, pool.spec.driver) == ("node-a", "nic.devalloc.io")
 
@@ -81,8 +81,8 @@ def test_long_node_names_stay_apart() -> None:
 
 
 def test_the_node_name_itself_is_kept(host: FakeSysfs) -> None:
-    host.add(cards.gpu())
-    assert Found.on(host.root, "Node_A").pools[0].spec.node_name == "Node_A"
+    host.add(pci_cards.gpu())
+    assert DiscoveredPools.on(host.root, "Node_A").pools[0].spec.node_name == "Node_A"
 
 
 def test_a_node_needs_a_name(host: FakeSysfs) -> None:
@@ -92,8 +92,8 @@ def test_a_node_needs_a_name(host: FakeSysfs) -> None:
 
 def test_pools_come_in_the_order_of_their_addresses(host: FakeSysfs) -> None:
     for address in ("10000:01:00.0", "0000:0a:00.0", "0000:09:00.0", "0001:00:00.0"):
-        host.add(cards.accelerator(address))
-    assert [pool.metadata.name for pool in Found.on(host.root).pools] == [
+        host.add(pci_cards.accelerator(address))
+    assert [pool.metadata.name for pool in DiscoveredPools.on(host.root).pools] == [
         "node-a-0000-09-00",
         "node-a-0000-0a-00",
         "node-a-0001-00-00",
@@ -102,43 +102,43 @@ def test_pools_come_in_the_order_of_their_addresses(host: FakeSysfs) -> None:
 
 
 KINDS = [
-    (cards.gpu(), "gpu", "nvidia"),
-    (replace(cards.gpu(), class_code=0x030000), "gpu", "nvidia"),
-    (cards.amd_gpu(), "gpu", "amd"),
-    (replace(cards.accelerator(), vendor=0x1002, device=0x74A1), "gpu", "amd"),
-    (cards.intel_gpu(), "gpu", "intel"),
-    (cards.bmc_vga(), "display", "aspeed"),
-    (replace(cards.bmc_vga(), vendor=0x102B, device=0x0533), "display", "matrox"),
-    (replace(cards.bmc_vga(), vendor=0x1234, device=0x1111), "display", "qemu"),
-    (replace(cards.bmc_vga(), vendor=0x1AF4, device=0x1050, class_code=0x038000), "display", "virtio"),
-    (cards.nic(), "nic", "intel"),
-    (replace(cards.connectx(), class_code=0x020700), "nic", "mellanox"),
-    (cards.accelerator(), "accelerator", "habana"),
-    (replace(cards.accelerator(), vendor=0x8086, device=0x4940, class_code=0x0B4000), "accelerator", "intel"),
-    (replace(cards.accelerator(), vendor=0xABCD, device=1), "accelerator", "0xabcd"),
-    (cards.nvme(), "storage", "samsung"),
-    (cards.gpu_audio(), None, None),
-    (cards.bridge("0000:00:1c.0"), None, None),
-    (replace(cards.nvme(), class_code=0x010601), None, None),
+    (pci_cards.gpu(), "gpu", "nvidia"),
+    (replace(pci_cards.gpu(), class_code=0x030000), "gpu", "nvidia"),
+    (pci_cards.amd_gpu(), "gpu", "amd"),
+    (replace(pci_cards.accelerator(), vendor=0x1002, device=0x74A1), "gpu", "amd"),
+    (pci_cards.intel_gpu(), "gpu", "intel"),
+    (pci_cards.bmc_vga(), "display", "aspeed"),
+    (replace(pci_cards.bmc_vga(), vendor=0x102B, device=0x0533), "display", "matrox"),
+    (replace(pci_cards.bmc_vga(), vendor=0x1234, device=0x1111), "display", "qemu"),
+    (replace(pci_cards.bmc_vga(), vendor=0x1AF4, device=0x1050, class_code=0x038000), "display", "virtio"),
+    (pci_cards.nic(), "nic", "intel"),
+    (replace(pci_cards.connectx(), class_code=0x020700), "nic", "mellanox"),
+    (pci_cards.accelerator(), "accelerator", "habana"),
+    (replace(pci_cards.accelerator(), vendor=0x8086, device=0x4940, class_code=0x0B4000), "accelerator", "intel"),
+    (replace(pci_cards.accelerator(), vendor=0xABCD, device=1), "accelerator", "0xabcd"),
+    (pci_cards.nvme(), "storage", "samsung"),
+    (pci_cards.gpu_audio(), None, None),
+    (pci_cards.bridge("0000:00:1c.0"), None, None),
+    (replace(pci_cards.nvme(), class_code=0x010601), None, None),
 ]
 
 
 @pytest.mark.parametrize(("card", "kind", "vendor"), KINDS, ids=lambda value: getattr(value, "address", value))
 def test_kinds_go_by_class_and_vendor(
-    host: FakeSysfs, card: cards.Function, kind: str | None, vendor: str | None
+    host: FakeSysfs, card: pci_cards.Function, kind: str | None, vendor: str | None
 ) -> None:
     host.add(card)
-    found = Found.on(host.root)
-    assert [pool.spec.driver for pool in found.pools] == ([f"{kind}.devalloc.io"] if kind else [])
-    for device in found.devices:
-        assert found.attributes(device)["kind"] == kind
-        assert found.attributes(device)["vendor"] == vendor
+    inventory = DiscoveredPools.on(host.root)
+    assert [pool.spec.driver for pool in inventory.pools] == ([f"{kind}.devalloc.io"] if kind else [])
+    for device in inventory.devices:
+        assert inventory.attributes(device)["kind"] == kind
+        assert inventory.attributes(device)["vendor"] == vendor
 
 
 def test_only_the_kinds_that_are_wanted_are_published(tmp_path: Path) -> None:
     host = busy_host(tmp_path)
-    found = Found.on(host.root, kinds=frozenset({"nic", "storage"}))
-    assert {pool.spec.driver for pool in found.pools} == {"nic.devalloc.io", "storage.devalloc.io"}
+    inventory = DiscoveredPools.on(host.root, kinds=frozenset({"nic", "storage"}))
+    assert {pool.spec.driver for pool in inventory.pools} == {"nic.devalloc.io", "storage.devalloc.io"}
 
 
 @pytest.mark.parametrize("wrong", [{"kinds": frozenset({"gpus"})}, {"max_vfs": -1}])
@@ -148,8 +148,8 @@ def test_settings_without_sense_are_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_a_gpu_is_published_with_all_its_facts(host: FakeSysfs) -> None:
-    host.add(cards.gpu(numa=1, iommu_group=3))
-    assert Found.on(host.root).attributes("0000-01-00-0") == {
+    host.add(pci_cards.gpu(numa=1, iommu_group=3))
+    assert DiscoveredPools.on(host.root).attributes("0000-01-00-0") == {
         "kind": "gpu",
         "function": "whole",
         "state": "exists",
@@ -170,157 +170,165 @@ def test_a_gpu_is_published_with_all_its_facts(host: FakeSysfs) -> None:
 
 
 def test_an_unknown_model_has_its_id_for_a_name(host: FakeSysfs) -> None:
-    host.add(replace(cards.gpu(), device=0xFFF0))
-    assert Found.on(host.root).attributes("0000-01-00-0")["model"] == "0xfff0"
+    host.add(replace(pci_cards.gpu(), device=0xFFF0))
+    assert DiscoveredPools.on(host.root).attributes("0000-01-00-0")["model"] == "0xfff0"
 
 
 def test_what_the_machine_does_not_say_is_left_out(host: FakeSysfs) -> None:
-    host.add(cards.gpu(numa=-1, driver=None))
-    names = Found.on(host.root).attributes("0000-01-00-0").keys()
+    host.add(pci_cards.gpu(numa=-1, driver=None))
+    names = DiscoveredPools.on(host.root).attributes("0000-01-00-0").keys()
     assert not names & {"numa", "resource.kubernetes.io/numaNode", "driver"}
 
 
 def test_a_network_port_tells_its_link(host: FakeSysfs) -> None:
-    host.add(cards.connectx())
-    found = Found.on(host.root).attributes("0000-61-00-0")
-    assert (found["linkType"], found["linkSpeed"]) == ("ethernet", Quantity.parse("100G"))
-    assert (found["mac"], found["rdma"]) == ("52:54:00:12:34:56", 1)
+    host.add(pci_cards.connectx())
+    attributes = DiscoveredPools.on(host.root).attributes("0000-61-00-0")
+    assert (attributes["linkType"], attributes["linkSpeed"]) == ("ethernet", Quantity.parse("100G"))
+    assert (attributes["mac"], attributes["rdma"]) == ("52:54:00:12:34:56", 1)
 
 
 def test_a_link_that_is_down_has_no_speed(host: FakeSysfs) -> None:
-    host.add(cards.nic(speed=-1))
-    assert "linkSpeed" not in Found.on(host.root).attributes("0000-41-00-0")
+    host.add(pci_cards.nic(speed=-1))
+    assert "linkSpeed" not in DiscoveredPools.on(host.root).attributes("0000-41-00-0")
 
 
 def test_a_gpu_that_tells_its_memory_has_a_framebuffer(host: FakeSysfs) -> None:
-    host.add(cards.amd_gpu(files={"mem_info_vram_total": "68702699520"}))
-    assert Found.on(host.root).attributes("0000-03-00-0")["framebuffer"] == Quantity.parse("68702699520")
+    host.add(pci_cards.amd_gpu(files={"mem_info_vram_total": "68702699520"}))
+    assert DiscoveredPools.on(host.root).attributes("0000-03-00-0")["framebuffer"] == Quantity.parse("68702699520")
 
 
 class TestVirtualFunctions:
     def test_those_that_could_be_are_where_offset_and_stride_put_them(self, host: FakeSysfs) -> None:
-        host.add(cards.nic("0000:41:00.0"))
-        found = Found.on(host.root)
-        names = found.names(function="vf")
+        host.add(pci_cards.nic("0000:41:00.0"))
+        inventory = DiscoveredPools.on(host.root)
+        names = inventory.names(function="vf")
         assert names == ["0000-41-10-0", "0000-41-10-2", "0000-41-10-4", "0000-41-10-6",
                          "0000-41-11-0", "0000-41-11-2", "0000-41-11-4"]  # fmt: skip
-        assert [found.attributes(name)["vfIndex"] for name in names] == list(range(7))
-        assert {found.attributes(name)["state"] for name in names} == {"creatable"}
-        assert {found.attributes(name)["pfPciBusID"] for name in names} == {"0000:41:00.0"}
+        assert [inventory.attributes(name)["vfIndex"] for name in names] == list(range(7))
+        assert {inventory.attributes(name)["state"] for name in names} == {"creatable"}
+        assert {inventory.attributes(name)["pfPciBusID"] for name in names} == {"0000:41:00.0"}
 
     def test_a_name_stays_when_the_vf_is_created(self, host: FakeSysfs) -> None:
-        host.add(cards.nic())
-        before = Found.on(host.root).names(function="vf")
+        host.add(pci_cards.nic())
+        before = DiscoveredPools.on(host.root).names(function="vf")
         host.set_numvfs("0000:41:00.0", 7)
-        after = Found.on(host.root)
+        after = DiscoveredPools.on(host.root)
         assert after.names(function="vf") == before == after.names(state="exists", function="vf")
 
     def test_no_more_can_be_created_beside_those_that_exist(self, host: FakeSysfs) -> None:
-        host.add(cards.nic(vfs=3))  # the kernel answers EBUSY until there are none again
-        assert len(Found.on(host.root).names(function="vf")) == 3
+        host.add(pci_cards.nic(vfs=3))  # the kernel answers EBUSY until there are none again
+        assert len(DiscoveredPools.on(host.root).names(function="vf")) == 3
 
     def test_only_a_host_driver_creates_them(self, host: FakeSysfs) -> None:
-        host.add(cards.nic(driver=None))
-        host.add(cards.nic("0000:42:00.0", driver="vfio-pci"))
-        assert Found.on(host.root).names(function="vf") == []
+        host.add(pci_cards.nic(driver=None))
+        host.add(pci_cards.nic("0000:42:00.0", driver="vfio-pci"))
+        assert DiscoveredPools.on(host.root).names(function="vf") == []
 
     def test_their_number_can_be_capped(self, host: FakeSysfs) -> None:
-        host.add(cards.nic())
-        host.add(cards.nic("0000:42:00.0", netdev="eth1", vfs=7))
-        found = Found.on(host.root, max_vfs=2)
-        assert len(found.names(pfPciBusID="0000:41:00.0")) == 2
-        assert len(found.names(pfPciBusID="0000:42:00.0")) == 7, "those that exist stay published"
+        host.add(pci_cards.nic())
+        host.add(pci_cards.nic("0000:42:00.0", netdev="eth1", vfs=7))
+        inventory = DiscoveredPools.on(host.root, max_vfs=2)
+        assert len(inventory.names(pfPciBusID="0000:41:00.0")) == 2
+        assert len(inventory.names(pfPciBusID="0000:42:00.0")) == 7, "those that exist stay published"
 
     def test_one_that_does_not_exist_has_what_its_port_has(self, host: FakeSysfs) -> None:
-        host.add(cards.connectx(numa=1))
-        found = Found.on(host.root).attributes("0000-61-00-2")
-        assert (found["numa"], found["pcieRoot"], found["deviceID"]) == (1, "pci0000:00", "0x101e")
-        assert (found["linkType"], found["linkSpeed"], found["rdma"]) == ("ethernet", Quantity.parse("100G"), 1)
-        assert not found.keys() & {"driver", "iommuGroup", "mac"}
+        host.add(pci_cards.connectx(numa=1))
+        attributes = DiscoveredPools.on(host.root).attributes("0000-61-00-2")
+        assert (attributes["numa"], attributes["pcieRoot"], attributes["deviceID"]) == (1, "pci0000:00", "0x101e")
+        assert (attributes["linkType"], attributes["linkSpeed"], attributes["rdma"]) == (
+            "ethernet",
+            Quantity.parse("100G"),
+            1,
+        )
+        assert not attributes.keys() & {"driver", "iommuGroup", "mac"}
 
     def test_one_given_to_vfio_can_still_do_what_its_port_can(self, host: FakeSysfs) -> None:
-        host.add(cards.connectx(vfs=1))
+        host.add(pci_cards.connectx(vfs=1))
         host.unbind("mlx5_core", "0000:61:00.2")
         host.set_override("0000:61:00.2", "vfio-pci")
         host.probe("0000:61:00.2")
-        found = Found.on(host.root).attributes("0000-61-00-2")
-        assert (found["driver"], found["rdma"], found["linkSpeed"]) == ("vfio-pci", 1, Quantity.parse("100G"))
+        attributes = DiscoveredPools.on(host.root).attributes("0000-61-00-2")
+        assert (attributes["driver"], attributes["rdma"], attributes["linkSpeed"]) == (
+            "vfio-pci",
+            1,
+            Quantity.parse("100G"),
+        )
 
     def test_one_whose_pf_is_out_of_sight_is_a_card_of_its_own(self, host: FakeSysfs) -> None:
-        host.add(replace(cards.nic("0000:41:10.0"), device=0x10CA, sriov=None))  # as a guest sees it
-        assert Found.on(host.root).attributes("0000-41-10-0")["function"] == "whole"
+        host.add(replace(pci_cards.nic("0000:41:10.0"), device=0x10CA, sriov=None))  # as a guest sees it
+        assert DiscoveredPools.on(host.root).attributes("0000-41-10-0")["function"] == "whole"
 
     def test_an_address_belongs_to_one_of_them(self, host: FakeSysfs) -> None:
         for function in (0, 1):
             host.add(
-                cards.connectx(f"0000:61:00.{function}", netdev=f"e{function}", infiniband=None, sriov=Sriov(4, 2))
+                pci_cards.connectx(f"0000:61:00.{function}", netdev=f"e{function}", infiniband=None, sriov=Sriov(4, 2))
             )
-        found = Found.on(host.root)
-        assert len(found.names(function="vf")) == 5
-        assert "where another function is" in found.problems[0].message
+        inventory = DiscoveredPools.on(host.root)
+        assert len(inventory.names(function="vf")) == 5
+        assert "where another function is" in inventory.problems[0].message
 
     def test_one_that_only_its_pf_knows_is_no_card_of_its_own(self, host: FakeSysfs) -> None:
-        host.add(cards.nic(vfs=2))
+        host.add(pci_cards.nic(vfs=2))
         host.spoil(host.path("0000:41:10.0", "physfn"), "missing")
-        found = Found.on(host.root)
-        assert found.names(pfPciBusID="0000:41:00.0") == ["0000-41-10-0", "0000-41-10-2"]
-        assert len(found.pools) == 1
+        inventory = DiscoveredPools.on(host.root)
+        assert inventory.names(pfPciBusID="0000:41:00.0") == ["0000-41-10-0", "0000-41-10-2"]
+        assert len(inventory.pools) == 1
 
     def test_one_that_its_pf_does_not_list_is_still_its_own(self, host: FakeSysfs) -> None:
-        host.add(cards.nic(vfs=2))
+        host.add(pci_cards.nic(vfs=2))
         host.spoil(host.path("0000:41:00.0", "virtfn1"), "missing")
-        assert Found.on(host.root).attributes("0000-41-10-2")["vfIndex"] == 1
+        assert DiscoveredPools.on(host.root).attributes("0000-41-10-2")["vfIndex"] == 1
 
     def test_none_can_be_created_beside_those_that_only_their_own_links_show(self, host: FakeSysfs) -> None:
-        host.add(cards.nic(vfs=2))
+        host.add(pci_cards.nic(vfs=2))
         for name in ("virtfn0", "virtfn1", "sriov_numvfs"):
             host.spoil(host.path("0000:41:00.0", name), "missing")
-        assert Found.on(host.root).names(state="creatable") == []
+        assert DiscoveredPools.on(host.root).names(state="creatable") == []
 
     def test_one_without_routing_facts_is_told_as_a_problem(self, host: FakeSysfs) -> None:
-        host.add(cards.nic())
+        host.add(pci_cards.nic())
         for name in ("sriov_offset", "sriov_stride"):
             host.spoil(host.path("0000:41:00.0", name), "missing")
-        found = Found.on(host.root)
-        assert list(found.devices) == ["0000-41-00-0"]
-        assert "offset" in found.problems[0].message
+        inventory = DiscoveredPools.on(host.root)
+        assert list(inventory.devices) == ["0000-41-00-0"]
+        assert "offset" in inventory.problems[0].message
 
 
 class TestPorts:
     def test_the_only_port_is_the_card(self, host: FakeSysfs) -> None:
-        host.add(cards.nic())
-        assert Found.on(host.root).names(function="whole") == ["0000-41-00-0"]
+        host.add(pci_cards.nic())
+        assert DiscoveredPools.on(host.root).names(function="whole") == ["0000-41-00-0"]
 
     def test_each_port_of_a_card_with_several_is_a_device(self, host: FakeSysfs) -> None:
-        host.add(cards.nic("0000:41:00.0"))
-        host.add(cards.nic("0000:41:00.1", netdev="eth1"))
-        found = Found.on(host.root)
-        assert found.names(function="pf") == ["0000-41-00-0", "0000-41-00-1"]
-        assert len(found.pools) == 1
+        host.add(pci_cards.nic("0000:41:00.0"))
+        host.add(pci_cards.nic("0000:41:00.1", netdev="eth1"))
+        inventory = DiscoveredPools.on(host.root)
+        assert inventory.names(function="pf") == ["0000-41-00-0", "0000-41-00-1"]
+        assert len(inventory.pools) == 1
 
     def test_a_port_without_sriov_is_whole_even_beside_others(self, host: FakeSysfs) -> None:
         for function in (0, 1):
-            host.add(cards.plain_nic(f"0000:05:00.{function}", netdev=f"eth{function}"))
-        assert Found.on(host.root).names(function="whole") == ["0000-05-00-0", "0000-05-00-1"]
+            host.add(pci_cards.plain_nic(f"0000:05:00.{function}", netdev=f"eth{function}"))
+        assert DiscoveredPools.on(host.root).names(function="whole") == ["0000-05-00-0", "0000-05-00-1"]
 
     def test_ports_that_the_iommu_cannot_separate_are_one_device(self, host: FakeSysfs) -> None:
         for function in (0, 1):
-            host.add(cards.nic(f"0000:41:00.{function}", netdev=f"eth{function}", iommu_group=5))
-        found = Found.on(host.root)
-        assert found.names(function="whole") == ["0000-41-00-0"]
-        assert len(found.names(function="vf")) == 14
-        assert found.unavailable("0000-41-00-0") is None
+            host.add(pci_cards.nic(f"0000:41:00.{function}", netdev=f"eth{function}", iommu_group=5))
+        inventory = DiscoveredPools.on(host.root)
+        assert inventory.names(function="whole") == ["0000-41-00-0"]
+        assert len(inventory.names(function="vf")) == 14
+        assert inventory.unavailable("0000-41-00-0") is None
 
     def test_a_gpu_and_its_audio_function_are_one_device(self, host: FakeSysfs) -> None:
-        host.add(cards.gpu(iommu_group=7))
-        host.add(cards.gpu_audio(iommu_group=7))
-        found = Found.on(host.root)
-        assert list(found.devices) == ["0000-01-00-0"]
-        assert found.fits("0000-01-00-0")
+        host.add(pci_cards.gpu(iommu_group=7))
+        host.add(pci_cards.gpu_audio(iommu_group=7))
+        inventory = DiscoveredPools.on(host.root)
+        assert list(inventory.devices) == ["0000-01-00-0"]
+        assert inventory.fits("0000-01-00-0")
 
 
 def test_every_pool_decodes_without_problems(tmp_path: Path) -> None:
-    for manifest in Found.on(busy_host(tmp_path).root).manifests:
+    for manifest in DiscoveredPools.on(busy_host(tmp_path).root).manifests:
         decoded = decode(manifest)
         assert decoded.problems == []
         assert decoded.object is not None
@@ -328,14 +336,14 @@ def test_every_pool_decodes_without_problems(tmp_path: Path) -> None:
 
 def test_the_same_host_gives_the_same_bytes(tmp_path: Path) -> None:
     host = busy_host(tmp_path)
-    assert Found.on(host.root).bytes == Found.on(host.root).bytes
-    assert Found.on(host.root).bytes == Found.on(host.root / "sys").bytes
+    assert DiscoveredPools.on(host.root).bytes == DiscoveredPools.on(host.root).bytes
+    assert DiscoveredPools.on(host.root).bytes == DiscoveredPools.on(host.root / "sys").bytes
 
 
 def test_nothing_is_written(tmp_path: Path) -> None:
     host = busy_host(tmp_path)
     before = {path: path.lstat().st_mtime_ns for path in tmp_path.rglob("*")}
-    Found.on(host.root)
+    DiscoveredPools.on(host.root)
     assert {path: path.lstat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
@@ -351,10 +359,10 @@ def test_a_host_without_pci_has_no_pools(host: FakeSysfs) -> None:
 
 
 def test_what_all_devices_have_alike_is_told_once_at_the_pool(host: FakeSysfs) -> None:
-    host.add(cards.nic(vfs=2))
-    host.add(cards.gpu())
-    found = Found.on(host.root)
-    card, gpu = found.homes["0000-41-10-0"].spec, found.homes["0000-01-00-0"].spec
+    host.add(pci_cards.nic(vfs=2))
+    host.add(pci_cards.gpu())
+    inventory = DiscoveredPools.on(host.root)
+    card, gpu = inventory.homes["0000-41-10-0"].spec, inventory.homes["0000-01-00-0"].spec
     shared = {attribute.name for attribute in card.attributes}
     assert {"kind", "vendor", "numa"} <= shared
     assert not any(attribute.name in shared for device in card.devices for attribute in device.attributes)

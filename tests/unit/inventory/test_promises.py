@@ -8,41 +8,41 @@ from random import Random
 
 import pytest
 
-from tests.support import cards
-from tests.support.cards import Vgpu
-from tests.support.discovered import Found
-from tests.support.fakesysfs import FakeSysfs
+from tests.support import pci_cards
+from tests.support.discovery_view import DiscoveredPools
+from tests.support.fake_sysfs import FakeSysfs
+from tests.support.pci_cards import Vgpu
 
 STEPS = 7
 
 
 def a2(host: FakeSysfs) -> str:
-    types = tuple(kind for kind in cards.A2_TYPES if kind.id in {"nvidia-745", "nvidia-746", "nvidia-747"})
-    return host.add(cards.a2_vgpu_card(vfs=5, vgpu=Vgpu("mdev", 16384, types)))
+    types = tuple(kind for kind in pci_cards.A2_TYPES if kind.id in {"nvidia-745", "nvidia-746", "nvidia-747"})
+    return host.add(pci_cards.a2_vgpu_card(vfs=5, vgpu=Vgpu("mdev", 16384, types)))
 
 
 def l40s(host: FakeSysfs) -> str:
-    types = tuple(kind for kind in cards.L40S_TYPES if kind.id in {"1152", "1154", "1155"})
-    return host.add(cards.l40s_vgpu_card(vfs=5, vgpu=Vgpu("vfio", 49152, types, one_size=False)))
+    types = tuple(kind for kind in pci_cards.L40S_TYPES if kind.id in {"1152", "1154", "1155"})
+    return host.add(pci_cards.l40s_vgpu_card(vfs=5, vgpu=Vgpu("vfio", 49152, types, one_size=False)))
 
 
 def l40s_of_one_size(host: FakeSysfs) -> str:
-    types = tuple(kind for kind in cards.L40S_TYPES if kind.id in {"1152", "1154", "1155"})
-    return host.add(cards.l40s_vgpu_card(vfs=5, vgpu=Vgpu("vfio", 49152, types)))
+    types = tuple(kind for kind in pci_cards.L40S_TYPES if kind.id in {"1152", "1154", "1155"})
+    return host.add(pci_cards.l40s_vgpu_card(vfs=5, vgpu=Vgpu("vfio", 49152, types)))
 
 
 def t4(host: FakeSysfs) -> str:
-    types = tuple(kind for kind in cards.T4_TYPES if kind.id in {"nvidia-225", "nvidia-226", "nvidia-227"})
-    return host.add(cards.t4_vgpu_card(vgpu=Vgpu("mdev", 16384, types)))
+    types = tuple(kind for kind in pci_cards.T4_TYPES if kind.id in {"nvidia-225", "nvidia-226", "nvidia-227"})
+    return host.add(pci_cards.t4_vgpu_card(vgpu=Vgpu("mdev", 16384, types)))
 
 
 def nic(host: FakeSysfs) -> str:
-    return host.add(cards.nic())
+    return host.add(pci_cards.nic())
 
 
-def prepare(host: FakeSysfs, found: Found, device: str, card: str, number: int) -> None:
+def prepare(host: FakeSysfs, inventory: DiscoveredPools, device: str, card: str, number: int) -> None:
     """What a binding does with a device; OSError when the kernel refuses."""
-    attributes = found.attributes(device)
+    attributes = inventory.attributes(device)
     address = str(attributes["pciBusID"])
     if attributes["function"] == "mdev":
         profile = str(attributes["profileID"])
@@ -71,14 +71,14 @@ def test_whatever_fits_can_be_prepared(tmp_path: Path, plug: Callable[[FakeSysfs
     card = plug(host)
     held: list[str] = []
     for number in range(STEPS):
-        found = Found.on(host.root, held=frozenset(held))
-        assert set(held) <= set(found.devices), "a held device never loses its name"
-        assert found.fits(*held), "and stays as good as it was"
-        possible = [d for d in found.devices if d not in held and found.fits(*held, d)]
+        inventory = DiscoveredPools.on(host.root, held=frozenset(held))
+        assert set(held) <= set(inventory.devices), "a held device never loses its name"
+        assert inventory.fits(*held), "and stays as good as it was"
+        possible = [d for d in inventory.devices if d not in held and inventory.fits(*held, d)]
         if not possible:
             break
         device = random.choice(possible)
-        prepare(host, found, device, card, number)
+        prepare(host, inventory, device, card, number)
         held.append(device)
     assert held
 
@@ -87,16 +87,16 @@ def test_whatever_fits_can_be_prepared(tmp_path: Path, plug: Callable[[FakeSysfs
 def test_so_it_is_beside_vgpus_that_nobody_claimed(tmp_path: Path, plug: Callable[[FakeSysfs], str]) -> None:
     host, random = FakeSysfs(tmp_path), Random(plug.__name__)
     card = plug(host)
-    first = Found.on(host.root)
+    first = DiscoveredPools.on(host.root)
     prepare(host, first, first.names(function="mdev")[1], card, 99)
     held: list[str] = []
     for number in range(STEPS):
-        found = Found.on(host.root, held=frozenset(held))
-        possible = [d for d in found.devices if d not in held and found.fits(*held, d)]
+        inventory = DiscoveredPools.on(host.root, held=frozenset(held))
+        possible = [d for d in inventory.devices if d not in held and inventory.fits(*held, d)]
         if not possible:
             break
         device = random.choice(possible)
-        prepare(host, found, device, card, number)
+        prepare(host, inventory, device, card, number)
         held.append(device)
     assert held
 
@@ -108,13 +108,13 @@ def test_a_whole_set_chosen_at_once_can_be_prepared(
 ) -> None:
     host, random = FakeSysfs(tmp_path), Random(seed)
     card = plug(host)
-    found = Found.on(host.root)
+    inventory = DiscoveredPools.on(host.root)
     chosen: list[str] = []
-    for device in random.sample(list(found.devices), len(found.devices)):
-        if found.fits(*chosen, device):
+    for device in random.sample(list(inventory.devices), len(inventory.devices)):
+        if inventory.fits(*chosen, device):
             chosen.append(device)
     for number, device in enumerate(chosen):
-        now = Found.on(host.root, held=frozenset(chosen))
+        now = DiscoveredPools.on(host.root, held=frozenset(chosen))
         assert set(chosen) <= set(now.devices)
         assert not any(now.unavailable(device) for device in chosen)
         prepare(host, now, device, card, number)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from devalloc.inventory.sysfs import MAX_BYTES, Fault, Folder, Tree
+from devalloc.inventory.sysfs import MAX_BYTES, Folder, ReadFault, Tree
 
 
 @pytest.fixture
@@ -17,9 +17,9 @@ def sys(tmp_path: Path) -> Path:
 
 
 def folder(sys: Path) -> Folder:
-    found = Tree(sys.parent).sys
-    assert found is not None
-    return found
+    tree = Tree(sys.parent).sys
+    assert tree is not None
+    return tree
 
 
 @pytest.mark.parametrize("given", ["host", "host/sys", "host/sys/", "link"])
@@ -34,9 +34,9 @@ def test_the_folder_that_holds_sys_and_sys_itself_are_one_tree(sys: Path, tmp_pa
 
 def test_a_sysfs_folder_of_another_name_is_found_too(sys: Path) -> None:
     sys.rename(sys.parent / "recorded")
-    found = Tree(sys.parent / "recorded").sys
-    assert found is not None
-    assert found.names() == ["devices"]
+    tree = Tree(sys.parent / "recorded").sys
+    assert tree is not None
+    assert tree.names() == ["devices"]
 
 
 @pytest.mark.parametrize("given", ["nothing", "host/sys/devices", "file"])
@@ -60,7 +60,7 @@ def test_a_file_is_not_read_through_a_link_out_of_the_root(sys: Path, tmp_path: 
     (sys / "file").symlink_to(tmp_path / "secret")
     place = folder(sys)
     assert place.text("file") is None
-    assert place.tree.faults == [Fault("/sys/file", "leads out of the root folder")]
+    assert place.tree.faults == [ReadFault("/sys/file", "leads out of the root folder")]
 
 
 def test_a_root_is_not_mistaken_for_a_sibling_with_a_longer_name(sys: Path, tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_root_is_not_mistaken_for_a_sibling_with_a_longer_name(sys: Path, tmp_
 def test_a_name_is_one_component(sys: Path, name: str) -> None:
     place = folder(sys)
     for use in (place.folder, place.text, place.link, place.raw):
-        with pytest.raises(ValueError, match="no name of a file"):
+        with pytest.raises(ValueError, match="not a file name"):
             use(name)
 
 

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
 from devalloc.inventory import Discovery
-from devalloc.inventory.events import Monitor, UdevSource
-from devalloc.inventory.watch import InventoryWatcher, WatchSettings, diff
+from devalloc.inventory.device_events import UdevMonitor, UdevSource
+from devalloc.inventory.watch import InventoryWatcher, WatchSettings, diff_pools
 
 SETTINGS = WatchSettings(quiet=0.2, longest_delay=2, min_interval=1, resync=60, retry=5)
 
@@ -124,9 +124,9 @@ class World:
                 break
         return Discovery(pools=pools, problems=list(self.problems))
 
-    def publish(self, found: Discovery) -> None:
+    def publish(self, discovery: Discovery) -> None:
         self._maybe_fail("publish")
-        value = found.pools[0].spec.attributes[0].value
+        value = discovery.pools[0].spec.attributes[0].value
         assert isinstance(value, int)
         self.published.append((round(self.now, 6), value))
 
@@ -258,8 +258,8 @@ class TestFailures:
         world.problems.append(Problem("0000:41:00.0 has no IOMMU group", severity="warning"))
         world.at(100, lambda: world.problems.append(Problem("0000:42:00.0: unreadable class")), news=False)
         world.run(until=200)
-        said = [(r.levelname, r.message) for r in caplog.records if r.levelno >= logging.WARNING]
-        assert said == [
+        records = [(r.levelname, r.message) for r in caplog.records if r.levelno >= logging.WARNING]
+        assert records == [
             ("WARNING", "0000:41:00.0 has no IOMMU group"),
             ("ERROR", "0000:42:00.0: unreadable class"),
         ]
@@ -319,11 +319,11 @@ class TestStop:
         assert world.discoveries == []
 
     def test_it_ends_a_wait_that_would_last(self) -> None:
-        def no_monitor() -> Monitor:
+        def no_monitor() -> UdevMonitor:
             raise ImportError("no pyudev")
 
         source, stop, looked = UdevSource(no_monitor), threading.Event(), threading.Event()
-        watcher = InventoryWatcher(lambda: Discovery([], []), lambda found: looked.set(), source=source)
+        watcher = InventoryWatcher(lambda: Discovery([], []), lambda discovery: looked.set(), source=source)
         thread = threading.Thread(target=watcher.run, args=(stop,))
         thread.start()
         assert looked.wait(60)
@@ -340,7 +340,7 @@ class TestStop:
 
 class TestDiff:
     def test_it_names_what_came_what_changed_and_what_went(self) -> None:
-        changes = diff([pool("a"), pool("b"), pool("c")], [pool("b"), pool("c", 1), pool("d")])
+        changes = diff_pools([pool("a"), pool("b"), pool("c")], [pool("b"), pool("c", 1), pool("d")])
         assert str(changes) == "added d; changed c; removed a"
         assert changes.changed == (pool("c", 1),)
 
@@ -350,7 +350,7 @@ class TestDiff:
     )
     @settings(max_examples=50, deadline=None)
     def test_applied_to_the_old_pools_it_gives_the_new_ones(self, old: dict[str, int], new: dict[str, int]) -> None:
-        changes = diff([pool(*p) for p in old.items()], [pool(*p) for p in new.items()])
+        changes = diff_pools([pool(*p) for p in old.items()], [pool(*p) for p in new.items()])
         pools = {name: pool(name, state) for name, state in old.items()}
         for gone in changes.removed:
             del pools[gone.metadata.name]

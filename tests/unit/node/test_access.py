@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from devalloc_node.errors import Failed
-from devalloc_node.kube import access
-from devalloc_node.kube.access import Access
+from devalloc_node.kube import credentials
+from devalloc_node.kube.credentials import ClusterCredentials
 from tests.support.waiting import until
 
 
@@ -30,61 +30,61 @@ def account(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def kept(tmp_path: Path, account: Path) -> Access:
-    return Access(tmp_path / "cluster", account, "https://10.0.0.1:443", "node-a")
+def pod_access(tmp_path: Path, account: Path) -> ClusterCredentials:
+    return ClusterCredentials(tmp_path / "cluster", account, "https://10.0.0.1:443", "node-a")
 
 
 def renew(account: Path, token: str) -> None:
     (account / "..first" / "token").write_text(token)
 
 
-def test_a_service_finds_what_it_needs_and_nobody_else_does(kept: Access) -> None:
-    kept.folder.mkdir(mode=0o755)
-    assert kept.write() == ["ca.crt", "token", "kubeconfig", "environment"]
-    assert stat.S_IMODE(kept.folder.stat().st_mode) == 0o700
-    assert {stat.S_IMODE(path.stat().st_mode) for path in kept.folder.iterdir()} == {0o600}
-    config = json.loads((kept.folder / "kubeconfig").read_text())
+def test_a_service_finds_what_it_needs_and_nobody_else_does(pod_access: ClusterCredentials) -> None:
+    pod_access.folder.mkdir(mode=0o755)
+    assert pod_access.write() == ["ca.crt", "token", "kubeconfig", "environment"]
+    assert stat.S_IMODE(pod_access.folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in pod_access.folder.iterdir()} == {0o600}
+    config = json.loads((pod_access.folder / "kubeconfig").read_text())
     (cluster,), (user,) = config["clusters"], config["users"]
     assert cluster["cluster"] == {"server": "https://10.0.0.1:443", "certificate-authority": "ca.crt"}
     assert user["user"] == {"tokenFile": "token"}
-    assert (kept.folder / "environment").read_text() == "DEVALLOC_NODE_NODE_NAME=node-a\n"
+    assert (pod_access.folder / "environment").read_text() == "DEVALLOC_NODE_NODE_NAME=node-a\n"
 
 
-def test_only_what_differs_is_written(kept: Access, account: Path) -> None:
-    kept.write()
-    assert kept.write() == []
+def test_only_what_differs_is_written(pod_access: ClusterCredentials, account: Path) -> None:
+    pod_access.write()
+    assert pod_access.write() == []
     renew(account, "second")
-    assert kept.write() == ["token"]
-    (kept.folder / "token").chmod(0o644)
-    (kept.folder / "ca.crt").unlink()
-    assert kept.write() == ["ca.crt", "token"]
-    assert (kept.folder / "token").read_text() == "second"
+    assert pod_access.write() == ["token"]
+    (pod_access.folder / "token").chmod(0o644)
+    (pod_access.folder / "ca.crt").unlink()
+    assert pod_access.write() == ["ca.crt", "token"]
+    assert (pod_access.folder / "token").read_text() == "second"
 
 
-def test_a_link_is_replaced_and_not_followed(kept: Access, tmp_path: Path) -> None:
+def test_a_link_is_replaced_and_not_followed(pod_access: ClusterCredentials, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_text("first")
     (tmp_path / "elsewhere").chmod(0o600)
-    kept.folder.mkdir()
-    (kept.folder / "token").symlink_to(tmp_path / "elsewhere")
-    kept.write()
-    assert not (kept.folder / "token").is_symlink()
-    kept.folder.rename(tmp_path / "moved")
-    kept.folder.symlink_to(tmp_path / "moved")
+    pod_access.folder.mkdir()
+    (pod_access.folder / "token").symlink_to(tmp_path / "elsewhere")
+    pod_access.write()
+    assert not (pod_access.folder / "token").is_symlink()
+    pod_access.folder.rename(tmp_path / "moved")
+    pod_access.folder.symlink_to(tmp_path / "moved")
     with pytest.raises(Failed, match="is a link"):
-        kept.write()
+        pod_access.write()
 
 
 def test_the_token_is_kept_fresh_and_taken_away_in_the_end(
-    kept: Access, account: Path, monkeypatch: pytest.MonkeyPatch
+    pod_access: ClusterCredentials, account: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(access, "LOOK_SECONDS", 0.01)
-    stop, said = threading.Event(), list[str]()
-    thread = threading.Thread(target=kept.keep, args=(stop, said.append))
+    monkeypatch.setattr(credentials, "LOOK_SECONDS", 0.01)
+    stop, messages = threading.Event(), list[str]()
+    thread = threading.Thread(target=pod_access.keep, args=(stop, messages.append))
     thread.start()
-    token = kept.folder / "token"
+    token = pod_access.folder / "token"
     until(lambda: token.exists(), "the token is there")
     renew(account, "")  # nobody writes it so
-    until(lambda: any("no content" in line for line in said), "it says that there is none")
+    until(lambda: any("no content" in line for line in messages), "it says that there is none")
     assert token.read_text() == "first"
     renew(account, "second")
     until(lambda: token.read_text() == "second", "the next token is there")
@@ -93,31 +93,31 @@ def test_the_token_is_kept_fresh_and_taken_away_in_the_end(
     assert not token.exists()
 
 
-def test_what_a_pod_left_that_was_killed_while_it_wrote_is_removed(kept: Access) -> None:
-    kept.folder.mkdir(mode=0o700)
+def test_what_a_pod_left_that_was_killed_while_it_wrote_is_removed(pod_access: ClusterCredentials) -> None:
+    pod_access.folder.mkdir(mode=0o700)
     for name in (".token.0123456789abcdef", ".kubeconfig.fedcba9876543210", ".token.kept-by-the-admin"):
-        (kept.folder / name).write_text("first")
+        (pod_access.folder / name).write_text("first")
     stop = threading.Event()
     stop.set()
-    kept.keep(stop, lambda said: None)
-    left = sorted(path.name for path in kept.folder.iterdir())
+    pod_access.keep(stop, lambda message: None)
+    left = sorted(path.name for path in pod_access.folder.iterdir())
     assert left == [".token.kept-by-the-admin", "ca.crt", "environment", "kubeconfig"]
 
 
-def test_the_token_of_the_pod_that_came_after_stays(kept: Access, account: Path) -> None:
-    kept.write()
-    (kept.folder / "token").write_text("of the next pod")
-    kept.withdraw()
-    assert (kept.folder / "token").read_text() == "of the next pod"
+def test_the_token_of_the_pod_that_came_after_stays(pod_access: ClusterCredentials, account: Path) -> None:
+    pod_access.write()
+    (pod_access.folder / "token").write_text("of the next pod")
+    pod_access.withdraw()
+    assert (pod_access.folder / "token").read_text() == "of the next pod"
 
 
 def test_of_two_pods_the_one_that_came_after_keeps_the_token(
-    kept: Access, account: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pod_access: ClusterCredentials, account: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a rolling update. They would else take turns, and the service be without one when the first one ends."""
-    monkeypatch.setattr(access, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(access, "LEFT_SECONDS", 3600.0)
-    after = replace(kept, account=tmp_path / "after")
+    monkeypatch.setattr(credentials, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(credentials, "LEFT_SECONDS", 3600.0)
+    after = replace(pod_access, account=tmp_path / "after")
     after.account.mkdir()
     for name, content in {"token": "of the next pod", "ca.crt": "certificate"}.items():
         (after.account / name).write_text(content)
@@ -128,8 +128,8 @@ def test_of_two_pods_the_one_that_came_after_keeps_the_token(
             looks.append(timeout)
             return super().wait(timeout)
 
-    stop, token = Stop(), kept.folder / "token"
-    thread = threading.Thread(target=kept.keep, args=(stop, lambda said: None))
+    stop, token = Stop(), pod_access.folder / "token"
+    thread = threading.Thread(target=pod_access.keep, args=(stop, lambda message: None))
     thread.start()
     until(lambda: len(looks) > 1, "the first pod looks after its token")
 
@@ -148,7 +148,7 @@ def test_of_two_pods_the_one_that_came_after_keeps_the_token(
     assert token.read_text() == "of the next pod"
 
 
-def test_a_pod_without_a_token_says_so(kept: Access, account: Path) -> None:
+def test_a_pod_without_a_token_says_so(pod_access: ClusterCredentials, account: Path) -> None:
     (account / "token").unlink()
-    with pytest.raises(Failed, match=r"cannot be kept in .*account/token"):
-        kept.keep(threading.Event(), print)
+    with pytest.raises(Failed, match=r"cannot store the cluster credentials in .*account/token"):
+        pod_access.keep(threading.Event(), print)

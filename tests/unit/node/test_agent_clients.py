@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
+from devalloc.scaling.guest_report import GuestReport
 from devalloc.scaling.messages.plugin import PodName
 from devalloc.scaling.metrics import MAX_TEXT, SystemMetrics
-from devalloc.scaling.observed import Observed
 from devalloc.scaling.resources import Resources
-from devalloc_node.agent.fetch import new_session
-from devalloc_node.agent.measure import HttpMetrics
-from devalloc_node.agent.permits import HttpPermits
-from devalloc_node.agent.whom import Told
+from devalloc_node.agent.http_client import new_session
+from devalloc_node.agent.metrics_client import HttpMetrics
+from devalloc_node.agent.permit_client import HttpPermits
+from devalloc_node.agent.permit_endpoint import StaticEndpoint
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from tests.support.virtual_time import run
 
@@ -50,9 +50,11 @@ async def answering(handler: Handler) -> AsyncIterator[int]:
         await runner.cleanup()
 
 
-async def _asked(handler: Handler) -> Resources:
+async def _ask_permit(handler: Handler) -> Resources:
     async with answering(handler) as port, new_session() as session:
-        permits = HttpPermits(session, Told(f"http://127.0.0.1:{port}/", "secret" * 4), PodName("ns", "vm-1"), UNIT)
+        permits = HttpPermits(
+            session, StaticEndpoint(f"http://127.0.0.1:{port}/", "secret" * 4), PodName("ns", "vm-1"), UNIT
+        )
         return await permits.ask(UNIT, Resources(500, 2 * GIB), SystemMetrics(0.3))
 
 
@@ -75,7 +77,7 @@ def test_a_request_is_as_the_newest_version_has_it() -> None:
         seen.append((request.method, request.headers["Authorization"], json.loads(await request.read())))
         return web.json_response({"permit": {"vCPUs": "500m", "mem": "2Gi"}})
 
-    assert run(_asked(handler)) == Resources(500, 2 * GIB)
+    assert run(_ask_permit(handler)) == Resources(500, 2 * GIB)
     assert seen == [
         (
             "POST",
@@ -98,8 +100,8 @@ def test_a_request_is_as_the_newest_version_has_it() -> None:
         (_says(404, b"pod not found"), Denied, "PermitRefused", "404: pod not found"),
         (_says(400, b"bad JSON\x1b[2J" + b"x" * 500), Denied, "PermitRefused", "400: bad JSON [2J"),
         (_says(503, b"later"), Failed, "PermitFailed", "503: later"),
-        (_says(200, b"{"), Failed, "PermitFailed", "cannot be read"),
-        (_says(200, b'{"permit": {"vCPUs": -1, "mem": 1}}'), Failed, "PermitFailed", "cannot be read"),
+        (_says(200, b"{"), Failed, "PermitFailed", "unreadable answer"),
+        (_says(200, b'{"permit": {"vCPUs": -1, "mem": 1}}'), Failed, "PermitFailed", "unreadable answer"),
         (_says(200, b" " * 2000), Failed, "AnswerTooLong", "more than 1024 bytes"),
         (_says(302, Location="http://169.254.169.254/"), Denied, "PermitRefused", "302"),
         (
@@ -112,7 +114,7 @@ def test_a_request_is_as_the_newest_version_has_it() -> None:
 )
 def test_what_is_no_permit_is_told_apart(handler: Handler, kind: type[NodeError], code: str, words: str) -> None:
     with pytest.raises(kind) as error:
-        run(_asked(handler))
+        run(_ask_permit(handler))
     assert error.value.code == code
     assert words in error.value.message
     assert error.value.retryable
@@ -126,23 +128,25 @@ def test_who_listens_and_is_not_the_one_meant_is_asked_nothing() -> None:
         seen.append(request)
         return web.json_response({"permit": {"vCPUs": 9, "mem": "9Gi"}})
 
-    async def asked() -> None:
+    async def ask() -> None:
         async with answering(stranger) as port, new_session() as session:
             pod = PodName("ns", "vm")
-            permits = HttpPermits(session, Told(f"http://127.0.0.1:{port}/", "secret" * 4), pod, UNIT, lambda: False)
+            permits = HttpPermits(
+                session, StaticEndpoint(f"http://127.0.0.1:{port}/", "secret" * 4), pod, UNIT, lambda: False
+            )
             await permits.ask(None, UNIT, None)
 
-    with pytest.raises(Failed, match="does not serve at") as failed:
-        run(asked())
+    with pytest.raises(Failed, match="does not listen at") as failed:
+        run(ask())
     assert (failed.value.code, failed.value.retryable, seen) == ("Unreachable", True, [])
 
 
 def test_nobody_there_is_a_failure_and_an_answer_cut_off_is_unknown() -> None:
-    async def nobody() -> None:
+    async def ask_closed_port() -> None:
         async with answering(_says()) as port:
             pass
         async with new_session() as session:
-            await HttpPermits(session, Told(f"http://127.0.0.1:{port}/"), PodName("ns", "vm"), UNIT).ask(
+            await HttpPermits(session, StaticEndpoint(f"http://127.0.0.1:{port}/"), PodName("ns", "vm"), UNIT).ask(
                 None, UNIT, None
             )
 
@@ -152,16 +156,16 @@ def test_nobody_there_is_a_failure_and_an_answer_cut_off_is_unknown() -> None:
         return web.Response()
 
     with pytest.raises(Failed, match="cannot be reached") as failed:
-        run(nobody())
+        run(ask_closed_port())
     assert failed.value.code == "Unreachable"
     with pytest.raises(Unknown) as unknown:
-        run(_asked(cut))
+        run(_ask_permit(cut))
     assert unknown.value.code == "NoAnswer"
 
 
 def test_metrics_of_a_guest_are_read() -> None:
     assert run(_measured(_says(200, METRICS.encode()))) == SystemMetrics(
-        0.3, 0.2, GIB + 100 * 2**20, GIB, Observed(None, 4 * GIB)
+        0.3, 0.2, GIB + 100 * 2**20, GIB, GuestReport(None, 4 * GIB)
     )
 
 

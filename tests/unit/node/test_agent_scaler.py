@@ -1,4 +1,4 @@
-"""One machine and its scaler in virtual time: what is told of it, when it counts as stuck, and who is not disturbed."""
+"""One machine and its scaler in virtual time: its reports, when it counts as stuck, and what is left alone."""
 
 from __future__ import annotations
 
@@ -10,25 +10,27 @@ from dataclasses import replace
 
 import pytest
 
-from devalloc.scaling.bounds import Bounds
+from devalloc.scaling.bounds import ScalingBounds
+from devalloc.scaling.guest_report import GuestReport
+from devalloc.scaling.health import StuckReason
 from devalloc.scaling.metrics import SystemMetrics
-from devalloc.scaling.observed import Observed
-from devalloc.scaling.resources import More, Resources
-from devalloc.scaling.state import Rules
-from devalloc.scaling.stuck import Reason
-from devalloc_node.agent.agent import Agent, Machine
-from devalloc_node.agent.channels import Refused
-from devalloc_node.agent.report import Report
+from devalloc.scaling.resources import ResourceFlags, Resources
+from devalloc.scaling.state import ScalingRules
+from devalloc_node.agent.agent import Agent, ScalingTarget
+from devalloc_node.agent.channels import ChangeRefused
+from devalloc_node.agent.report import ScalingReport
 from devalloc_node.agent.scaler import Scaler
-from devalloc_node.agent.waits import Waits
+from devalloc_node.agent.timeouts import ScalerTimeouts
 from devalloc_node.errors import Denied, Failed
-from tests.support.scaling_around import BOUNDS, Around
+from tests.support.scaler_fakes import BOUNDS, ScalerFakes
 from tests.support.scaling_world import CONFIG, UNIT
 from tests.support.virtual_time import run
 
 
-async def _after(around: Around, seconds: float, bounds: Bounds = BOUNDS, waits: Waits | None = None) -> Report:
-    scaler = Scaler("ns/vm", Rules(UNIT), bounds, CONFIG, around.channels, waits, random.Random(1))
+async def _after(
+    around: ScalerFakes, seconds: float, bounds: ScalingBounds = BOUNDS, waits: ScalerTimeouts | None = None
+) -> ScalingReport:
+    scaler = Scaler("ns/vm", ScalingRules(UNIT), bounds, CONFIG, around.channels, waits, random.Random(1))
     task = asyncio.create_task(scaler.run())
     await asyncio.sleep(seconds)
     assert not task.done(), task
@@ -39,38 +41,40 @@ async def _after(around: Around, seconds: float, bounds: Bounds = BOUNDS, waits:
     return report
 
 
-def told(around: Around, seconds: float = 30.0, bounds: Bounds = BOUNDS) -> tuple[str | None, list[str]]:
+def reason_codes(
+    around: ScalerFakes, seconds: float = 30.0, bounds: ScalingBounds = BOUNDS
+) -> tuple[str | None, list[str]]:
     """The reason's code and those of being stuck, after some seconds."""
     report = run(_after(around, seconds, bounds), sockets=False)
     return report.reason and report.reason.code, [reason.code for reason in report.stuck]
 
 
 def test_a_machine_that_has_what_it_should_have_has_no_reason() -> None:
-    report = run(_after(Around(UNIT, load=3), 30.0), sockets=False)
+    report = run(_after(ScalerFakes(UNIT, load=3), 30.0), sockets=False)
     assert {report.wanted, report.permitted, report.applied, report.observed} == {UNIT * 3}
     assert (report.reason, report.stuck) == (None, ())
 
 
-def _full() -> Around:
-    around = Around(load=4)
+def _full() -> ScalerFakes:
+    around = ScalerFakes(load=4)
     around.room = UNIT * 2
     return around
 
 
-def _failing(channel: str, error: Exception, load: float = 4, has: Resources = UNIT) -> Around:
-    around = Around(has, load)
+def _failing(channel: str, error: Exception, load: float = 4, has: Resources = UNIT) -> ScalerFakes:
+    around = ScalerFakes(has, load)
     around.failing[channel] = error
     return around
 
 
-def _refusing() -> Around:
-    around = Around(UNIT * 4, load=2)
+def _refusing() -> ScalerFakes:
+    around = ScalerFakes(UNIT * 4, load=2)
     around.agrees = False
     return around
 
 
-def _alone() -> Around:
-    around = Around(UNIT * 4, load=2)
+def _alone() -> ScalerFakes:
+    around = ScalerFakes(UNIT * 4, load=2)
     around.connects = False
     return around
 
@@ -93,13 +97,13 @@ NO = Failed("ItBroke", "it broke")
     ],
 )
 def test_each_way_to_get_nowhere_has_its_reason(
-    around: Callable[[], Around], reason: str | None, stuck: list[str]
+    around: Callable[[], ScalerFakes], reason: str | None, stuck: list[str]
 ) -> None:
-    assert told(around()) == (reason, stuck)
+    assert reason_codes(around()) == (reason, stuck)
 
 
 def test_what_was_not_done_in_full_is_told_as_it_is_and_tried_again_later() -> None:
-    around = Around(load=4)
+    around = ScalerFakes(load=4)
     around.falls_short = lambda target: Resources(target.cpu, target.memory - UNIT.memory)
     report = run(_after(around, 14.0), sockets=False)
     assert report.applied == report.observed == Resources(1000, 3 * 2**30)
@@ -112,22 +116,22 @@ def test_what_was_not_done_in_full_is_told_as_it_is_and_tried_again_later() -> N
 
 
 def test_no_permit_is_held_for_cpus_that_cannot_come_before_the_next_start() -> None:
-    around = Around(UNIT * 2, load=5)
-    around.refuses = lambda target: Refused(around.has, "CpusEmulated", "its QEMU would crash", around.has.cpu)
+    around = ScalerFakes(UNIT * 2, load=5)
+    around.refuses = lambda target: ChangeRefused(around.has, "CpusEmulated", "its QEMU would crash", around.has.cpu)
     report = run(_after(around, 120.0), sockets=False)
     assert report.wanted == UNIT * 5
     assert report.permitted == report.applied == report.observed == Resources(UNIT.cpu * 2, UNIT.memory * 5)
-    assert report.reason == Reason("CpusEmulated", "its QEMU would crash")
+    assert report.reason == StuckReason("CpusEmulated", "its QEMU would crash")
     assert report.stuck == ()
     assert sum(what.startswith("change") for what in around.did) == 2, "its CPUs once, and then its memory"
 
 
 def test_a_machine_that_has_more_than_it_could_may_have_more_again() -> None:
-    around = Around(UNIT * 2, load=5)
-    around.refuses = lambda target: Refused(around.has, "CpusEmulated", "its QEMU would crash", around.has.cpu)
+    around = ScalerFakes(UNIT * 2, load=5)
+    around.refuses = lambda target: ChangeRefused(around.has, "CpusEmulated", "its QEMU would crash", around.has.cpu)
 
-    async def main() -> Report:
-        scaler = Scaler("ns/vm", Rules(UNIT), BOUNDS, CONFIG, around.channels, None, random.Random(1))
+    async def main() -> ScalingReport:
+        scaler = Scaler("ns/vm", ScalingRules(UNIT), BOUNDS, CONFIG, around.channels, None, random.Random(1))
         task = asyncio.create_task(scaler.run())
         await asyncio.sleep(60)
         around.has, around.refuses = Resources(UNIT.cpu * 3, around.has.memory), None
@@ -144,8 +148,8 @@ def test_a_machine_that_has_more_than_it_could_may_have_more_again() -> None:
 
 
 def test_why_it_fell_short_is_told_and_it_is_tried_ever_more_seldom() -> None:
-    around = Around(load=4)
-    around.refuses = lambda target: Refused(UNIT, "GuestRefused", "its guest keeps it")
+    around = ScalerFakes(load=4)
+    around.refuses = lambda target: ChangeRefused(UNIT, "GuestRefused", "its guest keeps it")
     report = run(_after(around, 300.0), sockets=False)
     assert report.reason is not None
     assert report.reason.message.endswith("its guest keeps it")
@@ -153,7 +157,7 @@ def test_why_it_fell_short_is_told_and_it_is_tried_ever_more_seldom() -> None:
 
 
 def test_a_change_that_failed_but_was_made_is_found_by_looking() -> None:
-    around = Around(load=4)
+    around = ScalerFakes(load=4)
 
     def breaks(target: Resources) -> Resources:
         around.has = target
@@ -168,11 +172,11 @@ def test_a_change_that_failed_but_was_made_is_found_by_looking() -> None:
 
 
 def test_a_machine_that_cannot_be_seen_is_not_changed() -> None:
-    around = Around(load=4)
+    around = ScalerFakes(load=4)
     around.failing["look"] = NO
 
-    async def main() -> Report | None:
-        scaler = Scaler("ns/vm", Rules(UNIT), BOUNDS, CONFIG, around.channels, None, random.Random(1))
+    async def main() -> ScalingReport | None:
+        scaler = Scaler("ns/vm", ScalingRules(UNIT), BOUNDS, CONFIG, around.channels, None, random.Random(1))
         task = asyncio.create_task(scaler.run())
         await asyncio.sleep(30)
         assert scaler.report() is None
@@ -189,8 +193,8 @@ def test_a_machine_that_cannot_be_seen_is_not_changed() -> None:
 
 
 @pytest.mark.parametrize("around", [_refusing, _alone])
-def test_a_guest_keeps_what_is_above_the_maximum_only_for_a_time(around: Callable[[], Around]) -> None:
-    lower, waits = Bounds(UNIT, UNIT * 3), Waits(patience=60_000)
+def test_a_guest_keeps_what_is_above_the_maximum_only_for_a_time(around: Callable[[], ScalerFakes]) -> None:
+    lower, waits = ScalingBounds(UNIT, UNIT * 3), ScalerTimeouts(patience=60_000)
     before = run(_after(around(), 55.0, lower, waits), sockets=False)
     assert before.applied == UNIT * 4
     after = run(_after(around(), 75.0, lower, waits), sockets=False)
@@ -198,14 +202,14 @@ def test_a_guest_keeps_what_is_above_the_maximum_only_for_a_time(around: Callabl
 
 
 def test_a_guest_that_always_asks_for_more_gets_its_maximum_and_no_more() -> None:
-    around = Around()
+    around = ScalerFakes()
 
-    async def main() -> Report:
-        scaler = Scaler("ns/vm", Rules(UNIT), BOUNDS, CONFIG, around.channels, None, random.Random(1))
+    async def main() -> ScalingReport:
+        scaler = Scaler("ns/vm", ScalingRules(UNIT), BOUNDS, CONFIG, around.channels, None, random.Random(1))
         task = asyncio.create_task(scaler.run())
         for _ in range(600):
             await asyncio.sleep(0.5)
-            scaler.upscale_requested(More(cpu=True, memory=True))
+            scaler.upscale_requested(ResourceFlags(cpu=True, memory=True))
         report = scaler.report()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -218,15 +222,15 @@ def test_a_guest_that_always_asks_for_more_gets_its_maximum_and_no_more() -> Non
 
 
 def test_bounds_that_change_are_taken_over_in_the_state_of_the_machine() -> None:
-    around = Around(load=5)
+    around = ScalerFakes(load=5)
 
     async def main() -> list[Resources]:
-        agent = Agent(Rules(UNIT), rng=random.Random(1))
-        machine = Machine("ns/vm", "run-1", BOUNDS, CONFIG, around.channels)
+        agent = Agent(ScalingRules(UNIT), rng=random.Random(1))
+        machine = ScalingTarget("ns/vm", "run-1", BOUNDS, CONFIG, around.channels)
         await agent.scale(machine)
         seen = []
         for most in (6, 2, 4):
-            await agent.scale(replace(machine, bounds=Bounds(UNIT, UNIT * most)))
+            await agent.scale(replace(machine, bounds=ScalingBounds(UNIT, UNIT * most)))
             await asyncio.sleep(60)
             report = agent.report("ns/vm")
             assert report is not None
@@ -241,13 +245,13 @@ def test_bounds_that_change_are_taken_over_in_the_state_of_the_machine() -> None
 
 
 def test_a_fault_of_ours_in_one_machine_reaches_no_other_and_is_begun_anew(caplog: pytest.LogCaptureFixture) -> None:
-    good, bad = Around(load=3), Around(load=3)
+    good, bad = ScalerFakes(load=3), ScalerFakes(load=3)
     bad.failing["ask"] = ZeroDivisionError("a bug")
 
-    async def main() -> tuple[Report | None, Report | None]:
-        agent = Agent(Rules(UNIT), rng=random.Random(1))
+    async def main() -> tuple[ScalingReport | None, ScalingReport | None]:
+        agent = Agent(ScalingRules(UNIT), rng=random.Random(1))
         for name, around in (("good", good), ("bad", bad)):
-            await agent.scale(Machine(name, "run-1", BOUNDS, CONFIG, around.channels))
+            await agent.scale(ScalingTarget(name, "run-1", BOUNDS, CONFIG, around.channels))
         await asyncio.sleep(30)
         assert 3 <= bad.did.count("ask") <= 7  # every five to ten seconds
         bad.failing.clear()
@@ -264,13 +268,13 @@ def test_a_fault_of_ours_in_one_machine_reaches_no_other_and_is_begun_anew(caplo
 
 
 def test_another_run_of_a_machine_is_begun_with_nothing_known() -> None:
-    first, second = Around(UNIT * 4, load=4), Around(UNIT, load=2)
+    first, second = ScalerFakes(UNIT * 4, load=4), ScalerFakes(UNIT, load=2)
 
-    async def main() -> Report | None:
-        agent = Agent(Rules(UNIT), rng=random.Random(1))
-        await agent.scale(Machine("vm", "run-1", BOUNDS, CONFIG, first.channels))
+    async def main() -> ScalingReport | None:
+        agent = Agent(ScalingRules(UNIT), rng=random.Random(1))
+        await agent.scale(ScalingTarget("vm", "run-1", BOUNDS, CONFIG, first.channels))
         await asyncio.sleep(20)
-        await agent.scale(Machine("vm", "run-2", BOUNDS, CONFIG, second.channels))
+        await agent.scale(ScalingTarget("vm", "run-2", BOUNDS, CONFIG, second.channels))
         done = len(first.did)
         await asyncio.sleep(20)
         assert len(first.did) == done
@@ -291,11 +295,11 @@ def test_a_machine_that_refuses_a_change_is_told_with_its_words() -> None:
 
 
 def test_it_is_told_how_long_a_decision_took() -> None:
-    around, took = Around(load=1), []
+    around, took = ScalerFakes(load=1), []
 
     async def main() -> None:
-        agent = Agent(Rules(UNIT), Waits(metrics_interval=1000), random.Random(1), took.append)
-        await agent.scale(Machine("vm", "run-1", BOUNDS, CONFIG, around.channels))
+        agent = Agent(ScalingRules(UNIT), ScalerTimeouts(metrics_interval=1000), random.Random(1), took.append)
+        await agent.scale(ScalingTarget("vm", "run-1", BOUNDS, CONFIG, around.channels))
         await asyncio.sleep(10)
         around.room, around.load = UNIT * 2, 4
         await asyncio.sleep(20)
@@ -309,13 +313,13 @@ def test_it_is_told_how_long_a_decision_took() -> None:
 
 
 def test_a_machine_never_has_two_scalers() -> None:
-    arounds = [Around(UNIT, load=2) for _ in range(6)]
+    arounds = [ScalerFakes(UNIT, load=2) for _ in range(6)]
 
     async def main() -> None:
-        agent = Agent(Rules(UNIT), rng=random.Random(1))
-        await agent.scale(Machine("vm", "run-0", BOUNDS, CONFIG, arounds[0].channels))
+        agent = Agent(ScalingRules(UNIT), rng=random.Random(1))
+        await agent.scale(ScalingTarget("vm", "run-0", BOUNDS, CONFIG, arounds[0].channels))
         await asyncio.sleep(10)
-        runs = [Machine("vm", f"run-{i}", BOUNDS, CONFIG, around.channels) for i, around in enumerate(arounds)]
+        runs = [ScalingTarget("vm", f"run-{i}", BOUNDS, CONFIG, around.channels) for i, around in enumerate(arounds)]
         await asyncio.gather(*(agent.scale(machine) for machine in runs), agent.scale(runs[3]))
         before = [len(around.did) for around in arounds]
         await asyncio.sleep(30)
@@ -328,55 +332,55 @@ def test_a_machine_never_has_two_scalers() -> None:
     run(main(), sockets=False)
 
 
-class Asked(Around):
+class RecordingAround(ScalerFakes):
     """Notes the totals that are asked for."""
 
     def __init__(self, has: Resources, load: float) -> None:
         super().__init__(has, load)
-        self.asked: list[Resources] = []
+        self.requested: list[Resources] = []
 
     async def ask(self, last: Resources | None, target: Resources, metrics: SystemMetrics | None) -> Resources:
-        self.asked.append(target)
+        self.requested.append(target)
         return await super().ask(last, target, metrics)
 
 
 @pytest.mark.parametrize("has", [2, 4, 6])
 def test_an_agent_that_begins_with_a_machine_that_runs_asks_for_what_it_has_and_takes_nothing(has: int) -> None:
     """Whatever went on when the last agent ended. Its guest's load is not known, nor does its monitor listen yet."""
-    around = Asked(UNIT * has, load=1)
+    around = RecordingAround(UNIT * has, load=1)
     around.connects = False
     around.failing["measure"] = NO
     report = run(_after(around, 60.0), sockets=False)
-    assert set(around.asked) == {UNIT * has}
+    assert set(around.requested) == {UNIT * has}
     assert report.applied == report.permitted == around.has == UNIT * has
     assert not [what for what in around.did if what.startswith("change")]
 
 
 def test_a_monitor_that_comes_is_told_what_its_machine_has() -> None:
-    """It may have grown while the monitor was not there; and one who knows it already is told nothing new."""
+    """It may have grown while the monitor was not there; and one that knows it already learns nothing new."""
 
-    class Telling(Around):
+    class Notifying(ScalerFakes):
         def __init__(self) -> None:
             super().__init__(load=1)
             self.connects = False
-            self.told: list[Resources] = []
+            self.upscales: list[Resources] = []
 
         async def upscale(self, granted: Resources) -> None:
-            self.told.append(granted)
+            self.upscales.append(granted)
 
-    around = Telling()
+    around = Notifying()
 
     async def course() -> None:
         task = asyncio.create_task(_after(around, 100.0))
         await asyncio.sleep(1)
         around.load = 3
         await asyncio.sleep(30)
-        assert (around.has, around.told) == (UNIT * 3, []), "nobody is there who could be told"
+        assert (around.has, around.upscales) == (UNIT * 3, []), "nobody is there who could be told"
         assert around.scaler is not None
         for again in (1, 2):
             around.scaler.monitor_connected()
             await asyncio.sleep(20)
-            assert around.told == [UNIT * 3] * again
+            assert around.upscales == [UNIT * 3] * again
             around.scaler.monitor_disconnected("lost")
         await task
 
@@ -384,52 +388,52 @@ def test_a_monitor_that_comes_is_told_what_its_machine_has() -> None:
 
 
 def test_it_takes_only_what_its_guest_agrees_to_also_when_no_load_is_told_at_once() -> None:
-    around = Asked(UNIT * 6, load=1)
+    around = RecordingAround(UNIT * 6, load=1)
     around.agrees = False
     report = run(_after(around, 60.0), sockets=False)
     assert "downscale" in around.did
     assert report.applied == around.has == UNIT * 6
-    assert set(around.asked) == {UNIT * 6}
+    assert set(around.requested) == {UNIT * 6}
 
 
 def test_all_that_is_known_is_told_as_json() -> None:
-    around, unseen = _full(), Around()
+    around, unseen = _full(), ScalerFakes()
     unseen.failing["look"] = NO
 
     async def main() -> str:
-        agent = Agent(Rules(UNIT), rng=random.Random(1))
+        agent = Agent(ScalingRules(UNIT), rng=random.Random(1))
         for name, each in (("a", around), ("b", unseen)):
-            await agent.scale(Machine(name, "run-1", BOUNDS, CONFIG, each.channels))
+            await agent.scale(ScalingTarget(name, "run-1", BOUNDS, CONFIG, each.channels))
         await asyncio.sleep(30)
         text = json.dumps({key: agent.dump(key) for key in agent.keys}, allow_nan=False)
         await agent.close()
         return text
 
-    told = json.loads(run(main(), sockets=False))
-    permits = told["a"]["state"]["permits"]
+    dump = json.loads(run(main(), sockets=False))
+    permits = dump["a"]["state"]["permits"]
     assert permits["permit"] == {"cpus": "500m", "memory": "2Gi"}
     assert (permits["last"]["resources"], permits["failedSecondsAgo"]) == ({"cpus": 1, "memory": "4Gi"}, None)
     assert 0 <= permits["last"]["secondsAgo"] <= 2, "less was permitted than was asked for: asked again every 2 s"
-    assert told["a"]["state"]["rules"]["timing"]["machineRetrySeconds"] == 5.0
-    assert "enableLFCMetrics" in told["a"]["state"]["config"]
-    assert "memoryUsageBytes" in told["a"]["state"]["system"]
-    assert told["a"]["report"]["wanted"] == {"cpus": 1, "memory": "4Gi"}
-    assert told["a"]["report"]["reason"]["code"] == "PermitShort"
-    assert told["b"] == {"state": None, "report": None, "errors": {"machine": "it broke"}}
+    assert dump["a"]["state"]["rules"]["timing"]["machineRetrySeconds"] == 5.0
+    assert "enableLFCMetrics" in dump["a"]["state"]["config"]
+    assert "memoryUsageBytes" in dump["a"]["state"]["system"]
+    assert dump["a"]["report"]["wanted"] == {"cpus": 1, "memory": "4Gi"}
+    assert dump["a"]["report"]["reason"]["code"] == "PermitShort"
+    assert dump["b"] == {"state": None, "report": None, "errors": {"machine": "it broke"}}
 
 
 class TestGuestObserved:
     """T15: what the guest's gauges say, beside what its machine has."""
 
-    def lagging(self, cpus: int = 1, memory: int = 2**30) -> Around:
-        around = Around(UNIT * 6, load=6)
-        around.guest = Observed(cpus, memory)
+    def lagging(self, cpus: int = 1, memory: int = 2**30) -> ScalerFakes:
+        around = ScalerFakes(UNIT * 6, load=6)
+        around.guest = GuestReport(cpus, memory)
         return around
 
     def test_what_the_guest_says_is_told(self) -> None:
         around = self.lagging(2, 6 * 2**30 - 2**27)
         report = run(_after(around, 300.0), sockets=False)
-        assert (report.guest, report.reason) == (Observed(2, 6 * 2**30 - 2**27), None)
+        assert (report.guest, report.reason) == (GuestReport(2, 6 * 2**30 - 2**27), None)
 
     @pytest.mark.parametrize(("cpus", "memory"), [(1, 6 * 2**30), (2, 5 * 2**30)])
     def test_a_guest_has_its_time_to_bring_online_what_it_got_and_then_it_is_told(self, cpus: int, memory: int) -> None:
@@ -444,7 +448,7 @@ class TestGuestObserved:
         around = self.lagging()
 
         async def main() -> list[str | None]:
-            scaler = Scaler("ns/vm", Rules(UNIT), BOUNDS, CONFIG, around.channels, None, random.Random(1))
+            scaler = Scaler("ns/vm", ScalingRules(UNIT), BOUNDS, CONFIG, around.channels, None, random.Random(1))
             task = asyncio.create_task(scaler.run())
             codes = []
             for seconds, load in ((50, 4), (50, 4), (60, 4)):
@@ -462,8 +466,8 @@ class TestGuestObserved:
     def test_what_it_has_not_said_lately_is_not_told(self) -> None:
         around = self.lagging()
 
-        async def main() -> Report | None:
-            scaler = Scaler("ns/vm", Rules(UNIT), BOUNDS, CONFIG, around.channels, None, random.Random(1))
+        async def main() -> ScalingReport | None:
+            scaler = Scaler("ns/vm", ScalingRules(UNIT), BOUNDS, CONFIG, around.channels, None, random.Random(1))
             task = asyncio.create_task(scaler.run())
             await asyncio.sleep(80)
             around.failing["measure"] = NO
@@ -482,14 +486,14 @@ class TestGuestObserved:
 @pytest.mark.parametrize(
     ("around", "message"),
     [
-        (_alone, "the monitor in the guest has not been heard of for more than 20 s: nobody listens"),
+        (_alone, "no answer from the monitor for more than 20 s: nobody listens"),
         (
             lambda: _failing("measure", NO),
-            "the metrics of the guest have not been heard of for more than 20 s: it broke",
+            "no metrics from the guest for more than 20 s: it broke",
         ),
     ],
 )
-def test_why_a_guest_is_not_heard_of_is_told(around: Callable[[], Around], message: str) -> None:
+def test_why_a_guest_is_not_heard_of_is_told(around: Callable[[], ScalerFakes], message: str) -> None:
     report = run(_after(around(), 30.0), sockets=False)
     assert [reason.message for reason in report.stuck] == [message]
 
@@ -503,7 +507,7 @@ def test_metrics_that_are_there_again_are_told_where_their_loss_was(
     around, config = _failing(call, NO), replace(CONFIG, enable_lfc_metrics=True)
 
     async def main() -> None:
-        scaler = Scaler("ns/vm", Rules(UNIT), BOUNDS, config, around.channels, None, random.Random(1))
+        scaler = Scaler("ns/vm", ScalingRules(UNIT), BOUNDS, config, around.channels, None, random.Random(1))
         task = asyncio.create_task(scaler.run())
         await asyncio.sleep(30)
         around.failing.clear()
@@ -513,6 +517,6 @@ def test_metrics_that_are_there_again_are_told_where_their_loss_was(
 
     with caplog.at_level("WARNING"):
         run(main(), sockets=False)
-    lost, found = [record.message for record in caplog.records]
+    lost, recovered = [record.message for record in caplog.records]
     assert f"the {which} are missing: " in lost
-    assert f"the {which} are there again" in found
+    assert f"the {which} are available again" in recovered

@@ -1,4 +1,4 @@
-"""The agent between threads: what is told to be scaled is, reports are of the run they are told of, nothing ends it."""
+"""The agent between threads: it scales what it must, reports name their run, and no failure ends it."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from typing import cast
 import pytest
 
 from devalloc.scaling.config import ScalingConfig
-from devalloc.scaling.state import Rules
-from devalloc_node.agent.agent import Agent, Machine
+from devalloc.scaling.state import ScalingRules
+from devalloc_node.agent.agent import Agent, ScalingTarget
+from devalloc_node.agent.agent_thread import AgentThread
+from devalloc_node.agent.channel_factory import ChannelFactory
 from devalloc_node.agent.channels import Channels
-from devalloc_node.agent.scaled import Scaled
+from devalloc_node.agent.scaled_machine import ScaledMachine
 from devalloc_node.agent.scaler import Scaler
-from devalloc_node.agent.scalers import Scalers
 from devalloc_node.agent.settings import ScalingSettings
-from devalloc_node.agent.wiring import Wiring
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.platform import Platform
-from tests.support.scaling_around import BOUNDS, Around
+from devalloc_node.operations.node_operations import NodeOperations
+from tests.support.scaler_fakes import BOUNDS, ScalerFakes
 from tests.support.scaling_world import CONFIG, UNIT
 from tests.support.virtual_time import run
 
 
-def scaled(key: str = "ns/vm", run: str = "run-1", uid: str = "uid", at: str = "", since: str = "") -> Scaled:
+def scaled(key: str = "ns/vm", run: str = "run-1", uid: str = "uid", at: str = "", since: str = "") -> ScaledMachine:
     """``at``: the address of its guest, where several machines are to have the same one."""
-    return Scaled(key, uid, run, BOUNDS, ScalingConfig(), at or f"guest of {key}", 1, 2, since=since)
+    return ScaledMachine(key, uid, run, BOUNDS, ScalingConfig(), at or f"guest of {key}", 1, 2, since=since)
 
 
 def test_an_address_is_that_of_the_oldest_machine_that_names_it() -> None:
     news: list[str] = []
-    scalers = Scalers(cast(Platform, None), ScalingSettings(unit=UNIT), changed=news.append)
+    scalers = AgentThread(cast(NodeOperations, None), ScalingSettings(unit=UNIT), changed=news.append)
     young = scaled("a/young", at="10.0.0.5", since="2026-02")
     old = scaled("b/old", at="10.0.0.5", since="2026-01")
     scalers.keep(young)
     scalers.keep(old)  # after a restart of the plugin they may come in any order
     assert news == ["a/young"]
-    with pytest.raises(Denied, match="is that of another machine of this node") as denied:
+    with pytest.raises(Denied, match="belongs to another machine of this node") as denied:
         scalers.keep(young)
     assert denied.value.code == "GuestAddressInUse"
     assert "b/old" not in denied.value.message, "who that is, is no business of another namespace"
@@ -53,20 +53,20 @@ def test_an_address_is_that_of_the_oldest_machine_that_names_it() -> None:
 class Served:
     """Scalers in one loop with its test, on a clock that jumps. ``arounds``: by ``key run``."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, arounds: dict[str, Around]) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, arounds: dict[str, ScalerFakes]) -> None:
         self.arounds, self.news = arounds, list[str]()
         settings = ScalingSettings(unit=UNIT)
-        self.scalers = Scalers(cast(Platform, None), settings, changed=self.hear)
+        self.scalers = AgentThread(cast(NodeOperations, None), settings, changed=self.hear)
 
-        def channels(wiring: Wiring, scaled: Scaled, scaler: Scaler) -> Channels:
+        def channels(wiring: ChannelFactory, scaled: ScaledMachine, scaler: Scaler) -> Channels:
             return self.arounds[f"{scaled.key} {scaled.run}"].channels(scaler)
 
-        monkeypatch.setattr(Wiring, "channels", channels)
+        monkeypatch.setattr(ChannelFactory, "channels", channels)
 
     def hear(self, key: str) -> None:
         self.news.append(key)
 
-    def run(self, then: Callable[[Scalers], Awaitable[None]]) -> None:
+    def run(self, then: Callable[[AgentThread], Awaitable[None]]) -> None:
         async def main() -> None:
             stop = threading.Event()
             serving = asyncio.create_task(self.scalers.serve(stop))
@@ -81,20 +81,20 @@ class Served:
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Served:
-    return Served(monkeypatch, {"ns/vm run-1": Around(UNIT, load=3), "ns/vm run-2": Around(UNIT, load=2)})
+    return Served(monkeypatch, {"ns/vm run-1": ScalerFakes(UNIT, load=3), "ns/vm run-2": ScalerFakes(UNIT, load=2)})
 
 
 def test_what_is_told_is_scaled_and_left_and_each_news_is_said(served: Served) -> None:
-    async def then(scalers: Scalers) -> None:
+    async def then(scalers: AgentThread) -> None:
         scalers.keep(scaled())
         await asyncio.sleep(30)
         report = scalers.report("ns/vm")
         assert report is not None
         assert report.applied == UNIT * 3
         assert set(served.news) == {"ns/vm"}
-        said = len(served.news)
+        news_count = len(served.news)
         await asyncio.sleep(60)
-        assert len(served.news) == said, "that its load was told again is no news"
+        assert len(served.news) == news_count, "that its load was told again is no news"
         now = scalers.report("ns/vm")
         assert now is not None
         assert now.load is not None
@@ -111,11 +111,11 @@ def test_what_is_told_is_scaled_and_left_and_each_news_is_said(served: Served) -
 
 
 @pytest.mark.parametrize("again", [scaled(run="run-2"), scaled(run="run-2", uid="another")])
-def test_of_another_run_nothing_is_told_before_it_was_seen(served: Served, again: Scaled) -> None:
+def test_of_another_run_nothing_is_told_before_it_was_seen(served: Served, again: ScaledMachine) -> None:
     """Be it the same machine or another of its name."""
     served.arounds["ns/vm run-2"].failing["look"] = Failed("ItBroke", "not yet")
 
-    async def then(scalers: Scalers) -> None:
+    async def then(scalers: AgentThread) -> None:
         scalers.keep(scaled())
         await asyncio.sleep(30)
         assert scalers.report("ns/vm") is not None
@@ -135,7 +135,7 @@ def test_of_another_run_nothing_is_told_before_it_was_seen(served: Served, again
 def test_a_machine_that_nothing_can_be_made_for_ends_neither_the_agent_nor_others(
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def then(scalers: Scalers) -> None:
+    async def then(scalers: AgentThread) -> None:
         scalers.keep(scaled("ns/bad"))  # no channels for it: a bug of ours
         scalers.keep(scaled())
         await asyncio.sleep(30)
@@ -143,14 +143,14 @@ def test_a_machine_that_nothing_can_be_made_for_ends_neither_the_agent_nor_other
         report = scalers.report("ns/vm")
         assert report is not None
         assert report.applied == UNIT * 3
-        served.arounds["ns/bad run-1"] = Around(UNIT, load=2)
+        served.arounds["ns/bad run-1"] = ScalerFakes(UNIT, load=2)
         await asyncio.sleep(30)
         report = scalers.report("ns/bad")
         assert report is not None
         assert report.applied == UNIT * 2
 
     served.run(then)
-    assert "ns/bad: the scaler ended; it begins anew" in caplog.text
+    assert "ns/bad: the scaler ended; it restarts" in caplog.text
 
 
 def test_whoever_fails_to_hear_the_news_does_not_end_it(
@@ -162,9 +162,9 @@ def test_whoever_fails_to_hear_the_news_does_not_end_it(
 
     monkeypatch.setattr(served.scalers, "_changed", fails)
 
-    served.arounds["ns/other run-1"] = Around(UNIT, load=2)
+    served.arounds["ns/other run-1"] = ScalerFakes(UNIT, load=2)
 
-    async def then(scalers: Scalers) -> None:
+    async def then(scalers: AgentThread) -> None:
         scalers.keep(scaled())
         scalers.keep(scaled("ns/other"))
         await asyncio.sleep(30)
@@ -175,10 +175,10 @@ def test_whoever_fails_to_hear_the_news_does_not_end_it(
         assert set(served.news) == {"ns/vm", "ns/other"}, "one's news are not kept back by the other's"
 
     served.run(then)
-    assert "ns/other: its news could not be told" in caplog.text
+    assert "ns/other: cannot report its changes" in caplog.text
 
 
-class Clinging(Around):
+class Clinging(ScalerFakes):
     """A guest whose connection takes its time to end."""
 
     async def run(self) -> None:  # type: ignore[override]
@@ -191,19 +191,19 @@ class Clinging(Around):
 
 
 def test_guests_that_do_not_let_go_hold_up_nobody_but_the_next_run_of_their_own_machine() -> None:
-    clinging, others = [Clinging(UNIT, load=2) for _ in range(50)], [Around(UNIT, load=2) for _ in range(50)]
-    again = Around(UNIT, load=3)
+    clinging, others = [Clinging(UNIT, load=2) for _ in range(50)], [ScalerFakes(UNIT, load=2) for _ in range(50)]
+    again = ScalerFakes(UNIT, load=3)
 
     async def main() -> None:
-        agent = Agent(Rules(UNIT))
+        agent = Agent(ScalingRules(UNIT))
         for number, around in enumerate(clinging):
-            await agent.scale(Machine(f"vm-{number}", "run-1", BOUNDS, CONFIG, around.channels))
+            await agent.scale(ScalingTarget(f"vm-{number}", "run-1", BOUNDS, CONFIG, around.channels))
         await asyncio.sleep(20)
         for number, around in enumerate(others):
             agent.drop(f"vm-{number}")
-            await agent.scale(Machine(f"other-{number}", "run-1", BOUNDS, CONFIG, around.channels))
+            await agent.scale(ScalingTarget(f"other-{number}", "run-1", BOUNDS, CONFIG, around.channels))
         for later in ("run-2", "run-3"):  # the one in between never begins
-            await agent.scale(Machine("vm-0", later, BOUNDS, CONFIG, again.channels))
+            await agent.scale(ScalingTarget("vm-0", later, BOUNDS, CONFIG, again.channels))
         await asyncio.sleep(5)
         assert all(around.did for around in others)
         assert again.did == []

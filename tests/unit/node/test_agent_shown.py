@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from devalloc.scaling.state import Rules
+from devalloc.scaling.state import ScalingRules
 from devalloc_node.agent import metrics as agent_metrics
-from devalloc_node.agent.agent import Agent, Machine
-from devalloc_node.agent.dumping import dumped
+from devalloc_node.agent.agent import Agent, ScalingTarget
+from devalloc_node.agent.debug_server import agent_dump_served
 from devalloc_node.agent.metrics import REQUESTS, RESULTS, ScalingMetrics
-from devalloc_node.agent.report import Report
+from devalloc_node.agent.report import ScalingReport
 from devalloc_node.errors import Denied, Failed, Unknown
 from tests.support.ports import free_ports
-from tests.support.scaling_around import BOUNDS, Around
+from tests.support.scaler_fakes import BOUNDS, ScalerFakes
 from tests.support.scaling_world import CONFIG, UNIT
 from tests.support.virtual_time import run
 
@@ -30,27 +30,27 @@ from tests.support.virtual_time import run
 class Shown:
     """An agent and its metrics, in virtual time."""
 
-    def __init__(self, **arounds: Around) -> None:
+    def __init__(self, **arounds: ScalerFakes) -> None:
         self._arounds = arounds
         self.registry = CollectorRegistry()
         self._agent: Agent | None = None
         self.metrics = ScalingMetrics(self.registry, self._reports)
 
-    def _reports(self) -> list[Report]:
+    def _reports(self) -> list[ScalingReport]:
         agent = self._agent
         return [] if agent is None else [each for key in agent.keys if (each := agent.report(key)) is not None]
 
-    def told(self, name: str, **labels: str) -> float:
+    def sample(self, name: str, **labels: str) -> float:
         return self.registry.get_sample_value(f"devalloc_node_{name}", labels) or 0
 
     def after(self, seconds: float, then: Callable[[Agent], Awaitable[None]], *, sockets: bool = False) -> None:
         async def main() -> None:
             metrics = self.metrics
             self._agent = agent = Agent(
-                Rules(UNIT), None, random.Random(1), came_through=metrics.came_through, counted=metrics.counted
+                ScalingRules(UNIT), None, random.Random(1), came_through=metrics.came_through, counted=metrics.counted
             )
             for name, around in self._arounds.items():
-                await agent.scale(Machine(name, "run-1", BOUNDS, CONFIG, around.channels))
+                await agent.scale(ScalingTarget(name, "run-1", BOUNDS, CONFIG, around.channels))
             await asyncio.sleep(seconds)
             await then(agent)
             await agent.close()
@@ -58,25 +58,25 @@ class Shown:
         run(main(), sockets=sockets)
 
 
-def failing(channel: str, error: Exception) -> Around:
-    around = Around(UNIT * 4 if channel == "downscale" else UNIT, load=2)
+def failing(channel: str, error: Exception) -> ScalerFakes:
+    around = ScalerFakes(UNIT * 4 if channel == "downscale" else UNIT, load=2)
     around.failing[channel] = error
     return around
 
 
 class TestMetrics:
     def test_goals_permits_and_amounts_are_summed_over_all_machines(self) -> None:
-        short = Around(UNIT, load=6)
+        short = ScalerFakes(UNIT, load=6)
         short.room = UNIT * 2
-        shown = Shown(a=Around(UNIT, load=3), b=short)
+        shown = Shown(a=ScalerFakes(UNIT, load=3), b=short)
 
         async def look(agent: Agent) -> None:
-            assert shown.told("scaled_machines") == 2
-            cpus = {name: shown.told("scaled_cpus", amount=name) for name in ("wanted", "permitted", "applied")}
+            assert shown.sample("scaled_machines") == 2
+            cpus = {name: shown.sample("scaled_cpus", amount=name) for name in ("wanted", "permitted", "applied")}
             assert cpus == {"wanted": 2.25, "permitted": 1.25, "applied": 1.25}
-            assert shown.told("scaled_memory_bytes", amount="wanted") == 9 << 30
-            assert shown.told("scaling_waits", reason="PermitShort") == 1
-            assert shown.told("scaling_stuck", reason="PermitShort") == 1
+            assert shown.sample("scaled_memory_bytes", amount="wanted") == 9 << 30
+            assert shown.sample("scaling_waits", reason="PermitShort") == 1
+            assert shown.sample("scaling_stuck", reason="PermitShort") == 1
 
         shown.after(60, look)
 
@@ -100,26 +100,26 @@ class TestMetrics:
         shown = Shown(a=around)
 
         async def look(agent: Agent) -> None:
-            assert shown.told("scaling_requests_total", request=request_, result=result) == around.did.count(
+            assert shown.sample("scaling_requests_total", request=request_, result=result) == around.did.count(
                 call if call != "change" else "change 2"
             )
-            assert shown.told("scaling_requests_total", request=request_, result="done") == 0
+            assert shown.sample("scaling_requests_total", request=request_, result="done") == 0
 
         shown.after(30, look)
 
     def test_what_falls_short_is_no_failure(self) -> None:
-        around = Around(UNIT * 4, load=2)
+        around = ScalerFakes(UNIT * 4, load=2)
         around.agrees = False
         shown = Shown(a=around)
 
         async def look(agent: Agent) -> None:
-            assert shown.told("scaling_requests_total", request="downscale", result="short") > 2
-            assert shown.told("scaling_waits", reason="GuestMonitorFailed") == 0
+            assert shown.sample("scaling_requests_total", request="downscale", result="short") > 2
+            assert shown.sample("scaling_waits", reason="GuestMonitorFailed") == 0
 
         shown.after(30, look)
 
     def test_how_long_decisions_took_is_told_in_seconds(self) -> None:
-        around = Around(UNIT, load=1)
+        around = ScalerFakes(UNIT, load=1)
         shown = Shown(a=around)
 
         async def look(agent: Agent) -> None:
@@ -127,13 +127,13 @@ class TestMetrics:
             await asyncio.sleep(20)
             around.room = UNIT * 100
             await asyncio.sleep(20)
-            assert shown.told("scaling_seconds_count") == 1
-            assert 10 < shown.told("scaling_seconds_sum") < 30
+            assert shown.sample("scaling_seconds_count") == 1
+            assert 10 < shown.sample("scaling_seconds_sum") < 30
 
         shown.after(10, look)
 
     def test_labels_have_few_values_and_no_machines_name(self) -> None:
-        shown = Shown(**{f"secret-{number}": Around(UNIT, load=3) for number in range(5)})
+        shown = Shown(**{f"secret-{number}": ScalerFakes(UNIT, load=3) for number in range(5)})
 
         async def look(agent: Agent) -> None:
             samples = [sample for family in shown.registry.collect() for sample in family.samples]
@@ -145,7 +145,7 @@ class TestMetrics:
         shown.after(30, look)
 
     def test_the_table_in_the_module_has_each_metric_and_no_other(self) -> None:
-        shown = Shown(a=Around(UNIT, load=3))
+        shown = Shown(a=ScalerFakes(UNIT, load=3))
 
         async def look(agent: Agent) -> None:
             there = {
@@ -162,26 +162,26 @@ async def got(port: int, method: str = "GET", path: str = "/", body: str | None 
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         connection.request(method, path, body)
         answer = connection.getresponse()
-        found = answer.status, answer.read().decode()
+        reply = answer.status, answer.read().decode()
         connection.close()
-        return found
+        return reply
 
     return await asyncio.get_running_loop().run_in_executor(None, get)
 
 
 class TestDump:
     def test_all_that_is_known_of_each_machine_is_at_the_port(self) -> None:
-        shown, port = Shown(a=Around(UNIT, load=3), b=failing("look", Failed("ItBroke", "no"))), free_ports(1)[0]
+        shown, port = Shown(a=ScalerFakes(UNIT, load=3), b=failing("look", Failed("ItBroke", "no"))), free_ports(1)[0]
 
         async def look(agent: Agent) -> None:
-            async with dumped(agent, port):
+            async with agent_dump_served(agent, port):
                 await asyncio.sleep(1)
                 status, text = await got(port)
-                told = json.loads(text)
+                dump = json.loads(text)
                 assert status == 200
-                assert told["a"]["report"]["wanted"] == {"cpus": "750m", "memory": "3Gi"}
-                assert told["a"]["state"]["bounds"]["max"] == {"cpus": "1500m", "memory": "6Gi"}
-                assert told["b"] == {"state": None, "report": None, "errors": {"machine": "no"}}
+                assert dump["a"]["report"]["wanted"] == {"cpus": "750m", "memory": "3Gi"}
+                assert dump["a"]["state"]["bounds"]["max"] == {"cpus": "1500m", "memory": "6Gi"}
+                assert dump["b"] == {"state": None, "report": None, "errors": {"machine": "no"}}
                 assert (await got(port, path="/metrics"))[0] == 404
                 assert (await got(port, "POST"))[0] == 405
                 assert (await got(port, "GET", body="x" * 100))[0] == 413
@@ -191,12 +191,12 @@ class TestDump:
     def test_a_port_that_somebody_else_has_holds_nobody_up_and_is_taken_when_it_is_free(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
-        shown = Shown(a=Around(UNIT, load=3))
+        shown = Shown(a=ScalerFakes(UNIT, load=3))
 
         async def look(agent: Agent) -> None:
             with socket.create_server(("127.0.0.1", 0)) as door:
                 port = int(door.getsockname()[1])
-                shown_at = dumped(agent, port)
+                shown_at = agent_dump_served(agent, port)
                 await shown_at.__aenter__()
                 await asyncio.sleep(100)
             await asyncio.sleep(60)
@@ -209,10 +209,10 @@ class TestDump:
         assert caplog.text.count("--dump-port") == 1
 
     def test_at_a_socket_only_its_user_can_have_it_and_it_goes_with_the_agent(self, tmp_path: Path) -> None:
-        shown, path = Shown(a=Around(UNIT, load=3)), tmp_path / "node-agent.sock"
+        shown, path = Shown(a=ScalerFakes(UNIT, load=3)), tmp_path / "node-agent.sock"
 
         async def look(agent: Agent) -> None:
-            async with dumped(agent, path):
+            async with agent_dump_served(agent, path):
                 await asyncio.sleep(1)
                 assert stat.S_IMODE(path.stat().st_mode) == 0o600
                 reader, writer = await asyncio.open_unix_connection(path)
@@ -226,11 +226,11 @@ class TestDump:
         shown.after(30, look, sockets=True)
 
     def test_without_a_port_nothing_listens(self) -> None:
-        shown = Shown(a=Around(UNIT, load=3))
+        shown = Shown(a=ScalerFakes(UNIT, load=3))
 
         async def look(agent: Agent) -> None:
             before = len(asyncio.all_tasks())
-            async with dumped(agent, None):
+            async with agent_dump_served(agent, None):
                 assert len(asyncio.all_tasks()) == before
 
         shown.after(5, look)

@@ -9,23 +9,23 @@ from typing import cast
 import pytest
 from aiohttp import ClientSession, web
 
-from devalloc.scaling.bounds import Bounds
+from devalloc.scaling.bounds import ScalingBounds
+from devalloc.scaling.compat import ProtocolEra
 from devalloc.scaling.config import ScalingConfig
-from devalloc.scaling.eras import Era
-from devalloc.scaling.state import Rules
+from devalloc.scaling.state import ScalingRules
 from devalloc.scaling.versions import INFORMANT_VERSIONS
+from devalloc_node.agent.channel_factory import ChannelFactory
 from devalloc_node.agent.channels import Channels
-from devalloc_node.agent.fetch import new_session
-from devalloc_node.agent.informant.connection import InformantConnection, way_to
-from devalloc_node.agent.lanes import Lanes
-from devalloc_node.agent.monitor import MonitorConnection
-from devalloc_node.agent.scaled import Scaled
+from devalloc_node.agent.executors import MachineExecutors
+from devalloc_node.agent.guest_monitor_client import MonitorConnection
+from devalloc_node.agent.http_client import new_session
+from devalloc_node.agent.informant.connection import InformantConnection, local_address_to
+from devalloc_node.agent.scaled_machine import ScaledMachine
 from devalloc_node.agent.scaler import Scaler
 from devalloc_node.agent.settings import ScalingSettings
-from devalloc_node.agent.wiring import Wiring
 from devalloc_node.errors import Failed
 from devalloc_node.guest.informant import Informant
-from devalloc_node.platform import Platform
+from devalloc_node.operations.node_operations import NodeOperations
 from tests.support.scaling_world import UNIT
 from tests.support.virtual_time import run
 from tests.support.waiting import until_async
@@ -35,28 +35,30 @@ from tests.unit.node.test_informant import Guest
 HOST = "127.0.0.1"
 
 
-def scaled(**changed: object) -> Scaled:
-    made = Scaled("ns/vm", "uid", "run-1", Bounds(UNIT, UNIT * 4), ScalingConfig(), HOST, 1, 2)
+def scaled(**changed: object) -> ScaledMachine:
+    made = ScaledMachine("ns/vm", "uid", "run-1", ScalingBounds(UNIT, UNIT * 4), ScalingConfig(), HOST, 1, 2)
     for name, value in changed.items():
         object.__setattr__(made, name, value)
     return made
 
 
-async def wired(what: Scaled) -> Channels:
+async def wired(what: ScaledMachine) -> Channels:
     """The channels of a machine; nothing is asked of its platform."""
     async with new_session() as session:
         return made_for(what, session)
 
 
-def made_for(what: Scaled, session: ClientSession, settings: ScalingSettings | None = None) -> Channels:
-    wiring = Wiring(cast(Platform, None), settings or ScalingSettings(), session, session, Lanes(1))
+def made_for(what: ScaledMachine, session: ClientSession, settings: ScalingSettings | None = None) -> Channels:
+    wiring = ChannelFactory(
+        cast(NodeOperations, None), settings or ScalingSettings(), session, session, MachineExecutors(1)
+    )
     made: list[Channels] = []
 
     def channels(scaler: Scaler) -> Channels:
         made.append(wiring.channels(what, scaler))
         return made[0]
 
-    Scaler("vm", Rules(UNIT), what.bounds, what.config, channels, None, Random(1))
+    Scaler("vm", ScalingRules(UNIT), what.bounds, what.config, channels, None, Random(1))
     return made[0]
 
 
@@ -72,7 +74,7 @@ def test_guests_of_an_older_release_are_asked_for_the_gauges_that_they_have() ->
     async def scenario() -> None:
         async with answering(gauges) as port, new_session() as session:
             guest = scaled(metrics_port=port)
-            old = made_for(guest, session, ScalingSettings(compat=Era.V0_12))
+            old = made_for(guest, session, ScalingSettings(compat=ProtocolEra.V0_12))
             assert (await old.metrics.system()).load1 == 0.3
             with pytest.raises(Failed, match="host_memory_total_bytes is missing"):
                 await made_for(guest, session).metrics.system()
@@ -81,9 +83,9 @@ def test_guests_of_an_older_release_are_asked_for_the_gauges_that_they_have() ->
 
 
 def test_the_address_that_an_informant_is_told_is_the_one_on_the_way_to_it() -> None:
-    assert way_to("127.0.0.7") == HOST
+    assert local_address_to("127.0.0.7") == HOST
     with pytest.raises(OSError, match=r".*"):
-        way_to("no address")
+        local_address_to("no address")
 
 
 def test_an_informant_is_registered_with_and_its_gauges_asked_for_where_it_says() -> None:
@@ -98,13 +100,13 @@ def test_an_informant_is_registered_with_and_its_gauges_asked_for_where_it_says(
             _, port = await informant.listen(HOST, 0)
             served = asyncio.create_task(informant.run())
             speaks = made_for(scaled(protocol="informant", monitor_port=port, metrics_port=1), session)
-            kept = asyncio.create_task(speaks.guest.run())
+            guest_task = asyncio.create_task(speaks.guest.run())
             await until_async(lambda: speaks.guest.status().connected)
             assert (await speaks.metrics.system()).load1 == 0.3
             assert (await speaks.guest.downscale(UNIT)).ok
-            for task in (kept, served):
+            for task in (guest_task, served):
                 task.cancel()
-            await asyncio.gather(kept, served, return_exceptions=True)
+            await asyncio.gather(guest_task, served, return_exceptions=True)
             await informant.close()
 
     run(scenario())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from devalloc_node.audit import audit, to_file
+from devalloc_node.journal.audit_log import audit, to_file
 
 
 def events(path: Path) -> list[str]:
@@ -38,9 +38,9 @@ def test_where_it_cannot_be_written_that_is_said_once_and_the_work_goes_on(
         folder.mkdir()
         audit("kept")
     assert events(folder / "audit.log") == ["kept"]
-    (said,) = caplog.messages
-    assert str(folder / "audit.log") in said
-    assert "No such file or directory" in said
+    (message,) = caplog.messages
+    assert str(folder / "audit.log") in message
+    assert "No such file or directory" in message
     assert capsys.readouterr().err == "", "no traceback for each record"
 
 

@@ -12,17 +12,17 @@ import pytest
 
 from devalloc.inventory.locate import DeviceGone, DeviceUnknown, locate
 from devalloc.inventory.sysfs import Tree
-from devalloc_node.binding.config import OFFERS
+from devalloc_node.binding.config import OFFERED_KINDS
 from devalloc_node.errors import NodeError
-from devalloc_node.names import is_label
-from tests.support import cards
-from tests.support.cards import Sriov
-from tests.support.discovered import Found
-from tests.support.fakehost import FakeHost
-from tests.support.faketree import memory_folder
-from tests.support.steps import NODE, Hand
+from devalloc_node.model.names import is_label
+from tests.support import pci_cards
+from tests.support.binding_runner import NODE, BindingRunner
+from tests.support.discovery_view import DiscoveredPools
+from tests.support.fake_host import FakeHost
+from tests.support.fake_tree import memory_folder
+from tests.support.pci_cards import Sriov
 
-EVERYTHING = {"allowed": OFFERS, "erase_policy": True}
+EVERYTHING = {"allowed": OFFERED_KINDS, "erase_policy": True}
 
 
 @pytest.fixture
@@ -35,21 +35,23 @@ def idle(host: FakeHost) -> None:
     """A server with a card of every kind, all of it free."""
     few = Sriov(2, 4, 1, vf_device=0x25B6, vf_driver="nvidia")
     for card in (
-        cards.gpu(iommu_group=7),
-        cards.gpu_audio(iommu_group=7),
-        cards.amd_gpu(sriov=Sriov(2, offset=16, stride=1, vf_device=0x7410, vf_driver="amdgpu")),
-        cards.intel_gpu(sriov=Sriov(2, offset=1, stride=1, vf_device=0xA780, vf_driver="i915")),
-        cards.intel_gpu("0000:0e:00.0", drm="card5", sriov=None, vgpu=cards.Vgpu("mdev", 512, cards.GVT_TYPES)),
-        cards.nic(vfs=2),
-        cards.connectx(sriov=Sriov(2, offset=2, vf_device=0x101E, vf_driver="mlx5_core")),
-        cards.connectx("0000:61:00.1", netdev="ens1f1np1", infiniband="mlx5_1", sriov=Sriov(2, offset=17)),
-        cards.plain_nic(),
-        cards.nvme(),
-        cards.accelerator("10000:71:00.0"),
-        cards.bmc_vga(),
-        cards.a2_vgpu_card(sriov=few, vfs=2, vgpu=cards.Vgpu("mdev", 16384, cards.A2_TYPES[2:5])),
-        cards.l40s_vgpu_card(sriov=few, vfs=2, vgpu=cards.Vgpu("vfio", 49152, cards.L40S_TYPES[:3])),
-        cards.t4_vgpu_card(vgpu=cards.Vgpu("mdev", 16384, cards.T4_TYPES[4:6])),
+        pci_cards.gpu(iommu_group=7),
+        pci_cards.gpu_audio(iommu_group=7),
+        pci_cards.amd_gpu(sriov=Sriov(2, offset=16, stride=1, vf_device=0x7410, vf_driver="amdgpu")),
+        pci_cards.intel_gpu(sriov=Sriov(2, offset=1, stride=1, vf_device=0xA780, vf_driver="i915")),
+        pci_cards.intel_gpu(
+            "0000:0e:00.0", drm="card5", sriov=None, vgpu=pci_cards.Vgpu("mdev", 512, pci_cards.GVT_TYPES)
+        ),
+        pci_cards.nic(vfs=2),
+        pci_cards.connectx(sriov=Sriov(2, offset=2, vf_device=0x101E, vf_driver="mlx5_core")),
+        pci_cards.connectx("0000:61:00.1", netdev="ens1f1np1", infiniband="mlx5_1", sriov=Sriov(2, offset=17)),
+        pci_cards.plain_nic(),
+        pci_cards.nvme(),
+        pci_cards.accelerator("10000:71:00.0"),
+        pci_cards.bmc_vga(),
+        pci_cards.a2_vgpu_card(sriov=few, vfs=2, vgpu=pci_cards.Vgpu("mdev", 16384, pci_cards.A2_TYPES[2:5])),
+        pci_cards.l40s_vgpu_card(sriov=few, vfs=2, vgpu=pci_cards.Vgpu("vfio", 49152, pci_cards.L40S_TYPES[:3])),
+        pci_cards.t4_vgpu_card(vgpu=pci_cards.Vgpu("mdev", 16384, pci_cards.T4_TYPES[4:6])),
     ):
         host.add(card)
 
@@ -65,33 +67,33 @@ def busy(host: FakeHost) -> None:
     host.vgpu.set_type("0000:26:00.5", "1146")
     host.process(812, "python3", opens=("/dev/dri/card0",))
     host.set_numvfs("0000:03:00.0", 2)
-    host.add(cards.gpu("0000:0a:00.0", iommu_group=40, drm="card7"))
-    host.add(cards.accelerator("0000:0b:00.0", iommu_group=40))
-    host.add(cards.gpu("0000:0c:00.0", iommu_group=None, drm="card8"))
+    host.add(pci_cards.gpu("0000:0a:00.0", iommu_group=40, drm="card7"))
+    host.add(pci_cards.accelerator("0000:0b:00.0", iommu_group=40))
+    host.add(pci_cards.gpu("0000:0c:00.0", iommu_group=None, drm="card8"))
 
 
 @pytest.mark.parametrize("server", [idle, busy])
 def test_what_is_offered_can_be_had_and_nothing_else(host: FakeHost, server: object) -> None:
     assert callable(server)
     server(host)
-    found = Found.on(host.root, NODE, erase_policy=True)
-    assert len(found.devices) > 40
+    discovered = DiscoveredPools.on(host.root, NODE, erase_policy=True)
+    assert len(discovered.devices) > 40
     before = host.snapshot()
-    for device, pool in found.homes.items():
+    for device, pool in discovered.homes.items():
         assert is_label(device), "files and slices cannot name it"
-        offered = found.unavailable(device) is None
+        offered = discovered.unavailable(device) is None
         refused = attempt(host, device, pool.metadata.name)
         # What somebody made is in use, and adopted on request only (T8); one more of it is made elsewhere (T2).
-        in_use = found.unavailable(device) == "in use: a vGPU that no claim holds"
+        in_use = discovered.unavailable(device) == "in use: a vGPU that no claim holds"
         somebodys = in_use and not device.startswith("mdev-")
-        assert offered or somebodys or refused, f"{found.unavailable(device)}, but {device} can be had"
+        assert offered or somebodys or refused, f"{discovered.unavailable(device)}, but {device} can be had"
         assert not (offered and refused), f"{device} is offered, but {refused}"
     assert host.snapshot() == before
 
 
 def attempt(host: FakeHost, device: str, pool: str) -> str | None:
     """Prepare a device and take it back; why it was refused, if it was."""
-    hand = Hand.on(host, **EVERYTHING)
+    hand = BindingRunner.on(host, **EVERYTHING)
     try:
         hand.prepare(device, pool)
     except NodeError as error:
@@ -102,9 +104,9 @@ def attempt(host: FakeHost, device: str, pool: str) -> str | None:
 
 def test_no_device_is_found_in_another_cards_pool(host: FakeHost) -> None:
     idle(host)
-    found = Found.on(host.root, NODE)
-    pools = [pool.metadata.name for pool in found.pools]
-    for device, home in found.homes.items():
+    discovered = DiscoveredPools.on(host.root, NODE)
+    pools = [pool.metadata.name for pool in discovered.pools]
+    for device, home in discovered.homes.items():
         for pool in pools:
             if pool != home.metadata.name:
                 with pytest.raises((DeviceUnknown, DeviceGone)):

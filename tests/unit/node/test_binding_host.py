@@ -16,20 +16,20 @@ from pyroute2.requests.link import LinkIPRouteFilter
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, Unknown
 from devalloc_node.host import linux, netlink
-from devalloc_node.host.dryrun import DryRun
+from devalloc_node.host.dry_run import DryRun
 from devalloc_node.host.files import Files
 from devalloc_node.host.linux import LinuxHost
-from tests.support import cards
-from tests.support.fakesysfs import FakeSysfs
-from tests.support.faketree import written
-from tests.support.patience import soon
+from tests.support import pci_cards
+from tests.support.deadlines import soon
+from tests.support.fake_sysfs import FakeSysfs
+from tests.support.fake_tree import written
 
 NIC = "0000:41:00.0"
 
 
 @pytest.fixture
 def host(tmp_path: Path) -> LinuxHost:
-    FakeSysfs(tmp_path).add(cards.nic())
+    FakeSysfs(tmp_path).add(pci_cards.nic())
     return LinuxHost(Files((str(tmp_path / "own"),)), tmp_path)
 
 
@@ -50,7 +50,7 @@ class TestWritesBelowSys:
         for path in (
             "../etc/passwd", "bus/../../x", "/etc/passwd", "bus//pci", "", "bus/./pci", "bus/pci\0/x", "x" * 300, "a/",
         ):  # fmt: skip
-            with pytest.raises(OSError, match="no path below sys") as caught:
+            with pytest.raises(OSError, match="not a path below sys") as caught:
                 host.write(path, "1", soon())
             assert caught.value.errno == errno.EPERM
 
@@ -87,7 +87,7 @@ class TestAKernelThatDoesNotAnswer:
 
     def test_the_caller_goes_on_and_nobody_asks_twice(self, host: LinuxHost, stuck: threading.Event) -> None:
         unbind = "bus/pci/drivers/igb/unbind"
-        with pytest.raises(Unknown, match="does not answer"):
+        with pytest.raises(Unknown, match="does not complete a write"):
             host.write(unbind, NIC, Brief(0))
         with pytest.raises(Unknown, match="earlier write"):
             host.write(unbind, NIC, soon())
@@ -114,7 +114,7 @@ class TestDeviceNodes:
             "/dev/null", "/dev/vfio", "/dev/vfio/", "/dev/vfio/../null", "/etc/shadow", "vfio/1", "/dev/vfio/a/b/c",
             "/dev/vfio/devices/../../null",
         ):  # fmt: skip
-            with pytest.raises(OSError, match="no device node") as caught:
+            with pytest.raises(OSError, match="not a device node") as caught:
                 host.own(node, 1000, 1000)
             assert caught.value.errno == errno.EPERM
 
@@ -124,7 +124,7 @@ class TestDeviceNodes:
         os.symlink("/dev/null", folder / "1")
         (folder / "2").touch()
         for node in ("/dev/vfio/1", "/dev/vfio/2"):
-            with pytest.raises(OSError, match="no device node"):
+            with pytest.raises(OSError, match="not a device node"):
                 host.own(node, 1000, 1000)
         with pytest.raises(FileNotFoundError):
             host.own("/dev/vfio/3", 1000, 1000)
@@ -230,8 +230,8 @@ class TestOwnFiles:
 
 
 def test_a_dry_run_tells_each_change_and_makes_none(host: LinuxHost) -> None:
-    told: list[str] = []
-    dry = DryRun(host, told.append)
+    messages: list[str] = []
+    dry = DryRun(host, messages.append)
     changes: list[Callable[[], None]] = [
         lambda: dry.write("bus/pci/drivers_probe", NIC, soon()),
         lambda: dry.set_vf("eth0", 3, {"vlan": 7, "mac": "52:54:00:00:00:01"}),
@@ -242,7 +242,7 @@ def test_a_dry_run_tells_each_change_and_makes_none(host: LinuxHost) -> None:
     for change in changes:
         with pytest.raises(Denied, match="dry run"):
             change()
-    assert told == [
+    assert messages == [
         "would write '0000:41:00.0' to /sys/bus/pci/drivers_probe",
         "would set mac=52:54:00:00:00:01, vlan=7 of VF 3 of eth0",
         "would give /dev/vfio/7 to user 1000, group 1000",
@@ -294,24 +294,24 @@ class TestNetlink:
             assert caught.value.errno == errno.ENODEV
 
     def test_there_is_room_for_as_many_vfs_as_a_bus_has(self) -> None:
-        """In an attribute of 64 KiB, with all that is told of each; their statistics, 104 bytes more, have none."""
-        asked: list[int] = []
+        """In an attribute of 64 KiB, with all that is reported of each; their statistics, 104 bytes more, have none."""
+        masks: list[int] = []
 
         class Route:
             def link(self, command: str, *, index: int, ext_mask: int) -> list[str]:
-                asked.append(ext_mask)
+                masks.append(ext_mask)
                 return ["lo"]
 
         netlink._link(Route(), "lo")
-        assert asked == [1 | 8], "RTEXT_FILTER_VF, RTEXT_FILTER_SKIP_STATS"
+        assert masks == [1 | 8], "RTEXT_FILTER_VF, RTEXT_FILTER_SKIP_STATS"
         listed = self.link(*(self.vf(index) for index in range(256))).get_attr("IFLA_VFINFO_LIST")
         assert len(listed.get_attrs("IFLA_VF_INFO")) == 256
         assert listed.length < 2**16
 
-    @pytest.mark.parametrize("told", [[], [("IFLA_VFINFO_LIST", {"attrs": []})]])
-    def test_a_driver_that_tells_nothing_of_its_vfs(self, told: list[Any]) -> None:
+    @pytest.mark.parametrize("attributes", [[], [("IFLA_VFINFO_LIST", {"attrs": []})]])
+    def test_a_driver_that_tells_nothing_of_its_vfs(self, attributes: list[Any]) -> None:
         message = ifinfmsg()
-        message["attrs"] = [("IFLA_IFNAME", "eth0"), ("IFLA_NUM_VF", 2), *told]
+        message["attrs"] = [("IFLA_IFNAME", "eth0"), ("IFLA_NUM_VF", 2), *attributes]
         message.encode()
         link = ifinfmsg(message.data)
         link.decode()

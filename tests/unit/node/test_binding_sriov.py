@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from devalloc_node.binding.table import step_kinds
+from devalloc_node.binding.registry import step_kinds
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.host.boundary import VfSettings
-from tests.support import cards
-from tests.support.fakehost import FRESH, FakeHost, LocalHost
-from tests.support.faketree import memory_folder
-from tests.support.steps import Hand, config
+from tests.support import pci_cards
+from tests.support.binding_runner import BindingRunner, config
+from tests.support.fake_host import FRESH, FakeHost, LocalHost
+from tests.support.fake_tree import memory_folder
 
 PF = "0000:41:00.0"
 POOL = "node-a-0000-41-00"
@@ -28,7 +28,7 @@ MAC = "52:54:00:00:00:07"
 def host() -> Iterator[FakeHost]:
     with memory_folder() as folder:
         host = FakeHost(Path(folder))
-        host.add(cards.nic())
+        host.add(pci_cards.nic())
         yield host
 
 
@@ -42,7 +42,7 @@ def refusal(host: FakeHost, device: str = VF0, grant: Mapping[str, Any] | None =
     """The code with which a VF is refused; whatever refuses has not changed the host."""
     before = host.snapshot()
     with pytest.raises(NodeError) as caught:
-        Hand.on(host, **limits).prepare(device, POOL, **(grant or {}))
+        BindingRunner.on(host, **limits).prepare(device, POOL, **(grant or {}))
     assert host.snapshot() == before
     return caught.value.code
 
@@ -50,7 +50,7 @@ def refusal(host: FakeHost, device: str = VF0, grant: Mapping[str, Any] | None =
 class TestCreation:
     def test_the_first_use_creates_all_and_the_last_one_removes_them(self, host: FakeHost) -> None:
         before = host.snapshot()
-        hand = Hand.on(host)
+        hand = BindingRunner.on(host)
         prepared = hand.prepare(VF0, POOL)
         assert len(host.functions[PF].vfs) == 7
         assert host.driver_of(VF0_ADDRESS) == "vfio-pci"
@@ -63,17 +63,17 @@ class TestCreation:
         assert host.snapshot() == before
 
     def test_the_other_vfs_get_no_driver(self, host: FakeHost) -> None:
-        Hand.on(host).prepare(VF1, POOL)
+        BindingRunner.on(host).prepare(VF1, POOL)
         assert [host.driver_of(vf) for vf in host.functions[PF].vfs] == [None, "vfio-pci", *[None] * 5]
 
     def test_a_pf_that_the_host_needs_may_have_vfs(self, host: FakeHost) -> None:
         host.default_route("eth0")
-        Hand.on(host).prepare(VF0, POOL)
+        BindingRunner.on(host).prepare(VF0, POOL)
         assert host.driver_of(PF) == "igb"
 
     @pytest.mark.parametrize(("most", "count"), [(2, 2), (99, 7)])
     def test_how_many_is_the_admins_choice(self, host: FakeHost, most: int, count: int) -> None:
-        Hand.on(host, max_vfs=most).prepare(VF0, POOL)
+        BindingRunner.on(host, max_vfs=most).prepare(VF0, POOL)
         assert len(host.functions[PF].vfs) == count
 
     def test_a_vf_beyond_the_configured_count(self, host: FakeHost) -> None:
@@ -82,7 +82,7 @@ class TestCreation:
     def test_vfs_that_were_there_before_are_used_and_left(self, host: FakeHost) -> None:
         host.set_numvfs(PF, 3)
         before = host.snapshot()
-        hand = Hand.on(host)
+        hand = BindingRunner.on(host)
         hand.prepare(VF0, POOL)
         hand.unprepare(VF0)
         assert host.snapshot() == before
@@ -91,7 +91,7 @@ class TestCreation:
     def test_a_vf_that_somebody_removed_is_no_obstacle_for_the_others(self, host: FakeHost) -> None:
         """By its own `remove`, which leaves the number of the PF's VFs as it was."""
         host.set_numvfs(PF, 3)
-        hand = Hand.on(host)
+        hand = BindingRunner.on(host)
         hand.prepare(VF0, POOL)
         host.remove(f"{host.path(PF)}/virtfn2")
         host.remove_function(host.functions[PF].vfs[2])
@@ -120,8 +120,8 @@ class TestCreation:
                 host.remove(f"{host.path(PF)}/virtfn6")
 
         host.set_numvfs = one_is_missing  # type: ignore[method-assign]
-        with pytest.raises(Failed, match="has 6 VFs after 7 were asked for"):
-            Hand.on(host).prepare(VF0, POOL)
+        with pytest.raises(Failed, match="has 6 VFs although 7 were requested"):
+            BindingRunner.on(host).prepare(VF0, POOL)
         assert host.snapshot() == before
 
 
@@ -134,13 +134,13 @@ class TestTheCount:
     def test_from_one_number_to_another_it_is_refused(self, host: FakeHost) -> None:
         self.apply(host, 3)
         self.apply(host, 3)
-        with pytest.raises(Denied, match="only from none") as caught:
+        with pytest.raises(Denied, match="only from zero") as caught:
             self.apply(host, 5)
         assert (caught.value.code, len(host.functions[PF].vfs)) == ("VfCountFixed", 3)
 
     @pytest.mark.parametrize("user", ["a process", "the host"])
     def test_vfs_that_somebody_took_meanwhile_stay(self, host: FakeHost, user: str) -> None:
-        hand = Hand.on(host)
+        hand = BindingRunner.on(host)
         hand.prepare(VF0, POOL)
         other = host.functions[PF].vfs[3]
         host.set_override(other, "vfio-pci" if user == "a process" else "igbvf")
@@ -158,8 +158,10 @@ class TestTheCount:
 
 
 class TestSettings:
-    def prepare(self, host: FakeHost, class_spec: dict[str, Any], claim_spec: dict[str, Any] | None = None) -> Hand:
-        hand = Hand.on(host)
+    def prepare(
+        self, host: FakeHost, class_spec: dict[str, Any], claim_spec: dict[str, Any] | None = None
+    ) -> BindingRunner:
+        hand = BindingRunner.on(host)
         claim_configs = () if claim_spec is None else (config("VfConfig", **claim_spec),)
         hand.prepare(VF0, POOL, class_configs=(config("VfConfig", **class_spec),), claim_configs=claim_configs)
         return hand
@@ -193,7 +195,7 @@ class TestSettings:
                 return {}
 
         before = host.snapshot()
-        hand = Hand.on(Mute(host))
+        hand = BindingRunner.on(Mute(host))
         hand.prepare(VF0, POOL)
         hand.unprepare(VF0)
         assert host.snapshot() == before
@@ -203,7 +205,7 @@ class TestSettings:
 
     def test_what_an_owner_changed_by_itself_does_not_stay(self, host: FakeHost) -> None:
         host.set_numvfs(PF, 2)
-        hand = Hand.on(host)
+        hand = BindingRunner.on(host)
         hand.prepare(VF0, POOL)
         LocalHost(host).set_vf("eth0", 0, {"mac": MAC, "vlan": 9})  # through the VF's mailbox
         hand.unprepare(VF0)
@@ -238,11 +240,11 @@ class TestSettings:
         before = host.snapshot()
         spec = config("VfConfig", mac=MAC, vlan=7, maxTxRate=5000, trust=True)  # of 1000 Mbit/s
         with pytest.raises(Failed) as caught:
-            Hand.on(host).prepare(VF0, POOL, class_configs=(spec,))
+            BindingRunner.on(host).prepare(VF0, POOL, class_configs=(spec,))
         assert (caught.value.code, caught.value.message) == (
             "HostRefused",
-            "setting maxTxRate to 5000 of VF 0 of eth0 (none goes above the speed of the link, nor with some "
-            "drivers without a link) was refused: Invalid argument (EINVAL)",
+            "the kernel refused setting maxTxRate to 5000 of VF 0 of eth0 (a rate cannot exceed the link speed; some "
+            "drivers need a link): Invalid argument (EINVAL)",
         )
         assert host.snapshot() == before
 
@@ -253,14 +255,14 @@ class TestSettings:
 
         before = host.snapshot()
         with pytest.raises(Failed, match="did not take vlan to 7") as caught:
-            Hand.on(Forgetful(host)).prepare(VF0, POOL, class_configs=(config("VfConfig", vlan=7),))
+            BindingRunner.on(Forgetful(host)).prepare(VF0, POOL, class_configs=(config("VfConfig", vlan=7),))
         assert caught.value.code == "VfSettingRefused"
         assert host.snapshot() == before
 
     def test_cards_without_interface_have_none(self, host: FakeHost) -> None:
-        host.add(cards.amd_gpu(vfs=2))
+        host.add(pci_cards.amd_gpu(vfs=2))
         vf = host.functions["0000:03:00.0"].vfs[0].replace(":", "-").replace(".", "-")
-        hand = Hand.on(host)
+        hand = BindingRunner.on(host)
         hand.prepare(vf, "node-a-0000-03-00")
         assert "vf-settings" not in hand.kinds_of(vf)
         hand.unprepare(vf)
@@ -268,7 +270,7 @@ class TestSettings:
             hand.prepare(vf, "node-a-0000-03-00", class_configs=(config("VfConfig", mac=MAC),))
 
     def test_configs_of_other_kinds_are_not_ours(self, host: FakeHost) -> None:
-        hand = Hand.on(host)
+        hand = BindingRunner.on(host)
         without = hand.prepare(VF0, POOL)
         steps, prepared = hand.kinds_of(VF0), host.snapshot()
         hand.unprepare(VF0)
@@ -285,28 +287,28 @@ class TestRefusals:
         host.set_numvfs(PF, 2)
         host.default_route("eth0v0")
         assert refusal(host) == "DeviceReserved"
-        assert Hand.on(host).prepare(VF1, POOL).binding == "vfio"
+        assert BindingRunner.on(host).prepare(VF1, POOL).binding == "vfio"
 
     def test_a_vf_that_a_machine_has(self, host: FakeHost) -> None:
         host.set_numvfs(PF, 2)
-        hand = Hand.on(host)
+        hand = BindingRunner.on(host)
         host.process(4711, opens=hand.prepare(VF0, POOL).nodes)
         assert refusal(host) == "DeviceInUse"
 
     def test_the_vfs_of_a_disk_that_the_host_needs(self, host: FakeHost) -> None:
-        host.add(cards.nvme(sriov=cards.Sriov(4, offset=1, vf_device=0xA80A, vf_driver="nvme")))
+        host.add(pci_cards.nvme(sriov=pci_cards.Sriov(4, offset=1, vf_device=0xA80A, vf_driver="nvme")))
         host.mount("nvme0n1", "/")
         before = host.snapshot()
-        hand = Hand.on(host, erase_policy=True)
+        hand = BindingRunner.on(host, erase_policy=True)
         with pytest.raises(Denied) as caught:
             hand.prepare("0000-42-00-1", "node-a-0000-42-00")
         assert caught.value.code == "DeviceReserved"
         assert host.snapshot() == before
 
     def test_without_an_iommu_no_vfs_are_made(self, host: FakeHost) -> None:
-        host.add(cards.connectx(iommu_group=None))
+        host.add(pci_cards.connectx(iommu_group=None))
         with pytest.raises(Denied, match="IOMMU") as caught:
-            Hand.on(host).prepare("0000-61-00-2", "node-a-0000-61-00")
+            BindingRunner.on(host).prepare("0000-61-00-2", "node-a-0000-61-00")
         assert caught.value.code == "NoIommuGroup"
         assert host.functions["0000:61:00.0"].vfs == []
 
@@ -315,7 +317,7 @@ class TestExclusion:
     """No two claims get to the same hardware, though they name it differently."""
 
     def test_a_port_and_its_vfs(self, host: FakeHost) -> None:
-        hand = Hand.on(host, allowed=frozenset({"nic", "vf"}))
+        hand = BindingRunner.on(host, allowed=frozenset({"nic", "vf"}))
         hand.prepare("0000-41-00-0", POOL)
         assert {f"pci/{vf}" for vf in host.vf_addresses(PF)} < set(hand.keys["0000-41-00-0"])
         hand.unprepare("0000-41-00-0")
@@ -325,16 +327,16 @@ class TestExclusion:
 
     def test_a_card_is_only_in_its_own_pool(self, host: FakeHost) -> None:
         with pytest.raises(Denied) as caught:
-            Hand.on(host).prepare(VF0, "node-a-0000-41-10")
+            BindingRunner.on(host).prepare(VF0, "node-a-0000-41-10")
         assert caught.value.code == "DeviceGone"
 
 
 def test_a_prepared_vf_goes_bad_with_its_pf_and_leaves_nothing_to_undo(host: FakeHost) -> None:
-    hand = Hand.on(host)
+    hand = BindingRunner.on(host)
     prepared = hand.prepare(VF0, POOL)
     assert hand.bindings.observe(prepared).state == "healthy"
     host.unbind("igb", PF)
-    assert hand.bindings.observe(prepared).message == f"{VF0_ADDRESS} is not there any more"
+    assert hand.bindings.observe(prepared).message == f"{VF0_ADDRESS} no longer exists"
     kinds = step_kinds(LocalHost(host))
     for step in reversed(hand.done[VF0]):
         if step.shared is None:
@@ -347,7 +349,7 @@ def test_a_prepared_vf_goes_bad_with_its_pf_and_leaves_nothing_to_undo(host: Fak
 
 
 def test_a_vf_that_goes_while_its_settings_are_asked_for_is_gone(host: FakeHost) -> None:
-    """With its card's last user: whoever prepares it then makes it anew, and is not refused for good."""
+    """With its card's last user: the next claim that prepares it creates it again, and is not refused permanently."""
 
     class Going(LocalHost):
         def vf_settings(self, interface: str, index: int) -> VfSettings:

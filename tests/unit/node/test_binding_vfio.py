@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from devalloc_node.binding.table import step_kinds
+from devalloc_node.binding.registry import step_kinds
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
-from tests.support import cards
-from tests.support.fakehost import FakeHost, LocalHost
-from tests.support.faketree import memory_folder
-from tests.support.steps import Hand, place
+from tests.support import pci_cards
+from tests.support.binding_runner import BindingRunner, pci_location
+from tests.support.fake_host import FakeHost, LocalHost
+from tests.support.fake_tree import memory_folder
 
 GPU = "0000:01:00.0"
 AUDIO = "0000:01:00.1"
@@ -32,8 +32,8 @@ def host() -> Iterator[FakeHost]:
 @pytest.fixture
 def gpu(host: FakeHost) -> FakeHost:
     """A GPU with its audio function in one group."""
-    host.add(cards.gpu(iommu_group=7))
-    host.add(cards.gpu_audio(iommu_group=7))
+    host.add(pci_cards.gpu(iommu_group=7))
+    host.add(pci_cards.gpu_audio(iommu_group=7))
     return host
 
 
@@ -41,7 +41,7 @@ def refusal(host: FakeHost, device: str, **settings: Any) -> str:
     """The code with which a device is refused; whatever refuses has not changed the host."""
     before = host.snapshot()
     with pytest.raises(NodeError) as caught:
-        Hand.on(host, **settings).prepare(device)
+        BindingRunner.on(host, **settings).prepare(device)
     assert host.snapshot() == before
     return caught.value.code
 
@@ -49,12 +49,12 @@ def refusal(host: FakeHost, device: str, **settings: Any) -> str:
 class TestHandingOver:
     def test_all_functions_of_the_group_go_and_come_back(self, gpu: FakeHost) -> None:
         before = gpu.snapshot()
-        hand = Hand.on(gpu)
+        hand = BindingRunner.on(gpu)
         prepared = hand.prepare(GPU_DEVICE)
         assert (gpu.driver_of(GPU), gpu.driver_of(AUDIO)) == ("vfio-pci", "vfio-pci")
         assert prepared.functions == (GPU, AUDIO)
         assert (prepared.binding, prepared.nodes) == ("vfio", ("/dev/vfio/7",))
-        assert prepared.attributes == place(GPU)
+        assert prepared.attributes == pci_location(GPU)
         assert hand.keys[GPU_DEVICE] == (f"pci/{GPU}", f"pci/{AUDIO}")
         hand.unprepare(GPU_DEVICE)
         assert (gpu.driver_of(GPU), gpu.driver_of(AUDIO)) == ("nvidia", "snd_hda_intel")
@@ -62,12 +62,12 @@ class TestHandingOver:
 
     def test_first_all_are_unbound_then_all_are_bound(self, gpu: FakeHost) -> None:
         gpu.events.clear()
-        Hand.on(gpu).prepare(GPU_DEVICE)
+        BindingRunner.on(gpu).prepare(GPU_DEVICE)
         moves = [(event.action, event.path[-7:]) for event in gpu.events if event.action in ("bind", "unbind")]
         assert moves == [("unbind", "01:00.0"), ("unbind", "01:00.1"), ("bind", "01:00.0"), ("bind", "01:00.1")]
 
     def test_undoing_does_it_in_two_passes_too(self, gpu: FakeHost) -> None:
-        hand = Hand.on(gpu)
+        hand = BindingRunner.on(gpu)
         hand.prepare(GPU_DEVICE)
         gpu.events.clear()
         hand.unprepare(GPU_DEVICE)
@@ -77,7 +77,7 @@ class TestHandingOver:
     def test_a_function_without_a_driver_goes_along(self, gpu: FakeHost) -> None:
         gpu.unbind("snd_hda_intel", AUDIO)
         before = gpu.snapshot()
-        hand = Hand.on(gpu)
+        hand = BindingRunner.on(gpu)
         hand.prepare(GPU_DEVICE)
         assert gpu.driver_of(AUDIO) == "vfio-pci"
         hand.unprepare(GPU_DEVICE)
@@ -89,7 +89,7 @@ class TestHandingOver:
             gpu.set_override(address, "vfio-pci")
             gpu.probe(address)
         before = gpu.snapshot()
-        hand = Hand.on(gpu)
+        hand = BindingRunner.on(gpu)
         hand.prepare(GPU_DEVICE)
         assert hand.kinds_of(GPU_DEVICE) == ["reset", "reset"]
         hand.unprepare(GPU_DEVICE)
@@ -98,15 +98,15 @@ class TestHandingOver:
     def test_an_override_of_the_admins_is_put_back(self, gpu: FakeHost) -> None:
         gpu.set_override(AUDIO, "snd_hda_intel")
         before = gpu.snapshot()
-        hand = Hand.on(gpu)
+        hand = BindingRunner.on(gpu)
         hand.prepare(GPU_DEVICE)
         hand.unprepare(GPU_DEVICE)
         assert gpu.snapshot() == before
 
     def test_groups_of_their_own_are_two_nodes(self, host: FakeHost) -> None:
-        host.add(cards.gpu(iommu_group=7))
-        host.add(cards.gpu_audio(iommu_group=8))
-        assert Hand.on(host).prepare(GPU_DEVICE).nodes == ("/dev/vfio/7", "/dev/vfio/8")
+        host.add(pci_cards.gpu(iommu_group=7))
+        host.add(pci_cards.gpu_audio(iommu_group=8))
+        assert BindingRunner.on(host).prepare(GPU_DEVICE).nodes == ("/dev/vfio/7", "/dev/vfio/8")
 
     def test_a_step_that_failed_half_way_is_undone(self, gpu: FakeHost) -> None:
         before = gpu.snapshot()
@@ -114,16 +114,16 @@ class TestHandingOver:
 
         def second_bind_fails(path: str | Path, text: str) -> None:
             if path == "bus/pci/drivers_probe" and text == AUDIO and gpu.functions[AUDIO].override == "vfio-pci":
-                return  # as a driver whose probe fails: no error is told
+                return  # as a driver whose probe fails: no error is reported
             write(path, text)
 
         gpu.store = second_bind_fails  # type: ignore[method-assign]
         with pytest.raises(Failed, match=r"0000:01:00\.1 has the driver None, not vfio-pci"):
-            Hand.on(gpu).prepare(GPU_DEVICE)
+            BindingRunner.on(gpu).prepare(GPU_DEVICE)
         assert gpu.snapshot() == before
 
     def test_a_machine_that_still_has_it_open_is_not_robbed(self, gpu: FakeHost) -> None:
-        hand = Hand.on(gpu)
+        hand = BindingRunner.on(gpu)
         gpu.process(4711, opens=hand.prepare(GPU_DEVICE).nodes)
         before = gpu.snapshot()
         with pytest.raises(Denied, match="qemu-system-x86 4711 has /dev/vfio/7 open") as caught:
@@ -135,7 +135,7 @@ class TestHandingOver:
         assert gpu.driver_of(GPU) == "nvidia"
 
     def test_what_was_pulled_out_has_nothing_to_be_put_back(self, gpu: FakeHost) -> None:
-        hand = Hand.on(gpu)
+        hand = BindingRunner.on(gpu)
         hand.prepare(GPU_DEVICE)
         gpu.remove_function(AUDIO)
         with pytest.raises(Denied) as caught:
@@ -144,8 +144,8 @@ class TestHandingOver:
 
 
 def test_a_device_stays_with_vfio_until_its_own_driver_is_there(host: FakeHost) -> None:
-    nic = host.add(cards.plain_nic())
-    hand = Hand.on(host, allowed={"nic"})
+    nic = host.add(pci_cards.plain_nic())
+    hand = BindingRunner.on(host, allowed={"nic"})
     hand.prepare("0000-05-00-0")
     host.remove("bus/pci/drivers/r8169")
     with pytest.raises(Failed, match="is its module loaded") as caught:
@@ -159,7 +159,7 @@ def test_a_device_stays_with_vfio_until_its_own_driver_is_there(host: FakeHost) 
 def test_nor_is_a_part_of_it_without_any(gpu: FakeHost) -> None:
     """A GPU and its audio function are parted from their drivers together, and get them back together."""
     before = gpu.snapshot()
-    hand = Hand.on(gpu)
+    hand = BindingRunner.on(gpu)
     hand.prepare(GPU_DEVICE)
     gpu.remove("bus/pci/drivers/nvidia")
     with pytest.raises(Failed, match="is its module loaded"):
@@ -190,7 +190,7 @@ class TestVariants:
     def test_the_most_particular_one_wins_however_it_is_spelt(self, aliased: FakeHost, spelling: str) -> None:
         aliased.load_driver(spelling)
         before = aliased.snapshot()
-        hand = Hand.on(aliased)
+        hand = BindingRunner.on(aliased)
         hand.prepare(GPU_DEVICE)
         assert (aliased.driver_of(GPU), aliased.driver_of(AUDIO)) == (spelling, "vfio-pci")
         hand.unprepare(GPU_DEVICE)
@@ -201,12 +201,12 @@ class TestVariants:
         listing = aliased.root / "lib/modules/6.12.0-test/modules.alias"
         listing.write_text(self.ALIASES.replace("nvgrace_gpu_vfio_pci", "renamed_vfio_pci"))
         aliased.load_driver("renamed_vfio_pci")
-        Hand.on(aliased).prepare(GPU_DEVICE)
+        BindingRunner.on(aliased).prepare(GPU_DEVICE)
         assert aliased.driver_of(GPU) == "renamed_vfio_pci"
 
     def test_a_lesser_one_is_never_taken_instead(self, aliased: FakeHost) -> None:
         with pytest.raises(Denied, match="modprobe nvgrace_gpu_vfio_pci") as caught:
-            Hand.on(aliased).prepare(GPU_DEVICE)
+            BindingRunner.on(aliased).prepare(GPU_DEVICE)
         assert caught.value.code == "DriverMissing"
         assert aliased.driver_of(GPU) == "nvidia"
 
@@ -216,12 +216,12 @@ class TestVariants:
         aliased.write("module/vfio_pci/initstate", "live")
         assert refusal(aliased, GPU_DEVICE) == "DriverUnknown"
         aliased.remove("module/vfio_pci")
-        Hand.on(aliased).prepare(GPU_DEVICE)
+        BindingRunner.on(aliased).prepare(GPU_DEVICE)
 
     def test_without_vfio_pci_nothing_is_begun(self) -> None:
         with memory_folder() as folder:
             host = FakeHost(Path(folder), drivers=())
-            host.add(cards.gpu())
+            host.add(pci_cards.gpu())
             assert refusal(host, GPU_DEVICE) == "DriverMissing"
 
 
@@ -229,7 +229,7 @@ class TestReset:
     """Between owners (T7)."""
 
     def test_it_happens_at_release_while_vfio_has_the_device(self, gpu: FakeHost) -> None:
-        hand = Hand.on(gpu)
+        hand = BindingRunner.on(gpu)
         hand.prepare(GPU_DEVICE)
         assert gpu.resets == []
         hand.unprepare(GPU_DEVICE)
@@ -237,7 +237,7 @@ class TestReset:
 
     @pytest.mark.parametrize("how", ["refused", "impossible", "silent"])
     def test_a_device_that_cannot_be_reset_is_told_so(self, gpu: FakeHost, how: str) -> None:
-        hand = Hand.on(gpu)
+        hand = BindingRunner.on(gpu)
         hand.prepare(GPU_DEVICE)
         match how:
             case "refused":
@@ -253,9 +253,9 @@ class TestReset:
         assert gpu.driver_of(GPU) == "vfio-pci"
 
     def test_an_audio_function_without_a_reset_of_its_own_goes_with_the_slot(self, host: FakeHost) -> None:
-        host.add(cards.gpu(iommu_group=7))
-        host.add(cards.gpu_audio(iommu_group=7, files={"reset_method": ""}))
-        hand = Hand.on(host)
+        host.add(pci_cards.gpu(iommu_group=7))
+        host.add(pci_cards.gpu_audio(iommu_group=7, files={"reset_method": ""}))
+        hand = BindingRunner.on(host)
         hand.prepare(GPU_DEVICE)
         hand.unprepare(GPU_DEVICE)
         assert host.resets == [GPU]
@@ -265,22 +265,22 @@ class TestResetOfTheSlot:
     """Of a GPU without a function level reset, which its audio function keeps from being reset by its bus."""
 
     @pytest.fixture
-    def released(self, host: FakeHost) -> tuple[FakeHost, Hand]:
-        host.add(cards.gpu(iommu_group=7, files={"reset_method": ""}))
-        host.add(cards.gpu_audio(iommu_group=7, files={"reset_method": ""}))
-        (bridge,) = cards.ports_above(GPU)[-1:]
+    def released(self, host: FakeHost) -> tuple[FakeHost, BindingRunner]:
+        host.add(pci_cards.gpu(iommu_group=7, files={"reset_method": ""}))
+        host.add(pci_cards.gpu_audio(iommu_group=7, files={"reset_method": ""}))
+        (bridge,) = pci_cards.ports_above(GPU)[-1:]
         host.touch(host.path(bridge, "reset_subordinate"))
-        hand = Hand.on(host)
+        hand = BindingRunner.on(host)
         hand.prepare(GPU_DEVICE)
         return host, hand
 
-    def test_the_bridge_above_does_it(self, released: tuple[FakeHost, Hand]) -> None:
+    def test_the_bridge_above_does_it(self, released: tuple[FakeHost, BindingRunner]) -> None:
         host, hand = released
         hand.unprepare(GPU_DEVICE)
         assert host.resets == [GPU, AUDIO]
         assert (host.driver_of(GPU), host.driver_of(AUDIO)) == ("nvidia", "snd_hda_intel")
 
-    def test_not_while_somebody_else_has_a_part_of_it(self, released: tuple[FakeHost, Hand]) -> None:
+    def test_not_while_somebody_else_has_a_part_of_it(self, released: tuple[FakeHost, BindingRunner]) -> None:
         host, hand = released
         host.unbind("vfio-pci", AUDIO)
         host.set_override(AUDIO, "")
@@ -289,46 +289,46 @@ class TestResetOfTheSlot:
             hand.unprepare(GPU_DEVICE)
         assert (caught.value.code, host.resets) == ("ResetFailed", [])
 
-    def test_not_where_other_slots_are_below_it(self, released: tuple[FakeHost, Hand]) -> None:
+    def test_not_where_other_slots_are_below_it(self, released: tuple[FakeHost, BindingRunner]) -> None:
         host, hand = released
-        host.add(cards.plain_nic("0000:01:01.0", ports=cards.ports_above(GPU)))
-        with pytest.raises(Failed, match="more than its slot") as caught:
+        host.add(pci_cards.plain_nic("0000:01:01.0", ports=pci_cards.ports_above(GPU)))
+        with pytest.raises(Failed, match="other slots share its bridge") as caught:
             hand.unprepare(GPU_DEVICE)
         assert (caught.value.code, host.resets) == ("ResetFailed", [])
 
 
 class TestGroups:
     def test_without_an_iommu_nothing_goes(self, host: FakeHost) -> None:
-        host.add(cards.gpu(iommu_group=None))
+        host.add(pci_cards.gpu(iommu_group=None))
         assert refusal(host, GPU_DEVICE) == "NoIommuGroup"
 
     def test_another_slot_in_the_group(self, host: FakeHost) -> None:
-        host.add(cards.gpu(iommu_group=7))
-        host.add(cards.accelerator("0000:02:00.0", iommu_group=7))
+        host.add(pci_cards.gpu(iommu_group=7))
+        host.add(pci_cards.accelerator("0000:02:00.0", iommu_group=7))
         assert refusal(host, GPU_DEVICE) == "GroupShared"
         # Nor where the admin lets groups be shared: the other one is the host's at present.
         assert refusal(host, GPU_DEVICE, allow_shared_groups=True) == "GroupShared"
         host.unbind("habanalabs", "0000:02:00.0")
         assert refusal(host, GPU_DEVICE) == "GroupShared"
-        hand = Hand.on(host, allow_shared_groups=True)
+        hand = BindingRunner.on(host, allow_shared_groups=True)
         hand.prepare(GPU_DEVICE)
         assert host.driver_of("0000:02:00.0") is None
         assert hand.keys[GPU_DEVICE] == (f"pci/{GPU}", "pci/0000:02:00.0")  # it goes to nobody else meanwhile
 
     def test_a_peer_that_a_machine_has_keeps_the_group(self, host: FakeHost) -> None:
-        host.add(cards.gpu(iommu_group=7))
-        host.add(cards.accelerator("0000:02:00.0", iommu_group=7, driver=None))
+        host.add(pci_cards.gpu(iommu_group=7))
+        host.add(pci_cards.accelerator("0000:02:00.0", iommu_group=7, driver=None))
         host.set_override("0000:02:00.0", "vfio-pci")
         host.probe("0000:02:00.0")
         host.process(4711, opens=("/dev/vfio/7",))
         assert refusal(host, GPU_DEVICE, allow_shared_groups=True) == "DeviceInUse"
         host.end_process(4711)
-        Hand.on(host, allow_shared_groups=True).prepare(GPU_DEVICE)
+        BindingRunner.on(host, allow_shared_groups=True).prepare(GPU_DEVICE)
 
     def test_the_bridge_above_may_be_in_the_group(self, host: FakeHost) -> None:
-        host.add(cards.bridge("0000:00:00.1", iommu_group=7))
-        host.add(cards.gpu(iommu_group=7, ports=("0000:00:00.1",)))
-        hand = Hand.on(host)
+        host.add(pci_cards.bridge("0000:00:00.1", iommu_group=7))
+        host.add(pci_cards.gpu(iommu_group=7, ports=("0000:00:00.1",)))
+        hand = BindingRunner.on(host)
         hand.prepare(GPU_DEVICE)
         assert host.driver_of("0000:00:00.1") == "pcieport"
         assert hand.keys[GPU_DEVICE] == (f"pci/{GPU}",)
@@ -336,28 +336,28 @@ class TestGroups:
 
 class TestHealth:
     def test_a_prepared_device_is_healthy_until_something_happens_to_it(self, gpu: FakeHost) -> None:
-        hand = Hand.on(gpu)
+        hand = BindingRunner.on(gpu)
         prepared = hand.prepare(GPU_DEVICE)
         spec = gpu.functions[GPU].spec
 
         def health() -> tuple[str, str]:
-            found = hand.bindings.observe(prepared)
-            return found.state, found.message
+            observed = hand.bindings.observe(prepared)
+            return observed.state, observed.message
 
         assert health() == ("healthy", "")
         gpu.config(gpu.path(GPU), spec, gone=True)
-        assert health() == ("unhealthy", f"{GPU} does not answer: its configuration space reads as ones")
+        assert health() == ("unhealthy", f"{GPU} does not respond: its configuration space reads as all ones")
         gpu.config(gpu.path(GPU), spec)
         assert health() == ("healthy", "")
         gpu.unbind("vfio-pci", AUDIO)
-        assert health() == ("unhealthy", f"{AUDIO} has the driver none now, none of VFIO's")
+        assert health() == ("unhealthy", f"{AUDIO} has the driver none now, not a VFIO driver")
         gpu.probe(AUDIO)
         assert health() == ("healthy", "")
         gpu.remove_function(AUDIO)
-        assert health() == ("unhealthy", f"{AUDIO} is not there any more")
+        assert health() == ("unhealthy", f"{AUDIO} no longer exists")
 
     def test_a_group_that_has_changed(self, gpu: FakeHost) -> None:
-        hand = Hand.on(gpu)
+        hand = BindingRunner.on(gpu)
         prepared = replace(hand.prepare(GPU_DEVICE), nodes=("/dev/vfio/9",))
         health = hand.bindings.observe(prepared)
         assert (health.state, health.message) == (
@@ -365,14 +365,14 @@ class TestHealth:
         )  # fmt: skip
 
     def test_a_binding_of_a_later_version_is_unknown(self, gpu: FakeHost) -> None:
-        hand = Hand.on(gpu)
+        hand = BindingRunner.on(gpu)
         assert hand.bindings.observe(replace(hand.prepare(GPU_DEVICE), binding="cxl")).state == "unknown"
 
 
 def test_admins_look_without_touching(gpu: FakeHost) -> None:
     gpu.process(812, "python3", opens=("/dev/dri/card0",))
     before = gpu.snapshot()
-    hand = Hand.on(gpu)
+    hand = BindingRunner.on(gpu)
     prepared = hand.prepare(GPU_DEVICE, admin=True)
     assert (prepared.binding, prepared.functions, prepared.admin, prepared.nodes) == ("none", (GPU,), True, ())
     assert hand.keys[GPU_DEVICE] == ()
@@ -382,7 +382,7 @@ def test_admins_look_without_touching(gpu: FakeHost) -> None:
 
 def test_an_unbind_that_blocks_is_neither_waited_for_nor_forgotten(gpu: FakeHost) -> None:
     """Somebody opens the group between the look and the write: it may happen any time, so nothing counts as undone."""
-    hand = Hand.on(gpu)
+    hand = BindingRunner.on(gpu)
     hand.prepare(GPU_DEVICE)
     gpu.process(4711, opens=("/dev/vfio/7",))
     with pytest.raises(Unknown):
@@ -390,7 +390,7 @@ def test_an_unbind_that_blocks_is_neither_waited_for_nor_forgotten(gpu: FakeHost
     bound = {"driver": "vfio-pci", "override": "vfio-pci"}
     kind = step_kinds(LocalHost(gpu))["driver"]
     assert kind.read(GPU) == bound
-    with pytest.raises(Unknown, match="not answered an earlier write for 0000:01:00"):
+    with pytest.raises(Unknown, match="not completed an earlier write for 0000:01:00"):
         kind.apply(GPU, bound, Deadline.after(5))
     gpu.end_process(4711)
     assert gpu.driver_of(GPU) is None

@@ -8,25 +8,25 @@ from typing import Any
 
 import pytest
 
-from devalloc_node.binding.table import step_kinds
-from devalloc_node.binding.use import nodes_now
+from devalloc_node.binding.device_users import current_nodes
+from devalloc_node.binding.registry import step_kinds
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
-from tests.support import cards
-from tests.support.fakehost import FakeHost
-from tests.support.faketree import memory_folder
+from tests.support import pci_cards
+from tests.support.binding_runner import BindingRunner, config, pci_location
+from tests.support.fake_host import FakeHost
+from tests.support.fake_tree import memory_folder
 from tests.support.recorded_host import (
     A2,
     A2_LIVE,
     A2_VFS,
     L40S_VF,
-    built_a2,
-    built_l40s,
+    build_a2,
+    build_l40s,
     recorded_a2,
     recorded_l40s,
     recorded_types,
 )
-from tests.support.steps import Hand, config, place
 
 A2_POOL = "node-a-0000-08-00"
 A2_4Q = "0000-08-00-5-nvidia-746"
@@ -43,17 +43,17 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(params=["recorded", "built"])
 def a2(request: pytest.FixtureRequest, folder: Path) -> FakeHost:
-    return recorded_a2(folder) if request.param == "recorded" else built_a2(folder)
+    return recorded_a2(folder) if request.param == "recorded" else build_a2(folder)
 
 
 @pytest.fixture(params=["recorded", "built"])
 def l40s(request: pytest.FixtureRequest, folder: Path) -> FakeHost:
-    return recorded_l40s(folder) if request.param == "recorded" else built_l40s(folder)
+    return recorded_l40s(folder) if request.param == "recorded" else build_l40s(folder)
 
 
 @pytest.fixture
 def plain(folder: Path) -> FakeHost:
-    return built_a2(folder)
+    return build_a2(folder)
 
 
 def refusal(
@@ -62,7 +62,7 @@ def refusal(
     """Why a vGPU is refused; whatever refuses has not changed the host."""
     before = host.snapshot()
     with pytest.raises(Denied) as caught:
-        Hand.on(host, **limits).prepare(device, pool, **(grant or {}))
+        BindingRunner.on(host, **limits).prepare(device, pool, **(grant or {}))
     assert host.snapshot() == before
     return caught.value
 
@@ -72,7 +72,7 @@ class TestMediatedDevices:
 
     def test_a_4_gb_profile_is_made_told_and_taken_back(self, a2: FakeHost) -> None:
         before = a2.snapshot()
-        hand = Hand.on(a2)
+        hand = BindingRunner.on(a2)
         prepared = hand.prepare(A2_4Q, A2_POOL)
         uuid = prepared.mdev_uuid
         assert uuid is not None
@@ -82,7 +82,7 @@ class TestMediatedDevices:
         assert prepared.sysfsdev == f"bus/mdev/devices/{uuid}"
         group = (a2.sys / "bus/mdev/devices" / uuid / "iommu_group").resolve().name
         assert prepared.nodes == (f"/dev/vfio/{group}",)
-        assert prepared.attributes == {**place(A2_4Q_VF), "mdevUUID": uuid}
+        assert prepared.attributes == {**pci_location(A2_4Q_VF), "mdevUUID": uuid}
         assert hand.keys[A2_4Q] == (f"pci/{A2_4Q_VF}", f"mdev/{uuid}")
         assert hand.bindings.observe(prepared).state == "healthy"
         hand.unprepare(A2_4Q)
@@ -90,14 +90,14 @@ class TestMediatedDevices:
         assert sorted(a2.vgpu.mdevs) == sorted(A2_LIVE)
 
     def test_one_more_than_fits_is_refused_with_the_reason(self, a2: FakeHost) -> None:
-        hand = Hand.on(a2)
+        hand = BindingRunner.on(a2)
         hand.prepare(A2_4Q, A2_POOL)
         with pytest.raises(Denied) as caught:
             hand.prepare("0000-08-00-7-nvidia-746", A2_POOL)
         assert (caught.value.code, caught.value.retryable) == ("DeviceExhausted", True)
         assert caught.value.message == (
-            "no nvidia-746 can be made: 0000:08:00.7 has no room for it; the driver would create nothing "
-            "(nor can 15 others of the card)"
+            "cannot create nvidia-746: 0000:08:00.7 has no room for it; the driver would create nothing "
+            "(the same holds for 15 other functions of the card)"
         )
 
     def test_another_size_than_the_card_holds(self, plain: FakeHost) -> None:
@@ -106,26 +106,26 @@ class TestMediatedDevices:
         assert "would create NVIDIA A2-4Q, NVIDIA A2-4A, NVIDIA A2-4C" in refused.message
 
     def test_the_named_vf_is_taken_where_another_lives_elsewhere(self, plain: FakeHost) -> None:
-        hand = Hand.on(plain)
+        hand = BindingRunner.on(plain)
         prepared = hand.prepare("0000-08-00-4-nvidia-746", A2_POOL)  # 08:00.4 carries one already
         assert prepared.functions == (A2_4Q_VF,)
         assert prepared.attributes["resource.kubernetes.io/pciBusID"] == A2_4Q_VF
 
     def test_what_another_claim_holds_is_passed_over(self, plain: FakeHost) -> None:
-        hand = Hand.on(plain)
+        hand = BindingRunner.on(plain)
         hand.keys["another"] = (f"pci/{A2_4Q_VF}",)
         assert hand.prepare(A2_4Q, A2_POOL).functions == ("0000:08:00.7",)
 
     def test_the_completed_tree_says_what_was_recorded(self, folder: Path) -> None:
         host = recorded_a2(folder)
-        mine = "class/mdev_bus/0000:08:01.7/mdev_supported_types"
+        types_folder = "class/mdev_bus/0000:08:01.7/mdev_supported_types"
         for name in ("name", "description", "available_instances", "device_api"):
             recorded = recorded_types(folder, name)
             assert len(recorded) == 15
-            assert {kind: host.read(f"{mine}/{kind}/{name}") for kind in recorded} == recorded
+            assert {kind: host.read(f"{types_folder}/{kind}/{name}") for kind in recorded} == recorded
 
     def test_the_same_claim_gets_the_same_uuid_and_another_claim_another(self, plain: FakeHost) -> None:
-        hand = Hand.on(plain)
+        hand = BindingRunner.on(plain)
         first = hand.prepare(A2_4Q, A2_POOL, owner="uid-1").mdev_uuid
         hand.unprepare(A2_4Q)
         assert hand.prepare(A2_4Q, A2_POOL, owner="uid-1").mdev_uuid == first
@@ -134,12 +134,12 @@ class TestMediatedDevices:
 
     def test_a_card_without_vfs_carries_many(self, folder: Path) -> None:
         host = FakeHost(folder)
-        card = host.add(cards.t4_vgpu_card())
+        card = host.add(pci_cards.t4_vgpu_card())
         before = host.snapshot()
-        hand = Hand.on(host)
+        hand = BindingRunner.on(host)
         names = ["0000-3b-00-0-nvidia-226", *(f"0000-3b-00-0-nvidia-226-{n}" for n in (1, 2, 3))]
-        found = [hand.prepare(name) for name in names]
-        assert len({device.mdev_uuid for device in found}) == 4
+        prepared = [hand.prepare(name) for name in names]
+        assert len({device.mdev_uuid for device in prepared}) == 4
         assert [hand.keys[name][0] for name in names] == [f"part/{card}/{n}" for n in range(4)]
         with pytest.raises(Denied, match="has no room") as caught:
             hand.prepare("0000-3b-00-0-nvidia-226-4")
@@ -152,9 +152,9 @@ class TestMediatedDevices:
         (uuid, (vf, _)), *_ = A2_LIVE.items()
         before = plain.snapshot()
         with pytest.raises(Denied, match=f"`--adopt mdev-{uuid}` offers it") as caught:
-            Hand.on(plain).prepare(f"mdev-{uuid}", A2_POOL)
+            BindingRunner.on(plain).prepare(f"mdev-{uuid}", A2_POOL)
         assert caught.value.code == "DeviceInUse"
-        hand = Hand.on(plain, adopt=frozenset({f"mdev-{uuid}"}))
+        hand = BindingRunner.on(plain, adopt=frozenset({f"mdev-{uuid}"}))
         prepared = hand.prepare(f"mdev-{uuid}", A2_POOL)
         assert (prepared.mdev_uuid, prepared.functions) == (uuid, (vf,))
         assert hand.keys[f"mdev-{uuid}"] == (f"mdev/{uuid}",)
@@ -162,10 +162,10 @@ class TestMediatedDevices:
         assert plain.snapshot() == before
 
     def test_one_of_another_card_is_not_in_this_pool(self, plain: FakeHost) -> None:
-        plain.add(cards.l40s_vgpu_card(vfs=1))
+        plain.add(pci_cards.l40s_vgpu_card(vfs=1))
         uuid = next(iter(A2_LIVE))
         with pytest.raises(Denied) as caught:
-            Hand.on(plain).prepare(f"mdev-{uuid}", L40S_POOL)
+            BindingRunner.on(plain).prepare(f"mdev-{uuid}", L40S_POOL)
         assert caught.value.code == "DeviceUnknown"
 
 
@@ -174,13 +174,13 @@ class TestVendorLayout:
 
     def test_a_2q_profile_is_made_told_and_taken_back(self, l40s: FakeHost) -> None:
         before = l40s.snapshot()
-        hand = Hand.on(l40s)
+        hand = BindingRunner.on(l40s)
         prepared = hand.prepare(L40S_2Q, L40S_POOL)
         assert l40s.read(f"bus/pci/devices/{L40S_VF}/nvidia/current_vgpu_type") == "1148"
         assert (prepared.binding, prepared.functions, prepared.mdev_uuid) == ("vgpu", (L40S_VF,), None)
         assert prepared.sysfsdev == f"bus/pci/devices/{L40S_VF}"
         assert prepared.nodes == (f"/dev/vfio/{l40s.functions[L40S_VF].group}",)
-        assert prepared.attributes == place(L40S_VF)
+        assert prepared.attributes == pci_location(L40S_VF)
         assert hand.bindings.observe(prepared).state == "healthy"
         hand.unprepare(L40S_2Q)
         after = l40s.snapshot()
@@ -190,20 +190,20 @@ class TestVendorLayout:
 
     def test_what_cannot_be_read_is_not_gone(self, l40s: FakeHost) -> None:
         """As long as the driver does not say what lives there, nobody believes that nothing does."""
-        hand = Hand.on(l40s)
+        hand = BindingRunner.on(l40s)
         prepared = hand.prepare(L40S_2Q, L40S_POOL)
         l40s.write(f"bus/pci/devices/{L40S_VF}/nvidia/current_vgpu_type", "N/A")
         with pytest.raises(Failed) as caught:
             hand.unprepare(L40S_2Q)
         assert caught.value.code == "HostUnreadable"
         assert hand.bindings.observe(prepared).state == "unknown"
-        assert Hand.on(l40s).prepare(L40S_2Q, L40S_POOL).functions == ("0000:26:00.5",)
+        assert BindingRunner.on(l40s).prepare(L40S_2Q, L40S_POOL).functions == ("0000:26:00.5",)
         l40s.write(f"bus/pci/devices/{L40S_VF}/nvidia/current_vgpu_type", "1148")
         hand.unprepare(L40S_2Q)
         assert l40s.read(f"bus/pci/devices/{L40S_VF}/nvidia/current_vgpu_type") == "0"
 
     def test_as_many_as_the_framebuffer_holds_and_no_more(self, l40s: FakeHost) -> None:
-        hand = Hand.on(l40s)
+        hand = BindingRunner.on(l40s)
         for vf in range(2):
             hand.prepare(f"0000-26-00-{4 + vf}-nvidia-1155", L40S_POOL)  # 24Q: half of the card
         with pytest.raises(Denied) as caught:
@@ -213,11 +213,11 @@ class TestVendorLayout:
 
     def test_a_vf_that_carries_one_is_not_taken(self, l40s: FakeHost) -> None:
         l40s.vgpu.set_type(L40S_VF, "1147")
-        assert Hand.on(l40s).prepare(L40S_2Q, L40S_POOL).functions == ("0000:26:00.5",)
+        assert BindingRunner.on(l40s).prepare(L40S_2Q, L40S_POOL).functions == ("0000:26:00.5",)
 
     def test_somebody_takes_the_room_at_the_last_moment(self, l40s: FakeHost) -> None:
         """Between the look and the write: refused by the driver's list, not by a write that fails."""
-        hand = Hand.on(l40s)
+        hand = BindingRunner.on(l40s)
         granted_vf = hand.prepare(L40S_2Q, L40S_POOL)
         hand.unprepare(L40S_2Q)
         l40s.vgpu.set_type("0000:26:00.5", "1156")  # the whole card
@@ -231,8 +231,8 @@ class TestTakingBack:
 
     @pytest.mark.parametrize(("device", "pool"), [(A2_4Q, A2_POOL), (L40S_2Q, L40S_POOL)])
     def test_not_while_a_machine_has_it(self, plain: FakeHost, device: str, pool: str) -> None:
-        plain.add(cards.l40s_vgpu_card(vfs=2))
-        hand = Hand.on(plain)
+        plain.add(pci_cards.l40s_vgpu_card(vfs=2))
+        hand = BindingRunner.on(plain)
         plain.process(4711, opens=hand.prepare(device, pool).nodes)
         before = plain.snapshot()
         with pytest.raises(Denied, match="qemu-system-x86 4711") as caught:
@@ -243,11 +243,11 @@ class TestTakingBack:
 
     def test_nor_while_a_machine_has_it_by_iommufd(self, plain: FakeHost) -> None:
         """Which opens a node of the device itself, and none of its group."""
-        hand = Hand.on(plain)
+        hand = BindingRunner.on(plain)
         device = hand.prepare(A2_4Q, A2_POOL)
         plain.write(f"bus/mdev/devices/{device.mdev_uuid}/vfio-dev/vfio3/dev", "511:3")
         plain.process(4711, opens=("/dev/vfio/devices/vfio3",))
-        assert nodes_now(hand.host.tree(), device) == {*device.nodes, "/dev/vfio/devices/vfio3"}
+        assert current_nodes(hand.host.tree(), device) == {*device.nodes, "/dev/vfio/devices/vfio3"}
         with pytest.raises(Denied, match="qemu-system-x86 4711"):
             hand.unprepare(A2_4Q)
         plain.end_process(4711)
@@ -255,8 +255,8 @@ class TestTakingBack:
 
     @pytest.mark.parametrize(("device", "pool"), [(A2_4Q, A2_POOL), (L40S_2Q, L40S_POOL)])
     def test_nor_where_nobody_can_tell(self, plain: FakeHost, device: str, pool: str) -> None:
-        plain.add(cards.l40s_vgpu_card(vfs=2))
-        hand = Hand.on(plain)
+        plain.add(pci_cards.l40s_vgpu_card(vfs=2))
+        hand = BindingRunner.on(plain)
         hand.prepare(device, pool)
         plain.blind()
         before = plain.snapshot()
@@ -265,8 +265,8 @@ class TestTakingBack:
         assert (caught.value.code, plain.snapshot() == before) == ("InUseUnknown", True)
 
     def test_one_that_went_with_its_card_is_gone(self, plain: FakeHost) -> None:
-        hand = Hand.on(plain)
-        plain.add(cards.l40s_vgpu_card(vfs=2))
+        hand = BindingRunner.on(plain)
+        plain.add(pci_cards.l40s_vgpu_card(vfs=2))
         hand.prepare(L40S_2Q, L40S_POOL)
         plain.unbind("nvidia", L40S_VF)
         with pytest.raises(Denied) as caught:
@@ -293,7 +293,7 @@ class TestRefusals:
         grant = {"class_configs": (config("VgpuConfig", profile="NVIDIA A2-8Q"),)}
         assert refusal(plain, A2_4Q, grant=grant).code == "ConfigInvalid"
         for same in ("NVIDIA A2-4Q", "nvidia-746"):
-            hand = Hand.on(plain)
+            hand = BindingRunner.on(plain)
             hand.prepare(A2_4Q, A2_POOL, class_configs=(config("VgpuConfig", profile=same),))
             hand.unprepare(A2_4Q)
 
@@ -309,28 +309,28 @@ class TestRefusals:
 
 class TestHealth:
     def test_vgpus_that_vanish(self, plain: FakeHost) -> None:
-        plain.add(cards.l40s_vgpu_card(vfs=2))
-        hand = Hand.on(plain)
+        plain.add(pci_cards.l40s_vgpu_card(vfs=2))
+        hand = BindingRunner.on(plain)
         mdev, vendor = hand.prepare(A2_4Q, A2_POOL), hand.prepare(L40S_2Q, L40S_POOL)
         plain.vgpu.remove(mdev.mdev_uuid or "")
         plain.vgpu.set_type(L40S_VF, "0")
-        assert hand.bindings.observe(mdev).message == f"the mediated device {mdev.mdev_uuid} is not there any more"
-        assert hand.bindings.observe(vendor).message == f"{L40S_VF} carries no vGPU any more"
+        assert hand.bindings.observe(mdev).message == f"the mediated device {mdev.mdev_uuid} no longer exists"
+        assert hand.bindings.observe(vendor).message == f"{L40S_VF} no longer carries a vGPU"
         plain.unbind("nvidia", L40S_VF)
-        assert hand.bindings.observe(vendor).message == f"{L40S_VF} has the driver none, which makes no vGPUs"
+        assert hand.bindings.observe(vendor).message == f"{L40S_VF} has the driver none, which does not create vGPUs"
 
     def test_a_type_that_does_not_stick(self, plain: FakeHost) -> None:
-        plain.add(cards.l40s_vgpu_card(vfs=2))
+        plain.add(pci_cards.l40s_vgpu_card(vfs=2))
         plain.vgpu.set_type = lambda vf, kind: None  # type: ignore[method-assign]
         with pytest.raises(Failed, match="carries the vGPU type 0 after 1148 was written") as caught:
-            Hand.on(plain).prepare(L40S_2Q, L40S_POOL)
+            BindingRunner.on(plain).prepare(L40S_2Q, L40S_POOL)
         assert caught.value.code == "VgpuMissing"
 
 
 def test_every_vf_of_the_card_can_be_asked_for(plain: FakeHost) -> None:
     """Whatever VF the solver named: exactly one 4 GiB profile fits, and it is made somewhere."""
     for vf in A2_VFS:
-        hand = Hand.on(plain)
+        hand = BindingRunner.on(plain)
         name = f"{vf.replace(':', '-').replace('.', '-')}-nvidia-746"
         try:
             hand.prepare(name, A2_POOL)

@@ -1,4 +1,4 @@
-"""What containers are told of their devices: CDI specs and the metadata files of KEP-5304."""
+"""What containers learn of their devices: CDI specs and the metadata files of KEP-5304."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from devalloc_node.cdi import claim_spec
+from devalloc_node.claims.cdi import claim_spec
+from devalloc_node.claims.container_metadata import metadata_files
 from devalloc_node.errors import Denied
-from devalloc_node.grant import ClaimRef, Grant
-from devalloc_node.metadata import claim_metadata
-from devalloc_node.prepared import PreparedDevice
+from devalloc_node.model.grant import ClaimRef, Grant
+from devalloc_node.model.prepared import PreparedDevice
 
 UID = "a1b2c3d4-0000-4000-8000-000000000001"
 REF = ClaimRef("team-a", "training", UID)
@@ -90,7 +90,7 @@ def test_the_version_is_the_lowest_that_allows_the_names(uid: str, version: str)
     """Names that begin with a digit came with 0.5.0."""
     assert claim_cdi(GPU, ref=replace(REF, uid=uid))[1]["cdiVersion"] == version
     grant = replace(GRANT, ref=replace(REF, uid=uid))
-    files = claim_metadata(grant, [GPU], driver="d.io", data="/p", folder="/c").files
+    files = metadata_files(grant, [GPU], driver="d.io", data="/p", folder="/c").files
     assert json.loads(files[f"/c/d.io_metadata_{uid}_gpu.json"])["cdiVersion"] == version
 
 
@@ -99,16 +99,16 @@ def test_a_claim_without_devices_has_no_file() -> None:
 
 
 def objects(content: bytes) -> list[dict]:
-    decoder, text, found = json.JSONDecoder(), content.decode(), []
+    decoder, text, documents = json.JSONDecoder(), content.decode(), []
     while text := text.lstrip():
         each, end = decoder.raw_decode(text)
-        found.append(each)
+        documents.append(each)
         text = text[end:]
-    return found
+    return documents
 
 
 def test_metadata_is_a_stream_with_the_newest_version_first() -> None:
-    rendered = claim_metadata(GRANT, [GPU, VGPU], driver="devalloc.io", data="/plugins/d", folder="/run/cdi")
+    rendered = metadata_files(GRANT, [GPU, VGPU], driver="devalloc.io", data="/plugins/d", folder="/run/cdi")
     assert sorted(rendered.files) == [
         "/plugins/d/dra-device-metadata/team-a_training/gpu/metadata.json",
         "/plugins/d/dra-device-metadata/team-a_training/slice/metadata.json",
@@ -147,7 +147,7 @@ def test_metadata_is_mounted_where_readers_look_for_it() -> None:
         (GRANT, f"{base}/resourceclaims/training/gpu/devalloc.io-metadata.json"),
         (replace(GRANT, pod_claim_name="gpus"), f"{base}/resourceclaimtemplates/gpus/gpu/devalloc.io-metadata.json"),
     ):
-        rendered = claim_metadata(grant, [GPU], driver="devalloc.io", data="/p", folder="/c")
+        rendered = metadata_files(grant, [GPU], driver="devalloc.io", data="/p", folder="/c")
         spec = json.loads(rendered.files[f"/c/devalloc.io_metadata_{UID}_gpu.json"])
         assert spec["kind"] == "devalloc.io/metadata"
         (device,) = spec["devices"]
@@ -163,7 +163,7 @@ def test_metadata_is_mounted_where_readers_look_for_it() -> None:
 
 def test_a_request_has_all_its_devices_and_a_device_all_its_requests() -> None:
     other = replace(GPU, device="0000-42-00-0", requests=("gpu/large", "spare"))
-    rendered = claim_metadata(GRANT, [GPU, other], driver="d.io", data="/p", folder="/c")
+    rendered = metadata_files(GRANT, [GPU, other], driver="d.io", data="/p", folder="/c")
     (newest, _) = objects(rendered.files["/p/dra-device-metadata/team-a_training/gpu/metadata.json"])
     assert [device["name"] for device in newest["requests"][0]["devices"]] == [GPU.device, other.device]
     assert rendered.ids[other.key] == (f"d.io/metadata={UID}_gpu", f"d.io/metadata={UID}_spare")
@@ -173,7 +173,7 @@ def test_long_names_still_make_a_folder_and_distinct_ones() -> None:
     grants = [replace(GRANT, ref=ClaimRef("n" * 63, "c" * 252 + end, UID)) for end in "ab"]
     folders = set()
     for grant in grants:
-        files = claim_metadata(grant, [GPU], driver="d.io", data="/p", folder="/c").files
+        files = metadata_files(grant, [GPU], driver="d.io", data="/p", folder="/c").files
         folders |= {path.split("/")[3] for path in files if path.startswith("/p/")}
     assert len(folders) == 2
     assert {len(each) for each in folders} == {255}
@@ -186,17 +186,17 @@ def test_names_never_become_paths_unchecked(bad: str) -> None:
             claim_spec(ref, [GPU], driver="d.io", folder="/c")
         assert error.value.code == "ClaimNameInvalid"
         with pytest.raises(Denied) as error:
-            claim_metadata(replace(GRANT, ref=ref), [GPU], driver="d.io", data="/p", folder="/c")
+            metadata_files(replace(GRANT, ref=ref), [GPU], driver="d.io", data="/p", folder="/c")
         assert error.value.code == "ClaimNameInvalid"
     with pytest.raises(Denied, match="DNS label"):
         claim_spec(REF, [replace(GPU, device=bad)], driver="d.io", folder="/c")
     with pytest.raises(Denied, match="DNS label"):
-        claim_metadata(GRANT, [replace(GPU, requests=(f"{bad}/sub",))], driver="d.io", data="/p", folder="/c")
+        metadata_files(GRANT, [replace(GPU, requests=(f"{bad}/sub",))], driver="d.io", data="/p", folder="/c")
     with pytest.raises(Denied, match="DNS label"):
-        claim_metadata(replace(GRANT, pod_claim_name=bad), [GPU], driver="d.io", data="/p", folder="/c")
+        metadata_files(replace(GRANT, pod_claim_name=bad), [GPU], driver="d.io", data="/p", folder="/c")
 
 
 @pytest.mark.parametrize("node", ["vfio/1", "/dev/../etc/shadow", "/etc/shadow", "/dev/", "/dev/vfio/", "/dev/a\0"])
 def test_only_nodes_below_dev_are_handed_out(node: str) -> None:
-    with pytest.raises(Denied, match="no device node below /dev"):
+    with pytest.raises(Denied, match="not a device node below /dev"):
         claim_cdi(replace(GPU, nodes=(node,)))

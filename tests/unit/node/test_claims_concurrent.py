@@ -13,21 +13,21 @@ import pytest
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
-from devalloc_node.step import Value
-from tests.support.faketree import memory_folder
-from tests.support.toyhost import Bench
+from devalloc_node.model.step import Value
+from tests.support.fake_tree import memory_folder
+from tests.support.toy_host import EngineBench
 from tests.support.waiting import LONG
 
 THREADS = 64
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
+def bench() -> Iterator[EngineBench]:
     with memory_folder() as folder:
-        yield Bench(Path(folder) / "node", slots=24)
+        yield EngineBench(Path(folder) / "node", slots=24)
 
 
-def test_overlapping_claims_never_own_a_device_twice(bench: Bench) -> None:
+def test_overlapping_claims_never_own_a_device_twice(bench: EngineBench) -> None:
     owned: set[str] = set()
     twice: list[str] = []
     mutex = threading.Lock()
@@ -65,13 +65,13 @@ def test_overlapping_claims_never_own_a_device_twice(bench: Bench) -> None:
     assert twice == [], "owned twice"
     assert set(outcomes) <= {"prepared", "DeviceInUse", "DeviceExhausted"}
     assert outcomes.total() == 2 * THREADS
-    # Whoever comes first: of those that name one slot one gets it. One that names none is refused only when all 24
+    # In any order: of those that name one slot one gets it. One that names none is refused only when all 24
     # slots of a card are held, by eight claims at least; there are 13 of those.
     assert outcomes["DeviceInUse"] > 0
     assert outcomes["prepared"] >= THREADS / 4
 
 
-def test_the_same_claim_asked_for_by_many_is_prepared_once(bench: Bench) -> None:
+def test_the_same_claim_asked_for_by_many_is_prepared_once(bench: EngineBench) -> None:
     ref = bench.add("a/any", "b/slot-1")
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda _: bench.claims.prepare(ref), range(16)))
@@ -82,7 +82,7 @@ def test_the_same_claim_asked_for_by_many_is_prepared_once(bench: Bench) -> None
     assert bench.is_initial()
 
 
-def test_a_request_does_not_wait_for_ever_for_another_of_the_same_claim(bench: Bench) -> None:
+def test_a_request_does_not_wait_for_ever_for_another_of_the_same_claim(bench: EngineBench) -> None:
     ref = bench.add("a/slot-0")
     with bench.claims.locks.claim(ref.uid, Deadline.after(10), "test"):
         for act in (bench.claims.prepare, bench.claims.unprepare):
@@ -92,7 +92,7 @@ def test_a_request_does_not_wait_for_ever_for_another_of_the_same_claim(bench: B
     assert bench.claims.prepare(ref)
 
 
-def test_a_folder_of_locks_that_somebody_removed_is_made_anew(bench: Bench) -> None:
+def test_a_folder_of_locks_that_somebody_removed_is_made_anew(bench: EngineBench) -> None:
     (bench.folder / "locks").rmdir()
     ref = bench.add("a/slot-0")
     bench.claims.prepare(ref)
@@ -101,7 +101,7 @@ def test_a_folder_of_locks_that_somebody_removed_is_made_anew(bench: Bench) -> N
     assert bench.is_initial()
 
 
-def test_a_device_that_is_gone_is_told_at_once_to_who_works_on_a_machine(bench: Bench) -> None:
+def test_a_device_that_is_gone_is_told_at_once_to_who_works_on_a_machine(bench: EngineBench) -> None:
     """Somebody else's lock, and one's own around it, does not look like a card that is being changed."""
 
     def gone(target: str, value: Value) -> None:
@@ -110,13 +110,13 @@ def test_a_device_that_is_gone_is_told_at_once_to_who_works_on_a_machine(bench: 
 
     looks: list[str] = []
     bench.host.refuse = gone
-    with bench.claims.locks.named("machine/vm", Deadline.after(10), "test"), pytest.raises(Denied) as told:
+    with bench.claims.locks.named("machine/vm", Deadline.after(10), "test"), pytest.raises(Denied) as denied:
         bench.claims.prepare(bench.add("a/slot-0"))
-    assert told.value.code == "DeviceGone"
+    assert denied.value.code == "DeviceGone"
     assert looks == ["a/count", "a/count"], "looked again once, and waited for nobody"
 
 
-def test_claims_of_one_card_wait_for_each_other_and_others_do_not(bench: Bench) -> None:
+def test_claims_of_one_card_wait_for_each_other_and_others_do_not(bench: EngineBench) -> None:
     with bench.claims.locks.shared("card/a", Deadline.after(10), "test"):
         with pytest.raises(Failed) as busy:
             bench.claims.prepare(bench.add("a/slot-0"), Deadline.after(0.05))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from devalloc_node.claims.files import folders_ever
 from devalloc_node.journal import open_journal
-from tests.support.faketree import memory_folder
+from tests.support.fake_tree import memory_folder
 
 
 def test_folders_of_earlier_settings_are_remembered_over_restarts() -> None:

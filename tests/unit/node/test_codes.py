@@ -44,37 +44,37 @@ def of_call(node: ast.Call) -> Iterator[str]:
         yield from words_of(node.args[1])
     elif name == "__init__" and node.args:  # of errors that always have the same code
         yield from (word for word in words_of(node.args[0]) if CODE.fullmatch(word))
-    elif name == "Refused":  # what only the kubelet is told
+    elif name == "ClaimError":  # what only the kubelet gets
         texts = (each for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str))
-        yield from (found[1] for text in texts if (found := PREFIX.match(str(text.value))))
+        yield from (match[1] for text in texts if (match := PREFIX.match(str(text.value))))
 
 
 @cache
 def in_the_code() -> set[str]:
-    found: set[str] = set()
+    codes: set[str] = set()
     for path in (ROOT / "node-plugin" / "devalloc_node").rglob("*.py"):
         if path.name.endswith(("_pb2.py", "_pb2_grpc.py")):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
-                found.update(of_call(node))
+                codes.update(of_call(node))
             elif isinstance(node, ast.Assign):
                 target = node.targets[0].elts[0] if isinstance(node.targets[0], ast.Tuple) else node.targets[0]
                 if isinstance(target, ast.Name) and target.id == "code":
                     values = (
                         [node.value] if not isinstance(node.value, ast.IfExp) else [node.value.body, node.value.orelse]
                     )
-                    found.update(word for value in values for word in words_of(value))
-    return {code for code in found if code}
+                    codes.update(word for value in values for word in words_of(value))
+    return {code for code in codes if code}
 
 
 def test_every_code_is_on_the_page_once_with_what_it_means_and_what_to_do() -> None:
     rows = ROW.findall(PAGE.read_text())
-    told = [code for code, _, _ in rows]
-    assert len(told) == len(set(told)), "one row each"
-    assert told, "the page has rows"
-    assert in_the_code() - set(told) == set(), "not on docs/node-codes.md"
-    assert set(told) - in_the_code() == set(), "no code of the node plugin (any more)"
+    listed = [code for code, _, _ in rows]
+    assert len(listed) == len(set(listed)), "one row each"
+    assert listed, "the page has rows"
+    assert in_the_code() - set(listed) == set(), "not on docs/node-codes.md"
+    assert set(listed) - in_the_code() == set(), "no code of the node plugin (any more)"
     assert all(meaning.strip() and remedy.strip() for _, meaning, remedy in rows)
 
 

@@ -13,35 +13,35 @@ from typing import Any
 import pytest
 
 from devalloc.inventory.sysfs import Tree
-from devalloc_node.binding.use import nodes_now
-from devalloc_node.claims.steps import Work
+from devalloc_node.binding.device_users import current_nodes
+from devalloc_node.claims.inventory_facts import inventory_facts
+from devalloc_node.claims.steps import ClaimWork
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError
-from devalloc_node.grant import GrantedDevice
-from devalloc_node.recorded import recorded
-from devalloc_node.step import Step
-from tests.support.discovered import Found
-from tests.support.fakehost import FakeHost
-from tests.support.faketree import memory_folder
+from devalloc_node.model.grant import GrantedDevice
+from devalloc_node.model.step import Step
+from tests.support.binding_runner import BindingRunner
+from tests.support.discovery_view import DiscoveredPools
+from tests.support.fake_host import FakeHost
+from tests.support.fake_tree import memory_folder
+from tests.support.fault_points import FaultPoints, PluginLife
 from tests.support.fault_scenarios import SCENARIOS
-from tests.support.faults import Faults, Plugin
-from tests.support.steps import Hand
-from tests.support.toyhost import Bench
+from tests.support.toy_host import EngineBench
 
 PF, VF = "0000:41:00.0", "0000:41:10.0"
 L40S_VF = "0000:26:00.4"
 
 
 @contextmanager
-def on(scenario: str) -> Iterator[tuple[FakeHost, Plugin, Faults]]:
+def on(scenario: str) -> Iterator[tuple[FakeHost, PluginLife, FaultPoints]]:
     """A plugin with all bindings on the host of a scenario, whose claim is not prepared yet."""
     with memory_folder() as folder:
-        faults = Faults(SCENARIOS[scenario], Path(folder))
+        faults = FaultPoints(SCENARIOS[scenario], Path(folder))
         with faults.life() as plugin:
             yield faults.outside.host, plugin, faults
 
 
-def unclaimed(plugin: Plugin) -> bool:
+def unclaimed(plugin: PluginLife) -> bool:
     return plugin.claims.describe() == {"claims": [], "shared": [], "withheld": []}
 
 
@@ -124,13 +124,13 @@ class TestVfs:
         with on("vf-to-be-created") as (host, plugin, faults):
             before, make = host.snapshot(), host.set_numvfs
             monkeypatch.setattr(host, "set_numvfs", lambda address, count: make(address, min(count, 3)))
-            with pytest.raises(NodeError, match="has 3 VFs after 7 were asked for"):
+            with pytest.raises(NodeError, match="has 3 VFs although 7 were requested"):
                 plugin.prepare(faults.uid)
             assert host.snapshot() == before
             assert unclaimed(plugin)
 
     def test_settings_that_cannot_be_put_back_yet_withhold_the_vf_and_not_its_claim(self) -> None:
-        """igb refuses to set a rate while the cable is out, and whoever deletes a pod does not wait for a cable."""
+        """igb refuses to set a rate while the cable is out, and deleting a pod must not wait for a cable."""
         with on("vf-with-settings") as (host, plugin, faults):
             before = host.snapshot()
             (device,) = plugin.prepare(faults.uid).devices
@@ -139,7 +139,7 @@ class TestVfs:
             assert plugin.claims.prepared() == []
             ((name, why),) = plugin.claims.withheld().items()
             assert name == f"{device.pool}/{device.device}"
-            assert "setting maxTxRate to 0 of VF 1 of eth0 (none goes above the speed" in why
+            assert "setting maxTxRate to 0 of VF 1 of eth0 (a rate cannot exceed the link speed" in why
             with pytest.raises(Denied) as caught:
                 plugin.prepare(faults.uid)
             assert caught.value.code == "DeviceWithheld"
@@ -152,9 +152,9 @@ class TestVfs:
         """Another device has it now, and its machine is no user of the claim's."""
         with on("vf-to-be-created") as (host, plugin, faults):
             (device,) = plugin.prepare(faults.uid).devices
-            assert nodes_now(Tree(host.root), device) == set(device.nodes)
+            assert current_nodes(Tree(host.root), device) == set(device.nodes)
             host.set_numvfs(PF, 0)
-            assert nodes_now(Tree(host.root), device) == set()
+            assert current_nodes(Tree(host.root), device) == set()
 
     def test_a_pf_whose_driver_went_has_nothing_left_to_undo(self) -> None:
         with on("vf-with-settings") as (host, plugin, faults):
@@ -167,7 +167,7 @@ class TestVfs:
     def test_vfs_that_went_since_they_were_seen_are_not_made_as_a_side_effect(self) -> None:
         """The last user of the card let them go, while this claim had seen them and was no user yet."""
         with on("vf-that-was-there") as (host, plugin, _faults):
-            hand = Hand.on(host)
+            hand = BindingRunner.on(host)
             granted = GrantedDevice((), "node-a-0000-41-00", "0000-41-10-0")
             binding = hand.bindings.choose(granted)
             steps = binding.prepare(granted, binding.keys(granted, "uid", ()), Deadline.after(5))
@@ -175,8 +175,8 @@ class TestVfs:
             assert [step.kind for step in shared] == ["vf-count"]
             host.set_numvfs(PF, 0)
             before = host.snapshot()
-            with pytest.raises(Denied, match="was 7 and is 0 since just now") as caught:
-                plugin.claims.steps.perform(Work("uid"), "d", shared, Deadline.after(5))
+            with pytest.raises(Denied, match="was 7 and is now 0") as caught:
+                plugin.claims.steps.perform(ClaimWork("uid"), "d", shared, Deadline.after(5))
             assert (caught.value.code, caught.value.retryable) == ("SharedDiffers", True)
             assert host.snapshot() == before
             assert unclaimed(plugin)
@@ -193,7 +193,7 @@ class TestVfs:
 
     def test_nor_is_a_vf_taken_from_a_driver_that_it_got_since_it_was_seen(self) -> None:
         with on("vf-that-was-there") as (host, plugin, _faults):
-            hand = Hand.on(host)
+            hand = BindingRunner.on(host)
             granted = GrantedDevice((), "node-a-0000-41-00", "0000-41-10-0")
             binding = hand.bindings.choose(granted)
             steps = list(islice(binding.prepare(granted, binding.keys(granted, "uid", ()), Deadline.after(5)), 3))
@@ -201,7 +201,7 @@ class TestVfs:
             host.unbind("igbvf", VF)
             before = host.snapshot()
             with pytest.raises(Denied, match=r"driver of 0000:41:10\.0 was") as caught:
-                plugin.claims.steps.perform(Work("uid"), "d", steps, Deadline.after(5))
+                plugin.claims.steps.perform(ClaimWork("uid"), "d", steps, Deadline.after(5))
             assert (caught.value.code, caught.value.retryable) == ("SharedDiffers", True)
             assert host.snapshot() == before
             assert unclaimed(plugin)
@@ -247,7 +247,7 @@ class TestVgpus:
 
 def test_a_shared_step_that_is_done_anew_leaves_those_below_it() -> None:
     with memory_folder() as folder:
-        bench = Bench(Path(folder) / "node")
+        bench = EngineBench(Path(folder) / "node")
         ref = bench.add("a/slot-0")
         bench.claims.prepare(ref)
         for name, value in (("low", 1), ("high", 2), ("high", 3)):
@@ -261,9 +261,11 @@ class TestCardsOfVfs:
     """A card is offered whole only where its VFs go with the claims that have them."""
 
     @staticmethod
-    def why_not(host: FakeHost, plugin: Plugin) -> str | None:
-        known = recorded(plugin.claims.journal)
-        return Found.on(host.root, "n", made=known.made, withheld=known.withheld).unavailable("0000-41-00-0")
+    def why_not(host: FakeHost, plugin: PluginLife) -> str | None:
+        entries = inventory_facts(plugin.claims.journal)
+        return DiscoveredPools.on(host.root, "n", made=entries.made, withheld=entries.withheld).unavailable(
+            "0000-41-00-0"
+        )
 
     def test_the_vfs_were_made_for_a_claim(self) -> None:
         with on("vf-to-be-created") as (host, plugin, faults):

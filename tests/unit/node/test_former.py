@@ -10,9 +10,9 @@ import pytest
 
 from devalloc.api import meta
 from devalloc.api.pool import Attribute, Device, DevicePool, DevicePoolSpec
-from devalloc.inventory import Discovery, Known
-from devalloc.store.kubernetes.apierror import ApiError
-from devalloc_node.kube.former import OF_POOLS, OF_SLICES, POOLS, Dialect, Former
+from devalloc.inventory import DeviceRecords, Discovery
+from devalloc.store.kubernetes.api_error import ApiError
+from devalloc_node.kube.dialect_migration import OF_POOLS, OF_SLICES, POOLS, DialectMigration, PublishDialect
 from tests.support.fake_kube import FakeClient, FakeKube
 
 SLICES = OF_SLICES.objects
@@ -32,7 +32,7 @@ def card(name: str) -> DevicePool:
 class Bed:
     """The node node-a, which published otherwise before."""
 
-    dialect: Dialect
+    dialect: PublishDialect
     kube: FakeKube = field(default_factory=FakeKube)
     recorded: dict[str, str] = field(default_factory=dict)
     looks: list[list[str]] = field(default_factory=list)
@@ -42,12 +42,12 @@ class Bed:
         self.client = FakeClient(self.kube)
         self.former = self.started()
 
-    def started(self, client: Any = None) -> Former:
+    def started(self, client: Any = None) -> DialectMigration:
         client = self.client if client is None else client
         recorded = lambda: self.recorded  # noqa: E731
-        return Former(client, self.dialect, "node-a", "devalloc.io", self.discover, recorded, settle=0)
+        return DialectMigration(client, self.dialect, "node-a", "devalloc.io", self.discover, recorded, settle=0)
 
-    def discover(self, known: Known) -> Discovery:
+    def discover(self, devices: DeviceRecords) -> Discovery:
         self.looks.append(self.published())
         return Discovery([*map(card, CARDS)], [])
 
@@ -76,13 +76,13 @@ class Bed:
 
     def offered(self) -> dict[str, Sequence[str]]:
         """By pool, why its devices are not offered; empty for those that are."""
-        found = self.former.look(Known()).pools
+        pools = self.former.look(DeviceRecords()).pools
         return {
             pool.metadata.name: [
                 next((str(each.value) for each in device.attributes if each.name == meta.UNAVAILABLE), "")
                 for device in pool.spec.devices
             ]
-            for pool in found
+            for pool in pools
         }
 
 
@@ -109,15 +109,15 @@ def test_what_was_published_is_gone_before_the_devices_are_looked_at(bed: Bed) -
 def test_what_is_somebody_elses_stays(bed: Bed) -> None:
     bed.publishes("of-node-b", "node-b")
     bed.publishes("of-no-node", None)
-    kept = {"of-node-b", "of-no-node"}
+    expected = {"of-node-b", "of-no-node"}
     if bed.dialect is OF_POOLS:
         bed.publishes("made-by-hand", labels={})
-        kept.add("made-by-hand")
+        expected.add("made-by-hand")
     else:
         bed.publishes("of-another-driver", spec={"driver": "gpu.example.com"})
-        kept.add("of-another-driver")
+        expected.add("of-another-driver")
     bed.offered()
-    assert {*bed.published()} == kept
+    assert {*bed.published()} == expected
     assert bed.client.writes == []
 
 
@@ -155,9 +155,9 @@ def test_a_claim_of_the_same_name_is_another_one(bed: Bed) -> None:
 def test_claims_on_other_nodes_are_of_no_interest(bed: Bed) -> None:
     bed.allocates("node-b-0000-01-00")
     assert bed.offered() == ALL_OFFERED
-    asked = bed.client.requests()
+    requests_before = bed.client.requests()
     bed.offered()
-    assert bed.client.requests() == asked, "all claims are listed once"
+    assert bed.client.requests() == requests_before, "all claims are listed once"
 
 
 def test_of_resourceclaims_other_drivers_and_admin_access_hold_nothing() -> None:
@@ -202,14 +202,14 @@ def test_a_cluster_that_does_not_know_or_show_the_other_dialect_is_no_obstacle(b
 
 
 @pytest.mark.parametrize("which", [lambda dialect: dialect.objects, lambda dialect: dialect.claims])
-def test_nothing_is_offered_while_the_api_server_cannot_tell(bed: Bed, which: Callable[[Dialect], str]) -> None:
+def test_nothing_is_offered_while_the_api_server_cannot_tell(bed: Bed, which: Callable[[PublishDialect], str]) -> None:
     bed.publishes(CARDS[0])
     bed.allocates(CARDS[0])
     client = Refusing(bed.kube, ApiError(503, "", "not now"), which(bed.dialect))
     bed.former = bed.started(client)
     for _ in range(2):
         with pytest.raises(ApiError, match="not now"):
-            bed.former.look(Known())
+            bed.former.look(DeviceRecords())
     client.beginning = "nothing"
     assert bed.offered() == in_use(bed)
     assert bed.published() == []
@@ -225,7 +225,7 @@ def test_a_write_that_is_refused_is_made_again_before_anything_is_offered(bed: B
 
     bed.client.before = refuse
     with pytest.raises(ApiError, match="not now"):
-        bed.former.look(Known())
+        bed.former.look(DeviceRecords())
     assert (len(bed.published()), bed.looks) == (1, [])
     assert bed.offered() == ALL_OFFERED
     assert bed.published() == []

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from devalloc.scaling.messages.monitor import DownscaleResult
-from devalloc_node.guest.guard import Guard
-from devalloc_node.guest.rules import APART, MIB, Samples, cache_size, threshold, usable
+from devalloc_node.guest.memory_policy import MemoryPolicy
+from devalloc_node.guest.memory_rules import APART, MIB, MemorySamples, cache_size, threshold, usable
 
 GIB = 2**30
 
@@ -33,7 +33,7 @@ class Guest:
     def __init__(self, *, memory: int = 4 * GIB, used: int = GIB, cache: Cache | None = None) -> None:
         self.used: int | None = used
         self.now = 0
-        self.guard = Guard(self._measure, memory, cache)
+        self.guard = MemoryPolicy(self._measure, memory, cache)
 
     def _measure(self) -> int:
         if self.used is None:
@@ -72,11 +72,11 @@ def test_cache_sizes() -> None:
 
 
 def test_use_is_the_mean_of_the_last_five_samples() -> None:
-    samples = Samples()
+    samples = MemorySamples()
     for instant, used in enumerate((900, 10, 20, 30, 40, 50)):
         samples.add(instant * 100, used)
     assert (len(samples), samples.used, samples.age(700)) == (5, 30, 200)
-    assert (Samples().used, Samples().age(5)) == (0, None)
+    assert (MemorySamples().used, MemorySamples().age(5)) == (0, None)
 
 
 def test_a_downscale_is_agreed_to_where_a_hundred_mebibytes_are_left_below_the_new_threshold() -> None:
@@ -120,7 +120,7 @@ def test_a_measure_that_fails_becomes_an_error_when_the_samples_are_old() -> Non
 
 
 def test_where_nothing_is_measured_and_nothing_cached_everything_is_agreed_to() -> None:
-    guard = Guard(None, GIB, None)
+    guard = MemoryPolicy(None, GIB, None)
     guard.sample(0)
     assert not guard.wants_more(0)
     assert asyncio.run(guard.shrink(0, 10**9)).ok
@@ -130,7 +130,7 @@ def test_a_cache_is_resized_before_a_downscale_is_agreed_to_and_when_there_is_mo
     cache = Cache()
     guest = Guest(used=100 * MIB, cache=cache)
     guest.sample()
-    assert guest.shrink(GIB) == DownscaleResult(True, "cache for 1024 MiB; more will be asked for at 785 MiB in use")
+    assert guest.shrink(GIB) == DownscaleResult(True, "cache for 1024 MiB; the monitor requests more at 785 MiB in use")
     asyncio.run(guest.guard.grew(3 * GIB))
     assert cache.sizes == [GIB, 3 * GIB]
     guest.used = 3 * GIB
@@ -150,7 +150,7 @@ def test_a_cache_that_does_not_follow_is_an_error_and_nothing_is_agreed_to() -> 
 
 def test_more_is_wanted_from_the_threshold_on_once_a_second_while_it_holds() -> None:
     guest = Guest(memory=GIB, used=threshold(GIB) - 1)
-    asked = []
+    times = []
     for _ in range(10):
         guest.sample(1)
         assert not guest.guard.wants_more(guest.now)
@@ -158,8 +158,8 @@ def test_more_is_wanted_from_the_threshold_on_once_a_second_while_it_holds() -> 
     for _ in range(32):
         guest.sample(1)
         if guest.guard.wants_more(guest.now):
-            asked.append(guest.now)
-    assert asked == [1_100, 2_100, 3_100, 4_100], "the first sample above makes the mean just that"
+            times.append(guest.now)
+    assert times == [1_100, 2_100, 3_100, 4_100], "the first sample above makes the mean just that"
     asyncio.run(guest.guard.grew(2 * GIB))
     guest.sample(20)
     assert not guest.guard.wants_more(guest.now)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from devalloc_node.guest import blocks, cpus
+from devalloc_node.guest import cpus, memory_blocks
 from devalloc_node.guest.gauges import gauges
-from devalloc_node.guest.guard import Guard
-from devalloc_node.guest.memory import Memory, cgroup_anonymous, cgroup_file, measure_of, memory
-from devalloc_node.guest.system import System
-from tests.support.guest_tree import GIB, MIB, GuestTree
+from devalloc_node.guest.memory import GuestMemory, cgroup_anonymous, cgroup_file, memory, memory_measure
+from devalloc_node.guest.memory_policy import MemoryPolicy
+from devalloc_node.guest.system import GuestSystem
+from tests.support.fake_guest_tree import GIB, MIB, GuestTree
 
 
 def test_lists_of_cpus() -> None:
@@ -75,10 +75,10 @@ def test_blocks_of_memory_go_where_the_policy_says(tmp_path: Path) -> None:
         guest = GuestTree(tmp_path / policy)
         for number in (8, 9):
             guest.plug_block(number)
-        assert blocks.bring_online(guest, policy) == []
+        assert memory_blocks.bring_online(guest, policy) == []
         assert [written for _, written in guest.written] == [value, value]
         assert guest.states() == {8: "online", 9: "online"}
-        assert blocks.bring_online(guest, policy) == []
+        assert memory_blocks.bring_online(guest, policy) == []
         assert len(guest.written) == 2, "what is online is left alone"
 
 
@@ -87,7 +87,7 @@ def test_a_block_that_cannot_go_online_is_told_and_the_others_go_on(tmp_path: Pa
     for number in (8, 9):
         guest.plug_block(number)
     guest.refuses["sys/devices/system/memory/memory8/state"] = errno.ENOMEM
-    (failure,) = blocks.bring_online(guest, "movable")
+    (failure,) = memory_blocks.bring_online(guest, "movable")
     assert failure.startswith("memory block 8 cannot be brought online")
     assert guest.states() == {8: "offline", 9: "online"}
 
@@ -100,7 +100,7 @@ def test_a_block_that_is_unplugged_while_it_is_brought_online_is_no_failure(tmp_
 
     guest = Unplugging(tmp_path)
     guest.plug_block(8)
-    assert blocks.bring_online(guest, "movable") == []
+    assert memory_blocks.bring_online(guest, "movable") == []
 
 
 def test_the_kernel_is_told_what_to_do_with_memory_to_come(tmp_path: Path) -> None:
@@ -108,25 +108,25 @@ def test_the_kernel_is_told_what_to_do_with_memory_to_come(tmp_path: Path) -> No
     automatic = "sys/devices/system/memory/auto_online_blocks"
     parameters = "sys/module/memory_hotplug/parameters"
     guest.put(automatic, "offline\n")
-    assert blocks.set_policy(guest, "movable", 8) == ("movable", [])
+    assert memory_blocks.set_policy(guest, "movable", 8) == ("movable", [])
     assert guest.read(automatic) == "online_movable"
-    policy, (told,) = blocks.set_policy(guest, "auto", 8)
+    policy, (problem,) = memory_blocks.set_policy(guest, "auto", 8)
     assert policy == "movable", "an old kernel"
-    assert "cannot keep a ratio" in told
+    assert "does not support a ratio" in problem
     guest.put(f"{parameters}/auto_movable_ratio", "301\n")
     guest.put(f"{parameters}/online_policy", "contig-zones\n")
-    assert blocks.set_policy(guest, "auto", 8) == ("auto", [])
+    assert memory_blocks.set_policy(guest, "auto", 8) == ("auto", [])
     assert guest.read(f"{parameters}/auto_movable_ratio").strip() == "801"
     assert guest.read(f"{parameters}/online_policy").strip() == "auto-movable"
     assert guest.read(automatic).startswith("online")
     guest.refuses[automatic] = errno.EACCES
-    _, (told,) = blocks.set_policy(guest, "kernel", 8)
-    assert "online_kernel cannot be written" in told
+    _, (problem,) = memory_blocks.set_policy(guest, "kernel", 8)
+    assert "cannot write online_kernel" in problem
 
 
 def test_memory_of_the_whole_guest(tmp_path: Path) -> None:
     guest = GuestTree(tmp_path, memory=4 * GIB, used=512 * MIB)
-    assert memory(guest) == Memory(total=4 * GIB, available=3584 * MIB, cached=512 * MIB, anonymous=512 * MIB)
+    assert memory(guest) == GuestMemory(total=4 * GIB, available=3584 * MIB, cached=512 * MIB, anonymous=512 * MIB)
     guest.put("proc/meminfo", "MemTotal: 1 kB\n")
     with pytest.raises(ValueError, match="has no MemAvailable"):
         memory(guest)
@@ -140,7 +140,7 @@ def test_memory_of_a_cgroup_of_either_version(tmp_path: Path) -> None:
     guest.put("sys/fs/cgroup/unified/work/memory.stat", "anon 9\nactive_anon 5\ninactive_anon 4\n")
     assert cgroup_anonymous(guest, cgroup_file(guest, "/work/")) == 9, "version 2 beside version 1"
     guest.put("sys/fs/cgroup/work/memory.stat", "anon 8\nactive_anon 5\ninactive_anon 3\n")
-    measure = measure_of(guest, "cgroup:work")
+    measure = memory_measure(guest, "cgroup:work")
     assert measure is not None
     assert measure() == 8, "version 2"
     guest.put("sys/fs/cgroup/work/memory.stat", "anon 8\n")
@@ -152,25 +152,25 @@ def test_memory_of_a_cgroup_of_either_version(tmp_path: Path) -> None:
 def test_the_name_of_a_cgroup_never_leads_elsewhere(tmp_path: Path, group: str) -> None:
     guest = GuestTree(tmp_path)
     guest.put("memory.stat", "active_anon 1\ninactive_anon 2\n")
-    with pytest.raises(ValueError, match="no name of a cgroup"):
+    with pytest.raises(ValueError, match="invalid cgroup name"):
         cgroup_file(guest, group)
 
 
 def test_a_cgroup_that_is_not_there_is_told_with_where_it_was_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"there is no cgroup 'work'.*sys/fs/cgroup/unified/work/memory.stat"):
-        measure_of(GuestTree(tmp_path), "cgroup:work")
+    with pytest.raises(ValueError, match=r"no cgroup 'work'.*sys/fs/cgroup/unified/work/memory.stat"):
+        memory_measure(GuestTree(tmp_path), "cgroup:work")
 
 
 def test_what_to_measure() -> None:
-    assert measure_of(System(), "none") is None
+    assert memory_measure(GuestSystem(), "none") is None
     for text in ("cgroup:", "all", "", "cgroup"):
         with pytest.raises(ValueError, match="is not `system`, `cgroup:NAME` or `none`"):
-            measure_of(System(), text)
+            memory_measure(GuestSystem(), text)
 
 
 def test_gauges_are_what_agents_read(tmp_path: Path) -> None:
     guest = GuestTree(tmp_path, cpus=4, online=2, memory=4 * GIB, used=512 * MIB)
-    guard = Guard(measure_of(guest, "system"), 4 * GIB, None)
+    guard = MemoryPolicy(memory_measure(guest, "system"), 4 * GIB, None)
     guard.sample(0)
     lines = gauges(guest, guard, is_connected=True).splitlines()
     values = dict(line.split(" ") for line in lines if not line.startswith("#"))
@@ -190,11 +190,11 @@ def test_gauges_are_what_agents_read(tmp_path: Path) -> None:
 
 
 def test_this_machines_own_kernel_is_read_as_well() -> None:
-    system = System()
+    system = GuestSystem()
     now = memory(system)
     assert 0 < now.anonymous < now.total
     assert 0 < now.available <= now.total
     assert 0 in cpus.online(system)
     assert set(cpus.online(system)) <= set(cpus.present(system))
-    guard = Guard(measure_of(system, "system"), now.total, None)
+    guard = MemoryPolicy(memory_measure(system, "system"), now.total, None)
     assert "host_load1 " in gauges(system, guard, is_connected=False)

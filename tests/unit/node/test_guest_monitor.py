@@ -15,11 +15,11 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus
 
 from devalloc.scaling.resources import Resources
-from devalloc_node.guest.program import GuestMonitor
-from devalloc_node.guest.rules import threshold
+from devalloc_node.guest.memory_rules import threshold
+from devalloc_node.guest.monitor import GuestMonitor
 from devalloc_node.guest.settings import settings_from
-from tests.support.guest_monitor import connected, now, watched
-from tests.support.guest_tree import GIB, MIB, GuestTree
+from tests.support.fake_guest_tree import GIB, MIB, GuestTree
+from tests.support.guest_monitor_peers import connected, now, watched
 from tests.support.virtual_time import run
 
 
@@ -57,7 +57,7 @@ async def agent(uri: str, offer: str = '{"min":1,"max":1}') -> AsyncIterator[Cli
         yield socket
 
 
-async def said(socket: ClientConnection) -> Any:
+async def next_message(socket: ClientConnection) -> Any:
     return json.loads(await socket.recv())
 
 
@@ -91,7 +91,7 @@ def test_a_whole_conversation_is_as_the_protocol_has_it(tmp_path: Path) -> None:
             await socket.send('{"content":{},"type":"HealthCheck","id":2}')
             assert await socket.recv() == '{"type":"HealthCheck","id":2}'
             await socket.send('{"content":{"target":{"cpu":0.25,"mem":1073741824}},"type":"DownscaleRequest","id":4}')
-            status = "more will be asked for at 785 MiB in use"
+            status = "the monitor requests more at 785 MiB in use"
             assert await socket.recv() == f'{{"type":"DownscaleResult","Ok":true,"Status":"{status}","id":4}}'
             guest.set_memory(GIB, 800 * MIB)
             began = now()
@@ -101,12 +101,12 @@ def test_a_whole_conversation_is_as_the_protocol_has_it(tmp_path: Path) -> None:
             await socket.send('{"content":{"granted":{"cpu":1,"mem":2147483648}},"type":"UpscaleNotification","id":6}')
             assert await socket.recv() == '{"type":"UpscaleConfirmation","id":6}'
             await socket.send(downscale(GIB, 8))
-            denied = await said(socket)
+            denied = await next_message(socket)
             assert (denied["type"], denied["Ok"], denied["id"]) == ("DownscaleResult", False, 8)
             assert "are in use" in denied["Status"]
             await socket.send('{"content":{"error":"?"},"type":"InvalidMessage","id":99}')
             await socket.send('{"content":{},"type":"HealthCheck","id":10}')
-            assert await said(socket) == {"type": "HealthCheck", "id": 10}, "an error is answered by nobody"
+            assert await next_message(socket) == {"type": "HealthCheck", "id": 10}, "an error is answered by nobody"
 
     run(main())
 
@@ -129,7 +129,7 @@ def test_both_ends_of_devalloc_understand_each_other(tmp_path: Path) -> None:
             for memory in range(4 * GIB, 3 * GIB, -5 * MIB):  # as fast as it goes: hundreds of steps
                 assert (await connection.downscale(Resources(250, memory))).ok
             await asyncio.sleep(6)
-            assert [what for _, what in heard.told] == ["connected", *["wants memory"] * 3]
+            assert [what for _, what in heard.events] == ["connected", *["wants memory"] * 3]
 
     run(main())
 
@@ -142,7 +142,7 @@ def test_a_new_agent_finds_the_guest_as_it_is_not_as_an_earlier_one_left_it(tmp_
             async with agent(here.uri) as socket:
                 await asyncio.sleep(1)
                 await socket.send(downscale(GIB, 4))
-                assert (await said(socket))["Ok"]
+                assert (await next_message(socket))["Ok"]
                 assert here.monitor.guard.threshold == threshold(GIB)
             async with agent(here.uri):  # nothing was unplugged: the first agent had ended before
                 assert here.monitor.guard.threshold == threshold(4 * GIB)
@@ -159,13 +159,13 @@ def test_a_stale_measure_is_an_internal_error_and_the_connection_stays(tmp_path:
             guest.put("proc/meminfo", "")
             await asyncio.sleep(6)
             await socket.send(downscale(3 * GIB, 4))
-            failed = await said(socket)
+            failed = await next_message(socket)
             assert (failed["type"], failed["id"]) == ("InternalError", 4)
             assert "last measured" in failed["error"]
             guest.set_memory(4 * GIB, GIB)
             await asyncio.sleep(1)
             await socket.send(downscale(3 * GIB, 6))
-            assert (await said(socket))["Ok"] is True
+            assert (await next_message(socket))["Ok"] is True
 
     run(main())
 
@@ -173,9 +173,9 @@ def test_a_stale_measure_is_an_internal_error_and_the_connection_stays(tmp_path:
 @pytest.mark.parametrize(
     ("offer", "why"),
     [
-        ('{"min":2,"max":3}', "versions 2 to 3 were offered, and 1 is spoken here"),
-        ('{"min":0,"max":0}', "versions 0 to 0 were offered, and 1 is spoken here"),
-        ('{"min":3,"max":1}', "versions 3 to 1 were offered, and 1 is spoken here"),
+        ('{"min":2,"max":3}', "versions 2 to 3 were offered; this monitor supports 1"),
+        ('{"min":0,"max":0}', "versions 0 to 0 were offered; this monitor supports 1"),
+        ('{"min":3,"max":1}', "versions 3 to 1 were offered; this monitor supports 1"),
     ],
 )
 def test_versions_that_are_not_shared_are_refused_and_the_connection_closed(
@@ -184,7 +184,7 @@ def test_versions_that_are_not_shared_are_refused_and_the_connection_closed(
     async def main() -> None:
         async with running(GuestTree(tmp_path)) as here, connect(here.uri, proxy=None, ping_interval=None) as socket:
             await socket.send(offer)
-            assert await said(socket) == {"error": why}
+            assert await next_message(socket) == {"error": why}
             with pytest.raises(ConnectionClosed):
                 await socket.recv()
 
@@ -202,10 +202,10 @@ def test_the_newest_connection_wins_and_the_old_one_is_dropped(tmp_path: Path) -
             assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (
                 1000, "a newer connection took this one's place",
             )  # fmt: skip
-            assert await said(new) == {"type": "UpscaleRequest", "id": 3}, "ids begin anew"
+            assert await next_message(new) == {"type": "UpscaleRequest", "id": 3}, "ids begin anew"
             await new.close()
             async with agent(here.uri) as third:
-                assert (await said(third))["type"] == "UpscaleRequest"
+                assert (await next_message(third))["type"] == "UpscaleRequest"
 
     run(main())
 
@@ -222,7 +222,7 @@ def test_a_stranger_that_says_nothing_does_not_push_the_agent_out_and_goes_after
             await asyncio.gather(*ends, return_exceptions=True)
             assert now() - began in range(4_000, 5_100)
             await socket.send('{"content":{},"type":"HealthCheck","id":2}')
-            assert await said(socket) == {"type": "HealthCheck", "id": 2}
+            assert await next_message(socket) == {"type": "HealthCheck", "id": 2}
             for _, writer in strangers:
                 writer.close()
 
@@ -267,10 +267,10 @@ def test_what_cannot_be_understood_ends_the_connection_and_never_the_monitor(tmp
                     assert closed.value.rcvd.code == code, text[:60]
             async with agent(here.uri) as socket:
                 await socket.send('{"content":{},"type":"Resize","id":2}')
-                invalid = {"type": "InvalidMessage", "error": "there is no message of type 'Resize'", "id": 2}
-                assert await said(socket) == invalid, "a type of another version is no offence"
+                invalid = {"type": "InvalidMessage", "error": "unknown message type 'Resize'", "id": 2}
+                assert await next_message(socket) == invalid, "a type of another version is no offence"
                 await socket.send('{"content":{},"type":"HealthCheck","id":2}')
-                assert await said(socket) == {"type": "HealthCheck", "id": 2}
+                assert await next_message(socket) == {"type": "HealthCheck", "id": 2}
 
     run(main())
 
@@ -284,7 +284,7 @@ def test_floods_end_the_connection_and_the_next_agent_is_served(tmp_path: Path) 
                         await flooding(socket, sends)
             async with agent(here.uri) as socket:
                 await socket.send('{"content":{},"type":"HealthCheck","id":2}')
-                assert await said(socket) == {"type": "HealthCheck", "id": 2}
+                assert await next_message(socket) == {"type": "HealthCheck", "id": 2}
 
     run(main())
 
@@ -300,7 +300,7 @@ def test_messages_are_handled_one_at_a_time_and_not_many_may_wait(tmp_path: Path
             await asyncio.sleep(1)
             for number in range(4):
                 await socket.send(downscale(3 * GIB - number * GIB // 2, 2 + 2 * number))
-            replies = [await said(socket) for _ in range(4)]
+            replies = [await next_message(socket) for _ in range(4)]
             assert [reply["id"] for reply in replies] == [2, 4, 6, 8]
             assert all("cache set to" in reply["Status"] and reply["Ok"] for reply in replies)
             for number in range(40):
@@ -324,7 +324,7 @@ def test_a_cache_program_has_its_time_on_a_slow_machine(tmp_path: Path) -> None:
         async with running(guest, cache_program=str(program)) as here, agent(here.uri) as socket:
             await asyncio.sleep(1)
             await socket.send(downscale(3 * GIB, 2))
-            reply = await said(socket)
+            reply = await next_message(socket)
             assert "cache set to" in reply.get("Status", reply)
 
     run(main())
@@ -337,7 +337,7 @@ def test_a_cache_program_that_fails_is_an_internal_error(tmp_path: Path) -> None
         async with running(guest, cache_program="/bin/false") as here, agent(here.uri) as socket:
             await asyncio.sleep(1)
             await socket.send(downscale(2 * GIB, 4))
-            failed = await said(socket)
+            failed = await next_message(socket)
             assert failed == {
                 "type": "InternalError",
                 "error": "/bin/false could not set the cache to 1536 MiB: exit code 1",
@@ -375,13 +375,13 @@ def test_as_many_cpus_as_are_granted_are_online_where_that_is_wanted(tmp_path: P
             assert guest.online_cpus == {0, 1, 2, 3}, "nothing is known yet"
             for cpu, online in ((2, {0, 1}), (0.25, {0}), (2.5, {0, 1, 2})):
                 await socket.send(downscale(2 * GIB, 4, cpu))
-                assert (await said(socket))["Ok"]
+                assert (await next_message(socket))["Ok"]
                 await asyncio.sleep(0.2)
                 assert guest.online_cpus == online
             guest.set_memory(4 * GIB, 3 * GIB)
             await asyncio.sleep(1)
             await socket.send(downscale(GIB, 6, 1))
-            while (reply := await said(socket))["type"] == "UpscaleRequest":
+            while (reply := await next_message(socket))["type"] == "UpscaleRequest":
                 pass
             assert not reply["Ok"]
             await asyncio.sleep(1.5)
@@ -484,9 +484,9 @@ def test_ending_it_says_goodbye_and_leaves_no_socket(tmp_path: Path) -> None:
 
 
 def test_settings_tell_every_mistake() -> None:
-    with pytest.raises(ValueError, match="--listen") as told:
+    with pytest.raises(ValueError, match="--listen") as error:
         settings_from({"listen": "here", "allow": "x", "memory": "all", "movable_ratio": "0", "cache_where": "tape"})
-    assert [line.partition(":")[0] for line in str(told.value).splitlines()] == [
+    assert [line.partition(":")[0] for line in str(error.value).splitlines()] == [
         "--listen", "--allow", "--memory", "--movable-ratio", "--cache-where",
     ]  # fmt: skip
     assert settings_from({"listen": "[::]:1"}).listen == ("::", 1)
@@ -495,7 +495,7 @@ def test_settings_tell_every_mistake() -> None:
 
 @pytest.mark.parametrize("program", ["/nope", "bin/true", "/etc/passwd", "/bin"])
 def test_a_cache_program_that_cannot_be_started_is_told_at_once(program: str) -> None:
-    with pytest.raises(ValueError, match=r"--cache-program: .* is no program that can be started"):
+    with pytest.raises(ValueError, match=r"--cache-program: not an executable file: "):
         settings_from({"cache_program": program})
 
 

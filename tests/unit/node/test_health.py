@@ -9,28 +9,28 @@ from pathlib import Path
 
 import pytest
 
-from devalloc.controller.allocate import Allocator
-from devalloc.inventory import InventoryConfig, Known, discover
+from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
+from devalloc.inventory import DeviceRecords, InventoryConfig, discover
 from devalloc.inventory.sysfs import Tree
 from devalloc.store.sqlite import SQLiteStore
-from devalloc_node.binding.binding import Health
+from devalloc_node.binding.binding import HealthState
 from devalloc_node.binding.config import BindingConfig
-from devalloc_node.binding.table import Bindings
+from devalloc_node.binding.registry import Bindings
+from devalloc_node.claims.inventory_facts import backing_devices
 from devalloc_node.errors import Failed
-from devalloc_node.feed import DeviceHealth
-from devalloc_node.grant import ClaimRef
-from devalloc_node.health import ERROR_SECONDS, HealthWatch, LinkErrors, Subject, subjects
-from devalloc_node.prepared import Prepared, PreparedDevice
-from devalloc_node.recorded import backing
-from devalloc_node.statuses import ClaimStatuses
-from tests.support import cards
-from tests.support.fakehost import FakeHost, LocalHost
-from tests.support.fakesysfs import FakeSysfs
-from tests.support.fleets import fill, gpu_claim, gpu_class, gpu_pool
+from devalloc_node.health.conditions import ClaimConditions
+from devalloc_node.health.snapshot import DeviceHealth
+from devalloc_node.health.watch import ERROR_SECONDS, HealthWatch, ObservedDevice, PcieErrorCounter, devices_to_observe
+from devalloc_node.model.grant import ClaimRef
+from devalloc_node.model.prepared import Prepared, PreparedDevice
+from tests.support import pci_cards
+from tests.support.fake_host import FakeHost, LocalHost
+from tests.support.fake_sysfs import FakeSysfs
+from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool
 
 REF = ClaimRef("default", "a", "uid")
-WELL = Health("healthy")
-SICK = Health("unhealthy", "it does not answer")
+WELL = HealthState("healthy")
+SICK = HealthState("unhealthy", "it does not answer")
 
 
 class Clock:
@@ -44,41 +44,41 @@ class Clock:
 class Ward:
     """Devices d0, d1 … of pool p, as the test has them."""
 
-    def __init__(self, *states: Health | Exception) -> None:
+    def __init__(self, *states: HealthState | Exception) -> None:
         self.states = list(states)
-        self.told: list[DeviceHealth] = []
+        self.reported: list[DeviceHealth] = []
         self.clock = Clock()
-        self.watch = HealthWatch(self.subjects, on_change=self.told.extend, clock=self.clock)
+        self.watch = HealthWatch(self.subjects, on_change=self.reported.extend, clock=self.clock)
 
-    def subjects(self) -> Iterator[Subject]:
+    def subjects(self) -> Iterator[ObservedDevice]:
         for number, state in enumerate(self.states):
-            yield Subject("p", f"d{number}", self.look(state))
+            yield ObservedDevice("p", f"d{number}", self.look(state))
 
     @staticmethod
-    def look(state: Health | Exception) -> Callable[[], Health]:
-        def look() -> Health:
+    def look(state: HealthState | Exception) -> Callable[[], HealthState]:
+        def look() -> HealthState:
             if isinstance(state, Exception):
                 raise state
             return state
 
         return look
 
-    def states_told(self) -> list[tuple[str, str]]:
-        told = [(each.device, each.health.state) for each in self.told]
-        self.told.clear()
-        return told
+    def states_reported(self) -> list[tuple[str, str]]:
+        states = [(each.device, each.health.state) for each in self.reported]
+        self.reported.clear()
+        return states
 
 
 class TestWatching:
     def test_what_changes_is_told_once_and_kept_with_its_time(self) -> None:
         ward = Ward(WELL, SICK)
         ward.watch.look()
-        assert ward.states_told() == [("d0", "healthy"), ("d1", "unhealthy")]
+        assert ward.states_reported() == [("d0", "healthy"), ("d1", "unhealthy")]
         first = ward.watch.snapshot()
         ward.clock.now += 5
         ward.watch.look()
         again = ward.watch.snapshot()
-        assert (ward.states_told(), again.version) == ([], first.version)
+        assert (ward.states_reported(), again.version) == ([], first.version)
         assert [(each.device, each.seen) for each in again.devices] == [("d0", 1005.0), ("d1", 1005.0)]
         seen = ward.watch.observed("p", "d1")
         assert seen is not None
@@ -88,26 +88,26 @@ class TestWatching:
         ward = Ward(SICK, Failed("NoAnswer", "nobody answers"), OSError("no entry"))
         ward.watch.look()
         assert ward.watch.unhealthy() == {"d0": "unhealthy: it does not answer"}, "the unknown are not"
-        assert ward.states_told() == [("d0", "unhealthy"), ("d1", "unknown"), ("d2", "unknown")]
+        assert ward.states_reported() == [("d0", "unhealthy"), ("d1", "unknown"), ("d2", "unknown")]
         ward.states[0] = WELL
         ward.watch.look()
-        assert (ward.watch.unhealthy(), ward.states_told()) == ({}, [("d0", "healthy")])
+        assert (ward.watch.unhealthy(), ward.states_reported()) == ({}, [("d0", "healthy")])
 
     def test_another_message_is_news_too(self) -> None:
         ward = Ward(SICK)
         ward.watch.look()
         before = ward.watch.snapshot().version
-        ward.states[0] = Health("unhealthy", "it is gone")
+        ward.states[0] = HealthState("unhealthy", "it is gone")
         ward.watch.look()
         assert ward.watch.snapshot().version > before
 
     def test_what_goes_is_told_and_forgotten(self) -> None:
         ward = Ward(WELL, SICK)
         ward.watch.look()
-        ward.states_told()
+        ward.states_reported()
         ward.states.pop()
         ward.watch.look()
-        assert ward.states_told() == [("d1", "unknown")]
+        assert ward.states_reported() == [("d1", "unknown")]
         assert [each.device for each in ward.watch.snapshot().devices] == ["d0"]
         assert ward.watch.unhealthy() == {}
 
@@ -128,16 +128,16 @@ class TestWatching:
         looks = threading.Semaphore(0)
         fail = threading.Event()
 
-        def look_at_all() -> list[Subject]:
+        def look_at_all() -> list[ObservedDevice]:
             looks.release()
             if fail.is_set():
                 raise RuntimeError("no journal")
-            return [Subject("p", "d0", lambda: WELL)]
+            return [ObservedDevice("p", "d0", lambda: WELL)]
 
-        def told(changed: object) -> None:
+        def fail_always(changed: object) -> None:
             raise RuntimeError("nobody listens")
 
-        watch, stop = HealthWatch(look_at_all, interval=1000, on_change=told), threading.Event()
+        watch, stop = HealthWatch(look_at_all, interval=1000, on_change=fail_always), threading.Event()
         thread = threading.Thread(target=watch.run, args=(stop,))
         thread.start()
         try:
@@ -159,9 +159,9 @@ VF = "0000:41:10.0"
 
 @pytest.fixture
 def host(tmp_path: Path) -> FakeHost:
-    found = FakeHost(tmp_path)
-    found.add(cards.nic(NIC, vfs=2))
-    return found
+    fake = FakeHost(tmp_path)
+    fake.add(pci_cards.nic(NIC, vfs=2))
+    return fake
 
 
 class Node:
@@ -171,13 +171,15 @@ class Node:
         self.host = host
         self.prepared = list(prepared)
         self.clock = Clock()
-        self.errors = LinkErrors(self.clock)
+        self.errors = PcieErrorCounter(self.clock)
         self.bindings = Bindings(LocalHost(host), BindingConfig(node_name="n"))
         self.pools = discover(host.root, node_name="n").pools
         self.watch = HealthWatch(self.subjects)
 
-    def subjects(self) -> Iterator[Subject]:
-        return subjects(lambda: Tree(self.host.root), self.bindings.observe, self.prepared, self.pools, self.errors)
+    def subjects(self) -> Iterator[ObservedDevice]:
+        return devices_to_observe(
+            lambda: Tree(self.host.root), self.bindings.observe, self.prepared, self.pools, self.errors
+        )
 
     def states(self) -> dict[str, str]:
         self.watch.look()
@@ -211,7 +213,7 @@ class TestDevicesOfAHost:
         node = Node(host, bound(host))
         assert node.unhealthy() == {}
         host.unbind("vfio-pci", VF)
-        assert node.unhealthy() == {"0000-41-10-0": f"unhealthy: {VF} has the driver none now, none of VFIO's"}
+        assert node.unhealthy() == {"0000-41-10-0": f"unhealthy: {VF} has the driver none now, not a VFIO driver"}
         host.probe(VF)
         assert node.unhealthy() == {}
 
@@ -220,18 +222,18 @@ class TestDevicesOfAHost:
         host.unbind("vfio-pci", VF)
         host.set_numvfs(NIC, 0)
         node.pools = discover(host.root, node_name="n").pools
-        assert node.unhealthy()["0000-41-10-0"] == f"unhealthy: {VF} is not there any more"
+        assert node.unhealthy()["0000-41-10-0"] == f"unhealthy: {VF} no longer exists"
 
     def test_one_that_fell_off_the_bus_is_unwell_prepared_or_not(self, host: FakeHost) -> None:
         node = Node(host)
         host.config(host.path(VF), host.functions[VF].spec, gone=True)
         assert node.unhealthy() == {
-            "0000-41-10-0": f"unhealthy: {VF} does not answer: its configuration space reads as ones"
+            "0000-41-10-0": f"unhealthy: {VF} does not respond: its configuration space reads as all ones"
         }
 
     def test_vfs_to_be_created_are_as_well_as_their_port(self, tmp_path: Path) -> None:
         host = FakeHost(tmp_path / "none")
-        host.add(cards.nic(NIC))
+        host.add(pci_cards.nic(NIC))
         node = Node(host)
         assert set(node.states().values()) == {"healthy"}
         host.config(host.path(NIC), host.functions[NIC].spec, gone=True)
@@ -262,8 +264,8 @@ class TestDevicesOfAHost:
         node = Node(host, bound(host))
         host.unbind("vfio-pci", VF)
         made = frozenset({"0000-41-00-0"})
-        known = Known(frozenset({"0000-41-10-0"}), backing(node.prepared), node.unhealthy(), made)
-        (pool,) = discover(host.root, node_name="n", config=InventoryConfig().knowing(known)).pools
+        devices = DeviceRecords(frozenset({"0000-41-10-0"}), backing_devices(node.prepared), node.unhealthy(), made)
+        (pool,) = discover(host.root, node_name="n", config=InventoryConfig().with_records(devices)).pools
         withheld = [d.name for d in pool.spec.devices if any(a.name == "devalloc.io/unavailable" for a in d.attributes)]
         assert withheld == ["0000-41-10-0"]
 
@@ -274,7 +276,9 @@ def test_what_stands_behind_a_device_is_called_as_the_inventory_calls_it() -> No
         PreparedDevice(("0",), "p", "0000-08-00-4-nvidia-746", "mdev", ("0000:08:00.5",), mdev_uuid=uuid),
         PreparedDevice(("0",), "p", "0000-26-00-4", "none", ("0000:26:00.4",), admin=True),
     )
-    assert backing([Prepared(REF, devices)]) == {"0000-08-00-4-nvidia-746": frozenset({"0000-08-00-5", f"mdev-{uuid}"})}
+    assert backing_devices([Prepared(REF, devices)]) == {
+        "0000-08-00-4-nvidia-746": frozenset({"0000-08-00-5", f"mdev-{uuid}"})
+    }
 
 
 class TestClaims:
@@ -282,7 +286,7 @@ class TestClaims:
     def store(self, tmp_path: Path) -> Iterator[SQLiteStore]:
         with closing(SQLiteStore(tmp_path / "devalloc.db")) as opened:
             fill(opened, gpu_pool(devices=1), gpu_class(), gpu_claim("a"))
-            Allocator(opened).round()
+            DeviceClaimAllocator(opened).round()
             yield opened
 
     def conditions(self, store: SQLiteStore) -> dict[str, tuple[str, str]]:
@@ -292,7 +296,7 @@ class TestClaims:
     def test_say_how_their_devices_are_while_they_are_prepared(self, store: SQLiteStore) -> None:
         ref = ClaimRef("default", "a", store.get("DeviceClaim", "default", "a")["metadata"]["uid"])
         prepared = [Prepared(ref, (PreparedDevice(("0",), "p", "d0", "vfio", (VF,)),))]
-        ward, statuses = Ward(WELL), ClaimStatuses(store, "n")
+        ward, statuses = Ward(WELL), ClaimConditions(store, "n")
         ward.watch.look()
         statuses.update(prepared, ward.watch.snapshot())
         assert self.conditions(store) == {"Ready": ("True", f"vfio: {VF}"), "Healthy": ("True", "")}
@@ -311,18 +315,18 @@ class TestClaims:
         prepared = [Prepared(ref, (PreparedDevice(("0",), "p", "d0", "vfio", (VF,)),))]
         ward = Ward(SICK)
         ward.watch.look()
-        ClaimStatuses(store, "n").update(prepared, ward.watch.snapshot())
+        ClaimConditions(store, "n").update(prepared, ward.watch.snapshot())
         before = store.list()
-        ClaimStatuses(store, "another").update([], ward.watch.snapshot())
-        ClaimStatuses(store, "n").update(prepared, ward.watch.snapshot())
+        ClaimConditions(store, "another").update([], ward.watch.snapshot())
+        ClaimConditions(store, "n").update(prepared, ward.watch.snapshot())
         assert store.list() == before
-        ClaimStatuses(store, "n").update([], ward.watch.snapshot())
+        ClaimConditions(store, "n").update([], ward.watch.snapshot())
         assert self.conditions(store) == {"Ready": ("False", ""), "Healthy": ("Unknown", "")}
 
     def test_that_are_gone_or_of_another_dialect_are_passed_over(self, store: SQLiteStore) -> None:
         before = store.list()
         strangers = [Prepared(ClaimRef("default", name, "x"), ()) for name in ("a", "nobody")]
-        statuses, checkup = ClaimStatuses(store, "n"), Ward().watch.snapshot()
+        statuses, checkup = ClaimConditions(store, "n"), Ward().watch.snapshot()
         statuses.update(strangers, checkup)
         statuses.update([], checkup)
         assert store.list() == before

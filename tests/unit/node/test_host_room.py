@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.machine.hostroom import HostRoom
+from devalloc_node.machine.capacity_check import CapacityCheck
 from devalloc_node.machine.records import MachineRecord, content_of
-from devalloc_node.machine.translate import spec_of
-from devalloc_node.machine.view import Amounts
-from tests.support.capacity import host
+from devalloc_node.machine.spec import spec_of
+from devalloc_node.machine.view import MachineAmounts
+from tests.support.capacity_fakes import host
 from tests.support.machines import virtual_machine
 
 GIB = 1 << 30
@@ -22,13 +22,13 @@ ROOM = host(cpu=8, memory="8Gi", ratios={"cpu": "1"})
 
 def record(name: str, **has: int) -> MachineRecord:
     """One that runs with 1 CPU and 512 MiB, or with more."""
-    amounts = Amounts(**{"cpu_milli": 1000, "vcpus": 1, "memory_bytes": GIB // 2, **has})
+    amounts = MachineAmounts(**{"cpu_milli": 1000, "vcpus": 1, "memory_bytes": GIB // 2, **has})
     return MachineRecord(
         virtual_machine(name, cpu={"min": "1", "max": "8"}).to_manifest(), "running", "run", applied=amounts
     )
 
 
-class Kept:
+class MemoryRecords:
     """Records in memory."""
 
     def __init__(self, *records: MachineRecord) -> None:
@@ -41,11 +41,13 @@ class Kept:
         return self.content.get(name)
 
 
-def room(*records: MachineRecord, **permitted: Amounts) -> HostRoom:
-    return HostRoom(ROOM, Kept(*records), permitted=lambda: {f"default/{k}": v for k, v in permitted.items()})  # type: ignore[arg-type]
+def room(*records: MachineRecord, **permitted: MachineAmounts) -> CapacityCheck:
+    return CapacityCheck(
+        ROOM, MemoryRecords(*records), permitted=lambda: {f"default/{k}": v for k, v in permitted.items()}
+    )  # type: ignore[arg-type]
 
 
-def starts(rooms: HostRoom, cpus: str) -> bool:
+def starts(rooms: CapacityCheck, cpus: str) -> bool:
     machine = virtual_machine("new", cpu={"min": cpus, "max": "8"})
     try:
         rooms.check(machine, spec_of(machine))
@@ -57,24 +59,24 @@ def starts(rooms: HostRoom, cpus: str) -> bool:
 @pytest.mark.parametrize(
     ("of_one", "fits"),
     [
-        (Amounts(1000, 1, GIB), "7"),
-        (Amounts(3000, None, GIB), "5"),  # permitted, and not told yet
-        (Amounts(500, None, GIB), "7"),  # less than what it has
-        (Amounts(None, None, 4 * GIB), "7"),
+        (MachineAmounts(1000, 1, GIB), "7"),
+        (MachineAmounts(3000, None, GIB), "5"),  # permitted, and not told yet
+        (MachineAmounts(500, None, GIB), "7"),  # less than what it has
+        (MachineAmounts(None, None, 4 * GIB), "7"),
     ],
 )
-def test_a_machine_that_begins_finds_what_is_not_permitted_to_others(of_one: Amounts, fits: str) -> None:
+def test_a_machine_that_begins_finds_what_is_not_permitted_to_others(of_one: MachineAmounts, fits: str) -> None:
     rooms = room(record("one"), one=of_one)
     assert starts(rooms, fits)
     assert not starts(rooms, f"{int(fits) + 1}")
 
 
 def test_a_permit_of_a_machine_that_is_not_here_takes_nothing() -> None:
-    assert starts(room(record("one"), other=Amounts(8000, None, GIB)), "7")
+    assert starts(room(record("one"), other=MachineAmounts(8000, None, GIB)), "7")
 
 
 @pytest.mark.parametrize(
-    ("has", "asked", "counts"),
+    ("has", "requested", "counts"),
     [
         ({}, {"vcpus": 4}, 4),  # CPUs that nothing bounds have all of their time
         ({"vcpus": 2, "cpu_milli": 1500}, {"vcpus": 4}, 2),  # and these what their cgroup gives them, rounded up here
@@ -84,8 +86,10 @@ def test_a_permit_of_a_machine_that_is_not_here_takes_nothing() -> None:
         ({"vcpus": 1, "cpu_milli": 2000}, {"cpu_milli": 2000, "vcpus": 1}, 1),
     ],
 )
-def test_what_was_asked_of_one_counts_before_it_has_it(has: dict[str, int], asked: dict[str, int], counts: int) -> None:
-    one = replace(record("one", **has), asked=Amounts(**asked))
+def test_what_was_asked_of_one_counts_before_it_has_it(
+    has: dict[str, int], requested: dict[str, int], counts: int
+) -> None:
+    one = replace(record("one", **has), requested=MachineAmounts(**requested))
     assert starts(room(one), f"{8 - counts}")
     assert not starts(room(one), f"{9 - counts}")
 
@@ -93,20 +97,20 @@ def test_what_was_asked_of_one_counts_before_it_has_it(has: dict[str, int], aske
 def test_more_is_given_as_far_as_there_is_room_or_a_permit_and_less_always() -> None:
     one, full = record("one"), record("full", cpu_milli=6000, vcpus=6)
 
-    def more(rooms: HostRoom, **asked: int) -> None:
-        rooms.check_more(one, replace(one, asked=Amounts(**asked)))
+    def more(rooms: CapacityCheck, **requested: int) -> None:
+        rooms.check_more(one, replace(one, requested=MachineAmounts(**requested)))
 
     more(room(one, full), vcpus=2)
-    with pytest.raises(Denied, match=r"machine default/one cannot have more .*: insufficient CPU: requested 3 vCPUs"):
+    with pytest.raises(Denied, match=r"machine default/one cannot grow .*: insufficient CPU: requested 3 vCPUs"):
         more(room(one, full), vcpus=3)
-    more(room(one, full, one=Amounts(3000, None, GIB)), vcpus=3)
+    more(room(one, full, one=MachineAmounts(3000, None, GIB)), vcpus=3)
     more(room(one, record("full", cpu_milli=9000, vcpus=9)), memory_bytes=GIB)
     more(room(one, record("full", cpu_milli=9000, vcpus=9)), cpu_milli=500)
 
 
 def test_where_permits_cannot_be_looked_up_nothing_begins() -> None:
-    def permitted() -> Mapping[str, Amounts]:
+    def permitted() -> Mapping[str, MachineAmounts]:
         raise Failed("StoreUnavailable", "the store cannot be read")
 
     with pytest.raises(Failed, match="the store cannot be read"):
-        starts(HostRoom(ROOM, Kept(record("one")), permitted=permitted), "1")  # type: ignore[arg-type]
+        starts(CapacityCheck(ROOM, MemoryRecords(record("one")), permitted=permitted), "1")  # type: ignore[arg-type]

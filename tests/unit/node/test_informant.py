@@ -1,4 +1,4 @@
-"""Agent and informant over the loopback: both ours, and each against a peer that says exactly what it is told to."""
+"""Agent and informant over the loopback: both ours, and each against a peer that sends exactly what the test says."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from uuid import UUID
 
 import pytest
 
-from devalloc.scaling.bounds import Bounds
+from devalloc.scaling.bounds import ScalingBounds
 from devalloc.scaling.messages.informant import InformantDesc
 from devalloc.scaling.messages.monitor import DownscaleResult
 from devalloc.scaling.metrics import LfcMetrics, SystemMetrics
-from devalloc.scaling.resources import More, Resources
-from devalloc.scaling.state import Rules
+from devalloc.scaling.resources import ResourceFlags, Resources
+from devalloc.scaling.state import ScalingRules
 from devalloc.scaling.versions import INFORMANT_VERSIONS, InformantVersion, VersionRange
 from devalloc_node.agent.channels import Channels
-from devalloc_node.agent.informant.connection import InformantConnection, Timers
-from devalloc_node.agent.informant.life import Again, next_start
+from devalloc_node.agent.informant.connection import InformantConnection, InformantTimeouts
+from devalloc_node.agent.informant.session import RestartDelay, next_start
 from devalloc_node.agent.scaler import Scaler
-from devalloc_node.agent.waits import Waits
+from devalloc_node.agent.timeouts import ScalerTimeouts
 from devalloc_node.errors import Failed, NodeError, Unknown
 from devalloc_node.guest.informant import Informant
-from devalloc_node.guest.program import GuestMonitor
+from devalloc_node.guest.monitor import GuestMonitor
 from devalloc_node.guest.settings import settings_from
-from devalloc_node.plainhttp import JSON, Request, Response, Server, call
-from tests.support.guest_tree import GuestTree
+from devalloc_node.net.http import JSON, HttpRequest, HttpResponse, HttpServer, http_request
+from tests.support.fake_guest_tree import GuestTree
 from tests.support.scaling_world import CONFIG, UNIT
 from tests.support.virtual_time import run
 from tests.support.waiting import until_async
 
 HOST = "127.0.0.1"
-STANDARD = Timers()
-SLOW = Timers(restart=3_600_000, health_check=3_600_000)
+STANDARD = InformantTimeouts()
+SLOW = InformantTimeouts(restart=3_600_000, health_check=3_600_000)
 """Nothing happens by itself."""
 GIB = 2**30
 
@@ -48,7 +48,7 @@ class Heard:
 
     def __init__(self) -> None:
         self.events: list[str] = []
-        self.wishes: list[More] = []
+        self.wishes: list[ResourceFlags] = []
 
     def monitor_connected(self) -> None:
         self.events.append("connected")
@@ -56,7 +56,7 @@ class Heard:
     def monitor_disconnected(self, why: str) -> None:
         self.events.append(why)
 
-    def upscale_requested(self, more: More) -> None:
+    def upscale_requested(self, more: ResourceFlags) -> None:
         self.wishes.append(more)
 
 
@@ -106,7 +106,7 @@ class World:
             await task
 
     def agent(
-        self, heard: Heard | None = None, timers: Timers = STANDARD
+        self, heard: Heard | None = None, timers: InformantTimeouts = STANDARD
     ) -> tuple[InformantConnection, asyncio.Task[Any]]:
         connection = InformantConnection("vm1", HOST, self.port, heard or Heard(), HOST, timers)
         task = asyncio.create_task(connection.run())
@@ -132,15 +132,15 @@ def test_every_version_from_registration_to_the_end(version: int) -> None:
             assert await agent.downscale(Resources(250, GIB - 1)) == DownscaleResult(False, "as you see")
             await agent.upscale(Resources(1500, 3 * GIB))
             assert world.guest.done[-1] == ("grew", Resources(1500, 3 * GIB))
-            world.informant.want(More(memory=True))
+            world.informant.want(ResourceFlags(memory=True))
             if version >= 2:
-                await until_async(lambda: heard.wishes == [More(memory=True)])
+                await until_async(lambda: heard.wishes == [ResourceFlags(memory=True)])
             await asyncio.sleep(60)  # health checks and checks of the id go on meanwhile
             assert (agent.status().connected, agent.status().failures) == (True, 0)
             await world.stop(task)
             assert world.informant.agents.active is None
-            assert heard.events[-2:] == ["connected", "the agent does not watch it any more"]
-            assert heard.wishes == ([More(memory=True)] if version >= 2 else [])
+            assert heard.events[-2:] == ["connected", "the agent no longer watches it"]
+            assert heard.wishes == ([ResourceFlags(memory=True)] if version >= 2 else [])
             assert world.informant.agents.overtaken == 0
 
     run(scenario())
@@ -204,7 +204,7 @@ def test_a_guest_that_does_not_answer_is_unknown() -> None:
             agent, _ = world.agent()
             await until_async(lambda: agent.status().connected)
             world.guest.gate.clear()
-            with pytest.raises(Unknown, match=r"has not answered within 2 s"):
+            with pytest.raises(Unknown, match=r"did not answer within 2 s"):
                 await agent.downscale(Resources(250, GIB))
             world.guest.gate.set()
 
@@ -213,23 +213,23 @@ def test_a_guest_that_does_not_answer_is_unknown() -> None:
 
 async def ask(port: int, method: str, path: str, body: object = b"") -> tuple[int, Any]:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    response = await call(HOST, port, Request(method, path, data), 5)
+    response = await http_request(HOST, port, HttpRequest(method, path, data), 5)
     return response.status, json.loads(response.body) if response.status == 200 else response.text
 
 
-def test_what_an_informant_answers_to_whom() -> None:
+def test_what_an_informant_answers_to_each_agent() -> None:
     me = str(UUID(int=7))
 
     async def scenario() -> None:
-        async def agent(request: Request) -> Response:
-            asked.append((request.method, request.path, request.body))
-            answer = {"data": {"agentID": me}, "sequenceNumber": len(asked)}
-            return Response(200, json.dumps(answer).encode(), JSON)
+        async def agent(request: HttpRequest) -> HttpResponse:
+            requests.append((request.method, request.path, request.body))
+            answer = {"data": {"agentID": me}, "sequenceNumber": len(requests)}
+            return HttpResponse(200, json.dumps(answer).encode(), JSON)
 
-        asked: list[tuple[str, str, bytes]] = []
-        server = Server(agent)
-        _, mine = await server.listen(HOST)
-        desc = {"agentID": me, "agentServeAddr": f"{HOST}:{mine}", "minProtoVersion": 3, "maxProtoVersion": 9}
+        requests: list[tuple[str, str, bytes]] = []
+        server = HttpServer(agent)
+        _, agent_port = await server.listen(HOST)
+        desc = {"agentID": me, "agentServeAddr": f"{HOST}:{agent_port}", "minProtoVersion": 3, "maxProtoVersion": 9}
         signed = {"data": {"cpu": "1", "memory": "1Gi", "id": {"agentID": me}}, "sequenceNumber": 99}
         async with World(INFORMANT_VERSIONS) as world:
             port = world.port
@@ -238,15 +238,18 @@ def test_what_an_informant_answers_to_whom() -> None:
             assert await ask(port, "POST", "/register", b"") == (400, "bad JSON")
             assert await ask(port, "PUT", "/downscale", signed) == (400, "not the active agent")
             assert (await ask(port, "POST", "/register", {**desc, "minProtoVersion": 5}))[0] == 400
-            nobody = {**desc, "agentServeAddr": f"{HOST}:1"}
-            assert await ask(port, "POST", "/register", nobody) == (400, "the id could not be checked at the address")
+            unreachable = {**desc, "agentServeAddr": f"{HOST}:1"}
+            assert await ask(port, "POST", "/register", unreachable) == (
+                400,
+                "cannot check the id at the address",
+            )
             other = {**desc, "agentID": str(UUID(int=8))}
             assert (await ask(port, "POST", "/register", other))[0] == 400
             chosen = {"protoVersion": 4, "metricsMethod": {"prometheus": {"port": 9100}}}
             assert await ask(port, "POST", "/register", desc) == (200, chosen)
             await until_async(lambda: world.informant.agents.active == UUID(int=7))
             expected = b'{"expectedID":"%s"}' % me.encode()
-            assert asked[-2:] == [("GET", "/id", b"{}"), ("POST", "/resume", expected)]
+            assert requests[-2:] == [("GET", "/id", b"{}"), ("POST", "/resume", expected)]
             assert (await ask(port, "POST", "/register", desc))[0] == 409
             assert await ask(port, "PUT", "/health-check", {"agentID": me}) == (200, {})
             assert (await ask(port, "PUT", "/health-check", {}))[0] == 404
@@ -266,7 +269,7 @@ def test_what_an_informant_answers_to_whom() -> None:
 
 
 class Script:
-    """An informant that answers as it is told, and can ask the agent that registered last."""
+    """An informant that answers as the test says, and can ask the agent that registered last."""
 
     def __init__(self) -> None:
         self.answers: dict[str, Callable[[], tuple[int, Any]]] = {
@@ -276,42 +279,44 @@ class Script:
             "/upscale": lambda: (200, {}),
             "/unregister": lambda: (200, {"wasActive": True}),
         }
-        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.requests: list[tuple[str, dict[str, Any]]] = []
         self.asks_for_id = True
         self.agent: dict[str, Any] = {}
 
-    async def respond(self, request: Request) -> Response:
+    async def respond(self, request: HttpRequest) -> HttpResponse:
         body = json.loads(request.body)
-        self.asked.append((request.path, body))
+        self.requests.append((request.path, body))
         if request.path == "/register":
             self.agent = body
             if self.asks_for_id:
                 await self.ask("GET", "/id", {})
         status, answer = self.answers[request.path]()
-        return Response(status, answer if isinstance(answer, bytes) else json.dumps(answer).encode(), JSON)
+        return HttpResponse(status, answer if isinstance(answer, bytes) else json.dumps(answer).encode(), JSON)
 
     @property
-    def mine(self) -> dict[str, str]:
+    def identity(self) -> dict[str, str]:
         return {"expectedID": self.agent["agentID"]}
 
     async def ask(self, method: str, path: str, body: object) -> tuple[int, Any]:
         return await ask(int(self.agent["agentServeAddr"].rpartition(":")[2]), method, path, body)
 
-    def said(self, path: str) -> list[dict[str, Any]]:
-        return [body for asked, body in self.asked if asked == path]
+    def bodies_of(self, path: str) -> list[dict[str, Any]]:
+        return [body for called_path, body in self.requests if called_path == path]
 
 
 def scripted(
-    scenario: Callable[[Script, InformantConnection, Heard], Awaitable[None]], script: Script, timers: Timers = STANDARD
+    scenario: Callable[[Script, InformantConnection, Heard], Awaitable[None]],
+    script: Script,
+    timers: InformantTimeouts = STANDARD,
 ) -> None:
     async def conversation() -> None:
-        server, heard = Server(script.respond), Heard()
+        server, heard = HttpServer(script.respond), Heard()
         _, port = await server.listen(HOST)
         agent = InformantConnection("vm1", HOST, port, heard, HOST, timers)
         task = asyncio.create_task(agent.run())
         try:
             await until_async(lambda: bool(script.agent))
-            await until_async(lambda: agent.chosen is not None or len(script.said("/register")) > 1)
+            await until_async(lambda: agent.chosen is not None or len(script.bodies_of("/register")) > 1)
             await scenario(script, agent, heard)
         finally:
             task.cancel()
@@ -332,16 +337,19 @@ def test_what_an_agent_says_on_the_wire() -> None:
             "maxProtoVersion": 4,
         }
         # The reply to /id was the first of the numbered messages; each one has the next number.
-        assert await script.ask("POST", "/resume", script.mine) == (200, {"data": {"agentID": me}, "sequenceNumber": 2})
+        assert await script.ask("POST", "/resume", script.identity) == (
+            200,
+            {"data": {"agentID": me}, "sequenceNumber": 2},
+        )
         assert agent.status().connected
         await agent.downscale(Resources(250, GIB))
         signed = {"data": {"cpu": "250m", "memory": "1Gi", "id": {"agentID": me}}, "sequenceNumber": 3}
-        assert script.said("/downscale") == [signed]
-        more = {"cpu": True, "memory": True, **script.mine}
+        assert script.bodies_of("/downscale") == [signed]
+        more = {"cpu": True, "memory": True, **script.identity}
         assert (await script.ask("POST", "/try-upscale", more))[1]["sequenceNumber"] == 4
         assert (await script.ask("POST", "/try-upscale", more))[0] == 200
-        assert (heard.wishes, agent.status().dropped) == ([More(True, True)], 1)
-        assert (await script.ask("POST", "/suspend", script.mine))[1]["sequenceNumber"] == 6
+        assert (heard.wishes, agent.status().dropped) == ([ResourceFlags(True, True)], 1)
+        assert (await script.ask("POST", "/suspend", script.identity))[1]["sequenceNumber"] == 6
         assert (await script.ask("POST", "/try-upscale", more))[0] == 400
         assert not agent.status().connected
         assert heard.events[-2:] == ["connected", agent.status().why]
@@ -358,7 +366,7 @@ def test_what_an_agent_refuses() -> None:
         for path in ("/resume", "/suspend", "/try-upscale"):
             assert (await script.ask("POST", path, stranger))[0] == 404
             assert await script.ask("POST", path, {"expectedID": "x"}) == (400, "bad JSON")
-        assert (await script.ask("POST", "/try-upscale", script.mine))[0] == 400
+        assert (await script.ask("POST", "/try-upscale", script.identity))[0] == 400
         assert agent.chosen is not None
 
     scripted(scenario, Script(), SLOW)
@@ -369,10 +377,10 @@ def test_an_informant_out_of_turn_ends_it_and_another_server_registers(path: str
     async def scenario(script: Script, agent: InformantConnection, heard: Heard) -> None:
         before = dict(script.agent)
         if path == "/resume":
-            assert (await script.ask("POST", path, script.mine))[0] == 200
-        assert (await script.ask("POST", path, script.mine))[0] == 400
-        await until_async(lambda: len(script.said("/register")) == 2)
-        assert script.said("/unregister") == [before]
+            assert (await script.ask("POST", path, script.identity))[0] == 200
+        assert (await script.ask("POST", path, script.identity))[0] == 400
+        await until_async(lambda: len(script.bodies_of("/register")) == 2)
+        assert script.bodies_of("/unregister") == [before]
         assert script.agent["agentID"] != before["agentID"]
         assert script.agent["agentServeAddr"] != before["agentServeAddr"]
 
@@ -382,12 +390,12 @@ def test_an_informant_out_of_turn_ends_it_and_another_server_registers(path: str
 def test_an_agent_that_is_asked_early_is_not_early_when_the_reply_is_under_way() -> None:
     async def scenario() -> None:
         script = Script()
-        server, heard = Server(script.respond), Heard()
+        server, heard = HttpServer(script.respond), Heard()
         _, port = await server.listen(HOST)
         gate = asyncio.Event()
         plain = script.respond
 
-        async def slow(request: Request) -> Response:
+        async def slow(request: HttpRequest) -> HttpResponse:
             response = await plain(request)
             if request.path == "/register":
                 await gate.wait()
@@ -397,7 +405,7 @@ def test_an_agent_that_is_asked_early_is_not_early_when_the_reply_is_under_way()
         agent = InformantConnection("vm1", HOST, port, heard, HOST, SLOW)
         task = asyncio.create_task(agent.run())
         await until_async(lambda: bool(script.agent))
-        resume = asyncio.create_task(script.ask("POST", "/resume", script.mine))
+        resume = asyncio.create_task(script.ask("POST", "/resume", script.identity))
         await asyncio.sleep(0.05)
         assert not resume.done()
         gate.set()
@@ -429,15 +437,15 @@ def test_a_registration_that_is_none_is_tried_again_with_another_server(answer: 
         script.answers["/register"] = lambda: answer
 
     async def scenario(script: Script, agent: InformantConnection, heard: Heard) -> None:
-        await until_async(lambda: len(script.said("/register")) >= 2)
-        ids = [body["agentID"] for body in script.said("/register")]
+        await until_async(lambda: len(script.bodies_of("/register")) >= 2)
+        ids = [body["agentID"] for body in script.bodies_of("/register")]
         assert len(set(ids)) == len(ids)
         assert not agent.status().connected
         with pytest.raises(Failed):
             await agent.upscale(Resources(1000, GIB))
-        left = [body["agentID"] for body in script.said("/unregister")]
+        left = [body["agentID"] for body in script.bodies_of("/unregister")]
         if answer is None:
-            assert left == [], "it is told to forget what it may not know"
+            assert left == [], "it must forget what it may not know"
         else:
             assert left in (ids[:-1], ids)
 
@@ -448,12 +456,12 @@ def test_what_the_informant_asks_while_it_registers_is_answered_though_the_regis
     asking: list[asyncio.Task[tuple[int, Any]]] = []
 
     class Busy(Script):
-        async def respond(self, request: Request) -> Response:
+        async def respond(self, request: HttpRequest) -> HttpResponse:
             response = await super().respond(request)
             if request.path == "/register":
-                asking.append(asyncio.create_task(self.ask("POST", "/resume", self.mine)))
+                asking.append(asyncio.create_task(self.ask("POST", "/resume", self.identity)))
                 await asyncio.sleep(0.5)
-                return Response(500, b"broken")
+                return HttpResponse(500, b"broken")
             return response
 
     async def scenario(script: Script, agent: InformantConnection, heard: Heard) -> None:
@@ -475,14 +483,14 @@ def test_what_the_informant_asks_while_it_registers_is_answered_though_the_regis
 )
 def test_any_answer_but_200_ends_it(path: str, answer: tuple[int, Any]) -> None:
     async def scenario(script: Script, agent: InformantConnection, heard: Heard) -> None:
-        assert (await script.ask("POST", "/resume", script.mine))[0] == 200
+        assert (await script.ask("POST", "/resume", script.identity))[0] == 200
         script.answers[path] = lambda: answer
         if path != "/health-check":
             ask = agent.downscale if path == "/downscale" else agent.upscale
             with pytest.raises(NodeError) as raised:
                 await ask(Resources(1000, GIB))
             assert isinstance(raised.value, Unknown) is (answer[0] == 200)
-        await until_async(lambda: len(script.said("/register")) >= 2)
+        await until_async(lambda: len(script.bodies_of("/register")) >= 2)
         assert "connected" in heard.events[:-1]
         assert agent.status().failures >= 1
 
@@ -493,7 +501,7 @@ def test_one_request_at_a_time() -> None:
     async def scenario(script: Script, agent: InformantConnection, heard: Heard) -> None:
         under_way = most = 0
 
-        async def slow(request: Request) -> Response:
+        async def slow(request: HttpRequest) -> HttpResponse:
             nonlocal under_way, most
             under_way += 1
             most = max(most, under_way)
@@ -502,18 +510,18 @@ def test_one_request_at_a_time() -> None:
             return await respond(request)
 
         respond, script.respond = script.respond, slow  # type: ignore[method-assign]
-        await script.ask("POST", "/resume", script.mine)
+        await script.ask("POST", "/resume", script.identity)
         await asyncio.gather(*(agent.upscale(Resources(1000 + n, GIB)) for n in range(5)))
         assert most <= 1
-        assert [body["sequenceNumber"] for body in script.said("/upscale")] == [3, 4, 5, 6, 7]
+        assert [body["sequenceNumber"] for body in script.bodies_of("/upscale")] == [3, 4, 5, 6, 7]
 
     scripted(scenario, Script(), replace(SLOW, health_check=200))
 
 
 def test_when_the_next_server_begins() -> None:
-    assert next_start(0, 100, Again.AT_ONCE, 5000) == 5000
-    assert next_start(0, 9000, Again.AT_ONCE, 5000) == 9000
-    assert next_start(0, 100, Again.LATER, 5000) == 5100
+    assert next_start(0, 100, RestartDelay.AT_ONCE, 5000) == 5000
+    assert next_start(0, 9000, RestartDelay.AT_ONCE, 5000) == 9000
+    assert next_start(0, 100, RestartDelay.LATER, 5000) == 5100
 
 
 def test_nobody_but_the_guest_is_heard() -> None:
@@ -531,14 +539,14 @@ def test_nobody_but_the_guest_is_heard() -> None:
 
 def test_what_goes_on_by_itself_in_a_minute() -> None:
     async def scenario(script: Script, agent: InformantConnection, heard: Heard) -> None:
-        assert (await script.ask("POST", "/resume", script.mine))[0] == 200
-        before = len(script.said("/health-check"))
+        assert (await script.ask("POST", "/resume", script.identity))[0] == 200
+        before = len(script.bodies_of("/health-check"))
         await asyncio.sleep(60)
-        assert len(script.said("/health-check")) - before == 12
+        assert len(script.bodies_of("/health-check")) - before == 12
         script.answers["/health-check"] = lambda: (500, b"ill")
-        asked = asyncio.get_running_loop().time()
-        await until_async(lambda: len(script.said("/register")) == 2)
-        assert 5 <= asyncio.get_running_loop().time() - asked <= 10.5
+        began = asyncio.get_running_loop().time()
+        await until_async(lambda: len(script.bodies_of("/register")) == 2)
+        assert 5 <= asyncio.get_running_loop().time() - began <= 10.5
 
     scripted(scenario, Script())
 
@@ -564,7 +572,7 @@ def test_a_guest_monitor_is_an_informant_too(tmp_path: Path) -> None:
         guest.set_memory(2 * GIB, 1800 * 2**20)
         await until_async(lambda: bool(heard.wishes))
         await agent.upscale(Resources(250, 4 * GIB))
-        assert heard.wishes[0] == More(memory=True)
+        assert heard.wishes[0] == ResourceFlags(memory=True)
         for task in reversed(tasks):
             task.cancel()
             await asyncio.wait([task])
@@ -613,7 +621,15 @@ def test_a_machine_with_an_informant_is_scaled_as_one_with_a_monitor() -> None:
     async def scenario() -> None:
         async with World(INFORMANT_VERSIONS) as world:
             machine = Machine(world.port)
-            scaler = Scaler("vm1", Rules(UNIT), Bounds(UNIT, UNIT * 6), CONFIG, machine.channels, Waits(), Random(1))
+            scaler = Scaler(
+                "vm1",
+                ScalingRules(UNIT),
+                ScalingBounds(UNIT, UNIT * 6),
+                CONFIG,
+                machine.channels,
+                ScalerTimeouts(),
+                Random(1),
+            )
             world.running.append(asyncio.create_task(scaler.run()))
             machine.load = 4
             await until_async(lambda: machine.has == UNIT * 4)
@@ -622,7 +638,7 @@ def test_a_machine_with_an_informant_is_scaled_as_one_with_a_monitor() -> None:
             machine.load = 0
             await until_async(lambda: ("shrink", UNIT * 2) in world.guest.done)
             assert machine.has == UNIT * 3
-            world.informant.want(More(memory=True))
+            world.informant.want(ResourceFlags(memory=True))
             await until_async(lambda: world.guest.done[-1] == ("grew", UNIT * 4))
             world.guest.least = 0
             await until_async(lambda: machine.has == UNIT)

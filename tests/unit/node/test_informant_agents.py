@@ -8,12 +8,12 @@ from uuid import UUID
 import pytest
 
 from devalloc.scaling.messages import informant as wire
-from devalloc.scaling.messages.refused import Refused
-from devalloc.scaling.resources import More, Resources
+from devalloc.scaling.messages.request_error import RequestError
+from devalloc.scaling.resources import ResourceFlags, Resources
 from devalloc.scaling.versions import INFORMANT_VERSIONS, InformantVersion, VersionRange
-from devalloc_node.guest.agents import MOST_AGENTS, Agents, Call
+from devalloc_node.guest.agent_registry import MOST_AGENTS, AgentCall, AgentRegistry
 
-MEMORY = More(memory=True)
+MEMORY = ResourceFlags(memory=True)
 
 
 def uuid(number: int) -> UUID:
@@ -29,25 +29,25 @@ class World:
     """Agents that answer at once and as they should, unless they are said not to."""
 
     def __init__(self, **options: VersionRange[InformantVersion]) -> None:
-        self.agents = Agents(9100, **options)
+        self.agents = AgentRegistry(9100, **options)
         self.now = 0
         self.sequence = 0
         self.silent: set[UUID] = set()
-        self.asked: list[tuple[str, int]] = []
+        self.calls: list[tuple[str, int]] = []
 
-    def answer(self, call: Call) -> None:
-        self.asked.append((call.endpoint.path, call.agent_id.int))
+    def answer(self, call: AgentCall) -> None:
+        self.calls.append((call.endpoint.path, call.agent_id.int))
         self.sequence += 1
         silent = call.agent_id in self.silent
-        self.agents.answered(call, "silence" if silent else wire.Numbered(call.agent_id, self.sequence), self.now)
+        self.agents.answered(call, "silence" if silent else wire.SequenceStamp(call.agent_id, self.sequence), self.now)
 
     def settle(self) -> list[tuple[str, int]]:
         """All that agents are asked until nothing is left to ask."""
-        self.asked = []
+        self.calls = []
         while calls := self.agents.calls(self.now):
             for call in calls:
                 self.answer(call)
-        return self.asked
+        return self.calls
 
     def register(self, one: wire.AgentDesc) -> wire.InformantDesc:
         self.answer(self.agents.register(one, self.now))
@@ -57,13 +57,13 @@ class World:
 
 
 def refusal(call: object, *arguments: object) -> int:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestError) as refused:
         call(*arguments)  # type: ignore[operator]
     return refused.value.status
 
 
-def told(by: int, sequence: int = 1) -> wire.Told:
-    return wire.Told(Resources(1000, 2**30), wire.Numbered(uuid(by), sequence))
+def resources_from(by: int, sequence: int = 1) -> wire.ResourcesMessage:
+    return wire.ResourcesMessage(Resources(1000, 2**30), wire.SequenceStamp(uuid(by), sequence))
 
 
 def test_an_agent_is_asked_who_it_is_before_it_is_known_and_resumed_once_it_knows() -> None:
@@ -75,7 +75,7 @@ def test_an_agent_is_asked_who_it_is_before_it_is_known_and_resumed_once_it_know
     assert (world.agents.calls(0), world.agents.active) == ([], None)
     world.agents.replied(uuid(1))
     (resume,) = world.agents.calls(0)
-    assert (resume.endpoint, resume.body, resume.timeout) == (wire.RESUME, wire.encode_expected(uuid(1)), 100)
+    assert (resume.endpoint, resume.body, resume.timeout) == (wire.RESUME, wire.encode_expected_agent(uuid(1)), 100)
     assert (world.agents.active, world.agents.calls(0)) == (None, [])
     world.answer(resume)
     assert (world.agents.active, world.agents.version) == (uuid(1), InformantVersion(4))
@@ -115,8 +115,8 @@ def test_who_does_not_answer_is_dropped_and_the_newest_of_the_others_takes_over(
         world.settle()
         world.now = 10_000
     world.silent = {uuid(2)}
-    asked = world.settle()
-    assert asked[-1] == ("/resume", 1)
+    calls = world.settle()
+    assert calls[-1] == ("/resume", 1)
     assert world.agents.active == uuid(1)
     assert refusal(world.agents.check_health, uuid(2)) == 404
 
@@ -136,7 +136,7 @@ def test_agents_are_checked_every_ten_seconds() -> None:
 def test_an_agent_that_is_another_one_is_dropped() -> None:
     world = World()
     call = world.agents.register(desc(1), 0)
-    world.agents.answered(call, wire.Numbered(uuid(2), 1), 0)
+    world.agents.answered(call, wire.SequenceStamp(uuid(2), 1), 0)
     assert refusal(world.agents.chosen, uuid(1)) == 400
 
 
@@ -166,23 +166,23 @@ def test_health_checks_and_leaving() -> None:
 
 def test_only_the_active_agent_is_heard() -> None:
     world = World()
-    assert refusal(world.agents.heard, told(1)) == 400
+    assert refusal(world.agents.heard, resources_from(1)) == 400
     world.register(desc(1))
-    assert refusal(world.agents.heard, told(1)) == 400
+    assert refusal(world.agents.heard, resources_from(1)) == 400
     world.settle()
-    world.agents.heard(told(1, 50))
-    assert refusal(world.agents.heard, told(2)) == 400
+    world.agents.heard(resources_from(1, 50))
+    assert refusal(world.agents.heard, resources_from(2)) == 400
     world.register(desc(2))
     assert len(world.agents.calls(0)) == 1
-    assert refusal(world.agents.heard, told(1, 51)) == 400
+    assert refusal(world.agents.heard, resources_from(1, 51)) == 400
 
 
 def test_amounts_without_a_name_are_those_of_the_active_agent() -> None:
     world = World()
     world.register(desc(1, 1, 3))
-    assert refusal(world.agents.heard, wire.Told(Resources(1, 1), None)) == 400
+    assert refusal(world.agents.heard, wire.ResourcesMessage(Resources(1, 1), None)) == 400
     world.settle()
-    world.agents.heard(wire.Told(Resources(1, 1), None))
+    world.agents.heard(wire.ResourcesMessage(Resources(1, 1), None))
 
 
 def test_messages_that_were_overtaken_are_counted_and_still_heard() -> None:
@@ -190,7 +190,7 @@ def test_messages_that_were_overtaken_are_counted_and_still_heard() -> None:
     world.register(desc(1))
     world.settle()
     for sequence in (50, 49, 50, 51):
-        world.agents.heard(told(1, sequence))
+        world.agents.heard(resources_from(1, sequence))
     assert world.agents.overtaken == 2
 
 
@@ -201,7 +201,7 @@ def test_a_wish_for_more_reaches_each_agent_once_until_it_is_granted() -> None:
     (resume,) = world.agents.calls(0)
     world.answer(resume)
     (wish,) = world.agents.calls(0)
-    assert (wish.endpoint, wish.timeout, wish.body) == (wire.TRY_UPSCALE, 400, wire.encode_more(MEMORY, uuid(1)))
+    assert (wish.endpoint, wish.timeout, wish.body) == (wire.TRY_UPSCALE, 400, wire.encode_try_upscale(MEMORY, uuid(1)))
     world.answer(wish)
     assert world.settle() == []
     world.agents.want(MEMORY)
@@ -244,13 +244,13 @@ def test_only_so_many_agents_are_known() -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_happens_at_most_one_agent_runs_and_the_newest_that_answers_ends_up_active(seed: int) -> None:
     draw = random.Random(seed)
-    agents = Agents(9100, versions=INFORMANT_VERSIONS)
+    agents = AgentRegistry(9100, versions=INFORMANT_VERSIONS)
     running: set[UUID] = set()  # what the agents themselves know
-    under_way: list[Call] = []
-    known: list[int] = []
+    under_way: list[AgentCall] = []
+    registered: list[int] = []
     now = sequence = count = 0
 
-    def finish(call: Call, fails: bool) -> None:
+    def finish(call: AgentCall, fails: bool) -> None:
         nonlocal sequence
         sequence += 1
         if call.endpoint == wire.RESUME and not fails:
@@ -260,38 +260,38 @@ def test_whatever_happens_at_most_one_agent_runs_and_the_newest_that_answers_end
             assert call.agent_id in running or fails
             running.discard(call.agent_id)  # one that fails is dropped, and finds out when it asks
         if fails and call.endpoint != wire.TRY_UPSCALE:
-            known[:] = [number for number in known if uuid(number) != call.agent_id]
+            registered[:] = [number for number in registered if uuid(number) != call.agent_id]
             running.discard(call.agent_id)
-        agents.answered(call, "silence" if fails else wire.Numbered(call.agent_id, sequence), now)
-        if call.agent_id.int in known:
+        agents.answered(call, "silence" if fails else wire.SequenceStamp(call.agent_id, sequence), now)
+        if call.agent_id.int in registered:
             agents.replied(call.agent_id)
 
     for _ in range(120):
         now += draw.choice([0, 100, 3000])
         match draw.randrange(5):
-            case 0 if len(known) < MOST_AGENTS:
+            case 0 if len(registered) < MOST_AGENTS:
                 count += 1
-                known.append(count)
+                registered.append(count)
                 under_way.append(agents.register(desc(count), now))
-            case 1 if known:
-                number = draw.choice(known)
-                known.remove(number)
+            case 1 if registered:
+                number = draw.choice(registered)
+                registered.remove(number)
                 assert agents.unregister(desc(number)) in (True, False)
                 running.discard(uuid(number))
             case 2:
                 agents.want(MEMORY)
             case _:
                 under_way += agents.calls(now)
-                asked = [call.agent_id for call in under_way if call.agent_id.int in known]
-                assert len(asked) == len(set(asked)), "asked two things at a time"
+                targets = [call.agent_id for call in under_way if call.agent_id.int in registered]
+                assert len(targets) == len(set(targets)), "asked two things at a time"
                 if under_way:
                     call = under_way.pop(draw.randrange(len(under_way)))
-                    if call.agent_id.int in known:
+                    if call.agent_id.int in registered:
                         finish(call, draw.random() < 0.2)
         assert len(running) <= 1
         assert agents.active is None or agents.active in running
     while under_way or (under_way := agents.calls(now)):
         call = under_way.pop()
-        if call.agent_id.int in known:
+        if call.agent_id.int in registered:
             finish(call, False)
-    assert agents.active == (uuid(max(known)) if known else None)
+    assert agents.active == (uuid(max(registered)) if registered else None)

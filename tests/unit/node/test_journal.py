@@ -20,16 +20,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from devalloc.store import Unavailable, Unusable
-from devalloc_node.claims.content import grant_content, grant_of, prepared_content, prepared_of
+from devalloc_node.claims.journal_content import grant_content, grant_of, prepared_content, prepared_of
 from devalloc_node.errors import Failed
-from devalloc_node.grant import ClaimRef, Grant, GrantedDevice
-from devalloc_node.journal import USE, ClaimState, SQLiteJournal, Taken, open_journal
-from devalloc_node.journal.folder import move_aside
+from devalloc_node.journal import USE, ClaimState, HeldByOther, SQLiteJournal, open_journal
 from devalloc_node.journal.schema import SCHEMA
 from devalloc_node.journal.sqlite import QUARANTINED
-from devalloc_node.prepared import Prepared, PreparedDevice
-from devalloc_node.step import Step
-from tests.support.faketree import memory_folder
+from devalloc_node.journal.state_folder import move_aside
+from devalloc_node.model.grant import ClaimRef, Grant, GrantedDevice
+from devalloc_node.model.prepared import Prepared, PreparedDevice
+from devalloc_node.model.step import Step
+from tests.support.fake_tree import memory_folder
 
 GRANT = {"kind": "DeviceClaim", "devices": []}
 UIDS = ("u1", "u2", "u3")
@@ -80,7 +80,7 @@ class JournalMachine(RuleBasedStateMachine):
     def begin(self, uid: str, keys: dict[str, str]) -> None:
         try:
             self.journal.begin(ref(uid), "DeviceClaim", GRANT, keys)
-        except Taken as taken:
+        except HeldByOther as taken:
             refused = taken.holding
         except Failed:
             refused = None
@@ -195,8 +195,8 @@ class JournalMachine(RuleBasedStateMachine):
         owners = {str(each[1]) for each in self.steps}
         assert set(self.journal.shared()) == {owner for owner in owners if owner in SHARED}
         for owner in owners | {*UIDS}:
-            found = [[s.id, s.owner, s.device, s.step.kind, s.step.target, s.state] for s in self.journal.steps(owner)]
-            assert found == [each for each in self.steps if each[1] == owner]
+            rows = [[s.id, s.owner, s.device, s.step.kind, s.step.target, s.state] for s in self.journal.steps(owner)]
+            assert rows == [each for each in self.steps if each[1] == owner]
         for name in SHARED:
             users = [s.id for s in self.journal.users(name)]
             assert users == [each[0] for each in self.steps if each[3:5] == [USE, name]]
@@ -331,7 +331,7 @@ class TestDamage:
         with closing(open_journal(folder)) as journal:
             journal.begin(ref("u1"), "DeviceClaim", GRANT, {"pci/1": "p/d"})
             self.spoil(folder, "UPDATE claims SET granted = '{'")
-            with pytest.raises(Unusable, match=r"Another process has .* open: stop it"):
+            with pytest.raises(Unusable, match=r"Another process uses .*: stop it"):
                 open_journal(folder)
         self.assert_moved(folder)
 
@@ -373,7 +373,7 @@ class TestDamage:
 def open_elsewhere(folder: Path) -> SQLiteJournal:
     """A second connection, which has nothing in its cache and did not check anything yet."""
     unchecked = type("Unchecked", (SQLiteJournal,), {"_check": lambda self: None})
-    opened: SQLiteJournal = unchecked(folder / "journal.db", -1, lambda: None)
+    opened: SQLiteJournal = unchecked(folder / "journal.db", None, lambda: None)
     return opened
 
 
@@ -436,7 +436,7 @@ class TestBoot:
         journal.finish("u1", {"devices": []})
         (voided,) = journal.boot("two", {"file"})
         assert (voided.ref, voided.state) == (ref("u1"), ClaimState.UNPREPARING)
-        assert [found.step.target for found in journal.steps("u1")] == ["/a/file"]
+        assert [record.step.target for record in journal.steps("u1")] == ["/a/file"]
         assert (journal.held(), journal.shared(), journal.users("pf/1")) == ({}, [], [])
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from devalloc.store import Held, StoreError
+from devalloc.store import StoreError, StoreLocked
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.errors import Failed
-from devalloc_node.grant import ClaimRef
 from devalloc_node.journal import open_journal
-from devalloc_node.journal.copies import backup, restore
+from devalloc_node.journal.backup import backup, restore
+from devalloc_node.model.grant import ClaimRef
 
 REF = ClaimRef("default", "train", "uid-1")
 LATER = ClaimRef("default", "later", "uid-2")
@@ -29,7 +29,7 @@ def test_a_copy_is_made_of_a_journal_in_use_and_put_back_when_it_is_not(tmp_path
         journal.begin(REF, "DeviceClaim", {"kind": "DeviceClaim", "devices": []}, {"pci/0000:41:00.0": "p/d"})
         assert backup(folder, copy)
         journal.begin(LATER, "DeviceClaim", {"kind": "DeviceClaim", "devices": []}, {})
-        with pytest.raises(Held, match="a node plugin runs"):
+        with pytest.raises(StoreLocked, match="a node plugin uses"):
             restore(copy, folder)
     assert claims(folder) == ["train", "later"]
     aside = restore(copy, folder)
@@ -47,7 +47,7 @@ def test_there_may_be_none(tmp_path: Path) -> None:
 def test_a_store_is_no_journal(tmp_path: Path) -> None:
     with closing(SQLiteStore(tmp_path / "store.db")) as store:
         store.backup(tmp_path / "copy.db")
-    with pytest.raises(StoreError, match="no backup of a devalloc journal"):
+    with pytest.raises(StoreError, match="not a backup of a devalloc journal"):
         restore(tmp_path / "copy.db", tmp_path / "node")
 
 

@@ -14,8 +14,8 @@ import pytest
 from kubernetes.config import incluster_config
 
 from devalloc.store.kubernetes import client as kube_client
-from devalloc.store.kubernetes import eventstream
-from devalloc.store.kubernetes.apierror import ApiError
+from devalloc.store.kubernetes import event_stream
+from devalloc.store.kubernetes.api_error import ApiError
 from devalloc.store.kubernetes.client import Client
 from devalloc_node.deadline import Deadline
 
@@ -32,7 +32,7 @@ class Server:
 
     def __init__(self) -> None:
         self.replies: list[Reply | None] = [(200, b"{}")]
-        self.asked: list[tuple[str, str, str | None]] = []
+        self.requests: list[tuple[str, str, str | None]] = []
         self.retry_after: str | None = None
         self.silences = 0
         """Requests that are not answered before it ``speaks``."""
@@ -56,7 +56,7 @@ def client(server: Server, tmp_path: Path) -> Iterator[Client]:
         def answer(self) -> None:
             length = int(self.headers.get("Content-Length") or 0)
             self.rfile.read(length)
-            server.asked.append((self.command, self.path, self.headers.get("Authorization")))
+            server.requests.append((self.command, self.path, self.headers.get("Authorization")))
             if server.silences:
                 server.silences -= 1
                 server.speaks.wait(60)
@@ -99,7 +99,9 @@ def client(server: Server, tmp_path: Path) -> Iterator[Client]:
 
 def test_the_token_and_the_parameters_are_sent(client: Client, server: Server) -> None:
     assert client.get("/api/v1/nodes", {"fieldSelector": "spec.nodeName=a,spec.driver=b"}) == {}
-    assert server.asked == [("GET", "/api/v1/nodes?fieldSelector=spec.nodeName%3Da%2Cspec.driver%3Db", "Bearer secret")]
+    assert server.requests == [
+        ("GET", "/api/v1/nodes?fieldSelector=spec.nodeName%3Da%2Cspec.driver%3Db", "Bearer secret")
+    ]
 
 
 def test_a_server_that_wants_to_be_left_alone_is(client: Client, server: Server) -> None:
@@ -109,7 +111,7 @@ def test_a_server_that_wants_to_be_left_alone_is(client: Client, server: Server)
         with pytest.raises(ApiError, match="Too many requests") as caught:
             use()
         assert caught.value.retry_after == 600
-    assert len(server.asked) == 2, "for longer than anybody waits here"
+    assert len(server.requests) == 2, "for longer than anybody waits here"
     server.retry_after = "Mon, 01 Jan 2029 00:00:00 GMT"
     server.replies.append((200, b"{}"))
     assert client.get("/a") == {}
@@ -133,7 +135,7 @@ def test_credentials_that_were_replaced_are_read_anew(
     put("second")
     server.replies = [status(401, "Unauthorized"), (201, b"{}")]
     assert client.create("/a", {}) == {}
-    assert [token for _, _, token in server.asked] == ["Bearer first", "Bearer first", "Bearer second"]
+    assert [token for _, _, token in server.requests] == ["Bearer first", "Bearer first", "Bearer second"]
     assert client.token() == "second", "for others who want to know who this is"
 
 
@@ -144,7 +146,7 @@ def test_credentials_that_are_not_taken_are_an_error(client: Client, server: Ser
             client.get("/a")
         assert caught.value.status == 401
         (tmp_path / "kubeconfig").unlink(missing_ok=True)
-    assert len(server.asked) == 3, "once with each, and where there are no others not again"
+    assert len(server.requests) == 3, "once with each, and where there are no others not again"
 
 
 def test_a_token_that_cannot_be_read_is_an_error(
@@ -175,30 +177,30 @@ def test_a_token_that_cannot_be_read_is_an_error(
 def test_reads_are_tried_again(client: Client, server: Server, first: Reply | None) -> None:
     server.replies = [first, (200, b'{"a": 1}')]
     assert client.get("/x") == {"a": 1}
-    assert len(server.asked) == 2
+    assert len(server.requests) == 2
 
 
 def test_reads_end_after_three_tries(client: Client, server: Server) -> None:
     server.replies = [status(503, "Unavailable")]
     with pytest.raises(ApiError, match="it is Unavailable"):
         client.get("/x")
-    assert len(server.asked) == 3
+    assert len(server.requests) == 3
 
 
 def test_reads_end_with_the_deadline(client: Client, server: Server) -> None:
-    with pytest.raises(ApiError, match="no time is left"):
+    with pytest.raises(ApiError, match="no time left"):
         client.get("/x", until=Deadline.after(0).at)
-    assert server.asked == []
+    assert server.requests == []
 
 
 @pytest.mark.parametrize("reply", [None, status(500, "InternalError"), status(409, "Conflict")])
 def test_writes_are_not_tried_again(client: Client, server: Server, reply: Reply | None) -> None:
     server.replies = [reply]
     for write in (client.create, client.replace):
-        server.asked.clear()
+        server.requests.clear()
         with pytest.raises(ApiError):
             write("/x", {})
-        assert len(server.asked) == 1
+        assert len(server.requests) == 1
 
 
 def test_who_has_less_time_gives_up_sooner_and_asks_on_another_connection(client: Client, server: Server) -> None:
@@ -219,7 +221,7 @@ def test_a_write_that_was_put_off_is_tried_again(client: Client, server: Server)
 
 
 @pytest.mark.parametrize(
-    ("reply", "found"),
+    ("reply", "expected"),
     [
         (status(404, "NotFound", name="c1", kind="resourceclaims"), True),
         (status(404, "NotFound"), False),
@@ -229,23 +231,23 @@ def test_a_write_that_was_put_off_is_tried_again(client: Client, server: Server)
     ],
 )
 def test_not_found_is_only_what_the_api_says_of_an_object(
-    client: Client, server: Server, reply: Reply, found: bool
+    client: Client, server: Server, reply: Reply, expected: bool
 ) -> None:
     server.replies = [reply]
     with pytest.raises(ApiError) as error:
         client.get("/x")
-    assert error.value.is_not_found == found
+    assert error.value.is_not_found == expected
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff\xfe"])
 def test_an_answer_that_is_no_object_is_an_error(client: Client, server: Server, content: bytes) -> None:
     server.replies = [(200, content)]
-    with pytest.raises(ApiError, match="no JSON object"):
+    with pytest.raises(ApiError, match="not a JSON object"):
         client.get("/x")
 
 
 def test_answers_are_bounded(client: Client, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kube_client, "MAX_ANSWER", 100)
+    monkeypatch.setattr(kube_client, "MAX_RESPONSE", 100)
     server.replies = [(200, json.dumps({"a": "x" * 200}).encode())]
     with pytest.raises(ApiError) as error:
         client.get("/x")
@@ -268,14 +270,14 @@ def test_a_watch_gives_its_events(client: Client, server: Server) -> None:
     events = [{"type": "ADDED", "object": {"metadata": {"name": f"a{number}"}}} for number in range(3)]
     server.replies = [lines(*events)]
     assert list(client.watch("/x", {}, "7", threading.Event())) == events
-    assert "resourceVersion=7" in server.asked[0][1]
+    assert "resourceVersion=7" in server.requests[0][1]
 
 
 def test_a_watch_of_a_server_that_stands_still_ends(
     client: Client, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its connection is there, as of one process that is stopped; it is another server that answers the next watch."""
-    monkeypatch.setattr(kube_client, "SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(kube_client, "WATCH_SILENCE_SECONDS", 0.2)
     event = {"type": "ADDED", "object": {"metadata": {"name": "a"}}}
     server.replies, server.stands_still = [lines(event)], True
     watched = client.watch("/x", {}, "7", threading.Event())
@@ -294,7 +296,7 @@ def test_a_watch_that_is_too_old_says_so(client: Client, server: Server) -> None
 def test_a_watch_of_nonsense_is_an_error(
     client: Client, server: Server, monkeypatch: pytest.MonkeyPatch, content: bytes
 ) -> None:
-    monkeypatch.setattr(eventstream, "MAX_EVENT", 100)
+    monkeypatch.setattr(event_stream, "MAX_EVENT", 100)
     server.replies = [(200, content)]
     with pytest.raises(ApiError):
         list(client.watch("/x", {}, "7", threading.Event()))

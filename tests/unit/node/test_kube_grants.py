@@ -7,10 +7,10 @@ from typing import Any, cast
 import pytest
 
 from devalloc.store.kubernetes.client import Client
-from devalloc_node.binding.vfsettings import wanted_settings
+from devalloc_node.binding.vf_settings import wanted_settings
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.grant import ClaimRef, GrantedDevice
 from devalloc_node.kube.grants import ResourceClaimGrants
+from devalloc_node.model.grant import ClaimRef, GrantedDevice
 
 REF = ClaimRef("default", "a", "uid")
 
@@ -40,7 +40,7 @@ def test_parameters_need_no_name(more: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "said"),
+    ("parameters", "message"),
     [
         ({"apiVersion": "devalloc.io/v1alpha1", "kind": "VFConfig", "spec": {"vlan": 7}}, "VFConfig"),
         ({"apiVersion": "devalloc.io/v1alpha1", "kind": "VfConfig", "spec": {"vlam": 7}}, "vlam"),
@@ -49,9 +49,9 @@ def test_parameters_need_no_name(more: dict[str, Any]) -> None:
         ({"vlan": 7}, "kind"),
     ],
 )
-def test_parameters_that_nobody_understands_are_not_passed_over(parameters: dict[str, Any], said: str) -> None:
+def test_parameters_that_nobody_understands_are_not_passed_over(parameters: dict[str, Any], message: str) -> None:
     """They may be what keeps the device in its network."""
-    with pytest.raises(Denied, match=said) as caught:
+    with pytest.raises(Denied, match=message) as caught:
         granted(**parameters)
     assert caught.value.code == "ConfigInvalid"
 

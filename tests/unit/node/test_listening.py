@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from devalloc_node.listening import comes
+from devalloc_node.net.accept import wait_for_connection
 
 
 @pytest.mark.parametrize("turns", range(5))
@@ -17,7 +17,7 @@ def test_who_comes_while_it_is_cancelled_is_still_there_to_be_taken(turns: int) 
     async def main() -> None:
         with socket.create_server(("127.0.0.1", 0)) as door:
             door.setblocking(False)
-            waiting = asyncio.create_task(comes(door))
+            waiting = asyncio.create_task(wait_for_connection(door))
             await asyncio.sleep(0)
             with socket.create_connection(door.getsockname()):
                 for _ in range(turns):
@@ -33,7 +33,7 @@ def test_who_comes_while_it_is_cancelled_is_still_there_to_be_taken(turns: int) 
 def test_a_door_that_another_thread_closes_is_left_without_an_error() -> None:
     async def main() -> None:
         door = socket.create_server(("127.0.0.1", 0))
-        waiting = asyncio.create_task(comes(door))
+        waiting = asyncio.create_task(wait_for_connection(door))
         await asyncio.sleep(0)
         door.close()
         waiting.cancel()

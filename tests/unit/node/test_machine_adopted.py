@@ -21,26 +21,37 @@ from typing import Any
 
 import pytest
 
-from devalloc.api.virtualmachine import VirtualMachine
+from devalloc.api.virtual_machine import VirtualMachine
 from devalloc_node.errors import Denied, Failed, Unknown
-from devalloc_node.grant import ClaimRef
-from devalloc_node.machine import adopt, devices, house, kept, launch, lifefile, looks, lost, process, users
+from devalloc_node.machine import (
+    adoption,
+    hotplug,
+    launch,
+    machine_files,
+    maintenance,
+    orphans,
+    process,
+    registry,
+    status_cache,
+    user_ids,
+)
 from devalloc_node.machine.attachment import AttachmentKind
-from devalloc_node.machine.config import Folder, MachineConfig
-from devalloc_node.machine.machines import Machines
-from devalloc_node.machine.monitor import QmpMonitor
+from devalloc_node.machine.config import AllowedFolder, MachineConfig
+from devalloc_node.machine.lifecycle import MachineLifecycle
 from devalloc_node.machine.powerdown import power_down_all
+from devalloc_node.machine.qmp import QmpMonitor
 from devalloc_node.machine.records import MACHINES, PLUGS, MachineRecord, content_of, record_of
-from devalloc_node.machine.spec import Disk, PlainDevice
-from devalloc_node.machine.view import Amounts, Machine
-from devalloc_node.prepared import Prepared, PreparedDevice
+from devalloc_node.machine.spec import Disk, EmulatedDevice
+from devalloc_node.machine.view import MachineAmounts, MachineView
+from devalloc_node.model.grant import ClaimRef
+from devalloc_node.model.prepared import Prepared, PreparedDevice
+from devalloc_node.model.step import ForcibleKind
 from devalloc_node.service import replies
-from devalloc_node.step import ForcibleKind
+from tests.support.deadlines import deadline_after, soon
 from tests.support.fake_qmp import Error, FakeQemu
 from tests.support.machines import (
     virtual_machine,
 )
-from tests.support.patience import patience, soon
 from tests.support.waiting import until
 
 KEY = "default/m"
@@ -71,10 +82,10 @@ class Owners:
     """Who owns which node, without the rights that changing it needs."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, int, int]] = []
+        self.changes: list[tuple[str, int, int]] = []
 
     def own(self, node: str, uid: int, gid: int) -> None:
-        self.told.append((node, uid, gid))
+        self.changes.append((node, uid, gid))
 
 
 @pytest.fixture
@@ -82,7 +93,7 @@ def config(tmp_path: Path) -> MachineConfig:
     return MachineConfig(
         tmp_path / "state",
         tmp_path / "run",
-        socket_folders=(Folder(tmp_path, "any"),),
+        socket_folders=(AllowedFolder(tmp_path, "any"),),
         accel="tcg",
         users=None,
         command_seconds=2.0,
@@ -90,17 +101,17 @@ def config(tmp_path: Path) -> MachineConfig:
 
 
 @pytest.fixture
-def machines(config: MachineConfig) -> Iterator[Machines]:
-    made = Machines(config, MemoryRecords())
+def machines(config: MachineConfig) -> Iterator[MachineLifecycle]:
+    made = MachineLifecycle(config, MemoryRecords())
     yield made
     made.close()
 
 
 @pytest.fixture
-def kind(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> AttachmentKind:
+def kind(machines: MachineLifecycle, monkeypatch: pytest.MonkeyPatch) -> AttachmentKind:
     """Of a plugin whose machines, which are this very process, may lock all memory they like."""
     monkeypatch.setattr(process, "memlock", lambda pid: None)
-    monkeypatch.setattr(adopt, "memlock", lambda pid: None)
+    monkeypatch.setattr(adoption, "memlock", lambda pid: None)
     return AttachmentKind(machines, Owners())
 
 
@@ -116,28 +127,30 @@ def prepared(*nodes: str, functions: int = 1) -> Prepared:
 # Whose it is.
 
 
-def test_an_adopted_machine_is_observed_and_nothing_of_it_is_touched(machines: Machines, qemu: FakeQemu) -> None:
+def test_an_adopted_machine_is_observed_and_nothing_of_it_is_touched(
+    machines: MachineLifecycle, qemu: FakeQemu
+) -> None:
     machines.adopt(adopting(qemu.path), soon())
     machines.adopt(adopting(qemu.path), soon())  # again is success
     seen = machines.get(KEY)
     assert seen is not None
     assert (seen.phase, seen.adopted, seen.pid) == ("Running", True, os.getpid())
     assert (seen.observed.vcpus, seen.observed.memory_bytes) == (1, 512 * MIB)
-    assert qemu.said == []
+    assert qemu.commands == []
     machines.forget(KEY, soon())
     assert machines.get(KEY) is None
-    assert qemu.said == []
+    assert qemu.commands == []
 
 
 @pytest.mark.parametrize(
     ("bounds", "words"),
     [
-        ({"memory": {"min": "1Gi", "max": "2Gi"}}, "has 512Mi of memory, .* is to have 1Gi to 2Gi of memory"),
-        ({"cpu": {"min": "2", "max": "4"}}, "has 1 vCPUs, .* is to have 2 to 4 vCPUs"),
+        ({"memory": {"min": "1Gi", "max": "2Gi"}}, "has 512Mi of memory, .* are 1Gi to 2Gi of memory"),
+        ({"cpu": {"min": "2", "max": "4"}}, "has 1 vCPUs, .* are 2 to 4 vCPUs"),
     ],
 )
 def test_a_machine_outside_its_bounds_is_not_adopted(
-    machines: Machines, qemu: FakeQemu, bounds: dict[str, Any], words: str
+    machines: MachineLifecycle, qemu: FakeQemu, bounds: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(Denied, match=words) as denied:
         machines.adopt(adopting(qemu.path, **bounds), soon())
@@ -149,7 +162,9 @@ def test_a_machine_whose_disk_is_in_use_is_told_which_other_one_has_it(
 ) -> None:
     image = tmp_path / "image"
     image.write_bytes(b"content".ljust(MIB))
-    machines = Machines(replace(config, binary="true", folders=(Folder(tmp_path, "any"),)), MemoryRecords())
+    machines = MachineLifecycle(
+        replace(config, binary="true", folders=(AllowedFolder(tmp_path, "any"),)), MemoryRecords()
+    )
     start = virtual_machine("n", start={"disks": [{"path": str(image), "format": "raw"}]})
     with image.open("rb") as other:
         fcntl.fcntl(other, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 201, 1, 0))
@@ -159,11 +174,11 @@ def test_a_machine_whose_disk_is_in_use_is_told_which_other_one_has_it(
             assert denied.value.code == "DiskInUse"
             machines.adopt(adopting(qemu.path), soon())  # which is this very process, and has the image open
         with pytest.raises(Denied, match=f"is in use by machine {KEY} itself$"):
-            machines.plug_in(KEY, PlainDevice("again", Disk(str(image), "raw")), soon())
+            machines.plug_in(KEY, EmulatedDevice("again", Disk(str(image), "raw")), soon())
     machines.close()
 
 
-def test_one_machine_has_one_name(machines: Machines, qemu: FakeQemu) -> None:
+def test_one_machine_has_one_name(machines: MachineLifecycle, qemu: FakeQemu) -> None:
     machines.adopt(adopting(qemu.path), soon())
     again = virtual_machine("n", start=None, adopt={"qmpSocket": str(qemu.path)})
     with pytest.raises(Denied) as denied:
@@ -176,12 +191,12 @@ def test_one_machine_has_one_name(machines: Machines, qemu: FakeQemu) -> None:
 
 
 def test_a_socket_outside_the_allowed_folders_is_refused(
-    machines: Machines, qemu: FakeQemu, tmp_path: Path, config: MachineConfig
+    machines: MachineLifecycle, qemu: FakeQemu, tmp_path: Path, config: MachineConfig
 ) -> None:
     inside = tmp_path / "inside"
     inside.mkdir()
     (inside / "link").symlink_to(qemu.path)
-    strict = Machines(replace(config, socket_folders=(Folder(inside, "any"),)), MemoryRecords())
+    strict = MachineLifecycle(replace(config, socket_folders=(AllowedFolder(inside, "any"),)), MemoryRecords())
     for path in (qemu.path, inside / "link"):
         with pytest.raises(Denied) as denied:
             strict.adopt(adopting(path), soon())
@@ -193,7 +208,9 @@ def test_a_socket_outside_the_allowed_folders_is_refused(
     assert qemu.connections == 0
 
 
-def test_a_strangers_socket_is_refused_also_where_the_file_was_given_to_us(machines: Machines, tmp_path: Path) -> None:
+def test_a_strangers_socket_is_refused_also_where_the_file_was_given_to_us(
+    machines: MachineLifecycle, tmp_path: Path
+) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can make a process of another user")
     path = Path(f"/tmp/dvm-stranger-{os.getpid()}")
@@ -202,7 +219,9 @@ def test_a_strangers_socket_is_refused_also_where_the_file_was_given_to_us(machi
         "s=socket.socket(socket.AF_UNIX);s.bind(sys.argv[1]);s.listen();time.sleep(60)"
     )
     stranger = subprocess.Popen([sys.executable, "-I", "-c", script, str(path)])
-    allowed = Machines(replace(machines.config, socket_folders=(Folder(Path("/tmp"), "any"),)), MemoryRecords())
+    allowed = MachineLifecycle(
+        replace(machines.config, socket_folders=(AllowedFolder(Path("/tmp"), "any"),)), MemoryRecords()
+    )
     try:
         until(path.exists, "it listens")
         time.sleep(0.05)
@@ -246,32 +265,32 @@ def handed_over(path: Path) -> Iterator[subprocess.Popen[str]]:
             started.kill()
 
 
-def test_the_machine_is_who_answers_and_not_who_made_its_socket(machines: Machines, tmp_path: Path) -> None:
+def test_the_machine_is_who_answers_and_not_who_made_its_socket(machines: MachineLifecycle, tmp_path: Path) -> None:
     with handed_over(tmp_path / "given") as other:
         machines.adopt(adopting(tmp_path / "given"), soon())
         seen = machines.get(KEY)
         assert seen is not None
-        assert seen.pid == other.pid, "or ending it would end whoever keeps machines on this host"
+        assert seen.pid == other.pid, "or ending it would end the process that keeps machines on this host"
         other.kill()
         until(lambda: (machines.get(KEY) or seen).phase == "Stopped", "its end is noticed")
 
 
 def test_nothing_is_said_to_another_machine_that_took_the_socket_over(
-    machines: Machines, qemu: FakeQemu, tmp_path: Path
+    machines: MachineLifecycle, qemu: FakeQemu, tmp_path: Path
 ) -> None:
     machines.adopt(adopting(qemu.path), soon())
     with handed_over(tmp_path / "other") as other:
         (tmp_path / "other").rename(qemu.path)
-        with machines.line(machines.known(KEY)) as monitor, pytest.raises(Denied, match=str(other.pid)) as denied:
+        with machines.line(machines.record_for(KEY)) as monitor, pytest.raises(Denied, match=str(other.pid)) as denied:
             monitor.execute("quit", deadline=soon())
         assert denied.value.code == "SocketNotOurs"
         assert other.poll() is None
 
 
 def test_a_machine_that_may_lock_too_little_is_refused_before_anything_is_touched(
-    machines: Machines, qemu: FakeQemu, monkeypatch: pytest.MonkeyPatch
+    machines: MachineLifecycle, qemu: FakeQemu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adopt, "memlock", lambda pid: 8 * MIB)
+    monkeypatch.setattr(adoption, "memlock", lambda pid: 8 * MIB)
     with pytest.raises(Denied, match=r"8Mi.*3072Mi") as denied:
         machines.adopt(adopting(qemu.path, claims=["c"]), soon())
     assert denied.value.code == "MemlockTooLow"
@@ -281,10 +300,12 @@ def test_a_machine_that_may_lock_too_little_is_refused_before_anything_is_touche
         kind.attachments(KEY, prepared(), soon())
     with pytest.raises(Denied):
         kind.apply(f"{KEY}/claim-1", {"functions": ["0000:41:00.0"], "nodes": []}, soon())
-    assert qemu.said == []
+    assert qemu.commands == []
 
 
-def test_a_machine_that_does_not_answer_is_not_adopted(machines: Machines, qemu: FakeQemu, tmp_path: Path) -> None:
+def test_a_machine_that_does_not_answer_is_not_adopted(
+    machines: MachineLifecycle, qemu: FakeQemu, tmp_path: Path
+) -> None:
     qemu.trouble["greeting"] = "hang"
     with pytest.raises(Unknown):
         machines.adopt(adopting(qemu.path), soon(0.4))
@@ -296,19 +317,21 @@ def test_a_machine_that_does_not_answer_is_not_adopted(machines: Machines, qemu:
     assert machines.list() == []
 
 
-def test_amounts_outside_the_spec_and_shares_of_a_shared_cgroup_are_denied(machines: Machines, qemu: FakeQemu) -> None:
+def test_amounts_outside_the_spec_and_shares_of_a_shared_cgroup_are_denied(
+    machines: MachineLifecycle, qemu: FakeQemu
+) -> None:
     machines.adopt(adopting(qemu.path), soon())
     for what, amount, words in (
-        ("vcpus", 5, "was started for 1 to 4 vCPUs, and cannot have 5;"),
+        ("vcpus", 5, "was started with the bounds 1 to 4 vCPUs and cannot have 5;"),
         ("vcpus", 0, "cannot have 0;"),
-        ("memory", 3 << 30, "was started for 512Mi to 2Gi of memory, and cannot have 3Gi;"),
+        ("memory", 3 << 30, "was started with the bounds 512Mi to 2Gi of memory and cannot have 3Gi;"),
         ("memory", 1, "cannot have 1 bytes;"),
-        ("cpu", 4500, "was started for 1 to 4 CPUs, and cannot have 4500m;"),
+        ("cpu", 4500, "was started with the bounds 1 to 4 CPUs and cannot have 4500m;"),
         ("wheels", 4, "no 'wheels'"),
     ):
         with pytest.raises(Denied, match=words):
             machines.scale(KEY, what, amount, soon())
-    assert qemu.said == []
+    assert qemu.commands == []
     for vcpus, thousandths in ((1, 1500), (3, 1000)):
         machines.scale(KEY, "vcpus", vcpus, soon())
         with pytest.raises(Denied) as denied:
@@ -323,7 +346,7 @@ def test_amounts_outside_the_spec_and_shares_of_a_shared_cgroup_are_denied(machi
 
 
 def test_a_machine_is_changed_only_once_it_is_noted_what_was_asked(
-    machines: Machines, qemu: FakeQemu, monkeypatch: pytest.MonkeyPatch
+    machines: MachineLifecycle, qemu: FakeQemu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machines.adopt(adopting(qemu.path), soon())
     put, room = machines.records.put, 0
@@ -339,9 +362,9 @@ def test_a_machine_is_changed_only_once_it_is_noted_what_was_asked(
     for what, amount in (("vcpus", 2), ("memory", 1 << 30)):
         with pytest.raises(Failed) as failed:
             machines.scale(KEY, what, amount, soon())
-        assert (failed.value.code, qemu.said) == ("JournalFull", []), "the machine is as it was"
+        assert (failed.value.code, qemu.commands) == ("JournalFull", []), "the machine is as it was"
     room = 1  # for what is asked, and then the disk is full
-    with pytest.raises(Failed, match="has been changed as asked"):
+    with pytest.raises(Failed, match="was changed as requested"):
         machines.scale(KEY, "vcpus", 2, soon())
     seen = machines.get(KEY)
     assert seen is not None
@@ -354,16 +377,16 @@ def test_a_machine_is_changed_only_once_it_is_noted_what_was_asked(
 
 
 def test_cpus_of_an_emulated_machine_do_not_leave_where_its_qemu_would_crash(
-    machines: Machines, qemu: FakeQemu
+    machines: MachineLifecycle, qemu: FakeQemu
 ) -> None:
     machines.adopt(adopting(qemu.path), soon())
     qemu.kvm = False
 
     def denied(vcpus: int) -> str:
-        said = len(qemu.said)
+        calls_before = len(qemu.commands)
         with pytest.raises(Denied) as denied:
             machines.scale(KEY, "vcpus", vcpus, soon())
-        assert (denied.value.code, len(qemu.said)) == ("CpusEmulated", said), "QEMU is not even asked"
+        assert (denied.value.code, len(qemu.commands)) == ("CpusEmulated", calls_before), "QEMU is not even asked"
         return denied.value.message
 
     machines.scale(KEY, "vcpus", 3, soon())
@@ -371,17 +394,17 @@ def test_cpus_of_an_emulated_machine_do_not_leave_where_its_qemu_would_crash(
     machines.scale(KEY, "vcpus", 4, soon())  # more is fine
     qemu.version["major"] = 10
     machines.scale(KEY, "vcpus", 2, soon())
-    assert "some may have left" in denied(3)
+    assert "vCPUs may have been unplugged" in denied(3)
     machines.scale(KEY, "vcpus", 1, soon())
     machines.forget(KEY, soon())
     machines.adopt(adopting(qemu.path), soon())
-    assert "some may have left" in denied(2), "its QEMU tells who knows nothing of that"
+    assert "vCPUs may have been unplugged" in denied(2), "its QEMU tells who knows nothing of that"
     qemu.kvm = True
     machines.scale(KEY, "vcpus", 2, soon())
 
 
 def test_an_emulated_machine_that_no_cpu_has_left_is_given_more_after_it_was_adopted_again(
-    machines: Machines, qemu: FakeQemu
+    machines: MachineLifecycle, qemu: FakeQemu
 ) -> None:
     qemu.kvm, qemu.version["major"] = False, 10
     for vcpus in (2, 3):
@@ -391,21 +414,21 @@ def test_an_emulated_machine_that_no_cpu_has_left_is_given_more_after_it_was_ado
     assert sorted(qemu.cpus) == [0, 1, 2]
 
 
-def test_cpus_leave_an_emulated_machine_whose_qemu_cannot_keep_that(machines: Machines, qemu: FakeQemu) -> None:
+def test_cpus_leave_an_emulated_machine_whose_qemu_cannot_keep_that(machines: MachineLifecycle, qemu: FakeQemu) -> None:
     qemu.kvm, qemu.version["major"] = False, 10
     machines.adopt(adopting(qemu.path), soon())
     machines.scale(KEY, "vcpus", 3, soon())
     qemu.refuses["object-add"] = "'secret' is not a valid object type"
     machines.scale(KEY, "vcpus", 2, soon())
-    with pytest.raises(Denied, match="some may have left"):
+    with pytest.raises(Denied, match="vCPUs may have been unplugged"):
         machines.scale(KEY, "vcpus", 3, soon())
 
 
-def test_of_what_a_guest_refuses_is_told_how_far_it_went(machines: Machines, qemu: FakeQemu) -> None:
+def test_of_what_a_guest_refuses_is_told_how_far_it_went(machines: MachineLifecycle, qemu: FakeQemu) -> None:
     machines.adopt(adopting(qemu.path), soon())
     qemu.stuck_at = 256 * MIB
     with pytest.raises(Denied):
-        machines.scale(KEY, "memory", 1 << 30, patience(lambda: qemu.requested))
+        machines.scale(KEY, "memory", 1 << 30, deadline_after(lambda: qemu.requested))
     machines.scale(KEY, "vcpus", 3, soon())
     qemu.guest = "refuses"
     with pytest.raises(Denied):
@@ -417,7 +440,7 @@ def test_of_what_a_guest_refuses_is_told_how_far_it_went(machines: Machines, qem
 
 
 def test_what_a_guest_was_told_to_take_counts_though_the_plugin_ended_before_it_could_be_noted(
-    machines: Machines, qemu: FakeQemu, config: MachineConfig, monkeypatch: pytest.MonkeyPatch
+    machines: MachineLifecycle, qemu: FakeQemu, config: MachineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else what it is about to take would be given back, and permitted to somebody else."""
     machines.adopt(adopting(qemu.path), soon())
@@ -427,11 +450,11 @@ def test_what_a_guest_was_told_to_take_counts_though_the_plugin_ended_before_it_
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("devalloc_node.machine.memory._stuck", killed)
+        patched.setattr("devalloc_node.machine.memory._stop_asking", killed)
         with pytest.raises(KeyboardInterrupt):
-            machines.scale(KEY, "memory", 1 << 30, patience(lambda: qemu.requested))
+            machines.scale(KEY, "memory", 1 << 30, deadline_after(lambda: qemu.requested))
     assert (qemu.requested, qemu.size) == (512 * MIB, 256 * MIB)
-    with contextlib.closing(Machines(config, machines.records)) as after:
+    with contextlib.closing(MachineLifecycle(config, machines.records)) as after:
         after.recover()
         seen = after.get(KEY)
         assert seen is not None
@@ -441,14 +464,14 @@ def test_what_a_guest_was_told_to_take_counts_though_the_plugin_ended_before_it_
         seen = after.get(KEY)
         assert seen is not None
         assert seen.observed.memory_bytes == seen.applied.memory_bytes == 1 << 30
-        asked = len(qemu.said)
+        calls_before = len(qemu.commands)
         monkeypatch.setattr(qemu, "_do_query_memory_devices", killed)  # what is settled is not asked for again
         again = after.get(KEY)
         assert again is not None
-        assert (again.reason, len(qemu.said)) == ("", asked)
+        assert (again.reason, len(qemu.commands)) == ("", calls_before)
 
 
-def test_a_record_that_cannot_be_read_hides_no_other_machine(machines: Machines, qemu: FakeQemu) -> None:
+def test_a_record_that_cannot_be_read_hides_no_other_machine(machines: MachineLifecycle, qemu: FakeQemu) -> None:
     machines.adopt(adopting(qemu.path), soon())
     machines.records.put(MACHINES, "default/bad", {"manifest": {"kind": "Nonsense"}, "state": "running", "run": ""})
     machines.recover()
@@ -460,7 +483,7 @@ def test_a_record_that_cannot_be_read_hides_no_other_machine(machines: Machines,
 
 
 def test_a_qemu_that_talks_nonsense_hides_no_other_machine(
-    machines: Machines, qemu: FakeQemu, monkeypatch: pytest.MonkeyPatch
+    machines: MachineLifecycle, qemu: FakeQemu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machines.adopt(adopting(qemu.path), soon())
     monkeypatch.setattr(qemu, "_do_query_hotpluggable_cpus", lambda a: [{"props": 7}])
@@ -470,14 +493,14 @@ def test_a_qemu_that_talks_nonsense_hides_no_other_machine(
 
 
 def test_nonsense_of_a_qemu_is_its_own_failure_and_no_bug(
-    machines: Machines, qemu: FakeQemu, monkeypatch: pytest.MonkeyPatch
+    machines: MachineLifecycle, qemu: FakeQemu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: dict[str, Any] = {
+    answers: dict[str, Any] = {
         "query_uuid": {},
         "query_hotpluggable_cpus": [{"props": 7}],
         "query_memory_size_summary": [],
     }
-    for command, answer in said.items():
+    for command, answer in answers.items():
         with monkeypatch.context() as only:
             only.setattr(qemu, f"_do_{command}", lambda a, answer=answer: answer)
             with pytest.raises(Failed) as failed:
@@ -491,7 +514,7 @@ def test_nonsense_of_a_qemu_is_its_own_failure_and_no_bug(
 
 
 def test_lies_of_a_qemu_can_be_told_and_hide_no_other_machine(
-    machines: Machines, qemu: FakeQemu, monkeypatch: pytest.MonkeyPatch
+    machines: MachineLifecycle, qemu: FakeQemu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What no message of ours can carry would end the whole list."""
 
@@ -510,8 +533,8 @@ def test_lies_of_a_qemu_can_be_told_and_hide_no_other_machine(
             only.setattr(qemu, f"_do_{command}", answer)
             machines._looks.forget(KEY)
             (seen,) = machines.list()
-            told = replies.machine(seen, [])
-            assert (seen.phase, len(told.message) < 500) == ("Unknown", True)
+            reply = replies.machine(seen, [])
+            assert (seen.phase, len(reply.message) < 500) == ("Unknown", True)
     qemu.devices["plug-x.f0"] = {"driver": "nvme", "bus": "port0"}
     for path, driver in (("/a\ud800", "raw"), ("/" + "a" * 5000, "raw"), ("/a", "\ud800"), ("/a", 7)):
         node = {"node-name": "plug-x.disk", "drv": driver, "ro": False}
@@ -525,22 +548,22 @@ def test_lies_of_a_qemu_can_be_told_and_hide_no_other_machine(
             assert seen.reason == "MonitorUnreadable"
     machines.forget(KEY, soon())
     qemu.uuid = "\ud800"
-    with pytest.raises(Failed, match="cannot be read"):
+    with pytest.raises(Failed, match="unreadable answer"):
         machines.adopt(adopting(qemu.path), soon())
 
 
 def test_machines_that_hang_do_not_add_up_and_hide_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    def observe(record: MachineRecord) -> tuple[Amounts, tuple[PlainDevice, ...]]:
+    def observe(record: MachineRecord) -> tuple[MachineAmounts, tuple[EmulatedDevice, ...]]:
         if record.spec.name == "well":
-            return Amounts(1000, 1, 512 * MIB), ()
+            return MachineAmounts(1000, 1, 512 * MIB), ()
         assert answered.wait(60), "it was waited for"
         raise Unknown("MonitorSilent", "no answer")
 
-    monkeypatch.setattr(looks, "LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(looks, "_SLACK_SECONDS", 0.05)
+    monkeypatch.setattr(status_cache, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(status_cache, "_SLACK_SECONDS", 0.05)
     names = ["well", *(f"hangs-{n}" for n in range(40))]
     records = [MachineRecord(virtual_machine(name).to_manifest(), "running", "run") for name in names]
-    answered, seen = threading.Event(), looks.Looks(observe)
+    answered, seen = threading.Event(), status_cache.StatusCache(observe)
     seen.ahead(records)
     answered.set()
     codes = {look.problem.code for record in records[1:] if (look := seen.at(record)).problem is not None}
@@ -552,15 +575,15 @@ def test_what_was_seen_while_a_machine_was_changed_is_not_told_afterwards() -> N
     """Else one that is deleted and created anew is said not to answer, because its last run did not."""
     record = MachineRecord(virtual_machine("web").to_manifest(), "running", "run")
 
-    def observe(record: MachineRecord) -> tuple[Amounts, tuple[PlainDevice, ...]]:
+    def observe(record: MachineRecord) -> tuple[MachineAmounts, tuple[EmulatedDevice, ...]]:
         if not seen_first:
             seen_first.append(record)
             seen.forget(record.spec.key)  # it was ended, and begun again
             raise Failed("MonitorUnreachable", "nobody listens")
-        return Amounts(1000, 1, 64 * MIB), ()
+        return MachineAmounts(1000, 1, 64 * MIB), ()
 
     seen_first: list[MachineRecord] = []
-    seen = looks.Looks(observe)
+    seen = status_cache.StatusCache(observe)
     assert seen.at(record).problem is not None
     assert (seen.at(record).problem, seen.at(record).observed.vcpus) == (None, 1)
 
@@ -568,19 +591,19 @@ def test_what_was_seen_while_a_machine_was_changed_is_not_told_afterwards() -> N
 def test_an_adopted_machine_is_its_process_however_its_uuid_was_written(tmp_path: Path) -> None:
     run = "ABCDEF00-0000-4000-8000-000000000001"
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "-uuid", run]) as running:
-        found = process.process(running.pid)
-        assert found is not None
+        identity = process.process(running.pid)
+        assert identity is not None
         manifest = adopting(tmp_path / "qmp").to_manifest()
-        record = MachineRecord(manifest, "running", run.lower(), None, found, adopt.boot_id())
-        assert not lost.is_another(record, found)
+        record = MachineRecord(manifest, "running", run.lower(), None, identity, adoption.boot_id())
+        assert not orphans.is_other_run(record, identity)
         running.kill()
 
 
 def test_what_another_plugin_does_with_machines_is_taken_up(
-    machines: Machines, qemu: FakeQemu, config: MachineConfig, caplog: pytest.LogCaptureFixture
+    machines: MachineLifecycle, qemu: FakeQemu, config: MachineConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In a rolling update two share a state folder, and the one that stays was there first."""
-    with contextlib.closing(Machines(config, machines.records)) as new:
+    with contextlib.closing(MachineLifecycle(config, machines.records)) as new:
         new.recover()
         machines.adopt(adopting(qemu.path), soon())
         record, _ = new.running(KEY)
@@ -590,17 +613,17 @@ def test_what_another_plugin_does_with_machines_is_taken_up(
         with machines.hold(KEY, soon(), "scale memory"):
             machines.put(record.become("stopping"))
             new.settle()
-            assert new.known(KEY).state == "stopping", "who stops it sees to it"
+            assert new.record_for(KEY).state == "stopping", "who stops it sees to it"
         new.settle()  # the other one was killed
-        assert (new.known(KEY).state, new.known(KEY).reason) == ("running", "StopWanted")
+        assert (new.record_for(KEY).state, new.record_for(KEY).reason) == ("running", "StopWanted")
         machines.put(MachineRecord(virtual_machine("gone").to_manifest(), "running", "a run that is over"))
         new.settle()
-        assert new.known("default/gone").state == "stopped"
+        assert new.record_for("default/gone").state == "stopped"
     assert "MachineBusy" not in caplog.text
-    assert "under way" not in caplog.text
+    assert "in progress" not in caplog.text
 
 
-def test_a_stop_that_was_cut_off_leaves_a_machine_that_runs(machines: Machines, qemu: FakeQemu) -> None:
+def test_a_stop_that_was_cut_off_leaves_a_machine_that_runs(machines: MachineLifecycle, qemu: FakeQemu) -> None:
     machines.adopt(adopting(qemu.path), soon())
     content = dict(machines.records.record(MACHINES, KEY) or {})
     machines.records.put(MACHINES, KEY, {**content, "state": "stopping"})
@@ -610,7 +633,7 @@ def test_a_stop_that_was_cut_off_leaves_a_machine_that_runs(machines: Machines, 
     assert (seen.phase, seen.reason) == ("Running", "StopWanted")
 
 
-def test_a_guest_that_powers_down_too_late_is_not_started_again(machines: Machines, qemu: FakeQemu) -> None:
+def test_a_guest_that_powers_down_too_late_is_not_started_again(machines: MachineLifecycle, qemu: FakeQemu) -> None:
     machines.adopt(adopting(qemu.path), soon())
 
     def refused(seconds: float) -> str:
@@ -624,7 +647,7 @@ def test_a_guest_that_powers_down_too_late_is_not_started_again(machines: Machin
     assert refused(0) == "", "its guest was not even asked"
     assert refused(0.01) == "StopWanted"
     machines.resume(KEY, soon())
-    assert machines.known(KEY).reason == "", "it is wanted again"
+    assert machines.record_for(KEY).reason == "", "it is wanted again"
     assert refused(0.01) == "StopWanted"
     content = dict(machines.records.record(MACHINES, KEY) or {})
     manifest = virtual_machine("m").to_manifest()
@@ -637,7 +660,7 @@ def test_a_guest_that_powers_down_too_late_is_not_started_again(machines: Machin
     assert machines.to_restart() == []
 
 
-def test_after_a_reboot_the_number_of_a_process_means_nothing(machines: Machines, qemu: FakeQemu) -> None:
+def test_after_a_reboot_the_number_of_a_process_means_nothing(machines: MachineLifecycle, qemu: FakeQemu) -> None:
     machines.adopt(adopting(qemu.path), soon())
     content = dict(machines.records.record(MACHINES, KEY) or {})
     machines.records.put(MACHINES, KEY, {**content, "boot": "another"})
@@ -663,8 +686,8 @@ def test_machines_that_are_started_at_once_have_users_of_their_own(
 
     monkeypatch.setattr(launch, "check", check)
     monkeypatch.setattr(launch, "launch", refuse)
-    monkeypatch.setattr(adopt, "own_user", lambda: 0)
-    machines = Machines(replace(config, users=range(70000, 70010)), MemoryRecords())
+    monkeypatch.setattr(adoption, "own_user", lambda: 0)
+    machines = MachineLifecycle(replace(config, users=range(70000, 70010)), MemoryRecords())
 
     def start(name: str) -> None:
         with suppress(Failed):
@@ -679,7 +702,7 @@ def test_machines_that_are_started_at_once_have_users_of_their_own(
     machines.close()
 
 
-def put(machines: Machines, **content: object) -> MachineRecord:
+def put(machines: MachineLifecycle, **content: object) -> MachineRecord:
     """A machine that was started, as the journal has it."""
     record = MachineRecord(virtual_machine("m").to_manifest(), "running", "some-run")
     machines.records.put(MACHINES, KEY, {**content_of(record), **content})
@@ -687,7 +710,7 @@ def put(machines: Machines, **content: object) -> MachineRecord:
 
 
 def test_a_link_that_a_machine_put_in_its_place_leads_to_no_other_machine(
-    machines: Machines, config: MachineConfig, qemu: FakeQemu
+    machines: MachineLifecycle, config: MachineConfig, qemu: FakeQemu
 ) -> None:
     record = put(machines, user=70001)
     folder = config.folder(record.spec.id)
@@ -696,10 +719,10 @@ def test_a_link_that_a_machine_put_in_its_place_leads_to_no_other_machine(
     with machines.line(record) as monitor, pytest.raises(Denied) as denied:
         monitor.execute("quit", deadline=soon())
     assert denied.value.code == "SocketNotOurs"
-    assert qemu.said == []
+    assert qemu.commands == []
 
 
-def test_a_machine_that_ended_a_moment_ago_has_ended(machines: Machines) -> None:
+def test_a_machine_that_ended_a_moment_ago_has_ended(machines: MachineLifecycle) -> None:
     put(machines)
     seen = machines.get(KEY)
     assert seen is not None
@@ -707,7 +730,7 @@ def test_a_machine_that_ended_a_moment_ago_has_ended(machines: Machines) -> None
 
 
 def test_a_machine_whose_life_file_somebody_removed_lives(
-    machines: Machines, config: MachineConfig, tmp_path: Path
+    machines: MachineLifecycle, config: MachineConfig, tmp_path: Path
 ) -> None:
     """Else a second QEMU of it is started, beside the one that has its devices."""
     record = put(machines)
@@ -718,12 +741,12 @@ def test_a_machine_whose_life_file_somebody_removed_lives(
         assert qemu.stdout is not None
         qemu.stdout.readline()
         life.unlink()
-        found = lifefile.process_of(record.spec.id, config)
-        assert found is not None
-        assert found.pid == qemu.pid
-        assert lifefile.process_of("another", config) is None
+        living = machine_files.process_of(record.spec.id, config)
+        assert living is not None
+        assert living.pid == qemu.pid
+        assert machine_files.process_of("another", config) is None
         qemu.kill()
-    assert lifefile.process_of(record.spec.id, config) is None
+    assert machine_files.process_of(record.spec.id, config) is None
 
 
 def test_it_lives_also_where_it_closes_another_file_while_it_is_looked_for(
@@ -733,22 +756,24 @@ def test_it_lives_also_where_it_closes_another_file_while_it_is_looked_for(
     code = f"import os, time; os.open({str(life)!r}, os.O_CREAT); print(flush=True); time.sleep(60)"
 
     def closing(path: str, **options: object) -> str:
-        if (found := readlink(path)) == os.devnull:
+        if (target := readlink(path)) == os.devnull:
             raise FileNotFoundError(path)
-        return found
+        return target
 
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as qemu:
         assert qemu.stdout is not None
         qemu.stdout.readline()
         life.unlink()
         monkeypatch.setattr(os, "readlink", closing)
-        found = process.with_removed_file(life, code.encode())
+        living = process.with_removed_file(life, code.encode())
         qemu.kill()
-    assert found is not None
-    assert found.pid == qemu.pid
+    assert living is not None
+    assert living.pid == qemu.pid
 
 
-def test_a_lost_machine_that_cannot_be_told_of_hides_no_other(machines: Machines, config: MachineConfig) -> None:
+def test_a_lost_machine_that_cannot_be_told_of_hides_no_other(
+    machines: MachineLifecycle, config: MachineConfig
+) -> None:
     put(machines)
     config.life("stray").parent.mkdir(parents=True, exist_ok=True)
     config.life("stray").symlink_to("elsewhere")
@@ -756,16 +781,16 @@ def test_a_lost_machine_that_cannot_be_told_of_hides_no_other(machines: Machines
 
 
 def test_a_record_that_cannot_be_read_is_not_said_each_time_that_machines_are_settled(
-    machines: Machines, caplog: pytest.LogCaptureFixture
+    machines: MachineLifecycle, caplog: pytest.LogCaptureFixture
 ) -> None:
     machines.records.put(MACHINES, KEY, {"strange": True})
     machines.put(MachineRecord(virtual_machine("gone").to_manifest(), "running", "a run that is over"))
     machines.settle()
-    assert machines.known("default/gone").state == "stopped"
+    assert machines.record_for("default/gone").state == "stopped"
     assert KEY not in caplog.text
 
 
-def test_a_start_that_was_cut_off_by_a_power_cut_has_failed(machines: Machines) -> None:
+def test_a_start_that_was_cut_off_by_a_power_cut_has_failed(machines: MachineLifecycle) -> None:
     put(machines, state="starting")
     machines.recover()
     seen = machines.get(KEY)
@@ -775,14 +800,14 @@ def test_a_start_that_was_cut_off_by_a_power_cut_has_failed(machines: Machines) 
 
 @pytest.fixture
 def cut_off(
-    machines: Machines, config: MachineConfig, monkeypatch: pytest.MonkeyPatch
+    machines: MachineLifecycle, config: MachineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[MachineRecord, FakeQemu]]:
     """A machine that lives, and whose start the journal does not know to have ended: the plugin was killed."""
     record = put(machines, state="starting")
     folder = config.folder(record.spec.id)
     folder.mkdir(parents=True)
     this = process.process(os.getpid())
-    monkeypatch.setattr(lifefile, "process_of", lambda machine, config: this)
+    monkeypatch.setattr(machine_files, "process_of", lambda machine, config: this)
     qemu = FakeQemu(folder / "qmp")
     yield record, qemu
     qemu.close()
@@ -792,7 +817,7 @@ def cut_off(
     ("status", "phase"), [("running", "Running"), ("paused", "Running"), ("prelaunch", "Starting")]
 )
 def test_a_guest_that_runs_is_not_taken_for_one_that_never_ran_because_the_plugin_was_killed(
-    machines: Machines, cut_off: tuple[MachineRecord, FakeQemu], status: str, phase: str
+    machines: MachineLifecycle, cut_off: tuple[MachineRecord, FakeQemu], status: str, phase: str
 ) -> None:
     cut_off[1].status = status
     machines.recover()
@@ -803,7 +828,7 @@ def test_a_guest_that_runs_is_not_taken_for_one_that_never_ran_because_the_plugi
 
 @pytest.mark.parametrize(("window", "phase"), [(1 << 34, "Running"), (1 << 20, "Starting")])
 def test_a_guest_whose_device_has_no_address_has_not_started_though_its_cpus_run(
-    machines: Machines, cut_off: tuple[MachineRecord, FakeQemu], window: int, phase: str
+    machines: MachineLifecycle, cut_off: tuple[MachineRecord, FakeQemu], window: int, phase: str
 ) -> None:
     """It is started again, and that start says ``NoPciWindow``, if it is so."""
     _, qemu = cut_off
@@ -816,26 +841,26 @@ def test_a_guest_whose_device_has_no_address_has_not_started_though_its_cpus_run
     assert seen.phase == phase
 
 
-@pytest.mark.parametrize(("status", "asked"), [("running", 1), ("prelaunch", 0)])
+@pytest.mark.parametrize(("status", "powerdowns"), [("running", 1), ("prelaunch", 0)])
 def test_a_guest_whose_cpus_run_is_asked_to_power_down_though_its_start_was_cut_off(
-    machines: Machines,
+    machines: MachineLifecycle,
     cut_off: tuple[MachineRecord, FakeQemu],
     monkeypatch: pytest.MonkeyPatch,
     status: str,
-    asked: int,
+    powerdowns: int,
 ) -> None:
     _, qemu = cut_off
     qemu.status = status
     monkeypatch.setattr(launch, "wait", lambda *_: True)
-    assert power_down_all(machines, soon()) == ({KEY: ""} if asked else {})
+    assert power_down_all(machines, soon()) == ({KEY: ""} if powerdowns else {})
     monkeypatch.setattr(launch, "end", lambda *_: "it was ended")
     machines.stop(KEY, 5.0, True, soon())
-    assert [command for command, _ in qemu.said].count("system_powerdown") == 2 * asked
+    assert [command for command, _ in qemu.commands].count("system_powerdown") == 2 * powerdowns
 
 
 @pytest.mark.parametrize("seconds", [0.3, 0])
 def test_a_guest_whose_start_was_cut_off_stays_stopped_once_it_was_asked(
-    machines: Machines,
+    machines: MachineLifecycle,
     cut_off: tuple[MachineRecord, FakeQemu],
     monkeypatch: pytest.MonkeyPatch,
     seconds: float,
@@ -844,17 +869,17 @@ def test_a_guest_whose_start_was_cut_off_stays_stopped_once_it_was_asked(
     monkeypatch.setattr(launch, "wait", lambda *_: False)
     with pytest.raises(Denied) as denied:
         machines.stop(KEY, seconds, False, soon())
-    was_asked = "system_powerdown" in [command for command, _ in qemu.said]
+    was_asked = "system_powerdown" in [command for command, _ in qemu.commands]
     assert (denied.value.code, was_asked) == ("GuestRefused", bool(seconds))
-    assert ("when it does it stays stopped" in denied.value.message) == was_asked
-    monkeypatch.setattr(lifefile, "process_of", lambda machine, config: None)  # its guest powers down later
+    assert ("when it does, it stays stopped" in denied.value.message) == was_asked
+    monkeypatch.setattr(machine_files, "process_of", lambda machine, config: None)  # its guest powers down later
     machines.recover()
-    assert machines.known(KEY).comes_back != was_asked
+    assert machines.record_for(KEY).will_restart != was_asked
     assert bool(machines.to_restart()) != was_asked
 
 
 def test_what_a_machine_left_in_its_folder_keeps_nobody_from_starting(
-    machines: Machines, config: MachineConfig
+    machines: MachineLifecycle, config: MachineConfig
 ) -> None:
     folder = config.folder(put(machines).spec.id)
     (folder / "qmp" / "deep").mkdir(parents=True)
@@ -864,10 +889,10 @@ def test_what_a_machine_left_in_its_folder_keeps_nobody_from_starting(
     assert machines.list() == []
 
 
-def test_what_could_not_be_started_again_is_tried_again_until_somebody_stops_it(machines: Machines) -> None:
+def test_what_could_not_be_started_again_is_tried_again_until_somebody_stops_it(machines: MachineLifecycle) -> None:
     put(machines, state="starting")
     machines.undo_start(KEY, soon())
-    assert [found.metadata.name for found in machines.to_restart()] == ["m"]
+    assert [machine.metadata.name for machine in machines.to_restart()] == ["m"]
     machines.stop(KEY, None, False, soon())
     assert machines.to_restart() == []
 
@@ -875,8 +900,8 @@ def test_what_could_not_be_started_again_is_tried_again_until_somebody_stops_it(
 def test_logs_are_kept_short_though_nobody_looks_at_the_machine(
     config: MachineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(house, "LOG_SECONDS", 0.01)
-    machines, stop = Machines(replace(config, log_bytes=10), MemoryRecords()), threading.Event()
+    monkeypatch.setattr(maintenance, "LOG_SECONDS", 0.01)
+    machines, stop = MachineLifecycle(replace(config, log_bytes=10), MemoryRecords()), threading.Event()
     log = config.folder(put(machines).spec.id) / "console.log"
     log.parent.mkdir(parents=True)
     log.write_bytes(b"a guest that writes and writes")
@@ -889,7 +914,7 @@ def test_logs_are_kept_short_though_nobody_looks_at_the_machine(
         return settle()
 
     monkeypatch.setattr(machines, "settle", settled)
-    thread = threading.Thread(target=house.keep, args=(machines, stop))
+    thread = threading.Thread(target=maintenance.run_maintenance, args=(machines, stop))
     thread.start()
     until(lambda: not log.read_bytes(), "the log is emptied", 10)
     stop.set()
@@ -901,7 +926,7 @@ def test_logs_are_kept_short_though_nobody_looks_at_the_machine(
 
 
 def test_a_claims_device_is_plugged_in_and_taken_out_by_steps(
-    machines: Machines, kind: AttachmentKind, qemu: FakeQemu
+    machines: MachineLifecycle, kind: AttachmentKind, qemu: FakeQemu
 ) -> None:
     machines.adopt(adopting(qemu.path), soon())
     ((device, step),) = kind.attachments(KEY, prepared(functions=2), soon())
@@ -919,7 +944,7 @@ def test_a_claims_device_is_plugged_in_and_taken_out_by_steps(
 
 
 def test_devices_that_do_not_fit_are_refused_before_the_first_is_plugged_in(
-    machines: Machines, kind: AttachmentKind, qemu: FakeQemu
+    machines: MachineLifecycle, kind: AttachmentKind, qemu: FakeQemu
 ) -> None:
     machines.adopt(adopting(qemu.path), soon())
     five = tuple(PreparedDevice((), "pool", f"d{n}", "vfio", (f"0000:4{n}:00.0",)) for n in range(5))
@@ -934,13 +959,13 @@ def test_devices_that_do_not_fit_are_refused_before_the_first_is_plugged_in(
 
 
 def test_in_a_dry_run_machines_are_seen_and_none_is_changed(
-    machines: Machines, kind: AttachmentKind, qemu: FakeQemu
+    machines: MachineLifecycle, kind: AttachmentKind, qemu: FakeQemu
 ) -> None:
     machines.adopt(adopting(qemu.path), soon())
     ((_, step),) = kind.attachments(KEY, prepared(), soon())
     kind.apply(step.target, step.after, soon())
-    before, said = dict(machines.records.records(MACHINES)), list(qemu.said)
-    dry = Machines(replace(machines.config, dry_run=True), machines.records)
+    before, commands = dict(machines.records.records(MACHINES)), list(qemu.commands)
+    dry = MachineLifecycle(replace(machines.config, dry_run=True), machines.records)
     dry.recover()
     seen = dry.get(KEY)
     assert seen is not None
@@ -960,22 +985,24 @@ def test_in_a_dry_run_machines_are_seen_and_none_is_changed(
             change()
         assert denied.value.code == "DryRun"
     dry.close()
-    assert (machines.records.records(MACHINES), qemu.said) == (before, said)
+    assert (machines.records.records(MACHINES), qemu.commands) == (before, commands)
 
 
-def test_a_device_that_the_guest_keeps_keeps_its_step(machines: Machines, kind: AttachmentKind, qemu: FakeQemu) -> None:
+def test_a_device_that_the_guest_keeps_keeps_its_step(
+    machines: MachineLifecycle, kind: AttachmentKind, qemu: FakeQemu
+) -> None:
     machines.adopt(adopting(qemu.path), soon())
     ((_, step),) = kind.attachments(KEY, prepared(), soon())
     kind.apply(step.target, step.after, soon())
     qemu.guest = "silent"
     with pytest.raises(Denied, match=KEY) as denied:
-        kind.apply(step.target, None, patience(lambda: qemu.leaving))
+        kind.apply(step.target, None, deadline_after(lambda: qemu.leaving))
     assert (denied.value.code, denied.value.retryable) == ("GuestRefused", True)
     assert kind.read(step.target) == step.after
 
 
 def test_force_ends_no_machine_that_was_not_even_asked(
-    machines: Machines, kind: AttachmentKind, qemu: FakeQemu, monkeypatch: pytest.MonkeyPatch
+    machines: MachineLifecycle, kind: AttachmentKind, qemu: FakeQemu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machines.adopt(adopting(qemu.path), soon())
     ((_, step),) = kind.attachments(KEY, prepared(), soon())
@@ -1004,7 +1031,7 @@ def test_force_ends_no_machine_that_was_not_even_asked(
 
 
 def test_a_device_whose_node_qemu_still_holds_is_not_told_free(
-    machines: Machines, kind: AttachmentKind, qemu: FakeQemu, tmp_path: Path
+    machines: MachineLifecycle, kind: AttachmentKind, qemu: FakeQemu, tmp_path: Path
 ) -> None:
     """Unbinding it now would block in the kernel."""
     node = tmp_path / "vfio-15"
@@ -1014,13 +1041,13 @@ def test_a_device_whose_node_qemu_still_holds_is_not_told_free(
     kind.apply(step.target, step.after, soon())
     with node.open("rb"):  # the fake is this process
         with pytest.raises(Unknown, match="vfio-15") as unknown:
-            kind.apply(step.target, None, patience(lambda: not qemu.devices))
+            kind.apply(step.target, None, deadline_after(lambda: not qemu.devices))
         assert unknown.value.code == "DeviceHeld"
     kind.apply(step.target, None, soon())
 
 
 def test_a_hung_machine_is_unknown_and_one_that_is_gone_holds_nothing(
-    machines: Machines, kind: AttachmentKind, qemu: FakeQemu, monkeypatch: pytest.MonkeyPatch
+    machines: MachineLifecycle, kind: AttachmentKind, qemu: FakeQemu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machines.adopt(adopting(qemu.path), soon())
     ((_, step),) = kind.attachments(KEY, prepared(), soon())
@@ -1036,28 +1063,28 @@ def test_a_hung_machine_is_unknown_and_one_that_is_gone_holds_nothing(
 
 
 def test_a_machine_whose_memory_is_being_locked_is_told_as_busy_and_not_as_hung(
-    machines: Machines, kind: AttachmentKind, qemu: FakeQemu, monkeypatch: pytest.MonkeyPatch
+    machines: MachineLifecycle, kind: AttachmentKind, qemu: FakeQemu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machines.adopt(adopting(qemu.path), soon())
     ((_, step),) = kind.attachments(KEY, prepared(), soon())
-    monkeypatch.setattr(kept, "LOOK_SECONDS", 0.1)
-    seen: list[Machine] = []
+    monkeypatch.setattr(registry, "LOOK_SECONDS", 0.1)
+    seen: list[MachineView] = []
 
     def look() -> None:
         machines._looks.forget(KEY)
         qemu.trouble = {"query-hotpluggable-cpus": "hang"}
-        found = machines.get(KEY)
-        assert found is not None
-        seen.append(found)
+        observed = machines.get(KEY)
+        assert observed is not None
+        seen.append(observed)
         qemu.trouble = {}
 
-    plug = devices.plug
+    plug = hotplug.plug_device
 
     def slow(*arguments: Any, **named: Any) -> str:
         look()
         return plug(*arguments, **named)
 
-    monkeypatch.setattr(devices, "plug", slow)
+    monkeypatch.setattr(hotplug, "plug_device", slow)
     kind.apply(step.target, step.after, soon())
     look()
     during, after = seen
@@ -1066,19 +1093,21 @@ def test_a_machine_whose_memory_is_being_locked_is_told_as_busy_and_not_as_hung(
     assert (after.phase, after.reason) == ("Unknown", "MonitorSilent"), "once that is over, it hangs"
 
 
-def test_a_vanished_node_is_said_before_qemu_is_asked(machines: Machines, kind: AttachmentKind, qemu: FakeQemu) -> None:
+def test_a_vanished_node_is_said_before_qemu_is_asked(
+    machines: MachineLifecycle, kind: AttachmentKind, qemu: FakeQemu
+) -> None:
     machines.adopt(adopting(qemu.path), soon())
     ((_, step),) = kind.attachments(KEY, prepared("/dev/vfio/no-such-group"), soon())
     with pytest.raises(Denied) as denied:
         kind.apply(step.target, step.after, soon())
     assert denied.value.code == "DeviceGone"
-    assert qemu.said == []
+    assert qemu.commands == []
 
 
 def test_nodes_go_to_the_machines_user_and_back_to_whose_they_were(
-    machines: Machines, kind: AttachmentKind, qemu: FakeQemu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    machines: MachineLifecycle, kind: AttachmentKind, qemu: FakeQemu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(users, "listener", lambda record: os.getuid())  # the fake QEMU is no process of its user
+    monkeypatch.setattr(user_ids, "listener_uid", lambda record: os.getuid())  # the fake QEMU is no process of its user
     node = tmp_path / "vfio-15"
     node.touch()
     before = node.stat()
@@ -1092,7 +1121,7 @@ def test_nodes_go_to_the_machines_user_and_back_to_whose_they_were(
     kind.apply(step.target, step.after, soon())
     kind.apply(step.target, None, soon())
     node_name = str(node)
-    assert owners.told == [
+    assert owners.changes == [
         (node_name, 70001, 70001),
         (node_name, 70001, 70001),
         (node_name, before.st_uid, before.st_gid),
@@ -1100,7 +1129,7 @@ def test_nodes_go_to_the_machines_user_and_back_to_whose_they_were(
 
 
 def test_nodes_that_a_device_had_before_a_reboot_are_others_now(
-    machines: Machines, kind: AttachmentKind, qemu: FakeQemu, tmp_path: Path
+    machines: MachineLifecycle, kind: AttachmentKind, qemu: FakeQemu, tmp_path: Path
 ) -> None:
     """The numbers of IOMMU groups are given anew, and the first device's of then may be the second's of now."""
     first, second = tmp_path / "vfio-15", tmp_path / "vfio-16"
@@ -1115,7 +1144,7 @@ def test_nodes_that_a_device_had_before_a_reboot_are_others_now(
     with first.open():  # by another device in the same machine
         kind.apply(step.target, step.after, soon())
         kind.apply(step.target, None, soon())
-    assert owners.told == [(str(second), os.getuid(), os.getgid())]
+    assert owners.changes == [(str(second), os.getuid(), os.getgid())]
 
 
 def test_a_step_on_a_machine_that_is_not_there(kind: AttachmentKind) -> None:
@@ -1125,7 +1154,7 @@ def test_a_step_on_a_machine_that_is_not_there(kind: AttachmentKind) -> None:
     kind.apply("default/none/claim-1", None, soon())  # it holds nothing, so that undoing is done
 
 
-def test_what_was_refused_for_good_is_not_shown_as_wanted(machines: Machines, qemu: FakeQemu) -> None:
+def test_what_was_refused_for_good_is_not_shown_as_wanted(machines: MachineLifecycle, qemu: FakeQemu) -> None:
     machines.adopt(adopting(qemu.path), soon())
     machines.scale(KEY, "vcpus", 2, soon())
     qemu.refuses["device_add"] = "no more"
@@ -1143,11 +1172,11 @@ def test_what_was_refused_for_good_is_not_shown_as_wanted(machines: Machines, qe
 
 
 def test_a_guest_that_cannot_be_asked_to_power_down_is_not_said_to_have_refused(
-    machines: Machines, monkeypatch: pytest.MonkeyPatch
+    machines: MachineLifecycle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where its sockets are looked for in another folder than the plugin's."""
     put(machines)
-    monkeypatch.setattr(lifefile, "process_of", lambda *_: process.process(os.getpid()))
+    monkeypatch.setattr(machine_files, "process_of", lambda *_: process.process(os.getpid()))
     assert "no QEMU of machine default/m listens on" in power_down_all(machines, soon())[KEY]
 
 
@@ -1162,8 +1191,8 @@ def test_a_guest_that_was_too_busy_booting_to_hear_is_asked_again_to_power_down(
             assert sleeping is not None
             assert not launch.power_down(line, sleeping, 0.0, soon())
             ended = other.submit(launch.power_down, line, sleeping, 60.0, soon())
-            until(lambda: len(qemu.said) > 3, "the guest is asked again and again")
+            until(lambda: len(qemu.commands) > 3, "the guest is asked again and again")
         finally:
             guest.kill()
         assert ended.result()
-        assert {command for command, _ in qemu.said} == {"system_powerdown"}
+        assert {command for command, _ in qemu.commands} == {"system_powerdown"}

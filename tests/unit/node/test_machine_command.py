@@ -15,17 +15,15 @@ import pytest
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.machine import accel, launch, paths, room, spawn
-from devalloc_node.machine.amounts import share_of
-from devalloc_node.machine.cgroup import CpuGroup
-from devalloc_node.machine.command import Start, command
-from devalloc_node.machine.config import Folder, MachineConfig
-from devalloc_node.machine.confine import Limits, limits_of, seen_by_qemu
-from devalloc_node.machine.launch import Launch, check, memlock_needed, spawn_words
+from devalloc_node.machine import launch, paths, preflight, spawn
+from devalloc_node.machine.command_line import StartContext, qemu_arguments
+from devalloc_node.machine.config import AllowedFolder, MachineConfig
+from devalloc_node.machine.confinement import CpuGroup, QemuLimits, qemu_limits, seen_by_qemu
+from devalloc_node.machine.launch import LaunchOptions, check, memlock_needed, spawn_words
 from devalloc_node.machine.process import Process
-from devalloc_node.machine.spec import MIB, Bounds, Disk, MachineSpec, Nic, machine_id
-from devalloc_node.machine.translate import spec_of
-from devalloc_node.machine.users import owners_among
+from devalloc_node.machine.resources import cpu_limit_of
+from devalloc_node.machine.spec import MIB, AmountBounds, Disk, MachineSpec, Nic, machine_id, spec_of
+from devalloc_node.machine.user_ids import owners_among
 from tests.support.machines import virtual_machine
 
 GIB = 1 << 30
@@ -33,14 +31,14 @@ SPEC = MachineSpec(
     "default",
     "m",
     "uid",
-    cpus=Bounds(1000, 4000, 2500),
-    memory=Bounds(512 * MIB, 2 * GIB, GIB),
+    cpus=AmountBounds(1000, 4000, 2500),
+    memory=AmountBounds(512 * MIB, 2 * GIB, GIB),
     kernel="/k",
     initrd="/i",
     append="console=ttyS0",
     pci_slots=9,
 )
-START = Start("qemu", "tcg", "00000000-0000-0000-0000-000000000001", "/k", "/i")
+START = StartContext("qemu", "tcg", "00000000-0000-0000-0000-000000000001", "/k", "/i")
 
 
 def options(words: list[str], name: str) -> list[str]:
@@ -53,7 +51,7 @@ def objects(words: list[str], name: str) -> list[dict[str, Any]]:
 
 
 def test_a_machine_starts_paused_sandboxed_and_with_nothing_that_was_not_asked_for() -> None:
-    words = command(SPEC, START)
+    words = qemu_arguments(SPEC, START)
     assert words[0] == "qemu"
     for flag in ("-S", "-nodefaults", "-no-user-config"):
         assert flag in words
@@ -64,7 +62,7 @@ def test_a_machine_starts_paused_sandboxed_and_with_nothing_that_was_not_asked_f
 
 
 def test_what_is_above_the_least_can_leave_again() -> None:
-    words = command(SPEC, START)
+    words = qemu_arguments(SPEC, START)
     assert options(words, "-smp") == ["cpus=1,maxcpus=4,sockets=1,cores=4,threads=1"]
     cpus = [device for device in objects(words, "-device") if device["driver"] == "max-x86_64-cpu"]
     assert [(cpu["id"], cpu["core-id"]) for cpu in cpus] == [("cpu1", 1), ("cpu2", 2)], "2.5 CPUs need three"
@@ -76,21 +74,21 @@ def test_what_is_above_the_least_can_leave_again() -> None:
 
 
 def test_memory_in_dimms_has_a_slot_for_each_and_those_in_use_from_the_start() -> None:
-    words = command(replace(SPEC, dimm_bytes=256 * MIB), START)
+    words = qemu_arguments(replace(SPEC, dimm_bytes=256 * MIB), START)
     dimms = [device["id"] for device in objects(words, "-device") if device["driver"] == "pc-dimm"]
     assert dimms == ["dimm0", "dimm1"]
     assert "slots=6," in options(words, "-m")[0]
 
 
 def test_a_machine_whose_memory_never_changes_has_no_room_for_more() -> None:
-    words = command(replace(SPEC, memory=Bounds(GIB, GIB, GIB)), START)
+    words = qemu_arguments(replace(SPEC, memory=AmountBounds(GIB, GIB, GIB)), START)
     assert options(words, "-m") == [f"size={GIB}B"]
     assert not any("virtio-mem" in word for word in words)
 
 
 def test_every_port_has_a_place_of_its_own_eight_to_a_device() -> None:
     nics = (Nic(), Nic("e1000e", mac="52:54:00:00:00:01"), Nic(interface="tap0"))
-    devices = objects(command(replace(SPEC, nics=nics, pci_slots=17), START), "-device")
+    devices = objects(qemu_arguments(replace(SPEC, nics=nics, pci_slots=17), START), "-device")
     ports = [device for device in devices if device["driver"] == "pcie-root-port"]
     assert [port["id"] for port in ports] == [f"port{n}" for n in range(17)]
     assert len({port["chassis"] for port in ports}) == 17
@@ -104,7 +102,7 @@ def test_no_two_cards_have_the_same_address_though_nobody_said_one() -> None:
     machines = (SPEC, replace(SPEC, uid="another"), replace(SPEC, uid=""), replace(SPEC, uid="", node="other"))
 
     def macs(spec: MachineSpec) -> list[str]:
-        devices = objects(command(replace(spec, nics=(Nic(), Nic())), START), "-device")
+        devices = objects(qemu_arguments(replace(spec, nics=(Nic(), Nic())), START), "-device")
         return [device["mac"] for device in devices if "netdev" in device]
 
     all_macs = [mac for spec in machines for mac in macs(spec)]
@@ -115,7 +113,7 @@ def test_no_two_cards_have_the_same_address_though_nobody_said_one() -> None:
 
 def test_disks_are_what_they_were_said_to_be_and_name_no_other_file() -> None:
     disks = (Disk("/d/a", "raw"), Disk("/d/b,c=d", "qcow2", read_only=True, device="nvme"))
-    words = command(replace(SPEC, disks=disks), replace(START, block_disks=frozenset({0})))
+    words = qemu_arguments(replace(SPEC, disks=disks), replace(START, block_disks=frozenset({0})))
     nodes = objects(words, "-blockdev")
     assert [node["driver"] for node in nodes] == ["host_device", "raw", "file", "qcow2"]
     assert "backing" in nodes[3]
@@ -126,14 +124,14 @@ def test_disks_are_what_they_were_said_to_be_and_name_no_other_file() -> None:
 
 def test_nothing_in_a_spec_can_become_another_option() -> None:
     hostile = replace(SPEC, append='a,b=c "quoted" -device x', nics=(Nic(mac='52:54:00:00:00:01","x":"y'),))
-    words = command(hostile, START)
+    words = qemu_arguments(hostile, START)
     assert options(words, "-append")[0].startswith('a,b=c "quoted" -device x ')
     assert [each["mac"] for each in objects(words, "-device") if "mac" in each] == ['52:54:00:00:00:01","x":"y']
 
 
 def test_no_path_becomes_several() -> None:
     with pytest.raises(Denied, match="comma"):
-        command(SPEC, replace(START, initrd="/images/a,/etc/shadow"))
+        qemu_arguments(SPEC, replace(START, initrd="/images/a,/etc/shadow"))
 
 
 @pytest.mark.parametrize(
@@ -142,9 +140,9 @@ def test_no_path_becomes_several() -> None:
         ({"claims": ("a", "b"), "pci_slots": 1}, "TooFewPciSlots"),
         ({"pci_slots": 65}, "MachineInvalid"),
         ({"pci_slots": -1}, "MachineInvalid"),
-        ({"cpus": Bounds(1000, 2000, 3000)}, "MachineInvalid"),
-        ({"cpus": Bounds(0, 2000, 1000)}, "MachineInvalid"),
-        ({"memory": Bounds(MIB, GIB, GIB)}, "MachineInvalid"),
+        ({"cpus": AmountBounds(1000, 2000, 3000)}, "MachineInvalid"),
+        ({"cpus": AmountBounds(0, 2000, 1000)}, "MachineInvalid"),
+        ({"memory": AmountBounds(MIB, GIB, GIB)}, "MachineInvalid"),
         ({"dimm_bytes": 300 * MIB}, "MachineInvalid"),
         ({"kernel": None, "initrd": None, "append": ""}, "MachineInvalid"),
         ({"kernel": None, "disks": (Disk("/d", "raw"),)}, "MachineInvalid"),
@@ -154,12 +152,12 @@ def test_no_path_becomes_several() -> None:
 )
 def test_what_cannot_be_is_denied_before_anything_is_started(change: dict[str, Any], code: str) -> None:
     with pytest.raises(Denied) as denied:
-        command(replace(SPEC, **change), START)
+        qemu_arguments(replace(SPEC, **change), START)
     assert denied.value.code == code
 
 
 def test_an_iommu_is_there_only_when_asked_for_and_then_each_device_may_lock_all_memory() -> None:
-    words = command(replace(SPEC, iommu=True), replace(START, accel="kvm"))
+    words = qemu_arguments(replace(SPEC, iommu=True), replace(START, accel="kvm"))
     assert "kernel-irqchip=split" in options(words, "-machine")[0]
     config = MachineConfig()
     assert memlock_needed(SPEC, config) == 3 * GIB
@@ -177,7 +175,7 @@ def test_the_objects_amounts_arrive_in_the_units_of_this_room() -> None:
     )
     spec = spec_of(machine)
     assert (spec.iommu, spec.numa_node) == (True, 1)
-    assert (spec.cpus, spec.memory) == (Bounds(500, 4000, 1500), Bounds(GIB, 3 * GIB, GIB))
+    assert (spec.cpus, spec.memory) == (AmountBounds(500, 4000, 1500), AmountBounds(GIB, 3 * GIB, GIB))
     assert (spec.dimm_bytes, spec.nics, spec.claims, spec.pci_slots) == (GIB, (Nic(interface="tap0"),), ("a",), 5)
     assert spec.key == "default/m"
 
@@ -191,29 +189,31 @@ def test_names_of_machines_become_short_names_of_files_no_two_alike() -> None:
 
 def test_with_systemd_a_machine_is_a_service_of_its_own_and_else_it_detaches(tmp_path: Path) -> None:
     plan = tmp_path / "plan"
-    with_systemd = spawn_words(SPEC, MachineConfig(systemd=True), plan, Limits(1 << 30, 300))
+    with_systemd = spawn_words(SPEC, MachineConfig(systemd=True), plan, QemuLimits(1 << 30, 300))
     assert with_systemd[0] == "systemd-run"
     assert f"--unit=devalloc-{SPEC.id}.service" in with_systemd
     assert "--detach" not in with_systemd
     assert "--property=Before=devalloc-guests.service" in with_systemd, "whose guests are asked before they are ended"
     assert "--scope" not in with_systemd
-    assert spawn_words(SPEC, MachineConfig(systemd=False), plan, Limits(1, 1))[-2:] == [str(plan), "--detach"]
+    assert spawn_words(SPEC, MachineConfig(systemd=False), plan, QemuLimits(1, 1))[-2:] == [str(plan), "--detach"]
 
 
 def test_machines_of_one_name_of_two_plugins_share_no_cgroup_and_no_service() -> None:
     theirs = MachineConfig(state=Path("/srv/other/machines"), systemd=True)
     assert MachineConfig().group(SPEC.id) == SPEC.id
     assert theirs.group(SPEC.id).startswith(f"{SPEC.id}-")
-    assert f"--unit=devalloc-{theirs.group(SPEC.id)}.service" in spawn_words(SPEC, theirs, Path("/plan"), Limits(1, 1))
+    assert f"--unit=devalloc-{theirs.group(SPEC.id)}.service" in spawn_words(
+        SPEC, theirs, Path("/plan"), QemuLimits(1, 1)
+    )
 
 
 def test_a_folder_in_which_another_machine_listens_is_left_alone(images: Path, tmp_path: Path) -> None:
     """Of another plugin with the same folder for machines; or its life file was removed."""
     config = MachineConfig(
-        tmp_path / "state", tmp_path / "run", "true", folders=(Folder(images, "any"),), cgroups=tmp_path
+        tmp_path / "state", tmp_path / "run", "true", folders=(AllowedFolder(images, "any"),), cgroups=tmp_path
     )
     spec = replace(SPEC, kernel=str(images / "disk"), initrd=None)
-    folder, given = config.folder(spec.id), Launch("uuid", None, "tcg")
+    folder, given = config.folder(spec.id), LaunchOptions("uuid", None, "tcg")
     folder.mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as theirs:
         theirs.bind(str(folder / "console"))
@@ -231,26 +231,26 @@ def test_a_folder_in_which_another_machine_listens_is_left_alone(images: Path, t
 def test_a_pipe_in_place_of_an_image_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "disk")
     for writable in (False, True):
-        with pytest.raises(OSError, match="no file"):
-            spawn.opened(str(tmp_path / "disk"), writable)
+        with pytest.raises(OSError, match="not a file"):
+            spawn.open_checked(str(tmp_path / "disk"), writable)
 
 
 def test_whether_kvm_works_is_tried_once_and_a_no_again_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, kvm, tries = MachineConfig(tmp_path / "state"), tmp_path / "kvm", [False, True]
     kvm.touch()
-    monkeypatch.setattr(accel, "boots", lambda *_: tries.pop(0))
+    monkeypatch.setattr(preflight, "can_boot", lambda *_: tries.pop(0))
     verdict = config.state / "kvm.json"
     for _ in range(2):
-        assert accel.chosen(config, kvm) == "tcg"
+        assert preflight.choose_accelerator(config, kvm) == "tcg"
     os.utime(verdict, (0, 0))  # which was long ago: the host had just come up, and was busy
     for _ in range(2):
-        assert accel.chosen(config, kvm) == "kvm"
+        assert preflight.choose_accelerator(config, kvm) == "kvm"
     os.utime(verdict, (0, 0))
-    assert accel.chosen(config, kvm) == "kvm", "a yes counts as long as the host runs"
+    assert preflight.choose_accelerator(config, kvm) == "kvm", "a yes counts as long as the host runs"
     for damaged in ("", "null", "{}", '{"host": 1}'):
         verdict.write_text(damaged)
         tries.append(True)
-        assert accel.chosen(config, kvm) == "kvm"
+        assert preflight.choose_accelerator(config, kvm) == "kvm"
     assert tries == []
 
 
@@ -269,7 +269,9 @@ def images(tmp_path: Path) -> Path:
 
 def test_only_files_below_the_allowed_folders_are_used_and_by_their_true_path(images: Path) -> None:
     (images / "link").symlink_to("disk")
-    assert paths.image(str(images / "link"), [Folder(images, "any")], "default", "kernel") == images / "disk"
+    assert (
+        paths.boot_image(str(images / "link"), [AllowedFolder(images, "any")], "default", "kernel") == images / "disk"
+    )
 
 
 @pytest.mark.parametrize("name", ["../secret", "out", "dir/../../secret", "deep/out", "x\0y", "a\nb", "", "relative"])
@@ -279,7 +281,7 @@ def test_a_path_that_leads_out_is_refused(images: Path, name: str) -> None:
     (images / "dir").mkdir()
     path = name if name in ("", "relative") else f"{images}/{name}"
     with pytest.raises(Denied) as denied:
-        paths.image(path, [Folder(images, "any")], "default", "kernel")
+        paths.boot_image(path, [AllowedFolder(images, "any")], "default", "kernel")
     assert denied.value.code == "PathNotAllowed"
 
 
@@ -288,10 +290,10 @@ def test_of_what_is_outside_it_is_not_told_whether_it_exists(images: Path) -> No
     (images / "dangling").symlink_to("../nowhere")
     for path in (images / "dangling", images.parent / "nowhere" / "disk", Path("/no/such/kernel")):
         with pytest.raises(Denied) as denied:
-            paths.image(str(path), [Folder(images, "any")], "default", "kernel")
+            paths.boot_image(str(path), [AllowedFolder(images, "any")], "default", "kernel")
         assert (denied.value.code, denied.value.retryable) == ("PathNotAllowed", False)
     with pytest.raises(Denied) as denied:
-        paths.image(str(images / "not-yet"), [Folder(images, "any")], "default", "kernel")
+        paths.boot_image(str(images / "not-yet"), [AllowedFolder(images, "any")], "default", "kernel")
     assert (denied.value.code, denied.value.retryable) == ("PathMissing", True)
 
 
@@ -301,7 +303,7 @@ def test_the_example_adopts_from_a_folder_that_is_not_the_plugins_own() -> None:
     assert not socket.is_relative_to(MachineConfig().run), "there it makes and removes what it likes"
 
 
-def refused(path: Path, folders: list[Folder], namespace: str, *, read_only: bool = True) -> str | None:
+def refused(path: Path, folders: list[AllowedFolder], namespace: str, *, read_only: bool = True) -> str | None:
     """Why a namespace may not use a disk; None: it may."""
     try:
         paths.disk_image(Disk(str(path), "raw", read_only), folders, namespace)
@@ -316,7 +318,7 @@ def test_what_lies_below_a_folder_belongs_to_the_namespace_that_it_is_called_lik
         (images / namespace / "disk").write_bytes(b"\0" * 512)
     (images / "team-b" / "link").symlink_to("../team-a/disk")
     (images / "team-b" / "folder").symlink_to("../team-a")
-    own = [Folder(images)]
+    own = [AllowedFolder(images)]
     for read_only in (True, False):
         assert refused(images / "team-a" / "disk", own, "team-a", read_only=read_only) is None
     for path in ("team-a/disk", "team-b/link", "team-b/folder/disk", "team-a/no-such-disk", "disk"):
@@ -332,19 +334,19 @@ def test_what_lies_below_a_folder_belongs_to_the_namespace_that_it_is_called_lik
 def test_what_the_admin_shares_all_namespaces_read_and_none_writes(images: Path) -> None:
     (images / "bases").mkdir()
     (images / "bases" / "disk").write_bytes(b"\0" * 512)
-    folders = [Folder(images), Folder(images / "bases", "shared")]
+    folders = [AllowedFolder(images), AllowedFolder(images / "bases", "shared")]
     for namespace in ("team-a", "bases"):  # a namespace that is called so owns nothing of it
         assert refused(images / "bases" / "disk", folders, namespace) is None
         why = refused(images / "bases" / "disk", folders, namespace, read_only=False)
         assert why is not None
-        assert f"put it below {images}/{namespace}, or say readOnly: true" in why
-    assert refused(images / "bases" / "disk", [Folder(images, "any")], "team-a", read_only=False) is None
+        assert f"put it below {images}/{namespace}, or set readOnly: true" in why
+    assert refused(images / "bases" / "disk", [AllowedFolder(images, "any")], "team-a", read_only=False) is None
 
 
 def test_a_shared_folder_opens_nothing_of_the_namespaces_below_it(images: Path) -> None:
     (images / "of" / "team-a").mkdir(parents=True)
     (images / "of" / "team-a" / "disk").write_bytes(b"\0" * 512)
-    folders = [Folder(images, "shared"), Folder(images / "of")]
+    folders = [AllowedFolder(images, "shared"), AllowedFolder(images / "of")]
     assert refused(images / "disk", folders, "team-b") is None
     assert refused(images / "of" / "team-a" / "disk", folders, "team-b")
     assert refused(images / "of" / "team-a" / "disk", folders, "team-a", read_only=False) is None
@@ -369,7 +371,7 @@ def test_a_tap_belongs_to_the_namespace_that_it_is_named_for_or_that_the_admin_s
     interface: str, patterns: tuple[str, ...], namespace: str, may: bool
 ) -> None:
     with pytest.raises(Denied) as denied:
-        paths.tap(interface, patterns, namespace)
+        paths.checked_tap(interface, patterns, namespace)
     assert denied.value.code == ("TapMissing" if may else "TapNotAllowed"), "there is no such interface here"
     if not may and namespace:
         assert f"--tap {namespace}:{interface}" in denied.value.message
@@ -377,30 +379,30 @@ def test_a_tap_belongs_to_the_namespace_that_it_is_named_for_or_that_the_admin_s
 
 def test_cards_of_qemus_own_network_reach_nothing_unless_the_admin_says_so() -> None:
     spec = replace(SPEC, nics=(Nic(), Nic(interface="tap0")))
-    closed, tap = objects(command(spec, START), "-netdev")
+    closed, tap = objects(qemu_arguments(spec, START), "-netdev")
     assert (closed["type"], closed["restrict"], closed["ipv6"]) == ("user", True, False)
     assert tap["type"] == "tap"
-    assert objects(command(spec, replace(START, user_net=True)), "-netdev")[0] == {"type": "user", "id": "nic0"}
+    assert objects(qemu_arguments(spec, replace(START, user_net=True)), "-netdev")[0] == {"type": "user", "id": "nic0"}
 
 
 def test_without_allowed_folders_nothing_can_be_named(images: Path) -> None:
     with pytest.raises(Denied, match="none") as denied:
-        paths.image(str(images / "disk"), [], "default", "kernel")
+        paths.boot_image(str(images / "disk"), [], "default", "kernel")
     assert denied.value.code == "PathNotAllowed"
     sibling = images.parent / "images-of-others"
     sibling.mkdir()
     (sibling / "disk").touch()
     with pytest.raises(Denied):
-        paths.image(str(sibling / "disk"), [Folder(images, "any")], "default", "kernel")
+        paths.boot_image(str(sibling / "disk"), [AllowedFolder(images, "any")], "default", "kernel")
 
 
 def test_only_files_are_kernels_and_only_files_and_block_devices_are_disks(images: Path) -> None:
     os.mkfifo(images / "pipe")
     for path in (images, images / "pipe"):
         with pytest.raises(Denied, match="is not a file"):
-            paths.image(str(path), [Folder(images, "any")], "default", "kernel")
+            paths.boot_image(str(path), [AllowedFolder(images, "any")], "default", "kernel")
         with pytest.raises(Denied, match="neither"):
-            paths.disk_image(Disk(str(path), "raw"), [Folder(images, "any")], "default")
+            paths.disk_image(Disk(str(path), "raw"), [AllowedFolder(images, "any")], "default")
 
 
 def qcow2(backing: int = 0, incompatible: int = 0, version: int = 3) -> bytes:
@@ -424,7 +426,7 @@ def test_a_disk_of_another_format_or_that_names_another_file_is_refused(
 ) -> None:
     (images / "disk").write_bytes(content)
     with pytest.raises(Denied) as denied:
-        paths.disk_image(Disk(str(images / "disk"), format), [Folder(images, "any")], "default")
+        paths.disk_image(Disk(str(images / "disk"), format), [AllowedFolder(images, "any")], "default")
     assert denied.value.code == code
 
 
@@ -432,14 +434,17 @@ def test_an_image_that_stands_alone_is_fine_and_a_raw_one_is_never_looked_into(i
     for content, format in ((qcow2(), "qcow2"), (qcow2(incompatible=1), "qcow2"), (qcow2(backing=112), "raw")):
         (images / "disk").write_bytes(content)
         assert (
-            paths.disk_image(Disk(str(images / "disk"), format), [Folder(images, "any")], "default") == images / "disk"
+            paths.disk_image(Disk(str(images / "disk"), format), [AllowedFolder(images, "any")], "default")
+            == images / "disk"
         )  # type: ignore[arg-type]
 
 
 def test_what_a_start_needs_is_checked_before_anything_is_made(images: Path, tmp_path: Path) -> None:
     spec = replace(SPEC, kernel=str(images / "disk"), initrd=None)
-    given = Launch("u", None, "tcg")
-    config = MachineConfig(tmp_path / "state", tmp_path / "run", binary="/bin/true", folders=(Folder(images, "any"),))
+    given = LaunchOptions("u", None, "tcg")
+    config = MachineConfig(
+        tmp_path / "state", tmp_path / "run", binary="/bin/true", folders=(AllowedFolder(images, "any"),)
+    )
     check(spec, config, given)
     for broken, code in (
         (replace(config, binary="no-such-qemu"), "QemuMissing"),
@@ -468,7 +473,7 @@ def proc(tmp_path: Path) -> Path:
     ("least", "most", "accel", "words"),
     [
         (10 * GIB, 10 * GIB, "kvm", None),
-        (10 * GIB + 2 * MIB, 20 * GIB, "kvm", "has 10240Mi with its swap; lower memory.min"),
+        (10 * GIB + 2 * MIB, 20 * GIB, "kvm", "has 10240Mi including swap; lower memory.min"),
         (GIB, 511 * GIB, "kvm", None),
         (GIB, 512 * GIB, "kvm", "less than 524288Mi; lower memory.max"),
         (GIB, 1023 * GIB, "tcg", None),
@@ -478,24 +483,24 @@ def proc(tmp_path: Path) -> Path:
 def test_a_machine_that_this_host_can_never_have_is_refused_for_good(
     proc: Path, least: int, most: int, accel: Any, words: str | None
 ) -> None:
-    spec = replace(SPEC, memory=Bounds(least, most, least))
+    spec = replace(SPEC, memory=AmountBounds(least, most, least))
     if words is None:
-        room.check(spec, accel, proc)
+        preflight.check_host_limits(spec, accel, proc)
         return
     with pytest.raises(Denied, match=words) as denied:
-        room.check(spec, accel, proc)
+        preflight.check_host_limits(spec, accel, proc)
     assert (denied.value.code, denied.value.retryable) == ("MachineTooLarge", False)
 
 
 def test_memory_of_a_numa_node_that_is_not_there_is_refused(tmp_path: Path) -> None:
     (tmp_path / "node0").mkdir()
-    room.check(replace(SPEC, numa_node=0), "kvm", tmp_path, tmp_path)
+    preflight.check_host_limits(replace(SPEC, numa_node=0), "kvm", tmp_path, tmp_path)
     with pytest.raises(Denied, match=r"NUMA node 1, .* choose another start\.numaNode"):
-        room.check(replace(SPEC, numa_node=1), "kvm", tmp_path, tmp_path)
+        preflight.check_host_limits(replace(SPEC, numa_node=1), "kvm", tmp_path, tmp_path)
 
 
 def test_a_host_that_does_not_say_how_large_it_is_bounds_nothing(tmp_path: Path) -> None:
-    room.check(replace(SPEC, memory=Bounds(1 << 50, 1 << 50, 1 << 50)), "kvm", tmp_path)
+    preflight.check_host_limits(replace(SPEC, memory=AmountBounds(1 << 50, 1 << 50, 1 << 50)), "kvm", tmp_path)
 
 
 class Gone:
@@ -525,9 +530,9 @@ def test_what_qemu_will_never_have_is_not_to_be_tried_again(tmp_path: Path, word
 def test_a_machine_is_not_started_on_an_image_that_another_one_writes_to(images: Path, tmp_path: Path) -> None:
     image = images / "disk"
     image.write_bytes(b"content".ljust(4096))
-    config = MachineConfig(tmp_path / "state", tmp_path / "run", "true", folders=(Folder(images, "any"),))
+    config = MachineConfig(tmp_path / "state", tmp_path / "run", "true", folders=(AllowedFolder(images, "any"),))
     spec = replace(SPEC, disks=(Disk(str(image), "raw"),), kernel=None, initrd=None, append="", nics=())
-    given = Launch("uuid", None, "tcg")
+    given = LaunchOptions("uuid", None, "tcg")
     check(spec, config, given)
     with image.open("rb") as other:
         fcntl.fcntl(other, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 201, 1, 0))
@@ -538,8 +543,8 @@ def test_a_machine_is_not_started_on_an_image_that_another_one_writes_to(images:
 
 
 def test_qemu_is_bounded_far_above_what_it_needs(tmp_path: Path) -> None:
-    spec = replace(SPEC, cpus=Bounds(1000, 8000, 1000), memory=Bounds(GIB, 64 * GIB, GIB))
-    kvm, tcg = (limits_of(spec, accel) for accel in ("kvm", "tcg"))
+    spec = replace(SPEC, cpus=AmountBounds(1000, 8000, 1000), memory=AmountBounds(GIB, 64 * GIB, GIB))
+    kvm, tcg = (qemu_limits(spec, accel) for accel in ("kvm", "tcg"))
     assert 65 * GIB < kvm.memory < 67 * GIB, "all memory that its guest can ever have, and some for QEMU itself"
     assert tcg.memory == kvm.memory + GIB, "and the translated code of its CPUs"
     assert kvm.tasks == 256 + 16
@@ -576,8 +581,8 @@ def test_users_of_machines_are_nobody_elses(tmp_path: Path) -> None:
 
     assert owners(3_000_000_000, 3_000_001_000) == []
     (pods, containers) = owners(100_000, 101_000)
-    assert "65536-7274495 are those that the kubelet gives to pods" in pods
-    assert "100000-165535 are those of containers of bob" in containers
+    assert "the kubelet gives 65536-7274495 to pods" in pods
+    assert "100000-165535 belong to containers of bob" in containers
     assert [text.split()[0] for text in owners(2_146_435_072, 2_146_437_072)] == ["2146435080", "2146436000-2146436009"]
     assert owners_among(MachineConfig().users or range(0), tmp_path / "none", tmp_path / "none") == []
     assert owners_among(range(70000, 71000), tmp_path / "none", tmp_path / "none"), "where they were before"
@@ -595,5 +600,5 @@ def test_only_a_cgroup_of_its_own_bounds_a_machine(
     folder.mkdir(exist_ok=True)
     (folder / "cpu.max").write_text("150000 100000")
     group = CpuGroup(2, folder) if name else None
-    monkeypatch.setattr("devalloc_node.machine.cgroup.group_of", lambda root, pid: group)
-    assert share_of(SPEC, config, Process(4711, 1)) == share
+    monkeypatch.setattr("devalloc_node.machine.confinement.group_of", lambda root, pid: group)
+    assert cpu_limit_of(SPEC, config, Process(4711, 1)) == share

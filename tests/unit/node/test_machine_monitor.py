@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from devalloc_node.errors import Denied, Failed, Unknown
-from devalloc_node.machine.monitor import Peer, QmpMonitor, Refused, text
+from devalloc_node.machine.qmp import QmpMonitor, QmpRefused, SocketPeer, checked_text
+from tests.support.deadlines import soon
 from tests.support.fake_qmp import FakeQemu, Trouble
-from tests.support.patience import soon
 from tests.support.waiting import until
 
 
 def test_an_answer_is_given_and_an_error_of_qemu_is_denied_with_its_words(line: QmpMonitor) -> None:
     assert line.execute("query-status", deadline=soon())["status"] == "running"
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(QmpRefused) as refused:
         line.execute("device_del", {"id": "nothing"}, deadline=soon())
     assert refused.value.kind == "DeviceNotFound"
     assert "default/m" in str(refused.value)
@@ -66,7 +66,7 @@ def test_who_does_not_greet_as_qemu_does_was_asked_nothing(qemu: FakeQemu, line:
     with pytest.raises(Failed) as failed:
         line.execute("cont", deadline=soon())
     assert failed.value.code == "MonitorUnreachable"
-    assert qemu.said == []
+    assert qemu.commands == []
 
 
 def test_what_qemu_had_to_say_to_its_last_client_is_not_taken_for_who_it_is(qemu: FakeQemu, line: QmpMonitor) -> None:
@@ -94,7 +94,7 @@ def test_a_qemu_whose_queue_is_full_is_waited_for_and_then_unknown(tmp_path: Pat
         client.setblocking(False)
         with contextlib.suppress(BlockingIOError):
             client.connect(str(tmp_path / "full"))
-    with pytest.raises(Unknown, match="takes no connection"):
+    with pytest.raises(Unknown, match="does not accept a connection"):
         QmpMonitor("default/m", str(tmp_path / "full")).execute("cont", deadline=soon(0.1))
     for each in (server, *waiting):
         each.close()
@@ -107,17 +107,17 @@ def test_nobody_listening_is_failed(tmp_path: Path) -> None:
 
 
 def test_a_stranger_is_told_nothing(qemu: FakeQemu) -> None:
-    seen: list[Peer] = []
+    seen: list[SocketPeer] = []
 
-    def check(peer: Peer) -> None:
+    def check(peer: SocketPeer) -> None:
         seen.append(peer)
         raise Denied("SocketNotOurs", "a stranger")
 
     monitor = QmpMonitor("default/m", str(qemu.path), check=check)
     with pytest.raises(Denied, match="a stranger"):
         monitor.execute("cont", deadline=soon())
-    assert seen == [Peer(os.getpid(), os.geteuid())]
-    assert qemu.said == []
+    assert seen == [SocketPeer(os.getpid(), os.geteuid())]
+    assert qemu.commands == []
 
 
 def test_events_are_heard_from_before_the_command_that_causes_them(qemu: FakeQemu, line: QmpMonitor) -> None:
@@ -209,8 +209,8 @@ def test_who_has_no_time_left_asks_nothing_and_leaves_the_line_to_others(qemu: F
     with line.expect("DEVICE_DELETED") as events:
         with pytest.raises(Unknown, match="cont to QEMU of machine default/m was not sent: no time is left"):
             line.execute("cont", deadline=soon(0.0))
-        assert "cont" not in [command for command, _ in qemu.said]
-        assert events.next(soon(0.0)) is None, "nobody is told that the line broke"
+        assert "cont" not in [command for command, _ in qemu.commands]
+        assert events.next(soon(0.0)) is None, "no event reports that the connection broke"
     assert line.execute("query-status", deadline=soon())["running"]
     assert qemu.connections == 1
 
@@ -227,9 +227,9 @@ def test_events_that_nobody_waits_for_are_not_kept(qemu: FakeQemu, line: QmpMoni
 
 def test_a_text_of_an_answer_has_a_bound() -> None:
     """A guest that has taken over its QEMU must not fill the plugin's memory, or its log."""
-    assert text("x" * 4096) == "x" * 4096
-    assert text("abc", 3) == "abc"
-    with pytest.raises(ValueError, match="a text of 4 characters, and at most 3 are read"):
-        text("abcd", 3)
+    assert checked_text("x" * 4096) == "x" * 4096
+    assert checked_text("abc", 3) == "abc"
+    with pytest.raises(ValueError, match="a text of 4 characters; the maximum is 3"):
+        checked_text("abcd", 3)
     with pytest.raises(TypeError):
-        text(3)
+        checked_text(3)

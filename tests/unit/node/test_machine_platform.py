@@ -14,29 +14,29 @@ from pathlib import Path
 
 import pytest
 
-from devalloc.api.virtualmachine import VirtualMachine
+from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.bars import NO_BARS, BarSizes
-from devalloc_node import platform
-from devalloc_node.audit import to_file
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
-from devalloc_node.grant import ClaimRef
 from devalloc_node.journal import open_journal
-from devalloc_node.machine import adopt, attachment, launch, lost, machines, placement
+from devalloc_node.journal.audit_log import to_file
+from devalloc_node.machine import adoption, attachment, hotplug, launch, lifecycle, orphans
 from devalloc_node.machine.attachment import AttachmentKind
-from devalloc_node.machine.config import Folder, MachineConfig
-from devalloc_node.machine.machines import Machines
+from devalloc_node.machine.config import AllowedFolder, MachineConfig
+from devalloc_node.machine.lifecycle import MachineLifecycle
 from devalloc_node.machine.process import process
 from devalloc_node.machine.records import MACHINES, MachineRecord, content_of
-from devalloc_node.machine.spec import Disk, PlainDevice, machine_id
-from devalloc_node.machine.view import Amounts
-from devalloc_node.platform import Platform
+from devalloc_node.machine.spec import Disk, EmulatedDevice, machine_id
+from devalloc_node.machine.view import MachineAmounts
+from devalloc_node.model.grant import ClaimRef
+from devalloc_node.operations import node_operations
+from devalloc_node.operations.node_operations import NodeOperations
 from tests.support.fake_qmp import FakeQemu
-from tests.support.faketree import memory_folder
+from tests.support.fake_tree import memory_folder
 from tests.support.machines import virtual_machine
-from tests.support.nodeservice import platform_of
-from tests.support.toyhost import Bench
-from tests.support.toymachines import ToyMachines
+from tests.support.node_service import platform_of
+from tests.support.toy_host import EngineBench
+from tests.support.toy_machines import ToyMachines
 from tests.support.waiting import until
 
 KEY = "default/m"
@@ -55,28 +55,28 @@ class World:
             folder / "state",
             folder / "run",
             "/bin/true",
-            folders=(Folder(folder, "any"),),
-            socket_folders=(Folder(folder, "any"),),
+            folders=(AllowedFolder(folder, "any"),),
+            socket_folders=(AllowedFolder(folder, "any"),),
             accel="tcg",
             users=None,
             systemd=False,
             cgroups=folder,
         )
-        self.machines = Machines(config, open_journal(folder / "records"))
+        self.machines = MachineLifecycle(config, open_journal(folder / "records"))
         self.sizes: BarSizes | None = None
         """What is known of the devices' own memory."""
         self.kind = AttachmentKind(self.machines, Owners(), lambda functions: self.sizes)
-        self.bench = Bench(folder / "plugin", extra={"kinds": {"attachment": self.kind}})
+        self.bench = EngineBench(folder / "plugin", extra={"kinds": {"attachment": self.kind}})
         self.bench_again()
 
     def bench_again(self) -> None:
         """After another plugin has opened the journal."""
-        self.platform: Platform = platform_of(self.bench, ToyMachines())
-        self.platform.machines, self.platform.claims._attachments = self.machines, self.kind
+        self.operations: NodeOperations = platform_of(self.bench, ToyMachines())
+        self.operations.machines, self.operations.claims._attachments = self.machines, self.kind
 
     def adopted(self) -> None:
         machine = virtual_machine("m", start=None, adopt={"qmpSocket": str(self.qemu.path)})
-        self.platform.create(machine, (), due())
+        self.operations.create(machine, (), due())
 
     def close(self) -> None:
         self.machines.close()
@@ -85,8 +85,8 @@ class World:
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setattr(adopt, "memlock", lambda pid: None)
-    monkeypatch.setattr(placement, "SETTLE_SECONDS", 0.3)
+    monkeypatch.setattr(adoption, "memlock", lambda pid: None)
+    monkeypatch.setattr(hotplug, "SETTLE_SECONDS", 0.3)
     with memory_folder() as folder:
         made = World(Path(folder))
         yield made
@@ -101,7 +101,7 @@ def test_a_machine_that_ended_and_is_stopped_is_not_started_again(world: World) 
     record = MachineRecord(virtual_machine("m").to_manifest(), "running", "a run before the host was restarted")
     world.machines.records.put(MACHINES, KEY, content_of(record))
     assert [machine.key for machine in world.machines.to_restart()] == [("default", "m")]
-    assert world.platform.stop(KEY, None, due()).reason == "StoppedOnRequest"
+    assert world.operations.stop(KEY, None, due()).reason == "StoppedOnRequest"
     assert world.machines.to_restart() == []
 
 
@@ -117,9 +117,9 @@ def test_a_machine_that_is_to_stop_is_kept_when_it_is_created_anew(world: World)
     world.adopted()
     with pytest.raises(Denied):
         world.machines.stop(KEY, 0.01, False, due())
-    assert world.platform.machine(KEY).reason == "StopWanted"
+    assert world.operations.machine(KEY).reason == "StopWanted"
     world.adopted()
-    assert world.platform.machine(KEY).reason == ""
+    assert world.operations.machine(KEY).reason == ""
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -147,16 +147,16 @@ def test_that_a_machine_ended_is_said_also_where_it_is_started_again_at_once(
 def test_a_device_that_the_guest_let_go_unasked_is_not_told_to_be_there_and_comes_back(world: World) -> None:
     world.adopted()
     ref = world.bench.add("a/slot-0")
-    world.platform.attach(ref, KEY, due())
+    world.operations.attach(ref, KEY, due())
     (name,) = world.qemu.devices
-    assert world.platform.claims.is_in(ref, KEY)
+    assert world.operations.claims.is_in(ref, KEY)
     world.qemu.let_go(name)
-    assert not world.platform.claims.is_in(ref, KEY)
-    assert [plug.id for plug in world.platform.attach(ref, KEY, due())] == [name]
+    assert not world.operations.claims.is_in(ref, KEY)
+    assert [plug.id for plug in world.operations.attach(ref, KEY, due())] == [name]
     assert set(world.qemu.devices) == {name}
-    assert world.platform.claims.is_in(ref, KEY)
+    assert world.operations.claims.is_in(ref, KEY)
     world.qemu.let_go(name)
-    world.platform.unprepare(ref, due())
+    world.operations.unprepare(ref, due())
     assert world.bench.is_initial()
 
 
@@ -170,18 +170,18 @@ def test_a_device_is_in_when_the_guest_has_given_each_bar_an_address_and_not_bef
     done = threading.Event()
 
     def attach() -> None:
-        world.platform.attach(ref, KEY, due())
+        world.operations.attach(ref, KEY, due())
         done.set()
 
     thread = threading.Thread(target=attach)
     thread.start()
     until(lambda: world.qemu.devices, "QEMU has it")
-    assert not world.platform.claims.is_in(ref, KEY)
+    assert not world.operations.claims.is_in(ref, KEY)
     assert not done.is_set()
     world.qemu.gives_addresses = True
     thread.join(30)
     assert done.is_set()
-    assert world.platform.claims.is_in(ref, KEY)
+    assert world.operations.claims.is_in(ref, KEY)
     assert [device["bus"] for device in world.qemu.devices.values()] == ["port2"], "the slot with a window for it"
 
 
@@ -189,7 +189,7 @@ def test_a_device_that_needs_no_window_leaves_the_large_ones_free(world: World) 
     world.adopted()
     world.qemu.windows |= {"port0": 32 * GIB, "port1": 64 * GIB}
     world.sizes = NO_BARS
-    world.platform.attach(world.bench.add("a/slot-0"), KEY, due())
+    world.operations.attach(world.bench.add("a/slot-0"), KEY, due())
     assert [device["bus"] for device in world.qemu.devices.values()] == ["port2"]
 
 
@@ -200,22 +200,22 @@ def test_a_device_for_which_the_guest_has_no_window_is_refused_and_nothing_of_it
     with pytest.raises(
         Denied, match=r"BAR 1 \(16Gi, 64-bit prefetchable\).*window of 2Mi.*pciWindow to 32Gi"
     ) as denied:
-        world.platform.attach(ref, KEY, due())
+        world.operations.attach(ref, KEY, due())
     assert (denied.value.code, denied.value.retryable) == ("NoPciWindow", False)
     assert world.qemu.devices == {}
     assert world.bench.is_initial(), "it is not prepared any more, for it was not before"
-    assert world.platform.machine(KEY).phase == "Running"
+    assert world.operations.machine(KEY).phase == "Running"
 
 
 def test_of_a_claim_with_a_device_that_finds_no_window_none_goes_in(world: World) -> None:
     world.adopted()
     world.qemu.bar_sizes["b/1"] = 16 * GIB
     ref = world.bench.add("a/slot-0", "b/slot-1")
-    world.platform.prepare(ref, due())
+    world.operations.prepare(ref, due())
     with pytest.raises(Denied, match="BAR 1"):
-        world.platform.attach(ref, KEY, due())
+        world.operations.attach(ref, KEY, due())
     assert world.qemu.devices == {}
-    assert not world.platform.claims.plugs_of(ref)
+    assert not world.operations.claims.plugs_of(ref)
     assert [one.ref for one in world.bench.claims.prepared()] == [ref], "it was prepared before, and stays so"
 
 
@@ -223,8 +223,8 @@ def test_a_guest_that_gives_no_addresses_is_waited_for_and_told_apart_from_one_w
     world.adopted()
     world.qemu.gives_addresses = False
     ref = world.bench.add("a/slot-0")
-    with pytest.raises(Denied, match="given a/0 addresses") as denied:
-        world.platform.attach(ref, KEY, Deadline.after(12))  # ten of it are kept for undoing
+    with pytest.raises(Denied, match="a/0 got no addresses") as denied:
+        world.operations.attach(ref, KEY, Deadline.after(12))  # ten of it are kept for undoing
     assert (denied.value.code, denied.value.retryable) == ("GuestNotReady", True)
     assert (world.qemu.devices, world.bench.is_initial()) == ({}, True)
 
@@ -233,9 +233,9 @@ def test_nothing_is_plugged_into_a_machine_whose_cpus_stand_still(world: World) 
     world.adopted()
     world.qemu.status = "paused"
     with pytest.raises(Denied, match="'paused'") as denied:
-        world.platform.attach(world.bench.add("a/slot-0"), KEY, due())
+        world.operations.attach(world.bench.add("a/slot-0"), KEY, due())
     assert denied.value.code == "GuestNotReady"
-    assert [said for said, _ in world.qemu.said if said == "device_add"] == []
+    assert [command for command, _ in world.qemu.commands if command == "device_add"] == []
 
 
 @pytest.mark.parametrize("fits", [True, False])
@@ -252,19 +252,19 @@ def test_what_was_plugged_in_as_the_plugin_was_killed_is_judged_anew_by_the_next
         def killed(*_: object) -> None:
             raise KeyboardInterrupt
 
-        patch.setattr(placement, "await_addresses", killed)
+        patch.setattr(hotplug, "await_addresses", killed)
         with pytest.raises(KeyboardInterrupt):
             world.bench.claims.add(ref, step, due(), device=device)
     assert set(world.qemu.devices) == {next(iter(world.qemu.devices))}
-    assert not world.platform.claims.is_in(ref, KEY), "nobody has seen that it has its addresses"
+    assert not world.operations.claims.is_in(ref, KEY), "nobody has seen that it has its addresses"
     world.bench.restart()
     world.bench_again()
     if fits:
-        assert len(world.platform.attach(ref, KEY, due())) == 1
-        assert world.platform.claims.is_in(ref, KEY)
+        assert len(world.operations.attach(ref, KEY, due())) == 1
+        assert world.operations.claims.is_in(ref, KEY)
     else:
         with pytest.raises(Denied) as denied:
-            world.platform.attach(ref, KEY, due())
+            world.operations.attach(ref, KEY, due())
         assert denied.value.code == "NoPciWindow"
         assert world.qemu.devices == {}
 
@@ -279,20 +279,20 @@ def test_a_machine_that_runs_as_something_else_is_not_told_to_be_what_was_asked_
     ]
     for other, what in zip(others, ("kernel", "adopt", "cpus"), strict=True):
         with pytest.raises(Denied, match=what) as denied:
-            world.platform.create(other, (), due())
+            world.operations.create(other, (), due())
         assert denied.value.code == "MachineExists"
     assert [machine.adopted for machine in world.machines.list()] == [True]
 
 
 def test_what_was_wanted_of_an_earlier_run_is_not_wanted_of_the_next(world: World) -> None:
     world.adopted()
-    world.platform.scale(KEY, "vcpus", 3, due())
-    assert world.platform.machine(KEY).wanted.vcpus == 3
+    world.operations.scale(KEY, "vcpus", 3, due())
+    assert world.operations.machine(KEY).wanted.vcpus == 3
     content = dict(world.machines.records.record(MACHINES, KEY) or {})
     world.machines.records.put(MACHINES, KEY, {**content, "boot": "another"})  # its process is gone
     world.qemu.cpus = {0: "/machine/unattached/device[0]"}
     world.adopted()
-    assert world.platform.machine(KEY).wanted.vcpus == 1
+    assert world.operations.machine(KEY).wanted.vcpus == 1
 
 
 def test_a_machine_that_the_journal_lost_is_not_ended_when_it_is_to_be_started(
@@ -303,7 +303,7 @@ def test_a_machine_that_the_journal_lost_is_not_ended_when_it_is_to_be_started(
         kernel = config.state / "kernel"
         kernel.touch()
         with pytest.raises(Denied, match=f"process {lost.pid}") as denied:
-            world.platform.create(virtual_machine("m", start={"kernel": str(kernel)}), (), due())
+            world.operations.create(virtual_machine("m", start={"kernel": str(kernel)}), (), due())
         assert (denied.value.code, lost.poll()) == ("MachineRuns", None)
         world.machines.recover()
         assert f"process {lost.pid}" in caplog.text
@@ -313,24 +313,24 @@ def test_a_machine_that_the_journal_lost_is_not_ended_when_it_is_to_be_started(
 def test_a_machine_that_the_journal_lost_is_listed_and_not_told_to_be_gone(world: World) -> None:
     config = world.machines.config
     with living(config) as lives:
-        assert world.platform.all_machines() == [], "nobody knows what it is called"
+        assert world.operations.all_machines() == [], "nobody knows what it is called"
         config.plan(machine_id(KEY)).write_text(json.dumps({"key": KEY}))
-        (there,) = world.platform.all_machines()
+        (there,) = world.operations.all_machines()
         assert (there.key, there.phase, there.reason, there.pid) == (KEY, "Unknown", "MachineLost", lives.pid)
-        assert world.platform.seen(KEY) == there
+        assert world.operations.seen(KEY) == there
         for change in (
-            lambda: world.platform.delete(KEY, None, due()),
-            lambda: world.platform.stop(KEY, None, due(), force=True),
-            lambda: world.platform.scale(KEY, "vcpus", 2, due()),
+            lambda: world.operations.delete(KEY, None, due()),
+            lambda: world.operations.stop(KEY, None, due(), force=True),
+            lambda: world.operations.scale(KEY, "vcpus", 2, due()),
         ):
             with pytest.raises(Denied) as denied:
                 change()
             assert denied.value.code == "MachineLost"
         config.plan(machine_id(KEY)).write_text(json.dumps({"key": "default/other"}))
-        assert world.platform.all_machines() == [], "a plan is not believed that is of another one"
+        assert world.operations.all_machines() == [], "a plan is not believed that is of another one"
         assert lives.poll() is None
-    assert world.platform.all_machines() == []
-    assert not world.platform.delete(KEY, None, due())
+    assert world.operations.all_machines() == []
+    assert not world.operations.delete(KEY, None, due())
 
 
 @contextmanager
@@ -364,36 +364,38 @@ def test_a_machine_that_the_journal_lost_is_taken_up_if_its_object_tells_of_this
                 world.machines.take_up(KEY, machine, wrong, due())
             assert (denied.value.code, world.machines.get(KEY)) == ("MachineRuns", None)
         world.machines.take_up(KEY, machine, qemu.uuid, due())
-        record = world.machines.known(KEY)
+        record = world.machines.record_for(KEY)
         assert (record.state, record.run, record.machine) == (state, qemu.uuid, machine)
         world.machines.take_up(KEY, machine, "another", due())  # it is not lost any more
-        assert world.machines.known(KEY) == record
-        assert qemu.said == [], "nothing is done to it"
+        assert world.machines.record_for(KEY) == record
+        assert qemu.commands == [], "nothing is done to it"
 
 
 def test_a_later_run_that_an_older_journal_takes_for_another_objects_is_left_to_its_own_object(world: World) -> None:
     """The object of then is gone, and its machine would be removed with it."""
     config, machine = world.machines.config, virtual_machine("m")
     with memory_qemu(config) as qemu, living(config, "-uuid", qemu.uuid):
-        for run, known in ((qemu.uuid, [KEY]), ("an earlier run", [])):
+        for run, keys in ((qemu.uuid, [KEY]), ("an earlier run", [])):
             manifest = machine.to_manifest()
             manifest["metadata"]["uid"] = "of then"
             world.machines.records.put(MACHINES, KEY, content_of(MachineRecord(manifest, "running", run)))
             world.machines.recover()
-            assert [each.key for each in world.machines.list()] == known
+            assert [each.key for each in world.machines.list()] == keys
         world.machines.take_up(KEY, machine, qemu.uuid, due())
-        assert world.machines.known(KEY).machine == machine
+        assert world.machines.record_for(KEY).machine == machine
 
 
 def test_a_later_run_that_an_older_journal_takes_for_an_earlier_one_is_known_as_itself(world: World) -> None:
     config = world.machines.config
     with memory_qemu(config) as qemu, living(config, "-uuid", qemu.uuid):
         for state in ("running", "stopping", "starting"):
-            old = MachineRecord(virtual_machine("m").to_manifest(), state, "an earlier run", applied=Amounts(vcpus=9))
+            old = MachineRecord(
+                virtual_machine("m").to_manifest(), state, "an earlier run", applied=MachineAmounts(vcpus=9)
+            )
             world.machines.put(old)
             world.machines.recover()
-            record = world.machines.known(KEY)
-            assert (record.state, record.run, record.applied) == ("running", qemu.uuid, Amounts())
+            record = world.machines.record_for(KEY)
+            assert (record.state, record.run, record.applied) == ("running", qemu.uuid, MachineAmounts())
 
 
 def test_a_machine_whose_start_was_cut_off_is_started_again_and_no_other_that_lives(world: World) -> None:
@@ -420,7 +422,7 @@ def test_a_machine_that_could_not_be_ended_runs_on_and_is_told_to(
         monkeypatch.setattr(launch, "end", end)
         with pytest.raises(Failed):
             world.machines.stop(KEY, 0, True, due())
-        assert world.machines.known(KEY).state == "running"
+        assert world.machines.record_for(KEY).state == "running"
 
 
 def test_a_machine_that_an_older_journal_has_as_stopped_is_seen_to_run(world: World) -> None:
@@ -429,7 +431,7 @@ def test_a_machine_that_an_older_journal_has_as_stopped_is_seen_to_run(world: Wo
         old = MachineRecord(virtual_machine("m").to_manifest(), "failed", "an older run", reason="StartUndone")
         world.machines.records.put(MACHINES, KEY, content_of(old))
         world.machines.recover()
-        machine = world.platform.machine(KEY)
+        machine = world.operations.machine(KEY)
         assert (machine.phase, machine.id, machine.reason, machine.pid) == ("Running", qemu.uuid, "", lives.pid)
 
 
@@ -450,10 +452,10 @@ def test_that_a_guest_sleeps_is_no_obstacle_for_its_machine(world: World) -> Non
     world.adopted()
     world.qemu.status = "suspended"
     world.machines.resume(KEY, due())
-    told = world.platform.machine(KEY)
-    assert (told.phase, told.reason) == ("Running", "CpusStopped")
-    assert "sleeps" in told.message
-    assert "create" not in told.message
+    machine = world.operations.machine(KEY)
+    assert (machine.phase, machine.reason) == ("Running", "CpusStopped")
+    assert "sleeps" in machine.message
+    assert "create" not in machine.message
 
 
 @pytest.mark.parametrize(("status", "code"), [("io-error", "DiskFailed"), ("internal-error", "CpusStopped")])
@@ -464,13 +466,13 @@ def test_a_machine_whose_cpus_stand_still_is_told_so_and_goes_on_when_it_is_crea
     world.adopted()
     world.qemu.status = status
     world.machines._looks.forget(KEY)
-    there = world.platform.machine(KEY)
+    there = world.operations.machine(KEY)
     assert (there.phase, there.reason) == ("Running", code)
     assert status == "io-error" or status in there.message
     world.adopted()  # is somebody else's, who may have stopped it for a reason
     assert world.qemu.status == status
-    world.platform.go_on(KEY, due())
-    assert (world.platform.machine(KEY).reason, world.qemu.status) == ("", "running")
+    world.operations.go_on(KEY, due())
+    assert (world.operations.machine(KEY).reason, world.qemu.status) == ("", "running")
 
 
 def test_one_whose_start_was_cut_off_does_not_wait_for_ever_whatever_its_policy(world: World) -> None:
@@ -480,7 +482,7 @@ def test_one_whose_start_was_cut_off_does_not_wait_for_ever_whatever_its_policy(
         assert [machine.key for machine in world.machines.to_restart()] == [("default", "m")], policy
     world.machines.recover()  # it does not live: a start that failed, of which somebody was told
     assert world.machines.to_restart() == []
-    assert world.platform.machine(KEY).phase == "Failed"
+    assert world.operations.machine(KEY).phase == "Failed"
 
 
 @pytest.mark.parametrize(("status", "is_asked"), [("running", True), ("prelaunch", False)])
@@ -491,12 +493,12 @@ def test_a_guest_whose_start_was_cut_off_is_asked_before_its_machine_is_deleted(
     with cut_off(world, status) as (lives, qemu):
         if is_asked:
             with pytest.raises(Denied) as denied:
-                world.platform.delete(KEY, 0.3, due())
+                world.operations.delete(KEY, 0.3, due())
             assert denied.value.code == "GuestRefused"
-            assert [command for command, _ in qemu.said] == ["system_powerdown"]
+            assert [command for command, _ in qemu.commands] == ["system_powerdown"]
             assert lives.poll() is None
-        assert world.platform.delete(KEY, 0.3, due(), force=is_asked)
-        assert ("system_powerdown" in [command for command, _ in qemu.said]) == is_asked
+        assert world.operations.delete(KEY, 0.3, due(), force=is_asked)
+        assert ("system_powerdown" in [command for command, _ in qemu.commands]) == is_asked
         assert lives.wait(60)
     assert world.machines.list() == []
 
@@ -506,16 +508,16 @@ def test_a_guest_whose_start_was_cut_off_has_time_to_give_its_devices_addresses(
         ref = plugged_in(world, qemu)
         qemu.gives_addresses = False
         world.machines.recover()
-        assert world.platform.machine(KEY).phase == "Starting"
+        assert world.operations.machine(KEY).phase == "Starting"
         before = qemu.connections
         with ThreadPoolExecutor(1) as other:
-            created = other.submit(world.platform.create, virtual_machine("m"), [ref], due())
+            created = other.submit(world.operations.create, virtual_machine("m"), [ref], due())
             until(lambda: qemu.connections > before + 1, "the guest is waited for", 10)
             qemu.gives_addresses = True
             there = created.result(60)
         assert (there.phase, there.id, there.pid) == ("Running", qemu.uuid, lives.pid)
-        assert "quit" not in [command for command, _ in qemu.said]
-        assert world.platform.claims.is_in(ref, KEY)
+        assert "quit" not in [command for command, _ in qemu.commands]
+        assert world.operations.claims.is_in(ref, KEY)
 
 
 def test_a_guest_whose_start_was_cut_off_is_ended_and_started_again_if_it_gives_no_addresses(
@@ -526,9 +528,9 @@ def test_a_guest_whose_start_was_cut_off_is_ended_and_started_again_if_it_gives_
         ref = plugged_in(world, qemu)
         qemu.bar_sizes["a/0"] = 16 * GIB
         with pytest.raises(Denied, match="kernel /none"):  # nothing can be started here
-            world.platform.create(virtual_machine("m"), [ref], due())
+            world.operations.create(virtual_machine("m"), [ref], due())
         assert lives.wait(60)
-        assert "system_powerdown" not in [command for command, _ in qemu.said]
+        assert "system_powerdown" not in [command for command, _ in qemu.commands]
 
 
 @pytest.mark.parametrize("status", ["running", "prelaunch"])
@@ -539,9 +541,9 @@ def test_a_guest_whose_start_was_cut_off_is_asked_for_the_device_of_a_claim(
     with cut_off(world, "running") as (lives, qemu):
         ref = plugged_in(world, qemu)
         qemu.status = status
-        world.platform.unprepare(ref, due())
+        world.operations.unprepare(ref, due())
         if status == "running":
-            assert (lives.poll(), qemu.devices, world.machines.known(KEY).state) == (None, {}, "starting")
+            assert (lives.poll(), qemu.devices, world.machines.record_for(KEY).state) == (None, {}, "starting")
         else:
             assert lives.wait(60)
         assert world.bench.is_initial()
@@ -555,13 +557,13 @@ def test_a_guest_that_has_not_had_the_time_to_give_addresses_is_kept_however_sho
         ref = plugged_in(world, qemu)
         qemu.gives_addresses = False
         with pytest.raises(Denied) as denied:
-            world.platform.create(virtual_machine("m"), [ref], Deadline.after(0.4))
+            world.operations.create(virtual_machine("m"), [ref], Deadline.after(0.4))
         assert (denied.value.code, denied.value.retryable) == ("GuestNotReady", True)
-        assert (lives.poll(), world.machines.known(KEY).state) == (None, "starting")
-        assert "quit" not in [command for command, _ in qemu.said]
-        monkeypatch.setattr(platform, "FIRMWARE_SECONDS", 0.2)
+        assert (lives.poll(), world.machines.record_for(KEY).state) == (None, "starting")
+        assert "quit" not in [command for command, _ in qemu.commands]
+        monkeypatch.setattr(node_operations, "FIRMWARE_SECONDS", 0.2)
         with pytest.raises(Denied, match="kernel /none"):  # nothing can be started here
-            world.platform.create(virtual_machine("m"), [ref], Deadline.after(1))
+            world.operations.create(virtual_machine("m"), [ref], Deadline.after(1))
         assert lives.wait(60)
 
 
@@ -574,11 +576,11 @@ def test_a_qemu_that_is_slower_than_its_caller_waits_is_asked_whether_it_has_a_g
         qemu.trouble["query-status"] = "late"
         if status == "running":
             with pytest.raises(Denied) as denied:
-                world.platform.stop(KEY, None, Deadline.after(0.2))
+                world.operations.stop(KEY, None, Deadline.after(0.2))
             assert denied.value.code == "GuestRefused"
-            assert (lives.poll(), world.machines.known(KEY).state) == (None, "starting")
+            assert (lives.poll(), world.machines.record_for(KEY).state) == (None, "starting")
         else:
-            assert world.platform.stop(KEY, None, Deadline.after(0.2)).phase == "Stopped"
+            assert world.operations.stop(KEY, None, Deadline.after(0.2)).phase == "Stopped"
             assert lives.wait(60)
 
 
@@ -586,25 +588,25 @@ def test_a_machine_whose_qemu_does_not_answer_may_have_a_guest_and_is_ended_only
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "_QUIT_SECONDS", 0.1)
-    for module in (lost, machines, attachment):
+    for module in (orphans, lifecycle, attachment):
         monkeypatch.setattr(module, "LOOK_SECONDS", 0.2)
     with cut_off(world, "running") as (lives, qemu):
         ref = plugged_in(world, qemu)
         qemu.trouble["query-status"] = "hang"
         with pytest.raises(Denied) as denied:
-            world.platform.stop(KEY, 0.1, due())
+            world.operations.stop(KEY, 0.1, due())
         assert (denied.value.code, lives.poll()) == ("GuestRefused", None)
-        assert not world.machines.known(KEY).comes_back, "it may have been asked"
+        assert not world.machines.record_for(KEY).will_restart, "it may have been asked"
         world.machines.put(MachineRecord(virtual_machine("m").to_manifest(), "starting", qemu.uuid))
         for change in (
-            lambda: world.platform.unprepare(ref, due()),
-            lambda: world.platform.create(virtual_machine("m"), [ref], due()),
+            lambda: world.operations.unprepare(ref, due()),
+            lambda: world.operations.create(virtual_machine("m"), [ref], due()),
         ):
             with pytest.raises(NodeError):
                 change()
-            assert (lives.poll(), world.machines.known(KEY).state) == (None, "starting")
-        assert "quit" not in [command for command, _ in qemu.said]
-        assert world.platform.unprepare(ref, Deadline.after(20), force=True) == [KEY]
+            assert (lives.poll(), world.machines.record_for(KEY).state) == (None, "starting")
+        assert "quit" not in [command for command, _ in qemu.commands]
+        assert world.operations.unprepare(ref, Deadline.after(20), force=True) == [KEY]
         assert lives.wait(60)
         assert world.bench.is_initial()
 
@@ -613,7 +615,7 @@ def test_a_machine_without_a_guest_stays_one_though_its_qemu_did_not_answer_as_i
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "_QUIT_SECONDS", 0.1)
-    monkeypatch.setattr(lost, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(orphans, "LOOK_SECONDS", 0.5)
     with cut_off(world, "prelaunch") as (lives, qemu):
         qemu.trouble["query-status"] = "hang"
 
@@ -623,9 +625,9 @@ def test_a_machine_without_a_guest_stays_one_though_its_qemu_did_not_answer_as_i
 
         monkeypatch.setattr(launch, "power_down", power_down)
         with pytest.raises(Denied) as denied:
-            world.platform.stop(KEY, 0.1, due())
-        assert (denied.value.code, world.machines.known(KEY).state) == ("GuestRefused", "starting")
-        assert world.platform.stop(KEY, 0.1, due()).phase == "Stopped"
+            world.operations.stop(KEY, 0.1, due())
+        assert (denied.value.code, world.machines.record_for(KEY).state) == ("GuestRefused", "starting")
+        assert world.operations.stop(KEY, 0.1, due()).phase == "Stopped"
         assert lives.wait(60)
 
 
@@ -633,7 +635,7 @@ def test_a_start_that_failed_just_now_is_undone_though_qemu_does_not_answer(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "_QUIT_SECONDS", 0.1)
-    for module in (lost, machines, attachment):
+    for module in (orphans, lifecycle, attachment):
         monkeypatch.setattr(module, "LOOK_SECONDS", 0.2)
     with contextlib.ExitStack() as stack:
 
@@ -646,7 +648,7 @@ def test_a_start_that_failed_just_now_is_undone_though_qemu_does_not_answer(
         monkeypatch.setattr(world.machines, "start", start)
         ref = world.bench.add("a/slot-0")
         with pytest.raises(NodeError):
-            world.platform.create(virtual_machine("m"), [ref], Deadline.after(13))
+            world.operations.create(virtual_machine("m"), [ref], Deadline.after(13))
         assert started[0].wait(60)
         assert (world.machines.list(), world.bench.is_initial()) == ([], True)
 
@@ -656,8 +658,8 @@ def test_what_is_put_in_after_a_start_was_cut_off_needs_a_guest_that_runs(world:
     image.write_bytes(b"content".ljust(GIB >> 10))
     with cut_off(world, "paused") as (_, qemu):
         for put_in in (
-            lambda: world.platform.attach(world.bench.add("a/slot-0"), KEY, due()),
-            lambda: world.platform.plug(KEY, PlainDevice("d", Disk(str(image), "raw")), due()),
+            lambda: world.operations.attach(world.bench.add("a/slot-0"), KEY, due()),
+            lambda: world.operations.plug(KEY, EmulatedDevice("d", Disk(str(image), "raw")), due()),
         ):
             with pytest.raises(Denied, match="'paused'") as denied:
                 put_in()
@@ -679,6 +681,6 @@ def plugged_in(world: World, qemu: FakeQemu) -> ClaimRef:
     """A claim whose device was put in before the CPUs were let run; it has no address yet."""
     now, qemu.status = qemu.status, "prelaunch"
     ref = world.bench.add("a/slot-0")
-    world.platform.attach(ref, KEY, due())
+    world.operations.attach(ref, KEY, due())
     qemu.status = now
     return ref

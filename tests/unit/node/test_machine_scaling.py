@@ -12,12 +12,12 @@ import pytest
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError, Unknown
-from devalloc_node.machine import cpu, devices, memory, pci
-from devalloc_node.machine.monitor import Event, QmpMonitor, Refused
+from devalloc_node.machine import hotplug, memory, pci, vcpu
+from devalloc_node.machine.qmp import Event, QmpMonitor, QmpRefused
 from devalloc_node.machine.spec import memory_text
-from devalloc_node.prepared import PreparedDevice
+from devalloc_node.model.prepared import PreparedDevice
+from tests.support.deadlines import deadline_after, soon
 from tests.support.fake_qmp import FakeQemu
-from tests.support.patience import patience, soon
 from tests.support.waiting import until
 
 GIB = 1 << 30
@@ -27,7 +27,7 @@ KEY = "default/m"
 
 def card(name: str = "card", functions: int = 1) -> pci.PciDevice:
     addresses = tuple(f"0000:41:00.{n}" for n in range(functions))
-    return pci.passed_through(name, PreparedDevice((), "pool", "device", "vfio", addresses))
+    return pci.passthrough_device(name, PreparedDevice((), "pool", "device", "vfio", addresses))
 
 
 # Devices.
@@ -55,65 +55,65 @@ class Flooding:
 
 def test_events_of_other_devices_do_not_put_the_deadline_off() -> None:
     with pytest.raises(Denied) as denied:
-        devices.unplug(Flooding(), KEY, "card", Deadline.after(0))
+        hotplug.unplug_device(Flooding(), KEY, "card", Deadline.after(0))
     assert denied.value.code == "GuestRefused"
 
 
 def test_a_device_goes_to_the_first_free_port_and_is_told_done_when_qemu_shows_it(
     qemu: FakeQemu, line: QmpMonitor
 ) -> None:
-    assert devices.plug(line, KEY, card("a"), soon()) == "port0"
-    assert devices.plug(line, KEY, card("b"), soon()) == "port1"
+    assert hotplug.plug_device(line, KEY, card("a"), soon()) == "port0"
+    assert hotplug.plug_device(line, KEY, card("b"), soon()) == "port1"
     assert qemu.devices["b.f0"]["host"] == "0000:41:00.0"
-    assert devices.plug(line, KEY, card("b"), soon()) == "port1", "again is success, and nothing is done"
-    assert len(qemu.said) == 2
+    assert hotplug.plug_device(line, KEY, card("b"), soon()) == "port1", "again is success, and nothing is done"
+    assert len(qemu.commands) == 2
 
 
 def test_a_card_of_several_functions_is_one_device_with_its_main_function_last(
     qemu: FakeQemu, line: QmpMonitor
 ) -> None:
-    devices.plug(line, KEY, card(functions=3), soon())
-    added = [(a["host"], a["addr"], a.get("multifunction")) for _, a in qemu.said]
+    hotplug.plug_device(line, KEY, card(functions=3), soon())
+    added = [(a["host"], a["addr"], a.get("multifunction")) for _, a in qemu.commands]
     assert added == [
         ("0000:41:00.2", "0x0.2", None),
         ("0000:41:00.1", "0x0.1", None),
         ("0000:41:00.0", "0x0", True),
     ]
-    devices.unplug(line, KEY, "card", soon())
+    hotplug.unplug_device(line, KEY, "card", soon())
     assert qemu.devices == {}
 
 
 def test_a_plug_that_was_cut_off_half_way_is_done_anew(qemu: FakeQemu, line: QmpMonitor) -> None:
     line.execute("device_add", {"driver": "vfio-pci", "id": "card.f1", "bus": "port2"}, deadline=soon())
-    assert devices.plug(line, KEY, card(functions=2), soon()) == "port0"
+    assert hotplug.plug_device(line, KEY, card(functions=2), soon()) == "port0"
     assert {name: device["bus"] for name, device in qemu.devices.items()} == {"card.f0": "port0", "card.f1": "port0"}
 
 
 def test_what_qemu_refuses_leaves_nothing_behind(qemu: FakeQemu, line: QmpMonitor) -> None:
     bad = pci.PciDevice("x", ({"driver": "no-such-device"}, {"driver": "virtio-rng-pci"}))
-    net = pci.Backend(("netdev_add", {"type": "user", "id": "y-net"}), ("netdev_del", {"id": "y-net"}))
+    net = pci.QemuBackend(("netdev_add", {"type": "user", "id": "y-net"}), ("netdev_del", {"id": "y-net"}))
     bad_card = pci.PciDevice("y", ({"driver": "no-such-device"},), (net,))
     for device in (bad, bad_card):
-        with pytest.raises(Refused, match="not a valid device model"):
-            devices.plug(line, KEY, device, soon())
+        with pytest.raises(QmpRefused, match="not a valid device model"):
+            hotplug.plug_device(line, KEY, device, soon())
     assert (qemu.devices, qemu.backends) == ({}, {})
 
 
 def test_no_free_port_is_denied_before_anything_is_done(qemu: FakeQemu, line: QmpMonitor) -> None:
     for number in range(4):
-        devices.plug(line, KEY, card(f"c{number}"), soon())
-    said = len(qemu.said)
+        hotplug.plug_device(line, KEY, card(f"c{number}"), soon())
+    calls_before = len(qemu.commands)
     with pytest.raises(Denied) as denied:
-        devices.plug(line, KEY, card("n"), soon())
+        hotplug.plug_device(line, KEY, card("n"), soon())
     assert (denied.value.code, denied.value.retryable) == ("NoFreePciSlot", True)
-    assert len(qemu.said) == said
+    assert len(qemu.commands) == calls_before
 
 
 def test_a_machine_without_ports_is_said_to_need_them(tmp_path: Path) -> None:
     qemu = FakeQemu(tmp_path / "q", ports=0)
     line = QmpMonitor(KEY, str(qemu.path))
     with pytest.raises(Denied, match="pciSlots") as denied:
-        devices.plug(line, KEY, card(), soon())
+        hotplug.plug_device(line, KEY, card(), soon())
     assert not denied.value.retryable
     line.close()
     qemu.close()
@@ -124,23 +124,23 @@ def test_a_guest_that_says_nothing_keeps_the_device_and_a_second_try_may_succeed
     qemu: FakeQemu, line: QmpMonitor, native: bool
 ) -> None:
     qemu.native, qemu.guest = native, "silent"
-    devices.plug(line, KEY, card(), soon())
+    hotplug.plug_device(line, KEY, card(), soon())
     with pytest.raises(Denied) as denied:
-        devices.unplug(line, KEY, "card", patience(lambda: qemu.leaving))
+        hotplug.unplug_device(line, KEY, "card", deadline_after(lambda: qemu.leaving))
     assert (denied.value.code, denied.value.retryable) == ("GuestRefused", True)
     assert KEY in str(denied.value)
     assert "card.f0" in qemu.devices
     # The second request is accepted (ACPI) or refused as under way (native): both wait for the same event.
     threading.Timer(0.1, qemu.let_go, ["card.f0"]).start()
-    devices.unplug(line, KEY, "card", soon())
+    hotplug.unplug_device(line, KEY, "card", soon())
     assert qemu.devices == {}
 
 
 def test_a_guest_that_refuses_is_believed_at_once(qemu: FakeQemu, line: QmpMonitor) -> None:
     qemu.guest = "refuses"
-    devices.plug(line, KEY, card(), soon())
+    hotplug.plug_device(line, KEY, card(), soon())
     with pytest.raises(Denied, match="refuses") as denied:
-        devices.unplug(line, KEY, "card", soon(60))
+        hotplug.unplug_device(line, KEY, "card", soon(60))
     assert denied.value.code == "GuestRefused"
 
 
@@ -148,22 +148,22 @@ def test_events_of_other_devices_and_of_children_are_not_taken_for_the_devices_o
     qemu: FakeQemu, line: QmpMonitor
 ) -> None:
     qemu.guest = "silent"
-    devices.plug(line, KEY, card("a"), soon())
-    devices.plug(line, KEY, card("b"), soon())
+    hotplug.plug_device(line, KEY, card("a"), soon())
+    hotplug.plug_device(line, KEY, card("b"), soon())
     threading.Timer(0.05, qemu.let_go, ["b.f0"]).start()
     with pytest.raises(Denied):
-        devices.unplug(line, KEY, "a", patience(lambda: set(qemu.devices) == {"a.f0"}))
+        hotplug.unplug_device(line, KEY, "a", deadline_after(lambda: set(qemu.devices) == {"a.f0"}))
     assert set(qemu.devices) == {"a.f0"}
 
 
 def test_a_device_whose_event_was_lost_is_seen_to_be_gone(qemu: FakeQemu, line: QmpMonitor) -> None:
-    devices.plug(line, KEY, card(), soon())
+    hotplug.plug_device(line, KEY, card(), soon())
     qemu.loses_events = True
-    devices.unplug(line, KEY, "card", soon())
+    hotplug.unplug_device(line, KEY, "card", soon())
     assert qemu.devices == {}
-    asked = len(qemu.said)
-    devices.unplug(line, KEY, "card", soon())
-    assert "device_del" not in [command for command, _ in qemu.said[asked:]], "what is gone is gone"
+    calls_before = len(qemu.commands)
+    hotplug.unplug_device(line, KEY, "card", soon())
+    assert "device_del" not in [command for command, _ in qemu.commands[calls_before:]], "what is gone is gone"
 
 
 def test_a_line_that_breaks_under_anothers_question_does_not_end_the_wait_for_a_device(
@@ -171,7 +171,7 @@ def test_a_line_that_breaks_under_anothers_question_does_not_end_the_wait_for_a_
 ) -> None:
     """QEMU answers nobody while the memory of a machine is unlocked, and who looks at it waits for two seconds."""
     qemu.guest = "silent"
-    devices.plug(line, KEY, card(), soon())
+    hotplug.plug_device(line, KEY, card(), soon())
 
     def disturb() -> None:
         until(lambda: qemu.leaving, "the guest is asked")
@@ -182,7 +182,7 @@ def test_a_line_that_breaks_under_anothers_question_does_not_end_the_wait_for_a_
 
     disturber = threading.Thread(target=disturb)
     disturber.start()
-    devices.unplug(line, KEY, "card", soon())
+    hotplug.unplug_device(line, KEY, "card", soon())
     disturber.join()
     assert qemu.devices == {}
     assert qemu.connections > 1, "it broke"
@@ -191,11 +191,11 @@ def test_a_line_that_breaks_under_anothers_question_does_not_end_the_wait_for_a_
 def test_a_qemu_that_hangs_is_unknown_whichever_way_it_goes(qemu: FakeQemu, line: QmpMonitor) -> None:
     qemu.trouble["device_add"] = "hang"
     with pytest.raises(Unknown):
-        devices.plug(line, KEY, card(), soon(0.4))
+        hotplug.plug_device(line, KEY, card(), soon(0.4))
     qemu.trouble = {"device_del": "hang"}
-    devices.plug(line, KEY, card(), soon())
+    hotplug.plug_device(line, KEY, card(), soon())
     with pytest.raises(Unknown):
-        devices.unplug(line, KEY, "card", soon(0.4))
+        hotplug.unplug_device(line, KEY, "card", soon(0.4))
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "a b", "a,b=c", "1a", "a" * 70, "ä"])
@@ -213,27 +213,27 @@ def test_ids_of_devices_of_claims_are_the_same_every_time_and_no_two_alike() -> 
 
 def test_what_only_an_administrator_looks_at_cannot_be_plugged_in() -> None:
     with pytest.raises(Denied, match="none"):
-        pci.passed_through("x", PreparedDevice((), "pool", "d", "none", ("0000:41:00.0",), admin=True))
+        pci.passthrough_device("x", PreparedDevice((), "pool", "d", "none", ("0000:41:00.0",), admin=True))
     mdev = PreparedDevice((), "pool", "d", "mdev", sysfsdev="bus/mdev/devices/83b8f4f2")
-    assert pci.passed_through("x", mdev).functions[0]["sysfsdev"] == "/sys/bus/mdev/devices/83b8f4f2"
+    assert pci.passthrough_device("x", mdev).functions[0]["sysfsdev"] == "/sys/bus/mdev/devices/83b8f4f2"
 
 
 # CPUs.
 
 
 def test_cpus_come_lowest_slot_first_and_go_highest_first(qemu: FakeQemu, line: QmpMonitor) -> None:
-    assert cpu.scale(line, KEY, 3, soon()) == 3
-    assert [a["core-id"] for _, a in qemu.said] == [1, 2]
-    assert cpu.scale(line, KEY, 2, soon()) == 2
+    assert vcpu.scale(line, KEY, 3, soon()) == 3
+    assert [a["core-id"] for _, a in qemu.commands] == [1, 2]
+    assert vcpu.scale(line, KEY, 2, soon()) == 2
     assert sorted(qemu.cpus) == [0, 1]
-    said = len(qemu.said)
-    assert cpu.scale(line, KEY, 2, soon()) == 2
-    assert len(qemu.said) == said, "what is so already is not asked for"
+    calls_before = len(qemu.commands)
+    assert vcpu.scale(line, KEY, 2, soon()) == 2
+    assert len(qemu.commands) == calls_before, "what is so already is not asked for"
 
 
 def test_more_cpus_than_there_is_room_for_are_denied(qemu: FakeQemu, line: QmpMonitor) -> None:
     with pytest.raises(Denied, match="room for 4") as denied:
-        cpu.scale(line, KEY, 5, soon())
+        vcpu.scale(line, KEY, 5, soon())
     assert denied.value.code == "CpuSlotsExhausted"
 
 
@@ -241,7 +241,7 @@ def test_a_cpu_that_was_built_in_cannot_leave(tmp_path: Path) -> None:
     qemu = FakeQemu(tmp_path / "q", cpus=2)
     line = QmpMonitor(KEY, str(qemu.path))
     with pytest.raises(Denied) as denied:
-        cpu.scale(line, KEY, 1, soon())
+        vcpu.scale(line, KEY, 1, soon())
     assert denied.value.code == "CpusBuiltIn"
     line.close()
     qemu.close()
@@ -249,10 +249,10 @@ def test_a_cpu_that_was_built_in_cannot_leave(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("guest", ["refuses", "silent"])
 def test_a_guest_that_keeps_a_cpu_is_told_with_how_many_there_are(qemu: FakeQemu, line: QmpMonitor, guest: str) -> None:
-    cpu.scale(line, KEY, 4, soon())
+    vcpu.scale(line, KEY, 4, soon())
     qemu.guest = guest  # type: ignore[assignment]
-    with pytest.raises(Denied, match="it has 4 where 2 are wanted") as denied:
-        cpu.scale(line, KEY, 2, soon() if guest == "refuses" else patience(lambda: qemu.leaving))
+    with pytest.raises(Denied, match="it has 4 instead of 2") as denied:
+        vcpu.scale(line, KEY, 2, soon() if guest == "refuses" else deadline_after(lambda: qemu.leaving))
     assert (denied.value.code, denied.value.retryable) == ("GuestRefused", True)
 
 
@@ -261,9 +261,9 @@ def test_a_qemu_that_hangs_while_cpus_come_is_unknown_and_the_next_try_goes_on(
 ) -> None:
     qemu.trouble["device_add"] = "hang"
     with pytest.raises(Unknown):
-        cpu.scale(line, KEY, 4, soon(0.4))
+        vcpu.scale(line, KEY, 4, soon(0.4))
     qemu.trouble.clear()
-    assert cpu.scale(line, KEY, 4, soon()) == 4
+    assert vcpu.scale(line, KEY, 4, soon()) == 4
 
 
 # Memory.
@@ -273,7 +273,7 @@ def test_memory_follows_in_both_directions(qemu: FakeQemu, line: QmpMonitor) -> 
     assert memory.scale(line, KEY, 2 * GIB, soon(), dimm_bytes=None) == 2 * GIB
     assert qemu.size == 2 * GIB - 512 * MIB
     assert memory.scale(line, KEY, 512 * MIB, soon(), dimm_bytes=None) == 512 * MIB
-    assert memory.observe(line, soon()) == memory.Memory(512 * MIB, 0)
+    assert memory.observe_memory(line, soon()) == memory.MemoryState(512 * MIB, 0)
 
 
 def test_an_amount_between_two_blocks_becomes_the_next_more(qemu: FakeQemu, line: QmpMonitor) -> None:
@@ -287,7 +287,7 @@ def test_amounts_that_cannot_be_are_denied_and_nothing_is_asked_of_the_guest(
     with pytest.raises(Denied) as denied:
         memory.scale(line, KEY, goal, soon(), dimm_bytes=None)
     assert denied.value.code == code
-    assert qemu.said == []
+    assert qemu.commands == []
 
 
 @pytest.mark.parametrize(("stuck", "goal"), [(1 * GIB, 512 * MIB), (1 * GIB + 64 * MIB, 2 * GIB + 256 * MIB)])
@@ -298,7 +298,7 @@ def test_a_guest_that_is_stuck_is_denied_at_the_size_that_it_has_and_asked_for_n
     memory.scale(line, KEY, start, soon(), dimm_bytes=None)
     qemu.stuck_at = stuck
     with pytest.raises(Denied, match=memory_text(stuck)) as denied:
-        memory.scale(line, KEY, goal, patience(lambda: qemu.size == stuck), dimm_bytes=None)
+        memory.scale(line, KEY, goal, deadline_after(lambda: qemu.size == stuck), dimm_bytes=None)
     assert (denied.value.code, denied.value.retryable) == ("GuestRefused", True)
     assert qemu.requested == qemu.size == stuck
     qemu.stuck_at = None
@@ -312,7 +312,7 @@ def test_memory_that_somebody_else_plugged_in_counts_and_stays(tmp_path: Path, d
     machine.backends["theirs"] = str(512 * MIB)
     machine.devices["dimm-of-theirs"] = {"driver": "pc-dimm", "memdev": "theirs"}
     assert memory.scale(line, KEY, GIB, soon(), dimm_bytes=dimm) == GIB
-    assert machine.said == [], "it has that already"
+    assert machine.commands == [], "it has that already"
     assert memory.scale(line, KEY, GIB + 512 * MIB, soon(), dimm_bytes=dimm) == GIB + 512 * MIB
     assert memory.scale(line, KEY, GIB, soon(), dimm_bytes=dimm) == GIB
     with pytest.raises(Denied) as denied:
@@ -329,10 +329,10 @@ def test_a_machine_without_virtio_mem_keeps_the_memory_that_it_has_also_of_someb
     qemu.room = 0
     qemu.backends["theirs"] = str(512 * MIB)
     qemu.devices["dimm-of-theirs"] = {"driver": "pc-dimm", "memdev": "theirs"}
-    with pytest.raises(Denied, match=r"it keeps the memory that it has \(1Gi\);.*--slot-size") as denied:
+    with pytest.raises(Denied, match=r"its memory cannot change \(1Gi\);.*--slot-size") as denied:
         memory.scale(line, KEY, goal, soon(), dimm_bytes=None)
     assert denied.value.code == "MemoryRoomExhausted"
-    assert qemu.said == []
+    assert qemu.commands == []
 
 
 def test_dimms_come_and_go_with_their_memory_of_the_host(qemu: FakeQemu, line: QmpMonitor) -> None:
@@ -354,7 +354,7 @@ def test_a_guest_that_keeps_a_dimm_is_told_with_what_there_is(qemu: FakeQemu, li
     qemu.room = 0
     memory.scale(line, KEY, GIB, soon(), dimm_bytes=512 * MIB)
     qemu.guest = guest  # type: ignore[assignment]
-    deadline = soon() if guest == "refuses" else patience(lambda: qemu.leaving)
+    deadline = soon() if guest == "refuses" else deadline_after(lambda: qemu.leaving)
     with pytest.raises(Denied, match="1Gi") as denied:
         memory.scale(line, KEY, 512 * MIB, deadline, dimm_bytes=512 * MIB)
     assert denied.value.code == "GuestRefused"
@@ -371,17 +371,17 @@ def test_whichever_command_fails_the_answer_is_no_success_and_a_second_try_ends_
     """All that a machine's life has, once; then again with each of its commands going wrong, and tried again."""
 
     def life(line: QmpMonitor, seconds: float = 20.0) -> None:
-        devices.plug(line, KEY, card(functions=2), soon(seconds))
-        cpu.scale(line, KEY, 2, soon(seconds))
+        hotplug.plug_device(line, KEY, card(functions=2), soon(seconds))
+        vcpu.scale(line, KEY, 2, soon(seconds))
         memory.scale(line, KEY, GIB, soon(seconds), dimm_bytes=None)
         memory.scale(line, KEY, 512 * MIB, soon(seconds), dimm_bytes=None)
-        cpu.scale(line, KEY, 1, soon(seconds))
-        devices.unplug(line, KEY, "card", soon(seconds))
+        vcpu.scale(line, KEY, 1, soon(seconds))
+        hotplug.unplug_device(line, KEY, "card", soon(seconds))
 
     qemu = FakeQemu(tmp_path / "first")
     line = QmpMonitor(KEY, str(qemu.path))
     life(line)
-    commands = list(dict.fromkeys(command for command, _ in qemu.said))
+    commands = list(dict.fromkeys(command for command, _ in qemu.commands))
     line.close()
     qemu.close()
     assert commands == ["device_add", "qom-set", "device_del"]

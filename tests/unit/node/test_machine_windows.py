@@ -9,73 +9,83 @@ import pytest
 
 from devalloc.inventory.bars import NO_BARS, BarSizes
 from devalloc_node.errors import Denied
-from devalloc_node.machine.command import Start, command
-from devalloc_node.machine.placement import Window
-from devalloc_node.machine.spec import MIB, Bounds, MachineSpec
-from devalloc_node.machine.windows import Reserve, reserves, window_for
+from devalloc_node.machine.command_line import StartContext, qemu_arguments
+from devalloc_node.machine.hotplug import AddressWindow
+from devalloc_node.machine.pci import WindowReserve, port_reserves, window_for
+from devalloc_node.machine.spec import MIB, AmountBounds, MachineSpec
 
 GIB = 1 << 30
 SPEC = MachineSpec(
-    "default", "m", "uid", cpus=Bounds(1000, 1000, 1000), memory=Bounds(GIB, GIB, GIB), kernel="/k", pci_slots=5
+    "default",
+    "m",
+    "uid",
+    cpus=AmountBounds(1000, 1000, 1000),
+    memory=AmountBounds(GIB, GIB, GIB),
+    kernel="/k",
+    pci_slots=5,
 )
 L4 = BarSizes(prefetchable=32 * GIB + 32 * MIB, other=17 * MIB)
 """A GPU: 32 GiB of memory and 32 MiB for its other use, 16 MiB of registers, a ROM."""
 
 
 def test_every_slot_has_room_for_any_device_of_the_node() -> None:
-    assert reserves(SPEC, L4, 46) == (Reserve(64 * GIB + 64 * MIB, 34 * MIB),) * 5
+    assert port_reserves(SPEC, L4, 46) == (WindowReserve(64 * GIB + 64 * MIB, 34 * MIB),) * 5
 
 
 def test_where_firmware_gives_enough_nothing_is_reserved() -> None:
-    assert reserves(SPEC, NO_BARS, 46) == (Reserve(),) * 5
-    assert reserves(SPEC, BarSizes(MIB, MIB), 46) == (Reserve(),) * 5
-    assert "reserve" not in " ".join(command(SPEC, Start("qemu", "tcg", "uuid", reserves=(Reserve(),) * 5)))
+    assert port_reserves(SPEC, NO_BARS, 46) == (WindowReserve(),) * 5
+    assert port_reserves(SPEC, BarSizes(MIB, MIB), 46) == (WindowReserve(),) * 5
+    assert "reserve" not in " ".join(
+        qemu_arguments(SPEC, StartContext("qemu", "tcg", "uuid", reserves=(WindowReserve(),) * 5))
+    )
 
 
 @pytest.mark.parametrize("size", [MIB, 4 * MIB, 256 * MIB, 16 * GIB, 256 * GIB])
 def test_a_window_has_room_wherever_firmware_puts_it(size: int) -> None:
     whole = window_for(size) or 2 * MIB
-    assert all(Window(first, first + whole - 1).fits(size) for first in range(0, 2 * size, max(MIB, size // 64)))
-    assert not Window(MIB, MIB + size - 1).fits(size) or size == MIB, "as large as the device is not enough"
+    assert all(AddressWindow(first, first + whole - 1).fits(size) for first in range(0, 2 * size, max(MIB, size // 64)))
+    assert not AddressWindow(MIB, MIB + size - 1).fits(size) or size == MIB, "as large as the device is not enough"
 
 
 def test_what_the_spec_says_counts_and_not_what_the_node_has() -> None:
-    assert reserves(replace(SPEC, pci_window=128 * GIB), L4, 46)[0].prefetchable == 128 * GIB
-    assert reserves(replace(SPEC, pci_window=3), L4, 46)[0].prefetchable == MIB
+    assert port_reserves(replace(SPEC, pci_window=128 * GIB), L4, 46)[0].prefetchable == 128 * GIB
+    assert port_reserves(replace(SPEC, pci_window=3), L4, 46)[0].prefetchable == MIB
 
 
 def test_as_many_slots_have_windows_as_the_cpus_have_addresses_for() -> None:
-    there = reserves(SPEC, BarSizes(128 * GIB), 40)
+    there = port_reserves(SPEC, BarSizes(128 * GIB), 40)
     assert [reserve.prefetchable for reserve in there] == [256 * GIB] * 3 + [0] * 2
-    assert reserves(SPEC, BarSizes(128 * GIB), None)[4].prefetchable == 256 * GIB, "nobody knows: QEMU says it"
-    assert reserves(SPEC, BarSizes(1 << 40), 40) == (Reserve(),) * 5
+    assert port_reserves(SPEC, BarSizes(128 * GIB), None)[4].prefetchable == 256 * GIB, "nobody knows: QEMU says it"
+    assert port_reserves(SPEC, BarSizes(1 << 40), 40) == (WindowReserve(),) * 5
 
 
 def test_registers_below_4_gib_leave_room_for_others() -> None:
-    many = reserves(replace(SPEC, pci_slots=64), BarSizes(other=17 * MIB), 46)
+    many = port_reserves(replace(SPEC, pci_slots=64), BarSizes(other=17 * MIB), 46)
     assert sum(reserve.memory for reserve in many) <= 512 * MIB
     assert [bool(reserve.memory) for reserve in many] == [True] * 15 + [False] * 49
 
 
 def test_more_than_the_cpus_can_address_is_refused_with_what_to_change() -> None:
     with pytest.raises(Denied, match=r"5 PCI slots with windows of 256Gi.*40 bits.*pciWindow") as denied:
-        reserves(replace(SPEC, pci_window=256 * GIB), NO_BARS, 40)
+        port_reserves(replace(SPEC, pci_window=256 * GIB), NO_BARS, 40)
     assert (denied.value.code, denied.value.retryable) == ("NoPciWindow", False)
-    assert len(reserves(replace(SPEC, pci_window=256 * GIB, pci_slots=3), NO_BARS, 40)) == 3
+    assert len(port_reserves(replace(SPEC, pci_window=256 * GIB, pci_slots=3), NO_BARS, 40)) == 3
 
 
 def test_memory_that_may_come_takes_addresses_too() -> None:
-    large = replace(SPEC, memory=Bounds(GIB, 900 * GIB, GIB), pci_window=32 * GIB)
+    large = replace(SPEC, memory=AmountBounds(GIB, 900 * GIB, GIB), pci_window=32 * GIB)
     with pytest.raises(Denied, match="addresses"):
-        reserves(large, NO_BARS, 40)
-    dimms = replace(SPEC, memory=Bounds(GIB, 251 * GIB, GIB), dimm_bytes=GIB, pci_window=128 * GIB)
+        port_reserves(large, NO_BARS, 40)
+    dimms = replace(SPEC, memory=AmountBounds(GIB, 251 * GIB, GIB), dimm_bytes=GIB, pci_window=128 * GIB)
     with pytest.raises(Denied, match="addresses"):
-        reserves(dimms, NO_BARS, 40)
-    assert reserves(replace(dimms, dimm_bytes=None), NO_BARS, 40)
+        port_reserves(dimms, NO_BARS, 40)
+    assert port_reserves(replace(dimms, dimm_bytes=None), NO_BARS, 40)
 
 
 def test_ports_say_what_they_reserve_and_cpus_reach_as_far_as_the_hosts() -> None:
-    words = command(SPEC, Start("qemu", "kvm", "uuid", reserves=(Reserve(64 * GIB, 32 * MIB), Reserve(64 * GIB))))
+    words = qemu_arguments(
+        SPEC, StartContext("qemu", "kvm", "uuid", reserves=(WindowReserve(64 * GIB, 32 * MIB), WindowReserve(64 * GIB)))
+    )
     ports = [json.loads(word) for word in words if "pcie-root-port" in word]
     assert [(port.get("pref64-reserve"), port.get("mem-reserve")) for port in ports] == [
         (64 * GIB, 32 * MIB),
@@ -83,4 +93,6 @@ def test_ports_say_what_they_reserve_and_cpus_reach_as_far_as_the_hosts() -> Non
         *[(None, None)] * 3,
     ]
     assert words[words.index("-cpu") + 1] == "host,host-phys-bits=on"
-    assert "max" in command(SPEC, Start("qemu", "tcg", "uuid")), "an emulated CPU takes no other number than its own"
+    assert "max" in qemu_arguments(SPEC, StartContext("qemu", "tcg", "uuid")), (
+        "an emulated CPU takes no other number than its own"
+    )

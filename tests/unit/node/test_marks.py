@@ -1,4 +1,4 @@
-"""A device that a node holds is nobody else's: the marks of the node, releases and deletions, whoever comes first."""
+"""A device that a node holds is nobody else's: the marks of the node, releases and deletions, in either order."""
 
 from __future__ import annotations
 
@@ -11,14 +11,21 @@ from typing import Any
 import pytest
 
 from devalloc.api import meta
-from devalloc.controller.allocate import Allocator
-from devalloc.controller.release import InUse, release
+from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
+from devalloc.controller.release import InUse, release_claim
 from devalloc.store import NotFound, Object, Store
 from devalloc.store.sqlite import SQLiteStore
+from devalloc_node.claims.finalizers import (
+    add_finalizer,
+    claims_of_node,
+    has_node_finalizer,
+    remove_finalizer,
+    set_conditions,
+    set_users,
+)
 from devalloc_node.errors import Denied
-from devalloc_node.grant import ClaimRef
-from devalloc_node.marks import is_marked, mark, marked, set_conditions, set_users, unmark
-from tests.support.fleets import annotations, fill, gpu_claim, gpu_class, gpu_pool, held
+from devalloc_node.model.grant import ClaimRef
+from tests.support.fleet_manifests import annotations, fill, gpu_claim, gpu_class, gpu_pool, held
 
 MEANWHILE = ("replace", "commit", "delete", "get")
 
@@ -43,7 +50,7 @@ def store(tmp_path: Path) -> Iterator[SQLiteStore]:
     """One device, which claim a holds; b waits for it."""
     with closing(SQLiteStore(tmp_path / "devalloc.db")) as opened:
         fill(opened, gpu_pool(devices=1), gpu_class(), gpu_claim("a"), gpu_claim("b"))
-        Allocator(opened).round()
+        DeviceClaimAllocator(opened).round()
         yield opened
 
 
@@ -57,26 +64,26 @@ def ref(store: Store, name: str = "a") -> ClaimRef:
 
 class TestMarking:
     def test_a_marked_claim_is_returned_as_it_now_stays(self, store: SQLiteStore) -> None:
-        found = mark(store, "n", ref(store))
-        assert is_marked(found)
-        assert found == claim(store)
-        assert [each["metadata"]["name"] for each in marked(store.list("DeviceClaim").objects, "n")] == ["a"]
-        assert list(marked(store.list("DeviceClaim").objects, "other")) == []
-        assert mark(store, "n", ref(store)) == found, "a second mark writes nothing"
-        unmark(store, "n", ref(store))
-        assert not is_marked(claim(store))
+        marked_claim = add_finalizer(store, "n", ref(store))
+        assert has_node_finalizer(marked_claim)
+        assert marked_claim == claim(store)
+        assert [each["metadata"]["name"] for each in claims_of_node(store.list("DeviceClaim").objects, "n")] == ["a"]
+        assert list(claims_of_node(store.list("DeviceClaim").objects, "other")) == []
+        assert add_finalizer(store, "n", ref(store)) == marked_claim, "a second mark writes nothing"
+        remove_finalizer(store, "n", ref(store))
+        assert not has_node_finalizer(claim(store))
 
     def test_only_the_node_that_set_a_mark_removes_it(self, store: SQLiteStore) -> None:
-        mark(store, "n", which := ref(store))
+        add_finalizer(store, "n", which := ref(store))
         before = store.list()
-        unmark(store, "m", which)
+        remove_finalizer(store, "m", which)
         store.replace_status({**claim(store), "status": {}})
         with pytest.raises(Denied) as refused:
-            mark(store, "m", which)
+            add_finalizer(store, "m", which)
         assert refused.value.code == "ClaimElsewhere"
-        assert list(marked(store.list("DeviceClaim").objects, "m")) == []
+        assert list(claims_of_node(store.list("DeviceClaim").objects, "m")) == []
         assert claim(store)["metadata"]["finalizers"] == before.objects[0]["metadata"]["finalizers"]
-        unmark(store, "n", which)
+        remove_finalizer(store, "n", which)
         assert claim(store)["metadata"].keys().isdisjoint({"finalizers"})
         assert "prepared-on" not in annotations(store, "a")
 
@@ -90,7 +97,7 @@ class TestMarking:
         before = store.list()
         for code, (node, which) in cases.items():
             with pytest.raises(Denied) as refused:
-                mark(store, node, which)
+                add_finalizer(store, node, which)
             assert refused.value.code == code
         assert store.list() == before
 
@@ -100,52 +107,52 @@ class TestMarking:
         annotations = {**before["metadata"]["annotations"], meta.TRANSACTION: "devalloc-transaction-0"}
         during = store.replace({**before, "metadata": {**before["metadata"], "annotations": annotations}})
         with pytest.raises(Denied) as refused:
-            mark(store, "n", ref(store))
+            add_finalizer(store, "n", ref(store))
         assert (refused.value.code, refused.value.retryable) == ("ClaimNotAllocated", True)
         assert claim(store) == during
         store.replace({**during, "metadata": {**during["metadata"], "annotations": before["metadata"]["annotations"]}})
-        marked_one = mark(store, "n", ref(store))
+        marked_one = add_finalizer(store, "n", ref(store))
         annotations = {**marked_one["metadata"]["annotations"], meta.TRANSACTION: "devalloc-transaction-1"}
         during = store.replace({**marked_one, "metadata": {**marked_one["metadata"], "annotations": annotations}})
-        assert mark(store, "n", ref(store)) == during
+        assert add_finalizer(store, "n", ref(store)) == during
 
     def test_nor_what_is_being_deleted(self, store: SQLiteStore) -> None:
         store.replace({**claim(store), "metadata": {**claim(store)["metadata"], "finalizers": ["other"]}})
         store.delete("DeviceClaim", "default", "a")
         with pytest.raises(Denied) as refused:
-            mark(store, "n", ref(store))
+            add_finalizer(store, "n", ref(store))
         assert refused.value.code == "ClaimBeingDeleted"
 
     def test_unmarking_what_is_gone_or_another_one_is_no_error(self, store: SQLiteStore) -> None:
         old = ref(store)
         for name in ("a", "b"):
             store.delete("DeviceClaim", "default", name)
-        unmark(store, "n", old)
+        remove_finalizer(store, "n", old)
         store.create(gpu_claim("a"))
-        Allocator(store).round()
-        marked_one = mark(store, "n", ref(store))
-        unmark(store, "n", old)
+        DeviceClaimAllocator(store).round()
+        marked_one = add_finalizer(store, "n", ref(store))
+        remove_finalizer(store, "n", old)
         assert claim(store) == marked_one, "its mark is not the old one's"
 
 
 class TestReleasing:
     def test_a_marked_claim_is_not_released_and_says_where_it_is(self, store: SQLiteStore) -> None:
-        mark(store, "n", ref(store))
+        add_finalizer(store, "n", ref(store))
         set_users(store, ref(store), ["vm-1"])
         with pytest.raises(InUse, match="prepared on n for vm-1"):
-            release(store, "default", "a")
+            release_claim(store, "default", "a")
         assert held(store, "a") == ["p/d0"]
 
     def test_force_asks_the_node_and_the_allocator_releases_when_it_has_let_go(self, store: SQLiteStore) -> None:
-        mark(store, "n", ref(store))
-        allocator = Allocator(store)
-        assert release(store, "default", "a", force=True) == "asked"
+        add_finalizer(store, "n", ref(store))
+        allocator = DeviceClaimAllocator(store)
+        assert release_claim(store, "default", "a", force=True) == "asked"
         allocator.round()
         assert held(store, "a") == ["p/d0"], "the node holds it"
         before = store.list()
-        assert release(store, "default", "a", force=True) == "asked"
+        assert release_claim(store, "default", "a", force=True) == "asked"
         assert store.list() == before, "asking twice writes nothing"
-        unmark(store, "n", ref(store))
+        remove_finalizer(store, "n", ref(store))
         done = allocator.round()
         assert held(store, "a") == []
         assert list(store.watch(None, done.resource_version, timeout=0)), "a round is due for what was freed"
@@ -155,52 +162,52 @@ class TestReleasing:
         assert held(store, "a") == ["p/d0"]
 
     def test_the_device_goes_to_who_waits_only_when_the_node_has_let_go(self, store: SQLiteStore) -> None:
-        mark(store, "n", ref(store))
+        add_finalizer(store, "n", ref(store))
         store.delete("DeviceClaim", "default", "a")
-        allocator = Allocator(store)
+        allocator = DeviceClaimAllocator(store)
         allocator.round()
         assert held(store, "b") == []
-        unmark(store, "n", ref(store))
+        remove_finalizer(store, "n", ref(store))
         with pytest.raises(NotFound):
             claim(store)
         allocator.round()
         assert held(store, "b") == ["p/d0"]
 
     def test_a_claim_that_is_taken_from_a_node_that_is_gone_is_free(self, store: SQLiteStore) -> None:
-        mark(store, "n", ref(store))
-        assert release(store, "default", "a", abandon=True) == "released"
-        assert (held(store, "a"), is_marked(claim(store))) == ([], False)
+        add_finalizer(store, "n", ref(store))
+        assert release_claim(store, "default", "a", abandon=True) == "released"
+        assert (held(store, "a"), has_node_finalizer(claim(store))) == ([], False)
 
     def test_so_is_one_that_is_being_deleted(self, store: SQLiteStore) -> None:
-        mark(store, "n", ref(store))
+        add_finalizer(store, "n", ref(store))
         store.delete("DeviceClaim", "default", "a")
-        assert release(store, "default", "a", abandon=True) == "released"
+        assert release_claim(store, "default", "a", abandon=True) == "released"
         with pytest.raises(NotFound):
             claim(store)
 
     def test_a_claim_that_lost_its_status_under_its_node_waits_for_the_node(self, store: SQLiteStore) -> None:
-        mark(store, "n", ref(store))
+        add_finalizer(store, "n", ref(store))
         store.replace_status({**claim(store), "status": {}})
         store.delete("DeviceClaim", "default", "b")
-        allocator = Allocator(store)
+        allocator = DeviceClaimAllocator(store)
         allocator.round()
         assert held(store, "a") == []
         assert annotations(store, "a")["reason"] == "StillPrepared"
-        unmark(store, "n", ref(store))
+        remove_finalizer(store, "n", ref(store))
         allocator.round()
         assert held(store, "a") == ["p/d0"]
 
     def test_and_its_group_with_it(self, tmp_path: Path) -> None:
         with closing(SQLiteStore(tmp_path / "group.db")) as store:
             fill(store, gpu_pool(devices=2), gpu_class(), gpu_claim("a", group="g"), gpu_claim("b", group="g"))
-            allocator = Allocator(store)
+            allocator = DeviceClaimAllocator(store)
             allocator.round()
-            mark(store, "n", ref(store))
+            add_finalizer(store, "n", ref(store))
             store.replace_status({**claim(store), "status": {}})
-            assert release(store, "default", "b") == "released"
+            assert release_claim(store, "default", "b") == "released"
             allocator.round()
             assert (held(store, "a"), held(store, "b")) == ([], [])
-            unmark(store, "n", ref(store))
+            remove_finalizer(store, "n", ref(store))
             allocator.round()
             assert sorted(held(store, "a") + held(store, "b")) == ["p/d0", "p/d1"]
 
@@ -211,42 +218,42 @@ class TestRaces:
 
     def test_a_release_while_the_node_marks(self, store: SQLiteStore, method: str) -> None:
         which = ref(store)
-        between = Interrupted(store, method, lambda: release(store, "default", "a"))
+        between = Interrupted(store, method, lambda: release_claim(store, "default", "a"))
         if method in ("replace", "get"):
-            with pytest.raises(Denied, match="holds no devices"):
-                mark(between, "n", which)  # type: ignore[arg-type]
-            assert (held(store, "a"), is_marked(claim(store))) == ([], False)
+            with pytest.raises(Denied, match="has no devices"):
+                add_finalizer(between, "n", which)  # type: ignore[arg-type]
+            assert (held(store, "a"), has_node_finalizer(claim(store))) == ([], False)
         else:
-            assert mark(between, "n", which)["status"]["allocations"]  # type: ignore[arg-type]
-            assert (held(store, "a"), is_marked(claim(store))) == (["p/d0"], True)
+            assert add_finalizer(between, "n", which)["status"]["allocations"]  # type: ignore[arg-type]
+            assert (held(store, "a"), has_node_finalizer(claim(store))) == (["p/d0"], True)
 
     def test_a_mark_while_somebody_releases(self, store: SQLiteStore, method: str) -> None:
         which = ref(store)
-        between = Interrupted(store, method, lambda: mark(store, "n", which))
+        between = Interrupted(store, method, lambda: add_finalizer(store, "n", which))
         if method in ("commit", "get"):
             with pytest.raises(InUse):
-                release(between, "default", "a")  # type: ignore[arg-type]
-            assert (held(store, "a"), is_marked(claim(store))) == (["p/d0"], True)
+                release_claim(between, "default", "a")  # type: ignore[arg-type]
+            assert (held(store, "a"), has_node_finalizer(claim(store))) == (["p/d0"], True)
         else:
-            assert release(between, "default", "a") == "released"  # type: ignore[arg-type]
-            assert (held(store, "a"), is_marked(claim(store))) == ([], False)
+            assert release_claim(between, "default", "a") == "released"  # type: ignore[arg-type]
+            assert (held(store, "a"), has_node_finalizer(claim(store))) == ([], False)
 
     def test_a_mark_while_an_allocator_releases(self, store: SQLiteStore, method: str) -> None:
-        mark(store, "n", which := ref(store))
-        release(store, "default", "a", force=True)
-        unmark(store, "n", which)
-        between = Interrupted(store, method, lambda: mark(store, "n", which))
-        Allocator(between).round()  # type: ignore[arg-type]
-        assert (held(store, "a"), is_marked(claim(store))) in ((["p/d0"], True), ([], False))
+        add_finalizer(store, "n", which := ref(store))
+        release_claim(store, "default", "a", force=True)
+        remove_finalizer(store, "n", which)
+        between = Interrupted(store, method, lambda: add_finalizer(store, "n", which))
+        DeviceClaimAllocator(between).round()  # type: ignore[arg-type]
+        assert (held(store, "a"), has_node_finalizer(claim(store))) in ((["p/d0"], True), ([], False))
 
     def test_a_deletion_while_the_node_marks(self, store: SQLiteStore, method: str) -> None:
         which = ref(store)
         between = Interrupted(store, method, lambda: store.delete("DeviceClaim", "default", "a"))
         if method in ("replace", "get"):
             with pytest.raises(Denied, match="does not exist"):
-                mark(between, "n", which)  # type: ignore[arg-type]
+                add_finalizer(between, "n", which)  # type: ignore[arg-type]
         else:
-            assert is_marked(mark(between, "n", which))  # type: ignore[arg-type]
+            assert has_node_finalizer(add_finalizer(between, "n", which))  # type: ignore[arg-type]
             store.delete("DeviceClaim", "default", "a")
             assert held(store, "a") == ["p/d0"], "a deletion waits for the node"
 
@@ -277,12 +284,12 @@ class TestConditions:
         }
 
     def test_what_the_allocator_says_stays_beside_it(self, store: SQLiteStore) -> None:
-        allocator = Allocator(store)
+        allocator = DeviceClaimAllocator(store)
         store.delete("DevicePool", None, "p")
         allocator.round()
         set_conditions(store, ref(store), {self.DEVICE: [{"type": "Healthy", "status": "False"}]}, self.NOW)
         allocator.round()
-        assert {name: told[0] for name, told in self.conditions(store).items()} == {
+        assert {name: condition[0] for name, condition in self.conditions(store).items()} == {
             "DeviceLost": "True",
             "Healthy": "False",
         }

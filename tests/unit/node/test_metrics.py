@@ -1,4 +1,4 @@
-"""What is told to Prometheus: few values a label, gauges read when asked, nobody from elsewhere."""
+"""Prometheus metrics: few values per label, gauges read on request, no access from other hosts."""
 
 from __future__ import annotations
 
@@ -13,57 +13,57 @@ from pathlib import Path
 
 import pytest
 
-from devalloc_node import tally
 from devalloc_node.errors import Denied
 from devalloc_node.journal import open_journal
-from devalloc_node.machine.process import Traffic, traffic
-from devalloc_node.machine.view import Amounts, Machine
-from devalloc_node.metrics import Metrics, State, Utilisation, served
+from devalloc_node.machine.process import NetworkTraffic, traffic
+from devalloc_node.machine.view import MachineAmounts, MachineView
+from devalloc_node.metrics import gauges
+from devalloc_node.metrics.registry import MachineUsage, NodeMetrics, NodeState, metrics_served
 from devalloc_node.service import server
 
 
-def told(metrics: Metrics, name: str, **labels: str) -> float | None:
+def sample(metrics: NodeMetrics, name: str, **labels: str) -> float | None:
     return metrics.registry.get_sample_value(f"devalloc_node_{name}", labels)
 
 
 def test_a_request_that_breaks_off_is_an_error() -> None:
-    metrics = Metrics()
+    metrics = NodeMetrics()
     with metrics.timed("PrepareClaim") as timed:
         timed.result = "done"
     with pytest.raises(ZeroDivisionError), metrics.timed("PrepareClaim"):
         raise ZeroDivisionError
-    assert told(metrics, "requests_total", method="PrepareClaim", result="done") == 1
-    assert told(metrics, "requests_total", method="PrepareClaim", result="error") == 1
-    assert told(metrics, "request_seconds_count", method="PrepareClaim") == 2
+    assert sample(metrics, "requests_total", method="PrepareClaim", result="done") == 1
+    assert sample(metrics, "requests_total", method="PrepareClaim", result="error") == 1
+    assert sample(metrics, "request_seconds_count", method="PrepareClaim") == 2
 
 
 def test_how_things_stand_is_read_for_each_scrape() -> None:
     states = [
-        State({"vfio": 2}, {"prepared": 1}, {"Running": 3}, vcpus=8, memory_bytes=1 << 30, attached_devices=2),
-        State(quarantined=1),
+        NodeState({"vfio": 2}, {"prepared": 1}, {"Running": 3}, vcpus=8, memory_bytes=1 << 30, attached_devices=2),
+        NodeState(quarantined=1),
     ]
     now = [states[0]]
-    metrics = Metrics(lambda: now[0])
-    assert told(metrics, "prepared_devices", binding="vfio") == 2
-    assert told(metrics, "claims", state="prepared") == 1
-    assert told(metrics, "machines", phase="Running") == 3
-    assert (told(metrics, "plugged_vcpus"), told(metrics, "plugged_memory_bytes")) == (8, 1 << 30)
+    metrics = NodeMetrics(lambda: now[0])
+    assert sample(metrics, "prepared_devices", binding="vfio") == 2
+    assert sample(metrics, "claims", state="prepared") == 1
+    assert sample(metrics, "machines", phase="Running") == 3
+    assert (sample(metrics, "plugged_vcpus"), sample(metrics, "plugged_memory_bytes")) == (8, 1 << 30)
     now[0] = states[1]
-    assert told(metrics, "prepared_devices", binding="vfio") is None
-    assert told(metrics, "journal_quarantined") == 1
+    assert sample(metrics, "prepared_devices", binding="vfio") is None
+    assert sample(metrics, "journal_quarantined") == 1
 
 
 def test_each_machine_is_told_with_its_process_what_it_was_given_and_what_it_uses() -> None:
-    web = Utilisation("default/web", 4711, ("tap0", "tap1"), 1.5, 1 << 30, 12.25, 1 << 29)
-    metrics = Metrics(lambda: State(utilisation=[web, Utilisation("default/hung", 4712)]))
-    assert told(metrics, "machine_info", machine="default/web", pid="4711", tap="tap0,tap1") == 1
-    assert told(metrics, "machine_info", machine="default/hung", pid="4712", tap="") == 1
+    web = MachineUsage("default/web", 4711, ("tap0", "tap1"), 1.5, 1 << 30, 12.25, 1 << 29)
+    metrics = NodeMetrics(lambda: NodeState(utilisation=[web, MachineUsage("default/hung", 4712)]))
+    assert sample(metrics, "machine_info", machine="default/web", pid="4711", tap="tap0,tap1") == 1
+    assert sample(metrics, "machine_info", machine="default/hung", pid="4712", tap="") == 1
     of = {"machine": "default/web"}
-    assert told(metrics, "machine_allocated_cpus", **of) == 1.5
-    assert told(metrics, "machine_allocated_memory_bytes", **of) == 1 << 30
-    assert told(metrics, "machine_cpu_seconds_total", **of) == 12.25
-    assert told(metrics, "machine_resident_memory_bytes", **of) == 1 << 29
-    assert told(metrics, "machine_allocated_cpus", machine="default/hung") is None, "nobody knows"
+    assert sample(metrics, "machine_allocated_cpus", **of) == 1.5
+    assert sample(metrics, "machine_allocated_memory_bytes", **of) == 1 << 30
+    assert sample(metrics, "machine_cpu_seconds_total", **of) == 12.25
+    assert sample(metrics, "machine_resident_memory_bytes", **of) == 1 << 29
+    assert sample(metrics, "machine_allocated_cpus", machine="default/hung") is None, "nobody knows"
 
 
 def test_what_goes_through_its_tap_interfaces_is_counted_as_its_own_network_has_it(tmp_path: Path) -> None:
@@ -76,53 +76,53 @@ def test_what_goes_through_its_tap_interfaces_is_counted_as_its_own_network_has_
         " tap00:    1       1 0 0 0 0 0 0   1 1 0 0 0 0 0 0\n"
         " broken: ?\n"
     )
-    found = traffic(7, ["tap0", "tap1", "broken"], tmp_path)
-    assert found == {"tap0": Traffic(1000, 70)}
+    counted = traffic(7, ["tap0", "tap1", "broken"], tmp_path)
+    assert counted == {"tap0": NetworkTraffic(1000, 70)}
     assert traffic(8, ["tap0"], tmp_path) == {}
-    metrics = Metrics(lambda: State(utilisation=[Utilisation("default/web", 7, ("tap0",), traffic=found)]))
+    metrics = NodeMetrics(lambda: NodeState(utilisation=[MachineUsage("default/web", 7, ("tap0",), traffic=counted)]))
     of = {"machine": "default/web", "tap": "tap0"}
-    assert told(metrics, "machine_network_received_bytes_total", **of) == 1000
-    assert told(metrics, "machine_network_sent_bytes_total", **of) == 70
+    assert sample(metrics, "machine_network_received_bytes_total", **of) == 1000
+    assert sample(metrics, "machine_network_sent_bytes_total", **of) == 70
 
 
 def test_what_a_machine_uses_is_read_off_its_process(tmp_path: Path) -> None:
-    machine = Machine("default/web", "", "Running", observed=Amounts(1500, 2, 1 << 30), pid=os.getpid())
-    stopped = Machine("default/db", "", "Stopped")
+    machine = MachineView("default/web", "", "Running", observed=MachineAmounts(1500, 2, 1 << 30), pid=os.getpid())
+    stopped = MachineView("default/db", "", "Stopped")
     with closing(open_journal(tmp_path)) as journal:
-        (found,) = tally.state(journal, [machine, stopped]).utilisation
-    assert (found.machine, found.pid, found.cpus, found.memory_bytes) == ("default/web", os.getpid(), 1.5, 1 << 30)
-    assert 0 < (found.cpu_seconds or 0) <= time.process_time() + 1
-    assert (found.resident_bytes or 0) > 1 << 20
+        (usage,) = gauges.node_state(journal, [machine, stopped]).utilisation
+    assert (usage.machine, usage.pid, usage.cpus, usage.memory_bytes) == ("default/web", os.getpid(), 1.5, 1 << 30)
+    assert 0 < (usage.cpu_seconds or 0) <= time.process_time() + 1
+    assert (usage.resident_bytes or 0) > 1 << 20
 
 
 def test_machines_that_ended_are_counted() -> None:
-    metrics = Metrics()
-    assert told(metrics, "machines_ended_total") == 0
+    metrics = NodeMetrics()
+    assert sample(metrics, "machines_ended_total") == 0
     metrics.ended()
-    assert told(metrics, "machines_ended_total") == 1
+    assert sample(metrics, "machines_ended_total") == 1
 
 
 def test_publications_that_failed_are_counted() -> None:
-    metrics = Metrics()
-    assert told(metrics, "publish_failures_total") == 0
+    metrics = NodeMetrics()
+    assert sample(metrics, "publish_failures_total") == 0
     metrics.publish_failed()
-    assert told(metrics, "publish_failures_total") == 1
+    assert sample(metrics, "publish_failures_total") == 1
 
 
 def test_a_state_that_cannot_be_read_says_so_and_hides_nothing_else() -> None:
-    metrics = Metrics(lambda: 1 / 0)  # type: ignore[arg-type,return-value]
+    metrics = NodeMetrics(lambda: 1 / 0)  # type: ignore[arg-type,return-value]
     metrics.removed("claim", 2)
-    assert told(metrics, "state_readable") == 0
-    assert told(metrics, "reconcile_removals_total", what="claim") == 2
+    assert sample(metrics, "state_readable") == 0
+    assert sample(metrics, "reconcile_removals_total", what="claim") == 2
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "[::1]:0", "localhost:0"])
 def test_is_served_on_loopback(address: str) -> None:
     if address.startswith("[") and not Path("/proc/net/if_inet6").exists():
         address = "127.0.0.1:0"
-    metrics = Metrics()
+    metrics = NodeMetrics()
     metrics.removed("claim")
-    with served(metrics, address) as where:
+    with metrics_served(metrics, address) as where:
         host, _, port = where.rpartition(":")
         connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=60)
         connection.request("GET", "/metrics")
@@ -130,7 +130,7 @@ def test_is_served_on_loopback(address: str) -> None:
 
 
 def test_a_page_that_a_browser_of_this_host_shows_reads_none_of_it() -> None:
-    with served(Metrics(), "127.0.0.1:0") as where:
+    with metrics_served(NodeMetrics(), "127.0.0.1:0") as where:
         for host, status in ((where, 200), ("localhost", 200), ("attacker.example", 421)):
             connection = http.client.HTTPConnection(where, timeout=60)
             connection.request("GET", "/metrics", headers={"Host": host})
@@ -141,7 +141,7 @@ def test_is_served_on_a_socket_of_its_owner_which_goes_with_it(tmp_path: Path) -
     path = tmp_path / "metrics.sock"
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))  # by a plugin that was killed
-    with served(Metrics(), f"unix:{path}"), socket.socket(socket.AF_UNIX) as client:
+    with metrics_served(NodeMetrics(), f"unix:{path}"), socket.socket(socket.AF_UNIX) as client:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         client.connect(str(path))
         client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
@@ -152,9 +152,12 @@ def test_is_served_on_a_socket_of_its_owner_which_goes_with_it(tmp_path: Path) -
 
 def test_what_another_instance_serves_is_left_to_it(tmp_path: Path) -> None:
     path = tmp_path / "metrics.sock"
-    with served(Metrics(), f"unix:{path}"):
+    with metrics_served(NodeMetrics(), f"unix:{path}"):
         before = path.stat().st_ino
-        with pytest.raises(Denied, match="another process serves") as error, served(Metrics(), f"unix:{path}"):
+        with (
+            pytest.raises(Denied, match="another process serves") as error,
+            metrics_served(NodeMetrics(), f"unix:{path}"),
+        ):
             pytest.fail("it was served")
         assert error.value.code == "SocketInUse"
         assert path.stat().st_ino == before
@@ -167,7 +170,7 @@ def test_an_instance_that_ends_takes_no_socket_away_from_the_next(
     """Nor its place while that looks who has it."""
     path = tmp_path / "metrics.sock"
     with ExitStack() as first:
-        first.enter_context(served(Metrics(), f"unix:{path}"))
+        first.enter_context(metrics_served(NodeMetrics(), f"unix:{path}"))
         ending = threading.Thread(target=first.close)
 
         def answers(path: Path) -> bool:
@@ -175,8 +178,8 @@ def test_an_instance_that_ends_takes_no_socket_away_from_the_next(
             ending.join(0.1)
             return False  # it has closed its socket by now
 
-        monkeypatch.setattr(server, "answers", answers)
-        with served(Metrics(), f"unix:{path}"):
+        monkeypatch.setattr(server, "has_listener", answers)
+        with metrics_served(NodeMetrics(), f"unix:{path}"):
             ending.join()
             with socket.socket(socket.AF_UNIX) as client:
                 client.connect(str(path))
@@ -184,7 +187,7 @@ def test_an_instance_that_ends_takes_no_socket_away_from_the_next(
 
 def test_what_is_no_socket_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("precious")
-    with pytest.raises(Denied, match="is no socket"), served(Metrics(), f"unix:{tmp_path / 'notes'}"):
+    with pytest.raises(Denied, match="is not a socket"), metrics_served(NodeMetrics(), f"unix:{tmp_path / 'notes'}"):
         pytest.fail("it was served")
     assert (tmp_path / "notes").read_text() == "precious"
 
@@ -192,14 +195,14 @@ def test_what_is_no_socket_is_not_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("address", "words"),
     [
-        ("0.0.0.0:9180", "can be reached from elsewhere"),
-        ("192.0.2.1:9180", "can be reached from elsewhere"),
-        ("[::]:9180", "can be reached from elsewhere"),
-        ("9180", "is no address"),
-        ("127.0.0.1:99999", "is no address"),
-        ("nowhere.example:9180", "is no address"),
+        ("0.0.0.0:9180", "is reachable from other hosts"),
+        ("192.0.2.1:9180", "is reachable from other hosts"),
+        ("[::]:9180", "is reachable from other hosts"),
+        ("9180", "invalid address for metrics"),
+        ("127.0.0.1:99999", "invalid address for metrics"),
+        ("nowhere.example:9180", "invalid address for metrics"),
     ],
 )
 def test_nobody_from_elsewhere_is_served(address: str, words: str) -> None:
-    with pytest.raises(ValueError, match=words), served(Metrics(), address):
+    with pytest.raises(ValueError, match=words), metrics_served(NodeMetrics(), address):
         pytest.fail("it was served")

@@ -20,15 +20,15 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from devalloc.api.pool import DevicePool
-from devalloc_node.binding.binding import Health
+from devalloc_node.binding.binding import HealthState
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, Unknown
-from devalloc_node.lockfile import MOST_WAITING
+from devalloc_node.host.lock_folder import MOST_WAITING
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.service import calls
-from tests.support.faketree import memory_folder
-from tests.support.nodeservice import Served, served
-from tests.support.toymachines import ToyMachines
+from tests.support.fake_tree import memory_folder
+from tests.support.node_service import Served, served
+from tests.support.toy_machines import ToyMachines
 from tests.support.waiting import LONG, until
 
 DONE, DENIED, FAILED, UNKNOWN = pb.Result.DONE, pb.Result.DENIED, pb.Result.FAILED, pb.Result.UNKNOWN
@@ -36,8 +36,8 @@ DONE, DENIED, FAILED, UNKNOWN = pb.Result.DONE, pb.Result.DENIED, pb.Result.FAIL
 
 @pytest.fixture
 def plugin() -> Iterator[Served]:
-    with memory_folder() as folder, served(Path(folder)) as found:
-        yield found
+    with memory_folder() as folder, served(Path(folder)) as service:
+        yield service
 
 
 def claim(name: str = "claim-uid-0", uid: str = "") -> pb.ClaimRef:
@@ -66,9 +66,9 @@ def test_work_takes_as_long_as_its_caller_waits_but_for_the_time_of_the_answer(
     dues: list[Deadline] = []
     plugin.node.CreateMachine(creation())
     monkeypatch.setattr(plugin.machines, "stop", lambda key, seconds, force, due: dues.append(due))
-    asked = time.monotonic()
+    began = time.monotonic()
     plugin.node.StopMachine(pb.StopMachineRequest(machine=web()), timeout=waits)
-    assert works - 0.3 < dues[0].at - asked < works + 1.3, "gRPC rounds what it tells of the caller's time"
+    assert works - 0.3 < dues[0].at - began < works + 1.3, "gRPC rounds what it tells of the caller's time"
 
 
 @pytest.mark.parametrize(("waits", "works"), [(2, 1.0), (40, 27), (3600, 600)], ids=str)
@@ -84,9 +84,9 @@ def test_a_caller_still_hears_that_a_device_without_addresses_was_taken_out(
         raise Denied("GuestNotReady", "no addresses", retryable=True)
 
     monkeypatch.setattr(plugin.machines, "plug_in", refuse)
-    asked = time.monotonic()
+    began = time.monotonic()
     assert plugin.node.PlugDevice(plug("disk"), timeout=waits).result.code == "GuestNotReady"
-    assert works - 0.3 < dues[0].at - asked < works + 1.3, "gRPC rounds what it tells of the caller's time"
+    assert works - 0.3 < dues[0].at - began < works + 1.3, "gRPC rounds what it tells of the caller's time"
 
 
 def test_a_machine_whose_memory_is_locked_has_the_time_for_it(plugin: Served) -> None:
@@ -133,7 +133,7 @@ class TestOneChangeAtATime:
         request = pb.ScaleMachineRequest(machine=web(), memory_bytes=2 << 30)
         first = plugin.node.ScaleMachine.future(request, timeout=LONG)
         assert begun.wait(LONG)
-        plugin.machines.told.clear()
+        plugin.machines.calls.clear()
         yield over
         over.set()
         assert first.result().result.outcome == DONE
@@ -141,13 +141,13 @@ class TestOneChangeAtATime:
     @pytest.fixture
     def waiting(self, plugin: Served, monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
         """Gets one more for each change whose turn has not come."""
-        arrived, exclusive = threading.Semaphore(0), plugin.platform.claims.exclusive
+        arrived, exclusive = threading.Semaphore(0), plugin.operations.claims.exclusive
 
         def tell(*arguments: Any) -> Any:
             arrived.release()
             return exclusive(*arguments)
 
-        monkeypatch.setattr(plugin.platform.claims, "exclusive", tell)
+        monkeypatch.setattr(plugin.operations.claims, "exclusive", tell)
         return arrived
 
     def unplug(self) -> pb.UnplugDeviceRequest:
@@ -175,22 +175,22 @@ class TestOneChangeAtATime:
         result = getattr(plugin.node, machine_call)(requests[machine_call], timeout=1).result
         assert (result.outcome, result.code, result.retryable) == (FAILED, "Busy", True)
         assert result.message.startswith("machine default/web is busy: scale memory (for uid "), result.message
-        for words in (f"pid {os.getpid()} (", "has been under way for", f"process {os.getpid()})", "--timeout"):
+        for words in (f"pid {os.getpid()} (", "has been in progress for", f"process {os.getpid()})", "--timeout"):
             assert words in result.message
-        assert plugin.machines.told == []
+        assert plugin.machines.calls == []
 
     def test_each_of_several_amounts_waits_for_the_machine_as_long_as_the_call_does(
         self, plugin: Served, scaling: threading.Event, waiting: threading.Semaphore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         dues: list[float] = []
         scale = plugin.machines.scale
-        real = plugin.platform.claims.exclusive
+        real = plugin.operations.claims.exclusive
 
         def noted(name: str, due: Deadline, work: str) -> Any:
             dues.append(due.seconds)
             return real(name, due, work)
 
-        monkeypatch.setattr(plugin.platform.claims, "exclusive", noted)
+        monkeypatch.setattr(plugin.operations.claims, "exclusive", noted)
         given: list[float] = []
 
         def took(key: str, what: str, amount: int, due: Deadline) -> None:
@@ -220,7 +220,7 @@ class TestOneChangeAtATime:
         until(lambda: "Cancelled" in caplog.text, "the wait has ended")
         scaling.set()
         plugin.node.StopMachine(pb.StopMachineRequest(machine=web()))
-        assert not [call for call in plugin.machines.told if call.startswith("unplug")]
+        assert not [call for call in plugin.machines.calls if call.startswith("unplug")]
 
     def test_however_many_wait_others_are_answered_and_too_many_are_refused_at_once(
         self, plugin: Served, scaling: threading.Event
@@ -230,7 +230,7 @@ class TestOneChangeAtATime:
         until(lambda: sum(second.done() for second in seconds) == 8, "what is too much is refused")
         refused = [second.result().result for second in seconds if second.done()]
         assert {result.code for result in refused} == {"Busy"}
-        assert all("scale memory" in each.message and "other calls wait already" in each.message for each in refused)
+        assert all("scale memory" in each.message and "other calls are waiting" in each.message for each in refused)
         assert plugin.node.GetMachine(pb.GetMachineRequest(machine=web()), timeout=LONG).phase == pb.Machine.RUNNING
         scaling.set()
         results = [second.result() for second in seconds]
@@ -278,22 +278,22 @@ class TestClaims:
         assert len(plugin.bench.journal.claims()) == 2
 
     @pytest.mark.parametrize(
-        ("asked", "code"),
+        ("requested", "code"),
         [
             (claim("nobody"), "ClaimNotFound"),
             (claim("nobody", "no-such-uid"), "ClaimNotFound"),
             (claim("claim-uid-0", "another"), "ClaimNotFound"),
         ],
     )
-    def test_an_unknown_claim_is_denied_for_itself(self, plugin: Served, asked: pb.ClaimRef, code: str) -> None:
+    def test_an_unknown_claim_is_denied_for_itself(self, plugin: Served, requested: pb.ClaimRef, code: str) -> None:
         plugin.bench.add("a/slot-1")
-        reply = plugin.node.PrepareClaim(pb.PrepareClaimRequest(claim=asked))
+        reply = plugin.node.PrepareClaim(pb.PrepareClaimRequest(claim=requested))
         assert (reply.result.outcome, reply.result.code) == (DENIED, code)
         assert plugin.bench.host.state == {}
 
     def test_unprepare_of_what_nobody_knows_succeeds(self, plugin: Served) -> None:
-        for asked in (claim("nobody"), claim("nobody", "no-such-uid")):
-            reply = plugin.node.UnprepareClaim(pb.UnprepareClaimRequest(claim=asked))
+        for requested in (claim("nobody"), claim("nobody", "no-such-uid")):
+            reply = plugin.node.UnprepareClaim(pb.UnprepareClaimRequest(claim=requested))
             assert (reply.result.outcome, reply.found) == (DONE, False)
 
     def test_a_dry_run_tells_the_steps_and_takes_none(self, plugin: Served) -> None:
@@ -350,7 +350,7 @@ class TestMachines:
             ("a", "slot-0", "uid-0"),
             ("b", "slot-1", "uid-0"),
         ]
-        assert plugin.machines.told == ["start default/web", "resume default/web"]
+        assert plugin.machines.calls == ["start default/web", "resume default/web"]
         assert plugin.node.GetMachine(pb.GetMachineRequest(machine=web())) == reply.machine
         assert list(plugin.node.ListMachines(pb.ListMachinesRequest()).machines) == [reply.machine]
         assert not plugin.node.ListMachines(pb.ListMachinesRequest(namespace="other")).machines
@@ -361,7 +361,7 @@ class TestMachines:
         plugin.machines.fail.add(broken)
         reply = plugin.node.CreateMachine(creation("web", "claim-uid-0"))
         assert (reply.result.outcome, reply.result.retryable) == (FAILED, True)
-        assert plugin.machines.known == {}
+        assert plugin.machines.views == {}
         assert plugin.machines.devices == {}
         assert plugin.bench.is_initial()
         plugin.machines.fail.clear()
@@ -371,21 +371,21 @@ class TestMachines:
         plugin.bench.claims.prepare(plugin.bench.add("a/slot-0"))
         plugin.machines.fail.add("resume")
         plugin.node.CreateMachine(creation("web", "claim-uid-0"))
-        assert plugin.machines.known == {}
+        assert plugin.machines.views == {}
         assert [len(plugin.bench.claims.prepared()), plugin.machines.devices] == [1, {}]
 
     def test_creating_it_twice_is_creating_it(self, plugin: Served) -> None:
         plugin.bench.add("a/slot-0")
         first = plugin.node.CreateMachine(creation("web", "claim-uid-0"))
         assert plugin.node.CreateMachine(creation("web", "claim-uid-0")) == first
-        assert plugin.machines.told == ["start default/web", "resume default/web"]
+        assert plugin.machines.calls == ["start default/web", "resume default/web"]
 
     def test_a_start_that_was_cut_off_goes_on(self, plugin: Served) -> None:
         """Killed after the machine was started and before it got its device: its CPUs stand still."""
         plugin.bench.add("a/slot-0")
         plugin.machines.fail.update({"resume", "undo_start", "forget"})
         plugin.node.CreateMachine(creation("web", "claim-uid-0"))
-        assert plugin.machines.known["default/web"].is_paused
+        assert plugin.machines.views["default/web"].is_paused
         plugin.machines.fail.clear()
         reply = plugin.node.CreateMachine(creation("web", "claim-uid-0"))
         assert (reply.machine.phase, len(reply.machine.devices)) == (pb.Machine.RUNNING, 1)
@@ -402,7 +402,7 @@ class TestMachines:
         plugin.node.CreateMachine(creation("web", "claim-uid-0"))
         for _ in range(2):
             assert plugin.node.DeleteMachine(pb.DeleteMachineRequest(machine=web())).result.outcome == DONE
-        assert plugin.machines.known == {}
+        assert plugin.machines.views == {}
         assert plugin.bench.is_initial()
 
     def test_a_guest_that_does_not_power_down_keeps_its_machine_until_force_ends_it(self, plugin: Served) -> None:
@@ -435,14 +435,14 @@ class TestMachines:
         stopped = plugin.node.StopMachine(pb.StopMachineRequest(machine=web()))
         assert (stopped.result.outcome, stopped.result.code) == (DENIED, "MachineAdopted")
         assert plugin.node.DeleteMachine(pb.DeleteMachineRequest(machine=web())).result.outcome == DONE
-        assert plugin.machines.told == ["adopt default/web", "forget default/web"]
+        assert plugin.machines.calls == ["adopt default/web", "forget default/web"]
         assert plugin.bench.is_initial()
 
     def test_a_machine_of_the_store_is_changed_there(self, plugin: Served) -> None:
         plugin.bench.add("a/slot-0")
         plugin.node.CreateMachine(creation())
-        known = plugin.machines.known
-        known["default/web"] = type(known["default/web"])(key="default/web", uid="vm-1", phase="Running")
+        machines = plugin.machines.views
+        machines["default/web"] = type(machines["default/web"])(key="default/web", uid="vm-1", phase="Running")
         for reply in (
             plugin.node.CreateMachine(creation()),
             plugin.node.StopMachine(pb.StopMachineRequest(machine=web())),
@@ -471,7 +471,7 @@ class TestMachines:
     def test_one_that_does_not_answer_is_not_asked_again_when_no_time_is_left_for_it(
         self, plugin: Served, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A look at a QEMU that hangs takes two seconds: the reply came too late for whoever waited five."""
+        """A look at a QEMU that hangs takes two seconds: the reply came too late for a caller that waited five."""
 
         def scale(key: str, what: str, amount: int, due: Deadline) -> None:
             monkeypatch.setattr(plugin.machines, "get", lambda key: pytest.fail("it was looked at once more"))
@@ -522,7 +522,7 @@ class TestMachines:
             memory=pb.MemoryBounds(min_bytes=1 << 30, use_bytes=1 << 30, max_bytes=2 << 30, method="virtio-mem"),
             node_name="node-b",
         )
-        with pytest.raises(grpc.RpcError, match="and this node is node-a"):
+        with pytest.raises(grpc.RpcError, match="but this node is node-a"):
             plugin.node.AdoptMachine(request)
         request.node_name = "node-a"
         spec = plugin.node.AdoptMachine(request).machine.spec
@@ -545,12 +545,12 @@ class TestMachines:
         plugin.node.CreateMachine(creation())
         had: dict[str, float] = {}
         monkeypatch.setattr(plugin.machines, "scale", lambda key, what, amount, due: had.update({what: due.seconds}))
-        asked = pb.ScaleMachineRequest(machine=web(), vcpus=4, memory_bytes=2 << 30)
-        plugin.node.ScaleMachine(asked, timeout=40)
+        request = pb.ScaleMachineRequest(machine=web(), vcpus=4, memory_bytes=2 << 30)
+        plugin.node.ScaleMachine(request, timeout=40)
         assert had["vcpus"] < 20 < had["memory"], "who is slow about one leaves the other its time"
         had.clear()
-        monkeypatch.setattr(calls, "due", lambda *_, **__: Deadline.after(0))
-        reply = plugin.node.ScaleMachine(asked)
+        monkeypatch.setattr(calls, "call_deadline", lambda *_, **__: Deadline.after(0))
+        reply = plugin.node.ScaleMachine(request)
         assert {reply.vcpus.code, reply.memory.code} == {"DeadlineExceeded"}
         assert reply.result.retryable
         assert had == {}
@@ -559,7 +559,7 @@ class TestMachines:
         with pytest.raises(grpc.RpcError) as refused:
             plugin.node.GetMachine(pb.GetMachineRequest(machine=web()))
         assert refused.value.code() is grpc.StatusCode.NOT_FOUND
-        assert "no machine default/web on node node-a" in refused.value.details()
+        assert "machine default/web not found on node node-a" in refused.value.details()
         reply = plugin.node.ScaleMachine(pb.ScaleMachineRequest(machine=web(), vcpus=1))
         assert (reply.result.outcome, reply.result.code) == (DENIED, "MachineNotFound")
 
@@ -601,7 +601,7 @@ class TestPlug:
             (lambda: plug("Data"), "name: must be a DNS label"),
             (lambda: plug("a.b"), "name: must be a DNS label"),
             (lambda: plug("x" * 21), "of at most 20 characters"),
-            (lambda: plug("claim-0123456789"), "devices of claims are called so"),
+            (lambda: plug("claim-0123456789"), "a name of devices of claims"),
             (lambda: pb.PlugDeviceRequest(machine=web(), name="x"), "disk: is required, or nic"),
             (lambda: plug(disk=pb.Disk(format="raw")), "disk.path: is required"),
             (lambda: plug(disk=pb.Disk(path="/images/../etc/shadow", format="raw")), "disk.path: must be an absolute"),
@@ -609,9 +609,9 @@ class TestPlug:
             (lambda: plug(disk=pb.Disk(path="/images/d", format="auto")), "disk.format: "),
             (lambda: plug(disk=pb.Disk(path="/images/d", format="raw", device="ide")), "disk.device: "),
             (lambda: plug(nic=pb.Nic(backend="tap")), "nic.interface: is required with backend tap"),
-            (lambda: plug(nic=pb.Nic(backend="warm")), "nic.backend: is warm: only a machine that is started lives"),
+            (lambda: plug(nic=pb.Nic(backend="warm")), "nic.backend: is warm: only a machine that this plugin starts"),
             (lambda: plug(nic=pb.Nic(backend="tap", interface="../../x")), "nic.interface: must be the name"),
-            (lambda: plug(nic=pb.Nic(interface="tap0")), "nic.interface: goes with backend tap only"),
+            (lambda: plug(nic=pb.Nic(interface="tap0")), "nic.interface: needs backend tap"),
             (lambda: plug(nic=pb.Nic(mac="01:00:5e:00:00:01")), "nic.mac: "),
         ],
     )
@@ -621,7 +621,7 @@ class TestPlug:
             plugin.node.PlugDevice(request_of())
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert words in refused.value.details()
-        assert "plug_in default/web" not in plugin.machines.told
+        assert "plug_in default/web" not in plugin.machines.calls
 
     def test_devices_of_claims_are_not_unplugged(self, plugin: Served) -> None:
         plugin.node.CreateMachine(creation())
@@ -661,10 +661,10 @@ class TestPlug:
                 plugin.machines.stubborn.add("default/web")
                 reply = plugin.node.DeleteMachine(pb.DeleteMachineRequest(machine=web()))
                 assert (reply.result.outcome, reply.result.code) == (DENIED, "GuestRefused")
-            plugin.machines.told.clear()
+            plugin.machines.calls.clear()
             reply = plugin.node.DeleteMachine(pb.DeleteMachineRequest(machine=web(), force=force))
             assert reply.result.outcome == DONE
-            assert plugin.machines.told == ["unplug default/web", "forget default/web"]
+            assert plugin.machines.calls == ["unplug default/web", "forget default/web"]
 
 
 class TestAttach:
@@ -705,7 +705,7 @@ class TestAttach:
         assert "default/web" in reply.result.message
         refused = plugin.node.CreateMachine(creation("third", "claim-uid-0"))
         assert (refused.result.outcome, refused.result.code) == (DENIED, "ClaimAttached")
-        assert sorted(plugin.machines.known) == ["default/db", "default/web"]
+        assert sorted(plugin.machines.views) == ["default/db", "default/web"]
         assert [name.rpartition("/")[0] for name in plugin.machines.devices] == ["default/web"]
 
     def test_only_into_a_machine_that_runs(self, plugin: Served) -> None:
@@ -727,7 +727,7 @@ class TestAttach:
         unprepared = plugin.node.UnprepareClaim(pb.UnprepareClaimRequest(claim=claim()))
         assert (unprepared.result.outcome, unprepared.result.retryable) == (FAILED, True)
         assert "default/web" in unprepared.result.message
-        assert plugin.machines.known["default/web"].runs
+        assert plugin.machines.views["default/web"].runs
         forced = plugin.node.UnprepareClaim(pb.UnprepareClaimRequest(claim=claim(), force=True))
         assert (forced.result.outcome, list(forced.ended_machines)) == (DONE, ["default/web"])
         assert plugin.bench.is_initial()
@@ -749,7 +749,7 @@ class TestNode:
 
     def test_lists_devices_with_their_claims_machines_and_health(self, plugin: Served) -> None:
         plugin.pools.append(pool("a", "slot-0", "slot-1"))
-        plugin.health["a", "slot-1"] = Health("unhealthy", "fell off the bus")
+        plugin.health["a", "slot-1"] = HealthState("unhealthy", "fell off the bus")
         plugin.bench.add("a/slot-0")
         plugin.node.CreateMachine(creation("web", "claim-uid-0"))
         free, other = plugin.node.ListDevices(pb.ListDevicesRequest(pool="a")).devices
@@ -795,7 +795,7 @@ class TestWatch:
         plugin.node.PrepareClaim(pb.PrepareClaimRequest(claim=claim()))
         assert [one.uid for one in next(events).device.claims] == ["uid-0"]
         plugin.pools.clear()
-        plugin.pulse.beat()
+        plugin.notifier.beat()
         assert next(events).change == pb.CHANGE_GONE
         events.cancel()
 
@@ -881,7 +881,7 @@ class TestBadInput:
             assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert refused.value.details().startswith(f"{path}: must be")
         assert plugin.bench.is_initial()
-        assert plugin.machines.told == []
+        assert plugin.machines.calls == []
 
     @pytest.mark.parametrize("uid", ["../x", "a b", "a\0", "x" * 65, "-"])
     def test_hostile_uids(self, plugin: Served, uid: str) -> None:
@@ -918,7 +918,7 @@ class TestBadInput:
             plugin.node.CreateMachine(request)
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert refused.value.details().startswith(f"{path}: ")
-        assert plugin.machines.told == []
+        assert plugin.machines.calls == []
 
     def test_a_message_of_ten_megabytes_costs_its_call_only(self, plugin: Served) -> None:
         with pytest.raises(grpc.RpcError) as refused:

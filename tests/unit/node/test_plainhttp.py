@@ -8,21 +8,21 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from devalloc_node.agent.fetch import fetch, new_session
+from devalloc_node.agent.http_client import fetch_bounded, new_session
 from devalloc_node.errors import Failed, NodeError, Unknown
-from devalloc_node.plainhttp import Limits, Request, Response, Server, call
+from devalloc_node.net.http import HttpLimits, HttpRequest, HttpResponse, HttpServer, http_request
 from tests.support.virtual_time import run
 
 HOST = "127.0.0.1"
-GET = Request("GET", "/there", b"")
-Ask = Callable[[Request], Awaitable[Response]]
+GET = HttpRequest("GET", "/there", b"")
+Ask = Callable[[HttpRequest], Awaitable[HttpResponse]]
 
 
-async def echo(request: Request) -> Response:
-    return Response(200, f"{request.method} {request.path} ".encode() + request.body)
+async def echo(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(200, f"{request.method} {request.path} ".encode() + request.body)
 
 
-async def served(use: Callable[[int], Awaitable[None]], server: Server) -> None:
+async def served(use: Callable[[int], Awaitable[None]], server: HttpServer) -> None:
     _, port = await server.listen(HOST)
     try:
         await use(port)
@@ -47,14 +47,14 @@ async def raw(port: int, data: bytes, *, then: bytes = b"") -> bytes:
 
 def test_a_request_is_answered_with_its_body() -> None:
     async def use(port: int) -> None:
-        for request in (GET, Request("GET", "/id", b"{}"), Request("PUT", "/x", b"y" * 16000)):
-            response = await call(HOST, port, request, 5)
+        for request in (GET, HttpRequest("GET", "/id", b"{}"), HttpRequest("PUT", "/x", b"y" * 16000)):
+            response = await http_request(HOST, port, request, 5)
             assert (response.status, response.body) == (200, (await echo(request)).body)
         status = await raw(port, b"HEAD /there?a=b HTTP/1.1\r\nHost: x\r\n\r\n")
         assert status.startswith(b"HTTP/1.1 200")
         assert status.endswith(b"\r\n\r\n")
 
-    run(served(use, Server(echo)))
+    run(served(use, HttpServer(echo)))
 
 
 def test_what_peers_may_do_works() -> None:
@@ -66,7 +66,7 @@ def test_what_peers_may_do_works() -> None:
         waits = b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n"
         assert (await raw(port, waits, then=b"abc")).endswith(b"POST /x abc")
 
-    run(served(use, Server(echo)))
+    run(served(use, HttpServer(echo)))
 
 
 def test_what_is_no_request_or_too_large_is_refused() -> None:
@@ -74,24 +74,24 @@ def test_what_is_no_request_or_too_large_is_refused() -> None:
         assert (await raw(port, b"hello\r\n\r\n")).startswith(b"HTTP/1.1 400")
         assert (await raw(port, b"GET / HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 400")
         assert (await raw(port, b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"x" * 99999)).startswith(b"HTTP/1.1 431")
-        assert (await call(HOST, port, Request("POST", "/", b"x" * 11), 5)).status == 413
-        assert (await call(HOST, port, Request("POST", "/", b"x" * 10), 5)).status == 200
+        assert (await http_request(HOST, port, HttpRequest("POST", "/", b"x" * 11), 5)).status == 413
+        assert (await http_request(HOST, port, HttpRequest("POST", "/", b"x" * 10), 5)).status == 200
 
-    run(served(use, Server(echo, Limits(body=10))))
+    run(served(use, HttpServer(echo, HttpLimits(body=10))))
 
 
 def test_a_server_that_breaks_says_so_and_goes_on() -> None:
-    async def breaks(request: Request) -> Response:
+    async def breaks(request: HttpRequest) -> HttpResponse:
         if request.path == "/there":
             raise ValueError("a secret")
-        return Response(200)
+        return HttpResponse(200)
 
     async def use(port: int) -> None:
-        response = await call(HOST, port, GET, 5)
+        response = await http_request(HOST, port, GET, 5)
         assert (response.status, response.text) == (500, "internal error")
-        assert (await call(HOST, port, Request("GET", "/", b""), 5)).status == 200
+        assert (await http_request(HOST, port, HttpRequest("GET", "/", b""), 5)).status == 200
 
-    run(served(use, Server(breaks)))
+    run(served(use, HttpServer(breaks)))
 
 
 def test_only_so_many_may_wait_and_the_slow_ones_go() -> None:
@@ -104,21 +104,21 @@ def test_only_so_many_may_wait_and_the_slow_ones_go() -> None:
             with suppress(ConnectionError):
                 assert await reader.read() == b""
             writer.transport.abort()
-        assert (await call(HOST, port, GET, 5)).status == 200
+        assert (await http_request(HOST, port, GET, 5)).status == 200
 
-    run(served(use, Server(echo, Limits(connections=2, seconds=0.3))))
+    run(served(use, HttpServer(echo, HttpLimits(connections=2, seconds=0.3))))
 
 
 def test_who_asks_too_often_waits() -> None:
     async def use(port: int) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        assert [(await call(HOST, port, GET, 5)).status for _ in range(4)] == [200] * 4
+        assert [(await http_request(HOST, port, GET, 5)).status for _ in range(4)] == [200] * 4
         assert loop.time() - began < 0.2
-        assert [(await call(HOST, port, GET, 5)).status for _ in range(2)] == [200] * 2
+        assert [(await http_request(HOST, port, GET, 5)).status for _ in range(2)] == [200] * 2
         assert loop.time() - began >= 0.9
 
-    run(served(use, Server(echo, Limits(requests_a_second=2, requests_burst=4))))
+    run(served(use, HttpServer(echo, HttpLimits(requests_a_second=2, requests_burst=4))))
 
 
 @pytest.mark.parametrize("turns", range(8))
@@ -126,10 +126,10 @@ def test_who_comes_while_it_closes_does_not_wait_in_vain(turns: int) -> None:
     """Whichever turn of the event loop it is."""
 
     async def main() -> None:
-        server = Server(echo)
+        server = HttpServer(echo)
         _, port = await server.listen(HOST)
         await asyncio.sleep(0)
-        asking = asyncio.create_task(call(HOST, port, GET, 5))
+        asking = asyncio.create_task(http_request(HOST, port, GET, 5))
         for _ in range(turns):
             await asyncio.sleep(0)
         await server.close()
@@ -142,9 +142,9 @@ def test_who_comes_while_it_closes_does_not_wait_in_vain(turns: int) -> None:
 def test_others_than_the_one_who_may_are_not_heard() -> None:
     async def use(port: int) -> None:
         with pytest.raises(NodeError):
-            await call(HOST, port, GET, 5)
+            await http_request(HOST, port, GET, 5)
 
-    run(served(use, Server(echo, allows=lambda address: address == "127.0.0.2")))
+    run(served(use, HttpServer(echo, allows=lambda address: address == "127.0.0.2")))
 
 
 def test_who_may_not_connect_takes_nothing_of_what_others_may_ask() -> None:
@@ -156,11 +156,15 @@ def test_who_may_not_connect_takes_nothing_of_what_others_may_ask() -> None:
         for _ in range(100):
             assert await raw(port, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n") == b"", "it is not even answered"
         who.add(HOST)
-        assert (await call(HOST, port, GET, 5)).status == 200
+        assert (await http_request(HOST, port, GET, 5)).status == 200
         assert loop.time() - began < 1
 
     who: set[str] = set()
-    run(served(use, Server(echo, Limits(requests_a_second=2, requests_burst=4), allows=lambda peer: peer in who)))
+    run(
+        served(
+            use, HttpServer(echo, HttpLimits(requests_a_second=2, requests_burst=4), allows=lambda peer: peer in who)
+        )
+    )
 
 
 @pytest.mark.parametrize(
@@ -175,10 +179,10 @@ def test_what_is_for_people_of_this_host_is_not_told_to_a_page_that_their_browse
         answer = await raw(port, f"GET / HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
         assert answer.startswith(f"HTTP/1.1 {status} ".encode())
 
-    run(served(use, Server(echo, for_people=True)))
+    run(served(use, HttpServer(echo, for_people=True)))
 
 
-async def against(answer: bytes | None, limits: Limits, seconds: float) -> Response:
+async def against(answer: bytes | None, limits: HttpLimits, seconds: float) -> HttpResponse:
     """What the client makes of a server that sends these bytes and closes, or sends nothing and keeps quiet."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -192,7 +196,7 @@ async def against(answer: bytes | None, limits: Limits, seconds: float) -> Respo
 
     server = await asyncio.start_server(serve, HOST, 0)
     async with server:
-        return await call(HOST, server.sockets[0].getsockname()[1], GET, seconds, limits)
+        return await http_request(HOST, server.sockets[0].getsockname()[1], GET, seconds, limits)
 
 
 @pytest.mark.parametrize(
@@ -215,22 +219,22 @@ async def against(answer: bytes | None, limits: Limits, seconds: float) -> Respo
 )
 def test_a_server_that_does_not_reply_is_told_apart(answer: bytes | None, error: type[NodeError], code: str) -> None:
     with pytest.raises(error) as raised:
-        run(against(answer, Limits(head=1000, body=10), 0.2 if answer is None else 5))
+        run(against(answer, HttpLimits(head=1000, body=10), 0.2 if answer is None else 5))
     assert raised.value.code == code
 
 
 def test_informational_replies_are_passed_over() -> None:
     answer = b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 404 No\r\nContent-Length: 4\r\n\r\na\nb\x1b"
-    response = run(against(answer, Limits(), 5))
+    response = run(against(answer, HttpLimits(), 5))
     assert (response.status, response.text) == (404, "a b")
 
 
 def test_nobody_at_the_port() -> None:
     async def ask() -> None:
-        server = Server(echo)
+        server = HttpServer(echo)
         _, port = await server.listen(HOST)
         await server.close()
-        await call(HOST, port, GET, 5)
+        await http_request(HOST, port, GET, 5)
 
     with pytest.raises(Failed) as raised:
         run(ask())
@@ -238,16 +242,16 @@ def test_nobody_at_the_port() -> None:
 
 
 def test_what_is_answered_in_no_http_stands_in_no_error() -> None:
-    """Whoever names an address in an object would read there what others say at it."""
+    """A user who names an address in an object would read what another server answers there."""
 
     async def main() -> None:
         for answer in (b"SSH-2.0-secret\r\n\r\n", b"HTTP/1.1 200 OK\r\nsecret\r\n\r\n"):
             with pytest.raises(Unknown, match="does not answer in HTTP") as unknown:
-                await against(answer, Limits(), 5)
+                await against(answer, HttpLimits(), 5)
             assert "secret" not in unknown.value.message
             async with new_session() as session, serving(answer) as port:
                 with pytest.raises(Unknown) as unknown:
-                    await fetch(session, "GET", f"http://{HOST}:{port}/", 1000)
+                    await fetch_bounded(session, "GET", f"http://{HOST}:{port}/", 1000)
             assert "secret" not in unknown.value.message
 
     run(main())

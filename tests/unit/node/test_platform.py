@@ -11,9 +11,9 @@ import pytest
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Failed, NodeError
-from tests.support.faketree import memory_folder
-from tests.support.nodeservice import platform_of, toy_bench
-from tests.support.toymachines import ToyMachines, machine_of, vm
+from tests.support.fake_tree import memory_folder
+from tests.support.node_service import platform_of, toy_bench
+from tests.support.toy_machines import ToyMachines, machine_of, vm
 
 THREADS, STEPS = 64, 6
 MACHINES = [f"m{number}" for number in range(4)]
@@ -23,9 +23,9 @@ def test_64_at_once_never_have_a_device_in_two_machines_and_never_wait_for_each_
     with memory_folder() as name:
         machines = ToyMachines(slots=64)
         bench = toy_bench(Path(name), machines)
-        platform = platform_of(bench, machines)
+        operations = platform_of(bench, machines)
         for machine in MACHINES:
-            platform.create(machine_of(vm(machine)), (), Deadline.after(30))
+            operations.create(machine_of(vm(machine)), (), Deadline.after(30))
         # Overlapping claims: each device is wanted by three of them.
         refs = [bench.add(f"{card}/slot-{slot}") for card in "ab" for slot in range(4) for _ in range(3)]
         doubles: list[str] = []
@@ -43,11 +43,11 @@ def test_64_at_once_never_have_a_device_in_two_machines_and_never_wait_for_each_
                 try:
                     match draw.randrange(4):
                         case 0 | 1:
-                            platform.attach(ref, key, due)
+                            operations.attach(ref, key, due)
                         case 2:
-                            platform.detach(ref, key, due)
+                            operations.detach(ref, key, due)
                         case _:
-                            platform.unprepare(ref, due)
+                            operations.unprepare(ref, due)
                 except NodeError as error:
                     if error.code in ("SharedBusy", "ClaimBusy") or (isinstance(error, Failed) and not error.retryable):
                         bugs.append(error)
@@ -62,14 +62,14 @@ def test_64_at_once_never_have_a_device_in_two_machines_and_never_wait_for_each_
             thread.join(60)
         assert not [thread for thread in threads if thread.is_alive()]
         assert (bugs, doubles) == ([], [])
-        plugs = [plug for held in platform.claims.held() for plug in held.plugs]
+        plugs = [plug for held in operations.claims.held() for plug in held.plugs]
         assert sorted(plug.step.target for plug in plugs) == sorted(machines.devices)
         for machine in MACHINES:
-            platform.delete(f"default/{machine}", None, Deadline.after(30))
+            operations.delete(f"default/{machine}", None, Deadline.after(30))
         for ref in refs:
-            platform.unprepare(ref, Deadline.after(30))
+            operations.unprepare(ref, Deadline.after(30))
         assert bench.is_initial()
-        assert (machines.known, machines.devices) == ({}, {})
+        assert (machines.views, machines.devices) == ({}, {})
 
 
 def test_a_guest_that_does_not_power_down_leaves_time_to_give_its_devices_back() -> None:
@@ -88,9 +88,9 @@ def test_a_guest_that_does_not_power_down_leaves_time_to_give_its_devices_back()
     with memory_folder() as name:
         machines = Slow()
         bench = toy_bench(Path(name), machines)
-        platform = platform_of(bench, machines)
-        platform.create(machine_of(vm("web")), [bench.add("a/slot-0")], Deadline.after(30))
-        assert platform.delete("default/web", None, Deadline.after(2), force=True)
+        operations = platform_of(bench, machines)
+        operations.create(machine_of(vm("web")), [bench.add("a/slot-0")], Deadline.after(30))
+        assert operations.delete("default/web", None, Deadline.after(2), force=True)
         assert bench.is_initial()
 
 
@@ -98,16 +98,16 @@ def test_what_has_no_time_left_when_its_turn_comes_is_not_begun() -> None:
     with memory_folder() as name:
         machines = ToyMachines()
         bench = toy_bench(Path(name), machines)
-        platform = platform_of(bench, machines)
-        platform.create(machine_of(vm("web")), (), Deadline.after(30))
+        operations = platform_of(bench, machines)
+        operations.create(machine_of(vm("web")), (), Deadline.after(30))
         ref, late = bench.add("a/slot-0"), Deadline.after(0)
         for change in (
-            lambda: platform.attach(ref, "default/web", late),
-            lambda: platform.stop("default/web", None, late, force=True),
-            lambda: platform.delete("default/web", None, late, force=True),
+            lambda: operations.attach(ref, "default/web", late),
+            lambda: operations.stop("default/web", None, late, force=True),
+            lambda: operations.delete("default/web", None, late, force=True),
         ):
             with pytest.raises(Failed) as caught:
                 change()
             assert (caught.value.code, caught.value.retryable) == ("DeadlineExceeded", True)
-        assert platform.machine("default/web").runs
-        assert platform.claims.held() == []
+        assert operations.machine("default/web").runs
+        assert operations.claims.held() == []

@@ -12,10 +12,10 @@ import pytest
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
-from devalloc_node.feed import Checkup
-from devalloc_node.grant import ClaimRef
-from devalloc_node.prepared import Prepared
-from devalloc_node.service.plugin import VERSIONS, KubeletSockets
+from devalloc_node.health.snapshot import HealthSnapshot
+from devalloc_node.model.grant import ClaimRef
+from devalloc_node.model.prepared import Prepared
+from devalloc_node.service.kubelet_sockets import VERSIONS, KubeletSockets
 from devalloc_node.service.registration import kubelet_paths
 from devalloc_node.settings import KubeletSettings
 from tests.support.kubelet_client import kubelet_client
@@ -29,18 +29,18 @@ class Nothing:
     def __init__(self) -> None:
         self.gate = threading.Event()
         self.gate.set()
-        self.asked = threading.Event()
+        self.was_called = threading.Event()
 
     def prepare(self, ref: ClaimRef, deadline: Deadline) -> Prepared:
-        self.asked.set()
+        self.was_called.set()
         self.gate.wait(60)
         return Prepared(ref, ())
 
     def unprepare(self, ref: ClaimRef, deadline: Deadline) -> None:
         return None
 
-    def snapshot(self) -> Checkup:
-        return Checkup(0, ())
+    def snapshot(self) -> HealthSnapshot:
+        return HealthSnapshot(0, ())
 
     def wait(self, version: int, timeout: float) -> bool:
         return threading.Event().wait(timeout)
@@ -96,7 +96,7 @@ def test_the_oldest_version_alone(folder: Path) -> None:
 
 @pytest.mark.parametrize("versions", [[], ["v1.DRAResourceHealth"], ["v1.DRAPlugin", "v2.DRAPlugin"]])
 def test_versions_that_make_no_plugin_are_refused(folder: Path, versions: list[str]) -> None:
-    with pytest.raises(Denied, match="there are v1") as error, instance(folder, versions=versions):
+    with pytest.raises(Denied, match="supported: v1") as error, instance(folder, versions=versions):
         pass
     assert error.value.code == "VersionUnknown"
     assert names(folder) == []
@@ -120,7 +120,7 @@ def test_without_pod_uids_the_second_instance_is_told_of_the_first(folder: Path)
 def test_a_registration_that_cannot_be_made_leaves_no_endpoint(folder: Path) -> None:
     (folder / "plugins_registry").mkdir()
     (folder / "plugins_registry" / "d.io-reg.sock").write_text("precious")
-    with pytest.raises(Denied, match="is no socket"), instance(folder):
+    with pytest.raises(Denied, match="is not a socket"), instance(folder):
         pass
     assert names(folder) == []
 
@@ -133,7 +133,7 @@ def test_it_signs_off_first_and_calls_under_way_are_answered(folder: Path) -> No
     with kubelet_client(folder / "plugins" / "d.io" / "dra.sock") as kubelet:
         caller = threading.Thread(target=lambda: answers.append(kubelet.prepare([REF])[REF.uid].error))
         caller.start()
-        assert nothing.asked.wait(60)
+        assert nothing.was_called.wait(60)
         stopper = threading.Thread(target=sockets.stop)
         stopper.start()
         while names(folder):

@@ -21,9 +21,9 @@ def test_generated_code_is_up_to_date(tmp_path: Path) -> None:
     # A process of its own: the compiler and OR-Tools do not live together in one.
     subprocess.run([sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT}", *outs, *protos], check=True)
     fresh = {path.name: path.read_text() for path in (tmp_path / "devalloc_node" / "pb").iterdir()}
-    kept = {path.name: path.read_text() for path in PB.glob("*_pb2*.py*")}
-    assert sorted(fresh) == sorted(kept), "run: make protos"
-    assert [name for name in fresh if fresh[name] != kept[name]] == [], "run: make protos"
+    committed = {path.name: path.read_text() for path in PB.glob("*_pb2*.py*")}
+    assert sorted(fresh) == sorted(committed), "run: make protos"
+    assert [name for name in fresh if fresh[name] != committed[name]] == [], "run: make protos"
 
 
 STRING, BOOL, INT64 = FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BOOL, FieldDescriptor.TYPE_INT64

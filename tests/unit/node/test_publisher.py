@@ -12,14 +12,14 @@ from typing import Any, cast
 import pytest
 
 from devalloc.api.pool import DevicePool
-from devalloc.store.kubernetes.apierror import ApiError
+from devalloc.store.kubernetes.api_error import ApiError
 from devalloc.store.kubernetes.client import Client
 from devalloc_node.kube import publisher as publishing
 from devalloc_node.kube.features import SLICES
 from devalloc_node.kube.publisher import SlicePublisher
-from tests.support import cards
-from tests.support.discovered import Found
-from tests.support.fakesysfs import FakeSysfs
+from tests.support import pci_cards
+from tests.support.discovery_view import DiscoveredPools
+from tests.support.fake_sysfs import FakeSysfs
 from tests.support.waiting import until
 
 NODE = "/api/v1/nodes/node-a"
@@ -58,7 +58,7 @@ class Server:
     def create(self, path: str, body: Object, params: Any = None) -> Object:
         if params == {"dryRun": "All"}:
             self.probes += 1
-            return self._kept(body)
+            return self._pruned(body)
         assert body["metadata"]["name"] not in self.slices
         body["metadata"]["uid"] = f"uid-of-{body['metadata']['name']}"
         return self._stored(body)
@@ -85,22 +85,22 @@ class Server:
         self._refuse(name := body["metadata"]["name"])
         self.version += 1
         body["metadata"]["resourceVersion"] = str(self.version)
-        self.slices[name] = self._kept(body)
+        self.slices[name] = self._pruned(body)
         return copy.deepcopy(self.slices[name])
 
     def _refuse(self, name: str) -> None:
         if name in self.refused:
             raise ApiError(403, "Forbidden", f"{name} may not be written")
 
-    def _kept(self, body: Object) -> Object:
-        kept = copy.deepcopy(body)
-        if not self.apart and any("consumesCounters" in device for device in kept["spec"].get("devices", [])):
+    def _pruned(self, body: Object) -> Object:
+        stored = copy.deepcopy(body)
+        if not self.apart and any("consumesCounters" in device for device in stored["spec"].get("devices", [])):
             raise ApiError(422, "Invalid", "counterSet: must reference a counter set of this slice")
         if not self.counters:
-            kept["spec"].pop("sharedCounters", None)
-            for device in kept["spec"].get("devices", []):
+            stored["spec"].pop("sharedCounters", None)
+            for device in stored["spec"].get("devices", []):
                 device.pop("consumesCounters", None)
-        return kept
+        return stored
 
 
 @pytest.fixture
@@ -116,9 +116,9 @@ def one(server: Server) -> SlicePublisher:
 @pytest.fixture
 def pools(tmp_path: Path) -> list[DevicePool]:
     host = FakeSysfs(tmp_path)
-    host.add(cards.gpu("0000:81:00.0"))
-    host.add(cards.a2_vgpu_card("0000:08:00.0", vfs=1))
-    return Found.on(host.root).pools
+    host.add(pci_cards.gpu("0000:81:00.0"))
+    host.add(pci_cards.a2_vgpu_card("0000:08:00.0", vfs=1))
+    return DiscoveredPools.on(host.root).pools
 
 
 @contextmanager
@@ -153,7 +153,7 @@ def test_features_that_are_switched_on_later_are_used(
         server.counters = True
         server.breaks.set()
         until(has_counters, "the features are asked for again")
-        until(lambda: one.published.problems == () and not one.published.error, "all of the pools is told")
+        until(lambda: one.published.problems == () and not one.published.error, "all of the pools is published")
 
         probes = server.probes
         monkeypatch.setattr(one, "_ask_features_at", 0.0)  # the time is over

@@ -9,36 +9,36 @@ from pathlib import Path
 import pytest
 
 from devalloc.inventory.sysfs import Tree
-from devalloc_node.cdi import Rendered
-from devalloc_node.claims import Options
+from devalloc_node.claims import PrepareOptions
+from devalloc_node.claims.cdi import Rendered
 from devalloc_node.claims.files import FileKind
+from devalloc_node.claims.orphans import orphaned_devices
 from devalloc_node.claims.reconcile import Reconciler
-from devalloc_node.claims.strays import strays
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.host.files import Files
-from devalloc_node.step import Step, Value
-from tests.support import cards
-from tests.support.fakesysfs import FakeSysfs
-from tests.support.faketree import memory_folder
-from tests.support.toyhost import BOOT, SLOTS, Bench, ToyAttachment
+from devalloc_node.model.step import Step, Value
+from tests.support import pci_cards
+from tests.support.fake_sysfs import FakeSysfs
+from tests.support.fake_tree import memory_folder
+from tests.support.toy_host import BOOT, SLOTS, EngineBench, ToyAttachment
 
 GRACE = 100.0
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
+def bench() -> Iterator[EngineBench]:
     with memory_folder() as folder:
-        yield Bench(Path(folder) / "node", options=Options(grace_seconds=GRACE, removals=2))
+        yield EngineBench(Path(folder) / "node", options=PrepareOptions(grace_seconds=GRACE, removals=2))
 
 
-def gone(bench: Bench, *uids: str) -> None:
+def gone(bench: EngineBench, *uids: str) -> None:
     for uid in uids:
         del bench.grants.grants[uid]
 
 
 class TestGone:
-    def test_a_claim_that_is_gone_is_unprepared_when_the_grace_period_is_over(self, bench: Bench) -> None:
+    def test_a_claim_that_is_gone_is_unprepared_when_the_grace_period_is_over(self, bench: EngineBench) -> None:
         stays, goes = bench.add("a/slot-0"), bench.add("a/slot-1")
         bench.claims.prepare(stays)
         bench.claims.prepare(goes)
@@ -46,7 +46,7 @@ class TestGone:
         gone(bench, goes.uid)
         bench.now = 1000.0
         assert bench.reconciler.reconcile().waiting == [
-            "claim default/claim-uid-1 is gone; it is unprepared in 100 s if it stays so"
+            "claim default/claim-uid-1 was deleted; it is unprepared in 100 s unless it reappears"
         ]
         bench.now += GRACE - 1
         assert bench.reconciler.reconcile().removed == []
@@ -55,7 +55,7 @@ class TestGone:
         assert [prepared.ref for prepared in bench.claims.prepared()] == [stays]
         assert bench.reconciler.reconcile() == type(bench.reconciler.reconcile())()
 
-    def test_one_that_comes_back_begins_its_grace_anew(self, bench: Bench) -> None:
+    def test_one_that_comes_back_begins_its_grace_anew(self, bench: EngineBench) -> None:
         ref = bench.add("a/slot-0")
         bench.claims.prepare(ref)
         grant = bench.grants.grants.pop(ref.uid)
@@ -66,7 +66,7 @@ class TestGone:
         gone(bench, ref.uid)
         assert bench.reconciler.reconcile().removed == []
 
-    def test_no_pass_removes_many(self, bench: Bench) -> None:
+    def test_no_pass_removes_many(self, bench: EngineBench) -> None:
         refs = [bench.add(f"a/slot-{number}") for number in range(SLOTS)]
         for ref in refs:
             bench.claims.prepare(ref)
@@ -76,7 +76,7 @@ class TestGone:
         assert [len(bench.reconciler.reconcile().removed) for _ in range(3)] == [2, 2, 0]
         assert bench.is_initial()
 
-    def test_one_error_and_nothing_is_taken_for_gone(self, bench: Bench) -> None:
+    def test_one_error_and_nothing_is_taken_for_gone(self, bench: EngineBench) -> None:
         ref = bench.add("a/slot-0")
         bench.claims.prepare(ref)
         gone(bench, ref.uid)
@@ -85,14 +85,14 @@ class TestGone:
         bench.grants.fails = Failed("StoreUnavailable", "no answer")
         report = bench.reconciler.reconcile()
         assert report.removed == []
-        assert "not all could be asked for: no answer" in report.halted
+        assert "some could not be looked up: no answer" in report.halted
         assert bench.reconciler.gone.keys() == {ref.uid}, "what it held is not offered again because the store is away"
         # Nobody knows what happened meanwhile: the grace period begins anew.
         bench.grants.fails = None
         bench.now += 1
         assert bench.reconciler.reconcile().removed == []
 
-    def test_another_cluster_says_nothing_about_the_claims_of_this_one(self, bench: Bench) -> None:
+    def test_another_cluster_says_nothing_about_the_claims_of_this_one(self, bench: EngineBench) -> None:
         ref = bench.add("a/slot-0")
         bench.claims.prepare(ref)
         bench.reconciler.reconcile()
@@ -102,11 +102,11 @@ class TestGone:
             bench.now += GRACE
             report = bench.reconciler.reconcile()
             assert report.removed == []
-            assert "was prepared from cluster-1, and DeviceClaims come from cluster-2 now" in report.halted
+            assert "was prepared from cluster-1, but DeviceClaims now come from cluster-2" in report.halted
         bench.claims.unprepare(ref)
         assert bench.host.state == {}
 
-    def test_the_cluster_is_known_from_the_first_claim_on_also_after_a_restart(self, bench: Bench) -> None:
+    def test_the_cluster_is_known_from_the_first_claim_on_also_after_a_restart(self, bench: EngineBench) -> None:
         ref = bench.add("a/slot-0")
         bench.claims.prepare(ref)
         bench.grants.cluster = "cluster-2"
@@ -119,20 +119,20 @@ class TestGone:
 
     def test_a_device_in_use_stays(self, tmp_path: Path) -> None:
         users = {"slot-0": "qemu (17)"}
-        bench = Bench(tmp_path, extra={"in_use": lambda device: users.get(device.device)})
+        bench = EngineBench(tmp_path, extra={"in_use": lambda device: users.get(device.device)})
         ref = bench.add("a/slot-0")
         bench.claims.prepare(ref)
         gone(bench, ref.uid)
         bench.reconciler.reconcile()
         bench.now = bench.options.grace_seconds
         (text,) = bench.reconciler.reconcile().waiting
-        assert "a/slot-0 is still open in qemu (17)" in text
+        assert "qemu (17) still has device a/slot-0 open" in text
         assert bench.host.state["a/0/driver"] == "vfio"
         assert bench.claims.prepared()
 
 
 class TestRecovery:
-    def test_what_a_crash_left_of_preparing_is_undone(self, bench: Bench) -> None:
+    def test_what_a_crash_left_of_preparing_is_undone(self, bench: EngineBench) -> None:
         ref = bench.add("a/slot-0", "b/slot-0")
 
         def die(target: str, value: object) -> None:
@@ -147,7 +147,7 @@ class TestRecovery:
         bench.restart()
         assert bench.is_initial()
 
-    def test_a_claim_that_somebody_works_on_is_left_to_them(self, bench: Bench) -> None:
+    def test_a_claim_that_somebody_works_on_is_left_to_them(self, bench: EngineBench) -> None:
         ref = bench.add("a/slot-0")
         bench.journal.begin(ref, "DeviceClaim", {"kind": "DeviceClaim", "devices": []}, {"slot/a/0": "a/slot-0"})
         with bench.claims.locks.claim(ref.uid, Deadline.after(1), "prepare"):
@@ -156,13 +156,13 @@ class TestRecovery:
         bench.reconciler.reconcile()
         assert bench.journal.claim(ref.uid) is None
 
-    def test_a_claim_that_counts_as_held_and_is_not_is_let_go(self, bench: Bench) -> None:
+    def test_a_claim_that_counts_as_held_and_is_not_is_let_go(self, bench: EngineBench) -> None:
         ref = bench.add("a/slot-0")
         bench.grants.marked[ref.uid] = ref
         bench.reconciler.reconcile()
         assert bench.grants.marked == {}
 
-    def test_a_store_that_is_down_does_not_keep_devices_from_being_put_back(self, bench: Bench) -> None:
+    def test_a_store_that_is_down_does_not_keep_devices_from_being_put_back(self, bench: EngineBench) -> None:
         ref = bench.add("a/slot-0")
         bench.claims.prepare(ref)
         bench.grants.fails = Failed("StoreUnavailable", "no answer")
@@ -180,7 +180,7 @@ def spec(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def with_files(tmp_path: Path, spec: Path) -> Bench:
+def with_files(tmp_path: Path, spec: Path) -> EngineBench:
     """A bench whose claims have a file each, the same for all."""
 
     class Host:
@@ -188,7 +188,7 @@ def with_files(tmp_path: Path, spec: Path) -> Bench:
         put_file = files.put
         remove_file = files.remove
 
-    return Bench(
+    return EngineBench(
         tmp_path / "node",
         extra={
             "render": {"DeviceClaim": [lambda grant, devices: Rendered({str(spec): b"{}"}, {})]},
@@ -198,20 +198,22 @@ def with_files(tmp_path: Path, spec: Path) -> Bench:
 
 
 class TestFiles:
-    def test_what_somebody_removed_is_written_again(self, with_files: Bench, spec: Path) -> None:
+    def test_what_somebody_removed_is_written_again(self, with_files: EngineBench, spec: Path) -> None:
         """Container runtimes would not find the devices of a pod that is to start again: ``/run/cdi`` was emptied."""
         ref = with_files.add("a/slot-0")
         with_files.claims.prepare(ref)
         assert with_files.reconciler.reconcile().finished == []
         for damaged in (spec.unlink, lambda: spec.write_text("")):
             damaged()
-            assert with_files.reconciler.reconcile().finished == [f"{spec} of claim {ref} is as it was written, again"]
+            assert with_files.reconciler.reconcile().finished == [f"restored {spec} of claim {ref}"]
             assert spec.read_text() == "{}"
         with_files.claims.unprepare(ref)
         with_files.reconciler.reconcile()
         assert not spec.exists()
 
-    def test_so_is_what_was_written_to_a_folder_that_is_another_one_now(self, with_files: Bench, spec: Path) -> None:
+    def test_so_is_what_was_written_to_a_folder_that_is_another_one_now(
+        self, with_files: EngineBench, spec: Path
+    ) -> None:
         """The plugin was started with another ``--cdi-dir``: what it wrote to the former one it still removes there."""
 
         class Host:
@@ -229,18 +231,20 @@ class TestFiles:
         with_files.claims.unprepare(ref)
         assert not spec.exists()
 
-    def test_what_cannot_be_written_is_told(self, with_files: Bench, spec: Path) -> None:
+    def test_what_cannot_be_written_is_told(self, with_files: EngineBench, spec: Path) -> None:
         ref = with_files.add("a/slot-0")
         with_files.claims.prepare(ref)
         spec.unlink()
         spec.mkdir()
-        (told,) = with_files.reconciler.reconcile().stuck
-        assert str(spec) in told
+        (message,) = with_files.reconciler.reconcile().stuck
+        assert str(spec) in message
         assert with_files.claims.prepared() != []
 
 
 class TestReboot:
-    def test_a_reboot_undoes_the_host_and_claims_are_to_be_prepared_again(self, with_files: Bench, spec: Path) -> None:
+    def test_a_reboot_undoes_the_host_and_claims_are_to_be_prepared_again(
+        self, with_files: EngineBench, spec: Path
+    ) -> None:
         bench, path = with_files, spec
         bench.reconciler.recover()
         ref = bench.add("a/slot-0")
@@ -254,7 +258,7 @@ class TestReboot:
         bench.reconciler = Reconciler(bench.claims, boot_id=lambda: "another boot")
         report = bench.reconciler.recover()
         assert report.finished[0] == (
-            f"claim {ref} was prepared before the host rebooted, which undid it: it is to be prepared again"
+            f"claim {ref} was prepared before a reboot of the host, which undid it: it must be prepared again"
         )
         assert not path.exists()
         assert len(bench.host.log) == writes, "nothing is left on the host to undo"
@@ -263,7 +267,7 @@ class TestReboot:
         assert bench.claims.prepare(ref) == answer
         assert bench.reconciler.recover().finished == []
 
-    def test_what_is_withheld_stays_so_until_it_was_looked_at(self, bench: Bench) -> None:
+    def test_what_is_withheld_stays_so_until_it_was_looked_at(self, bench: EngineBench) -> None:
         bench.reconciler.recover()
         ref = bench.add("a/slot-0")
         bench.claims.prepare(ref)
@@ -284,7 +288,7 @@ class TestReboot:
 
 
 class TestDoubts:
-    def lose_the_journal(self, bench: Bench) -> Path:
+    def lose_the_journal(self, bench: EngineBench) -> Path:
         bench.journal.close()  # type: ignore[attr-defined]
         (bench.folder / "journal.db").write_bytes(b"garbage" * 1000)
         bench.start()
@@ -292,7 +296,7 @@ class TestDoubts:
         assert aside.read_bytes().startswith(b"garbage")
         return aside
 
-    def test_after_a_journal_was_lost_nothing_is_touched_and_what_may_be_ours_is_told(self, bench: Bench) -> None:
+    def test_after_a_journal_was_lost_nothing_is_touched_and_what_may_be_ours_is_told(self, bench: EngineBench) -> None:
         ref = bench.add("a/slot-0")
         bench.claims.prepare(ref)
         host = dict(bench.host.state)
@@ -308,7 +312,7 @@ class TestDoubts:
         aside.unlink()
         assert bench.reconciler.reconcile().doubts == []
 
-    def test_a_claim_of_which_the_host_has_something_goes_on_counting_as_held(self, bench: Bench) -> None:
+    def test_a_claim_of_which_the_host_has_something_goes_on_counting_as_held(self, bench: EngineBench) -> None:
         """Its journal was lost without a trace, and unprepare would not take it for done either (T9)."""
         ref = bench.add("a/slot-0")
         bench.grants.get(ref)
@@ -316,46 +320,49 @@ class TestDoubts:
         bench.extra["remains"] = lambda uid: remains if uid == ref.uid else ()
         bench.start()
         assert bench.reconciler.reconcile().stuck == [
-            f"claim {ref}: claim {ref} is not in the journal, and the host still has of it: {remains[0]}"
+            f"claim {ref}: claim {ref} is not in the journal, but the host still has: {remains[0]}"
         ]
         assert bench.grants.marked == {ref.uid: ref}
         remains.clear()
         bench.reconciler.reconcile()
         assert bench.is_initial()
 
-    def test_a_host_that_cannot_be_looked_at_is_a_doubt(self, bench: Bench) -> None:
+    def test_a_host_that_cannot_be_looked_at_is_a_doubt(self, bench: EngineBench) -> None:
         def fail(held: frozenset[str]) -> list[str]:
             raise Failed("HostUnreadable", "no /sys")
 
         self.lose_the_journal(bench)
         bench.reconciler = Reconciler(bench.claims, boot_id=lambda: BOOT, doubts=fail)
-        assert bench.reconciler.reconcile().doubts[1:] == ["the host could not be looked at: no /sys"]
+        assert bench.reconciler.reconcile().doubts[1:] == ["cannot inspect the host: no /sys"]
 
     def test_what_vfio_has_and_vgpus_that_no_claim_holds_are_strays(self, tmp_path: Path) -> None:
         host = FakeSysfs(tmp_path, drivers=("vfio-pci",))
         for card in (
-            cards.gpu(driver="vfio-pci"),
-            cards.nic(driver="vfio-pci"),
-            cards.plain_nic(),
-            cards.t4_vgpu_card(),
-            cards.l40s_vgpu_card(vfs=1),
+            pci_cards.gpu(driver="vfio-pci"),
+            pci_cards.nic(driver="vfio-pci"),
+            pci_cards.plain_nic(),
+            pci_cards.t4_vgpu_card(),
+            pci_cards.l40s_vgpu_card(vfs=1),
         ):
             host.add(card)
         uuid = "0a0b0c0d-0000-4000-8000-000000000001"
         host.vgpu.create("0000:3b:00.0", "nvidia-222", uuid)
         host.vgpu.set_type("0000:26:00.4", "1148")
-        told = strays(Tree(tmp_path), ["pci/0000:01:00.0"])
-        assert told == [
-            "0000:26:00.4 carries a vGPU of type 1148, and no claim that is known",
-            "0000:41:00.0 has the driver vfio-pci, and no claim that is known",
-            f"there is a mediated device {uuid}, and no claim that is known",
+        messages = orphaned_devices(Tree(tmp_path), ["pci/0000:01:00.0"])
+        assert messages == [
+            "0000:26:00.4 carries a vGPU of type 1148, but no claim here uses it",
+            "0000:41:00.0 has the driver vfio-pci, but no claim here uses it",
+            f"the mediated device {uuid} exists, but no claim here uses it",
         ]
         assert (
-            strays(Tree(tmp_path), ["pci/0000:26:00.4", "pci/0000:41:00.0", "pci/0000:01:00.0", f"mdev/{uuid}"]) == []
+            orphaned_devices(
+                Tree(tmp_path), ["pci/0000:26:00.4", "pci/0000:41:00.0", "pci/0000:01:00.0", f"mdev/{uuid}"]
+            )
+            == []
         )
 
 
-def test_two_plugins_on_one_state_folder_see_each_others_claims(bench: Bench) -> None:
+def test_two_plugins_on_one_state_folder_see_each_others_claims(bench: EngineBench) -> None:
     """A rolling update: the new one starts before the old one ends."""
     ref = bench.add("a/slot-0")
     answer = bench.claims.prepare(ref)
@@ -367,7 +374,7 @@ def test_two_plugins_on_one_state_folder_see_each_others_claims(bench: Bench) ->
     assert bench.is_initial()
 
 
-def test_a_guest_that_refused_before_holds_up_neither_a_start_nor_its_machine(bench: Bench) -> None:
+def test_a_guest_that_refused_before_holds_up_neither_a_start_nor_its_machine(bench: EngineBench) -> None:
     """It was waited for 40 s at each start, before anybody was served, and in each pass."""
 
     class Deaf(ToyAttachment):
@@ -392,7 +399,7 @@ def test_a_guest_that_refused_before_holds_up_neither_a_start_nor_its_machine(be
     assert max(waited) <= 5
 
 
-def test_many_guests_that_refuse_hold_up_a_start_no_longer_than_a_few(bench: Bench) -> None:
+def test_many_guests_that_refuse_hold_up_a_start_no_longer_than_a_few(bench: EngineBench) -> None:
     """They were waited for one after the other, each for as long as one may take."""
 
     class Deaf(ToyAttachment):

@@ -1,4 +1,4 @@
-"""Where the kubelet finds the plugin, and what it is told there."""
+"""Where the kubelet finds the plugin, and what it learns there."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def test_long_paths_fall_back_to_hashes_just_when_they_must() -> None:
     assert len(names[0]) > len(names[1]) > len(names[2])
     for name in names:
         kubelet = Path("/" + "k" * (MAX_PATH_BYTES - len("//plugins_registry/") - len(name)))
-        found = registration_socket(kubelet, driver, UID)
-        assert found == kubelet / "plugins_registry" / name
-        assert len(os.fsencode(found)) == MAX_PATH_BYTES
+        path = registration_socket(kubelet, driver, UID)
+        assert path == kubelet / "plugins_registry" / name
+        assert len(os.fsencode(path)) == MAX_PATH_BYTES
 
 
 def test_a_folder_that_leaves_no_room_is_refused() -> None:
@@ -72,10 +72,10 @@ def test_pod_uids_never_become_paths_unchecked(uid: str) -> None:
 
 
 def test_the_kubelet_asks_and_reports(tmp_path: Path) -> None:
-    said: list[tuple[bool, str]] = []
+    statuses: list[tuple[bool, str]] = []
     versions = ["v1.DRAPlugin", "v1beta1.DRAPlugin"]
     registration = Registration(
-        "devalloc.io", Path("/x/dra.sock"), versions, lambda ok, error: said.append((ok, error))
+        "devalloc.io", Path("/x/dra.sock"), versions, lambda ok, error: statuses.append((ok, error))
     )
     server = serve(tmp_path / "reg.sock", [registration.service])
     try:
@@ -92,4 +92,4 @@ def test_the_kubelet_asks_and_reports(tmp_path: Path) -> None:
             assert registration.status == (False, "the kubelet gave no reason")
     finally:
         server.stop()
-    assert said == [(True, ""), (False, "name taken"), (False, "the kubelet gave no reason")]
+    assert statuses == [(True, ""), (False, "name taken"), (False, "the kubelet gave no reason")]

@@ -9,10 +9,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from devalloc_node.binding.binding import Health
-from devalloc_node.feed import Checkup, DeviceHealth
+from devalloc_node.binding.binding import HealthState
+from devalloc_node.health.snapshot import DeviceHealth, HealthSnapshot
 from devalloc_node.pb import health_v1_pb2
-from devalloc_node.service.resourcehealth import VERSIONS, ResourceHealth, cut
+from devalloc_node.service.resource_health import VERSIONS, ResourceHealth, cut
 from devalloc_node.service.server import serve
 from tests.support.kubelet_client import KubeletClient, kubelet_client
 from tests.support.waiting import until
@@ -26,15 +26,15 @@ class Board:
         self._devices: dict[str, DeviceHealth] = {}
         self._version = 0
 
-    def set(self, device: str, health: Health) -> None:
+    def set(self, device: str, health: HealthState) -> None:
         with self._changed:
             self._devices[device] = DeviceHealth("pool", device, health, 1700000000.5)
             self._version += 1
             self._changed.notify_all()
 
-    def snapshot(self) -> Checkup:
+    def snapshot(self) -> HealthSnapshot:
         with self._changed:
-            return Checkup(self._version, tuple(self._devices.values()))
+            return HealthSnapshot(self._version, tuple(self._devices.values()))
 
     def wait(self, version: int, timeout: float) -> bool:
         with self._changed:
@@ -44,8 +44,8 @@ class Board:
 @pytest.fixture
 def board() -> Board:
     board = Board()
-    board.set("gpu-0", Health("healthy"))
-    board.set("gpu-1", Health("unknown", "nobody looked yet"))
+    board.set("gpu-0", HealthState("healthy"))
+    board.set("gpu-1", HealthState("unknown", "nobody looked yet"))
     return board
 
 
@@ -65,7 +65,7 @@ def kubelet(service: ResourceHealth, tmp_path: Path) -> Iterator[KubeletClient]:
         server.stop(grace=5)
 
 
-def told(response) -> dict[str, tuple[int, str]]:
+def health_by_name(response) -> dict[str, tuple[int, str]]:
     return {each.device.device_name: (each.health, each.message) for each in response.devices}
 
 
@@ -73,14 +73,14 @@ def told(response) -> dict[str, tuple[int, str]]:
 def test_the_whole_list_at_first_and_at_each_change(kubelet: KubeletClient, board: Board, version: str) -> None:
     stream = kubelet.watch(version)
     first = next(stream)
-    assert told(first) == {"gpu-0": (1, ""), "gpu-1": (0, "nobody looked yet")}
+    assert health_by_name(first) == {"gpu-0": (1, ""), "gpu-1": (0, "nobody looked yet")}
     assert {each.device.pool_name for each in first.devices} == {"pool"}
     assert {each.last_updated_time for each in first.devices} == {1700000000}
     assert {each.health_check_timeout_seconds for each in first.devices} == {30}
-    board.set("gpu-0", Health("unhealthy", "fell off the bus"))
-    assert told(next(stream)) == {"gpu-0": (2, "fell off the bus"), "gpu-1": (0, "nobody looked yet")}
-    board.set("gpu-0", Health("healthy"))
-    assert told(next(stream))["gpu-0"] == (1, "")
+    board.set("gpu-0", HealthState("unhealthy", "fell off the bus"))
+    assert health_by_name(next(stream)) == {"gpu-0": (2, "fell off the bus"), "gpu-1": (0, "nobody looked yet")}
+    board.set("gpu-0", HealthState("healthy"))
+    assert health_by_name(next(stream))["gpu-0"] == (1, "")
     stream.cancel()
 
 
@@ -90,7 +90,7 @@ def test_the_list_comes_again_without_a_change(board: Board, tmp_path: Path) -> 
     try:
         with kubelet_client(tmp_path / "dra.sock") as kubelet:
             stream = kubelet.watch()
-            lists = [told(next(stream)) for _ in range(3)]
+            lists = [health_by_name(next(stream)) for _ in range(3)]
         assert lists == [lists[0]] * 3
     finally:
         service.stop()
@@ -101,11 +101,11 @@ def test_who_reads_slowly_misses_lists_but_never_the_last(kubelet: KubeletClient
     stream = kubelet.watch()
     next(stream)
     for number in range(2000):
-        board.set("gpu-0", Health("unhealthy", f"{number} " + "x" * 900))
+        board.set("gpu-0", HealthState("unhealthy", f"{number} " + "x" * 900))
     lists = 0
     for response in stream:
         lists += 1
-        if told(response)["gpu-0"][1].startswith("1999 "):
+        if health_by_name(response)["gpu-0"][1].startswith("1999 "):
             break
     stream.cancel()
     assert lists < 2000
@@ -146,7 +146,7 @@ def test_messages_are_cut_at_1024_bytes() -> None:
 
 def test_a_list_that_would_not_pass_has_shorter_messages(board: Board, tmp_path: Path) -> None:
     for number in range(6000):
-        board.set(f"vf-{number}", Health("unhealthy", "x" * 2000))
+        board.set(f"vf-{number}", HealthState("unhealthy", "x" * 2000))
     service = ResourceHealth(board)
     server = serve(tmp_path / "dra.sock", [service.service("v1.DRAResourceHealth")])
     try:

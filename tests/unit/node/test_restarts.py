@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from devalloc.api.virtualmachine import VirtualMachine
+from devalloc.api.virtual_machine import VirtualMachine
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
-from devalloc_node.machine.view import Amounts
-from devalloc_node.service.watching import Pulse
-from devalloc_node.vms.restarts import Restarts
-from tests.support.faketree import memory_folder
-from tests.support.nodeservice import platform_of, toy_bench
-from tests.support.toymachines import ToyMachines, machine_of, vm
+from devalloc_node.machine.view import MachineAmounts
+from devalloc_node.service.change_feed import ChangeNotifier
+from devalloc_node.vms.restarts import MachineRestarts
+from tests.support.fake_tree import memory_folder
+from tests.support.node_service import platform_of, toy_bench
+from tests.support.toy_machines import ToyMachines, machine_of, vm
 from tests.support.waiting import until
 
 
@@ -29,23 +29,25 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.machines = ToyMachines()
         self.bench = toy_bench(folder, self.machines)
-        self.platform = platform_of(self.bench, self.machines)
+        self.operations = platform_of(self.bench, self.machines)
         self.now = 0.0
         self.made: list[VirtualMachine] = []
-        self.restarts = Restarts(self.platform, Pulse(), self.ended, clock=lambda: self.now, spawn=at_once)
+        self.restarts = MachineRestarts(
+            self.operations, ChangeNotifier(), self.ended, clock=lambda: self.now, spawn=at_once
+        )
 
     def ended(self) -> list[VirtualMachine]:
-        known = self.machines.known
-        return [made for made in self.made if (key := "/".join(made.key)) not in known or not known[key].runs]
+        machines = self.machines.views
+        return [made for made in self.made if (key := "/".join(made.key)) not in machines or not machines[key].runs]
 
     def create(self, machine: VirtualMachine, *claims: str) -> None:
-        refs = [self.platform.claims.named(_ref(name), prepared=False) for name in claims]
-        self.platform.create(machine, refs, Deadline.after(10))
+        refs = [self.operations.claims.named(_ref(name), prepared=False) for name in claims]
+        self.operations.create(machine, refs, Deadline.after(10))
         self.made.append(machine)
 
 
 def _ref(name: str):  # type: ignore[no-untyped-def]
-    from devalloc_node.grant import ClaimRef
+    from devalloc_node.model.grant import ClaimRef
 
     return ClaimRef("default", name, "")
 
@@ -63,33 +65,35 @@ def test_it_comes_back_with_its_devices(world: World) -> None:
     assert world.machines.devices == {}
     world.now = 100
     world.restarts.round()
-    assert world.machines.known["default/web"].runs
+    assert world.machines.views["default/web"].runs
     assert len(world.machines.devices) == 1
 
 
 def test_it_comes_back_with_what_was_attached_while_it_ran(world: World) -> None:
     world.create(machine_of(vm("web")))
-    world.platform.attach(world.bench.add("a/slot-0"), "default/web", Deadline.after(10))
+    world.operations.attach(world.bench.add("a/slot-0"), "default/web", Deadline.after(10))
     world.machines.end("default/web")
     world.now = 100
     world.restarts.round()
-    assert world.machines.known["default/web"].runs
+    assert world.machines.views["default/web"].runs
     assert len(world.machines.devices) == 1
 
 
 def test_it_comes_back_as_large_as_it_was_last_asked_to_be(world: World) -> None:
     machine = machine_of(vm("web"))
     world.create(machine)
-    large = Amounts(3000, 3, 2 << 30)
+    large = MachineAmounts(3000, 3, 2 << 30)
     for what, amount in (("vcpus", 3), ("cpu", 3000), ("memory", 2 << 30)):
-        world.platform.scale("default/web", what, amount, Deadline.after(10))
+        world.operations.scale("default/web", what, amount, Deadline.after(10))
     for world.now in (100, 500):
         world.machines.end("default/web")
         world.restarts.round()
-        assert world.platform.machine("default/web").observed == large
+        assert world.operations.machine("default/web").observed == large
     world.machines.end("default/web")
     world.create(machine)
-    assert world.platform.machine("default/web").observed == Amounts(2000, 2, 1 << 30), "who creates it says how large"
+    assert world.operations.machine("default/web").observed == MachineAmounts(2000, 2, 1 << 30), (
+        "who creates it says how large"
+    )
 
 
 def test_there_is_time_to_lock_as_much_memory_as_it_comes_back_with(world: World) -> None:
@@ -97,7 +101,7 @@ def test_there_is_time_to_lock_as_much_memory_as_it_comes_back_with(world: World
     world.create(
         machine_of(vm("web", "claim-uid-0", memory={"min": "1Gi", "max": "64Gi", "use": "1Gi"})), "claim-uid-0"
     )
-    world.platform.scale("default/web", "memory", 64 << 30, Deadline.after(10))
+    world.operations.scale("default/web", "memory", 64 << 30, Deadline.after(10))
     world.machines.end("default/web")
     world.now = 100
     world.restarts.round()
@@ -106,21 +110,21 @@ def test_there_is_time_to_lock_as_much_memory_as_it_comes_back_with(world: World
 
 def test_what_was_attached_is_not_lost_by_a_start_that_failed(world: World) -> None:
     world.create(machine_of(vm("web")))
-    world.platform.attach(world.bench.add("a/slot-0"), "default/web", Deadline.after(10))
+    world.operations.attach(world.bench.add("a/slot-0"), "default/web", Deadline.after(10))
     world.machines.end("default/web")
     world.machines.fail.add("start")
     world.restarts.round()
     world.machines.fail.clear()
     world.now = 100
     world.restarts.round()
-    assert world.machines.known["default/web"].runs
+    assert world.machines.views["default/web"].runs
     assert len(world.machines.devices) == 1
 
 
 def test_a_machine_does_not_wait_for_what_was_attached_and_is_gone(world: World) -> None:
     world.create(machine_of(vm("web")))
     ref = world.bench.add("a/slot-0")
-    world.platform.attach(ref, "default/web", Deadline.after(10))
+    world.operations.attach(ref, "default/web", Deadline.after(10))
     world.machines.end("default/web")
     world.machines.fail.add("start")
     world.restarts.round()
@@ -128,16 +132,18 @@ def test_a_machine_does_not_wait_for_what_was_attached_and_is_gone(world: World)
     del world.bench.grants.grants[ref.uid]
     for world.now in (100, 500):
         world.restarts.round()
-    assert world.machines.known["default/web"].runs
+    assert world.machines.views["default/web"].runs
     assert world.machines.devices == {}
 
 
 def test_one_whose_start_was_cut_off_is_started_to_its_end(world: World) -> None:
     machine = machine_of(vm("web"))
     world.machines.start(machine, Deadline.after(10))  # and then the plugin was killed
-    restarts = Restarts(world.platform, Pulse(), lambda: [machine], clock=lambda: world.now, spawn=at_once)
+    restarts = MachineRestarts(
+        world.operations, ChangeNotifier(), lambda: [machine], clock=lambda: world.now, spawn=at_once
+    )
     restarts.round()
-    there = world.machines.known["default/web"]
+    there = world.machines.views["default/web"]
     assert (there.phase, there.is_paused) == ("Running", False)
 
 
@@ -155,33 +161,33 @@ def test_one_that_hangs_or_is_beyond_understanding_holds_up_no_other(world: Worl
         start(machine, deadline)
 
     world.machines.start = slow  # type: ignore[method-assign]
-    restarts = Restarts(world.platform, Pulse(), world.ended, clock=lambda: 100.0)
+    restarts = MachineRestarts(world.operations, ChangeNotifier(), world.ended, clock=lambda: 100.0)
     restarts.round()
-    until(lambda: world.machines.known["default/web"].runs, "the last one is back")
-    assert not world.machines.known["default/a"].runs
+    until(lambda: world.machines.views["default/web"].runs, "the last one is back")
+    assert not world.machines.views["default/a"].runs
     over.set()
-    until(lambda: world.machines.known["default/a"].runs, "and so is the first one")
+    until(lambda: world.machines.views["default/a"].runs, "and so is the first one")
 
 
 def test_one_that_somebody_else_changes_is_left_to_them_in_silence(world: World) -> None:
     """Else each try has devices looked at and published anew, and calls for the next try, while a machine starts."""
-    pulse, told = Pulse(), 0
-    platform = platform_of(world.bench, world.machines, pulse)
-    platform.create(machine := machine_of(vm("web")), (), Deadline.after(10))
+    notifier, beats = ChangeNotifier(), 0
+    operations = platform_of(world.bench, world.machines, notifier)
+    operations.create(machine := machine_of(vm("web")), (), Deadline.after(10))
     world.machines.end("default/web")
-    restarts = Restarts(platform, pulse, lambda: [machine], clock=lambda: 100.0, spawn=at_once)
-    with platform.claims.exclusive("machine/default/web", Deadline.after(10), "start"):
-        told = pulse.count
+    restarts = MachineRestarts(operations, notifier, lambda: [machine], clock=lambda: 100.0, spawn=at_once)
+    with operations.claims.exclusive("machine/default/web", Deadline.after(10), "start"):
+        beats = notifier.count
         restarts.round()
-        assert pulse.count == told
+        assert notifier.count == beats
     restarts.round()
-    assert world.machines.known["default/web"].runs
-    assert pulse.count > told
+    assert world.machines.views["default/web"].runs
+    assert notifier.count > beats
 
 
 def test_one_gets_the_time_to_lock_its_memory_also_for_what_was_attached_while_it_ran(world: World) -> None:
     world.create(machine_of(vm("web", memory={"min": "1Gi", "max": "600Gi", "use": "600Gi"})))
-    world.platform.attach(world.bench.add("a/slot-0"), "default/web", Deadline.after(10))
+    world.operations.attach(world.bench.add("a/slot-0"), "default/web", Deadline.after(10))
     world.machines.end("default/web")
     world.now = 100
     world.restarts.round()
@@ -195,7 +201,7 @@ def test_one_that_ends_again_and_again_is_started_ever_more_rarely(world: World)
         world.machines.end("default/web")
         world.now += 1
         world.restarts.round()
-        if world.machines.known["default/web"].runs:
+        if world.machines.views["default/web"].runs:
             starts.append(world.now)
     pauses = [later - earlier for earlier, later in pairwise(starts)]
     assert pauses[0] <= 2
@@ -209,10 +215,10 @@ def test_one_whose_first_start_is_under_way_is_left_to_it_without_a_word(
     world.made.append(machine_of(vm("web")))
     with world.bench.claims.locks.named("machine/default/web", Deadline.after(10), "start"):
         world.restarts.round()
-    assert not world.machines.told
+    assert not world.machines.calls
     assert not caplog.records
     world.restarts.round()
-    assert world.machines.known["default/web"].runs, "nothing holds it up once the other start has failed"
+    assert world.machines.views["default/web"].runs, "nothing holds it up once the other start has failed"
 
 
 def test_what_does_not_go_away_by_itself_is_tried_rarely_and_said_once(
@@ -230,12 +236,12 @@ def test_what_does_not_go_away_by_itself_is_tried_rarely_and_said_once(
             world.restarts.round()
     assert tries == [0, 300, 600]
     assert [record.message for record in caplog.records] == [
-        "machine default/web cannot be brought back; it is tried again in 300 s: machine default/web: /images/vmlinuz "
+        "cannot restart machine default/web; trying again in 300 s: machine default/web: /images/vmlinuz "
         "lies below no folder that is listed"
     ]
     world.now = 900
     world.restarts.round()
-    assert world.machines.known["default/web"].runs
+    assert world.machines.views["default/web"].runs
 
 
 @pytest.mark.parametrize("what", ["deleted", "stopped"])
@@ -248,10 +254,10 @@ def test_one_that_is_taken_away_while_it_is_looked_for_stays_away(world: World, 
         """Seen as ended; before it is started again somebody deletes or stops it."""
         world.made.clear()
         if what == "deleted" and due:  # the second look is under the machine's lock
-            world.platform.delete("default/web", None, Deadline.after(10))
+            world.operations.delete("default/web", None, Deadline.after(10))
         return [due.pop()] if due else []
 
-    Restarts(world.platform, Pulse(), taken_away, clock=lambda: 100.0, spawn=at_once).round()
+    MachineRestarts(world.operations, ChangeNotifier(), taken_away, clock=lambda: 100.0, spawn=at_once).round()
     assert not due, "it was looked for"
     assert not any(machine.runs for machine in world.machines.list())
 
@@ -264,11 +270,11 @@ def test_one_that_cannot_be_started_does_not_keep_the_others(world: World) -> No
         world.machines.end(f"default/{name}")
     world.machines.fail.add("a/slot-0")
     world.restarts.round()
-    assert world.machines.known["default/db"].runs
+    assert world.machines.views["default/db"].runs
     assert world.machines.devices == {}
-    assert not world.machines.known["default/web"].runs, "it is not forgotten"
-    assert "stop default/web" not in world.machines.told, "which would be a wish that it stays so"
+    assert not world.machines.views["default/web"].runs, "it is not forgotten"
+    assert "stop default/web" not in world.machines.calls, "which would be a wish that it stays so"
     world.machines.fail.clear()
     world.now = 100
     world.restarts.round()
-    assert world.machines.known["default/web"].runs
+    assert world.machines.views["default/web"].runs

@@ -7,12 +7,12 @@ import os
 import pytest
 from pyroute2 import IPRoute
 
-from devalloc_node.host.routes import way_to
+from devalloc_node.host.routes import route_to
 from tests.support.private_network import add_tap, private_network
 
 
 def test_what_is_this_hosts_own_is_seen_to_be() -> None:
-    way = way_to("127.0.0.1")
+    way = route_to("127.0.0.1")
     assert (way.is_own, way.is_tap) == (True, False)
 
 
@@ -22,8 +22,8 @@ def test_what_is_behind_a_tap_is_seen_to_be_and_its_own_end_is_the_hosts() -> No
         add_tap("tap9")
         with IPRoute() as host:
             host.route("add", dst="198.51.100.0/24", gateway="192.0.2.7")
-        guest, beyond, own = (way_to(each) for each in ("192.0.2.7", "198.51.100.1", "192.0.2.1"))
+        guest, beyond, own = (route_to(each) for each in ("192.0.2.7", "198.51.100.1", "192.0.2.1"))
         assert (guest.interface, guest.is_tap, guest.by_gateway, guest.is_own) == ("tap9", True, False, False)
         assert (beyond.is_tap, beyond.by_gateway) == (True, True)
         assert own.is_own
-        assert way_to("203.0.113.1").interface is None
+        assert route_to("203.0.113.1").interface is None

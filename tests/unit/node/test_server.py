@@ -145,7 +145,9 @@ def test_the_longest_path_works_and_one_byte_more_is_told(folder: Path) -> None:
         assert serving(path)
     finally:
         server.stop()
-    with pytest.raises(Denied, match=f"has {MAX_PATH_BYTES + 1} bytes, and the kernel takes {MAX_PATH_BYTES}") as error:
+    with pytest.raises(
+        Denied, match=f"has {MAX_PATH_BYTES + 1} bytes, but the kernel allows {MAX_PATH_BYTES}"
+    ) as error:
         serve(path.with_name(path.name + "x"), [])
     assert error.value.code == "SocketPathTooLong"
 
@@ -238,7 +240,7 @@ def test_who_has_the_folder_locked_is_told_and_not_waited_for_for_ever(
     server = serve(path, [])
     with locked(folder):
         server.stop()
-    assert "which the next start clears away" in caplog.text
+    assert "the next start removes it" in caplog.text
     server = serve(path, [])
     assert serving(path)
     server.stop()
@@ -251,8 +253,8 @@ def test_reflection_lists_what_is_served(folder: Path) -> None:
     try:
         with grpc.insecure_channel(f"unix:{path}") as channel:
             stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-            asked = reflection_pb2.ServerReflectionRequest(list_services="")
-            (answer,) = stub.ServerReflectionInfo(iter([asked]), timeout=60)
+            request = reflection_pb2.ServerReflectionRequest(list_services="")
+            (answer,) = stub.ServerReflectionInfo(iter([request]), timeout=60)
     finally:
         server.stop()
     names = {service.name for service in answer.list_services_response.service}

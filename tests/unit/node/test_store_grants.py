@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from devalloc.api import meta
-from devalloc.controller.allocate import Allocator
-from devalloc.controller.release import release
+from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
+from devalloc.controller.release import release_claim
 from devalloc.store import Object, Unavailable
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.claims.store_grants import StoreGrants, claim_ref
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.grant import GrantedDevice
-from tests.support.fleets import fill, gpu_claim, gpu_class, gpu_pool
+from devalloc_node.model.grant import GrantedDevice
+from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool
 
 NODE = "n"
 
@@ -55,7 +55,7 @@ def allocated(store: SQLiteStore, *details: Any, **fields: Any) -> Object:
     claim = gpu_claim("c")
     claim["spec"] = {"claims": list(details), **fields}
     store.create(claim)
-    Allocator(store).round()
+    DeviceClaimAllocator(store).round()
     made = store.get("DeviceClaim", "default", "c")
     assert made["status"]["allocations"], made
     return made
@@ -178,8 +178,8 @@ def test_a_configuration_for_all_devices_needs_no_more_words(store: SQLiteStore)
 def test_a_configuration_of_which_nobody_can_tell_whose_it_is(store: SQLiteStore) -> None:
     fill(store, gpu_pool("p", devices=2, node=NODE), config("one", 1), class_with("first", "one"), class_with("plain"))
     claim = allocated(store, {"deviceClass": "first"}, {"deviceClass": "plain"})
-    said = claim["status"]["classConfigAllocations"]
-    assert said == [[0]]
+    indexes = claim["status"]["classConfigAllocations"]
+    assert indexes == [[0]]
     for damaged in (
         *({"classConfigAllocations": written} for written in ("all", {"0": 0}, [0], [["0"]], [[True]], [[0], [1]])),
         {"classConfigs": ["not an object", config("one", 1)]},
@@ -187,7 +187,9 @@ def test_a_configuration_of_which_nobody_can_tell_whose_it_is(store: SQLiteStore
     ):
         now = store.get("DeviceClaim", "default", "c")
         store.replace_status({**now, "status": claim["status"] | damaged})
-        with pytest.raises(Denied, match=r"which devices of claim default/c its status.classConfigs are for"):
+        with pytest.raises(
+            Denied, match=r"status.classConfigAllocations of claim default/c does not match its status.classConfigs"
+        ):
             granted(store, claim)
 
 
@@ -208,7 +210,7 @@ def test_a_claim_of_another_node_or_uid_or_without_devices_is_denied(store: SQLi
     with pytest.raises(Denied) as denied:
         StoreGrants(store, "other").get(claim_ref(claim))
     assert denied.value.code == "ClaimElsewhere"
-    release(store, "default", "c")
+    release_claim(store, "default", "c")
     with pytest.raises(Denied) as denied:
         granted(store, claim)
     assert denied.value.code == "ClaimNotAllocated"

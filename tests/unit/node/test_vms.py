@@ -13,28 +13,28 @@ from typing import Any
 import pytest
 
 from devalloc.api import meta
-from devalloc.api.machinestatus import VirtualMachineStatus
-from devalloc.api.virtualmachine import VirtualMachine
-from devalloc.controller.allocate import AllocateSettings, Allocator
-from devalloc.controller.release import release
+from devalloc.api.machine_status import VirtualMachineStatus
+from devalloc.api.virtual_machine import VirtualMachine
+from devalloc.controller.reconcile.device_claims import AllocatorSettings, DeviceClaimAllocator
+from devalloc.controller.release import release_claim
 from devalloc.inventory.capacity import host_pool_name
 from devalloc.store import Key, NotFound, Object, Unavailable
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.claims.store_grants import StoreGrants
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
-from devalloc_node.machine.translate import spec_of
-from devalloc_node.machine.view import Amounts
-from devalloc_node.service.watching import DEVICES, Pulse, machine_change
-from devalloc_node.vms import Settings, VirtualMachines
-from devalloc_node.vms.claims import due, unprepare
+from devalloc_node.machine.spec import spec_of
+from devalloc_node.machine.view import MachineAmounts
+from devalloc_node.service.change_feed import DEVICES, ChangeNotifier, machine_change
+from devalloc_node.vms import LoopSettings, VirtualMachineLoop
+from devalloc_node.vms.machine_claims import due_unprepares, unprepare
 from devalloc_node.vms.objects import node_of, permitted_on
 from devalloc_solver import solve_manifests
-from tests.support.faketree import memory_folder
-from tests.support.hosts import host
-from tests.support.nodeservice import platform_of, toy_bench
-from tests.support.toyhost import Bench
-from tests.support.toymachines import ToyMachines, machine_of, vm
+from tests.support.fake_tree import memory_folder
+from tests.support.host_pools import host
+from tests.support.node_service import platform_of, toy_bench
+from tests.support.toy_host import EngineBench
+from tests.support.toy_machines import ToyMachines, machine_of, vm
 from tests.support.waiting import until
 
 NODE = "node-a"
@@ -47,10 +47,10 @@ class World:
     folder: Path
     store: SQLiteStore
     machines: ToyMachines
-    bench: Bench
-    loop: VirtualMachines
+    bench: EngineBench
+    loop: VirtualMachineLoop
     now: float = 0.0
-    pulse: Pulse = field(default_factory=Pulse)
+    notifier: ChangeNotifier = field(default_factory=ChangeNotifier)
     """Of a loop that runs by itself."""
 
     def restart(self) -> None:
@@ -58,14 +58,14 @@ class World:
         self.bench.restart()
         self.loop = self.new_loop()
 
-    def new_loop(self, node: str = NODE) -> VirtualMachines:
-        platform = platform_of(self.bench, self.machines)
-        platform.node_name = node
-        return VirtualMachines(
+    def new_loop(self, node: str = NODE) -> VirtualMachineLoop:
+        operations = platform_of(self.bench, self.machines)
+        operations.node_name = node
+        return VirtualMachineLoop(
             self.store,
-            platform,
-            Pulse(),
-            settings=Settings(resync=5, grace=300),
+            operations,
+            ChangeNotifier(),
+            settings=LoopSettings(resync=5, grace=300),
             clock=lambda: self.now,
             spawn=lambda work: work(),
         )
@@ -74,13 +74,13 @@ class World:
     def running(self) -> Iterator[None]:
         """Inside, loop and allocator run by themselves, and look at nothing again before an hour is over."""
         hour, stop = 3600.0, threading.Event()
-        loop = VirtualMachines(
+        loop = VirtualMachineLoop(
             self.store,
             platform_of(self.bench, self.machines),
-            self.pulse,
-            settings=Settings(resync=hour, retry=hour, most=hour),
+            self.notifier,
+            settings=LoopSettings(resync=hour, retry=hour, most=hour),
         )
-        allocator = Allocator(self.store, solve=solve_manifests, settings=AllocateSettings(resync=hour))
+        allocator = DeviceClaimAllocator(self.store, solve=solve_manifests, settings=AllocatorSettings(resync=hour))
         threads = [threading.Thread(target=run, args=(stop,)) for run in (loop.run, allocator.run)]
         for thread in threads:
             thread.start()
@@ -131,9 +131,9 @@ class World:
         self.store.replace({**obj, "metadata": {**obj["metadata"], "annotations": annotations}})
 
     def status(self, name: str = "web") -> Any:
-        found = self.store.get("VirtualMachine", "default", name)["status"]
-        VirtualMachineStatus.model_validate(found)
-        return found
+        content = self.store.get("VirtualMachine", "default", name)["status"]
+        VirtualMachineStatus.model_validate(content)
+        return content
 
     def reason(self) -> str:
         """Why the machine does not run, as it or its conditions say."""
@@ -250,7 +250,7 @@ WAITS = {
     "a device of the host": Wait(
         with_claim(failing("DeviceNotThere")),
         "DeviceNotThere",
-        lambda world: (no_more(world), world.pulse.beat(DEVICES)),
+        lambda world: (no_more(world), world.notifier.beat(DEVICES)),
     ),
 }
 
@@ -301,8 +301,8 @@ class TestStart:
         world.apply(vm("web", "gpu", "nic"))
         world.round(times=2)
         assert (world.status()["phase"], world.status()["reason"]) == ("Pending", "ClaimNotAllocated")
-        assert "default/nic holds no devices yet" in world.status()["message"]
-        assert world.machines.told == []
+        assert "default/nic has no devices yet" in world.status()["message"]
+        assert world.machines.calls == []
         world.allocate("nic", "b/slot-1")
         world.round(times=2)
         status = world.status()
@@ -323,12 +323,12 @@ class TestStart:
         run = world.status()["machineID"]
         given = {"cpus": "3", "memory": "2Gi", "givenBy": "server", "machineID": run, "kept": {"cpus": "4"}}
         for permitted, stays in ((given, True), ({**given, "machineID": "another"}, False)):
-            found = world.store.get("VirtualMachine", "default", "web")
-            status = {**found["status"], "permitted": permitted, "runnerPod": "pod"}
-            world.store.replace_status({**found, "status": status})
+            stored = world.store.get("VirtualMachine", "default", "web")
+            status = {**stored["status"], "permitted": permitted, "runnerPod": "pod"}
+            world.store.replace_status({**stored, "status": status})
             world.round(times=2)
             assert (world.status()["permitted"] == permitted) is stays
-            counts = {"default/web": Amounts(4000, None, 2 * 2**30)} if stays else {}
+            counts = {"default/web": MachineAmounts(4000, None, 2 * 2**30)} if stays else {}
             assert permitted_on(world.store, NODE) == counts
             assert world.status()["runnerPod"] == "pod"
         assert world.status()["permitted"] == world.status()["wanted"]
@@ -349,30 +349,30 @@ class TestStart:
         world.apply(vm("web", "gpu"))
         world.round(times=2)
         assert (world.status()["phase"], world.status()["reason"]) == ("Pending", reason)
-        assert world.machines.told == []
+        assert world.machines.calls == []
 
     def test_a_machine_that_the_journal_lost_runs_on_and_is_its_objects(self, world: World) -> None:
         world.apply(vm("web"))
         world.round(times=2)
-        told = world.status()
-        world.machines.forgotten["default/web"] = world.machines.known.pop("default/web")
-        world.machines.told.clear()
+        before = world.status()
+        world.machines.forgotten["default/web"] = world.machines.views.pop("default/web")
+        world.machines.calls.clear()
         world.round(times=2)
-        assert world.machines.told == ["take_up default/web"]
-        assert world.status() == told
+        assert world.machines.calls == ["take_up default/web"]
+        assert world.status() == before
 
     def test_a_deleted_object_stays_while_what_may_be_its_machine_runs(self, world: World) -> None:
         world.apply(vm("web"))
         world.round(times=2)
         run = world.status()["machineID"]
-        lost = world.machines.forgotten["default/web"] = replace(world.machines.known.pop("default/web"), id="later")
+        lost = world.machines.forgotten["default/web"] = replace(world.machines.views.pop("default/web"), id="later")
         world.store.delete("VirtualMachine", "default", "web")
         world.round(times=2)
         assert (world.status()["reason"], world.status()["machineID"]) == ("MachineRuns", run)
         world.machines.forgotten["default/web"] = replace(lost, id=run)
         world.round(times=2)
         assert not world.exists("VirtualMachine", "web")
-        assert world.machines.forgotten == world.machines.known == {}
+        assert world.machines.forgotten == world.machines.views == {}
 
     def test_a_start_that_fails_leaves_nothing_and_is_tried_again_ever_more_rarely(self, world: World) -> None:
         world.claim("gpu", "a/slot-0", "b/slot-1")
@@ -380,16 +380,16 @@ class TestStart:
         world.machines.fail.add("b/slot-1")
         world.round()
         assert world.status()["reason"] == "QemuRefused"
-        assert world.machines.known == {}
+        assert world.machines.views == {}
         assert world.bench.host.state == {}
         assert world.is_free("gpu")
-        tries = world.machines.told.count("start default/web")
+        tries = world.machines.calls.count("start default/web")
         world.round(pause=0.5)
-        assert world.machines.told.count("start default/web") == tries
+        assert world.machines.calls.count("start default/web") == tries
         world.round(pause=1)
-        assert world.machines.told.count("start default/web") == tries + 1
+        assert world.machines.calls.count("start default/web") == tries + 1
         world.round(pause=1.5)
-        assert world.machines.told.count("start default/web") == tries + 1
+        assert world.machines.calls.count("start default/web") == tries + 1
         world.machines.fail.clear()
         world.round(pause=1)
         world.round()
@@ -411,7 +411,7 @@ class TestStart:
     def test_machines_of_other_nodes_are_theirs(self, world: World) -> None:
         world.apply(vm("web", nodeName="node-b"))
         world.round()
-        assert world.machines.told == []
+        assert world.machines.calls == []
         assert "finalizers" not in world.store.get("VirtualMachine", "default", "web")["metadata"]
 
     def test_a_machine_whose_object_was_taken_from_this_node_by_hand_ends_here(self, world: World) -> None:
@@ -423,34 +423,34 @@ class TestStart:
         spec = {**obj["spec"], "nodeName": "node-b"}
         world.store.replace({**obj, "metadata": {**metadata, "finalizers": [], "annotations": {}}, "spec": spec})
         world.round(times=2)
-        assert world.machines.known == {}, "or it runs on both nodes"
+        assert world.machines.views == {}, "or it runs on both nodes"
         assert world.is_free("gpu")
 
     def test_a_name_that_another_machine_has_is_refused(self, world: World) -> None:
         world.apply(vm("web"))
         world.round()
-        known = world.machines.known
-        known["default/web"] = replace(known["default/web"], uid="")
+        machines = world.machines.views
+        machines["default/web"] = replace(machines["default/web"], uid="")
         world.round()
         assert world.status()["reason"] == "MachineExists"
         world.store.delete("VirtualMachine", "default", "web")
-        known["default/web"] = replace(known["default/web"], started=None)
+        machines["default/web"] = replace(machines["default/web"], started=None)
         world.round()
         assert world.exists("VirtualMachine", "web"), "a record that cannot be read may be of its machine"
-        known["default/web"] = replace(known["default/web"], started=spec_of(machine_of(vm("web"))))
+        machines["default/web"] = replace(machines["default/web"], started=spec_of(machine_of(vm("web"))))
         world.round()
         assert not world.exists("VirtualMachine", "web"), "nothing of it is here"
-        assert known["default/web"].runs
+        assert machines["default/web"].runs
 
     def test_adopts_what_runs_already(self, world: World) -> None:
         world.claim("gpu", "a/slot-0")
         world.apply(vm("web", "gpu", adopt={"qmpSocket": "/run/vms/web.qmp"}))
         world.round(times=2)
-        assert world.machines.told == ["adopt default/web"]
+        assert world.machines.calls == ["adopt default/web"]
         assert len(world.status()["devices"]) == 1
         world.store.delete("VirtualMachine", "default", "web")
         world.round(times=2)
-        assert world.machines.told == ["adopt default/web", "forget default/web"]
+        assert world.machines.calls == ["adopt default/web", "forget default/web"]
         assert world.is_free("gpu")
 
 
@@ -485,7 +485,7 @@ class TestChange:
         changed["spec"]["cpu"]["use"], changed["spec"]["memory"]["use"] = "1500m", "2Gi"
         world.apply(changed)
         world.round(times=2)
-        have = world.machines.known["default/web"].observed
+        have = world.machines.views["default/web"].observed
         assert (have.vcpus, have.cpu_milli, have.memory_bytes) == (2, 1500, 2 << 30)
         assert world.status()["observed"] == {"cpus": "1500m", "memory": "2Gi"}
         assert world.status()["wanted"] == {"cpus": "1500m", "memory": "2Gi"}
@@ -514,21 +514,21 @@ class TestChange:
         world.round(times=2)
         assert [device["claim"] for device in world.status()["devices"]] == ["nic"]
         assert world.is_free("gpu")
-        assert world.machines.told.count("start default/web") == 1
+        assert world.machines.calls.count("start default/web") == 1
 
     def test_what_is_just_being_given_with_others_does_not_count_yet(self, world: World) -> None:
         """On a cluster, where that is several writes: it may be put back."""
         world.claim("gpu", "a/slot-0")
         obj = vm("web", "gpu")
         world.apply(obj)
-        found = world.store.get("DeviceClaim", "default", "gpu")
-        annotations = found["metadata"].get("annotations", {})
+        stored = world.store.get("DeviceClaim", "default", "gpu")
+        annotations = stored["metadata"].get("annotations", {})
         mark = {**annotations, meta.TRANSACTION: "devalloc-transaction-0"}
-        found = world.store.replace({**found, "metadata": {**found["metadata"], "annotations": mark}})
+        stored = world.store.replace({**stored, "metadata": {**stored["metadata"], "annotations": mark}})
         world.round(times=2)
         assert (world.status()["phase"], world.status()["reason"]) == ("Pending", "ClaimNotAllocated")
-        assert "just being allocated" in world.status()["message"]
-        world.store.replace({**found, "metadata": {**found["metadata"], "annotations": annotations}})
+        assert "being allocated" in world.status()["message"]
+        world.store.replace({**stored, "metadata": {**stored["metadata"], "annotations": annotations}})
         world.round(times=2, pause=0.0)  # that the mark goes is news: it waits for no turn
         assert world.status()["phase"] == "Running"
 
@@ -568,10 +568,10 @@ class TestChange:
         world.claim("gpu", "a/slot-0")
         world.apply(vm("web", "gpu"))
         world.round(times=3)
-        before, told = world.store.list().resource_version, list(world.machines.told)
+        before, calls = world.store.list().resource_version, list(world.machines.calls)
         world.round(times=3)
         assert world.store.list().resource_version == before
-        assert world.machines.told == told
+        assert world.machines.calls == calls
 
 
 class TestEnd:
@@ -597,7 +597,7 @@ class TestEnd:
         assert world.exists("VirtualMachine", "web")
         world.round(times=2)
         assert not world.exists("VirtualMachine", "web")
-        assert world.machines.known == {}
+        assert world.machines.views == {}
         assert world.is_free("gpu")
         assert world.bench.host.state == {}
 
@@ -629,7 +629,7 @@ class TestEnd:
         with monkeypatch.context() as patched:
             patched.setattr(SQLiteStore, "replace_status", refused)
             world.round()
-        assert world.machines.known == {}
+        assert world.machines.views == {}
 
     def test_a_machine_that_cannot_be_stopped_keeps_its_object(self, world: World) -> None:
         world.apply(vm("web"))
@@ -647,12 +647,12 @@ class TestEnd:
         world.round()
         world.apply(vm("web", nodeName="node-b"))
         here, world.loop = world.loop, world.new_loop("node-b")
-        world.machines.told.clear()
+        world.machines.calls.clear()
         world.round()
-        assert world.machines.told == []
+        assert world.machines.calls == []
         world.loop = here
         world.round()
-        assert world.machines.known == {}
+        assert world.machines.views == {}
         status = world.status()
         assert (status["phase"], status.get("pid"), status.get("machineID")) == ("Pending", None, None), "of this node"
         world.loop = world.new_loop("node-b")
@@ -686,8 +686,8 @@ class TestEnd:
         world.apply(vm("web", restartPolicy="Never"))
         world.round()
         world.machines.end("default/web")
-        known = world.machines.known
-        known["default/web"] = replace(known["default/web"], reason="MachineEnded", message="it ended: panic")
+        machines = world.machines.views
+        machines["default/web"] = replace(machines["default/web"], reason="MachineEnded", message="it ended: panic")
         for running in (False, True):
             world.apply(vm("web", restartPolicy="Never", running=running))
             world.round(times=2)
@@ -698,7 +698,7 @@ class TestEnd:
         world.apply(vm("web", "gpu", pciSlots=1))
         world.round(times=2)
         assert (world.status()["phase"], world.status()["reason"]) == ("Pending", "TooFewPciSlots")
-        assert "start default/web" not in world.machines.told
+        assert "start default/web" not in world.machines.calls
         assert world.bench.host.state == {}
         world.apply(vm("web", "gpu", pciSlots=2))
         world.round(times=2)
@@ -715,11 +715,11 @@ class TestEnd:
         world.apply(vm("web", "gpu"))
         world.round(times=5)
         assert (world.status()["phase"], world.status()["reason"]) == ("Running", "NoPciWindow")
-        assert world.machines.told.count("no window a/slot-0") == 1
+        assert world.machines.calls.count("no window a/slot-0") == 1
         world.restart()
         world.round(times=2)
         assert world.status()["reason"] == "NoPciWindow"
-        assert world.machines.told.count("no window a/slot-0") == 2, "another plugin has not seen it"
+        assert world.machines.calls.count("no window a/slot-0") == 2, "another plugin has not seen it"
         world.apply(vm("web", "gpu", "nic"))
         world.round(times=2)
         assert len(world.machines.devices) == 1, "the other claim's"
@@ -732,8 +732,8 @@ class TestEnd:
     def test_one_whose_disk_failed_is_told_and_goes_on(self, world: World) -> None:
         world.apply(vm("web"))
         world.round()
-        known = world.machines.known
-        known["default/web"] = replace(known["default/web"], reason="DiskFailed", message="the disk is full")
+        machines = world.machines.views
+        machines["default/web"] = replace(machines["default/web"], reason="DiskFailed", message="the disk is full")
         world.machines.fail.add("resume")
         world.round(times=2)
         assert (world.status()["phase"], world.status()["reason"]) == ("Running", "DiskFailed")
@@ -744,12 +744,12 @@ class TestEnd:
     def test_one_whose_cpus_somebody_stopped_is_told_and_left_so(self, world: World) -> None:
         world.apply(vm("web"))
         world.round()
-        known = world.machines.known
-        known["default/web"] = replace(known["default/web"], reason="CpusStopped", message="paused")
-        world.machines.told.clear()
+        machines = world.machines.views
+        machines["default/web"] = replace(machines["default/web"], reason="CpusStopped", message="paused")
+        world.machines.calls.clear()
         world.round(times=2)
         assert world.status()["reason"] == "CpusStopped"
-        assert world.machines.told == []
+        assert world.machines.calls == []
 
     def test_one_with_much_memory_and_devices_has_the_time_to_lock_it(self, world: World) -> None:
         memory = {"min": "512Gi", "max": "512Gi"}
@@ -764,18 +764,18 @@ class TestEnd:
         world.apply(vm("web", restartPolicy="Never"))
         world.round()
         world.machines.end("default/web")
-        known = world.machines.known
-        known["default/web"] = replace(known["default/web"], reason="MachineEnded", message="it ended: panic")
+        machines = world.machines.views
+        machines["default/web"] = replace(machines["default/web"], reason="MachineEnded", message="it ended: panic")
         world.round(times=2)
         assert (world.status()["phase"], world.status()["reason"]) == ("Stopped", "MachineEnded")
-        assert world.machines.told.count("start default/web") == 1
+        assert world.machines.calls.count("start default/web") == 1
 
     def test_one_that_ends_again_and_again_is_started_ever_more_rarely(self, world: World) -> None:
         world.apply(vm("web"))
         starts = []
         for _ in range(600):
             world.round(pause=1)
-            if (machine := world.machines.known.get("default/web")) is not None and machine.runs:
+            if (machine := world.machines.views.get("default/web")) is not None and machine.runs:
                 starts.append(world.now)
                 world.machines.end("default/web")
         pauses = [later - earlier for earlier, later in itertools.pairwise(starts)]
@@ -790,10 +790,10 @@ class TestEnd:
         world.round(times=2)
         world.machines.end("default/web")
         world.machines.fail.add("resume")
-        before = world.machines.told.count("start default/web")
+        before = world.machines.calls.count("start default/web")
         for _ in range(120):
             world.round(pause=1)
-        assert world.machines.told.count("start default/web") - before < 10
+        assert world.machines.calls.count("start default/web") - before < 10
 
 
 class TestClaims:
@@ -812,8 +812,8 @@ class TestClaims:
 
     def test_a_deleted_claim_in_no_machine_is_unprepared_at_once(self, world: World) -> None:
         claim = world.claim("gpu", "a/slot-0")
-        world.loop._platform.prepare(
-            world.loop._platform.claims.named(_ref(claim), prepared=False), _due(), caller="test"
+        world.loop._operations.prepare(
+            world.loop._operations.claims.named(_ref(claim), prepared=False), _due(), caller="test"
         )
         assert not world.is_free("gpu")
         world.store.delete("DeviceClaim", "default", "gpu")
@@ -835,9 +835,9 @@ class TestClaims:
         world.claim("gpu", "a/slot-0")
         world.apply(vm("web", "gpu"))
         world.round(times=2)
-        (plug,) = world.loop._platform.claims.plugs("default/web")
+        (plug,) = world.loop._operations.claims.plugs("default/web")
         world.apply(vm("web"))
-        world.loop._platform.detach(plug.ref, "default/web", _due(), owner=world.machines.known["default/web"].uid)
+        world.loop._operations.detach(plug.ref, "default/web", _due(), owner=world.machines.views["default/web"].uid)
         world.restart()  # killed between detach and unprepare
         assert not world.is_free("gpu")
         world.round(times=2)
@@ -846,11 +846,11 @@ class TestClaims:
     @pytest.mark.parametrize("marked", [True, False])
     def test_a_claim_whose_devices_were_given_away_is_unprepared(self, world: World, marked: bool) -> None:
         claim = world.claim("gpu", "a/slot-0")
-        world.loop._platform.prepare(world.loop._platform.claims.named(_ref(claim), prepared=False), _due())
+        world.loop._operations.prepare(world.loop._operations.claims.named(_ref(claim), prepared=False), _due())
         if marked:
             world.store.replace_status({**world.store.get("DeviceClaim", "default", "gpu"), "status": {}})
         else:
-            release(world.store, "default", "gpu", abandon=True)
+            release_claim(world.store, "default", "gpu", abandon=True)
         world.round()
         assert world.bench.claims.prepared() == []
         assert world.bench.host.state == {}
@@ -858,31 +858,31 @@ class TestClaims:
 
     def test_but_not_one_that_was_prepared_anew_meanwhile(self, world: World) -> None:
         claim = world.claim("gpu", "a/slot-0")
-        world.loop._platform.prepare(world.loop._platform.claims.named(_ref(claim), prepared=False), _due())
-        (held,) = world.loop._platform.claims.held()
+        world.loop._operations.prepare(world.loop._operations.claims.named(_ref(claim), prepared=False), _due())
+        (held,) = world.loop._operations.claims.held()
         stale = {**world.store.get("DeviceClaim", "default", "gpu"), "status": {}}
-        (one,) = due([stale], [], [held], NODE, ())
-        assert unprepare(world.store, world.loop._platform, one)
+        (one,) = due_unprepares([stale], [], [held], NODE, ())
+        assert unprepare(world.store, world.loop._operations, one)
         assert len(world.bench.claims.prepared()) == 1
 
     def test_what_somebody_prepared_by_hand_stays(self, world: World) -> None:
         claim = world.claim("gpu", "a/slot-0")
-        world.loop._platform.prepare(world.loop._platform.claims.named(_ref(claim), prepared=False), _due())
+        world.loop._operations.prepare(world.loop._operations.claims.named(_ref(claim), prepared=False), _due())
         world.round(times=3)
         assert len(world.bench.claims.prepared()) == 1
 
     def test_what_somebody_took_out_of_a_machine_by_hand_stays_for_the_next(self, world: World) -> None:
         ref = _ref(world.claim("gpu", "a/slot-0"))
-        platform = world.loop._platform
+        operations = world.loop._operations
         for name in ("web", "db"):
-            platform.create(VirtualMachine.model_validate(vm(name)), [], _due())
-        platform.attach(ref, "default/web", _due())
+            operations.create(VirtualMachine.model_validate(vm(name)), [], _due())
+        operations.attach(ref, "default/web", _due())
         world.round()
         assert world.store.get("DeviceClaim", "default", "gpu")["status"]["podNames"] == ["default/web"]
-        platform.detach(ref, "default/web", _due())
+        operations.detach(ref, "default/web", _due())
         world.round(times=3)
         assert len(world.bench.claims.prepared()) == 1
-        platform.attach(ref, "default/db", _due())
+        operations.attach(ref, "default/db", _due())
         world.round()
         assert world.store.get("DeviceClaim", "default", "gpu")["status"]["podNames"] == ["default/db"]
 
@@ -897,7 +897,7 @@ class TestCrash:
         kills = 0
         for direction in ("up", "down"):
             for at in range(100):
-                world.machines.known.clear()
+                world.machines.views.clear()
                 name = f"gpu-{direction}-{at}"
                 world.claim(name, "a/slot-0", "b/slot-1")
                 world.apply(vm("web", name))
@@ -914,7 +914,7 @@ class TestCrash:
                     world.store.delete("VirtualMachine", "default", "web")
                     world.round(times=4)
                 assert not world.exists("VirtualMachine", "web")
-                assert (world.machines.known, world.machines.devices, world.bench.host.state) == ({}, {}, {})
+                assert (world.machines.views, world.machines.devices, world.bench.host.state) == ({}, {}, {})
                 assert world.is_free(name)
                 assert not world.bench.journal.claims()
                 world.store.delete("DeviceClaim", "default", name)
@@ -930,9 +930,9 @@ class TestCrash:
         _vanish(world)
         world.round(pause=10)
         world.round(pause=200)
-        assert world.machines.known["default/web"].runs
+        assert world.machines.views["default/web"].runs
         world.round(pause=200)
-        assert world.machines.known == {}
+        assert world.machines.views == {}
 
     def test_another_store_at_the_same_place_ends_no_machine(
         self, world: World, caplog: pytest.LogCaptureFixture
@@ -943,20 +943,20 @@ class TestCrash:
             world.store = other
             world.loop = world.new_loop()
             world.round(times=5)
-            assert world.machines.known["default/web"].runs
+            assert world.machines.views["default/web"].runs
             assert caplog.text.count("default/web have no object in it") == 1
-            platform = world.loop._platform
-            platform.delete("default/web", None, Deadline.after(60), caller="somebody by hand")
+            operations = world.loop._operations
+            operations.delete("default/web", None, Deadline.after(60), caller="somebody by hand")
             caplog.clear()
             world.loop = world.new_loop()
             world.apply(vm("other"))
             world.round(times=2)
             assert "another store" not in caplog.text, "nothing of the former one is left"
-            with pytest.raises(Denied, match="is kept as its VirtualMachine"):
-                world.loop._platform.delete("default/other", None, Deadline.after(60))
+            with pytest.raises(Denied, match="follows its VirtualMachine"):
+                world.loop._operations.delete("default/other", None, Deadline.after(60))
             _vanish(world, "other")
             world.round(times=2)
-            assert world.machines.known == {}, "it is the store that counts now"
+            assert world.machines.views == {}, "it is the store that counts now"
 
 
 class TestNextStart:
@@ -969,7 +969,7 @@ class TestNextStart:
         world.round(times=2)
         status = world.status()
         assert (status["phase"], status["reason"]) == ("Running", "RestartNeeded")
-        assert status["message"] == "what its spec says now of start.append, nics counts from its next start"
+        assert status["message"] == "changes of start.append, nics in its spec apply at its next start"
         world.machines.end("default/web")
         world.round(times=2)
         assert (world.status()["phase"], "reason" in world.status()) == ("Running", False)
@@ -1003,10 +1003,10 @@ class TestLoop:
 
     def test_who_waits_for_a_worker_is_not_looked_at_until_one_is_free(self, world: World) -> None:
         begun: list[Callable[[], None]] = []
-        platform = platform_of(world.bench, world.machines)
-        settings = Settings(resync=5, workers=1)
-        loop = VirtualMachines(
-            world.store, platform, Pulse(), settings=settings, clock=lambda: world.now, spawn=begun.append
+        operations = platform_of(world.bench, world.machines)
+        settings = LoopSettings(resync=5, workers=1)
+        loop = VirtualMachineLoop(
+            world.store, operations, ChangeNotifier(), settings=settings, clock=lambda: world.now, spawn=begun.append
         )
         for name in ("web", "db"):
             world.apply(vm(name))
@@ -1018,10 +1018,10 @@ class TestLoop:
 
     def test_who_waits_for_a_worker_comes_before_those_that_are_due_later(self, world: World) -> None:
         begun: list[Callable[[], None]] = []
-        platform = platform_of(world.bench, world.machines)
-        settings = Settings(resync=5, workers=2)
-        loop = VirtualMachines(
-            world.store, platform, Pulse(), settings=settings, clock=lambda: world.now, spawn=begun.append
+        operations = platform_of(world.bench, world.machines)
+        settings = LoopSettings(resync=5, workers=2)
+        loop = VirtualMachineLoop(
+            world.store, operations, ChangeNotifier(), settings=settings, clock=lambda: world.now, spawn=begun.append
         )
         names = [f"a{number}" for number in range(4)] + ["z"]
         for name in names:
@@ -1032,16 +1032,16 @@ class TestLoop:
             for work in works:
                 work()
             world.now += 5
-        assert set(world.machines.known) == {f"default/{name}" for name in names}
+        assert set(world.machines.views) == {f"default/{name}" for name in names}
 
     def test_a_round_looks_at_what_changed_and_not_at_what_there_is(self, world: World) -> None:
-        pulse, looked = Pulse(), []
-        platform = platform_of(world.bench, world.machines, pulse)
-        loop = VirtualMachines(
+        notifier, looked = ChangeNotifier(), []
+        operations = platform_of(world.bench, world.machines, notifier)
+        loop = VirtualMachineLoop(
             world.store,
-            platform,
-            pulse,
-            settings=Settings(resync=1000),
+            operations,
+            notifier,
+            settings=LoopSettings(resync=1000),
             clock=lambda: world.now,
             spawn=lambda work: work(),
         )
@@ -1055,7 +1055,7 @@ class TestLoop:
         try:
             loop.round(everything=False)
             assert looked == []
-            pulse.beat(machine_change("default/b"))
+            notifier.beat(machine_change("default/b"))
             loop.round(everything=False)
         finally:
             world.store.list = lists  # type: ignore[method-assign]
@@ -1064,12 +1064,12 @@ class TestLoop:
     def test_what_changed_on_the_node_while_the_store_failed_is_looked_at_when_it_answers_again(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        pulse = Pulse()
-        loop = VirtualMachines(
+        notifier = ChangeNotifier()
+        loop = VirtualMachineLoop(
             world.store,
-            platform_of(world.bench, world.machines, pulse),
-            pulse,
-            settings=Settings(resync=1000),
+            platform_of(world.bench, world.machines, notifier),
+            notifier,
+            settings=LoopSettings(resync=1000),
             clock=lambda: world.now,
             spawn=lambda work: work(),
         )
@@ -1077,7 +1077,7 @@ class TestLoop:
         for _ in range(3):
             loop.round()
         world.machines.end("default/web")
-        pulse.beat(machine_change("default/web"))
+        notifier.beat(machine_change("default/web"))
         with monkeypatch.context() as patch:
             patch.setattr(world.store, "list", failed)
             with pytest.raises(Unavailable):
@@ -1090,12 +1090,12 @@ class TestLoop:
         self, world: World, monkeypatch: pytest.MonkeyPatch, limit: int
     ) -> None:
         monkeypatch.setattr("devalloc_node.vms.loop._HEARD_AT_MOST", limit)
-        pulse, names = Pulse(), ("a", "b", "c")
-        loop = VirtualMachines(
+        notifier, names = ChangeNotifier(), ("a", "b", "c")
+        loop = VirtualMachineLoop(
             world.store,
-            platform_of(world.bench, world.machines, pulse),
-            pulse,
-            settings=Settings(resync=1000),
+            platform_of(world.bench, world.machines, notifier),
+            notifier,
+            settings=LoopSettings(resync=1000),
             clock=lambda: world.now,
             spawn=lambda work: work(),
         )
@@ -1107,7 +1107,7 @@ class TestLoop:
             world.machines.end(f"default/{name}")
 
         def beat() -> None:
-            pulse.beat(*(machine_change(f"default/{name}") for name in names), *[DEVICES] * 10)
+            notifier.beat(*(machine_change(f"default/{name}") for name in names), *[DEVICES] * 10)
 
         def failed_meanwhile(*kinds: object) -> None:
             beat()
@@ -1138,9 +1138,14 @@ class TestLoop:
             done.append(name)
             what()
 
-        platform = platform_of(world.bench, world.machines)
-        loop = VirtualMachines(
-            world.store, platform, Pulse(), settings=Settings(resync=5), clock=lambda: world.now, spawn=spawn
+        operations = platform_of(world.bench, world.machines)
+        loop = VirtualMachineLoop(
+            world.store,
+            operations,
+            ChangeNotifier(),
+            settings=LoopSettings(resync=5),
+            clock=lambda: world.now,
+            spawn=spawn,
         )
         world.apply(vm("web"))
         if work == "_look_at_host":
@@ -1159,11 +1164,11 @@ class TestLoop:
     def test_a_machine_that_cannot_be_asked_stops_no_later_glance(self, world: World) -> None:
         world.apply(vm("web"))
         world.round(times=3, pause=10)
-        asked, is_as_seen = list[str](), world.machines.is_as_seen
+        keys, is_as_seen = list[str](), world.machines.is_as_seen
 
         def fails_once(key: str) -> bool:
-            asked.append(key)
-            if len(asked) == 1:
+            keys.append(key)
+            if len(keys) == 1:
                 raise ZeroDivisionError
             return is_as_seen(key)
 
@@ -1171,11 +1176,11 @@ class TestLoop:
         with pytest.raises(ZeroDivisionError):
             world.round(times=5, pause=30)
         world.round(times=5, pause=30)
-        assert len(asked) > 1
+        assert len(keys) > 1
 
     def test_what_other_nodes_publish_does_not_wake_it(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-        pulse, stop = Pulse(), threading.Event()
-        loop = VirtualMachines(world.store, platform_of(world.bench, world.machines, pulse), pulse)
+        notifier, stop = ChangeNotifier(), threading.Event()
+        loop = VirtualMachineLoop(world.store, platform_of(world.bench, world.machines, notifier), notifier)
         heard: list[str] = []
         monkeypatch.setattr(loop, "_hear", lambda events: heard.extend(e.object["metadata"]["name"] for e in events))
         watching, watch = threading.Event(), world.store.watch
@@ -1189,7 +1194,7 @@ class TestLoop:
             _until(lambda: heard)
         finally:
             stop.set()
-            pulse.beat()
+            notifier.beat()
             thread.join(60)
         assert heard == [host_pool_name(NODE)]
 
@@ -1215,10 +1220,10 @@ class TestLoop:
         world.apply(vm("web"))
         for pause in (0, 2, 4, 8, 16, 32):
             world.round(pause=pause)
-        tries = world.machines.told.count("start default/web")
+        tries = world.machines.calls.count("start default/web")
         world.machines.fail.clear()
         world.round(pause=2)
-        assert world.machines.told.count("start default/web") == tries, "its pause is not over"
+        assert world.machines.calls.count("start default/web") == tries, "its pause is not over"
         world.store.delete("VirtualMachine", "default", "db")
         world.round(times=3, pause=0)
         assert world.status("web")["phase"] == "Running"
@@ -1234,7 +1239,7 @@ class TestLoop:
         obj = world.store.replace({**obj, "metadata": metadata})
         for pause in (0, 2, 4, 8, 16, 32):
             world.round(pause=pause)
-        assert world.machines.known == {}
+        assert world.machines.views == {}
         world.store.replace({**obj, "metadata": {**obj["metadata"], "finalizers": [], "annotations": {}}})
         world.round(times=2, pause=0)
         assert world.status()["phase"] == "Running"
@@ -1247,15 +1252,15 @@ class TestLoop:
             world.round(times=2, pause=10)
         world.machines.end("default/web")
         world.round(pause=0.1)
-        assert not world.machines.known["default/web"].runs, "its pause is not over"
+        assert not world.machines.views["default/web"].runs, "its pause is not over"
         world.apply(vm("web", restartPolicy="Always", powerdownSeconds=7))
         world.round(times=2, pause=0)
-        assert world.machines.known["default/web"].runs
+        assert world.machines.views["default/web"].runs
 
     def test_runs_by_itself_and_stops(self, world: World) -> None:
-        pulse, stop = Pulse(), threading.Event()
-        platform = platform_of(world.bench, world.machines, pulse)
-        loop = VirtualMachines(world.store, platform, pulse)
+        notifier, stop = ChangeNotifier(), threading.Event()
+        operations = platform_of(world.bench, world.machines, notifier)
+        loop = VirtualMachineLoop(world.store, operations, notifier)
         thread = threading.Thread(target=loop.run, args=(stop,))
         thread.start()
         try:
@@ -1266,7 +1271,7 @@ class TestLoop:
             _until(lambda: not world.exists("VirtualMachine", "web"))
         finally:
             stop.set()
-            pulse.beat()
+            notifier.beat()
             thread.join(60)
         assert not thread.is_alive()
 
@@ -1325,7 +1330,7 @@ class TestPlaced:
     """On a node that says what it has for machines; the allocator decides, and is driven by hand."""
 
     def allocate(self, world: World) -> None:
-        Allocator(world.store, solve=solve_manifests).round()
+        DeviceClaimAllocator(world.store, solve=solve_manifests).round()
 
     def free(self, **spec: Any) -> Object:
         """A machine that names no node."""
@@ -1350,7 +1355,7 @@ class TestPlaced:
             self.allocate(world)
             world.round()
         assert (world.status()["phase"], world.status()["reason"]) == ("Pending", "NodesTooSmall")
-        assert world.machines.known == {}
+        assert world.machines.views == {}
         pool = world.store.get("DevicePool", None, f"{NODE}-host")
         world.store.replace({**host(NODE, cpus=4, numa=1), "metadata": pool["metadata"]})
         self.allocate(world)
@@ -1383,8 +1388,8 @@ class TestPlaced:
         self.allocate(world)
         world.round()
         world.machines.end("default/web")
-        known = world.machines.known
-        known["default/web"] = replace(known["default/web"], reason="MachineEnded", message="it ended: panic")
+        machines = world.machines.views
+        machines["default/web"] = replace(machines["default/web"], reason="MachineEnded", message="it ended: panic")
         for _ in range(3):
             world.round()
             self.allocate(world)
@@ -1413,7 +1418,7 @@ class TestPlaced:
         world.apply(self.use("4", "512Mi"))
         for _ in range(2):
             world.round()
-            observed = world.machines.known["default/web"].observed
+            observed = world.machines.views["default/web"].observed
             assert (observed.vcpus, observed.memory_bytes) == (2, 512 << 20), "what there is room for is done"
             assert (world.status()["phase"], world.status()["reason"]) == ("Running", "NoRoomToGrow")
             assert world.status()["permitted"] == {"cpus": "2", "memory": "512Mi"}
@@ -1423,7 +1428,7 @@ class TestPlaced:
         world.store.replace({**host(NODE, cpus=4, numa=1), "metadata": pool["metadata"]})
         self.allocate(world)
         world.round()
-        assert world.machines.known["default/web"].observed.vcpus == 4
+        assert world.machines.views["default/web"].observed.vcpus == 4
         assert "reason" not in world.status()
         world.apply(self.use("1", "512Mi"))
         world.round()
@@ -1464,12 +1469,12 @@ class TestPlaced:
         world.machines.scale = lowered  # type: ignore[method-assign]
         world.round()
         world.machines.scale = scale  # type: ignore[method-assign]
-        assert world.machines.known["default/web"].observed.vcpus == 3
+        assert world.machines.views["default/web"].observed.vcpus == 3
         self.allocate(world)
         assert not world.status("other").get("allocations")
         world.round()
         self.allocate(world)
-        assert world.machines.known["default/web"].observed.vcpus == 1
+        assert world.machines.views["default/web"].observed.vcpus == 1
         assert world.status("other").get("allocations")
 
     def test_it_is_not_started_with_more_than_what_is_kept_for_it(self, world: World) -> None:
@@ -1478,7 +1483,7 @@ class TestPlaced:
         self.allocate(world)
         world.apply(self.use("4"))
         world.round()
-        assert world.machines.known == {}, "it was placed with 1 CPU"
+        assert world.machines.views == {}, "it was placed with 1 CPU"
         for _ in range(2):
             self.allocate(world)
             world.round()
@@ -1487,7 +1492,7 @@ class TestPlaced:
         world.apply(self.use("3"))
         self.allocate(world)
         world.round()
-        assert world.machines.known["default/web"].observed.vcpus == 3
+        assert world.machines.views["default/web"].observed.vcpus == 3
 
     def test_one_that_nobody_began_is_placed_anew_where_there_is_room_for_what_it_asks_for_now(
         self, world: World
@@ -1525,14 +1530,14 @@ class TestPlaced:
         self.allocate(world)
         world.round()
         assert (world.status()["phase"], world.status()["reason"]) == ("Running", "ClaimNotAllocated")
-        assert world.machines.told.count("start default/web") == 1
+        assert world.machines.calls.count("start default/web") == 1
 
     def test_its_memory_comes_from_the_numa_node_that_was_chosen(self, world: World) -> None:
         world.store.create(host(NODE))
         world.apply(self.free(numaPolicy="single-numa-node"))
         self.allocate(world)
         world.round()
-        started = world.machines.known["default/web"].started
+        started = world.machines.views["default/web"].started
         assert started is not None
         assert started.numa_node == world.status()["numaNode"] == 0
 
@@ -1545,7 +1550,7 @@ class TestPlaced:
         world.round()
         assert world.status()["phase"] == "Running"
         assert world.status()["allocations"]
-        assert world.machines.told.count("start default/web") == 1
+        assert world.machines.calls.count("start default/web") == 1
 
     def test_a_plugin_that_was_killed_between_placing_and_starting_starts_it(self, world: World) -> None:
         world.store.create(host(NODE))

@@ -1,4 +1,4 @@
-"""Machines whose objects say that their load decides: who scales them is told, and what it tells is written down."""
+"""Machines that are scaled by their load: the agent gets their settings, and its reports are written to objects."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devalloc.api.machinebounds import MEMORY_BLOCK
-from devalloc.scaling.bounds import Bounds
+from devalloc.api.machine_bounds import MEMORY_BLOCK
+from devalloc.scaling.bounds import ScalingBounds
+from devalloc.scaling.compat import ProtocolEra
 from devalloc.scaling.config import ANNOTATION
-from devalloc.scaling.eras import Era
-from devalloc.scaling.observed import Observed
+from devalloc.scaling.guest_report import GuestReport
+from devalloc.scaling.health import StuckReason
 from devalloc.scaling.resources import Resources
-from devalloc.scaling.stuck import Reason
 from devalloc.store.sqlite import SQLiteStore
-from devalloc_node.agent.body import MachineBody, steps, whole_memory
-from devalloc_node.agent.channels import Refused
-from devalloc_node.agent.lanes import Lanes
-from devalloc_node.agent.report import Report
-from devalloc_node.agent.scaled import Scaled
+from devalloc_node.agent.actuator import MachineActuator, memory_rounded_down, scaling_steps
+from devalloc_node.agent.channels import ChangeRefused
+from devalloc_node.agent.executors import MachineExecutors
+from devalloc_node.agent.report import ScalingReport
+from devalloc_node.agent.scaled_machine import ScaledMachine
 from devalloc_node.agent.settings import ScalingSettings
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.host.routes import Way
-from devalloc_node.machine.translate import spec_of
-from devalloc_node.machine.view import Amounts, Machine
-from devalloc_node.service.watching import Pulse
-from devalloc_node.vms import VirtualMachines
-from devalloc_node.vms.scaling import scaled_of
-from tests.support.faketree import memory_folder
-from tests.support.nodeservice import platform_of, toy_bench
-from tests.support.toymachines import ToyMachines, machine_of, vm
+from devalloc_node.host.routes import Route
+from devalloc_node.machine.spec import spec_of
+from devalloc_node.machine.view import MachineAmounts, MachineView
+from devalloc_node.service.change_feed import ChangeNotifier
+from devalloc_node.vms import VirtualMachineLoop
+from devalloc_node.vms.scaling import scaled_machine
+from tests.support.fake_tree import memory_folder
+from tests.support.node_service import platform_of, toy_bench
+from tests.support.toy_machines import ToyMachines, machine_of, vm
 
 GIB = 1 << 30
 HERE = {"address": "10.0.0.5"}
@@ -53,25 +53,25 @@ BY_METHOD = {
 
 
 @dataclass
-class Told:
-    """Stands where the agent is: it notes what it is told, and tells what a test says."""
+class FakeScalers:
+    """In place of the agent: it records its calls, and reports what a test says."""
 
     settings: ScalingSettings = field(default_factory=lambda: ScalingSettings(guests=(ip_network("10.0.0.0/8"),)))
-    way: Way = field(default_factory=lambda: Way("eth0", by_gateway=True))
-    kept: dict[str, Scaled] = field(default_factory=dict)
-    reports: dict[str, Report] = field(default_factory=dict)
+    way: Route = field(default_factory=lambda: Route("eth0", by_gateway=True))
+    by_key: dict[str, ScaledMachine] = field(default_factory=dict)
+    reports: dict[str, ScalingReport] = field(default_factory=dict)
 
-    def keep(self, scaled: Scaled) -> None:
-        self.kept[scaled.key] = scaled
+    def keep(self, scaled: ScaledMachine) -> None:
+        self.by_key[scaled.key] = scaled
 
     def drop(self, key: str) -> None:
-        self.kept.pop(key, None)
+        self.by_key.pop(key, None)
         self.reports.pop(key, None)
 
-    def report(self, key: str) -> Report | None:
+    def report(self, key: str) -> ScalingReport | None:
         return self.reports.get(key)
 
-    def way_to(self, address: str) -> Way:
+    def way_to(self, address: str) -> Route:
         return self.way
 
 
@@ -79,18 +79,18 @@ class World:
     """A store, machines in memory, and the loop between them, driven by hand."""
 
     def __init__(self, folder: Path, store: SQLiteStore) -> None:
-        self.store, self.machines, self.told, self.now = store, ToyMachines(), Told(), 0.0
+        self.store, self.machines, self.scalers, self.now = store, ToyMachines(), FakeScalers(), 0.0
         self.bench = toy_bench(folder, self.machines)
         self.bench.start()
-        self.platform = platform_of(self.bench, self.machines)
-        self.loop = self.loop_with(self.told)
+        self.operations = platform_of(self.bench, self.machines)
+        self.loop = self.loop_with(self.scalers)
 
-    def loop_with(self, scaling: Told | None) -> VirtualMachines:
-        self.platform.node_name = "node-a"
-        return VirtualMachines(
+    def loop_with(self, scaling: FakeScalers | None) -> VirtualMachineLoop:
+        self.operations.node_name = "node-a"
+        return VirtualMachineLoop(
             self.store,
-            self.platform,
-            Pulse(),
+            self.operations,
+            ChangeNotifier(),
             clock=lambda: self.now,
             spawn=lambda work: work(),
             scaling=scaling,
@@ -118,13 +118,13 @@ def world() -> Iterator[World]:
         yield made
 
 
-def report(wanted: Resources, reason: Reason | None = None) -> Report:
-    return Report(wanted, Resources(2000, GIB), Resources(2000, GIB), None, reason)
+def report(wanted: Resources, reason: StuckReason | None = None) -> ScalingReport:
+    return ScalingReport(wanted, Resources(2000, GIB), Resources(2000, GIB), None, reason)
 
 
 def test_who_scales_is_told_between_which_bounds_and_where_the_guest_is(world: World) -> None:
-    scaled = world.told.kept[KEY]
-    assert scaled.bounds == Bounds(Resources(1000, GIB // 2), Resources(4000, 2 * GIB))
+    scaled = world.scalers.by_key[KEY]
+    assert scaled.bounds == ScalingBounds(Resources(1000, GIB // 2), Resources(4000, 2 * GIB))
     assert (scaled.address, scaled.monitor_port, scaled.metrics_port) == ("10.0.0.5", 10301, 9100)
     assert scaled.run == world.status()["machineID"]
 
@@ -132,7 +132,7 @@ def test_who_scales_is_told_between_which_bounds_and_where_the_guest_is(world: W
 def test_what_the_spec_says_of_use_does_not_count_any_more(world: World) -> None:
     world.apply(cpu={"min": 1, "max": 4, "use": 3})
     world.round()
-    assert "scale default/web" not in world.machines.told
+    assert "scale default/web" not in world.machines.calls
     assert world.status()["observed"]["cpus"] == "2"
 
 
@@ -141,7 +141,7 @@ def test_its_own_targets_are_taken_in_place_of_the_nodes(world: World) -> None:
     old = world.store.get("VirtualMachine", "default", "web")
     world.store.replace({**old, "spec": {**old["spec"], "scaling": {**HERE, **targets}}})
     world.round()
-    config = world.told.kept[KEY].config
+    config = world.scalers.by_key[KEY].config
     assert (config.load_average_fraction_target, config.memory_usage_fraction_target) == (1.5, 0.5)
     assert config.memory_total_fraction_target == ScalingSettings().config.memory_total_fraction_target
 
@@ -157,7 +157,7 @@ def rescaled(world: World, annotation: str | None = None, **scaling: Any) -> Non
 def test_all_parameters_of_goals_are_its_own_by_its_spec_or_its_annotation(world: World) -> None:
     annotation = '{"loadAverageFractionTarget": 1.25, "enableLFCMetrics": true, "cpuStableZoneRatio": 0.5}'
     rescaled(world, annotation, loadAverageFractionTarget="1500m", lfcWindowSizeMinutes=4, lfcUseLargestWindow=True)
-    assert world.told.kept[KEY].config == replace(
+    assert world.scalers.by_key[KEY].config == replace(
         ScalingSettings().config,
         load_average_fraction_target=1.5,  # the spec counts where both say something
         enable_lfc_metrics=True,
@@ -193,16 +193,16 @@ def test_a_machine_that_nobody_could_compute_a_goal_for_stays_as_it_is_and_says_
     world: World, annotation: str | None, scaling: dict[str, Any], words: str
 ) -> None:
     rescaled(world, annotation, **scaling)
-    assert not world.told.kept
+    assert not world.scalers.by_key
     assert world.status()["reason"] == "ScalingConfigInvalid"
     assert re.search(words, world.status()["message"]), world.status()["message"]
     rescaled(world, "{}")
-    assert KEY in world.told.kept
+    assert KEY in world.scalers.by_key
     assert "reason" not in world.status()
 
 
 def test_an_older_agents_annotation_is_read_as_that_agent_reads_it(world: World) -> None:
-    world.told.settings = replace(world.told.settings, compat=Era.V0_12)
+    world.scalers.settings = replace(world.scalers.settings, compat=ProtocolEra.V0_12)
     rescaled(world, '{"memoryUsageFractionTarget": 0.5}')
     assert world.status()["reason"] == "ScalingConfigInvalid"
     assert (
@@ -210,14 +210,14 @@ def test_an_older_agents_annotation_is_read_as_that_agent_reads_it(world: World)
         in (world.status()["message"])
     )
     rescaled(world, '{"loadAverageFractionTarget": 0.5}')
-    assert world.told.kept[KEY].config.load_average_fraction_target == 0.5
+    assert world.scalers.by_key[KEY].config.load_average_fraction_target == 0.5
 
 
 def test_what_the_guest_speaks_and_where_is_told_and_another_way_begins_anew(world: World) -> None:
-    before = world.told.kept[KEY]
+    before = world.scalers.by_key[KEY]
     assert (before.protocol, before.lfc_port) == ("monitor", 9499)
     rescaled(world, protocol="informant", monitorPort=10302, lfcMetricsPort=9500)
-    after = world.told.kept[KEY]
+    after = world.scalers.by_key[KEY]
     assert (after.protocol, after.monitor_port, after.lfc_port) == ("informant", 10302, 9500)
     assert after.identity != before.identity
 
@@ -238,7 +238,7 @@ class TestStartedAgain:
     def test_it_begins_with_no_more_than_it_was_permitted(self, world: World) -> None:
         permit = {"cpus": "1250m", "memory": "768Mi", "givenBy": "server"}
         assert self.again(world, permit) == ("1250m", "768Mi")
-        assert world.told.kept[KEY].bounds == Bounds(Resources(1000, GIB // 2), Resources(4000, 2 * GIB))
+        assert world.scalers.by_key[KEY].bounds == ScalingBounds(Resources(1000, GIB // 2), Resources(4000, 2 * GIB))
 
     def test_and_with_no_more_than_its_spec_says_and_no_less_than_its_least(self, world: World) -> None:
         assert self.again(world, {"cpus": "4", "memory": "2Gi", "givenBy": "server"}) == ("2", "1Gi")
@@ -261,12 +261,12 @@ class TestStartedAgain:
 def test_bounds_are_those_that_it_was_started_with_room_for(world: World) -> None:
     world.apply(cpu={"min": "500m", "max": 8}, memory={"min": "512Mi", "max": "1Gi"})
     world.round()
-    assert world.told.kept[KEY].bounds == Bounds(Resources(1000, GIB // 2), Resources(4000, GIB))
+    assert world.scalers.by_key[KEY].bounds == ScalingBounds(Resources(1000, GIB // 2), Resources(4000, GIB))
     assert world.status()["reason"] == "RestartNeeded"
 
 
 def test_what_it_should_have_and_why_it_has_not_stands_in_its_status(world: World) -> None:
-    world.told.reports[KEY] = report(Resources(2500, 2 * GIB), Reason("PermitShort", "the node has no room"))
+    world.scalers.reports[KEY] = report(Resources(2500, 2 * GIB), StuckReason("PermitShort", "the node has no room"))
     world.round()
     status = world.status()
     assert (status["wanted"], status["observed"]) == (
@@ -275,47 +275,47 @@ def test_what_it_should_have_and_why_it_has_not_stands_in_its_status(world: Worl
     )
     assert (status["reason"], status["message"]) == ("PermitShort", "the node has no room")
     assert "permitted" not in status, "the server of permits writes that"
-    world.told.reports[KEY] = report(Resources(2000, GIB))
+    world.scalers.reports[KEY] = report(Resources(2000, GIB))
     world.round()
     assert "reason" not in world.status()
 
 
 @pytest.mark.parametrize(
-    ("says", "told"),
+    ("says", "expected"),
     [
-        (Observed(2, 2000 * 2**20), {"cpus": "2", "memory": "2000Mi"}),
-        (Observed(None, GIB), {"memory": "1Gi"}),
+        (GuestReport(2, 2000 * 2**20), {"cpus": "2", "memory": "2000Mi"}),
+        (GuestReport(None, GIB), {"memory": "1Gi"}),
         (None, None),
     ],
 )
 def test_what_its_guest_says_stands_beside_what_it_has(
-    world: World, says: Observed | None, told: dict[str, str] | None
+    world: World, says: GuestReport | None, expected: dict[str, str] | None
 ) -> None:
-    world.told.reports[KEY] = replace(report(Resources(2000, GIB)), guest=Observed(1, GIB))
+    world.scalers.reports[KEY] = replace(report(Resources(2000, GIB)), guest=GuestReport(1, GIB))
     world.round()
-    world.told.reports[KEY] = replace(report(Resources(2000, GIB)), guest=says)
+    world.scalers.reports[KEY] = replace(report(Resources(2000, GIB)), guest=says)
     world.round()
-    assert world.status().get("guestObserved") == told
+    assert world.status().get("guestObserved") == expected
     world.apply(running=False)
     world.round()
-    assert "guestObserved" not in world.status(), "of a guest that is gone nothing is told"
+    assert "guestObserved" not in world.status(), "nothing is reported of a guest that is gone"
 
 
 def test_a_new_report_is_written_at_once_though_nothing_else_changed(world: World) -> None:
     world.now -= 399.0  # no round is due by its time
-    world.told.reports[KEY] = report(Resources(3000, GIB))
+    world.scalers.reports[KEY] = report(Resources(3000, GIB))
     world.round()
     assert world.status()["wanted"]["cpus"] == "3"
 
 
 def test_a_qemu_that_is_silent_for_a_moment_is_scaled_on(world: World) -> None:
-    there = world.machines.known[KEY]
-    world.machines.known[KEY] = replace(there, phase="Unknown", reason="MonitorSilent")
+    there = world.machines.views[KEY]
+    world.machines.views[KEY] = replace(there, phase="Unknown", reason="MonitorSilent")
     world.round()
-    assert KEY in world.told.kept
-    world.machines.known[KEY] = there
+    assert KEY in world.scalers.by_key
+    world.machines.views[KEY] = there
     world.round()
-    assert KEY in world.told.kept
+    assert KEY in world.scalers.by_key
 
 
 @pytest.mark.parametrize("how", ["stopped", "ended", "not scaled", "deleted", "of another node"])
@@ -334,52 +334,52 @@ def test_it_is_left_as_soon_as_it_is_not_to_be_scaled(world: World, how: str) ->
         case _:
             world.apply(nodeName="node-b")
     world.round()
-    assert not world.told.kept
+    assert not world.scalers.by_key
 
 
 def test_nobody_is_sent_to_an_address_that_no_guest_can_have(world: World) -> None:
-    world.told.settings = replace(ScalingSettings(), guests=(ip_network("192.168.7.0/24"),))
+    world.scalers.settings = replace(ScalingSettings(), guests=(ip_network("192.168.7.0/24"),))
     world.round()
-    assert not world.told.kept
+    assert not world.scalers.by_key
     assert world.status()["reason"] == "GuestElsewhere"
-    assert "nor in a network of this node's guests (these are: 192.168.7.0/24)" in world.status()["message"]
+    assert "nor in a network of this node's guests (192.168.7.0/24)" in world.status()["message"]
 
 
 @pytest.mark.parametrize(
     ("way", "guests", "words"),
     [
-        (Way("tap9", is_tap=True), (), None),
-        (Way("tap9", is_tap=True, by_gateway=True), (), "not behind a TAP interface of the machine"),
-        (Way("tap8", is_tap=True), ("10.0.0.0/8",), "is behind the TAP interface of another machine"),
-        (Way("eth0"), (), "not behind a TAP interface of the machine"),
-        (Way("eth0"), ("10.0.0.0/8",), None),
-        (Way("lo", is_own=True), ("10.0.0.0/8",), "is this node's own address"),
-        (Way(None), (), r"\(these are: none\)"),
+        (Route("tap9", is_tap=True), (), None),
+        (Route("tap9", is_tap=True, by_gateway=True), (), "not behind a TAP interface of the machine"),
+        (Route("tap8", is_tap=True), ("10.0.0.0/8",), "is behind the TAP interface of another machine"),
+        (Route("eth0"), (), "not behind a TAP interface of the machine"),
+        (Route("eth0"), ("10.0.0.0/8",), None),
+        (Route("lo", is_own=True), ("10.0.0.0/8",), "belongs to this node, not to a guest"),
+        (Route(None), (), r"\(none\)"),
     ],
 )
 def test_the_plugin_is_sent_to_guests_of_its_own_node_only(
-    world: World, way: Way, guests: tuple[str, ...], words: str | None
+    world: World, way: Route, guests: tuple[str, ...], words: str | None
 ) -> None:
-    world.told.way = way
-    world.told.settings = ScalingSettings(guests=tuple(ip_network(each) for each in guests))
+    world.scalers.way = way
+    world.scalers.settings = ScalingSettings(guests=tuple(ip_network(each) for each in guests))
     vm_of = machine_of(vm("web", scaling=HERE, nics=[{"backend": "tap", "interface": "tap9"}, {"backend": "warm"}]))
     assert vm_of.spec.scaling is not None
-    machine = Machine("default/web", "uid", "Running", started=spec_of(vm_of))
+    machine = MachineView("default/web", "uid", "Running", started=spec_of(vm_of))
     if words is None:
-        assert scaled_of(vm_of, vm_of.spec.scaling, machine, world.told).address == "10.0.0.5"
+        assert scaled_machine(vm_of, vm_of.spec.scaling, machine, world.scalers).address == "10.0.0.5"
         return
     with pytest.raises(Denied, match=words) as denied:
-        scaled_of(vm_of, vm_of.spec.scaling, machine, world.told)
+        scaled_machine(vm_of, vm_of.spec.scaling, machine, world.scalers)
     assert denied.value.code == "GuestElsewhere"
 
 
 def test_the_tap_interface_of_a_warm_setup_is_not_the_one_of_its_name_on_the_host(world: World) -> None:
-    world.told.way, world.told.settings = Way("tap0", is_tap=True), ScalingSettings()
+    world.scalers.way, world.scalers.settings = Route("tap0", is_tap=True), ScalingSettings()
     vm_of = machine_of(vm("web", scaling=HERE, nics=[{"backend": "warm"}]))
     assert vm_of.spec.scaling is not None
-    machine = Machine("default/web", "uid", "Running", started=spec_of(vm_of))
+    machine = MachineView("default/web", "uid", "Running", started=spec_of(vm_of))
     with pytest.raises(Denied, match="of another machine"):
-        scaled_of(vm_of, vm_of.spec.scaling, machine, world.told)
+        scaled_machine(vm_of, vm_of.spec.scaling, machine, world.scalers)
 
 
 def test_ipv4_in_other_words_is_in_no_network() -> None:
@@ -421,8 +421,8 @@ def test_and_what_it_does_not_use_of_its_permit_is_given_back(world: World) -> N
 
 
 def test_cpu_time_beyond_what_its_cpus_can_use_is_nothing_that_it_was_given(world: World) -> None:
-    there = world.machines.known[KEY]
-    world.machines.known[KEY] = replace(there, applied=replace(there.applied, cpu_milli=4000))
+    there = world.machines.views[KEY]
+    world.machines.views[KEY] = replace(there, applied=replace(there.applied, cpu_milli=4000))
     world.round()
     assert world.status()["applied"]["cpus"] == "2"
 
@@ -437,62 +437,66 @@ def test_where_nobody_scales_it_has_what_its_spec_says_and_tells_why(world: Worl
 
 class TestBody:
     @pytest.mark.parametrize(
-        ("has", "target", "asked"),
+        ("has", "target", "expected"),
         [
-            (Amounts(1000, 1, GIB), Resources(1000, GIB), []),
-            (Amounts(1000, 1, GIB), Resources(2000, 2 * GIB), [("memory", 2 * GIB), ("cpu", 2000), ("vcpus", 2)]),
-            (Amounts(1000, 1, GIB), Resources(1250, GIB), [("cpu", 1250), ("vcpus", 2)]),
-            (Amounts(2000, 2, 2 * GIB), Resources(1000, GIB), [("memory", GIB), ("cpu", 1000), ("vcpus", 1)]),
-            (Amounts(1250, 2, GIB), Resources(2000, GIB), [("cpu", 2000)]),
-            (Amounts(1500, 2, GIB), Resources(1250, GIB), [("cpu", 1250)]),
+            (MachineAmounts(1000, 1, GIB), Resources(1000, GIB), []),
+            (
+                MachineAmounts(1000, 1, GIB),
+                Resources(2000, 2 * GIB),
+                [("memory", 2 * GIB), ("cpu", 2000), ("vcpus", 2)],
+            ),
+            (MachineAmounts(1000, 1, GIB), Resources(1250, GIB), [("cpu", 1250), ("vcpus", 2)]),
+            (MachineAmounts(2000, 2, 2 * GIB), Resources(1000, GIB), [("memory", GIB), ("cpu", 1000), ("vcpus", 1)]),
+            (MachineAmounts(1250, 2, GIB), Resources(2000, GIB), [("cpu", 2000)]),
+            (MachineAmounts(1500, 2, GIB), Resources(1250, GIB), [("cpu", 1250)]),
         ],
     )
     def test_memory_first_then_the_bound_of_its_time_and_then_its_cpus(
-        self, has: Amounts, target: Resources, asked: list[tuple[str, int]]
+        self, has: MachineAmounts, target: Resources, expected: list[tuple[str, int]]
     ) -> None:
-        assert list(steps(has, target, spec_of(machine_of(vm())))) == asked
+        assert list(scaling_steps(has, target, spec_of(machine_of(vm())))) == expected
 
     @given(st.integers(0, 4 * GIB), st.sampled_from(sorted(BY_METHOD)))
     def test_memory_is_the_most_that_can_be_made_and_is_not_more(self, amount: int, method: str) -> None:
         spec = BY_METHOD[method]
-        made, block = whole_memory(amount, spec), spec.dimm_bytes or MEMORY_BLOCK
+        made, block = memory_rounded_down(amount, spec), spec.dimm_bytes or MEMORY_BLOCK
         assert (made - GIB // 2) % block == 0
         assert made == GIB // 2 or amount - block < made <= amount
 
     def change(self, world: World, target: Resources) -> Resources:
         came = asyncio.run(self.body(world).change(target))
-        return came.reached if isinstance(came, Refused) else came
+        return came.reached if isinstance(came, ChangeRefused) else came
 
-    def body(self, world: World, **changed: str) -> MachineBody:
+    def body(self, world: World, **changed: str) -> MachineActuator:
         uid = world.store.get("VirtualMachine", "default", "web")["metadata"]["uid"]
-        names = {"owner": uid, "run": world.machines.known[KEY].id, **changed}
-        return MachineBody(world.platform, KEY, lanes=self.lanes, **names)
+        names = {"owner": uid, "run": world.machines.views[KEY].id, **changed}
+        return MachineActuator(world.operations, KEY, executors=self.executors, **names)
 
     @pytest.fixture(autouse=True)
     def with_lanes(self) -> Iterator[None]:
-        self.lanes = Lanes(2)
+        self.executors = MachineExecutors(2)
         yield
-        self.lanes.close()
+        self.executors.close()
 
     def test_it_never_changes_another_run_of_the_machine(self, world: World) -> None:
         body = self.body(world, run="run-before")
-        with pytest.raises(Denied, match="another run of machine default/web"):
+        with pytest.raises(Denied, match="machine default/web has been restarted"):
             asyncio.run(body.change(Resources(3000, GIB)))
         with pytest.raises(Denied):
             asyncio.run(body.look())
-        assert "scale default/web" not in world.machines.told
+        assert "scale default/web" not in world.machines.calls
 
     def test_nor_does_it_go_on_with_another_run(self, world: World) -> None:
         body, scale = self.body(world), world.machines.scale
 
         def restarts(key: str, what: str, amount: int, deadline: Deadline) -> None:
             scale(key, what, amount, deadline)
-            world.machines.known[KEY] = replace(world.machines.known[KEY], id="another run")
+            world.machines.views[KEY] = replace(world.machines.views[KEY], id="another run")
 
         world.machines.scale = restarts  # type: ignore[method-assign]
         with pytest.raises(Denied):
             asyncio.run(body.change(Resources(3000, 2 * GIB)))
-        assert world.machines.told.count("scale default/web") == 1
+        assert world.machines.calls.count("scale default/web") == 1
 
     def test_nobody_waits_and_no_further_step_is_begun(self, world: World) -> None:
         body, scale = self.body(world), world.machines.scale
@@ -517,11 +521,11 @@ class TestBody:
             return await looking
 
         assert asyncio.run(main()) == Resources(2000, 2 * GIB)
-        assert world.machines.told.count("scale default/web") == 1
+        assert world.machines.calls.count("scale default/web") == 1
 
     def test_what_it_has_then_is_read_back(self, world: World) -> None:
         assert self.change(world, Resources(3000, 2 * GIB)) == Resources(3000, 2 * GIB)
-        assert world.machines.known[KEY].observed.memory_bytes == 2 * GIB
+        assert world.machines.views[KEY].observed.memory_bytes == 2 * GIB
 
     def test_a_guest_that_refuses_is_no_failure(self, world: World) -> None:
         world.machines.stubborn.add(KEY)
@@ -572,8 +576,8 @@ class TestBody:
         body = self.body(world)
         for _ in range(3):
             came = asyncio.run(body.change(Resources(3000, 2 * GIB)))
-        assert isinstance(came, Refused)
-        assert (came.code, came.why, came.most_cpu) == (code, "there is a cause", most_cpu)
+        assert isinstance(came, ChangeRefused)
+        assert (came.code, came.why, came.max_cpu) == (code, "there is a cause", most_cpu)
         assert caplog.text.count("there is a cause") == 1
 
     def test_what_could_not_be_done_is_told(self, world: World) -> None:
@@ -582,11 +586,11 @@ class TestBody:
             self.change(world, Resources(3000, GIB))
 
     def test_it_never_changes_another_machine_of_the_same_name(self, world: World) -> None:
-        world.machines.known[KEY] = replace(world.machines.known[KEY], uid="another")
+        world.machines.views[KEY] = replace(world.machines.views[KEY], uid="another")
         with pytest.raises(Denied):
             self.change(world, Resources(3000, GIB))
 
     def test_what_qemu_was_asked_for_and_has_not_got_yet_counts(self, world: World) -> None:
-        there = world.machines.known[KEY]
-        world.machines.known[KEY] = replace(there, applied=replace(there.applied, memory_bytes=2 * GIB))
+        there = world.machines.views[KEY]
+        world.machines.views[KEY] = replace(there, applied=replace(there.applied, memory_bytes=2 * GIB))
         assert asyncio.run(self.body(world).look()) == Resources(2000, 2 * GIB)

@@ -9,36 +9,40 @@ import pytest
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
-from devalloc_node.machine.home import HOST, NoHomes
-from devalloc_node.machine.spec import CPU, Bounds, MachineSpec, Nic
-from devalloc_node.warm.errors import TryAgain
-from devalloc_node.warm.homes import WarmHomes
+from devalloc_node.machine.spec import CPU, HOST_SANDBOX, AmountBounds, MachineSpec, Nic, NoSandboxes
+from devalloc_node.warm.errors import NotEnoughSetups
 from devalloc_node.warm.pool import Pool
-from devalloc_node.warm.records import Record
+from devalloc_node.warm.records import SetupRecord
+from devalloc_node.warm.sandboxes import WarmSandboxes
 from devalloc_node.warm.setup import Setup, WarmConfig
-from tests.support.patience import soon
-from tests.support.toysetups import BOOT, Toy, host, opened
+from tests.support.deadlines import soon
+from tests.support.toy_setups import BOOT, ToyPart, host, opened
 
 WEB = MachineSpec(
-    "default", "web", "uid", Bounds(CPU, 2 * CPU, CPU), Bounds(1 << 30, 1 << 30, 1 << 30), nics=(Nic(warm=True),)
+    "default",
+    "web",
+    "uid",
+    AmountBounds(CPU, 2 * CPU, CPU),
+    AmountBounds(1 << 30, 1 << 30, 1 << 30),
+    nics=(Nic(warm=True),),
 )
 OTHER = replace(WEB, name="other")
 
 
 @pytest.fixture
-def toy() -> Toy:
-    return Toy()
+def toy() -> ToyPart:
+    return ToyPart()
 
 
 def owners(pool: Pool) -> list[tuple[str, str]]:
     return [(taken.owner, taken.request) for taken in pool.taken()]
 
 
-def test_a_run_has_one_home_however_often_it_asks_and_its_next_run_another(tmp_path: Path, toy: Toy) -> None:
+def test_a_run_has_one_home_however_often_it_asks_and_its_next_run_another(tmp_path: Path, toy: ToyPart) -> None:
     with opened(tmp_path, toy) as pool:
-        homes = WarmHomes(pool)
+        homes = WarmSandboxes(pool)
         home = homes.give(WEB, "run-1")
-        assert home == homes.give(WEB, "run-1") != HOST
+        assert home == homes.give(WEB, "run-1") != HOST_SANDBOX
         assert homes.give(WEB, "run-2") != home
         assert owners(pool) == [("machine/default/web", "run-2")], "what a start that was cut off left is given back"
         homes.give(OTHER, "run-2")
@@ -48,13 +52,15 @@ def test_a_run_has_one_home_however_often_it_asks_and_its_next_run_another(tmp_p
         assert len(toy.there) == 1
 
 
-def test_cpus_are_those_of_its_bound_and_of_its_numa_node_and_free_when_it_has_ended(tmp_path: Path, toy: Toy) -> None:
+def test_cpus_are_those_of_its_bound_and_of_its_numa_node_and_free_when_it_has_ended(
+    tmp_path: Path, toy: ToyPart
+) -> None:
     with opened(tmp_path, toy, vcpus_per_cpu=1) as pool:
-        homes = WarmHomes(pool)
+        homes = WarmSandboxes(pool)
         assert homes.give(WEB, "run").cpus == ()
         pinned = replace(OTHER, pinned=True, numa_node=1)
         assert homes.give(pinned, "run").cpus == (2, 3)
-        with pytest.raises(TryAgain, match="2 vCPUs want as many CPUs"):
+        with pytest.raises(NotEnoughSetups, match="not enough CPUs"):
             homes.give(replace(pinned, name="third"), "run")
         with pytest.raises(Denied, match="machines may use node 7: none") as never:
             homes.give(replace(pinned, name="third", numa_node=7), "run")
@@ -63,66 +69,68 @@ def test_cpus_are_those_of_its_bound_and_of_its_numa_node_and_free_when_it_has_e
         assert homes.give(replace(pinned, name="third"), "run").cpus == (2, 3)
 
 
-def test_what_machines_of_an_earlier_plugin_have_left_is_swept_and_nothing_of_others(tmp_path: Path, toy: Toy) -> None:
+def test_what_machines_of_an_earlier_plugin_have_left_is_swept_and_nothing_of_others(
+    tmp_path: Path, toy: ToyPart
+) -> None:
     with opened(tmp_path, toy) as pool:
-        homes = WarmHomes(pool)
+        homes = WarmSandboxes(pool)
         homes.give(WEB, "run")
         homes.give(OTHER, "run")
         pool.take("web-7", "run")
     homes.take_back(WEB.key)  # while no pool is open, as when the next plugin starts
     with opened(tmp_path, toy) as pool:
-        asked = []
+        calls = []
 
         def lives_in(key: str, run: str) -> bool:
-            asked.append((key, run))
+            calls.append((key, run))
             return key == OTHER.key
 
-        WarmHomes(pool).sweep(lives_in)
-        assert sorted(asked) == [("default/other", "run"), ("default/web", "run")]
+        WarmSandboxes(pool).sweep(lives_in)
+        assert sorted(calls) == [("default/other", "run"), ("default/web", "run")]
         assert sorted(owners(pool)) == [("machine/default/other", "run"), ("web-7", "run")]
 
 
-def test_names_of_machines_may_be_as_long_as_names_can_be(tmp_path: Path, toy: Toy) -> None:
+def test_names_of_machines_may_be_as_long_as_names_can_be(tmp_path: Path, toy: ToyPart) -> None:
     with opened(tmp_path, toy) as pool:
-        WarmHomes(pool).give(replace(WEB, namespace="n" * 63, name="m" * 253), "f" * 36)
+        WarmSandboxes(pool).give(replace(WEB, namespace="n" * 63, name="m" * 253), "f" * 36)
         assert len(pool.taken()) == 1
 
 
 def test_a_node_without_setups_says_so() -> None:
-    with pytest.raises(Denied, match="machine default/web is to live in a warm setup") as refused:
-        NoHomes().give(WEB, "run")
+    with pytest.raises(Denied, match="machine default/web requires a warm setup") as refused:
+        NoSandboxes().give(WEB, "run")
     assert (refused.value.code, refused.value.retryable) == ("PoolMissing", False)
 
 
-def test_nobody_gives_back_what_its_owner_changes_just_then(tmp_path: Path, toy: Toy) -> None:
+def test_nobody_gives_back_what_its_owner_changes_just_then(tmp_path: Path, toy: ToyPart) -> None:
     with opened(tmp_path, toy) as pool:
         name = pool.take("a").setup.id
-        with pool._shelf.changing(name), pytest.raises(Denied) as refused:
+        with pool._pool_state.changing(name), pytest.raises(Denied) as refused:
             pool.give_back(name, soon())
         assert (refused.value.code, refused.value.retryable) == ("SetupBusy", True)
         pool.give_back(name, soon())
 
 
-def test_nobody_is_told_of_a_setup_that_is_given_back_just_then(tmp_path: Path, toy: Toy) -> None:
-    told: list[str] = []
+def test_nobody_is_told_of_a_setup_that_is_given_back_just_then(tmp_path: Path, toy: ToyPart) -> None:
+    answers: list[str] = []
 
-    def ask_again(record: Record, due: Deadline) -> None:
+    def ask_again(record: SetupRecord, due: Deadline) -> None:
         try:
-            told.append(pool.take("a", "request").setup.id)
+            answers.append(pool.take("a", "request").setup.id)
         except Denied as error:
-            told.append(error.code)
+            answers.append(error.code)
 
     with opened(tmp_path, toy) as pool:
         name = pool.take("a", "request").setup.id
         pool._await_quiet = ask_again  # type: ignore[method-assign]
         pool.give_back(name, soon())
-        assert told == ["SetupBusy"]
+        assert answers == ["SetupBusy"]
         assert pool.take("a", "request").setup.id != name
 
 
 def test_one_that_was_made_for_a_machine_and_not_given_is_for_nobody_else(tmp_path: Path) -> None:
-    waits = Toy(name="machine")  # as the machine that is to wait in each setup
-    folder = Toy(name="folder")
+    waits = ToyPart(name="machine")  # as the machine that is to wait in each setup
+    folder = ToyPart(name="folder")
     config = WarmConfig(run=tmp_path / "run", namespaces=tmp_path / "netns")
     pool = Pool(config, BOOT, parts=[folder, waits], cpus=lambda: next(hosts))
     hosts = iter([host({0: "0-1"})] * 2)
@@ -130,15 +138,15 @@ def test_one_that_was_made_for_a_machine_and_not_given_is_for_nobody_else(tmp_pa
 
     def others_were_faster(setup: Setup) -> None:
         for cpu in (0, 1):  # while it is made
-            record = replace(Record(f"x{cpu}", "taken", BOOT), cpus=(cpu,))
-            pool._shelf.taken[record.id] = record
+            record = replace(SetupRecord(f"x{cpu}", "taken", BOOT), cpus=(cpu,))
+            pool._pool_state.taken[record.id] = record
 
     folder.making = others_were_faster
     pool.config = replace(config, vcpus_per_cpu=1)
-    with pytest.raises(TryAgain, match="1 vCPUs want as many CPUs"):
+    with pytest.raises(NotEnoughSetups, match="not enough CPUs"):
         pool.take("machine/default/web", "run", vcpus=1, bare=True)
     assert (pool.status().ready, pool.status().removing, waits.there) == (0, 1, [])
-    pool._shelf.taken.clear()
+    pool._pool_state.taken.clear()
     pool.look()
     assert (folder.there, pool.status().total) == ([], 0)
     pool.close(soon())
@@ -146,11 +154,11 @@ def test_one_that_was_made_for_a_machine_and_not_given_is_for_nobody_else(tmp_pa
 
 def test_what_waits_is_adopted_by_who_has_taken_it_also_through_a_link(tmp_path: Path) -> None:
     config = WarmConfig(run=tmp_path / "run", namespaces=tmp_path / "netns")
-    pool = Pool(config, BOOT, parts=[Toy(name="machine")])
+    pool = Pool(config, BOOT, parts=[ToyPart(name="machine")])
     pool.open()
     pool.fill(1)
-    homes = WarmHomes(pool)
-    waits = pool._builder.setup_of(pool._shelf.ready[0]).qmp
+    homes = WarmSandboxes(pool)
+    waits = pool._builder.setup_of(pool._pool_state.ready[0]).qmp
     assert waits is not None
     (tmp_path / "link").symlink_to(waits)
     for socket in (waits, tmp_path / "link"):

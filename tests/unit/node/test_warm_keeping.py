@@ -8,27 +8,27 @@ from pathlib import Path
 
 import pytest
 
-from devalloc_node.warm.keeping import Keeper
+from devalloc_node.warm.background import PoolBackground
 from devalloc_node.warm.setup import Setup
-from tests.support.toysetups import Toy, opened
+from tests.support.toy_setups import ToyPart, opened
 
 
 @pytest.fixture
-def toy() -> Toy:
-    return Toy()
+def toy() -> ToyPart:
+    return ToyPart()
 
 
 def test_a_setup_is_forgotten_once_nobody_has_lived_in_it_for_so_long_without_a_break(
-    tmp_path: Path, toy: Toy, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, toy: ToyPart, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
     lived_in: list[str] = []
     monkeypatch.setattr(
-        "devalloc_node.warm.clearing.occupants",
+        "devalloc_node.warm.teardown.occupants",
         lambda setups, own: {setup.id: ["somebody"] for setup in setups if setup.id in lived_in},
     )
     with opened(tmp_path, toy, lease_seconds=300.0) as pool:
-        keeper = Keeper(pool, clock=lambda: now)
+        keeper = PoolBackground(pool, clock=lambda: now)
         left, used = pool.take("a").setup.id, pool.take("b").setup.id
         for now, lives in ((0.0, []), (200.0, [used]), (299.0, []), (300.0, []), (598.0, []), (599.0, [])):
             lived_in[:] = lives
@@ -38,7 +38,7 @@ def test_a_setup_is_forgotten_once_nobody_has_lived_in_it_for_so_long_without_a_
 
 
 def test_what_cannot_be_made_is_tried_again_after_a_while_and_each_time_a_longer_one(
-    tmp_path: Path, toy: Toy, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, toy: ToyPart, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []
 
@@ -57,5 +57,5 @@ def test_what_cannot_be_made_is_tried_again_after_a_while_and_each_time_a_longer
     toy.making = broken
     with opened(tmp_path, toy, target=1) as pool:
         monkeypatch.setattr(pool, "await_change", lambda seconds: stop.set())  # what is wanted is there
-        Keeper(pool, clock=lambda: 0.0).keep(stop)
+        PoolBackground(pool, clock=lambda: 0.0).keep(stop)
         assert (pauses, pool.status().ready) == ([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0], 1)

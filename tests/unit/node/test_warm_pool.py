@@ -13,24 +13,24 @@ from pathlib import Path
 import pytest
 
 from devalloc_node.errors import Denied, Failed, NodeError
-from devalloc_node.warm.errors import NotTaken, TryAgain
+from devalloc_node.warm.errors import NotEnoughSetups, SetupNotTaken
 from devalloc_node.warm.pool import Pool
-from devalloc_node.warm.records import Record, Records
+from devalloc_node.warm.records import SetupRecord, SetupRecords
 from devalloc_node.warm.setup import Setup, WarmConfig
-from tests.support.patience import soon
-from tests.support.toysetups import BOOT, Toy, host, opened
+from tests.support.deadlines import soon
+from tests.support.toy_setups import BOOT, ToyPart, host, opened
 
 
 @pytest.fixture
-def toy() -> Toy:
-    return Toy()
+def toy() -> ToyPart:
+    return ToyPart()
 
 
 def broken(setup: Setup) -> None:
     raise OSError(errno.EIO, "Input/output error")
 
 
-def test_those_that_are_ready_go_first_in_first_out_and_then_one_is_made(tmp_path: Path, toy: Toy) -> None:
+def test_those_that_are_ready_go_first_in_first_out_and_then_one_is_made(tmp_path: Path, toy: ToyPart) -> None:
     """Fill(3), then Get four times."""
     with opened(tmp_path, toy, workers=1) as pool:
         pool.fill(3)
@@ -42,50 +42,52 @@ def test_those_that_are_ready_go_first_in_first_out_and_then_one_is_made(tmp_pat
         assert [each.setup.id for each in pool.status().taken] == sorted(taken, key=taken.index)
 
 
-def test_filling_nothing_makes_nothing(tmp_path: Path, toy: Toy) -> None:
+def test_filling_nothing_makes_nothing(tmp_path: Path, toy: ToyPart) -> None:
     with opened(tmp_path, toy) as pool:
         pool.fill(0)
         assert toy.there == []
 
 
-def test_what_comes_back_comes_back_once(tmp_path: Path, toy: Toy) -> None:
+def test_what_comes_back_comes_back_once(tmp_path: Path, toy: ToyPart) -> None:
     """ReturnByVmid twice: done, then the error that nobody has it."""
     with opened(tmp_path, toy) as pool:
         name = pool.take("a").setup.id
         pool.give_back(name, soon())
         assert toy.there == []
         for unknown in (name, "warm-never", "../../etc", ""):
-            with pytest.raises(NotTaken) as refused:
+            with pytest.raises(SetupNotTaken) as refused:
                 pool.give_back(unknown, soon())
             assert (refused.value.code, refused.value.retryable) == ("SetupNotTaken", False)
         pool.fill(1)
-        with pytest.raises(NotTaken):
+        with pytest.raises(SetupNotTaken):
             pool.give_back(toy.there[0], soon())  # which is ready, and nobody's
 
 
-def test_no_more_than_may_be(tmp_path: Path, toy: Toy) -> None:
+def test_no_more_than_may_be(tmp_path: Path, toy: ToyPart) -> None:
     with opened(tmp_path, toy, most=3) as pool:
         pool.fill(2)
-        with pytest.raises(TryAgain, match="2 more warm setups would be 4, and 3 may be: 0 are taken") as short:
+        with pytest.raises(
+            NotEnoughSetups, match="2 more warm setups would make 4, but the maximum is 3: 0 are taken"
+        ) as short:
             pool.fill(2)
         assert (short.value.short, short.value.retryable) == ("setups", True)
         assert len(toy.there) == 2, "none was made"
         taken = [pool.take("a") for _ in range(3)]
-        with pytest.raises(TryAgain):
+        with pytest.raises(NotEnoughSetups):
             pool.take("a")
         pool.give_back(taken[0].setup.id, soon())
         pool.take("a")
 
 
-def test_without_making_on_demand_who_finds_none_is_to_ask_again(tmp_path: Path, toy: Toy) -> None:
+def test_without_making_on_demand_who_finds_none_is_to_ask_again(tmp_path: Path, toy: ToyPart) -> None:
     with opened(tmp_path, toy, on_demand=False) as pool:
-        with pytest.raises(TryAgain, match="no warm setup is ready, and 0 are being made"):
+        with pytest.raises(NotEnoughSetups, match="no warm setup is ready; 0 are being created"):
             pool.take("a")
         pool.fill(1)
         pool.take("a")
 
 
-def test_after_the_first_error_nobody_begins_another_one(tmp_path: Path, toy: Toy) -> None:
+def test_after_the_first_error_nobody_begins_another_one(tmp_path: Path, toy: ToyPart) -> None:
     turns = iter(range(1000))
 
     def first_fails(setup: Setup) -> None:
@@ -101,26 +103,26 @@ def test_after_the_first_error_nobody_begins_another_one(tmp_path: Path, toy: To
         assert pool.status().making == 0
 
 
-def test_why_a_machine_cannot_wait_is_told_in_its_words(tmp_path: Path, toy: Toy) -> None:
+def test_why_a_machine_cannot_wait_is_told_in_its_words(tmp_path: Path, toy: ToyPart) -> None:
     def nowhere(setup: Setup) -> None:
         raise Denied("PathNotAllowed", "kernel /nope is not below a folder")
 
     toy.making = nowhere
     with opened(tmp_path, toy) as pool:
-        with pytest.raises(Failed, match=r"^the toy of setup \S+ cannot be made: kernel /nope is not below") as failed:
+        with pytest.raises(Failed, match=r"^cannot create the toy of setup \S+: kernel /nope is not below") as failed:
             pool.take("a")
         assert (failed.value.code, failed.value.retryable) == ("SetupFailed", False)
         assert (pool.status().total, toy.there) == (0, [])
 
 
-def test_the_first_error_of_filling_is_told_and_what_was_made_is_kept(tmp_path: Path, toy: Toy) -> None:
+def test_the_first_error_of_filling_is_told_and_what_was_made_is_kept(tmp_path: Path, toy: ToyPart) -> None:
     def third_fails(setup: Setup) -> None:
         if len(toy.there) == 2:
             broken(setup)
 
     toy.making = third_fails
     with opened(tmp_path, toy, workers=1) as pool:
-        with pytest.raises(Failed, match=r"the toy of setup warm-.* cannot be made: Input/output error$") as failed:
+        with pytest.raises(Failed, match=r"cannot create the toy of setup warm-.*: Input/output error$") as failed:
             pool.fill(5)
         assert (failed.value.code, failed.value.retryable) == ("SetupFailed", True)
         status = pool.status()
@@ -131,7 +133,7 @@ def test_the_first_error_of_filling_is_told_and_what_was_made_is_kept(tmp_path: 
         assert (pool.status().ready, pool.status().problem) == (5, "")
 
 
-def test_setups_are_made_at_the_same_time_and_never_under_the_lock(tmp_path: Path, toy: Toy) -> None:
+def test_setups_are_made_at_the_same_time_and_never_under_the_lock(tmp_path: Path, toy: ToyPart) -> None:
     together = threading.Barrier(3)  # nobody gets on before three are being made, and the status is asked meanwhile
 
     def wait(setup: Setup) -> None:
@@ -144,13 +146,13 @@ def test_setups_are_made_at_the_same_time_and_never_under_the_lock(tmp_path: Pat
         assert pool.status().ready == 3
 
 
-def test_what_cannot_be_removed_is_not_forgotten_and_takes_its_place(tmp_path: Path, toy: Toy) -> None:
+def test_what_cannot_be_removed_is_not_forgotten_and_takes_its_place(tmp_path: Path, toy: ToyPart) -> None:
     with opened(tmp_path, toy, most=1) as pool:
         name = pool.take("a").setup.id
         toy.removing = broken
         pool.give_back(name, soon())
         assert (pool.status().removing, pool.status().failures) == (1, 1)
-        with pytest.raises(TryAgain, match="1 being removed"):
+        with pytest.raises(NotEnoughSetups, match="1 being removed"):
             pool.take("b")
         toy.removing = lambda setup: None
         pool.look()
@@ -158,7 +160,7 @@ def test_what_cannot_be_removed_is_not_forgotten_and_takes_its_place(tmp_path: P
         assert pool.take("b").setup.id != name
 
 
-def test_who_repeats_a_request_has_the_same_setup_and_nobody_else_has(tmp_path: Path, toy: Toy) -> None:
+def test_who_repeats_a_request_has_the_same_setup_and_nobody_else_has(tmp_path: Path, toy: ToyPart) -> None:
     with opened(tmp_path, toy) as pool:
         first = pool.take("a", "r1")
         assert pool.take("a", "r1") == first
@@ -168,9 +170,9 @@ def test_who_repeats_a_request_has_the_same_setup_and_nobody_else_has(tmp_path: 
         assert pool.take("a", "r1").setup.id != first.setup.id
 
 
-def test_who_repeats_a_request_that_is_still_answered_is_to_wait(tmp_path: Path, toy: Toy) -> None:
+def test_who_repeats_a_request_that_is_still_answered_is_to_wait(tmp_path: Path, toy: ToyPart) -> None:
     def ask_again(setup: Setup) -> None:
-        with pytest.raises(Denied, match="request r of a is under way already") as refused:
+        with pytest.raises(Denied, match="request r of a is already in progress") as refused:
             pool.take("a", "r")
         assert (refused.value.code, refused.value.retryable) == ("SetupBusy", True)
 
@@ -181,18 +183,18 @@ def test_who_repeats_a_request_that_is_still_answered_is_to_wait(tmp_path: Path,
         assert toy.there == [first.setup.id]
 
 
-def test_what_somebody_has_taken_away_is_given_to_nobody(tmp_path: Path, toy: Toy) -> None:
+def test_what_somebody_has_taken_away_is_given_to_nobody(tmp_path: Path, toy: ToyPart) -> None:
     with opened(tmp_path, toy, workers=1) as pool:
         pool.fill(3)
-        gone, kept, gone_too = list(toy.there)
+        gone, intact, gone_too = list(toy.there)
         toy.there.remove(gone)
-        assert pool.take("a").setup.id == kept
+        assert pool.take("a").setup.id == intact
         toy.there.remove(gone_too)
         pool.look()
         assert (pool.status().ready, pool.status().removing) == (0, 0)
 
 
-def test_each_setup_has_a_user_of_its_own_as_long_as_there_are_some(tmp_path: Path, toy: Toy) -> None:
+def test_each_setup_has_a_user_of_its_own_as_long_as_there_are_some(tmp_path: Path, toy: ToyPart) -> None:
     with opened(tmp_path, toy, users=range(7, 9)) as pool:
         first, second = pool.take("a").setup, pool.take("b").setup
         assert [first.user, second.user] == [7, 8]
@@ -208,7 +210,7 @@ def test_each_setup_has_a_user_of_its_own_as_long_as_there_are_some(tmp_path: Pa
 @pytest.mark.parametrize(
     "error", [PermissionError(errno.EPERM, "Operation not permitted"), OSError(errno.EBUSY, "Busy")]
 )
-def test_what_the_kernel_does_not_let_be_removed_stays_known(tmp_path: Path, toy: Toy, error: OSError) -> None:
+def test_what_the_kernel_does_not_let_be_removed_stays_known(tmp_path: Path, toy: ToyPart, error: OSError) -> None:
     def refuse(setup: Setup) -> None:
         raise error
 
@@ -223,18 +225,18 @@ def test_what_the_kernel_does_not_let_be_removed_stays_known(tmp_path: Path, toy
     assert toy.there == []
 
 
-def test_without_sight_of_all_processes_there_is_no_pool(tmp_path: Path, toy: Toy) -> None:
+def test_without_sight_of_all_processes_there_is_no_pool(tmp_path: Path, toy: ToyPart) -> None:
     config = WarmConfig(run=tmp_path / "run", namespaces=tmp_path / "netns")
     pool = Pool(config, BOOT, parts=[toy], blind=lambda: "only those of this container")
     with pytest.raises(Denied, match="only those of this container") as refused:
         pool.open()
     assert refused.value.code == "ProcessesUnseen"
-    with pytest.raises(TryAgain):
+    with pytest.raises(NotEnoughSetups):
         pool.take("a")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_pool_that_could_not_be_opened_can_be_tried_again(tmp_path: Path, toy: Toy) -> None:
+def test_a_pool_that_could_not_be_opened_can_be_tried_again(tmp_path: Path, toy: ToyPart) -> None:
     pool = Pool(WarmConfig(run=tmp_path / "run", namespaces=tmp_path / "netns"), BOOT, parts=[toy])
     (tmp_path / "run" / "lock").mkdir(parents=True)
     with pytest.raises(Failed, match="cannot lock"):
@@ -248,7 +250,7 @@ def test_a_pool_that_could_not_be_opened_can_be_tried_again(tmp_path: Path, toy:
 
     make_folder = pool._records.make_folder
     pool._records.make_folder = lambda: [make_folder(), unreadable()]  # type: ignore[assignment, method-assign]
-    with pytest.raises(Failed, match="records of warm setups cannot be kept"):
+    with pytest.raises(Failed, match="cannot store records of warm setups"):
         pool.open()
     pool._records.make_folder = make_folder  # type: ignore[method-assign]
     pool.open()
@@ -257,13 +259,14 @@ def test_a_pool_that_could_not_be_opened_can_be_tried_again(tmp_path: Path, toy:
 
 
 def test_a_pool_opens_though_it_is_not_seen_now_who_lives_in_what_is_to_go(
-    tmp_path: Path, toy: Toy, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, toy: ToyPart, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = WarmConfig(run=tmp_path / "run", namespaces=tmp_path / "netns")
     killed = Pool(config, BOOT, parts=[toy])
     killed.open()
     killed.fill(1)
-    os.close(killed._lock)
+    assert killed._lock is not None
+    killed._lock.close()
     toy.there.clear()  # so that it is not whole
     pool = Pool(config, BOOT, parts=[toy])
     with monkeypatch.context() as blind:
@@ -273,7 +276,7 @@ def test_a_pool_opens_though_it_is_not_seen_now_who_lives_in_what_is_to_go(
                 raise Failed("ProcessesUnseen", "out of file descriptors")
             return {}
 
-        blind.setattr("devalloc_node.warm.clearing.occupants", unseen)
+        blind.setattr("devalloc_node.warm.teardown.occupants", unseen)
         pool.open()
         assert pool.status().removing == 1
     pool.look()
@@ -281,12 +284,12 @@ def test_a_pool_opens_though_it_is_not_seen_now_who_lives_in_what_is_to_go(
     pool.close(soon())
 
 
-def test_machines_of_another_boot_take_nothing_of_the_host(tmp_path: Path, toy: Toy) -> None:
+def test_machines_of_another_boot_take_nothing_of_the_host(tmp_path: Path, toy: ToyPart) -> None:
     pool = Pool(WarmConfig(run=tmp_path / "run", namespaces=tmp_path / "netns"), BOOT, parts=[toy])
-    records = Records(tmp_path / "run" / "records")
+    records = SetupRecords(tmp_path / "run" / "records")
     records.make_folder()
     for name, boot in (("warm-1", BOOT), ("warm-2", "boot-0")):
-        records.put(Record(name, "taken", boot, cpu_milli=1000, memory_bytes=1 << 30))
+        records.put(SetupRecord(name, "taken", boot, cpu_milli=1000, memory_bytes=1 << 30))
     assert [use.id for use in pool.uses()] == ["warm-1"]
 
 
@@ -295,7 +298,7 @@ def test_that_a_setup_is_removed_can_be_written_though_no_space_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     folder, rename = tmp_path / "records", os.rename
-    records = Records(folder)
+    records = SetupRecords(folder)
     records.make_folder()
     spare = tmp_path / "spare"
 
@@ -306,12 +309,12 @@ def test_that_a_setup_is_removed_can_be_written_though_no_space_is_left(
 
     monkeypatch.setattr(os, "rename", full)
     with pytest.raises(Failed):
-        records.put(Record("warm-1", "ready", BOOT))
-    records.put(Record("warm-1", "removing", BOOT))
+        records.put(SetupRecord("warm-1", "ready", BOOT))
+    records.put(SetupRecord("warm-1", "removing", BOOT))
     assert [path.name for path in folder.iterdir()] == ["warm-1.json"]
 
 
-def test_cpus_that_went_away_meanwhile_are_not_chosen(tmp_path: Path, toy: Toy) -> None:
+def test_cpus_that_went_away_meanwhile_are_not_chosen(tmp_path: Path, toy: ToyPart) -> None:
     there = [host({0: "0-1"}), host({0: "0-1"}, usable="1"), host({0: "0-1"})]
     config = WarmConfig(run=tmp_path / "run", namespaces=tmp_path / "netns")
     pool = Pool(config, BOOT, parts=[toy], cpus=lambda: there.pop(0))
@@ -322,7 +325,7 @@ def test_cpus_that_went_away_meanwhile_are_not_chosen(tmp_path: Path, toy: Toy) 
 
 
 def test_where_no_thread_can_be_had_nothing_counts_as_being_made(
-    tmp_path: Path, toy: Toy, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, toy: ToyPart, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened(tmp_path, toy, most=4) as pool:
         with monkeypatch.context() as short:
@@ -338,7 +341,7 @@ def test_where_no_thread_can_be_had_nothing_counts_as_being_made(
         assert pool.status().ready == 4
 
 
-def test_owners_are_texts_of_a_line(tmp_path: Path, toy: Toy) -> None:
+def test_owners_are_texts_of_a_line(tmp_path: Path, toy: ToyPart) -> None:
     with opened(tmp_path, toy) as pool:
         for owner, request in (("", ""), ("a\nb", ""), ("a" * 401, ""), ("a", "\x1b[2J")):
             with pytest.raises(Denied) as refused:
@@ -347,7 +350,7 @@ def test_owners_are_texts_of_a_line(tmp_path: Path, toy: Toy) -> None:
         assert toy.there == []
 
 
-def test_cpus_are_chosen_with_the_setup_and_free_again_with_it(tmp_path: Path, toy: Toy) -> None:
+def test_cpus_are_chosen_with_the_setup_and_free_again_with_it(tmp_path: Path, toy: ToyPart) -> None:
     with opened(tmp_path, toy, vcpus_per_cpu=1) as pool:
         first = pool.take("a", vcpus=2)
         assert first.pin is not None
@@ -356,7 +359,7 @@ def test_cpus_are_chosen_with_the_setup_and_free_again_with_it(tmp_path: Path, t
         assert second.pin is not None
         assert second.pin.cpus == (2, 3)
         assert pool.take("none").pin is None
-        with pytest.raises(TryAgain) as short:
+        with pytest.raises(NotEnoughSetups) as short:
             pool.take("c", vcpus=1)
         assert short.value.short == "cpus"
         with pytest.raises(Denied) as never:
@@ -364,10 +367,10 @@ def test_cpus_are_chosen_with_the_setup_and_free_again_with_it(tmp_path: Path, t
         assert never.value.code == "CpusTooFew"
         pool.give_back(first.setup.id, soon())
         assert pool.take("c", vcpus=1).pin is not None
-        assert len(toy.there) == 3, "whoever gets no CPUs gets no setup"
+        assert len(toy.there) == 3, "a caller that gets no CPUs gets no setup"
 
 
-def test_what_is_taken_is_known_to_the_next_plugin_and_the_rest_is_gone(tmp_path: Path, toy: Toy) -> None:
+def test_what_is_taken_is_known_to_the_next_plugin_and_the_rest_is_gone(tmp_path: Path, toy: ToyPart) -> None:
     with opened(tmp_path, toy) as pool:
         pool.fill(3)
         taken = pool.take("a", "r", vcpus=2)
@@ -379,7 +382,7 @@ def test_what_is_taken_is_known_to_the_next_plugin_and_the_rest_is_gone(tmp_path
     assert toy.there == []
 
 
-def test_what_a_killed_plugin_had_ready_is_ready_where_it_is_whole(tmp_path: Path, toy: Toy) -> None:
+def test_what_a_killed_plugin_had_ready_is_ready_where_it_is_whole(tmp_path: Path, toy: ToyPart) -> None:
     config = WarmConfig(run=tmp_path / "run", namespaces=tmp_path / "netns")
     killed = Pool(config, BOOT, parts=[toy])
     killed.open()
@@ -391,7 +394,7 @@ def test_what_a_killed_plugin_had_ready_is_ready_where_it_is_whole(tmp_path: Pat
         assert broken_one not in {pool.take("a").setup.id for _ in range(2)}
 
 
-def test_of_another_boot_nothing_is_taken_any_more(tmp_path: Path, toy: Toy) -> None:
+def test_of_another_boot_nothing_is_taken_any_more(tmp_path: Path, toy: ToyPart) -> None:
     with opened(tmp_path, toy) as pool:
         pool.take("a")
     with opened(tmp_path, toy, boot="boot-2") as pool:
@@ -400,7 +403,7 @@ def test_of_another_boot_nothing_is_taken_any_more(tmp_path: Path, toy: Toy) -> 
     assert len(toy.there) == 1, "what a reboot has ended is not ended again"
 
 
-def test_a_record_that_nobody_can_read_is_left_with_all_it_may_tell_of(tmp_path: Path, toy: Toy) -> None:
+def test_a_record_that_nobody_can_read_is_left_with_all_it_may_tell_of(tmp_path: Path, toy: ToyPart) -> None:
     with opened(tmp_path, toy) as pool:
         name = pool.take("a").setup.id
     record = tmp_path / "run" / "records" / f"{name}.json"
@@ -412,7 +415,7 @@ def test_a_record_that_nobody_can_read_is_left_with_all_it_may_tell_of(tmp_path:
         assert toy.there == [name]
 
 
-def test_where_records_cannot_be_written_nothing_is_taken_or_made(tmp_path: Path, toy: Toy) -> None:
+def test_where_records_cannot_be_written_nothing_is_taken_or_made(tmp_path: Path, toy: ToyPart) -> None:
     with opened(tmp_path, toy) as pool:
         pool.fill(1)
         records = tmp_path / "run" / "records"
@@ -429,16 +432,16 @@ def test_where_records_cannot_be_written_nothing_is_taken_or_made(tmp_path: Path
         pool.take("a")
 
 
-def test_a_closed_pool_gives_and_takes_nothing(tmp_path: Path, toy: Toy) -> None:
+def test_a_closed_pool_gives_and_takes_nothing(tmp_path: Path, toy: ToyPart) -> None:
     with opened(tmp_path, toy) as pool:
         pool.fill(1)
     for ask in (lambda: pool.take("a"), lambda: pool.fill(1), lambda: pool.give_back("x", soon())):
-        with pytest.raises(TryAgain) as short:
+        with pytest.raises(NotEnoughSetups) as short:
             ask()
         assert short.value.short == "pool"
 
 
-def test_many_at_once_never_have_one_setup_and_never_more_than_may_be(tmp_path: Path, toy: Toy) -> None:
+def test_many_at_once_never_have_one_setup_and_never_more_than_may_be(tmp_path: Path, toy: ToyPart) -> None:
     """Eight threads take and give back; a set of those in use is kept beside the pool."""
     using: set[str] = set()
     wrong: list[str] = []
@@ -448,7 +451,7 @@ def test_many_at_once_never_have_one_setup_and_never_more_than_may_be(tmp_path: 
         for _ in range(15):
             try:
                 name = pool.take("a").setup.id
-            except TryAgain:
+            except NotEnoughSetups:
                 continue
             with guard:
                 if name in using or pool.status().total > 5:
@@ -483,12 +486,12 @@ def test_words_of_an_admin_that_make_no_sense(wrong: dict[str, object]) -> None:
 
 def kill(pool: Pool) -> None:
     """What becomes of its lock when its process is killed."""
-    import os
 
-    os.close(pool._lock)
+    assert pool._lock is not None
+    pool._lock.close()
 
 
-def test_who_takes_and_returns_while_the_pool_closes_has_what_he_was_told(tmp_path: Path, toy: Toy) -> None:
+def test_who_takes_and_returns_while_the_pool_closes_has_what_he_was_told(tmp_path: Path, toy: ToyPart) -> None:
     """Ten times: four threads, each of which knows what it has, and a pool that ends in the middle of it."""
     guard = threading.Lock()
     for round_ in range(10):
@@ -496,7 +499,7 @@ def test_who_takes_and_returns_while_the_pool_closes_has_what_he_was_told(tmp_pa
         with opened(tmp_path, toy, target=2) as pool:
 
             def work(pool: Pool = pool, had: set[str] = had) -> None:
-                with suppress(TryAgain):
+                with suppress(NotEnoughSetups):
                     while True:
                         name = pool.take("a").setup.id
                         with guard:
@@ -506,7 +509,7 @@ def test_who_takes_and_returns_while_the_pool_closes_has_what_he_was_told(tmp_pa
                                 had.discard(name)
                             try:
                                 pool.give_back(name, soon())
-                            except TryAgain:
+                            except NotEnoughSetups:
                                 with guard:
                                     had.add(name)
                                 raise
@@ -518,7 +521,7 @@ def test_who_takes_and_returns_while_the_pool_closes_has_what_he_was_told(tmp_pa
             pool.close(soon())
             for thread in threads:
                 thread.join()
-            assert pool._shelf.is_quiet
+            assert pool._pool_state.is_quiet
         with opened(tmp_path, toy) as pool:
             assert {taken.setup.id for taken in pool.taken()} == had == set(toy.there)
             for name in had:

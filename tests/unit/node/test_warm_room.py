@@ -11,15 +11,15 @@ import pytest
 from devalloc_node.errors import Denied
 from devalloc_node.journal.sqlite import open_journal
 from devalloc_node.machine.config import MachineConfig
-from devalloc_node.machine.machines import Machines
-from devalloc_node.machine.translate import spec_of
-from devalloc_node.warm.errors import TryAgain
+from devalloc_node.machine.lifecycle import MachineLifecycle
+from devalloc_node.machine.spec import spec_of
+from devalloc_node.warm.errors import NotEnoughSetups
 from devalloc_node.warm.pool import Pool
 from devalloc_node.warm.setup import WarmConfig
-from tests.support.capacity import host
+from tests.support.capacity_fakes import host
+from tests.support.deadlines import soon
 from tests.support.machines import virtual_machine
-from tests.support.patience import soon
-from tests.support.toysetups import BOOT, Toy
+from tests.support.toy_setups import BOOT, ToyPart
 
 TEMPLATE = virtual_machine("any", memory={"min": "64Mi", "max": "128Mi"})
 WEB = virtual_machine("web", memory={"min": "64Mi", "max": "64Mi"})
@@ -30,7 +30,7 @@ ROOM = host(cpu=64, memory="256Mi", ratios={"cpu": "1"})
 class Plugin:
     """The parts of one that have to do with room."""
 
-    def __init__(self, folder: Path, toy: Toy, template: object = TEMPLATE) -> None:
+    def __init__(self, folder: Path, toy: ToyPart, template: object = TEMPLATE) -> None:
         self.journal = open_journal(folder / "journal")
         self.pool = Pool(
             WarmConfig(run=folder / "run", namespaces=folder / "netns", machine=template),  # type: ignore[arg-type]
@@ -39,7 +39,7 @@ class Plugin:
             admit=lambda machine, spec: self.machines.admitted(machine, spec, soon()),
         )
         config = MachineConfig(state=folder / "state")
-        self.machines = Machines(config, self.journal, host=ROOM, beside=self.pool.uses)
+        self.machines = MachineLifecycle(config, self.journal, host=ROOM, others=self.pool.uses)
 
     def admits(self) -> bool:
         try:
@@ -53,7 +53,7 @@ class Plugin:
 
 @pytest.fixture
 def plugin(tmp_path: Path) -> Iterator[Plugin]:
-    made = Plugin(tmp_path, Toy())
+    made = Plugin(tmp_path, ToyPart())
     with closing(made.journal):
         made.pool.open()
         yield made
@@ -62,7 +62,7 @@ def plugin(tmp_path: Path) -> Iterator[Plugin]:
 
 def test_as_many_wait_as_the_host_has_room_for_and_nobody_else_is_admitted_then(plugin: Plugin) -> None:
     assert plugin.admits()
-    with pytest.raises(TryAgain, match=r"does not fit on this host now: insufficient memory") as short:
+    with pytest.raises(NotEnoughSetups, match=r"does not fit on this host now: insufficient memory") as short:
         plugin.pool.fill(9)  # four at a time
     assert (short.value.short, short.value.retryable) == ("room", True)
     assert plugin.pool.status().ready == 4, "as many as there is room for, also where they are made at the same time"
@@ -70,7 +70,7 @@ def test_as_many_wait_as_the_host_has_room_for_and_nobody_else_is_admitted_then(
 
     taken = plugin.pool.take("platform")
     assert not plugin.admits(), "what its owner lets run takes as much"
-    with pytest.raises(TryAgain):
+    with pytest.raises(NotEnoughSetups):
         plugin.pool.fill(1)
     plugin.pool.give_back(taken.setup.id, soon())
     assert plugin.admits()
@@ -84,9 +84,9 @@ def test_who_brings_a_machine_of_his_own_needs_no_room_for_one_that_waits(plugin
 
 def test_those_of_an_earlier_plugin_and_of_one_beside_count_too(plugin: Plugin, tmp_path: Path) -> None:
     plugin.pool.fill(4)
-    beside = Plugin(tmp_path, Toy(), None)
-    with closing(beside.journal):
-        assert not beside.admits(), "its own pool is not open, for the other one has it"
+    other = Plugin(tmp_path, ToyPart(), None)
+    with closing(other.journal):
+        assert not other.admits(), "its own pool is not open, for the other one has it"
     for _ in range(4):
         plugin.pool.take("platform")
     plugin.pool.close(soon())
@@ -94,7 +94,7 @@ def test_those_of_an_earlier_plugin_and_of_one_beside_count_too(plugin: Plugin, 
 
 
 def test_a_setup_without_a_machine_takes_nothing(tmp_path: Path) -> None:
-    plugin = Plugin(tmp_path, Toy(), None)
+    plugin = Plugin(tmp_path, ToyPart(), None)
     with closing(plugin.journal):
         assert plugin.admits(), "also before there is any folder of records"
         plugin.pool.open()

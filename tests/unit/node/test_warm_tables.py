@@ -11,21 +11,21 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devalloc.inventory.capacity.cpus import written
+from devalloc.inventory.capacity.cpus import format_cpu_list
 from devalloc_node.errors import Denied
-from devalloc_node.warm.errors import TryAgain
-from devalloc_node.warm.identifiers import check_identifier, is_identifier, new_identifier
-from devalloc_node.warm.pinning import pin
+from devalloc_node.warm.cpu_pinning import choose_cpus
+from devalloc_node.warm.errors import NotEnoughSetups
 from devalloc_node.warm.requests import image_name, number, replica_request
-from tests.support.toysetups import host
+from devalloc_node.warm.setup import check_identifier, is_identifier, new_identifier
+from tests.support.toy_setups import host
 
 CASES: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "warm_cases.yaml").read_text())
 
 
 @pytest.mark.parametrize(("label", "text", "value"), CASES["numbers"])
 def test_numbers_of_labels(label: str, text: str | None, value: int) -> None:
-    said, note = number({} if text is None else {label: text}, label)
-    assert said == value
+    parsed, note = number({} if text is None else {label: text}, label)
+    assert parsed == value
     replaced = text is not None and not (text.isascii() and text.removeprefix("+").isdecimal() and int(text) == value)
     assert bool(note) == replaced, "what a label says is never replaced without a word"
     assert not note or (label in note and repr(text) in note and str(value) in note)
@@ -39,14 +39,14 @@ def test_images(image: str, name: str) -> None:
 @pytest.mark.parametrize("case", CASES["requests"], ids=lambda case: case["name"])
 def test_requests(case: dict[str, Any]) -> None:
     request = replica_request(case["labels"], case.get("env", {}), case["image"])
-    found = {
+    computed = {
         "cpu": request.size.cpu,
         "memory": request.size.memory,
         "notes": len(request.notes),
         "credentials": dict(request.credentials),
     }
     for name, expected in case["expect"].items():
-        assert (found[name] if name in found else getattr(request, name)) == expected, name
+        assert (computed[name] if name in computed else getattr(request, name)) == expected, name
     assert all(secret not in repr(request) for secret in request.credentials.values() if len(secret) > 2)
 
 
@@ -65,7 +65,7 @@ def test_identifiers() -> None:
     assert [text for text in CASES["identifiers"]["invalid"] if is_identifier(text)] == []
     assert is_identifier("a" * 76)
     assert not is_identifier("a" * 77)
-    with pytest.raises(Denied, match=r"the prefix is '\.\./up', and must be letters and digits"):
+    with pytest.raises(Denied, match=r"the prefix must be letters and digits"):
         check_identifier("prefix", "../up")
     made = {new_identifier("warm") for _ in range(1000)}
     assert len(made) == 1000
@@ -76,28 +76,28 @@ def test_identifiers() -> None:
 def test_pinning(case: dict[str, Any]) -> None:
     on, loads, chosen = host(case["nodes"], case.get("usable")), Counter[int](), []
     for vcpus in case["vcpus"]:
-        found = pin(on, loads, vcpus)
-        assert {node.id for node in on.nodes if node.cpus & set(found.cpus)} == set(found.nodes)
-        loads.update(found.cpus)
-        chosen.append(written(frozenset(found.cpus)))
+        pinned = choose_cpus(on, loads, vcpus)
+        assert {node.id for node in on.nodes if node.cpus & set(pinned.cpus)} == set(pinned.nodes)
+        loads.update(pinned.cpus)
+        chosen.append(format_cpu_list(frozenset(pinned.cpus)))
     assert chosen == case["expect"]
 
 
 def test_what_never_fits_is_denied_and_what_does_not_fit_now_may_be_asked_for_again() -> None:
     on = host({0: "0-1", 1: "2-3"})
-    with pytest.raises(Denied, match=r"5 vCPUs cannot .* on this host; .*node 0: 0-1; node 1: 2-3") as never:
-        pin(on, {}, 5)
+    with pytest.raises(Denied, match=r"not enough CPUs for 5 vCPUs on this host; .*node 0: 0-1; node 1: 2-3") as never:
+        choose_cpus(on, {}, 5)
     assert (never.value.code, never.value.retryable) == ("CpusTooFew", False)
     with pytest.raises(Denied, match="on one NUMA node") as never:
-        pin(on, {}, 3, one_node=True)
+        choose_cpus(on, {}, 3, one_node=True)
     assert not never.value.retryable
     loads = {0: 1, 2: 1}
-    with pytest.raises(TryAgain, match="1 on node 0, 1 on node 1") as now:
-        pin(on, loads, 2, most=1, one_node=True)
+    with pytest.raises(NotEnoughSetups, match="1 on node 0, 1 on node 1") as now:
+        choose_cpus(on, loads, 2, most=1, one_node=True)
     assert (now.value.code, now.value.short, now.value.retryable) == ("TryAgain", "cpus", True)
-    assert pin(on, loads, 2, most=1).cpus == (1, 3)
-    with pytest.raises(TryAgain):
-        pin(on, {0: 1, 1: 1, 2: 1}, 2, most=1)
+    assert choose_cpus(on, loads, 2, most=1).cpus == (1, 3)
+    with pytest.raises(NotEnoughSetups):
+        choose_cpus(on, {0: 1, 1: 1, 2: 1}, 2, most=1)
 
 
 @given(
@@ -114,12 +114,12 @@ def test_no_cpu_has_more_than_it_may_and_none_is_refused_that_there_is_room_for(
     for vcpus in machines:
         free = [sum(loads[cpu] < most for cpu in node.cpus) for node in on.nodes]
         try:
-            found = pin(on, loads, vcpus, most=most)
+            pinned = choose_cpus(on, loads, vcpus, most=most)
         except Denied:
             assert sum(free) < vcpus
             continue
-        assert len(set(found.cpus)) == vcpus
-        assert set(found.cpus) <= on.usable
-        assert (len(found.nodes) == 1) == (max(free) >= vcpus), "one node where one has room"
-        loads.update(found.cpus)
+        assert len(set(pinned.cpus)) == vcpus
+        assert set(pinned.cpus) <= on.usable
+        assert (len(pinned.nodes) == 1) == (max(free) >= vcpus), "one node where one has room"
+        loads.update(pinned.cpus)
         assert max(loads.values()) <= most

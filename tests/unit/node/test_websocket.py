@@ -7,10 +7,10 @@ import asyncio
 from websockets.protocol import SERVER
 from websockets.protocol import Protocol as Parser
 
-from devalloc_node.websocket import Limits, WebSocket
+from devalloc_node.net.websocket import WebSocket, WebSocketLimits
 
 
-class Told:
+class Listener:
     def __init__(self) -> None:
         self.why: list[str] = []
 
@@ -51,13 +51,13 @@ class Stuffed(asyncio.Transport):
 
 def test_what_a_peer_does_not_read_is_kept_up_to_a_limit_and_then_the_connection_ends() -> None:
     async def main() -> None:
-        told, transport = Told(), Stuffed()
-        socket = WebSocket(Parser(SERVER), told, Limits(unread=10_000))
+        listener, transport = Listener(), Stuffed()
+        socket = WebSocket(Parser(SERVER), listener, WebSocketLimits(unread=10_000))
         transport.protocol = socket
         socket.connection_made(transport)
         for _ in range(100):
             socket.send("x" * 1_000)
-        assert told.why == ["it does not read what is sent to it"]
+        assert listener.why == ["it does not read its messages"]
         assert transport.is_aborted
         assert 10_000 < transport.waiting < 12_000
         assert not socket.is_open

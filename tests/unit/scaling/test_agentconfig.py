@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from devalloc.scaling.agentconfig import SETTINGS, AgentConfig, read_agent_config, shipped
-from devalloc.scaling.eras import Era
+from devalloc.scaling.agentconfig import AGENT_SETTINGS, AgentConfig, default_agent_config, read_agent_config
+from devalloc.scaling.compat import ProtocolEra
+from devalloc.scaling.health import HealthLimits
 from devalloc.scaling.resources import Resources
-from devalloc.scaling.state import Timing
-from devalloc.scaling.stuck import Limits
+from devalloc.scaling.state import ScalingTiming
 
 DEFAULTS = {"loadAverageFractionTarget": 0.9, "memoryUsageFractionTarget": 0.75, "enableLFCMetrics": False}
 LEAST: dict[str, Any] = {"scaling": {"defaultConfig": DEFAULTS}}
@@ -25,21 +25,26 @@ def _with(path: str, value: object) -> dict[str, Any]:
 
 
 def test_what_is_left_out_is_as_it_is_shipped() -> None:
-    assert read_agent_config(LEAST, Era.V0_31).config == shipped(Era.V0_31)
-    assert (shipped(Era.V0_31).plugin_tick, shipped(Era.V0_31).lfc_port) == (5_000, 9399)
-    assert (shipped().plugin_tick, shipped().lfc_port) == (15_000, 9499)
+    assert read_agent_config(LEAST, ProtocolEra.V0_31).config == default_agent_config(ProtocolEra.V0_31)
+    assert (default_agent_config(ProtocolEra.V0_31).plugin_tick, default_agent_config(ProtocolEra.V0_31).lfc_port) == (
+        5_000,
+        9399,
+    )
+    assert (default_agent_config().plugin_tick, default_agent_config().lfc_port) == (15_000, 9499)
 
 
 def test_each_setting_is_read_into_its_own_place() -> None:
     values = {"seconds": (7.25, 7250), "port": (4242, 4242), "count": (0, 0), "text": ("other", "other")}
     values["unit"] = ({"vCPUs": "500m", "mem": "2Gi"}, Resources(500, 2**31))  # type: ignore[assignment]
-    for setting in SETTINGS:
+    for setting in AGENT_SETTINGS:
         given, meant = values[setting.form]
-        read = read_agent_config(_with(setting.path, given), Era.V0_31)
+        read = read_agent_config(_with(setting.path, given), ProtocolEra.V0_31)
         assert read.problems == [], setting
         assert read.config is not None
         changed = {
-            name for name in AgentConfig.__slots__ if getattr(read.config, name) != getattr(shipped(Era.V0_31), name)
+            name
+            for name in AgentConfig.__slots__
+            if getattr(read.config, name) != getattr(default_agent_config(ProtocolEra.V0_31), name)
         }
         assert changed == {setting.attribute}
         assert getattr(read.config, setting.attribute) == meant
@@ -53,9 +58,9 @@ def test_wrong_values_are_all_told_by_their_paths() -> None:
         "text": ["", 3, "x" * 300],
         "unit": [{}, {"vCPUs": 1}, {"vCPUs": 0, "mem": "1Gi"}, {"vCPUs": -1, "mem": 1}, "1", None],
     }
-    for setting in SETTINGS:
+    for setting in AGENT_SETTINGS:
         for value in wrong[setting.form]:
-            read = read_agent_config(_with(setting.path, value), Era.V0_31)
+            read = read_agent_config(_with(setting.path, value), ProtocolEra.V0_31)
             assert read.config is None, (setting, value)
             assert [problem.path for problem in read.problems] == [setting.path], (setting, value)
     content = _with("monitor.serverPort", 0)
@@ -72,8 +77,8 @@ def test_wrong_values_are_all_told_by_their_paths() -> None:
 def test_what_is_not_known_is_told_and_what_is_of_other_parts_is_not() -> None:
     content = _with("monitor.serverPrt", 1)
     content |= {"billing": {"x": 1}, "refereshStateIntervalSeconds": 5}
-    read = read_agent_config(content, Era.V0_31)
-    assert read.config == shipped(Era.V0_31)
+    read = read_agent_config(content, ProtocolEra.V0_31)
+    assert read.config == default_agent_config(ProtocolEra.V0_31)
     [problem] = read.problems
     assert str(problem) == (
         "warning: monitor.serverPrt: is ignored: there is no such setting; did you mean monitor.serverPort?"
@@ -83,11 +88,11 @@ def test_what_is_not_known_is_told_and_what_is_of_other_parts_is_not() -> None:
 
 
 def test_waits_and_limits_come_from_it() -> None:
-    config = shipped(Era.V0_31)
+    config = default_agent_config(ProtocolEra.V0_31)
     assert (config.timing.plugin_tick, config.timing.upscale_valid) == (5_000, 10_000)
     assert (config.limits.silence, config.limits.window, config.limits.plugin_failures) == (20_000, 120_000, 5)
 
 
 def test_waits_that_nobody_says_are_those_that_are_shipped() -> None:
-    assert Timing() == shipped().timing
-    assert Limits() == shipped().limits
+    assert ScalingTiming() == default_agent_config().timing
+    assert HealthLimits() == default_agent_config().limits

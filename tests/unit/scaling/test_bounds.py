@@ -7,27 +7,30 @@ from typing import Any
 
 import pytest
 
-from devalloc.scaling.bounds import Bounds, read_annotation, size_problems
+from devalloc.scaling.bounds import ScalingBounds
 from devalloc.scaling.resources import Resources
+from tests.support.bounds_annotation import read_bounds_annotation, size_problems
 
 GIB = 2**30
 
 
 def problems(content: Any, slot_size: int = GIB) -> dict[str, str]:
     text = content if isinstance(content, str) else json.dumps(content)
-    read = read_annotation(text, slot_size, "bounds")
+    read = read_bounds_annotation(text, slot_size, "bounds")
     assert read.bounds is None
     return {problem.path: problem.message for problem in read.problems}
 
 
 def test_bounds_are_quantities() -> None:
-    read = read_annotation('{"min":{"cpu":"250m","mem":"1Gi"},"MAX":{"CPU":4,"Mem":17179869184,"x":0},"y":1}', GIB)
-    assert (read.bounds, read.problems) == (Bounds(Resources(250, GIB), Resources(4000, 16 * GIB)), [])
+    read = read_bounds_annotation(
+        '{"min":{"cpu":"250m","mem":"1Gi"},"MAX":{"CPU":4,"Mem":17179869184,"x":0},"y":1}', GIB
+    )
+    assert (read.bounds, read.problems) == (ScalingBounds(Resources(250, GIB), Resources(4000, 16 * GIB)), [])
 
 
 def test_all_that_is_wrong_is_told_with_its_path() -> None:
-    found = problems({"min": {"cpu": "-1", "mem": "1.5Gi"}, "max": {"cpu": "much", "mem": 0}})
-    assert found == {
+    by_path = problems({"min": {"cpu": "-1", "mem": "1.5Gi"}, "max": {"cpu": "much", "mem": 0}})
+    assert by_path == {
         "bounds.min.cpu": "must not be negative: '-1'",
         "bounds.min.mem": "must be a multiple of the memory slot size (1Gi), at most 65535 times it, not 1536Mi",
         "bounds.max.cpu": "is not a quantity: 'much' (write a number and a suffix, such as 2, '500m' or '10Gi')",
@@ -41,7 +44,7 @@ def test_more_slots_than_a_peer_can_count_are_refused() -> None:
     ends = {"cpu": 1, "mem": 65536}
     assert list(problems({"min": ends, "max": ends}, slot_size=1)) == ["bounds.min.mem", "bounds.max.mem"]
     ends["mem"] = 65535
-    assert read_annotation(json.dumps({"min": ends, "max": ends}), 1).problems == []
+    assert read_bounds_annotation(json.dumps({"min": ends, "max": ends}), 1).problems == []
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "[" * 4000, '{"min":1}', "{} {}", "x" * 5000, '{"min":NaN}'])

@@ -9,17 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from devalloc.scaling.compat import ProtocolEra
 from devalloc.scaling.config import (
-    Overrides,
     ScalingConfig,
-    defaults_to_json,
-    merge,
-    overrides_to_json,
-    read_annotation,
+    ScalingOverrides,
+    merge_overrides,
+    read_config_annotation,
     read_defaults,
     read_overrides,
 )
-from devalloc.scaling.eras import Era
+from tests.support.scaling_config_json import defaults_to_json, overrides_to_json
 
 V0_31 = {"loadAverageFractionTarget": 0.9, "memoryUsageFractionTarget": 0.75, "enableLFCMetrics": False}
 NEWEST = {
@@ -31,7 +30,7 @@ NEWEST = {
     "cpuStableZoneRatio": 0,
     "cpuMixedZoneRatio": 0,
 }
-OF_ERA = {Era.V0_12: {"loadAverageFractionTarget": 0.9}, Era.V0_31: V0_31, Era.NEWEST: NEWEST}
+OF_ERA = {ProtocolEra.V0_12: {"loadAverageFractionTarget": 0.9}, ProtocolEra.V0_31: V0_31, ProtocolEra.NEWEST: NEWEST}
 
 
 def _paths(problems: list[Any]) -> list[str]:
@@ -58,9 +57,9 @@ def test_each_required_default_is_missed_by_its_path() -> None:
 
 
 def test_what_is_required_of_defaults_is_optional_in_overrides_but_in_the_oldest_era() -> None:
-    for era in (Era.V0_31, Era.NEWEST):
-        assert read_overrides({}, era).overrides == Overrides()
-    assert _paths(read_overrides({}, Era.V0_12).problems) == ["loadAverageFractionTarget"]
+    for era in (ProtocolEra.V0_31, ProtocolEra.NEWEST):
+        assert read_overrides({}, era).overrides == ScalingOverrides()
+    assert _paths(read_overrides({}, ProtocolEra.V0_12).problems) == ["loadAverageFractionTarget"]
 
 
 REFUSED: dict[str, list[object]] = {
@@ -113,10 +112,10 @@ def test_window_longer_than_the_wait_is_refused_where_it_comes_to_be() -> None:
     assert _paths(read_defaults({**NEWEST, "lfcWindowSizeMinutes": 6}).problems) == ["lfcMinWaitBeforeDownscaleMinutes"]
     alone = read_overrides({"lfcWindowSizeMinutes": 6})
     assert alone.overrides is not None
-    merged = merge(ScalingConfig(), alone.overrides)
+    merged = merge_overrides(ScalingConfig(), alone.overrides)
     assert merged.config is None
     assert _paths(merged.problems) == ["lfcMinWaitBeforeDownscaleMinutes"]
-    assert merge(ScalingConfig(lfc_min_wait_before_downscale_minutes=6), alone.overrides).config is not None
+    assert merge_overrides(ScalingConfig(lfc_min_wait_before_downscale_minutes=6), alone.overrides).config is not None
 
 
 def test_window_may_be_longer_than_the_wait_where_the_largest_is_used_anyway() -> None:
@@ -125,12 +124,12 @@ def test_window_may_be_longer_than_the_wait_where_the_largest_is_used_anyway() -
     assert config is not None
     # Whoever compares windows again needs a wait for them.
     back = read_overrides({"lfcUseLargestWindow": False}).overrides
-    assert _paths(merge(config, back).problems) == ["lfcMinWaitBeforeDownscaleMinutes"]
+    assert _paths(merge_overrides(config, back).problems) == ["lfcMinWaitBeforeDownscaleMinutes"]
 
 
 def test_unknown_fields_are_ignored_with_a_word() -> None:
-    read = read_overrides({"loadAverageFraction": 0.5, "cpuStableZoneRatio": 0.5}, Era.V0_31)
-    assert read.overrides == Overrides()
+    read = read_overrides({"loadAverageFraction": 0.5, "cpuStableZoneRatio": 0.5}, ProtocolEra.V0_31)
+    assert read.overrides == ScalingOverrides()
     assert [str(problem) for problem in read.problems] == [
         "warning: loadAverageFraction: is ignored: there is no such field; did you mean loadAverageFractionTarget?",
         "warning: cpuStableZoneRatio: is ignored: v0.31 does not know it",
@@ -145,16 +144,16 @@ def test_annotation_that_is_no_object_says_so() -> None:
         "[]": "must be an object, not a list",
         "3": "must be an object, not a number",
     }.items():
-        read = read_annotation(text, path="config")
+        read = read_config_annotation(text, path="config")
         assert read.overrides is None
         [problem] = read.problems
         assert problem.path == "config"
         assert message in problem.message
-    assert read_annotation("null").overrides == Overrides()
+    assert read_config_annotation("null").overrides == ScalingOverrides()
 
 
 OVERRIDES = st.builds(
-    Overrides,
+    ScalingOverrides,
     load_average_fraction_target=st.none() | st.floats(0.01, 1.99),
     memory_usage_fraction_target=st.none() | st.floats(0.01, 0.99),
     enable_lfc_metrics=st.none() | st.booleans(),
@@ -164,12 +163,14 @@ OVERRIDES = st.builds(
 
 
 @given(OVERRIDES)
-def test_overrides_survive_being_written_and_replace_what_they_set_and_nothing_else(overrides: Overrides) -> None:
+def test_overrides_survive_being_written_and_replace_what_they_set_and_nothing_else(
+    overrides: ScalingOverrides,
+) -> None:
     content = overrides_to_json(overrides)
-    read = read_annotation(json.dumps(content))
+    read = read_config_annotation(json.dumps(content))
     assert (read.overrides, read.problems) == (overrides, [])
     defaults = ScalingConfig(load_average_fraction_target=0.33)
-    config = merge(defaults, overrides).config
+    config = merge_overrides(defaults, overrides).config
     assert config is not None
     assert defaults_to_json(config) == {**defaults_to_json(defaults), **content}
-    assert merge(defaults, None).config == defaults
+    assert merge_overrides(defaults, None).config == defaults

@@ -9,9 +9,9 @@ import pytest
 
 from devalloc.scaling.messages import informant as wire
 from devalloc.scaling.messages.monitor import DownscaleResult
-from devalloc.scaling.messages.refused import Refused
-from devalloc.scaling.peerjson import Unreadable
-from devalloc.scaling.resources import More, Resources
+from devalloc.scaling.messages.request_error import RequestError
+from devalloc.scaling.peer_json import Unreadable
+from devalloc.scaling.resources import ResourceFlags, Resources
 from devalloc.scaling.versions import INFORMANT_VERSIONS, InformantVersion, VersionRange
 
 ME = UUID("11111111-2222-3333-4444-555555555555")
@@ -51,16 +51,18 @@ def test_a_reply_without_a_version_or_a_way_to_the_metrics_is_none(body: object,
 
 @pytest.mark.parametrize("version", [1, 2, 3])
 def test_amounts_are_plain_before_v2(version: int) -> None:
-    body = wire.encode_resources(AMOUNTS, InformantVersion(version), wire.Numbered(ME, 7))
+    body = wire.encode_resources(AMOUNTS, InformantVersion(version), wire.SequenceStamp(ME, 7))
     assert json.loads(body) == {"cpu": "250m", "memory": "1Gi"}
-    assert wire.decode_resources(body, InformantVersion(version)) == wire.Told(AMOUNTS, None)
+    assert wire.decode_resources(body, InformantVersion(version)) == wire.ResourcesMessage(AMOUNTS, None)
 
 
 def test_amounts_are_signed_in_v2() -> None:
-    body = wire.encode_resources(Resources(1000, 500), InformantVersion(4), wire.Numbered(ME, 7))
+    body = wire.encode_resources(Resources(1000, 500), InformantVersion(4), wire.SequenceStamp(ME, 7))
     signed = {"data": {"cpu": "1", "memory": "500", "id": {"agentID": ID}}, "sequenceNumber": 7}
     assert json.loads(body) == signed
-    assert wire.decode_resources(body, InformantVersion(4)) == wire.Told(Resources(1000, 500), wire.Numbered(ME, 7))
+    assert wire.decode_resources(body, InformantVersion(4)) == wire.ResourcesMessage(
+        Resources(1000, 500), wire.SequenceStamp(ME, 7)
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,14 +93,21 @@ def test_replies_and_what_informants_ask() -> None:
     assert wire.decode_unregistered(b'{"wasActive":true}')
     assert json.loads(wire.encode_agent_id(ME)) == {"agentID": ID}
     assert wire.decode_agent_id(wire.encode_agent_id(ME)) == ME
-    assert json.loads(wire.encode_expected(ME)) == {"expectedID": ID}
-    assert wire.decode_expected(wire.encode_expected(ME)) == ME
-    assert json.loads(wire.encode_more(More(memory=True), ME)) == {"cpu": False, "memory": True, "expectedID": ID}
-    assert wire.decode_more(wire.encode_more(More(memory=True), ME)) == (More(memory=True), ME)
-    assert json.loads(wire.encode_numbered(wire.Numbered(ME, 3))) == {"data": {"agentID": ID}, "sequenceNumber": 3}
-    assert wire.decode_numbered(wire.encode_numbered(wire.Numbered(ME, 3))) == wire.Numbered(ME, 3)
+    assert json.loads(wire.encode_expected_agent(ME)) == {"expectedID": ID}
+    assert wire.decode_expected_agent(wire.encode_expected_agent(ME)) == ME
+    assert json.loads(wire.encode_try_upscale(ResourceFlags(memory=True), ME)) == {
+        "cpu": False,
+        "memory": True,
+        "expectedID": ID,
+    }
+    assert wire.decode_try_upscale(wire.encode_try_upscale(ResourceFlags(memory=True), ME)) == (
+        ResourceFlags(memory=True),
+        ME,
+    )
+    assert json.loads(wire.encode_stamp(wire.SequenceStamp(ME, 3))) == {"data": {"agentID": ID}, "sequenceNumber": 3}
+    assert wire.decode_stamp(wire.encode_stamp(wire.SequenceStamp(ME, 3))) == wire.SequenceStamp(ME, 3)
     with pytest.raises(Unreadable, match="1 or more"):
-        wire.decode_numbered(wire.encode_numbered(wire.Numbered(ME, 0)))
+        wire.decode_stamp(wire.encode_stamp(wire.SequenceStamp(ME, 0)))
 
 
 @pytest.mark.parametrize(
@@ -107,10 +116,10 @@ def test_replies_and_what_informants_ask() -> None:
 )
 def test_a_wrong_method_is_405_and_a_wrong_path_404(method: str, path: str, status: int | None) -> None:
     if status is None:
-        assert wire.endpoint(wire.OF_INFORMANT, method, path) == wire.Endpoint(method, path)
+        assert wire.find_endpoint(wire.INFORMANT_ENDPOINTS, method, path) == wire.Endpoint(method, path)
         return
-    with pytest.raises(Refused) as refused:
-        wire.endpoint(wire.OF_INFORMANT, method, path)
+    with pytest.raises(RequestError) as refused:
+        wire.find_endpoint(wire.INFORMANT_ENDPOINTS, method, path)
     assert refused.value.status == status
 
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from devalloc.scaling.eras import Era
+from devalloc.scaling.compat import ProtocolEra
+from devalloc.scaling.guest_report import CPUS, GuestReport
 from devalloc.scaling.metrics import (
     MAX_CPUS,
     MAX_TEXT,
@@ -17,7 +18,6 @@ from devalloc.scaling.metrics import (
     read_lfc_metrics,
     read_system_metrics,
 )
-from devalloc.scaling.observed import CPUS, Observed
 
 MIB, GIB = 2**20, 2**30
 
@@ -50,7 +50,7 @@ LFC = _gauge("lfc_hits", 10) + _gauge("lfc_misses", 4) + _gauge("lfc_writes", 2)
 
 def test_usage_is_what_is_not_available_and_what_the_kernel_needs() -> None:
     assert read_system_metrics(_system()) == SystemMetrics(
-        0.3, 0.25, GIB + 100 * MIB, 512 * MIB, Observed(None, 4 * GIB)
+        0.3, 0.25, GIB + 100 * MIB, 512 * MIB, GuestReport(None, 4 * GIB)
     )
     assert read_system_metrics(_system().encode()) == read_system_metrics(_system())
 
@@ -71,21 +71,21 @@ def test_usage_is_what_is_not_available_and_what_the_kernel_needs() -> None:
 )
 def test_what_a_guest_says_of_its_cpus_never_costs_the_rest(gauge: str, cpus: int | None) -> None:
     metrics = read_system_metrics(_system() + gauge)
-    assert metrics.guest == Observed(cpus, 4 * GIB)
+    assert metrics.guest == GuestReport(cpus, 4 * GIB)
     assert metrics.load1 == 0.3
 
 
 def test_each_era_reads_what_it_knows() -> None:
     load = _gauge("host_load1", 0.3)
     memory = _gauge("host_memory_total_bytes", 4 * GIB) + _gauge("host_memory_available_bytes", 3 * GIB)
-    assert read_system_metrics(load + memory, Era.V0_31) == SystemMetrics(
-        0.3, memory_usage=GIB + 100 * MIB, guest=Observed(None, 4 * GIB)
+    assert read_system_metrics(load + memory, ProtocolEra.V0_31) == SystemMetrics(
+        0.3, memory_usage=GIB + 100 * MIB, guest=GuestReport(None, 4 * GIB)
     )
     with pytest.raises(MetricsError, match="host_load5 is missing; host_memory_cached_bytes is missing"):
-        read_system_metrics(load + memory, Era.NEWEST)
+        read_system_metrics(load + memory, ProtocolEra.NEWEST)
     node = _gauge("node_load1", 0.3) + _gauge("node_load5", 0.2)
-    assert read_system_metrics(node, Era.V0_12, prefix="node_") == SystemMetrics(0.3, 0.2)
-    assert read_lfc_metrics(LFC, Era.V0_31) == LfcMetrics(10, 4, 2)
+    assert read_system_metrics(node, ProtocolEra.V0_12, prefix="node_") == SystemMetrics(0.3, 0.2)
+    assert read_lfc_metrics(LFC, ProtocolEra.V0_31) == LfcMetrics(10, 4, 2)
 
 
 def test_all_ways_in_which_a_line_may_be_written() -> None:
@@ -114,11 +114,11 @@ def test_other_metrics_do_not_matter_however_they_look() -> None:
         ("# TYPE host_load1 gauge\n", "is missing"),
         ("# TYPE host_load1 gauge\nhost_load1 0.3\nhost_load1 0.4\n", "has 2 samples, not one"),
         ('# TYPE host_load1 gauge\nhost_load1{cpu="0"} 0.3\nhost_load1{cpu="1"} 0.4\n', "has 2 samples"),
-        (_gauge("host_load1", "NaN"), "no finite number"),
-        (_gauge("host_load1", "+Inf"), "no finite number"),
-        (_gauge("host_load1", "1_0"), "no finite number"),
-        (_gauge("host_load1", "0x1p3"), "no finite number"),
-        (_gauge("host_load1", "٣"), "no finite number"),
+        (_gauge("host_load1", "NaN"), "not a finite number"),
+        (_gauge("host_load1", "+Inf"), "not a finite number"),
+        (_gauge("host_load1", "1_0"), "not a finite number"),
+        (_gauge("host_load1", "0x1p3"), "not a finite number"),
+        (_gauge("host_load1", "٣"), "not a finite number"),
         (_gauge("host_load1", "1e999"), "must be 0 to"),
         (_gauge("host_load1", "-0.1"), "must be 0 to"),
         (_gauge("host_load1", "1000001"), "must be 0 to"),

@@ -16,12 +16,12 @@ from devalloc.scaling.messages.monitor import (
     HealthCheck,
     InternalError,
     InvalidMessage,
-    Refusal,
     Undecodable,
     Unrecognised,
     UpscaleConfirmation,
     UpscaleNotification,
     UpscaleRequest,
+    VersionRefusal,
 )
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import MONITOR_VERSIONS, MonitorVersion
@@ -61,8 +61,8 @@ def test_the_handshake_is_these_bytes_both_ways() -> None:
     assert wire.decode_offer('{"min":1,"max":1}') == MONITOR_VERSIONS
     assert wire.encode_choice(MonitorVersion(1)) == '{"version":1}'
     assert wire.decode_choice('{"version":1}') == 1
-    assert wire.encode_choice(Refusal("none shared")) == '{"error":"none shared"}'
-    assert wire.decode_choice('{"error":"none shared"}') == Refusal("none shared")
+    assert wire.encode_choice(VersionRefusal("none shared")) == '{"error":"none shared"}'
+    assert wire.decode_choice('{"error":"none shared"}') == VersionRefusal("none shared")
 
 
 def test_an_agent_reads_fields_in_any_case_and_what_is_left_out_as_empty() -> None:
@@ -95,7 +95,7 @@ DAMAGED = [
     '{"type":"HealthCheck","id":2}{"type":"HealthCheck","id":4}',
     "[" * 20_000, '{"type":"HealthCheck","id":2,"x":' + "[" * 10_000 + "]" * 10_000 + "}",
     '{"type":"HealthCheck","id":' + "9" * 5_000 + "}", '{"type":"HealthCheck","id":1e' + "9" * 5_000 + "}",
-    '{"type":"HealthCheck","id":2,"x":"' + "x" * wire.MOST_BYTES + '"}',
+    '{"type":"HealthCheck","id":2,"x":"' + "x" * wire.MAX_MESSAGE_BYTES + '"}',
     '{"type":"InvalidMessage","id":2,"error":5,"content":{"error":5}}',
 ]  # fmt: skip
 
@@ -103,9 +103,9 @@ DAMAGED = [
 def test_what_cannot_be_read_is_told_in_a_sentence() -> None:
     for text in DAMAGED:
         for decode in (wire.decode_to_agent, wire.decode_to_monitor):
-            with pytest.raises(Undecodable) as told:
+            with pytest.raises(Undecodable) as raised:
                 decode(text)
-            assert 10 < len(str(told.value)) < 400, text[:100]
+            assert 10 < len(str(raised.value)) < 400, text[:100]
     for text in ('{"type":"DownscaleResult","id":4,"Ok":1}', '{"type":"DownscaleResult","id":4,"Ok":true,"Status":{}}'):
         with pytest.raises(Undecodable):
             wire.decode_to_agent(text)
@@ -157,7 +157,7 @@ def test_damaged_offers_and_choices_are_refused() -> None:
 
 TEXTS = st.text(max_size=40)
 AMOUNTS = st.builds(Resources, st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1))
-IDS = st.integers(0, wire.MOST_ID)
+IDS = st.integers(0, wire.MAX_ID)
 FAULTS = st.builds(InvalidMessage, TEXTS) | st.builds(InternalError, TEXTS)
 REQUESTS = (
     st.builds(UpscaleNotification, AMOUNTS) | st.builds(DownscaleRequest, AMOUNTS) | st.just(HealthCheck()) | FAULTS
@@ -186,10 +186,10 @@ def test_what_the_monitor_says_the_agent_reads(message: wire.ToAgent, id: int) -
 def test_a_long_text_is_cut_and_always_fits(text: str) -> None:
     long = text * 3_000
     sent = wire.encode_to_agent(DownscaleResult(False, long), 4)
-    assert len(sent.encode()) < wire.MOST_BYTES
+    assert len(sent.encode()) < wire.MAX_MESSAGE_BYTES
     message, _ = wire.decode_to_agent(sent)
     assert isinstance(message, DownscaleResult)
-    assert len(message.status) <= wire.MOST_TEXT
+    assert len(message.status) <= wire.MAX_TEXT
 
 
 JSON = st.recursive(
@@ -214,8 +214,8 @@ def test_whatever_a_peer_sends_is_a_message_or_undecodable(sent: Any) -> None:
         except Undecodable as error:
             str(error).encode()
             continue
-        assert 0 <= id <= wire.MOST_ID
-        assert len(repr(message)) < 4 * wire.MOST_TEXT
+        assert 0 <= id <= wire.MAX_ID
+        assert len(repr(message)) < 4 * wire.MAX_TEXT
     for shake in (wire.decode_offer, wire.decode_choice):
         try:
             shake(sent)

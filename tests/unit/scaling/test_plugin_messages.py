@@ -11,19 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from devalloc.scaling.messages.plugin import (
-    Metrics,
+    LoadMetrics,
+    PermitReply,
+    PermitRequest,
     PodName,
-    Refused,
-    Reply,
-    Request,
+    RequestError,
     WireResources,
-    decode,
     decode_reply,
+    decode_request,
+    demand_in_bytes,
     encode_reply,
     encode_request,
-    in_bytes,
 )
-from devalloc.scaling.peerjson import Unreadable
+from devalloc.scaling.peer_json import Unreadable
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import PluginVersion
 
@@ -47,13 +47,13 @@ def message(version: int, **changes: Any) -> dict[str, Any]:
 
 
 def refusal(body: Any, method: str = "POST") -> tuple[int, str]:
-    with pytest.raises(Refused) as refused:
-        decode(body if isinstance(body, bytes) else json.dumps(body).encode(), method)
+    with pytest.raises(RequestError) as refused:
+        decode_request(body if isinstance(body, bytes) else json.dumps(body).encode(), method)
     return refused.value.status, refused.value.text
 
 
-def read(body: Any) -> Request:
-    return decode(body if isinstance(body, bytes) else json.dumps(body).encode())
+def read(body: Any) -> PermitRequest:
+    return decode_request(body if isinstance(body, bytes) else json.dumps(body).encode())
 
 
 def test_the_latest_version() -> None:
@@ -62,17 +62,17 @@ def test_the_latest_version() -> None:
         b'"computeUnit":{"vCPUs":"250m","mem":"1Gi"},"resources":{"vCPUs":"500m","mem":"2Gi"},'
         b'"lastPermit":{"vCPUs":"250m","mem":"1Gi"},"metrics":{"loadAvg1M":0.3}}'
     )
-    request = decode(body)
-    assert request == Request(
+    request = decode_request(body)
+    assert request == PermitRequest(
         version=PluginVersion(7),
         pod=PodName("default", "vm1-abcde"),
         resources=WireResources(500, 2 * GIB),
         compute_unit=WireResources(250, GIB),
         last_permit=WireResources(250, GIB),
-        metrics=Metrics(0.3),
+        metrics=LoadMetrics(0.3),
     )
     assert encode_request(request) == body
-    ask = in_bytes(request, GIB, Resources(1, 1))
+    ask = demand_in_bytes(request, GIB, Resources(1, 1))
     assert (ask.resources, ask.last_permit, ask.step) == (Resources(500, 2 * GIB), UNIT, UNIT)
     assert encode_reply(PluginVersion(7), ask.resources, GIB, UNIT) == b'{"permit":{"vCPUs":"500m","mem":"2Gi"}}'
     migrating = encode_reply(PluginVersion(7), ask.resources, GIB, UNIT, migrate=True)
@@ -82,7 +82,7 @@ def test_the_latest_version() -> None:
 @pytest.mark.parametrize("version", range(1, 8))
 def test_every_version_is_understood(version: int) -> None:
     request = read(message(version, lastPermit={"vCPUs": 1, "mem": 1}) if version in (4, 5) else message(version))
-    ask = in_bytes(request, GIB, UNIT)
+    ask = demand_in_bytes(request, GIB, UNIT)
     assert ask.resources == Resources(500 if version >= 3 else 1000, 2 * GIB)
     assert ask.last_permit == (Resources(1000, GIB) if version in (4, 5) else None)
     reply = json.loads(encode_reply(request.version, Resources(2000, 4 * GIB), GIB, UNIT))
@@ -93,10 +93,10 @@ def test_every_version_is_understood(version: int) -> None:
 
 def test_slots_of_any_size_are_converted_both_ways() -> None:
     request = read(message(5, resources={"vCPUs": 1, "mem": 12}, lastPermit={"vCPUs": 1, "mem": 8}))
-    ask = in_bytes(request, 128 * 2**20, UNIT)
+    ask = demand_in_bytes(request, 128 * 2**20, UNIT)
     assert (ask.resources.memory, ask.last_permit and ask.last_permit.memory) == (12 * 128 * 2**20, GIB)
     reply = decode_reply(encode_reply(PluginVersion(5), Resources(1000, GIB), 128 * 2**20, UNIT))
-    assert reply == Reply(WireResources(1000, 8))
+    assert reply == PermitReply(WireResources(1000, 8))
 
 
 def test_many_slots_are_still_a_number() -> None:
@@ -105,7 +105,7 @@ def test_many_slots_are_still_a_number() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "unit", "slot_size", "told", "step"),
+    ("version", "unit", "slot_size", "sent", "step"),
     [
         (4, UNIT, GIB, WireResources(250, 1), UNIT),
         (3, UNIT, GIB // 4, WireResources(250, 4), UNIT),
@@ -119,10 +119,10 @@ def test_many_slots_are_still_a_number() -> None:
     ],
 )
 def test_agents_that_send_no_unit_are_told_the_smallest_multiple_that_they_can_keep_to(
-    version: int, unit: Resources, slot_size: int, told: WireResources | None, step: Resources
+    version: int, unit: Resources, slot_size: int, sent: WireResources | None, step: Resources
 ) -> None:
-    assert in_bytes(read(message(version)), slot_size, unit).step == step
-    assert decode_reply(encode_reply(PluginVersion(version), UNIT, slot_size, unit)).compute_unit == told
+    assert demand_in_bytes(read(message(version)), slot_size, unit).step == step
+    assert decode_reply(encode_reply(PluginVersion(version), UNIT, slot_size, unit)).compute_unit == sent
 
 
 def test_nobody_is_told_more_than_he_has() -> None:
@@ -180,7 +180,7 @@ def test_what_cannot_be_decoded_is_refused() -> None:
 
 
 def test_the_log_learns_where_the_body_is_wrong() -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestError) as refused:
         read(message(7, resources={"vCPUs": "much"}))
     assert refused.value.detail.startswith("resources.vCPUs is not a quantity: 'much'")
 
@@ -293,30 +293,30 @@ def test_checks_come_in_their_order() -> None:
     body["metrics"] = {}
     assert "must have" in refusal(body)[1]
     body["metrics"] = FULL
-    with pytest.raises(Refused, match=r"fractional CPU is not in protocol version v1\.0: 500m"):
-        in_bytes(read(body), GIB, UNIT)
+    with pytest.raises(RequestError, match=r"fractional CPU is not in protocol version v1\.0: 500m"):
+        demand_in_bytes(read(body), GIB, UNIT)
 
 
 def test_a_unit_is_whole_slots_of_the_machine() -> None:
     request = read(message(7))
-    with pytest.raises(Refused, match=r"computeUnit\.mem must be a multiple .*\(2Gi\), not 1Gi") as refused:
-        in_bytes(request, 2 * GIB, UNIT)
+    with pytest.raises(RequestError, match=r"computeUnit\.mem must be a multiple .*\(2Gi\), not 1Gi") as refused:
+        demand_in_bytes(request, 2 * GIB, UNIT)
     assert refused.value.status == 400
-    assert in_bytes(request, GIB // 2, UNIT).step == UNIT
+    assert demand_in_bytes(request, GIB // 2, UNIT).step == UNIT
 
 
 def test_replies_that_are_none() -> None:
     for body in (b"", b"[]", b'{"permit":[]}', b'{"permit":{"mem":"x"}}'):
         with pytest.raises(Unreadable):
             decode_reply(body)
-    assert decode_reply(b"{}") == Reply(WireResources(0, 0))
+    assert decode_reply(b"{}") == PermitReply(WireResources(0, 0))
 
 
 @pytest.mark.parametrize("missing", ["computeUnit", "metrics"])
 def test_an_agent_does_not_send_what_would_be_refused(missing: str) -> None:
     version = PluginVersion(7 if missing == "computeUnit" else 1)
     with pytest.raises(ValueError, match="needs"):
-        encode_request(Request(version, PodName("a", "b"), WireResources(1000, 1)))
+        encode_request(PermitRequest(version, PodName("a", "b"), WireResources(1000, 1)))
 
 
 _amounts = st.builds(WireResources, st.integers(1, 100).map(lambda n: n * 1000), st.integers(1, 65535))
@@ -325,11 +325,11 @@ _names = st.text('ab-é\ufffd"\\', max_size=9)
 
 
 @st.composite
-def _requests(draw: st.DrawFn) -> Request:
+def _requests(draw: st.DrawFn) -> PermitRequest:
     version = PluginVersion(draw(st.integers(1, 7)))
     load5, memory = (draw(_loads), draw(_loads)) if version.has_extended_metrics else (None, None)
-    metrics = Metrics(draw(_loads), load5, memory)
-    return Request(
+    metrics = LoadMetrics(draw(_loads), load5, memory)
+    return PermitRequest(
         version,
         PodName(draw(_names), draw(_names)),
         draw(_amounts),
@@ -341,8 +341,8 @@ def _requests(draw: st.DrawFn) -> Request:
 
 @settings(max_examples=50)
 @given(_requests())
-def test_what_an_agent_says_is_understood(request: Request) -> None:
-    assert decode(encode_request(request)) == request
+def test_what_an_agent_says_is_understood(request: PermitRequest) -> None:
+    assert decode_request(encode_request(request)) == request
 
 
 @settings(max_examples=40)
@@ -360,8 +360,8 @@ def test_what_an_agent_says_is_understood(request: Request) -> None:
 )
 def test_anything_is_understood_or_refused_and_nothing_else(content: Any) -> None:
     try:
-        decode(json.dumps(content).encode())
-    except Refused as error:
+        decode_request(json.dumps(content).encode())
+    except RequestError as error:
         refused = error
     else:
         return

@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from devalloc.scaling.recent import Allowance, RecentCount
+from devalloc.scaling.rate import SlidingWindowCount, TokenBucket
 
 
 def test_a_window_of_four_seconds() -> None:
-    failures = RecentCount(4_000)
+    failures = SlidingWindowCount(4_000)
     assert failures.count(0) == 0
     failures.add(0)
     failures.add(0)
@@ -27,7 +27,7 @@ def test_a_window_of_four_seconds() -> None:
 def test_no_stretch_of_time_gives_more_than_its_share_and_a_burst(
     a_second: int, burst: int, asks: list[tuple[int, int]]
 ) -> None:
-    allowance = Allowance(a_second, burst)
+    allowance = TokenBucket(a_second, burst)
     now, taken = 0, []
     for pause, count in asks:
         now += pause
@@ -41,7 +41,7 @@ def test_no_stretch_of_time_gives_more_than_its_share_and_a_burst(
 
 
 def test_what_is_within_the_allowance_is_always_given() -> None:
-    allowance = Allowance(a_second=2, burst=3)
+    allowance = TokenBucket(a_second=2, burst=3)
     assert [allowance.take(1, now) for now in (0, 0, 0, 0, 499, 500, 500, 10_000)] == [
         True, True, True, False, False, True, False, True,
     ]  # fmt: skip

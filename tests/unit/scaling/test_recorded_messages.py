@@ -9,9 +9,9 @@ import pytest
 
 from devalloc.scaling.messages import monitor, plugin
 from devalloc.scaling.versions import PluginVersion
-from tests.support import data
+from tests.support import reference_data
 
-MESSAGES = data.read(data.DATA / "scaling" / "wire" / "agent.json.xz")
+MESSAGES = reference_data.read(reference_data.DATA / "scaling" / "wire" / "agent.json.xz")
 DECODABLE = {"", "POST / HTTP/1.1", "HTTP/1.1 200 OK"}
 """First lines of messages with content: of the other ones a text is the body."""
 UNIT = plugin.Resources(250, 2**30)
@@ -22,7 +22,7 @@ def _again(message: dict[str, Any]) -> str | bytes:
     body = message["body"]
     match message["channel"], message["from"]:
         case "permits", "agent":
-            return plugin.encode_request(plugin.decode(body.encode()))
+            return plugin.encode_request(plugin.decode_request(body.encode()))
         case "permits", _:
             permit = plugin.decode_reply(body.encode()).permit
             resources = plugin.Resources(permit.cpu, permit.memory)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from devalloc.scaling.resources import More, Resources
+from devalloc.scaling.resources import ResourceFlags, Resources
 
 small, tall, wide = Resources(250, 2**30), Resources(250, 4 * 2**30), Resources(1000, 2**30)
 
@@ -17,7 +17,7 @@ def test_sums_and_multiples() -> None:
 def test_each_resource_is_bounded_by_itself() -> None:
     assert tall.least(wide) == small
     assert tall.most(wide) == Resources(1000, 4 * 2**30)
-    assert tall.above(wide) == Resources(0, 3 * 2**30)
+    assert tall.excess_over(wide) == Resources(0, 3 * 2**30)
     assert tall.apart(wide) == Resources(750, 3 * 2**30)
 
 
@@ -25,7 +25,7 @@ def test_more_of_either_exceeds() -> None:
     assert tall.exceeds(wide)
     assert wide.exceeds(tall)
     assert not small.exceeds(tall)
-    assert ~More(cpu=True) & More(cpu=True, memory=True) == More(memory=True)
+    assert ~ResourceFlags(cpu=True) & ResourceFlags(cpu=True, memory=True) == ResourceFlags(memory=True)
 
 
 @pytest.mark.parametrize(

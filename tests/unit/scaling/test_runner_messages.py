@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from devalloc.scaling.messages import runner
-from devalloc.scaling.messages.refused import Refused
-from devalloc.scaling.peerjson import Unreadable
+from devalloc.scaling.messages.request_error import RequestError
+from devalloc.scaling.peer_json import Unreadable
 
 
 def test_cpu_time_is_an_amount_of_cpu() -> None:
@@ -26,8 +26,8 @@ def test_no_cpu_time_is_not_an_amount(body: bytes) -> None:
     [("GET", "/cpu_change", 400), ("POST", "/cpu_current", 400), ("GET", "/cpu", 404), ("GET", "/", 404)],
 )
 def test_wrong_methods_are_400_here(method: str, path: str, status: int) -> None:
-    with pytest.raises(Refused) as refused:
-        runner.check(method, path)
+    with pytest.raises(RequestError) as refused:
+        runner.check_endpoint(method, path)
     assert refused.value.status == status
-    runner.check("POST", "/cpu_change")
-    runner.check("GET", "/cpu_current")
+    runner.check_endpoint("POST", "/cpu_change")
+    runner.check_endpoint("GET", "/cpu_current")

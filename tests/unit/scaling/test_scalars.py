@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devalloc.api.quantity import Quantity
-from devalloc.scaling.scalars import (
+from devalloc.scaling.wire_amounts import (
     MAX_BYTES,
     MAX_CPU,
-    ScalarError,
+    WireAmountError,
     bytes_from_json,
     bytes_to_json,
     bytes_to_quantity,
@@ -103,13 +103,13 @@ def test_every_spelling_of_an_amount_of_bytes_is_read() -> None:
 )
 def test_what_is_no_amount_is_refused_with_the_reason(value: object, reason: str) -> None:
     for read in (cpu_from_json, bytes_from_json):
-        with pytest.raises(ScalarError, match=reason):
+        with pytest.raises(WireAmountError, match=reason):
             read(value)
 
 
 def test_what_a_peer_cannot_hold_is_not_written() -> None:
     for write, amount in ((cpu_to_json, MAX_CPU + 1), (bytes_to_json, MAX_BYTES + 1), (cpu_to_json, -1)):
-        with pytest.raises(ScalarError, match="cannot be written"):
+        with pytest.raises(WireAmountError, match="cannot be written"):
             write(amount)
 
 

@@ -7,25 +7,27 @@ from dataclasses import replace
 import pytest
 
 from devalloc.scaling import state as agent
-from devalloc.scaling.bounds import Bounds
+from devalloc.scaling.bounds import ScalingBounds
 from devalloc.scaling.config import ScalingConfig
 from devalloc.scaling.metrics import LfcMetrics
 from devalloc.scaling.resources import Resources
-from devalloc.scaling.state import PermitError, Rules, State, Timing
+from devalloc.scaling.state import PermitError, ScalingRules, ScalingState, ScalingTiming
 
 UNIT = Resources(250, 2**30)
-BEGIN = State(Rules(UNIT), Bounds(UNIT, UNIT * 6), ScalingConfig(enable_lfc_metrics=True), using=UNIT * 3)
+BEGIN = ScalingState(
+    ScalingRules(UNIT), ScalingBounds(UNIT, UNIT * 6), ScalingConfig(enable_lfc_metrics=True), using=UNIT * 3
+)
 
 
 def test_a_permit_below_what_a_change_in_flight_will_use_is_none() -> None:
-    asked = agent.plugin_started(agent.machine_started(BEGIN, UNIT * 5), 0, UNIT * 5)
+    started = agent.plugin_started(agent.machine_started(BEGIN, UNIT * 5), 0, UNIT * 5)
     with pytest.raises(PermitError, match="less than what is in use: 1000m CPU"):
-        agent.plugin_permitted(asked, UNIT * 4)
-    assert agent.plugin_permitted(asked, UNIT * 5).plugin.permit == UNIT * 5
-    failed = agent.machine_failed(asked, 0)
+        agent.plugin_permitted(started, UNIT * 4)
+    assert agent.plugin_permitted(started, UNIT * 5).plugin.permit == UNIT * 5
+    failed = agent.machine_failed(started, 0)
     with pytest.raises(PermitError, match="less than what is in use"):
         agent.plugin_permitted(failed, UNIT * 4)
-    assert agent.plugin_permitted(agent.observed(failed, UNIT * 3), UNIT * 4).plugin.permit == UNIT * 4
+    assert agent.plugin_permitted(agent.machine_observed(failed, UNIT * 3), UNIT * 4).plugin.permit == UNIT * 4
 
 
 @pytest.mark.parametrize("permit", [Resources(0, 2**40), Resources(250 * 100, 0)])
@@ -46,25 +48,25 @@ def test_a_monitor_that_connects_approves_only_what_the_machine_is_sure_to_have(
     assert agent.monitor_connected(down).monitor.approved == UNIT * 2
     in_doubt = agent.machine_failed(down, 0)
     assert agent.monitor_connected(in_doubt).monitor.approved == UNIT * 2
-    assert agent.monitor_connected(agent.observed(in_doubt, UNIT * 3)).monitor.approved == UNIT * 3
+    assert agent.monitor_connected(agent.machine_observed(in_doubt, UNIT * 3)).monitor.approved == UNIT * 3
     up = agent.machine_failed(agent.machine_started(BEGIN, UNIT * 5), 0)
     assert agent.monitor_connected(up).monitor.approved == UNIT * 3
-    assert (up.surely, up.utmost) == (UNIT * 3, UNIT * 5)
+    assert (up.lower_bound, up.upper_bound) == (UNIT * 3, UNIT * 5)
 
 
 def test_changes_that_failed_one_after_the_other_leave_all_in_doubt_that_they_could_have_made() -> None:
     state = BEGIN
     for target in (UNIT * 5, UNIT * 2):
         state = agent.machine_failed(agent.machine_started(state, target), 0)
-    assert (state.surely, state.utmost) == (UNIT * 2, UNIT * 5)
+    assert (state.lower_bound, state.upper_bound) == (UNIT * 2, UNIT * 5)
 
 
 def test_what_a_guest_was_perhaps_told_counts_until_it_is_told_or_asked_again() -> None:
     connected = replace(agent.monitor_connected(BEGIN), using=UNIT * 5)
     perhaps = agent.upscale_failed(agent.upscale_started(connected, UNIT * 5), 0)
     assert (perhaps.monitor.approved, perhaps.monitor.counted) == (UNIT * 3, UNIT * 5)
-    told = agent.upscale_done(agent.upscale_started(perhaps, UNIT * 4))
-    assert (told.monitor.approved, told.monitor.counted) == (UNIT * 4, UNIT * 4)
+    confirmed = agent.upscale_done(agent.upscale_started(perhaps, UNIT * 4))
+    assert (confirmed.monitor.approved, confirmed.monitor.counted) == (UNIT * 4, UNIT * 4)
     less = agent.downscale_allowed(agent.downscale_started(perhaps, UNIT * 2))
     assert (less.monitor.approved, less.monitor.counted) == (UNIT * 2, UNIT * 2)
     refused = agent.downscale_denied(agent.downscale_started(perhaps, UNIT * 4), 7)
@@ -76,22 +78,22 @@ def test_what_a_guest_was_perhaps_told_counts_until_it_is_told_or_asked_again() 
 def test_what_was_taken_without_the_guests_word_is_neither_approved_nor_refused_any_more() -> None:
     connected = agent.monitor_connected(BEGIN)
     refused = agent.downscale_denied(agent.downscale_started(connected, UNIT * 2), 0)
-    taken = agent.machine_done(agent.machine_started(agent.insisting(refused, True), UNIT * 2), 1)
+    taken = agent.machine_done(agent.machine_started(agent.maximum_enforced(refused, True), UNIT * 2), 1)
     assert (taken.monitor.approved, taken.monitor.denied) == (UNIT * 2, None)
-    kept = agent.machine_done(agent.machine_started(refused, UNIT * 2), 1)
-    assert kept.monitor == refused.monitor
+    lowered = agent.machine_done(agent.machine_started(refused, UNIT * 2), 1)
+    assert lowered.monitor == refused.monitor
 
 
 def test_cache_metrics_go_when_they_are_not_wanted_any_more() -> None:
-    measured = agent.measured_lfc(BEGIN, LfcMetrics(0, 0, 0, (1.0,)))
-    assert agent.bounded(measured, BEGIN.bounds, BEGIN.config).lfc is not None
-    assert agent.bounded(measured, BEGIN.bounds, ScalingConfig()).lfc is None
+    measured = agent.lfc_metrics_received(BEGIN, LfcMetrics(0, 0, 0, (1.0,)))
+    assert agent.bounds_changed(measured, BEGIN.bounds, BEGIN.config).lfc is not None
+    assert agent.bounds_changed(measured, BEGIN.bounds, ScalingConfig()).lfc is None
 
 
 def test_a_machine_that_is_being_changed_is_told_of_by_the_change_only() -> None:
     changing = agent.machine_started(BEGIN, UNIT * 5)
-    assert agent.observed(changing, UNIT * 4) == changing
-    assert agent.observed(BEGIN, UNIT * 4).using == UNIT * 4
+    assert agent.machine_observed(changing, UNIT * 4) == changing
+    assert agent.machine_observed(BEGIN, UNIT * 4).using == UNIT * 4
 
 
 def test_of_two_tellings_that_may_have_been_heard_the_larger_counts() -> None:
@@ -104,6 +106,6 @@ def test_of_two_tellings_that_may_have_been_heard_the_larger_counts() -> None:
 def test_a_compute_unit_has_some_of_each_and_no_wait_is_negative() -> None:
     for unit in (Resources(0, 1), Resources(1, 0)):
         with pytest.raises(ValueError, match="some of each"):
-            Rules(unit)
+            ScalingRules(unit)
     with pytest.raises(ValueError, match="monitor_retry cannot be negative"):
-        Timing(monitor_retry=-1)
+        ScalingTiming(monitor_retry=-1)

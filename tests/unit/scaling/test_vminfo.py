@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from devalloc.scaling.config import Overrides
-from devalloc.scaling.eras import Era
-from devalloc.scaling.peerjson import Unreadable
+from devalloc.scaling.compat import ProtocolEra
+from devalloc.scaling.config import ScalingOverrides
+from devalloc.scaling.peer_json import Unreadable
 from devalloc.scaling.resources import Resources
-from devalloc.scaling.vminfo import (
+from tests.support.vm_info import (
     CpuInfo,
     MemoryInfo,
     ReadVmInfo,
-    Revision,
     VmInfo,
+    VmRevision,
     from_json,
     from_pod,
     from_vm,
@@ -82,7 +82,7 @@ def test_bounds_take_the_place_of_min_and_max() -> None:
 
 def test_what_a_machine_has_different_stays_apart_from_the_default() -> None:
     info = from_vm(vm(annotations={CONFIG: '{"loadAverageFractionTarget":0.5}'})).info
-    assert info == replace(PLAIN, scaling_config=Overrides(load_average_fraction_target=0.5))
+    assert info == replace(PLAIN, scaling_config=ScalingOverrides(load_average_fraction_target=0.5))
 
 
 def test_bounds_are_judged_after_all_has_been_applied() -> None:
@@ -154,7 +154,7 @@ FULL = replace(
     PLAIN,
     scaling_enabled=True,
     always_migrate=True,
-    scaling_config=Overrides(load_average_fraction_target=0.5),
+    scaling_config=ScalingOverrides(load_average_fraction_target=0.5),
 )
 
 
@@ -171,15 +171,15 @@ def test_as_json_of_each_era() -> None:
             "scalingConfig": {"loadAverageFractionTarget": 0.5},
         },
     }
-    assert to_json(FULL, Era.V0_31) == to_json(FULL) == new
+    assert to_json(FULL, ProtocolEra.V0_31) == to_json(FULL) == new
     old = {name: value for name, value in new.items() if name != "config"}
     old |= {"alwaysMigrate": True, "scalingEnabled": True, "scalingConfig": {"loadAverageFractionTarget": 0.5}}
-    assert to_json(FULL, Era.V0_12) == old
+    assert to_json(FULL, ProtocolEra.V0_12) == old
 
 
-@pytest.mark.parametrize("era", list(Era))
+@pytest.mark.parametrize("era", list(ProtocolEra))
 @pytest.mark.parametrize("info", [PLAIN, FULL, replace(FULL, memory=MemoryInfo(1, 2, 3, 100))])
-def test_what_is_written_is_read_as_the_same(info: VmInfo, era: Era) -> None:
+def test_what_is_written_is_read_as_the_same(info: VmInfo, era: ProtocolEra) -> None:
     assert from_json(json.loads(json.dumps(to_json(info, era))), era) == info
 
 
@@ -187,11 +187,11 @@ def test_the_revision_that_controllers_tell_is_kept() -> None:
     status = {"currentRevision": {"revision": {"value": 3, "flags": 1}, "updatedAt": "2025-09-23T10:00:00Z"}}
     info = from_vm({**vm(), "status": status}).info
     assert info is not None
-    assert info.current_revision == Revision(3, 1, datetime(2025, 9, 23, 10, tzinfo=UTC))
+    assert info.current_revision == VmRevision(3, 1, datetime(2025, 9, 23, 10, tzinfo=UTC))
     assert to_json(info)["currentRevision"] == status["currentRevision"]
     assert from_json(to_json(info)) == info
-    assert "currentRevision" not in to_json(info, Era.V0_31)
-    assert from_vm({**vm(), "status": status}, Era.V0_31).info == PLAIN
+    assert "currentRevision" not in to_json(info, ProtocolEra.V0_31)
+    assert from_vm({**vm(), "status": status}, ProtocolEra.V0_31).info == PLAIN
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,14 @@ UNAVAILABLE, GROUP = "devalloc.io/unavailable", "devalloc.io/compatibilityGroup"
 
 
 def answer(name: str, *documents: Manifest) -> dict[str, Any]:
-    found: dict[str, Any] = next(c for c in solve_manifests(documents)["claims"] if c["name"] == name)
-    return found
+    refusal: dict[str, Any] = next(c for c in solve_manifests(documents)["claims"] if c["name"] == name)
+    return refusal
 
 
 def blockers(*documents: Manifest) -> list[dict[str, Any]]:
     """The blockers of the claim ``c``."""
-    found: list[dict[str, Any]] = answer("c", *documents)["blockers"]
-    return found
+    entries: list[dict[str, Any]] = answer("c", *documents)["blockers"]
+    return entries
 
 
 def gpus(count: int, node: str = "n1", **attributes: Any) -> Manifest:
@@ -40,8 +40,8 @@ def test_the_count_that_would_fit_is_told() -> None:
 
 def test_the_amount_that_would_fit_is_told_to_the_block() -> None:
     card = pool("card", devices=[device(f"g{i}", resources={"memory": "10Gi/4Gi"}) for i in range(2)])
-    (found,) = blockers(GPU, card, claim("c", {"deviceClass": "gpu", "requests": {"memory": "17Gi"}}))
-    assert (found["requested"], found["most"]) == ("17Gi", "16Gi")
+    (blocker,) = blockers(GPU, card, claim("c", {"deviceClass": "gpu", "requests": {"memory": "17Gi"}}))
+    assert (blocker["requested"], blocker["most"]) == ("17Gi", "16Gi")
 
 
 def test_of_requests_that_cannot_be_together_the_smallest_set_is_named() -> None:
@@ -73,8 +73,8 @@ def test_a_pool_resource_is_named_with_its_pool_and_how_much_is_missing() -> Non
     """On card-b one unit less is missing than on card-a."""
     halves = [device(f"half{i}", requests={"memory": "24Gi"}) for i in range(2)]
     cards = [pool(f"card-{n}", f"n{n}", resources={"memory": f"{40 + n}Gi/1Gi"}, devices=halves) for n in (1,)]
-    (found,) = blockers(GPU, *cards, claim("c", {"deviceClass": "gpu", "requests": {"count": 2}}))
-    assert found == {"kind": "poolResource", "pool": "card-1", "node": "n1", "resource": "memory"} | {
+    (blocker,) = blockers(GPU, *cards, claim("c", {"deviceClass": "gpu", "requests": {"count": 2}}))
+    assert blocker == {"kind": "poolResource", "pool": "card-1", "node": "n1", "resource": "memory"} | {
         "capacity": "41Gi",
         "missing": "7Gi",
     }
@@ -86,8 +86,8 @@ def test_where_fewer_resources_are_short_is_where_they_are_named() -> None:
         pool("short-of-two", "n1", resources={"a": 1, "b": 1}, devices=both),
         pool("short-of-one", "n2", resources={"a": 1, "b": 2}, devices=both),
     ]
-    found = blockers(GPU, *fleet, claim("c", {"deviceClass": "gpu", "requests": {"count": 2}}))
-    assert [(b["pool"], b["resource"], b["missing"]) for b in found] == [("short-of-one", "a", "1")]
+    named = blockers(GPU, *fleet, claim("c", {"deviceClass": "gpu", "requests": {"count": 2}}))
+    assert [(b["pool"], b["resource"], b["missing"]) for b in named] == [("short-of-one", "a", "1")]
 
 
 def test_groups_that_do_not_go_together_are_named_by_pool() -> None:
@@ -100,15 +100,15 @@ def test_groups_that_do_not_go_together_are_named_by_pool() -> None:
 def test_a_device_that_is_withheld_is_named_with_why_and_only_as_many_as_are_needed() -> None:
     held_back = [device(f"g{i}", attributes={UNAVAILABLE: "unhealthy: too hot"}) for i in range(3)]
     fleet = pool("p", devices=[*held_back, device("g3")])
-    found = blockers(GPU, fleet, claim("c", {"deviceClass": "gpu", "requests": {"count": 2}}))
-    assert [(b["kind"], b["why"]) for b in found] == [("unavailable", "unhealthy: too hot")]
+    named = blockers(GPU, fleet, claim("c", {"deviceClass": "gpu", "requests": {"count": 2}}))
+    assert [(b["kind"], b["why"]) for b in named] == [("unavailable", "unhealthy: too hot")]
 
 
 def test_what_a_pool_does_not_define_is_named() -> None:
     card = pool("card", devices=[device("g0", requests={"slots": 1})])
-    (found,) = blockers(GPU, card, claim("c", {"deviceClass": "gpu"}))
-    assert found["kind"] == "undefinedResource"
-    assert (found["resource"], found["devices"]) == ("slots", ["g0"])
+    (blocker,) = blockers(GPU, card, claim("c", {"deviceClass": "gpu"}))
+    assert blocker["kind"] == "undefinedResource"
+    assert (blocker["resource"], blocker["devices"]) == ("slots", ["g0"])
 
 
 def test_the_pin_is_named_and_who_of_the_group_is_there_already() -> None:
@@ -124,9 +124,9 @@ def test_the_members_are_named_whose_pin_it_is() -> None:
     marks = {"devalloc.io/group": "vm"}
     pinned = claim("b", {"deviceClass": "gpu"}, annotations={**marks, "devalloc.io/node": "n1"})
     other = claim("c", {"deviceClass": "gpu", "requests": {"count": 3}}, annotations=marks)
-    found = answer("c", GPU, gpus(2, "n1"), gpus(4, "n2"), pinned, other)
-    assert found["blockers"] == [{"kind": "node", "node": "n1", "pinned": [{"namespace": "default", "name": "b"}]}]
-    assert "without the pin to node n1 of default/b" in found["message"]
+    refusal = answer("c", GPU, gpus(2, "n1"), gpus(4, "n2"), pinned, other)
+    assert refusal["blockers"] == [{"kind": "node", "node": "n1", "pinned": [{"namespace": "default", "name": "b"}]}]
+    assert "without the pin to node n1 of default/b" in refusal["message"]
 
 
 def test_nothing_is_named_of_a_request_that_is_to_be_left_out() -> None:
@@ -150,9 +150,9 @@ def test_nothing_is_named_of_a_request_that_is_to_be_left_out() -> None:
 def test_the_member_is_named_for_which_there_is_no_room_beside_the_others() -> None:
     marks = {"devalloc.io/group": "vm"}
     members = [claim(n, {"deviceClass": "gpu", "requests": {"count": 2}}, annotations=marks) for n in ("c", "d")]
-    found = answer("c", GPU, gpus(3), *members)
-    assert found["reason"] == "GroupUnsatisfiable"
-    assert found["blockers"] == [{"kind": "member", "namespace": "default", "name": "d"}]
+    refusal = answer("c", GPU, gpus(3), *members)
+    assert refusal["reason"] == "GroupUnsatisfiable"
+    assert refusal["blockers"] == [{"kind": "member", "namespace": "default", "name": "d"}]
 
 
 def test_claims_are_named_besides_what_makes_it_impossible() -> None:
@@ -162,10 +162,10 @@ def test_claims_are_named_besides_what_makes_it_impossible() -> None:
         [entry("n1-gpus", "g0"), entry("n1-gpus", "g1")],
         node="n1",
     )
-    found = answer("c", GPU, gpus(4), held, claim("c", {"deviceClass": "gpu", "requests": {"count": 9}}))
-    assert found["reason"] == "NotEnoughDevices"
-    assert [b["kind"] for b in found["blockers"]] == ["amount", "claim"]
-    assert found["message"].endswith("it fits with at most 4 devices in request 0 and once default/held is released")
+    refusal = answer("c", GPU, gpus(4), held, claim("c", {"deviceClass": "gpu", "requests": {"count": 9}}))
+    assert refusal["reason"] == "NotEnoughDevices"
+    assert [b["kind"] for b in refusal["blockers"]] == ["amount", "claim"]
+    assert refusal["message"].endswith("it fits with at most 4 devices in request 0 and once default/held is released")
 
 
 # -- how final -------------------------------------------------------------------------------------------------------
@@ -178,10 +178,10 @@ def test_how_final_a_reason_is_stands_first() -> None:
     marks = {"devalloc.io/priority": "5"}
     high = claim("high", {"deviceClass": "gpu", "requests": {"count": 2}}, annotations=marks)
     low = claim("low", {"deviceClass": "gpu", "requests": {"count": 2}})
-    found = {c["name"]: c["message"] for c in solve_manifests([GPU, gpus(3), held, never, now, high, low])["claims"]}
-    assert found["never"].startswith("impossible even on an empty fleet: ")
-    assert found["now"].startswith("impossible now: ")
-    assert found["low"].startswith("lost to higher priority: ")
+    messages = {c["name"]: c["message"] for c in solve_manifests([GPU, gpus(3), held, never, now, high, low])["claims"]}
+    assert messages["never"].startswith("impossible even on an empty fleet: ")
+    assert messages["now"].startswith("impossible now: ")
+    assert messages["low"].startswith("lost to higher priority: ")
 
 
 # -- slips of the pen ------------------------------------------------------------------------------------------------
@@ -190,9 +190,9 @@ def test_how_final_a_reason_is_stands_first() -> None:
 def slip(constraints: str, **attributes: Any) -> tuple[str, str | None]:
     """(message, what was meant) for a claim on 640 devices that have these attributes."""
     fleet = [gpus(8, f"n{n}", **attributes) for n in range(80)]
-    found = answer("c", GPU, *fleet, claim("c", {"deviceClass": "gpu", "constraints": constraints}))
-    (blocker,) = found["blockers"]
-    return found["message"], blocker.get("didYouMean")
+    refusal = answer("c", GPU, *fleet, claim("c", {"deviceClass": "gpu", "constraints": constraints}))
+    (blocker,) = refusal["blockers"]
+    return refusal["message"], blocker.get("didYouMean")
 
 
 def test_an_attribute_that_no_device_has_and_a_near_one_that_all_have() -> None:
@@ -217,13 +217,13 @@ def test_an_attribute_that_no_device_has_and_a_near_one_that_all_have() -> None:
         ),
         ("device.model == 100", {"model": "100"}, "write '100' in quotes", "'100'"),
         ("device.bw >= '80GB'", {"bw": {"quantityValue": "100G"}}, "'80GB'", None),
-        ("device.driver >= '550.54'", {"driver": {"semVerValue": "550.54.1"}}, "no semantic version", None),
+        ("device.driver >= '550.54'", {"driver": {"semVerValue": "550.54.1"}}, "not a semantic version", None),
     ],
 )
 def test_slips(constraints: str, attributes: dict[str, Any], words: str, meant: str | None) -> None:
-    message, found = slip(constraints, **attributes)
+    message, suggestion = slip(constraints, **attributes)
     assert words in message
-    assert found == meant
+    assert suggestion == meant
 
 
 @pytest.mark.parametrize("constraints", ["device.model == 'B200'", "device.vendor == 'x'", "device.numa == 7"])
@@ -235,33 +235,33 @@ def test_what_is_no_slip_is_not_called_one(constraints: str) -> None:
 
 def test_an_attribute_that_a_match_names_wrongly() -> None:
     wanted = claim("c", {"deviceClass": "gpu", "requests": {"count": 2}, "matchAttributes": ["nmua"]})
-    found = answer("c", GPU, gpus(2, numa=0), wanted)
-    assert "`nmua` exists on 0 of 2 devices; did you mean `numa`?" in found["message"]
-    assert found["blockers"][0]["didYouMean"] == "numa"
+    refusal = answer("c", GPU, gpus(2, numa=0), wanted)
+    assert "`nmua` exists on 0 of 2 devices; did you mean `numa`?" in refusal["message"]
+    assert refusal["blockers"][0]["didYouMean"] == "numa"
 
 
 def test_a_slip_in_the_class_is_told_with_the_class() -> None:
     broken = device_class("gpu", driver="gpu", constraints="device.modle == 'L4'")
-    found = answer("c", broken, gpus(2, model="L4"), claim("c", {"deviceClass": "gpu"}))
-    assert "`modle` exists on 0 of 2 devices; did you mean `model`?" in found["message"]
+    refusal = answer("c", broken, gpus(2, model="L4"), claim("c", {"deviceClass": "gpu"}))
+    assert "`modle` exists on 0 of 2 devices; did you mean `model`?" in refusal["message"]
 
 
 def test_a_resource_of_another_name() -> None:
     card = pool("card", devices=[device("g0", resources={"memory": "8Gi"})])
-    found = answer("c", GPU, card, claim("c", {"deviceClass": "gpu", "requests": {"memroy": "1Gi"}}))
-    assert "`memroy` exists on 0 of 1 device; did you mean `memory`?" in found["message"]
+    refusal = answer("c", GPU, card, claim("c", {"deviceClass": "gpu", "requests": {"memroy": "1Gi"}}))
+    assert "`memroy` exists on 0 of 1 device; did you mean `memory`?" in refusal["message"]
 
 
 def test_classes_types_and_configs_that_do_not_exist_get_the_nearest_name() -> None:
-    found = answer("c", GPU, gpus(1), claim("c", {"deviceClass": "gpus"}))
-    assert found["message"] == "spec.claims[0].deviceClass: class 'gpus' does not exist; did you mean 'gpu'?"
-    assert found["blockers"] == [
+    refusal = answer("c", GPU, gpus(1), claim("c", {"deviceClass": "gpus"}))
+    assert refusal["message"] == "spec.claims[0].deviceClass: class 'gpus' does not exist; did you mean 'gpu'?"
+    assert refusal["blockers"] == [
         {"kind": "class", "path": "spec.claims[0].deviceClass", "deviceClass": "gpus", "didYouMean": "gpu"}
     ]
-    found = answer("c", GPU, gpus(1), claim("c", {"deviceType": "GPU"}))
-    assert "no class has deviceType 'GPU'; did you mean 'gpu'?" in found["message"]
-    found = answer("c", GPU, gpus(1), claim("c", {"deviceClass": "gpu", "configs": [config_reference("tuned")]}))
-    assert (found["reason"], found["blockers"][0]["kind"]) == ("ConfigNotFound", "config")
+    refusal = answer("c", GPU, gpus(1), claim("c", {"deviceType": "GPU"}))
+    assert "no class has deviceType 'GPU'; did you mean 'gpu'?" in refusal["message"]
+    refusal = answer("c", GPU, gpus(1), claim("c", {"deviceClass": "gpu", "configs": [config_reference("tuned")]}))
+    assert (refusal["reason"], refusal["blockers"][0]["kind"]) == ("ConfigNotFound", "config")
 
 
 # -- bounded work ----------------------------------------------------------------------------------------------------
@@ -269,10 +269,10 @@ def test_classes_types_and_configs_that_do_not_exist_get_the_nearest_name() -> N
 
 def test_a_deadline_that_is_over_still_tells_what_counting_tells_and_says_that_it_is_cut_short() -> None:
     wanted = claim("c", {"deviceClass": "gpu", "requests": {"count": 9}})
-    found = next(iter(solve_manifests([GPU, gpus(4), wanted], deadline=0.0)["claims"]))
-    assert found["reason"] == "NotEnoughDevices"
-    assert "no node has 9 devices (at most 4)" in found["message"]
-    assert "the time did not suffice to find out what would have to change" in found["message"]
+    refusal = next(iter(solve_manifests([GPU, gpus(4), wanted], deadline=0.0)["claims"]))
+    assert refusal["reason"] == "NotEnoughDevices"
+    assert "no node has 9 devices (at most 4)" in refusal["message"]
+    assert "time ran out before the solver found what would have to change" in refusal["message"]
 
 
 def test_of_claims_that_ask_for_the_same_on_many_nodes_a_smallest_set_is_named_however_many_hold_devices() -> None:
@@ -286,9 +286,9 @@ def test_of_claims_that_ask_for_the_same_on_many_nodes_a_smallest_set_is_named_h
             holders.append(allocated(claim(f"h{n}-{k}", detail), entries, node=f"n{n}"))
     fleet = [gpus(8, f"n{n}") for n in range(300)]
     wanted = claim("c", {"deviceClass": "gpu", "requests": {"count": 8}})
-    found = answer("c", GPU, *fleet, *holders, wanted)
-    assert [b["name"] for b in found["blockers"]] == ["h217-0"]
-    assert "cut short" not in found["message"]
+    refusal = answer("c", GPU, *fleet, *holders, wanted)
+    assert [b["name"] for b in refusal["blockers"]] == ["h217-0"]
+    assert "cut short" not in refusal["message"]
 
 
 def test_who_shares_a_device_must_go_altogether_for_one_who_wants_it_whole() -> None:
@@ -309,17 +309,17 @@ def test_the_sentence_stays_short_and_the_blockers_are_complete() -> None:
     holders = [
         allocated(claim(f"h{i}", {"deviceClass": "gpu"}), [entry("n1-gpus", f"g{i}")], node="n1") for i in range(9)
     ]
-    found = answer("c", GPU, gpus(9), *holders, claim("c", {"deviceClass": "gpu", "requests": {"count": 9}}))
-    assert len(found["blockers"]) == 9
-    assert "default/h5 and 3 more claims would make room" in found["message"]
+    refusal = answer("c", GPU, gpus(9), *holders, claim("c", {"deviceClass": "gpu", "requests": {"count": 9}}))
+    assert len(refusal["blockers"]) == 9
+    assert "default/h5 and 3 more claims would make room" in refusal["message"]
 
 
 def test_a_type_of_admin_classes_only_is_no_slip_and_leads_nowhere() -> None:
     monitor = device_class("monitor", driver="gpu", deviceType="watched", adminAccess=True)
-    told = answer("c", monitor, gpus(1), claim("c", {"deviceType": "watched"}))["message"]
-    assert "is of no class: none has deviceType 'watched'" in told
-    assert "class monitor has deviceType 'watched', but gives admin access: it is reached by name only" in told
-    assert "did you mean" not in told
+    refusal = answer("c", monitor, gpus(1), claim("c", {"deviceType": "watched"}))["message"]
+    assert "belongs to no class: none has deviceType 'watched'" in refusal
+    assert "class monitor has deviceType 'watched', but gives admin access: claims can only reach it by name" in refusal
+    assert "did you mean" not in refusal
 
 
 @pytest.mark.parametrize(
@@ -358,8 +358,8 @@ def test_a_single_claim_is_named_where_its_release_alone_does() -> None:
     cards = [_desktop_card(number) for number in range(4)]
     desks = [claim(f"desk-{i:02}", seat["2Q"]) for i in range(20)]
     seats = [claim(f"cad-{i}", seat["8Q"]) for i in range(1, 4)]
-    found = solve_manifests([GPU, *cards, *desks, *seats])["claims"]
-    (refused,) = [c for c in found if not c["allocated"]]
+    answers = solve_manifests([GPU, *cards, *desks, *seats])["claims"]
+    (refused,) = [c for c in answers if not c["allocated"]]
     assert refused["name"] == "cad-3"
     (blocker,) = refused["blockers"]
     assert blocker["kind"] == "claim"
@@ -381,5 +381,5 @@ def test_single_claims_of_every_node_come_before_sets_of_one_node() -> None:
     holders = [allocated(claim(f"a{i:02}", small), [entry("small", f"s{i:02}")], node="n0") for i in range(20)]
     big = {"deviceClass": "gpu", "constraints": "device.size == 'big'"}
     last = allocated(claim("z", big), [entry("last", "big")], node="n9")
-    found = blockers(GPU, crowded, roomy, *holders, last, claim("c", big))
-    assert [(b["kind"], b["name"]) for b in found] == [("claim", "z")]
+    named = blockers(GPU, crowded, roomy, *holders, last, claim("c", big))
+    assert [(b["kind"], b["name"]) for b in named] == [("claim", "z")]

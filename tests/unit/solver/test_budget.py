@@ -8,10 +8,19 @@ from typing import Any
 
 import pytest
 
-from devalloc_solver import Fleet, budget, dra, solve_manifests
-from devalloc_solver.budget import Allowance, Budget, BudgetExceeded, CommonBudgetExceeded, Costs, OutOfTime, in_turns
-from devalloc_solver.dra import selectors
-from devalloc_solver.dra.cel import program
+from devalloc_solver import Fleet, dra, solve_manifests
+from devalloc_solver.cel import budget
+from devalloc_solver.cel.budget import (
+    Allowance,
+    Budget,
+    BudgetExceeded,
+    CommonBudgetExceeded,
+    Costs,
+    OutOfTime,
+    evaluate_in_turns,
+)
+from devalloc_solver.cel.kubernetes import program
+from devalloc_solver.dialects.resource_k8s import selectors
 from tests.support.manifests import claim, device, device_class, pool
 from tests.unit.solver.dra.test_joint import CLASS, node_slice, wants
 
@@ -20,9 +29,9 @@ LATER = 10.0**9
 
 @pytest.mark.parametrize("ends", [None, LATER])
 def test_a_budget_is_used_up_by_the_step_whether_or_not_there_is_a_deadline(ends: float | None) -> None:
-    own = Budget(3 * budget.PORTION, ends)
+    own = Budget(3 * budget.STEPS_PER_CLOCK_CHECK, ends)
     for _ in range(300):
-        own.spend(budget.PORTION // 100)
+        own.spend(budget.STEPS_PER_CLOCK_CHECK // 100)
     assert (own.left, own.spent) == (0, own.limit)
     with pytest.raises(BudgetExceeded):
         own.spend(1)
@@ -31,7 +40,7 @@ def test_a_budget_is_used_up_by_the_step_whether_or_not_there_is_a_deadline(ends
 
 def test_the_clock_is_looked_at_after_so_many_steps() -> None:
     own = Budget(10**9, time.monotonic() - 1)
-    own.spend(budget.PORTION)
+    own.spend(budget.STEPS_PER_CLOCK_CHECK)
     with pytest.raises(OutOfTime):
         own.spend(1)
 
@@ -68,8 +77,8 @@ def test_who_asks_for_little_is_answered_whatever_others_cost(
     """The first in their order have what is left."""
     monkeypatch.setattr(budget, "COMMON_BUDGET", 1_200)
     allowance, costs = Allowance(), Costs()
-    found = in_turns([*steps], allowance, spending(steps, costs, allowance), lambda claim, told: told)
-    assert "".join(claim for claim, one in zip(steps, found, strict=True) if one == "answered") == answered
+    results = evaluate_in_turns([*steps], allowance, spending(steps, costs, allowance), lambda claim, outcome: outcome)
+    assert "".join(claim for claim, one in zip(steps, results, strict=True) if one == "answered") == answered
 
 
 def test_a_claim_without_time_is_told_so_and_others_are_answered() -> None:
@@ -77,10 +86,13 @@ def test_a_claim_without_time_is_told_so_and_others_are_answered() -> None:
 
     def act(claim: str) -> str:
         while claim == "slow":
-            budget.look(allowance.ends)
+            budget.check_deadline(allowance.ends)
         return "answered"
 
-    assert in_turns(["slow", "quick"], allowance, act, lambda claim, why: str(why)) == [budget.OUT_OF_TIME, "answered"]
+    assert evaluate_in_turns(["slow", "quick"], allowance, act, lambda claim, why: str(why)) == [
+        budget.OUT_OF_TIME,
+        "answered",
+    ]
 
 
 def test_an_expression_is_charged_no_more_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +175,7 @@ def cluster() -> list[dict[str, Any]]:
     return [CLASS, one]
 
 
-def told(answer: dict[str, Any]) -> dict[str, Any]:
+def messages_by_name(answer: dict[str, Any]) -> dict[str, Any]:
     return {one["name"]: one["reason"] and one["message"] for one in answer["claims"]}
 
 
@@ -171,18 +183,18 @@ def test_a_selector_has_a_budget_over_all_devices(
     cluster: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(budget, "EXPRESSION_BUDGET", 60_000)
-    asked = [selecting("bad", "true", costly(0)), selecting("good", "device.attributes['gpu.io'].i >= 0")]
-    answer = dra.solve_manifests([*cluster, *asked])
-    assert told(answer)["good"] is None
+    claims = [selecting("bad", "true", costly(0)), selecting("good", "device.attributes['gpu.io'].i >= 0")]
+    answer = dra.solve_manifests([*cluster, *claims])
+    assert messages_by_name(answer)["good"] is None
     (bad,) = [one for one in answer["claims"] if one["name"] == "bad"]
     assert bad["reason"] == "ClaimInvalid"
     assert "request r" in bad["message"]
     assert f"selector #1: {budget.TOO_EXPENSIVE}" in bad["message"]
     fleet = Fleet.from_manifests(cluster)
     for _ in range(2):
-        assert fleet.allocate(asked[0]) == bad
+        assert fleet.allocate(claims[0]) == bad
     with pytest.raises(dra.AllocationError, match="too expensive"):
-        dra.allocate("n", asked[:1], cluster[:1], cluster[1:])
+        dra.allocate("n", claims[:1], cluster[:1], cluster[1:])
 
 
 def test_a_selector_has_a_budget_on_each_device(cluster: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,8 +202,8 @@ def test_a_selector_has_a_budget_on_each_device(cluster: list[dict[str, Any]], m
     monkeypatch.setattr(budget, "COMMON_BUDGET", ENDLESS)
     for module in (selectors, program):
         monkeypatch.setattr(module, "COST_LIMIT", 5_000)
-    asked = selecting("dear", costly(0))
-    answers = [*dra.solve_manifests([*cluster, asked])["claims"], Fleet.from_manifests(cluster).allocate(asked)]
+    pending = selecting("dear", costly(0))
+    answers = [*dra.solve_manifests([*cluster, pending])["claims"], Fleet.from_manifests(cluster).allocate(pending)]
     assert [(one["reason"], one["exceeded"]) for one in answers] == [("NoMatchingDevices", "device")] * 2
 
 
@@ -218,8 +230,8 @@ def test_the_selectors_of_all_claims_have_a_budget_in_common(
     cluster: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(budget, "COMMON_BUDGET", 400_000)
-    asked = [selecting(f"bad{n}", costly(n)) for n in range(8)] + [selecting("good", "true")]
-    messages = told(dra.solve_manifests([*cluster, *asked]))
+    claims = [selecting(f"bad{n}", costly(n)) for n in range(8)] + [selecting("good", "true")]
+    messages = messages_by_name(dra.solve_manifests([*cluster, *claims]))
     refused = [name for name, message in messages.items() if message and "common budget" in message]
     assert messages["good"] is None
     assert "bad0" not in refused
@@ -230,7 +242,7 @@ def test_a_late_answer_is_not_remembered(cluster: list[dict[str, Any]], monkeypa
     claims = [selecting("c", costly(0)), selecting("none", f"{costly(1)} && device.attributes['gpu.io'].i > 9")]
     expected = [dra.solve_manifests([*cluster, one])["claims"][0] for one in claims]
     fleet = Fleet.from_manifests(cluster)
-    monkeypatch.setattr(budget, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(budget, "MIN_SECONDS", 0.0)
     assert [fleet.allocate(one, 0.0)["reason"] for one in claims] == ["SearchLimit", "SearchLimit"]
     assert [fleet.allocate(one) for one in claims] == expected
 

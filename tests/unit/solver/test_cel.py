@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from devalloc_solver.cel import compile
-from tests.support.cel import DEVICE, outcome, table
-from tests.support.data import claim_cases
+from devalloc_solver.cel.devmgmt import compile
+from tests.support.cel_outcomes import DEVICE, outcome, table
+from tests.support.reference_data import claim_cases
 
 
 @pytest.mark.parametrize(
@@ -333,11 +333,11 @@ def test_the_same_text_is_compiled_once() -> None:
 
 
 def _known_expressions() -> list[str]:
-    found: set[str] = set()
+    expressions: set[str] = set()
 
     def walk(part: object) -> None:
         if isinstance(part, dict):
-            found.update(text for text in [part.get("constraints")] if isinstance(text, str))
+            expressions.update(text for text in [part.get("constraints")] if isinstance(text, str))
             for value in part.values():
                 walk(value)
         elif isinstance(part, list):
@@ -345,7 +345,7 @@ def _known_expressions() -> list[str]:
                 walk(value)
 
     walk(claim_cases())
-    return sorted(found)
+    return sorted(expressions)
 
 
 @pytest.mark.parametrize("expression", _known_expressions())

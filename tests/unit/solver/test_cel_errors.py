@@ -1,4 +1,4 @@
-"""What a person is told about an expression, and that nothing an expression says can hurt the allocator."""
+"""Errors of expressions as users see them, and that no expression can harm the allocator."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from devalloc.api.quantity import Quantity
 from devalloc.api.semver import SemVer
-from devalloc_solver.cel import Budget, BudgetExceeded, CompileError, EvaluationError, compile
+from devalloc_solver.cel.devmgmt import Budget, BudgetExceeded, CompileError, EvaluationError, compile
 
 DEVICE: dict[str, str | int | Quantity | SemVer] = {
     "model": "a100",
@@ -85,7 +85,7 @@ def test_an_invalid_expression_is_named_with_its_place(expression: str, line: in
         ("device.absent == 'a'", "no attribute 'absent'"),
         ("device.numa == '0'", "int and string"),
         ("device.vram > 'lots'", "not a quantity"),
-        ("device.firmware > 'lots'", "no semantic version"),
+        ("device.firmware > 'lots'", "not a semantic version"),
         ("device.numa + 9223372036854775807 + 1 > 0", "64-bit"),
         ("device.model", "string, not a boolean"),
         ("device.model.isLessThan(quantity('1'))", "isLessThan() is not defined for string and quantity"),

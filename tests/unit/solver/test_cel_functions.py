@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from devalloc_solver.cel.build import FUNCTIONS
-from tests.support.cel import outcome, table
-from tests.support.shared import REPO
+from devalloc_solver.cel.devmgmt.build import FUNCTIONS
+from tests.support.cel_outcomes import outcome, table
+from tests.support.repository import REPO
 
 
 @pytest.mark.parametrize(

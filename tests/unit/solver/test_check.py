@@ -13,12 +13,12 @@ import pytest
 
 from devalloc.api import meta
 from devalloc.api.claim import DeviceClaim
-from devalloc.api.deviceclass import DeviceClass
+from devalloc.api.device_class import DeviceClass
 from devalloc.api.pool import DevicePool
 from devalloc.api.quantity import Quantity
 from devalloc.api.semver import SemVer
 from devalloc_solver.check import check
-from tests.support.answers import answer, assert_refused, claim, device, device_class, pool
+from tests.support.answer_builders import answer, assert_refused, claim, device, device_class, pool
 
 GPUS = pool("p", device("g0"), device("g1"), device("g2"))
 
@@ -284,11 +284,11 @@ class TestShares:
                 [("p/g0", {"memory": "8Gi"}), ("p/g2", {"memory": "1Gi"})],
                 "device n1/p/g2 could give a block of 1Gi memory less (S11)",
             ),
-            ({"requests": {"memory": "5Gi"}}, [("p/g0", {"memory": "5Gi"})], "is no multiple of 4Gi (S11)"),
+            ({"requests": {"memory": "5Gi"}}, [("p/g0", {"memory": "5Gi"})], "is not a multiple of 4Gi (S11)"),
             (
                 {"requests": {"cores": "1200m"}},
                 [("p/g2", {"cores": "1200m"})],
-                "1200000000n cores of device n1/p/g2 is no multiple",
+                "1200000000n cores of device n1/p/g2 is not a multiple",
             ),
             (
                 {"requests": {"memory": "4Gi"}},

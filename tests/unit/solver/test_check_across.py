@@ -12,7 +12,17 @@ from devalloc.api import meta
 from devalloc.api.claim import DeviceClaim, DeviceClaimStatus
 from devalloc.api.pool import DevicePool
 from devalloc_solver.check import check
-from tests.support.answers import answer, assert_refused, claim, device, device_class, echo, held, pool, unallocated
+from tests.support.answer_builders import (
+    answer,
+    assert_refused,
+    claim,
+    device,
+    device_class,
+    echo,
+    held_claim,
+    pool,
+    unallocated,
+)
 
 WATCH = device_class("watch", adminAccess=True)
 MEMORY = {"requests": {"memory": "4Gi"}}
@@ -59,17 +69,17 @@ class TestWholeAndShared:
         assert_refused(judge(GPUS, [both], answer("a", "p/g0", "p/g0", details="0 1")), "and whole here (S10)")
 
     def test_a_device_held_whole(self) -> None:
-        held_whole = held(claim("old", node="n1"), "p/g0")
+        held_whole = held_claim(claim("old", node="n1"), "p/g0")
         assert judge(GPUS, [held_whole, self.WHOLE], answer("whole", "p/g1")) == []
         assert_refused(judge(GPUS, [held_whole, self.WHOLE], answer("whole", "p/g0")), "used whole by default/old")
         share = answer("share", ("p/g0", {"memory": "4Gi"}))
         assert_refused(judge(GPUS, [held_whole, self.SHARE], share), "used whole by default/old and in shares here")
 
-    @pytest.mark.parametrize(("asked", "right"), [("4Gi", True), ("5Gi", False)])
-    def test_shares_beside_held_shares(self, asked: str, right: bool) -> None:
-        old = held(claim("old", MEMORY, node="n1"), ("p/g0", {"memory": "4Gi"}))
-        new = claim("a", {"requests": {"memory": asked}})
-        violations = judge(GPUS, [old, new], answer("a", ("p/g0", {"memory": asked})))
+    @pytest.mark.parametrize(("amount", "right"), [("4Gi", True), ("5Gi", False)])
+    def test_shares_beside_held_shares(self, amount: str, right: bool) -> None:
+        old = held_claim(claim("old", MEMORY, node="n1"), ("p/g0", {"memory": "4Gi"}))
+        new = claim("a", {"requests": {"memory": amount}})
+        violations = judge(GPUS, [old, new], answer("a", ("p/g0", {"memory": amount})))
         if right:
             assert violations == []
         else:
@@ -81,14 +91,14 @@ class TestWholeAndShared:
         assert_refused(judge(GPUS, [self.SHARE, big], *answers), "more memory than it has")
 
     def test_a_whole_taker_beside_held_shares(self) -> None:
-        old = held(claim("old", MEMORY, node="n1"), ("p/g0", {"memory": "4Gi"}))
+        old = held_claim(claim("old", MEMORY, node="n1"), ("p/g0", {"memory": "4Gi"}))
         assert_refused(judge(GPUS, [old, self.WHOLE], answer("whole", "p/g0")), "used in shares by default/old")
 
     def test_more_held_than_there_is_means_nothing_left_and_no_error(self) -> None:
-        old = [held(claim(name, MEMORY, node="n1"), ("p/g0", {"memory": "6Gi"})) for name in ("x", "y")]
+        old = [held_claim(claim(name, MEMORY, node="n1"), ("p/g0", {"memory": "6Gi"})) for name in ("x", "y")]
         assert judge(GPUS, [*old, self.SHARE], answer("share", ("p/g1", {"memory": "4Gi"}))) == []
         assert_refused(judge(GPUS, [*old, self.SHARE], answer("share", ("p/g0", {"memory": "4Gi"}))), "(S11)")
-        twice = [held(claim(name, node="n1"), "p/g0") for name in ("x", "y")]
+        twice = [held_claim(claim(name, node="n1"), "p/g0") for name in ("x", "y")]
         assert judge(GPUS, twice) == []
 
 
@@ -101,54 +111,54 @@ class TestHeld:
     NEW = claim("a")
 
     def test_what_an_admin_detail_has_is_free(self) -> None:
-        old = held(self.WATCHED, "p/g0", "p/g1", details=["0", "1"])
+        old = held_claim(self.WATCHED, "p/g0", "p/g1", details=["0", "1"])
         assert judge(GPUS, [old, self.NEW], answer("a", "p/g0")) == []
         assert_refused(judge(GPUS, [old, self.NEW], answer("a", "p/g1")), "used whole by default/watched")
 
     @pytest.mark.parametrize("details", [None, ["0"], ["7", "1"], ["0.0", "1"]])
     def test_an_entry_whose_detail_is_not_known_counts(self, details: list[str] | None) -> None:
-        old = held(self.WATCHED, "p/g0", "p/g1", details=details)
+        old = held_claim(self.WATCHED, "p/g0", "p/g1", details=details)
         assert_refused(judge(GPUS, [old, self.NEW], answer("a", "p/g0")), "used whole by default/watched")
 
     def test_unless_all_details_are_admin(self) -> None:
-        old = held(claim("old", {"deviceClass": "watch"}, node="n1"), "p/g0")
+        old = held_claim(claim("old", {"deviceClass": "watch"}, node="n1"), "p/g0")
         assert judge(GPUS, [old, self.NEW], answer("a", "p/g0")) == []
 
     def test_an_alternative_is_admin_or_not_by_its_own_class(self) -> None:
         either = claim("old", {"oneOf": [{"deviceClass": "watch"}, {"requests": {"count": 1}}]}, node="n1")
-        assert judge(GPUS, [held(either, "p/g0", details=["0.0"]), self.NEW], answer("a", "p/g0")) == []
+        assert judge(GPUS, [held_claim(either, "p/g0", details=["0.0"]), self.NEW], answer("a", "p/g0")) == []
         for other in ("0.1", "0"):
-            assert judge(GPUS, [held(either, "p/g0", details=[other]), self.NEW], answer("a", "p/g0")) != []
+            assert judge(GPUS, [held_claim(either, "p/g0", details=[other]), self.NEW], answer("a", "p/g0")) != []
 
     @pytest.mark.parametrize(
         ("notes", "node"), [({"node": "n2"}, "n2"), ({"pin": "n2"}, "n2"), ({"node": "n1", "pin": "n2"}, "n1")]
     )
     def test_the_node_is_the_allocated_one_else_the_pin(self, notes: dict[str, str], node: str) -> None:
         fleet = [pool("p", device("g0"), node="n1"), pool("p", device("g0"), node="n2")]
-        old = held(claim("old", **notes), "p/g0")
+        old = held_claim(claim("old", **notes), "p/g0")
         echoed = {**echo(old), "node": node}
         for target in ("n1", "n2"):
             violations = check(fleet, [], [old, self.NEW], [echoed, answer("a", "p/g0", node=target)])
             assert bool(violations) == (target == node)
 
     def test_without_a_node_the_pool_name_tells(self) -> None:
-        assert judge(GPUS, [held(claim("old"), "p/g0"), self.NEW], answer("a", "p/g0")) != []
+        assert judge(GPUS, [held_claim(claim("old"), "p/g0"), self.NEW], answer("a", "p/g0")) != []
 
     def test_an_ambiguous_name_counts_everywhere(self) -> None:
         fleet = [pool("p", device("g0"), node="n1"), pool("p", device("g0"), node="n2")]
         for node in ("n1", "n2"):
-            assert judge(fleet, [held(claim("old"), "p/g0"), self.NEW], answer("a", "p/g0", node=node)) != []
+            assert judge(fleet, [held_claim(claim("old"), "p/g0"), self.NEW], answer("a", "p/g0", node=node)) != []
 
     @pytest.mark.parametrize("lost", ["p/g9", "gone/g0"])
     def test_lost_devices_hold_nothing_up(self, lost: str) -> None:
-        assert judge(GPUS, [held(claim("old", node="n1"), lost), self.NEW], answer("a", "p/g0")) == []
+        assert judge(GPUS, [held_claim(claim("old", node="n1"), lost), self.NEW], answer("a", "p/g0")) == []
 
     def test_a_class_that_is_gone_holds_nothing_up(self) -> None:
-        old = held(claim("old", {"deviceClass": "gone"}, node="n1"), "p/g0")
+        old = held_claim(claim("old", {"deviceClass": "gone"}, node="n1"), "p/g0")
         assert judge(GPUS, [old, self.NEW], answer("a", "p/g1")) == []
 
     def test_a_claim_that_is_being_deleted_still_holds(self) -> None:
-        old = held(claim("old", node="n1", deletionTimestamp=LEFT), "p/g0")
+        old = held_claim(claim("old", node="n1", deletionTimestamp=LEFT), "p/g0")
         assert_refused(judge(GPUS, [old, self.NEW], answer("a", "p/g0")), "used whole by default/old")
 
     @pytest.mark.parametrize(
@@ -160,18 +170,18 @@ class TestHeld:
         ],
     )
     def test_an_allocated_claim_is_echoed_unchanged(self, change: dict[str, Any], says: str) -> None:
-        old = held(claim("old", MEMORY, node="n1"), ("p/g0", {"memory": "4Gi"}))
+        old = held_claim(claim("old", MEMORY, node="n1"), ("p/g0", {"memory": "4Gi"}))
         assert check([GPUS], [], [old], [echo(old)]) == []
         assert_refused(check([GPUS], [], [old], [{**echo(old), **change}]), "default/old: came in allocated", says)
 
     @pytest.mark.parametrize(("notes", "nodes"), [({"pin": "n1"}, {"n1"}), ({}, {"n1", None})])
     def test_the_node_of_an_echo(self, notes: dict[str, str], nodes: set[str | None]) -> None:
-        old = held(claim("old", **notes), "p/g0")
+        old = held_claim(claim("old", **notes), "p/g0")
         right = {node for node in ("n1", "n2", None) if not check([GPUS], [], [old], [{**echo(old), "node": node}])}
         assert right == nodes
 
     def test_an_echo_is_not_judged_by_rules_that_came_later(self) -> None:
-        old = held(claim("old", {"constraints": "false"}, node="n1"), "p/g0", "p/g1")
+        old = held_claim(claim("old", {"constraints": "false"}, node="n1"), "p/g0", "p/g1")
         assert check([GPUS], [], [old], [echo(old)]) == []
 
 
@@ -192,9 +202,9 @@ class Invalid:
 class TestLeftOut:
     """Claims that are invalid and hold devices all the same (S13, S16)."""
 
-    STATUS = held(claim("x"), "p/g0").status
-    ECHO = echo(held(claim("x"), "p/g0"))
-    OTHER = held(claim("x"), "p/g1").status
+    STATUS = held_claim(claim("x"), "p/g0").status
+    ECHO = echo(held_claim(claim("x"), "p/g0"))
+    OTHER = held_claim(claim("x"), "p/g1").status
 
     def check(self, *answers: dict[str, Any]) -> list[str]:
         broken = Invalid("x", node="n1", status=self.STATUS)
@@ -255,7 +265,7 @@ class TestPoolResources:
         for first in range(len(devices)):
             # Any one of them may have been there before.
             mixed = [
-                held(claim(n, node="n1"), f"p/{n}") if i == first else each
+                held_claim(claim(n, node="n1"), f"p/{n}") if i == first else each
                 for i, (n, each) in enumerate(zip(devices, claims, strict=True))
             ]
             for fleet in (claims, mixed):
@@ -279,7 +289,7 @@ class TestPoolResources:
     def test_a_device_counts_once_however_many_shares_it_has(self) -> None:
         shares = [claim(name, {"requests": {"memory": "2"}}) for name in ("a", "b", "c")]
         answers = [answer(each.metadata.name, ("p/big", {"memory": "2"})) for each in shares]
-        small = held(claim("old", node="n1"), "p/small")
+        small = held_claim(claim("old", node="n1"), "p/small")
         assert judge(self.CARD, [small, *shares], *answers) == []
 
     def test_admin_details_draw_nothing(self) -> None:
@@ -288,7 +298,7 @@ class TestPoolResources:
         assert judge(self.CARD, [watching, claim("b")], *answers) == []
 
     def test_more_held_than_there_is_leaves_what_draws_nothing(self) -> None:
-        old = [held(claim(name, node="n1"), f"p/{name}") for name in ("whole", "big")]
+        old = [held_claim(claim(name, node="n1"), f"p/{name}") for name in ("whole", "big")]
         assert judge(self.CARD, [*old, claim("a")], answer("a", "p/free")) == []
         assert_refused(judge(self.CARD, [*old, claim("a")], answer("a", "p/tiny")), "(S12)")
 
@@ -322,7 +332,7 @@ class TestCompatibility:
     )
     def test_together(self, first: str, second: str, right: bool) -> None:
         fleet, new = [self.CARD, self.OTHER], claim("y")
-        before = judge(fleet, [held(claim("x", node="n1"), first), new], answer("y", second))
+        before = judge(fleet, [held_claim(claim("x", node="n1"), first), new], answer("y", second))
         both = judge(fleet, [claim("x"), new], answer("x", first), answer("y", second))
         if right:
             assert before == both == []
@@ -379,19 +389,19 @@ class TestGroups:
 
     @pytest.mark.parametrize("notes", [{"node": "n2"}, {"pin": "n2"}, {}, {"node": "n2", "deletionTimestamp": LEFT}])
     def test_an_allocated_member_counts_and_fixes_the_node(self, notes: dict[str, str]) -> None:
-        old = held(claim("b", group="vm", **notes), "q/h0")
+        old = held_claim(claim("b", group="vm", **notes), "q/h0")
         assert self.judge(old, self.A, answer("a", "net/d0", node="n2")) == []
         assert_refused(self.judge(old, self.A, answer("a", "p/g0")), "not on one node: a on n1, b on n2 (S7)")
         assert self.judge(old, self.A, unallocated("a")) == []
 
     @pytest.mark.parametrize("notes", [{"node": "n2"}, {"pin": "n2"}])
     def test_an_allocated_member_with_network_devices_fixes_the_node_it_was_given(self, notes: dict[str, str]) -> None:
-        old = held(claim("b", group="vm", **notes), "net/d0")
+        old = held_claim(claim("b", group="vm", **notes), "net/d0")
         assert self.judge(old, self.A, answer("a", "q/h0", node="n2")) == []
         assert_refused(self.judge(old, self.A, answer("a", "p/g0")), "not on one node: a on n1, b on n2 (S7)")
 
     def test_an_allocated_member_that_no_node_is_known_of_fixes_none(self) -> None:
-        old = held(claim("b", group="vm"), "net/d0")
+        old = held_claim(claim("b", group="vm"), "net/d0")
         assert self.judge(old, self.A, answer("a", "p/g0")) == []
 
     def test_with_network_devices_only_a_group_may_be_nowhere(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 from devalloc.api import meta
 from devalloc.api.claim import DeviceClaim
 from devalloc_solver.check import check
-from tests.support.answers import answer, assert_refused, claim, device, pool, unallocated
+from tests.support.answer_builders import answer, assert_refused, claim, device, pool, unallocated
 
 GPUS = pool("p", device("g0"), device("g1"), device("g2"))
 

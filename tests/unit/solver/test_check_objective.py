@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from devalloc_solver.check import Level, Objective, objective
-from tests.support.answers import answer, claim, device, held, pool, unallocated
+from devalloc_solver.check import GoalValues, PriorityLevel, goal_values
+from tests.support.answer_builders import answer, claim, device, held_claim, pool, unallocated
 
 LEFT = "2026-01-01T00:00:00Z"
 
@@ -18,7 +18,7 @@ class TestObjective:
     )
 
     def test_an_empty_answer(self) -> None:
-        assert objective([], [], []) == Objective((), (), 0, 0)
+        assert goal_values([], [], []) == GoalValues((), (), 0, 0)
 
     def test_levels_from_high_to_low_and_members_by_time_namespace_and_name(self) -> None:
         claims = [
@@ -27,12 +27,12 @@ class TestObjective:
             claim("a", creationTimestamp="2026-01-01T00:00:00Z"),
             claim("high", priority="7"),
             claim("low", priority="-1"),
-            held(claim("old"), "p/g0"),
+            held_claim(claim("old"), "p/g0"),
             claim("leaving", deletionTimestamp=LEFT),
         ]
         answers = [answer("z", "p/g0"), answer("low", "p/g1"), unallocated("a"), None]
-        assert objective(self.FLEET, claims, answers) == Objective(
-            levels=(Level(7, (False,)), Level(0, (True, False, False)), Level(-1, (True,))),
+        assert goal_values(self.FLEET, claims, answers) == GoalValues(
+            levels=(PriorityLevel(7, (False,)), PriorityLevel(0, (True, False, False)), PriorityLevel(-1, (True,))),
             one_of=(),
             pools=1,
             devices=2,
@@ -46,13 +46,13 @@ class TestObjective:
             answer("b", "p/g0", "net/d0", node="n2", details="0.1 1"),
             unallocated("c"),
         ]
-        assert objective(self.FLEET, claims, answers).one_of == (2, 0, 1)
+        assert goal_values(self.FLEET, claims, answers).one_of == (2, 0, 1)
 
     def test_pools_and_devices_are_counted_once(self) -> None:
         claims = [claim(name, {"requests": {"bw": "1"}}) for name in ("a", "b")]
         shares = [answer(name, ("net/d0", {"bw": "1"}), node=node) for name, node in (("a", "n1"), ("b", "n2"))]
-        found = objective(self.FLEET, claims, shares)
-        assert (found.pools, found.devices) == (1, 1)
+        totals = goal_values(self.FLEET, claims, shares)
+        assert (totals.pools, totals.devices) == (1, 1)
         apart = [answer("a", "p/g0"), answer("b", "p/g0", node="n2")]
-        found = objective(self.FLEET, claims, apart)
-        assert (found.pools, found.devices) == (2, 2)
+        totals = goal_values(self.FLEET, claims, apart)
+        assert (totals.pools, totals.devices) == (2, 2)

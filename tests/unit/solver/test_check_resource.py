@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from devalloc_solver.check.resource.held import Held
+from devalloc_solver.check.resource_k8s.prior_allocations import PriorUsage
 from tests.support.dra_differential import ours, violations
 from tests.support.dra_instances import Instance, instance
 
@@ -258,7 +258,7 @@ def test_a_share_of_which_nobody_can_tell_how_much_it_takes_holds_all_of_the_dev
 ) -> None:
     device = ("d.io", "p", "g0")
     entry = {"driver": "d.io", "pool": "p", "device": "g0", "shareID": "s1", "consumedCapacity": capacity}
-    held = Held({}, [{"status": {"allocation": {"devices": {"results": [entry]}}}}])
+    held = PriorUsage({}, [{"status": {"allocation": {"devices": {"results": [entry]}}}}])
     assert (held.whole, held.shared) == (({}, {device: 1}) if is_share else ({device: 1}, {}))
 
 

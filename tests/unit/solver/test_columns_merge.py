@@ -1,4 +1,4 @@
-"""Fleets where hardly two nodes are alike: smaller nodes are told apart from the larger ones by their state only."""
+"""Fleets where hardly two nodes are alike: only their state distinguishes smaller nodes from larger ones."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import random
 
 import pytest
 
-from devalloc_solver.columns.geometry import Template, survey
-from devalloc_solver.columns.kinds import split_units
-from devalloc_solver.columns.merge import merge_templates
-from devalloc_solver.holdings import Ledger
-from devalloc_solver.intake import read_documents
-from devalloc_solver.stages import Prepared, prepare
-from tests.support.batches import by_columns, exact_counts
+from devalloc_solver.columns.claim_kinds import group_units
+from devalloc_solver.columns.node_geometry import NodeTemplate, group_nodes
+from devalloc_solver.columns.template_merge import merge_templates
+from devalloc_solver.dialects.devmgmt.manifests import read_documents
+from devalloc_solver.pipeline.devmgmt import PreparedProblem, prepare
+from devalloc_solver.problem.allocations import Usage
+from tests.support.column_batches import by_columns, exact_counts
 from tests.support.manifests import Manifest, claim, device, device_class, pool
 
 KINDS = device_class("gpu", driver="gpu"), device_class("nic", driver="nic")
@@ -45,12 +45,12 @@ def scattered(nodes: int, claims: int, seed: int) -> list[Manifest]:
     return manifests
 
 
-def templates_of(prepared: Prepared) -> list[Template]:
-    kinds, _ = split_units(prepared.snapshot, prepared.units)
-    return survey(prepared.snapshot, Ledger.of(prepared.snapshot, prepared.holdings), kinds).templates
+def templates_of(prepared: PreparedProblem) -> list[NodeTemplate]:
+    kinds, _ = group_units(prepared.snapshot, prepared.units)
+    return group_nodes(prepared.snapshot, Usage.of(prepared.snapshot, prepared.holdings), kinds).templates
 
 
-def seen(template: Template, node: int) -> dict[int, tuple[object, ...]]:
+def seen(template: NodeTemplate, node: int) -> dict[int, tuple[object, ...]]:
     """device -> how the template sees it"""
     cells = template.geometry.cells
     return {
@@ -69,12 +69,12 @@ def test_a_node_keeps_its_devices_and_what_they_have_in_common(seed: int) -> Non
     assert len(merged) < len(templates), "there is something to merge"
     after = {t.nodes[n]: seen(t, n) for t in merged for n in range(len(t.nodes))}
     assert after.keys() == before.keys()
-    for node, mine in before.items():
-        assert after[node].keys() == mine.keys()
-        for one, look in mine.items():
+    for node, by_device in before.items():
+        assert after[node].keys() == by_device.keys()
+        for one, look in by_device.items():
             assert after[node][one][:2] == look[:2]
-            for other in mine:
-                same = [a == b for a, b in zip(look[2], mine[other][2], strict=True)]
+            for other in by_device:
+                same = [a == b for a, b in zip(look[2], by_device[other][2], strict=True)]
                 assert [a == b for a, b in zip(after[node][one][2], after[node][other][2], strict=True)] == same
     for template in merged:
         for devices, state in zip(template.devices, template.states, strict=True):

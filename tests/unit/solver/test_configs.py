@@ -5,30 +5,30 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from devalloc.api.deviceclass import DeviceClass
-from devalloc_solver.configs import copied
-from devalloc_solver.intake import Intake
+from devalloc.api.device_class import DeviceClass
+from devalloc_solver.dialects.devmgmt.config_copies import config_entries
+from devalloc_solver.dialects.devmgmt.manifests import ProblemInput
 
 REF = {"apiVersion": "devalloc.io/v1alpha1", "kind": "VfConfig", "namespace": "admin", "name": "confined"}
 CONFIG: dict[str, Any] = {"kind": "VfConfig", "metadata": {"namespace": "admin", "name": "confined"}}
 
 
-def intake(**classes: int) -> Intake:
+def intake(**classes: int) -> ProblemInput:
     """By each class how often it names the one configuration object."""
     made = {
         name: DeviceClass.model_validate({"metadata": {"name": name}, "spec": {"configs": [REF] * times}})
         for name, times in classes.items()
     }
-    return cast(Intake, SimpleNamespace(classes=made, configs={tuple(REF.values()): CONFIG}))
+    return cast(ProblemInput, SimpleNamespace(classes=made, configs={tuple(REF.values()): CONFIG}))
 
 
 def test_it_is_said_which_allocations_a_classs_configuration_is_for() -> None:
-    both = copied("default", [("a", ()), ("a", ())], intake(a=1))
+    both = config_entries("default", [("a", ()), ("a", ())], intake(a=1))
     assert both == {"classConfigs": [CONFIG]}, "all of them, so that nothing is to be said"
-    one = copied("default", [("b", ()), ("a", ())], intake(a=1, b=0))
+    one = config_entries("default", [("b", ()), ("a", ())], intake(a=1, b=0))
     assert one == {"classConfigs": [CONFIG], "classConfigAllocations": [[1]]}
 
 
 def test_an_object_that_a_class_names_twice_is_for_its_own_devices_only() -> None:
-    found = copied("default", [("a", ()), ("b", ())], intake(a=2, b=0))
-    assert found == {"classConfigs": [CONFIG], "classConfigAllocations": [[0]]}
+    fields = config_entries("default", [("a", ()), ("b", ())], intake(a=2, b=0))
+    assert fields == {"classConfigs": [CONFIG], "classConfigAllocations": [[0]]}

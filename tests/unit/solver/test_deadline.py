@@ -13,13 +13,15 @@ import pytest
 from ortools.linear_solver import pywraplp
 from ortools.sat.python import cp_model
 
-from devalloc_solver import Fleet, dra, model, search, solve_manifests
-from devalloc_solver.blockers.question import Finder, Question
-from devalloc_solver.budget import SearchCutShort
+from devalloc_solver import Fleet, dra, solve_manifests
+from devalloc_solver.cel.budget import SearchCutShort
 from devalloc_solver.deadline import quick_search_end
-from devalloc_solver.goals import Level
-from devalloc_solver.intake import read_documents
-from devalloc_solver.stages import prepare
+from devalloc_solver.dialects.devmgmt.manifests import read_documents
+from devalloc_solver.exact import model
+from devalloc_solver.exact.goals import GoalLevel
+from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
+from devalloc_solver.pipeline import strategy
+from devalloc_solver.pipeline.devmgmt import prepare
 from tests.support.manifests import Manifest, claim, device, device_class, pool
 from tests.unit.solver.dra.test_joint import CLASS, node_slice, wants
 
@@ -82,34 +84,34 @@ def cut_after(looks: int, documents: list[Manifest]) -> dict[str, Any]:
 # -- the same search, cut short --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("exact_size", [0, search.EXACT_SIZE])
+@pytest.mark.parametrize("exact_size", [0, strategy.EXACT_SIZE])
 def test_a_deadline_that_is_not_reached_changes_nothing_and_costs_no_first_fit(
     monkeypatch: pytest.MonkeyPatch, exact_size: int
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("there was time for a search")
 
-    monkeypatch.setattr(search, "EXACT_SIZE", exact_size)
-    monkeypatch.setattr(search, "place_greedily", refuse)
+    monkeypatch.setattr(strategy, "EXACT_SIZE", exact_size)
+    monkeypatch.setattr(strategy, "place_greedily", refuse)
     documents = contended(1, nodes=3)
     assert without_time(solve_manifests(documents, deadline=600)) == without_time(solve_manifests(documents))
 
 
-@pytest.mark.parametrize("exact_size", [0, search.EXACT_SIZE])
+@pytest.mark.parametrize("exact_size", [0, strategy.EXACT_SIZE])
 def test_wherever_it_is_cut_short_an_answer_is_no_worse_than_the_first_one_and_its_bounds_hold(
     monkeypatch: pytest.MonkeyPatch, exact_size: int
 ) -> None:
     """That every answer is right is for the check to say, which none of them gets around."""
-    monkeypatch.setattr(search, "EXACT_SIZE", exact_size)
+    monkeypatch.setattr(strategy, "EXACT_SIZE", exact_size)
     documents = contended(2, nodes=4)
     best = counts(solve_manifests(documents))
     assert all(value == bound for value, bound in best)
     first = counts(cut_after(1, documents))
     assert sum(value for value, _ in first) > 0
     for looks in [1, 2, 3, 4, 5, 6, 8, 10, 13, 17, 22, 30, 40, 60]:
-        found = counts(cut_after(looks, documents))
-        assert [value for value, _ in first] <= [value for value, _ in found] <= [value for value, _ in best]
-        for (value, bound), (most, _) in zip(found, best, strict=True):
+        counted = counts(cut_after(looks, documents))
+        assert [value for value, _ in first] <= [value for value, _ in counted] <= [value for value, _ in best]
+        for (value, bound), (most, _) in zip(counted, best, strict=True):
             assert value <= bound
             assert most <= bound, "the bound is wrong"
             if value < most:
@@ -119,7 +121,7 @@ def test_wherever_it_is_cut_short_an_answer_is_no_worse_than_the_first_one_and_i
 def test_the_first_answer_makes_room_with_the_alternatives_that_take_fewer_devices(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(search, "EXACT_SIZE", 0)
+    monkeypatch.setattr(strategy, "EXACT_SIZE", 0)
     high = [wanting(f"high{n}", 8, 4, priority=9) for n in range(10)]
     documents = [GPU, *fleet(10), *high, *(wanting(f"low{n}", 4) for n in range(20))]
     answer = solve_manifests(documents, deadline=0)
@@ -129,7 +131,7 @@ def test_the_first_answer_makes_room_with_the_alternatives_that_take_fewer_devic
 def test_what_was_found_is_filled_up_with_what_has_room_besides(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut short after the first priority, the exact model has not asked for the others yet."""
     documents = [GPU, *fleet(2), wanting("high", 5, priority=9), *(wanting(f"low{n}", 3) for n in range(3))]
-    monkeypatch.setattr(search, "EXACT_SIZE", 1_000)
+    monkeypatch.setattr(strategy, "EXACT_SIZE", 1_000)
     for looks in range(1, 12):
         assert [value for value, _ in counts(cut_after(looks, documents))] == [1, 3]
 
@@ -145,20 +147,20 @@ def test_a_bound_for_as_many_of_a_higher_priority_is_not_told_of_an_answer_that_
         wanting("middle", 8, priority=5),
         *(wanting(f"low{n}", 1) for n in range(3)),
     ]
-    told = [Level("satisfied", 0, 1, 9), Level("satisfied", 1, 1, 5), Level("satisfied", 0, 0, 0)]
-    monkeypatch.setattr(search, "_place_jointly", lambda *_: ([], told))
+    levels = [GoalLevel("satisfied", 0, 1, 9), GoalLevel("satisfied", 1, 1, 5), GoalLevel("satisfied", 0, 0, 0)]
+    monkeypatch.setattr(strategy, "_place_jointly", lambda *_: ([], levels))
     assert counts(solve_manifests(documents, deadline=0)) == [(1, 1), (0, 1), (3, 3)]
 
 
 # -- nothing but the answer after it ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("exact_size", [0, search.EXACT_SIZE])
+@pytest.mark.parametrize("exact_size", [0, strategy.EXACT_SIZE])
 def test_no_solver_is_begun_after_the_deadline(monkeypatch: pytest.MonkeyPatch, exact_size: int) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("the deadline is over")
 
-    monkeypatch.setattr(search, "EXACT_SIZE", exact_size)
+    monkeypatch.setattr(strategy, "EXACT_SIZE", exact_size)
     monkeypatch.setattr(cp_model.CpSolver, "solve", refuse)
     monkeypatch.setattr(pywraplp.Solver, "Solve", refuse)
     answer = solve_manifests(contended(3, nodes=6), deadline=0)
@@ -169,17 +171,17 @@ def test_no_solver_is_begun_after_the_deadline(monkeypatch: pytest.MonkeyPatch, 
 def test_a_reason_that_was_not_found_in_time_is_not_sought_again_for_equal_claims(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[Question] = []
-    fits = Finder.fits
+    questions: list[FeasibilityQuestion] = []
+    fits = FeasibilityChecker.fits
 
-    def counted(finder: Finder, question: Question) -> bool:
-        asked.append(question)
+    def counted(finder: FeasibilityChecker, question: FeasibilityQuestion) -> bool:
+        questions.append(question)
         return fits(finder, question)
 
-    monkeypatch.setattr(Finder, "fits", counted)
+    monkeypatch.setattr(FeasibilityChecker, "fits", counted)
     answer = solve_manifests([GPU, *fleet(3), *(wanting(f"c{n}", 3) for n in range(40))], deadline=0)
     assert sum(c["reason"] == "SearchLimit" for c in answer["claims"]) == 40 - 6
-    assert len(asked) == 1
+    assert len(questions) == 1
 
 
 # -- what is a deadline ----------------------------------------------------------------------------------------------
@@ -195,8 +197,8 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("deadline", "error", "told"), WRONG, ids=[told for *_, told in WRONG])
-def test_what_is_no_number_of_seconds_is_refused_in_words(deadline: Any, error: type[Exception], told: str) -> None:
+@pytest.mark.parametrize(("deadline", "error", "message"), WRONG, ids=[message for *_, message in WRONG])
+def test_what_is_no_number_of_seconds_is_refused_in_words(deadline: Any, error: type[Exception], message: str) -> None:
     ours, theirs = Fleet.from_manifests([GPU, *fleet(1)]), Fleet.from_manifests([CLASS, node_slice("n1", "g")])
     asks: list[Callable[[], object]] = [
         lambda: solve_manifests([GPU, *fleet(1)], deadline=deadline),
@@ -207,7 +209,7 @@ def test_what_is_no_number_of_seconds_is_refused_in_words(deadline: Any, error: 
     for ask in asks:
         with pytest.raises(error, match=r"deadline must be a number of seconds, 0 .* or None for no limit") as caught:
             ask()
-        assert told in str(caught.value)
+        assert message in str(caught.value)
     assert ours.allocate(wanting("c", 8))["allocated"], "nothing was given away"
     assert theirs.allocate(wants("c"))["allocated"], "nothing was given away"
 
@@ -222,7 +224,7 @@ def test_a_unit_whose_search_begins_too_late_is_cut_short_and_its_expressions_ar
     """A program that hears of expressions gives them all of the time, which a search would then take."""
     prepared = prepare(read_documents([GPU, *fleet(1), wanting("c", 2)]))
     with pytest.raises(SearchCutShort) as cut:
-        search.solve_unit(prepared.snapshot, prepared.holdings, prepared.units[0], "pack", time.monotonic() - 1)
+        strategy.solve_unit(prepared.snapshot, prepared.holdings, prepared.units[0], "pack", time.monotonic() - 1)
     assert cut.value.bound is None
 
 
@@ -245,7 +247,9 @@ def test_a_preparation_that_takes_all_of_its_time_leaves_a_quick_search_its_own(
     dialect: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first round of a controller reads the whole fleet."""
-    stage = importlib.import_module("devalloc_solver.stages" if dialect == "ours" else "devalloc_solver.dra.joint")
+    stage = importlib.import_module(
+        "devalloc_solver.pipeline.devmgmt" if dialect == "ours" else "devalloc_solver.pipeline.resource_k8s"
+    )
     prepare_soon = stage.prepare
 
     def prepare_late(*args: Any, **named: Any) -> Any:
@@ -254,7 +258,7 @@ def test_a_preparation_that_takes_all_of_its_time_leaves_a_quick_search_its_own(
         return prepared
 
     monkeypatch.setattr(stage, "prepare", prepare_late)
-    model.load()
+    model.load_solver()
     if dialect == "ours":
         warm = Fleet.from_manifests([GPU, *fleet(4)])
         claims = [wanting(f"c{n}", 2) for n in range(6)]

@@ -6,9 +6,10 @@ import random
 
 import pytest
 
-from devalloc_solver import Fleet, budget, solve_manifests
-from devalloc_solver.intake import read_documents
-from devalloc_solver.stages import prepare
+from devalloc_solver import Fleet, solve_manifests
+from devalloc_solver.cel import budget
+from devalloc_solver.dialects.devmgmt.manifests import read_documents
+from devalloc_solver.pipeline.devmgmt import prepare
 from tests.support.manifests import Manifest, claim, device, device_class, pool
 
 GPU = device_class("gpu", driver="gpu")
@@ -41,8 +42,8 @@ def batch() -> list[Manifest]:
     return [GPU, POOL, *(waiting(f"bad{n}", costly(n)) for n in range(5)), waiting("good", "device.i >= 0")]
 
 
-def told(answer: Manifest) -> dict[str, str | None]:
-    return {found["name"]: found["reason"] and found["message"] for found in answer["claims"]}
+def messages_by_name(answer: Manifest) -> dict[str, str | None]:
+    return {each["name"]: each["reason"] and each["message"] for each in answer["claims"]}
 
 
 @pytest.mark.parametrize(("expression", "verdicts"), [("device.model == 'a'", 2), ("device.i < 3", 12)])
@@ -70,30 +71,30 @@ def test_one_that_reads_all_attributes_tells_devices_apart_by_all_of_them() -> N
 
 def test_claims_that_cost_too_much_together_leave_the_others_alone() -> None:
     """The first ones get what they ask for, as long as the common budget reaches; what is cheap always does."""
-    messages = told(solve_manifests(batch()))
+    messages = messages_by_name(solve_manifests(batch()))
     assert [name for name, message in messages.items() if message is None] == ["bad0", "bad1", "good"]
     assert all("common budget" in str(messages[f"bad{n}"]) for n in (2, 3, 4))
 
 
 def test_the_common_budget_goes_to_claims_in_their_order_whatever_that_of_the_input() -> None:
     manifests = [*batch(), waiting("first", costly(9), priority=1)]
-    expected = told(solve_manifests(manifests))
+    expected = messages_by_name(solve_manifests(manifests))
     assert expected["first"] is None
     assert expected["bad1"] is not None
     for seed in range(3):
         random.Random(seed).shuffle(manifests)
-        assert told(solve_manifests(manifests)) == expected
+        assert messages_by_name(solve_manifests(manifests)) == expected
 
 
 def test_equal_expressions_are_paid_for_once() -> None:
     answer = solve_manifests([GPU, POOL, *(waiting(f"c{n}", costly(0)) for n in range(8))])
-    assert all(found["allocated"] for found in answer["claims"])
+    assert all(each["allocated"] for each in answer["claims"])
 
 
 def test_classes_are_not_judged_by_what_claims_cost() -> None:
     heavy = device_class("heavy", driver="gpu", constraints=costly(7))
     last = claim("z", {"deviceClass": "heavy"})
-    assert told(solve_manifests([*batch(), heavy, last]))["z"] is None
+    assert messages_by_name(solve_manifests([*batch(), heavy, last]))["z"] is None
 
 
 def test_what_was_asked_before_changes_no_answer() -> None:
@@ -104,13 +105,13 @@ def test_what_was_asked_before_changes_no_answer() -> None:
     for name in ("bad0", "bad1", "good"):
         fleet.release("default", name)
     again = fleet.allocate_all(waits)
-    assert told(again) == told(first) == told(solve_manifests(batch()))
-    assert "common budget" in str(told(again)["bad2"])
+    assert messages_by_name(again) == messages_by_name(first) == messages_by_name(solve_manifests(batch()))
+    assert "common budget" in str(messages_by_name(again)["bad2"])
 
 
 @pytest.mark.parametrize("limit", ["COMMON_BUDGET", "EXPRESSION_BUDGET"])
 def test_what_was_asked_for_the_sake_of_a_reason_costs_nothing(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether devices would do once they are available is looked at besides, and the same is told again and again."""
+    """The funnel also judges devices that are not available, and repeats the same answer."""
     unavailable = {"devalloc.io/unavailable": "in use"}
     devices = [device(f"d{i}", attributes={"i": i, **(unavailable if i % 2 else {})}) for i in range(6)]
     reads = f"{costly(0)} && ('devalloc.io/unavailable' in device || device.i >= 0)"
@@ -137,7 +138,7 @@ def test_every_call_has_a_budget_of_its_own() -> None:
 
 def test_one_expression_has_its_own_limit_besides(monkeypatch: pytest.MonkeyPatch, small_budgets: int) -> None:
     monkeypatch.setattr(budget, "EXPRESSION_BUDGET", small_budgets // 2)
-    messages = told(solve_manifests(batch()))
+    messages = messages_by_name(solve_manifests(batch()))
     assert messages["good"] is None
     assert TOO_EXPENSIVE in str(messages["bad0"])
     assert "common" not in str(messages["bad0"])
@@ -155,16 +156,16 @@ BY_UUID = f"{NUMBERS}.all(a, {NUMBERS}.all(b, a + b >= 0 && device.uuid != 'none
 def test_a_fleet_tells_of_what_costs_too_much_on_the_devices_of_a_kind(
     of_class: bool, small_budgets: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The index judges one of a kind at first; what the others cost is told as when all is solved at once."""
+    """The index judges one of a kind at first; the others are charged as when all is solved at once."""
     monkeypatch.setattr(budget, "EXPRESSION_BUDGET", small_budgets // 2)
     costly_class = device_class("costly", driver="gpu", constraints=BY_UUID)
     manifests = [GPU, costly_class, *(identified(f"p{n}", f"n{n}") for n in range(3))]
-    asked = {"deviceClass": "costly"} if of_class else {"deviceClass": "gpu", "constraints": BY_UUID}
-    expected = next(iter(solve_manifests([*manifests, claim("c", asked)])["claims"]))
+    spec = {"deviceClass": "costly"} if of_class else {"deviceClass": "gpu", "constraints": BY_UUID}
+    expected = next(iter(solve_manifests([*manifests, claim("c", spec)])["claims"]))
     assert expected["reason"] == ("ClassInvalid" if of_class else "ClaimInvalid")
     fleet = Fleet.from_manifests(manifests)
     for turn in range(2):
-        assert fleet.allocate(claim("c", asked)) == expected
+        assert fleet.allocate(claim("c", spec)) == expected
         assert fleet.allocate(claim(f"good{turn}", {"deviceClass": "gpu"}))["allocated"]
 
 
@@ -184,8 +185,8 @@ def test_devices_that_are_gone_are_no_charge_on_the_budget(small_budgets: int, m
     manifests = [identified(f"p{n}-0", f"n{n}") for n in range(3)]
     fleet = Fleet.from_manifests([GPU, *manifests])
     for turn in range(1, 5):
-        found = fleet.allocate(claim(f"c{turn}", {"deviceClass": "gpu", "constraints": BY_UUID}))
-        assert found["allocated"], found["message"]
+        answer = fleet.allocate(claim(f"c{turn}", {"deviceClass": "gpu", "constraints": BY_UUID}))
+        assert answer["allocated"], answer["message"]
         for n, gone in enumerate(manifests):
             fleet.delete(gone)
             manifests[n] = identified(f"p{n}-{turn}", f"n{n}")

@@ -1,4 +1,4 @@
-"""A refused claim is told the true blocker, with numbers (S19)."""
+"""The message of a refused claim names the true blocker, with numbers (S19)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ GPU = device_class("gpu", driver="gpu", deviceType="gpu")
 
 def answer(name: str, *documents: dict[str, Any]) -> dict[str, Any]:
     """The answer to one claim."""
-    found: dict[str, Any] = next(c for c in solve_manifests(documents)["claims"] if c["name"] == name)
-    return found
+    refusal: dict[str, Any] = next(c for c in solve_manifests(documents)["claims"] if c["name"] == name)
+    return refusal
 
 
 def gpus(count: int, node: str = "n1", **attributes: Any) -> dict[str, Any]:
@@ -34,52 +34,52 @@ def test_the_sentence_counts_every_step_and_names_the_holder() -> None:
         claim("train-1", {"deviceClass": "gpu", "requests": {"count": 1}}), [entry("n1-gpus", "g2")], node="n1"
     )
     wanted = claim("c", {"deviceClass": "gpu", "constraints": "device.model == 'b'", "requests": {"count": 2}})
-    told = answer("c", GPU, nics, fleet, holder, wanted)
-    assert told["reason"] == "DevicesInUse"
-    assert told["message"] == (
+    refusal = answer("c", GPU, nics, fleet, holder, wanted)
+    assert refusal["reason"] == "DevicesInUse"
+    assert refusal["message"] == (
         "impossible now: 8 of 12 devices are of another driver, 2 fail device.model == 'b', "
         "1 is used by default/train-1; no node has 2 free devices (at most 1); "
         "releasing default/train-1 would make room"
     )
-    assert told["blockers"] == [{"kind": "claim", "namespace": "default", "name": "train-1", "priority": 0}]
+    assert refusal["blockers"] == [{"kind": "claim", "namespace": "default", "name": "train-1", "priority": 0}]
 
 
 def test_a_match_that_fails_is_named_with_its_attribute() -> None:
     wanted = claim("c", {"deviceClass": "gpu", "requests": {"count": 3}, "matchAttributes": ["numa"]})
-    told = answer("c", GPU, gpus(4), wanted)
-    assert told["reason"] == "MatchAttributesConflict"
-    assert told["message"] == (
+    refusal = answer("c", GPU, gpus(4), wanted)
+    assert refusal["reason"] == "MatchAttributesConflict"
+    assert refusal["message"] == (
         "impossible even on an empty fleet: all 4 devices match; "
         "no node has 3 devices with one `numa` value (at most 2); "
         "it fits without `numa` in spec.claims[0].matchAttributes"
     )
-    (blocker,) = told["blockers"]
+    (blocker,) = refusal["blockers"]
     assert (blocker["kind"], blocker["attribute"]) == ("matchAttribute", "numa")
 
 
 def test_too_few_anywhere_is_not_blamed_on_the_match() -> None:
     wanted = claim("c", {"deviceClass": "gpu", "requests": {"count": 5}, "matchAttributes": ["numa"]})
-    told = answer("c", GPU, gpus(4), gpus(4, "n2"), wanted)
-    assert told["reason"] == "NotEnoughDevices"
+    refusal = answer("c", GPU, gpus(4), gpus(4, "n2"), wanted)
+    assert refusal["reason"] == "NotEnoughDevices"
 
 
 def test_no_device_of_that_kind() -> None:
     wanted = claim("c", {"deviceClass": "gpu", "constraints": "device.model == 'x'"})
-    told = answer("c", GPU, gpus(2, model="y"), wanted)
-    assert told["reason"] == "NoMatchingDevices"
-    assert "2 of 2 devices fail device.model == 'x'" in told["message"]
+    refusal = answer("c", GPU, gpus(2, model="y"), wanted)
+    assert refusal["reason"] == "NoMatchingDevices"
+    assert "2 of 2 devices fail device.model == 'x'" in refusal["message"]
 
 
 def test_a_missing_attribute_is_shown_as_the_example() -> None:
     wanted = claim("c", {"deviceClass": "gpu", "constraints": "device.modle == 'y'"})
-    told = answer("c", GPU, gpus(2, model="y"), wanted)
-    (step,) = told["funnel"][0]["steps"]
+    refusal = answer("c", GPU, gpus(2, model="y"), wanted)
+    (step,) = refusal["funnel"][0]["steps"]
     assert step["count"] == 2
     assert "modle" in step["example"]
 
 
 @pytest.mark.parametrize(
-    ("others", "asked", "of_class"),
+    ("others", "spec", "of_class"),
     [
         ((), {"deviceClass": "new"}, "fail device.gen > 1 of class new"),
         ((device_class("newest", driver="gpu", deviceType="gpu", constraints="device.gen > 2"),), {"deviceType": "gpu"},
@@ -88,7 +88,7 @@ def test_a_missing_attribute_is_shown_as_the_example() -> None:
     ids=["one class", "several classes"],
 )  # fmt: skip
 def test_a_device_falls_at_the_first_rule_that_it_breaks_and_the_rules_stand_in_order(
-    others: tuple[dict[str, Any], ...], asked: dict[str, Any], of_class: str
+    others: tuple[dict[str, Any], ...], spec: dict[str, Any], of_class: str
 ) -> None:
     """However many devices break each of them: here it is one more from rule to rule, and who breaks one breaks none
     before it."""
@@ -107,9 +107,9 @@ def test_a_device_falls_at_the_first_rule_that_it_breaks_and_the_rules_stand_in_
     ]
     new = device_class("new", driver="gpu", deviceType="gpu", constraints="device.gen > 1")
     nic = pool("n1-nics", driver="nic", devices=[device("d0")])
-    wanted = claim("c", {**asked, "constraints": "device.model == 'b'", "matchAttributes": ["numa"]})
-    told = answer("c", new, *others, nic, pool("n1-gpus", devices=devices), wanted)
-    steps = [(step["count"], step["what"]) for step in told["funnel"][0]["steps"]]
+    wanted = claim("c", {**spec, "constraints": "device.model == 'b'", "matchAttributes": ["numa"]})
+    refusal = answer("c", new, *others, nic, pool("n1-gpus", devices=devices), wanted)
+    steps = [(step["count"], step["what"]) for step in refusal["funnel"][0]["steps"]]
     assert steps[:6] == [
         (1, "are of another driver"),
         (2, of_class),
@@ -123,9 +123,9 @@ def test_a_device_falls_at_the_first_rule_that_it_breaks_and_the_rules_stand_in_
 def test_a_pin_to_the_wrong_node() -> None:
     wanted = claim("c", {"deviceClass": "gpu"}, annotations={"devalloc.io/node": "n2"})
     other = pool("n2-nics", "n2", "nic", devices=[device("d0")])
-    told = answer("c", GPU, gpus(1), other, wanted)
-    assert told["reason"] == "NodeUnavailable"
-    assert "bound to n2" in told["message"]
+    refusal = answer("c", GPU, gpus(1), other, wanted)
+    assert refusal["reason"] == "NodeUnavailable"
+    assert "bound to n2" in refusal["message"]
 
 
 def test_partitions_that_exclude_each_other() -> None:
@@ -134,18 +134,18 @@ def test_partitions_that_exclude_each_other() -> None:
         resources={"memory": "40Gi"},
         devices=[device(f"half{i}", requests={"memory": "24Gi"}) for i in range(2)],
     )
-    told = answer("c", GPU, card, claim("c", {"deviceClass": "gpu", "requests": {"count": 2}}))
-    assert told["reason"] == "PoolResourcesExhausted"
+    refusal = answer("c", GPU, card, claim("c", {"deviceClass": "gpu", "requests": {"count": 2}}))
+    assert refusal["reason"] == "PoolResourcesExhausted"
 
 
 def test_too_little_capacity() -> None:
     card = pool("card", devices=[device("g0", resources={"memory": "40Gi/1Gi"})])
-    told = answer("c", GPU, card, claim("c", {"deviceClass": "gpu", "requests": {"memory": "41Gi"}}))
-    assert told["reason"] == "InsufficientCapacity"
-    assert told["message"].endswith(
+    refusal = answer("c", GPU, card, claim("c", {"deviceClass": "gpu", "requests": {"memory": "41Gi"}}))
+    assert refusal["reason"] == "InsufficientCapacity"
+    assert refusal["message"].endswith(
         "no node has 41Gi of memory (at most 40Gi); it fits with at most 40Gi of memory in request 0"
     )
-    assert [(b["kind"], b["requested"], b["most"]) for b in told["blockers"]] == [("amount", "41Gi", "40Gi")]
+    assert [(b["kind"], b["requested"], b["most"]) for b in refusal["blockers"]] == [("amount", "41Gi", "40Gi")]
 
 
 def test_lost_to_a_higher_priority_and_lost_to_an_equal_are_told_apart() -> None:
@@ -153,9 +153,9 @@ def test_lost_to_a_higher_priority_and_lost_to_an_equal_are_told_apart() -> None
     early = claim("early", {"deviceClass": "gpu"}, creationTimestamp="2026-01-01T00:00:00Z")
     late = claim("late", {"deviceClass": "gpu"}, creationTimestamp="2026-01-02T00:00:00Z")
     assert answer("late", GPU, gpus(1), early, late)["reason"] == "LostToCompetition"
-    told = answer("late", GPU, gpus(1), high, late)
-    assert told["reason"] == "LostToHigherPriority"
-    assert told["blockers"] == [{"kind": "claim", "namespace": "default", "name": "high", "priority": 5}]
+    refusal = answer("late", GPU, gpus(1), high, late)
+    assert refusal["reason"] == "LostToHigherPriority"
+    assert refusal["blockers"] == [{"kind": "claim", "namespace": "default", "name": "high", "priority": 5}]
 
 
 def test_the_smallest_set_of_blockers_is_named() -> None:
@@ -168,17 +168,17 @@ def test_the_smallest_set_of_blockers_is_named() -> None:
         allocated(claim(f"small{i}", {"deviceClass": "gpu"}), [entry("n1-gpus", f"g{i}")], node="n1") for i in (2, 3)
     ]
     wanted = claim("c", {"deviceClass": "gpu", "requests": {"count": 2}})
-    told = answer("c", GPU, gpus(4), one, *others, wanted)
-    assert [b["name"] for b in told["blockers"]] == ["one"]
+    refusal = answer("c", GPU, gpus(4), one, *others, wanted)
+    assert [b["name"] for b in refusal["blockers"]] == ["one"]
 
 
 def test_held_shares_block_and_more_held_than_there_is_is_no_contradiction() -> None:
     card = pool("card", devices=[device("g0", resources={"memory": "4Gi/1Gi"})])
     request = {"deviceClass": "gpu", "requests": {"memory": "3Gi"}}
     held = [allocated(claim(f"h{i}", request), [entry("card", "g0", memory="3Gi")], node="n1") for i in range(2)]
-    told = answer("c", GPU, card, *held, claim("c", request))
-    assert told["reason"] == "DevicesInUse"
-    assert [b["name"] for b in told["blockers"]] == ["h0", "h1"]
+    refusal = answer("c", GPU, card, *held, claim("c", request))
+    assert refusal["reason"] == "DevicesInUse"
+    assert [b["name"] for b in refusal["blockers"]] == ["h0", "h1"]
 
 
 def test_a_group_names_the_member_that_fails() -> None:
@@ -186,19 +186,19 @@ def test_a_group_names_the_member_that_fails() -> None:
     fits = claim("fits", {"deviceClass": "gpu"}, annotations=marks)
     fails = claim("fails", {"deviceClass": "gpu", "requests": {"count": 9}}, annotations=marks)
     assert answer("fails", GPU, gpus(2), fits, fails)["reason"] == "NotEnoughDevices"
-    told = answer("fits", GPU, gpus(2), fits, fails)
-    assert told["reason"] == "GroupUnsatisfiable"
-    assert "default/fails" in told["message"]
+    refusal = answer("fits", GPU, gpus(2), fits, fails)
+    assert refusal["reason"] == "GroupUnsatisfiable"
+    assert "default/fails" in refusal["message"]
 
 
 def test_devices_that_neither_match_nor_go_together_are_blamed_on_both() -> None:
     parts = [device(f"d{i}", attributes={"numa": i}, requests={"m": "1"}) for i in range(2)]
     card = pool("p", resources={"m": "1"}, devices=parts)
     wanted = claim("c", {"deviceClass": "gpu", "requests": {"count": 2}, "matchAttributes": ["numa"]})
-    told = answer("c", GPU, card, wanted)
-    assert told["reason"] == "MatchAttributesConflict"
-    assert "no node has 2 devices with one `numa` value (at most 1)" in told["message"]
-    assert [(b["kind"], b.get("attribute"), b.get("missing")) for b in told["blockers"]] == [
+    refusal = answer("c", GPU, card, wanted)
+    assert refusal["reason"] == "MatchAttributesConflict"
+    assert "no node has 2 devices with one `numa` value (at most 1)" in refusal["message"]
+    assert [(b["kind"], b.get("attribute"), b.get("missing")) for b in refusal["blockers"]] == [
         ("matchAttribute", "numa", None),
         ("poolResource", None, "1"),
     ]
@@ -206,16 +206,16 @@ def test_devices_that_neither_match_nor_go_together_are_blamed_on_both() -> None
 
 def test_a_limit_that_no_device_keeps_is_named() -> None:
     fleet = pool("p", devices=[device("d", resources={"memory": "8Gi"})])
-    told = answer("c", GPU, fleet, claim("c", {"deviceClass": "gpu", "limits": {"memory": "4Gi"}}))
-    assert told["reason"] == "InsufficientCapacity"
-    assert told["message"].endswith("it fits without spec.claims[0].limits.memory")
+    refusal = answer("c", GPU, fleet, claim("c", {"deviceClass": "gpu", "limits": {"memory": "4Gi"}}))
+    assert refusal["reason"] == "InsufficientCapacity"
+    assert refusal["message"].endswith("it fits without spec.claims[0].limits.memory")
 
 
 def test_more_matching_devices_than_an_admin_claim_may_have_is_no_lack_of_devices() -> None:
     admin = device_class("admin", driver="gpu", adminAccess=True)
-    told = answer("c", admin, gpus(2), claim("c", {"deviceClass": "admin", "limits": {"count": 1}}))
-    assert told["reason"] == "InsufficientCapacity"
-    assert told["message"].endswith("it fits without spec.claims[0].limits.count")
+    refusal = answer("c", admin, gpus(2), claim("c", {"deviceClass": "admin", "limits": {"count": 1}}))
+    assert refusal["reason"] == "InsufficientCapacity"
+    assert refusal["message"].endswith("it fits without spec.claims[0].limits.count")
 
 
 def test_equal_claims_have_equal_reasons_each_with_its_own_request() -> None:
@@ -224,11 +224,11 @@ def test_equal_claims_have_equal_reasons_each_with_its_own_request() -> None:
     held = allocated(claim("held", {"deviceClass": "gpu"}), [entry("n1-gpus", "g0")], node="n1")
     waiting = [claim(name, detail) for name in ("a", "b")]
     urgent = claim("urgent", detail, annotations={"devalloc.io/priority": "5"})
-    found = {c["name"]: c for c in solve_manifests([GPU, gpus(3), held, *waiting, urgent])["claims"]}
-    assert found["urgent"]["allocated"]
-    assert found["a"]["reason"] == found["b"]["reason"] == "LostToHigherPriority"
-    assert found["a"]["message"] == found["b"]["message"]
-    assert found["a"]["blockers"] == [{"kind": "claim", "namespace": "default", "name": "urgent", "priority": 5}]
+    by_name = {c["name"]: c for c in solve_manifests([GPU, gpus(3), held, *waiting, urgent])["claims"]}
+    assert by_name["urgent"]["allocated"]
+    assert by_name["a"]["reason"] == by_name["b"]["reason"] == "LostToHigherPriority"
+    assert by_name["a"]["message"] == by_name["b"]["message"]
+    assert by_name["a"]["blockers"] == [{"kind": "claim", "namespace": "default", "name": "urgent", "priority": 5}]
 
 
 def test_a_group_whose_members_would_each_fit_lost_as_a_whole_to_who_got_the_devices() -> None:
@@ -236,10 +236,10 @@ def test_a_group_whose_members_would_each_fit_lost_as_a_whole_to_who_got_the_dev
     members = [claim(name, {"deviceClass": "gpu", "requests": {"count": 2}}, annotations=marks) for name in ("a", "b")]
     urgent = claim("urgent", {"deviceClass": "gpu"}, annotations={"devalloc.io/priority": "5"})
     for name in ("a", "b"):
-        told = answer(name, GPU, gpus(4), urgent, *members)
-        assert told["reason"] == "LostToHigherPriority"
-        assert "group vm is all or none" in told["message"]
-        assert [b["name"] for b in told["blockers"]] == ["urgent"]
+        refusal = answer(name, GPU, gpus(4), urgent, *members)
+        assert refusal["reason"] == "LostToHigherPriority"
+        assert "group vm is all-or-nothing" in refusal["message"]
+        assert [b["name"] for b in refusal["blockers"]] == ["urgent"]
 
 
 def test_a_held_member_of_the_group_may_be_all_that_is_in_the_way() -> None:
@@ -250,11 +250,11 @@ def test_a_held_member_of_the_group_may_be_all_that_is_in_the_way() -> None:
         allocated(claim(f"h{i}", {"deviceClass": "gpu"}), [entry("n1-gpus", f"g{i}")], node="n1") for i in range(1, 4)
     ]
     wanted = claim("c", {"deviceClass": "gpu", "requests": {"count": 2}}, annotations=vm)
-    told = answer("c", GPU, gpus(4), gpus(2, node="n2"), first, *held, wanted)
-    assert [b["name"] for b in told["blockers"]] == ["first"]
+    refusal = answer("c", GPU, gpus(4), gpus(2, node="n2"), first, *held, wanted)
+    assert [b["name"] for b in refusal["blockers"]] == ["first"]
     taken = allocated(claim("t", {"deviceClass": "gpu"}), [entry("n2-gpus", "g0")], node="n2")
-    told = answer("c", GPU, gpus(4), gpus(2, node="n2"), first, *held, taken, wanted)
-    assert [b["name"] for b in told["blockers"]] == ["first", "h1"], "elsewhere it would be two as well"
+    refusal = answer("c", GPU, gpus(4), gpus(2, node="n2"), first, *held, taken, wanted)
+    assert [b["name"] for b in refusal["blockers"]] == ["first", "h1"], "elsewhere it would be two as well"
 
 
 def test_a_group_bound_to_two_nodes_names_all_who_bind_it() -> None:
@@ -265,9 +265,9 @@ def test_a_group_bound_to_two_nodes_names_all_who_bind_it() -> None:
     ]
     wanted = claim("c", {"deviceClass": "gpu"}, annotations={**vm, "devalloc.io/node": "n2"})
     for order in (held, held[::-1]):
-        told = answer("c", GPU, gpus(4), gpus(2, node="n2"), *order, wanted)
-        assert told["reason"] == "GroupUnsatisfiable"
-        assert "n1 (h0, h1), n2 (c)" in told["message"]
+        refusal = answer("c", GPU, gpus(4), gpus(2, node="n2"), *order, wanted)
+        assert refusal["reason"] == "GroupUnsatisfiable"
+        assert "n1 (h0, h1), n2 (c)" in refusal["message"]
 
 
 def test_a_member_that_leaves_takes_its_pin_with_it() -> None:
@@ -275,5 +275,5 @@ def test_a_member_that_leaves_takes_its_pin_with_it() -> None:
     pinned = claim("a", {"deviceClass": "gpu"}, annotations={**vm, "devalloc.io/node": "n2"})
     two = claim("b", {"deviceClass": "gpu", "requests": {"count": 2}}, annotations=vm)
     one = claim("c", {"deviceClass": "gpu"}, annotations=vm)
-    told = answer("b", GPU, gpus(3), gpus(2, node="n2"), pinned, two, one)
-    assert [(b["kind"], b["name"]) for b in told["blockers"]] == [("member", "a")]
+    refusal = answer("b", GPU, gpus(3), gpus(2, node="n2"), pinned, two, one)
+    assert [(b["kind"], b["name"]) for b in refusal["blockers"]] == [("member", "a")]

@@ -10,11 +10,11 @@ import pytest
 from devalloc_solver import Fleet, solve_manifests
 from devalloc_solver.dra import explain
 from devalloc_solver.dra import solve_manifests as solve_resource_claims
-from devalloc_solver.dra.fleet import ResourceFleet
-from devalloc_solver.dra.warm.counts import FleetNumbers
-from devalloc_solver.dra.warm.world import World
-from devalloc_solver.index.split import SplitCounts
-from tests.support import dra
+from devalloc_solver.fleet.devmgmt.refined_kinds import RefinedFunnels
+from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet
+from devalloc_solver.fleet.resource_k8s.cluster_counts import ClusterAvailability
+from devalloc_solver.fleet.resource_k8s.full_solve import FullCluster
+from tests.support import dra_builders
 from tests.support.manifests import allocated, claim, device, device_class, entry, pool
 
 GPU = device_class("gpu", driver="gpu", deviceType="gpu")
@@ -71,12 +71,12 @@ def test_free_are_the_devices_that_a_claim_could_have_alone(seed: int) -> None:
 def test_free_are_the_devices_that_a_resource_claim_could_have_alone(seed: int) -> None:
     random = Random(seed)
     content = [
-        dra.device(f"d{index}", {"id": index}, counters={"card": {"memory": str(random.randint(1, 6))}})
+        dra_builders.device(f"d{index}", {"id": index}, counters={"card": {"memory": str(random.randint(1, 6))}})
         for index in range(random.randint(1, 5))
     ]
     slices = [
-        dra.counter_slice("counters", {"card": {"memory": "8"}}, count=2),
-        dra.slice_("devices", content, count=2),
+        dra_builders.counter_slice("counters", {"card": {"memory": "8"}}, count=2),
+        dra_builders.slice_("devices", content, count=2),
     ]
     held = (
         [{"driver": "gpu.io", "pool": "p", "device": random.choice(content)["name"]}] if random.random() < 0.8 else []
@@ -84,12 +84,12 @@ def test_free_are_the_devices_that_a_resource_claim_could_have_alone(seed: int) 
     classes = [{"metadata": {"name": "any"}, "spec": {}}]
     state = {"allocated": {"devices": held}}
 
-    asked = dra.claim(dra.request("r", MORE_THAN_ALL))
-    (funnel,) = explain("n1", [asked], classes, slices, **state)["claims"][0]["requests"]
+    pending = dra_builders.claim(dra_builders.request("r", MORE_THAN_ALL))
+    (funnel,) = explain("n1", [pending], classes, slices, **state)["claims"][0]["requests"]
 
     could = 0
     for index in range(len(content)):
-        one = dra.claim(dra.request("r", 1, f"device.attributes['gpu.io'].id == {index}"))
+        one = dra_builders.claim(dra_builders.request("r", 1, f"device.attributes['gpu.io'].id == {index}"))
         could += explain("n1", [one], classes, slices, **state)["reason"] is None
     assert funnel["free"] == could
     assert funnel["matching"] == funnel["inUse"] + funnel["excluded"] + funnel["free"]
@@ -155,7 +155,7 @@ def _cards() -> list[dict[str, Any]]:
 def test_devices_that_are_named_are_counted_one_by_one(
     constraint: str, count: int, numbers: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = _calls(monkeypatch, SplitCounts, "make")
+    made = _calls(monkeypatch, RefinedFunnels, "make")
     documents, wanted = _cards(), _wants("c", count, constraint)
     fleet = Fleet.from_manifests(documents)
 
@@ -183,21 +183,25 @@ def test_who_holds_named_devices_is_counted_anew_after_a_release() -> None:
 def _slices() -> list[dict[str, Any]]:
     """The same as ResourceSlices."""
     api = {"apiVersion": "resource.k8s.io/v1"}
-    documents = [api | {"kind": "DeviceClass"} | dra.ANY]
+    documents = [api | {"kind": "DeviceClass"} | dra_builders.ANY]
     for node in range(NODES):
         sizes = {"whole": 8, "half-0": 4, "half-1": 4}
         content = [
-            dra.device(name, {"serial": f"{name}-{node}", "memory": size}, counters={"card": {"memory": str(size)}})
+            dra_builders.device(
+                name, {"serial": f"{name}-{node}", "memory": size}, counters={"card": {"memory": str(size)}}
+            )
             for name, size in sizes.items()
         ]
         spec = {"pool": f"card-{node}", "nodeName": f"n{node}", "count": 2}
         documents += [
-            api | {"kind": "ResourceSlice"} | dra.slice_(f"card-{node}", content, **spec),
-            api | {"kind": "ResourceSlice"} | dra.counter_slice(f"memory-{node}", {"card": {"memory": "8"}}, **spec),
+            api | {"kind": "ResourceSlice"} | dra_builders.slice_(f"card-{node}", content, **spec),
+            api
+            | {"kind": "ResourceSlice"}
+            | dra_builders.counter_slice(f"memory-{node}", {"card": {"memory": "8"}}, **spec),
         ]
     for node, name in ((0, "whole"), (1, "half-0"), (2, "half-1"), (3, "half-0")):
         results = [{"request": "r", "driver": "gpu.io", "pool": f"card-{node}", "device": name}]
-        held = dra.claim(dra.request(), name=f"held-{node}")
+        held = dra_builders.claim(dra_builders.request(), name=f"held-{node}")
         documents.append(
             api | {"kind": "ResourceClaim"} | held | {"status": {"allocation": {"devices": {"results": results}}}}
         )
@@ -205,8 +209,8 @@ def _slices() -> list[dict[str, Any]]:
 
 
 def _asks(name: str, count: int, *selectors: str) -> dict[str, Any]:
-    asked = dra.claim(dra.request("r", count, *selectors), name=name)
-    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", **asked}
+    pending = dra_builders.claim(dra_builders.request("r", count, *selectors), name=name)
+    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", **pending}
 
 
 SERIAL = "device.attributes['gpu.io'].serial"
@@ -225,10 +229,10 @@ MEMORY = "device.attributes['gpu.io'].memory"
 def test_what_is_excluded_is_the_same_warm_as_cold(
     selector: str, count: int, numbers: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counted = _calls(monkeypatch, FleetNumbers, "funnel")
-    asked_of_all = _calls(monkeypatch, World, "explain")
+    counted = _calls(monkeypatch, ClusterAvailability, "funnel")
+    asked_of_all = _calls(monkeypatch, FullCluster, "explain")
     documents, wanted = _slices(), _asks("x", count, selector)
-    fleet = ResourceFleet.from_manifests(documents)
+    fleet = ResourceClaimFleet.from_manifests(documents)
 
     warm = fleet.allocate(wanted)
 
@@ -241,7 +245,7 @@ def test_what_is_excluded_is_the_same_warm_as_cold(
 
 def test_what_is_excluded_changes_warm_with_what_is_held() -> None:
     documents = _slices()
-    fleet = ResourceFleet.from_manifests(documents)
+    fleet = ResourceClaimFleet.from_manifests(documents)
     before = fleet.allocate(_asks("x", 2, f"{MEMORY} == 8"))["funnel"][0]
     fleet.release("default", "held-1")
     assert fleet.allocate(_asks("half", 1, f"{SERIAL} == 'half-0-7'"))["allocated"]

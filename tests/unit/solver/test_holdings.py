@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from devalloc.api.claim import DeviceAllocation, DeviceClaim, DeviceClaimStatus, ResourceAllocation
-from devalloc.api.content import DecimalFloat
-from devalloc.api.fields import shown
+from devalloc.api.fields import quote_value
+from devalloc.api.json_content import DecimalFloat
 from devalloc.api.pool import DevicePool
 from devalloc.api.quantity import NANO, Quantity
 from devalloc_solver import Fleet, solve, solve_manifests
@@ -49,14 +49,14 @@ def answers(*documents: Any) -> dict[str, dict[str, Any]]:
     return {c["name"]: c for c in solve_manifests(documents)["claims"]}
 
 
-@pytest.mark.parametrize("amount", UNREADABLE, ids=shown)
-@pytest.mark.parametrize("beside", [[], [holder("full", "8")]], ids=["alone", "beside another"])
-def test_an_amount_that_tells_nothing_holds_the_whole_device(amount: Any, beside: list[Manifest]) -> None:
-    found = solve_manifests([POOL, *beside, holder("odd", amount), wants(1)])
-    by_name = {c["name"]: c for c in found["claims"]}
-    owners = [("full", "status"), ("odd", "status")] if beside else []
-    assert sorted((p["name"], p["path"]) for p in found["problems"]) == sorted([("odd", PATH), *owners])
-    assert all("has several owners" in p["message"] for p in found["problems"] if p["path"] == "status")
+@pytest.mark.parametrize("amount", UNREADABLE, ids=quote_value)
+@pytest.mark.parametrize("neighbours", [[], [holder("full", "8")]], ids=["alone", "beside another"])
+def test_an_amount_that_tells_nothing_holds_the_whole_device(amount: Any, neighbours: list[Manifest]) -> None:
+    answer = solve_manifests([POOL, *neighbours, holder("odd", amount), wants(1)])
+    by_name = {c["name"]: c for c in answer["claims"]}
+    owners = [("full", "status"), ("odd", "status")] if neighbours else []
+    assert sorted((p["name"], p["path"]) for p in answer["problems"]) == sorted([("odd", PATH), *owners])
+    assert all("has several owners" in p["message"] for p in answer["problems"] if p["path"] == "status")
     assert not by_name["new"]["allocated"]
     assert by_name["new"]["reason"] == "DevicesInUse"
     assert by_name["odd"]["allocated"]
@@ -84,34 +84,34 @@ def test_each_entry_is_read_by_itself() -> None:
     both = pool("p", "n1", devices=[device(name, resources={"mem": 8}) for name in ("x", "y", "z")])
     entries: list[Any] = [entry("p", "x", mem=2), {"devicePoolName": "p"}, entry("p", "y", mem="junk"), 7]
     odd = allocated(claim("odd", {}), entries, node="n1")
-    found = answers(both, odd, claim("new", {"requests": {"mem": 14}}), claim("then", {"requests": {"mem": 1}}))
-    assert [(e["deviceName"], e.get("allocations", [])) for e in found["odd"]["allocations"]] == [
+    by_name = answers(both, odd, claim("new", {"requests": {"mem": 14}}), claim("then", {"requests": {"mem": 1}}))
+    assert [(e["deviceName"], e.get("allocations", [])) for e in by_name["odd"]["allocations"]] == [
         ("x", [{"name": "mem", "allocation": "2"}]),
         ("y", []),
     ]
-    assert {e["deviceName"] for e in found["new"]["allocations"]} == {"x", "z"}
-    assert not found["then"]["allocated"]
+    assert {e["deviceName"] for e in by_name["new"]["allocations"]} == {"x", "z"}
+    assert not by_name["then"]["allocated"]
 
 
 def test_a_node_that_cannot_be_read_may_be_any() -> None:
-    found = answers(POOL, holder("odd", "2", node=HALF), claim("new", {"requests": {"mem": 8}}))
-    assert found["odd"]["node"] is None
-    assert found["odd"]["allocated"]
-    assert not found["new"]["allocated"]
+    by_name = answers(POOL, holder("odd", "2", node=HALF), claim("new", {"requests": {"mem": 8}}))
+    assert by_name["odd"]["node"] is None
+    assert by_name["odd"]["allocated"]
+    assert not by_name["new"]["allocated"]
 
 
 def test_a_status_that_names_no_device_holds_none() -> None:
     odd = {**claim("odd", {}), "status": {"allocations": [{"devicePoolName": "p", "deviceName": HALF}, "x"]}}
-    found = answers(POOL, odd, wants(8))
-    assert not found["odd"]["allocated"]
-    assert found["new"]["allocated"]
+    by_name = answers(POOL, odd, wants(8))
+    assert not by_name["odd"]["allocated"]
+    assert by_name["new"]["allocated"]
 
 
 def test_an_invalid_claim_is_told_what_it_lost() -> None:
     odd = allocated(claim("odd", {"colour": "red"}), [entry("p", "gone", mem=2)], node="n1")
-    found = solve_manifests([POOL, odd])
-    assert [p["message"] for p in found["problems"] if p["path"] == "status.allocations"] == [
-        "DeviceLost: device p/gone exists no more"
+    answer = solve_manifests([POOL, odd])
+    assert [p["message"] for p in answer["problems"] if p["path"] == "status.allocations"] == [
+        "DeviceLost: device p/gone no longer exists"
     ]
 
 
@@ -126,8 +126,8 @@ def negative() -> DeviceClaim:
 def test_typed_objects_give_nothing_away_either() -> None:
     valid, new = DevicePool.model_validate(POOL), DeviceClaim.model_validate(wants(1))
     full = DeviceClaim.model_validate(holder("full", "8"))
-    found = solve([valid], [], [full, negative(), new])
-    assert not found["default", "new"].allocated
+    solution = solve([valid], [], [full, negative(), new])
+    assert not solution["default", "new"].allocated
 
 
 @pytest.mark.parametrize("twice", [False, True], ids=["valid", "left out"])
@@ -151,12 +151,12 @@ def test_the_check_finds_that_by_itself(twice: bool) -> None:
 @pytest.mark.parametrize("documents", [["text", POOL, [1], None], [None, POOL, [1], "text"]], ids=["first", "second"])
 def test_what_is_no_object_is_told_by_how_it_begins(documents: list[Any]) -> None:
     """Not by its number: the same documents in another order get the same answer (D5)."""
-    for found in (
+    for problems in (
         solve_manifests(documents)["problems"],
         Fleet.from_manifests(documents).allocate_all([wants(1)])["problems"],
     ):
-        told = [p["message"].partition("not ")[2] for p in found if "must be an object" in p["message"]]
-        assert told == ["a list ([1])", "a text ('text')", "null"]
+        kinds = [p["message"].partition("not ")[2] for p in problems if "must be an object" in p["message"]]
+        assert kinds == ["a list ([1])", "a string ('text')", "null"]
 
 
 def _placed(name: str, value: Any) -> Manifest:
@@ -177,10 +177,10 @@ def _placed(name: str, value: Any) -> Manifest:
 @pytest.mark.parametrize("where", ["name", "namespace", "kind", "requests", "constraints", "group", "node"])
 def test_half_a_surrogate_pair_is_a_problem_of_its_object_alone(where: str) -> None:
     odd = _placed(where, HALF)
-    found = solve_manifests([POOL, odd, wants(1)])
-    json.dumps(found, ensure_ascii=False).encode()  # whatever is told can be written
-    assert any(where in p["path"] and p["severity"] == "error" for p in found["problems"])
-    assert next(c for c in found["claims"] if c["name"] == "new")["allocated"]
+    answer = solve_manifests([POOL, odd, wants(1)])
+    json.dumps(answer, ensure_ascii=False).encode()  # every message can be written
+    assert any(where in p["path"] and p["severity"] == "error" for p in answer["problems"])
+    assert next(c for c in answer["claims"] if c["name"] == "new")["allocated"]
     fleet = Fleet.from_manifests([POOL])
     if where != "kind":
         json.dumps(fleet.allocate(odd), ensure_ascii=False).encode()

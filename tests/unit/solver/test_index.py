@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devalloc_solver import Fleet
-from devalloc_solver.funnel import MOST_USERS
-from devalloc_solver.index import log
-from devalloc_solver.index.census import FIRST, NETWORK, Census, Claims
-from devalloc_solver.index.documents import Document, read
-from devalloc_solver.index.literals import literals
-from devalloc_solver.index.reader import ClaimReader
-from devalloc_solver.index.warm import ClaimFleet
+from devalloc_solver.cel.devmgmt.reads import equalities
+from devalloc_solver.explain.funnel import MAX_USERS
+from devalloc_solver.fleet import change_log
+from devalloc_solver.fleet.devmgmt.backend import DeviceClaimFleet
+from devalloc_solver.fleet.devmgmt.claim_reader import DeviceClaimReader
+from devalloc_solver.fleet.devmgmt.documents import ManifestRecord, read_manifest
+from devalloc_solver.fleet.fleet_stats import NAMED_PER_KIND, NETWORK, EqualClaims, FleetStats
 from tests.support.manifests import claim
 from tests.support.random_fleets import documents
 
@@ -26,22 +26,22 @@ def test_a_spec_that_was_read_before_is_not_read_again(monkeypatch: pytest.Monke
     """Of claims that differ in their names alone the second costs the reading of its metadata."""
     names = []
 
-    def note(manifest: dict[str, Any]) -> Document:
+    def note(manifest: dict[str, Any]) -> ManifestRecord:
         names.append(manifest["metadata"]["name"])
-        return read(manifest)
+        return read_manifest(manifest)
 
-    monkeypatch.setattr("devalloc_solver.index.reader.read", note)
-    reader = ClaimReader()
+    monkeypatch.setattr("devalloc_solver.fleet.devmgmt.claim_reader.read_manifest", note)
+    reader = DeviceClaimReader()
     for name, count in (("a", 1), ("b", 1), ("c", 2), ("d", 2), ("e", 1)):
-        document, found, _ = reader.read(claim(name, {"requests": {"count": count}}))
+        document, parsed, _ = reader.read(claim(name, {"requests": {"count": count}}))
         assert [problem.name for problem in document.problems] == [name], "each is warned that any device will do"
-        assert found is not None
-        assert (found.metadata.name, str(found.spec.claims[0].requests["count"])) == (name, str(count))
+        assert parsed is not None
+        assert (parsed.metadata.name, str(parsed.spec.claims[0].requests["count"])) == (name, str(count))
     assert names == ["a", "c"]
 
 
 @pytest.mark.parametrize(
-    ("expression", "said"),
+    ("expression", "expected"),
     [
         ("device.a == 'x' || 'y' == device.a", {"a": {"x", "y"}}),
         ("device.a == 'x' || device.a in ['y', 'z'] || device.a == 'x'", {"a": {"x", "y", "z"}}),
@@ -54,13 +54,13 @@ def test_a_spec_that_was_read_before_is_not_read_again(monkeypatch: pytest.Monke
         ("!(device.a == 'x' || device.a == 'y')", {}),
     ],
 )
-def test_what_all_alternatives_say_is_plain(expression: str, said: dict[str, set[str | int]]) -> None:
-    assert {name: {*values} for name, values in literals(expression)} == said
+def test_what_all_alternatives_say_is_plain(expression: str, expected: dict[str, set[str | int]]) -> None:
+    assert {name: {*values} for name, values in equalities(expression)} == expected
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 99)), max_size=300))
 def test_the_first_claims_are_told_in_order(changes: list[tuple[bool, int]]) -> None:
-    claims, expected = Claims(), set()
+    claims, expected = EqualClaims(), set()
     for number, (comes, key) in enumerate(changes):
         if comes:
             claims.add(key)
@@ -69,26 +69,26 @@ def test_the_first_claims_are_told_in_order(changes: list[tuple[bool, int]]) -> 
             claims.remove(key)
             expected.discard(key)
         if number % 3 == 0:
-            assert claims.first() == sorted(expected)[:MOST_USERS]
-    assert claims.first() == sorted(expected)[:MOST_USERS]
+            assert claims.first() == sorted(expected)[:MAX_USERS]
+    assert claims.first() == sorted(expected)[:MAX_USERS]
 
 
 @pytest.mark.parametrize("spare", [0, 1_000])
 @pytest.mark.parametrize("seed", range(12))
 def test_a_census_that_keeps_up_counts_what_is_there(seed: int, spare: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Claims and pools come and go, and the census is asked now and then, for all or for the half of it."""
-    monkeypatch.setattr(log, "SPARE_CLASSES", spare)
+    monkeypatch.setattr(change_log, "SPARE_CLASSES", spare)
     random = Random(seed)
     fleet = Fleet.from_manifests(documents(random))
     warm = fleet._warm
-    assert isinstance(warm, ClaimFleet)
+    assert isinstance(warm, DeviceClaimFleet)
     state = warm._state
     census = state.refusals.census
     held: list[tuple[str, str]] = []
     for number in range(60):
         if held and random.random() < 0.4:
             key = held.pop(random.randrange(len(held)))
-            if key in state.kept:
+            if key in state.holdings:
                 fleet.release(*key)
         else:
             document = random.choice(documents(random))
@@ -109,7 +109,7 @@ def test_a_census_that_keeps_up_counts_what_is_there(seed: int, spare: int, monk
     _check(census)
 
 
-def _check(census: Census) -> None:
+def _check(census: FleetStats) -> None:
     index = census.index
     records = [*index.records.values(), *([index.network] if index.network is not None else [])]
     assert dict(census.states()) == Counter(state for record in records for state in record.states)
@@ -120,7 +120,7 @@ def _check(census: Census) -> None:
         for record in records
         for device, kind in enumerate(record.kinds)
     )
-    firsts = {number: [place for place in places if place[2] == number][:FIRST] for number in sizes}
+    firsts = {number: [place for place in places if place[2] == number][:NAMED_PER_KIND] for number in sizes}
     assert dict(census.firsts()) == firsts
     assert [record.name for record in census.in_order()] == [
         record.name for record in sorted(records, key=lambda each: NETWORK if each.name is None else each.rank)
@@ -134,7 +134,7 @@ def _check(census: Census) -> None:
     def holds(key: object) -> tuple[tuple[int, int], ...]:
         return tuple(sorted(Counter(kind_of(node, device) for node, device, _ in index.held[key]).items()))
 
-    keys = {key for mine in census.holders.values() for key in mine}
+    keys = {key for own in census.holders.values() for key in own}
     assert {key: held for held, claims in census.claims().items() for key in claims.keys} == {
         key: holds(key) for key in keys
     }
@@ -144,7 +144,7 @@ def _check(census: Census) -> None:
         tenants = tuple(sorted(holds(key) for key in census.holders.get(record.name, ())))
         (sort,) = [each for each in census.sorts_of(record.member_of) if record.rank in each.ranks]
         assert (sort.node, sort.tenants, sort.first) == (record.member_of, tenants, min(sort.ranks))
-        kind, mine = record.member_of.kind.index, (sum(map(len, record.uses)), record.rank)
-        emptiest[kind] = min(emptiest.get(kind, mine), mine)
+        kind, own = record.member_of.kind.index, (sum(map(len, record.uses)), record.rank)
+        emptiest[kind] = min(emptiest.get(kind, own), own)
     assert sum(len(s.ranks) for n, _ in census.classes() for s in census.sorts_of(n)) == len(index.records)
     assert dict(census.emptiest()) == {kind: rank for kind, (_, rank) in emptiest.items()}

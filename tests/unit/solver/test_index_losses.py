@@ -1,4 +1,4 @@
-"""What is lost of a pool's largest device is told part by part, and is what the whole pool tells."""
+"""The loss of a pool's largest device is the same whether it is computed by part or from the whole pool."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from devalloc.api.meta import UNAVAILABLE
-from devalloc_solver.index.kinds import Kind
-from devalloc_solver.index.losses import Losses
-from devalloc_solver.index.states import PoolKind, PoolState
-from devalloc_solver.place.partitions import loss_of, shapes_of
-from devalloc_solver.snapshot import Device, Resource
+from devalloc_solver.bounds.largest_partition import partition_loss, shapes_of_draws
+from devalloc_solver.fleet.device_kinds import DeviceKind
+from devalloc_solver.fleet.fragmentation import PartitionLosses
+from devalloc_solver.fleet.pool_states import PoolKind, PoolState
+from devalloc_solver.problem.snapshot import Device, Resource
 
 NAMES = [f"slice{number}" for number in range(6)]
 
@@ -29,7 +29,7 @@ def pool_kinds(draw: st.DrawFn) -> PoolKind:
         draws = tuple((name, draw(st.integers(1, most))) for name in sorted(draw(names)))
         attributes = {UNAVAILABLE: "mode"} if draw(st.integers(0, 3)) == 3 else {}
         undefined = "lost" if draw(st.integers(0, 3)) == 3 else None
-        kinds.append(Kind(number, "gpu", Device(number, 0, f"d{number}", attributes, {}, draws, undefined), {}))
+        kinds.append(DeviceKind(number, "gpu", Device(number, 0, f"d{number}", attributes, {}, draws, undefined), {}))
     numbers = count()
     groups = tuple(tuple(next(numbers) for _ in range(draw(st.integers(1, 3)))) for _ in kinds)
     return PoolKind(0, resources, tuple(kinds), groups, ())
@@ -39,7 +39,7 @@ def pool_kinds(draw: st.DrawFn) -> PoolKind:
 @given(st.data())
 def test_part_by_part_and_as_a_whole_it_is_the_same(data: st.DataObject) -> None:
     kind = data.draw(pool_kinds())
-    losses = Losses()
+    losses = PartitionLosses()
     for index in range(6):
         free = tuple(data.draw(st.integers(0, size)) for size in kind.sizes)
         state = PoolState(index, kind, free, (), in_use=free != kind.sizes)
@@ -48,14 +48,14 @@ def test_part_by_part_and_as_a_whole_it_is_the_same(data: st.DataObject) -> None
             for group, each in enumerate(kind.kinds)
             if free[group] and each.one.undefined is None and each.one.unavailable is None
         ]
-        shapes = shapes_of(
+        shapes = shapes_of_draws(
             (kind.kinds[group].one.draws for group in usable), {name: r.blocks for name, r in kind.resources.items()}
         )
-        told = {}
+        by_group = {}
         for group in usable:
             draws = kind.kinds[group].one.draws
             for taken in (1, free[group]):
-                whole = loss_of(shapes, state.left, [draws] * taken) if shapes else 0
+                whole = partition_loss(shapes, state.left, [draws] * taken) if shapes else 0
                 assert losses.of(state, group, taken) == whole
-                told[group, taken] = whole
-        assert losses.least(state) == min((told[group, 1] for group in usable), default=None)
+                by_group[group, taken] = whole
+        assert losses.least(state) == min((by_group[group, 1] for group in usable), default=None)

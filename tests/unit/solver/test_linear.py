@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ortools.sat.python import cp_model
 
-from devalloc_solver.linear import add_at_least, add_at_most
+from devalloc_solver.exact.linear_constraints import add_at_least, add_at_most
 
 NANO = 10**9
 AMOUNTS = st.one_of(

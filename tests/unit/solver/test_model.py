@@ -47,9 +47,9 @@ def test_nodes_are_told_apart_by_what_is_held_beside_the_candidates() -> None:
         return pool(f"p{number}", f"n{number}", resources={"m": "4"}, devices=[whole, *parts])
 
     held = [hold("h1", "p1", "s0"), hold("h2", "p1", "s1"), hold("h3", "p2", "s0", node="n2")]
-    found = answers(card(1), card(2), *held, want(constraints="device.size == 'big'"))["c"]
-    assert found["reason"] == "DevicesInUse"
-    assert blockers(found) == ["h3"]
+    by_name = answers(card(1), card(2), *held, want(constraints="device.size == 'big'"))["c"]
+    assert by_name["reason"] == "DevicesInUse"
+    assert blockers(by_name) == ["h3"]
 
 
 def test_a_pool_of_which_more_is_held_than_it_has_needs_all_of_that_back() -> None:
@@ -90,9 +90,9 @@ def test_any_count_can_be_asked_for_and_any_limit_set(count: int) -> None:
 @pytest.mark.parametrize("request_", ["1", "4611686018427387904", "9223372032559808512"])
 def test_shares_of_any_size_are_added_up(block: str, request_: str) -> None:
     fleet = pool("p", devices=[device(f"d{i}", resources={"m": f"{MOST}{block}"}) for i in range(2)])
-    found = answers(fleet, want("c", requests={"m": request_}), want("d", requests={"m": request_}))
-    assert found["c"]["allocated"]
-    assert found["d"]["allocated"]
+    by_name = answers(fleet, want("c", requests={"m": request_}), want("d", requests={"m": request_}))
+    assert by_name["c"]["allocated"]
+    assert by_name["d"]["allocated"]
 
 
 def test_shares_of_huge_amounts_over_blocks_without_a_common_measure_are_answered() -> None:
@@ -106,14 +106,14 @@ def test_pool_resources_of_any_size_are_added_up(block: str) -> None:
     half = 2**62
     parts = [device(f"d{i}", requests={"m": size}) for i, size in enumerate([MOST, half, half - 1])]
     card = pool("p", resources={"m": f"{MOST}{block}"}, devices=parts)
-    found = answers(card, want("a"), want("b"), want("c"))
-    assert [found[name]["allocated"] for name in "abc"] == [True, True, False]
+    by_name = answers(card, want("a"), want("b"), want("c"))
+    assert [by_name[name]["allocated"] for name in "abc"] == [True, True, False]
 
 
 def test_shares_of_many_like_devices_take_the_fewest() -> None:
     fleet = pool("p", devices=[device(f"d{i}", resources={"m": "80Gi"}) for i in range(60)])
-    found = answers(fleet, *(want(f"c{i}", requests={"m": "30Gi"}) for i in range(8)))
-    used = {entry["deviceName"] for content in found.values() for entry in content["allocations"]}
+    by_name = answers(fleet, *(want(f"c{i}", requests={"m": "30Gi"}) for i in range(8)))
+    used = {entry["deviceName"] for content in by_name.values() for entry in content["allocations"]}
     assert len(used) == 3, "240 Gi fill 3 devices: a share may be split"
 
 
@@ -121,14 +121,14 @@ def test_shares_of_many_like_devices_take_the_fewest() -> None:
 def test_shares_with_a_limit_on_devices_may_each_need_their_own(devices: int, fit: int) -> None:
     """10 of at most two devices of 6: five hold 30 in sum, and yet a third claim finds no two that have 10 left."""
     fleet = pool("p", devices=[device(f"d{i}", resources={"m": "6"}) for i in range(devices)])
-    found = answers(fleet, *(want(f"c{i}", requests={"m": 10}, limits={"count": 2}) for i in range(3)))
-    assert sum(content["allocated"] for content in found.values()) == fit
+    by_name = answers(fleet, *(want(f"c{i}", requests={"m": 10}, limits={"count": 2}) for i in range(3)))
+    assert sum(content["allocated"] for content in by_name.values()) == fit
 
 
 def test_amounts_at_the_end_of_64_bits_lose_nothing() -> None:
     fleet = pool("p", devices=[device("d", resources={"m": MOST})])
-    found = answers(fleet, want("a", requests={"m": MOST - 1}), *(want(name, requests={"m": 1}) for name in "bc"))
-    assert [found[name]["allocated"] for name in "abc"] == [True, True, False]
+    by_name = answers(fleet, want("a", requests={"m": MOST - 1}), *(want(name, requests={"m": 1}) for name in "bc"))
+    assert [by_name[name]["allocated"] for name in "abc"] == [True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -144,11 +144,11 @@ def test_amounts_at_the_end_of_64_bits_lose_nothing() -> None:
 )
 def test_fine_and_coarse_blocks_of_one_resource_go_together(requests: tuple[str, ...], fit: int) -> None:
     fleet = pool("p", devices=[device("d0", resources={"m": "8Gi"}), device("d1", resources={"m": "8Gi/1Gi"})])
-    found = answers(fleet, *(want(f"c{i}", requests={"m": amount}) for i, amount in enumerate(requests)))
-    assert sum(content["allocated"] for content in found.values()) == fit
+    by_name = answers(fleet, *(want(f"c{i}", requests={"m": amount}) for i, amount in enumerate(requests)))
+    assert sum(content["allocated"] for content in by_name.values()) == fit
 
 
 def test_devices_that_differ_are_taken_in_natural_order() -> None:
     fleet = pool("p", devices=[device(f"d{i}", attributes={"numa": 12 - i}) for i in range(12)])
-    found = answers(fleet, want("a", matchAttributes=["numa"]), want("b", matchAttributes=["numa"]))
-    assert {found[name]["allocations"][0]["deviceName"] for name in "ab"} == {"d0", "d1"}
+    by_name = answers(fleet, want("a", matchAttributes=["numa"]), want("b", matchAttributes=["numa"]))
+    assert {by_name[name]["allocations"][0]["deviceName"] for name in "ab"} == {"d0", "d1"}

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from devalloc_solver import Fleet, solve_manifests
-from tests.support.fleets import gpu_claim, gpu_class, gpu_pool
-from tests.support.resource_api import counters, device, resource_claim, slice_of
+from tests.support.fleet_manifests import gpu_claim, gpu_class, gpu_pool
+from tests.support.resource_manifests import counters, device, resource_claim, slice_of
 
 Object = dict[str, Any]
 
@@ -117,9 +117,9 @@ def alarms(problems: list[Object]) -> dict[str, str]:
 def test_what_cannot_be_held_together_is_a_problem_of_every_holder(documents: list[Object], message: str) -> None:
     answers = [solve_manifests(documents), Fleet.from_manifests(documents).allocate_all([])]
     for answer in answers:
-        found = alarms(answer["problems"])
-        assert found.keys() == {"a", "b"}
-        for text in found.values():
+        by_name = alarms(answer["problems"])
+        assert by_name.keys() == {"a", "b"}
+        for text in by_name.values():
             assert message in text
             assert "default/a and default/b" in text
         assert all(claim["allocated"] for claim in answer["claims"]), "nothing is taken from anybody"
@@ -155,6 +155,6 @@ def test_a_device_with_two_owners_is_given_to_nobody_else() -> None:
 
 def test_a_message_names_no_more_claims_than_people_read() -> None:
     owners = [holder(f"c{i}", "p/d0") for i in range(20)]
-    found = alarms(solve_manifests([gpu_pool(), *owners])["problems"])
-    assert len(found) == 20
-    assert "and 12 more" in found["c0"]
+    by_name = alarms(solve_manifests([gpu_pool(), *owners])["problems"])
+    assert len(by_name) == 20
+    assert "and 12 more" in by_name["c0"]

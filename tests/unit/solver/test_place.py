@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from benchmarks.bench_hard import Question, questions
-from devalloc_solver.holdings import Ledger
-from devalloc_solver.intake import read_documents
-from devalloc_solver.place import Found, OutOfSteps, place, place_on
-from devalloc_solver.stages import Prepared, prepare
+from devalloc_solver.dialects.devmgmt.manifests import read_documents
+from devalloc_solver.pipeline.devmgmt import PreparedProblem, prepare
+from devalloc_solver.place import StepsExhausted, UnitPlacement, place, place_on
+from devalloc_solver.problem.allocations import Usage
 from tests.support.manifests import allocated, claim, device, device_class, entry, pool
 
 GPU, NIC = device_class("gpu", driver="gpu"), device_class("nic", driver="nic")
@@ -19,28 +19,28 @@ WATCH = device_class("watch", driver="gpu", adminAccess=True)
 HARD = [pytest.param(question, id=f"{question.family}: {question.name}") for question in questions()]
 
 
-def prepared(*documents: dict[str, Any]) -> Prepared:
-    found = prepare(read_documents([GPU, NIC, WATCH, *documents]))
-    assert not found.refused
-    return found
+def prepared(*documents: dict[str, Any]) -> PreparedProblem:
+    ready = prepare(read_documents([GPU, NIC, WATCH, *documents]))
+    assert not ready.refused
+    return ready
 
 
-def placed(*documents: dict[str, Any], placement: str = "pack") -> Found | None:
+def placed(*documents: dict[str, Any], placement: str = "pack") -> UnitPlacement | None:
     """Where the only waiting unit goes."""
-    found = prepared(*documents)
-    (unit,) = found.units
-    return place(found.snapshot, Ledger.of(found.snapshot, found.holdings), unit, placement=placement)
+    ready = prepared(*documents)
+    (unit,) = ready.units
+    return place(ready.snapshot, Usage.of(ready.snapshot, ready.holdings), unit, placement=placement)
 
 
-def devices(found: Found | None) -> list[str]:
+def devices(outcome: UnitPlacement | None) -> list[str]:
     """The devices of all claims, in the order of the entries."""
-    assert found is not None
-    return [entry.device.name for placement in found.placements for entry in placement.entries]
+    assert outcome is not None
+    return [entry.device.name for placement in outcome.placements for entry in placement.entries]
 
 
-def pools(found: Found | None, documents: Prepared) -> set[str]:
-    assert found is not None
-    return {documents.snapshot.pools[e.device.pool].name for p in found.placements for e in p.entries}
+def pools(outcome: UnitPlacement | None, documents: PreparedProblem) -> set[str]:
+    assert outcome is not None
+    return {documents.snapshot.pools[e.device.pool].name for p in outcome.placements for e in p.entries}
 
 
 def gpus(name: str, count: int, node: str | None = "n1", **attributes: Any) -> dict[str, Any]:
@@ -56,8 +56,8 @@ def want(**detail: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("question", HARD)
 def test_hard_questions_are_settled_within_a_tenth_of_the_budget(question: Question) -> None:
-    found = prepare(read_documents(question.documents))
-    answer = place(found.snapshot, Ledger.of(found.snapshot, found.holdings), found.units[0], steps=3_000)
+    ready = prepare(read_documents(question.documents))
+    answer = place(ready.snapshot, Usage.of(ready.snapshot, ready.holdings), ready.units[0], steps=3_000)
     assert (answer is not None) is question.fits
 
 
@@ -65,9 +65,9 @@ def test_a_budget_that_is_spent_is_no_answer() -> None:
     (question,) = [
         q for q in questions() if q.name == "8 GPUs, one pool" and q.family.startswith("7 eighths a GPU and 2")
     ]
-    found = prepare(read_documents(question.documents))
-    with pytest.raises(OutOfSteps):
-        place(found.snapshot, Ledger.of(found.snapshot, found.holdings), found.units[0], steps=20)
+    ready = prepare(read_documents(question.documents))
+    with pytest.raises(StepsExhausted):
+        place(ready.snapshot, Usage.of(ready.snapshot, ready.holdings), ready.units[0], steps=20)
 
 
 # -- goals -----------------------------------------------------------------------------------------------------------
@@ -75,28 +75,28 @@ def test_a_budget_that_is_spent_is_no_answer() -> None:
 
 def test_the_first_alternative_that_fits_is_chosen_even_if_it_needs_more_pools() -> None:
     one_of = {"oneOf": [want(requests={"count": 3}), want(requests={"count": 1})]}
-    found = placed(gpus("a", 2), gpus("b", 2), claim("c", one_of))
-    assert found is not None
-    assert found.score.one_of == (0,)
-    assert found.score.pools == 2
+    outcome = placed(gpus("a", 2), gpus("b", 2), claim("c", one_of))
+    assert outcome is not None
+    assert outcome.score.one_of == (0,)
+    assert outcome.score.pools == 2
 
 
 def test_alternatives_are_compared_from_the_first_detail_on() -> None:
     """(0, 1) comes before (1, 0), whatever pools and devices they cost."""
     small, big = want(constraints="device.k == 's'"), want(constraints="device.k == 'b'", requests={"count": 2})
     documents = [gpus("small", 1, k="s"), gpus("big", 2, k="b")]
-    found = placed(*documents, claim("c", {"oneOf": [big, small]}, {"oneOf": [big, small]}))
-    assert found is not None
-    assert found.score.one_of == (0, 1)
+    outcome = placed(*documents, claim("c", {"oneOf": [big, small]}, {"oneOf": [big, small]}))
+    assert outcome is not None
+    assert outcome.score.one_of == (0, 1)
 
 
 def test_fewest_pools_come_before_fewest_devices() -> None:
     """Four devices of one pool, rather than one of each of two pools."""
     many = pool("many", devices=[device(f"m{i}", resources={"memory": 4}) for i in range(4)])
     big = [pool(f"big{i}", devices=[device("b", resources={"memory": 8})]) for i in range(2)]
-    found = placed(many, *big, claim("c", want(requests={"count": 1, "memory": 16}, limits={"count": 4})))
-    assert found is not None
-    assert (found.score.pools, found.score.devices) == (1, 4)
+    outcome = placed(many, *big, claim("c", want(requests={"count": 1, "memory": 16}, limits={"count": 4})))
+    assert outcome is not None
+    assert (outcome.score.pools, outcome.score.devices) == (1, 4)
 
 
 def parts(*sizes: int) -> dict[str, Any]:
@@ -127,21 +127,21 @@ def test_of_one_card_as_few_parts_are_taken_as_are_enough(
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_of_those_packing_takes_the_ones_that_leave_the_largest_part(count: int) -> None:
-    """As whoever tries all of them finds."""
+    """As an exhaustive search finds."""
     sizes = (4, 2, 1, 4, 1, 2)
     wanted = want(requests={"count": count, "memory": count + 1}, limits={"count": count})
     enough = [some for some in combinations(sizes, count) if count < sum(some) <= 8]
     left = max(max((size for size in sizes if size <= 8 - sum(some)), default=0) for some in enough)
-    found = devices(placed(parts(*sizes), claim("c", wanted)))
-    taken = [int(name.rpartition("-")[2]) for name in found]
+    names = devices(placed(parts(*sizes), claim("c", wanted)))
+    taken = [int(name.rpartition("-")[2]) for name in names]
     assert max(size for size in sizes if size <= 8 - sum(taken)) == left
 
 
 def test_an_admin_looks_at_devices_that_the_claim_has_anyway() -> None:
-    found = placed(
+    outcome = placed(
         gpus("a", 4), claim("c", want(requests={"count": 2}), {"deviceClass": "watch", "requests": {"count": 2}})
     )
-    assert devices(found) == ["g0", "g1", "g0", "g1"]
+    assert devices(outcome) == ["g0", "g1", "g0", "g1"]
 
 
 def test_an_admin_looks_at_devices_that_must_not_be_taken_beside_those_of_the_claim() -> None:
@@ -160,10 +160,10 @@ def test_of_pools_that_can_do_the_same_the_policy_takes_those_it_likes() -> None
 def test_claims_of_a_group_share_a_node_and_no_device() -> None:
     group = {"annotations": {"devalloc.io/group": "vm"}}
     one, other = claim("c1", want(requests={"count": 2}), **group), claim("c2", want(), **group)
-    found = placed(gpus("a", 2, "n1"), gpus("b", 3, "n2"), one, other)
-    assert found is not None
-    assert [p.node for p in found.placements] == ["n2", "n2"]
-    assert sorted(devices(found)) == ["g0", "g1", "g2"]
+    outcome = placed(gpus("a", 2, "n1"), gpus("b", 3, "n2"), one, other)
+    assert outcome is not None
+    assert [p.node for p in outcome.placements] == ["n2", "n2"]
+    assert sorted(devices(outcome)) == ["g0", "g1", "g2"]
     assert placed(gpus("a", 2, "n1"), gpus("b", 2, "n2"), one, other) is None
 
 
@@ -172,9 +172,9 @@ def test_network_devices_alone_name_no_node_unless_pinned() -> None:
     assert alone is not None
     assert alone.placements[0].node is None
     pinned = claim("c", want(), annotations={"devalloc.io/node": "n7"})
-    found = placed(gpus("net", 1, None), gpus("a", 1, "n1"), pinned)
-    assert found is not None
-    assert found.placements[0].node == "n7"
+    outcome = placed(gpus("net", 1, None), gpus("a", 1, "n1"), pinned)
+    assert outcome is not None
+    assert outcome.placements[0].node == "n7"
 
 
 # -- policy ----------------------------------------------------------------------------------------------------------
@@ -210,9 +210,9 @@ def test_names_come_in_natural_order() -> None:
 
 def test_a_share_is_split_only_where_it_must_be_and_no_finer_than_blocks() -> None:
     parts = [device(f"d{i}", resources={"memory": "10/4"}) for i in range(3)]
-    found = placed(pool("p", devices=parts), claim("c", want(requests={"memory": 10})))
-    assert found is not None
-    (placement,) = found.placements
+    outcome = placed(pool("p", devices=parts), claim("c", want(requests={"memory": 10})))
+    assert outcome is not None
+    (placement,) = outcome.placements
     blocks = [(e.device.name, [(name, nano // 4 // 10**9) for name, nano in e.amounts]) for e in placement.entries]
     assert blocks == [("d0", [("memory", 2)]), ("d1", [("memory", 1)])]
 
@@ -221,9 +221,9 @@ def test_shares_of_several_claims_fill_up_a_device_before_another() -> None:
     group = {"annotations": {"devalloc.io/group": "vm"}}
     parts = [device(f"d{i}", resources={"memory": 8}) for i in range(3)]
     claims = [claim(f"c{i}", want(requests={"memory": 4}), **group) for i in range(4)]
-    found = placed(pool("p", devices=parts), *claims)
-    assert found is not None
-    assert found.score.devices == 2
+    outcome = placed(pool("p", devices=parts), *claims)
+    assert outcome is not None
+    assert outcome.score.devices == 2
 
 
 def test_whole_takers_and_shares_never_meet() -> None:
@@ -238,9 +238,9 @@ def test_whole_takers_and_shares_never_meet() -> None:
 
 def test_a_single_node_is_placed_on_as_the_whole_fleet_would_be() -> None:
     documents = prepared(gpus("a", 1, "n1"), gpus("b", 2, "n2"), claim("c", want(requests={"count": 2})))
-    ledger = Ledger.of(documents.snapshot, ())
+    ledger = Usage.of(documents.snapshot, ())
     (unit,) = documents.units
     assert place_on(documents.snapshot, ledger, unit, "n1") is None
-    found = place_on(documents.snapshot, ledger, unit, "n2")
-    assert found == place(documents.snapshot, ledger, unit)
-    assert pools(found, documents) == {"b"}
+    outcome = place_on(documents.snapshot, ledger, unit, "n2")
+    assert outcome == place(documents.snapshot, ledger, unit)
+    assert pools(outcome, documents) == {"b"}

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devalloc_solver.place.asks import peers
-from devalloc_solver.place.pareto import undominated
-from devalloc_solver.place.steps import OutOfSteps, Steps
+from devalloc_solver.place.dominance import undominated
+from devalloc_solver.place.requests import indistinguishable
+from devalloc_solver.place.step_budget import StepBudget, StepsExhausted
 
 MASKS = st.integers(0, 255)
 RANKS = st.tuples(st.lists(st.integers(-3, 3), min_size=3, max_size=3).map(tuple), st.sampled_from([0, 0, 1, 2]))
@@ -18,7 +18,7 @@ RANKS = st.tuples(st.lists(st.integers(-3, 3), min_size=3, max_size=3).map(tuple
 
 @given(st.lists(MASKS), MASKS)
 def test_peers_are_those_that_no_mask_tells_apart(masks: list[int], every: int) -> None:
-    groups = peers(masks, every)
+    groups = indistinguishable(masks, every)
     assert sum(groups) == every  # each ask is in one of them, for they have no bit in common
     assert all(not one & other for one, other in combinations(groups, 2))
     bits = [1 << n for n in range(8) if every >> n & 1]
@@ -35,25 +35,27 @@ def test_ways_that_are_left_out_are_those_that_another_makes_needless(used_up: b
     def is_as_good(one: tuple[tuple[int, ...], int], other: tuple[tuple[int, ...], int]) -> bool:
         return all(a >= b for a, b in zip(one[0], other[0], strict=True)) and not one[1] & ~other[1]
 
-    found = undominated(ways, lambda way: way, Steps(10_000))
-    kept = {way for way in ways if not any(is_as_good(other, way) and not is_as_good(way, other) for other in ways)}
-    assert {*found} == kept
-    assert [sum(numbers) for numbers, _ in found] == sorted((sum(numbers) for numbers, _ in found), reverse=True)
+    ways_left = undominated(ways, lambda way: way, StepBudget(10_000))
+    expected = {way for way in ways if not any(is_as_good(other, way) and not is_as_good(way, other) for other in ways)}
+    assert {*ways_left} == expected
+    assert [sum(numbers) for numbers, _ in ways_left] == sorted(
+        (sum(numbers) for numbers, _ in ways_left), reverse=True
+    )
 
 
 @given(st.integers(0, 9), st.integers(0, 12))
 def test_many_steps_at_once_are_the_same_as_one_by_one(left: int, count: int) -> None:
-    def spend(budget: Steps, *, at_once: bool) -> bool:
+    def spend(budget: StepBudget, *, at_once: bool) -> bool:
         try:
             if at_once:
                 budget.spend_each(count)
             else:
                 for _ in range(count):
                     budget.spend()
-        except OutOfSteps:
+        except StepsExhausted:
             return False
         return True
 
-    one, other = Steps(left), Steps(left)
+    one, other = StepBudget(left), StepBudget(left)
     assert spend(one, at_once=True) is spend(other, at_once=False) is (count <= left)
     assert one.left == other.left

@@ -13,14 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from devalloc.api.claim import DeviceClaim, DeviceClaimStatus
-from devalloc.api.content import writable
 from devalloc.api.decode import decode
+from devalloc.api.json_content import escape_invalid_unicode
 from devalloc.api.meta import ObjectMeta
-from devalloc.controller.placing.solve import solve_with_machines
-from devalloc_solver import Fleet, gate, quota, solve_manifests
-from devalloc_solver.reasons import SEARCHING
-from tests.support.hosts import host, machine
-from tests.support.shell import claim, device_class, pool
+from devalloc.controller.reconcile.vm_scheduling.solve import solve_with_machines
+from devalloc_solver import Fleet, solve_manifests
+from devalloc_solver.explain.reasons import STILL_SEARCHING
+from devalloc_solver.pipeline import admission, quota
+from tests.support.cli_shell import claim, device_class, pool
+from tests.support.host_pools import host, machine
 
 QUOTA = {
     "apiVersion": "v1",
@@ -83,17 +84,17 @@ def test_a_claim_that_is_searched_for_keeps_its_turn() -> None:
     """A later one does not take what is left of the quota; it does once the first one is refused."""
 
     def solve(first: dict[str, Any]) -> dict[str, str | None]:
-        def found(documents: list[dict[str, Any]]) -> dict[str, Any]:
+        def answer_all(documents: list[dict[str, Any]]) -> dict[str, Any]:
             names = [one["metadata"]["name"] for one in documents if one["kind"] == "DeviceClaim"]
             given = {"allocated": True, "reason": None}
             answers = [{"namespace": "default", "name": name, **(first if name == "a" else given)} for name in names]
             return {"claims": answers, "seconds": 0.0}
 
-        return reasons(gate.answered([pool(), device_class(), claim("a"), claim("b"), QUOTA], found))
+        return reasons(admission.solve_admitted([pool(), device_class(), claim("a"), claim("b"), QUOTA], answer_all))
 
     refused = {"allocated": False, "reason": "SearchLimit"}
     assert solve(refused) == {"a": "SearchLimit", "b": None}
-    assert solve({**refused, SEARCHING: True}) == {"a": "SearchLimit", "b": "QuotaExceeded"}
+    assert solve({**refused, STILL_SEARCHING: True}) == {"a": "SearchLimit", "b": "QuotaExceeded"}
 
 
 def test_a_fleet_says_that_it_counts_no_quotas() -> None:
@@ -102,7 +103,7 @@ def test_a_fleet_says_that_it_counts_no_quotas() -> None:
     (problem,) = fleet.allocate_all([claim("a")])["problems"]
 
     assert (problem["kind"], problem["name"], problem["severity"]) == ("ResourceQuota", "few", "warning")
-    assert "is not applied" in problem["message"]
+    assert "does not apply quotas" in problem["message"]
     fleet.delete(QUOTA)
     assert fleet.allocate_all([claim("b")])["problems"] == []
     assert fleet.update(QUOTA) == [problem]
@@ -110,10 +111,10 @@ def test_a_fleet_says_that_it_counts_no_quotas() -> None:
 
 def test_claims_of_one_name_are_refused_beside_a_quota_as_without() -> None:
     documents = [pool(), device_class(), claim("twice"), claim("twice"), claim("other")]
-    without, beside = solve_manifests(documents), solve_manifests([*documents, QUOTA])
+    without, limited = solve_manifests(documents), solve_manifests([*documents, QUOTA])
 
-    assert beside["claims"] == without["claims"]
-    assert reasons(beside) == {"twice": "ClaimInvalid", "other": None}
+    assert limited["claims"] == without["claims"]
+    assert reasons(limited) == {"twice": "ClaimInvalid", "other": None}
 
 
 def asking(name: str, count: int = 1, group: str | None = None) -> dict[str, Any]:
@@ -197,7 +198,7 @@ def nulled(document: dict[str, Any], place: tuple[str, ...], name: str) -> dict[
     return copy
 
 
-def told(answer: dict[str, Any]) -> dict[str, Any]:
+def comparable(answer: dict[str, Any]) -> dict[str, Any]:
     """An answer without how long it took, and without warnings, which name a null."""
     silent = [{**one, "warnings": []} for one in answer["claims"]]
     return {**answer, "claims": silent, "problems": others(answer["problems"]), "seconds": 0.0}
@@ -224,7 +225,7 @@ def test_null_is_as_good_as_absent_beside_a_quota(kind: str, entry: str, place: 
         all_of_it = [pool(), device_class(driver="gpu.devalloc.io", deviceType="gpu"), claim("a"), claim("b"), by_type]
         return [change(one, place, name) if one["kind"] == kind else one for one in [*all_of_it, QUOTA_ANYWHERE]]
 
-    absent, null = (told(ENTRIES[entry](documents(change))) for change in (without, nulled))
+    absent, null = (comparable(ENTRIES[entry](documents(change))) for change in (without, nulled))
 
     assert null == absent
     assert sorted(str(reason) for reason in reasons(null).values()) == ["None", "QuotaExceeded", "QuotaExceeded"]
@@ -235,7 +236,7 @@ def test_a_fleet_takes_null_for_absent_too(place: tuple[str, ...], name: str) ->
     def answers(change: Callable[..., dict[str, Any]]) -> list[Any]:
         fleet = Fleet.from_manifests([pool(), device_class(), change(QUOTA_ANYWHERE, place, name)])
         first = {**fleet.allocate(change(claim("a"), place, name)), "warnings": []}
-        joint = told(fleet.allocate_all([change(claim("b"), place, name)]))
+        joint = comparable(fleet.allocate_all([change(claim("b"), place, name)]))
         return [first, joint, others(fleet.update(change(QUOTA, place, name)))]
 
     null, absent = answers(nulled), answers(without)
@@ -285,11 +286,11 @@ def test_what_names_no_device_holds_nothing() -> None:
 def test_an_answer_beside_a_quota_has_the_warnings_that_it_has_without() -> None:
     odd = nulled(claim("a"), ("metadata",), "labels")
     odd["metadata"]["annotations"] = {"devalloc.io/priority": 5}
-    (beside,) = solve_manifests([pool(), device_class(), odd, QUOTA])["claims"]
+    (limited,) = solve_manifests([pool(), device_class(), odd, QUOTA])["claims"]
     (without_quota,) = solve_manifests([pool(), device_class(), odd])["claims"]
 
-    assert beside == without_quota
-    assert len(beside["warnings"]) == 2
+    assert limited == without_quota
+    assert len(limited["warnings"]) == 2
 
 
 def test_a_class_with_a_null_still_needs_its_namespace_to_be_for_admin_access() -> None:
@@ -303,7 +304,7 @@ def test_a_class_with_a_null_still_needs_its_namespace_to_be_for_admin_access() 
 def test_a_quota_of_no_namespace_bounds_nobody(namespace: Any) -> None:
     wrong = {**QUOTA, "metadata": {"name": "few", "namespace": namespace}}
 
-    assert quota.left_for([pool(), device_class(), wrong], claim("a")) is None
+    assert quota.copies_allowed([pool(), device_class(), wrong], claim("a")) is None
     assert "metadata.namespace" in [one["path"] for one in solve_manifests([pool(), wrong])["problems"]]
 
 
@@ -313,8 +314,8 @@ def test_a_quota_of_no_name_bounds_nobody(metadata: Any) -> None:
     if metadata is ...:
         del wrong["metadata"]
 
-    assert quota.left_for([pool(), device_class(), wrong], claim("a")) is None
-    assert quota.statuses([wrong]) == []
+    assert quota.copies_allowed([pool(), device_class(), wrong], claim("a")) is None
+    assert quota.quota_statuses_to_write([wrong]) == []
     assert list(quota.problems_of(wrong)) == []
     assert reasons(solve_manifests([pool(), device_class(), claim("a"), claim("b"), wrong])) == {"a": None, "b": None}
 
@@ -441,7 +442,7 @@ def test_never_more_than_the_quota_is_given_whatever_shape_claims_have(
     limit = {**QUOTA, "spec": {"hard": {f"gpu{quota.SUFFIX}": most}}}
     answer = ENTRIES[entry]([pool(devices=6), device_type, *claims, limit])
 
-    holding = {writable(one["metadata"]["name"]) for one in claims if entries_held(one)}
+    holding = {escape_invalid_unicode(one["metadata"]["name"]) for one in claims if entries_held(one)}
     given_now = sum(len(one["allocations"]) for one in answer["claims"] if one["name"] not in holding)
     assert given_now == 0 or given_now + sum(map(entries_held, claims)) <= most
     json.dumps(answer, ensure_ascii=False).encode()
@@ -451,6 +452,6 @@ def test_never_more_than_the_quota_is_given_whatever_shape_claims_have(
 @given(claims=odd_claims())
 def test_whatever_claim_the_decoder_reads_is_asked_for(claims: list[dict[str, Any]]) -> None:
     readable = [one for one in claims if isinstance(decode(one).object, DeviceClaim)]
-    taken = gate.apart(claims)
+    taken = admission.sort_documents(claims)
 
     assert [taken.written(one) for one in taken.readable if isinstance(decode(one).object, DeviceClaim)] == readable

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from devalloc.cli.explanation import ADVICE
-from devalloc_solver.reasons import VERDICTS, Reason
-from tests.support.shared import REPO
+from devalloc.cli.render.explanation import ADVICE
+from devalloc_solver.explain.reasons import VERDICTS, Reason
+from tests.support.repository import REPO
 
 RELEASED = {
     *("ClaimInvalid", "ClassNotFound", "ClassInvalid", "ConfigNotFound", "Deleting", "NoMatchingDevices"),

@@ -11,13 +11,15 @@ import pytest
 
 import devalloc_solver
 from devalloc.api.claim import DeviceClaim
-from devalloc.api.deviceclass import DeviceClass
+from devalloc.api.device_class import DeviceClass
 from devalloc.api.pool import DevicePool
-from devalloc_solver import AnswerRefused, Fleet, capacity, dra, search, solve, solve_manifests, stages, standing
+from devalloc_solver import AnswerRefused, Fleet, capacity, dra, solve, solve_manifests
 from devalloc_solver.columns import allocate_batch
-from devalloc_solver.goals import Search
-from devalloc_solver.intake import read_documents
-from devalloc_solver.stages import prepare
+from devalloc_solver.dialects.devmgmt.manifests import read_documents
+from devalloc_solver.exact.goals import GoalSearch
+from devalloc_solver.pipeline import devmgmt as stages
+from devalloc_solver.pipeline import solve_cache, strategy
+from devalloc_solver.pipeline.devmgmt import prepare
 from tests.support.manifests import Manifest, allocated, claim, device, device_class, entry, pool
 
 GPU = device_class("gpu", driver="gpu", deviceType="gpu")
@@ -156,7 +158,7 @@ def test_a_deadline_that_is_over_still_gives_a_checked_answer_and_says_so() -> N
 
 
 def test_an_answer_that_the_check_refuses_is_never_returned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "name_devices", lambda search: [])
+    monkeypatch.setattr(strategy, "name_devices", lambda search: [])
     monkeypatch.setattr(stages, "check", lambda *args, **kwargs: ["device given twice"])
     with pytest.raises(AnswerRefused, match="device given twice"):
         solve_manifests([GPU, *fleet(1), claim("c", {"deviceClass": "gpu"})])
@@ -183,7 +185,7 @@ def test_columns_are_right_and_their_bound_holds(seed: int) -> None:
 
 
 def test_large_batches_take_the_other_path_and_are_checked_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "EXACT_SIZE", 0)
+    monkeypatch.setattr(strategy, "EXACT_SIZE", 0)
     answer = solve_manifests([GPU, *fleet(3), *claims(6)])
     assert sum(c["allocated"] for c in answer["claims"]) >= 3
 
@@ -191,18 +193,18 @@ def test_large_batches_take_the_other_path_and_are_checked_too(monkeypatch: pyte
 def test_capacity_counts_copies_on_every_node() -> None:
     held = allocated(claim("held", {"deviceClass": "gpu"}), [entry("n1-gpus", "g0")], node="n1")
     pair = claim("pair", {"deviceClass": "gpu", "requests": {"count": 2}, "matchAttributes": ["numa"]})
-    found = capacity([GPU, *fleet(3), held, pair], pair)
-    assert (found.count, found.proven) == (5, True)
-    assert found.by_node == {"n0": 2, "n1": 1, "n2": 2}
+    copies = capacity([GPU, *fleet(3), held, pair], pair)
+    assert (copies.count, copies.proven) == (5, True)
+    assert copies.by_node == {"n0": 2, "n1": 1, "n2": 2}
 
 
 def test_capacity_is_what_solving_that_many_copies_reaches() -> None:
     share = {"deviceClass": "gpu", "requests": {"memory": "3Gi"}, "limits": {"count": 2}}
     cards = pool("cards", devices=[device(f"g{i}", resources={"memory": "4Gi/1Gi"}) for i in range(3)])
-    found = capacity([GPU, cards], claim("c", share))
+    count = capacity([GPU, cards], claim("c", share))
     copies = [claim(f"c{i}", share) for i in range(6)]
     answer = solve_manifests([GPU, cards, *copies])
-    assert found.count == sum(c["allocated"] for c in answer["claims"]) == 4
+    assert count.count == sum(c["allocated"] for c in answer["claims"]) == 4
 
 
 def test_capacity_of_network_devices_is_shared_by_all_nodes() -> None:
@@ -214,8 +216,8 @@ def test_capacity_of_network_devices_is_shared_by_all_nodes() -> None:
     "metadata", [{"namespace": 1}, {"namespace": ["a"]}, {"annotations": 1}, {"annotations": "x"}, {"labels": 3}]
 )
 def test_capacity_of_a_claim_with_odd_metadata_is_none(metadata: Manifest) -> None:
-    found = capacity([GPU, *fleet(1)], claim("c", {"deviceClass": "gpu"}, **metadata))
-    assert (found.count, found.reason) == (0, "ClaimInvalid")
+    copies = capacity([GPU, *fleet(1)], claim("c", {"deviceClass": "gpu"}, **metadata))
+    assert (copies.count, copies.reason) == (0, "ClaimInvalid")
 
 
 @pytest.mark.parametrize("name", [1, None, "", ["a"]])
@@ -227,12 +229,14 @@ def test_capacity_needs_a_claim_with_a_name(name: object) -> None:
 
 
 def test_capacity_of_a_claim_that_cannot_be_solved_says_why() -> None:
-    found = capacity(fleet(1), claim("c", {"deviceClass": "gpu"}))
-    assert (found.count, found.reason) == (0, "ClassNotFound")
+    copies = capacity(fleet(1), claim("c", {"deviceClass": "gpu"}))
+    assert (copies.count, copies.reason) == (0, "ClassNotFound")
 
 
 def test_a_search_that_finds_nothing_in_time_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Search, "_solve", lambda search, terms, limit: sum(weight for weight, _ in terms if weight < 0))
+    monkeypatch.setattr(
+        GoalSearch, "_solve", lambda search, terms, limit: sum(weight for weight, _ in terms if weight < 0)
+    )
     held = allocated(claim("held", {"deviceClass": "gpu"}), [entry("n0-gpus", "g0")], node="n0")
     answer = solve_manifests([GPU, *fleet(2), held, *claims(6)])
     assert {c["reason"] for c in answer["claims"] if not c["allocated"]} == {"SearchLimit", BY_COUNTING}
@@ -258,13 +262,13 @@ def test_a_short_deadline_gives_what_a_first_fit_would_find(deadline: float) -> 
 
 
 def test_a_judge_that_is_kept_forgets_expressions_once_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standing, "MOST_REMEMBERED", 2)
-    intake, kept = read_documents([GPU, *fleet(1)]), standing.Standing()
-    judge = kept.take(intake)[2]
+    monkeypatch.setattr(solve_cache, "MAX_VERDICTS", 2)
+    intake, state = read_documents([GPU, *fleet(1)]), solve_cache.SolveCache()
+    judge = state.take(intake)[2]
     for expression in ("device.", "device..", "device..."):
-        assert kept.take(intake)[2] is judge
+        assert state.take(intake)[2] is judge
         assert judge.expression_error(expression) is not None
-    assert kept.take(intake)[2] is not judge
+    assert state.take(intake)[2] is not judge
 
 
 def test_every_priority_that_waits_has_a_level() -> None:
@@ -284,8 +288,10 @@ def test_every_priority_that_waits_has_a_level() -> None:
     ]
 
     def levels(documents: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
-        found = solve_manifests(documents)["objective"]["levels"]
-        return [(level["goal"], level.get("priority"), level["value"], level["bound"], level["gap"]) for level in found]
+        content = solve_manifests(documents)["objective"]["levels"]
+        return [
+            (level["goal"], level.get("priority"), level["value"], level["bound"], level["gap"]) for level in content
+        ]
 
     assert levels(manifests) == [
         ("satisfied", 9, 0, 0, 0),
@@ -349,8 +355,8 @@ def test_every_public_function_is_among_those_that_read_lists() -> None:
 def test_one_manifest_or_a_text_is_not_taken_for_a_list(read: Any, given: Any) -> None:
     expected = "|".join(
         (
-            "must be a list of manifests, not (one manifest: put it into a list|text: read it first)",
-            "must be a list of objects, not (a map|a text|a bytes)",
+            "must be a list of manifests, not (one manifest: put it into a list|a string: parse it first)",
+            "must be a list of objects, not (a map|a string|a bytes)",
             "must be several manifests, not one: use allocate",
             r"expected a \w+ object, not (str|int): give manifests to solve_manifests",
             "expected a manifest or an object of each config, not (str|int)",

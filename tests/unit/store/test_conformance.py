@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from devalloc.store import Change, Invalid, Store
-from tests.support.objects import claim
+from tests.support.minimal_manifests import claim
 from tests.support.store_contract import *  # noqa: F403
 from tests.support.store_contract import A, version
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from devalloc.api.meta import LEADER
-from devalloc.store import Change, Conflict, Fence, FenceBroken, Key, Object, StoreError, Unknown
-from devalloc.store.kubernetes import ApiError, KubernetesStore, writing
-from devalloc.store.kubernetes.doubts import Doubts
+from devalloc.store import Change, Conflict, Fence, FenceBroken, Key, Object, StoreError, UnknownOutcome
+from devalloc.store.kubernetes import ApiError, KubernetesStore, object_writer
+from devalloc.store.kubernetes.uncertain_writes import UncertainWrites
 from tests.support.fake_kube import FakeClient, FakeKube
 from tests.support.permit_bench import KIND, machine
 
@@ -52,7 +52,7 @@ class Cut(FakeClient):
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Cut:
-    monkeypatch.setattr(writing, "PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(object_writer, "PAUSE_SECONDS", 0.001)
     return Cut(FakeKube())
 
 
@@ -71,7 +71,7 @@ def lost(store: KubernetesStore, client: Cut) -> tuple[Object, Object, Fence]:
     a, b = (store.create(machine(name)) for name in "ab")
     fence = Fence(store.list(KIND).resource_version, specs=frozenset({KIND}), statuses=frozenset({KIND}))
     client.breaks = True
-    with pytest.raises(Unknown):
+    with pytest.raises(UnknownOutcome):
         store.commit_each([one(a, MANY)], fence)
     return a, b, fence
 
@@ -156,7 +156,7 @@ def test_a_write_that_ends_unknown_while_another_is_settled_stays_in_doubt() -> 
                 doubts.note([key])  # by another thread
             return obj
 
-    doubts = Doubts(Api())
+    doubts = UncertainWrites(Api())
     doubts.note([key])
     doubts.settle()
     assert doubts

@@ -11,12 +11,12 @@ import pytest
 from devalloc.api.meta import ALLOCATED_SPEC, TRANSACTION
 from devalloc.store import Change, Conflict, EventType, Expired, Key
 from devalloc.store.kubernetes import ApiError, KubernetesStore
-from devalloc.store.kubernetes.mirror import Mirror
+from devalloc.store.kubernetes.informer_cache import InformerCache
 from devalloc.store.kubernetes.reflector import Reflector
-from devalloc.store.kubernetes.resources import OURS, Resources
+from devalloc.store.kubernetes.resources import OWN_KINDS, ResourceRegistry
 from tests.support.cluster_contract import *  # noqa: F403
 from tests.support.fake_kube import FakeClient, FakeKube
-from tests.support.objects import claim, pool
+from tests.support.minimal_manifests import claim, pool
 from tests.support.store_contract import *  # noqa: F403
 from tests.support.waiting import until
 
@@ -31,7 +31,7 @@ def store() -> Iterator[KubernetesStore]:
 def test_a_watch_that_is_far_behind_brings_nothing_back() -> None:
     """More was deleted since than is remembered."""
     kube = FakeKube()
-    mirror = Mirror(5)
+    mirror = InformerCache(5)
     with closing(KubernetesStore(FakeClient(kube))) as other:  # type: ignore[arg-type]
         made = [other.create(claim(f"n{number}")) for number in range(20)]
     mirror.relist("DeviceClaim", [], "1")
@@ -58,8 +58,8 @@ def test_what_is_gone_and_was_not_heard_of_yet_is_a_conflict_of_its_unit_alone()
                 other.delete(*Key.of(goes))
 
         client.before = before
-        said = {"podNames": ["x"]}
-        units = [[Change(Key.of(obj), obj["metadata"]["resourceVersion"], said)] for obj in (goes, stays)]
+        status = {"podNames": ["x"]}
+        units = [[Change(Key.of(obj), obj["metadata"]["resourceVersion"], status)] for obj in (goes, stays)]
         gone, written = store.commit_each(units)
         assert isinstance(gone, Conflict)
         assert not isinstance(written, Conflict)
@@ -87,7 +87,7 @@ def test_a_grant_of_which_the_answer_is_lost_keeps_its_annotations_when_its_node
 
 
 def test_one_who_is_told_late_that_a_name_was_another_objects_loses_nothing() -> None:
-    kube, mirror = FakeKube(), Mirror(5)
+    kube, mirror = FakeKube(), InformerCache(5)
     with closing(KubernetesStore(FakeClient(kube))) as store:  # type: ignore[arg-type]
         first = store.create(claim("a"))
         gone = store.delete(*Key.of(first))
@@ -102,8 +102,8 @@ def test_one_who_is_told_late_that_a_name_was_another_objects_loses_nothing() ->
 
 
 def test_large_objects_that_go_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("devalloc.store.kubernetes.mirror.BYTES_KEPT", 10_000)
-    mirror = Mirror(1000)
+    monkeypatch.setattr("devalloc.store.kubernetes.informer_cache.MAX_DELETION_BYTES", 10_000)
+    mirror = InformerCache(1000)
     with closing(KubernetesStore(FakeClient(FakeKube()))) as store:  # type: ignore[arg-type]
         made = [store.create(claim(f"n{number}", annotations={"large": "x" * 3000})) for number in range(9)]
     places = []
@@ -112,14 +112,14 @@ def test_large_objects_that_go_do_not_fill_the_memory(monkeypatch: pytest.Monkey
         mirror.lose(obj)
         places.append(str(mirror.newest))
     since = int(places[-3])
-    told = mirror.events(frozenset({"DeviceClaim"}), since, deletions=True)[0]
-    assert [event.object["metadata"]["name"] for event in told] == ["n7", "n8"]
+    events = mirror.events(frozenset({"DeviceClaim"}), since, deletions=True)[0]
+    assert [event.object["metadata"]["name"] for event in events] == ["n7", "n8"]
     with pytest.raises(Expired):
         mirror.events(frozenset({"DeviceClaim"}), int(places[0]), deletions=True)
 
 
 def test_a_kind_of_which_nothing_changed_is_not_told_of_what_others_forgot() -> None:
-    mirror = Mirror(1)
+    mirror = InformerCache(1)
     with closing(KubernetesStore(FakeClient(FakeKube()))) as store:  # type: ignore[arg-type]
         made, stays = [store.create(claim(f"n{number}")) for number in range(3)], store.create(pool())
     mirror.see(stays)
@@ -131,8 +131,8 @@ def test_a_kind_of_which_nothing_changed_is_not_told_of_what_others_forgot() -> 
     with pytest.raises(Expired):
         mirror.events(frozenset({"DevicePool", "DeviceClaim"}), place, deletions=True)
     mirror.lose(stays)
-    told, _ = mirror.events(frozenset({"DevicePool"}), mirror.newest - 1, deletions=True)
-    assert [event.type for event in told] == [EventType.DELETED]
+    events, _ = mirror.events(frozenset({"DevicePool"}), mirror.newest - 1, deletions=True)
+    assert [event.type for event in events] == [EventType.DELETED]
 
 
 def test_a_mark_that_names_what_is_no_record_is_taken_away() -> None:
@@ -151,14 +151,14 @@ def test_a_mark_that_names_what_is_no_record_is_taken_away() -> None:
 @pytest.mark.parametrize(("later", "stays"), [(-1, True), (0, False), (1, False)])
 def test_what_a_list_leaves_out_is_gone_unless_it_is_newer_than_the_list(later: int, stays: bool) -> None:
     """Of objects that are looked at by a field, the write with which this process takes one out of it is its newest."""
-    mirror = Mirror(5)
+    mirror = InformerCache(5)
     with closing(KubernetesStore(FakeClient(FakeKube()))) as store:  # type: ignore[arg-type]
         made = store.create(claim("a"))
     mirror.see(made)
     place = mirror.newest
     mirror.relist("DeviceClaim", [], str(int(made["metadata"]["resourceVersion"]) + later))
-    told = mirror.events(frozenset({"DeviceClaim"}), place, deletions=True)[0]
-    assert [event.type for event in told] == ([] if stays else [EventType.DELETED])
+    events = mirror.events(frozenset({"DeviceClaim"}), place, deletions=True)[0]
+    assert [event.type for event in events] == ([] if stays else [EventType.DELETED])
     assert mirror.select(frozenset({"DeviceClaim"}), None).objects == ([made] if stays else [])
 
 
@@ -170,8 +170,8 @@ def test_what_leaves_a_field_and_comes_back_is_heard_of_again(store: KubernetesS
             left = store.replace({**made, "spec": {"driver": "d", "nodeName": "elsewhere"}})
             assert next(events).type is EventType.DELETED
             back = store.replace({**left, "spec": {"driver": "d", "nodeName": "here"}})
-            told = next(events)
-        assert (told.type, told.object) == (EventType.ADDED, back)
+            event = next(events)
+        assert (event.type, event.object) == (EventType.ADDED, back)
         assert here.list("DevicePool").objects == [back]
 
 
@@ -180,7 +180,7 @@ class TestReflector:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         client = FakeClient(FakeKube())
-        reflector = Reflector(client, Resources(OURS).of("DeviceClaim"), Mirror(5))  # type: ignore[arg-type]
+        reflector = Reflector(client, ResourceRegistry(OWN_KINDS).of("DeviceClaim"), InformerCache(5))  # type: ignore[arg-type]
         pauses = []
 
         def watch(*of: object) -> Iterator[dict[str, object]]:
@@ -208,19 +208,19 @@ class TestReflector:
                 other.create(claim("again"))
                 other.create(claim("new"))
                 kube.forget()
-            told = []
+            changes = []
             for event in store.watch(None, since, timeout=60):
-                told.append((event.type, event.object["metadata"]["name"]))
-                if len(told) == 5:
+                changes.append((event.type, event.object["metadata"]["name"]))
+                if len(changes) == 5:
                     break
-            assert sorted(told) == [
+            assert sorted(changes) == [
                 (EventType.ADDED, "again"),
                 (EventType.ADDED, "new"),
                 (EventType.DELETED, "again"),
                 (EventType.DELETED, "goes"),
                 (EventType.MODIFIED, "keeps"),
             ]
-            assert told.index((EventType.DELETED, "again")) < told.index((EventType.ADDED, "again"))
+            assert changes.index((EventType.DELETED, "again")) < changes.index((EventType.ADDED, "again"))
 
     def test_a_server_that_was_put_back_to_an_older_state_counts(self, monkeypatch: pytest.MonkeyPatch) -> None:
         kube = FakeKube()

@@ -95,12 +95,12 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(key=keys, target=reads)
     def read(self, key: Key) -> Any:
         try:
-            found = self.store.get(*key)
+            stored = self.store.get(*key)
         except NotFound:
             assert key not in self.model
             return multiple()
-        assert found == self.model[key]
-        return found
+        assert stored == self.model[key]
+        return stored
 
     def is_current(self, obj: Object) -> bool:
         now = self.model.get(Key.of(obj))

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from devalloc.store import Unavailable, reserve
+from devalloc.store import Unavailable, disk_reserve
 from devalloc.store.errors import is_disk_full
-from devalloc.store.paths import log_of
-from devalloc.store.rows import Rows
+from devalloc.store.paths import wal_path
+from devalloc.store.sql_statements import SqlStatements
 from devalloc.store.sqlite import SQLiteStore
 
 FULL = [errno.ENOSPC, errno.EDQUOT]
@@ -69,7 +69,7 @@ def test_what_sqlite_calls_an_io_error_is_a_full_disk_if_nothing_can_be_allocate
     store: SQLiteStore, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     old = store.create(claim("old"))
-    with nothing_allocated(monkeypatch, code), no_file_grows(log_of(store.path).stat().st_size):
+    with nothing_allocated(monkeypatch, code), no_file_grows(wal_path(store.path).stat().st_size):
         with pytest.raises(Unavailable, match="no space left for the store"):
             store.create(claim("new", annotations={"more": "x" * 2**16}))
         store.delete("DeviceClaim", "default", "old", uid=old["metadata"]["uid"])
@@ -77,7 +77,7 @@ def test_what_sqlite_calls_an_io_error_is_a_full_disk_if_nothing_can_be_allocate
 
 
 def test_another_io_error_is_no_full_disk(store: SQLiteStore) -> None:
-    with no_file_grows(log_of(store.path).stat().st_size), pytest.raises(Unavailable) as caught:
+    with no_file_grows(wal_path(store.path).stat().st_size), pytest.raises(Unavailable) as caught:
         store.create(claim("new", annotations={"more": "x" * 2**16}))
     assert "no space" not in str(caught.value)
 
@@ -88,7 +88,7 @@ def test_an_object_that_is_being_deleted_grows_by_a_few_words_a_write(
 ) -> None:
     store.create(claim("old", finalizers=["example.com/hold"]))
     old = store.delete("DeviceClaim", "default", "old")
-    os.truncate(reserve.file_of(store.path), reserve.BYTES // 2)
+    os.truncate(disk_reserve.reserve_path(store.path), disk_reserve.RESERVE_BYTES // 2)
     with nothing_allocated(monkeypatch, code):
         with pytest.raises(Unavailable, match="no space left"):
             store.replace_status({**old, "status": {"message": "x" * 5000}})
@@ -109,4 +109,4 @@ def test_an_error_that_ends_the_transaction_within_a_statement_is_the_one_that_i
         raise sqlite3.OperationalError("database or disk is full")
 
     with pytest.raises(sqlite3.OperationalError, match="disk is full"):
-        Rows(connection).unless_it_grows(write)
+        SqlStatements(connection).unless_it_grows(write)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from devalloc.controller.overview import overview
-from devalloc.controller.sight import BESIDE
-from devalloc.store.kubernetes.reflector import cleaned
-from devalloc.store.kubernetes.shown import SHOWN
-from tests.support.resource_api import resource_claim, slice_of, warning
+from devalloc.controller.overview import build_overview
+from devalloc.controller.overview.cache import OPTIONAL_KINDS
+from devalloc.store.kubernetes.reflector import clean_object
+from devalloc.store.kubernetes.resources import DISPLAY_KINDS
+from tests.support.resource_manifests import resource_claim, slice_of, warning
 
-BY_KIND = {resource.kind: resource for resource in SHOWN}
+BY_KIND = {resource.kind: resource for resource in DISPLAY_KINDS}
 HUGE = {"opaque": {"driver": "devalloc.io", "parameters": {"text": "x" * 9999}}}
 
 
 def test_all_that_is_shown_beside_has_a_place() -> None:
-    assert {*BESIDE, "Event"} - {"ResourceQuota", "Node"} == BY_KIND.keys()
+    assert {*OPTIONAL_KINDS, "Event"} - {"ResourceQuota", "Node"} == BY_KIND.keys()
 
 
 def test_what_anybody_can_make_large_is_not_kept() -> None:
@@ -27,8 +27,8 @@ def test_what_anybody_can_make_large_is_not_kept() -> None:
     held = claim["status"]["allocation"]
     held = {**held, "devices": {**held["devices"], "config": [HUGE]}}
     large["status"] = {**claim["status"], "allocation": held, "devices": [{"data": HUGE}]}
-    assert cleaned(large, BY_KIND["ResourceClaim"]) == claim
-    assert overview([cleaned(large, BY_KIND["ResourceClaim"])]).claims == overview([claim]).claims
+    assert clean_object(large, BY_KIND["ResourceClaim"]) == claim
+    assert build_overview([clean_object(large, BY_KIND["ResourceClaim"])]).claims == build_overview([claim]).claims
     assert large["spec"]["devices"]["config"] == [HUGE], "nobody else's is changed"
 
 
@@ -36,6 +36,6 @@ def test_what_anybody_can_make_large_is_not_kept() -> None:
     "content", [slice_of("p", "n", []), warning(resource_claim("c"), "R", "note"), resource_claim("c")]
 )
 def test_what_is_not_there_need_not_be_left_out(content: dict[str, object]) -> None:
-    assert cleaned(content, BY_KIND[str(content["kind"])]) == content
+    assert clean_object(content, BY_KIND[str(content["kind"])]) == content
     odd = {**content, "spec": None, "status": []}
-    assert cleaned(odd, BY_KIND[str(content["kind"])])["spec"] is None
+    assert clean_object(odd, BY_KIND[str(content["kind"])])["spec"] is None

@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
-from devalloc.store import Expired, Held, Invalid, StoreError, Unavailable, Unusable, migrations
+from devalloc.store import Expired, Invalid, StoreError, StoreLocked, Unavailable, Unusable, migrations
 from devalloc.store import sqlite as sqlite_store
-from devalloc.store.lease import hold
+from devalloc.store.file_watch import FileWatch
 from devalloc.store.paths import default_path
 from devalloc.store.sqlite import SQLiteStore, restore
-from devalloc.store.writes import Writes
-from tests.support.objects import claim
+from devalloc.store.store_lock import hold_store
+from tests.support.minimal_manifests import claim
 from tests.support.waiting import until
 
 
@@ -62,7 +62,7 @@ class TestPlace:
     def test_all_that_is_made_is_the_users_alone(self, path: Path) -> None:
         old = os.umask(0)
         try:
-            with closing(SQLiteStore(path)) as store, hold(path):
+            with closing(SQLiteStore(path)) as store, hold_store(path):
                 store.create(claim())
                 assert {mode(file) for file in path.parent.iterdir()} == {0o600}
                 assert {file.name.removeprefix(path.name) for file in path.parent.iterdir()} == {
@@ -111,7 +111,7 @@ class TestSchema:
     def test_a_newer_schema_is_refused_and_left_alone(self, store: SQLiteStore, path: Path) -> None:
         store.create(claim())
         store.close()
-        newer = len(migrations.STEPS) + 1
+        newer = len(migrations.STORE_STEPS) + 1
         with closing(sqlite3.connect(path)) as raw:
             raw.execute(f"PRAGMA user_version = {newer}")
         before = path.read_bytes()
@@ -125,8 +125,8 @@ class TestSchema:
         made = store.create(claim())
         store.close()
         more = (("CREATE TABLE t (x)", "INSERT INTO t VALUES (1)"), ("INSERT INTO t SELECT x + 1 FROM t",))
-        schema = replace(migrations.STORE, steps=migrations.STEPS + more)
-        monkeypatch.setattr(migrations, "STORE", schema)
+        schema = replace(migrations.STORE_SCHEMA, steps=migrations.STORE_STEPS + more)
+        monkeypatch.setattr(migrations, "STORE_SCHEMA", schema)
         for _ in range(2):
             with closing(SQLiteStore(path)) as again:
                 assert again.get("DeviceClaim", "default", "a") == made
@@ -138,9 +138,9 @@ class TestSchema:
         self, store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         store.close()
-        good = migrations.STEPS
+        good = migrations.STORE_STEPS
         broken = (("CREATE TABLE whole (x)",), ("CREATE TABLE half (x)", "CREATE TABLE half (x)"))
-        monkeypatch.setattr(migrations, "STORE", replace(migrations.STORE, steps=good + broken))
+        monkeypatch.setattr(migrations, "STORE_SCHEMA", replace(migrations.STORE_SCHEMA, steps=good + broken))
         with pytest.raises(StoreError):
             SQLiteStore(path)
         with closing(sqlite3.connect(path)) as raw:
@@ -186,11 +186,11 @@ class TestSchema:
                 cursor = super().execute(statement, *parameters)
                 if statement == "COMMIT":
                     with closing(sqlite3.connect(path, isolation_level=None)) as other:
-                        migrations.migrate(other, migrations.STORE)
+                        migrations.migrate(other, migrations.STORE_SCHEMA)
                 return cursor
 
         with closing(sqlite3.connect(path, isolation_level=None, factory=Overtaken)) as connection:
-            migrations.migrate(connection, migrations.STORE)
+            migrations.migrate(connection, migrations.STORE_SCHEMA)
         with closing(SQLiteStore(path)) as store:
             assert store.check() == []
 
@@ -240,17 +240,17 @@ class TestFailingWrites:
         store.create(claim("before"))
         pages = store._connection.execute("PRAGMA page_count").fetchone()[0]
         store._connection.execute(f"PRAGMA max_page_count = {pages + 4}")
-        kept = ["before"]
+        names = ["before"]
 
         def fill() -> None:
             for number in range(1000):
                 store.create(claim(f"n{number:03}", annotations={"text": "x" * 500}))
-                kept.append(f"n{number:03}")
+                names.append(f"n{number:03}")
 
         with pytest.raises(Unavailable, match="no space left"):
             fill()
-        assert len(kept) > 1
-        assert [obj["metadata"]["name"] for obj in store.list().objects] == sorted(kept)
+        assert len(names) > 1
+        assert [obj["metadata"]["name"] for obj in store.list().objects] == sorted(names)
         assert store.check() == []
         store._connection.execute("PRAGMA max_page_count = 100000")
         store.create(claim("after"))
@@ -264,7 +264,7 @@ from pathlib import Path
 from typing import Any
 from devalloc.store import StoreError
 from devalloc.store.sqlite import SQLiteStore
-from tests.support.objects import claim
+from tests.support.minimal_manifests import claim
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 store = SQLiteStore(Path(sys.argv[1]))
 resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
@@ -360,7 +360,7 @@ class TestBackup:
     def test_never_over_the_store_itself(self, store: SQLiteStore, path: Path, tmp_path: Path) -> None:
         store.create(claim())
         (tmp_path / "link").symlink_to(path)
-        with hold(path):
+        with hold_store(path):
             for target in (path, tmp_path / "link", *(path.with_name(path.name + end) for end in ("-wal", ".lock"))):
                 with pytest.raises(Invalid, match="the store itself"):
                     store.backup(target)
@@ -412,14 +412,14 @@ class TestRestore:
         store.create(claim("kept"))
         store.backup(tmp_path / "copy.db")
         store.create(claim("later"))
-        with hold(path), pytest.raises(Held):
+        with hold_store(path), pytest.raises(StoreLocked):
             restore(tmp_path / "copy.db", path)
         assert self.names(path) == ["kept", "later"]
 
     def test_who_has_the_former_one_open_goes_on_with_the_restored_one(
         self, store: SQLiteStore, path: Path, tmp_path: Path
     ) -> None:
-        kept = store.create(claim("kept"))
+        stored = store.create(claim("kept"))
         store.backup(tmp_path / "copy.db")
         store.create(claim("later"))
         identity, since = store.identity(), store.list().resource_version
@@ -431,7 +431,7 @@ class TestRestore:
                 next(events)
         assert store.identity() != identity
         assert [each["metadata"]["name"] for each in store.list().objects] == ["kept"]
-        store.replace({**kept, "spec": {"claims": [{"deviceClass": "other"}]}})
+        store.replace({**stored, "spec": {"claims": [{"deviceClass": "other"}]}})
         with closing(SQLiteStore(path)) as another:
             assert another.get("DeviceClaim", "default", "kept")["spec"] == {"claims": [{"deviceClass": "other"}]}
         assert aside is not None
@@ -446,9 +446,11 @@ class TestRestore:
         """Also if the kernel tells of no write to the log, as beyond the user's number of watches."""
         monkeypatch.setattr(sqlite_store, "ACTIVE_SECONDS", 0.0)
         waited: list[float] = []
-        wait = Writes.wait
-        monkeypatch.setattr(Writes, "are_told", property(lambda writes: are_told))
-        monkeypatch.setattr(Writes, "wait", lambda writes, seconds: (waited.append(seconds), wait(writes, seconds))[1])
+        wait = FileWatch.wait
+        monkeypatch.setattr(FileWatch, "is_supported", property(lambda writes: are_told))
+        monkeypatch.setattr(
+            FileWatch, "wait", lambda writes, seconds: (waited.append(seconds), wait(writes, seconds))[1]
+        )
         since, seen = store.list().resource_version, threading.Event()
 
         def watch() -> None:
@@ -469,8 +471,8 @@ class TestRestore:
     def test_what_is_written_to_a_file_is_told_once(self, tmp_path: Path) -> None:
         file = tmp_path / "file"
         file.touch()
-        with closing(Writes(file)) as writes, closing(Writes(tmp_path / "none")) as none:
-            assert (writes.are_told, none.are_told) == (True, False)
+        with closing(FileWatch(file)) as writes, closing(FileWatch(tmp_path / "none")) as none:
+            assert (writes.is_supported, none.is_supported) == (True, False)
             assert not writes.wait(0.0)
             file.write_text("a")
             assert (writes.wait(60.0), writes.wait(0.0)) == (True, False)
@@ -584,8 +586,8 @@ class TestLease:
     def test_a_second_holder_is_told_who_holds_it(self, path: Path, store: SQLiteStore) -> None:
         script = """
 import sys, pathlib
-from devalloc.store.lease import hold
-with hold(pathlib.Path(sys.argv[1])):
+from devalloc.store.store_lock import hold_store
+with hold_store(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -594,30 +596,30 @@ with hold(pathlib.Path(sys.argv[1])):
         )
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(Held, match=f"process {other.pid} ") as caught, hold(path):
+        with pytest.raises(StoreLocked, match=f"process {other.pid} ") as caught, hold_store(path):
             pytest.fail("two hold the lease")
         assert caught.value.pid == other.pid
         other.kill()
         other.wait()
-        with hold(path):
+        with hold_store(path):
             pass
 
     def test_it_is_free_again_after_an_error_inside(self, path: Path, store: SQLiteStore) -> None:
-        with pytest.raises(RuntimeError), hold(path):
+        with pytest.raises(RuntimeError), hold_store(path):
             raise RuntimeError
-        with hold(path), pytest.raises(Held), hold(path):
+        with hold_store(path), pytest.raises(StoreLocked), hold_store(path):
             pytest.fail("two hold the lease")
 
     def test_it_does_not_stop_others_from_reading_and_writing(self, path: Path, store: SQLiteStore) -> None:
-        with hold(path), closing(SQLiteStore(path)) as other:
+        with hold_store(path), closing(SQLiteStore(path)) as other:
             other.create(claim())
         assert len(store.list().objects) == 1
 
 
 def test_a_user_without_a_home_folder_hears_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nobody() -> Path:
+    def no_home() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr(Path, "home", nobody)
-    with pytest.raises(Unusable, match="no home folder to keep a store in: set HOME or DEVALLOC_STORE"):
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.raises(Unusable, match="no home folder for the store: set HOME or DEVALLOC_STORE"):
         default_path({}, 12345)

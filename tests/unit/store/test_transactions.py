@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from devalloc.store import Change, Conflict, Deposed, Invalid, Key, StoreError, Unavailable
-from devalloc.store.kubernetes import ApiError, KubernetesStore, transaction, writing
+from devalloc.store import Change, Conflict, Invalid, Key, NotLeader, StoreError, Unavailable
+from devalloc.store.kubernetes import ApiError, KubernetesStore, object_writer, transaction
 from devalloc.store.kubernetes.transaction import COMMITTED
-from tests.support.fake_kube import FakeClient, FakeKube, Killed
-from tests.support.objects import claim
+from tests.support.fake_kube import ClientKilled, FakeClient, FakeKube
+from tests.support.minimal_manifests import claim
 
 Object = dict[str, Any]
 NAMES = ("a", "b", "c")
@@ -26,7 +26,7 @@ BEFORE, AFTER = {"podNames": ["before"], "k": "1"}, {"podNames": ["after"], "new
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """What became of a write is looked for at once."""
-    monkeypatch.setattr(writing, "PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(object_writer, "PAUSE_SECONDS", 0.001)
 
 
 def opened(kube: FakeKube, **settings: Any) -> tuple[KubernetesStore, FakeClient]:
@@ -45,7 +45,7 @@ def change(obj: Object) -> Change:
     return Change(Key.of(obj), obj["metadata"]["resourceVersion"], AFTER, annotations)
 
 
-def told(obj: Object) -> tuple[Object, Object]:
+def status_and_annotations(obj: Object) -> tuple[Object, Object]:
     return obj.get("status", {}), obj["metadata"].get("annotations", {})
 
 
@@ -65,7 +65,7 @@ def test_it_is_so_many_writes_and_leaves_nothing() -> None:
         client.writes.clear()
         done = store.commit([change(obj) for obj in olds]).objects
         assert len(client.writes) == WRITES
-        assert [told(obj) for obj in done] == [NEW] * 3
+        assert [status_and_annotations(obj) for obj in done] == [NEW] * 3
         assert store.list("DeviceClaim").objects == done
         assert records(kube) == []
 
@@ -78,7 +78,7 @@ def test_killed_at_any_write_another_brings_it_to_its_end(at: int, is_done: bool
 
     def kill(number: int, what: str) -> None:
         if number >= at:
-            raise Killed(what)
+            raise ClientKilled(what)
 
     with closing(store):
         olds = prepared(store)
@@ -87,14 +87,14 @@ def test_killed_at_any_write_another_brings_it_to_its_end(at: int, is_done: bool
             client.after = kill
         else:
             client.before = kill
-        with pytest.raises(Killed):
+        with pytest.raises(ClientKilled):
             store.commit([change(obj) for obj in olds])
     counts = at > POINT or (at == POINT and is_done)
     heir, heirs = opened(kube)
     with closing(heir):
-        assert all(transaction.mark_of(obj) for obj in half(heir)), "what is not at its end is marked"
+        assert all(transaction.transaction_of(obj) for obj in half(heir)), "what is not at its end is marked"
         heir.recover()
-        assert [told(obj) for obj in heir.list("DeviceClaim").objects] == [NEW if counts else OLD] * 3
+        assert [status_and_annotations(obj) for obj in heir.list("DeviceClaim").objects] == [NEW if counts else OLD] * 3
         assert records(kube) == []
         writes = list(heirs.writes)
         heir.recover()
@@ -103,9 +103,9 @@ def test_killed_at_any_write_another_brings_it_to_its_end(at: int, is_done: bool
 
 def half(store: KubernetesStore) -> list[Object]:
     """Those whose status is new while others' is not."""
-    found = store.list("DeviceClaim").objects
-    statuses = [obj.get("status") for obj in found]
-    return [obj for obj in found if obj.get("status") == AFTER] if BEFORE in statuses else []
+    objects = store.list("DeviceClaim").objects
+    statuses = [obj.get("status") for obj in objects]
+    return [obj for obj in objects if obj.get("status") == AFTER] if BEFORE in statuses else []
 
 
 @pytest.mark.parametrize("heir_dies_at", range(8))
@@ -117,25 +117,27 @@ def test_killed_again_while_it_is_brought_to_its_end(at: int, heir_dies_at: int)
         olds = prepared(store)
         client.writes.clear()
         client.after = dying(at)
-        with suppress(Killed):
+        with suppress(ClientKilled):
             store.commit([change(obj) for obj in olds])
     first, client = opened(kube)
     with closing(first):
         client.after = dying(heir_dies_at)
-        with suppress(Killed):
+        with suppress(ClientKilled):
             first.recover()
     second, _ = opened(kube)
     with closing(second):
         second.recover()
         counts = at >= POINT
-        assert [told(obj) for obj in second.list("DeviceClaim").objects] == [NEW if counts else OLD] * 3
+        assert [status_and_annotations(obj) for obj in second.list("DeviceClaim").objects] == [
+            NEW if counts else OLD
+        ] * 3
         assert records(kube) == []
 
 
 def dying(at: int) -> Callable[[int, str], None]:
     def die(number: int, what: str) -> None:
         if number >= at:
-            raise Killed(what)
+            raise ClientKilled(what)
 
     return die
 
@@ -158,7 +160,7 @@ def test_an_answer_that_is_lost_is_found_out(at: int, is_done: bool) -> None:
         else:
             client.before = lose
         done = store.commit([change(obj) for obj in olds]).objects
-        assert [told(obj) for obj in done] == [NEW] * 3
+        assert [status_and_annotations(obj) for obj in done] == [NEW] * 3
         assert store.list("DeviceClaim").objects == done
         assert records(kube) == []
 
@@ -193,10 +195,10 @@ def test_somebody_else_writes_one_of_them_meanwhile(at: int, victim: int, gone: 
         except Conflict:
             is_written = False
         store.refresh()
-        found = store.list("DeviceClaim").objects
-        assert [told(obj) for obj in found] == [NEW if is_written else OLD] * (2 if gone else 3)
+        objects = store.list("DeviceClaim").objects
+        assert [status_and_annotations(obj) for obj in objects] == [NEW if is_written else OLD] * (2 if gone else 3)
         if not gone:
-            assert found[victim]["metadata"]["labels"] == {"theirs": "1"}
+            assert objects[victim]["metadata"]["labels"] == {"theirs": "1"}
         assert records(kube) == []
         assert is_written == (at > 4 + victim)
 
@@ -223,7 +225,7 @@ def test_what_others_write_to_an_object_meanwhile_is_not_put_back() -> None:
         client.before = write
         with pytest.raises(Conflict, match="default/b"):
             store.commit([change(obj) for obj in olds])
-        status, annotations = told(store.get("DeviceClaim", "default", "a"))
+        status, annotations = status_and_annotations(store.get("DeviceClaim", "default", "a"))
         assert status == {**BEFORE, "observed": "here"}
         assert annotations == {"goes": "1", "changes": "by user", "stays": "1"}
 
@@ -243,10 +245,10 @@ def test_what_the_server_fills_in_or_drops_is_put_back_all_the_same(at: int) -> 
         client.writes.clear()
         client.after = dying(at - 1)
         after = {**AFTER, "given": ({"device": "d", "odd": 1},)}
-        with pytest.raises(Killed):
+        with pytest.raises(ClientKilled):
             store.commit([replace(change(obj), status=after) for obj in olds])
         heir.recover()
-        assert [told(obj) for obj in heir.list("DeviceClaim").objects] == [OLD] * 3
+        assert [status_and_annotations(obj) for obj in heir.list("DeviceClaim").objects] == [OLD] * 3
 
 
 def test_one_who_commits_late_loses_against_one_who_put_it_back() -> None:
@@ -265,7 +267,7 @@ def test_one_who_commits_late_loses_against_one_who_put_it_back() -> None:
         with pytest.raises((Conflict, Unavailable)):
             store.commit([change(obj) for obj in olds])
         heir.refresh()
-        assert [told(obj) for obj in heir.list("DeviceClaim").objects] == [OLD] * 3
+        assert [status_and_annotations(obj) for obj in heir.list("DeviceClaim").objects] == [OLD] * 3
         assert records(kube) == []
 
 
@@ -290,10 +292,10 @@ def test_nothing_is_decided_on_what_is_half_written() -> None:
             store.commit([change(obj) for obj in olds])
         with pytest.raises(Unavailable):
             store.commit([change(d)])
-        assert told(store.get("DeviceClaim", "default", "d")) == ({}, {})
+        assert status_and_annotations(store.get("DeviceClaim", "default", "d")) == ({}, {})
         client.before = lambda number, what: None
         store.commit([change(d)])
-        assert [told(store.get("DeviceClaim", "default", name)) for name in NAMES] == [OLD] * 3
+        assert [status_and_annotations(store.get("DeviceClaim", "default", name)) for name in NAMES] == [OLD] * 3
         assert records(kube) == []
 
 
@@ -307,7 +309,7 @@ def test_what_somebody_is_at_is_not_written_by_others_but_may_be_sealed() -> Non
         if number != 5:
             return
         now = other.get("DeviceClaim", "default", "a")
-        with pytest.raises(Conflict, match="together with others"):
+        with pytest.raises(Conflict, match="part of a running transaction"):
             other.commit([Change(Key.of(now), now["metadata"]["resourceVersion"], {"podNames": ["mine"]})])
         other.commit([Change(Key.of(now), now["metadata"]["resourceVersion"], now["status"], {"seal": "1"})])
         outcomes.append("sealed")
@@ -328,7 +330,7 @@ def test_who_does_not_decide_any_more_writes_nothing_more() -> None:
     with closing(store):
         olds = prepared(store)
         client.writes.clear()
-        with pytest.raises(Deposed):
+        with pytest.raises(NotLeader):
             store.commit([change(obj) for obj in olds])
         assert len(client.writes) == 4
         assert store.create(claim("else")), "single writes are not asked for: its lease is one"
@@ -340,7 +342,7 @@ def test_a_mark_without_a_record_goes_and_a_forged_record_is_not_read_from_objec
     with closing(store):
         store.create(claim("a", annotations={"devalloc.io/transaction": '{"before": {"status": {"podNames": ["x"]}}}'}))
         store.recover()
-        assert told(store.get("DeviceClaim", "default", "a")) == ({}, {})
+        assert status_and_annotations(store.get("DeviceClaim", "default", "a")) == ({}, {})
 
 
 @pytest.mark.parametrize("mark", ["devalloc-transaction-0", "../secrets/x", "x y", ""])
@@ -355,7 +357,10 @@ def test_a_mark_without_a_record_keeps_a_claim_from_being_written_once(mark: str
             now = store.get("DeviceClaim", "default", "a")
             outcomes += store.commit_each([[Change(Key.of(obj), now["metadata"]["resourceVersion"], AFTER)]])
         assert isinstance(outcomes[0], Conflict) == bool(mark)
-        assert told(store.get("DeviceClaim", "default", "a")) == (AFTER, {"stays": "1"} if mark else told(obj)[1])
+        assert status_and_annotations(store.get("DeviceClaim", "default", "a")) == (
+            AFTER,
+            {"stays": "1"} if mark else status_and_annotations(obj)[1],
+        )
 
 
 @pytest.mark.parametrize("data", [None, {}, {"state": "odd", "members": "[]"}, {"state": COMMITTED, "members": "{"}])
@@ -371,7 +376,7 @@ def test_a_record_that_cannot_be_read_keeps_everybody_from_deciding(data: Object
     body["metadata"]["labels"] = labels
     kube.create("/api/v1/namespaces/devalloc-system/configmaps", body)
     store, _ = opened(kube)
-    with closing(store), pytest.raises(StoreError, match="ConfigMap devalloc-system/r is no record"):
+    with closing(store), pytest.raises(StoreError, match="ConfigMap devalloc-system/r is not a record"):
         store.recover()
 
 
@@ -407,9 +412,9 @@ def test_what_somebody_wrote_before_a_mark_went_does_not_look_like_a_write_of_th
         there = store.list("DeviceClaim").objects
     assert [obj["metadata"]["annotations"].get("mine") for obj in there] == ["1", None, None]
     assert all("devalloc.io/transaction" not in obj["metadata"]["annotations"] for obj in there)
-    known = [
+    is_own = [
         one["metadata"]["resourceVersion"] == obj["metadata"]["resourceVersion"]
         for one, obj in zip(done, there, strict=True)
     ]
-    assert known == [False, True, True]
+    assert is_own == [False, True, True]
     assert records(kube) == []

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import builds
 from tests.support.builds import BUILDS
-from tests.support.shared import REPO
+from tests.support.repository import REPO
 
 
 @pytest.fixture(autouse=True)

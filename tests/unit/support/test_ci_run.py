@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.shared import REPO
+from tests.support.repository import REPO
 
 MAKEFILE = """
 setup lint test-lowest:

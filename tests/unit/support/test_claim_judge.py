@@ -18,12 +18,12 @@ from tests.support.claim_judge import (
     REASON,
     RECORD,
     RESOURCE_CLAIM,
+    HistoryVerdict,
     State,
-    Verdict,
     judge,
 )
-from tests.support.fleets import gpu_claim
-from tests.support.hosts import host, machine
+from tests.support.fleet_manifests import gpu_claim
+from tests.support.host_pools import host, machine
 
 Object = dict[str, Any]
 D0, D1 = "p/d0", "p/d1"
@@ -39,7 +39,7 @@ class Tale:
     def tell(self, kind: str, obj: Object, *, gone: bool = False) -> None:
         self.states.append(State(next(self._versions), kind, json.loads(json.dumps(obj)), gone))
 
-    def judge(self) -> Verdict:
+    def judge(self) -> HistoryVerdict:
         return judge(self.states)
 
 
@@ -143,7 +143,7 @@ def test_of_a_host_no_more_is_kept_than_it_has() -> None:
     assert tale.judge().over == ["VirtualMachine default/d at 5: 2.001 of 2.0 of n-host/numa0/cpu are kept"]
 
 
-def whole(tale: Tale, *steps: tuple[str, Object]) -> Verdict:
+def whole(tale: Tale, *steps: tuple[str, Object]) -> HistoryVerdict:
     tale.tell(POOL, host("n"))
     for kind, obj in steps:
         tale.tell(kind, obj)

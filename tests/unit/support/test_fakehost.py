@@ -12,9 +12,9 @@ import pytest
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Unknown
-from tests.support import cards
-from tests.support.fakehost import FRESH, FakeHost, LocalHost, RemoteHost, serving
-from tests.support.patience import soon
+from tests.support import pci_cards
+from tests.support.deadlines import soon
+from tests.support.fake_host import FRESH, FakeHost, LocalHost, RemoteHost, serving
 
 PF = "0000:41:00.0"
 GPU = "0000:01:00.0"
@@ -28,7 +28,7 @@ def host(tmp_path: Path) -> FakeHost:
 
 def on_vfio(host: FakeHost) -> str:
     """A GPU on vfio-pci; its device node."""
-    host.add(cards.gpu(driver=None))
+    host.add(pci_cards.gpu(driver=None))
     host.set_override(GPU, "vfio-pci")
     host.probe(GPU)
     return f"/dev/vfio/{host.functions[GPU].group}"
@@ -56,7 +56,7 @@ def test_a_write_that_was_given_up_still_happens_when_the_process_ends(host: Fak
 
 
 def test_settings_of_vfs_last_as_long_as_the_vfs(host: FakeHost) -> None:
-    host.add(cards.nic(PF, vfs=2))
+    host.add(pci_cards.nic(PF, vfs=2))
     LocalHost(host).set_vf("eth0", 1, {"mac": "52:54:00:00:00:01", "vlan": 7})
     assert LocalHost(host).vf_settings("eth0", 1) == FRESH | {"mac": "52:54:00:00:00:01", "vlan": 7}
     assert LocalHost(host).vf_settings("eth0", 0) == FRESH
@@ -74,14 +74,14 @@ def test_settings_of_vfs_last_as_long_as_the_vfs(host: FakeHost) -> None:
     ],
 )
 def test_settings_that_kernels_refuse(host: FakeHost, index: int, settings: dict[str, object]) -> None:
-    host.add(cards.nic(PF, vfs=2))
+    host.add(pci_cards.nic(PF, vfs=2))
     with pytest.raises(OSError, match="Invalid"):
         LocalHost(host).set_vf("eth0", index, settings)
 
 
 def test_a_host_that_is_put_back_equals_itself(host: FakeHost) -> None:
-    host.add(cards.nic(PF))
-    host.add(cards.a2_vgpu_card(vfs=2))
+    host.add(pci_cards.nic(PF))
+    host.add(pci_cards.a2_vgpu_card(vfs=2))
     before = host.snapshot()
     host.set_numvfs(PF, 3)
     vgpu = "6d2f8f4e-0000-4000-8000-000000000001"
@@ -95,7 +95,7 @@ def test_a_host_that_is_put_back_equals_itself(host: FakeHost) -> None:
 
 
 def test_it_serves_other_processes_and_survives_them(host: FakeHost) -> None:
-    host.add(cards.nic(PF))
+    host.add(pci_cards.nic(PF))
     with serving(host) as address:
 
         def child() -> None:

@@ -16,7 +16,7 @@ class Finalized:
 
 
 def test_it_does_not_finalize_what_its_parent_left() -> None:
-    said, says = os.pipe()
+    reader, says = os.pipe()
     gc.disable()
     try:
         Finalized(says)
@@ -27,8 +27,8 @@ def test_it_does_not_finalize_what_its_parent_left() -> None:
         os.waitpid(child, 0)
         os.write(says, b"by nobody, ")
         gc.collect()
-        assert os.read(said, 100) == b"by nobody, finalized"
+        assert os.read(reader, 100) == b"by nobody, finalized"
     finally:
         gc.enable()
-        os.close(said)
+        os.close(reader)
         os.close(says)

@@ -1,8 +1,8 @@
-"""A machine's informant, as its agent sees it: registered with, kept up, and asked to shrink or told that it grew.
+"""A machine's informant, as its agent sees it: register, stay registered, and ask it to shrink or report growth.
 
-It is used in the way of `devalloc_node.agent.monitor.MonitorConnection`, with the same listener: connected is what an
-agent is while the informant lets it scale. A guest is not trusted (T28): only its own address is heard, bodies and
-rates are bounded, and each request of ours ends within a time of ours.
+It is used like `devalloc_node.agent.guest_monitor_client.MonitorConnection`, with the same listener: an agent is
+connected while the informant lets it scale. A guest is not trusted (T28): only its own address is accepted, bodies and
+rates are limited, and each request of ours has our own timeout.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from uuid import uuid4
 
 from devalloc.scaling.messages import informant as wire
 from devalloc.scaling.messages.monitor import DownscaleResult
-from devalloc.scaling.messages.refused import Refused
-from devalloc.scaling.peerjson import Unreadable
-from devalloc.scaling.recent import RecentCount
-from devalloc.scaling.resources import More, Resources
+from devalloc.scaling.messages.request_error import RequestError
+from devalloc.scaling.peer_json import Unreadable
+from devalloc.scaling.rate import SlidingWindowCount
+from devalloc.scaling.resources import ResourceFlags, Resources
 from devalloc.scaling.versions import INFORMANT_VERSIONS, InformantVersion, VersionRange
-from devalloc_node.agent.informant.life import Again, Life, Phase, next_start
-from devalloc_node.agent.monitor import Listener, MonitorStatus
+from devalloc_node.agent.guest_monitor_client import MonitorListener, MonitorStatus
+from devalloc_node.agent.informant.session import InformantSession, RestartDelay, SessionPhase, next_start
 from devalloc_node.errors import Failed, NodeError, Unknown
-from devalloc_node.plainhttp import JSON, Limits, Request, Response, Server, call
+from devalloc_node.net.http import JSON, HttpLimits, HttpRequest, HttpResponse, HttpServer, http_request
 
 _log = logging.getLogger("devalloc.agent.informant")
-LIMITS = Limits(body=wire.MAX_BODY, connections=8)
+LIMITS = HttpLimits(body=wire.MAX_BODY, connections=8)
 
 
 @dataclass(frozen=True, slots=True)
-class Timers:
+class InformantTimeouts:
     """All in milliseconds."""
 
     register: int = 2_000
@@ -59,10 +59,10 @@ class InformantConnection:
         machine: str,
         host: str,
         port: int,
-        listener: Listener,
+        listener: MonitorListener,
         serve_host: str | None = None,
-        timers: Timers | None = None,
-        limits: Limits = LIMITS,
+        timers: InformantTimeouts | None = None,
+        limits: HttpLimits = LIMITS,
         versions: VersionRange[InformantVersion] = INFORMANT_VERSIONS,
     ) -> None:
         """``machine``: what log lines call it. ``host``: the address that its guest has, never a name.
@@ -71,35 +71,35 @@ class InformantConnection:
         self._host, self._port = host, port
         self._listener = listener
         self._serve_host = serve_host
-        self._timers = timers or Timers()
+        self._timers = timers or InformantTimeouts()
         self._limits = limits
         self._versions = versions
-        self._life = Life(uuid4())
+        self._life = InformantSession(uuid4())
         self._changed = asyncio.Event()
         self._turn = asyncio.Lock()
         self._registering = asyncio.Event()
         """Set while nobody waits for the reply to a registration."""
         self._passed_on: int | None = None
-        self._failures = RecentCount(self._timers.failures)
+        self._failures = SlidingWindowCount(self._timers.failures)
         self._status = MonitorStatus(False, "not tried yet", _now(), None, 0, 0)
 
     async def run(self) -> NoReturn:
-        """Register, stay registered, and begin again, until cancelled; then it is told that we go."""
+        """Register, stay registered, and begin again, until cancelled; then unregister."""
         while True:
             began = _now()
-            life = self._life = Life(uuid4())
+            life = self._life = InformantSession(uuid4())
             self._changed.clear()
             self._registering.clear()
-            server = Server(partial(self._respond, life), self._limits, allows=self._allows)
+            server = HttpServer(partial(self._respond, life), self._limits, allows=self._allows)
             try:
                 await self._live(life, server)
             except NodeError as error:
-                life.end(error.message, Again.LATER)
+                life.end(error.message, RestartDelay.LATER)
             except OSError as error:
                 where = self._serve_host or f"an address that {self._host} reaches"
-                life.end(f"no port at {where} for it: {error}", Again.LATER)
+                life.end(f"cannot listen for it at {where}: {error}", RestartDelay.LATER)
             except asyncio.CancelledError:
-                life.end("the agent does not watch it any more", Again.LATER)
+                life.end("the agent no longer watches it", RestartDelay.LATER)
                 raise
             finally:
                 self._registering.set()
@@ -125,7 +125,7 @@ class InformantConnection:
         except Unreadable as error:
             self._failures.add(_now())
             why = self._unreadable(wire.DOWNSCALE, error)
-            self._end(why, Again.LATER)
+            self._end(why, RestartDelay.LATER)
             raise Unknown("PeerUnreadable", self._sentence(why)) from None
 
     def status(self) -> MonitorStatus:
@@ -139,17 +139,17 @@ class InformantConnection:
 
     # One life
 
-    async def _live(self, life: Life, server: Server) -> None:
-        address, port = await server.listen(self._serve_host or way_to(self._host))
+    async def _live(self, life: InformantSession, server: HttpServer) -> None:
+        address, port = await server.listen(self._serve_host or local_address_to(self._host))
         at = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
         self._desc = wire.AgentDesc(life.agent_id, at, self._versions)
         body = await self._ask(life, wire.REGISTER, wire.encode_agent(self._desc), self._timers.register)
         try:
             life.registered(wire.decode_informant(body, self._versions))
         except Unreadable as error:
-            life.end(self._unreadable(wire.REGISTER, error), Again.LATER)
+            life.end(self._unreadable(wire.REGISTER, error), RestartDelay.LATER)
         self._registering.set()
-        while life.phase is not Phase.ENDED:
+        while life.phase is not SessionPhase.ENDED:
             self._note()
             began = _now()
             if life.version is not None and life.version.has_health_check:
@@ -158,25 +158,27 @@ class InformantConnection:
             self._note()
             await self._until(began + self._timers.health_check, life)
 
-    async def _until(self, deadline: int, life: Life) -> None:
+    async def _until(self, deadline: int, life: InformantSession) -> None:
         try:
             async with asyncio.timeout_at(deadline / 1000):
-                while life.phase is not Phase.ENDED:
+                while life.phase is not SessionPhase.ENDED:
                     await self._changed.wait()
                     self._changed.clear()
         except TimeoutError:
             pass
 
-    async def _leave(self, life: Life, server: Server) -> None:
+    async def _leave(self, life: InformantSession, server: HttpServer) -> None:
         """Tell the informant that we go, where it may know us, and close the port."""
         if life.was_asked:
-            request = Request(wire.UNREGISTER.method, wire.UNREGISTER.path, wire.encode_agent(self._desc))
+            request = HttpRequest(wire.UNREGISTER.method, wire.UNREGISTER.path, wire.encode_agent(self._desc))
             try:
-                response = await call(self._host, self._port, request, self._timers.request / 1000, self._limits)
+                response = await http_request(
+                    self._host, self._port, request, self._timers.request / 1000, self._limits
+                )
                 if response.status not in (200, 404):
-                    _log.info("%s: it answers %d when we go", self._machine, response.status)
+                    _log.info("%s: it answers %d to our unregistration", self._machine, response.status)
             except NodeError as error:
-                _log.info("%s: it could not be told that we go: %s", self._machine, error)
+                _log.info("%s: cannot unregister: %s", self._machine, error)
         await server.close()
 
     # What we ask
@@ -185,28 +187,28 @@ class InformantConnection:
         life = self._life
         async with self._turn:
             version = life.version
-            if version is None or life.phase is not Phase.RUNNING:
+            if version is None or life.phase is not SessionPhase.RUNNING:
                 raise Failed("InformantNotRunning", self._sentence(life.why or life.phase.value))
-            by = life.number() if version.signs_resources else wire.Numbered(life.agent_id, 0)
+            by = life.number() if version.signs_resources else wire.SequenceStamp(life.agent_id, 0)
             body = wire.encode_resources(resources, version, by)
             return await self._ask(life, endpoint, body, self._timers.scaling)
 
-    async def _ask(self, life: Life, endpoint: wire.Endpoint, body: bytes, timeout: int) -> bytes:
+    async def _ask(self, life: InformantSession, endpoint: wire.Endpoint, body: bytes, timeout: int) -> bytes:
         """The body of a 200. Anything else ends the life, and is raised."""
         try:
-            request = Request(endpoint.method, endpoint.path, body)
-            response = await call(self._host, self._port, request, timeout / 1000, self._limits)
+            request = HttpRequest(endpoint.method, endpoint.path, body)
+            response = await http_request(self._host, self._port, request, timeout / 1000, self._limits)
         except NodeError as error:
             self._failures.add(_now())
             if endpoint != wire.REGISTER:
-                self._end(str(error), Again.LATER, life)
+                self._end(str(error), RestartDelay.LATER, life)
             raise
         if response.status != 200:
             self._failures.add(_now())
-            # Not what it says: whoever names an address would be told what others answer there.
+            # Not its body: a user who names an address would read what another server answers there.
             why = f"it answers {endpoint.path} with {response.status}"
             forgotten = response.status == 404 and endpoint != wire.REGISTER
-            self._end(why, Again.AT_ONCE if forgotten else Again.LATER, life)
+            self._end(why, RestartDelay.AT_ONCE if forgotten else RestartDelay.LATER, life)
             raise Failed("InformantRefused", self._sentence(why))
         self._status = replace(self._status, last_success=_now())
         return response.body
@@ -214,36 +216,38 @@ class InformantConnection:
     def _unreadable(self, endpoint: wire.Endpoint, error: Unreadable) -> str:
         """For those who may read the machine's status; the log of the node has more."""
         _log.info("%s: its answer to %s: %s", self._machine, endpoint.path, error)
-        return f"its answer to {endpoint.path} is none of an informant"
+        return f"its answer to {endpoint.path} is not that of an informant"
 
     # What it asks
 
     def _allows(self, address: str) -> bool:
         return address == self._host
 
-    async def _respond(self, life: Life, request: Request) -> Response:
+    async def _respond(self, life: InformantSession, request: HttpRequest) -> HttpResponse:
         try:
-            by = await self._answer(life, wire.endpoint(wire.OF_AGENT, request.method, request.path), request.body)
-        except Refused as refused:
-            return Response(refused.status, refused.text.encode())
+            by = await self._answer(
+                life, wire.find_endpoint(wire.AGENT_ENDPOINTS, request.method, request.path), request.body
+            )
+        except RequestError as refused:
+            return HttpResponse(refused.status, refused.text.encode())
         except Unreadable as error:
             _log.info("%s: %s: %s", self._machine, request.path, error)
-            return Response(400, wire.BAD_JSON.encode())
+            return HttpResponse(400, wire.BAD_JSON.encode())
         finally:
             self._note()
             self._changed.set()
-        return Response(200, wire.encode_numbered(by), JSON)
+        return HttpResponse(200, wire.encode_stamp(by), JSON)
 
-    async def _answer(self, life: Life, endpoint: wire.Endpoint, body: bytes) -> wire.Numbered:
+    async def _answer(self, life: InformantSession, endpoint: wire.Endpoint, body: bytes) -> wire.SequenceStamp:
         if endpoint == wire.ID:
             wire.check_json(body)
             return life.identify()
         if endpoint == wire.TRY_UPSCALE:
-            more, expected = wire.decode_more(body)
+            more, expected = wire.decode_try_upscale(body)
             by = life.try_upscale(expected)
             self._wants(more)
             return by
-        expected = wire.decode_expected(body)
+        expected = wire.decode_expected_agent(body)
         # It has answered our registration before it asks this, but what it sent first need not arrive first.
         await self._registering.wait()
         if endpoint == wire.RESUME:
@@ -254,9 +258,9 @@ class InformantConnection:
             async with asyncio.timeout(self._timers.suspend / 1000), self._turn:
                 return life.number()
         except TimeoutError:
-            raise Refused(500, "timed out waiting for what is under way") from None
+            raise RequestError(500, "timed out waiting for the request in progress") from None
 
-    def _wants(self, more: More) -> None:
+    def _wants(self, more: ResourceFlags) -> None:
         now = _now()
         if self._passed_on is not None and now - self._passed_on < self._timers.upscale_requested:
             self._status = replace(self._status, dropped=self._status.dropped + 1)
@@ -264,16 +268,16 @@ class InformantConnection:
         self._passed_on = now
         self._listener.upscale_requested(more)
 
-    # What is told
+    # Reports
 
-    def _end(self, why: str, again: Again, life: Life | None = None) -> None:
+    def _end(self, why: str, again: RestartDelay, life: InformantSession | None = None) -> None:
         (life or self._life).end(why, again)
         self._changed.set()
 
     def _note(self) -> None:
         """Tell the listener where we are, where that is new."""
         life, status = self._life, self._status
-        connected = life.phase is Phase.RUNNING
+        connected = life.phase is SessionPhase.RUNNING
         why = "" if connected else life.why or life.phase.value
         if connected is status.connected and why == status.why:
             return
@@ -289,7 +293,7 @@ class InformantConnection:
         return f"the informant in the guest ({self._host} port {self._port}): {why}"
 
 
-def way_to(host: str) -> str:
+def local_address_to(host: str) -> str:
     """Our address on the way to another one, by the host's routes; nothing is sent. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as door:

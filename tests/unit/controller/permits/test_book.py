@@ -11,14 +11,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from devalloc.controller.permits.book import Book, leaving_by_age
-from devalloc.controller.permits.draft import Draft, Granted, Later
-from devalloc.controller.permits.dump import dump
 from devalloc.controller.permits.hosts import Host
+from devalloc.controller.permits.ledgers import PermitLedgers, machines_to_migrate
 from devalloc.controller.permits.settings import Settings
-from devalloc.scaling.eras import Era
-from devalloc.scaling.messages.plugin import Refused, decode
-from devalloc.scaling.permits.ledger import NOTHING
+from devalloc.controller.permits.state_dump import dump_ledgers
+from devalloc.controller.permits.transaction import PermitGrant, PermitTransaction, RetryLater
+from devalloc.scaling.compat import ProtocolEra
+from devalloc.scaling.messages.plugin import RequestError, decode_request
+from devalloc.scaling.permits.ledger import NO_RESOURCES
 from devalloc.scaling.resources import Resources
 from devalloc.store import Object
 from tests.support.permit_bench import GIB, amounts, machine
@@ -31,11 +31,11 @@ NAMES = ("a", "b", "c")
 class World:
     """A book, and a store that keeps what is written."""
 
-    def __init__(self, era: Era = Era.V0_31, limit: Resources = LIMIT, **more: Any) -> None:
+    def __init__(self, era: ProtocolEra = ProtocolEra.V0_31, limit: Resources = LIMIT, **more: Any) -> None:
         self.settings = Settings(era=era, **more)
         self.hosts = {"node-a": Host(limit)}
         self.objects: dict[str, Object] = {}
-        self.book = Book(self.settings)
+        self.book = PermitLedgers(self.settings)
         self.book.begin(self.hosts)
 
     def write(self, obj: Object, **status: Any) -> None:
@@ -50,7 +50,7 @@ class World:
         }
         self.book.put(self.objects[name])
 
-    def runs(self, name: str, use: Resources = NOTHING, **more: Any) -> None:
+    def runs(self, name: str, use: Resources = NO_RESOURCES, **more: Any) -> None:
         observed = {"cpus": f"{use.cpu}m", "memory": use.memory}
         self.write(machine(name, **more), phase="Running", machineID="1", observed=observed)
 
@@ -68,16 +68,16 @@ class World:
             message["computeUnit"] = {"vCPUs": "250m", "mem": "1Gi"}
         if version < 7:
             metrics |= {"loadAvg5M": 0.5, "memoryUsageBytes": 1.0}
-        draft = Draft(self.book, "server", NOW)
+        draft = PermitTransaction(self.book, "server", NOW)
         try:
-            granted = draft.answer(decode(json.dumps(message).encode()))
-        except Refused as refused:
+            granted = draft.answer(decode_request(json.dumps(message).encode()))
+        except RequestError as refused:
             assert draft.changes() == []
             return refused.status
         self.commit(draft)
         return granted
 
-    def commit(self, draft: Draft) -> None:
+    def commit(self, draft: PermitTransaction) -> None:
         stored = []
         for change in draft.changes():
             obj = self.objects[change.key.name]
@@ -89,13 +89,13 @@ class World:
             stored.append(obj)
         draft.adopt(stored)
 
-    def reserved(self, book: Book | None = None) -> dict[str, Resources]:
+    def reserved(self, book: PermitLedgers | None = None) -> dict[str, Resources]:
         node = (book or self.book).nodes["node-a"]
         return {key[1]: one.reserved for key, one in node.machines.items()}
 
-    def anew(self) -> Book:
+    def anew(self) -> PermitLedgers:
         """What the next server makes of what is written."""
-        book = Book(self.settings)
+        book = PermitLedgers(self.settings)
         book.begin(self.hosts)
         for obj in self.objects.values():
             book.put(obj, starting=True)
@@ -103,7 +103,7 @@ class World:
 
 
 def permit(granted: Any) -> Resources:
-    assert isinstance(granted, Granted)
+    assert isinstance(granted, PermitGrant)
     return granted.permit
 
 
@@ -117,13 +117,15 @@ steps = st.one_of(
 
 
 @settings(max_examples=35, deadline=None)
-@given(st.lists(steps, max_size=15), st.sampled_from([Era.V0_31, Era.NEWEST, Era.V0_12]))
-def test_a_server_that_begins_anew_has_the_same_ledger(history: list[tuple[str, str, int, Any]], era: Era) -> None:
+@given(st.lists(steps, max_size=15), st.sampled_from([ProtocolEra.V0_31, ProtocolEra.NEWEST, ProtocolEra.V0_12]))
+def test_a_server_that_begins_anew_has_the_same_ledger(
+    history: list[tuple[str, str, int, Any]], era: ProtocolEra
+) -> None:
     world = World(era)
     for name in NAMES:
         world.runs(name)
         world.ask(name, 1, "1Gi")
-    used: dict[str, Resources] = dict.fromkeys(NAMES, NOTHING)
+    used: dict[str, Resources] = dict.fromkeys(NAMES, NO_RESOURCES)
     for what, name, amount, version in history:
         before = world.book.nodes["node-a"].counted
         if what == "ask":
@@ -131,7 +133,7 @@ def test_a_server_that_begins_anew_has_the_same_ledger(history: list[tuple[str, 
             world.ask(name, amount if version < 3 else f"{amount * 250}m", memory, version=version)
             assert not world.book.nodes["node-a"].counted.exceeds(LIMIT.most(before))
         elif what == "fails":
-            draft = Draft(world.book, "server", NOW)
+            draft = PermitTransaction(world.book, "server", NOW)
             body = json.dumps(
                 {
                     "protoVersion": 7,
@@ -140,7 +142,7 @@ def test_a_server_that_begins_anew_has_the_same_ledger(history: list[tuple[str, 
                     "computeUnit": {"vCPUs": 1, "mem": "2Mi"},
                 }
             )
-            draft.answer(decode(body.encode()))
+            draft.answer(decode_request(body.encode()))
             assert world.book.nodes["node-a"].counted == before, "nobody knows of it"
         else:
             obj, run = world.objects[name], "1" if what == "read back" else str(amount + 1)
@@ -152,7 +154,7 @@ def test_a_server_that_begins_anew_has_the_same_ledger(history: list[tuple[str, 
             assert world.reserved(anew) == world.reserved()
         for name_, amount_ in world.reserved().items():
             assert not used[name_].exceeds(amount_), "what was read back counts"
-        total = NOTHING
+        total = NO_RESOURCES
         for amount_ in world.reserved().values():
             total = total + amount_
         assert world.book.nodes["node-a"].counted == total
@@ -168,32 +170,32 @@ def test_who_has_not_asked_since_the_server_began_counts_for_what_it_may_have() 
 
 
 def test_oldest_form_rounds_to_what_can_be_told_and_leaves_the_system_its_part() -> None:
-    world = World(Era.V0_12, system=amounts(500, 0.5))
+    world = World(ProtocolEra.V0_12, system=amounts(500, 0.5))
     world.runs("a", slot=GIB, least=amounts(1000, 1))
     assert permit(world.ask("a", "99750m", 99, version=3, last={"vCPUs": 90, "mem": 90})) == amounts(9500, 19)
-    other = World(Era.V0_12, system=amounts(500, 0.5))
+    other = World(ProtocolEra.V0_12, system=amounts(500, 0.5))
     other.runs("a", slot=GIB, least=amounts(1000, 1))
     assert permit(other.ask("a", 99, 99, version=2)) == amounts(9000, 19)
 
 
 def test_newest_form_promises_more_than_there_is_where_it_is_told_to() -> None:
-    world = World(Era.NEWEST)
+    world = World(ProtocolEra.NEWEST)
     world.runs("a", annotations={"vm.neon.tech/overcommit": '{"cpu":"2","memory":1}'})
     assert permit(world.ask("a", 30, "30Gi")) == Resources(19_750 + 250, 20 * GIB)
     assert world.book.nodes["node-a"].counted == LIMIT
-    assert world.book.nodes["node-a"].pressure == NOTHING
+    assert world.book.nodes["node-a"].pressure == NO_RESOURCES
 
 
 def test_newest_form_says_who_leaves_by_age() -> None:
-    world = World(Era.NEWEST)
+    world = World(ProtocolEra.NEWEST)
     labels = {"autoscaling.neon.tech/enabled": "true", "autoscaling.neon.tech/auto-migration-enabled": "true"}
     for name, created in (("a", "2026-01-03"), ("b", "2026-01-01"), ("c", "2026-01-02")):
         obj = machine(name, labels=labels, **({"claims": ["gpu"]} if name == "b" else {}))
         obj["metadata"]["creationTimestamp"] = f"{created}T00:00:00Z"
         world.write(obj, phase="Running", machineID="1", observed={"cpus": "3", "memory": "1Gi"})
-    assert leaving_by_age(world.book) == []
+    assert machines_to_migrate(world.book) == []
     world.ask("a", 5, "1Gi")
-    assert leaving_by_age(world.book) == [("default", "c")]
+    assert machines_to_migrate(world.book) == [("default", "c")]
 
 
 @pytest.mark.parametrize("left", ["label", "bounds"])
@@ -204,8 +206,8 @@ def test_what_a_machine_was_permitted_stays_its_own_when_its_object_changes(left
     obj = world.objects["a"]
     if left == "label":
         world.write({**obj, "metadata": {**obj["metadata"], "labels": {}}})
-        assert world.book.nodes["node-a"].pressure == NOTHING, "it does not ask any more"
-        draft = Draft(world.book, "server", NOW)
+        assert world.book.nodes["node-a"].pressure == NO_RESOURCES, "it does not ask any more"
+        draft = PermitTransaction(world.book, "server", NOW)
         draft.retract(("default", "a"))
         world.commit(draft)
         assert world.reserved() == {"a": amounts(250, 1)}
@@ -230,7 +232,7 @@ def test_a_pod_of_others_counts_until_it_is_gone_and_a_machine_of_its_name_takes
 
 def test_overhead_and_the_whole_maximum_count() -> None:
     world = World()
-    world.book = Book(world.settings, overhead=lambda obj: amounts(0, 2))
+    world.book = PermitLedgers(world.settings, overhead=lambda obj: amounts(0, 2))
     world.book.begin(world.hosts)
     world.runs("a", reserveMax=True)
     assert world.book.nodes["node-a"].counted == amounts(8000, 18)
@@ -248,9 +250,9 @@ def test_machines_that_go_or_move_give_back_all_they_had() -> None:
     world.ask("a", 4, "4Gi")
     obj = world.objects["a"]
     world.write({**obj, "spec": {**obj["spec"], "nodeName": "node-b"}})
-    assert [world.book.nodes[name].counted for name in ("node-a", "node-b")] == [NOTHING, amounts(4000, 4)]
+    assert [world.book.nodes[name].counted for name in ("node-a", "node-b")] == [NO_RESOURCES, amounts(4000, 4)]
     world.book.drop(("default", "a"))
-    assert world.book.nodes["node-b"].counted == NOTHING
+    assert world.book.nodes["node-b"].counted == NO_RESOURCES
     assert world.ask("a", 1, "1Gi") == 404
     world.book.put(replace_version(obj, "99999"))
     world.book.put({**replace_version(obj, "99998"), "spec": {}})
@@ -286,7 +288,7 @@ def test_a_pod_that_goes_to_another_node_leaves_nothing_behind(goes: str) -> Non
     world.book.limit(dict(zip(("node-a", "node-b"), there, strict=True)))
     world.book.limit(dict(zip(("node-a", "node-b"), reversed(there), strict=True)))
     counted = [world.book.nodes[name].counted for name in ("node-a", "node-b")]
-    assert sorted(counted, key=lambda r: r.cpu) == [NOTHING, amounts(4000, 1)]
+    assert sorted(counted, key=lambda r: r.cpu) == [NO_RESOURCES, amounts(4000, 1)]
 
 
 def test_a_pod_keeps_its_machine_when_another_one_lets_go_of_it() -> None:
@@ -312,7 +314,7 @@ def test_a_node_that_names_the_pod_of_another_nodes_machine_takes_nothing_from_t
     world.write(world.objects["b"], runnerPod="other")
     assert world.book.find(pod).key == ("default", "a")
     world.book.drop(("default", "a"))
-    with pytest.raises(Refused):
+    with pytest.raises(RequestError):
         world.book.find(pod)
 
 
@@ -330,14 +332,14 @@ def test_the_state_can_be_shown_whatever_is_asked_for() -> None:
     for name in NAMES:
         world.runs(name)
         world.ask(name, "4294967295m", "18446744073709551615")
-    shown = dump(world.book)["nodes"]["node-a"]
+    shown = dump_ledgers(world.book)["nodes"]["node-a"]
     assert shown["pressure"] == {"cpu": "4294967295m", "memory": "18446744073709551615"}
 
 
 # -- requests that were late on their way ----------------------------------------------------------------------------
 
 
-def told(cpu: int, gib: int) -> dict[str, Any]:
+def wire_amounts(cpu: int, gib: int) -> dict[str, Any]:
     """As an agent says it."""
     return {"vCPUs": cpu, "mem": f"{gib}Gi"}
 
@@ -372,10 +374,10 @@ def test_a_reply_that_was_lost_keeps_room_until_the_next_request() -> None:
     for name in ("a", "b"):
         world.runs(name)
         world.ask(name, 1, "1Gi")
-    world.ask("a", 8, "16Gi", last=told(1, 1))  # the reply is lost
-    assert permit(world.ask("a", 3, "3Gi", last=told(1, 1))) == amounts(3000, 3)
+    world.ask("a", 8, "16Gi", last=wire_amounts(1, 1))  # the reply is lost
+    assert permit(world.ask("a", 3, "3Gi", last=wire_amounts(1, 1))) == amounts(3000, 3)
     assert room_beside(world) == amounts(2000, 4)
-    world.ask("a", 3, "3Gi", last=told(3, 3))
+    world.ask("a", 3, "3Gi", last=wire_amounts(3, 3))
     assert room_beside(world) == amounts(7000, 17)
     assert "kept" not in world.objects["a"]["status"]["permitted"]
 
@@ -385,7 +387,7 @@ def test_what_is_kept_is_no_more_than_was_told_and_ends_with_the_run() -> None:
     for name in ("a", "b"):
         world.runs(name)
         world.ask(name, 4, "4Gi")
-    forged = told(9, 19)
+    forged = wire_amounts(9, 19)
     for _ in range(3):
         assert permit(world.ask("a", 1, "1Gi", last=forged)) == amounts(1000, 1)
     assert world.reserved()["a"] == amounts(4000, 4)
@@ -406,7 +408,7 @@ def test_a_permit_that_somebody_takes_off_is_written_again() -> None:
     world.write(world.objects["a"], permitted=None)
     assert world.reserved()["a"] == amounts(4000, 4)
     assert permit(world.ask("b", 10, "20Gi")) == amounts(6000, 16)
-    assert permit(world.ask("a", 4, "4Gi", last=told(4, 4))) == amounts(4000, 4)
+    assert permit(world.ask("a", 4, "4Gi", last=wire_amounts(4, 4))) == amounts(4000, 4)
     assert world.objects["a"]["status"]["permitted"]["cpus"] == "4"
     world.write(world.objects["a"], permitted=None, machineID="2")
     assert world.reserved()["a"] == amounts(250, 1), "another run"
@@ -423,7 +425,7 @@ def test_another_machine_of_the_same_name_has_nothing_of_the_one_before() -> Non
 
 def test_a_server_of_one_node_knows_its_machines_only() -> None:
     world = World()
-    world.book = Book(world.settings, node="node-a")
+    world.book = PermitLedgers(world.settings, node="node-a")
     world.book.begin(world.hosts)
     world.runs("a")
     world.runs("b", node="node-b")
@@ -432,7 +434,7 @@ def test_a_server_of_one_node_knows_its_machines_only() -> None:
     obj = world.objects["a"]
     world.write({**obj, "spec": {**obj["spec"], "nodeName": "node-b"}})
     assert world.ask("a", 1, "1Gi") == 404
-    assert world.book.nodes["node-a"].counted == NOTHING
+    assert world.book.nodes["node-a"].counted == NO_RESOURCES
 
 
 # -- several machines at once ------------------------------------------------------------------------------------------
@@ -448,7 +450,7 @@ def request(name: str, wanted: Resources, last: Resources | None = None) -> Any:
         "lastPermit": None if last is None else {"vCPUs": f"{last.cpu}m", "mem": str(last.memory)},
         "metrics": {"loadAvg1M": 0.5},
     }
-    return decode(json.dumps(content).encode())
+    return decode_request(json.dumps(content).encode())
 
 
 def test_what_one_gives_back_another_gets_when_that_is_written() -> None:
@@ -456,9 +458,9 @@ def test_what_one_gives_back_another_gets_when_that_is_written() -> None:
     for name, cpu in (("a", 8), ("b", 2)):
         world.runs(name)
         world.ask(name, cpu, "2Gi")
-    draft = Draft(world.book, "server", NOW)
+    draft = PermitTransaction(world.book, "server", NOW)
     assert permit(draft.answer(request("a", amounts(1000, 2)))) == amounts(1000, 2)
-    with pytest.raises(Later):
+    with pytest.raises(RetryLater):
         draft.answer(request("b", amounts(6000, 2)))
     world.commit(draft)
     assert permit(world.ask("b", 6, "2Gi")) == amounts(6000, 2)
@@ -469,7 +471,7 @@ def test_what_there_is_anyway_need_not_wait() -> None:
     for name in ("a", "b"):
         world.runs(name)
         world.ask(name, 4, "2Gi")
-    draft = Draft(world.book, "server", NOW)
+    draft = PermitTransaction(world.book, "server", NOW)
     draft.answer(request("a", amounts(1000, 2)))
     assert permit(draft.answer(request("b", amounts(6000, 2)))) == amounts(6000, 2)
 
@@ -481,7 +483,7 @@ amount_of = st.builds(amounts, st.integers(1, 6).map(lambda cpus: cpus * 1000), 
 @given(
     before=st.lists(st.tuples(st.sampled_from(NAMES), amount_of), max_size=6),
     uses=st.lists(st.tuples(st.sampled_from(NAMES), amount_of), max_size=2),
-    asked=st.lists(
+    requests=st.lists(
         st.tuples(st.sampled_from(NAMES), amount_of, st.none() | amount_of), min_size=2, unique_by=lambda each: each[0]
     ),
     written=st.sets(st.sampled_from(NAMES)),
@@ -490,7 +492,7 @@ amount_of = st.builds(amounts, st.integers(1, 6).map(lambda cpus: cpus * 1000), 
 def test_whatever_part_of_a_draft_is_written_no_node_has_given_more_than_it_has(
     before: list[tuple[str, Resources]],
     uses: list[tuple[str, Resources]],
-    asked: list[tuple[str, Resources, Resources | None]],
+    requests: list[tuple[str, Resources, Resources | None]],
     written: set[str],
 ) -> None:
     """In any order, and whoever goes on from there: this server, or the next one."""
@@ -504,9 +506,9 @@ def test_whatever_part_of_a_draft_is_written_no_node_has_given_more_than_it_has(
         has = world.book.nodes["node-a"].machines["default", name].reserved
         use = {"cpus": f"{min(amount.cpu, has.cpu)}m", "memory": str(min(amount.memory, has.memory))}
         world.write(world.objects[name], observed=use)
-    draft = Draft(world.book, "server", NOW)
-    for name, amount, last in asked:
-        with suppress(Later):
+    draft = PermitTransaction(world.book, "server", NOW)
+    for name, amount, last in requests:
+        with suppress(RetryLater):
             draft.answer(request(name, amount, last))
     stored, lost = [], []
     for change in draft.changes():

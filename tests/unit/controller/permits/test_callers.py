@@ -6,8 +6,14 @@ from typing import Any
 
 import pytest
 
-from devalloc.controller.permits.callers import BAD_SECONDS, KEPT_SECONDS, NODE, NodeTokens, NotKnown
-from devalloc.controller.permits.settings import NotSafe, Settings
+from devalloc.controller.permits.caller_auth import (
+    CACHE_SECONDS,
+    NODE_NAME_KEY,
+    REJECTED_CACHE_SECONDS,
+    CallerRejected,
+    NodeTokenAuthenticator,
+)
+from devalloc.controller.permits.settings import Settings, UnsafeSettings
 from tests.support.fake_kube import FakeClient, FakeKube
 
 PLUGIN = "system:serviceaccount:devalloc-system:devalloc-node"
@@ -19,7 +25,7 @@ class Clock:
 
 
 def user(name: str = PLUGIN, *nodes: Any) -> dict[str, Any]:
-    return {"username": name, "groups": ["g"], "extra": {NODE: [*nodes]} if nodes else {}}
+    return {"username": name, "groups": ["g"], "extra": {NODE_NAME_KEY: [*nodes]} if nodes else {}}
 
 
 @pytest.fixture
@@ -34,14 +40,14 @@ def client() -> FakeClient:
     }
 
     def allowed(spec: dict[str, Any]) -> bool:
-        asked = {"group": "devalloc.io", "resource": "virtualmachines", "verb": "prepare"}
-        return spec["resourceAttributes"] == asked and spec["user"] == PLUGIN
+        access = {"group": "devalloc.io", "resource": "virtualmachines", "verb": "prepare"}
+        return spec["resourceAttributes"] == access and spec["user"] == PLUGIN
 
     kube.allowed = allowed
     return FakeClient(kube)
 
 
-def asked(client: FakeClient) -> int:
+def review_count(client: FakeClient) -> int:
     return client.requests().get(("create", 200), 0)
 
 
@@ -60,51 +66,51 @@ def asked(client: FakeClient) -> int:
     ],
 )
 def test_a_token_of_a_nodes_plugin_is_for_that_node(client: FakeClient, token: str | None, expected: str | int) -> None:
-    found = NodeTokens(client.create).node_of(token, ADDRESS)
-    assert (found.status if isinstance(found, NotKnown) else found) == expected
+    caller = NodeTokenAuthenticator(client.create).node_of(token, ADDRESS)
+    assert (caller.status if isinstance(caller, CallerRejected) else caller) == expected
 
 
 def test_a_good_token_is_believed_for_a_minute_and_a_bad_one_for_a_moment(client: FakeClient) -> None:
     clock = Clock()
-    tokens = NodeTokens(client.create, clock=lambda: clock.now)
+    tokens = NodeTokenAuthenticator(client.create, clock=lambda: clock.now)
     for _ in range(3):
         assert tokens.node_of("good", ADDRESS) == "node-a"
-        assert isinstance(tokens.node_of("made up", ADDRESS), NotKnown)
-    assert asked(client) == 2 + 1
+        assert isinstance(tokens.node_of("made up", ADDRESS), CallerRejected)
+    assert review_count(client) == 2 + 1
     client.kube.users["made up"] = client.kube.users.pop("good")
-    clock.now += BAD_SECONDS
+    clock.now += REJECTED_CACHE_SECONDS
     assert tokens.node_of("good", ADDRESS) == "node-a"
     assert tokens.node_of("made up", ADDRESS) == "node-a"
-    clock.now += KEPT_SECONDS
-    assert isinstance(tokens.node_of("good", ADDRESS), NotKnown)
+    clock.now += CACHE_SECONDS
+    assert isinstance(tokens.node_of("good", ADDRESS), CallerRejected)
 
 
 def test_who_guesses_is_left_waiting_and_a_node_beside_him_is_not(client: FakeClient) -> None:
     clock = Clock()
-    tokens = NodeTokens(client.create, clock=lambda: clock.now)
+    tokens = NodeTokenAuthenticator(client.create, clock=lambda: clock.now)
     assert tokens.node_of("good", ADDRESS) == "node-a"
-    before = asked(client)
-    found = [tokens.node_of(f"guess-{number}", ADDRESS) for number in range(20)]
-    assert {each.status for each in found if isinstance(each, NotKnown)} == {401, 429}
-    assert asked(client) - before <= 5
+    before = review_count(client)
+    callers = [tokens.node_of(f"guess-{number}", ADDRESS) for number in range(20)]
+    assert {each.status for each in callers if isinstance(each, CallerRejected)} == {401, 429}
+    assert review_count(client) - before <= 5
     assert tokens.node_of("good", ADDRESS) == "node-a"
 
 
 def test_an_api_server_that_does_not_answer_lets_nobody_in(client: FakeClient) -> None:
     clock = Clock()
-    tokens = NodeTokens(client.create, clock=lambda: clock.now)
+    tokens = NodeTokenAuthenticator(client.create, clock=lambda: clock.now)
 
     def away(path: str, body: dict[str, Any]) -> dict[str, Any]:
         raise OSError("no route to host")
 
     tokens._post = away
-    found = tokens.node_of("good", ADDRESS)
-    assert isinstance(found, NotKnown)
-    assert found.status == 503
+    caller = tokens.node_of("good", ADDRESS)
+    assert isinstance(caller, CallerRejected)
+    assert caller.status == 503
     tokens._post = client.create
     assert tokens.node_of("good", ADDRESS) == "node-a", "that is not remembered"
 
 
 def test_tokens_of_nodes_are_asked_for_by_tls_only(client: FakeClient) -> None:
-    with pytest.raises(NotSafe, match="could be read on their way"):
-        Settings(host="0.0.0.0", callers=NodeTokens(client.create))
+    with pytest.raises(UnsafeSettings, match="would be sent unencrypted"):
+        Settings(host="0.0.0.0", callers=NodeTokenAuthenticator(client.create))

@@ -10,7 +10,7 @@ from devalloc.controller.permits.hosts import published
 from devalloc.inventory.capacity import discover_capacity, host_pool
 from devalloc.scaling.resources import Resources
 from devalloc.store.sqlite import SQLiteStore
-from tests.support.faketree import memory_folder
+from tests.support.fake_tree import memory_folder
 
 
 def test_the_limit_of_a_node_is_that_of_its_pool() -> None:
@@ -29,8 +29,8 @@ def test_the_limit_of_a_node_is_that_of_its_pool() -> None:
         ]
         pool["spec"]["devices"] = pool["spec"]["devices"][:1]
         store.replace(pool)
-        found: Any = hosts()["node-a"]
-        assert found.limit == Resources(1500, 0)
+        host: Any = hosts()["node-a"]
+        assert host.limit == Resources(1500, 0)
 
 
 def test_a_pool_that_is_damaged_has_nothing_and_harms_no_other() -> None:

@@ -13,29 +13,29 @@ from typing import Any
 
 import pytest
 
-from devalloc.controller.cluster import Singles
-from devalloc.controller.permits.book import Book
-from devalloc.controller.permits.callers import NODE
-from devalloc.controller.permits.decider import Decider
-from devalloc.controller.permits.draft import Granted
+from devalloc.controller.cluster_process import ObjectClient
+from devalloc.controller.leader.fencing import fence_objects
+from devalloc.controller.permits.caller_auth import NODE_NAME_KEY
+from devalloc.controller.permits.decider import PermitDecider
 from devalloc.controller.permits.hosts import Host
-from devalloc.controller.permits.leader import LeaderPermits, Listening
-from devalloc.controller.permits.lease import OfProcess
-from devalloc.controller.permits.metrics import Metrics
+from devalloc.controller.permits.leader_server import LeaderPermitServer, PermitListenAddress
+from devalloc.controller.permits.leadership import ProcessLeadership
+from devalloc.controller.permits.ledgers import PermitLedgers
+from devalloc.controller.permits.metrics import PermitMetrics
 from devalloc.controller.permits.settings import Settings
-from devalloc.controller.seal import seal
-from devalloc.scaling.messages.plugin import PodName, decode
-from devalloc.scaling.permits.ledger import NOTHING
-from devalloc.scaling.permits.place import NAME, Place, place_of
+from devalloc.controller.permits.transaction import PermitGrant
+from devalloc.scaling.messages.plugin import PodName, decode_request
+from devalloc.scaling.permits.endpoint import NAME, PublishedEndpoint, parse_endpoint
+from devalloc.scaling.permits.ledger import NO_RESOURCES
 from devalloc.scaling.resources import Resources
 from devalloc.store import StoreError
-from devalloc.store.kubernetes import ApiError, KubernetesStore, writing
-from devalloc_node.agent.fetch import new_session
-from devalloc_node.agent.permits import HttpPermits
-from devalloc_node.agent.whom import OfCluster
+from devalloc.store.kubernetes import ApiError, KubernetesStore, object_writer
+from devalloc_node.agent.http_client import new_session
+from devalloc_node.agent.permit_client import HttpPermits
+from devalloc_node.agent.permit_endpoint import ClusterEndpoint
 from devalloc_node.errors import Denied, Failed, NodeError
-from tests.support.fake_kube import FakeClient, FakeKube, Killed
-from tests.support.hosts import host
+from tests.support.fake_kube import ClientKilled, FakeClient, FakeKube
+from tests.support.host_pools import host
 from tests.support.permit_bench import amounts, machine, permit_of, running
 from tests.support.permit_storm_cluster import counts_for
 from tests.support.waiting import until
@@ -48,7 +48,7 @@ UNIT = amounts(250, 1)
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(object_writer, "PAUSE_SECONDS", 0.001)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def kube() -> FakeKube:
     """A node with two machines."""
     kube = FakeKube()
     for node in ("node-a", "node-b"):
-        kube.users[node] = {"username": "plugin", "extra": {NODE: [node]}}
+        kube.users[node] = {"username": "plugin", "extra": {NODE_NAME_KEY: [node]}}
     with closing(KubernetesStore(FakeClient(kube))) as store:  # type: ignore[arg-type]
         store.create(host("node-a", cpus=8, memory=16))
         running(store, machine("a"))
@@ -72,13 +72,13 @@ class Leading:
         self.is_led = True
         self.store = KubernetesStore(self.client, may_write=lambda: self.is_led)  # type: ignore[arg-type]
         self.urls: list[str] = []
-        self.permits = LeaderPermits(
+        self.permits = LeaderPermitServer(
             self.store,
-            OfProcess(name, lambda: self.is_led),
+            ProcessLeadership(name, lambda: self.is_led),
             self.client.create,
-            Singles(self.client, NAMESPACE, lambda: self.is_led),  # type: ignore[arg-type]
+            ObjectClient(self.client, NAMESPACE, lambda: self.is_led),  # type: ignore[arg-type]
             NAMESPACE,
-            Listening("127.0.0.1", port, "127.0.0.1"),
+            PermitListenAddress("127.0.0.1", port, "127.0.0.1"),
             on_serving=self.urls.append,
         )
 
@@ -98,20 +98,20 @@ def leading(kube: FakeKube, name: str) -> Iterator[Leading]:
         process.store.close()
 
 
-def whom(kube: FakeKube, token: str) -> OfCluster:
+def server_of(kube: FakeKube, token: str) -> ClusterEndpoint:
     """As a node finds the server."""
 
-    def read() -> tuple[Place, str]:
+    def read() -> tuple[PublishedEndpoint, str]:
         try:
-            return place_of(kube.get(f"/api/v1/namespaces/{NAMESPACE}/configmaps/{NAME}")), token
+            return parse_endpoint(kube.get(f"/api/v1/namespaces/{NAMESPACE}/configmaps/{NAME}")), token
         except ApiError as error:
             raise Failed("Unreachable", str(error)) from None
 
-    return OfCluster(read)
+    return ClusterEndpoint(read)
 
 
 async def ask(
-    session: Any, server: OfCluster, name: str, wanted: Resources, last: Resources | None = None
+    session: Any, server: ClusterEndpoint, name: str, wanted: Resources, last: Resources | None = None
 ) -> Resources:
     return await HttpPermits(session, server, PodName("default", name), UNIT).ask(last, wanted, None)
 
@@ -119,28 +119,28 @@ async def ask(
 def test_a_node_finds_it_and_gets_permits_for_its_own_machines(kube: FakeKube) -> None:
     async def course() -> None:
         async with new_session() as session:
-            own = whom(kube, "node-a")
+            own = server_of(kube, "node-a")
             before = len(process.client.writes)
             assert await ask(session, own, "a", amounts(2000, 4)) == amounts(2000, 4)
             assert len(process.client.writes) == before + 1, "one request a permit"
             assert await ask(session, own, "a", amounts(2000, 4), amounts(2000, 4)) == amounts(2000, 4)
             assert len(process.client.writes) == before + 1, "and none where nothing changes"
             with pytest.raises(Denied, match="403: this machine is not on the node"):
-                await ask(session, whom(kube, "node-b"), "a", amounts(1000, 1))
-            with pytest.raises(Denied, match="401: a token is needed"):
-                await ask(session, whom(kube, "made up"), "a", amounts(1000, 1))
+                await ask(session, server_of(kube, "node-b"), "a", amounts(1000, 1))
+            with pytest.raises(Denied, match="401: a token that the API server knows"):
+                await ask(session, server_of(kube, "made up"), "a", amounts(1000, 1))
             assert b'"permit"' in (await process.permits.server.seen(process.permits.server.shown) or b"")
 
     with leading(kube, "one") as process:
         asyncio.run(course())
-        found: Any = permit_of(process.store, "a")
-        assert (found["cpus"], found["memory"], found["givenBy"]) == ("2", "4Gi", "one")
+        permit: Any = permit_of(process.store, "a")
+        assert (permit["cpus"], permit["memory"], permit["givenBy"]) == ("2", "4Gi", "one")
 
 
 def test_a_node_goes_from_a_leader_that_is_gone_to_the_next_one(kube: FakeKube) -> None:
     async def course() -> None:
         async with new_session() as session:
-            server = whom(kube, "node-a")
+            server = server_of(kube, "node-a")
             with leading(kube, "one") as old:
                 assert await ask(session, server, "a", amounts(6000, 4)) == amounts(6000, 4)
                 old.is_led = False
@@ -164,13 +164,13 @@ def test_one_who_is_not_the_leader_is_told_nothing(kube: FakeKube) -> None:
                 kube_map = kube.objects[f"/api/v1/namespaces/{NAMESPACE}/configmaps/{NAME}"]
                 kube_map["data"] = {**kube_map["data"], "url": first.urls[0]}  # the second one's certificate
                 with pytest.raises(Failed, match=r"the certificate of .* cannot be verified: self-signed certificate"):
-                    await ask(session, whom(kube, "node-a"), "a", amounts(1000, 1))
+                    await ask(session, server_of(kube, "node-a"), "a", amounts(1000, 1))
 
     asyncio.run(course())
 
 
 def test_where_it_is_comes_back_when_somebody_takes_it_away(kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("devalloc.controller.permits.leader.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("devalloc.controller.permits.leader_server.CHECK_SECONDS", 0.01)
     path = f"/api/v1/namespaces/{NAMESPACE}/configmaps/{NAME}"
     with leading(kube, "one") as process:
         metadata = kube.get(path)["metadata"]
@@ -182,13 +182,13 @@ def test_where_it_is_comes_back_when_somebody_takes_it_away(kube: FakeKube, monk
 
 def test_since_when_nobody_can_ask_for_permits_is_known(kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
     """By it the controller is not ready: for its port is taken, or the ConfigMap may not be written."""
-    monkeypatch.setattr("devalloc.controller.permits.leader.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("devalloc.controller.permits.leader_server.RETRY_SECONDS", 0.01)
     stop = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as other:
         process = Leading(kube, "one", other.getsockname()[1])
         permits, write = process.permits, process.permits._write
 
-        def forbidden(place: Place) -> None:
+        def forbidden(place: PublishedEndpoint) -> None:
             raise StoreError("forbidden")
 
         monkeypatch.setattr(permits, "_write", forbidden)
@@ -220,7 +220,7 @@ class Agent:
         last = self.permit
         if last is not None:
             self.permit = last.least(wanted)
-        return decode(
+        return decode_request(
             b'{"protoVersion":7,"pod":{"namespace":"default","name":"%s"},"computeUnit":{"vCPUs":"250m","mem":"1Gi"},'
             b'"resources":{"vCPUs":"%dm","mem":%d},"lastPermit":%s,"metrics":null}'
             % (
@@ -247,7 +247,7 @@ def judged(kube: FakeKube) -> None:
     for revision, _, path, obj, _ in kube.history:
         if "/virtualmachines/" in path:
             has[path] = counts_for(obj)
-            sums = sum(has.values(), NOTHING)
+            sums = sum(has.values(), NO_RESOURCES)
             assert not sums.exceeds(LIMIT), (revision, sums)
 
 
@@ -264,10 +264,10 @@ class Process:
 
     async def course(self, agents: dict[str, Agent], steps: list[dict[str, Resources]]) -> None:
         """Ask step by step, each until all are answered; what is done is taken off. Raises Killed."""
-        seal(self.store, f"leader-{self.number}", threading.Event())
-        book, right = Book(Settings()), OfProcess(f"p{self.number}", lambda: self.alive)
+        fence_objects(self.store, f"leader-{self.number}", threading.Event())
+        book, right = PermitLedgers(Settings()), ProcessLeadership(f"p{self.number}", lambda: self.alive)
         with ThreadPoolExecutor(1) as writer:
-            decider = Decider(self.store, book, right, Metrics(book), writer)
+            decider = PermitDecider(self.store, book, right, PermitMetrics(book), writer)
             await decider.load({"node-a": Host(LIMIT)})
             deciding = asyncio.create_task(decider.run())
             try:
@@ -276,11 +276,11 @@ class Process:
                     steps.pop(0)
             finally:
                 deciding.cancel()
-                with suppress(asyncio.CancelledError, Exception, Killed):
+                with suppress(asyncio.CancelledError, Exception, ClientKilled):
                     await deciding
 
     async def _step(
-        self, decider: Decider, deciding: asyncio.Task[None], agents: dict[str, Agent], left: dict[str, Resources]
+        self, decider: PermitDecider, deciding: asyncio.Task[None], agents: dict[str, Agent], left: dict[str, Resources]
     ) -> None:
         while left:
             asking = {
@@ -289,18 +289,18 @@ class Process:
             }
             await asyncio.wait([asyncio.gather(*asking.values()), deciding], return_when=asyncio.FIRST_COMPLETED)
             if not self.alive:
-                raise Killed
+                raise ClientKilled
             assert not deciding.done(), deciding
             for name, task in asking.items():
                 answer = await task
-                if isinstance(answer, Granted):
+                if isinstance(answer, PermitGrant):
                     agents[name].permit = answer.permit
                     del left[name]
                 else:
                     assert answer.status == 503, answer
                     if name in self.once:
                         del left[name]
-            has = sum((agent.permit or NOTHING for agent in agents.values()), NOTHING)
+            has = sum((agent.permit or NO_RESOURCES for agent in agents.values()), NO_RESOURCES)
             assert not has.exceeds(LIMIT), has
 
 
@@ -309,7 +309,7 @@ Fault = Callable[[Process, int, str], None]
 
 def killed_before(process: Process, number: int, what: str) -> None:
     process.alive = False
-    raise Killed
+    raise ClientKilled
 
 
 def lost(process: Process, number: int, what: str) -> None:
@@ -339,14 +339,14 @@ def test_no_node_gives_more_than_it_has_whichever_write_goes_wrong(when: str, fa
             def meddle(count: int, what: str, process: Process = process, at: int = at) -> None:
                 nonlocal writes
                 if not process.alive:
-                    raise Killed
+                    raise ClientKilled
                 if what.endswith("/status"):
                     writes += 1
                     if writes == at + 1:
                         fault(process, count, what)
 
             setattr(process.client, when, meddle)
-            with closing(process.store), suppress(Killed):
+            with closing(process.store), suppress(ClientKilled):
                 asyncio.run(process.course(agents, steps))
             if not steps:
                 break
@@ -401,15 +401,15 @@ def test_a_machine_that_came_while_this_server_gives_permits_counts_for_its_lowe
     """Nobody can have permitted it anything, as somebody may have before the server began: that one counts for its
     upper bound until it asks. The server has not heard of the new one, so that it has to read all objects anew."""
     kube = FakeKube()
-    process, book = Process(kube, 0), Book(Settings())
+    process, book = Process(kube, 0), PermitLedgers(Settings())
     running(process.store, machine("before", most=amounts(1000, 2)))
     running(process.store, machine("a"))
 
     async def course() -> Any:
-        seal(process.store, "leader", threading.Event())
+        fence_objects(process.store, "leader", threading.Event())
         with ThreadPoolExecutor(1) as writer:
-            right = OfProcess("p", lambda: True)
-            decider = Decider(process.store, book, right, Metrics(book), writer)
+            right = ProcessLeadership("p", lambda: True)
+            decider = PermitDecider(process.store, book, right, PermitMetrics(book), writer)
             await decider.load({"node-a": Host(LIMIT)})
             running(process.store, machine("new"))
             deciding = asyncio.create_task(decider.run())

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from devalloc.controller.lease import Lost
-from devalloc.controller.permits.lease import OfProcess, permits_lease
+from devalloc.controller.leader.lease import LeaseLost
+from devalloc.controller.permits.leadership import ProcessLeadership, permits_lease
 from devalloc.store import Listing, Object
 from devalloc.store.sqlite import SQLiteStore
-from tests.support.faketree import memory_folder
+from tests.support.fake_tree import memory_folder
 
 
 class Clock:
@@ -44,7 +44,7 @@ def test_it_is_taken_from_one_that_does_not_renew_it(store: SQLiteStore) -> None
     clock.now = 19.1
     assert not first.is_valid, "nobody else can have it before"
     assert second.take()
-    with pytest.raises(Lost):
+    with pytest.raises(LeaseLost):
         first.renew()
     assert not first.is_valid
 
@@ -62,10 +62,10 @@ def test_who_knows_that_it_is_alone_does_not_wait(store: SQLiteStore) -> None:
     dead, new = permits_lease(store, "dead"), permits_lease(store, "new", alone=True)
     assert dead.take()
     assert new.take()
-    with pytest.raises(Lost):
+    with pytest.raises(LeaseLost):
         dead.check([store.get("Lease", "default", "devalloc-permits")])
     new.check([store.get("Lease", "default", "devalloc-permits")])
-    with pytest.raises(Lost):
+    with pytest.raises(LeaseLost):
         new.check([])
 
 
@@ -74,10 +74,10 @@ def test_of_two_that_take_it_at_once_one_has_it(store: SQLiteStore) -> None:
     read = store.list
 
     def raced(*of: Any) -> Listing:
-        found = read(*of)
+        record = read(*of)
         store.list = read  # type: ignore[method-assign]
         assert both[1].take()
-        return found
+        return record
 
     assert both[1].take()
     store.list = raced  # type: ignore[method-assign]
@@ -117,7 +117,7 @@ def test_a_server_of_all_nodes_and_one_of_a_node_are_never_both_there(
     assert not second.take()
     clock.now = 21.1
     assert second.take(), "the first one was not renewed"
-    with pytest.raises(Lost):
+    with pytest.raises(LeaseLost):
         first.check(leases(store))
     second.check(leases(store))
     second.give()
@@ -133,11 +133,11 @@ def test_a_server_of_all_nodes_and_one_of_a_node_that_begin_at_once_both_give_wa
     assert single.take()
     store.list = read  # type: ignore[method-assign]
     for lease in (every, single):
-        with pytest.raises(Lost, match="a server of permits for"):
+        with pytest.raises(LeaseLost, match="a permit server for"):
             lease.check(leases(store))
     for obj in leases(store):
         if obj["metadata"]["name"] != every.name:
-            with pytest.raises(Lost):
+            with pytest.raises(LeaseLost):
                 every.check_one(obj, gone=False)
             every.check_one(obj, gone=True)
     every.give()
@@ -151,8 +151,8 @@ def test_a_damaged_lease_is_taken_in_the_end(store: SQLiteStore, spec: Any) -> N
     clock = Clock()
     metadata = {"name": "devalloc-permits", "namespace": "default"}
     store.create({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata})
-    found = store.get("Lease", "default", "devalloc-permits")
-    store.replace({**found, "spec": spec})
+    stored = store.get("Lease", "default", "devalloc-permits")
+    store.replace({**stored, "spec": spec})
     lease = permits_lease(store, "new", clock=clock)
     lease.take()
     clock.now = 3601
@@ -161,12 +161,12 @@ def test_a_damaged_lease_is_taken_in_the_end(store: SQLiteStore, spec: Any) -> N
 
 def test_a_server_in_a_process_that_leads_has_that_one_s_right() -> None:
     leads = True
-    right = OfProcess("holder", lambda: leads)
+    right = ProcessLeadership("holder", lambda: leads)
     assert right.take()
     right.renew()
     right.check([])
     leads = False
     assert not right.take()
     assert not right.is_valid
-    with pytest.raises(Lost):
+    with pytest.raises(LeaseLost):
         right.check([])

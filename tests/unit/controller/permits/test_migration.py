@@ -7,28 +7,28 @@ from collections.abc import Mapping
 
 import pytest
 
-from devalloc.controller.permits.book import Book
-from devalloc.controller.permits.draft import Told
 from devalloc.controller.permits.hosts import Host
-from devalloc.controller.permits.metrics import Metrics
-from devalloc.controller.permits.migration import Migrations
+from devalloc.controller.permits.ledgers import PermitLedgers
+from devalloc.controller.permits.metrics import PermitMetrics
+from devalloc.controller.permits.migration import MigrationTracker
 from devalloc.controller.permits.settings import Settings
-from devalloc.scaling.eras import Era
-from devalloc.scaling.permits.ledger import Key
+from devalloc.controller.permits.transaction import ConditionValue
+from devalloc.scaling.compat import ProtocolEra
+from devalloc.scaling.permits.ledger import MachineKey
 from tests.support.permit_bench import amounts, machine
 
 LABELS = {"autoscaling.neon.tech/enabled": "true", "autoscaling.neon.tech/auto-migration-enabled": "true"}
 
 
-def crowded(era: Era, *names: str, since: str | None = None) -> Book:
+def crowded(era: ProtocolEra, *names: str, since: str | None = None) -> PermitLedgers:
     """A node that is too full, with machines that can leave it; on their way since then."""
-    book = Book(Settings(era=era), migrates=True)
+    book = PermitLedgers(Settings(era=era), migrates=True)
     book.begin({"node-a": Host(amounts(4000, 4))})
     for number, name in enumerate(names):
         obj = machine(name, labels=LABELS)
         obj["metadata"] |= {"creationTimestamp": f"2026-01-0{number + 1}T00:00:00Z", "resourceVersion": str(number + 1)}
-        told = {"type": "Migrating", "status": "True", "reason": "NodePressure", "lastTransitionTime": since}
-        conditions = [] if since is None else [told]
+        condition = {"type": "Migrating", "status": "True", "reason": "NodePressure", "lastTransitionTime": since}
+        conditions = [] if since is None else [condition]
         status = {"phase": "Running", "observed": {"cpus": "3", "memory": "3Gi"}, "conditions": conditions}
         book.put({**obj, "status": status})
     return book
@@ -37,11 +37,11 @@ def crowded(era: Era, *names: str, since: str | None = None) -> Book:
 class Migrator:
     """Takes machines away while it is asked to."""
 
-    def __init__(self, book: Book | None = None, error: Exception | None = None) -> None:
+    def __init__(self, book: PermitLedgers | None = None, error: Exception | None = None) -> None:
         self.calls: list[tuple[str, str]] = []
         self._book, self._error = book, error
 
-    def begin(self, key: Key, node: str) -> bool:
+    def begin(self, key: MachineKey, node: str) -> bool:
         self.calls.append(("begin", key[1]))
         if self._book is not None:
             for other in list(self._book.records):
@@ -50,21 +50,23 @@ class Migrator:
             raise self._error
         return True
 
-    def withdraw(self, key: Key) -> None:
+    def withdraw(self, key: MachineKey) -> None:
         self.calls.append(("withdraw", key[1]))
         if self._error is not None:
             raise self._error
 
 
-def looked(book: Book, migrator: Migrator, seconds: float, times: int = 1) -> list[tuple[str, dict[str, Told]]]:
+def looked(
+    book: PermitLedgers, migrator: Migrator, seconds: float, times: int = 1
+) -> list[tuple[str, dict[str, ConditionValue]]]:
     """What it wants written after so many looks."""
-    written: list[tuple[str, dict[str, Told]]] = []
+    written: list[tuple[str, dict[str, ConditionValue]]] = []
 
-    def tell(key: Key, conditions: Mapping[str, Told]) -> None:
+    def tell(key: MachineKey, conditions: Mapping[str, ConditionValue]) -> None:
         written.append((key[1], dict(conditions)))
 
     async def look() -> None:
-        migrations = Migrations(book, tell, Metrics(book), migrator, seconds)
+        migrations = MigrationTracker(book, tell, PermitMetrics(book), migrator, seconds)
         for _ in range(times):
             await migrations.look()
 
@@ -72,9 +74,9 @@ def looked(book: Book, migrator: Migrator, seconds: float, times: int = 1) -> li
     return written
 
 
-@pytest.mark.parametrize("era", [Era.NEWEST, Era.V0_31])
-def test_machines_that_go_meanwhile_are_no_longer_looked_at(era: Era) -> None:
-    book = crowded(era, "a", "b", "c", since=None if era is Era.NEWEST else "9999-12-31T23:59:59Z")
+@pytest.mark.parametrize("era", [ProtocolEra.NEWEST, ProtocolEra.V0_31])
+def test_machines_that_go_meanwhile_are_no_longer_looked_at(era: ProtocolEra) -> None:
+    book = crowded(era, "a", "b", "c", since=None if era is ProtocolEra.NEWEST else "9999-12-31T23:59:59Z")
     migrator = Migrator(book)
     looked(book, migrator, 3600)
     assert migrator.calls == [("begin", "a")]
@@ -83,19 +85,19 @@ def test_machines_that_go_meanwhile_are_no_longer_looked_at(era: Era) -> None:
 @pytest.mark.parametrize("since", ["9999-12-31T23:59:59Z", "9999-12-31T23:59:59-14:00", "soon", ""])
 def test_a_clock_that_was_set_back_keeps_none_for_ever(since: str) -> None:
     migrator = Migrator()
-    (written,) = looked(crowded(Era.V0_31, "a", since=since), migrator, 0.0)
+    (written,) = looked(crowded(ProtocolEra.V0_31, "a", since=since), migrator, 0.0)
     assert (migrator.calls, written[0], written[1]["Migrating"][:2]) == ([("withdraw", "a")], "a", (False, "TimedOut"))
 
 
 def test_one_that_cannot_be_withdrawn_stays_and_is_tried_again() -> None:
     migrator = Migrator(error=RuntimeError("no"))
-    assert looked(crowded(Era.V0_31, "a", since="2026-01-01T00:00:00Z"), migrator, 3600, times=2) == []
+    assert looked(crowded(ProtocolEra.V0_31, "a", since="2026-01-01T00:00:00Z"), migrator, 3600, times=2) == []
     assert migrator.calls == [("withdraw", "a")] * 2
 
 
 def test_one_that_cannot_be_begun_is_told() -> None:
     migrator = Migrator(error=RuntimeError("no other node"))
-    written = looked(crowded(Era.NEWEST, "a", "b"), migrator, 3600)
+    written = looked(crowded(ProtocolEra.NEWEST, "a", "b"), migrator, 3600)
     assert [conditions["Migrating"][:2] for name, conditions in written if name == "a"] == [
         (True, "NodePressure"),
         (False, "MigratorFailed"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from devalloc.controller.permits.records import change, has_devices, read
+from devalloc.controller.permits.vm_state import has_devices, permit_change, read_vm
 from devalloc.scaling.resources import Resources
 from tests.support.permit_bench import GIB, amounts, machine
 
@@ -30,13 +30,13 @@ def test_a_machine_as_the_ledger_takes_it() -> None:
     }
     obj = machine("a", labels=labels, annotations=annotations, slot=GIB, reserveMax=True)
     permitted = {"cpus": "1500m", "memory": "3Gi", "givenBy": "s", "machineID": "run-2"}
-    found = read(stored(obj, **RUNS, permitted=permitted, runnerPod="a-x7"))
-    assert found is not None
-    assert (found.key, found.node, found.runner_pod) == (("default", "a"), "node-a", ("default", "a-x7"))
-    assert (found.least, found.most, found.use) == (amounts(250, 1), amounts(8000, 16), amounts(500, 2))
-    assert (found.permit, found.slot, found.reserve_max) == (amounts(1500, 3), GIB, True)
-    assert (found.scaled, found.movable, found.must_move, found.billed_to) == (True, False, True, "ep")
-    assert found.overcommit == Resources(2500, 1500)
+    record = read_vm(stored(obj, **RUNS, permitted=permitted, runnerPod="a-x7"))
+    assert record is not None
+    assert (record.key, record.node, record.runner_pod) == (("default", "a"), "node-a", ("default", "a-x7"))
+    assert (record.least, record.most, record.use) == (amounts(250, 1), amounts(8000, 16), amounts(500, 2))
+    assert (record.permit, record.slot, record.reserve_max) == (amounts(1500, 3), GIB, True)
+    assert (record.scaled, record.movable, record.must_move, record.billed_to) == (True, False, True, "ep")
+    assert record.overcommit == Resources(2500, 1500)
 
 
 @pytest.mark.parametrize(
@@ -51,13 +51,13 @@ def test_a_machine_as_the_ledger_takes_it() -> None:
     ],
 )
 def test_which_permit_counts(permitted: Any, counts: Resources | None) -> None:
-    found = read(stored(machine("a"), **RUNS, permitted=permitted))
-    assert found is not None
-    assert found.permit == counts
+    record = read_vm(stored(machine("a"), **RUNS, permitted=permitted))
+    assert record is not None
+    assert record.permit == counts
 
 
 def test_what_its_node_does_not_keep_for_it_yet_is_not_its_own() -> None:
-    def kept(cpus: str, memory: str) -> dict[str, Any]:
+    def host_allocation(cpus: str, memory: str) -> dict[str, Any]:
         given = [{"name": "cpu", "allocation": cpus}, {"name": "memory", "allocation": memory}]
         entry = {"devicePoolName": "node-a-host", "deviceName": "numa0", "allocations": given}
         return {"nodeName": "node-a", "allocations": [entry]}
@@ -65,39 +65,39 @@ def test_what_its_node_does_not_keep_for_it_yet_is_not_its_own() -> None:
     def least(**status: Any) -> Resources:
         obj = machine("a", reserveMax=True)
         obj["spec"] |= {"cpu": {"min": "2", "max": "8"}, "memory": {"min": "4Gi", "max": "16Gi"}}
-        found = read(stored(obj, **RUNS, **status))
-        assert found is not None
-        assert found.reserve_max is (found.least != amounts(1000, 4))
-        return found.least
+        record = read_vm(stored(obj, **RUNS, **status))
+        assert record is not None
+        assert record.reserve_max is (record.least != amounts(1000, 4))
+        return record.least
 
-    assert least(**kept("1", "4Gi")) == amounts(1000, 4)
-    assert least(**kept("8", "16Gi")) == amounts(2000, 4)
+    assert least(**host_allocation("1", "4Gi")) == amounts(1000, 4)
+    assert least(**host_allocation("8", "16Gi")) == amounts(2000, 4)
     assert least() == amounts(2000, 4), "nobody keeps anything: its node admits what it is told"
     for damaged in ({"cpus": "x"}, {"nodeName": "node-a", "allocations": [{"devicePoolName": 1}]}):
         assert least(**damaged) == amounts(2000, 4)
-    broken = kept("1", "4Gi")
+    broken = host_allocation("1", "4Gi")
     broken["allocations"].append({"devicePoolName": "node-a-host"})
     assert least(**broken) == amounts(2000, 4)
 
 
 def test_machines_that_are_not_to_run_and_do_not_take_nothing() -> None:
-    assert read(stored(machine("a", running=False), phase="Stopped")) is None
-    assert read(stored(machine("a", running=False))) is None
-    assert read(stored(machine("a", running=False), phase="Stopping")) is not None
-    waiting = read(stored(machine("a"), phase="Stopped", observed={"cpus": "8"}))
+    assert read_vm(stored(machine("a", running=False), phase="Stopped")) is None
+    assert read_vm(stored(machine("a", running=False))) is None
+    assert read_vm(stored(machine("a", running=False), phase="Stopping")) is not None
+    waiting = read_vm(stored(machine("a"), phase="Stopped", observed={"cpus": "8"}))
     assert waiting is not None
     assert (waiting.runs, waiting.use) == (False, Resources(0, 0))
 
 
 def test_one_that_is_not_scaled_counts_for_what_its_spec_says() -> None:
-    found = read(stored(machine("a", labels={}, cpu={"min": "1", "max": "4", "use": "3"})))
-    assert found is not None
-    assert (found.scaled, found.use) == (False, Resources(3000, 0))
+    record = read_vm(stored(machine("a", labels={}, cpu={"min": "1", "max": "4", "use": "3"})))
+    assert record is not None
+    assert (record.scaled, record.use) == (False, Resources(3000, 0))
 
 
 def test_one_that_is_scaled_counts_for_what_it_will_be_started_with_until_it_runs() -> None:
     obj = machine("a", cpu={"min": "1", "max": "4", "use": "3"})
-    before, after = read(stored(obj)), read(stored(obj, **RUNS))
+    before, after = read_vm(stored(obj)), read_vm(stored(obj, **RUNS))
     assert before is not None
     assert after is not None
     assert (before.scaled, before.use.cpu, after.use.cpu) == (True, 3000, 500)
@@ -107,11 +107,11 @@ def test_one_that_was_placed_counts_on_the_node_that_was_chosen() -> None:
     obj = machine("a")
     del obj["spec"]["nodeName"]
     del obj["metadata"]["annotations"]
-    kept = [{"devicePoolName": "node-b-host", "deviceName": "numa0", "allocations": []}]
-    found = read(stored(obj, nodeName="node-b", allocations=kept))
-    assert found is not None
-    assert found.node == "node-b"
-    assert read(stored(obj, nodeName="node-b")) is None, "nothing is kept for it there"
+    allocations = [{"devicePoolName": "node-b-host", "deviceName": "numa0", "allocations": []}]
+    record = read_vm(stored(obj, nodeName="node-b", allocations=allocations))
+    assert record is not None
+    assert record.node == "node-b"
+    assert read_vm(stored(obj, nodeName="node-b")) is None, "nothing is kept for it there"
 
 
 @pytest.mark.parametrize("status", [{}, {"observed": {"cpus": [1], "memory": "2Gi"}}, {"conditions": {"a": 1}}])
@@ -119,35 +119,35 @@ def test_one_that_was_placed_counts_on_the_node_that_was_chosen() -> None:
 def test_damaged_objects_are_read(spec: dict[str, Any], status: dict[str, Any]) -> None:
     obj = machine("a")
     obj["spec"] = {"nodeName": "n", **spec}
-    found = read({**stored(obj), "status": {"phase": "Running", **status}})
-    assert found is not None
-    assert not found.least.exceeds(found.most)
-    assert read({**obj, "spec": "nonsense", "status": None}) is None
+    record = read_vm({**stored(obj), "status": {"phase": "Running", **status}})
+    assert record is not None
+    assert not record.least.exceeds(record.most)
+    assert read_vm({**obj, "spec": "nonsense", "status": None}) is None
 
 
 def test_a_record_is_written_with_the_run_it_is_for_and_leaves_the_rest_alone() -> None:
     status = {**RUNS, "conditions": [{"type": "Other"}, {"type": "Migrating", "status": "True"}], "reason": "x"}
-    told = change(
+    update = permit_change(
         stored(machine("a"), **status),
         permit=amounts(1250, 2),
         given_by="s-1",
         conditions={"Migrating": (False, "Done", "it is there")},
         now="2026-02-02T00:00:00Z",
     )
-    assert (told.key, told.resource_version) == (("VirtualMachine", "default", "a"), "7")
-    assert told.status is not None
+    assert (update.key, update.resource_version) == (("VirtualMachine", "default", "a"), "7")
+    assert update.status is not None
     permitted = {"cpus": "1250m", "memory": "2Gi", "givenBy": "s-1", "machineID": "run-2"}
-    assert told.status["permitted"] == permitted
-    assert {k: v for k, v in told.status.items() if k not in ("permitted", "conditions")} == {**RUNS, "reason": "x"}
-    assert [(c["type"], c.get("status")) for c in told.status["conditions"]] == [
+    assert update.status["permitted"] == permitted
+    assert {k: v for k, v in update.status.items() if k not in ("permitted", "conditions")} == {**RUNS, "reason": "x"}
+    assert [(c["type"], c.get("status")) for c in update.status["conditions"]] == [
         ("Other", None),
         ("Migrating", "False"),
     ]
-    same = change(
-        stored(machine("a"), **told.status), permit=amounts(1250, 2), given_by="s-2", conditions={}, now="later"
+    same = permit_change(
+        stored(machine("a"), **update.status), permit=amounts(1250, 2), given_by="s-2", conditions={}, now="later"
     )
-    assert same.status == told.status, "who gave it stays, as nothing else changes"
-    gone = change(stored(machine("a"), **told.status), permit=None, given_by="s-2", conditions={}, now="later")
+    assert same.status == update.status, "who gave it stays, as nothing else changes"
+    gone = permit_change(stored(machine("a"), **update.status), permit=None, given_by="s-2", conditions={}, now="later")
     assert gone.status is not None
     assert "permitted" not in gone.status
 
@@ -175,9 +175,9 @@ def test_devices_keep_a_machine_where_it_is() -> None:
     ],
 )
 def test_overcommit_is_once_where_it_is_not_said(text: str, counts: Resources | None) -> None:
-    found = read(stored(machine("a", annotations={"vm.neon.tech/overcommit": text})))
-    assert found is not None
-    assert found.overcommit == counts
+    record = read_vm(stored(machine("a", annotations={"vm.neon.tech/overcommit": text})))
+    assert record is not None
+    assert record.overcommit == counts
 
 
 @pytest.mark.parametrize(
@@ -191,54 +191,56 @@ def test_overcommit_is_once_where_it_is_not_said(text: str, counts: Resources | 
 )
 def test_what_others_say_that_a_machine_uses_counts(text: str, cpu: int, memory: int) -> None:
     obj = stored(machine("a", annotations={"vm.neon.tech/usage": text}), **RUNS)
-    found, stopped = read(obj), read({**obj, "status": {"phase": "Stopped"}})
-    assert found is not None
+    record, stopped = read_vm(obj), read_vm({**obj, "status": {"phase": "Stopped"}})
+    assert record is not None
     assert stopped is not None
-    assert (found.use, stopped.use) == (Resources(cpu, memory), Resources(0, 0))
+    assert (record.use, stopped.use) == (Resources(cpu, memory), Resources(0, 0))
 
 
 def test_one_that_is_started_and_waits_has_what_it_has() -> None:
     """Its CPUs stand still until its devices are there, and it is told as Pending so long."""
     waits = {**RUNS, "phase": "Pending"}
     for running in (True, False):
-        found = read(stored(machine("a", running=running), **waits))
-        assert found is not None
-        assert found.use == amounts(500, 2)
+        record = read_vm(stored(machine("a", running=running), **waits))
+        assert record is not None
+        assert record.use == amounts(500, 2)
 
 
 @pytest.mark.parametrize("kind", [[], {}, None, 7])
 def test_a_condition_of_a_type_that_is_none_harms_nobody(kind: Any) -> None:
     obj = stored(machine("a"), **RUNS, conditions=[{"type": kind, "status": "True"}])
-    assert read(obj) is not None
-    told = change(
+    assert read_vm(obj) is not None
+    update = permit_change(
         obj, permit=None, given_by="s", conditions={"Migrating": (True, "A", "b")}, now="2026-02-02T00:00:00Z"
     )
-    assert told.status is not None
-    assert [c["type"] for c in told.status["conditions"]] == [kind, "Migrating"]
+    assert update.status is not None
+    assert [c["type"] for c in update.status["conditions"]] == [kind, "Migrating"]
 
 
 def test_what_is_kept_beside_a_permit_goes_with_it() -> None:
     obj = stored(machine("a"), **RUNS)
     common: dict[str, Any] = {"given_by": "s", "conditions": {}, "now": "2026-02-02T00:00:00Z"}
-    status = change(obj, permit=amounts(1000, 1), kept=amounts(4000, 2), **common).status
+    status = permit_change(obj, permit=amounts(1000, 1), previous=amounts(4000, 2), **common).status
     assert status is not None
-    kept = read({**obj, "status": status})
-    assert kept is not None
-    assert (kept.permit, kept.kept) == (amounts(1000, 1), amounts(4000, 2))
-    another_run = read({**obj, "status": {**status, "machineID": "run-3"}})
+    record = read_vm({**obj, "status": status})
+    assert record is not None
+    assert (record.permit, record.previous) == (amounts(1000, 1), amounts(4000, 2))
+    another_run = read_vm({**obj, "status": {**status, "machineID": "run-3"}})
     assert another_run is not None
-    assert (another_run.permit, another_run.kept) == (None, Resources(0, 0))
-    damaged = read({**obj, "status": {**status, "permitted": {**status["permitted"], "kept": {"cpus": "??"}}}})
+    assert (another_run.permit, another_run.previous) == (None, Resources(0, 0))
+    damaged = read_vm({**obj, "status": {**status, "permitted": {**status["permitted"], "kept": {"cpus": "??"}}}})
     assert damaged is not None
-    assert damaged.kept == Resources(8000, 0)
-    known = change({**obj, "status": status}, permit=amounts(1000, 1), **common).status
-    assert known is not None
-    assert "kept" not in known["permitted"]
+    assert damaged.previous == Resources(8000, 0)
+    written = permit_change({**obj, "status": status}, permit=amounts(1000, 1), **common).status
+    assert written is not None
+    assert "kept" not in written["permitted"]
 
 
 def test_a_permit_that_cannot_be_read_is_written_anew() -> None:
     status = {**RUNS, "permitted": {"cpus": "??", "memory": "1Gi", "givenBy": "s"}}
     obj = stored(machine("a"), **status)
-    told = change(obj, permit=amounts(1000, 1), given_by="s", conditions={}, now="2026-02-02T00:00:00Z").status
-    assert told is not None
-    assert told["permitted"]["cpus"] == "1"
+    written = permit_change(
+        obj, permit=amounts(1000, 1), given_by="s", conditions={}, now="2026-02-02T00:00:00Z"
+    ).status
+    assert written is not None
+    assert written["permitted"]["cpus"] == "1"

@@ -6,8 +6,8 @@ import ssl
 
 import pytest
 
-from devalloc.controller.permits.settings import NotSafe, Settings
-from devalloc.scaling.eras import Era
+from devalloc.controller.permits.settings import Settings, UnsafeSettings
+from devalloc.scaling.compat import ProtocolEra
 from devalloc.scaling.resources import Resources
 
 TOKEN = "0123456789abcdef"
@@ -19,14 +19,14 @@ def test_beyond_loopback_those_who_ask_are_known() -> None:
     for host in ("127.0.0.1", "::1", "localhost", "127.8.8.8"):
         assert Settings(host=host).host == host
     for tls, token in ((None, None), (plain, None)):
-        with pytest.raises(NotSafe):
+        with pytest.raises(UnsafeSettings):
             Settings(host="0.0.0.0", tls=tls, token=token)
     for tls, token in ((None, TOKEN), (plain, TOKEN), (mutual, None), (mutual, TOKEN)):
         assert Settings(host="0.0.0.0", tls=tls, token=token).tls is tls
 
 
 def test_what_makes_no_sense_is_refused() -> None:
-    with pytest.raises(NotSafe, match="at least 16"):
+    with pytest.raises(UnsafeSettings, match="at least 16"):
         Settings(token="short")
     with pytest.raises(ValueError, match="compute unit"):
         Settings(unit=Resources(0, 1))
@@ -38,6 +38,6 @@ def test_limits_by_era() -> None:
     limit, system = Resources(10_000, 1000), Resources(500, 100)
     assert Settings().limits(limit) == (limit, Resources(9000, 900))
     assert Settings(system=system).limits(limit)[0] == limit, "the newer ones look at what is allocatable"
-    old = Settings(era=Era.V0_12, system=system)
+    old = Settings(era=ProtocolEra.V0_12, system=system)
     assert old.limits(limit) == (Resources(9500, 900), Resources(6650, 630))
     assert Settings(cpu_watermark=0.5).limits(limit)[1] == Resources(5000, 900)

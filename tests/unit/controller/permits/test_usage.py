@@ -12,15 +12,15 @@ from typing import Any, TypeVar
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from devalloc.controller.permits.book import Book
+from devalloc.controller.permits.billing_usage import FORGET_MILLISECONDS, KIND, BillingUsage, UsageTotal
 from devalloc.controller.permits.hosts import Host
-from devalloc.controller.permits.metrics import Metrics
+from devalloc.controller.permits.ledgers import PermitLedgers
+from devalloc.controller.permits.metrics import PermitMetrics
 from devalloc.controller.permits.settings import Settings
-from devalloc.controller.permits.usage import FORGOTTEN, KIND, Total, Usage
 from devalloc.scaling.resources import Resources
 from devalloc.store import Object, Unavailable
 from devalloc.store.sqlite import SQLiteStore
-from tests.support.faketree import memory_folder
+from tests.support.fake_tree import memory_folder
 from tests.support.permit_bench import GIB, amounts, machine
 
 T = TypeVar("T")
@@ -38,17 +38,19 @@ class Server:
 
     def __init__(self, store: SQLiteStore, holder: str = "first") -> None:
         self.now = START
-        self.book = Book(Settings())
+        self.book = PermitLedgers(Settings())
         self.book.begin({"node-a": Host(amounts(100_000, 100))})
-        self.usage = Usage(store, self.book, "lease", holder, clock=lambda: self.now)
+        self.usage = BillingUsage(store, self.book, "lease", holder, clock=lambda: self.now)
 
     def knows(
         self, name: str, bill: str, has: Resources, *, permit: bool = True, created: str = "", **more: Any
     ) -> None:
         obj = machine(name, annotations={"autoscaling.neon.tech/billing-endpoint-id": bill})
         obj["metadata"] |= {"creationTimestamp": created, "resourceVersion": "1"}
-        told = {"cpus": f"{has.cpu}m", "memory": has.memory}
-        status = {"phase": "Running", "observed": told} | ({"permitted": {**told, "givenBy": "s"}} if permit else {})
+        amounts = {"cpus": f"{has.cpu}m", "memory": has.memory}
+        status = {"phase": "Running", "observed": amounts} | (
+            {"permitted": {**amounts, "givenBy": "s"}} if permit else {}
+        )
         self.book.put({**obj, "status": {**status, **more}}, starting=True)
 
     def goes_on(self, seconds: float) -> None:
@@ -61,9 +63,11 @@ class Server:
     def save(self) -> None:
         asyncio.run(self.usage.save(here))
 
-    def told(self) -> dict[str, tuple[float, float]]:
+    def reported(self) -> dict[str, tuple[float, float]]:
         """CPU-seconds and GiB-seconds."""
-        return {name: (total.cpu / 10**6, total.memory / 1000 / GIB) for name, total in self.usage.told.items()}
+        return {
+            name: (total.cpu / 10**6, total.memory / 1000 / GIB) for name, total in self.usage.stored_totals.items()
+        }
 
 
 def here(work: Callable[[], T]) -> Awaitable[T]:
@@ -84,9 +88,9 @@ def test_what_runs_is_billed_for_what_is_kept_for_it(store: SQLiteStore) -> None
     assert server.book.nodes["node-a"].machines["default", "c"].buffer == amounts(7000, 15)
     for _ in range(1000):
         server.goes_on(0.25)
-    assert server.told() == {}, "it is not written yet"
+    assert server.reported() == {}, "it is not written yet"
     server.save()
-    assert server.told() == {"ep-1": (500, 750), "ep-2": (250, 250)}, "a buffer is a guess, and nobody's"
+    assert server.reported() == {"ep-1": (500, 750), "ep-2": (250, 250)}, "a buffer is a guess, and nobody's"
 
 
 def test_the_next_server_goes_on_and_counts_the_time_without_one(store: SQLiteStore) -> None:
@@ -101,9 +105,9 @@ def test_the_next_server_goes_on_and_counts_the_time_without_one(store: SQLiteSt
     second.knows("a", "ep-1", amounts(2000, 1))
     second.knows("new", "ep-2", amounts(1000, 1), created="2027-01-15T08:02:10Z")  # 30 s ago
     second.begin()
-    assert second.told() == {"ep-1": (200, 100)}, "no counter goes back, nor ahead of what is written"
+    assert second.reported() == {"ep-1": (200, 100)}, "no counter goes back, nor ahead of what is written"
     second.save()
-    assert second.told() == {"ep-1": (320, 160), "ep-2": (30, 30)}
+    assert second.reported() == {"ep-1": (320, 160), "ep-2": (30, 30)}
 
 
 def test_a_clock_that_was_set_back_takes_nothing_away(store: SQLiteStore) -> None:
@@ -118,7 +122,7 @@ def test_a_clock_that_was_set_back_takes_nothing_away(store: SQLiteStore) -> Non
     second.begin()
     second.goes_on(1)
     second.save()
-    assert second.told() == {"ep-1": (202, 101)}
+    assert second.reported() == {"ep-1": (202, 101)}
 
 
 def test_one_that_another_took_the_place_of_writes_nothing(store: SQLiteStore) -> None:
@@ -133,7 +137,7 @@ def test_one_that_another_took_the_place_of_writes_nothing(store: SQLiteStore) -
     second.save()
     first.goes_on(1000)
     first.save()
-    assert first.told() == second.told() == {"ep-1": (15, 15)}
+    assert first.reported() == second.reported() == {"ep-1": (15, 15)}
 
 
 @pytest.mark.parametrize("was_written", [True, False])
@@ -156,12 +160,12 @@ def test_a_write_of_which_nobody_knows_counts_once(store: SQLiteStore, was_writt
     server.usage._store = Failing()  # type: ignore[assignment]
     with pytest.raises(Unavailable):
         server.save()
-    assert server.told() == {"ep-1": (10, 10)}
+    assert server.reported() == {"ep-1": (10, 10)}
     server.usage._store = store
     for _ in range(2):
         server.goes_on(1)
         server.save()
-    assert server.told() == {"ep-1": (22, 22)}
+    assert server.reported() == {"ep-1": (22, 22)}
 
 
 def test_what_was_deleted_or_damaged_is_begun_anew_or_written_again(store: SQLiteStore) -> None:
@@ -173,13 +177,13 @@ def test_what_was_deleted_or_damaged_is_begun_anew_or_written_again(store: SQLit
     store.delete(KIND, "default", "lease-usage")
     for _ in range(2):
         server.save()
-    assert server.told() == {"ep-1": (10, 10)}
+    assert server.reported() == {"ep-1": (10, 10)}
     for data in (None, [], {}, {"totals": "[]", "untilMilliseconds": "1"}, {"totals": '{"a":[1,2,3,4]}'}):
-        found = store.get(KIND, "default", "lease-usage")
-        store.replace({**found, "data": data})
+        stored = store.get(KIND, "default", "lease-usage")
+        store.replace({**stored, "data": data})
         other = Server(store, "other")
         other.begin()
-        assert other.told() == {}
+        assert other.reported() == {}
 
 
 def test_ids_that_no_machine_has_are_forgotten_in_the_end(store: SQLiteStore) -> None:
@@ -189,12 +193,12 @@ def test_ids_that_no_machine_has_are_forgotten_in_the_end(store: SQLiteStore) ->
     server.goes_on(10)
     server.book.drop(("default", "a"))
     server.knows("b", "ep-2", amounts(1000, 1))
-    server.goes_on(FORGOTTEN / 1000 - 1)
+    server.goes_on(FORGET_MILLISECONDS / 1000 - 1)
     server.save()
-    assert sorted(server.told()) == ["ep-1", "ep-2"]
+    assert sorted(server.reported()) == ["ep-1", "ep-2"]
     server.goes_on(2)
     server.save()
-    assert sorted(server.told()) == ["ep-2"]
+    assert sorted(server.reported()) == ["ep-2"]
 
 
 @pytest.mark.parametrize("name", ["ep", 'a"b\\c\nd', "ü", "\ud800", "x" * 5000])
@@ -204,11 +208,11 @@ def test_ids_of_all_kinds_are_shown(store: SQLiteStore, name: str) -> None:
     server.knows("a", name, amounts(1500, 1))
     server.goes_on(2)
     server.save()
-    page = Metrics(server.book, lambda: server.usage.told).text().decode()
+    page = PermitMetrics(server.book, lambda: server.usage.stored_totals).text().decode()
     shown = [s for family in text_string_to_metric_families(page) for s in family.samples if "permitted_cpu" in s.name]
     assert [sample.value for sample in shown] == [3.0]
 
 
 def test_totals_are_exact_however_large() -> None:
-    total = replace(Total(), memory=2**80 + 1)
+    total = replace(UsageTotal(), memory=2**80 + 1)
     assert total.memory - 2**80 == 1

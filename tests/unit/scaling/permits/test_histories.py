@@ -8,12 +8,13 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from devalloc.scaling.eras import Era
-from devalloc.scaling.permits import events
-from devalloc.scaling.permits.grant import answer, met
-from devalloc.scaling.permits.ledger import NOTHING, Machine, Node, ledger
-from devalloc.scaling.permits.pressure import is_too_full
+from devalloc.scaling.compat import ProtocolEra
+from devalloc.scaling.permits import machine_events
+from devalloc.scaling.permits.grant import after_first_request, answer_request
+from devalloc.scaling.permits.ledger import NO_RESOURCES, MachineAccount, NodeLedger, make_ledger
+from devalloc.scaling.permits.pressure import is_under_pressure
 from devalloc.scaling.resources import Resources
+from tests.support.node_scoring import shortfall
 
 TOTAL, MARK = Resources(40, 30), Resources(36, 27)
 FACTOR = Resources(3, 2)
@@ -101,13 +102,13 @@ def _memory(amount: int) -> int:
     return amount * 2 % 23
 
 
-def _play(node: Node, books: tuple[Book, Book], action: tuple[str, str, Any, Any]) -> Node:
+def _play(node: NodeLedger, books: tuple[Book, Book], action: tuple[str, str, Any, Any]) -> NodeLedger:
     what, name, first, second = action
     key = ("ns", name)
     here = key in node.machines
     if what in ("begin", "find") and not here:
-        use = NOTHING if what == "begin" else Resources(second, _memory(second))
-        machine = Machine(Resources(2, 1), Resources(2 + first, 1 + _memory(first)), NOTHING, use=use)
+        use = NO_RESOURCES if what == "begin" else Resources(second, _memory(second))
+        machine = MachineAccount(Resources(2, 1), Resources(2 + first, 1 + _memory(first)), NO_RESOURCES, use=use)
         for book, low, high, used in (
             (books[0], 2, 2 + first, use.cpu),
             (books[1], 1, 1 + _memory(first), use.memory),
@@ -115,7 +116,7 @@ def _play(node: Node, books: tuple[Book, Book], action: tuple[str, str, Any, Any
             row = Row(low, high, used)
             row.spare = max(0, high - row.base()) if what == "find" else 0
             book.rows[name] = row
-        machine = events.admitted(machine) if what == "begin" else events.found(machine)
+        machine = machine_events.admit(machine) if what == "begin" else machine_events.assume_unrecorded(machine)
         return node.with_machine(key, machine)
     if not here:
         return node
@@ -126,7 +127,7 @@ def _play(node: Node, books: tuple[Book, Book], action: tuple[str, str, Any, Any
         leaving = what == "ask leaving"
         for book, name_of in ((books[0], "cpu"), (books[1], "memory")):
             book.ask(name, getattr(wanted, name_of), 0 if last is None else getattr(last, name_of), leaving)
-        return answer(met(node, key, last), key, wanted, FACTOR, leaving=leaving)
+        return answer_request(after_first_request(node, key, last), key, wanted, FACTOR, leaving=leaving)
     if what == "read back":
         unseen = any(book.rows[name].spare for book in books)
         for book, used in ((books[0], first), (books[1], _memory(first))):
@@ -135,12 +136,12 @@ def _play(node: Node, books: tuple[Book, Book], action: tuple[str, str, Any, Any
             row.use = used
             # What may have been permitted before anybody knew stays counted, used or not.
             row.spare = max(0, held - row.base()) if unseen else 0
-        return node.with_machine(key, events.observed(machine, Resources(first, _memory(first))))
+        return node.with_machine(key, machine_events.observe_use(machine, Resources(first, _memory(first))))
     if what == "leave":
         for book in books:
             book.gone_soon.add(name)
             book.rows[name].spare = book.rows[name].unmet = 0
-        return node.with_machine(key, events.leaving(machine))
+        return node.with_machine(key, machine_events.begin_migration(machine))
     if what == "stay":
         for book in books:
             book.gone_soon.discard(name)
@@ -154,28 +155,28 @@ def _play(node: Node, books: tuple[Book, Book], action: tuple[str, str, Any, Any
 @settings(max_examples=70, deadline=None)
 @given(ACTIONS)
 def test_every_history_is_kept_as_the_bookkeeper_has_it(actions: list[tuple[str, str, Any, Any]]) -> None:
-    node, books = ledger(TOTAL, MARK), _books()
+    node, books = make_ledger(TOTAL, MARK), _books()
     for action in actions:
         node = _play(node, books, action)
         for book, name in zip(books, ("cpu", "memory"), strict=True):
-            told = {
+            by_machine = {
                 key[1]: (getattr(m.reserved, name), None if m.permit is None else getattr(m.permit, name))
                 for key, m in node.machines.items()
             }
-            assert told == {n: (row.weight(), row.permit) for n, row in book.rows.items()}, action
+            assert by_machine == {n: (row.weight(), row.permit) for n, row in book.rows.items()}, action
             assert getattr(node.counted, name) == book.taken()
             assert getattr(node.buffer, name) == sum(row.spare for row in book.rows.values())
             assert getattr(node.pressure, name) == sum(row.unmet for row in book.rows.values())
         below = node.counted.cpu <= MARK.cpu and node.counted.memory < MARK.memory
-        assert is_too_full(node) == (not below and any(book.pressed() for book in books))
+        assert is_under_pressure(node) == (not below and any(book.pressed() for book in books))
 
 
 machines = st.builds(
-    lambda low, more, use, held, oc, over, whole: events.recorded(
-        Machine(
+    lambda low, more, use, held, oc, over, whole: machine_events.restore_recorded(
+        MachineAccount(
             Resources(low, low),
             Resources(low + more, low + more),
-            NOTHING,
+            NO_RESOURCES,
             use=Resources(use, use // 2),
             overcommit=Resources(1000 + oc, 1000 + oc // 3),
             overhead=Resources(over, over),
@@ -194,73 +195,79 @@ machines = st.builds(
 @given(
     st.dictionaries(st.sampled_from([("ns", n) for n in NAMES]), machines, min_size=1),
     st.lists(st.tuples(st.sampled_from(NAMES), amounts, amounts, st.booleans()), max_size=12),
-    st.sampled_from(list(Era)),
+    st.sampled_from(list(ProtocolEra)),
     st.integers(1, 7),
 )
 def test_what_always_holds(
-    held: dict[tuple[str, str], Machine], requests: list[tuple[str, int, int, bool]], era: Era, unit: int
+    held: dict[tuple[str, str], MachineAccount], requests: list[tuple[str, int, int, bool]], era: ProtocolEra, unit: int
 ) -> None:
-    node = ledger(TOTAL, MARK, held)
+    node = make_ledger(TOTAL, MARK, held)
     factor = Resources(unit, unit + 1)
     for name, cpu, memory, leaving in requests:
         key = ("ns", name)
         if key not in node.machines:
             continue
         before, wanted = node.machines[key], Resources(cpu, memory)
-        after = answer(node, key, wanted, factor, leaving=leaving, era=era)
+        after = answer_request(node, key, wanted, factor, leaving=leaving, era=era)
         now = after.machines[key]
         assert now.permit is not None
         for one in ("cpu", "memory"):
-            had, asked, got = (getattr(r, one) for r in (before.reserved, wanted, now.permit))
-            assert min(had, asked) <= got <= max(had, asked), "between what it had and what it asked for"
-            assert got == asked or got >= had, "less only where less was asked for"
-            assert got == asked or leaving or (got - had) % getattr(factor, one) == 0, "an increase in whole units"
+            had, requested, got = (getattr(r, one) for r in (before.reserved, wanted, now.permit))
+            assert min(had, requested) <= got <= max(had, requested), "between what it had and what it asked for"
+            assert got == requested or got >= had, "less only where less was asked for"
+            assert got == requested or leaving or (got - had) % getattr(factor, one) == 0, "an increase in whole units"
             limit, was, taken = (getattr(r, one) for r in (TOTAL, node.counted, after.counted))
             assert taken <= max(limit, was), "nothing is granted beyond the limit"
             assert taken == sum(getattr(m.counted, one) + getattr(m.overhead, one) for m in after.machines.values())
             assert getattr(now.reserved, one) >= getattr(now.floor, one)
-            if era is not Era.NEWEST:
-                assert getattr(now.pressure, one) == max(0, asked - got)
-        assert answer(after, key, now.permit, factor, era=era).counted == after.counted, "asking again changes nothing"
+            if era is not ProtocolEra.NEWEST:
+                assert getattr(now.pressure, one) == max(0, requested - got)
+        assert answer_request(after, key, now.permit, factor, era=era).counted == after.counted, (
+            "asking again changes nothing"
+        )
         assert all(after.machines[k] == m for k, m in node.machines.items() if k != key), "nobody else is touched"
         node = after
 
 
 def test_bounds_change_what_a_machine_may_have_been_permitted_only_before_it_asked() -> None:
-    one = events.found(Machine(Resources(1, 1), Resources(6, 6), NOTHING, use=Resources(2, 2)))
-    wider = events.bounded(one, Resources(1, 1), Resources(9, 4))
+    one = machine_events.assume_unrecorded(
+        MachineAccount(Resources(1, 1), Resources(6, 6), NO_RESOURCES, use=Resources(2, 2))
+    )
+    wider = machine_events.change_bounds(one, Resources(1, 1), Resources(9, 4))
     assert (wider.reserved, wider.buffer) == (Resources(9, 4), Resources(7, 2))
-    assert events.bounded(one, Resources(3, 1), Resources(6, 6)).buffer == Resources(3, 4)
-    asked = events.recorded(one, Resources(3, 3))
-    assert events.bounded(asked, Resources(1, 1), Resources(9, 9)).reserved == Resources(3, 3)
-    assert events.bounded(asked, Resources(4, 1), Resources(9, 9)).reserved == Resources(4, 3)
-    new = events.admitted(replace(one, use=NOTHING))
-    assert events.bounded(new, Resources(2, 2), Resources(9, 9)).reserved == Resources(2, 2)
+    assert machine_events.change_bounds(one, Resources(3, 1), Resources(6, 6)).buffer == Resources(3, 4)
+    recorded = machine_events.restore_recorded(one, Resources(3, 3))
+    assert machine_events.change_bounds(recorded, Resources(1, 1), Resources(9, 9)).reserved == Resources(3, 3)
+    assert machine_events.change_bounds(recorded, Resources(4, 1), Resources(9, 9)).reserved == Resources(4, 3)
+    new = machine_events.admit(replace(one, use=NO_RESOURCES))
+    assert machine_events.change_bounds(new, Resources(2, 2), Resources(9, 9)).reserved == Resources(2, 2)
 
 
 def test_a_machine_that_is_not_scaled_counts_for_what_it_uses() -> None:
-    one = events.found(Machine(Resources(1, 1), Resources(6, 6), NOTHING, use=Resources(2, 2)))
-    plain = events.found(replace(one, scaled=False))
-    assert (plain.reserved, plain.buffer) == (Resources(2, 2), NOTHING)
-    assert events.observed(plain, Resources(3, 1)).reserved == Resources(3, 1)
+    one = machine_events.assume_unrecorded(
+        MachineAccount(Resources(1, 1), Resources(6, 6), NO_RESOURCES, use=Resources(2, 2))
+    )
+    plain = machine_events.assume_unrecorded(replace(one, scaled=False))
+    assert (plain.reserved, plain.buffer) == (Resources(2, 2), NO_RESOURCES)
+    assert machine_events.observe_use(plain, Resources(3, 1)).reserved == Resources(3, 1)
 
 
 def test_admission_looks_at_the_least_that_a_machine_can_have() -> None:
-    node = ledger(Resources(10, 10), Resources(9, 9), {("ns", "a"): events.admitted(_new(7))})
-    assert events.lacking(node, events.admitted(_new(3))) == NOTHING
-    assert events.lacking(node, events.admitted(_new(4))) == Resources(1, 1)
-    assert events.lacking(node, events.admitted(replace(_new(3), reserve_max=True))) == Resources(7, 7)
-    assert events.lacking(node, events.admitted(replace(_new(3), overhead=Resources(0, 2)))) == Resources(0, 2)
-    smaller = node.limited(Resources(5, 5), Resources(4, 4))
+    node = make_ledger(Resources(10, 10), Resources(9, 9), {("ns", "a"): machine_events.admit(_new(7))})
+    assert shortfall(node, machine_events.admit(_new(3))) == NO_RESOURCES
+    assert shortfall(node, machine_events.admit(_new(4))) == Resources(1, 1)
+    assert shortfall(node, machine_events.admit(replace(_new(3), reserve_max=True))) == Resources(7, 7)
+    assert shortfall(node, machine_events.admit(replace(_new(3), overhead=Resources(0, 2)))) == Resources(0, 2)
+    smaller = node.with_limits(Resources(5, 5), Resources(4, 4))
     assert smaller.counted == Resources(7, 7)
-    assert smaller.free == NOTHING
+    assert smaller.free == NO_RESOURCES
 
 
-def _new(least: int) -> Machine:
-    return Machine(Resources(least, least), Resources(10, 10), NOTHING)
+def _new(least: int) -> MachineAccount:
+    return MachineAccount(Resources(least, least), Resources(10, 10), NO_RESOURCES)
 
 
 def test_events_that_say_nothing_new_change_nothing() -> None:
-    node = ledger(TOTAL, MARK, {("ns", "a"): events.admitted(_new(3))})
-    assert events.changed(node, ("ns", "a"), events.admitted(_new(3))) is node
+    node = make_ledger(TOTAL, MARK, {("ns", "a"): machine_events.admit(_new(3))})
+    assert machine_events.replace_machine(node, ("ns", "a"), machine_events.admit(_new(3))) is node
     assert node.without(("ns", "b")) is node

@@ -6,16 +6,23 @@ from dataclasses import replace
 
 import pytest
 
-from devalloc.scaling.eras import Era
-from devalloc.scaling.permits.events import found, leaving
-from devalloc.scaling.permits.grant import answer, believed, met
-from devalloc.scaling.permits.ledger import NOTHING, Key, Machine, Node, fraction_of, ledger
-from devalloc.scaling.permits.pressure import is_too_full
-from devalloc.scaling.permits.scoring import Curve, score, spread
+from devalloc.scaling.compat import ProtocolEra
+from devalloc.scaling.permits.grant import after_first_request, answer_request, credible_permit
+from devalloc.scaling.permits.ledger import (
+    NO_RESOURCES,
+    MachineAccount,
+    MachineKey,
+    NodeLedger,
+    fraction_of,
+    make_ledger,
+)
+from devalloc.scaling.permits.machine_events import assume_unrecorded, begin_migration
+from devalloc.scaling.permits.pressure import is_under_pressure
 from devalloc.scaling.resources import Resources
+from tests.support.node_scoring import Curve, score, spread
 
-ME: Key = ("default", "me")
-OTHERS: Key = ("default", "others")
+ME: MachineKey = ("default", "me")
+OTHERS: MachineKey = ("default", "others")
 UNIT = Resources(1, 1)
 
 
@@ -23,42 +30,44 @@ def both(amount: int) -> Resources:
     return Resources(amount, amount)
 
 
-def some(reserved: int, **more: object) -> Machine:
-    machine = Machine(least=NOTHING, most=both(100), reserved=both(reserved), permit=both(reserved))
+def some(reserved: int, **more: object) -> MachineAccount:
+    machine = MachineAccount(least=NO_RESOURCES, most=both(100), reserved=both(reserved), permit=both(reserved))
     return replace(machine, **more)  # type: ignore[arg-type]
 
 
-def node_of(others: int, mine: int) -> Node:
-    return ledger(both(10), both(10), {OTHERS: some(others), ME: some(mine)})
+def node_of(others: int, own: int) -> NodeLedger:
+    return make_ledger(both(10), both(10), {OTHERS: some(others), ME: some(own)})
 
 
 def test_newest_form_with_twice_the_commitment() -> None:
-    mine = some(3, overcommit=Resources(2000, 2000))
-    node = ledger(both(10), both(10), {OTHERS: some(7), ME: mine})
+    own = some(3, overcommit=Resources(2000, 2000))
+    node = make_ledger(both(10), both(10), {OTHERS: some(7), ME: own})
     assert node.counted == both(8)
-    done = answer(node, ME, both(7), UNIT, era=Era.NEWEST)
+    done = answer_request(node, ME, both(7), UNIT, era=ProtocolEra.NEWEST)
     assert (done.machines[ME].permit, done.counted) == (both(7), both(10))
-    assert answer(done, ME, both(8), UNIT, era=Era.NEWEST).machines[ME].permit == both(7)
+    assert answer_request(done, ME, both(8), UNIT, era=ProtocolEra.NEWEST).machines[ME].permit == both(7)
 
 
 def test_a_machine_counts_for_what_was_read_back_of_it_whatever_it_is_permitted() -> None:
-    node = ledger(both(10), both(10), {OTHERS: some(5), ME: some(5, use=both(5))})
-    less = answer(node, ME, both(2), UNIT)
+    node = make_ledger(both(10), both(10), {OTHERS: some(5), ME: some(5, use=both(5))})
+    less = answer_request(node, ME, both(2), UNIT)
     assert (less.machines[ME].permit, less.counted) == (both(2), both(10))
-    assert answer(less, ME, both(4), UNIT).machines[ME].permit == both(4), "what it counts for is its own to ask for"
-    assert answer(less, OTHERS, both(6), UNIT).machines[OTHERS].permit == both(5), "and of nobody else"
+    assert answer_request(less, ME, both(4), UNIT).machines[ME].permit == both(4), (
+        "what it counts for is its own to ask for"
+    )
+    assert answer_request(less, OTHERS, both(6), UNIT).machines[OTHERS].permit == both(5), "and of nobody else"
 
 
 def test_a_machine_that_reserves_its_maximum_counts_for_all_of_it() -> None:
-    mine = some(2, most=both(6), reserve_max=True)
-    node = ledger(both(10), both(10), {OTHERS: some(4), ME: replace(mine, reserved=mine.floor)})
-    assert answer(node, OTHERS, both(9), UNIT).machines[OTHERS].permit == both(4)
-    assert answer(node, ME, both(6), UNIT).machines[ME].permit == both(6)
+    own = some(2, most=both(6), reserve_max=True)
+    node = make_ledger(both(10), both(10), {OTHERS: some(4), ME: replace(own, reserved=own.floor)})
+    assert answer_request(node, OTHERS, both(9), UNIT).machines[OTHERS].permit == both(4)
+    assert answer_request(node, ME, both(6), UNIT).machines[ME].permit == both(6)
 
 
 def test_overheads_are_taken_of_the_node_and_not_of_the_permit() -> None:
-    node = ledger(both(10), both(10), {ME: some(3, overhead=both(2))})
-    done = answer(node, ME, both(9), UNIT)
+    node = make_ledger(both(10), both(10), {ME: some(3, overhead=both(2))})
+    done = answer_request(node, ME, both(9), UNIT)
     assert (done.machines[ME].permit, done.counted) == (both(8), both(10))
 
 
@@ -67,29 +76,29 @@ def test_overheads_are_taken_of_the_node_and_not_of_the_permit() -> None:
 
 @pytest.mark.parametrize(("others", "last", "counts"), [(3, 5, 5), (3, 50, 7), (9, 5, 2), (12, 5, 2)])
 def test_a_last_permit_counts_as_far_as_there_is_room(others: int, last: int, counts: int) -> None:
-    mine = found(Machine(NOTHING, both(6), NOTHING, use=both(2)))
-    node = ledger(both(10), both(10), {OTHERS: some(others), ME: mine})
-    assert believed(node, ME, both(last)) == both(min(last, max(0, 10 - others)))
-    assert met(node, ME, both(last)).machines[ME].reserved == both(counts)
+    own = assume_unrecorded(MachineAccount(NO_RESOURCES, both(6), NO_RESOURCES, use=both(2)))
+    node = make_ledger(both(10), both(10), {OTHERS: some(others), ME: own})
+    assert credible_permit(node, ME, both(last)) == both(min(last, max(0, 10 - others)))
+    assert after_first_request(node, ME, both(last)).machines[ME].reserved == both(counts)
 
 
 def test_cpu_is_believed_by_its_own_overcommitment_and_memory_by_its_own() -> None:
-    mine = found(Machine(NOTHING, both(50), NOTHING, overcommit=Resources(4000, 1000)))
-    node = ledger(both(10), both(10), {OTHERS: some(7), ME: mine})
-    assert believed(node, ME, both(50)) == Resources(12, 3)
+    own = assume_unrecorded(MachineAccount(NO_RESOURCES, both(50), NO_RESOURCES, overcommit=Resources(4000, 1000)))
+    node = make_ledger(both(10), both(10), {OTHERS: some(7), ME: own})
+    assert credible_permit(node, ME, both(50)) == Resources(12, 3)
     swapped = node.with_machine(ME, replace(node.machines[ME], overcommit=Resources(1000, 4000)))
-    assert believed(swapped, ME, both(50)) == Resources(3, 12)
+    assert credible_permit(swapped, ME, both(50)) == Resources(3, 12)
 
 
 @pytest.mark.parametrize("total", [Resources(0, 10), Resources(10, 0)])
 def test_a_node_that_lacks_cpu_or_memory_altogether_is_no_place(total: Resources) -> None:
-    nothing = Machine(NOTHING, NOTHING, NOTHING)
-    assert score(ledger(total, NOTHING, {}), nothing, both(10)) == 0
+    nothing = MachineAccount(NO_RESOURCES, NO_RESOURCES, NO_RESOURCES)
+    assert score(make_ledger(total, NO_RESOURCES, {}), nothing, both(10)) == 0
 
 
 def test_who_asked_before_is_believed_nothing() -> None:
     node = node_of(5, 2)
-    assert met(node, ME, both(5)) is node
+    assert after_first_request(node, ME, both(5)) is node
 
 
 # -- pressure and scores ---------------------------------------------------------------------------------------------
@@ -98,8 +107,8 @@ def test_who_asked_before_is_believed_nothing() -> None:
 def test_pressure_of_one_resource_is_none_while_both_are_below_the_mark() -> None:
     """CPU at its mark is still fine, memory at its mark is not: so it is in the reference."""
     pressed = some(0, pressure=Resources(50, 0))
-    assert not is_too_full(ledger(both(10), both(9), {ME: replace(pressed, reserved=Resources(9, 8))}))
-    assert is_too_full(ledger(both(10), both(9), {ME: replace(pressed, reserved=Resources(9, 9))}))
+    assert not is_under_pressure(make_ledger(both(10), both(9), {ME: replace(pressed, reserved=Resources(9, 8))}))
+    assert is_under_pressure(make_ledger(both(10), both(9), {ME: replace(pressed, reserved=Resources(9, 9))}))
 
 
 def test_scores() -> None:
@@ -114,7 +123,7 @@ def test_marks_are_exact() -> None:
 
 
 def test_who_leaves_counts_without_its_buffer_and_for_what_it_uses() -> None:
-    found_running = found(Machine(NOTHING, both(6), NOTHING, use=both(2)))
-    assert (leaving(found_running).reserved, leaving(found_running).buffer) == (both(2), NOTHING)
-    assert leaving(some(5, buffer=both(3), use=both(4))).reserved == both(4)
-    assert leaving(some(5, use=both(2))).reserved == both(5)
+    found_running = assume_unrecorded(MachineAccount(NO_RESOURCES, both(6), NO_RESOURCES, use=both(2)))
+    assert (begin_migration(found_running).reserved, begin_migration(found_running).buffer) == (both(2), NO_RESOURCES)
+    assert begin_migration(some(5, buffer=both(3), use=both(4))).reserved == both(4)
+    assert begin_migration(some(5, use=both(2))).reserved == both(5)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from devalloc_solver.dra import AllocationError, allocate
-from tests.support.dra import (
+from tests.support.dra_builders import (
     ANY,
     answer,
     ask,
@@ -73,40 +73,40 @@ def test_the_order_of_input_has_no_say() -> None:
     rng = random.Random(1)
     slices = [slice_(f"s{i}", devices(f"d{i}a", f"d{i}b", numa=i % 2), count=4) for i in range(4)]
     classes = [ANY, {"metadata": {"name": "other"}}]
-    asked = [claim(request("a", 1), first_of("b", ask(9), ask(2)), match="gpu.io/numa")]
-    first = answer(asked, *slices, classes=classes, allocated=in_use("d0a", "d3b"))
+    claims = [claim(request("a", 1), first_of("b", ask(9), ask(2)), match="gpu.io/numa")]
+    first = answer(claims, *slices, classes=classes, allocated=in_use("d0a", "d3b"))
     assert first is not None
 
     for _ in range(5):
         rng.shuffle(slices)
         rng.shuffle(classes)
-        assert answer(asked, *slices, classes=classes, allocated=in_use("d3b", "d0a")) == first
+        assert answer(claims, *slices, classes=classes, allocated=in_use("d3b", "d0a")) == first
 
 
 # -- alternatives ----------------------------------------------------------------------------------------------------
 
 
 def test_the_first_alternative_that_lets_everything_fit_is_taken() -> None:
-    asked = claim(first_of("a", ask(3), ask(2)), request("b", 2))
+    pending = claim(first_of("a", ask(3), ask(2)), request("b", 2))
 
-    assert [r for r, _ in (given(answer(asked, slice_("s", devices(*"123456")))) or [[]])[0]].count("a/s0") == 3
-    assert [r for r, _ in (given(answer(asked, slice_("s", devices(*"1234")))) or [[]])[0]].count("a/s1") == 2
-    assert answer(asked, slice_("s", devices(*"123"))) is None
+    assert [r for r, _ in (given(answer(pending, slice_("s", devices(*"123456")))) or [[]])[0]].count("a/s0") == 3
+    assert [r for r, _ in (given(answer(pending, slice_("s", devices(*"1234")))) or [[]])[0]].count("a/s1") == 2
+    assert answer(pending, slice_("s", devices(*"123"))) is None
 
 
 def test_choices_are_smallest_first_as_one_vector() -> None:
     """The first request has its way, though the second would be better off otherwise."""
-    asked = claim(first_of("a", ask(2), ask(1)), first_of("b", ask(2), ask(1)))
+    pending = claim(first_of("a", ask(2), ask(1)), first_of("b", ask(2), ask(1)))
 
-    (pairs,) = given(answer(asked, slice_("s", devices("1", "2", "3")))) or []
+    (pairs,) = given(answer(pending, slice_("s", devices("1", "2", "3")))) or []
 
     assert {name for name, _ in pairs} == {"a/s0", "b/s1"}
 
 
 def test_alternatives_count_within_the_limit_of_32_devices() -> None:
-    asked = claim(first_of("a", ask(32), ask(16)), first_of("b", ask(32), ask(16)))
+    pending = claim(first_of("a", ask(32), ask(16)), first_of("b", ask(32), ask(16)))
 
-    (pairs,) = given(answer(asked, slice_("s", devices(*(f"d{i}" for i in range(64)))))) or []
+    (pairs,) = given(answer(pending, slice_("s", devices(*(f"d{i}" for i in range(64)))))) or []
 
     assert {name for name, _ in pairs} == {"a/s1", "b/s1"}
 
@@ -116,10 +116,10 @@ def test_alternatives_count_within_the_limit_of_32_devices() -> None:
 
 @pytest.mark.parametrize("counts", [(33,), (32, 1), (2**63 - 1, 2**63 - 1)])
 def test_more_than_32_devices_for_a_claim_are_an_error(counts: tuple[int, ...]) -> None:
-    asked = claim(*(request(f"r{i}", count) for i, count in enumerate(counts)))
+    pending = claim(*(request(f"r{i}", count) for i, count in enumerate(counts)))
 
     with pytest.raises(AllocationError, match="exceeds the claim limit of 32"):
-        answer(asked, slice_("s", devices("d")))
+        answer(pending, slice_("s", devices("d")))
 
 
 def test_all_of_more_than_32_devices_is_an_error_and_32_are_not() -> None:
@@ -170,18 +170,18 @@ def test_such_a_constraint_is_no_error_as_long_as_something_fits() -> None:
     """Upstream gives up at the first NIC it tries."""
     content = [device("n0", {"numa": 0}), device("n1", {"numa": 1}), device("g1", {"numa": 1})]
     nic, gpu = "device.driver == 'gpu.io' && true", "device.attributes['gpu.io'].numa == 1"
-    asked = claim(request("nic", 1, nic), request("gpu", None, gpu + " && false || device.driver == 'x'"))
-    assert answer(asked, slice_("s", content)) is None
+    pending = claim(request("nic", 1, nic), request("gpu", None, gpu + " && false || device.driver == 'x'"))
+    assert answer(pending, slice_("s", content)) is None
 
     pools = [slice_("s", content[:2], pool="nics", driver="nic.io"), slice_("t", content[2:], pool="gpus")]
-    asked = claim(
+    pending = claim(
         request("nic", 1, "device.driver == 'nic.io'"),
         request("gpu", None, "device.driver == 'gpu.io'"),
         match="x.org/numa",
     )
     for one, numa in zip((*content[:2], content[2]), (0, 1, 1), strict=True):
         one["attributes"] = {"x.org/numa": {"int": numa}}
-    assert names(answer(asked, *pools)) == ["g1", "n1"]
+    assert names(answer(pending, *pools)) == ["g1", "n1"]
 
 
 # -- admin access ----------------------------------------------------------------------------------------------------
@@ -206,10 +206,10 @@ def test_admin_access_needs_no_counters() -> None:
 
 
 def test_a_claim_gets_a_device_once_even_with_admin_access() -> None:
-    asked = claim(request("watch", adminAccess=True), request("use"))
+    pending = claim(request("watch", adminAccess=True), request("use"))
 
-    assert answer(asked, slice_("s", devices("d"))) is None
-    assert names(answer(asked, slice_("s", devices("d", "e")))) == ["d", "e"]
+    assert answer(pending, slice_("s", devices("d"))) is None
+    assert names(answer(pending, slice_("s", devices("d", "e")))) == ["d", "e"]
 
 
 # -- counters and shares ---------------------------------------------------------------------------------------------
@@ -370,12 +370,12 @@ def test_c1_lists_that_agree_only_without_the_greedy_choice() -> None:
 
 
 def two_drivers(second_set: str, second_total: str) -> list[dict[str, Any]]:
-    found = []
+    slices = []
     for driver, name, total in (("a.io", "s", "2"), ("b.io", second_set, second_total)):
         content = [device(f"{driver[0]}{i}", counters={name: {"m": "1"}}) for i in range(2)]
-        found.append(counter_slice(f"{driver}-c", {name: {"m": total}}, driver=driver, count=2))
-        found.append(slice_(f"{driver}-d", content, driver=driver, count=2))
-    return found
+        slices.append(counter_slice(f"{driver}-c", {name: {"m": total}}, driver=driver, count=2))
+        slices.append(slice_(f"{driver}-d", content, driver=driver, count=2))
+    return slices
 
 
 def test_c2_pools_of_two_drivers_with_equal_names_have_counters_of_their_own() -> None:
@@ -403,13 +403,13 @@ def test_c4_a_choice_that_is_given_up_leaves_the_counters_as_they_were() -> None
         device("d1", {"x": 2}, counters={"s": {"m": "3"}}),
     ]
     slices = [counter_slice("c", {"s": {"m": "4"}}, count=2), slice_("s", content, count=2)]
-    asked = claim(
+    pending = claim(
         request("shared", 1, "device.allowMultipleAllocations"),
         request("whole", 1, "!device.allowMultipleAllocations"),
         match="gpu.io/x",
     )
 
-    assert names(answer(asked, *slices)) == ["d1", "m2"]
+    assert names(answer(pending, *slices)) == ["d1", "m2"]
 
 
 # -- selectors that fail, pools that are wrong -----------------------------------------------------------------------

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devalloc.api.quantity import NANO, QuantityError
-from devalloc_solver.dra.amounts import MAX_INT64, Amount
+from devalloc_solver.dialects.resource_k8s.quantities import MAX_INT64, Amount
 
 SUFFIXES = {
     "n": Fraction(1, 10**9),
@@ -32,9 +32,9 @@ def test_an_amount_is_what_its_text_says_rounded_up_to_a_nano(whole: int, part: 
     if suffix.endswith("i"):
         rounded = min(rounded, MAX_INT64 * NANO)
 
-    found = Amount.parse(f"{'-' if minus else ''}{whole}.{part:03}{suffix}")
+    amount = Amount.parse(f"{'-' if minus else ''}{whole}.{part:03}{suffix}")
 
-    assert found.nano == (-rounded if minus else rounded)
+    assert amount.nano == (-rounded if minus else rounded)
 
 
 @given(st.integers(0, 10**30), st.sampled_from(["1", "1Gi", "1e1"]))

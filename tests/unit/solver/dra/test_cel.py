@@ -14,7 +14,7 @@ import pytest
 
 from devalloc.api.quantity import Quantity
 from devalloc.api.semver import SemVer
-from devalloc_solver.dra.cel import CelDevice, CompileError, EvaluationError, ExhaustedError, compile
+from devalloc_solver.cel.kubernetes import CelDevice, CompileError, EvaluationError, ExhaustedError, compile
 
 GATES = frozenset(("DRAConsumableCapacity", "DRAListTypeAttributes"))
 DEVICE = CelDevice(
@@ -141,7 +141,7 @@ def test_what_a_gate_adds_is_refused_without_it(expression: str, gate: str) -> N
             'device.attributes["gpu.example.com"].version == "1.2.3"',
             "no such overload: _==_(kubernetes.Semver, string)",
         ),
-        ('semver(device.attributes["gpu.example.com"].model) == semver("1.0.0")', "is no semantic version: 'a100'"),
+        ('semver(device.attributes["gpu.example.com"].model) == semver("1.0.0")', "is not a semantic version: 'a100'"),
         ('sign(quantity(device.attributes["gpu.example.com"].model)) == 1', "'a100' is not a quantity"),
         ('device.attributes["gpu.example.com"].index + 9223372036854775807 > 0', "integer overflow"),
         ('1 / (device.attributes["gpu.example.com"].index - 3) == 1', "division by zero"),

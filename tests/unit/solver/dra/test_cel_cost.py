@@ -6,13 +6,13 @@ import time
 
 import pytest
 
-from devalloc_solver.budget import Budget, BudgetExceeded, OutOfTime
-from devalloc_solver.cel import EvaluationError as OwnError
-from devalloc_solver.cel import compile as compile_own
-from devalloc_solver.dra.cel import CelDevice, EvaluationError, ExhaustedError, compile
-from devalloc_solver.dra.cel.library.strings import pattern, rightmost
-from devalloc_solver.dra.cel.library.table import FUNCTIONS
-from devalloc_solver.dra.cel.values import Frame
+from devalloc_solver.cel.budget import Budget, BudgetExceeded, OutOfTime
+from devalloc_solver.cel.devmgmt import EvaluationError as OwnError
+from devalloc_solver.cel.devmgmt import compile as compile_own
+from devalloc_solver.cel.kubernetes import CelDevice, EvaluationError, ExhaustedError, compile
+from devalloc_solver.cel.kubernetes.library.strings import compile_pattern, find_last
+from devalloc_solver.cel.kubernetes.library.table import FUNCTIONS
+from devalloc_solver.cel.kubernetes.values import Frame
 
 DEVICE = CelDevice("d", {"d": {"model": "a"}}, {})
 LONG = "1.0.0-" + "1." * 120 + "1"
@@ -71,7 +71,7 @@ def test_a_pattern_costs_its_program_however_short_its_text() -> None:
 
 
 def test_a_kept_pattern_costs_as_much_as_a_new_one() -> None:
-    pattern.cache_clear()
+    compile_pattern.cache_clear()
     new = cost("findAll", "abab", "[ab]{1,50}")
     assert cost("findAll", "abab", "[ab]{1,50}") == new
 
@@ -91,7 +91,7 @@ def test_each_match_costs() -> None:
     ],
 )
 def test_the_last_place_is_found_as_python_finds_it(text: str, part: str) -> None:
-    assert rightmost(text, part) == text.rfind(part)
+    assert find_last(text, part) == text.rfind(part)
 
 
 def test_own_dialect_charges_the_program_of_a_pattern_every_time() -> None:

@@ -8,13 +8,22 @@ import pytest
 
 from devalloc.api.quantity import Quantity
 from devalloc.api.semver import SemVer
-from devalloc_solver.dra.cel import ALLOW_MULTIPLE, DRIVER, CelDevice, CompileError, Equality, Program, Read, compile
-from tests.support.selectors import selector
-from tests.support.upstream_cel import GATES, cel_devices, kept, ours
+from devalloc_solver.cel.kubernetes import (
+    ALLOW_MULTIPLE,
+    DRIVER,
+    CelDevice,
+    CompileError,
+    DeviceField,
+    Equality,
+    Program,
+    compile,
+)
+from tests.support.random_selectors import selector
+from tests.support.upstream_cel import GATES, cel_devices, kept_answers, ours
 
-X = Read("attribute", "d", "x")
-Y = Read("attribute", "d", "y")
-MEMORY = Read("capacity", "d", "memory")
+X = DeviceField("attribute", "d", "x")
+Y = DeviceField("attribute", "d", "y")
+MEMORY = DeviceField("capacity", "d", "memory")
 
 
 @pytest.mark.parametrize(
@@ -42,7 +51,7 @@ MEMORY = Read("capacity", "d", "memory")
         ('device.attributes["d"].x.?y.hasValue()', {X}),
     ],
 )
-def test_the_parts_that_can_influence_the_answer(expression: str, reads: set[Read]) -> None:
+def test_the_parts_that_can_influence_the_answer(expression: str, reads: set[DeviceField]) -> None:
     assert compile(expression, GATES).reads == reads
 
 
@@ -119,23 +128,23 @@ def test_nothing_is_promised_where_the_maps_are_used_as_a_whole(expression: str)
 def test_the_equalities_among_the_conjuncts(
     expression: str, equalities: list[tuple[str, str, tuple[object, ...]]]
 ) -> None:
-    found = [(found.domain, found.id, found.values) for found in compile(expression, GATES).equalities]
-    assert found == equalities
-    assert [tuple(map(type, values)) for *_name, values in found] == [tuple(map(type, v)) for *_name, v in equalities]
+    parts = [(parts.domain, parts.id, parts.values) for parts in compile(expression, GATES).equalities]
+    assert parts == equalities
+    assert [tuple(map(type, values)) for *_name, values in parts] == [tuple(map(type, v)) for *_name, v in equalities]
 
 
-DEVICES = cel_devices(kept()["devices"])
+DEVICES = cel_devices(kept_answers()["devices"])
 VALUES = (0, 3, True, "b", "A100-SXM4-80GB", SemVer("1.0.0"), ("a", "b"), (3, 1), None)
 
 
-def changed(device: CelDevice, kept_parts: frozenset[Read], random: Random) -> CelDevice:
+def changed(device: CelDevice, kept_parts: frozenset[DeviceField], random: Random) -> CelDevice:
     """The device with everything else replaced, removed or added at random."""
     attributes = {domain: dict(values) for domain, values in device.attributes.items()}
     capacity = {domain: dict(values) for domain, values in device.capacity.items()}
     domains = ("gpu.example.com", "nic.example.com", "lists.example.com", "nope")
     for domain in domains:
         for name in {*attributes.get(domain, ()), "model", "index", "x", "new"}:
-            if Read("attribute", domain, name) in kept_parts:
+            if DeviceField("attribute", domain, name) in kept_parts:
                 continue
             value = random.choice(VALUES)
             if value is None:
@@ -143,7 +152,7 @@ def changed(device: CelDevice, kept_parts: frozenset[Read], random: Random) -> C
             else:
                 attributes.setdefault(domain, {})[name] = value  # type: ignore[assignment]
         for name in {*capacity.get(domain, ()), "memory", "new"}:
-            if Read("capacity", domain, name) not in kept_parts:
+            if DeviceField("capacity", domain, name) not in kept_parts:
                 capacity.setdefault(domain, {})[name] = Quantity.parse(random.choice(("0", "80Gi", "1500m")))
     driver = device.driver if DRIVER in kept_parts else random.choice(domains)
     allow = device.allow_multiple if ALLOW_MULTIPLE in kept_parts else random.random() < 0.5
@@ -174,11 +183,13 @@ def fulfilled(equality: Equality, device: CelDevice) -> bool:
 
 def test_a_device_that_matches_fulfils_every_equality() -> None:
     demanding = 0
-    for expression, answer in kept()["selectors"].items():
+    for expression, answer in kept_answers()["selectors"].items():
         if answer == "C":
             continue
         program: Program = compile(expression, GATES)
         demanding += bool(program.equalities)
         for letter, name in zip(answer, sorted(DEVICES), strict=True):
-            assert letter != "T" or all(fulfilled(found, DEVICES[name]) for found in program.equalities), expression
+            assert letter != "T" or all(fulfilled(equality, DEVICES[name]) for equality in program.equalities), (
+                expression
+            )
     assert demanding > 25

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from devalloc_solver.dra import AllocationError
-from tests.support.dra import answer, ask, claim, devices, first_of, request, slice_
+from tests.support.dra_builders import answer, ask, claim, devices, first_of, request, slice_
 
 SLICE = slice_("s", devices("d1", "d2"))
 OFF: list[str] = []
 
 
 @pytest.mark.parametrize(
-    ("wanted", "told"),
+    ("wanted", "message"),
     [
         (claim(request(class_name="")), "request r: spec.devices.requests[0].exactly.deviceClassName is missing"),
         (claim(request(class_name="gone")), "could not retrieve device class gone"),
@@ -24,8 +24,8 @@ OFF: list[str] = []
         (claim(request(count=-1)), "count must be greater than zero"),
         (claim(request(count=2**63)), "within 64 bits"),
         (claim(request(selectors=[{}])), "selectors[0] has no CEL expression"),
-        (claim(request(selectors=[{"regex": "x"}])), "selectors[0].regex is not a field"),
-        (claim(request(future=1)), "exactly.future is not a field"),
+        (claim(request(selectors=[{"regex": "x"}])), "selectors[0].regex is not a known field"),
+        (claim(request(future=1)), "exactly.future is not a known field"),
         (claim({"name": "r", "deviceClassName": "any"}), "deviceClassName is missing"),
         (claim({"name": "r", "exactly": ask(), "firstAvailable": [{"name": "s", **ask()}]}), "both exactly and"),
         (claim(request(), constraints=[{}]), "constraints[0] must set one of"),
@@ -33,22 +33,22 @@ OFF: list[str] = []
         (claim(request(), constraints=[{"matchAttribute": "a/b", "distinctAttribute": "a/b"}]), "must set one of"),
         (
             claim(request(), constraints=[{"matchAttribute": "a/b", "requests": ["x"]}]),
-            "names 'x', which is",
+            "names 'x', but this claim has no",
         ),
         (claim(request(amounts={"m": "-1"})), "capacity.requests['m'] is negative"),
         (claim(request(amounts={"m": "1GB"})), "unknown suffix 'GB'"),
-        (claim(request(tolerations=[{"operator": "Like"}])), "tolerations[0].operator 'Like' is not known"),
+        (claim(request(tolerations=[{"operator": "Like"}])), "tolerations[0].operator 'Like' is not supported"),
         (claim(request(derivedAttributes=[{"name": "a/b", "expression": "1"}])), "DRADerivedAttributes"),
-        (claim(request(count="1")), "count must be a whole number, not a text"),
+        (claim(request(count="1")), "count must be a whole number, not a string"),
         ({"apiVersion": "resource.k8s.io/v1beta2", **claim(request())}, "'resource.k8s.io/v1beta2' is not supported"),
     ],
 )
-def test_an_error_names_claim_request_field_and_what_is_wrong(wanted: Any, told: str) -> None:
+def test_an_error_names_claim_request_field_and_what_is_wrong(wanted: Any, message: str) -> None:
     with pytest.raises(AllocationError) as caught:
         answer(wanted, SLICE)
 
     assert str(caught.value).startswith("claim default/c")
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert not caught.value.node_local
 
 
@@ -76,5 +76,5 @@ def test_a_class_is_read_only_when_it_is_named() -> None:
     broken = {"metadata": {"name": "broken"}, "spec": {"future": 1}}
 
     assert answer(claim(request()), SLICE, classes=[{"metadata": {"name": "any"}}, broken]) is not None
-    with pytest.raises(AllocationError, match=r"class broken: spec\.future is not a field"):
+    with pytest.raises(AllocationError, match=r"class broken: spec\.future is not a known field"):
         answer(claim(request(class_name="broken")), SLICE, classes=[broken])

@@ -1,4 +1,4 @@
-"""At which step the devices fell: what a request is told when it gets nothing (S19)."""
+"""At which step the devices dropped out: the funnel of a request that gets nothing (S19)."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Any
 import pytest
 
 from devalloc_solver.dra import explain
-from devalloc_solver.dra.funnel import sentence
-from tests.support.dra import claim, counter_slice, device, devices, request, selector, slice_
+from devalloc_solver.explain.resource_k8s.funnel import describe_funnel
+from tests.support.dra_builders import claim, counter_slice, device, devices, request, selector, slice_
 
 IS_BIG = "device.attributes['gpu.io'].size == 'big'"
 HELD = {"devices": [{"driver": "gpu.io", "pool": "p", "device": "d"}]}
 BIG = {"size": "big"}
 
 
-def funnel(asked: Any, *slices: Any, selectors: Any = (), **options: Any) -> dict[str, Any]:
+def funnel(spec: Any, *slices: Any, selectors: Any = (), **options: Any) -> dict[str, Any]:
     classes = [{"metadata": {"name": "any"}, "spec": {"selectors": list(selectors)}}]
-    (found,) = explain("n1", [claim(asked)], classes, slices, **options)["claims"]
-    (only,) = found["requests"]
+    (outcome,) = explain("n1", [claim(spec)], classes, slices, **options)["claims"]
+    (only,) = outcome["requests"]
     return dict(only)
 
 
 @pytest.mark.parametrize(
-    ("asked", "slices", "options", "what"),
+    ("spec", "slices", "options", "what"),
     [
         (request(), [slice_("s", devices("d"), count=2)], {}, "are of a pool that is incomplete"),
         (request(), [slice_("s", devices("d", "d"))], {}, "are of a pool that is invalid"),
@@ -44,21 +44,21 @@ def funnel(asked: Any, *slices: Any, selectors: Any = (), **options: Any) -> dic
         ),
     ],
 )
-def test_each_step_has_its_words(asked: Any, slices: Any, options: Any, what: str) -> None:
-    found = funnel(asked, *slices, **options)
+def test_each_step_has_its_words(spec: Any, slices: Any, options: Any, what: str) -> None:
+    rows = funnel(spec, *slices, **options)
 
-    assert [step["what"].startswith(what) for step in found["steps"]] == [True]
-    assert found["steps"][0]["devices"][0].startswith("gpu.io/p/d")
-    assert found["free"] == 0
+    assert [step["what"].startswith(what) for step in rows["steps"]] == [True]
+    assert rows["steps"][0]["devices"][0].startswith("gpu.io/p/d")
+    assert rows["free"] == 0
 
 
 def test_a_pool_with_an_overdrawn_counter_is_named() -> None:
     content = [device("d", counters={"s": {"m": "2"}}), device("e", counters={"s": {"m": "1"}})]
     slices = [counter_slice("c", {"s": {"m": "1"}}, count=2), slice_("s", content, count=2)]
 
-    found = funnel(request(), *slices, allocated=HELD)
+    rows = funnel(request(), *slices, allocated=HELD)
 
-    assert {step["what"]: step.get("example") for step in found["steps"]} == {
+    assert {step["what"]: step.get("example") for step in rows["steps"]} == {
         "are in use": None,
         "are of a pool with an overdrawn counter": "s/m of gpu.io/p",
     }
@@ -67,18 +67,20 @@ def test_a_pool_with_an_overdrawn_counter_is_named() -> None:
 def test_the_funnel_adds_up_and_reads_as_a_sentence() -> None:
     content = [*devices("a", "b", size="small"), *devices("c", "d", **BIG)]
 
-    found = funnel(request("r", 3, IS_BIG), slice_("s", content), allocated=HELD)
+    rows = funnel(request("r", 3, IS_BIG), slice_("s", content), allocated=HELD)
 
-    assert found["devices"] == found["matching"] + sum(step["count"] for step in found["steps"])
-    assert sentence(found) == "of 4 devices 2 fail a selector of the request, 1 are in use"
+    assert rows["devices"] == rows["matching"] + sum(step["count"] for step in rows["steps"])
+    assert describe_funnel(rows) == "of 4 devices 2 fail a selector of the request, 1 are in use"
 
 
 def test_slices_that_were_left_out_and_pools_that_cannot_be_used_are_told() -> None:
     odd = slice_("odd", devices("x"), pool="q", futureField=1)
 
-    told = explain("n1", [claim(request())], [{"metadata": {"name": "any"}}], [odd, slice_("s", devices("d"), count=2)])
+    explanation = explain(
+        "n1", [claim(request())], [{"metadata": {"name": "any"}}], [odd, slice_("s", devices("d"), count=2)]
+    )
 
-    assert told["ignored"][0]["name"] == "odd"
-    assert told["pools"] == [
+    assert explanation["ignored"][0]["name"] == "odd"
+    assert explanation["pools"] == [
         {"name": "gpu.io/p", "state": "incomplete", "why": "1 of 2 slices of generation 1 are there"}
     ]

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from devalloc_solver import AnswerRefused, Fleet
+from devalloc_solver.dialects.resource_k8s.cluster_check import ClusterChecker
 from devalloc_solver.dra import solve_manifests
-from devalloc_solver.dra.checked import Checker
-from tests.support.dra import claim, counter_slice, device, devices, request, slice_
+from tests.support.dra_builders import claim, counter_slice, device, devices, request, slice_
 
 CLASS = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {}}
 
@@ -25,9 +25,9 @@ def node_slice(node: str, *names: str, **spec: Any) -> dict[str, Any]:
 
 
 def wants(name: str, count: int | None = 1, *selectors: str, match: str | None = None, **marks: str) -> dict[str, Any]:
-    found = object_("ResourceClaim", claim(request("r", count, *selectors), name=name, match=match))
-    found["metadata"]["annotations"] = {f"devalloc.io/{key}": value for key, value in marks.items()}
-    return found
+    manifest = object_("ResourceClaim", claim(request("r", count, *selectors), name=name, match=match))
+    manifest["metadata"]["annotations"] = {f"devalloc.io/{key}": value for key, value in marks.items()}
+    return manifest
 
 
 def solved(*documents: dict[str, Any], **options: Any) -> dict[str, dict[str, Any]]:
@@ -41,9 +41,9 @@ def nodes(answers: dict[str, dict[str, Any]]) -> dict[str, str | None]:
 
 
 def test_claims_go_where_they_fit_all_of_them_if_that_can_be() -> None:
-    found = solved(node_slice("n1", *"ab"), node_slice("n2", *"abc"), wants("x", 3), wants("y", 2))
+    answers = solved(node_slice("n1", *"ab"), node_slice("n2", *"abc"), wants("x", 3), wants("y", 2))
 
-    assert nodes(found) == {"x": "n2", "y": "n1"}
+    assert nodes(answers) == {"x": "n2", "y": "n1"}
 
 
 def test_every_priority_that_waits_has_a_level() -> None:
@@ -51,12 +51,12 @@ def test_every_priority_that_waits_has_a_level() -> None:
     odd = wants("odd", 1, "device.", priority="9")
     answer = solve_manifests([CLASS, node_slice("n1", "a"), wants("x", priority="5"), odd])
 
-    found = [
+    levels = [
         (level["goal"], level.get("priority"), level["value"], level["bound"])
         for level in answer["objective"]["levels"]
     ]
-    assert found[:2] == [("satisfied", 9, 0, 0), ("satisfied", 5, 1, 1)]
-    assert [goal for goal, *_ in found[2:]] == ["pools", "devices"]
+    assert levels[:2] == [("satisfied", 9, 0, 0), ("satisfied", 5, 1, 1)]
+    assert [goal for goal, *_ in levels[2:]] == ["pools", "devices"]
 
 
 def _all_over_two_nodes(**local: Any) -> list[dict[str, Any]]:
@@ -75,22 +75,22 @@ TAINTED = [device("d0", taints=[{"key": "t", "value": "v", "effect": "NoSchedule
 def test_a_node_where_all_cannot_be_had_says_nothing_of_others() -> None:
     """What counts as all is what the node reaches; here it is the shared device alone on n1."""
     documents = _all_over_two_nodes(content=TAINTED)
-    asked = wants("x", None)
+    pending = wants("x", None)
 
-    (found,) = solve_manifests([CLASS, *documents, asked])["claims"]
-    taken = [(one["pool"], one["device"]) for one in found["allocations"]["devices"]["results"]]
+    (answers,) = solve_manifests([CLASS, *documents, pending])["claims"]
+    taken = [(one["pool"], one["device"]) for one in answers["allocations"]["devices"]["results"]]
 
     assert taken == [("net", "d0")]
-    assert Fleet.from_manifests([CLASS, *documents]).allocate(asked) == found
+    assert Fleet.from_manifests([CLASS, *documents]).allocate(pending) == answers
 
 
 def test_all_is_refused_where_its_only_node_cannot_have_it() -> None:
     documents = _all_over_two_nodes(content=TAINTED)
 
-    found = solved(*documents, wants("x", None, node="n0"))["x"]
+    answer = solved(*documents, wants("x", None, node="n0"))["x"]
     nowhere = solved(*documents, node_slice("n1", content=TAINTED), wants("x", None))["x"]
 
-    assert (found["allocated"], found["reason"]) == (False, "NodeUnavailable")
+    assert (answer["allocated"], answer["reason"]) == (False, "NodeUnavailable")
     assert (nowhere["allocated"], nowhere["reason"]) == (False, "NoMatchingDevices")
 
 
@@ -102,10 +102,10 @@ def test_all_is_decided_on_a_node_without_a_broken_pool() -> None:
 
 
 def test_higher_priority_comes_first_and_the_loser_is_told_so() -> None:
-    found = solved(node_slice("n1", *"ab"), wants("low", 1), wants("high", 2, priority="7"))
+    answers = solved(node_slice("n1", *"ab"), wants("low", 1), wants("high", 2, priority="7"))
 
-    assert nodes(found) == {"high": "n1", "low": "-"}
-    assert found["low"]["reason"] == "LostToHigherPriority"
+    assert nodes(answers) == {"high": "n1", "low": "-"}
+    assert answers["low"]["reason"] == "LostToHigherPriority"
 
 
 def test_a_group_shares_a_node_or_gets_nothing() -> None:
@@ -119,9 +119,9 @@ def test_a_member_that_is_allocated_fixes_the_node_of_its_group() -> None:
     first = solved(node_slice("n2", "a"), wants("x", group="g"))["x"]
     done = wants("x", group="g") | {"status": {"allocation": first["allocations"]}}
 
-    found = solved(node_slice("n1", *"abc"), node_slice("n2", *"ab"), done, wants("y", 1, group="g"))
+    answers = solved(node_slice("n1", *"abc"), node_slice("n2", *"ab"), done, wants("y", 1, group="g"))
 
-    assert nodes(found) == {"x": "n2", "y": "n2"}
+    assert nodes(answers) == {"x": "n2", "y": "n2"}
 
 
 def test_a_pin_is_kept() -> None:
@@ -159,9 +159,9 @@ def test_nodes_have_the_labels_of_their_objects() -> None:
 
 
 def test_all_devices_are_those_of_one_node() -> None:
-    found = solved(node_slice("n1", *"abc"), node_slice("n2", "a"), wants("x", None), wants("y", 2))
+    answers = solved(node_slice("n1", *"abc"), node_slice("n2", "a"), wants("x", None), wants("y", 2))
 
-    assert nodes(found) == {"x": "n2", "y": "n1"}
+    assert nodes(answers) == {"x": "n2", "y": "n1"}
 
 
 def test_all_is_not_asked_of_a_node_where_nobody_can_tell_what_all_is() -> None:
@@ -180,23 +180,23 @@ def test_counters_of_a_pool_that_spans_nodes_count_over_all_of_them() -> None:
         slice_("s2", content("b"), count=3, nodeName="n2"),
     ]
 
-    found = solved(*(object_("ResourceSlice", one) for one in pool), wants("x"), wants("y"))
+    answers = solved(*(object_("ResourceSlice", one) for one in pool), wants("x"), wants("y"))
 
-    assert sorted(one["allocated"] for one in found.values()) == [False, True]
+    assert sorted(one["allocated"] for one in answers.values()) == [False, True]
 
 
 def test_an_allocated_claim_is_echoed_and_holds_its_devices() -> None:
     first = solved(node_slice("n1", "a"), wants("x"))["x"]
     done = wants("x") | {"status": {"allocation": first["allocations"]}}
 
-    found = solved(node_slice("n1", "a"), done, wants("y"))
+    answers = solved(node_slice("n1", "a"), done, wants("y"))
 
-    assert found["x"]["allocations"] == first["allocations"]
-    assert found["y"]["reason"] == "DevicesInUse"
+    assert answers["x"]["allocations"] == first["allocations"]
+    assert answers["y"]["reason"] == "DevicesInUse"
 
 
 @pytest.mark.parametrize(
-    ("asked", "reason"),
+    ("pending", "reason"),
     [
         (wants("x", 1, "device.driver == 'other'"), "NoMatchingDevices"),
         (wants("x", 3), "NotEnoughDevices"),
@@ -209,23 +209,23 @@ def test_an_allocated_claim_is_echoed_and_holds_its_devices() -> None:
         (wants("x") | {"metadata": {"name": "x", "deletionTimestamp": "2026-01-01T00:00:00Z"}}, "Deleting"),
     ],
 )
-def test_every_refusal_has_a_reason(asked: dict[str, Any], reason: str) -> None:
-    found = solved(node_slice("n1", *"ab"), asked, wants("y"))
+def test_every_refusal_has_a_reason(pending: dict[str, Any], reason: str) -> None:
+    answers = solved(node_slice("n1", *"ab"), pending, wants("y"))
 
-    assert found["x"]["reason"] == reason
-    assert found["x"]["message"]
-    assert found["y"]["allocated"]
+    assert answers["x"]["reason"] == reason
+    assert answers["x"]["message"]
+    assert answers["y"]["allocated"]
 
 
 def test_a_class_that_is_wrong_concerns_those_who_name_it_only() -> None:
     broken = object_(
         "DeviceClass", {"metadata": {"name": "broken"}, "spec": {"selectors": [{"cel": {"expression": "1 +"}}]}}
     )
-    asked = object_("ResourceClaim", claim(request(class_name="broken"), name="x"))
+    pending = object_("ResourceClaim", claim(request(class_name="broken"), name="x"))
 
-    found = solved(node_slice("n1", *"ab"), broken, asked, wants("y"))
+    answers = solved(node_slice("n1", *"ab"), broken, pending, wants("y"))
 
-    assert (found["x"]["reason"], found["y"]["allocated"]) == ("ClassInvalid", True)
+    assert (answers["x"]["reason"], answers["y"]["allocated"]) == ("ClassInvalid", True)
 
 
 def test_what_the_api_server_fills_in_may_be_missing() -> None:
@@ -257,7 +257,7 @@ def test_objects_that_are_wrong_are_reported_and_the_rest_goes_on() -> None:
     assert problems["odd"] == ("error", "spec.pool.name", "is missing: every object of this kind has it")
     assert problems["old"][1] == "apiVersion"
     assert problems["pod"][0] == "warning"
-    assert "must be an object with apiVersion, kind and metadata, not a text ('no object')" in problems[""][2]
+    assert "must be an object with apiVersion, kind and metadata, not a string ('no object')" in problems[""][2]
     assert {one["name"]: one["allocated"] for one in answer["claims"]} == {"old": False, "x": True}
 
 
@@ -281,20 +281,20 @@ def test_the_same_bytes_in_any_order() -> None:
 
 
 def test_an_answer_that_the_check_refuses_is_never_returned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Checker, "wrong", lambda *_: ["device given twice"])
+    monkeypatch.setattr(ClusterChecker, "wrong", lambda *_: ["device given twice"])
 
     with pytest.raises(AnswerRefused, match="device given twice"):
         solved(node_slice("n1", "a"), wants("x"))
 
 
 def test_what_is_in_the_way_is_told_of_each_claim_by_its_own_name() -> None:
-    found = solve_manifests([CLASS, node_slice("n1", "a"), wants("x", 2), wants("y", 2)])["claims"]
+    answers = solve_manifests([CLASS, node_slice("n1", "a"), wants("x", 2), wants("y", 2)])["claims"]
 
-    assert [[blocker["claim"] for blocker in one["blockers"]] for one in found] == [["default/x"], ["default/y"]]
+    assert [[blocker["claim"] for blocker in one["blockers"]] for one in answers] == [["default/x"], ["default/y"]]
 
 
 def test_a_member_that_leaves_takes_its_pin_with_it() -> None:
-    found = solved(
+    answers = solved(
         node_slice("n1", *"abc"),
         node_slice("n2", *"de"),
         wants("x", group="g", node="n2"),
@@ -302,12 +302,12 @@ def test_a_member_that_leaves_takes_its_pin_with_it() -> None:
         wants("z", group="g"),
     )
 
-    assert [(b["kind"], b["name"]) for b in found["y"]["blockers"]] == [("member", "x")]
+    assert [(b["kind"], b["name"]) for b in answers["y"]["blockers"]] == [("member", "x")]
 
 
 def test_a_group_bound_to_two_nodes_names_all_who_bind_it() -> None:
     first = solved(node_slice("n1", *"ab"), wants("x"))["x"]["allocations"]
     held = [{**wants(name, group="g"), "status": {"allocation": first}} for name in ("x", "v")]
     for order in (held, held[::-1]):
-        found = solved(node_slice("n1", *"ab"), node_slice("n2", "c"), *order, wants("y", group="g", node="n2"))
-        assert "n1 (v, x), n2 (y)" in found["y"]["message"]
+        answers = solved(node_slice("n1", *"ab"), node_slice("n2", "c"), *order, wants("y", group="g", node="n2"))
+        assert "n1 (v, x), n2 (y)" in answers["y"]["message"]

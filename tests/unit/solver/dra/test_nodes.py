@@ -6,11 +6,16 @@ from typing import Any
 
 import pytest
 
-from devalloc_solver.dra.fields import Fields
-from devalloc_solver.dra.nodes import SelectorError, merged, reaches, read_selector
-from devalloc_solver.dra.objects import Node, Reach
+from devalloc_solver.dialects.resource_k8s.fields import Fields
+from devalloc_solver.dialects.resource_k8s.node_selectors import (
+    SelectorError,
+    is_reachable,
+    merge_selectors,
+    read_selector,
+)
+from devalloc_solver.dialects.resource_k8s.objects import ClusterNode, NodeAccess
 
-NODE = Node("n1", {"zone": "a", "rack": "7", "example.com/gpu": ""})
+NODE = ClusterNode("n1", {"zone": "a", "rack": "7", "example.com/gpu": ""})
 
 
 def selector(*terms: dict[str, Any]) -> Any:
@@ -53,15 +58,15 @@ def field(operator: str, *values: str, key: str = "metadata.name") -> dict[str, 
     ],
 )
 def test_a_term_holds_or_not(term: dict[str, Any], holds: bool) -> None:
-    assert reaches(NODE, Reach(selector=selector(term))) is holds
+    assert is_reachable(NODE, NodeAccess(selector=selector(term))) is holds
 
 
 def test_requirements_of_a_term_hold_together_and_terms_are_alternatives() -> None:
     both = {**label("zone", "In", "a"), **field("In", "n2")}
 
-    assert not reaches(NODE, Reach(selector=selector(both)))
-    assert reaches(NODE, Reach(selector=selector(both, label("rack", "Exists"))))
-    assert not reaches(NODE, Reach(selector=selector()))
+    assert not is_reachable(NODE, NodeAccess(selector=selector(both)))
+    assert is_reachable(NODE, NodeAccess(selector=selector(both, label("rack", "Exists"))))
+    assert not is_reachable(NODE, NodeAccess(selector=selector()))
 
 
 @pytest.mark.parametrize(
@@ -85,10 +90,10 @@ def test_what_kubernetes_does_not_take_is_refused_with_its_path(term: dict[str, 
 
 
 def test_a_name_reaches_its_node_only_and_nothing_reaches_nobody() -> None:
-    assert reaches(NODE, Reach(node_name="n1"))
-    assert not reaches(NODE, Reach(node_name="n2"))
-    assert reaches(NODE, Reach(all_nodes=True))
-    assert not reaches(NODE, Reach())
+    assert is_reachable(NODE, NodeAccess(node_name="n1"))
+    assert not is_reachable(NODE, NodeAccess(node_name="n2"))
+    assert is_reachable(NODE, NodeAccess(all_nodes=True))
+    assert not is_reachable(NODE, NodeAccess())
 
 
 def test_selectors_merge_into_one_term_with_each_requirement_once() -> None:
@@ -96,7 +101,7 @@ def test_selectors_merge_into_one_term_with_each_requirement_once() -> None:
     second = selector(label("zone", "In", "b", "a"))
     third = selector(label("rack", "Exists"))
 
-    assert merged([first, second, third]) == {
+    assert merge_selectors([first, second, third]) == {
         "nodeSelectorTerms": [
             {
                 "matchExpressions": [
@@ -107,4 +112,4 @@ def test_selectors_merge_into_one_term_with_each_requirement_once() -> None:
             }
         ]
     }
-    assert merged([]) is None
+    assert merge_selectors([]) is None

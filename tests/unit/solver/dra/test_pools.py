@@ -6,51 +6,51 @@ from typing import Any
 
 import pytest
 
+from devalloc_solver.dialects.resource_k8s.feature_gates import DEFAULT_GATES, PARTITIONABLE_DEVICES
+from devalloc_solver.dialects.resource_k8s.objects import ClusterNode
+from devalloc_solver.dialects.resource_k8s.pools import PoolStatus, ResourcePool, SliceBook
 from devalloc_solver.dra import AllocationError
-from devalloc_solver.dra.features import DEFAULT, PARTITIONABLE_DEVICES
-from devalloc_solver.dra.objects import Node
-from devalloc_solver.dra.pools import Pool, SliceBook, State
-from tests.support.dra import counter_slice, device, devices, slice_
+from tests.support.dra_builders import counter_slice, device, devices, slice_
 
-NODE = Node("n1", {"zone": "a"})
+NODE = ClusterNode("n1", {"zone": "a"})
 
 
-def pools(*slices: Any, gates: frozenset[str] = DEFAULT) -> dict[str, Pool]:
+def pools(*slices: Any, gates: frozenset[str] = DEFAULT_GATES) -> dict[str, ResourcePool]:
     return {pool.title: pool for pool in SliceBook(slices, gates).pools(NODE)}
 
 
-def state(*slices: Any, gates: frozenset[str] = DEFAULT) -> State | None:
-    found = pools(*slices, gates=gates).get("gpu.io/p")
-    return None if found is None else found.state
+def state(*slices: Any, gates: frozenset[str] = DEFAULT_GATES) -> PoolStatus | None:
+    pool = pools(*slices, gates=gates).get("gpu.io/p")
+    return None if pool is None else pool.state
 
 
 def test_a_pool_is_complete_with_as_many_slices_as_it_says() -> None:
     one, two = slice_("a", devices("d1"), count=2), slice_("b", devices("d2"), count=2)
 
-    assert state(one, two) is State.COMPLETE
-    assert state(one) is State.INCOMPLETE
-    assert state(one, two, slice_("c", count=2)) is State.INCOMPLETE
+    assert state(one, two) is PoolStatus.COMPLETE
+    assert state(one) is PoolStatus.INCOMPLETE
+    assert state(one, two, slice_("c", count=2)) is PoolStatus.INCOMPLETE
 
 
 def test_slices_that_contradict_each_other_about_the_count_are_no_complete_pool() -> None:
-    assert state(slice_("a", devices("d1"), count=2), slice_("b", devices("d2"), count=3)) is State.INCOMPLETE
+    assert state(slice_("a", devices("d1"), count=2), slice_("b", devices("d2"), count=3)) is PoolStatus.INCOMPLETE
 
 
 def test_slices_come_in_order_of_their_names_whatever_order_they_are_given_in() -> None:
     slices = [slice_(name, devices(f"d-{name}"), count=3) for name in "cab"]
 
-    found = pools(*slices)["gpu.io/p"]
+    pool = pools(*slices)["gpu.io/p"]
 
-    assert [one.name for one in found.slices] == ["a", "b", "c"]
+    assert [one.name for one in pool.slices] == ["a", "b", "c"]
 
 
 def test_a_newer_generation_replaces_an_older_one() -> None:
     old = slice_("old", devices("d1"), generation=1)
     new = slice_("new", devices("d2"), generation=2)
 
-    found = pools(old, new)["gpu.io/p"]
+    pool = pools(old, new)["gpu.io/p"]
 
-    assert [one.name for one in found.slices] == ["new"]
+    assert [one.name for one in pool.slices] == ["new"]
 
 
 def test_an_old_pool_is_dropped_when_its_newer_generation_has_left_the_node() -> None:
@@ -64,16 +64,16 @@ def test_slices_of_other_nodes_count_towards_completeness() -> None:
     here = slice_("a", devices("d1"), count=2)
     there = slice_("b", devices("d2"), count=2, nodeName="n2")
 
-    found = pools(here, there)["gpu.io/p"]
+    pool = pools(here, there)["gpu.io/p"]
 
-    assert found.state is State.COMPLETE
-    assert [one.name for one in found.slices] == ["a"]
+    assert pool.state is PoolStatus.COMPLETE
+    assert [one.name for one in pool.slices] == ["a"]
 
 
 def test_two_devices_of_one_name_make_a_pool_invalid() -> None:
-    found = pools(slice_("a", devices("d1"), count=2), slice_("b", devices("d1"), count=2))["gpu.io/p"]
+    pool = pools(slice_("a", devices("d1"), count=2), slice_("b", devices("d1"), count=2))["gpu.io/p"]
 
-    assert (found.state, found.why) == (State.INVALID, "two devices are named d1")
+    assert (pool.state, pool.why) == (PoolStatus.INVALID, "two devices are named d1")
 
 
 def test_two_counter_sets_of_one_name_make_a_pool_invalid() -> None:
@@ -93,8 +93,8 @@ def test_a_device_that_consumes_what_does_not_exist_makes_the_pool_invalid_where
         slice_("c", [device("d2", counters=counters)], count=3, nodeName=where),
     ]
 
-    assert state(*slices) is State.INVALID
-    assert state(slices[1], slices[2], gates=DEFAULT - {PARTITIONABLE_DEVICES}) is not State.INVALID
+    assert state(*slices) is PoolStatus.INVALID
+    assert state(slices[1], slices[2], gates=DEFAULT_GATES - {PARTITIONABLE_DEVICES}) is not PoolStatus.INVALID
 
 
 def test_equal_names_in_pools_of_two_drivers_have_nothing_to_do_with_each_other() -> None:
@@ -105,10 +105,10 @@ def test_equal_names_in_pools_of_two_drivers_have_nothing_to_do_with_each_other(
         slice_("d", [device("d", counters={"s": {"m": "1"}})], count=2, driver="nic.io"),
     ]
 
-    found = pools(*slices)
+    by_name = pools(*slices)
 
-    assert found["gpu.io/p"].counters == {("s", "m"): 10**9}
-    assert found["nic.io/p"].counters == {("s", "m"): 2 * 10**9}
+    assert by_name["gpu.io/p"].counters == {("s", "m"): 10**9}
+    assert by_name["nic.io/p"].counters == {("s", "m"): 2 * 10**9}
 
 
 def test_pools_with_binding_conditions_come_last() -> None:
@@ -151,15 +151,15 @@ def test_devices_may_say_it_one_by_one() -> None:
 @pytest.mark.parametrize(
     ("spec", "why"),
     [
-        ({"nodeName": None}, "says in no way known here which nodes reach it"),
-        ({"nodeName": "n1", "futureField": 1}, "spec.futureField is not a field"),
+        ({"nodeName": None}, "does not select the nodes that reach it in any supported way"),
+        ({"nodeName": "n1", "futureField": 1}, "spec.futureField is not a known field"),
         ({"nodeName": "n1", "allNodes": True}, "more than one of nodeName, nodeSelector, allNodes"),
-        ({"nodeName": "n1", "perDeviceNodeSelection": True}, "says twice where it is"),
+        ({"nodeName": "n1", "perDeviceNodeSelection": True}, "selects nodes and sets perDeviceNodeSelection"),
         ({"sharedCounters": [{"name": "s"}]}, "has devices and sharedCounters"),
     ],
 )
 def test_a_slice_with_something_unknown_is_left_out_and_named(spec: Any, why: str) -> None:
-    book = SliceBook([slice_("odd", devices("d"), **spec), slice_("ok", devices("d"), pool="q")], DEFAULT)
+    book = SliceBook([slice_("odd", devices("d"), **spec), slice_("ok", devices("d"), pool="q")], DEFAULT_GATES)
 
     assert [pool.title for pool in book.pools(NODE)] == ["gpu.io/q"]
     assert [one.name for one in book.ignored] == ["odd"]
@@ -170,19 +170,19 @@ def test_compatibility_groups_take_their_slice_out_and_so_the_pool_is_not_comple
     grouped = device("d1", consumesCounters=[{"counterSet": "s", "compatibilityGroups": ["x"]}])
     slices = [slice_("a", [grouped], count=2), slice_("b", devices("d2"), count=2)]
 
-    assert state(*slices) is State.INCOMPLETE
+    assert state(*slices) is PoolStatus.INCOMPLETE
     with pytest.raises(AllocationError, match="compatibilityGroups is an alpha feature"):
-        SliceBook(slices, DEFAULT | {"DRADeviceCompatibilityGroups"}).pools(NODE)
+        SliceBook(slices, DEFAULT_GATES | {"DRADeviceCompatibilityGroups"}).pools(NODE)
 
 
 def test_a_node_selector_that_is_none_is_an_error_that_names_the_slice() -> None:
     odd = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "Near"}]}]}
 
-    with pytest.raises(AllocationError, match=r"slice odd: .*'Near' is not known here"):
+    with pytest.raises(AllocationError, match=r"slice odd: .*'Near' is not supported"):
         pools(slice_("odd", devices("d"), nodeSelector=odd))
 
 
 def test_slices_of_other_nodes_are_not_even_read() -> None:
     nonsense = {"spec": {"nodeName": "n2", "driver": "gpu.io", "pool": "no map", "devices": "no list"}}
 
-    assert state(slice_("a", devices("d")), nonsense) is State.COMPLETE
+    assert state(slice_("a", devices("d")), nonsense) is PoolStatus.COMPLETE

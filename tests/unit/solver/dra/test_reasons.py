@@ -1,4 +1,4 @@
-"""What a claim of a cluster that got nothing is told: numbers, names, what is in the way, and slips (S19)."""
+"""The message of a ResourceClaim that got nothing: numbers, names, what blocks it, and typos (S19)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 from devalloc_solver import Fleet
 from devalloc_solver.dra import AllocationError, explain, solve_manifests
-from devalloc_solver.dra.slips import nearest_name
-from tests.support.dra import claim, counter_slice, device, devices, request, slice_
+from devalloc_solver.explain.resource_k8s.typos import nearest_name
+from tests.support.dra_builders import claim, counter_slice, device, devices, request, slice_
 
 Content = dict[str, Any]
 CLASS = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {}}
@@ -32,9 +32,9 @@ def pool(node: str, content: list[Content], **spec: Any) -> Content:
 
 
 def wants(name: str, *requests: Content, match: str | None = None, **marks: str) -> Content:
-    found = object_("ResourceClaim", claim(*requests, name=name, match=match))
-    found["metadata"]["annotations"] = {f"devalloc.io/{key}": value for key, value in marks.items()}
-    return found
+    manifest = object_("ResourceClaim", claim(*requests, name=name, match=match))
+    manifest["metadata"]["annotations"] = {f"devalloc.io/{key}": value for key, value in marks.items()}
+    return manifest
 
 
 def solved(*documents: Content) -> dict[str, Content]:
@@ -45,18 +45,18 @@ def solved(*documents: Content) -> dict[str, Content]:
 
 
 def test_a_loser_is_told_who_has_the_devices_and_whose_release_would_do() -> None:
-    found = solved(
+    answer = solved(
         pool("n1", devices(*"abc")),
         wants("low", request("r", 2)),
         wants("small", request("r", 1), priority="5"),
         wants("high", request("r", 2), priority="7"),
     )["low"]
 
-    assert found["reason"] == "LostToHigherPriority"
-    assert found["blockers"] == [{"kind": "claim", "namespace": "default", "name": "high", "priority": 7}]
-    assert "used by default/high (2), default/small (1)" in found["message"]
-    assert "no node has 2 free devices for request r (at most 0)" in found["message"]
-    assert found["message"].endswith("releasing default/high would make room")
+    assert answer["reason"] == "LostToHigherPriority"
+    assert answer["blockers"] == [{"kind": "claim", "namespace": "default", "name": "high", "priority": 7}]
+    assert "used by default/high (2), default/small (1)" in answer["message"]
+    assert "no node has 2 free devices for request r (at most 0)" in answer["message"]
+    assert answer["message"].endswith("releasing default/high would make room")
 
 
 def test_the_funnel_of_a_loser_calls_no_device_free_that_another_claim_of_the_batch_got() -> None:
@@ -71,20 +71,20 @@ def test_devices_that_others_use_are_free_for_admin_access() -> None:
     held = object_("ResourceClaim", claim(request(), name="held"))
     held["status"] = {"allocation": {"devices": {"results": [{"driver": "gpu.io", "pool": "n1", "device": "a"}]}}}
 
-    found = solved(pool("n1", devices(*"ab")), held, wants("x", request("r", 3, adminAccess=True)))["x"]
+    answer = solved(pool("n1", devices(*"ab")), held, wants("x", request("r", 3, adminAccess=True)))["x"]
 
-    (funnel,) = found["funnel"]
+    (funnel,) = answer["funnel"]
     assert (funnel["matching"], funnel["inUse"], funnel["free"]) == (2, 0, 2)
-    assert "at most 2" in found["message"]
+    assert "at most 2" in answer["message"]
 
 
 def test_a_warm_fleet_names_the_allocated_claim_that_holds_the_devices() -> None:
     fleet = Fleet.from_manifests([CLASS, pool("n1", devices(*"ab"))])
     assert fleet.allocate(wants("first", request("r", 2)))["allocated"]
 
-    found = fleet.allocate(wants("second", request("r", 1)))
+    answer = fleet.allocate(wants("second", request("r", 1)))
 
-    assert (found["reason"], [b["name"] for b in found["blockers"]]) == ("DevicesInUse", ["first"])
+    assert (answer["reason"], [b["name"] for b in answer["blockers"]]) == ("DevicesInUse", ["first"])
     fleet.release("default", "first")
     assert fleet.allocate(wants("second", request("r", 1)))["allocated"]
 
@@ -184,8 +184,8 @@ def test_what_is_in_the_way_of_a_member_is_never_the_member_itself(counts: tuple
             left = named | {one["claim"].partition("/")[2]: int(one["most"]) for one in part if one["kind"] == "amount"}
             gone = {one["name"] for one in part if one["kind"] == "member"}
             gone |= {one["claim"].partition("/")[2] for one in part if one["kind"] == "request"}
-            asked = [wants(n, request("r", left[n]), group="g") for n in left if n not in gone]
-            fits = all(one["allocated"] for one in solved(documents[0], *asked).values())
+            members = [wants(n, request("r", left[n]), group="g") for n in left if n not in gone]
+            fits = all(one["allocated"] for one in solved(documents[0], *members).values())
             assert fits == (len(part) == len(blockers))
 
 
@@ -228,25 +228,25 @@ def walk(requests: list[Content]) -> Iterator[Content]:
 
 
 def test_the_sentence_has_the_numbers_of_the_best_node() -> None:
-    found = solved(pool("n1", devices("a")), pool("n2", devices(*"abc")), wants("x", request("r", 9)))["x"]
+    answer = solved(pool("n1", devices("a")), pool("n2", devices(*"abc")), wants("x", request("r", 9)))["x"]
 
-    assert "request r: all 4 devices match; no node has 9 devices for request r (at most 3)" in found["message"]
-    assert found["message"].endswith("it fits with at most 3 devices for request r")
+    assert "request r: all 4 devices match; no node has 9 devices for request r (at most 3)" in answer["message"]
+    assert answer["message"].endswith("it fits with at most 3 devices for request r")
 
 
 def test_a_match_that_fails_says_how_many_agree() -> None:
     content = [device(name, {"numa": index % 2}) for index, name in enumerate("abc")] + [device("d")]
-    found = solved(pool("n1", content), wants("x", request("r", 3), match="gpu.io/numa"))["x"]
+    answer = solved(pool("n1", content), wants("x", request("r", 3), match="gpu.io/numa"))["x"]
 
-    assert "no node has 3 devices with one `gpu.io/numa` value for request r" in found["message"]
-    assert "(at most 2, 1 of 4 have no `gpu.io/numa`)" in found["message"]
+    assert "no node has 3 devices with one `gpu.io/numa` value for request r" in answer["message"]
+    assert "(at most 2, 1 of 4 have no `gpu.io/numa`)" in answer["message"]
 
 
 def test_what_is_withheld_is_said_with_an_example() -> None:
     taint = {"key": "maintenance", "effect": "NoSchedule"}
-    found = solved(pool("n1", [device("a", taints=[taint])]), wants("x", request()))["x"]
+    answer = solved(pool("n1", [device("a", taints=[taint])]), wants("x", request()))["x"]
 
-    assert "of 1 device 1 have a taint that is not tolerated (maintenance:NoSchedule)" in found["message"]
+    assert "of 1 device 1 have a taint that is not tolerated (maintenance:NoSchedule)" in answer["message"]
 
 
 # -- slips ---------------------------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ CARD = [device("a", {"model": "A100", "numa": 0}, capacity={"memory": "10"})]
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("pending", "message"),
     [
         (
             wants("x", request("r", 1, "device.attributes['gpu.io'].modle == 'A100'")),
@@ -280,38 +280,38 @@ CARD = [device("a", {"model": "A100", "numa": 0}, capacity={"memory": "10"})]
     ],
     ids=["attribute", "domain", "value", "match", "capacity"],
 )
-def test_a_slip_of_the_pen_is_told(asked: Content, told: str) -> None:
-    assert told in solved(pool("n1", CARD), asked)["x"]["message"]
+def test_a_slip_of_the_pen_is_told(pending: Content, message: str) -> None:
+    assert message in solved(pool("n1", CARD), pending)["x"]["message"]
 
 
 def test_a_class_that_is_not_there_while_a_near_one_is() -> None:
-    found = solved(pool("n1", CARD), wants("x", request("r", 1, class_name="gpus")))["x"]
+    answer = solved(pool("n1", CARD), wants("x", request("r", 1, class_name="gpus")))["x"]
 
-    assert found["message"].endswith("class 'gpus' does not exist; did you mean 'gpu'?")
+    assert answer["message"].endswith("class 'gpus' does not exist; did you mean 'gpu'?")
     with pytest.raises(AllocationError, match=r"class gpus: it does not exist; .*; did you mean 'gpu'\?"):
         explain("n1", [claim(request("r", 1, class_name="gpus"))], [CLASS, GPU], [slice_("s", CARD)])
 
 
 def test_explain_has_the_same_numbers_and_slips() -> None:
-    asked = claim(request("r", 1, "device.attributes['gpu.io'].modle == 'A100'"))
-    found = explain("n1", [asked], [CLASS], [slice_("s", CARD)])["message"]
+    pending = claim(request("r", 1, "device.attributes['gpu.io'].modle == 'A100'"))
+    message = explain("n1", [pending], [CLASS], [slice_("s", CARD)])["message"]
 
-    assert "request r: of 1 device 1 cannot be judged by a selector; `gpu.io/modle` exists on 0 of 1 device" in found
-    assert "did you mean `gpu.io/model`?; it fits without" in found
+    assert "request r: of 1 device 1 cannot be judged by a selector; `gpu.io/modle` exists on 0 of 1 device" in message
+    assert "did you mean `gpu.io/model`?; it fits without" in message
 
 
 def test_explain_counts_what_is_free() -> None:
     held = {"devices": [{"driver": "gpu.io", "pool": "p", "device": "a"}]}
     content = [slice_("s", devices(*"ab"))]
-    found = explain("n1", [claim(request("r", 5))], [CLASS], content, allocated=held)["message"]
+    message = explain("n1", [claim(request("r", 5))], [CLASS], content, allocated=held)["message"]
 
-    assert "node n1 does not have 5 free devices for request r (at most 1)" in found
+    assert "node n1 does not have 5 free devices for request r (at most 1)" in message
 
 
 def test_what_is_there_is_no_slip() -> None:
-    asked = wants("x", request("r", 2, "device.attributes['gpu.io'].model == 'A100'"))
+    pending = wants("x", request("r", 2, "device.attributes['gpu.io'].model == 'A100'"))
 
-    assert "did you mean" not in solved(pool("n1", CARD), asked)["x"]["message"]
+    assert "did you mean" not in solved(pool("n1", CARD), pending)["x"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ def test_the_order_of_slices_does_not_matter_to_what_is_in_the_way() -> None:
 
 
 @pytest.mark.parametrize(
-    ("expression", "told"),
+    ("expression", "message"),
     [
         (
             "device.attributes['gpu.io'].numa == '0'",
@@ -348,22 +348,22 @@ def test_the_order_of_slices_does_not_matter_to_what_is_in_the_way() -> None:
         ),
     ],
 )
-def test_a_value_of_another_type_is_told(expression: str, told: str) -> None:
+def test_a_value_of_another_type_is_told(expression: str, message: str) -> None:
     card = [device("a", {"numa": 0, "model": "A100", "ready": True})]
 
-    assert told in solved(pool("n1", card), wants("x", request("r", 1, expression)))["x"]["message"]
+    assert message in solved(pool("n1", card), wants("x", request("r", 1, expression)))["x"]["message"]
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         (
             {"selector": []},
-            "exactly.selector is not a field of resource.k8s.io/v1 that is known here: did you mean selectors?",
+            "exactly.selector is not a known field of resource.k8s.io/v1: did you mean selectors?",
         ),
         (
             {"futureField": 1},
-            "exactly.futureField is not a field of resource.k8s.io/v1 that is known here: it may mean anything",
+            "exactly.futureField is not a known field of resource.k8s.io/v1: the solver cannot know what it means",
         ),
         (
             {"selectors": [{"cel": {"expression": "device.attribute['gpu.io'].a"}}]},
@@ -371,10 +371,10 @@ def test_a_value_of_another_type_is_told(expression: str, told: str) -> None:
         ),
     ],
 )
-def test_a_mistyped_field_is_told(fields: Content, told: str) -> None:
-    found = solved(pool("n1", CARD), wants("x", request("r", 1, **fields)))["x"]
+def test_a_mistyped_field_is_told(fields: Content, message: str) -> None:
+    answer = solved(pool("n1", CARD), wants("x", request("r", 1, **fields)))["x"]
 
-    assert (found["reason"], told in found["message"]) == ("ClaimInvalid", True)
+    assert (answer["reason"], message in answer["message"]) == ("ClaimInvalid", True)
 
 
 @pytest.mark.parametrize(
@@ -382,9 +382,9 @@ def test_a_mistyped_field_is_told(fields: Content, told: str) -> None:
 )
 def test_constraints_want_qualified_names_as_the_api_server_does(name: str, is_valid: bool) -> None:
     for field in ("matchAttribute", "distinctAttribute"):
-        asked = wants("x", request("r", 1))
-        asked["spec"]["devices"]["constraints"] = [{field: name}]
-        found = solved(pool("n1", CARD), asked)["x"]
+        pending = wants("x", request("r", 1))
+        pending["spec"]["devices"]["constraints"] = [{field: name}]
+        answer = solved(pool("n1", CARD), pending)["x"]
 
-        assert (found["reason"] == "ClaimInvalid") is not is_valid
-        assert is_valid or f"constraints[0].{field} {name!r} is not a qualified name" in found["message"]
+        assert (answer["reason"] == "ClaimInvalid") is not is_valid
+        assert is_valid or f"constraints[0].{field} {name!r} is not a qualified name" in answer["message"]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from devalloc_solver.dra import solve_manifests
-from devalloc_solver.dra.fleet import ResourceFleet
-from tests.support.dra import counter_slice, device, request, slice_
+from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet
+from tests.support.dra_builders import counter_slice, device, request, slice_
 from tests.unit.solver.dra.test_joint import CLASS, node_slice, object_, wants
 
 
@@ -18,7 +18,7 @@ def name_of(name: str) -> dict[str, Any]:
 
 
 def test_what_is_given_is_in_use_until_it_is_released() -> None:
-    fleet = ResourceFleet.from_manifests([CLASS, node_slice("n1", *"ab")])
+    fleet = ResourceClaimFleet.from_manifests([CLASS, node_slice("n1", *"ab")])
 
     assert fleet.allocate(wants("x", 2))["allocated"]
     refused = fleet.allocate(wants("y"))
@@ -30,7 +30,7 @@ def test_what_is_given_is_in_use_until_it_is_released() -> None:
 
 
 def test_a_claim_that_has_its_devices_is_answered_with_them() -> None:
-    fleet = ResourceFleet.from_manifests([CLASS, node_slice("n1", "a")])
+    fleet = ResourceClaimFleet.from_manifests([CLASS, node_slice("n1", "a")])
 
     first = fleet.allocate(wants("x"))
 
@@ -39,7 +39,7 @@ def test_a_claim_that_has_its_devices_is_answered_with_them() -> None:
 
 
 def test_kept_claims_wait_until_they_are_asked_for_by_name() -> None:
-    fleet = ResourceFleet.from_manifests([CLASS, node_slice("n1", "a"), wants("x")])
+    fleet = ResourceClaimFleet.from_manifests([CLASS, node_slice("n1", "a"), wants("x")])
 
     assert fleet.allocate(wants("y"))["allocated"]
     assert not fleet.allocate(name_of("x"))["allocated"]
@@ -48,17 +48,17 @@ def test_kept_claims_wait_until_they_are_asked_for_by_name() -> None:
 
 
 def test_a_member_of_a_group_waits_for_the_group() -> None:
-    fleet = ResourceFleet.from_manifests([CLASS, node_slice("n1", *"ab"), wants("y", group="g")])
+    fleet = ResourceClaimFleet.from_manifests([CLASS, node_slice("n1", *"ab"), wants("y", group="g")])
 
     assert fleet.allocate(wants("x", group="g"))["reason"] == "GroupUnsatisfiable"
-    found = fleet.allocate_all([wants("x", group="g")])["claims"]
+    answers = fleet.allocate_all([wants("x", group="g")])["claims"]
 
-    assert [(one["name"], one["node"]) for one in found] == [("x", "n1"), ("y", "n1")]
+    assert [(one["name"], one["node"]) for one in answers] == [("x", "n1"), ("y", "n1")]
     assert fleet.allocate(wants("z"))["reason"] == "DevicesInUse"
 
 
 def test_objects_come_change_and_go() -> None:
-    fleet = ResourceFleet.from_manifests([node_slice("n1", "a")])
+    fleet = ResourceClaimFleet.from_manifests([node_slice("n1", "a")])
 
     assert fleet.allocate(wants("x"))["reason"] == "ClassNotFound"
     assert fleet.update(CLASS) == []
@@ -74,8 +74,8 @@ def test_objects_come_change_and_go() -> None:
 
 @pytest.mark.parametrize("call", ["update", "delete"])
 def test_an_object_needs_a_name(call: str) -> None:
-    with pytest.raises(ValueError, match=r"kind and metadata\.name"):
-        getattr(ResourceFleet.from_manifests([]), call)({"kind": "Node"})
+    with pytest.raises(ValueError, match=r"kind, its metadata\.name"):
+        getattr(ResourceClaimFleet.from_manifests([]), call)({"kind": "Node"})
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -86,26 +86,26 @@ def test_one_by_one_is_what_the_whole_would_say_of_each(seed: int) -> None:
     slices = [
         node_slice(f"n{i}", content=[*shared, device("w0", {"numa": 0}), device("w1", {"numa": 1})]) for i in range(3)
     ]
-    fleet = ResourceFleet.from_manifests([CLASS, *slices])
+    fleet = ResourceClaimFleet.from_manifests([CLASS, *slices])
     state: dict[str, dict[str, Any]] = {}
     for number in range(14):
         name = f"c{number}"
-        asked = wants(name, rng.choice([1, 1, 2]), rng.choice(["true", "device.allowMultipleAllocations"]))
-        asked["spec"]["devices"]["requests"] += [request("more")] if rng.random() < 0.3 else []
+        pending = wants(name, rng.choice([1, 1, 2]), rng.choice(["true", "device.allowMultipleAllocations"]))
+        pending["spec"]["devices"]["requests"] += [request("more")] if rng.random() < 0.3 else []
         if state and rng.random() < 0.3:
             gone = rng.choice(sorted(state))
             fleet.release("default", gone)
             del state[gone]
         (whole,) = (
-            one for one in solve_manifests([CLASS, *slices, *state.values(), asked])["claims"] if one["name"] == name
+            one for one in solve_manifests([CLASS, *slices, *state.values(), pending])["claims"] if one["name"] == name
         )
 
-        answer = fleet.allocate(asked)
+        answer = fleet.allocate(pending)
 
         assert answer["allocated"] == whole["allocated"]
         assert answer["reason"] == whole["reason"]
         if answer["allocated"]:
-            state[name] = asked | {"status": {"allocation": answer["allocations"]}}
+            state[name] = pending | {"status": {"allocation": answer["allocations"]}}
 
 
 @pytest.mark.parametrize(("units", "drawing"), [("3", 1), ("1", 2)])
@@ -120,7 +120,7 @@ def test_a_device_that_some_nodes_do_not_see_counts_there_only_while_it_is_in_us
         slice_("s3", pool="p", count=2, nodeName="n2", driver="b.io"),
     ]
     state = [CLASS, *(object_("ResourceSlice", one) for one in slices)]
-    fleet = ResourceFleet.from_manifests(state)
+    fleet = ResourceClaimFleet.from_manifests(state)
     held: dict[str, dict[str, Any]] = {}
     for number in range(60):
         if held and rng.random() < 0.4:
@@ -128,9 +128,9 @@ def test_a_device_that_some_nodes_do_not_see_counts_there_only_while_it_is_in_us
             fleet.release("default", gone)
             del held[gone]
             fleet.delete(name_of(gone))
-        asked = wants(f"c{number}", rng.choice([1, 1, 2, 3]))
-        found = fleet.allocate(asked)
-        whole = solve_manifests([*state, *held.values(), asked])["claims"]
-        assert [found] == [one for one in whole if one["name"] == asked["metadata"]["name"]]
-        if found["allocated"]:
-            held[asked["metadata"]["name"]] = {**asked, "status": {"allocation": found["allocations"]}}
+        pending = wants(f"c{number}", rng.choice([1, 1, 2, 3]))
+        answer = fleet.allocate(pending)
+        whole = solve_manifests([*state, *held.values(), pending])["claims"]
+        assert [answer] == [one for one in whole if one["name"] == pending["metadata"]["name"]]
+        if answer["allocated"]:
+            held[pending["metadata"]["name"]] = {**pending, "status": {"allocation": answer["allocations"]}}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.dra import answer, ask, claim, device, devices, first_of, request, selector, slice_
+from tests.support.dra_builders import answer, ask, claim, device, devices, first_of, request, selector, slice_
 
 ZONE = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}]}
 RACK = {"nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["n9"]}]}]}
@@ -46,9 +46,9 @@ def test_selectors_of_what_was_taken_are_merged() -> None:
         slice_("u", devices("f"), pool="r", allNodes=True),
     ]
 
-    found = only(claim(request(count=3)), *slices, node=WHERE)["nodeSelector"]
+    selector = only(claim(request(count=3)), *slices, node=WHERE)["nodeSelector"]
 
-    assert found == {"nodeSelectorTerms": [ZONE["nodeSelectorTerms"][0] | RACK["nodeSelectorTerms"][0]]}
+    assert selector == {"nodeSelectorTerms": [ZONE["nodeSelectorTerms"][0] | RACK["nodeSelectorTerms"][0]]}
 
 
 def test_shares_carry_an_id_and_all_that_they_take() -> None:
@@ -62,9 +62,9 @@ def test_shares_carry_an_id_and_all_that_they_take() -> None:
 
 def test_share_ids_are_the_same_every_time_and_differ_from_each_other() -> None:
     shared = slice_("s", [device("d", capacity={"m": "4"}, shared=True)])
-    asked = [claim(request("a", amounts={"m": "1"}), request("b", amounts={"m": "1"})) for _ in range(2)]
+    claims = [claim(request("a", amounts={"m": "1"}), request("b", amounts={"m": "1"})) for _ in range(2)]
 
-    first, second = answer(asked, shared), answer(asked, shared)
+    first, second = answer(claims, shared), answer(claims, shared)
 
     assert first == second
     assert first is not None
@@ -74,11 +74,11 @@ def test_share_ids_are_the_same_every_time_and_differ_from_each_other() -> None:
 
 def test_a_share_id_that_is_in_use_is_not_given_again() -> None:
     shared = slice_("s", [device("d", capacity={"m": "4"}, shared=True)])
-    asked = claim(request(amounts={"m": "1"}))
-    first = only(asked, shared)["devices"]["results"][0]
+    pending = claim(request(amounts={"m": "1"}))
+    first = only(pending, shared)["devices"]["results"][0]
     held = {"driver": "gpu.io", "pool": "p", "device": "d", "shareID": first["shareID"]}
 
-    again = only(asked, shared, allocated={"shares": [held]})["devices"]["results"][0]
+    again = only(pending, shared, allocated={"shares": [held]})["devices"]["results"][0]
 
     assert again["shareID"] != first["shareID"]
 
@@ -100,8 +100,8 @@ def test_tolerations_and_binding_conditions_are_copied() -> None:
 
 
 def opaque(name: str, *requests: str) -> dict[str, Any]:
-    found: dict[str, Any] = {"opaque": {"driver": "gpu.io", "parameters": {"name": name}}}
-    return found | ({"requests": list(requests)} if requests else {})
+    config: dict[str, Any] = {"opaque": {"driver": "gpu.io", "parameters": {"name": name}}}
+    return config | ({"requests": list(requests)} if requests else {})
 
 
 def configs(result: dict[str, Any]) -> list[tuple[str, str, list[str] | None]]:
@@ -115,14 +115,14 @@ def test_configuration_comes_from_classes_once_each_and_then_from_the_claim() ->
         {"metadata": {"name": "a"}, "spec": {"config": [opaque("a1"), opaque("a2")]}},
         {"metadata": {"name": "b"}, "spec": {"config": [opaque("b")]}},
     ]
-    asked = claim(
+    pending = claim(
         request("x", class_name="a"),
         request("y", class_name="b"),
         request("z", class_name="a"),
         config=[opaque("all"), opaque("some", "x"), opaque("each", "x", "y", "z")],
     )
 
-    assert configs(only(asked, slice_("s", devices("1", "2", "3")), classes=classes)) == [
+    assert configs(only(pending, slice_("s", devices("1", "2", "3")), classes=classes)) == [
         ("FromClass", "a1", ["x", "z"]),
         ("FromClass", "a2", ["x", "z"]),
         ("FromClass", "b", ["y"]),
@@ -134,21 +134,21 @@ def test_configuration_comes_from_classes_once_each_and_then_from_the_claim() ->
 
 @pytest.mark.parametrize(("free", "chosen"), [(2, 0), (1, 1)])
 def test_configuration_of_an_alternative_counts_only_if_it_was_chosen(free: int, chosen: int) -> None:
-    asked = claim(
+    pending = claim(
         first_of("r", ask(2), ask(1)),
         config=[opaque("first", "r/s0"), opaque("second", "r/s1"), opaque("either", "r")],
     )
 
-    found = configs(only(asked, slice_("s", devices(*map(str, range(free))))))
+    configurations = configs(only(pending, slice_("s", devices(*map(str, range(free))))))
 
-    assert found == [("FromClaim", ("first", "second")[chosen], None), ("FromClaim", "either", None)]
+    assert configurations == [("FromClaim", ("first", "second")[chosen], None), ("FromClaim", "either", None)]
 
 
 def test_the_class_of_the_chosen_alternative_counts() -> None:
     classes = [{"metadata": {"name": n}, "spec": {"config": [opaque(n)]}} for n in ("big", "small")]
     classes[0]["spec"]["selectors"] = [selector("false")]
-    asked = claim(first_of("r", ask(class_name="big"), ask(class_name="small")), request("q", class_name="small"))
+    pending = claim(first_of("r", ask(class_name="big"), ask(class_name="small")), request("q", class_name="small"))
 
-    found = configs(only(asked, slice_("s", devices("1", "2")), classes=classes))
+    configurations = configs(only(pending, slice_("s", devices("1", "2")), classes=classes))
 
-    assert found == [("FromClass", "small", None)]
+    assert configurations == [("FromClass", "small", None)]

@@ -7,23 +7,26 @@ from typing import Any
 
 import pytest
 
+from devalloc_solver.dialects.resource_k8s.decode import read_slice
+from devalloc_solver.dialects.resource_k8s.feature_gates import DEFAULT_GATES
+from devalloc_solver.dialects.resource_k8s.pools import PoolStatus, ResourcePool
+from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice
+from devalloc_solver.dialects.resource_k8s.selectors import MAX_EXHAUSTED, SelectorJudge
 from devalloc_solver.dra import AllocationError
-from devalloc_solver.dra.decode import read_slice
-from devalloc_solver.dra.features import DEFAULT
-from devalloc_solver.dra.inventory import Offer
-from devalloc_solver.dra.pools import Pool, State
-from devalloc_solver.dra.selectors import MOST_EXHAUSTED, Selectors
-from tests.support.dra import device, slice_
+from tests.support.dra_builders import device, slice_
 
 
-def offers(*content: dict[str, Any]) -> list[Offer]:
-    found = read_slice(slice_("s", content))
-    pool = Pool("gpu.io", "p", 1, State.COMPLETE, "", (found,), (), {})
-    return [Offer(i, pool, found, one, one.allow_multiple, frozenset()) for i, one in enumerate(found.devices)]
+def offers(*content: dict[str, Any]) -> list[PublishedDevice]:
+    content_slice = read_slice(slice_("s", content))
+    pool = ResourcePool("gpu.io", "p", 1, PoolStatus.COMPLETE, "", (content_slice,), (), {})
+    return [
+        PublishedDevice(i, pool, content_slice, one, one.allow_multiple, frozenset())
+        for i, one in enumerate(content_slice.devices)
+    ]
 
 
 def verdicts(expression: str, *content: dict[str, Any]) -> list[bool | str]:
-    selectors = Selectors(DEFAULT)
+    selectors = SelectorJudge(DEFAULT_GATES)
     selectors.check(expression, "here")
     return [selectors.verdict(expression, offer) for offer in offers(*content)]
 
@@ -70,12 +73,12 @@ def test_what_was_computed_for_one_device_is_never_taken_for_another_that_differ
 def test_an_attribute_that_cannot_be_read_spoils_every_selector() -> None:
     beyond = str(2**64)
 
-    found = [
+    verdict_list = [
         verdicts("true", device("d", {"odd": odd}))[0]
         for odd in ({}, {"version": "1"}, {"versions": ["1.0.0", "x"]}, {"version": f"{beyond}.0.0"}, {"future": 1})
     ]
 
-    assert [str(one).split(":")[0] for one in found] == ["attribute odd"] * 5
+    assert [str(one).split(":")[0] for one in verdict_list] == ["attribute odd"] * 5
     assert verdicts("true", device("d", {"fine": {"version": f"1.0.0+{beyond}"}})) == [True]
 
 
@@ -85,15 +88,15 @@ def test_an_expression_that_is_too_expensive_is_given_up_after_a_few_devices() -
     for name in "edcba":
         costly = f"{letters}.all({name}, {costly})"
 
-    found = verdicts(costly, *(device(f"d{i}", {"x": str(i)}) for i in range(MOST_EXHAUSTED + 3)))
+    verdict_list = verdicts(costly, *(device(f"d{i}", {"x": str(i)}) for i in range(MAX_EXHAUSTED + 3)))
 
-    assert all("was given up" in str(one) for one in found[MOST_EXHAUSTED:])
-    assert not any("was given up: it is too" in str(one) for one in found[:MOST_EXHAUSTED])
+    assert all("not evaluated" in str(one) for one in verdict_list[MAX_EXHAUSTED:])
+    assert not any("not evaluated: the expression was too" in str(one) for one in verdict_list[:MAX_EXHAUSTED])
 
 
 def test_what_does_not_compile_says_where_it_stands() -> None:
     with pytest.raises(AllocationError, match=r"class x: selector #0: CEL compile error: .*; correct the expression"):
-        Selectors(DEFAULT).check("1 +", "class x: selector #0")
+        SelectorJudge(DEFAULT_GATES).check("1 +", "class x: selector #0")
 
 
 def test_names_with_and_without_domain_are_one_attribute_and_the_full_name_counts() -> None:

@@ -8,24 +8,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devalloc_solver.dra.amounts import MAX_INT64, Amount
-from devalloc_solver.dra.decode import read_slice
-from devalloc_solver.dra.shares import AmountError, taken
-from tests.support.dra import device, slice_
+from devalloc_solver.dialects.resource_k8s.capacity_requests import CapacityOverflowError, amounts_to_take
+from devalloc_solver.dialects.resource_k8s.decode import read_slice
+from devalloc_solver.dialects.resource_k8s.quantities import MAX_INT64, Amount
+from tests.support.dra_builders import device, slice_
 
 MAX = str(MAX_INT64)
 
 
-def take(capacity: Any, asked: str | None, *, fractional: bool = True) -> str | None:
+def take(capacity: Any, requested: str | None, *, fractional: bool = True) -> str | None:
     """What is taken of a capacity ``m``; None where the device does not do."""
     one = read_slice(slice_("s", [device("d", capacity={"m": capacity}, shared=True)])).devices[0]
-    found = taken({} if asked is None else {"m": Amount.parse(asked)}, one, fractional=fractional)
-    return None if isinstance(found, str) else str(found["m"])
+    amounts = amounts_to_take({} if requested is None else {"m": Amount.parse(requested)}, one, fractional=fractional)
+    return None if isinstance(amounts, str) else str(amounts["m"])
 
 
 def ranged(least: str, most: str | None = None, step: str | None = None, value: str = "10", **policy: str) -> Any:
-    told = {"min": least} | ({"max": most} if most else {}) | ({"step": step} if step else {})
-    return {"value": value, "requestPolicy": {"default": least, **policy, "validRange": told}}
+    valid_range = {"min": least} | ({"max": most} if most else {}) | ({"step": step} if step else {})
+    return {"value": value, "requestPolicy": {"default": least, **policy, "validRange": valid_range}}
 
 
 def test_without_policy_a_request_is_taken_as_it_is_and_no_request_takes_all() -> None:
@@ -38,22 +38,22 @@ def test_without_policy_a_request_is_taken_as_it_is_and_no_request_takes_all() -
 def test_more_than_there_is_does_not_do_and_neither_does_another_capacity() -> None:
     assert take("10", "11") is None
     one = read_slice(slice_("s", [device("d", capacity={"m": "1"})])).devices[0]
-    assert taken({"n": Amount.parse("1")}, one, fractional=True) == "has no capacity n"
+    assert amounts_to_take({"n": Amount.parse("1")}, one, fractional=True) == "has no capacity n"
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("requested", "expected"),
     [(None, "2"), ("1", "2"), ("2", "2"), ("3", "4"), ("4", "4"), ("7", "8"), ("8", "8"), ("9", None)],
 )
-def test_a_range_rounds_up_to_its_next_step_and_ends_at_its_most(asked: str | None, expected: str | None) -> None:
-    assert take(ranged("2", "8", "2"), asked) == expected
+def test_a_range_rounds_up_to_its_next_step_and_ends_at_its_most(requested: str | None, expected: str | None) -> None:
+    assert take(ranged("2", "8", "2"), requested) == expected
 
 
-@pytest.mark.parametrize(("asked", "expected"), [(None, "2"), ("1", "1"), ("1500m", "2"), ("3", "4"), ("5", None)])
-def test_valid_values_round_up_to_the_next_of_them(asked: str | None, expected: str | None) -> None:
+@pytest.mark.parametrize(("requested", "expected"), [(None, "2"), ("1", "1"), ("1500m", "2"), ("3", "4"), ("5", None)])
+def test_valid_values_round_up_to_the_next_of_them(requested: str | None, expected: str | None) -> None:
     capacity = {"value": "10", "requestPolicy": {"default": "2", "validValues": ["1", "2", "4"]}}
 
-    assert take(capacity, asked) == expected
+    assert take(capacity, requested) == expected
 
 
 def test_the_default_passes_whatever_the_policy_says() -> None:
@@ -70,7 +70,7 @@ def test_fractions_are_counted_in_thousandths_behind_their_gate_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("capacity", "asked"),
+    ("capacity", "requested"),
     [
         (ranged("0", None, "2", value=MAX), MAX),
         (ranged("1", None, "4", value="10E"), "10E"),
@@ -79,9 +79,9 @@ def test_fractions_are_counted_in_thousandths_behind_their_gate_only() -> None:
         (ranged("0", None, "1m"), "1u"),
     ],
 )
-def test_what_a_step_cannot_round_within_64_bits_is_an_error(capacity: Any, asked: str) -> None:
-    with pytest.raises(AmountError, match=r"capacity m: .* cannot be rounded to steps"):
-        take(capacity, asked)
+def test_what_a_step_cannot_round_within_64_bits_is_an_error(capacity: Any, requested: str) -> None:
+    with pytest.raises(CapacityOverflowError, match=r"capacity m: .* cannot be rounded to steps"):
+        take(capacity, requested)
 
 
 def test_without_a_step_amounts_are_exact_at_any_size() -> None:
@@ -89,7 +89,7 @@ def test_without_a_step_amounts_are_exact_at_any_size() -> None:
 
 
 def test_a_negative_amount_is_an_error() -> None:
-    with pytest.raises(AmountError, match="capacity m: -1 is negative"):
+    with pytest.raises(CapacityOverflowError, match="capacity m: -1 is negative"):
         take("-1", None)
 
 
@@ -97,14 +97,14 @@ def test_a_negative_amount_is_an_error() -> None:
     least=st.integers(0, 50),
     step=st.integers(1, 9),
     most=st.integers(0, 80),
-    asked=st.integers(0, 90),
+    requested=st.integers(0, 90),
     value=st.integers(0, 90),
 )
-def test_a_range_gives_the_least_valid_amount(least: int, step: int, most: int, asked: int, value: int) -> None:
-    valid = [n for n in range(least, 200, step) if n >= asked]
+def test_a_range_gives_the_least_valid_amount(least: int, step: int, most: int, requested: int, value: int) -> None:
+    valid = [n for n in range(least, 200, step) if n >= requested]
     best = valid[0] if valid else None
     passes = best is not None and best <= value and (best <= most or best == least)
 
-    found = take(ranged(str(least), str(most), str(step), value=str(value)), str(asked))
+    amount = take(ranged(str(least), str(most), str(step), value=str(value)), str(requested))
 
-    assert found == (str(Amount.parse(str(best))) if passes else None)
+    assert amount == (str(Amount.parse(str(best))) if passes else None)

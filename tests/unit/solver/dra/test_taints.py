@@ -6,38 +6,38 @@ import itertools
 
 import pytest
 
-from devalloc_solver.dra.objects import Taint, Toleration
-from devalloc_solver.dra.taints import objection, tolerates
+from devalloc_solver.dialects.resource_k8s.objects import DeviceTaint, DeviceToleration
+from devalloc_solver.dialects.resource_k8s.taints import blocking_taint, tolerates
 
-TAINT = Taint("broken", "fan", "NoSchedule")
+TAINT = DeviceTaint("broken", "fan", "NoSchedule")
 
 
 @pytest.mark.parametrize(
     ("toleration", "expected"),
     [
-        (Toleration("broken", "Equal", "fan", "NoSchedule"), True),
-        (Toleration("broken", "Equal", "fan", ""), True),
-        (Toleration("broken", "Equal", "psu", "NoSchedule"), False),
-        (Toleration("broken", "Exists", "", "NoSchedule"), True),
-        (Toleration("", "Exists", "", ""), True),
-        (Toleration("", "Equal", "fan", ""), True),
-        (Toleration("", "Equal", "", ""), False),
-        (Toleration("hot", "Exists", "", ""), False),
-        (Toleration("broken", "Exists", "", "NoExecute"), False),
+        (DeviceToleration("broken", "Equal", "fan", "NoSchedule"), True),
+        (DeviceToleration("broken", "Equal", "fan", ""), True),
+        (DeviceToleration("broken", "Equal", "psu", "NoSchedule"), False),
+        (DeviceToleration("broken", "Exists", "", "NoSchedule"), True),
+        (DeviceToleration("", "Exists", "", ""), True),
+        (DeviceToleration("", "Equal", "fan", ""), True),
+        (DeviceToleration("", "Equal", "", ""), False),
+        (DeviceToleration("hot", "Exists", "", ""), False),
+        (DeviceToleration("broken", "Exists", "", "NoExecute"), False),
     ],
 )
-def test_tolerations(toleration: Toleration, expected: bool) -> None:
+def test_tolerations(toleration: DeviceToleration, expected: bool) -> None:
     assert tolerates(toleration, TAINT) is expected
 
 
 def test_only_noschedule_and_noexecute_keep_a_device_away() -> None:
-    taints = [Taint("k", "", effect) for effect in ("None", "NoSchedule", "NoExecute", "FromTheFuture")]
+    taints = [DeviceTaint("k", "", effect) for effect in ("None", "NoSchedule", "NoExecute", "FromTheFuture")]
 
-    assert [taint.effect for taint in taints if objection([taint], [])] == ["NoSchedule", "NoExecute"]
+    assert [taint.effect for taint in taints if blocking_taint([taint], [])] == ["NoSchedule", "NoExecute"]
 
 
 def test_every_blocking_taint_needs_a_toleration() -> None:
-    taints = [Taint(key, "", effect) for key, effect in itertools.product("ab", ("NoSchedule", "NoExecute"))]
-    tolerations = [Toleration("a", "Exists", "", ""), Toleration("b", "Exists", "", "NoSchedule")]
+    taints = [DeviceTaint(key, "", effect) for key, effect in itertools.product("ab", ("NoSchedule", "NoExecute"))]
+    tolerations = [DeviceToleration("a", "Exists", "", ""), DeviceToleration("b", "Exists", "", "NoSchedule")]
 
-    assert objection(taints, tolerations) == Taint("b", "", "NoExecute")
+    assert blocking_taint(taints, tolerations) == DeviceTaint("b", "", "NoExecute")

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from devalloc.api.quantity import QuantityError
 from devalloc_solver import Fleet
-from devalloc_solver.check.resource import check_results
-from devalloc_solver.check.resource.amounts import Unaccountable, nano
+from devalloc_solver.check.resource_k8s import check_results
+from devalloc_solver.check.resource_k8s.quantities import UncountableAmount, to_nano
+from devalloc_solver.dialects.resource_k8s.decode import read_claim
+from devalloc_solver.dialects.resource_k8s.feature_gates import DEFAULT_GATES
+from devalloc_solver.dialects.resource_k8s.quantities import Amount
+from devalloc_solver.dialects.resource_k8s.usage import read_usage
 from devalloc_solver.dra import AllocationError, solve_manifests
-from devalloc_solver.dra.amounts import Amount
-from devalloc_solver.dra.decode import read_claim
-from devalloc_solver.dra.features import DEFAULT
-from devalloc_solver.dra.usage import read_usage
-from tests.support.dra import ANY, answer, claim, device, devices, request, slice_
+from tests.support.dra_builders import ANY, answer, claim, device, devices, request, slice_
 from tests.unit.solver.dra.test_joint import CLASS, object_
 
 D1, D2 = ("gpu.io", "p", "d1"), ("gpu.io", "p", "d2")
@@ -29,7 +29,7 @@ def entry(device: tuple[str, str, str], **fields: Any) -> dict[str, Any]:
 
 def holder(*results: dict[str, Any]) -> Any:
     status = {"allocation": {"devices": {"results": [{"request": "r", **one} for one in results]}}}
-    return read_claim(claim(request()) | {"status": status}, DEFAULT)
+    return read_claim(claim(request()) | {"status": status}, DEFAULT_GATES)
 
 
 def test_devices_shares_and_amounts_are_told_apart() -> None:
@@ -59,23 +59,23 @@ def test_claims_add_what_they_hold_but_not_what_they_only_watch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "path"),
+    ("usage", "path"),
     [
         ({"devices": [{"driver": "gpu.io", "pool": "p"}]}, r"allocated\.devices\[0\]\.device is missing"),
         ({"devices": "d1"}, r"allocated\.devices must be a list"),
         ({"consumedCapacity": [entry(D1, consumedCapacity={"m": "x"})]}, r"consumedCapacity\['m'\] is not a quantity"),
-        ({"device": []}, r"allocated\.device is not a field"),
+        ({"device": []}, r"allocated\.device is not a known field"),
     ],
 )
-def test_what_cannot_be_read_is_an_error_with_its_path(told: Any, path: str) -> None:
+def test_what_cannot_be_read_is_an_error_with_its_path(usage: Any, path: str) -> None:
     with pytest.raises(AllocationError, match=path):
-        answer(claim(request()), slice_("s", devices("d")), allocated=told)
+        answer(claim(request()), slice_("s", devices("d")), allocated=usage)
 
 
 def test_devices_that_nobody_publishes_do_not_matter() -> None:
-    told = {"devices": [entry(("gpu.io", "gone", "d")), entry(("other.io", "p", "d"))]}
+    usage = {"devices": [entry(("gpu.io", "gone", "d")), entry(("other.io", "p", "d"))]}
 
-    assert answer(claim(request()), slice_("s", devices("d")), allocated=told) is not None
+    assert answer(claim(request()), slice_("s", devices("d")), allocated=usage) is not None
 
 
 # -- what is held, and cannot be told ------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"consumedCapacity": {"m": None}}, r"consumedCapacity['m'] must be a quantity"),
     ({"consumedCapacity": {7: "1"}}, "consumedCapacity has the key 7"),
     ({"consumedCapacity": ["1"]}, "consumedCapacity must be a map"),
-    ({"shareID": 7}, "shareID must be a text"),
+    ({"shareID": 7}, "shareID must be a string"),
     ({"adminAccess": "no"}, "adminAccess must be a boolean"),
 ]
 
@@ -102,58 +102,62 @@ def held(name: str, *results: Any) -> dict[str, Any]:
 
 
 def share(number: int, **fields: Any) -> dict[str, Any]:
-    told = {"shareID": f"00000000-0000-4000-8000-00000000000{number}", "consumedCapacity": {"m": "1"}, "request": "r"}
-    return entry(("gpu.io", "p", "d"), **(told | fields))
+    content = {
+        "shareID": f"00000000-0000-4000-8000-00000000000{number}",
+        "consumedCapacity": {"m": "1"},
+        "request": "r",
+    }
+    return entry(("gpu.io", "p", "d"), **(content | fields))
 
 
-@pytest.mark.parametrize(("wrong", "told"), WRONG)
-@pytest.mark.parametrize("beside", [[], [share(1, consumedCapacity={"m": "8"})]], ids=["alone", "beside another"])
-def test_what_cannot_be_told_of_a_share_gives_nothing_away(wrong: Any, told: str, beside: list[Any]) -> None:
-    asked = object_("ResourceClaim", claim(request("r", amounts={"m": "1"}), name="new"))
-    holders = [*(held("good", one) for one in beside), held("odd", share(2, **wrong))]
+@pytest.mark.parametrize(("wrong", "message"), WRONG)
+@pytest.mark.parametrize("neighbours", [[], [share(1, consumedCapacity={"m": "8"})]], ids=["alone", "beside another"])
+def test_what_cannot_be_told_of_a_share_gives_nothing_away(wrong: Any, message: str, neighbours: list[Any]) -> None:
+    pending = object_("ResourceClaim", claim(request("r", amounts={"m": "1"}), name="new"))
+    holders = [*(held("good", one) for one in neighbours), held("odd", share(2, **wrong))]
 
-    joint = solve_manifests([CLASS, SHARED, *holders, asked])
+    joint = solve_manifests([CLASS, SHARED, *holders, pending])
     fleet = Fleet.from_manifests([CLASS, SHARED, *holders])
     with pytest.raises(AllocationError) as raised:
-        answer([*holders, asked], SHARED)
+        answer([*holders, pending], SHARED)
 
-    assert f"claim default/odd: status.allocation.devices.results[0].{told}" in str(raised.value)
+    assert f"claim default/odd: status.allocation.devices.results[0].{message}" in str(raised.value)
     assert {one["name"]: one["allocated"] for one in joint["claims"]}["new"] is False
     owners = [one["name"] for one in joint["problems"] if "has several owners" in one["message"]]
-    assert owners == (["good", "odd"] if beside else [])
+    assert owners == (["good", "odd"] if neighbours else [])
     others = [one for one in joint["problems"] if "has several owners" not in one["message"]]
-    assert [(one["name"], told in one["message"]) for one in others] == [("odd", True)]
-    assert not fleet.allocate(asked)["allocated"]
-    assert [(one["name"], told in one["message"]) for one in fleet.update(holders[-1])] == [("odd", True)]
-    assert fleet.allocate_all([asked])["problems"] == joint["problems"]
+    assert [(one["name"], message in one["message"]) for one in others] == [("odd", True)]
+    assert not fleet.allocate(pending)["allocated"]
+    assert [(one["name"], message in one["message"]) for one in fleet.update(holders[-1])] == [("odd", True)]
+    assert fleet.allocate_all([pending])["problems"] == joint["problems"]
 
 
 def test_a_result_that_is_none_hides_no_other() -> None:
-    asked = object_("ResourceClaim", claim(request(), name="new"))
+    pending = object_("ResourceClaim", claim(request(), name="new"))
 
-    joint = solve_manifests([CLASS, SHARED, held("odd", None, "d", entry(("gpu.io", "p", "d"))), asked])
+    joint = solve_manifests([CLASS, SHARED, held("odd", None, "d", entry(("gpu.io", "p", "d"))), pending])
 
     assert {one["name"]: one["allocated"] for one in joint["claims"]} == {"odd": True, "new": False}
 
 
 def test_a_negative_amount_that_the_caller_tells_is_an_error() -> None:
-    told = {"consumedCapacity": [entry(D1, consumedCapacity={"m": "8"}), entry(D1, consumedCapacity={"m": "-5"})]}
+    usage = {"consumedCapacity": [entry(D1, consumedCapacity={"m": "8"}), entry(D1, consumedCapacity={"m": "-5"})]}
 
     with pytest.raises(AllocationError, match=r"allocated\.consumedCapacity\[1\]\.consumedCapacity\['m'\] is negative"):
-        answer(claim(request()), slice_("s", devices("d")), allocated=told)
+        answer(claim(request()), slice_("s", devices("d")), allocated=usage)
 
 
 @pytest.mark.parametrize("wrong", [wrong for wrong, _ in WRONG])
 def test_the_check_takes_such_a_share_for_the_whole_device_by_itself(wrong: Any) -> None:
-    asked = claim(request("r", amounts={"m": "1"}), name="new")
+    pending = claim(request("r", amounts={"m": "1"}), name="new")
     result = {"devices": {"results": [share(3)]}}
 
-    def found(*holders: Any) -> list[str]:
-        return check_results([result], "n1", [*holders, asked], [ANY], [SHARED], features=DEFAULT)
+    def problems_of(*holders: Any) -> list[str]:
+        return check_results([result], "n1", [*holders, pending], [ANY], [SHARED], features=DEFAULT_GATES)
 
-    free, other = found(), found(held("good", share(1)))
+    free, other = problems_of(), problems_of(held("good", share(1)))
     assert not any("in use" in violation for violation in (*free, *other))
-    assert "gpu.io/p/d is in use" in found(held("odd", share(2, **wrong)))
+    assert "gpu.io/p/d is in use" in problems_of(held("odd", share(2, **wrong)))
 
 
 @given(st.from_regex(r"[+-]?[0-9]{0,3}\.?[0-9]{0,3}([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,3}|x)?", fullmatch=True))
@@ -161,7 +165,7 @@ def test_the_check_reads_amounts_as_the_dialect_does(text: str) -> None:
     try:
         expected = Amount.parse(text).nano
     except QuantityError:
-        with pytest.raises(Unaccountable):
-            nano(text)
+        with pytest.raises(UncountableAmount):
+            to_nano(text)
     else:
-        assert nano(text) == expected
+        assert to_nano(text) == expected

@@ -1,0 +1,44 @@
+"""The pool of a node's capacity for machines: CPUs, memory, bandwidth and disk. Names that all users of it share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from devalloc.api.meta import DEVMGMT
+
+DRIVER: Final = "host.devalloc.io"
+"""Driver of such pools."""
+CLASS: Final = "host.devalloc.io"
+"""The only class that gives access to its devices. The allocator creates it, and ignores a DeviceClass of this name."""
+SUFFIX: Final = "host"
+"""Suffix of the pool's name, after the node's name."""
+
+CPU: Final = "cpu"
+"""CPUs."""
+MEMORY: Final = "memory"
+"""Bytes."""
+NETWORK: Final = "network"
+"""Bytes per second."""
+DISK: Final = "disk"
+"""Bytes."""
+DISK_IO: Final = "diskIO"
+"""Bytes per second."""
+COMPUTE: Final = (CPU, MEMORY)
+"""Resources that belong to NUMA nodes; the others belong to the node as a whole."""
+
+KIND: Final = "host"
+"""Attribute ``kind`` of its devices."""
+FUNCTION_COMPUTE: Final = "compute"
+"""Attribute ``function`` of the devices with CPUs and memory."""
+FUNCTION_IO: Final = "io"
+"""Attribute ``function`` of the device with bandwidth and disk."""
+
+
+def node_of_host_pool(pool: Mapping[str, Any]) -> str | None:
+    """The node whose host pool a manifest is; None for any other."""
+    spec = pool.get("spec")
+    if pool.get("kind") != "DevicePool" or pool.get("apiVersion") != DEVMGMT or not isinstance(spec, Mapping):
+        return None
+    node = spec.get("nodeName")
+    return node if spec.get("driver") == DRIVER and isinstance(node, str) and node else None

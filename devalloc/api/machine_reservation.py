@@ -1,0 +1,67 @@
+"""What a node reserves for a machine: the entries of the machine's status, and what its spec requires."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from devalloc.api import host_pool_names
+from devalloc.api.claim import DeviceAllocation
+from devalloc.api.quantity import Quantity, QuantityError
+from devalloc.api.virtual_machine import VirtualMachineSpec
+
+FITS = "Fits"
+"""Condition of a placed machine: whether its node reserves what its spec now asks for. Present only if it is False."""
+
+
+def required_amounts(spec: VirtualMachineSpec) -> dict[str, Quantity]:
+    """What a node must reserve for the machine, by resource: what it starts with, or its maximum (T25)."""
+    wanted = {
+        host_pool_names.CPU: spec.cpu.max if spec.reserve_max else spec.cpu.wanted,
+        host_pool_names.MEMORY: spec.memory.max if spec.reserve_max else spec.memory.wanted,
+        host_pool_names.NETWORK: spec.network,
+        host_pool_names.DISK_IO: spec.disk_io,
+        host_pool_names.DISK: spec.disk,
+    }
+    return {name: amount for name, amount in wanted.items() if amount is not None}
+
+
+def reserved_entries(machine: Mapping[str, Any]) -> list[Any]:
+    """The reservations of a manifest's machine; empty if it is not placed, or is stopped. Unreadable entries reserve
+    nothing: neither a node nor the allocator wrote them."""
+    status = machine.get("status")
+    entries, node = (status.get("allocations"), status.get("nodeName")) if isinstance(status, dict) else (None, None)
+    if not isinstance(entries, list) or not isinstance(node, str) or not node:
+        return []
+    return [entry for entry in entries if _is_readable(entry)]
+
+
+def sum_nano(entries: Iterable[Any], resource: str) -> int:
+    """Nano units of a resource over all entries."""
+    amounts = (amount for entry in entries for amount in entry.get("allocations", ()))
+    return sum(parse_nano(amount.get("allocation")) for amount in amounts if amount.get("name") == resource)
+
+
+def missing_amounts(spec: VirtualMachineSpec, entries: Iterable[Any]) -> dict[str, Quantity]:
+    """What must be reserved in addition to these entries, by resource."""
+    reservations = [*entries]
+    short = {name: amount.nano - sum_nano(reservations, name) for name, amount in required_amounts(spec).items()}
+    return {name: Quantity(nano) for name, nano in short.items() if nano > 0}
+
+
+def parse_nano(text: object) -> int:
+    """The amount in nano units; 0 if it is invalid, because another program wrote it."""
+    try:
+        return Quantity.parse(text).nano
+    except QuantityError:
+        return 0
+
+
+def _is_readable(entry: object) -> bool:
+    try:
+        DeviceAllocation.model_validate(entry, by_alias=True, by_name=False)
+    except ValidationError:
+        return False
+    return True

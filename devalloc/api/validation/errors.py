@@ -1,0 +1,184 @@
+"""Every validation error of content that a model rejects, in messages for its author.
+
+Validation skips a model's own checks while one of its fields is wrong. So this module repairs the errors in a copy and
+validates the copy again, until it finds nothing new; it leaves out errors that a repair may have caused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from devalloc.api.claim import DeviceClaimDetail, DeviceClaimSpec
+from devalloc.api.fields import REFUSED, RELATED, ApiModel, escape_unprintable, quote_value
+from devalloc.api.quantity import type_name
+from devalloc.api.suggest import closest_match
+from devalloc.api.validation.lenient import Finding
+from devalloc.api.validation.repair import entry_location, repair_places
+from devalloc.api.validation.schema import (
+    Loc,
+    SchemaNode,
+    child_schema,
+    field_schemas,
+    format_path,
+    model_schema,
+    path_sort_key,
+)
+
+MAX_ROUNDS = 6
+MAX_FINDINGS = 1000
+"""Maximum findings."""
+
+_COUNT_HINT = "write requests.count"
+_HINTS: dict[type[ApiModel], dict[str, str]] = {
+    DeviceClaimDetail: {
+        "count": _COUNT_HINT,
+        "devices": _COUNT_HINT,
+        "maxDevices": "write limits.count",
+        "class": "did you mean deviceClass?",
+        "driver": "claims name a deviceClass or deviceType; the class names the driver",
+        "adminAccess": "it belongs to the spec of a DeviceClass",
+        "distinctAttributes": "this API has no such constraint; request the devices one by one and distinguish them in "
+        "constraints",
+    },
+    DeviceClaimSpec: dict.fromkeys(
+        ("deviceClass", "deviceType", "requests", "limits", "constraints", "oneOf", "configs", "count"),
+        "it belongs to an entry of spec.claims",
+    ),
+}
+
+
+def validation_errors(
+    content: dict[str, Any], model: type[ApiModel], known_places: Iterable[Loc] = ()
+) -> list[Finding]:
+    """Every error of the content in reading order; empty if it is valid. Does not change the content.
+
+    Leaves out the ``known_places`` places, which were already reported and repaired.
+    """
+    shape = model_schema(model)
+    findings: list[tuple[Loc, Finding]] = []
+    wrong = _KnownErrors()
+    for loc in known_places:
+        wrong.add(loc)
+    for _ in range(MAX_ROUNDS):
+        errors = _validate(content, model)
+        fresh = [error for error in errors if not wrong.covers(error)]
+        findings += [(error["loc"], _finding(error, shape)) for error in fresh[: MAX_FINDINGS - len(findings)]]
+        if not errors or len(findings) >= MAX_FINDINGS:
+            break
+        content = repair_places(content, model, (entry_location(error["loc"]) for error in errors))
+        for error in fresh:
+            wrong.add(entry_location(error["loc"]))
+    findings.sort(key=lambda entry: path_sort_key(entry[0]))
+    return [finding for _, finding in findings]
+
+
+def _validate(content: dict[str, Any], model: type[ApiModel]) -> list[ErrorDetails]:
+    try:
+        model.model_validate(content, by_alias=True, by_name=False)
+    except ValidationError as error:
+        return error.errors(include_url=False)
+    return []
+
+
+class _KnownErrors:
+    """Places that were already reported.
+
+    Findings inside them are not new. Nor are findings about something that contains them, except checks of ours with a
+    place of their own that do not relate a wrong field to others.
+    """
+
+    def __init__(self) -> None:
+        self._wrong: set[Loc] = set()
+        self._above: set[Loc] = set()
+
+    def add(self, loc: Loc) -> None:
+        self._wrong.add(loc)
+        self._above.update(loc[:i] for i in range(len(loc)))
+
+    def covers(self, error: ErrorDetails) -> bool:
+        loc = error["loc"]
+        if loc in self._above and error["type"] != REFUSED:
+            return True
+        if error["type"] == RELATED and loc[:-1] in self._above:
+            return True
+        return any(loc[:i] in self._wrong for i in range(len(loc) + 1))
+
+
+# -- words ---------------------------------------------------------------------------------------------------------
+
+
+def _finding(error: ErrorDetails, shape: SchemaNode) -> Finding:
+    loc, value = error["loc"], error["input"]
+    place = entry_location(loc)
+    message = escape_unprintable(_message(error, value, _shape_at(shape, place[:-1]), place))
+    return Finding(format_path(shape, place), message if place == loc else f"has a key that {message}")
+
+
+def _shape_at(shape: SchemaNode, loc: Loc) -> SchemaNode:
+    for step in loc:
+        shape = child_schema(shape, step)
+    return shape
+
+
+def _message(error: ErrorDetails, value: Any, parent: SchemaNode, loc: Loc) -> str:
+    context = error.get("ctx", {})
+    match error["type"]:
+        case "missing":
+            return "is required"
+        case "extra_forbidden":
+            return _unknown_field(str(loc[-1]), parent)
+        case _ if error["type"] in (REFUSED, RELATED):
+            return str(context["message"])
+        case "value_error":
+            return str(context["error"])
+        case "string_type":
+            quotes = " (write it in quotes)" if isinstance(value, (int, float)) else ""
+            return f"must be a string, not {type_name(value)}{quotes}"
+        case "int_type" | "int_parsing" | "int_from_float":
+            return f"must be a whole number, not {_describe(value)}"
+        case "bool_type" | "bool_parsing":
+            return f"must be true or false, not {_describe(value)}"
+        case "model_type" | "model_attributes_type" | "dict_type" | "mapping_type":
+            return f"must be a map of fields, not {type_name(value)}"
+        case "list_type":
+            return f"must be a list, not {type_name(value)}"
+        case "literal_error":
+            return f"must be {context['expected']}, not {_describe(value)}"
+        case "too_short":
+            return f"must have at least {_entries(context['min_length'])}, but has {_entries(context['actual_length'])}"
+        case "too_long":
+            return f"must have at most {_entries(context['max_length'])}, but has {_entries(len(value))}"
+        case "string_too_short":
+            return f"must have at least {context['min_length']} characters"
+        case "string_too_long":
+            return f"must have at most {context['max_length']} characters, but has {len(value)}"
+        case "greater_than_equal":
+            return f"must be at least {context['ge']}, not {quote_value(value)}"
+        case "less_than_equal":
+            return f"must be at most {context['le']}, not {quote_value(value)}"
+        case _:
+            return f"{error['msg'][:1].lower()}{error['msg'][1:]}, not {_describe(value)}"
+
+
+def _unknown_field(name: str, parent: SchemaNode) -> str:
+    assert parent.model is not None
+    fields = list(field_schemas(parent.model))
+    for model in parent.model.__mro__:
+        if isinstance(model, type) and (hint := _HINTS.get(model, {}).get(name)):
+            return f"unknown field; {hint}"
+    near = closest_match(name, fields)
+    if near:
+        return f"unknown field; did you mean `{near}`?"
+    return f"unknown field; known fields: {', '.join(fields)}" if fields else "unknown field; there are no fields here"
+
+
+def _entries(count: Any) -> str:
+    return "1 entry" if count == 1 else f"{count or 'no'} entries"
+
+
+def _describe(value: Any) -> str:
+    return quote_value(value) if isinstance(value, (str, int, float)) else type_name(value)

@@ -1,0 +1,132 @@
+"""VirtualMachine: a machine on one node."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import add
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from devalloc.api.fields import RELATED, ApiModel, FieldFault, PlainName, SubdomainName, raise_faults
+from devalloc.api.machine_bounds import CpuBounds, MemoryBounds, PositiveAmount
+from devalloc.api.machine_scaling import MachineRunner, MachineScaling
+from devalloc.api.machine_start import MachineAdopt, MachineNic, MachineStart
+from devalloc.api.machine_status import VirtualMachineStatus
+from devalloc.api.meta import DEVALLOC, ObjectMeta
+from devalloc.api.quantity import Quantity
+
+MAX_CLAIMS = 32
+MAX_PCI_SLOTS = 64
+SPARE_PCI_SLOTS = 4
+"""Root ports in addition to one per claim, if ``pciSlots`` is not set."""
+
+
+def _unique(names: list[str]) -> list[str]:
+    raise_faults(
+        ((i,), f"is a duplicate of entry [{names.index(name)}]") for i, name in enumerate(names) if name in names[:i]
+    )
+    return names
+
+
+class VirtualMachineSpec(ApiModel):
+    """The desired state of the machine."""
+
+    node_name: PlainName | None = None
+    """The node that runs it. By default devalloc chooses a node with room for it together with its claims, among the
+    nodes that publish their capacity for machines."""
+    numa_policy: Literal["none", "single-numa-node"] = "none"
+    """``single-numa-node``: its CPUs, its memory and the devices of its claims come from one NUMA node. Effective on
+    nodes that publish their capacity for machines."""
+    cpu: CpuBounds
+    memory: MemoryBounds
+    disk: PositiveAmount | None = None
+    """Bytes of its node's disk that are reserved for its images."""
+    disk_io: Annotated[PositiveAmount | None, Field(alias="diskIO")] = None
+    """Bytes per second of reading and writing that its node reserves for it."""
+    scaling: MachineScaling | None = None
+    """If set, ``use`` of cpu and memory is only the initial amount: from then on its load decides."""
+    runner: MachineRunner | None = None
+    """If set, ``use`` of cpu is only the number of CPUs and their initial CPU time: from then on a controller decides
+    the time. Cannot be combined with scaling."""
+    start: MachineStart | None = None
+    """How to start it. Either start or adopt is required."""
+    adopt: MachineAdopt | None = None
+    """The running QEMU to adopt. Either start or adopt is required."""
+    nics: list[MachineNic] = Field(default_factory=list, max_length=8)
+    claims: Annotated[list[SubdomainName], Field(max_length=MAX_CLAIMS), AfterValidator(_unique)] = Field(
+        default_factory=list
+    )
+    """DeviceClaims of the machine's namespace whose devices it gets; you can add and remove them while it runs."""
+    pci_slots: Annotated[int, Field(ge=0, le=MAX_PCI_SLOTS)] | None = None
+    """Root ports for devices, one for each device; by default the number of claims plus 4."""
+    running: bool = True
+    """False: it is stopped (powered down by its guest, then ended) and stays stopped."""
+    restart_policy: Literal["Always", "Never"] = "Always"
+    """Whether to start the machine again after it ended or its node was restarted."""
+    powerdown_seconds: Annotated[int, Field(ge=0, le=3600)] = 30
+    """How long to wait for its guest to power down before the machine is ended."""
+    reserve_max: bool = False
+    """Reserve all of max for it from its start on, not only min."""
+
+    @model_validator(mode="after")
+    def _started_or_adopted(self) -> VirtualMachineSpec:
+        faults: list[FieldFault] = []
+        if self.start is None and self.adopt is None:
+            faults.append((("start",), "is required, or else adopt"))
+        elif self.adopt is not None:
+            if self.start is not None:
+                faults.append((("adopt",), "cannot be combined with start; the machine is either started or adopted"))
+            if self.nics:
+                faults.append(
+                    (("nics",), "need start; an adopted machine has the network cards with which it was started")
+                )
+            if self.node_name is None:
+                faults.append((("nodeName",), "is required with adopt"))
+            if self.pci_slots is not None:
+                faults.append((("pciSlots",), "needs start; an adopted machine has its own"))
+        warm = [i for i, nic in enumerate(self.nics) if nic.backend == "warm"]
+        faults += [(("nics", i, "backend"), "is warm, but a machine can use only one warm setup") for i in warm[1:]]
+        if self.start is not None and self.start.pinned and not warm:
+            faults.append((("start", "pinned"), "needs a network card with backend warm"))
+        if self.runner is not None and self.scaling is not None:
+            faults.append((("runner",), "cannot be combined with scaling: either its guest decides or a controller"))
+        if self.pci_slots is not None and self.pci_slots < len(self.claims):
+            faults.append((("pciSlots",), f"must be at least one for each of the {len(self.claims)} claims"))
+        raise_faults(faults, RELATED)
+        return self
+
+    @property
+    def network(self) -> Quantity | None:
+        """Bytes per second that are reserved for all its cards together; None if no card reserves any."""
+        bandwidths = [nic.bandwidth for nic in self.nics if nic.bandwidth is not None]
+        return reduce(add, bandwidths) if bandwidths else None
+
+    @property
+    def slots(self) -> int:
+        """Root ports with which the machine starts."""
+        return len(self.claims) + SPARE_PCI_SLOTS if self.pci_slots is None else self.pci_slots
+
+
+class VirtualMachine(ApiModel):
+    """A machine whose CPUs, memory and devices change while it runs. Namespaced."""
+
+    api_version: Literal["devalloc.io/v1alpha1"] = DEVALLOC
+    kind: Literal["VirtualMachine"] = "VirtualMachine"
+    metadata: ObjectMeta
+    spec: VirtualMachineSpec
+    status: VirtualMachineStatus | None = None
+
+    @property
+    def namespace(self) -> str:
+        return self.metadata.namespace or "default"
+
+    @property
+    def node(self) -> str | None:
+        """The node that runs it: that of its spec, or else the one that devalloc chose; None before that."""
+        return self.spec.node_name or (self.status.node_name if self.status is not None else None)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """(namespace, name)"""
+        return self.namespace, self.metadata.name

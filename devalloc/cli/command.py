@@ -1,0 +1,258 @@
+"""The base of all verbs: how they log, and how their errors reach people."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+LEVELS = ("debug", "info", "warning", "error")
+
+
+_FROM_KUBECTL = {
+    "--context": "the kubeconfig selects it: `kubectl config use-context NAME`, or --kubeconfig PATH for another one",
+    "-k": "use: kubectl kustomize DIR | devalloc apply -f -",
+    "--kustomize": "use: kubectl kustomize DIR | devalloc apply -f -",
+    "--timeout": "this verb does not wait: devalloc wait KIND/NAME --timeout DURATION",
+    "--wait": "this verb does not wait: devalloc wait KIND/NAME",
+    "--as": "the kubeconfig selects the user: --kubeconfig PATH for another one",
+    "--server": "the kubeconfig selects it: --kubeconfig PATH",
+}
+"""Options of kubectl that most verbs do not have, and what to use instead."""
+_PATH = re.compile(r"\b(PATH|DIR|FILE)\b")
+"""Metavars of path options that our own functions parse, rather than click."""
+_INVALID_CHOICE = re.compile(r"'(.*)' is not one of", re.DOTALL)
+
+
+class CommandFailed(click.ClickException):
+    """The command failed: exit code 1."""
+
+    exit_code = 1
+
+    def __init__(self, message: str) -> None:
+        from devalloc.cli.logs import is_json
+
+        super().__init__(message)
+        self._in_json = is_json()  # the failed command's log handler is already gone when this is shown
+
+    def show(self, file: Any = None) -> None:
+        from devalloc.cli.logs import json_line
+
+        text = self.format_message()
+        click.echo(json_line(logging.ERROR, text) if self._in_json else f"error: {text}", err=True)
+
+
+class BadInput(CommandFailed):
+    """Invalid input: exit code 2."""
+
+    exit_code = 2
+
+
+class VerbGroup(click.Group):
+    """A group of verbs, with advice for verbs that it does not have."""
+
+    def __init__(
+        self,
+        *args: Any,
+        other_words: Mapping[str, str] | None = None,
+        advice: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """``other_words``: verbs of other commands, and the verb that does it here. ``advice``: other verbs, each with
+        a sentence that says what to do."""
+        super().__init__(*args, **kwargs)
+        self._other_words, self._advice = other_words or {}, advice or {}
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0] if args else ""
+        if not name.startswith("-") and name not in self.list_commands(ctx):
+            from devalloc.api.suggest import closest_match
+
+            above = "" if ctx.parent is None else f"{ctx.info_name} "
+            advice = self._advice.get(name)
+            if advice is None:
+                near = self._other_words.get(name) or closest_match(name, self.list_commands(ctx))
+                listed = f"`{ctx.command_path} --help` lists them"
+                advice = f"did you mean `{above}{near}`?" if near else f"{listed}."
+            ctx.fail(f"There is no verb `{above}{name}`; {advice}")
+        return super().resolve_command(ctx, args)
+
+
+class Verb(click.Command):
+    """A command whose errors are one line: what, where and what to do. Its function returns the exit code."""
+
+    def __init__(self, *args: Any, advice: Mapping[str, str] | None = None, **kwargs: Any) -> None:
+        """``advice``: what to do instead, by option; with the key "" for unexpected arguments."""
+        super().__init__(*args, **kwargs)
+        self._advice = {**_FROM_KUBECTL, **(advice or {})}
+        self.params += [
+            click.Option(["--debug"], is_flag=True, envvar="DEVALLOC_DEBUG", help="Show tracebacks."),
+            click.Option(
+                ["--log-format"],
+                type=click.Choice(["plain", "json"]),
+                default="plain",
+                envvar="DEVALLOC_LOG_FORMAT",
+                help="Format of the log on stderr; json includes errors and the output of long-running commands.",
+            ),
+            click.Option(
+                ["--log-level"],
+                type=click.Choice(LEVELS),
+                default="warning",
+                envvar="DEVALLOC_LOG_LEVEL",
+                help="Lowest level to log.",
+            ),
+        ]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            may_be_empty = "" in args or any(arg.endswith("=") for arg in args)
+            if may_be_empty and not ctx.resilient_parsing:  # completion reports nothing
+                self._refuse_empty_paths(ctx, args)
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            if not (advice := self._advice_on(error)):
+                raise
+            raise click.UsageError(f"{error.format_message().removesuffix('.')}; {advice}", ctx) from error
+
+    def _refuse_empty_paths(self, ctx: click.Context, args: list[str]) -> None:
+        """Refuse empty paths, which would be the current folder: `delete -f "$FILE"` with a variable that is not set.
+
+        It checks every option and argument here, before click turns '' into the same Path as '.'.
+        """
+        given, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        for param in order:
+            values = given.get(param.name)
+            if is_path_parameter(param) and (values == "" or (isinstance(values, list | tuple) and "" in values)):
+                advice = "; for the current folder use '.'" if _is_folder_parameter(param) else ""
+                raise click.BadParameter(f"the path is empty{advice}", ctx, param)
+
+    def _advice_on(self, error: click.UsageError) -> str | None:
+        """What to do about it, unless click says so."""
+        if isinstance(error, click.NoSuchOption):
+            return self._advice.get(error.option_name)
+        if isinstance(error, click.BadOptionUsage) and "does not take a value" in error.message:
+            return f"use {error.option_name} alone"
+        if isinstance(error, click.MissingParameter):
+            lines = (line.strip() for line in (self.help or "").splitlines())
+            example = next((line for line in lines if line.startswith("devalloc ")), None)
+            return f"for example: {example}" if example else None
+        if isinstance(error, click.BadParameter):
+            kind, written = error.param and error.param.type, _INVALID_CHOICE.match(error.message)
+            if isinstance(kind, click.Choice) and written:
+                from devalloc.api.suggest import closest_match
+
+                near = closest_match(written[1], map(str, kind.choices))
+                return near and f"did you mean {near}?"
+            return None
+        return self._advice.get("") if "unexpected extra argument" in error.message else None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        debug = ctx.params.pop("debug")
+        with _logging_to_stderr(ctx.params.pop("log_format"), ctx.params.pop("log_level")):
+            try:
+                code = super().invoke(ctx)
+            except (click.exceptions.Exit, click.ClickException, click.Abort, BrokenPipeError):
+                raise
+            except Exception as error:
+                if debug:
+                    raise
+                raise translate_error(error) from error
+        # Also pass it to click when it runs standalone, as in its test runner.
+        if code:
+            ctx.exit(code)
+        return 0
+
+
+def is_path_parameter(param: click.Parameter) -> bool:
+    """Whether the parameter is a path. One whose default is "" may be empty, which means none."""
+    names_one = _PATH.search(param.metavar or "") is not None
+    return (isinstance(param.type, click.Path) or names_one) and param.default != ""
+
+
+def _is_folder_parameter(param: click.Parameter) -> bool:
+    kind = param.type
+    return not kind.file_okay if isinstance(kind, click.Path) else "FILE" not in (param.metavar or "")
+
+
+def translate_error(error: Exception) -> click.ClickException:
+    """The error as users see it."""
+    from devalloc.store.errors import Invalid, StoreError, is_disk_full
+
+    if isinstance(error, Invalid):
+        return BadInput(str(error))
+    if isinstance(error, StoreError):
+        return CommandFailed(str(error))
+    if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("devalloc."):
+        return CommandFailed(
+            f"the Python package {error.name!r} is missing; install it with: pip install {_extra_of(error.name)}"
+        )
+    if isinstance(error, OSError) and error.filename is not None:
+        return CommandFailed(f"{error.filename}: {error.strerror}")
+    if isinstance(error, OSError) and (is_disk_full(error) or error.errno == errno.EIO):
+        return CommandFailed(f"cannot write the output: {error.strerror}")
+    return CommandFailed(
+        f"this is a bug in devalloc: {type(error).__name__}: {error} (--debug shows where; please report it)"
+    )
+
+
+_EXTRAS = {
+    "node": ("grpc", "grpc_health", "grpc_reflection", "google.protobuf", "pyroute2", "pyudev", "qemu"),
+    "permits": ("aiohttp", "prometheus_client"),
+    "guest": ("websockets", "h11"),
+    "kubernetes": ("kubernetes",),
+    "controller": ("cryptography",),
+}
+"""Packages that belong to an extra of the distribution."""
+
+
+def _extra_of(package: str) -> str:
+    """What to install to get a package, for pip."""
+    for extra, packages in _EXTRAS.items():
+        if any(package == name or package.startswith(f"{name}.") for name in packages):
+            return f"'devalloc[{extra}]'"
+    return "devalloc"
+
+
+def require_packages(*packages: str) -> None:
+    """Check that packages are installed, before the verb prints anything. Raises Failed with what to install."""
+    import importlib
+
+    for package in packages:
+        try:
+            importlib.import_module(package)
+        except ModuleNotFoundError as error:
+            raise translate_error(error) from error
+
+
+def verb(name: str, **settings: Any) -> Callable[[Callable[..., int | None]], Verb]:
+    """Turn a function into a verb."""
+    return click.command(name, cls=Verb, **settings)
+
+
+@contextmanager
+def _logging_to_stderr(form: str, level: str) -> Iterator[None]:
+    """Log to stderr while inside. A process that outlives the command, as in tests, may close the command's stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    if form == "json":
+        from devalloc.cli.logs import JsonFormatter
+
+        handler.setFormatter(JsonFormatter())
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"))
+    root = logging.getLogger()
+    handlers, threshold = root.handlers[:], root.level
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(threshold)

@@ -1,0 +1,223 @@
+"""Client of this machine's node plugin, over its socket."""
+
+from __future__ import annotations
+
+import errno
+import socket as sockets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from devalloc.cli.command import BadInput, CommandFailed
+from devalloc.cli.options.common import parse_duration
+from devalloc.cli.render.output import print_note
+
+if TYPE_CHECKING:
+    from devalloc_node.pb.node_pb2 import ClaimRef, MachineRef, Result
+    from devalloc_node.pb.node_pb2_grpc import NodeStub
+    from devalloc_node.pb.warm_pb2_grpc import WarmPoolStub
+
+DEFAULT_SOCKET = Path("/run/devalloc/node.sock")
+_STORE = "devalloc.cli.node_client.store"
+MAX_MESSAGE = 64 * 1024 * 1024
+"""Maximum bytes of a reply: enough for the devices of a large node."""
+
+
+def socket_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """--socket PATH, passed as ``socket: Path``. --store PATH: its plugin is used if no socket is given."""
+    function = click.option(
+        "--store",
+        type=click.Path(path_type=Path),
+        metavar="PATH",
+        envvar="DEVALLOC_STORE",
+        is_eager=True,
+        expose_value=False,
+        callback=lambda ctx, param, path: ctx.meta.__setitem__(_STORE, path),
+        help="Use the `devalloc up` or `devalloc node` of this store [env: DEVALLOC_STORE].",
+    )(function)
+    return click.option(
+        "--socket",
+        type=click.Path(path_type=Path),
+        metavar="PATH",
+        envvar="DEVALLOC_NODE_SOCKET",
+        callback=lambda ctx, param, path: path or default_socket(ctx.meta.get(_STORE)),
+        help="The node plugin's socket [env: DEVALLOC_NODE_SOCKET; default: beside the store, if --store names one "
+        f"that is not the default; else that of this user's own plugin; else, and for root, {DEFAULT_SOCKET}].",
+    )(function)
+
+
+def timeout_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """--timeout, passed as ``timeout: float`` in seconds."""
+    what = "How long to wait for the answer, at most 10m."
+    return click.option("--timeout", type=parse_duration, default="40s", metavar="DURATION", help=what)(function)
+
+
+def force_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """--force, passed as ``force: bool``."""
+    what = "KILL THE MACHINE, like a power cut, if its guest does not comply."
+    return click.option("--force", is_flag=True, help=what)(function)
+
+
+def default_socket(store: Path | None = None) -> Path:
+    """The socket that ``devalloc up`` and ``devalloc node`` choose: beside a store other than the default one.
+    Otherwise a user's own plugin takes precedence over root's, whose socket no user may open."""
+    import os
+
+    from devalloc.cli.storage import is_default_store, node_state_folder
+    from devalloc.store.errors import Unusable
+    from devalloc.store.paths import default_path
+
+    if store is not None and store.name and not is_default_store(store):
+        state = os.environ.get("DEVALLOC_NODE_STATE")
+        return node_state_folder(Path(state) if state else None, store) / DEFAULT_SOCKET.name
+    if os.geteuid() == 0:
+        return DEFAULT_SOCKET
+    # The environment's store does not matter here.
+    here = {name: value for name, value in os.environ.items() if name in ("HOME", "XDG_STATE_HOME")}
+    try:
+        own = default_path(here).parent / "node" / DEFAULT_SOCKET.name
+    except Unusable:  # without a home folder a user has no plugin
+        return DEFAULT_SOCKET
+    return own if own.exists() else DEFAULT_SOCKET
+
+
+@contextmanager
+def connect_plugin(path: Path) -> Iterator[NodeStub]:
+    """The node plugin's service. Raises Failed if no plugin answers on the socket; translates gRPC's errors."""
+    with _channel(path) as channel:
+        from devalloc_node.pb.node_pb2_grpc import NodeStub
+
+        yield NodeStub(channel)
+
+
+@contextmanager
+def connect_warm_pool(path: Path) -> Iterator[WarmPoolStub]:
+    """The node plugin's service for warm setups. Raises like ``connect_plugin``."""
+    with _channel(path) as channel:
+        from devalloc_node.pb.warm_pb2_grpc import WarmPoolStub
+
+        yield WarmPoolStub(channel)
+
+
+@contextmanager
+def _channel(path: Path) -> Iterator[Any]:
+    _check_socket(path)
+    import grpc
+
+    channel = grpc.insecure_channel(
+        f"unix:{path.absolute()}", options=[("grpc.max_receive_message_length", MAX_MESSAGE)]
+    )
+    try:
+        yield channel
+    except grpc.RpcError as error:
+        raise _translate_grpc_error(path, error) from error
+    finally:
+        channel.close()
+
+
+def _check_socket(path: Path) -> None:
+    """Report at once, and exactly, why a socket cannot be used: gRPC would retry and then report little."""
+    knock = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM)
+    try:
+        knock.connect(str(path))
+    except OSError as error:
+        raise CommandFailed(_connect_problem(path, error)) from None
+    finally:
+        knock.close()
+
+
+def _connect_problem(path: Path, error: OSError) -> str:
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return (
+            f"no node plugin at {path}; start one on this machine with `devalloc node` or `devalloc up`, or name "
+            "another socket with --socket or DEVALLOC_NODE_SOCKET"
+        )
+    if error.errno == errno.ECONNREFUSED:
+        return f"no answer at {path}: its node plugin is gone; start `devalloc node` or `devalloc up` again"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f"only root and the node plugin's user may open {path}; run this as root (sudo devalloc …)"
+    return f"{path}: {error.strerror or error}"
+
+
+def _translate_grpc_error(path: Path, error: Any) -> CommandFailed:
+    import grpc
+
+    code, details = error.code(), error.details() or ""
+    if code is grpc.StatusCode.INVALID_ARGUMENT:
+        return BadInput(details)
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return CommandFailed(
+            f"the node plugin at {path} stopped before it answered; check what it has done ({details})"
+        )
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return CommandFailed("no answer in time; check what has been done, or allow more time with --timeout")
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return CommandFailed(f"the node plugin at {path} is older than this command and does not support this")
+    if code in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.FAILED_PRECONDITION):
+        return CommandFailed(details)
+    return CommandFailed(f"the node plugin reports {code.name}: {details}")
+
+
+def failure_message(result: Result) -> str:
+    """Why something failed, as a sentence; "" if it succeeded."""
+    from devalloc_node.pb.node_pb2 import Result as Kind
+
+    if result.outcome == Kind.DONE:
+        return ""
+    words = {Kind.DENIED: "denied", Kind.FAILED: "failed"}
+    word = words.get(result.outcome, "unknown whether it happened")
+    again = " (it may succeed later)" if result.retryable else ""
+    return f"{word}: {result.message or 'no reason given'} [{result.code}]{again}"
+
+
+def print_result(name: str, done: str, result: Result) -> int:
+    """Print the result; returns the exit code."""
+    if why := failure_message(result):
+        print_note(f"error: {name}: {why}")
+        return 1
+    click.echo(f"{name} {done}")
+    return 0
+
+
+def machine_ref(name: str, namespace: str) -> MachineRef:
+    """``name``, or ``namespace/name``."""
+    from devalloc_node.pb.node_pb2 import MachineRef
+
+    space, slash, rest = name.partition("/")
+    return MachineRef(namespace=space, name=rest) if slash else MachineRef(namespace=namespace, name=name)
+
+
+def claim_ref(name: str, namespace: str, uid: str = "") -> ClaimRef:
+    """``name``, or ``namespace/name``."""
+    from devalloc_node.pb.node_pb2 import ClaimRef
+
+    space, slash, rest = name.partition("/")
+    return ClaimRef(namespace=space if slash else namespace, name=rest if slash else name, uid=uid)
+
+
+def message_content(message: Any) -> dict[str, Any]:
+    """A message as JSON content: camelCase names, numbers as numbers, without unset fields."""
+    return {field.json_name: _value(field, value) for field, value in message.ListFields()}
+
+
+def _value(field: Any, value: Any) -> Any:
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        return dict(value)
+    if field.is_repeated:
+        return [_one(field, item) for item in value]
+    return _one(field, value)
+
+
+def _one(field: Any, value: Any) -> Any:
+    if field.message_type is not None:
+        return message_content(value)
+    return enum_text(field.enum_type, value) if field.enum_type is not None else value
+
+
+def enum_text(enum: Any, number: int) -> str:
+    """The name of an enum's value: ``Running``; ``Unknown`` for a value of a newer plugin."""
+    value = enum.values_by_number.get(number)
+    return value.name.removeprefix("CHANGE_").capitalize() if value is not None else "Unknown"

@@ -1,0 +1,438 @@
+"""Wire the node plugin to what it runs on: the embedded store's claims, or a cluster's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from devalloc.backoff import Backoff
+
+if TYPE_CHECKING:
+    from devalloc.controller.permits import Host as Limits
+    from devalloc.controller.permits import PermitServer
+    from devalloc.controller.permits.hosts import FrozenHosts
+    from devalloc.controller.pool_publisher import PublishResult
+    from devalloc.inventory import DeviceRecords, Discovery
+    from devalloc.store import Store
+    from devalloc.store.kubernetes.client import Client
+    from devalloc_node.agent.permit_endpoint import PermitEndpoint
+    from devalloc_node.daemon import Loop, Publisher
+    from devalloc_node.host.boundary import Host
+    from devalloc_node.node import ClaimSource, Node
+    from devalloc_node.settings import NodeSettings
+
+Say = Callable[[str], None]
+CAPACITY_CACHE_SECONDS = 10.0
+"""Seconds for which the host's capacity is cached."""
+MACHINE_START_SECONDS = 5.0
+"""Seconds that a permit waits for a machine that is starting."""
+LISTEN_SECONDS, MAX_LISTEN_SECONDS = 5.0, 60.0
+"""Seconds before the permit server tries its port again, doubled after each failure; the maximum."""
+
+
+@contextmanager
+def abandon_hung_threads(say: Say) -> Iterator[None]:
+    """At the end, give threads that hang (a guest that does not power down, a kernel that does not answer) a second,
+    then end the process without them: the journal records what they did, and the next start finishes it.
+    """
+    before = set(threading.enumerate())
+    yield
+    until = time.monotonic() + 1.0
+    for thread in set(threading.enumerate()) - before:
+        if not thread.daemon:
+            thread.join(max(0.0, until - time.monotonic()))
+            if thread.is_alive():
+                say("stopped before everything was finished; the next start finishes it")
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(0)
+
+
+def make_host(settings: NodeSettings, *, dry_run: bool, say: Say) -> Host:
+    """This machine, or in a dry run one that only reports changes. Reports what the plugin will not be able to do."""
+    from devalloc.inventory.process_visibility import visibility_problem
+    from devalloc_node.host.dry_run import DryRun
+    from devalloc_node.host.files import Files
+    from devalloc_node.host.linux import LinuxHost
+    from devalloc_node.machine.config import MachineConfig
+
+    host = LinuxHost(Files(settings.written), settings.root)
+    if os.geteuid() != 0:
+        say("not root: the kernel will refuse to bind, create and reset devices; start it as root to prepare claims")
+    if (blind := visibility_problem(host.tree())) is not None:
+        say(f"not all users of a device are visible, so vGPUs are not taken away: {blind}")
+    machines = settings.machines
+    if machines.binary != MachineConfig().binary and shutil.which(machines.binary) is None:
+        say(f"there is no program {machines.binary} (--qemu); machines cannot start until it exists")
+    for option, folders in (("image", machines.folders), ("qmp", machines.socket_folders)):
+        for folder in folders:
+            if not folder.path.is_dir():
+                say(f"there is no folder {folder.path} (--{option}-folder)")
+    return DryRun(host, say) if dry_run else host
+
+
+def store_source(store: Store, node_name: str) -> ClaimSource:
+    """The DeviceClaims of a store, for the plugin."""
+    from devalloc.store import NotFound, StoreError
+    from devalloc_node.claims.store_grants import KIND, StoreGrants
+    from devalloc_node.errors import Failed
+    from devalloc_node.health.conditions import ClaimConditions
+    from devalloc_node.node import ClaimSource
+    from devalloc_node.vms.objects import permitted_on
+
+    def uid_of(namespace: str, name: str) -> str | None:
+        try:
+            return str(store.get(KIND, namespace, name)["metadata"]["uid"])
+        except NotFound:
+            return None
+        except StoreError as error:
+            raise Failed("StoreUnavailable", f"cannot read claim {namespace}/{name}: {error}") from error
+
+    grants = StoreGrants(store, node_name)
+    return ClaimSource(
+        KIND, grants, uid_of, ClaimConditions(store, node_name).update, partial(permitted_on, store, node_name)
+    )
+
+
+@contextmanager
+def store_publishing(
+    store: Store,
+    node: Node,
+    look: Callable[[DeviceRecords], Discovery],
+    on_published: Callable[[PublishResult], None],
+    *,
+    place: Path,
+    owner: Callable[[], Mapping[str, Any] | None] = lambda: None,
+) -> Iterator[Publisher]:
+    """Publish what ``look`` finds on the node as DevicePools of the store. ``place``: a path beside which the locks are
+    that processes of this host use to take turns. ``owner``: an owner reference for the pools."""
+    from devalloc.controller.host_inventory import HostInventory, InventorySource
+    from devalloc.controller.publish_lock import PublishLock
+    from devalloc.inventory.device_events import UdevSource
+    from devalloc_node.daemon import Publisher
+
+    settings = node.settings
+    turn = PublishLock(place, settings.node_name, first=True)
+    with closing(turn), closing(UdevSource()) as events:
+        inventory = InventorySource(settings.node_name, look, first=True)
+        host = HostInventory(
+            store,
+            inventory,
+            events,
+            turn,
+            resync=settings.resync,
+            on_published=on_published,
+            on_failed=node.metrics.publish_failed,
+            owner=owner,
+        )
+        yield Publisher((host.watch, host.repair), host.rescan)
+
+
+def node_reference(client: Client, node_name: str) -> Mapping[str, Any] | None:
+    """An owner reference to the Node, so that its objects are deleted with it; None if there is no Node."""
+    import logging
+
+    from devalloc.store.kubernetes.api_error import ApiError
+    from devalloc.store.kubernetes.client import path_segment
+
+    try:
+        uid = client.get(f"/api/v1/nodes/{path_segment(node_name)}")["metadata"]["uid"]
+    except ApiError as error:
+        if not error.is_not_found:
+            logging.getLogger(__name__).warning("cannot read node %s: %s", node_name, error)
+        return None
+    except (KeyError, TypeError):
+        return None
+    return {"apiVersion": "v1", "kind": "Node", "name": node_name, "uid": str(uid)}
+
+
+def cluster_permits(client: Client, namespace: str) -> PermitEndpoint:
+    """The permit server of a cluster's controller: a ConfigMap of its namespace has the address; requests carry this
+    node's token for the API server."""
+    from devalloc.scaling.permits.endpoint import NAME, PublishedEndpoint, parse_endpoint
+    from devalloc.store.kubernetes import ApiError
+    from devalloc.store.kubernetes.client import path_segment
+    from devalloc_node.agent.permit_endpoint import ClusterEndpoint
+    from devalloc_node.errors import Failed
+
+    def read() -> tuple[PublishedEndpoint, str]:
+        path = f"/api/v1/namespaces/{path_segment(namespace)}/configmaps/{NAME}"
+        where = f"the address of the permit server is unknown: ConfigMap {namespace}/{NAME}"
+        try:
+            place, token = parse_endpoint(client.get(path)), client.token()
+        except ApiError as error:
+            hint = "; devalloc controller --permits writes it" if error.is_not_found else ""
+            raise Failed("Unreachable", f"{where}: {error}{hint}") from None
+        except ValueError as error:
+            raise Failed("Unreachable", f"{where}: {error}") from None
+        if token is None:
+            raise Failed("Unreachable", "the permit server needs the node's token, but the kubeconfig has none")
+        return place, token
+
+    return ClusterEndpoint(read)
+
+
+def store_loops(
+    store: Store, node: Node, limits: dict[str, Any], *, alone: bool, say: Say, endpoint: PermitEndpoint | None = None
+) -> list[Loop]:
+    """All loops of the plugin for the VirtualMachines of a store. ``limits``: what the host may promise; ``alone``: no
+    other process runs such loops on the store; ``endpoint``: the permit server that replaces the one of the settings.
+    """
+    not_ours = threading.Event()
+    loops = store_machines(store, node, not_ours, endpoint)
+    scaling = node.settings.scaling
+    if scaling is not None and scaling.server is not None:
+        loops.append(store_permits(store, node, limits, not_ours, alone=alone, say=say))
+    return loops
+
+
+def store_machines(
+    store: Store, node: Node, not_ours: threading.Event | None = None, endpoint: PermitEndpoint | None = None
+) -> list[Loop]:
+    """The loops that run and scale machines according to the store's VirtualMachines.
+
+    ``not_ours``: set while another process listens on the port of our own permit server. It may have other accounts,
+    so the agent does not ask it.
+    """
+    from devalloc_node.service.change_feed import machine_change
+    from devalloc_node.vms import LoopSettings, VirtualMachineLoop
+
+    settings = LoopSettings(resync=node.settings.resync, grace=node.settings.grace)
+    scalers = None
+    if node.settings.scaling is not None:
+        from devalloc_node.agent.agent_thread import AgentThread
+
+        scalers = AgentThread(
+            node.operations,
+            node.settings.scaling,
+            changed=lambda key: node.notifier.beat(machine_change(key)),
+            registry=node.metrics.registry,
+            may_ask=lambda: not_ours is None or not not_ours.is_set(),
+            endpoint=endpoint,
+        )
+        node.operations.report = scalers.report
+    runners = None
+    if node.settings.runners:
+        from devalloc_node.agent.runner_servers import RunnerServers
+
+        runners = RunnerServers(
+            node.operations, node.settings.runners, changed=lambda key: node.notifier.beat(machine_change(key))
+        )
+    machines = VirtualMachineLoop(
+        store,
+        node.operations,
+        node.notifier,
+        settings=settings,
+        removed=node.metrics.removed,
+        scaling=scalers,
+        runners=runners,
+    )
+    return [machines.run, *(each.run for each in (scalers, runners) if each is not None)]
+
+
+def frozen_hosts(node: Node, limits: dict[str, Any]) -> FrozenHosts:
+    """This host's capacity, and the usage of machines without a VirtualMachine; inside, no machine can start."""
+    from devalloc.cli.options.host_capacity import capacity_config, discover_or_fail
+    from devalloc.controller.permits import Host
+    from devalloc.scaling.resources import Resources
+    from devalloc.store import Unavailable
+    from devalloc_node.deadline import Deadline
+    from devalloc_node.errors import NodeError
+
+    limit, looked = Resources(0, 0), -CAPACITY_CACHE_SECONDS
+
+    @contextmanager
+    def still() -> Iterator[dict[str, Host]]:
+        nonlocal limit, looked
+        if time.monotonic() - looked > CAPACITY_CACHE_SECONDS:
+            capacity = discover_or_fail(node.settings.root, capacity_config(limits, node.settings.state))
+            limit, looked = Resources(capacity.cpu.effective_limit, capacity.memory.effective_limit), time.monotonic()
+        try:
+            with node.machines.still(node.operations.without_object, Deadline.after(MACHINE_START_SECONDS)) as uses:
+                found_here = [(use.id.partition("/"), Resources(use.cpu, use.memory)) for use in uses]
+                others = {(key[0], key[2]): amount for key, amount in found_here}
+                yield {node.settings.node_name: Host(limit, others)}
+        except NodeError as error:
+            raise Unavailable(str(error)) from error
+
+    return still
+
+
+def store_permits(
+    store: Store, node: Node, limits: dict[str, Any], not_ours: threading.Event, *, alone: bool, say: Say
+) -> Loop:
+    """The permit server for the machines of this node, on loopback only.
+
+    If another process uses the port, it waits and retries, because the rest of the plugin does not need it;
+    ``not_ours`` is set meanwhile.
+    """
+    from devalloc.controller.permits import PermitServer, Settings
+    from devalloc.controller.permits.server import ServerAddresses
+
+    still = frozen_hosts(node, limits)
+
+    def hosts() -> Mapping[str, Limits]:
+        with still() as by_node:
+            return by_node
+
+    scaling = node.settings.scaling
+    assert scaling is not None
+    assert scaling.server is not None
+    dump = scaling.server.dump
+    settings = Settings(
+        port=scaling.server.requests,
+        dump_port=dump if isinstance(dump, int) else None,
+        token=scaling.token,
+        shown_to_all=scaling.has_own_token,
+        era=scaling.compat or Settings.era,
+        unit=scaling.unit,
+    )
+    backoff = Backoff(LISTEN_SECONDS, MAX_LISTEN_SECONDS)
+
+    def ready(at: ServerAddresses) -> None:
+        backoff.reset()
+        not_ours.clear()
+        say("permit server at http://{}:{}/".format(*at.requests))
+
+    def waiting(text: str) -> None:
+        not_ours.clear()  # the holder of the lease may take the port, too
+        say(text)
+
+    server = PermitServer(
+        store,
+        hosts,
+        settings,
+        node=node.settings.node_name,
+        alone=alone,
+        still=still,
+        on_ready=ready,
+        on_waiting=waiting,
+    )
+
+    def run(stop: threading.Event) -> None:
+        with _serve_ledgers(server, dump if isinstance(dump, Path) else None, stop):
+            serve(stop)
+
+    def serve(stop: threading.Event) -> None:
+        while not stop.is_set():
+            try:
+                server.run(stop)
+            except OSError as error:
+                if not not_ours.is_set():
+                    why = os.strerror(error.errno or 0)
+                    say(
+                        "WARNING: no permits, so machines cannot grow: the permit server cannot listen on port "
+                        f"{settings.port} of {settings.host}: {why}; stop the program that uses the port, or choose "
+                        "another one with --permits-port; devalloc keeps trying"
+                    )
+                not_ours.set()
+                stop.wait(backoff.next_delay())
+
+    return run
+
+
+@contextmanager
+def _serve_ledgers(server: PermitServer, at: Path | None, stop: threading.Event) -> Iterator[None]:
+    """While inside, until ``stop`` is set, serve state and metrics at a unix socket that only this user can open."""
+    from devalloc.controller.permits.metrics import TYPE
+    from devalloc_node.agent.debug_server import page_served
+    from devalloc_node.net.http import JSON, HttpRequest, HttpResponse
+
+    async def respond(request: HttpRequest) -> HttpResponse:
+        if request.method not in ("GET", "HEAD"):
+            return HttpResponse(405, b"GET it")
+        show, kind = (server.metrics.text, TYPE) if request.path == "/metrics" else (server.shown, JSON)
+        text = await server.seen(show)
+        return (
+            HttpResponse(503, b"no permits are given here just now") if text is None else HttpResponse(200, text, kind)
+        )
+
+    async def until_stopped() -> None:
+        async with page_served(respond, at, "the ledgers of permits", "--permits-dump-port"):
+            while not stop.is_set():
+                await asyncio.sleep(0.1)
+
+    if at is None:
+        yield
+        return
+    thread = threading.Thread(target=lambda: asyncio.run(until_stopped()), name="permits-ledgers", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def cluster_source(client: Client, driver: str, node_name: str) -> ClaimSource:
+    """The ResourceClaims of a cluster, for the plugin."""
+    from devalloc.store.kubernetes.api_error import ApiError
+    from devalloc.store.kubernetes.client import path_segment
+    from devalloc_node.errors import Failed
+    from devalloc_node.kube.claim_status import ResourceClaimStatuses
+    from devalloc_node.kube.grants import CLAIMS, ResourceClaimGrants
+    from devalloc_node.node import ClaimSource
+
+    def uid_of(namespace: str, name: str) -> str | None:
+        try:
+            return str(client.get(CLAIMS.format(path_segment(namespace), path_segment(name)))["metadata"]["uid"])
+        except ApiError as error:
+            if error.is_not_found:
+                return None
+            raise Failed("ApiUnavailable", f"cannot read ResourceClaim {namespace}/{name}: {error}") from None
+        except (KeyError, TypeError):
+            raise Failed("ApiUnavailable", f"ResourceClaim {namespace}/{name} has no UID in the answer") from None
+
+    statuses = ResourceClaimStatuses(client, driver)
+    return ClaimSource("ResourceClaim", ResourceClaimGrants(client, driver, node_name), uid_of, statuses.update)
+
+
+def withdraw_other_dialect(client: Client, driver: str, node: Node) -> Callable[[DeviceRecords], Discovery]:
+    """A look at the node's devices that first withdraws what the node published in the other dialect (T1)."""
+    from devalloc_node.claims.journal_content import grant_of
+    from devalloc_node.kube.dialect_migration import OF_POOLS, OF_SLICES, DialectMigration
+
+    def recorded() -> Mapping[str, str]:
+        others = [record for record in node.journal.claims() if record.kind != node.source.kind]
+        grants = [grant_of(record.ref, record.grant) for record in others]
+        return {
+            device.pool: f"{grant.kind} {grant.ref}" for grant in grants for device in grant.devices if not device.admin
+        }
+
+    dialect = OF_POOLS if node.source.kind == "ResourceClaim" else OF_SLICES
+    return DialectMigration(client, dialect, node.settings.node_name, driver, node.inventory.discover, recorded).look
+
+
+@contextmanager
+def cluster_publishing(
+    client: Client, driver: str, node: Node, look: Callable[[DeviceRecords], Discovery]
+) -> Iterator[Publisher]:
+    """Publish what ``look`` finds on the node as ResourceSlices of the cluster."""
+    from devalloc.inventory import DeviceRecords
+    from devalloc.inventory.device_events import UdevSource
+    from devalloc_node.daemon import Publisher
+    from devalloc_node.kube.node_slices import NodeSlices
+
+    name, resync = node.settings.node_name, node.settings.resync
+    with closing(UdevSource()) as events:
+        slices = NodeSlices(
+            client,
+            driver,
+            name,
+            lambda: look(DeviceRecords()),
+            events,
+            resync=resync,
+            failed=node.metrics.publish_failed,
+            aside=node.settings.set_aside,
+            held=lambda: {device.pool for claim in node.claims.prepared() for device in claim.devices},
+        )
+        yield Publisher(slices.loops, slices.rescan)

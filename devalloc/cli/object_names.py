@@ -1,0 +1,158 @@
+"""Names of kinds and objects as people write them: ``dclaim/train``, ``claims``, ``pools node-a-l40s``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from devalloc.api.configs import ConfigObject
+from devalloc.api.kinds import KINDS, ApiKind, find_kind
+from devalloc.cli.command import BadInput
+from devalloc.cli.render.output import one_line
+from devalloc.store.errors import Forbidden, NotFound
+from devalloc.store.key import Key, Object
+
+if TYPE_CHECKING:
+    from devalloc.store import Store
+
+
+_MAX_LISTED = 10
+"""How many names a message lists."""
+_MAX_COMPARED = 5000
+"""Among how many names to look for a similar one; more would take seconds."""
+
+
+def kind_of(word: str, store: Store | None = None) -> ApiKind:
+    """The kind for "DeviceClaim", "deviceclaims", "dclaim", "claims" and the like. Raises BadInput.
+
+    ``store``: also accept kinds of other APIs if the store has objects of them, such as configs.
+    """
+    kind = find_kind(word) or find_kind(f"device{word}") or find_kind(word.removesuffix("s"))
+    if kind is None and store is not None:
+        kind = _kind_in_store(word, store)
+    if kind is None:
+        kind = next(
+            (each for each in OTHER_KINDS if word.lower().partition(".")[0] in (each.plural, *_names(each))), None
+        )
+    if kind is not None:
+        return kind
+    if (why := _NO_KINDS.get(word.lower().removesuffix("s"))) is not None:
+        raise BadInput(f"unknown kind {word!r}: {why}")
+    from devalloc.api.suggest import closest_match
+
+    words = [word for kind in KINDS.values() for word in (kind.plural, kind.plural.removeprefix("device"))]
+    near = closest_match(word, words)
+    kinds = ", ".join("|".join((kind.plural, *kind.short_names)) for kind in KINDS.values())
+    raise BadInput(f"unknown kind {word!r}; " + (f"did you mean {near}?" if near else f"the kinds are: {kinds}"))
+
+
+def _kind_in_store(word: str, store: Store) -> ApiKind | None:
+    name, _, group = word.lower().partition(".")
+    kinds = {Key.of(obj).kind: obj for obj in store.list().objects}
+    for in_store, obj in kinds.items():
+        singular, api_version = obj["kind"].lower(), obj["apiVersion"]
+        plural = f"{singular}es" if singular.endswith("s") else f"{singular}s"
+        is_meant = name in (singular, plural) and group in (
+            "",
+            api_version.partition("/")[0],
+        )
+        if in_store not in KINDS and is_meant:
+            suffix = in_store.removeprefix(obj["kind"])
+            namespaced = "namespace" in obj["metadata"]
+            return ApiKind(in_store, api_version, plural + suffix, singular + suffix, (), namespaced, ConfigObject)
+    return None
+
+
+def _names(kind: ApiKind) -> tuple[str, ...]:
+    return kind.singular, *kind.short_names
+
+
+OTHER_KINDS = (
+    ApiKind("ResourceQuota", "v1", "resourcequotas", "resourcequota", ("quota", "quotas"), True, ConfigObject),
+    ApiKind("Namespace", "v1", "namespaces", "namespace", ("ns",), False, ConfigObject),
+)
+"""Kinds of Kubernetes that devalloc reads."""
+_NO_KINDS = {
+    "node": "see `devalloc get pools`, `devalloc top` and `devalloc cordon node/NAME`",
+    "event": "claims and machines have a message: devalloc get claims -o wide, devalloc explain NAME",
+    "resourceclaim": "use `devalloc dra allocate -f`, or for those of a cluster: kubectl get resourceclaims",
+    "device": "see `devalloc describe pool/NAME`",
+}
+"""Words that users try but that are not kinds, and what to use instead."""
+
+
+def key_of(kind: ApiKind, name: str, namespace: str) -> Key:
+    """The key of an object of that kind."""
+    return Key(kind.kind, namespace if kind.namespaced else None, name)
+
+
+def keys_of(
+    words: Sequence[str], namespace: str, *, default: str | None = None, store: Store | None = None
+) -> list[Key]:
+    """The objects for ``KIND NAME...`` or ``KIND/NAME...``; names without a kind get the ``default`` kind if given.
+
+    ``store``: as for ``kind_of``. Raises BadInput.
+    """
+    if all("/" in word for word in words):
+        pairs = [word.split("/", 1) for word in words]
+    elif any("/" in word for word in words):
+        raise BadInput(f"use either KIND NAME... or KIND/NAME..., not both: {' '.join(words)}")
+    elif default is not None:
+        pairs = [[default, word] for word in words]
+    else:
+        pairs = [[words[0], word] for word in words[1:]]
+    for kind, name in pairs:
+        if not kind or not name:
+            raise BadInput(f"invalid name {kind}/{name}; use KIND/NAME, such as dclaim/train")
+    return [key_of(kind_of(kind, store), name, namespace) for kind, name in pairs]
+
+
+def similar_names_hint(name: str, names: Iterable[str]) -> str:
+    """Suggestions for a name that does not exist, as the end of a sentence."""
+    from devalloc.api.suggest import closest_match
+
+    names = sorted({one_line(each) for each in names})
+    if len(names) <= _MAX_COMPARED and (near := closest_match(name, names)) is not None:
+        return f"; did you mean {near}?"
+    if not names:
+        return ""
+    if len(names) == 1:
+        return f"; the only one is {names[0]}"
+    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return f"; there are {', '.join(names[:_MAX_LISTED])}{more}"
+
+
+def fetch_object(store: Store, key: Key) -> Object:
+    """The object. Raises NotFound with suggestions."""
+    try:
+        return store.get(*key)
+    except NotFound as error:
+        raise NotFound(f"{error}{not_found_hint(store, key)}") from None
+
+
+def not_found_hint(store: Store, key: Key) -> str:
+    """Suggestions for a key that does not exist, as the end of a sentence: an object of that name in another namespace,
+    a claim of another API group, or a similar name."""
+    from devalloc.controller.reconcile.foreign_objects import ignored_reason, is_foreign
+    from devalloc.store.sqlite import SQLiteStore
+    from devalloc_solver.dialects.api_groups import api_group_of
+
+    try:
+        every = [obj["metadata"] for obj in store.list(key.kind).objects]
+    except Forbidden:
+        return ""
+    same = [metadata for metadata in every if metadata["name"] == key.name]
+    if spaces := ", ".join(metadata["namespace"] for metadata in same if metadata.get("namespace")):
+        return f"; there is one in namespace {spaces} (-n)"
+    for obj in store.list().objects if isinstance(store, SQLiteStore) else ():
+        there = Key.of(obj)
+        if (there.namespace, there.name) == key[1:] and is_foreign(obj) and obj["kind"].endswith("Claim"):
+            return f"; there is {there}: {ignored_reason(api_group_of(obj))}"
+    return similar_names_hint(
+        key.name, (metadata["name"] for metadata in every if metadata.get("namespace") == key.namespace)
+    )
+
+
+def format_key(key: Key) -> str:
+    """The object as ``deviceclaim/train``, which every verb accepts."""
+    return f"{key.kind.lower()}/{key.name}"

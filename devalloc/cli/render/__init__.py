@@ -1,0 +1,1 @@
+"""Output of the command: tables for people, JSON and YAML for programs."""

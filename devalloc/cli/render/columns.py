@@ -1,0 +1,169 @@
+"""Table columns of each kind of object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from devalloc.api import meta
+from devalloc.api.summaries import (
+    annotation_text,
+    claim_state,
+    format_devices,
+    machine_amount,
+    machine_node,
+    machine_phase,
+    pool_model,
+    pool_numa_nodes,
+    request_summary,
+)
+from devalloc.cli.render.output import Cell, StyledText
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    """A column; ``wide`` columns appear only with -o wide."""
+
+    header: str
+    cell: Callable[[Object], Cell]
+    wide: bool = False
+
+
+def header_and_rows(
+    kind: str, objects: Sequence[Object], *, wide: bool, namespaces: bool
+) -> tuple[list[str], list[Any]]:
+    """Headers and rows for objects of one kind."""
+    columns = [column for column in _COLUMNS.get(kind, _OTHER) if wide or not column.wide]
+    if namespaces:
+        columns = [TableColumn("NAMESPACE", lambda obj: obj["metadata"].get("namespace", "")), *columns]
+    return [column.header for column in columns], [[_cell(column, obj) for column in columns] for obj in objects]
+
+
+def _cell(column: TableColumn, obj: Object) -> Cell:
+    try:
+        return column.cell(obj)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return StyledText("(unreadable)", "red")  # another program wrote something that is not in the API
+
+
+def age_cell(obj: Object) -> str:
+    """How old the object is: 42s, 5m, 3h, 12d."""
+    created = obj["metadata"].get("creationTimestamp")
+    return format_elapsed(meta.parse_time(created)) if created else ""
+
+
+def format_elapsed(since: datetime) -> str:
+    """How long ago a moment was, written like an age."""
+    seconds = int((datetime.now(UTC) - since).total_seconds())
+    for unit, size, limit in (("s", 1, 120), ("m", 60, 7200), ("h", 3600, 172800)):
+        if seconds < limit:
+            return f"{max(seconds, 0) // size}{unit}"
+    return f"{seconds // 86400}d"
+
+
+def _name(obj: Object) -> str:
+    return str(obj["metadata"]["name"])
+
+
+def _devices_or_reason(claim: Object) -> str:
+    entries = claim.get("status", {}).get("allocations", [])
+    return format_devices(entries) if entries else annotation_text(claim, meta.REASON)
+
+
+_STATES = {"Allocated": "green", "Prepared": "green"}
+_PHASES = {"Running": "green", "Failed": "red", "Unknown": "red", "Stopped": ""}
+
+
+def state_cell(claim: Object) -> Cell:
+    """The state of a claim, with its colour."""
+    state = claim_state(claim)
+    return StyledText(state, _STATES.get(state, "yellow"))
+
+
+def phase_cell(machine: Object) -> Cell:
+    """The phase of a machine, with its colour."""
+    phase = machine_phase(machine)
+    style = _PHASES.get(phase, "yellow")
+    return StyledText(phase, style) if style else phase
+
+
+def _machine_devices(machine: Object) -> str:
+    return str(len(machine.get("status", {}).get("devices", [])))
+
+
+def _machine_status(machine: Object, name: str) -> str:
+    return str(machine.get("status", {}).get(name, ""))
+
+
+def _resources(pool: Object) -> str:
+    return " ".join(f"{entry['name']}={entry['capacity']}" for entry in pool.get("spec", {}).get("resources", []))
+
+
+_COLUMNS = {
+    "DevicePool": (
+        TableColumn("NAME", _name),
+        TableColumn("NODE", lambda pool: pool["spec"].get("nodeName") or "(network)"),
+        TableColumn("DRIVER", lambda pool: pool["spec"]["driver"]),
+        TableColumn("MODEL", pool_model),
+        TableColumn("NUMA", pool_numa_nodes),
+        TableColumn("DEVICES", lambda pool: str(len(pool["spec"].get("devices", [])))),
+        TableColumn("AVAILABLE", lambda pool: str(pool.get("status", {}).get("availableDevices", ""))),
+        TableColumn("RESOURCES", _resources, wide=True),
+        TableColumn("AGE", age_cell),
+    ),
+    "DeviceClass": (
+        TableColumn("NAME", _name),
+        TableColumn("DRIVER", lambda cls: cls.get("spec", {}).get("driver", "")),
+        TableColumn("TYPE", lambda cls: cls.get("spec", {}).get("deviceType", "")),
+        TableColumn("CONSTRAINTS", lambda cls: cls.get("spec", {}).get("constraints", "")),
+        TableColumn("ADMIN", lambda cls: "yes" if cls.get("spec", {}).get("adminAccess") else "", wide=True),
+        TableColumn("AGE", age_cell),
+    ),
+    "DeviceClaim": (
+        TableColumn("NAME", _name),
+        TableColumn("STATE", state_cell),
+        TableColumn("WANTS", request_summary),
+        TableColumn("NODE", lambda claim: annotation_text(claim, meta.ALLOCATED_NODE)),
+        TableColumn("DEVICES, OR WHY NOT", _devices_or_reason),
+        TableColumn("GROUP", lambda claim: annotation_text(claim, meta.GROUP), wide=True),
+        TableColumn("PRIORITY", lambda claim: annotation_text(claim, meta.PRIORITY), wide=True),
+        TableColumn("AGE", age_cell),
+        TableColumn("MESSAGE", lambda claim: annotation_text(claim, meta.MESSAGE), wide=True),
+    ),
+    "VirtualMachine": (
+        TableColumn("NAME", _name),
+        TableColumn("PHASE", phase_cell),
+        TableColumn("NODE", machine_node),
+        TableColumn("CPUS", lambda machine: machine_amount(machine, "cpus")),
+        TableColumn("MEMORY", lambda machine: machine_amount(machine, "memory")),
+        TableColumn("CLAIMS", lambda machine: ", ".join(machine["spec"].get("claims", []))),
+        TableColumn("DEVICES", _machine_devices),
+        TableColumn("REASON", lambda machine: _machine_status(machine, "reason")),
+        TableColumn("AGE", age_cell),
+        TableColumn("PID", lambda machine: _machine_status(machine, "pid"), wide=True),
+        TableColumn("MESSAGE", lambda machine: _machine_status(machine, "message"), wide=True),
+    ),
+}
+
+
+def _quota(quota: Object) -> str:
+    """Devices used of the quota, by class."""
+    hard = quota.get("spec", {}).get("hard", {})
+    used = quota.get("status", {}).get("used", {})
+    return ", ".join(
+        f"{name.partition('.deviceclass.')[0]} {used.get(name, '?')}/{most}"
+        for name, most in hard.items()
+        if name.endswith("/devices")
+    )
+
+
+_COLUMNS["ResourceQuota"] = (
+    TableColumn("NAME", _name),
+    TableColumn("DEVICES, USED/HARD", _quota),
+    TableColumn("AGE", age_cell),
+)
+_OTHER = (TableColumn("NAME", _name), TableColumn("AGE", age_cell))

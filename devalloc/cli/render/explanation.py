@@ -1,0 +1,188 @@
+"""Print the answer to one claim at length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+
+from devalloc.api.summaries import format_devices
+from devalloc.cli.render.output import Cell, print_heading, print_table
+
+Answer = dict[str, Any]
+
+ADVICE = {
+    "ClaimInvalid": "Correct the claim and apply it again; `devalloc validate -f` shows every error of a file.",
+    "ClassNotFound": "Apply that class, or name one that exists (`devalloc get classes`). devalloc then tries the "
+    "claim again.",
+    "ClassInvalid": "Correct the class and apply it again.",
+    "ConfigNotFound": "Apply that object. devalloc tries the claim again when it exists.",
+    "Deleting": "The claim is being deleted; it gets no devices any more.",
+    "NoMatchingDevices": "Relax the rule above that excludes most devices, or add such devices (`devalloc get pools` "
+    "lists all).",
+    "NodeUnavailable": "Remove the pin (annotation devalloc.io/node), or pin to a node that has such devices.",
+    "NotEnoughDevices": "Ask for fewer devices, or split the claim: all devices of a claim come from one node.",
+    "InsufficientCapacity": "Ask for less, raise limits.count so that the amount can be split, or add capacity.",
+    "MatchAttributesConflict": "Drop an attribute from matchAttributes, or ask for fewer devices that share it.",
+    "PoolResourcesExhausted": "Ask for fewer or smaller partitions of a card, or allow several cards.",
+    "DevicesInUse": "Release or delete the claims that are in the way, or wait for them.",
+    "NoRoom": "Stop machines, make them smaller, or wait; `devalloc describe pool/NODE-host` shows what each one has.",
+    "NodesTooSmall": "Ask for less, or let nodes promise more (--oversub-cpu, --oversub-memory, the node's limits).",
+    "LostToHigherPriority": "Raise annotation devalloc.io/priority, or wait until the claims in the way are gone.",
+    "LostToCompetition": "Give the claim a priority, or wait until the claims in the way are gone.",
+    "GroupUnsatisfiable": "All members of a group must fit on one node. If the message names a member, explain that "
+    "one.",
+    "QuotaExceeded": "Release or delete claims of the namespace, ask for less, or ask an admin to raise the quota.",
+    "AdminAccessDenied": "Name a class without admin access, or ask an admin to label the namespace.",
+    "Refused": "Remove what the message names, or ask an admin; devalloc tries again after a change.",
+    "SearchLimit": "Give the search more time with --deadline. If the message names an expression, simplify it.",
+}
+"""What to do, by reason code."""
+
+
+def print_explanation(claim: Answer, *, only_would: bool = False, machine: bool = False, then: str = "") -> None:
+    """Print the result for the claim or machine, and why. ``only_would``: it fits, but is not allocated yet; ``then``:
+    how to get it allocated."""
+    name = f"{claim['namespace']}/{claim['name']}"
+    allocated = "placed" if machine else "allocated"
+    if claim["allocated"]:
+        where = f" on node {claim['node']}" if claim["node"] else ""
+        verdict = f"is not {allocated} yet, but would be" if only_would else f"is {allocated}"
+        click.echo(f"{name} {verdict}{where}: {format_devices(claim['allocations'], limit=None)}")
+        if only_would:
+            then = then or "wait a moment; if nothing happens, check that `devalloc up` is running."
+            click.echo(f"\nWhat to do: {then}")
+        if claim["reason"]:  # a machine whose spec now asks for more
+            click.echo()
+            print_heading(f"The machine asks for more than it can get: {claim['reason']}")
+            click.echo(claim["message"])
+    else:
+        print_heading(f"{name} is not {allocated}: {claim['reason']}")
+        click.echo(claim["message"])
+    if "machine" in claim:
+        namespace, _, placed_with = claim["machine"].partition("/")
+        where = "" if namespace == "default" else f" -n {namespace}"
+        click.echo(f"It is placed with machine {claim['machine']}: devalloc explain vm/{placed_with}{where}")
+    for warning in claim.get("warnings", []):
+        click.echo(f"warning: {warning}")
+    for funnel in claim.get("funnel", []):
+        click.echo()
+        print_heading(f"Request {funnel['request']}{_alternative(funnel['request'])}")
+        print_table(["DEVICES", "", "SUCH AS"], list(_funnel_rows(funnel)))
+    print_blockers(claim.get("blockers", []))
+    if claim["reason"] in ADVICE:
+        click.echo(f"\nWhat to do: {ADVICE[claim['reason']]}")
+
+
+def print_blockers(blockers: Sequence[Answer]) -> None:
+    """Print a row for each blocker; nothing if there are none."""
+    if blockers:
+        click.echo()
+        print_heading("In the way")
+        print_table(["WHAT", "WHICH"], [[*_blocker(blocker)] for blocker in blockers])
+
+
+def _blocker(blocker: Answer) -> tuple[str, str]:
+    """Kind and name of a blocker, with numbers, and with the most likely correction."""
+    kind, path = blocker["kind"], blocker.get("path", "")
+    match kind:
+        case "claim" | "machine":
+            return kind, f"{blocker['namespace']}/{blocker['name']} (priority {blocker['priority']})"
+        case "member":
+            return "group member", f"{blocker['namespace']}/{blocker['name']}"
+        case "node" if "pool" in blocker:
+            return kind, f"{blocker['node']}, which does not reach pool {blocker['driver']}/{blocker['pool']}"
+        case "node":
+            bound = ", ".join(f"{one['namespace']}/{one['name']}" for one in blocker.get("boundBy", ()))
+            return kind, f"{blocker['node']}, where {bound} is" if bound else f"{blocker['node']} (devalloc.io/node)"
+        case "poolResource":
+            return (
+                "pool resource",
+                f"{_pool(blocker)}: {blocker['resource']} {blocker['capacity']}, {blocker['missing']} too little",
+            )
+        case "compatibilityGroup":
+            return "compatibility group", _pool(blocker)
+        case "unavailable":
+            return "unavailable device", f"{_pool(blocker)}/{blocker['device']}: {blocker['why']}"
+        case "undefinedResource":
+            return (
+                "undefined resource",
+                f"{_pool(blocker)}: {blocker['resource']}, which {blocker['devices'][0]} requests",
+            )
+        case "taint":
+            taint = f"{blocker.get('key')}={blocker.get('value', '')}:{blocker.get('effect')}"
+            return kind, f"{taint} of {_device(blocker)}"
+        case "counter":
+            which = f"{blocker['counterSet']}/{blocker['counter']} of pool {blocker['driver']}/{blocker['pool']}"
+            return kind, f"{which}: {blocker['missing']} too little"
+        case "device":
+            return "device in use", _device(blocker)
+        case "pool":
+            return kind, f"{blocker['driver']}/{blocker['pool']}, which is {blocker['state']}: {blocker['why']}"
+        case "feature":
+            return kind, f"{blocker['feature']}, which is off"
+        case "config":
+            which = f"{path}: {blocker['configKind']} {blocker['namespace']}/{blocker['name']}"
+        case "amount":
+            which = f"{path}: {blocker['requested']}, at most {blocker['most']} fits"
+        case "limit":
+            which = f"{path}: {blocker['limit']}"
+        case "matchAttribute":
+            kind, which = "match attribute", f"{blocker['attribute']} in {path}"
+        case _:
+            detail = next((blocker[field] for field in _CONTENT if field in blocker), "")
+            which = f"{path}: {detail}" if detail else path
+    if "didYouMean" in blocker:
+        written = f" for {blocker['written']}" if "written" in blocker else ""
+        which += f" (did you mean {blocker['didYouMean']}{written}?)"
+    return kind, f"{blocker['claim']}: {which}" if "claim" in blocker else which
+
+
+_CONTENT = (
+    "expression",
+    "deviceClass",
+    "deviceType",
+    "matchAttribute",
+    "distinctAttribute",
+    "deviceClassName",
+    "requested",
+)
+"""What is at the path of a blocker, by kind."""
+
+
+def _device(blocker: Answer) -> str:
+    return f"{blocker['driver']}/{blocker['pool']}/{blocker['device']}"
+
+
+def _pool(blocker: Answer) -> str:
+    return f"{blocker['pool']} of node {blocker['node']}" if blocker["node"] else str(blocker["pool"])
+
+
+def _funnel_rows(funnel: Answer) -> Iterable[list[Cell]]:
+    yield [str(funnel["devices"]), "in the fleet", ""]
+    for step in funnel["steps"]:
+        yield [str(step["count"]), step["what"], step.get("example") or _names(step)]
+    yield [str(funnel["matching"]), "match", ""]
+    if funnel["inUse"]:
+        yield [str(funnel["inUse"]), "of those are in use", _users_text(funnel)]
+    if funnel.get("excluded"):
+        yield [str(funnel["excluded"]), "are excluded: the card or its counters are taken", ""]
+    yield [str(funnel["free"]), "are free", ""]
+
+
+def _names(step: Answer) -> str:
+    first = str(step["devices"][0])
+    return first if step["count"] == 1 else f"{first}, {step['count'] - 1} more"
+
+
+def _alternative(request: str) -> str:
+    field = "oneOf" if "." in request else "firstAvailable" if "/" in request else None
+    return "" if field is None else f" (an alternative of {field})"
+
+
+def _users_text(funnel: Answer) -> str:
+    """Who has the devices; "" for a funnel of resource.k8s.io, whose message names them."""
+    users = [f"{user['namespace']}/{user['name']} ({user['count']})" for user in funnel.get("usedBy", ())]
+    count = funnel.get("users", 0)
+    return ", ".join(users[:3]) + (f", {count - 3} more" if count > 3 else "")

@@ -1,0 +1,162 @@
+"""Results on stdout: tables for people, JSON and YAML for programs. Everything else goes to stderr."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import click
+
+FORMATS = ("table", "wide", "json", "yaml", "name")
+GAP = "   "
+MAX_UNBROKEN_WORD = 24
+"""Words up to this length are not broken on terminals."""
+MIN_COLUMN_WIDTH = 10
+"""Minimum width of a column whose longest cell is not known yet."""
+
+
+class StyledText(NamedTuple):
+    """A cell with a colour on terminals."""
+
+    text: str
+    style: str
+
+
+Cell = str | StyledText
+
+
+def print_content(value: object, form: str) -> None:
+    """Print JSON-able content as "json" or "yaml"."""
+    if form == "json":
+        import json
+
+        click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+        return
+    import yaml
+
+    # libyaml's emitter is several times faster; most builds of PyYAML include it.
+    dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    try:
+        text = yaml.dump(value, Dumper=dumper, sort_keys=False, allow_unicode=True)
+    except UnicodeEncodeError:  # half a surrogate pair, which the other emitter escapes
+        text = yaml.dump(value, Dumper=yaml.SafeDumper, sort_keys=False, allow_unicode=True)
+    click.echo(text, nl=False)
+
+
+def print_objects(objects: Sequence[dict[str, Any]], form: str) -> None:
+    """Print manifests: JSON as one ``{"items": [...]}``, YAML as a stream of documents that can be applied again."""
+    if form == "json":
+        print_content({"items": list(objects)}, form)
+        return
+    for i, obj in enumerate(objects):
+        if i:
+            click.echo("---")
+        print_content(obj, form)
+
+
+def print_table(headers: Sequence[str], rows: Sequence[Sequence[Cell]], *, no_headers: bool = False) -> None:
+    """Print a table: plain lines in a pipe, colours and wrapping only on a terminal."""
+    if sys.stdout.isatty():
+        _rich_table(headers, rows, no_headers=no_headers)
+        return
+    shown = table_lines([""] * len(headers), rows)[1:] if no_headers else table_lines(headers, rows)
+    for line in shown:
+        click.echo(line)
+
+
+def table_lines(headers: Sequence[str], rows: Sequence[Sequence[Cell]], widths: Sequence[int] = ()) -> list[str]:
+    """The table as plain lines, columns aligned and at least as wide as ``widths``."""
+    texts = [list(headers), *([one_line(cell) for cell in row] for row in rows)]
+    least = [*widths, *[0] * (len(headers) - len(widths))]
+    wide = [max(least[i], *(len(row[i]) for row in texts)) for i in range(len(headers))]
+    return [GAP.join(cell.ljust(width) for cell, width in zip(row, wide, strict=True)).rstrip() for row in texts]
+
+
+class GrowingTable:
+    """A growing table: one row at a time, with a header at the start and whenever the columns change."""
+
+    def __init__(self) -> None:
+        self._headers: list[str] = []
+        self._widths: list[int] = []
+
+    def row(self, headers: Sequence[str], row: Sequence[Cell]) -> None:
+        """Print one more row."""
+        begins = list(headers) != self._headers
+        if begins:
+            self._headers, self._widths = list(headers), [MIN_COLUMN_WIDTH] * len(headers)
+        cells = [header if begins else "" for header in headers]
+        self._widths = [
+            max(width, len(cell), len(one_line(value)))
+            for width, cell, value in zip(self._widths, cells, row, strict=True)
+        ]
+        title, line = table_lines(headers, [row], self._widths)
+        for text in [title, line] if begins else [line]:
+            click.echo(text)
+
+
+def _rich_table(headers: Sequence[str], rows: Sequence[Sequence[Cell]], *, no_headers: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(box=None, header_style="bold", padding=(0, len(GAP), 0, 0), show_header=not no_headers)
+    for i, header in enumerate(headers):
+        # Break only names that are longer than this: at 80 columns, device names were cut in the middle.
+        words = [word for row in rows for word in one_line(row[i]).split()]
+        least = min(MAX_UNBROKEN_WORD, max(map(len, [header, *words])))
+        grid.add_column(header, overflow="fold", no_wrap=i == 0, min_width=least)
+    for row in rows:
+        grid.add_row(*(Text(one_line(cell), style=cell.style if isinstance(cell, StyledText) else "") for cell in row))
+    Console().print(grid)
+
+
+def print_heading(text: str) -> None:
+    """Print a title above what follows."""
+    click.secho(text, bold=True)
+
+
+def one_line(cell: Cell) -> str:
+    """The cell's text on one line, without control characters."""
+    text = cell.text if isinstance(cell, StyledText) else cell
+    if text.isprintable():
+        return text
+    from devalloc.api.fields import escape_unprintable
+
+    return escape_unprintable(text)
+
+
+def print_note(text: str) -> None:
+    """Print a line for people on stderr."""
+    click.echo(text, err=True)
+
+
+@contextmanager
+def show_spinner(what: str) -> Iterator[None]:
+    """After one second, show on a terminal's stderr what takes so long; remove it at the end."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    done = threading.Event()
+    spinner = threading.Thread(target=_run_spinner, args=(what, done), daemon=True)
+    spinner.start()
+    try:
+        yield
+    finally:
+        done.set()
+        spinner.join()
+
+
+def _run_spinner(what: str, done: threading.Event) -> None:
+    if done.wait(1):
+        return
+    for tenths in itertools.count(10):
+        sys.stderr.write(f"\r{'|/-'[tenths % 3]} {what} ({tenths // 10} s)")
+        sys.stderr.flush()
+        if done.wait(0.1):
+            break
+    sys.stderr.write("\r\x1b[K")
+    sys.stderr.flush()

@@ -1,0 +1,43 @@
+"""Shell completion: kinds, and names of the store's objects."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import click
+
+
+def complete_objects(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """KIND first, then names of that kind; KIND/NAME in one word too."""
+    from devalloc.api.kinds import KINDS
+
+    written = ctx.params.get(param.name or "") or ()
+    kind, slash, _ = incomplete.partition("/")
+    if slash:
+        return [f"{kind}/{name}" for name in _names(ctx, kind) if f"{kind}/{name}".startswith(incomplete)]
+    if written:
+        return [name for name in _names(ctx, written[0]) if name.startswith(incomplete)]
+    words = [word for each in KINDS.values() for word in (each.plural.removeprefix("device"), *each.short_names)]
+    return [word for word in words if word.startswith(incomplete)]
+
+
+def complete_claims(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of claims."""
+    return [name for name in _names(ctx, "claims") if name.startswith(incomplete)]
+
+
+def _names(ctx: click.Context, word: str) -> list[str]:
+    """The names of a kind; none if the store or the kind does not exist, because completion must not fail."""
+    from devalloc.cli.object_names import kind_of
+    from devalloc.cli.target import StoreTarget, open_target
+    from devalloc.store.errors import StoreError
+
+    param = ctx.params.get
+    place = StoreTarget(param("store"), param("kubeconfig"), bool(param("in_cluster")))
+    with suppress(click.ClickException, StoreError), open_target(place) as store:
+        kind = kind_of(word)
+        within = ctx.params.get("namespace") or "default"
+        if ctx.params.get("all_namespaces") or not kind.namespaced:
+            within = None
+        return [obj["metadata"]["name"] for obj in store.list(kind.kind, within).objects]
+    return []

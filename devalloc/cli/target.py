@@ -1,0 +1,155 @@
+"""The target of a verb: the embedded store, or a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from devalloc.cli.command import BadInput
+from devalloc.cli.options.common import store_option
+
+if TYPE_CHECKING:
+    from devalloc.store import Store
+
+_LEASE = "/apis/coordination.k8s.io/v1/namespaces/{}/leases/{}"
+_SILENT_SECONDS = 60.0
+"""Seconds after which a lease counts as abandoned. Leaders renew it every few seconds, but clocks may differ."""
+
+
+@dataclass(frozen=True)
+class StoreTarget:
+    """A store file, by default the usual one; or a cluster."""
+
+    store: Path | None = None
+    kubeconfig: Path | None = None
+    in_cluster: bool = False
+    namespace: str | None = None
+    """Read only this namespace of a cluster, for users without rights in others; None: all."""
+
+    def within(self, namespace: str | None) -> StoreTarget:
+        """The same place, limited to one namespace and cluster-scoped objects."""
+        return replace(self, namespace=namespace)
+
+    @property
+    def is_cluster(self) -> bool:
+        return self.kubeconfig is not None or self.in_cluster
+
+
+def target_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """--store, --kubeconfig and --in-cluster, passed as ``place: Place``. On a cluster, ``namespace`` defaults to that
+    of the kubeconfig's context."""
+
+    @wraps(function)
+    def placed(*of: Any, store: Path | None, kubeconfig: Path | None, in_cluster: bool, **more: Any) -> Any:
+        place = _resolve_conflict(StoreTarget(store, kubeconfig, in_cluster))
+        if more.get("namespace") is not None and place.is_cluster and _is_default("namespace"):
+            from devalloc.cli.cluster_access import current_namespace
+
+            more["namespace"] = current_namespace(place.kubeconfig) or more["namespace"]
+        return function(*of, place=place, **more)
+
+    placed = click.option("--in-cluster", is_flag=True, help="Use this pod's cluster, with the pod's service account.")(
+        placed
+    )
+    placed = click.option(
+        "--kubeconfig",
+        type=click.Path(dir_okay=False, exists=True, path_type=Path),
+        metavar="PATH",
+        envvar="DEVALLOC_KUBECONFIG",
+        help="Use the cluster of this kubeconfig instead of the embedded store [env: DEVALLOC_KUBECONFIG].",
+    )(placed)
+    return store_option(placed)
+
+
+def _resolve_conflict(place: StoreTarget) -> StoreTarget:
+    """Options on the command line take precedence over variables. Raises BadInput."""
+    given = {name for name in ("store", "kubeconfig", "in_cluster") if _is_on_command_line(name)}
+    if len(given) > 1:
+        raise BadInput("--store, --kubeconfig and --in-cluster exclude each other: give one of them")
+    if "store" in given:
+        return StoreTarget(place.store)
+    if "kubeconfig" in given:
+        return StoreTarget(kubeconfig=place.kubeconfig)
+    return StoreTarget(in_cluster=True) if place.in_cluster else place
+
+
+def _is_on_command_line(name: str) -> bool:
+    from click.core import ParameterSource
+
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def _is_default(name: str) -> bool:
+    from click.core import ParameterSource
+
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.DEFAULT
+
+
+@contextmanager
+def open_target(place: StoreTarget) -> Iterator[Store]:
+    """Open the store; close it at the end. Raises Failed if it does not exist."""
+    if not place.is_cluster:
+        from devalloc.cli.storage import open_embedded_store as in_file
+
+        with in_file(place.store) as store:
+            yield store
+        return
+    from devalloc.cli.cluster_access import connect_cluster
+    from devalloc.store.kubernetes import KubernetesStore
+
+    with closing(KubernetesStore(connect_cluster(place.kubeconfig), within=place.namespace)) as cluster:
+        yield cluster
+
+
+@contextmanager
+def open_readable_target(place: StoreTarget, namespace: str) -> Iterator[Store]:
+    """Like ``open_target``: the whole cluster, or that namespace if the user may not list claims of all."""
+    from devalloc.store.errors import Forbidden
+
+    with open_target(place) as whole:
+        try:
+            if place.is_cluster:
+                whole.list("DeviceClaim")
+        except Forbidden:
+            pass
+        else:
+            yield whole
+            return
+    with open_target(place.within(namespace)) as part:
+        yield part
+
+
+def missing_controller_note(store: Store) -> str:
+    """A sentence if no controller leads on the cluster; "" if one does, or if the user may not read the lease."""
+    from datetime import UTC, datetime
+
+    from devalloc.api.meta import parse_time
+    from devalloc.controller.leader.election import LEASE_NAME
+    from devalloc.store.kubernetes import ApiError, KubernetesStore
+
+    if not isinstance(store, KubernetesStore):
+        return ""
+    namespace = store.namespace
+    try:
+        binding = store.client.get(f"/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/{LEASE_NAME}")
+        namespace = next((each["namespace"] for each in binding.get("subjects", ()) if "namespace" in each), namespace)
+        renewed = str(store.client.get(_LEASE.format(namespace, LEASE_NAME))["spec"].get("renewTime") or "")
+        age = (datetime.now(UTC) - parse_time(renewed)).total_seconds()
+    except ApiError as error:
+        if error.is_not_found:
+            return f"no controller: none is installed, and none has led in namespace {namespace}"
+        return ""
+    except (KeyError, TypeError, ValueError):
+        return ""
+    if age < _SILENT_SECONDS:
+        return ""
+    return (
+        f"no controller has renewed its lease since {renewed}, so claims are not allocated: "
+        f"kubectl -n {namespace} get deployments,pods"
+    )

@@ -1,0 +1,209 @@
+"""``devalloc capacity``: how many more claims like this one fit, and what a host offers to machines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from devalloc.cli import shell_completion
+from devalloc.cli.command import BadInput, CommandFailed, verb
+from devalloc.cli.options import host_capacity
+from devalloc.cli.options.common import files_option, namespace_option, output_option
+from devalloc.cli.solver_input import load_solver_input, with_store_option
+from devalloc.cli.target import StoreTarget, target_options
+
+if TYPE_CHECKING:
+    from devalloc_solver.pipeline.remaining_capacity import Capacity
+
+Object = dict[str, Any]
+CLAIM = "DeviceClaim"
+
+
+@verb("capacity")
+@click.argument("name", required=False, shell_complete=shell_completion.complete_claims)
+@files_option(required=False, help="The claim, and what else to take into account: a file, a folder, or -.")
+@namespace_option
+@output_option("table", "json", "yaml")
+@with_store_option
+@target_options
+@click.option("--host", is_flag=True, help="Show what this host offers to machines, instead of counting claims.")
+@click.option("--node-name", metavar="NAME", help="With --host: the name of this node [default: the host name].")
+@click.option(
+    "--sysfs-root",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=Path("/"),
+    metavar="DIR",
+    help="With --host: read this tree instead of the host's: the folder that contains sys and proc.",
+)
+@click.option(
+    "--socket",
+    "plugin",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    envvar="DEVALLOC_NODE_SOCKET",
+    help="With --host: the socket of the node plugin, to count machines that have no object in the store, too [env: "
+    "DEVALLOC_NODE_SOCKET; default: that of this host's plugin, if any].",
+)
+@host_capacity.capacity_options
+def capacity(
+    name: str | None,
+    files: tuple[str, ...],
+    namespace: str,
+    output: str,
+    with_store: bool | None,
+    place: StoreTarget,
+    host: bool,
+    node_name: str | None,
+    sysfs_root: Path,
+    plugin: Path | None,
+    limits: dict[str, Any],
+) -> int:
+    """Count how many more claims like this one fit beside all allocated claims. Pending claims do not count.
+
+    The result respects ResourceQuotas.
+
+    The claim is in the store (NAME) or in the manifests. devalloc counts on the pools of the store or cluster, or on
+    the manifests alone if they contain pools.
+
+    With --host: the CPUs, memory, disk, network and disk bandwidth, and GPUs that this host offers to machines: how
+    much can be promised (oversubscription), is promised to the store's machines, and is left. The limits and ratios
+    below apply.
+
+    \b
+    devalloc capacity notebook
+    devalloc capacity -f claim.yaml
+    devalloc capacity notebook -f examples/whole-gpu
+    devalloc capacity --host --network-limit 10Gbps --oversub-cpu 2
+    """
+    if host:
+        if name is not None or files:
+            raise BadInput("--host shows the host's capacity and counts no claims: leave the claim out")
+        return _host(node_name, sysfs_root, output, place.store, plugin, limits)
+    from devalloc.cli.render.output import print_content, show_spinner
+    from devalloc.controller.reconcile.foreign_objects import is_foreign
+    from devalloc_solver import capacity as count
+
+    question = load_solver_input(files, namespace, place, with_store)
+    documents = [one for one in question.all if _is_named(one)]
+    given = [document.content for document in question.documents.good]
+    is_of_files = bool(given) or (bool(files) and name is None)
+    candidates = given if is_of_files and name is None else documents
+    claims = [one for one in candidates if one["kind"] == CLAIM and not is_foreign(one)]
+    if files and name is None and not claims and question.code:
+        return question.code  # the claim's problems were already shown
+    claim = _chosen(claims, _claim_name(name, given, namespace), namespace, place if question.is_of_store else None)
+    with show_spinner("counting"):
+        counted = _within_quotas(count(documents, claim), documents, claim)
+    if output in ("json", "yaml"):
+        by_node = [{"node": node, "count": number} for node, number in counted.by_node.items()]
+        identity = {"namespace": claim["metadata"].get("namespace", "default"), "name": claim["metadata"]["name"]}
+        reason = {"reason": counted.reason, "message": counted.message}
+        print_content(
+            {**identity, "count": counted.count, "proven": counted.proven, "byNode": by_node, **reason}, output
+        )
+    else:
+        _show(counted, claim)
+    return question.code
+
+
+def _host(
+    node_name: str | None, root: Path, output: str, store: Path | None, plugin: Path | None, limits: dict[str, Any]
+) -> int:
+    import socket
+
+    from devalloc.cli import node_machines
+    from devalloc.cli.render.output import print_content
+    from devalloc.cli.storage import store_path
+
+    where = store_path(store)
+    # A recorded host's disk is not on this machine.
+    config = host_capacity.capacity_config(limits, data_dir=where.absolute().parent if root == Path("/") else None)
+    if plugin is None and root == Path("/"):
+        plugin = node_machines.plugin_socket(where)
+    status = host_capacity.capacity_status(root, node_name or socket.gethostname().lower(), where, config, plugin)
+    if output in ("json", "yaml"):
+        print_content(status.to_dict(), output)
+    else:
+        host_capacity.print_status(status)
+    return 0
+
+
+def _is_named(content: Any) -> bool:
+    """Whether it has the names that every object has."""
+    metadata = content.get("metadata") if isinstance(content, dict) else None
+    return isinstance(metadata, dict) and isinstance(metadata.get("name"), str) and "kind" in content
+
+
+def _within_quotas(counted: Capacity, documents: list[Object], claim: Object) -> Capacity:
+    """At most as many as quotas allow; then without nodes, because there is room for more."""
+    from devalloc_solver.pipeline.quota import copies_allowed
+
+    left = copies_allowed(documents, claim)
+    if left is None or counted.reason is not None or left[0] >= counted.count:
+        return counted
+    message = f"{left[1]}; there is room for {counted.count} more"
+    return replace(counted, count=left[0], proven=True, by_node={}, reason="QuotaExceeded", message=message)
+
+
+def _claim_name(name: str | None, manifests: list[Object], namespace: str) -> str | None:
+    """The name in NAME or KIND/NAME. Raises BadInput if the kind is not DeviceClaim."""
+    from devalloc.cli.object_names import kind_of
+
+    word, _, bare = (name or "").rpartition("/")
+    is_of_kubernetes = word.lower().partition(".")[0] in ("resourceclaim", "resourceclaims")
+    named = {
+        one["kind"]
+        for one in manifests
+        if (one["metadata"].get("namespace", "default"), one["metadata"]["name"]) == (namespace, bare)
+    }
+    if is_of_kubernetes or (not word and CLAIM not in named and "ResourceClaim" in named):
+        raise BadInput(
+            f"{namespace}/{bare} is a ResourceClaim, and `devalloc capacity` counts with DeviceClaims only; "
+            "`devalloc dra allocate -f` shows what ResourceClaims in files get"
+        )
+    if word and (kind := kind_of(word).kind) != CLAIM:
+        raise BadInput(f"`devalloc capacity` counts with DeviceClaims only, not with a {kind}: {name}")
+    return bare or None
+
+
+def _chosen(claims: list[Object], name: str | None, namespace: str, place: StoreTarget | None) -> Object:
+    """The claim of that name, or the only one. ``place``: their store or cluster. Raises BadInput, Failed."""
+    from devalloc.cli.object_names import not_found_hint, similar_names_hint
+    from devalloc.cli.target import open_target
+    from devalloc.store.key import Key
+
+    bare = name.rpartition("/")[2] if name else None
+    names = [str(claim["metadata"]["name"]) for claim in claims]
+    if bare is None and len(claims) > 1:
+        raise BadInput(
+            f"name the claim to count with, such as: devalloc capacity {names[0]}{similar_names_hint('', names)}"
+        )
+    if bare is None and not claims:
+        raise BadInput("there is no DeviceClaim to count with; give one with -f, or apply one")
+    for claim in claims:
+        metadata = claim["metadata"]
+        if bare is None or (metadata["name"], metadata.get("namespace", "default")) == (bare, namespace):
+            return claim
+    here = [
+        name
+        for name, claim in zip(names, claims, strict=True)
+        if claim["metadata"].get("namespace", "default") == namespace
+    ]
+    missing = f"there is no claim {namespace}/{bare}"
+    if place is None:
+        raise CommandFailed(missing + similar_names_hint(str(bare), here))
+    with open_target(place) as store:
+        raise CommandFailed(missing + not_found_hint(store, Key(CLAIM, namespace, str(bare))))
+
+
+def _show(counted: Capacity, claim: Object) -> None:
+    subject = f"{claim['metadata'].get('namespace', 'default')}/{claim['metadata']['name']}"
+    where = ", ".join(f"{number} on {node}" for node, number in counted.by_node.items() if node is not None)
+    click.echo(
+        f"{'' if counted.proven else 'at least '}{counted.count} more like {subject}" + (f": {where}" if where else "")
+    )
+    if counted.reason:
+        click.echo(f"{counted.reason}: {counted.message}")

@@ -1,0 +1,131 @@
+"""``devalloc demo``: what devalloc does, in one screen. It runs the real loops on an embedded store of its own."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from devalloc.cli.command import require_packages, verb
+from devalloc.cli.render.output import Cell, StyledText, print_heading, print_table, show_spinner, table_lines
+
+if TYPE_CHECKING:
+    from devalloc.store.protocol import Store
+
+DATA = Path(__file__).parents[1] / "data"
+STORY = "demo.devalloc.io/story"
+"""Annotation of the demo's claims: what the claim asks for, in words."""
+IMPOSSIBLE = "router"
+
+Object = dict[str, Any]
+
+
+@verb("demo")
+def demo() -> int:
+    """Show what devalloc does, in one screen and a few seconds. Changes nothing on this machine and needs no root.
+
+    The demo lists this host's devices, allocates claims on a small recorded fleet, explains a claim that cannot be
+    satisfied, and shows what to try next.
+    """
+    require_packages("ortools", "re2", "devalloc_solver.pipeline.devmgmt")
+    with tempfile.TemporaryDirectory(prefix="devalloc-demo-") as folder:
+        from devalloc.store.sqlite import SQLiteStore
+
+        _this_host()
+        store = SQLiteStore(Path(folder) / "demo.db")
+        try:
+            _fleet(store)
+            _claims(store)
+        finally:
+            store.close()
+    _go_on()
+    return 0
+
+
+def _this_host() -> None:
+    from devalloc.cli.options.inventory import print_pools
+    from devalloc.inventory import discover
+
+    node = socket.gethostname().lower()
+    print_heading(f"This host, {node}, has:")
+    with show_spinner("looking at /sys"):
+        discovery = discover(Path("/"), node_name=node)
+    print_pools([pool.to_manifest() for pool in discovery.pools], wide=False)
+
+
+def _fleet(store: Store) -> None:
+    from devalloc.cli.render.columns import header_and_rows
+
+    for name in ("dgx", "edge", "net-server", "vgpu-server"):
+        _create(store, DATA / f"fleet-{name}.yaml")
+    _create(store, DATA / "classes.yaml")
+    click.echo()
+    print_heading("A small sample fleet, to show more: two recorded machines, and two written by hand:")
+    wanted = ("NAME", "NODE", "MODEL", "NUMA", "DEVICES")
+    headers, rows = header_and_rows("DevicePool", store.list("DevicePool").objects, wide=False, namespaces=False)
+    columns = [headers.index(header) for header in wanted]
+    print_table(wanted, [[row[column] for column in columns] for row in rows])
+
+
+def _claims(store: Store) -> None:
+    from devalloc.api.summaries import format_devices
+    from devalloc.cli.render.explanation import print_explanation
+    from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
+    from devalloc_solver import solve_manifests
+
+    stories = _create(store, DATA / "claims.yaml")
+    with show_spinner("allocating"):
+        DeviceClaimAllocator(store).round()
+    rows: list[list[Cell]] = []
+    for claim in store.list("DeviceClaim").objects:
+        name, annotations = claim["metadata"]["name"], claim["metadata"]["annotations"]
+        entries = claim.get("status", {}).get("allocations", [])
+        got = (
+            StyledText(format_devices(entries, limit=3), "green")
+            if entries
+            else StyledText("nothing: see below", "red")
+        )
+        rows.append([name, stories[name], annotations.get("devalloc.io/allocated-node", ""), got])
+    click.echo()
+    print_heading("What each claim asks for, and what it got:")
+    print_table(["CLAIM", "ASKS FOR", "NODE", "GOT"], rows)
+    answer = solve_manifests(store.list().objects)
+    click.echo()
+    print_explanation(next(claim for claim in answer["claims"] if claim["name"] == IMPOSSIBLE))
+
+
+def _create(store: Store, file: Path) -> dict[str, str]:
+    """Create a file's objects in the store; returns the stories by name."""
+    from devalloc.api.manifests import load
+
+    stories = {}
+    manifests = load([file])
+    assert not manifests.problems, manifests.problems
+    for document in manifests.documents:
+        metadata = document.content["metadata"]
+        if document.content["kind"] == "DeviceClaim":
+            metadata["namespace"] = "default"
+            stories[metadata["name"]] = metadata["annotations"].pop(STORY)
+        store.create(document.content)
+    return stories
+
+
+def _go_on() -> None:
+    click.echo()
+    print_heading("What to try next:")
+    steps = [
+        ["devalloc solve -f examples/whole-gpu", "allocate claims from manifests; examples/ has a dozen to copy"],
+        ["devalloc up", "publish this host's devices and allocate claims, until Ctrl-C"],
+        ["devalloc apply -f FILE", "meanwhile, in another terminal: add classes and claims"],
+        ["devalloc get claims", "show what the claims got"],
+        ["devalloc --help", "list all commands"],
+    ]
+    if shutil.which("devalloc") is None:
+        steps.insert(0, [f"source {sys.prefix}/bin/activate", "first, so that your shell finds devalloc"])
+    for line in table_lines(["", ""], steps)[1:]:
+        click.echo(f"  {line}")

@@ -1,0 +1,270 @@
+"""``devalloc describe``: all details of an object."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from devalloc.cli import shell_completion
+from devalloc.cli.command import BadInput, verb
+from devalloc.cli.object_names import fetch_object, format_key, keys_of, kind_of
+from devalloc.cli.options.common import namespace_option
+from devalloc.cli.target import StoreTarget, target_options
+from devalloc.store.errors import Forbidden
+from devalloc.store.key import Key
+
+if TYPE_CHECKING:
+    from devalloc.store import Store
+
+Object = dict[str, Any]
+
+DEADLINE = 10.0
+"""Time limit for finding out why a claim has no devices, in seconds."""
+
+
+@verb("describe")
+@click.argument(
+    "what",
+    nargs=-1,
+    required=True,
+    metavar="KIND NAME... | KIND/NAME...",
+    shell_complete=shell_completion.complete_objects,
+)
+@namespace_option
+@target_options
+def describe(what: tuple[str, ...], namespace: str, place: StoreTarget) -> int:
+    """Show all details of objects: a claim with its devices, a pool with its users.
+
+    \b
+    devalloc describe dclaim/train
+    devalloc describe pool node-a-l40s
+    """
+    from devalloc.cli.target import open_readable_target
+
+    with open_readable_target(place, namespace) as objects:
+        if len(what) == 1 and "/" not in what[0] and (same := _named(objects, what[0])):
+            raise BadInput(f"{what[0]} is not a kind; did you mean {' or '.join(same)}?")
+        keys = keys_of(what, namespace, store=objects)
+        if not keys:
+            kind_of(what[0], objects)  # reports a kind that does not exist
+            raise BadInput(f"which {what[0]}? Name it, such as {what[0]}/NAME; `devalloc get {what[0]}` lists them")
+        for i, key in enumerate(keys):
+            if i:
+                click.echo()
+            _describe(objects, fetch_object(objects, key))
+    return 0
+
+
+def _named(store: Store, name: str) -> list[str]:
+    """Objects of that name as KIND/NAME, if it is not the name of a kind."""
+    try:
+        kind_of(name, store)
+    except BadInput:
+        keys = [Key.of(obj) for obj in store.list().objects if obj["metadata"]["name"] == name]
+        return list(dict.fromkeys(map(format_key, keys)))[:3]
+    return []
+
+
+def _describe(store: Store, obj: Object) -> None:
+    from devalloc.api.kinds import KINDS
+    from devalloc.cli.render.columns import age_cell
+    from devalloc.controller.reconcile.foreign_objects import ignored_reason, is_foreign
+    from devalloc_solver.dialects.api_groups import api_group_of
+
+    metadata = obj["metadata"]
+    facts = [("Name", metadata["name"]), ("Namespace", metadata.get("namespace", "")), ("Kind", obj["kind"])]
+    facts += [("API version", obj["apiVersion"])] if Key.of(obj).kind not in KINDS else []
+    facts += [("Created", f"{metadata.get('creationTimestamp', '')} ({age_cell(obj)} ago)")]
+    facts += [("Deleting since", metadata.get("deletionTimestamp", ""))]
+    facts += [("Finalizers", ", ".join(metadata.get("finalizers", [])))]
+    match Key.of(obj).kind if _is_readable(obj) else None:
+        case "DeviceClaim":
+            _print_facts(facts + _claim_facts(obj) + [("Machines", ", ".join(_machines_of(store, obj)))])
+            _claim(store, obj)
+        case "VirtualMachine":
+            _print_facts(facts + _machine_facts(obj))
+            _print_yaml("Spec", obj["spec"])
+            _print_yaml("Status", obj.get("status"))
+        case "DevicePool":
+            _print_facts(
+                [*facts, ("Node", obj["spec"].get("nodeName") or "(network)"), ("Driver", obj["spec"]["driver"])]
+            )
+            _pool(store, obj)
+        case _:
+            if is_foreign(obj):
+                facts += [
+                    (
+                        "Not allocated" if obj["kind"].endswith("Claim") else "Left aside",
+                        ignored_reason(api_group_of(obj)),
+                    )
+                ]
+            _print_facts(facts)
+            _print_yaml("Spec", obj.get("spec"))
+            _print_yaml("Status", obj.get("status"))
+
+
+def _is_readable(obj: Object) -> bool:
+    """False for an object of another program that does not match the API."""
+    from devalloc.api.decode import decode
+
+    return decode(obj).object is not None
+
+
+def _print_facts(facts: Sequence[tuple[str, str]]) -> None:
+    width = max(len(name) for name, _ in facts) + 2
+    for name, text in facts:
+        if text:
+            click.echo(f"{name + ':':{width}}{text}")
+
+
+def _print_yaml(title: str, content: object) -> None:
+    from devalloc.cli.render.output import print_content, print_heading
+
+    if content:
+        click.echo()
+        print_heading(title)
+        print_content(content, "yaml")
+
+
+def _claim_facts(claim: Object) -> list[tuple[str, str]]:
+    from devalloc.api import meta
+    from devalloc.api.summaries import claim_state
+
+    annotations = claim["metadata"].get("annotations", {})
+    return [
+        ("State", claim_state(claim)),
+        ("Node", annotations.get(meta.ALLOCATED_NODE, "")),
+        ("Prepared on", annotations.get(meta.PREPARED_ON, "")),
+        ("Used by", ", ".join(map(str, claim.get("status", {}).get("podNames", [])))),
+        ("Pinned to", annotations.get(meta.NODE, "")),
+        ("Group", annotations.get(meta.GROUP, "")),
+        ("Priority", annotations.get(meta.PRIORITY, "")),
+        ("Reason", annotations.get(meta.REASON, "")),
+        ("Message", annotations.get(meta.MESSAGE, "")),
+    ]
+
+
+def _machines_of(store: Store, claim: Object) -> list[str]:
+    """The machines that name a claim, with their nodes. The claim is placed together with the first one."""
+    from devalloc.api.summaries import machine_node
+
+    name, namespace = claim["metadata"]["name"], claim["metadata"].get("namespace", "default")
+    return [
+        f"{machine['metadata']['name']} (on {node})" if (node := machine_node(machine)) else machine["metadata"]["name"]
+        for machine in filter(_is_readable, store.list("VirtualMachine").objects)
+        if name in machine["spec"].get("claims", ()) and machine["metadata"].get("namespace", "default") == namespace
+    ]
+
+
+def _machine_facts(machine: Object) -> list[tuple[str, str]]:
+    from devalloc.api.summaries import machine_node, machine_phase
+
+    status = machine.get("status", {})
+    return [
+        ("Phase", machine_phase(machine)),
+        ("Node", machine_node(machine)),
+        ("Reason", status.get("reason", "")),
+        ("Message", status.get("message", "")),
+    ]
+
+
+def _claim(store: Store, claim: Object) -> None:
+    from devalloc.cli.options.inventory import effective_attribute
+    from devalloc.cli.render.output import print_heading, print_table
+
+    _print_yaml("Spec", claim["spec"])
+    status = claim.get("status", {})
+    entries = status.get("allocations", [])
+    if not entries:
+        _print_reason(store, claim)
+        return
+    pools: dict[str, Object] = {}
+    with suppress(Forbidden):  # tenants can see the devices of their claims, but not the pools
+        pools = {pool["metadata"]["name"]: pool for pool in filter(_is_readable, store.list("DevicePool").objects)}
+    rows = []
+    for entry in entries:
+        pool = pools.get(entry["devicePoolName"], {"metadata": {}, "spec": {}})
+        device = next((d for d in pool["spec"].get("devices", []) if d["name"] == entry["deviceName"]), None)
+        amounts = ", ".join(f"{amount['name']} {amount['allocation']}" for amount in entry.get("allocations", []))
+        facts = [
+            effective_attribute(pool, device, name) if device else ""
+            for name in ("model", "profile", "pciBusID", "numa")
+        ]
+        rows.append([entry["devicePoolName"], entry["deviceName"], amounts or "whole", *facts])
+    click.echo()
+    print_heading("Devices")
+    print_table(["POOL", "DEVICE", "AMOUNT", "MODEL", "PROFILE", "PCI BUS ID", "NUMA"], rows)
+    _print_yaml("Conditions", status.get("conditions"))
+    _print_yaml("Device statuses", status.get("deviceStatuses"))
+    _print_yaml("Configs of classes", status.get("classConfigs"))
+    _print_yaml("Configs of the claim", status.get("claimConfigs"))
+
+
+def _print_reason(store: Store, claim: Object) -> None:
+    """Show why a claim has no devices, judging by the store as it is now rather than by the claim's last answer."""
+    from devalloc.api import meta
+    from devalloc.cli.render.explanation import print_explanation
+    from devalloc.cli.solver_input import objects_for_solver
+    from devalloc.cli.target import missing_controller_note
+    from devalloc.controller.reconcile.solver_documents import solver_documents
+    from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
+    from devalloc.store.sqlite import SQLiteStore
+
+    name, namespace = claim["metadata"]["name"], claim["metadata"].get("namespace", "default")
+    if meta.REASON not in claim["metadata"].get("annotations", {}) and (silence := missing_controller_note(store)):
+        click.echo(f"\n{silence}")
+    try:
+        is_cluster = not isinstance(store, SQLiteStore)
+        objects, admin, _ = objects_for_solver(store, is_cluster=is_cluster)
+        seen = solver_documents(objects, with_nodes=is_cluster)
+        answers = solve_with_machines(seen, deadline=DEADLINE, admin_namespaces=admin)["claims"]
+    except Forbidden:  # to read pools: the controller's message already says what matters
+        noted = claim["metadata"].get("annotations", {})
+        _print_facts([("Reason", noted.get(meta.REASON, "")), ("Message", noted.get(meta.MESSAGE, ""))])
+        return
+    answer = next((one for one in answers if (one["namespace"], one["name"]) == (namespace, name)), None)
+    click.echo()
+    if answer is None:
+        click.echo(f"To see why it has no devices: devalloc explain {name} -n {namespace}")
+    else:
+        print_explanation(answer, only_would=answer["allocated"])
+
+
+def _pool(store: Store, pool: Object) -> None:
+    from devalloc.cli.options.inventory import effective_attribute
+    from devalloc.cli.render.output import print_heading, print_table
+
+    users: dict[str, list[str]] = {}
+    for owner in filter(_is_readable, store.list(["DeviceClaim", "VirtualMachine"]).objects):
+        for entry in owner.get("status", {}).get("allocations", []):
+            if entry["devicePoolName"] == pool["metadata"]["name"]:
+                amounts = ", ".join(f"{part['name']} {part['allocation']}" for part in entry.get("allocations", []))
+                who = f"{owner['metadata'].get('namespace', 'default')}/{owner['metadata']['name']}"
+                who = who if owner["kind"] == "DeviceClaim" else f"machine {who}"
+                users.setdefault(entry["deviceName"], []).append(f"{who} ({amounts})" if amounts else who)
+    spec = pool["spec"]
+    _print_yaml("Attributes", {entry["name"]: _value(entry) for entry in spec.get("attributes", [])})
+    if spec.get("resources"):
+        click.echo()
+        print_heading("Resources that the devices share")
+        print_table(
+            ["RESOURCE", "CAPACITY", "BLOCK"],
+            [[entry["name"], str(entry["capacity"]), str(entry.get("blockSize", 1))] for entry in spec["resources"]],
+        )
+    click.echo()
+    print_heading("Devices")
+    rows = []
+    for device in spec.get("devices", []):
+        draws = ", ".join(f"{name} {amount}" for name, amount in device.get("requests", {}).items())
+        state = effective_attribute(pool, device, "devalloc.io/unavailable") or ", ".join(users.get(device["name"], []))
+        what = effective_attribute(pool, device, "profile") or effective_attribute(pool, device, "function")
+        shares = ", ".join(f"{entry['name']} {entry['capacity']}" for entry in device.get("resources", []))
+        rows.append([device["name"], what, draws, shares, state])
+    print_table(["DEVICE", "WHAT", "DRAWS ON THE POOL", "SHARES", "USED BY"], rows)
+
+
+def _value(attribute: Object) -> object:
+    return next(value for key, value in attribute.items() if key != "name")

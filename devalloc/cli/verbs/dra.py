@@ -1,0 +1,162 @@
+"""``devalloc dra``: allocate ResourceClaims of manifests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from devalloc.cli.command import BadInput, VerbGroup, verb
+from devalloc.cli.options.common import files_option, output_option
+from devalloc.cli.render.output import print_note
+
+if TYPE_CHECKING:
+    from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput, RejectedResourceClaim
+
+
+@click.group("dra", cls=VerbGroup)
+def dra() -> None:
+    """Allocate claims of resource.k8s.io/v1 from manifests; writes nothing."""
+
+
+@verb("allocate")
+@files_option(required=True)
+@click.option("--node", required=True, metavar="NAME", help="The node; its labels come from its Node in the files.")
+@output_option("table", "json", "yaml")
+def allocate(files: tuple[str, ...], node: str, output: str) -> int:
+    """Allocate all pending claims on one node, or none of them, as kube-scheduler does for the claims of a pod.
+
+    The files contain ResourceSlices, DeviceClasses, ResourceClaims, and Nodes if labels matter. A claim with an
+    allocation keeps it, and its devices are in use. JSON and YAML output is a list with an AllocationResult or null for
+    each claim, in order.
+
+    Exit code 1 if the claims do not fit on the node, 2 if a manifest is invalid; valid manifests are used anyway.
+
+    \b
+    devalloc dra allocate -f examples/dra --node example-a
+    devalloc dra allocate -f slices.json -f claim.yaml --node example-a -o json
+    """
+    from devalloc.cli.render.output import print_content, show_spinner
+    from devalloc_solver.dra import AllocationError
+    from devalloc_solver.dra import allocate as allocate_on
+
+    intake, code = read_objects(files)
+    claims = [intake.manifests[claim.namespace, claim.name] for claim in intake.claims]
+    claims += [_readable_part(refused) for refused in intake.refused if refused.allocation is not None]
+    classes = [*intake.class_manifests.values()]
+    target = intake.node_manifests.get(node, node)
+    try:
+        with show_spinner("allocating"):
+            answer = allocate_on(target, claims, classes, intake.slices)
+    except AllocationError as error:
+        if output in ("json", "yaml"):
+            print_content(None, output)
+        click.echo(f"error: {error}", err=True)
+        return code or (1 if error.node_local else 2)
+    answer = None if answer is None else answer[: len(intake.claims)]
+    if output in ("json", "yaml"):
+        print_content(answer, output)
+    elif answer is not None:
+        print_results(intake, answer)
+    else:
+        print_explanation(intake, node, claims, classes)
+    waits = any(claim.allocation is None for claim in intake.claims)
+    return code or (1 if answer is None and waits else 0)
+
+
+dra.add_command(allocate)
+
+
+def _readable_part(refused: RejectedResourceClaim) -> dict[str, Any]:
+    """The part of an unreadable claim that says which devices it has."""
+    from devalloc_solver.dialects.resource_k8s.usage import readable_allocation
+
+    namespace, name = refused.key
+    status = {"allocation": readable_allocation(refused.allocation or {})}
+    return {"metadata": {"namespace": namespace, "name": name}, "status": status}
+
+
+def read_objects(files: tuple[str, ...]) -> tuple[ClusterInput, int]:
+    """The objects, and the exit code so far. Shows problems with file and document."""
+    import sys
+
+    from devalloc.api.manifests import load
+    from devalloc.cli.documents import is_about
+    from devalloc.cli.documents import print_problems as show_problems
+    from devalloc.cli.options.common import is_recursive
+    from devalloc.cli.render.output import show_spinner
+    from devalloc_solver.dialects.resource_k8s.feature_gates import DEFAULT_GATES
+    from devalloc_solver.dialects.resource_k8s.manifests import read_documents
+
+    with show_spinner("reading manifests"):
+        manifests = load(files, stdin=sys.stdin.buffer if "-" in files else None, recursive=is_recursive())
+        intake = read_documents([document.content for document in manifests.documents], DEFAULT_GATES)
+    problems = [*manifests.problems]
+    foreign = [document.content for document in manifests.documents if not _is_read(document.content)]
+    for problem in intake.problems:
+        if problem.kind in {one["kind"] for one in foreign} and "has no part in this" in problem.message:
+            continue
+        place = next((d for d in manifests.documents if is_about(problem, d.content)), None)
+        problems.append(problem if place is None else place.place(problem))
+    show_problems(problems)
+    if foreign:
+        kinds = ", ".join(sorted({one["kind"] for one in foreign}))
+        objects = f"{len(foreign)} {'object' if len(foreign) == 1 else 'objects'}"
+        print_note(
+            f"warning: left out {objects} of kinds that `devalloc dra` does not read: {kinds}; see `devalloc solve -f`"
+        )
+    if not intake.claims and not problems:
+        raise BadInput("there are no ResourceClaims in these files")
+    return intake, 2 if any(problem.is_error for problem in problems) else 0
+
+
+def _is_read(content: Any) -> bool:
+    """False for an object of a kind that is not used for ResourceClaims."""
+    from devalloc_solver.dialects.resource_k8s.manifests import KINDS
+
+    kind = content.get("kind") if isinstance(content, dict) else None
+    is_list = isinstance(content, dict) and isinstance(content.get("items"), list)
+    return not isinstance(kind, str) or kind in KINDS or is_list
+
+
+def print_results(intake: ClusterInput, answer: Sequence[dict[str, Any]]) -> None:
+    """Print a row for each device."""
+    from devalloc.cli.render.output import Cell, print_table
+
+    rows: list[list[Cell]] = []
+    for claim, result in zip(intake.claims, answer, strict=True):
+        name = f"{claim.namespace}/{claim.name}"
+        for one in result["devices"].get("results", ()):
+            amounts = ", ".join(f"{k} {v}" for k, v in one.get("consumedCapacity", {}).items())
+            notes = [*(["admin access"] if one.get("adminAccess") else []), *([amounts] if amounts else [])]
+            device = f"{one['driver']}/{one['pool']}/{one['device']}"
+            rows.append([name, one["request"], device, "; ".join(notes)])
+    print_table(["CLAIM", "REQUEST", "DEVICE", "TAKES"], rows)
+
+
+def print_explanation(intake: ClusterInput, node: str, claims: Sequence[Any], classes: Sequence[Any]) -> None:
+    """Print why the claims do not fit: the devices of the node, request by request."""
+    from devalloc.cli.render.explanation import print_blockers
+    from devalloc.cli.render.output import Cell, print_heading, print_table
+    from devalloc_solver.dra import explain as explain_on
+    from devalloc_solver.explain.resource_k8s.funnel import describe_funnel
+
+    explanation = explain_on(intake.node_manifests.get(node, node), claims, classes, intake.slices)
+    if not explanation["claims"]:
+        click.echo("no claims are pending")
+        return
+    print_heading(f"not allocated: the claims do not fit on {node} together: {explanation['reason']}")
+    click.echo(explanation["message"])
+    click.echo()
+    rows: list[list[Cell]] = [
+        [f"{claim['namespace']}/{claim['name']}", funnel["request"], str(funnel["free"]), describe_funnel(funnel)]
+        for claim in explanation["claims"]
+        for funnel in claim["requests"]
+    ]
+    print_table(["CLAIM", "REQUEST", "FREE", "DEVICES"], rows)
+    print_blockers(explanation["blockers"])
+    for pool in explanation["pools"]:
+        click.echo(f"pool {pool['name']} is {pool['state']}: {pool['why']}")
+    for ignored in explanation["ignored"]:
+        click.echo(f"slice {ignored['name']} is left out: {ignored['why']}")

@@ -1,0 +1,220 @@
+"""``devalloc explain``: why a claim has the devices that it has, or none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from devalloc.cli import shell_completion
+from devalloc.cli.command import BadInput, CommandFailed, verb
+from devalloc.cli.options.common import deadline_option, files_option, namespace_option, output_option, placement_option
+from devalloc.cli.solver_input import SolverInput, load_solver_input, with_store_option
+from devalloc.cli.target import StoreTarget, target_options
+from devalloc.store.key import Key
+
+CLAIM = "DeviceClaim"
+RESOURCE_CLAIM = "ResourceClaim"
+
+
+@verb("explain")
+@click.argument(
+    "words", nargs=-1, metavar="NAME | KIND/NAME | KIND NAME", shell_complete=shell_completion.complete_claims
+)
+@files_option(required=False, help="Explain a claim of these manifests, on top of the store or alone (see --no-store).")
+@namespace_option
+@placement_option
+@deadline_option
+@output_option("table", "json", "yaml")
+@with_store_option
+@target_options
+def explain(
+    words: tuple[str, ...],
+    files: tuple[str, ...],
+    namespace: str,
+    placement: str,
+    deadline: float | None,
+    output: str,
+    with_store: bool | None,
+    place: StoreTarget,
+) -> int:
+    """Show why a claim is not allocated: how many devices each rule leaves, what is in the way, what to do.
+
+    vm/NAME explains in the same way why a machine waits for a node with enough room.
+
+    Exit code 1 if the claim is not allocated, 2 if a manifest is invalid, as with solve.
+
+    \b
+    devalloc explain train
+    devalloc explain train -f claim.yaml
+    devalloc explain pair -f examples/unsatisfiable
+    devalloc explain vm/web
+    """
+    from devalloc.cli.render.answers import print_answer_problems
+    from devalloc.cli.render.explanation import print_explanation
+    from devalloc.cli.render.output import print_content, show_spinner
+    from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
+
+    question = load_solver_input(files, namespace, place, with_store)
+    kind, name = _object_to_explain(words, question, namespace)
+    if kind == RESOURCE_CLAIM and question.is_of_store:
+        raise CommandFailed(_not_answered(place, Key(kind, namespace, name)))
+    waiting = question.is_of_store and not _has_devices(question.all, namespace, name)
+    with show_spinner("solving"):
+        answer = solve_with_machines(
+            question.all, placement=placement, deadline=deadline, admin_namespaces=question.admin_namespaces
+        )
+    print_answer_problems(answer, question.documents)
+    is_machine = kind == "VirtualMachine"
+    if is_machine and (why := _why_not_placed(question.all, answer, namespace, name)):
+        click.echo(why)
+        return question.code or 1
+    answers = answer.get("machines", []) if is_machine else answer["claims"]
+    claim = next((one for one in answers if (one["namespace"], one["name"]) == (namespace, name)), None)
+    if claim is None:
+        if any((problem.kind, problem.name) == (kind, name) for problem in question.documents.problems):
+            return 2  # its problems were already shown
+        here = [one["name"] for one in answers if one["namespace"] == namespace]
+        raise CommandFailed(_no_such(place, question, Key(kind, namespace, name), here))
+    if output in ("json", "yaml"):
+        print_content(claim, output)
+    else:
+        then = "apply it: devalloc apply -f " + " -f ".join(files) if files else ""
+        print_explanation(
+            claim, only_would=waiting and not is_machine and claim["allocated"], machine=is_machine, then=then
+        )
+    if question.code or question.has_errors(answer):
+        return 2
+    return 0 if claim["allocated"] else 1
+
+
+def _object_to_explain(words: tuple[str, ...], question: SolverInput, namespace: str) -> tuple[str, str]:
+    """The kind and name that NAME, KIND/NAME or KIND NAME stand for; without words, the only claim of the manifests.
+    Raises BadInput, Failed."""
+    from devalloc.cli.object_names import kind_of, similar_names_hint
+
+    names = _names(question, CLAIM, namespace)
+    if not words:
+        own = _names(question, CLAIM, None, of_files=True)
+        if len(own) == 1:
+            return CLAIM, own[0]
+        raise BadInput(
+            f"name a claim, or a machine as vm/NAME, for example: devalloc explain train{similar_names_hint('', names)}"
+        )
+    if len(words) > 2 or (len(words) == 2 and "/" in "".join(words)):
+        raise BadInput(f"name one claim or machine: NAME, KIND/NAME or KIND NAME, not {' '.join(words)}")
+    kind, _, name = "/".join(words).rpartition("/")
+    if kind.lower().partition(".")[0] in ("resourceclaim", "resourceclaims"):
+        return RESOURCE_CLAIM, name
+    if not kind:
+        if name not in names and _is_kind(name):
+            raise BadInput(f"which {name}? Write {name}/NAME{similar_names_hint('', names)}")
+        return CLAIM, name
+    kind_name = kind_of(kind).kind
+    if kind_name not in (CLAIM, "VirtualMachine"):
+        message = f"`devalloc explain` explains claims and machines, not a {kind_name}"
+        raise CommandFailed(f"{message}; see: devalloc describe {kind}/{name}")
+    return kind_name, name
+
+
+def _is_kind(word: str) -> bool:
+    from devalloc.cli.object_names import kind_of
+
+    try:
+        return kind_of(word).kind in (CLAIM, "VirtualMachine")
+    except BadInput:
+        return False
+
+
+def _names(question: SolverInput, kind: str, namespace: str | None, *, of_files: bool = False) -> list[str]:
+    """Names of the objects of a kind, in one namespace or (None) in all."""
+    contents: list[Any] = [document.content for document in question.documents.all] if of_files else question.all
+    return [name for within, name in _names_of_kind(contents, kind) if namespace in (None, within)]
+
+
+def _names_of_kind(contents: list[Any], kind: str) -> list[tuple[str, str]]:
+    """Namespace and name of the objects of a kind."""
+    heads = [
+        obj["metadata"]
+        for obj in contents
+        if isinstance(obj, dict) and obj.get("kind") == kind and isinstance(obj.get("metadata"), dict)
+    ]
+    return [(str(head.get("namespace") or "default"), str(head.get("name"))) for head in heads]
+
+
+def _not_answered(place: StoreTarget, key: Key) -> str:
+    """Why `explain` cannot explain a ResourceClaim of a store or cluster, and what to do instead."""
+    from devalloc.cli.object_names import fetch_object
+    from devalloc.cli.target import open_target
+    from devalloc.controller.reconcile.foreign_objects import ignored_reason
+    from devalloc_solver.dialects.api_groups import RESOURCE_CLAIMS
+
+    if place.is_cluster:
+        seen = f"kubectl describe resourceclaim {key.name} -n {key.namespace}"
+        return f"`devalloc explain` cannot explain ResourceClaims of a cluster; their Events show why they wait: {seen}"
+    with open_target(place) as store:
+        fetch_object(store, key)
+    return f"{key} is not allocated here: {ignored_reason(RESOURCE_CLAIMS)}"
+
+
+def _no_such(place: StoreTarget, question: SolverInput, key: Key, names: list[str]) -> str:
+    """The message for a claim or machine that does not exist, with suggestions. ``names``: those that exist."""
+    from devalloc.cli.object_names import not_found_hint, similar_names_hint
+    from devalloc.cli.target import open_target
+
+    what = "machine" if key.kind == "VirtualMachine" else "claim"
+    message = f"there is no {what} {key.namespace}/{key.name}"
+    other = CLAIM if what == "machine" else "VirtualMachine"
+    if key.name in _names(question, other, key.namespace):
+        short = "vm" if other == "VirtualMachine" else "claim"
+        return f"{message}; there is a {other} of that name: devalloc explain {short}/{key.name}"
+    elsewhere = [namespace for namespace, name in _names_of_kind(question.all, key.kind) if name == key.name]
+    if elsewhere:
+        return f"{message}; there is one in namespace {', '.join(elsewhere)} (-n)"
+    if question.is_of_store:
+        with open_target(place) as store:
+            return message + not_found_hint(store, key)
+    return message + similar_names_hint(key.name, names)
+
+
+def _why_not_placed(objects: list[Any], answer: dict[str, Any], namespace: str, name: str) -> str:
+    """The message for a machine that devalloc does not place, because its spec names its node; "" for all others."""
+    from devalloc.api.summaries import machine_node, machine_phase
+
+    if any((one["namespace"], one["name"]) == (namespace, name) for one in answer.setdefault("machines", [])):
+        return ""
+    for obj in objects:
+        metadata = obj.get("metadata") if isinstance(obj, dict) else None
+        if not isinstance(metadata, dict) or obj.get("kind") != "VirtualMachine" or metadata.get("name") != name:
+            continue
+        if (metadata.get("namespace") or "default") != namespace or not isinstance(obj.get("spec"), dict):
+            continue
+        status = obj.get("status") or {}
+        words = ": ".join(str(status[part]) for part in ("reason", "message") if status.get(part))
+        node, where = machine_node(obj), "" if namespace == "default" else f" -n {namespace}"
+        state = (
+            f"It is {machine_phase(obj)}{'; ' + words if words else ''}."
+            if status
+            else (f"No node plugin runs it yet: is one running on node {node}?")
+        )
+        return (
+            f"devalloc does not place {namespace}/{name}, because its spec.nodeName is {node}.\n{state}\n\n"
+            f"What to do: see `devalloc describe vm/{name}{where}`; without spec.nodeName, devalloc chooses a node "
+            "with enough room."
+        )
+    return ""
+
+
+def _has_devices(objects: list[Any], namespace: str, name: str) -> bool:
+    """Whether the store's claim already has its devices."""
+    for content in objects:
+        metadata = content.get("metadata") if isinstance(content, dict) else None
+        if not isinstance(metadata, dict) or "name" not in metadata or "kind" not in content:
+            continue
+        if (content["kind"], metadata.get("namespace", "default"), metadata["name"]) == (
+            "DeviceClaim",
+            namespace,
+            name,
+        ):
+            return bool((content.get("status") or {}).get("allocations"))
+    return False

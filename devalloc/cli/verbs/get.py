@@ -1,0 +1,246 @@
+"""``devalloc get``: objects of the store."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from devalloc.api.kinds import KINDS
+from devalloc.cli import shell_completion
+from devalloc.cli.command import BadInput, verb
+from devalloc.cli.object_names import format_key, keys_of, kind_of, not_found_hint
+from devalloc.cli.options.common import (
+    all_namespaces_option,
+    namespace_option,
+    no_headers_option,
+    output_option_with_jsonpath,
+)
+from devalloc.cli.render.output import print_content, print_note, print_objects, print_table
+from devalloc.cli.selector import LabelTest, selector_option
+from devalloc.cli.target import StoreTarget, missing_controller_note, target_options
+from devalloc.store.key import Key
+
+if TYPE_CHECKING:
+    from devalloc.api.kinds import ApiKind
+    from devalloc.cli.render.output import Cell, GrowingTable
+    from devalloc.store import Store
+
+Object = dict[str, Any]
+
+
+@verb("get")
+@click.argument(
+    "what",
+    nargs=-1,
+    required=True,
+    metavar="KIND [NAME...] | KIND/NAME...",
+    shell_complete=shell_completion.complete_objects,
+)
+@namespace_option
+@all_namespaces_option
+@output_option_with_jsonpath
+@no_headers_option
+@selector_option
+@click.option("--sort-by", metavar="JSONPATH", help="Sort by the value at a path, such as .metadata.name.")
+@click.option("--show-labels", is_flag=True, help="Show the labels as the last column of tables.")
+@click.option("-w", "--watch", is_flag=True, help="Then show every change, until Ctrl-C.")
+@click.option("--all", "everything", is_flag=True, hidden=True, help="Same as -A.")
+@target_options
+def get(
+    what: tuple[str, ...],
+    namespace: str,
+    all_namespaces: bool,
+    output: str,
+    no_headers: bool,
+    selected: LabelTest | None,
+    sort_by: str | None,
+    show_labels: bool,
+    watch: bool,
+    everything: bool,
+    place: StoreTarget,
+) -> int:
+    """List or print objects. `get all` lists the objects of all kinds of devalloc.
+
+    \b
+    devalloc get pools
+    devalloc get claims -A -o wide
+    devalloc get claims -l app=web --no-headers
+    devalloc get dclaim/train -o yaml
+    devalloc get pools -o jsonpath='{.items[*].metadata.name}'
+    """
+    from devalloc.cli.target import open_target
+
+    all_namespaces = all_namespaces or everything
+    form = OutputForm(output, no_headers, show_labels, sort_by)
+    if "/" not in what[0] and len(what) == 1:
+        with open_target(place if all_namespaces else place.within(namespace)) as objects:
+            words = [kind for kind in KINDS if what[0] == "all"] or what[0].split(",")
+            kinds = [kind_of(word, objects) for word in words]
+            return _list(objects, kinds, None if all_namespaces else namespace, form, watch, selected)
+    if all_namespaces or selected:
+        option = "--all-namespaces" if all_namespaces else "--selector"
+        raise BadInput(f"a name and {option} cannot be combined; give the namespace with -n")
+    with open_target(place.within(namespace)) as objects:
+        keys = keys_of(what, namespace, store=objects)
+        return _named(objects, keys, form, watch)
+
+
+class OutputForm(NamedTuple):
+    """How the objects are printed."""
+
+    output: str
+    no_headers: bool = False
+    show_labels: bool = False
+    sort_by: str | None = None
+
+    @property
+    def is_table(self) -> bool:
+        return self.output in ("table", "wide")
+
+    @property
+    def is_data(self) -> bool:
+        """Whether the output is for programs: it has the same form for changes as for objects."""
+        return self.output in ("json", "yaml")
+
+    @property
+    def template(self) -> str | None:
+        return self.output.removeprefix("jsonpath=") if self.output.startswith("jsonpath=") else None
+
+
+def _list(
+    store: Store, kinds: list[ApiKind], namespace: str | None, form: OutputForm, watch: bool, selected: LabelTest | None
+) -> int:
+    wanted = {kind.kind: namespace if kind.namespaced else None for kind in kinds}
+    listing = store.list(wanted)
+    objects = [
+        obj
+        for obj in listing.objects
+        if wanted[kind := Key.of(obj).kind] is None or obj["metadata"].get("namespace") == wanted[kind]
+    ]
+    objects = [obj for obj in objects if selected is None or selected(obj)]
+    if form.sort_by is not None:
+        from devalloc.cli.render.jsonpath import sort_key
+
+        objects.sort(key=lambda obj: sort_key(form.sort_by or "", obj))
+    _print_first(objects, form, watch=watch, namespaces=namespace is None)
+    if not objects and form.is_table and not watch:
+        where = "" if namespace is None or not kinds[0].namespaced else f" in namespace {namespace} (-A shows all)"
+        print_note(f"no {', '.join(kind.plural for kind in kinds)}{where}{' with these labels' if selected else ''}")
+    if form.is_table and any(_is_unanswered(obj) for obj in objects) and (silence := missing_controller_note(store)):
+        print_note(silence)
+    if watch:
+        _print_changes(store, set(wanted), listing.resource_version, None, namespace, form, selected)
+    return 0
+
+
+def _is_unanswered(obj: Object) -> bool:
+    """Whether it is a claim or machine without an answer yet."""
+    from devalloc.api import meta
+
+    if Key.of(obj).kind == "DeviceClaim":
+        return not obj.get("status") and meta.REASON not in obj["metadata"].get("annotations", {})
+    return Key.of(obj).kind == "VirtualMachine" and not obj.get("status")
+
+
+def _named(store: Store, keys: list[Key], form: OutputForm, watch: bool) -> int:
+    from devalloc.store.errors import NotFound
+
+    version = store.list(()).resource_version
+    objects, missing = [], 0
+    for key in keys:
+        try:
+            objects.append(store.get(*key))
+        except NotFound as error:
+            print_note(f"error: {error}{not_found_hint(store, key)}")
+            missing += 1
+    if (form.is_data or form.template is not None) and len(keys) == 1 and objects and not watch:
+        _print_one(objects[0], form)
+    else:
+        _print_first(objects, form, watch=watch, namespaces=False)
+    if watch:
+        _print_changes(store, {key.kind for key in keys}, version, set(keys), None, form)
+    return 1 if missing else 0
+
+
+def _print_changes(
+    store: Store,
+    kinds: set[str],
+    since: str,
+    keys: set[Key] | None,
+    namespace: str | None,
+    form: OutputForm,
+    selected: LabelTest | None = None,
+) -> None:
+    from devalloc.cli.render.output import GrowingTable
+
+    feed = GrowingTable()
+    for event in store.watch(kinds, since):
+        key = Key.of(event.object)
+        if selected is not None and not selected(event.object):
+            continue
+        if (keys is None and key.namespace in (None, namespace or key.namespace)) or (keys and key in keys):
+            everywhere = namespace is None and keys is None
+            _print_change(feed, event.type.value, event.object, form, namespaces=everywhere)
+
+
+def _print_first(objects: list[Object], form: OutputForm, *, watch: bool, namespaces: bool) -> None:
+    """Print the objects before any change. A program that watches gets them in the same form as the changes."""
+    if watch and form.is_data:
+        for obj in objects:
+            print_content({"type": "ADDED", "object": obj}, form.output)
+    elif watch and form.template is not None:
+        for obj in objects:
+            _print_one(obj, form)
+    else:
+        _print(objects, form, namespaces=namespaces)
+
+
+def _print_one(obj: Object, form: OutputForm) -> None:
+    if form.template is None:
+        print_content(obj, form.output)
+        return
+    from devalloc.cli.render.jsonpath import render_template
+
+    click.echo(render_template(form.template, obj), nl=sys.stdout.isatty())
+
+
+def _print(objects: list[Object], form: OutputForm, *, namespaces: bool) -> None:
+    if form.template is not None:
+        _print_one({"kind": "List", "items": objects}, form)
+    elif form.output == "name":
+        for obj in objects:
+            click.echo(format_key(Key.of(obj)))
+    elif form.is_data:
+        print_objects(objects, form.output)
+    else:
+        for i, kind in enumerate(dict.fromkeys(Key.of(obj).kind for obj in objects)):
+            if i:
+                click.echo()
+            same = [obj for obj in objects if Key.of(obj).kind == kind]
+            print_table(*_table(kind, same, form, namespaces), no_headers=form.no_headers)
+
+
+def _print_change(feed: GrowingTable, change: str, obj: Object, form: OutputForm, *, namespaces: bool) -> None:
+    if form.template is not None:
+        _print_one(obj, form)
+    elif form.output == "name":
+        click.echo(format_key(Key.of(obj)))
+    elif form.is_data:
+        print_content({"type": change, "object": obj}, form.output)
+    else:
+        headers, (row,) = _table(Key.of(obj).kind, [obj], form, namespaces)
+        feed.row(["CHANGE", *headers], [change, *row])
+
+
+def _table(kind: str, objects: list[Object], form: OutputForm, namespaces: bool) -> tuple[list[str], list[list[Cell]]]:
+    from devalloc.cli.render.columns import header_and_rows
+
+    namespaces = namespaces and (kind not in KINDS or KINDS[kind].namespaced)
+    headers, rows = header_and_rows(kind, objects, wide=form.output == "wide", namespaces=namespaces)
+    if form.show_labels:
+        labels = [obj["metadata"].get("labels") or {} for obj in objects]
+        texts = [",".join(f"{name}={value}" for name, value in each.items()) or "<none>" for each in labels]
+        return [*headers, "LABELS"], [[*row, text] for row, text in zip(rows, texts, strict=True)]
+    return headers, rows

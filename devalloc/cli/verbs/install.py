@@ -1,0 +1,180 @@
+"""``devalloc install``: install devalloc on a Kubernetes cluster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from devalloc.cli.cluster_access import connect_as_admin, install_namespace_option, kubeconfig_option
+from devalloc.cli.command import BadInput, CommandFailed, verb
+from devalloc.cli.options.common import parse_duration
+
+if TYPE_CHECKING:
+    from devalloc.install.kustomize import Object
+    from devalloc.install.manifests import InstallOptions
+
+_PUBLISH = ("slices", "pools", "both")
+_INSTALL_PARTS = ("namespace", "crds", "rbac", "policies", "network", "controller", "node", "monitoring")
+
+
+@verb("install")
+@kubeconfig_option
+@install_namespace_option
+@click.option(
+    "--dry-run",
+    type=click.Choice(["server", "client"]),
+    is_flag=False,
+    flag_value="server",
+    help="Change nothing: compare with the cluster, and show what would happen to each object. --dry-run=client prints "
+    "the manifests as YAML and needs no cluster.",
+)
+@click.option("--reset", is_flag=True, help="Ignore the options of the last installation.")
+@click.option(
+    "--force", is_flag=True, help="Install even if that removes a part on which claims, pods or machines depend."
+)
+@click.option(
+    "--publish",
+    type=click.Choice(_PUBLISH),
+    help="How nodes publish their devices. slices: as ResourceSlices for pods, without a controller; pools: as "
+    "DevicePools for VirtualMachines; both: by the node's label devalloc.io/publish (pools, host, none, otherwise "
+    "slices) [default: both].",
+)
+@click.option(
+    "--image-prefix",
+    metavar="PREFIX",
+    help="Prefix of the images devalloc-controller and devalloc-node, such as registry.example.com/team/.",
+)
+@click.option(
+    "--version", metavar="TAG", help="Tag of the images, for this installation only [default: this devalloc's version]."
+)
+@click.option("--kubelet-dir", metavar="DIR", help="The kubelets' --root-dir [default: /var/lib/kubelet].")
+@click.option(
+    "--service-monitor/--no-service-monitor",
+    default=None,
+    help="Also create a ServiceMonitor for the Prometheus operator.",
+)
+@click.option(
+    "--resource-claims/--no-resource-claims",
+    default=None,
+    help="Let the controller allocate ResourceClaims with the label devalloc.io/allocator=devalloc, all together, from "
+    "nodes with the label devalloc.io/publish=set-aside.",
+)
+@click.option(
+    "--permits/--no-permits",
+    default=None,
+    help="Run the permit server for machines that scale, at port 10299 of the controller's pods; nodes with --scaling "
+    "use it.",
+)
+@click.option(
+    "--machines-in-edit/--no-machines-in-edit",
+    default=None,
+    help="Let everyone who may edit a namespace also create VirtualMachines there; otherwise the ClusterRole "
+    "devalloc-machines is needed.",
+)
+@click.option(
+    "--workers-only/--no-workers-only",
+    default=None,
+    help="Run no privileged pods on control-plane nodes, and do not publish their devices.",
+)
+@click.option(
+    "--only",
+    multiple=True,
+    type=click.Choice(_INSTALL_PARTS),
+    help="Install only this part, and delete nothing of earlier installations. Repeatable.",
+)
+@click.option(
+    "--timeout",
+    type=parse_duration,
+    default="2m",
+    metavar="DURATION",
+    help="How long to wait until the CRDs are served.",
+)
+def install(
+    kubeconfig: Path | None,
+    namespace: str,
+    dry_run: str | None,
+    reset: bool,
+    force: bool,
+    only: tuple[str, ...],
+    timeout: float,
+    **chosen: str | bool | None,
+) -> int:
+    """Install devalloc on a Kubernetes cluster, or upgrade it to this version.
+
+    Reports for each object whether it was created, configured or unchanged (server-side apply, field manager
+    `devalloc`). Deletes objects that this version no longer has, except CRDs; refuses to do so while claims, pods or
+    machines depend on them. Installing twice changes nothing.
+
+    Options that you do not give are taken from the last installation (except --version); the cluster stores them.
+    --reset ignores them; --no-permits and the like switch one off.
+
+    \b
+    devalloc install --image-prefix registry.example.com/devalloc/
+    devalloc install --dry-run
+    devalloc install --dry-run=client | less
+    """
+    given = {name: value for name, value in chosen.items() if value is not None}
+    if dry_run == "client":
+        from devalloc.api.yaml_writer import dump_yaml
+
+        click.echo(dump_yaml(_manifests(given, namespace, only)), nl=False)
+        return 0
+    from devalloc.install import apply, upgrade
+
+    _manifests(given, namespace, only)  # reports invalid options before it connects to the cluster
+    client = connect_as_admin(kubeconfig)
+    try:
+        previous: dict[str, Any] = {}
+        if set(only) != {"crds"}:
+            apply.refuse_elsewhere(client, namespace)
+            previous = {} if reset else upgrade.last_options(client, namespace)
+        reused = {name: value for name, value in previous.items() if name not in given}
+        if reused:
+            click.echo(f"as in the last installation: {_as_options(reused)} (--reset ignores them)", err=True)
+        objects = _manifests(previous | given, namespace, only)
+        apply.refuse_helm(client, objects)
+        going = [] if only else apply.obsolete_objects(client, objects, namespace)
+        if not force:
+            upgrade.refuse_while_in_use(client, objects, going)
+        noted = upgrade.recorded_options(client) if only else None
+        if not only or noted:
+            objects = upgrade.with_recorded_options(objects, _options(previous | given, namespace), noted)
+        apply.install_objects(client, objects, click.echo, time.monotonic() + timeout, dry_run=dry_run is not None)
+        for one in going:
+            apply.delete_object(client, one, click.echo, dry_run=dry_run is not None)
+    except apply.NotInstalled as error:
+        raise CommandFailed(str(error)) from error
+    if not (only or dry_run):
+        prefix = (previous | given).get("image_prefix")
+        source = f"images come from {prefix}" if prefix else "images come from docker.io/library (see --image-prefix)"
+        click.echo(f"next: kubectl -n {namespace} get pods; {source}", err=True)
+    return 0
+
+
+def _options(chosen: Mapping[str, Any], namespace: str) -> InstallOptions:
+    from devalloc.install.manifests import InstallOptions
+
+    return InstallOptions(namespace=namespace, **chosen)
+
+
+def _manifests(chosen: Mapping[str, Any], namespace: str, only: tuple[str, ...]) -> list[Object]:
+    """Raises BadInput."""
+    from devalloc.install.manifests import render_manifests
+
+    try:
+        return render_manifests(_options(chosen, namespace), only)
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+
+
+def _as_options(chosen: Mapping[str, Any]) -> str:
+    """The options as on a command line."""
+    words = []
+    for name, value in sorted(chosen.items()):
+        option = name.replace("_", "-")
+        words.append(f"--{option if value else f'no-{option}'}" if isinstance(value, bool) else f"--{option} {value}")
+    return " ".join(words)

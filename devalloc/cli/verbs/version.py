@@ -1,0 +1,16 @@
+"""``devalloc version``: print the version."""
+
+from __future__ import annotations
+
+import click
+
+from devalloc.cli.command import verb
+
+
+@verb("version")
+def version() -> int:
+    """Print the version of the command."""
+    from devalloc.version import VERSION
+
+    click.echo(f"devalloc {VERSION}")
+    return 0

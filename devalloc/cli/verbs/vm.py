@@ -1,0 +1,379 @@
+"""``devalloc vm``: machines on this node, through the node plugin's socket."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from devalloc.cli.command import BadInput, VerbGroup, verb
+from devalloc.cli.node_client import force_option, print_result, socket_option, timeout_option
+from devalloc.cli.options.common import (
+    all_namespaces_option,
+    files_option,
+    namespace_option,
+    output_option,
+    parse_duration,
+)
+from devalloc.cli.render.output import print_note
+from devalloc.cli.verbs.vm_devices import attach, detach, plug, unplug, unprepare
+from devalloc.cli.verbs.vm_power_down import power_down
+from devalloc.cli.verbs.vm_top import top
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from devalloc_node.pb.node_pb2 import Machine
+
+
+@click.group(
+    "vm",
+    cls=VerbGroup,
+    other_words={"start": "create", "run": "create", "ls": "list", "describe": "get", "rm": "delete"},
+)
+def vm() -> None:
+    """Start, adopt, scale and stop machines on this node, and plug devices of claims into them.
+
+    These commands use the node plugin (`devalloc node`) on this machine. To change machines that have a VirtualMachine
+    object in the store, use `devalloc apply`.
+    """
+
+
+@verb("list")
+@namespace_option
+@all_namespaces_option
+@output_option()
+@socket_option
+@timeout_option
+def list_machines(namespace: str, all_namespaces: bool, output: str, socket: Path, timeout: float) -> int:
+    """List the plugin's machines. VCPUS and MEMORY show what QEMU reports, and what is wanted.
+
+    \b
+    devalloc vm list -A -o wide
+    """
+    from devalloc.cli.node_client import connect_plugin
+    from devalloc_node.pb.node_pb2 import ListMachinesRequest
+
+    space = "" if all_namespaces else namespace
+    with connect_plugin(socket) as node:
+        listed = list(node.ListMachines(ListMachinesRequest(namespace=space), timeout=timeout).machines)
+    _print(listed, output, namespaces=all_namespaces)
+    if not listed and output in ("table", "wide"):
+        print_note("no machines" + ("" if all_namespaces else f" in namespace {namespace} (-A shows all)"))
+    return 0
+
+
+@verb("get")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@namespace_option
+@output_option()
+@socket_option
+@timeout_option
+def get(names: tuple[str, ...], namespace: str, output: str, socket: Path, timeout: float) -> int:
+    """Show machines by name. Exit code 1 if one of them does not exist.
+
+    \b
+    devalloc vm get web -o yaml
+    """
+    from devalloc.cli.command import CommandFailed
+    from devalloc.cli.node_client import connect_plugin, machine_ref, message_content
+    from devalloc.cli.render.output import print_content
+    from devalloc_node.pb.node_pb2 import GetMachineRequest
+
+    listed, missing = [], 0
+    for name in names:
+        try:
+            with connect_plugin(socket) as node:
+                request = GetMachineRequest(machine=machine_ref(name, namespace))
+                listed.append(node.GetMachine(request, timeout=timeout))
+        except BadInput:
+            raise
+        except CommandFailed as error:
+            error.show()
+            missing += 1
+    if output in ("json", "yaml") and len(names) == 1 and listed:
+        print_content(message_content(listed[0]), output)
+    else:
+        _print(listed, output, namespaces=False)
+    return 1 if missing else 0
+
+
+@verb("create")
+@files_option(required=True, help="A file with VirtualMachines, a folder, or - for stdin. Repeatable.")
+@namespace_option
+@socket_option
+@timeout_option
+def create(files: tuple[str, ...], namespace: str, socket: Path, timeout: float) -> int:
+    """Start the machines of manifests, or adopt those with spec.adopt, with all devices of their claims or not at all.
+
+    The claims must be allocated on this node. The command writes nothing to the store: the node plugin keeps the
+    machines, and restarts them by their restartPolicy. For machines that follow their manifests, use `devalloc apply`.
+
+    \b
+    devalloc vm create -f vm.yaml
+    """
+    from devalloc.cli import machine_requests
+    from devalloc.cli.command import CommandFailed
+    from devalloc.cli.documents import read_manifests
+    from devalloc.cli.node_client import connect_plugin
+
+    documents = read_manifests(files, namespace)
+    code = documents.exit_code
+    machines = []
+    for document in documents.good:
+        if document.content["kind"] == "VirtualMachine":
+            machines.append(document)
+        else:
+            print_note(
+                f"error: {document.source}: `devalloc vm create` creates VirtualMachines only, not "
+                f"{document.content['kind']}"
+            )
+            code = 2
+    with connect_plugin(socket):
+        pass  # if the plugin does not answer, report it only once
+    for document in machines:
+        manifest = document.content
+        name = f"{manifest['metadata']['namespace']}/{manifest['metadata']['name']}"
+        try:
+            request = machine_requests.machine_request(manifest)
+            with connect_plugin(socket) as node:
+                ask = node.AdoptMachine if "adopt" in manifest["spec"] else node.CreateMachine
+                result = ask(request, timeout=timeout).result
+        except CommandFailed as error:
+            print_note(f"error: {document.source}: machine {name}: {error.message}")
+            code = max(code, error.exit_code)
+        else:
+            code = max(code, print_result(name, "adopted" if "adopt" in manifest["spec"] else "created", result))
+    return code
+
+
+@verb("adopt")
+@click.argument("name", metavar="NAME")
+@click.option("--qmp-socket", type=click.Path(path_type=Path), required=True, help="The socket of QEMU's monitor.")
+@click.option("--cpu", "cpu", required=True, metavar="MIN..MAX", help="Bounds of its cores, such as 1..4 or 500m..2.")
+@click.option("--memory", required=True, metavar="MIN..MAX", help="Bounds of its memory, such as 512Mi..2Gi.")
+@click.option("--slot-size", metavar="BYTES", help="Add memory in DIMMs of this size [default: with virtio-mem].")
+@click.option("--claim", "claims", multiple=True, metavar="NAME", help="Plug in this claim's devices; repeatable.")
+@namespace_option
+@socket_option
+@timeout_option
+def adopt(
+    name: str,
+    qmp_socket: Path,
+    cpu: str,
+    memory: str,
+    slot_size: str | None,
+    claims: tuple[str, ...],
+    namespace: str,
+    socket: Path,
+    timeout: float,
+) -> int:
+    """Let the plugin manage a QEMU that already runs.
+
+    \b
+    devalloc vm adopt web --qmp-socket /run/vms/web.qmp --cpu 1..4 --memory 512Mi..2Gi
+    """
+    from devalloc.cli.node_client import claim_ref, connect_plugin, machine_ref
+    from devalloc.cli.render.machines import parse_bounds, parse_bytes
+    from devalloc_node.pb.node_pb2 import AdoptMachineRequest, CpuBounds, MemoryBounds
+
+    least_cpu, most_cpu = parse_bounds(cpu, "cpu")
+    least, most = parse_bounds(memory, "memory")
+    request = AdoptMachineRequest(
+        machine=machine_ref(name, namespace),
+        qmp_socket=str(qmp_socket.absolute()),
+        cpu=CpuBounds(min_milli=least_cpu, max_milli=most_cpu),
+        memory=MemoryBounds(
+            min_bytes=least,
+            max_bytes=most,
+            method="" if slot_size is None else "dimm",
+            slot_size_bytes=0 if slot_size is None else parse_bytes(slot_size),
+        ),
+        claims=[claim_ref(claim, namespace) for claim in claims],
+    )
+    with connect_plugin(socket) as node:
+        return print_result(name, "adopted", node.AdoptMachine(request, timeout=timeout).result)
+
+
+@verb("stop")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.option(
+    "--grace",
+    type=parse_duration,
+    metavar="DURATION",
+    help="Time limit for the guest to power down [default: the machine's own].",
+)
+@force_option
+@namespace_option
+@socket_option
+@timeout_option
+def stop(names: tuple[str, ...], grace: float | None, force: bool, namespace: str, socket: Path, timeout: float) -> int:
+    """Ask guests to power down, and wait. Machines keep their claims until `devalloc vm delete`.
+
+    \b
+    devalloc vm stop web --grace 1m --force
+    """
+    from devalloc.cli.node_client import connect_plugin, machine_ref
+    from devalloc_node.pb.node_pb2 import StopMachineRequest
+
+    code = 0
+    with connect_plugin(socket) as node:
+        for name in names:
+            request = StopMachineRequest(machine=machine_ref(name, namespace), grace_ms=_ms(grace), force=force)
+            code = max(
+                code, print_result(name, "stopped", node.StopMachine(request, timeout=timeout + (grace or 0)).result)
+            )
+    return code
+
+
+@verb("delete")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.option(
+    "--grace",
+    type=parse_duration,
+    metavar="DURATION",
+    help="Time limit for the guest to power down [default: the machine's own].",
+)
+@force_option
+@namespace_option
+@socket_option
+@timeout_option
+def delete(
+    names: tuple[str, ...], grace: float | None, force: bool, namespace: str, socket: Path, timeout: float
+) -> int:
+    """Stop machines and release their claims' devices. An adopted machine keeps running, without the devices.
+
+    \b
+    devalloc vm delete web
+    """
+    from devalloc.cli.node_client import connect_plugin, machine_ref
+    from devalloc_node.pb.node_pb2 import DeleteMachineRequest
+
+    code = 0
+    with connect_plugin(socket) as node:
+        for name in names:
+            request = DeleteMachineRequest(machine=machine_ref(name, namespace), grace_ms=_ms(grace), force=force)
+            reply = node.DeleteMachine(request, timeout=timeout + (grace or 0))
+            code = max(code, print_result(name, "deleted" if reply.found else "does not exist", reply.result))
+    return code
+
+
+@verb("scale")
+@click.argument("name", metavar="NAME")
+@click.option("--vcpus", type=click.IntRange(1, 1024), help="How many CPUs its guest sees.")
+@click.option("--cpu", metavar="CORES", help="Maximum CPU time of all vCPUs together, such as 1500m; 0 for no limit.")
+@click.option("--memory", metavar="BYTES", help="How much memory it has, such as 2Gi.")
+@namespace_option
+@output_option("table", "json", "yaml")
+@socket_option
+@timeout_option
+def scale(
+    name: str,
+    vcpus: int | None,
+    cpu: str | None,
+    memory: str | None,
+    namespace: str,
+    output: str,
+    socket: Path,
+    timeout: float,
+) -> int:
+    """Change a running machine's CPU and memory, within its bounds. Prints what it has afterwards.
+
+    \b
+    devalloc vm scale web --vcpus 4 --memory 2Gi
+    """
+    from devalloc.cli.node_client import connect_plugin, failure_message, machine_ref, message_content
+    from devalloc.cli.render.machines import format_cores, format_size, is_bounded, parse_bytes, parse_milli
+    from devalloc.cli.render.output import print_content
+    from devalloc_node.pb.node_pb2 import ScaleMachineRequest
+
+    if vcpus is None and cpu is None and memory is None:
+        raise BadInput("give at least one of --vcpus, --cpu and --memory")
+    request = ScaleMachineRequest(machine=machine_ref(name, namespace))
+    if vcpus is not None:
+        request.vcpus = vcpus
+    if cpu is not None:
+        request.cpu_milli = parse_milli(cpu)
+    if memory is not None:
+        request.memory_bytes = parse_bytes(memory)
+    with connect_plugin(socket) as node:
+        reply = node.ScaleMachine(request, timeout=timeout)
+    if output != "table":
+        print_content(message_content(reply), output)
+        return 1 if failure_message(reply.result) else 0
+    code = 0
+    for field, what in (("vcpus", "vCPUs"), ("cpu", "CPU"), ("memory", "memory")):
+        if reply.HasField(field) and (why := failure_message(getattr(reply, field))):
+            print_note(f"error: {name}: {what}: {why}")
+            code = 1
+    if not code and (why := failure_message(reply.result)):
+        print_note(f"error: {name}: {why}")
+        code = 1
+    seen, has = reply.observed, []
+    if seen.HasField("vcpus"):
+        has.append(f"{seen.vcpus} vCPU{'s' if seen.vcpus != 1 else ''}")
+    if seen.HasField("cpu_milli") and (request.HasField("cpu_milli") or is_bounded(seen)):
+        has.append(f"{format_cores(seen.cpu_milli)} of CPU")
+    if seen.HasField("memory_bytes"):
+        has.append(f"{format_size(seen.memory_bytes)} of memory")
+    if has:
+        click.echo(f"{name} has {', '.join(has[:-1])}{' and ' if has[1:] else ''}{has[-1]}")
+    return code
+
+
+@verb("watch")
+@namespace_option
+@all_namespaces_option
+@output_option("table", "wide", "json", "yaml")
+@socket_option
+def watch(namespace: str, all_namespaces: bool, output: str, socket: Path) -> int:
+    """Show the machines, then every change, until Ctrl-C.
+
+    \b
+    devalloc vm watch -A
+    """
+    from devalloc.cli.node_client import connect_plugin, enum_text, message_content
+    from devalloc.cli.render import machines
+    from devalloc.cli.render.output import GrowingTable, print_content
+    from devalloc_node.pb import node_pb2 as pb
+
+    feed, wide = GrowingTable(), output == "wide"
+    with connect_plugin(socket) as node:
+        for event in node.WatchMachines(pb.WatchMachinesRequest(namespace="" if all_namespaces else namespace)):
+            if event.change == pb.CHANGE_SYNCED:
+                continue
+            change = enum_text(pb.Change.DESCRIPTOR, event.change)
+            if output in ("json", "yaml"):
+                print_content({"change": change, "machine": message_content(event.machine)}, output)
+                if output == "yaml":
+                    click.echo("---")
+            else:
+                row = machines.machine_row(event.machine, wide=wide, namespaces=all_namespaces)
+                feed.row(["CHANGE", *machines.machine_headers(wide=wide)], [change, *row])
+    return 0
+
+
+_MACHINES = (list_machines, get, create, adopt, stop, delete, scale, top, watch, power_down)
+for _verb in (*_MACHINES, attach, detach, plug, unplug, unprepare):
+    vm.add_command(_verb)
+
+
+def _ms(seconds: float | None) -> int:
+    return 0 if seconds is None else max(1, round(seconds * 1000))
+
+
+def _print(machines: Sequence[Machine], output: str, *, namespaces: bool) -> None:
+    from devalloc.cli.node_client import message_content
+    from devalloc.cli.render import machines as rows
+    from devalloc.cli.render.output import print_objects, print_table
+
+    if output == "name":
+        for machine in machines:
+            click.echo(rows.full_name(machine))
+    elif output in ("json", "yaml"):
+        print_objects([message_content(machine) for machine in machines], output)
+    elif machines:
+        wide = output == "wide"
+        cells = [rows.machine_row(machine, wide=wide, namespaces=namespaces) for machine in machines]
+        print_table(rows.machine_headers(wide=wide), cells)

@@ -1,0 +1,183 @@
+"""``devalloc vm``: plug devices into running machines, and unplug them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from devalloc.cli.command import BadInput, verb
+from devalloc.cli.node_client import force_option, print_result, socket_option, timeout_option
+from devalloc.cli.options.common import namespace_option
+
+
+@verb("attach")
+@click.argument("machine", metavar="MACHINE")
+@click.argument("claims", nargs=-1, required=True, metavar="CLAIM...")
+@namespace_option
+@socket_option
+@timeout_option
+def attach(machine: str, claims: tuple[str, ...], namespace: str, socket: Path, timeout: float) -> int:
+    """Plug the devices of claims into a running machine: for each claim all of its devices, or none.
+
+    \b
+    devalloc vm attach web train
+    """
+    from devalloc.cli.node_client import claim_ref, connect_plugin, machine_ref
+    from devalloc_node.pb.node_pb2 import AttachClaimRequest
+
+    code = 0
+    with connect_plugin(socket) as node:
+        for claim in claims:
+            request = AttachClaimRequest(claim=claim_ref(claim, namespace), machine=machine_ref(machine, namespace))
+            reply = node.AttachClaim(request, timeout=timeout)
+            devices = ", ".join(f"{device.pool}/{device.device}" for device in reply.devices)
+            code = max(code, print_result(claim, f"attached to {machine}: {devices}", reply.result))
+    return code
+
+
+@verb("detach")
+@click.argument("machine", metavar="MACHINE")
+@click.argument("claims", nargs=-1, required=True, metavar="CLAIM...")
+@force_option
+@namespace_option
+@socket_option
+@timeout_option
+def detach(machine: str, claims: tuple[str, ...], force: bool, namespace: str, socket: Path, timeout: float) -> int:
+    """Unplug the devices of claims from a machine. The claims stay prepared until `devalloc vm unprepare`.
+
+    \b
+    devalloc vm detach web train
+    """
+    from devalloc.cli.node_client import claim_ref, connect_plugin, machine_ref
+    from devalloc_node.pb.node_pb2 import DetachClaimRequest
+
+    code = 0
+    with connect_plugin(socket) as node:
+        for claim in claims:
+            request = DetachClaimRequest(
+                claim=claim_ref(claim, namespace), machine=machine_ref(machine, namespace), force=force
+            )
+            reply = node.DetachClaim(request, timeout=timeout)
+            done = f"detached from {machine}" + (", which was killed" if reply.ended_machine else "")
+            done = done if reply.found else f"is not in {machine}"
+            code = max(code, print_result(claim, done, reply.result))
+    return code
+
+
+@verb("plug")
+@click.argument("machine", metavar="MACHINE")
+@click.argument("name", metavar="NAME")
+@click.option("--disk", type=click.Path(path_type=Path), metavar="PATH", help="A disk: an image or block device.")
+@click.option(
+    "--format", "disk_format", type=click.Choice(["raw", "qcow2"]), help="Format of the image; it is never guessed."
+)
+@click.option("--read-only", is_flag=True, help="Do not let the guest write to the disk.")
+@click.option("--nvme", is_flag=True, help="Use an NVMe controller instead of virtio.")
+@click.option("--tap", metavar="INTERFACE", help="A network card on this existing TAP interface.")
+@click.option("--user-net", is_flag=True, help="A network card on the host's own sockets.")
+@click.option("--mac", help="The network card's MAC address.")
+@namespace_option
+@socket_option
+@timeout_option
+def plug(
+    machine: str,
+    name: str,
+    disk: Path | None,
+    disk_format: str | None,
+    read_only: bool,
+    nvme: bool,
+    tap: str | None,
+    user_net: bool,
+    mac: str | None,
+    namespace: str,
+    socket: Path,
+    timeout: float,
+) -> int:
+    """Plug a disk or a network card into a running machine, until it is unplugged or the machine ends.
+
+    The guest sees NAME as the serial number of a disk. For devices of claims, use `devalloc vm attach`.
+
+    \b
+    devalloc vm plug web data --disk /images/data.qcow2 --format qcow2
+    devalloc vm plug web lan --tap tap0
+    """
+    from devalloc.cli.node_client import connect_plugin, machine_ref
+    from devalloc.cli.render.machines import plugged_device_text
+    from devalloc_node.pb import node_pb2 as pb
+
+    request = pb.PlugDeviceRequest(machine=machine_ref(machine, namespace), name=name)
+    if [disk is not None, tap is not None, user_net].count(True) != 1:
+        raise BadInput("give one of --disk, --tap and --user-net")
+    if disk is not None:
+        if mac is not None:
+            raise BadInput("--mac needs --tap or --user-net")
+        if disk_format is None:
+            raise BadInput("give the image's --format, raw or qcow2: a guest can make one look like the other")
+        device = "nvme" if nvme else "virtio"
+        request.disk.CopyFrom(
+            pb.Disk(path=str(disk.absolute()), format=disk_format, read_only=read_only, device=device)
+        )
+    else:
+        if disk_format is not None or read_only or nvme:
+            raise BadInput("--format, --read-only and --nvme need --disk")
+        request.nic.CopyFrom(pb.Nic(backend="user" if tap is None else "tap", interface=tap or "", mac=mac or ""))
+    with connect_plugin(socket) as node:
+        reply = node.PlugDevice(request, timeout=timeout)
+    return print_result(name, f"plugged into {machine}: {plugged_device_text(reply.device)}", reply.result)
+
+
+@verb("unplug")
+@click.argument("machine", metavar="MACHINE")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@namespace_option
+@socket_option
+@timeout_option
+def unplug(machine: str, names: tuple[str, ...], namespace: str, socket: Path, timeout: float) -> int:
+    """Unplug what `devalloc vm plug` plugged in. The guest must release it within --timeout.
+
+    \b
+    devalloc vm unplug web data
+    """
+    from devalloc.cli.node_client import connect_plugin, machine_ref
+    from devalloc_node.pb.node_pb2 import UnplugDeviceRequest
+
+    code = 0
+    with connect_plugin(socket) as node:
+        for name in names:
+            request = UnplugDeviceRequest(machine=machine_ref(machine, namespace), name=name)
+            reply = node.UnplugDevice(request, timeout=timeout)
+            done = f"unplugged from {machine}" if reply.found else f"is not in {machine}"
+            code = max(code, print_result(name, done, reply.result))
+    return code
+
+
+@verb("unprepare")
+@click.argument("claims", nargs=-1, required=True, metavar="CLAIM...")
+@click.option("--uid", default="", metavar="UID", help="UID of the claim, if several prepared claims have this name.")
+@force_option
+@namespace_option
+@socket_option
+@timeout_option
+def unprepare(claims: tuple[str, ...], uid: str, force: bool, namespace: str, socket: Path, timeout: float) -> int:
+    """Return the devices of claims to this host in their original state. The claims stay allocated.
+
+    Unplugs them from their machine first.
+
+    \b
+    devalloc vm unprepare train && devalloc release train
+    """
+    if uid and len(claims) > 1:
+        raise BadInput("--uid needs exactly one claim")
+    from devalloc.cli.node_client import claim_ref, connect_plugin
+    from devalloc_node.pb.node_pb2 import UnprepareClaimRequest
+
+    code = 0
+    with connect_plugin(socket) as node:
+        for claim in claims:
+            request = UnprepareClaimRequest(claim=claim_ref(claim, namespace, uid), force=force)
+            reply = node.UnprepareClaim(request, timeout=timeout)
+            ended = f"; {', '.join(reply.ended_machines)} was killed for it" if reply.ended_machines else ""
+            done = f"unprepared{ended}" if reply.found else "is not prepared here"
+            code = max(code, print_result(claim, done, reply.result))
+    return code

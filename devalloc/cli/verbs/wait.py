@@ -1,0 +1,157 @@
+"""``devalloc wait``: wait for a state of claims or machines."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from devalloc.cli import shell_completion
+from devalloc.cli.command import BadInput, CommandFailed, verb
+from devalloc.cli.object_names import fetch_object, format_key, keys_of
+from devalloc.cli.options.common import namespace_option, parse_duration
+from devalloc.cli.render.output import print_note, show_spinner
+from devalloc.cli.target import StoreTarget, target_options
+
+if TYPE_CHECKING:
+    from devalloc.store import Store
+    from devalloc.store.key import Key
+
+WAIT_STATES = {"DeviceClaim": ("allocated", "released", "deleted"), "VirtualMachine": ("running", "stopped", "deleted")}
+"""The states of each kind, with the default first."""
+
+
+class _State(click.Choice[str]):
+    """A state, also in kubectl's form: delete, condition=Allocated, jsonpath={.status.phase}=Running."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if isinstance(value, str):
+            for prefix in ("condition=", "jsonpath={.status.phase}="):
+                if value.startswith(prefix):
+                    value = value.removeprefix(prefix).lower().removesuffix("=true")
+                    if value == "ready":
+                        self.fail("there is no condition Ready: claims become allocated, machines running")
+            value = "deleted" if value == "delete" else value
+        return super().convert(value, param, ctx)
+
+
+@verb("wait")
+@click.argument(
+    "names", nargs=-1, required=True, metavar="NAME... | KIND/NAME...", shell_complete=shell_completion.complete_claims
+)
+@click.option(
+    "--for",
+    "state",
+    type=_State(["allocated", "released", "running", "stopped", "deleted"]),
+    help="State to wait for [default: allocated for claims, running for machines].",
+)
+@click.option("--timeout", type=parse_duration, default="30s", metavar="DURATION", help="Maximum time to wait.")
+@namespace_option
+@target_options
+def wait(names: tuple[str, ...], state: str | None, timeout: float, namespace: str, place: StoreTarget) -> int:
+    """Wait until claims are allocated, released (hold nothing) or deleted, machines running, stopped or deleted.
+
+    Exit code 1 when the time is up.
+
+    \b
+    devalloc wait train --for=allocated --timeout 1m
+    devalloc wait vm/web
+    devalloc wait claim/train --for=delete
+    """
+    from devalloc.cli.target import open_target
+
+    with open_target(place.within(namespace)) as objects:
+        keys = keys_of(names, namespace, default="claims", store=objects)
+        for key in keys:
+            if key.kind not in WAIT_STATES and state != "deleted":
+                _check_can_happen(objects, key)
+        state = _state(keys, state)
+        if state != "deleted":
+            for key in keys:
+                _check_can_happen(objects, key)
+        with show_spinner(f"waiting for {', '.join(format_key(key) for key in keys)}"):
+            missing = _wait(objects, keys, state, timeout)
+        advice = {key: _advice(objects, key) for key in missing if state in ("allocated", "running")}
+    for key in keys:
+        if key not in missing:
+            click.echo(f"{format_key(key)} {state}")
+    for key in missing:
+        print_note(f"error: {key} is not {state} after {timeout:g} s{advice.get(key, '')}")
+    return 1 if missing else 0
+
+
+def _check_can_happen(store: Store, key: Key) -> None:
+    """Raises NotFound for a misspelled name, and Failed for a claim that devalloc does not allocate."""
+    from devalloc.controller.reconcile.foreign_objects import ignored_reason, is_foreign
+    from devalloc_solver.dialects.api_groups import api_group_of
+
+    obj = fetch_object(store, key)
+    if is_foreign(obj):
+        raise CommandFailed(f"{key} is not allocated here: {ignored_reason(api_group_of(obj))}")
+
+
+def _state(keys: list[Key], requested: str | None) -> str:
+    """The state to wait for; all of the objects must have it. Raises BadInput."""
+    state = requested
+    for key in keys:
+        states = WAIT_STATES.get(key.kind, ("deleted",))
+        state = state or states[0]
+        if state not in states:
+            raise BadInput(f"a {key.kind} is never {state}; wait --for={'|'.join(states)}")
+    return state or "allocated"
+
+
+def _advice(store: Store, key: Key) -> str:
+    """Why a claim is not allocated, or a machine is not running, and what to do; as the end of a sentence."""
+    from devalloc.api import meta
+    from devalloc.cli.target import missing_controller_note
+    from devalloc.store.errors import NotFound
+
+    try:
+        stored = store.get(*key)
+    except NotFound:
+        return "; it was deleted"
+    if key.kind == "VirtualMachine":
+        status = stored.get("status", {})
+        if not status:
+            if silence := missing_controller_note(store):
+                return f"; {silence}"
+            if (node := stored["spec"].get("nodeName")) is None:
+                return "; it is not placed yet: is `devalloc up` running on this store?"
+            return f"; no node plugin runs it yet: is one running on node {node}?"
+        if status.get("phase") == "Pending" and status.get("allocations") and not status.get("message"):
+            return f"; it is placed on node {status.get('nodeName')}: is a node plugin running there?"
+        return f": it is {status.get('phase')}{': ' if status.get('message') else ''}{status.get('message', '')}"
+    annotations = stored["metadata"].get("annotations", {})
+    if meta.REASON not in annotations:
+        if silence := missing_controller_note(store):
+            return f"; {silence}"
+        return "; it has no answer yet: is `devalloc up` running on this store?"
+    return f": {annotations[meta.REASON]}; see: devalloc explain {key.name} -n {key.namespace}"
+
+
+def _wait(store: Store, keys: list[Key], state: str, timeout: float) -> list[Key]:
+    """The keys that did not reach the state in time."""
+    until = time.monotonic() + timeout
+    since = store.list(()).resource_version
+    waiting = [key for key in keys if not _reached(store, key, state)]
+    kinds = {key.kind for key in keys}
+    while waiting and (left := until - time.monotonic()) > 0:
+        for event in store.watch(kinds, since, timeout=left):
+            since = event.resource_version
+            break
+        waiting = [key for key in waiting if not _reached(store, key, state)]
+    return waiting
+
+
+def _reached(store: Store, key: Key, state: str) -> bool:
+    from devalloc.store.errors import NotFound
+
+    try:
+        status = store.get(*key).get("status", {})
+    except NotFound:
+        return state not in ("allocated", "running")  # a deleted claim has no devices
+    if state in ("running", "stopped"):
+        return bool(status.get("phase") == state.capitalize())
+    return state != "deleted" and bool(status.get("allocations")) == (state == "allocated")

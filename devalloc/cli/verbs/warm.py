@@ -1,0 +1,183 @@
+"""``devalloc warm``: this node's warm setups, through the node plugin's socket."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from devalloc.cli.command import BadInput, VerbGroup, verb
+from devalloc.cli.node_client import socket_option, timeout_option
+from devalloc.cli.options.common import namespace_option, output_option
+from devalloc.cli.render.output import print_note
+
+MAX_VCPUS = 1 << 16
+"""The node plugin's maximum."""
+
+
+@click.group("warm", cls=VerbGroup)
+def warm() -> None:
+    """Use warm setups: network namespaces with a TAP interface and a folder, created before a machine needs them.
+
+    `devalloc node --warm NUMBER` keeps that many ready. Platforms take them with gRPC (devalloc.node.v1.WarmPool),
+    people with these commands.
+    """
+
+
+@verb("list")
+@output_option("table", "json", "yaml")
+@socket_option
+@timeout_option
+def list_setups(output: str, socket: Path, timeout: float) -> int:
+    """Show how many setups there are, and the owners of those that are taken.
+
+    \b
+    devalloc warm list
+    """
+    from devalloc.cli.node_client import connect_warm_pool, message_content
+    from devalloc.cli.render.columns import format_elapsed
+    from devalloc.cli.render.output import print_content, print_table
+    from devalloc_node.pb.warm_pb2 import GetPoolRequest
+
+    with connect_warm_pool(socket) as pool:
+        status = pool.GetPool(GetPoolRequest(), timeout=timeout)
+    if output != "table":
+        print_content(message_content(status), output)
+        return 0
+    click.echo(
+        f"{status.ready} ready of {status.target} wanted, {len(status.taken)} taken, {status.making} being made, "
+        f"{status.removing} being removed; {status.most} at most"
+    )
+    if status.taken:
+        rows = [
+            [
+                each.setup.id,
+                each.owner,
+                format_elapsed(datetime.fromtimestamp(each.taken_ms / 1000, UTC)),
+                ",".join(map(str, each.setup.cpus)),
+                each.setup.folder,
+            ]
+            for each in status.taken
+        ]
+        print_table(["SETUP", "OWNER", "AGE", "CPUS", "FOLDER"], rows)
+    if status.problem:
+        print_note(f"warning: {status.problem}")
+    return 0
+
+
+@verb("take")
+@click.argument("owner", metavar="OWNER")
+@click.option(
+    "--request", default="", metavar="NAME", help="Name of this request; repeating it returns the same setup."
+)
+@click.option(
+    "--vcpus",
+    type=click.IntRange(0, MAX_VCPUS),
+    default=0,
+    help="Number of host CPUs to choose, the least loaded ones.",
+)
+@click.option("--one-numa-node", is_flag=True, help="Choose all CPUs from one NUMA node.")
+@output_option("table", "json", "yaml")
+@socket_option
+@timeout_option
+def take(owner: str, request: str, vcpus: int, one_numa_node: bool, output: str, socket: Path, timeout: float) -> int:
+    """Take a setup. It belongs to OWNER until it is returned.
+
+    \b
+    devalloc warm take web-7 --vcpus 2
+    """
+    from devalloc.cli.node_client import connect_warm_pool, failure_message, message_content
+    from devalloc.cli.render.output import print_content
+    from devalloc_node.pb.warm_pb2 import TakeSetupRequest
+
+    take_request = TakeSetupRequest(owner=owner, request=request, vcpus=vcpus, one_numa_node=one_numa_node)
+    with connect_warm_pool(socket) as pool:
+        reply = pool.TakeSetup(take_request, timeout=timeout)
+    if why := failure_message(reply.result):
+        print_note(f"error: no setup for {owner}: {why}")
+        return 1
+    if output != "table":
+        print_content(message_content(reply.setup), output)
+        return 0
+    setup = reply.setup
+    for name, value in (
+        ("setup", setup.id),
+        ("namespace", setup.namespace_path),
+        ("tap", setup.tap),
+        ("mac", setup.mac),
+        ("folder", setup.folder),
+        ("cpus", ",".join(map(str, setup.cpus))),
+        ("numa nodes", ",".join(map(str, setup.numa_nodes))),
+        ("qmp socket", setup.qmp_socket),
+    ):
+        if value:
+            click.echo(f"{name + ':':<12}{value}")
+    return 0
+
+
+@verb("return")
+@click.argument("setup", metavar="SETUP")
+@socket_option
+@timeout_option
+def give_back(setup: str, socket: Path, timeout: float) -> int:
+    """Wait until no process runs in a setup any more, then return it; the plugin removes it.
+
+    \b
+    devalloc warm return warm-4f2b9c3d5e6a7b8c9d0e --timeout 5s
+    """
+    from devalloc.cli.node_client import connect_warm_pool, print_result
+    from devalloc_node.pb.warm_pb2 import ReturnSetupRequest
+
+    with connect_warm_pool(socket) as pool:
+        reply = pool.ReturnSetup(ReturnSetupRequest(id=setup), timeout=timeout)
+    return print_result(setup, "returned", reply.result)
+
+
+@verb("replica")
+@click.option("-f", "--file", required=True, metavar="FILE", help="A function's deployment, as YAML or JSON.")
+@click.option("--replicas", type=click.IntRange(0), help="Number of replicas, within the bounds of its labels.")
+@click.option(
+    "--requests", type=click.IntRange(0), help="As many replicas as serve this number of concurrent requests."
+)
+@click.option("--node", default="", metavar="NODE", help="The node that runs them.")
+@namespace_option
+@output_option("json", "yaml", default="yaml")
+def replica(file: str, replicas: int | None, requests: int | None, node: str, namespace: str, output: str) -> int:
+    """Print the VirtualMachines that are the replicas of a function, each in a warm setup, for `devalloc apply`.
+
+    FILE contains `service`, `image`, `labels` and `envVars`, as in OpenFaaS. The number of replicas is the minimum of
+    the labels, unless --replicas or --requests is higher.
+
+    \b
+    devalloc warm replica -f resize.yaml --requests 23 | devalloc apply -f -
+    """
+    from devalloc.cli.openfaas import read_function
+    from devalloc.cli.render.output import print_objects
+    from devalloc_node.errors import Denied
+    from devalloc_node.warm.replicas import number_of, replicas_of
+    from devalloc_node.warm.requests import replica_request
+
+    if replicas is not None and requests is not None:
+        raise BadInput("give --replicas or --requests, not both")
+    function = read_function(file)
+    try:
+        request = replica_request(function.labels, function.environment, function.image)
+        number = number_of(request, replicas=replicas, requests=requests)
+        planned = replicas_of(request, function.name, number, namespace=namespace, node=node)
+    except Denied as error:
+        raise BadInput(f"{file}: {error.message}") from None
+    served = number * request.environments
+    for text in (*function.notes, *planned.notes):
+        print_note(f"note: {text}")
+    if requests is not None and requests > served:
+        print_note(f"note: {number} replicas of {request.environments} execution environments serve {served} requests "
+             f"at the same time; {requests - served} of {requests} wait")  # fmt: skip
+    if not planned.manifests:
+        print_note("note: the number of replicas is 0; use --replicas or --requests")
+    print_objects(planned.manifests, output)
+    return 0
+
+
+for _verb in (list_setups, take, give_back, replica):
+    warm.add_command(_verb)

@@ -1,0 +1,311 @@
+"""One controller process on a cluster: leader election, the loops that allocate, metrics, health and the page."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import ssl
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from aiohttp import web
+
+from devalloc.controller import health
+from devalloc.controller.authorization import AUDIENCE, ClusterAuthorizer
+from devalloc.controller.fleet_monitor import FleetMonitor
+from devalloc.controller.leader.election import LEASE_NAME, LEASE_SECONDS, RENEW_DEADLINE, LeaderElection, Loop
+from devalloc.controller.leader.lease import Lease
+from devalloc.controller.metrics import TYPE, ControllerMetrics
+from devalloc.controller.overview.cache import OverviewCache
+from devalloc.controller.permits.leader_server import LeaderPermitServer, PermitListenAddress
+from devalloc.controller.permits.leadership import ProcessLeadership
+from devalloc.controller.reconcile.claims import allocation_entries
+from devalloc.controller.reconcile.device_claims import AllocatorSettings, DeviceClaimAllocator, DeviceClaimRound
+from devalloc.controller.reconcile.events import EventRecorder, events_of_write, node_events
+from devalloc.controller.reconcile.resource_claims import ResourceClaimAllocator, ResourceClaimSettings
+from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimRound as ResourceRound
+from devalloc.controller.site import HttpSite, SitePage
+from devalloc.net.http_server import JSON, HttpResponse
+from devalloc.store import Object
+from devalloc.store.key import Key
+from devalloc.store.kubernetes import NAMESPACE, ApiError, Client, KubernetesStore
+from devalloc.store.kubernetes.object_writer import ObjectWriter
+from devalloc.store.kubernetes.open_transactions import RECORDS
+from devalloc.store.kubernetes.resources import CORE_KINDS, OWN_KINDS, ResourceRegistry, lease_resource
+
+log = logging.getLogger(__name__)
+
+LEASE_ATTEMPTS = 3
+"""How often a request for the lease can hang, on a connection that is dead, before the lease is lost: after so many of
+its deadline it is given up, and sent again on another one."""
+
+
+@dataclass(frozen=True)
+class ClusterSettings:
+    """How a controller runs on a cluster."""
+
+    instance: str
+    """What this process is called: the name of its pod."""
+    namespace: str = NAMESPACE
+    """Where the lease is, and what else is devalloc's own."""
+    seconds: float = LEASE_SECONDS
+    """How long others believe the lease without a renewal."""
+    deadline: float = RENEW_DEADLINE
+    """How long its holder does."""
+    allocate: AllocatorSettings = field(default_factory=AllocatorSettings)
+    resource_claims: bool = False
+    """ResourceClaims of resource.k8s.io are allocated as well, where their label asks for it."""
+    listen: tuple[str, int] | None = None
+    """Where health, metrics and pages are; None: nowhere."""
+    tls: ssl.SSLContext | None = None
+    certificate: tuple[str, str] | None = None
+    """The files that ``tls`` is of, or is to be of when they are there."""
+    audience: str = AUDIENCE
+    """For whom tokens must be that read metrics and pages; empty for the API server."""
+    open_metrics: bool = False
+    """Metrics need no token."""
+    permits: PermitListenAddress | None = None
+    """Where nodes ask for permits of the one that leads; None: nowhere."""
+
+
+class ObjectClient:
+    """Leases and ConfigMaps of the controller's own namespace, each asked for and written by itself and never watched:
+    of leases there is one for each node elsewhere."""
+
+    def __init__(self, client: Client, namespace: str, may_write: Callable[[], bool] | None = None) -> None:
+        self._writing = ObjectWriter(
+            client, ResourceRegistry([lease_resource(namespace), RECORDS]), lambda obj: None, may_write
+        )
+
+    def get(self, kind: str, namespace: str | None, name: str) -> Object:
+        """Raises NotFound, StoreError."""
+        return self._writing.read(Key(kind, namespace, name))
+
+    def create(self, obj: Object) -> Object:
+        """Raises AlreadyExists, StoreError."""
+        return self._writing.create(obj)
+
+    def replace(self, obj: Object) -> Object:
+        """Raises NotFound, Conflict, StoreError."""
+        return self._writing.write(obj)
+
+
+class ClusterProcess:
+    """One process. ``run`` in the main thread."""
+
+    def __init__(
+        self,
+        client: Client,
+        settings: ClusterSettings,
+        *,
+        pages: Callable[[ClusterProcess, KubernetesStore, ClusterAuthorizer], Mapping[str, SitePage]] = lambda *of: {},
+        on_state: Callable[[str, str], None] = lambda state, text: None,
+        on_round: Callable[[DeviceClaimRound], None] = lambda done: None,
+        on_resource_round: Callable[[ResourceRound], None] = lambda done: None,
+        on_listening: Callable[[tuple[str, int]], None] = lambda address: None,
+        on_permits: Callable[[str], None] = lambda url: None,
+    ) -> None:
+        """``pages``: more of them, by path, of this process and a store that is for what is only shown: whether it can
+        be read says nothing of how this process is. They read stores from threads and ask who may see them.
+        ``on_permits``: told where nodes ask for permits from now on."""
+        self._settings = settings
+        self._client = client
+        self._on_round = on_round
+        self._on_resource_round = on_resource_round
+        self._on_permits = on_permits
+        self._permits: LeaderPermitServer | None = None
+        self._resource_claims: ResourceClaimAllocator | None = None
+        holder = f"{settings.instance}-{secrets.token_hex(4)}"
+        self.lease = Lease(
+            ObjectClient(client.within(settings.deadline / LEASE_ATTEMPTS), settings.namespace),
+            holder,
+            LEASE_NAME,
+            namespace=settings.namespace,
+            seconds=settings.seconds,
+            deadline=settings.deadline,
+        )
+        self.store = KubernetesStore(client, namespace=settings.namespace, may_write=lambda: self.lease.is_valid)
+        self._shown = KubernetesStore(client, namespace=settings.namespace)
+        self.recorder = EventRecorder(client, settings.instance)
+        self.monitor = FleetMonitor(
+            OverviewCache(self.store, self._shown).latest,
+            (self.store, self._shown),
+            self.recorder.record,
+            is_busy=self._is_answering,
+        )
+        self.metrics = ControllerMetrics(
+            lambda: self.controller.state == "leading",
+            self.recorder,
+            client.requests,
+            self._searched,
+            ready=lambda: self._seen().unready(time.monotonic()) is None,
+            seen=lambda: self.monitor.seen,
+        )
+        self.allocator = DeviceClaimAllocator(
+            self.store,
+            settings=settings.allocate,
+            kinds=(resource.kind for resource in (*OWN_KINDS, *CORE_KINDS)),
+            progress=self._progress,
+            wrote=self._wrote,
+            heard=lambda before, after: self.recorder.record(node_events(before, after)),
+        )
+        self.controller = LeaderElection(self.lease, self.store, self._loops, on_state=on_state)
+        self._site: HttpSite | None = None
+        if settings.listen is not None:
+            access = ClusterAuthorizer(client.create, audience=settings.audience)
+            self._site = HttpSite(
+                {
+                    "/healthz": SitePage(self._health, is_open=True),
+                    "/readyz": SitePage(self._ready, is_open=True),
+                    "/metrics": SitePage(self._metrics, is_open=settings.open_metrics),
+                    "/permits": SitePage(self._ledgers),
+                    **pages(self, self._shown, access),
+                },
+                access,
+                host=settings.listen[0],
+                port=settings.listen[1],
+                tls=settings.tls,
+                certificate=settings.certificate,
+                on_ready=on_listening,
+            )
+
+    def stop(self) -> None:
+        """End ``run`` soon. From any thread or signal handler."""
+        self.controller.stop()
+
+    def rescan(self) -> None:
+        """There are no devices to look at here."""
+
+    def run(self) -> None:
+        """Raises Lost, after which the process is to end at once, and what ended a loop."""
+        over = threading.Event()
+        asides: list[Loop] = [self.recorder.run]
+        if self._site is not None:
+            asides.append(self._site.run)
+        threads = [threading.Thread(target=self._aside, args=(loop, over), daemon=True) for loop in asides]
+        for thread in threads:
+            thread.start()
+        try:
+            self.controller.run()
+        finally:
+            over.set()
+        for thread in threads:
+            thread.join(2.0)
+        self.close()
+
+    def close(self) -> None:
+        """End all watches. ``run`` does so, unless it raises: then the process ends, and they with it."""
+        self._shown.close()
+        self.store.close()
+
+    def _is_answering(self) -> bool:
+        """Whether a round of either dialect is under way."""
+        return any(loop.began is not None for loop in (self.allocator, self._resource_claims) if loop is not None)
+
+    def _searched(self) -> Mapping[str, float]:
+        """Seconds by namespace, of both dialects."""
+        seconds = Counter(self.allocator.searches.seconds())
+        if self._resource_claims is not None:
+            seconds.update(self._resource_claims.searches.seconds())
+        return seconds
+
+    def _loops(self) -> Mapping[str, Loop]:
+        try:
+            self._client.get("/api/v1/nodes", {"limit": "1"})
+        except ApiError as error:
+            if error.status == 403:  # the rights of an earlier version: claims are answered all the same
+                log.warning("whether Nodes are cordoned or ready does not count, see `devalloc install`: %s", error)
+                self.allocator.ignore_kind("Node")
+        loops: dict[str, Loop] = {"allocate": self.allocator.run, "monitor": self.monitor.run}
+        if self._settings.resource_claims:
+            defaults = self._settings.allocate
+            self._resource_claims = ResourceClaimAllocator(
+                self._client,
+                stamp=f"{self.lease.transitions} {self.lease.holder}",
+                may_write=lambda: self.lease.is_valid,
+                record=self.recorder.record,
+                progress=self._resource_progress,
+                gave=lambda claim: self.metrics.allocated(claim, datetime.now(UTC)),
+                settings=ResourceClaimSettings(
+                    defaults.placement, defaults.deadline, defaults.batch, defaults.resync, defaults.retry
+                ),
+            )
+            loops["resource-claims"] = self._resource_claims.run
+        if self._settings.permits is not None:
+            # Of the allocator's store: what either of them writes the other one's fence knows.
+            self._permits = LeaderPermitServer(
+                self.store,
+                ProcessLeadership(self.lease.holder, lambda: self.lease.is_valid, self.lease.seconds),
+                self._client.create,
+                ObjectClient(self._client, self._settings.namespace, lambda: self.lease.is_valid),
+                self._settings.namespace,
+                self._settings.permits,
+                on_serving=self._on_permits,
+            )
+            loops["permits"] = self._permits.run
+        return loops
+
+    def _aside(self, loop: Loop, over: threading.Event) -> None:
+        """What shows how it is: without it nobody would know, so that its end is the end of all."""
+        try:
+            loop(over)
+        except BaseException as error:
+            self.controller.fail(error)
+
+    def _progress(self, done: DeviceClaimRound) -> None:
+        self.metrics.count(done)
+        self._on_round(done)
+
+    def _wrote(self, before: Object, after: Object) -> None:
+        if after["kind"] == "DeviceClaim" and allocation_entries(after) and not allocation_entries(before):
+            self.metrics.allocated(after, datetime.now(UTC))
+        self.recorder.record(events_of_write(before, after))
+
+    def _resource_progress(self, done: ResourceRound) -> None:
+        self.metrics.count_resources(done)
+        self._on_resource_round(done)
+
+    # -- pages -------------------------------------------------------------------------------------------------------
+
+    async def _health(self, request: web.BaseRequest) -> HttpResponse:
+        wrong = self._seen().unhealthy(time.monotonic())
+        return HttpResponse(200, b"ok") if wrong is None else HttpResponse(503, wrong.encode())
+
+    async def _ready(self, request: web.BaseRequest) -> HttpResponse:
+        """One that stands by is ready as well: only one leads, and a rolling update waits for the new one."""
+        wrong, summary = self._seen().unready(time.monotonic()), self.controller.summary
+        return (
+            HttpResponse(200, summary.encode()) if wrong is None else HttpResponse(503, f"{wrong}\n{summary}".encode())
+        )
+
+    def trouble(self) -> str:
+        """For people who look at the fleet: why claims may not be answered; "" if they are, for all that this process
+        knows. From any thread."""
+        wrong = self._seen().unready(time.monotonic())
+        return "" if wrong is None else f"Claims may not be answered: {wrong}. {self.controller.summary}"
+
+    def _seen(self) -> health.ProcessHealth:
+        controller, others = self.controller, self._resource_claims
+        claims = self.allocator
+        loops = [health.LoopHealth("DeviceClaims", claims.began, claims.failing, self.store.silent_seconds)]
+        if others is not None:
+            loops.append(health.LoopHealth("ResourceClaims", others.began, others.failing, others.silent_seconds))
+        if self._permits is not None:
+            loops.append(health.LoopHealth("permits", None, self._permits.failing))
+        return health.ProcessHealth(
+            controller.state, controller.beat, controller.taking_over, tuple(loops), controller.unanswered
+        )
+
+    async def _metrics(self, request: web.BaseRequest) -> HttpResponse:
+        served = None if self._permits is None else self._permits.server
+        more = None if served is None else await served.seen(served.metrics.text)
+        return HttpResponse(200, self.metrics.text() + (more or b""), TYPE)
+
+    async def _ledgers(self, request: web.BaseRequest) -> HttpResponse:
+        served = None if self._permits is None else self._permits.server
+        shown = None if served is None else await served.seen(served.shown)
+        return HttpResponse(503, b"no permits are given here") if shown is None else HttpResponse(200, shown, JSON)

@@ -1,0 +1,155 @@
+"""Keep this host's devices up to date in the store: publish them when they change, and again when somebody overwrites
+them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from devalloc.controller.pool_publisher import PoolPublisher, PublishResult
+from devalloc.controller.publish_lock import PublishLock
+from devalloc.controller.reconcile.availability import device_names_held_on
+from devalloc.controller.reconcile.claims import effective_documents
+from devalloc.inventory import DeviceRecords, Discovery, watch
+from devalloc.inventory.device_events import EventSource
+from devalloc.store import Expired, Store, StoreError, Unusable, log_failure
+
+log = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 5.0
+_LOCK_POLL_SECONDS = 1.0
+"""How long it may take until another process stops publishing, or begins."""
+
+
+@dataclass(frozen=True)
+class InventorySource:
+    """How this host's devices are found."""
+
+    node_name: str
+    discover: Callable[[DeviceRecords], Discovery]
+    """Takes what is known of the devices beside what the host shows."""
+    first: bool = False
+    """It is the node plugin's, which knows what is prepared and what is withheld: it goes before others."""
+
+
+class HostInventory:
+    """Two loops, each to be run in a thread of its own: ``watch`` and ``repair``."""
+
+    def __init__(
+        self,
+        store: Store,
+        inventory: InventorySource,
+        source: EventSource,
+        turn: PublishLock,
+        *,
+        resync: float,
+        on_published: Callable[[PublishResult], None],
+        on_failed: Callable[[], None] = lambda: None,
+        owner: Callable[[], Mapping[str, Any] | None] = lambda: None,
+    ) -> None:
+        """``resync``: seconds between looks at the devices without any event. ``on_failed``: called for each look or
+        publication that failed. ``owner``: of the pools (``PoolPublisher``)."""
+        self.looked = threading.Event()
+        """Set once the host's pools are published, or could not be."""
+        self._turn = turn
+        self._publishes = threading.Event()
+        self._store = store
+        self._inventory = inventory
+        self._on_published = on_published
+        self._resync = resync
+        self._publisher = PoolPublisher(store, inventory.node_name, owner)
+        self._watcher = watch.InventoryWatcher(
+            self._discover,
+            self._publish,
+            source=source,
+            settings=watch.WatchSettings(resync=resync),
+            failed=on_failed,
+            expected=(StoreError,),
+        )
+        # From before the first publication, so that nothing done to our pools is missed.
+        self._since = store.list([]).resource_version
+
+    def rescan(self) -> None:
+        """Look at the devices now and publish them. From any thread."""
+        self._watcher.rescan(republish=True)
+
+    def watch(self, stop: threading.Event) -> None:
+        """Publish what the host has, whenever that changes, while it is our turn."""
+        is_logged = False
+        while not stop.is_set():
+            if not self._turn.take():
+                if not is_logged:
+                    log.warning("another process publishes the devices of node %s", self._inventory.node_name)
+                is_logged = True
+                self.looked.set()
+                stop.wait(_LOCK_POLL_SECONDS)
+                continue
+            self._publishes.set()
+            try:
+                self._watch_until_wanted(stop)
+            finally:
+                self._publishes.clear()
+                self._turn.give()
+
+    def _watch_until_wanted(self, stop: threading.Event) -> None:
+        over = threading.Event()
+
+        def end() -> None:
+            while not stop.wait(_LOCK_POLL_SECONDS) and not over.is_set():
+                if self._turn.is_yield_requested():
+                    log.warning(
+                        "the node plugin publishes the devices of node %s from here on", self._inventory.node_name
+                    )
+                    break
+            over.set()
+
+        ender = threading.Thread(target=end, name="inventory-turn", daemon=True)
+        ender.start()
+        self._watcher.rescan(republish=True)  # others may have published since
+        try:
+            self._watcher.run(over)
+        finally:
+            over.set()
+            ender.join()
+
+    def repair(self, stop: threading.Event) -> None:
+        """Publish again what somebody overwrote or deleted: at once where it is seen, now and then in any case."""
+        logged = ""
+        while not stop.is_set():
+            try:
+                for event in self._store.watch("DevicePool", self._since, timeout=self._resync, stop=stop):
+                    self._since = event.resource_version
+                    if self._publishes.is_set() and self._publisher.is_overwritten(event):
+                        self.rescan()
+                self.rescan()
+                logged = ""
+            except Expired:
+                self._since = self._store.list([]).resource_version
+                self.rescan()
+            except Unusable:
+                raise
+            except Exception as error:
+                logged = log_failure(log, error, logged, "could not watch the pools", _RETRY_SECONDS)
+                stop.wait(_RETRY_SECONDS)
+
+    def _discover(self) -> Discovery:
+        try:
+            documents = self._store.list(("DeviceClaim", "DeviceClass")).objects
+            held = device_names_held_on(self._inventory.node_name, effective_documents(documents))
+            return self._inventory.discover(DeviceRecords(held))
+        except BaseException:
+            self.looked.set()  # the claims on other pools do not wait for this host to be readable
+            raise
+
+    def _publish(self, discovery: Discovery) -> None:
+        try:
+            errors = [problem for problem in discovery.problems if problem.is_error]
+            if errors and not discovery.pools:
+                # A host that cannot be read is not a host without devices.
+                raise RuntimeError(f"found no devices, and left the published pools as they are: {errors[0]}")
+            self._on_published(self._publisher.publish(discovery.pools))
+        finally:
+            self.looked.set()

@@ -1,0 +1,110 @@
+"""Fencing: why a leader that stood still cannot allocate a device twice when it wakes up.
+
+Each write names the state of its object that it is based on. A new leader therefore writes on each object that grants
+are written on, before it decides anything: what the one before still sends is then based on a state that is over, and
+the API server refuses it. Objects that are made later the old leader can only have read after its lease had run out by
+its own clock, which it asks before each write. In between nobody needs to agree on the time.
+
+What refuses the annotation (an object that has as many of them as the API server takes) gets a label instead. What
+refuses that as well is left: it refuses the leader before the same, and nothing may wait for one object. That goes for
+what is refused because of the object. Where an API server that was just started knows no rights and policies yet, or
+the rights are missing, nobody knows what it will let through later: then this fails, and is begun anew.
+
+The store does the same to an object of which it does not know whether what this process sent will still be done.
+
+Not sealed is what holds devices already: a write there takes them back, says how they are, or leaves them. Only where
+a commit of several objects was cut off (a mark of the store) it may still be finished, so that is sealed as well.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import Callable
+
+from devalloc.api import meta
+from devalloc.controller.reconcile import vm_scheduling
+from devalloc.controller.reconcile.claims import allocation_entries, annotation_of
+from devalloc.store import Change, Conflict, Invalid, Key, NotFound, Object, Store
+
+log = logging.getLogger(__name__)
+
+FENCED_KINDS = ("DeviceClaim", vm_scheduling.KIND)
+"""On which leaders write grants."""
+RETRY_SECONDS = 0.1
+
+
+class FencingInterrupted(Exception):
+    """It was to stop before all was sealed."""
+
+
+def fence_objects(
+    store: Store, stamp: str, stop: threading.Event, *, pause: Callable[[float], object] | None = None
+) -> int:
+    """Write ``stamp`` on all that is not yet given; how many objects that were.
+
+    ``store`` was refreshed: what it knew before could be what the old leader knew.
+    ``stamp``: a text that no leader had before. Raises StoreError, and Interrupted once ``stop`` is set.
+    """
+    sealed = 0
+    refused: dict[str, str] = {}
+    """By UID, the states on which the stamp was not to be written."""
+    done: set[str] = set()
+    """UIDs of what is sealed otherwise, or cannot be."""
+    while not stop.is_set():
+        left = [
+            obj
+            for obj in store.list(FENCED_KINDS).objects
+            if _is_grantable(obj) and annotation_of(obj, meta.LEADER) != stamp and obj["metadata"]["uid"] not in done
+        ]
+        if not left:
+            return sealed
+        # Where nobody was faster it is the stamp that is refused.
+        stuck = [obj for obj in left if refused.get(obj["metadata"]["uid"]) == obj["metadata"]["resourceVersion"]]
+        for obj in stuck:
+            refused.pop(obj["metadata"]["uid"])
+            if (is_sealed := _is_labelled(store, obj)) is not None:
+                done.add(obj["metadata"]["uid"])
+                sealed += is_sealed
+        if stuck:
+            continue
+        outcomes = store.commit_each([[_stamp_change(obj, stamp)] for obj in left])
+        conflicts = [
+            (obj["metadata"], outcome)
+            for obj, outcome in zip(left, outcomes, strict=True)
+            if isinstance(outcome, Conflict)
+        ]
+        sealed += len(outcomes) - len(conflicts)
+        if conflicts:  # somebody was faster, and what is there now is to be read
+            log.debug("read again: %s", conflicts[0][1])
+            refused |= {metadata["uid"]: metadata["resourceVersion"] for metadata, _ in conflicts}
+            (pause or stop.wait)(RETRY_SECONDS)
+    raise FencingInterrupted
+
+
+def _is_labelled(store: Store, obj: Object) -> bool | None:
+    """Sealed by a label that is another than before; None: to be tried again, somebody was faster. Raises
+    StoreError."""
+    metadata = obj["metadata"]
+    labels = {**metadata.get("labels", {}), meta.LEADER: secrets.token_hex(8)}
+    try:
+        store.replace({**obj, "metadata": {**metadata, "labels": labels}})
+    except (Conflict, NotFound):
+        return None
+    except Invalid as error:
+        log.error("cannot fence %s; its author must make it smaller: %s", Key.of(obj), error)
+        return False
+    return True
+
+
+def _is_grantable(obj: Object) -> bool:
+    """Whether a leader may still write a grant there that nobody has seen."""
+    return (
+        obj["kind"] != "DeviceClaim" or not allocation_entries(obj) or annotation_of(obj, meta.TRANSACTION) is not None
+    )
+
+
+def _stamp_change(obj: Object, stamp: str) -> Change:
+    version = obj["metadata"]["resourceVersion"]
+    return Change(Key.of(obj), version, obj.get("status"), {meta.LEADER: stamp})

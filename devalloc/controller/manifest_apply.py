@@ -1,0 +1,71 @@
+"""What applying a manifest does to an object of a store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from devalloc.api.meta import CORDONED, CORDONED_NODE, PREPARED_ON, RELEASE
+from devalloc.controller.reconcile.claims import ALLOCATION_ANNOTATIONS, allocation_entries, claim_key
+from devalloc.store import Invalid, Key, Object
+
+CLAIM = "DeviceClaim"
+
+
+def apply_refusal(old: Object, wanted: Object) -> str:
+    """Why the manifest may not be applied; "" when it may. An allocated claim's spec is fixed until it is released
+    (S18)."""
+    if Key.of(old).kind != CLAIM or not allocation_entries(old) or old["spec"] == wanted["spec"]:
+        return ""
+    namespace, name = claim_key(old)
+    return f"is allocated, so its spec is fixed; take its devices back first: devalloc release {name} -n {namespace}"
+
+
+def merge_manifest(old: Object, wanted: Object) -> Object:
+    """What to write: the manifest, the state it is based on, and what the manifest has no say in."""
+    metadata = dict(wanted["metadata"])
+    written = metadata.get("annotations") or {}
+    if isinstance(written, dict):  # anything else stays as it is, and the store or the solver refuses it
+        ours = {*ALLOCATION_ANNOTATIONS, PREPARED_ON, RELEASE}
+        theirs = {name: text for name, text in written.items() if name not in ours}
+        before = old["metadata"].get("annotations", {})
+        stay = {name: text for name, text in before.items() if name in ours}
+        # A pool that is applied again stays cordoned.
+        cordons = {name: text for name, text in before.items() if name in (CORDONED, CORDONED_NODE)}
+        metadata["annotations"] = {**cordons, **theirs, **stay}
+    metadata.setdefault("finalizers", old["metadata"].get("finalizers", []))
+    metadata["resourceVersion"] = old["metadata"]["resourceVersion"]
+    metadata.pop("uid", None)
+    return {**wanted, "metadata": metadata}
+
+
+def overlay_manifests(
+    stored: Iterable[Object], manifests: Iterable[Object]
+) -> tuple[list[Object], list[tuple[Key, str]]]:
+    """The objects that a store would have after all manifests were applied, and which of these may not be, with why.
+
+    A manifest without a name comes as it is.
+    """
+    objects, added, refused = {Key.of(obj): obj for obj in stored}, [], []
+    replaced: dict[Key, Object] = {}
+    for manifest in manifests:
+        try:
+            key = Key.of(manifest)
+        except Invalid:
+            added.append(manifest)
+            continue
+        old = objects.get(key)
+        if old is None or key in replaced:
+            added.append(manifest)
+        elif why := apply_refusal(old, manifest):
+            refused.append((key, why))
+        else:
+            replaced[key] = _object_after(old, manifest)
+    return [*(replaced.get(key, obj) for key, obj in objects.items()), *added], refused
+
+
+def _object_after(old: Object, manifest: Object) -> Object:
+    server = {name: value for name, value in old["metadata"].items() if name in ("uid", "creationTimestamp")}
+    new = merge_manifest(old, manifest)
+    content = {name: value for name, value in new.items() if name != "status"}
+    status = {} if old.get("status") is None else {"status": old["status"]}
+    return {**content, "metadata": {**new["metadata"], **server}, **status}

@@ -1,0 +1,208 @@
+"""A cache of the overview of a store: computed again when something has changed and somebody asks."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from devalloc.api.cordon import NODE_KIND
+from devalloc.controller.overview import Overview, build_overview, in_namespace
+from devalloc.controller.overview.claims import needs_events
+from devalloc.controller.reconcile.snapshot import Memo, Snapshot, SnapshotReader
+from devalloc.store import Forbidden, KindNotServed, Object, Store, StoreError
+
+log = logging.getLogger(__name__)
+
+REQUIRED_KINDS = ("DevicePool", "DeviceClass", "DeviceClaim", "VirtualMachine")
+OPTIONAL_KINDS = ("ResourceQuota", NODE_KIND, "ResourceSlice", "ResourceClaim", "DeviceTaintRule")
+"""What is shown as well where it can be read. Of an embedded store Nodes do not count."""
+MIN_SECONDS = 1.0
+CPU_DIVISOR = 10
+"""However many look, and however large the fleet is: no more than one part in so many of a CPU is spent.
+What counts is the CPU time of the thread that looks."""
+NO_KINDS_MESSAGE = (
+    "There are no DevicePools, DeviceClaims or VirtualMachines: devalloc's own kinds are not installed in this cluster."
+)
+STALE_MESSAGE = "ResourceSlices, ResourceClaims and quotas may be out of date: updates no longer arrive."
+RETRY_SECONDS = 30.0
+"""After which a kind is asked for again that could not be read."""
+SILENT_SECONDS = 10.0
+"""For so long a cluster's watches may be begun anew before what is shown is said to be old."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachedOverview:
+    """What there was to see."""
+
+    version: str
+    """Another one whenever there is anything else to see, also in another process."""
+    overview: Overview
+    at: datetime
+    """When the store was last read."""
+    trouble: str = ""
+    """Why the store cannot be read; what is shown is the last that was."""
+    warns: bool = False
+    """The first note is what ``remarks`` of the ``OverviewCache`` said."""
+
+
+@dataclass(frozen=True, slots=True)
+class _StoreRead:
+    looks: tuple[Snapshot, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def objects(self) -> Iterator[Object]:
+        return (obj for look in self.looks for obj in look.objects.values())
+
+    def __add__(self, more: _StoreRead) -> _StoreRead:
+        return _StoreRead(self.looks + more.looks, self.notes + more.notes)
+
+
+class OverviewCache:
+    """Use from any thread."""
+
+    def __init__(
+        self,
+        store: Store,
+        optional_store: Store | None = None,
+        *,
+        namespace: str | None = None,
+        remarks: Callable[[], str] = lambda: "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``optional_store``: where on a cluster that is read which not everybody may read, and which nothing else
+        depends on: what cannot be read is said, and the rest shown. None: all is in ``store``. ``namespace``: the only
+        one whose claims, machines and quotas are shown. ``remarks``: what else is to be said; "" for nothing."""
+        self._store = store
+        self._namespace = namespace
+        self._remarks = remarks
+        self._optional_store = optional_store
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._readings: dict[frozenset[str], SnapshotReader] = {}
+        """By the kinds that are read together, each always from the same store. Only what changed is read again."""
+        self._identity = ""
+        """Of an embedded store: another one after a restore."""
+        self._made = Memo()
+        self._seen: CachedOverview | None = None
+        self._read = _StoreRead()
+        """What ``_seen`` was made from."""
+        self._refused: dict[str, tuple[float, str]] = {}
+        """By kind that could not be read: until when it is left alone, and what is said of it."""
+        self._run, self._number = secrets.token_hex(4), 0
+        self._next = 0.0
+
+    def latest(self) -> CachedOverview:
+        """What there is now, or was a moment ago. Raises StoreError where the store could never be read."""
+        with self._lock:
+            if self._seen is None or self._clock() >= self._next:
+                began = time.thread_time()
+                try:
+                    self._seen = self._looked(self._seen)
+                except StoreError as error:
+                    if self._seen is None:
+                        raise
+                    log.warning("the page is out of date, because the store cannot be read: %s", error)
+                    self._seen = replace(self._seen, trouble=str(error), version=self._version())
+                self._next = self._clock() + max(MIN_SECONDS, CPU_DIVISOR * (time.thread_time() - began))
+            return self._seen
+
+    def _looked(self, before: CachedOverview | None) -> CachedOverview:
+        read = self._read_all()
+        if remark := self._remarks():
+            read = _StoreRead(notes=(remark,)) + read
+        trouble = "the API server does not answer" if _is_silent(self._store) else ""
+        now = datetime.now(UTC)
+        if before is None or not self._is_as_it_was(read):
+            self._made.turn()
+            current = build_overview(read.objects, read.notes, self._made)
+            if self._namespace is not None:
+                current = in_namespace(current, self._namespace)
+            self._read = read
+            if before is None or before.overview != current:
+                return CachedOverview(self._version(), current, now, trouble, bool(remark))
+        if before.trouble == trouble:
+            return replace(before, at=now)
+        return CachedOverview(self._version(), before.overview, now, trouble, before.warns)
+
+    def _is_as_it_was(self, read: _StoreRead) -> bool:
+        """Whether these are the very same objects: a ``SnapshotReader`` gives the same mapping as long as nothing
+        changes."""
+        pairs = zip(read.looks, self._read.looks, strict=False)
+        same = len(read.looks) == len(self._read.looks) and all(new.objects is old.objects for new, old in pairs)
+        return same and read.notes == self._read.notes
+
+    def _read_all(self) -> _StoreRead:
+        if self._optional_store is None:
+            if (identity := self._store.identity()) != self._identity:
+                self._identity = identity
+                self._readings.clear()
+            return _StoreRead(
+                (self._look(self._store, (*REQUIRED_KINDS, *(kind for kind in OPTIONAL_KINDS if kind != NODE_KIND))),)
+            )
+        more = self._read_beside(self._optional_store)
+        try:
+            return _StoreRead((self._look(self._store, REQUIRED_KINDS),)) + more
+        except KindNotServed:
+            # Nodes publish ResourceSlices only
+            return _StoreRead(notes=(NO_KINDS_MESSAGE,)) + more
+        except Forbidden:
+            # Somebody who has rights in one namespace: pools and classes are the cluster's.
+            ours = self._read_each(self._store, REQUIRED_KINDS)
+            if not ours.looks and len(ours.notes) == len(REQUIRED_KINDS):
+                raise
+            return ours + more
+
+    def _read_beside(self, store: Store) -> _StoreRead:
+        read = self._read_each(store, OPTIONAL_KINDS)
+        if store is not self._store and _is_silent(store):
+            return read + _StoreRead(notes=(STALE_MESSAGE,))
+        return read
+
+    def _read_each(self, store: Store, wanted: Sequence[str]) -> _StoreRead:
+        """Each kind for itself."""
+        looks: list[Snapshot] = []
+        notes: list[str] = []
+        kinds = [*wanted]
+        for kind in kinds:
+            if (refused := self._refused.get(kind)) is None or self._clock() >= refused[0]:
+                try:
+                    look = self._look(store, (kind,))
+                except StoreError as error:
+                    refused = self._refused[kind] = self._clock() + RETRY_SECONDS, _read_failure(kind, error)
+                else:
+                    self._refused.pop(kind, None)
+                    looks.append(look)
+                    if kind == "ResourceClaim" and needs_events(look.objects.values()):
+                        kinds.append("Event")  # which only these need
+                    continue
+            notes += [refused[1]] if refused[1] else []
+        return _StoreRead(tuple(looks), tuple(notes))
+
+    def _look(self, store: Store, kinds: Sequence[str]) -> Snapshot:
+        return self._readings.setdefault(frozenset(kinds), SnapshotReader(store, kinds)).look()
+
+    def _version(self) -> str:
+        self._number += 1
+        return f"{self._run}-{self._number}"
+
+
+def _is_silent(store: Store) -> bool:
+    """Of a cluster: what is listed is what was heard last, however long ago."""
+    return float(getattr(store, "silent_seconds", 0.0)) >= SILENT_SECONDS
+
+
+def _read_failure(kind: str, error: StoreError) -> str:
+    """Why a kind is not shown; "" where there can be nothing of it."""
+    if isinstance(error, KindNotServed):
+        return ""
+    others = {"Event": "Why labelled ResourceClaims wait", "Node": "Which Nodes are cordoned or not ready"}
+    what = others.get(kind, f"The list of {kind}s")
+    if isinstance(error, Forbidden):
+        return f"{what} is not shown: list and watch are not allowed here."
+    return f"{what} is not shown: {error}"

@@ -1,0 +1,254 @@
+"""The model of an overview. Each device is in one state:
+
+* ``free``: nobody has it, and a claim could get it;
+* ``shared``: claims have parts of it, and more can be had;
+* ``held``: a claim has it, or claims have all of it;
+* ``unavailable``: nobody has it, and it is not to be had, for the reason that it says (S6a, a taint; cordoned, too);
+* ``excluded``: nobody has it, and what it needs of its card is taken by others.
+
+So devices = free + shared + held + unavailable + excluded, available = free + shared, and in use = shared + held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+DeviceState = Literal["free", "shared", "held", "unavailable", "excluded"]
+STATES: tuple[DeviceState, ...] = get_args(DeviceState)
+Dialect = Literal["DevicePool", "ResourceSlice"]
+"""What a card is published as."""
+MAX_SUPPLIES = 4
+"""Supplies of a card that are shown in a table."""
+EXCLUDED = "what it needs of its card is taken"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCounts:
+    """Devices by state."""
+
+    free: int = 0
+    shared: int = 0
+    held: int = 0
+    unavailable: int = 0
+    excluded: int = 0
+
+    @property
+    def devices(self) -> int:
+        return self.free + self.shared + self.held + self.unavailable + self.excluded
+
+    @property
+    def available(self) -> int:
+        """Of which one more claim could get at least a part: availableDevices."""
+        return self.free + self.shared
+
+    @property
+    def in_use(self) -> int:
+        """That somebody has, or has a part of."""
+        return self.shared + self.held
+
+    def __add__(self, other: DeviceCounts) -> DeviceCounts:
+        return DeviceCounts(*(getattr(self, state) + getattr(other, state) for state in STATES))
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceHolder:
+    """Who has a device, or a part of it."""
+
+    kind: Literal["DeviceClaim", "ResourceClaim", "VirtualMachine"]
+    namespace: str
+    name: str
+    amounts: str = ""
+    """What part: "memory 3Gi"; "" for all of it."""
+    machine: str = ""
+    """The machine that the claim is for."""
+    is_admin: bool = False
+    """It only looks on."""
+    pods: tuple[str, ...] = ()
+    """That the claim is reserved for."""
+
+    @property
+    def text(self) -> str:
+        """In a few words: "resourceclaim team-a/train for pod train-0"."""
+        kind = {"DeviceClaim": "", "ResourceClaim": "resourceclaim ", "VirtualMachine": "machine "}[self.kind]
+        name = f"{kind}{self.namespace}/{self.name}"
+        if self.amounts:
+            name += f" ({self.amounts})"
+        return name + format_users(self.machine, self.pods) + (", admin access" if self.is_admin else "")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSummary:
+    """A card, or something that it is cut into."""
+
+    name: str
+    what: str
+    """Its function and profile, as far as it says: "vf", "1g.5gb"."""
+    state: DeviceState
+    why: str
+    """Why it is excluded or unavailable; also of one that is broken while somebody has it."""
+    holders: tuple[DeviceHolder, ...]
+    level: int
+    """0, or one more than that of the device that it is a part of; those follow it."""
+
+
+def format_users(machine: str, pods: Sequence[str]) -> str:
+    """Who a claim is for: " for machine web"; "" where nobody is."""
+    return (f" for machine {machine}" if machine else "") + (f" for pod {', '.join(pods)}" if pods else "")
+
+
+@dataclass(frozen=True, slots=True)
+class CardSupply:
+    """What the devices of a card share: a resource of its pool, or a counter. Texts are quantities."""
+
+    name: str
+    total: str
+    left: str
+
+    @property
+    def text(self) -> str:
+        """ "20Gi of 40Gi memory left" """
+        return f"{self.left} of {self.total} {self.name} left"
+
+
+@dataclass(frozen=True, slots=True)
+class CardSummary:
+    """A DevicePool, or a pool of ResourceSlices."""
+
+    name: str
+    driver: str
+    model: str
+    numa: str
+    cordoned: str
+    """Why all of it is cordoned."""
+    devices: tuple[DeviceSummary, ...]
+    counts: DeviceCounts
+    dialect: Dialect = "DevicePool"
+    note: str = ""
+    """What else is to be known of all of it: set aside, half published."""
+    supplies: tuple[CardSupply, ...] = ()
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What else is said of it: of what it shares out, that of which somebody has some, and no more than a few."""
+        drawn = [each.text for each in self.supplies if each.left != each.total]
+        more = [f"{len(drawn) - MAX_SUPPLIES} more are drawn on"] if len(drawn) > MAX_SUPPLIES else []
+        return (*([self.note] if self.note else []), *drawn[:MAX_SUPPLIES], *more)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSummary:
+    """Cards of a node; name "" for those that every node reaches."""
+
+    name: str
+    cordoned: str
+    cards: tuple[CardSummary, ...]
+    counts: DeviceCounts
+    publishes: tuple[Dialect, ...] = ("DevicePool",)
+    """One (T1), but while it goes from one to the other."""
+
+    @property
+    def published_as(self) -> str:
+        """ "DevicePools" """
+        return " and ".join(f"{each}s" for each in self.publishes)
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimSummary:
+    """A DeviceClaim in the words of `devalloc get claims`, or a ResourceClaim."""
+
+    namespace: str
+    name: str
+    state: str
+    wants: str
+    node: str
+    devices: str
+    reason: str
+    message: str
+    machine: str
+    created: str
+    is_pending: bool
+    """It wants devices, has none, and is not about to go."""
+    kind: Literal["DeviceClaim", "ResourceClaim"] = "DeviceClaim"
+    pods: tuple[str, ...] = ()
+    """That it is reserved for."""
+
+
+@dataclass(frozen=True, slots=True)
+class AmountTexts:
+    """CPUs and memory as their object says them; "" where it does not."""
+
+    cpus: str = ""
+    memory: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineSummary:
+    """A VirtualMachine."""
+
+    namespace: str
+    name: str
+    phase: str
+    node: str
+    wanted: AmountTexts
+    permitted: AmountTexts
+    applied: AmountTexts
+    observed: AmountTexts
+    claims: tuple[str, ...]
+    devices: tuple[str, ...]
+    """Plugged into it, as pool/device."""
+    reason: str
+    message: str
+    created: str
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaSummary:
+    """How many devices of a class the claims of a namespace may hold, and do: a line of a ResourceQuota."""
+
+    namespace: str
+    name: str
+    resource: str
+    """As `kubectl describe resourcequota` has it: "gpu.deviceclass.devmgmtproto.k8s.io/devices"."""
+    used: str
+    hard: str
+    is_full: bool
+    """No more can be had."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """Claims that hold together what they cannot: a device with several owners, or more than there is."""
+
+    dialect: Dialect
+    devices: tuple[str, ...]
+    """As pool/device."""
+    holders: tuple[tuple[str, str, str], ...]
+    """Kind, namespace and name of each."""
+    text: str
+    """All of it as a sentence, with what to do."""
+    is_of_owners: bool
+    """A device that is held whole has several owners; else there is less of something than is held of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """All there is at one moment. Nodes, cards and devices are in natural order; pending claims come first."""
+
+    nodes: tuple[NodeSummary, ...]
+    claims: tuple[ClaimSummary, ...]
+    machines: tuple[MachineSummary, ...]
+    quotas: tuple[QuotaSummary, ...]
+    classes: int
+    problems: tuple[str, ...]
+    """Objects that nothing is given of, or to, because they cannot be read."""
+    notes: tuple[str, ...]
+    """What is not shown, and why."""
+    counts: DeviceCounts
+    cards: int
+    pending: int
+    allocated: int
+    is_settled: bool
+    """What the controller writes of counts says the same: it has counted."""
+    alarms: tuple[Alarm, ...] = ()

@@ -1,0 +1,104 @@
+"""Authentication of permit requests on a cluster: the plugin of a node, for the machines of that node only.
+
+A request comes with the token that the plugin has for the API server. The API server says whose token it is
+(TokenReview) and whether that user may ``prepare`` machines, as the policies check too; the token itself names the node
+on which it is used. So a thief of the token gets the machines of one node only (T30).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from devalloc.controller.authorization import MAX_TOKEN, PostRequest, RateLimitedAuthorizer, is_allowed, token_user
+
+log = logging.getLogger(__name__)
+
+CACHE_SECONDS = 60.0
+"""How long a token that was good is believed: machines ask every few seconds."""
+REJECTED_CACHE_SECONDS = 10.0
+MAX_CACHED = 10_000
+NODE_NAME_KEY = "authentication.kubernetes.io/node-name"
+_MACHINES = {"group": "devalloc.io", "resource": "virtualmachines", "verb": "prepare"}
+
+
+@dataclass(frozen=True, slots=True)
+class CallerRejected:
+    """Why somebody may not ask."""
+
+    status: int
+    text: str
+
+
+_REJECTIONS = {
+    401: "a token that the API server knows is required: Authorization: Bearer ...",
+    403: "the token must be that of a node's plugin: bound to a pod or Node, of an account that may prepare "
+    "virtualmachines",
+    429: "too many wrong tokens from this address; wait some seconds",
+    503: "the API server cannot check this token now; try again",
+}
+
+
+class CallerAuthenticator(Protocol):
+    """Who those are that ask. Use from any thread; a call may take as long as the API server does."""
+
+    def node_of(self, token: str | None, address: str) -> str | CallerRejected:
+        """The node whose machines he may ask for."""
+
+
+class NodeTokenAuthenticator:
+    """``CallerAuthenticator`` by what the API server says. Answers are kept for a while."""
+
+    def __init__(self, post: PostRequest, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """``post``: creates reviews, as for ``Access``."""
+        self._post = post
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._nodes: OrderedDict[bytes, tuple[int, str, float]] = OrderedDict()
+        """By the digest of a token: the status, the node, until when that is believed."""
+        self._guard = RateLimitedAuthorizer(self, "", clock=clock)
+
+    def node_of(self, token: str | None, address: str) -> str | CallerRejected:
+        status = self._guard.status(token, address)
+        if status != 200 or token is None:
+            return CallerRejected(status, _REJECTIONS[status])
+        _, node = self._looked_up(token)
+        return node or CallerRejected(503, _REJECTIONS[503])
+
+    def status(self, token: str | None, path: str) -> int:
+        """For the guard: 200, 401, 403 or 503."""
+        return 401 if not token or len(token) > MAX_TOKEN else self._looked_up(token)[0]
+
+    def _looked_up(self, token: str) -> tuple[int, str]:
+        key, now = hashlib.sha256(token.encode("utf-8", "replace")).digest(), self._clock()
+        with self._lock:
+            status, node, until = self._nodes.get(key, (0, "", now))
+        if now < until:
+            return status, node
+        try:
+            status, node = self._review(token)
+        except Exception as error:  # whatever way to the API server there is
+            log.warning("cannot check who requests permits: %s", error)
+            return 503, ""
+        with self._lock:
+            self._nodes[key] = status, node, now + (CACHE_SECONDS if status == 200 else REJECTED_CACHE_SECONDS)
+            while len(self._nodes) > MAX_CACHED:
+                self._nodes.popitem(last=False)
+        return status, node
+
+    def _review(self, token: str) -> tuple[int, str]:
+        user = token_user(self._post, token)
+        if user is None:
+            return 401, ""
+        extra = user.get("extra")
+        nodes = extra.get(NODE_NAME_KEY) if isinstance(extra, dict) else None
+        node = nodes[0] if isinstance(nodes, list) and len(nodes) == 1 else None
+        if not isinstance(node, str) or not node:
+            return 403, ""
+        return (200, node) if is_allowed(self._post, user, {"resourceAttributes": dict(_MACHINES)}) else (403, "")

@@ -1,0 +1,153 @@
+"""The permit server of a controller on a cluster: it serves while its process leads, and publishes where.
+
+One that stands by does not listen. Nodes find the one that does by a ConfigMap, which each leader writes when it
+serves, with the certificate that only this process has the key of; so there is nothing to route, and no key to keep.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from ipaddress import ip_address
+
+from devalloc.backoff import Backoff
+from devalloc.controller.authorization import PostRequest
+from devalloc.controller.certificate import self_signed_with_pem
+from devalloc.controller.permits.billing_usage import ConfigMapStore
+from devalloc.controller.permits.caller_auth import NodeTokenAuthenticator
+from devalloc.controller.permits.hosts import published
+from devalloc.controller.permits.leadership import Leadership
+from devalloc.controller.permits.server import PermitServer, ServerAddresses
+from devalloc.controller.permits.settings import Settings
+from devalloc.scaling.permits.endpoint import NAME, PublishedEndpoint
+from devalloc.store import NotFound, Object, Store, StoreError
+
+log = logging.getLogger(__name__)
+
+KIND = "ConfigMap"
+CHECK_SECONDS = 60.0
+"""How often it is looked whether the ConfigMap still says where this server is."""
+RETRY_SECONDS, MAX_RETRY_SECONDS = 2.0, 60.0
+_LIFETIME = timedelta(days=3650)
+"""Of a certificate that goes with its process."""
+
+
+@dataclass(frozen=True, slots=True)
+class PermitListenAddress:
+    """Where nodes ask for permits."""
+
+    host: str
+    port: int
+    """0: any that is free."""
+    address: str
+    """Where nodes reach it: an address or a name."""
+
+
+class LeaderPermitServer:
+    """``run`` in a thread, once, while the process leads."""
+
+    def __init__(
+        self,
+        store: Store,
+        right: Leadership,
+        post: PostRequest,
+        config_map_store: ConfigMapStore,
+        namespace: str,
+        at: PermitListenAddress,
+        *,
+        on_serving: Callable[[str], None] = lambda url: None,
+    ) -> None:
+        """``post``: asks the API server whose token it is. ``config_map_store``: has the ConfigMaps of
+        ``namespace``."""
+        self._at = at
+        self._config_map_store = config_map_store
+        self._namespace = namespace
+        self._on_serving = on_serving
+        context, self._certificate = self_signed_with_pem([at.address], _LIFETIME)
+        self._place: PublishedEndpoint | None = None
+        self._news = threading.Event()
+        self._unheard: float | None = None
+        self._untold: float | None = None
+        settings = Settings(
+            host=at.host, port=at.port, dump_port=None, tls=context, callers=NodeTokenAuthenticator(post)
+        )
+        self.server = PermitServer(
+            store,
+            published(store),
+            settings,
+            right=right,
+            config_map_store=config_map_store,
+            namespace=namespace,
+            on_ready=self._ready,
+        )
+
+    @property
+    def failing(self) -> float | None:
+        """Since when it does not listen, or nodes cannot be told where it does, by the monotonic clock."""
+        return min((since for since in (self._unheard, self._untold) if since is not None), default=None)
+
+    def run(self, stop: threading.Event) -> None:
+        """Serve, until ``stop``. A port that somebody else has is waited for: claims are answered without it."""
+        reporter = threading.Thread(target=self._tell, args=(stop,), name="permits-place", daemon=True)
+        reporter.start()
+        backoff = Backoff(RETRY_SECONDS, MAX_RETRY_SECONDS)
+        while not stop.is_set():
+            try:
+                self.server.run(stop)
+            except OSError as error:
+                self._unheard = time.monotonic() if self._unheard is None else self._unheard
+                why = os.strerror(error.errno or 0)
+                log.error("permit server not listening: %s port %d (--permits): %s", self._at.host, self._at.port, why)
+                stop.wait(backoff.next_delay())
+        self._news.set()
+        reporter.join(MAX_RETRY_SECONDS)
+
+    def _ready(self, addresses: ServerAddresses) -> None:
+        self._unheard = None
+        self._place = PublishedEndpoint(
+            f"https://{_in_url(self._at.address)}:{addresses.requests[1]}/", self._certificate
+        )
+        self._news.set()
+
+    def _tell(self, stop: threading.Event) -> None:
+        """Have the ConfigMap say where the server is, from when it serves."""
+        announced = False
+        while not stop.is_set():
+            pause = CHECK_SECONDS
+            self._news.clear()
+            if (place := self._place) is not None:
+                try:
+                    self._write(place)
+                    self._untold = None
+                    if not announced:
+                        self._on_serving(place.url)
+                    announced = True
+                except StoreError as error:
+                    self._untold = time.monotonic() if self._untold is None else self._untold
+                    log.warning("cannot publish the permit endpoint: %s; trying again", error)
+                    pause = RETRY_SECONDS
+            self._news.wait(pause)
+
+    def _write(self, place: PublishedEndpoint) -> None:
+        """Raises StoreError."""
+        metadata = {"name": NAME, "namespace": self._namespace}
+        meant: Object = {"apiVersion": "v1", "kind": KIND, "metadata": metadata, "data": place.data}
+        try:
+            there = self._config_map_store.get(KIND, self._namespace, NAME)
+        except NotFound:
+            self._config_map_store.create(meant)
+        else:
+            if there.get("data") != place.data:
+                self._config_map_store.replace({**there, "data": place.data})
+
+
+def _in_url(address: str) -> str:
+    try:
+        return f"[{address}]" if ip_address(address).version == 6 else address
+    except ValueError:
+        return address

@@ -1,0 +1,220 @@
+"""The ledgers of all nodes, built from the VirtualMachines. Decisions on them are made in a ``PermitTransaction``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from devalloc.api.meta import parse_time
+from devalloc.controller.permits.hosts import CanMigrate, Host, OverheadFunction
+from devalloc.controller.permits.settings import Settings
+from devalloc.controller.permits.vm_state import VmState, has_devices, key_of, read_vm
+from devalloc.scaling.compat import ProtocolEra
+from devalloc.scaling.messages.plugin import NO_POD, RequestError
+from devalloc.scaling.permits import machine_events
+from devalloc.scaling.permits.ledger import (
+    NO_OVERCOMMIT,
+    NO_RESOURCES,
+    MachineAccount,
+    MachineKey,
+    NodeLedger,
+    make_ledger,
+)
+from devalloc.scaling.permits.pressure import all_to_migrate
+from devalloc.scaling.resources import Resources
+from devalloc.store import Object
+
+
+def no_overhead(obj: Object) -> Resources:
+    """The overhead of a machine where nobody knows of any."""
+    return NO_RESOURCES
+
+
+def has_no_devices(obj: Object) -> bool:
+    """Whether a machine can move, where devices keep it on its node whatever they are."""
+    return not has_devices(obj)
+
+
+class PermitLedgers:
+    """The ledgers as they are written down. Use from one thread."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        overhead: OverheadFunction = no_overhead,
+        can_move: CanMigrate = has_no_devices,
+        migrates: bool = False,
+        node: str | None = None,
+    ) -> None:
+        """``node``: the one whose machines count; None: all."""
+        self.settings = settings
+        self.migrates = migrates
+        """Whether there is somebody who migrates machines."""
+        self.nodes: dict[str, NodeLedger] = {}
+        self.records: dict[MachineKey, VmState] = {}
+        self.objects: dict[MachineKey, Object] = {}
+        self._overhead = overhead
+        self._can_move = can_move
+        self._node = node
+        self._pods: dict[MachineKey, dict[MachineKey, None]] = {}
+        """Runner pods, and the machines that name them: the last one to do so last. Each node says so of its own."""
+        self._others: dict[MachineKey, str] = {}
+        """Pods that are no machines, and on which node they are."""
+
+    def begin(self, hosts: Mapping[str, Host]) -> None:
+        """Anew, with nothing but these nodes."""
+        self.nodes, self.records, self.objects, self._pods, self._others = {}, {}, {}, {}, {}
+        self.limit(hosts)
+
+    def limit(self, hosts: Mapping[str, Host]) -> None:
+        """The nodes as they are now. On one that is gone nothing is granted any more."""
+        for key, name in self._others.items():  # one that went from node to node is on the other one now
+            self.nodes[name] = self.nodes[name].without(key)
+        self._others = {}
+        for name in sorted(self.nodes.keys() | hosts.keys()):
+            host = hosts.get(name, Host(NO_RESOURCES))
+            total, watermark = self.settings.limits(host.limit)
+            node = self.nodes.get(name, make_ledger(NO_RESOURCES, NO_RESOURCES)).with_limits(total, watermark)
+            for key, amount in host.others.items():
+                if key not in self.records:
+                    node = machine_events.replace_machine(node, key, _other_consumer(amount))
+                    self._others[key] = name
+            self.nodes[name] = node
+
+    def put(self, obj: Object, *, starting: bool = False) -> None:
+        """An object as it is now. One that is no newer than what is known is left aside.
+
+        ``starting``: a machine that runs without a record may have been permitted anything before.
+        """
+        key = key_of(obj)
+        before = self.objects.get(key)
+        if before is not None and not starting and _version(obj) <= _version(before):
+            return
+        record, old = read_vm(obj), self.records.get(key)
+        if record is not None and self._node not in (None, record.node):
+            record = None
+        machine = None if old is None else self.nodes[old.node].machines.get(key)
+        if before is not None and before["metadata"].get("uid") != obj["metadata"].get("uid"):
+            machine = None  # another machine of this name
+        if old is not None and (record is None or record.node != old.node):
+            self._leave(key, old)
+            machine = None
+        if record is None:
+            self.objects.pop(key, None)
+            return
+        if old is not None and machine is not None:
+            record = _keep_run_amounts(record, old, machine)
+        if (there := self._others.pop(key, None)) is not None:
+            self.nodes[there] = self.nodes[there].without(key)
+        if old is not None:
+            self._forget_pod(key, old)
+        if record.runner_pod is not None:
+            self._pods.setdefault(record.runner_pod, {})[key] = None
+        node = self.nodes.get(record.node) or make_ledger(NO_RESOURCES, NO_RESOURCES)
+        self.nodes[record.node] = machine_events.replace_machine(
+            node, key, self._machine(record, obj, machine, starting)
+        )
+        self.records[key], self.objects[key] = record, obj
+
+    def drop(self, key: MachineKey, version: str | None = None) -> None:
+        """There is no such object any more. ``version``: that of its deletion, where that may be long ago: an object
+        that is newer was made since."""
+        stored = self.objects.get(key)
+        if version is not None and stored is not None and _number(version) < _version(stored):
+            return
+        self.objects.pop(key, None)
+        if (old := self.records.get(key)) is not None:
+            self._leave(key, old)
+
+    def find(self, pod: MachineKey, of: str | None = None) -> VmState:
+        """The machine that somebody calls so. ``of``: of several that name one pod, that of this node. Raises
+        Refused."""
+        if pod in self.records:
+            return self.records[pod]
+        if named := [self.records[key] for key in self._pods.get(pod, ())]:
+            return next((record for record in reversed(named) if record.node == of), named[-1])
+        if pod in self._others:
+            raise RequestError(400, "pod is not a VM runner", f"{pod[0]}/{pod[1]} is a pod, not a machine")
+        raise RequestError(404, NO_POD, f"there is no machine {pod[0]}/{pod[1]}")
+
+    def _leave(self, key: MachineKey, old: VmState) -> None:
+        self.nodes[old.node] = self.nodes[old.node].without(key)
+        del self.records[key]
+        self._forget_pod(key, old)
+
+    def _forget_pod(self, key: MachineKey, old: VmState) -> None:
+        if old.runner_pod is not None:
+            named = self._pods.get(old.runner_pod, {})
+            named.pop(key, None)
+            if not named:
+                self._pods.pop(old.runner_pod, None)
+
+    def _machine(self, record: VmState, obj: Object, old: MachineAccount | None, starting: bool) -> MachineAccount:
+        newest = self.settings.era is ProtocolEra.NEWEST
+        machine = MachineAccount(
+            least=record.least,
+            most=record.most,
+            reserved=NO_RESOURCES,
+            use=record.use,
+            overhead=self._overhead(obj),
+            overcommit=(record.overcommit or self.settings.overcommit) if newest else NO_OVERCOMMIT,
+            reserve_max=record.reserve_max,
+            scaled=record.scaled,
+            previous=record.previous,
+            movable=(record.movable or record.must_move) and self._can_move(obj),
+            must_move=record.must_move,
+            load=None if old is None else old.load,
+            since=_milliseconds(record.created),
+        )
+        permit = record.withdrawn if record.permit is None else record.permit
+        if permit is not None:
+            machine = machine_events.restore_recorded(machine, permit)
+            machine = replace(machine, pressure=NO_RESOURCES if old is None or not record.scaled else old.pressure)
+        elif starting and record.runs:
+            machine = machine_events.assume_unrecorded(machine, era=self.settings.era)
+        elif old is not None and old.permit is None and old.buffer != NO_RESOURCES and record.scaled:
+            # As long as it has not asked, it may have been permitted what nobody here knows of.
+            restored = replace(machine, reserved=old.reserved, buffer=old.buffer, most=old.most)
+            machine = machine_events.observe_use(
+                machine_events.change_bounds(restored, record.least, record.most), record.use
+            )
+        else:
+            machine = machine_events.admit(machine)
+        if record.migrating is not None and record.migrating.is_true:
+            machine = machine_events.begin_migration(machine)
+        return machine
+
+
+def machines_to_migrate(book: PermitLedgers) -> list[MachineKey]:
+    """The newest form: the machines of all nodes that should be migrated now."""
+    if book.settings.era is not ProtocolEra.NEWEST:
+        return []
+    return [key for name in sorted(book.nodes) for key in all_to_migrate(book.nodes[name])]
+
+
+def _keep_run_amounts(record: VmState, old: VmState, machine: MachineAccount) -> VmState:
+    """What a run of a machine was told holds until that run ends, also where somebody took it off its object."""
+    same_run = record.machine_id == old.machine_id and record.runs and old.runs
+    if record.permit is not None or machine.permit is None or not (same_run and record.scaled and old.scaled):
+        return record
+    return replace(record, withdrawn=machine.permit.most(machine.previous))
+
+
+def _other_consumer(amount: Resources) -> MachineAccount:
+    return MachineAccount(least=amount, most=amount, reserved=amount, scaled=False)
+
+
+def _version(obj: Object) -> int:
+    return _number(obj["metadata"].get("resourceVersion", ""))
+
+
+def _number(version: str) -> int:
+    return int(version) if version.isdecimal() else 0
+
+
+def _milliseconds(created: str) -> int:
+    try:
+        return int(parse_time(created).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        return 0

@@ -1,0 +1,241 @@
+"""A transaction of permit decisions that are not sent before they are written.
+
+What a draft wants written is written machine by machine, in any order, and each write may be the last one before a
+crash. So what a decision of a draft gives back no other one of the same draft gives away: with whatever part of its
+writes no node has given more than it has. What is in the store the book takes over; what is not, has not happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from devalloc.controller.permits.ledgers import PermitLedgers
+from devalloc.controller.permits.vm_state import MIGRATING, SHOULD_MIGRATE, VmState, permit_change
+from devalloc.scaling.compat import ProtocolEra
+from devalloc.scaling.messages.plugin import (
+    PermitDemand,
+    PermitRequest,
+    RequestError,
+    WireResources,
+    demand_in_bytes,
+    encode_reply,
+)
+from devalloc.scaling.permits import machine_events
+from devalloc.scaling.permits.grant import after_first_request, answer_request, grant_step
+from devalloc.scaling.permits.ledger import NO_RESOURCES, MachineAccount, MachineKey, NodeLedger
+from devalloc.scaling.permits.pressure import is_under_pressure, should_migrate
+from devalloc.scaling.resources import Resources
+from devalloc.store import Change, Object
+
+NODE_PRESSURE = "NodePressure"
+"""The reason of conditions that say that a machine should leave its node."""
+
+WRONG_NODE_MESSAGE = "this machine is not on the node that the token names"
+
+ConditionValue = tuple[bool, str, str]
+"""Of a condition: whether it is true, the reason, the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class PermitGrant:
+    """What a request comes to. Told only after what the draft wants written is written."""
+
+    key: MachineKey
+    node: str
+    body: bytes
+    wanted: Resources
+    permit: Resources
+    before: Resources
+    wants_migration: bool = False
+    """It should move, and nobody is there to move it."""
+    begins_migration: bool = False
+    """The migrator is to be told; the body says so already."""
+    without_migration: bytes = b""
+    """What to say where the machine is on its way already."""
+
+
+class RetryLater(Exception):
+    """There may be more for this request when what others of the draft gave back is written."""
+
+
+class PermitTransaction:
+    """Decisions, one on top of the other."""
+
+    def __init__(self, book: PermitLedgers, given_by: str, now: str, *, is_certain: bool = True) -> None:
+        """``given_by``: who writes the permits. ``now``: RFC 3339. ``is_certain``: no write may still arrive that the
+        book does not know of; else what changes nothing is made sure of as well."""
+        self._book = book
+        self._given_by = given_by
+        self._now = now
+        self._is_certain = is_certain
+        self._nodes: dict[str, NodeLedger] = {}
+        self._given_back: dict[str, Resources] = {}
+        """By node, what decisions of this draft freed of it."""
+        self._conditions: dict[MachineKey, dict[str, ConditionValue]] = {}
+        self._permits: dict[MachineKey, Resources | None] = {}
+        self._previous: dict[MachineKey, Resources] = {}
+        self._unsure: set[MachineKey] = set()
+
+    def answer(self, request: PermitRequest, of: str | None = None) -> PermitGrant:
+        """Checks 10 to 15, in order, and the decision. Raises Refused and Later, and then nothing is decided.
+
+        ``of``: the node for whose machines the caller may ask; None: all.
+        """
+        book, settings = self._book, self._book.settings
+        record = book.find((request.pod.namespace, request.pod.name), of)
+        key = record.key
+        if of not in (None, record.node):
+            raise RequestError(
+                403, WRONG_NODE_MESSAGE, f"{key[0]}/{key[1]} is on node {record.node}, but node {of} asked"
+            )
+        ask = demand_in_bytes(request, record.slot, settings.unit)
+        node = self._node(record.node)
+        if node.machines[key].migrating:
+            return self._while_migrating(request, record, node.machines[key])
+        leaves = settings.era is not ProtocolEra.NEWEST and should_migrate(node, key)
+        begins = leaves and book.migrates
+        conditions = self._conditions_of(record, node, leaves)
+        before = node.machines[key].counted
+        given_back = self._given_back.get(record.node, NO_RESOURCES)
+        total = node.total
+        node = node.with_limits(total.excess_over(given_back), node.watermark)
+        node = after_first_request(node, key, None if settings.era is ProtocolEra.V0_12 else ask.last_permit)
+        had = node.machines[key].assumed
+        node = machine_events.replace_machine(node, key, _with_last_permit(node.machines[key], request, record.slot))
+        node = answer_request(
+            node, key, ask.resources, self._factor(request, record, ask), leaving=begins, era=settings.era
+        )
+        machine = node.machines[key]
+        permit = machine.assumed
+        if given_back != NO_RESOURCES and not begins and ask.resources.exceeds(permit):
+            raise RetryLater
+        self._given_back[record.node] = given_back + before.excess_over(machine.counted)
+        node = node.with_limits(total, node.watermark)
+        previous = machine.previous if machine.previous.exceeds(permit) else NO_RESOURCES
+        bodies = [
+            encode_reply(request.version, permit, record.slot, settings.unit, migrate=migrate)
+            for migrate in ((True, False) if begins else (False,))
+        ]
+        machine = replace(machine, previous=previous, load=None if request.metrics is None else request.metrics.load1)
+        self._nodes[record.node] = machine_events.replace_machine(
+            node, key, machine_events.begin_migration(machine) if begins else machine
+        )
+        self._permits[key], self._previous[key] = permit, previous
+        if not self._is_certain or record.permit is None or ask.last_permit != record.permit:
+            # It may be another run of the machine than the one that is known here, which has no permit yet.
+            self._unsure.add(key)
+        if conditions:
+            self._conditions.setdefault(key, {}).update(conditions)
+        return PermitGrant(
+            key, record.node, bodies[0], ask.resources, permit, had, leaves and not begins, begins, bodies[-1]
+        )
+
+    def tell(self, key: MachineKey, conditions: Mapping[str, ConditionValue]) -> None:
+        """Write conditions on a machine, if it is there."""
+        if key in self._book.records:
+            self._conditions.setdefault(key, {}).update(conditions)
+
+    def retract(self, key: MachineKey) -> None:
+        """Take the record of a machine's permit away, if it does not ask for any more."""
+        record = self._book.records.get(key)
+        if record is not None and record.permit is not None and not record.scaled:
+            self._permits[key] = None
+
+    def writes(self, key: MachineKey) -> bool:
+        """Whether something of this machine must be written or confirmed before anyone gets an answer about it."""
+        record = self._book.records.get(key)
+        if record is None:
+            return False
+        permit, previous = self._amounts(key, record)
+        changes = (permit, previous) != (record.permit, record.previous) or bool(self._conditions.get(key))
+        return changes or key in self._unsure
+
+    def changes(self) -> Sequence[Change]:
+        """What must be written; nothing if all stays as it is. Changes that change nothing confirm that an object is
+        still the one on which the decision was based."""
+        changes = []
+        for key in dict.fromkeys((*self._permits, *self._conditions)):  # the caller is among the permits
+            if self.writes(key):
+                permit, previous = self._amounts(key, self._book.records[key])
+                changes.append(
+                    permit_change(
+                        self._book.objects[key],
+                        permit=permit,
+                        previous=previous,
+                        given_by=self._given_by,
+                        conditions=self._conditions.get(key, {}),
+                        now=self._now,
+                    )
+                )
+        return changes
+
+    def adopt(self, stored: Iterable[Object], lost: Iterable[MachineKey] = ()) -> None:
+        """It is written: the book has it now. ``lost``: the machines of which it is not."""
+        for key in lost:
+            record = self._book.records[key]
+            if record.node in self._nodes:
+                as_it_was = self._book.nodes[record.node].machines[key]
+                self._nodes[record.node] = machine_events.replace_machine(self._nodes[record.node], key, as_it_was)
+        self._book.nodes.update(self._nodes)
+        for obj in stored:
+            self._book.put(obj)
+
+    def _amounts(self, key: MachineKey, record: VmState) -> tuple[Resources | None, Resources]:
+        """The permit, and what is kept beside it."""
+        if key not in self._permits:
+            return record.permit, record.previous
+        return self._permits[key], self._previous.get(key, NO_RESOURCES)
+
+    def _conditions_of(self, record: VmState, node: NodeLedger, leaves: bool) -> dict[str, ConditionValue]:
+        """What to write of the pressure, seen before the request counts."""
+        was_told = record.should_migrate is not None and record.should_migrate.is_true
+        room = f"node {record.node} has too little room"
+        if leaves and self._book.migrates:
+            return {MIGRATING: (True, NODE_PRESSURE, f"{room}; it is being migrated")}
+        if leaves and not was_told:
+            return {
+                SHOULD_MIGRATE: (
+                    True,
+                    NODE_PRESSURE,
+                    f"{room}, and this machine should leave it first; no migrator is configured, so an admin must move "
+                    "it",
+                )
+            }
+        if was_told and not leaves and not is_under_pressure(node):
+            return {SHOULD_MIGRATE: (False, "NodeRelieved", f"node {record.node} has room again")}
+        return {}
+
+    def _node(self, name: str) -> NodeLedger:
+        return self._nodes.get(name) or self._book.nodes[name]
+
+    def _factor(self, request: PermitRequest, record: VmState, ask: PermitDemand) -> Resources:
+        settings = self._book.settings
+        if settings.era is not ProtocolEra.V0_12:
+            return ask.step
+        whole = not request.version.has_fractional_cpu
+        return grant_step(settings.unit, whole_cpus=whole, slot=record.slot, era=settings.era)
+
+    def _while_migrating(self, request: PermitRequest, record: VmState, machine: MachineAccount) -> PermitGrant:
+        has = machine.assumed
+        if WireResources.of(has, request.version, record.slot) != request.resources:
+            raise RequestError(400, "cannot change resources while the VM is migrating", f"it has {has}")
+        body = encode_reply(request.version, has, record.slot, self._book.settings.unit)
+        return PermitGrant(record.key, record.node, body, has, has, has)
+
+
+def _with_last_permit(machine: MachineAccount, request: PermitRequest, slot: int) -> MachineAccount:
+    """The machine before its request is answered. It also counts for the permit before the last one, until
+    its agent confirms the last answer.
+
+    A request has no number. A late one, which asks for what was wanted long ago, looks like a new one; but it names the
+    permit of its time. An agent that names another permit than the last has not received that, and may go by the one
+    before it.
+    """
+    if machine.permit is None:
+        return machine
+    last = request.last_permit
+    unheard = last is not None and last != WireResources.of(machine.permit, request.version, slot)
+    previous = machine.permit.most(machine.previous) if unheard else NO_RESOURCES
+    counts = replace(machine, previous=previous)
+    return replace(counts, reserved=machine.permit.most(counts.floor))

@@ -1,0 +1,320 @@
+"""VirtualMachine objects as the ledgers read them, and what the server writes on them.
+
+An object is content that nobody promises to be well formed. What a machine has been given or uses, and cannot be read,
+counts for all that it could have, so that a damaged object makes no room for others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from devalloc.api import meta
+from devalloc.api.host_pool_names import CPU, MEMORY
+from devalloc.api.machine_bounds import MEMORY_BLOCK
+from devalloc.api.machine_reservation import reserved_entries, sum_nano
+from devalloc.api.quantity import NANO, Format, Quantity, QuantityError
+from devalloc.scaling.permits.ledger import NO_RESOURCES, MachineKey
+from devalloc.scaling.resources import Resources
+from devalloc.store import Change, Object
+from devalloc.store import Key as ObjectKey
+
+KIND = "VirtualMachine"
+OVERCOMMIT = "vm.neon.tech/overcommit"
+"""An annotation: JSON with ``cpu`` and ``memory``, times 1 where one is missing."""
+USAGE = "vm.neon.tech/usage"
+"""An annotation: JSON with ``cpu`` and ``memory``, what the machine has, as those tell who run it by other means."""
+_MAX_TEXT = 1024
+"""Characters of an annotation that is read."""
+
+MIGRATING = "Migrating"
+SHOULD_MIGRATE = "ShouldMigrate"
+LABEL_SCALING = "autoscaling.neon.tech/enabled"
+LABEL_MIGRATION = "autoscaling.neon.tech/auto-migration-enabled"
+LABEL_ALWAYS_MIGRATE = "autoscaling.neon.tech/testing-only-always-migrate"
+ANNOTATION_BILLING = "autoscaling.neon.tech/billing-endpoint-id"
+_MAX_AMOUNT = 2**62
+"""No amount is larger."""
+_UNREADABLE = Resources(2**63, 2**63)
+"""Another amount than any that is written."""
+
+
+@dataclass(frozen=True, slots=True)
+class VmCondition:
+    """What a condition of a machine says."""
+
+    is_true: bool
+    reason: str
+    since: str
+    """RFC 3339; empty where that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class VmState:
+    """One VirtualMachine."""
+
+    key: MachineKey
+    node: str
+    least: Resources
+    most: Resources
+    use: Resources
+    """What was read back of it, or it was told to take where that is more, or ``vm.neon.tech/usage`` says; what its
+    spec says where it is not scaled."""
+    permit: Resources | None
+    """What is written down that it may have in this run."""
+    previous: Resources
+    """What it was told before and may go by still, where that is more: nobody has heard that it knows its permit."""
+    slot: int
+    """Bytes in which its memory changes."""
+    runs: bool
+    scaled: bool
+    movable: bool
+    """Its owner allows that it is migrated."""
+    must_move: bool
+    reserve_max: bool
+    billed_to: str
+    overcommit: Resources | None
+    runner_pod: MachineKey | None
+    created: str
+    migrating: VmCondition | None
+    should_migrate: VmCondition | None
+    machine_id: str
+    withdrawn: Resources | None = None
+    """What it may have in this run where that was written down, and was taken off."""
+
+
+def key_of(obj: Object) -> MachineKey:
+    """Namespace and name."""
+    return obj["metadata"].get("namespace") or "default", obj["metadata"]["name"]
+
+
+def read_vm(obj: Object) -> VmState | None:
+    """What counts of an object; None for one that is on no node, or is not to run and does not."""
+    spec, status, metadata = _map(obj.get("spec")), _map(obj.get("status")), obj["metadata"]
+    annotations, labels = _map(metadata.get("annotations")), _map(metadata.get("labels"))
+    placed = _text(status.get("nodeName")) if status.get("allocations") else ""  # admitted there, and not begun yet
+    node = _text(annotations.get(meta.PREPARED_ON)) or placed or _text(spec.get("nodeName"))
+    phase = status.get("phase", "Pending")
+    # One that is started and waits with stopped CPUs is Pending, and has what it has.
+    has = phase not in ("Stopped", "Failed") and (phase != "Pending" or bool(_map(status.get("observed"))))
+    if not node or (spec.get("running") is False and not has):
+        return None
+    cpu, memory = _map(spec.get("cpu")), _map(spec.get("memory"))
+    least = Resources(_cpus(cpu.get("min")), _bytes(memory.get("min")))
+    most = least.most(Resources(_cpus(cpu.get("max")), _bytes(memory.get("max"))))
+    runs = phase not in ("Pending", "Stopped", "Failed")
+    scaled = labels.get(LABEL_SCALING) == "true" or spec.get("scaling") is not None
+    use = NO_RESOURCES
+    if has:
+        # What QEMU was told and has not done yet may still come.
+        for amounts in (_map(status.get("observed")), _map(status.get("applied"))):
+            use = use.most(Resources(_cpus(amounts.get("cpus"), most.cpu), _bytes(amounts.get("memory"), most.memory)))
+        use = use.most(_usage(annotations.get(USAGE), most))
+    begins = Resources(_cpus(cpu.get("use")), _bytes(memory.get("use")))
+    ceiling = spec.get("reserveMax") is True
+    if (
+        placed and (reservation := _reserved_for(obj)) is not None
+    ):  # what its spec asks for beyond that is not its own yet
+        least, begins, ceiling = (
+            least.least(reservation),
+            begins.least(reservation),
+            ceiling and reservation == reservation.most(most),
+        )
+    if not scaled or not runs:  # what it has, or will be started with: placing keeps as much for it
+        use = use.most(begins)
+    pod = _text(status.get("runnerPod"))
+    conditions = status.get("conditions")
+    told_of = (
+        {_text(c.get("type")): c for c in conditions if isinstance(c, dict)} if isinstance(conditions, list) else {}
+    )
+    return VmState(
+        key=key_of(obj),
+        node=node,
+        least=least,
+        most=most,
+        use=use,
+        permit=_permit(status, most),
+        previous=_previous_amounts(status, most),
+        slot=_bytes(memory.get("slotSize")) or MEMORY_BLOCK,
+        runs=runs,
+        scaled=scaled,
+        movable=labels.get(LABEL_MIGRATION) == "true",
+        must_move=labels.get(LABEL_ALWAYS_MIGRATE) == "true",
+        reserve_max=ceiling,
+        # Half a surrogate pair can be spelled and nothing can show it.
+        billed_to=_text(annotations.get(ANNOTATION_BILLING))[:_MAX_TEXT].encode("utf-8", "replace").decode(),
+        overcommit=_overcommit(annotations.get(OVERCOMMIT)),
+        runner_pod=_pod(pod, key_of(obj)[0]) if pod else None,
+        created=_text(metadata.get("creationTimestamp")),
+        migrating=_condition(told_of.get(MIGRATING)),
+        should_migrate=_condition(told_of.get(SHOULD_MIGRATE)),
+        machine_id=_text(status.get("machineID")),
+    )
+
+
+def has_devices(obj: Object) -> bool:
+    """Whether devices are bound to the machine, or are to be."""
+    spec, status = _map(obj.get("spec")), _map(obj.get("status"))
+    return bool(spec.get("claims")) or bool(status.get("devices"))
+
+
+def permit_change(
+    obj: Object,
+    *,
+    permit: Resources | None,
+    previous: Resources = NO_RESOURCES,
+    given_by: str,
+    conditions: Mapping[str, tuple[bool, str, str]],
+    now: str,
+) -> Change:
+    """What to write on an object. ``permit``: None takes the record of one away.
+
+    ``conditions``: by type whether it is true, its reason and its message. ``now``: RFC 3339.
+    """
+    status = dict(_map(obj.get("status")))
+    if permit is None:
+        if _map(status.get("permitted")).get("givenBy"):
+            del status["permitted"]
+    elif (permit, previous) != (_permit(status, _UNREADABLE), _previous_amounts(status, _UNREADABLE)):
+        status["permitted"] = {
+            "cpus": cpus_text(permit.cpu),
+            "memory": bytes_text(permit.memory),
+            "givenBy": given_by,
+            **({"machineID": status["machineID"]} if _text(status.get("machineID")) else {}),
+            **(
+                {}
+                if previous == NO_RESOURCES
+                else {"kept": {"cpus": cpus_text(previous.cpu), "memory": bytes_text(previous.memory)}}
+            ),
+        }
+    if conditions:
+        status["conditions"] = _merged_conditions(status.get("conditions"), conditions, now)
+    return Change(ObjectKey.of(obj), obj["metadata"]["resourceVersion"], status)
+
+
+def cpus_text(milli: int) -> str:
+    """Thousandths of a CPU as manifests have them."""
+    return str(Quantity(milli * (NANO // 1000)))
+
+
+def bytes_text(count: int) -> str:
+    """Bytes as manifests have them."""
+    return str(Quantity(count * NANO, Format.BINARY_SI))
+
+
+def _merged_conditions(existing: object, updates: Mapping[str, tuple[bool, str, str]], now: str) -> list[Any]:
+    entries: Iterable[Any] = existing if isinstance(existing, list) else []
+    others = [entry for entry in entries if not (isinstance(entry, dict) and _text(entry.get("type")) in updates)]
+    new = [
+        {
+            "type": name,
+            "status": "True" if is_true else "False",
+            "lastTransitionTime": now,
+            "reason": reason,
+            "message": message,
+        }
+        for name, (is_true, reason, message) in updates.items()
+    ]
+    return [*others, *new]
+
+
+def _permit(status: Mapping[str, Any], most: Resources) -> Resources | None:
+    permit = _map(status.get("permitted"))
+    if not permit.get("givenBy") or permit.get("machineID", "") not in ("", status.get("machineID", "")):
+        return None
+    return Resources(_cpus(permit.get("cpus"), most.cpu), _bytes(permit.get("memory"), most.memory))
+
+
+def _reserved_for(obj: Object) -> Resources | None:
+    """What its node keeps for a machine; None where that cannot be read in full."""
+    entries = reserved_entries(obj)
+    cpu, memory = sum_nano(entries, CPU) // (NANO // 1000), sum_nano(entries, MEMORY) // NANO
+    return Resources(cpu, memory) if cpu and memory and len(entries) == len(obj["status"]["allocations"]) else None
+
+
+def _previous_amounts(status: Mapping[str, Any], most: Resources) -> Resources:
+    if _permit(status, most) is None:
+        return NO_RESOURCES
+    previous = _map(_map(status.get("permitted")).get("kept"))
+    return Resources(_cpus(previous.get("cpus"), most.cpu), _bytes(previous.get("memory"), most.memory))
+
+
+def _condition(entry: object) -> VmCondition | None:
+    if not isinstance(entry, dict):
+        return None
+    return VmCondition(
+        entry.get("status") == "True", _text(entry.get("reason")), _text(entry.get("lastTransitionTime"))
+    )
+
+
+def _overcommit(text: object) -> Resources | None:
+    """What is missing is 1. None where nothing is said, or not all of it can be read."""
+    content = _annotated(text)
+    if content is None:
+        return None
+    factors = [
+        1000 if content.get(name) is None else _amount(content[name], NANO // 1000, 0) for name in ("cpu", "memory")
+    ]
+    return Resources(*factors) if min(factors) >= 1 else None
+
+
+def _usage(text: object, most: Resources) -> Resources:
+    content = _annotated(text)
+    if content is None:
+        return NO_RESOURCES if text is None else most
+    return Resources(_cpus(content.get("cpu"), most.cpu), _bytes(content.get("memory"), most.memory))
+
+
+def _annotated(text: object) -> dict[str, Any] | None:
+    """The JSON object that an annotation has; None where it has none that can be read."""
+    if not isinstance(text, str) or len(text) > _MAX_TEXT:
+        return None
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _pod(text: str, namespace: str) -> MachineKey:
+    first, slash, rest = text.partition("/")
+    return (first, rest) if slash else (namespace, text)
+
+
+def _map(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _cpus(value: object, unread: int = 0) -> int:
+    return _amount(value, NANO // 1000, unread)
+
+
+def _bytes(value: object, unread: int = 0) -> int:
+    return _amount(value, NANO, unread)
+
+
+def _amount(value: object, unit: int, unread: int) -> int:
+    """Rounded up to whole units; 0 for none, and ``unread`` where it is no amount."""
+    if value is None:
+        return 0
+    nano = _nano(value) if isinstance(value, str) else _parsed(value)
+    return unread if nano is None else min(_MAX_AMOUNT, -(-nano // unit))
+
+
+def _parsed(value: object) -> int | None:
+    try:
+        nano = Quantity.parse(value).nano
+    except QuantityError:
+        return None
+    return None if nano < 0 else nano
+
+
+_nano = lru_cache(maxsize=8192)(_parsed)
+"""The same amounts come again and again: each write of an object is read back."""

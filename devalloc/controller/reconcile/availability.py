@@ -1,0 +1,199 @@
+"""What claims hold, and what that leaves of the pools: DevicePool.status.availableDevices."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from devalloc.api.claim import DeviceAllocation, DeviceClaim
+from devalloc.api.decode import decode
+from devalloc.api.device_class import DeviceClass
+from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
+from devalloc.api.pool import AttributeValue, Device, DevicePool
+from devalloc.api.quantity import ceil_blocks, floor_blocks
+from devalloc.api.status_recovery import recover_status
+from devalloc.controller.reconcile import vm_scheduling
+from devalloc.controller.reconcile.claims import ClaimKey, claim_key, device_claims_in, effective_documents
+from devalloc.controller.reconcile.snapshot import Memo
+from devalloc.controller.reconcile.vm_scheduling.machines import MachineKey
+from devalloc.store import Object
+from devalloc_solver.problem.allocations import admin_entries
+
+
+@dataclass
+class DeviceUse:
+    """What claims hold of one device."""
+
+    whole: bool = False
+    nano: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """Nano units in use of each of the device's resources."""
+
+
+PoolUse = Mapping[str, DeviceUse]
+"""By device name; devices that nobody holds are not in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldDevice:
+    """One entry of what a claim was given."""
+
+    claim: ClaimKey
+    entry: DeviceAllocation
+    is_admin: bool = False
+    """Of an admin detail: it holds nothing (S14)."""
+
+
+def held_devices(
+    documents: Iterable[Object], classes: Mapping[str, DeviceClass], made: Memo | None = None
+) -> Iterator[HeldDevice]:
+    """What the allocated claims among documents hold. One that cannot be read holds what its status names (S13)."""
+    made = made or Memo()
+    admin = frozenset(name for name, each in classes.items() if each.spec.admin_access)
+    for doc in device_claims_in(documents):
+        yield from made.of("holdings", doc, partial(_held_by_manifest, doc, classes), admin)
+
+
+def _held_by_manifest(doc: Object, classes: Mapping[str, DeviceClass]) -> tuple[HeldDevice, ...]:
+    claim = decode(doc).object
+    if isinstance(claim, DeviceClaim):
+        return (*_held_by_claim(claim, classes),)
+    status = recover_status(doc.get("status"))
+    return () if status is None else tuple(HeldDevice(claim_key(doc), entry) for entry in status.allocations)
+
+
+def _held_by_claim(claim: DeviceClaim, classes: Mapping[str, DeviceClass]) -> Iterator[HeldDevice]:
+    if claim.status is not None:
+        for entry, is_admin in zip(claim.status.allocations, admin_entries(claim, classes), strict=True):
+            yield HeldDevice(claim.key, entry, is_admin)
+
+
+def device_uses(held: Iterable[HeldDevice]) -> dict[str, dict[str, DeviceUse]]:
+    """What is held, by pool name and device name."""
+    by_pool: dict[str, dict[str, DeviceUse]] = defaultdict(lambda: defaultdict(DeviceUse))
+    for holding in held:
+        if holding.is_admin:
+            continue
+        use = by_pool[holding.entry.device_pool_name][holding.entry.device_name]
+        use.whole |= not holding.entry.allocations
+        for part in holding.entry.allocations:
+            use.nano[part.name] += part.allocation.nano
+    return by_pool
+
+
+def device_names_held_on(node_name: str, documents: Iterable[Object]) -> frozenset[str]:
+    """Names of the devices that claims hold on a node; ``documents`` have the claims and the classes.
+
+    What cannot be read holds nothing here: a device that somebody uses is then in use, and never free by mistake.
+    """
+    objects = [decode(document).object for document in documents]
+    classes = {o.metadata.name: o for o in objects if isinstance(o, DeviceClass)}
+    claims = [o for o in objects if isinstance(o, DeviceClaim) and node_name == (o.allocated_node or o.pinned_node)]
+    held = device_uses(holding for claim in claims for holding in _held_by_claim(claim, classes))
+    return frozenset(device for devices in held.values() for device in devices)
+
+
+@dataclass(frozen=True, slots=True)
+class CountedPool:
+    """A pool that can be read, and what is left of it."""
+
+    manifest: Object
+    pool: DevicePool
+    use: PoolUse
+    available: frozenset[str]
+    """Names of its devices of which one more claim could get at least a part."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetCounts:
+    """A fleet, counted: the only place that decides what is available and what is held."""
+
+    pools: Sequence[CountedPool]
+    holdings: Sequence[HeldDevice]
+    """Also of the claims that stand for machines."""
+    machines: Mapping[ClaimKey, MachineKey]
+    """For each claim that is not an object: the machine that it stands for."""
+
+
+def count_fleet(documents: Sequence[Object], made: Memo) -> FleetCounts:
+    """Of all objects; the pools among them are ``with_cordons``. What a claim holds is taken from ``made`` if the claim
+    has not changed."""
+    placed, held = _held_with_machines(documents, made)
+    used = device_uses(held)
+    counted = [
+        CountedPool(doc, pool, use := used.get(pool.metadata.name, {}), available_devices(pool, use))
+        for doc in placed.documents
+        if doc["kind"] == "DevicePool" and isinstance(pool := decode(doc).object, DevicePool)
+    ]
+    return FleetCounts(counted, held, placed.names)
+
+
+def count_pools(documents: Sequence[Object], made: Memo) -> list[tuple[Object, int, int]]:
+    """The same as numbers: each pool that can be read, with how many devices it has and how many are available. What
+    was ``made`` of documents before is not read again."""
+    placed, held = _held_with_machines(documents, made)
+    used = device_uses(held)
+    counts = []
+    for doc in placed.documents:
+        if doc["kind"] == "DevicePool":
+            use = used.get(doc["metadata"]["name"], {})
+            if (number := made.of("available", doc, partial(_pool_numbers, doc, use), use)) is not None:
+                counts.append((doc, *number))
+    return counts
+
+
+def _held_with_machines(
+    documents: Sequence[Object], made: Memo
+) -> tuple[vm_scheduling.SchedulingInput, list[HeldDevice]]:
+    placed = vm_scheduling.scheduling_input(effective_documents(documents, made), made)
+    classes = [decode(doc).object for doc in placed.documents if doc["kind"] == "DeviceClass"]
+    by_name = {each.metadata.name: each for each in classes if isinstance(each, DeviceClass)}
+    return placed, list(held_devices(placed.documents, by_name, made))
+
+
+def _pool_numbers(doc: Object, use: PoolUse) -> tuple[int, int] | None:
+    pool = decode(doc).object
+    return (len(pool.spec.devices), len(available_devices(pool, use))) if isinstance(pool, DevicePool) else None
+
+
+def available_devices(pool: DevicePool, use: PoolUse) -> frozenset[str]:
+    """Names of the devices of which one more claim could get at least a part, each looked at alone."""
+    capacity = {resource.name: resource for resource in pool.spec.resources}
+    attributes = _attributes(pool)
+    held = [device for device in pool.spec.devices if device.name in use]
+    groups = {attributes[device.name].get(COMPATIBILITY_GROUP) for device in held} - {None}
+
+    def draws(device: Device) -> dict[str, int]:
+        return {name: ceil_blocks(amount, capacity[name].block) for name, amount in device.requests.items()}
+
+    free = {name: floor_blocks(resource.capacity, resource.block) for name, resource in capacity.items()}
+    for device in held:
+        if device.requests.keys() <= capacity.keys():
+            for name, blocks in draws(device).items():
+                free[name] -= blocks
+
+    def is_available(device: Device) -> bool:
+        own = attributes[device.name]
+        # A resource that the pool does not define can never be drawn on (S12).
+        if UNAVAILABLE in own or not device.requests.keys() <= capacity.keys():
+            return False
+        if (used := use.get(device.name)) is not None:
+            return not used.whole and any(
+                (resource.capacity.nano - used.nano[resource.name]) // resource.block.nano > 0
+                for resource in device.resources
+            )
+        if any(blocks > free[name] for name, blocks in draws(device).items()):
+            return False
+        return COMPATIBILITY_GROUP not in own or groups <= {own[COMPATIBILITY_GROUP]}
+
+    return frozenset(device.name for device in pool.spec.devices if is_available(device))
+
+
+def _attributes(pool: DevicePool) -> dict[str, dict[str, AttributeValue]]:
+    """The effective attributes of each device (S3)."""
+    of_pool = {attribute.name: attribute.value for attribute in pool.spec.attributes}
+    return {
+        device.name: of_pool | {attribute.name: attribute.value for attribute in device.attributes}
+        for device in pool.spec.devices
+    }

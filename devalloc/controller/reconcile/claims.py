@@ -1,0 +1,134 @@
+"""Read claims as a store has them: raw content, which may be malformed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from devalloc.api import meta
+from devalloc.api.claim import DeviceClaim
+from devalloc.api.decode import decode
+from devalloc.api.raw_claims import ClaimKey as ClaimKey
+from devalloc.api.raw_claims import admin_class_names as admin_class_names
+from devalloc.api.raw_claims import allocation_entries as allocation_entries
+from devalloc.api.raw_claims import annotation_of as annotation_of
+from devalloc.api.raw_claims import claim_key as claim_key
+from devalloc.api.raw_claims import device_claims_in as device_claims_in
+from devalloc.api.raw_claims import group_of as group_of
+from devalloc.api.raw_claims import is_deleting as is_deleting
+from devalloc.controller.reconcile.snapshot import Memo
+from devalloc.store import Object
+
+ALLOCATION_ANNOTATIONS = (
+    meta.ALLOCATED_NODE,
+    meta.ALLOCATED_DEVICES,
+    meta.ALLOCATION_DETAILS,
+    meta.ALLOCATED_SPEC,
+    meta.ADMIN_CLASSES,
+    meta.REASON,
+    meta.MESSAGE,
+)
+"""The annotations that the allocator writes, and takes away again."""
+
+
+def is_prepared(claim: Object) -> bool:
+    """True while its node holds the claim's devices, or is about to: they are nobody else's."""
+    return meta.NODE_FINALIZER in claim["metadata"].get("finalizers", ())
+
+
+def wants_release(claim: Object) -> bool:
+    """True if its devices must be released, even if they are in use."""
+    return annotation_of(claim, meta.RELEASE) is not None
+
+
+def canonical_spec(claim: Object) -> str:
+    """The claim's spec for the annotation ALLOCATED_SPEC."""
+    return json.dumps(claim.get("spec"), sort_keys=True, separators=(",", ":"))
+
+
+def allocated_spec(claim: Object) -> Any:
+    """The spec that the allocation answers; the claim's own where none is recorded."""
+    text = annotation_of(claim, meta.ALLOCATED_SPEC)
+    if text is None or not allocation_entries(claim):
+        return claim.get("spec")
+    try:
+        return json.loads(text)
+    except ValueError:
+        return claim.get("spec")  # somebody else wrote there
+
+
+def class_names(claim: Object) -> frozenset[str]:
+    """The classes that the claim's details name; none for a claim that cannot be read."""
+    read = decode(claim).object
+    if not isinstance(read, DeviceClaim):
+        return frozenset()
+    details = (detail for entry in read.spec.claims for detail in entry.alternatives)
+    return frozenset(detail.device_class for detail in details if detail.device_class)
+
+
+_FORMER_ADMIN_CLASS: Object = {
+    "apiVersion": meta.DEVMGMT,
+    "kind": "DeviceClass",
+    "metadata": {"name": "had-admin-access.devalloc.io"},
+    "spec": {"adminAccess": True},
+}
+"""Stands for the classes that had admin access when a claim was allocated, and have it no more."""
+
+
+def effective_documents(documents: Sequence[Object], made: Memo | None = None) -> list[Object]:
+    """The documents as they count: what allocated claims are, is fixed until they are released (S18).
+
+    Were an edit of the claim, or admin access given to its class later, to count, a claim would look as if it held
+    nothing while it still does; and were admin access taken from its class to count, as if it held what others have.
+    """
+    admin, made = admin_class_names(documents), made or Memo()
+    counted, once_admin = [], False
+    for doc in documents:
+        if doc.get("kind") == "DeviceClaim":
+            as_it_counts, had_admin = made.of("as-allocated", doc, partial(_effective_claim, doc, admin), admin)
+            counted.append(as_it_counts)
+            once_admin = once_admin or had_admin
+        else:
+            counted.append(doc)
+    return [*counted, _FORMER_ADMIN_CLASS] if once_admin else counted
+
+
+def _admin_when_allocated(claim: Object) -> frozenset[str]:
+    """The classes the claim names that had admin access when it was allocated."""
+    try:
+        return frozenset(json.loads(annotation_of(claim, meta.ADMIN_CLASSES) or "[]"))
+    except (ValueError, TypeError):
+        return frozenset()  # somebody else wrote there
+
+
+def _effective_claim(claim: Object, admin: frozenset[str]) -> tuple[Object, bool]:
+    """The claim as it counts, and whether a class that it names has lost admin access since."""
+    recorded = _admin_when_allocated(claim) if claim.get("apiVersion") == meta.DEVMGMT else frozenset()
+    once_admin = bool(recorded - admin)
+    if not allocation_entries(claim) or annotation_of(claim, meta.ALLOCATED_SPEC) is None:
+        return claim, once_admin
+    recorded = _admin_when_allocated(claim)
+    instead = {
+        **dict.fromkeys(admin - recorded),
+        **dict.fromkeys(recorded - admin, _FORMER_ADMIN_CLASS["metadata"]["name"]),
+    }
+    spec = _replace_classes(allocated_spec(claim), instead)
+    return claim if spec == claim.get("spec") else {**claim, "spec": spec}, once_admin
+
+
+def _replace_classes(content: Any, instead: Mapping[str, str | None]) -> Any:
+    """A spec in which details name other classes, or (None) no class, instead of some."""
+    if isinstance(content, list):
+        return [_replace_classes(item, instead) for item in content]
+    if not isinstance(content, dict):
+        return content
+    changed = {
+        name: _replace_classes(value, instead) if name in ("claims", "oneOf") else value
+        for name, value in content.items()
+    }
+    named = content.get("deviceClass")
+    if isinstance(named, str) and named in instead:
+        changed["deviceClass"] = instead[named]
+    return {name: value for name, value in changed.items() if name != "deviceClass" or value is not None}

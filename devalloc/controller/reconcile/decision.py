@@ -1,0 +1,271 @@
+"""From the solver's answer to what is written on the claims. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from pydantic import ValidationError
+
+from devalloc.api import meta
+from devalloc.api.claim import DeviceClaimStatus
+from devalloc.api.summaries import format_devices
+from devalloc.controller.reconcile.claims import (
+    ALLOCATION_ANNOTATIONS,
+    ClaimKey,
+    admin_class_names,
+    allocated_spec,
+    allocation_entries,
+    annotation_of,
+    canonical_spec,
+    claim_key,
+    class_names,
+    device_claims_in,
+    group_of,
+    is_deleting,
+    is_prepared,
+    wants_release,
+)
+from devalloc.controller.reconcile.snapshot import Memo
+from devalloc.controller.release import release_change
+from devalloc.store import Change, Key, Object
+from devalloc_solver.explain.reasons import STILL_SEARCHING, Reason
+
+SPEC_CHANGED = "SpecChanged"
+"""Reason on an allocated claim: its spec was edited, which takes effect only after a release (S18)."""
+STILL_PREPARED = "StillPrepared"
+"""Reason on a claim that holds nothing any more: its node has not let go of what it held."""
+_MAX_MESSAGE = 300
+"""Characters that a column shows of a claim's devices."""
+TRANSIENT_REASONS = frozenset({Reason.LOST_TO_HIGHER_PRIORITY.value, Reason.LOST_TO_COMPETITION.value})
+"""Reasons of claims that would have found a place, had others that are answered with them asked for less."""
+ALLOCATED = "Allocated"
+"""Condition of a claim that has devices, and its reason."""
+DEVICE_LOST = "DeviceLost"
+"""Condition of an allocated device that no longer exists (S18)."""
+
+
+@dataclass(frozen=True)
+class WriteUnit:
+    """Changes that only make sense together: a group, or one claim."""
+
+    changes: tuple[Change, ...]
+    granted: bool
+    """It gives devices to claims that had none."""
+    released: bool = False
+    """It takes devices from a claim, so that another round is due."""
+    grows: bool = False
+    """It gives more to a machine that has some."""
+    passing: bool = False
+    """It says that others of the batch were given what is wanted: a reason that holds until these have it."""
+
+    @property
+    def keys(self) -> frozenset[Key]:
+        return frozenset(change.key for change in self.changes)
+
+
+def decide_claims(
+    documents: Sequence[Object],
+    answer: Mapping[str, Any],
+    now: str,
+    made: Memo | None = None,
+    *,
+    has_conditions: bool = False,
+) -> list[WriteUnit]:
+    """What to write so that the claims say what ``answer`` (of ``solve_manifests`` for these documents) says.
+
+    Claims that say it already are left out. ``now`` is the time of conditions that change, RFC 3339.
+    ``has_conditions``: claims that get devices get the condition ``Allocated`` as well.
+    """
+    answers: dict[ClaimKey, Mapping[str, Any]] = {(a["namespace"], a["name"]): a for a in answer["claims"]}
+    admin, made = admin_class_names(documents), made or Memo()
+    groups: dict[tuple[str, str], list[Change]] = {}
+    blocked = {(claim_key(claim)[0], group_of(claim)) for claim in device_claims_in(documents) if _is_held_back(claim)}
+    units = []
+    for claim in device_claims_in(documents):
+        key = claim_key(claim)
+        verdict = answers.get(key)
+        if verdict is None or verdict.get(STILL_SEARCHING):
+            continue
+        granted = passing = False
+        if allocation_entries(claim) and wants_release(claim) and not is_prepared(claim):
+            units.append(WriteUnit((release_change(claim),), granted=False, released=True))
+            continue
+        if allocation_entries(claim):
+            if (
+                update := made.of("kept", claim, partial(_keep_change_if_different, claim, verdict, now), verdict)
+            ) is None:
+                continue
+            change = update
+        elif is_deleting(claim):
+            continue
+        elif _is_held_back(claim):
+            change = _annotation_change(
+                claim, claim.get("status"), {meta.REASON: STILL_PREPARED, meta.MESSAGE: _STILL_PREPARED}
+            )
+        elif verdict["allocated"] and group_of(claim) is not None and (key[0], group_of(claim)) in blocked:
+            continue  # all of a group or none
+        elif verdict["allocated"]:
+            change, granted = _grant_change(claim, verdict, admin, now if has_conditions else None), True
+        else:
+            change, passing = _refusal_change(claim, verdict), verdict["reason"] in TRANSIENT_REASONS
+        if not _changes_object(change, claim):
+            continue
+        group = group_of(claim)
+        if granted and group is not None:
+            groups.setdefault((key[0], group), []).append(change)
+        else:
+            units.append(WriteUnit((change,), granted, passing=passing))
+    return units + [WriteUnit(tuple(changes), granted=True) for changes in groups.values()]
+
+
+_STILL_PREPARED = (
+    "its node has not released the devices it held before; it is answered when the finalizer "
+    f"{meta.NODE_FINALIZER} is removed"
+)
+
+
+def _is_held_back(claim: Object) -> bool:
+    """Whether a claim that holds nothing is still prepared: somebody took its status away, and its node lives on."""
+    return is_prepared(claim) and not allocation_entries(claim)
+
+
+def _grant_change(claim: Object, answer: Mapping[str, Any], admin: frozenset[str], since: str | None) -> Change:
+    """``since``: the time of the condition; None for none."""
+    written = ("allocations", "classConfigs", "classConfigAllocations", "claimConfigs")
+    status = {name: value for name, value in claim.get("status", {}).items() if name not in written}
+    status |= {name: answer[name] for name in written if answer.get(name)}
+    if since is not None:
+        conditions = status.get("conditions")
+        others = [one for one in conditions if one.get("type") != ALLOCATED] if isinstance(conditions, list) else []
+        status["conditions"] = [*others, _allocated_condition(claim, answer, since)]
+    annotations = {**answer.get("annotations", {}), meta.ALLOCATED_SPEC: canonical_spec(claim), meta.RELEASE: None}
+    annotations[meta.ALLOCATED_DEVICES] = _device_list(answer["allocations"])
+    if named := sorted(admin & class_names(claim)):
+        annotations[meta.ADMIN_CLASSES] = json.dumps(named)
+    return _annotation_change(claim, status, annotations)
+
+
+def _allocated_condition(claim: Object, answer: Mapping[str, Any], since: str) -> dict[str, Any]:
+    """The condition for those who wait for it. It goes with the rest of the status when the devices are taken back."""
+    node = f" on node {answer['node']}" if answer.get("node") else ""
+    condition: dict[str, Any] = {
+        "type": ALLOCATED,
+        "status": "True",
+        "lastTransitionTime": since,
+        "reason": ALLOCATED,
+        "message": f"{_device_list(answer['allocations'])}{node}",
+    }
+    if isinstance(generation := claim["metadata"].get("generation"), int):
+        condition["observedGeneration"] = generation
+    return condition
+
+
+def _device_list(entries: Sequence[Any]) -> str:
+    return format_devices(entries)[:_MAX_MESSAGE]
+
+
+def _refusal_change(claim: Object, answer: Mapping[str, Any]) -> Change:
+    return _annotation_change(
+        claim, claim.get("status"), {meta.REASON: answer["reason"], meta.MESSAGE: answer["message"]}
+    )
+
+
+def _keep_change_if_different(claim: Object, answer: Mapping[str, Any], now: str) -> Change | None:
+    change = _keep_change(claim, answer, now)
+    return change if _changes_object(change, claim) else None
+
+
+def _keep_change(claim: Object, answer: Mapping[str, Any], now: str) -> Change:
+    """An allocated claim: its allocation stays; what is wrong with it is said."""
+    stored = {name: annotation_of(claim, name) for name in ALLOCATION_ANNOTATIONS}
+    if not answer["allocated"]:  # invalid in a way that an edit of the spec does not explain; what it holds it holds
+        reasons = {meta.REASON: answer["reason"], meta.MESSAGE: answer["message"]}
+        return _annotation_change(claim, claim["status"], {**stored, **reasons})
+    reasons = dict.fromkeys((meta.REASON, meta.MESSAGE))
+    for warning in answer.get("warnings", ()):  # of an invalid claim: why, and it keeps what it holds
+        reason, _, message = warning.partition(": ")
+        if reason == Reason.CLAIM_INVALID:
+            reasons = {meta.REASON: reason, meta.MESSAGE: message}
+    if allocated_spec(claim) != claim.get("spec") and not is_deleting(claim):
+        namespace, name = claim_key(claim)
+        reasons[meta.REASON] = SPEC_CHANGED
+        reasons[meta.MESSAGE] = (
+            "the spec was edited after the allocation, which stays as it is; "
+            f"to apply the edit: devalloc release -n {namespace} {name}"
+        )
+    lost = {(entry["devicePoolName"], entry["deviceName"]) for entry in answer.get("lost", ())}
+    status = dict(claim["status"])
+    if _is_readable(status):
+        reasons[meta.ALLOCATED_DEVICES] = _device_list(allocation_entries(claim))  # of versions before this, too
+        if statuses := _device_statuses(claim, lost, now):
+            status["deviceStatuses"] = statuses
+    return _annotation_change(claim, status, {**stored, **reasons})
+
+
+def _is_readable(status: Object) -> bool:
+    """Whether a status is one of the API: of what others wrote in another form nothing is changed."""
+    try:
+        DeviceClaimStatus.model_validate(status, by_alias=True, by_name=False)
+    except ValidationError:
+        return False
+    return True
+
+
+def _device_statuses(claim: Object, lost: set[tuple[str, str]], now: str) -> list[Any]:
+    """The statuses of the claim's devices, with the condition DeviceLost where a device went or came back.
+
+    All else in them is their drivers'.
+    """
+    statuses = list(claim["status"].get("deviceStatuses", ()))
+    positions = {(s.get("devicePoolName"), s.get("deviceName")): i for i, s in enumerate(statuses)}
+    for entry in allocation_entries(claim):
+        device = (entry["devicePoolName"], entry["deviceName"])
+        position = positions.get(device)
+        if position is None:
+            if device not in lost:
+                continue
+            position = positions[device] = len(statuses)
+            statuses.append({"devicePoolName": device[0], "deviceName": device[1]})
+        status = statuses[position]
+        conditions = [c for c in status.get("conditions", ()) if c.get("type") != DEVICE_LOST]
+        before = next((c for c in status.get("conditions", ()) if c.get("type") == DEVICE_LOST), None)
+        if before is None and device not in lost:
+            continue
+        condition = _device_lost_condition(device, device in lost, before, now)
+        if condition != before:
+            statuses[position] = {**status, "conditions": [*conditions, condition]}
+    return statuses
+
+
+def _device_lost_condition(
+    device: tuple[str, str], lost: bool, before: Mapping[str, Any] | None, now: str
+) -> dict[str, Any]:
+    value = "True" if lost else "False"
+    pool, name = device
+    return {
+        "type": DEVICE_LOST,
+        "status": value,
+        "lastTransitionTime": before["lastTransitionTime"] if before and before.get("status") == value else now,
+        "reason": "DeviceGone" if lost else "DeviceBack",
+        "message": f"device {name} of pool {pool} " + ("no longer exists" if lost else "exists again"),
+    }
+
+
+def _annotation_change(claim: Object, status: Object | None, annotations: Mapping[str, str | None]) -> Change:
+    """Of the allocator's own annotations, exactly these."""
+    return Change(
+        Key.of(claim),
+        claim["metadata"]["resourceVersion"],
+        status,
+        {**dict.fromkeys(ALLOCATION_ANNOTATIONS), **annotations},
+    )
+
+
+def _changes_object(change: Change, claim: Object) -> bool:
+    return any(annotation_of(claim, name) != value for name, value in change.annotations.items()) or json.dumps(
+        change.status or {}, sort_keys=True
+    ) != json.dumps(claim.get("status", {}), sort_keys=True)

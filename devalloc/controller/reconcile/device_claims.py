@@ -1,0 +1,502 @@
+"""The loop that answers DeviceClaims: read everything, solve, write the answers, wait for a change.
+
+A round writes all it decided in one commit. The commit is fenced: when what another claim holds, a pool or a class has
+changed since the round read them, nothing is written (``basis`` says what counts there), so that two allocators, or one
+and a concurrent release, never give one device to two claims. A claim that itself changed or went meanwhile costs only
+its own group. What a round could not write the next one does, for whatever stood in the way is a change that the loop
+wakes up for.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Protocol
+
+from devalloc.api.cordon import apply_all_cordons, apply_cordons, is_node, unknown_nodes, unschedulable_nodes
+from devalloc.api.meta import TRANSACTION
+from devalloc.backoff import Backoff
+from devalloc.controller.reconcile import foreign_objects, vm_scheduling
+from devalloc.controller.reconcile.availability import count_pools
+from devalloc.controller.reconcile.claims import (
+    allocation_entries,
+    annotation_of,
+    device_claims_in,
+    effective_documents,
+    is_deleting,
+)
+from devalloc.controller.reconcile.decision import WriteUnit, decide_claims
+from devalloc.controller.reconcile.preconditions import (
+    EXCLUSIVE_SPECS,
+    EXCLUSIVE_STATUSES,
+    allocates_from,
+    fuller_pools,
+)
+from devalloc.controller.reconcile.redaction import redact
+from devalloc.controller.reconcile.searches import BackgroundSearches, search_with_new_fleet
+from devalloc.controller.reconcile.snapshot import Memo, SnapshotReader
+from devalloc.controller.reconcile.warm_solver import IncrementalSolver
+from devalloc.controller.reconcile.write_backoff import WriteBackoff, rejection_messages
+from devalloc.store import (
+    Change,
+    Conflict,
+    Event,
+    EventType,
+    Expired,
+    Fence,
+    FenceBroken,
+    Key,
+    NoSpace,
+    Object,
+    SkippedForSpace,
+    Store,
+    Unusable,
+    WriteRejected,
+    log_failure,
+)
+from devalloc.store.lifecycle import with_annotations, with_status
+from devalloc_solver.deadline import seconds_left
+from devalloc_solver.explain.reasons import STILL_SEARCHING
+from devalloc_solver.pipeline import admission, quota
+
+log = logging.getLogger(__name__)
+
+_SEARCH_POLL_SECONDS = 0.1
+"""Seconds from one look to the next whether claims that are searched for beside the loop are answered."""
+_NO_SPACE_SECONDS = 10.0
+"""The longest time from one try to write on a full disk to the next: it may have space at any moment."""
+_NO_NODE = "DevicePool {1}: spec.nodeName: there is no Node {0}; its devices are allocated, but no plugin prepares them"
+_COMMIT_ATTEMPTS = 5
+"""How often a commit is tried again because of writes that do not matter to it."""
+
+
+class SolveManifests(Protocol):
+    """What answers the claims among documents: the dict of ``devalloc_solver.solve_manifests``."""
+
+    def __call__(self, documents: Iterable[Object], *, placement: str, deadline: float | None) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class AllocatorSettings:
+    """How claims are answered."""
+
+    placement: str = "pack"
+    """``pack`` or ``spread`` (claim-semantics S17)."""
+    deadline: float | None = 10.0
+    """Seconds the solver may think about one batch; None for as long as it takes."""
+    admin_namespaces: admission.AdminNamespaces = "all"
+    """Where claims may have admin access (S14): everywhere, or only in namespaces with the label ``ADMIN_ACCESS``."""
+    has_conditions: bool = False
+    """Allocated claims have conditions, for `kubectl wait`. Not in an embedded store: 0.1.0 considers claims with
+    unknown fields invalid, and there is no API server to drop them."""
+    hides_names: bool = False
+    """No message contains the names of claims and machines of other namespaces."""
+    batch: float = 0.05
+    """Seconds to wait after a change for more, so that what is applied together is solved together."""
+    resync: float = 60.0
+    """Seconds after which everything is looked at again though nothing is known to have changed."""
+    availability: float = 0.0
+    """Least seconds from one count of what is available to the next, and so between two writes of a pool's
+    availableDevices: on a cluster each is a request."""
+    retry: float = 1.0
+    """Seconds to wait after a round that failed; twice as long after each further one, up to ``resync``."""
+
+
+DEFAULT_SETTINGS = AllocatorSettings()
+
+
+@dataclass(frozen=True)
+class DeviceClaimRound:
+    """What one round found and did."""
+
+    resource_version: str
+    """The state of the store that was read: the next round is due when anything changes after it."""
+    claims: int
+    allocated: int
+    """Claims that hold devices now."""
+    waiting: int
+    """Claims that want devices and have none."""
+    granted: Sequence[Key]
+    """Claims that got devices in this round, and machines that were placed."""
+    stale: Sequence[Key]
+    """Claims whose answer was dropped, because something changed meanwhile."""
+    pools: int
+    devices: int
+    available: int
+    """Devices that could still be allocated. Numbers of pools and devices are as of the last count."""
+    is_counted: bool
+    """Whether there are as many pools as were counted then: they may have come since."""
+    problems: Sequence[str]
+    """Objects that the solver left out, and why."""
+    optimal: bool
+    seconds: float
+
+    @property
+    def in_words(self) -> str:
+        """How much there is, without what was not counted."""
+        claims = f"claims {self.claims} ({self.allocated} allocated, {self.waiting} waiting)"
+        if not self.is_counted:
+            return claims
+        return f"pools {self.pools}, devices {self.devices} ({self.available} available), {claims}"
+
+
+class DeviceClaimAllocator:
+    """Answers the claims of a store, round by round."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        settings: AllocatorSettings = DEFAULT_SETTINGS,
+        kinds: Iterable[str] | None = None,
+        solve: SolveManifests | None = None,
+        progress: Callable[[DeviceClaimRound], None] = lambda done: None,
+        wrote: Callable[[Object, Object], None] = lambda before, after: None,
+        heard: Callable[[Object, Object], None] = lambda before, after: None,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``kinds``: what is read to decide; None for all. ``solve`` None: a Fleet that is kept warm. ``progress`` is
+        called after each round, in the loop's thread, and ``wrote`` of each object that an answer was written on, with
+        what it was before and is now, or was to say where it cannot be written. ``heard``: of each machine that
+        somebody else has changed, the same."""
+        self._store = store
+        self._settings = settings
+        self._kinds = None if kinds is None else frozenset(kinds)
+        self.searches = BackgroundSearches(search_with_new_fleet(settings.placement), clock)
+        self._solve: SolveManifests = IncrementalSolver(self.searches) if solve is None else solve
+        self._progress = progress
+        self._wrote = wrote
+        self._heard = heard
+        self._is_unfinished = False
+        """Something that was written is marked still as not yet given: the store takes the marks away before it writes
+        anything else."""
+        self._now = now
+        self._clock = clock
+        self._counted = -math.inf
+        self._pools_then = 0
+        """How many there were, those too that cannot be read, when they were counted."""
+        """When it was counted last what is available, by ``clock``."""
+        self._numbers = 0, 0, 0
+        """Of pools, devices and available devices then."""
+        self._is_behind = False
+        """It is to be counted again."""
+        self.began: float | None = None
+        """When the round that goes on began, by ``clock``; None in between."""
+        self.failing: float | None = None
+        """Since when all rounds fail."""
+        self._stop = threading.Event()
+        self._own_writes: set[str] = set()
+        self._without: frozenset[str] = frozenset()
+        """Kinds that do not count, though they may be in the store."""
+        self._reading = SnapshotReader(store, self._kinds)
+        self._made = Memo()
+        self._last: DeviceClaimRound | None = None
+        """The last round, where one more on the same objects would come to the same."""
+        self._seen: Mapping[Key, Object] = {}
+        """All objects as of the last round, with what it wrote."""
+        self._problems: frozenset[str] = frozenset()
+        self._refusals = WriteBackoff(clock)
+        self._is_again = False
+        """Devices were set aside in vain, or something of the round was left to the next, so that one is due."""
+        self._left: frozenset[Key] = frozenset()
+        """Refusals that the last round left to this one."""
+        self._unsaid: list[WriteUnit] = []
+        """What the last round wanted to say on objects, and they could not be written."""
+
+    def ignore_kind(self, kind: str) -> None:
+        """Decide without these objects, which may not be read, or do not count here. Before ``run``."""
+        self._without |= {kind}
+        self._kinds = None if self._kinds is None else self._kinds - {kind}
+        self._reading = SnapshotReader(self._store, self._kinds, self._without)
+
+    def run(self, stop: threading.Event) -> None:
+        """Round after round until ``stop`` is set. Raises Unusable; all else is logged and tried again."""
+        self._stop = stop
+        with self.searches.in_thread():
+            self._run(stop)
+
+    def _run(self, stop: threading.Event) -> None:
+        backoff, logged = Backoff(self._settings.retry, self._settings.resync), ""
+        while not stop.is_set():
+            try:
+                self.began = self._clock()
+                done = self.round()
+                backoff.reset()
+                logged, self.began, self.failing = "", None, None
+                self._progress(done)
+                if self._is_unfinished:
+                    stop.wait(self._settings.retry)
+                elif self._is_again:
+                    stop.wait(self._settings.batch)  # who writes a group writes its claims one by one
+                else:
+                    self._wait(done.resource_version, stop)
+            except Expired:
+                continue
+            except Unusable:
+                raise
+            except Exception as error:
+                self.failing = self.began if self.failing is None else self.failing
+                self.began = None
+                is_full = isinstance(error, NoSpace) or isinstance(error.__cause__, NoSpace)
+                delay = min(backoff.next_delay(), _NO_SPACE_SECONDS if is_full else math.inf)
+                logged = log_failure(log, error, logged, "could not answer the claims", delay)
+                stop.wait(delay)
+
+    def round(self) -> DeviceClaimRound:
+        """Answer every claim there is, once."""
+        objects, version, is_new = self._reading.look()
+        if self._last is not None and not (is_new or self._is_unfinished or self._refusals.has_entries()):
+            return replace(self._last, seconds=0.0)
+        self._last = None
+        self._made.turn()
+        for key, obj in objects.items():
+            if key.kind == vm_scheduling.KIND and (old := self._seen.get(key)) is not None and old is not obj:
+                self._heard(old, obj)  # what its node says of it
+        documents = self._documents(objects.values())
+        solver_input = vm_scheduling.scheduling_input(effective_documents(documents, self._made), self._made)
+        self._is_again, self._unsaid = False, []
+        kept_out = rejection_messages(self._refusals.look(documents), solver_input)
+        answer = admission.solve_admitted(
+            solver_input.documents, partial(self._answer, self._ends()), self._settings.admin_namespaces, kept_out
+        )
+        answer = {**answer, "claims": [*answer["claims"], *vm_scheduling.withheld_answers(solver_input)]}
+        shown = partial(self._shown, objects, solver_input)
+        answer["claims"] = [_redacted_answer(one, shown) for one in answer["claims"]]
+        now = self._now().isoformat(timespec="seconds").replace("+00:00", "Z")
+        claims_units = decide_claims(documents, answer, now, self._made, has_conditions=self._settings.has_conditions)
+        units = vm_scheduling.decide_machines(solver_input, answer, claims_units, now, shown)
+        units += vm_scheduling.node_service_units(objects.values(), {key for unit in units for key in unit.keys}, now)
+        units = self._without_passing(units)
+        aside = [obj for obj in objects.values() if foreign_objects.is_foreign(obj)]
+        units += [WriteUnit((change,), granted=False) for change in foreign_objects.ignored_changes(aside)]
+        written = self._commit(units, Fence(version, EXCLUSIVE_SPECS, EXCLUSIVE_STATUSES), objects)
+        for key, obj in written.items():
+            self._wrote(objects[key], obj)
+        for change in (change for unit in self._unsaid for change in unit.changes):
+            old = objects[change.key]
+            self._wrote(old, with_annotations(with_status(old, change.status), change.annotations))
+        freed = {key for unit in units if unit.released for key in unit.keys}
+        self._own_writes = {obj["metadata"]["resourceVersion"] for key, obj in written.items() if key not in freed}
+        self._seen = {**objects, **written}
+        state = self._documents(self._seen.values())
+        pools = sum(obj["kind"] == "DevicePool" for obj in state)
+        self._is_behind = self._clock() - self._counted < self._settings.availability
+        if not self._is_behind:
+            self._publish_availability(state)
+            self._pools_then = pools
+        self._publish_counts(state)
+        claims = device_claims_in(state)
+        waiting = [c for c in claims if not allocation_entries(c) and not is_deleting(c)]
+        strangers = (_NO_NODE.format(*each) for each in unknown_nodes(objects.values()).items())
+        problems = (*map(_problem_message, answer["problems"]), *foreign_objects.ignored_messages(aside), *strangers)
+        self._report(problems)
+        done = DeviceClaimRound(
+            resource_version=version,
+            claims=len(claims),
+            allocated=sum(bool(allocation_entries(claim)) for claim in claims),
+            waiting=len(waiting),
+            granted=[key for unit in units if unit.granted for key in unit.keys & written.keys()],
+            stale=[key for unit in units for key in unit.keys - written.keys()],
+            pools=self._numbers[0],
+            devices=self._numbers[1],
+            available=self._numbers[2],
+            is_counted=pools == self._pools_then,
+            problems=problems,
+            optimal=answer["optimal"],
+            seconds=answer["seconds"],
+        )
+        is_searching = any(one.get(STILL_SEARCHING) for one in answer["claims"])
+        self._is_again |= bool(answer.get("again"))
+        is_final = not (is_searching or answer.get(STILL_SEARCHING, not answer["optimal"]))
+        if not units and is_final and not self._is_behind and not (waiting and self._has_quotas()):
+            self._last = done
+        return done
+
+    def _shown(
+        self, objects: Mapping[Key, Object], solver_input: vm_scheduling.SchedulingInput, namespace: str, message: str
+    ) -> str:
+        """A message as it is shown in a namespace."""
+
+        def is_owner(space: str, name: str) -> bool:
+            return (space, name) in solver_input.names or any(
+                Key(kind, space, name) in objects for kind in ("DeviceClaim", vm_scheduling.KIND)
+            )
+
+        return redact(message, namespace, is_owner) if self._settings.hides_names else message
+
+    def _without_passing(self, units: Sequence[WriteUnit]) -> list[WriteUnit]:
+        """Without refusals that others of the batch are the reason of, where these are given something: who has it then
+        is a reason that lasts, and is written by the round after, which comes at once. What a round left to the next is
+        written in that, whatever it gives, and a round comes after it as well."""
+        passing = {key for unit in units if unit.passing for key in unit.keys}
+        gives = any(unit.granted or unit.grows for unit in units)
+        self._left = frozenset(passing - self._left) if gives else frozenset()
+        self._is_again = gives and bool(passing)
+        return [unit for unit in units if not (unit.passing and unit.keys & self._left)]
+
+    def _documents(self, objects: Collection[Object]) -> list[Object]:
+        """What is decided on: all but foreign objects, with what is cordoned unavailable; what of Nodes is to be known
+        is in the pools then."""
+
+        def cordoned(pool: Object, why: str | None) -> Object:
+            return self._made.of("cordons", pool, partial(apply_cordons, pool, why), why)
+
+        own = (obj for obj in objects if not foreign_objects.is_foreign(obj))
+        return [obj for obj in apply_all_cordons(own, cordoned) if not is_node(obj)]
+
+    def _has_quotas(self) -> bool:
+        """Those that wait for one may be asked for again: how often, in one round, has a bound."""
+        return any(quota.is_quota(obj) for obj in self._seen.values())
+
+    def _ends(self) -> float | None:
+        """When the solver is to have answered, in however many calls."""
+        deadline = self._settings.deadline
+        return None if deadline is None else time.monotonic() + deadline
+
+    def _answer(self, ends: float | None, documents: Sequence[Object]) -> dict[str, Any]:
+        return self._solve(documents, placement=self._settings.placement, deadline=seconds_left(ends))
+
+    def _commit(
+        self, units: Sequence[WriteUnit], fence: Fence | None, decided_on: Mapping[Key, Object] | None = None
+    ) -> dict[Key, Object]:
+        """Write the units whose objects are still as they were; none when the fence is broken, or after a stop.
+
+        ``decided_on``: what the decision rests on. A node that only says how its devices are breaks the fence as well,
+        and so does a machine that is permitted more or less; while nothing changed that matters the decision holds, or
+        what is left of it, and long ones would otherwise never be written where much goes on.
+        """
+        units = [unit for unit in units if not self._refusals.is_backed_off(unit)]
+        if self._stop.is_set() or not (units or self._is_unfinished):
+            return {}
+        renewals = _COMMIT_ATTEMPTS
+        while True:
+            try:
+                outcomes = self._store.commit_each([unit.changes for unit in units], fence)
+                break
+            except FenceBroken as broken:
+                if fence is not None and decided_on is not None and renewals:
+                    now = self._reading.look()
+                    if (pools := fuller_pools(decided_on, now.objects)) is not None:
+                        standing = [unit for unit in units if not allocates_from(unit, pools)]
+                        self._is_again |= len(standing) < len(units)
+                        units, fence = standing, replace(fence, resource_version=now.version)
+                        renewals -= 1
+                        continue
+                log.info("decided on an outdated state, deciding again: %s", broken)
+                return {}
+        written: dict[Key, Object] = {}
+        for unit, outcome in zip(units, outcomes, strict=True):
+            if isinstance(outcome, WriteRejected):
+                self._is_again |= self._refusals.note(unit, outcome.why)
+                if not (unit.granted or unit.grows or unit.released) and fence is not None:
+                    self._unsaid.append(unit)
+            elif isinstance(outcome, Conflict):
+                log.info("left for the next round: %s", outcome)
+            else:
+                written |= {Key.of(obj): obj for obj in outcome}
+        self._is_unfinished = any(annotation_of(obj, TRANSACTION) is not None for obj in written.values())
+        if (left := next((outcome for outcome in outcomes if isinstance(outcome, SkippedForSpace)), None)) is not None:
+            raise NoSpace(left.why)  # nothing tells when there is space again, so all is decided again soon
+        return written
+
+    def _publish_availability(self, state: Sequence[Object]) -> None:
+        """Write availableDevices where it differs."""
+        pools = devices = total = 0
+        units = []
+        for doc, size, available in count_pools(state, self._made):
+            pools, devices, total = pools + 1, devices + size, total + available
+            status = doc.get("status", {})
+            if status.get("availableDevices") != available:
+                version = doc["metadata"]["resourceVersion"]
+                units.append(
+                    WriteUnit((Change(Key.of(doc), version, {**status, "availableDevices": available}),), granted=False)
+                )
+        done = self._commit(units, fence=None)
+        self._own_writes |= {obj["metadata"]["resourceVersion"] for obj in done.values()}
+        self._counted, self._numbers = self._clock(), (pools, devices, total)
+
+    def _publish_counts(self, state: Sequence[Object]) -> None:
+        """Write how much of quotas is used where that differs."""
+        units = []
+        for doc, status in quota.quota_statuses_to_write(effective_documents(state)) if self._has_quotas() else ():
+            units.append(WriteUnit((Change(Key.of(doc), doc["metadata"]["resourceVersion"], status),), granted=False))
+        done = self._commit(units, fence=None)
+        self._own_writes |= {obj["metadata"]["resourceVersion"] for obj in done.values()}
+        # what somebody else wrote meanwhile is a reason to look again, whatever it is
+        unread = {key for unit in units for key in unit.keys} - done.keys()
+        self._seen = {key: obj for key, obj in {**self._seen, **done}.items() if key not in unread}
+
+    def _wait(self, version: str, stop: threading.Event) -> None:
+        """Until somebody else changed something after ``version``, the resync is due, or ``stop`` is set; on the way
+        availableDevices are written when that is due."""
+        until = self._clock() + self._settings.resync
+        while not stop.is_set() and (now := self._clock()) < until:
+            if self.searches.news():
+                return
+            due = min(until, self._counted + self._settings.availability) if self._is_behind else until
+            due = min(due, now + _SEARCH_POLL_SECONDS) if self.searches.is_busy else due
+            with closing(self._store.watch(self._kinds, version, timeout=max(0.0, due - now), stop=stop)) as events:
+                for event in events:
+                    written = event.object["metadata"]["resourceVersion"]
+                    if written not in self._own_writes and self._matters(event):
+                        stop.wait(self._settings.batch)
+                        return
+            is_due = self._clock() >= min(until, self._counted + self._settings.availability)
+            if self._is_behind and is_due and not stop.is_set():
+                self._publish_availability(self._documents(self._reading.look().objects.values()))
+                self._is_behind = False
+
+    def _matters(self, event: Event) -> bool:
+        """Of namespaces and quotas much changes that nobody here reads, and of allocated claims what nodes say of their
+        devices: in a cluster all day long."""
+        now = event.object if event.type is not EventType.DELETED else None
+        before = self._seen.get(Key.of(event.object))
+        if Key.of(event.object).kind in self._without:
+            return False
+        if admission.is_admission_object(event.object):
+            return bool(_relevant_part(now) != _relevant_part(before))
+        if is_node(event.object):  # which says all day long that it is there
+            came_or_went = (now is None) != (before is None)
+            return came_or_went or unschedulable_nodes([now or {}]) != unschedulable_nodes([before or {}])
+        held = None if now is None else _relevant_if_allocated(now)
+        return held is None or before is None or held != _relevant_if_allocated(before)
+
+    def _report(self, problems: Sequence[str]) -> None:
+        """Log each problem when it comes, not every time it is seen."""
+        for problem in problems:
+            if problem not in self._problems:
+                log.warning("%s", problem)
+        self._problems = frozenset(problems)
+
+
+def _relevant_part(doc: Object | None) -> Any:
+    return None if doc is None else admission.relevant_content(doc)
+
+
+def _relevant_if_allocated(doc: Object) -> Any:
+    """Of an allocated claim all that a round may decide on; None of anything else."""
+    if doc["kind"] != "DeviceClaim" or not allocation_entries(doc):
+        return None
+    metadata = doc["metadata"]
+    names = ("uid", "generation", "annotations", "finalizers", "deletionTimestamp")
+    return allocation_entries(doc), doc.get("spec"), *(metadata.get(name) for name in names)
+
+
+def _redacted_answer(answer: dict[str, Any], shown: Callable[[str, str], str]) -> dict[str, Any]:
+    """The answer to a claim, with its message as it is shown in its namespace."""
+    message = answer["message"] and shown(answer["namespace"], answer["message"])
+    return answer if message == answer["message"] else {**answer, "message": message}
+
+
+def _problem_message(problem: dict[str, Any]) -> str:
+    name = "/".join(str(problem[part]) for part in ("namespace", "name") if problem.get(part))
+    parts = (problem.get("kind"), name, problem.get("path"))
+    return f"{' '.join(str(part) for part in parts if part)}: {problem['message']}"

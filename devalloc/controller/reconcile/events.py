@@ -1,0 +1,312 @@
+"""Kubernetes Events (events.k8s.io/v1): written beside the work, which never waits for them.
+
+Events go into a bounded queue; a thread writes them. The same event of an object again, while it waits or within some
+minutes, becomes one event with a count (``series``), as API conventions ask for. An event that the API server refuses
+is dropped and counted: events are for people, and the objects contain the same facts.
+
+Kubernetes Events: which ones a write of the allocator causes, and a recorder that writes them (events.k8s.io/v1).
+
+Told are changes: what a claim got or gave back, and why it has nothing where that is another reason than before. A
+sentence that changes with its numbers is on the object, and no event.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Protocol
+from urllib.parse import quote
+
+from devalloc.api import meta
+from devalloc.api.machine_reservation import FITS
+from devalloc.controller.reconcile import vm_scheduling
+from devalloc.controller.reconcile.claims import allocation_entries, annotation_of
+from devalloc.controller.reconcile.decision import ALLOCATED, DEVICE_LOST
+from devalloc.controller.reconcile.vm_scheduling import machines
+from devalloc.controller.reconcile.vm_scheduling.node_service import SERVED
+from devalloc.store import Object
+
+RELEASED, PLACED = "Released", "Placed"
+NORMAL, WARNING = "Normal", "Warning"
+_EXPECTED_REASONS = ("StoppedOnRequest", "NotPlaced")
+"""Reasons of machines that are as they should be, or of which the controller tells."""
+_SHOWN = 8
+"""Devices that an event names."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectEvent:
+    """One thing that happened to an object."""
+
+    regarding: Mapping[str, str]
+    """apiVersion, kind, namespace, name, uid and resourceVersion of the object."""
+    type: str
+    reason: str
+    """A code of docs/reasons.md, or what was done."""
+    action: str
+    """What the controller was at: Allocate, Release, Place, Check."""
+    note: str
+
+
+def events_of_write(before: Object, after: Object) -> list[ObjectEvent]:
+    """What became of an object by a write of ours; nothing for what nobody waits for."""
+    if before["kind"] == "DeviceClaim":
+        return [*_claim_events(before, after)]
+    if before["kind"] == vm_scheduling.KIND:
+        return [*_machine_events(before, after)]
+    return []
+
+
+def node_events(before: Object, after: Object) -> list[ObjectEvent]:
+    """What a node says is wrong with a machine that it has, where that is another reason than before."""
+    was, now = machines.status_of(before).get("reason"), machines.status_of(after).get("reason")
+    if machines.holding_node(after) is None or not now or now == was or now in _EXPECTED_REASONS:
+        return []
+    note = str(machines.status_of(after).get("message", ""))
+    return [_event_of(after, WARNING, str(now), "Run", note)]
+
+
+def _claim_events(before: Object, after: Object) -> Iterable[ObjectEvent]:
+    had, has = allocation_entries(before), allocation_entries(after)
+    if has and not had:
+        node = annotation_of(after, meta.ALLOCATED_NODE)
+        where = f" on node {node}" if node else ""
+        yield _event_of(after, NORMAL, ALLOCATED, "Allocate", f"{_count(has)}{where}: {_devices(has)}")
+    elif had and not has:
+        yield _event_of(after, NORMAL, RELEASED, "Release", f"{_count(had)} taken back: {_devices(had)}")
+    for lost in sorted(_lost_devices(after) - _lost_devices(before)):
+        yield _event_of(after, WARNING, DEVICE_LOST, "Check", f"device {lost} no longer exists")
+    reason = annotation_of(after, meta.REASON)
+    if reason and reason != annotation_of(before, meta.REASON):
+        yield _event_of(
+            after, WARNING, reason, "Check" if has else "Allocate", annotation_of(after, meta.MESSAGE) or ""
+        )
+
+
+def _machine_events(before: Object, after: Object) -> Iterable[ObjectEvent]:
+    was, now = _condition(before, PLACED), _condition(after, PLACED)
+    if now.get("status") == "True" and was.get("status") != "True":
+        yield _event_of(after, NORMAL, PLACED, "Place", str(now.get("message", "")))
+    elif now.get("status") == "False" and now.get("reason") != was.get("reason"):
+        yield _event_of(after, WARNING, str(now.get("reason")), "Place", str(now.get("message", "")))
+    elif was.get("status") == "True" and not now:
+        node = machines.status_of(before).get("nodeName")
+        yield _event_of(after, NORMAL, RELEASED, "Release", f"node {node} no longer reserves anything for it")
+    served = _condition(after, SERVED)
+    if served.get("status") == "False" and served.get("reason") != _condition(before, SERVED).get("reason"):
+        yield _event_of(after, WARNING, str(served.get("reason")), "Place", str(served.get("message", "")))
+    fitted, fits = _condition(before, FITS), _condition(after, FITS)
+    if fits.get("status") == "False" and fits.get("reason") != fitted.get("reason"):
+        yield _event_of(after, WARNING, str(fits.get("reason")), "Place", str(fits.get("message", "")))
+
+
+def _event_of(obj: Object, type: str, reason: str, action: str, note: str) -> ObjectEvent:
+    metadata = obj["metadata"]
+    regarding = {
+        "apiVersion": obj["apiVersion"],
+        "kind": obj["kind"],
+        "namespace": metadata.get("namespace", ""),
+        "name": metadata["name"],
+        "uid": metadata.get("uid", ""),
+        "resourceVersion": metadata.get("resourceVersion", ""),
+    }
+    return ObjectEvent({name: value for name, value in regarding.items() if value}, type, reason, action, note)
+
+
+def _condition(machine: Object, name: str) -> Mapping[str, Any]:
+    conditions = _maps(machines.status_of(machine).get("conditions"))
+    return next((one for one in conditions if one.get("type") == name), {})
+
+
+def _lost_devices(claim: Object) -> set[str]:
+    devices = set()
+    for one in _maps(claim.get("status", {}).get("deviceStatuses")):
+        conditions = {(each.get("type"), each.get("status")) for each in _maps(one.get("conditions"))}
+        if (DEVICE_LOST, "True") in conditions:
+            devices.add(f"{one.get('devicePoolName')}/{one.get('deviceName')}")
+    return devices
+
+
+def _maps(value: object) -> list[dict[str, Any]]:
+    """Of what others may have written in another form, what has this one."""
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+
+
+def _count(entries: list[Any]) -> str:
+    return f"{len(entries)} device{'s' if len(entries) > 1 else ''}"
+
+
+def _devices(entries: list[Any]) -> str:
+    names = [f"{entry.get('devicePoolName')}/{entry.get('deviceName')}" for entry in _maps(entries)]
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(names[:_SHOWN])}{more}"
+
+
+log = logging.getLogger(__name__)
+
+CONTROLLER = "devalloc.io/controller"
+MAX_WAITING = 10_000
+MAX_SERIES = 4_000
+SERIES_SECONDS = 360.0
+"""For how long after it was told last something is the same event."""
+MAX_NOTE, MAX_REASON = 1024, 128
+"""Bytes; the API refuses longer ones."""
+
+
+class EventWriter(Protocol):
+    """The part of a client of the API server that is needed. Raises whatever it raises."""
+
+    def create(self, path: str, body: Object, /) -> Object: ...
+
+    def replace(self, path: str, body: Object, /) -> Object: ...
+
+
+@dataclass(slots=True)
+class _QueuedEvent:
+    event: ObjectEvent
+    count: int
+    first: datetime
+    last: datetime
+
+
+@dataclass(slots=True)
+class _StoredSeries:
+    stored: Object
+    count: int
+    last: datetime
+
+
+_SeriesKey = tuple[str, str, str, str]
+
+
+class EventRecorder:
+    """``record`` from any thread, ``run`` in one of its own."""
+
+    def __init__(
+        self,
+        writer: EventWriter,
+        instance: str,
+        *,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        most_waiting: int = MAX_WAITING,
+    ) -> None:
+        """``instance``: the name of this process."""
+        self._writer = writer
+        self._instance = instance[-128:]
+        self._now = now
+        self._most_waiting = most_waiting
+        self._condition = threading.Condition()
+        self._waiting: OrderedDict[_SeriesKey, _QueuedEvent] = OrderedDict()
+        self._series: OrderedDict[_SeriesKey, _StoredSeries] = OrderedDict()
+        self._number = 0
+        self.written = 0
+        self.dropped = 0
+        """Events that were not written: too many waited, or the API server did not take them."""
+
+    def record(self, happened: Iterable[ObjectEvent]) -> None:
+        """Have it written soon. Never waits."""
+        now = self._now()
+        with self._condition:
+            for event in happened:
+                key = _series_key(event)
+                if (waiting := self._waiting.get(key)) is not None:
+                    waiting.event, waiting.count, waiting.last = event, waiting.count + 1, now
+                elif len(self._waiting) < self._most_waiting:
+                    self._waiting[key] = _QueuedEvent(event, 1, now, now)
+                else:
+                    self.dropped += 1
+            self._condition.notify()
+
+    def run(self, stop: threading.Event) -> None:
+        """Write events until ``stop`` is set, and then those that still wait, as long as the API server accepts
+        them."""
+        while True:
+            with self._condition:
+                while not self._waiting:
+                    if stop.is_set():
+                        return
+                    self._condition.wait(0.5)
+                key, waiting = self._waiting.popitem(last=False)
+            try:
+                self._write(key, waiting)
+                self.written += 1
+            except Exception as error:  # of whichever client; the loop lives
+                self.dropped += 1
+                log.warning("cannot write an event of %s: %s", waiting.event.regarding.get("name"), error)
+                if stop.is_set():
+                    return
+
+    def _write(self, key: _SeriesKey, waiting: _QueuedEvent) -> None:
+        path = f"/apis/events.k8s.io/v1/namespaces/{quote(_namespace(waiting.event), safe='')}/events"
+        previous = self._series.pop(key, None)
+        if previous is not None and (waiting.first - previous.last).total_seconds() < SERIES_SECONDS:
+            count = previous.count + waiting.count
+            body = {
+                **previous.stored,
+                "note": _truncate(waiting.event.note, MAX_NOTE),
+                "series": _series_content(count, waiting.last),
+            }
+            try:
+                stored = self._writer.replace(f"{path}/{quote(previous.stored['metadata']['name'], safe='')}", body)
+            except Exception as error:  # it is gone, or somebody else wrote it: one more event says it too
+                log.debug("a new event series begins: %s", error)
+            else:
+                self._keep(key, _StoredSeries(stored, count, waiting.last))
+                return
+        stored = self._writer.create(path, self._event(waiting))
+        self._keep(key, _StoredSeries(stored, waiting.count, waiting.last))
+
+    def _keep(self, key: _SeriesKey, series: _StoredSeries) -> None:
+        self._series[key] = series
+        while len(self._series) > MAX_SERIES:
+            self._series.popitem(last=False)
+
+    def _event(self, waiting: _QueuedEvent) -> Object:
+        object_event = waiting.event
+        self._number = (self._number + 1) % 4096  # many happen at one moment
+        number = int(waiting.first.timestamp() * 1_000_000) << 12 | self._number
+        event: Object = {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {
+                # A name of 253 characters leaves no room: events are found by what they regard, not by their name.
+                "name": f"{object_event.regarding['name'][:220].rstrip('.-')}.{number:x}",
+                "namespace": _namespace(object_event),
+            },
+            "eventTime": _micro_time(waiting.first),
+            "reportingController": CONTROLLER,
+            "reportingInstance": self._instance,
+            "action": object_event.action,
+            "reason": _truncate(object_event.reason, MAX_REASON),
+            "regarding": dict(object_event.regarding),
+            "note": _truncate(object_event.note, MAX_NOTE),
+            "type": object_event.type,
+        }
+        return event if waiting.count == 1 else {**event, "series": _series_content(waiting.count, waiting.last)}
+
+
+def _series_key(event: ObjectEvent) -> _SeriesKey:
+    about = event.regarding
+    return about.get("uid") or f"{about.get('namespace', '')}/{about['name']}", event.type, event.reason, event.action
+
+
+def _namespace(event: ObjectEvent) -> str:
+    """Events of objects without one are in ``default``."""
+    return event.regarding.get("namespace") or "default"
+
+
+def _series_content(count: int, last: datetime) -> Object:
+    return {"count": max(2, count), "lastObservedTime": _micro_time(last)}
+
+
+def _micro_time(time: datetime) -> str:
+    return time.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _truncate(text: str, size: int) -> str:
+    encoded = text.encode("utf-8", "replace")
+    return text if len(encoded) <= size else f"{encoded[: size - 3].decode('utf-8', 'ignore')}..."

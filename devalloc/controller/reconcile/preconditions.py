@@ -1,0 +1,71 @@
+"""Preconditions of a decision, and whether they still hold after what happened meanwhile.
+
+Devices are given once: of pools, classes and claims that hold devices nothing that counts may have changed. Machines
+count for more and for less all the time, as they are permitted; that matters only to what was to be given of the same
+node's room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from devalloc.api.meta import ADMIN_CLASSES, ALLOCATED_NODE, ALLOCATED_SPEC, ALLOCATION_DETAILS
+from devalloc.controller.reconcile import vm_scheduling
+from devalloc.controller.reconcile.claims import allocation_entries
+from devalloc.controller.reconcile.decision import WriteUnit
+from devalloc.store import Key, Object
+
+EXCLUSIVE_SPECS = frozenset({"DevicePool", "DeviceClass"})
+EXCLUSIVE_STATUSES = frozenset({"DeviceClaim", vm_scheduling.KIND})
+"""What a decision depends on so that no device is given twice."""
+_ALLOCATION_ANNOTATIONS = (ALLOCATED_NODE, ALLOCATION_DETAILS, ALLOCATED_SPEC, ADMIN_CLASSES)
+"""Annotations that say what an allocated claim holds."""
+
+
+def fuller_pools(before: Mapping[Key, Object], now: Mapping[Key, Object]) -> frozenset[str] | None:
+    """Pools of which machines count for more than before; None where anything else is other than it was decided on."""
+    pools: set[str] = set()
+    for key in before.keys() | now.keys():
+        old, new = before.get(key), now.get(key)
+        if old is new or key.kind not in EXCLUSIVE_SPECS | EXCLUSIVE_STATUSES:
+            continue
+        if key.kind == vm_scheduling.KIND:
+            pools |= _pools_with_more(_reserved_entries(old), _reserved_entries(new))
+        elif _relevant_part(old) != _relevant_part(new):
+            return None
+    return frozenset(pools)
+
+
+def allocates_from(unit: WriteUnit, pools: frozenset[str]) -> bool:
+    """Whether it gives something of one of these pools."""
+    if not (unit.granted or unit.grows):
+        return False
+    given = (entry for change in unit.changes for entry in (change.status or {}).get("allocations") or ())
+    return any(entry.get("devicePoolName") in pools for entry in given)
+
+
+def _relevant_part(doc: Object | None) -> Any:
+    if doc is None:
+        return None
+    metadata = doc["metadata"]
+    if doc["kind"] in EXCLUSIVE_SPECS:
+        return metadata["uid"], metadata["generation"]
+    if not allocation_entries(doc):
+        return None
+    noted = metadata.get("annotations", {})
+    values = [noted.get(name) for name in _ALLOCATION_ANNOTATIONS]
+    return metadata["uid"], metadata["generation"], allocation_entries(doc), values
+
+
+def _reserved_entries(machine: Object | None) -> list[Any]:
+    return [] if machine is None else vm_scheduling.counted_entries(machine)
+
+
+def _pools_with_more(before: list[Any], now: list[Any]) -> set[str]:
+    was, taken = vm_scheduling.sum_entries(before), vm_scheduling.sum_entries(now)
+    whole = {(entry["devicePoolName"], entry["deviceName"]) for entry in before}
+    grown = {place[0] for place, amount in taken.items() if amount > was.get(place, 0)}
+    return grown | {
+        entry["devicePoolName"] for entry in now if (entry["devicePoolName"], entry["deviceName"]) not in whole
+    }

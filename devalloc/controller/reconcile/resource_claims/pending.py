@@ -1,0 +1,189 @@
+"""Pending ResourceClaims: which claims pods wait for, and which of them belong together. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from devalloc.api.dedicated_pools import ALLOCATOR_KEY, DEVALLOC
+from devalloc.api.meta import GROUP, NODE, PRIORITY
+
+Object = dict[str, Any]
+Key = tuple[str, str]
+"""Namespace and name."""
+
+MAX_CONSUMERS = 255
+"""One less than the API allows in ``reservedFor``: for pods of a PodGroup beyond these kube-scheduler adds that."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingGroup:
+    """Claims that are to be allocated on one node, all or none: what a pod waits for, with all that shares these."""
+
+    claims: tuple[Key, ...]
+    """Those that have no devices yet; sorted."""
+    pods: tuple[Object, ...]
+    """That wait for them, by name."""
+    held: tuple[Key, ...]
+    """Other claims of ours that these pods use and that have devices."""
+    nodes: frozenset[str] | None
+    """Where the pods' other claims and the claims' own pins are; None: anywhere."""
+
+    def users(self, key: Key) -> list[Object]:
+        """Of one claim: as ``reservedFor`` has them."""
+        return [
+            {"resource": "pods", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
+            for pod in self.pods
+            if pod["metadata"]["namespace"] == key[0] and key[1] in (pod_claim_names(pod) or ())
+        ][:MAX_CONSUMERS]
+
+
+def is_for_devalloc(claim: Mapping[str, Any]) -> bool:
+    """Whether the claim asks for devalloc's controller."""
+    labels: Mapping[str, str] = claim["metadata"].get("labels") or {}
+    return labels.get(ALLOCATOR_KEY) == DEVALLOC
+
+
+def allocation_of(claim: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    content: Mapping[str, Any] | None = (claim.get("status") or {}).get("allocation")
+    return content
+
+
+def key_of(content: Mapping[str, Any]) -> Key:
+    metadata = content["metadata"]
+    return metadata["namespace"], metadata["name"]
+
+
+def pod_claim_names(pod: Mapping[str, Any]) -> list[str] | None:
+    """The names of a pod's claims; None as long as one is not made yet."""
+    made = {
+        each["name"]: each.get("resourceClaimName")
+        for each in (pod.get("status") or {}).get("resourceClaimStatuses") or ()
+    }
+    names = []
+    for entry in (pod.get("spec") or {}).get("resourceClaims") or ():
+        if entry.get("resourceClaimName"):
+            names.append(entry["resourceClaimName"])
+        elif entry["name"] not in made:
+            return None
+        elif made[entry["name"]]:
+            names.append(made[entry["name"]])
+    return names
+
+
+def is_waiting(pod: Mapping[str, Any]) -> bool:
+    """Whether kube-scheduler looks for a node for the pod."""
+    spec, status = pod.get("spec") or {}, pod.get("status") or {}
+    if pod["metadata"].get("deletionTimestamp") or spec.get("nodeName") or spec.get("schedulingGates"):
+        return False
+    return str(status.get("phase", "Pending")) == "Pending"
+
+
+def pending_groups(pods: Iterable[Object], claims: Mapping[Key, Object]) -> list[PendingGroup]:
+    """All of them, ordered by the first claim of each."""
+    leader: dict[Key, Key] = {}
+
+    def root(key: Key) -> Key:
+        while leader.setdefault(key, key) != key:
+            key = leader[key]
+        return key
+
+    using: list[tuple[Object, list[Key]]] = []
+    groups: dict[Key, Key] = {}
+    for pod in sorted((pod for pod in pods if is_waiting(pod)), key=key_of):
+        keys = _usable(pod, claims)
+        pending = [key for key in keys if is_for_devalloc(claims[key]) and allocation_of(claims[key]) is None]
+        if not pending:
+            continue
+        using.append((pod, keys))
+        for key in pending:
+            leader[root(key)] = root(pending[0])
+            if (group := _annotation(claims[key], GROUP)) is not None:
+                leader[root(key)] = root(groups.setdefault((key[0], group), key))
+    together: dict[Key, list[tuple[Object, list[Key]]]] = defaultdict(list)
+    for pod, keys in using:
+        together[next(root(key) for key in keys if key in leader)].append((pod, keys))
+    return sorted((_pending_group(members, claims) for members in together.values()), key=lambda want: want.claims)
+
+
+def _pending_group(members: list[tuple[Object, list[Key]]], claims: Mapping[Key, Object]) -> PendingGroup:
+    used = sorted({key for _, keys in members for key in keys})
+    pending = tuple(key for key in used if is_for_devalloc(claims[key]) and allocation_of(claims[key]) is None)
+    nodes: frozenset[str] | None = None
+    for key in used:
+        for allowed in _nodes(claims[key]):
+            nodes = frozenset(allowed) if nodes is None else nodes & frozenset(allowed)
+    held = tuple(key for key in used if is_for_devalloc(claims[key]) and allocation_of(claims[key]) is not None)
+    return PendingGroup(pending, tuple(pod for pod, _ in members), held, nodes)
+
+
+def _usable(pod: Object, claims: Mapping[Key, Object]) -> list[Key]:
+    """The pod's claims, where all are there and may be its own."""
+    names = pod_claim_names(pod)
+    if not names:
+        return []
+    keys = list(dict.fromkeys((pod["metadata"]["namespace"], name) for name in names))
+    for key in keys:
+        claim = claims.get(key)
+        if claim is None or claim["metadata"].get("deletionTimestamp") or not _may_use(pod, claim):
+            return []
+    return keys
+
+
+def _may_use(pod: Object, claim: Object) -> bool:
+    """A claim that was made for a pod is that pod's alone."""
+    owners = [owner for owner in claim["metadata"].get("ownerReferences") or () if owner.get("controller")]
+    made = [owner["uid"] for owner in owners if owner.get("kind") == "Pod"]
+    return not made or made == [pod["metadata"]["uid"]]
+
+
+def _nodes(claim: Object) -> Iterator[set[str]]:
+    if (pin := _annotation(claim, NODE)) is not None:
+        yield {pin}
+    if (held := allocation_of(claim)) is not None and (node := allocation_node(held)) is not None:
+        yield {node}
+
+
+def allocation_node(held: Mapping[str, Any]) -> str | None:
+    """The one node that an allocation is tied to by name."""
+    terms = (held.get("nodeSelector") or {}).get("nodeSelectorTerms") or []
+    fields = terms[0].get("matchFields") or [] if len(terms) == 1 else []
+    for field in fields:
+        if field.get("key") == "metadata.name" and field.get("operator") == "In" and len(field.get("values", ())) == 1:
+            name: str = field["values"][0]
+            return name
+    return None
+
+
+def _annotation(claim: Object, name: str) -> str | None:
+    return (claim["metadata"].get("annotations") or {}).get(name) or None
+
+
+def pending_document(claim: Object, group: str | None, selector: str | None, priority: int) -> Object:
+    """A claim as the solver is asked: with its group, its pod's priority, and an expression for all of its devices."""
+    metadata = claim["metadata"]
+    annotations = {k: v for k, v in (metadata.get("annotations") or {}).items() if k not in (GROUP, NODE)}
+    annotations.setdefault(PRIORITY, str(priority))
+    if group is not None:
+        annotations[GROUP] = group
+    document = {**claim, "metadata": {**metadata, "annotations": annotations}}
+    return (
+        document if selector is None else _change_requests(document, lambda request: _with_selector(request, selector))
+    )
+
+
+def _change_requests(document: Object, change: Callable[[Object], Object]) -> Object:
+    devices = document["spec"]["devices"]
+    requests = []
+    for request in devices["requests"]:
+        if "exactly" in request:
+            requests.append({**request, "exactly": change(request["exactly"])})
+        else:
+            requests.append({**request, "firstAvailable": [change(each) for each in request["firstAvailable"]]})
+    return {**document, "spec": {**document["spec"], "devices": {**devices, "requests": requests}}}
+
+
+def _with_selector(request: Object, expression: str) -> Object:
+    return {**request, "selectors": [*(request.get("selectors") or ()), {"cel": {"expression": expression}}]}

@@ -1,0 +1,589 @@
+"""Background searches for hard claims, so that claims that compete with none of them do not wait.
+
+A round first answers what is quickly answered (``is_quick`` of the fleet). Parts of the batch that take longer are
+queued for a thread, which searches one after the other, each with all the time that the deadline gives. A later round
+takes the answer if nothing has changed meanwhile that it depends on, and remembers it for as long as nothing does: what
+nothing can be found for is not searched again. Parts are those by device (``devalloc_solver.pipeline.decomposition``).
+
+Namespaces have fair shares of the thread: the next part is the one whose namespaces have used least of it lately. If
+a part has claims of a namespace that has used much of it, the claims of others that are of no lower priority are
+answered first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from devalloc.store import Object
+from devalloc_solver.explain.reasons import STILL_SEARCHING
+
+if TYPE_CHECKING:
+    from devalloc_solver.pipeline.decomposition import SubproblemSummary
+
+log = logging.getLogger(__name__)
+
+QUICK_SECONDS = 0.25
+"""Seconds that a round may search; more on a busy machine (``quick_search_end``)."""
+LOAD_SECONDS = 5.0
+"""How long rounds wait for the solver to be loaded: from the first round that waits for it. Half a second is enough,
+but not on a machine that is busy with those who write the claims."""
+HALF_LIFE_SECONDS = 60.0
+"""Seconds after which half of what a namespace has used counts no more."""
+RETRY_SECONDS = 60.0
+"""Seconds after which a search that failed may be tried again, though nothing has changed."""
+MAX_RESULTS = 256
+"""Parts whose results are remembered."""
+MAX_IDLE_CALLS = 64
+"""Calls of ``solve`` after which a queued part, or a result, that was in none of them is dropped: a round has a few."""
+MAX_ROUND_CALLS = 20
+"""Calls of ``solve`` that a round has at most, unless several namespaces have quotas."""
+MAX_EVALUATION_ROUNDS = 40
+"""Rounds in which the expressions of a claim are evaluated further before it is refused because the time ran out."""
+MAX_NAMESPACES = 64
+"""Namespaces whose seconds are counted one by one; those of all others are counted as ``OTHER_NAMESPACES``."""
+OTHER_NAMESPACES = "(others)"
+_LIMIT = "SearchLimit"
+
+_Answer = dict[str, Any]
+_Key = tuple[str, str]
+
+
+class SearchableFleet(Protocol):
+    """What is asked of the solver that a loop keeps warm."""
+
+    def allocate_all(
+        self, claims: Iterable[Object], deadline: float | None = None, *, is_quick: bool = False
+    ) -> _Answer: ...
+    def parts(self, claims: Iterable[Object], deadline: float | None = None) -> list[SubproblemSummary]: ...
+    def delete(self, document: Object) -> None: ...
+
+
+SearchFunction = Callable[[Sequence[Object], Sequence[Object], float | None], _Answer]
+"""Answers claims (the second) among all else that there is (the first), within a deadline; from any thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class _IndependentClaims:
+    """Claims that compete for devices with each other and with no others of the batch."""
+
+    fingerprint: str
+    """the same as long as what the answer depends on is"""
+    units: Sequence[Sequence[_Key]]
+    """claims that are satisfied together or not at all"""
+    claims: Mapping[_Key, Object]
+    priorities: Mapping[_Key, int]
+
+    @property
+    def namespaces(self) -> frozenset[str]:
+        return frozenset(namespace for namespace, _ in self.claims)
+
+
+@dataclass(frozen=True, slots=True)
+class _SearchJob:
+    part: _IndependentClaims
+    documents: Sequence[Object]
+    deadline: float | None
+
+
+@dataclass(slots=True)
+class _SearchResult:
+    """What the thread found for a part."""
+
+    answers: Mapping[_Key, _Answer]
+    is_optimal: bool
+    until: float | None = None
+    """when it is forgotten; None for no such time"""
+    is_taken: bool = False
+    """a round has found that nothing has changed that it depends on"""
+    call: int = 0
+    """the call of ``solve`` that was the last when it came"""
+    unasked: set[_Key] = field(init=False)
+    """claims that no call has asked for since"""
+
+    def __post_init__(self) -> None:
+        self.unasked = {*self.answers}
+
+
+@dataclass(slots=True)
+class _SearchUsage:
+    """How much of the thread namespaces have used. Not thread-safe."""
+
+    recent: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """namespace -> seconds that still count, and when that was"""
+    total: dict[str, float] = field(default_factory=dict)
+    """namespace -> seconds, all that were ever used"""
+
+    def of(self, namespace: str, now: float) -> float:
+        seconds, since = self.recent.get(namespace, (0.0, now))
+        return float(seconds * 0.5 ** ((now - since) / HALF_LIFE_SECONDS))
+
+    def heavy(self, now: float) -> frozenset[str]:
+        """The namespaces that have used more lately than a round has."""
+        return frozenset(namespace for namespace in self.recent if self.of(namespace, now) > QUICK_SECONDS)
+
+    def charge(self, namespaces: Iterable[str], seconds: float, now: float) -> None:
+        """Each of the namespaces has used an even share of the seconds."""
+        namespaces = sorted(namespaces)
+        for namespace in namespaces:
+            share = seconds / len(namespaces)
+            self.recent[namespace] = self.of(namespace, now) + share, now
+            counted = namespace if namespace in self.total or len(self.total) < MAX_NAMESPACES else OTHER_NAMESPACES
+            self.total[counted] = self.total.get(counted, 0.0) + share
+        self.recent = {name: (left, now) for name in self.recent if (left := self.of(name, now)) > QUICK_SECONDS / 16}
+
+
+@dataclass(slots=True)
+class _AnswerBatch:
+    """The answers of one call of ``solve``, as they come."""
+
+    claims: Mapping[_Key, Object]
+    answers: dict[_Key, _Answer] = field(default_factory=dict)
+    waiting: set[_Key] = field(default_factory=set)
+    """claims that are answered in a later round"""
+    is_optimal: bool = True
+    is_again: bool = False
+    """another round would answer more"""
+
+    def take(self, part: _IndependentClaims, answers: Mapping[_Key, _Answer]) -> None:
+        """The answers to some claims of a part; the others wait."""
+        for key in part.claims:
+            self.answers.pop(key, None)
+        self.answers |= answers
+        self.waiting |= part.claims.keys() - answers.keys()
+
+    @property
+    def open(self) -> list[Object]:
+        """Claims that nothing is decided of yet."""
+        return [claim for key, claim in self.claims.items() if key not in self.answers and key not in self.waiting]
+
+
+@dataclass(slots=True)
+class BackgroundSearches:
+    """The searches of one loop, and what they found. ``solve`` is for the loop's thread alone."""
+
+    search: SearchFunction
+    clock: Callable[[], float] = time.monotonic
+    _lock: threading.Condition = field(default_factory=threading.Condition)
+    _queue: dict[str, _SearchJob] = field(default_factory=dict)
+    _running: _SearchJob | None = None
+    _results: OrderedDict[str, _SearchResult] = field(default_factory=OrderedDict)
+    _last_call: dict[str, int] = field(default_factory=dict)
+    """part -> the last call of ``solve`` that had it"""
+    _calls: int = 0
+    is_open: bool = False
+    """whether there is a thread"""
+    _has_news: bool = False
+    _usage: _SearchUsage = field(default_factory=_SearchUsage)
+    _late_rounds: dict[_Key, int] = field(default_factory=dict)
+    """claims whose expressions there was no time for yet -> in how many rounds"""
+    _overtaken: dict[_Key, int] = field(default_factory=dict)
+    """claims for which the state changed while they were searched for, and the call in which that was seen: the next
+    time they take what a round finds"""
+
+    _solver_loaded: threading.Event = field(default_factory=threading.Event)
+    _is_solver_wanted: bool = False
+    """whether there was a claim"""
+    _wait_ends: float | None = None
+    """when no round waits for the solver any more; None before the first that does"""
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def in_thread(self) -> Iterator[None]:
+        """Search in a thread meanwhile; at the end it is waited for."""
+        thread = threading.Thread(target=self._run, name="searches", daemon=True)
+        self.is_open = True
+        try:
+            thread.start()
+        except BaseException:  # no thread is to be had
+            self.is_open = False
+            raise
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.is_open = False
+                self._queue.clear()
+                self._lock.notify_all()
+            thread.join()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there may be news sooner or later."""
+        with self._lock:
+            return bool(self._queue or self._running or self._has_news)
+
+    def news(self) -> bool:
+        """Whether something was answered since this was last asked."""
+        with self._lock:
+            has_news, self._has_news = self._has_news, False
+            return has_news
+
+    def forget(self) -> None:
+        """Something has changed that answers are made of and parts say nothing of, such as a configuration."""
+        with self._lock:
+            self._results.clear()
+            self._queue.clear()
+            self._running = None  # its answer is not taken
+
+    def seconds(self) -> Mapping[str, float]:
+        """What was searched for each namespace so far."""
+        with self._lock:
+            return dict(self._usage.total)
+
+    def solve(
+        self,
+        fleet: SearchableFleet,
+        documents: Sequence[Object],
+        claims: Sequence[Object],
+        deadline: float | None,
+        others: Sequence[Object] = (),
+    ) -> _Answer:
+        """The dict of ``solve_manifests``. Claims that are searched for still have ``STILL_SEARCHING`` in theirs;
+        ``again`` is True if another call would answer more, and ``searching`` if a later one will.
+
+        Args:
+            fleet: knows the ``documents``, and is left as it was.
+            claims: that wait.
+            deadline: seconds that the search for a part may take.
+            others: claims that are answered as well, and are not given anything.
+        """
+        if not self.is_open or (deadline is not None and deadline <= QUICK_SECONDS):
+            return self._of_fleet(fleet, claims, deadline, others)
+        self._await_solver(claims)
+        batch = _AnswerBatch({_key(claim): claim for claim in claims})
+        self._calls += 1
+        heavy = self._heavy()
+        with self._lock:
+            before = [*self._results]
+        is_mixed = len({namespace in heavy for namespace, _ in batch.claims}) > 1
+        for part in _parts_of(fleet, batch.claims) if is_mixed or self._remembers() else ():
+            if (result := self._result_of(part)) is not None:
+                batch.take(part, result.answers)
+                batch.is_optimal &= result.is_optimal
+            elif self._is_searched(part):
+                batch.take(part, {})
+            elif (
+                len(part.units) > 1
+                and heavy & part.namespaces
+                and self._overtaken.keys().isdisjoint(part.claims)
+                and (light := self._light_answers(fleet, part, heavy))
+            ):
+                self._leave(batch, part, light, documents, deadline)
+        self._note_overtaken(batch, before)
+        answer = self._of_fleet(fleet, batch.open, QUICK_SECONDS, others, is_quick=True)
+        quick = {_key_of_answer(each): each for each in answer["claims"]}
+        unproven = {*map(_key_of_text, answer.get("unproven", ()))}
+        late = unproven | {
+            key
+            for key, each in quick.items()
+            if key in batch.claims and each["reason"] == _LIMIT and each.get("exceeded") != "time"
+        }
+        left = {_key(claim): claim for claim in batch.open}
+        batch.answers |= quick
+        for part in _parts_of(fleet, left) if late else ():
+            if not late.isdisjoint(part.claims):
+                given = self._answers_before_search(fleet, part, quick, unproven, heavy)
+                self._leave(batch, part, given, documents, deadline)
+        self._leave_unread(batch, unproven)
+        batch.answers |= {key: _searching_answer(key) for key in batch.waiting}
+        return {
+            **answer,
+            "claims": [batch.answers[key] for key in sorted(batch.answers)],
+            "optimal": answer["optimal"] and batch.is_optimal and not batch.waiting,
+            "again": batch.is_again,
+            STILL_SEARCHING: bool(batch.waiting) or batch.is_again,
+        }
+
+    def _leave(
+        self,
+        batch: _AnswerBatch,
+        part: _IndependentClaims,
+        given: Mapping[_Key, _Answer],
+        documents: Sequence[Object],
+        deadline: float | None,
+    ) -> None:
+        """Leave a part to the thread, or, if some of its claims are given something, to the round after."""
+        batch.take(part, given)
+        if given:
+            batch.is_again = True
+            return
+        with self._lock:
+            self._last_call[part.fingerprint] = self._calls
+            self._queue[part.fingerprint] = _SearchJob(part, documents, deadline)
+            self._lock.notify_all()
+
+    def _answers_before_search(
+        self,
+        fleet: SearchableFleet,
+        part: _IndependentClaims,
+        quick: Mapping[_Key, _Answer],
+        unproven: set[_Key],
+        heavy: frozenset[str],
+    ) -> dict[_Key, _Answer]:
+        """What claims of a part are given before it is searched: all that the round found, if no more can be given, and
+        only reasons are open."""
+        if unproven.isdisjoint(part.claims):
+            return {key: quick[key] for key in part.claims if quick[key]["allocated"]}
+        if self._overtaken.keys().isdisjoint(part.claims):
+            return self._light_answers(fleet, part, heavy)
+        for key in part.claims:
+            self._overtaken.pop(key, None)
+        return self._given(fleet, [*part.claims.values()])
+
+    def _light_answers(
+        self, fleet: SearchableFleet, part: _IndependentClaims, heavy: frozenset[str]
+    ) -> dict[_Key, _Answer]:
+        """What claims of other namespaces than the heavy ones get among themselves, if they are of no lower priority
+        than any of these: so they do not wait for who is searched for all the time."""
+        light = [unit for unit in part.units if not any(namespace in heavy for namespace, _ in unit)]
+        others = part.claims.keys() - {key for unit in light for key in unit}
+        if not others:
+            return {}
+        highest = max(part.priorities[key] for key in others)
+        first = [key for unit in light if all(part.priorities[key] >= highest for key in unit) for key in unit]
+        return self._given(fleet, [part.claims[key] for key in first]) if first else {}
+
+    def _given(self, fleet: SearchableFleet, claims: Sequence[Object]) -> dict[_Key, _Answer]:
+        """What a round finds for these claims."""
+        keys = {_key(claim) for claim in claims}
+        answers = self._of_fleet(fleet, claims, QUICK_SECONDS)["claims"]
+        return {key: each for each in answers if (key := _key_of_answer(each)) in keys and each["allocated"]}
+
+    def _leave_unread(self, batch: _AnswerBatch, unproven: set[_Key]) -> None:
+        """Claims whose expressions take longer than a round has are not refused yet: the fleet remembers how far it
+        came, so the next round goes on from there."""
+        late = [
+            key
+            for key, each in batch.answers.items()
+            if key in batch.claims and (each.get("exceeded") == "time" or (key in unproven and not each["allocated"]))
+        ]
+        self._late_rounds = {key: self._late_rounds.get(key, 0) + 1 for key in late}
+        unread = {key for key, rounds in self._late_rounds.items() if rounds < MAX_EVALUATION_ROUNDS}
+        batch.waiting |= unread
+        batch.is_again |= bool(unread)
+
+    def _of_fleet(
+        self,
+        fleet: SearchableFleet,
+        claims: Sequence[Object],
+        deadline: float | None,
+        others: Sequence[Object] = (),
+        *,
+        is_quick: bool = False,
+    ) -> _Answer:
+        """Its answer, which it does not keep: the documents of a later round say what of it was written."""
+        answer = fleet.allocate_all([*others, *claims], deadline, is_quick=is_quick)
+        given = {_key_of_answer(each) for each in answer["claims"] if each["allocated"]}
+        for claim in claims:
+            if _key(claim) in given:
+                fleet.delete(claim)
+        return answer
+
+    # -- what is known of parts ----------------------------------------------------------------------------------------
+
+    def _heavy(self) -> frozenset[str]:
+        with self._lock:
+            return self._usage.heavy(self.clock())
+
+    def _remembers(self) -> bool:
+        """Whether any part has a result, or is searched."""
+        with self._lock:
+            return bool(self._results or self._queue or self._running)
+
+    def _result_of(self, part: _IndependentClaims) -> _SearchResult | None:
+        with self._lock:
+            self._last_call[part.fingerprint] = self._calls
+            result = self._results.get(part.fingerprint)
+            if result is None:
+                return None
+            if result.until is not None and self.clock() > result.until:
+                del self._results[part.fingerprint]
+                return None
+            self._results.move_to_end(part.fingerprint)
+            result.is_taken = True
+            return result
+
+    def _is_searched(self, part: _IndependentClaims) -> bool:
+        with self._lock:
+            is_running = self._running is not None and self._running.part.fingerprint == part.fingerprint
+            return is_running or part.fingerprint in self._queue
+
+    def _note_overtaken(self, batch: _AnswerBatch, before: Iterable[str]) -> None:
+        """Note for which claims a result came too late: this call asks for them, and what the result depends on has
+        changed, which may be no more than that another claim of the part is gone. Claims that have an answer now are
+        no longer overtaken: others that compete with them go first again.
+
+        A round with quotas asks in several calls, for some claims in one and for others in the next. So a claim that
+        this call does not ask for is noted in a later one, and a result stays for a while: another call may take it.
+        Only results of ``before`` count: others came while this call was under way.
+        """
+        with self._lock:
+            oldest = self._calls - MAX_IDLE_CALLS
+            for fingerprint in before:
+                result = self._results.get(fingerprint)
+                if result is None:
+                    continue
+                if not result.is_taken:
+                    requested = result.unasked & batch.claims.keys()
+                    result.unasked -= requested
+                    self._overtaken |= dict.fromkeys(requested, self._calls)
+                # Each round looks for the parts of its claims as long as there is a result, which takes time.
+                is_overtaken = not result.is_taken and not result.unasked
+                last = max(result.call, self._last_call.get(fingerprint, 0))
+                if last <= (self._calls - MAX_ROUND_CALLS if is_overtaken else oldest):
+                    del self._results[fingerprint]
+            self._last_call = {name: call for name, call in self._last_call.items() if call > oldest}
+            self._overtaken = {
+                key: call for key, call in self._overtaken.items() if key not in batch.answers and call > oldest
+            }
+
+    # -- the thread ----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self._load_when_wanted()
+        while (job := self._next()) is not None:
+            began = self.clock()
+            try:
+                _load_solver()
+                began = self.clock()
+                answer = self.search(job.documents, [*job.part.claims.values()], job.deadline)
+                answers = {key: each for each in answer["claims"] if (key := _key_of_answer(each)) in job.part.claims}
+                result = _SearchResult(answers, answer["optimal"])
+            except Exception:
+                log.exception("could not answer %s", ", ".join("/".join(key) for key in [*job.part.claims][:8]))
+                result = _SearchResult(
+                    {key: _failed_answer(key) for key in job.part.claims}, False, self.clock() + RETRY_SECONDS
+                )
+            self._finish(job, result, self.clock() - began)
+
+    def _load_when_wanted(self) -> None:
+        """Load the solver at the first claim: it takes memory, which a store without claims does not need."""
+        with self._lock:
+            while self.is_open and not self._is_solver_wanted:
+                self._lock.wait()
+            if not self.is_open:
+                return
+        with suppress(Exception):  # a search says why
+            _load_solver()
+        self._solver_loaded.set()
+
+    def _await_solver(self, claims: Sequence[Object]) -> None:
+        """A moment for the thread to load the solver: without it the round would leave several claims to a search."""
+        if self._solver_loaded.is_set() or not claims:
+            return
+        with self._lock:
+            self._is_solver_wanted = True
+            self._lock.notify_all()
+        if len(claims) > 1:
+            now = self.clock()
+            if self._wait_ends is None:
+                self._wait_ends = now + LOAD_SECONDS
+            if now < self._wait_ends:
+                self._solver_loaded.wait(self._wait_ends - now)
+
+    def _next(self) -> _SearchJob | None:
+        with self._lock:
+            while True:
+                if not self.is_open:
+                    return None
+                for fingerprint in [*self._queue]:
+                    if self._last_call.get(fingerprint, 0) < self._calls - MAX_IDLE_CALLS:
+                        del self._queue[fingerprint]
+                if self._queue:
+                    break
+                self._lock.wait()
+            now = self.clock()
+
+            def turn(job: _SearchJob) -> tuple[float, int]:
+                used = max(self._usage.of(namespace, now) for namespace in job.part.namespaces)
+                return used, -max(job.part.priorities.values())
+
+            self._running = min(self._queue.values(), key=turn)
+            return self._queue.pop(self._running.part.fingerprint)
+
+    def _finish(self, job: _SearchJob, result: _SearchResult, seconds: float) -> None:
+        refused = {key[0] for key, each in result.answers.items() if not each["allocated"]}
+        with self._lock:
+            self._usage.charge(refused or job.part.namespaces, seconds, self.clock())
+            oldest = self._calls - MAX_IDLE_CALLS
+            self._last_call = {name: call for name, call in self._last_call.items() if call >= oldest}
+            if self._running is job:
+                self._running = None
+                result.call = self._calls
+                self._results[job.part.fingerprint] = result
+                while len(self._results) > MAX_RESULTS:
+                    self._results.popitem(last=False)
+            self._has_news = True
+
+
+def search_with_new_fleet(placement: str) -> SearchFunction:
+    """A search that begins with a fleet of its own."""
+
+    def search(documents: Sequence[Object], claims: Sequence[Object], deadline: float | None) -> _Answer:
+        from devalloc_solver import Fleet as NewFleet  # takes a while to load
+
+        return NewFleet.from_manifests(documents, placement=placement).allocate_all(claims, deadline)
+
+    return search
+
+
+def _load_solver() -> None:
+    """Not in the loop, where claims would wait for it, and at nobody's expense."""
+    from devalloc_solver.exact.model import load_solver  # takes a while itself
+
+    load_solver()
+
+
+def _parts_of(fleet: SearchableFleet, claims: Mapping[_Key, Object]) -> Iterator[_IndependentClaims]:
+    for summary in fleet.parts(claims.values(), QUICK_SECONDS):
+        own_claims = {key: claims[key] for unit in summary.units for key in unit}
+        # What the solver looks at, and what the claims ask for in words, as refusals quote it.
+        digest = hashlib.sha256(summary.fingerprint.encode())
+        for key in sorted(own_claims):
+            digest.update(json.dumps([key, own_claims[key].get("spec")], sort_keys=True).encode())
+        yield _IndependentClaims(digest.hexdigest(), summary.units, own_claims, summary.priorities)
+
+
+def _searching_answer(key: _Key) -> _Answer:
+    return {**_no_place_answer(key, "the search for a place is not finished"), STILL_SEARCHING: True}
+
+
+def _failed_answer(key: _Key) -> _Answer:
+    return _no_place_answer(key, "the search for a place failed; see the log of the controller")
+
+
+def _no_place_answer(key: _Key, message: str) -> _Answer:
+    return {
+        "namespace": key[0],
+        "name": key[1],
+        "allocated": False,
+        "node": None,
+        "allocations": [],
+        "oneOf": None,
+        "reason": _LIMIT,
+        "message": message,
+    }
+
+
+def _key(claim: Object) -> _Key:
+    metadata = claim["metadata"]
+    return metadata.get("namespace") or "default", metadata["name"]
+
+
+def _key_of_answer(answer: _Answer) -> _Key:
+    return answer["namespace"], answer["name"]
+
+
+def _key_of_text(text: str) -> _Key:
+    namespace, _, name = text.partition("/")
+    return namespace, name

@@ -1,0 +1,108 @@
+"""Snapshots of a store and values computed from them, kept from one to the next: only what has changed is read
+again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from devalloc.store import EventType, Expired, Key, Object, Store
+
+T = TypeVar("T")
+
+
+class Snapshot(NamedTuple):
+    """All objects as of one moment."""
+
+    objects: Mapping[Key, Object]
+    """By kind, namespace and name in order."""
+    version: str
+    """The place in the store's history that they are of."""
+    is_new: bool
+    """Something is other than at the look before."""
+
+
+class SnapshotReader:
+    """The objects of some kinds. Use from one thread; nobody may change what it gives.
+
+    An object that is as it was is the very same one, so that ``Memo`` knows what was made of it.
+    """
+
+    def __init__(self, store: Store, kinds: Iterable[str] | None, without: Collection[str] = ()) -> None:
+        """``kinds``: None for all, but ``without`` some."""
+        self._store = store
+        self._kinds = None if kinds is None else frozenset(kinds)
+        self._without = frozenset(without)
+        self._objects: dict[Key, Object] = {}
+        self._version: str | None = None
+        """None before the first look."""
+
+    def look(self) -> Snapshot:
+        """What there is now. Raises StoreError."""
+        before = self._objects
+        if self._version is None or not self._hear(self._version):
+            listed, self._version = self._store.list(self._kinds)
+            keys = ((Key.of(obj), obj) for obj in listed)
+            self._objects = {
+                key: _previous_if_equal(before.get(key), obj) for key, obj in keys if key.kind not in self._without
+            }
+        return Snapshot(self._objects, self._version, self._objects is not before)
+
+    def _hear(self, since: str) -> bool:
+        """Take in what has happened; False where the store cannot tell that any more."""
+        try:
+            events = [*self._store.watch(self._kinds, since, timeout=0)]
+        except Expired:
+            return False
+        if not events:
+            return True
+        self._version = events[-1].resource_version
+        events = [event for event in events if Key.of(event.object).kind not in self._without]
+        if not events:
+            return True
+        objects = dict(self._objects)  # who was given the others may have them still
+        is_ordered = True
+        for event in events:
+            key = Key.of(event.object)
+            if event.type is EventType.DELETED:
+                objects.pop(key, None)
+            else:
+                is_ordered = is_ordered and key in objects
+                objects[key] = event.object
+        self._objects = objects if is_ordered else dict(sorted(objects.items(), key=_order))
+        return True
+
+
+def _order(item: tuple[Key, Object]) -> tuple[str, str, str]:
+    kind, namespace, name = item[0]
+    return kind, namespace or "", name
+
+
+def _previous_if_equal(before: Object | None, obj: Object) -> Object:
+    """The object as it was known before, if it is the same. Its resourceVersion does not say so after a restore."""
+    return before if before is not None and before == obj else obj
+
+
+class Memo:
+    """A cache of values computed from objects; it keeps each as long as every round asks for it. Use from one thread.
+
+    Objects are compared by identity: for those of a ``SnapshotReader``, which never change.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[tuple[str, int], tuple[Object, Any, Any]] = {}
+        self._now: dict[tuple[str, int], tuple[Object, Any, Any]] = {}
+
+    def turn(self) -> None:
+        """What was not asked for since the last turn is forgotten."""
+        self._before, self._now = self._now, {}
+
+    def of(self, what: str, obj: Object, make: Callable[[], T], given: Any = None) -> T:
+        """The result of ``make``, which depends on the object and on what is equal to ``given`` only."""
+        place = what, id(obj)
+        cached = self._now.get(place) or self._before.get(place)
+        if cached is None or cached[0] is not obj or cached[1] != given:
+            cached = obj, given, make()
+        self._now[place] = cached
+        value: T = cached[2]
+        return value

@@ -1,0 +1,169 @@
+"""From the solver's answer to what is written on machines, in one with what is written on their claims. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from devalloc.api.machine_reservation import FITS
+from devalloc.controller.reconcile.claims import ClaimKey
+from devalloc.controller.reconcile.decision import TRANSIENT_REASONS, WriteUnit
+from devalloc.controller.reconcile.vm_scheduling import machines
+from devalloc.controller.reconcile.vm_scheduling.messages import MachineMessages
+from devalloc.controller.reconcile.vm_scheduling.solver_input import SchedulingInput
+from devalloc.store import Change, Key, Object
+from devalloc_solver.explain.reasons import STILL_SEARCHING
+
+PLACED = "Placed"
+"""Condition of a machine: whether a node was chosen that keeps for it what it needs. Where it is False, why."""
+_RESERVATION_FIELDS = ("allocations", "numaNode")
+
+
+def decide_machines(
+    placing: SchedulingInput,
+    answer: Mapping[str, Any],
+    units: Iterable[WriteUnit],
+    now: str,
+    shown: Callable[[str, str], str] = lambda namespace, message: message,
+) -> list[WriteUnit]:
+    """``units`` of the claims, and what is to be written on machines; a machine and its claims are one unit.
+
+    Of a group with a machine in it all is written or nothing. ``now``: RFC 3339. ``shown``: how a message is shown in a
+    namespace.
+    """
+    answers: dict[ClaimKey, Mapping[str, Any]] = {(one["namespace"], one["name"]): one for one in answer["claims"]}
+    by_claim = {(key.namespace or "default", key.name): unit for unit in units for key in unit.keys if unit.granted}
+    left = {id(unit): unit for unit in units}
+    done: list[WriteUnit] = []
+    joint: dict[tuple[str, str], list[Change]] = {}
+    words = MachineMessages(placing, answer["claims"])
+    for key, wish in placing.wishes.items():
+        part_answers = [answers[part] for part in wish.parts]
+        if all(one["allocated"] for one in part_answers):
+            change = _place_change(wish.machine, part_answers, placing.pools, now)
+            if wish.group is None:
+                done.append(WriteUnit((change,), granted=True))
+            else:
+                joint.setdefault(wish.group, []).append(change)
+        elif not any(one.get(STILL_SEARCHING) for one in part_answers):
+            refused = next(one for one in part_answers if not one["allocated"])
+            reason, message, _ = words.why(key, refused)
+            done += condition_units(wish.machine, reason, shown(key[0], message), now)
+    for group, claims in placing.members.items():
+        own_units = {claim: by_claim.get(claim) for claim in claims if answers[claim]["allocated"]}
+        members = {id(unit): unit for unit in own_units.values() if unit is not None}
+        for number in members:
+            left.pop(number, None)
+        if None not in own_units.values():  # else something keeps one of them from being given its devices
+            joint.setdefault(group, []).extend(change for unit in members.values() for change in unit.changes)
+        else:
+            joint.pop(group, None)
+    done += [WriteUnit(tuple(changes), granted=True) for changes in joint.values() if changes]
+    for key, (reason, message) in placing.waiting.items():
+        done += condition_units(placing.objects[key], reason, shown(key[0], message), now)
+    for key, entries in placing.running.items():
+        done.append(WriteUnit((_adopt_change(placing.objects[key], entries, placing.pools, now),), granted=False))
+    for key, growth in placing.growing.items():
+        one = answers[growth.part]
+        if one["allocated"]:
+            entries = growth.grown_entries(one["allocations"])
+            change = _adopt_change(growth.machine, entries, placing.pools, now)
+            done.append(WriteUnit((change,), granted=False, grows=True))
+        elif not one.get(STILL_SEARCHING):
+            reason, message, _ = words.why(key, one)
+            message = shown(key[0], message)
+            done += condition_units(growth.machine, reason, f"{message}; its reservation stays as it is", now, FITS)
+    for key, entries in placing.fitted.items():
+        change = _adopt_change(placing.objects[key], entries, placing.pools, now)
+        done.append(WriteUnit((change,), granted=False, released=True))
+    done += [WriteUnit((_free_change(placing.objects[key]),), granted=False, released=True) for key in placing.freed]
+    return [*left.values(), *done]
+
+
+def _place_change(
+    machine: Object, part_answers: Sequence[Mapping[str, Any]], pools: Mapping[str, Object], now: str
+) -> Change:
+    entries = [entry for one in part_answers for entry in one["allocations"]]
+    node = next(one["node"] for one in part_answers)
+    return _reserve_change(machine, node, entries, pools, now)
+
+
+def _adopt_change(machine: Object, entries: Sequence[Any], pools: Mapping[str, Object], now: str) -> Change:
+    return _reserve_change(machine, machines.running_node(machine), entries, pools, now)
+
+
+def _reserve_change(
+    machine: Object, node: str, entries: Sequence[Any], pools: Mapping[str, Object], now: str
+) -> Change:
+    """``entries`` of a node are kept for the machine."""
+    status = {name: value for name, value in machines.status_of(machine).items() if name not in _RESERVATION_FIELDS}
+    status |= {"phase": status.get("phase", "Pending"), "nodeName": node, "allocations": [*entries]}
+    if machines.spec_of(machine).get("numaPolicy") == machines.SINGLE_NUMA:
+        compute = [entry for entry in entries if entry.get("allocations")]
+        status |= {} if (numa := machines.single_numa(compute, pools)) is None else {"numaNode": numa}
+    if machines.holding_node(machine) is None:  # nobody else has said anything: it is ours to take back
+        status = {name: value for name, value in status.items() if name not in ("reason", "message")}
+    status["conditions"] = _with_condition(machine, PLACED, "True", "Placed", f"on node {node}", now)
+    return _status_change(machine, status)
+
+
+def condition_units(
+    machine: Object, reason: str, message: str, now: str, condition: str = PLACED, *, speaks: bool = True
+) -> list[WriteUnit]:
+    """Why it is not placed, or not with more, or not served; nothing where it says so already. ``speaks``: this is the
+    reason of the machine as well, unless a node has it, which says how it is."""
+    before = machines.status_of(machine)
+    status = {**before, "conditions": _with_condition(machine, condition, "False", reason, message[:4096], now)}
+    if speaks and machines.holding_node(machine) is None:
+        status |= {"phase": "Pending", "reason": reason, "message": message[:4096]}
+    return (
+        []
+        if status == before
+        else [WriteUnit((_status_change(machine, status),), granted=False, passing=reason in TRANSIENT_REASONS)]
+    )
+
+
+def condition_of(machine: Object, name: str) -> Mapping[str, Any]:
+    """Its condition of that type; empty where there is none that can be read."""
+    listed = machines.status_of(machine).get("conditions")
+    conditions = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    return next((one for one in conditions if one.get("type") == name), {})
+
+
+def remove_condition_change(machine: Object, name: str) -> Change:
+    """Its status without a condition, and without the reason that it was."""
+    before, gone = machines.status_of(machine), condition_of(machine, name)
+    left = [one for one in before["conditions"] if one != gone]
+    status = {key: value for key, value in before.items() if key != "conditions"} | (
+        {"conditions": left} if left else {}
+    )
+    if status.get("reason") == gone.get("reason"):
+        status = {key: value for key, value in status.items() if key not in ("reason", "message")}
+    return _status_change(machine, status)
+
+
+def _free_change(machine: Object) -> Change:
+    status = {name: value for name, value in machines.status_of(machine).items() if name not in _RESERVATION_FIELDS}
+    return _status_change(
+        machine, {name: value for name, value in status.items() if name not in ("nodeName", "conditions")}
+    )
+
+
+def _with_condition(machine: Object, name: str, value: str, reason: str, message: str, now: str) -> list[Any]:
+    """With this one, which keeps its place: otherwise two that are False would swap places in every round.
+    A machine that is placed fits, unless this condition says otherwise."""
+    listed = machines.status_of(machine).get("conditions")
+    conditions = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    before: Mapping[str, Any] = next((one for one in conditions if one.get("type") == name), {})
+    since = before.get("lastTransitionTime", now) if before.get("status") == value else now
+    condition = {"type": name, "status": value, "lastTransitionTime": since, "reason": reason, "message": message}
+    if isinstance(generation := machine["metadata"].get("generation"), int):
+        condition["observedGeneration"] = generation
+    gone = (PLACED, FITS) if name == PLACED else (name,)
+    others = [one for one in conditions if one.get("type") not in gone]
+    place = next((i for i, one in enumerate(conditions) if one is before), len(others))
+    return [*others[:place], condition, *others[place:]]
+
+
+def _status_change(machine: Object, status: Mapping[str, Any]) -> Change:
+    return Change(Key.of(machine), machine["metadata"]["resourceVersion"], dict(status))

@@ -1,0 +1,119 @@
+"""Resize placed machines whose specs ask for other amounts than what is reserved for them.
+
+What one lacks is asked for on its node like any claim; until it is given, what is kept stays as it was, and so does the
+machine. What one does not want any more is free at once, as far as its node does not still tell it to have more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from devalloc.api import host_pool_names
+from devalloc.api.machine_reservation import (
+    FITS,
+    missing_amounts,
+    parse_nano,
+    required_amounts,
+    reserved_entries,
+    sum_nano,
+)
+from devalloc.api.quantity import Format, Quantity
+from devalloc.api.virtual_machine import VirtualMachineSpec
+from devalloc.controller.reconcile.claims import ClaimKey
+from devalloc.controller.reconcile.vm_scheduling import machines
+from devalloc.store import Object
+
+_FORMATS = {host_pool_names.MEMORY: Format.BINARY_SI, host_pool_names.DISK: Format.BINARY_SI}
+
+
+@dataclass(frozen=True, slots=True)
+class MachineGrowth:
+    """A placed machine that is to have more than is kept for it."""
+
+    machine: Object
+    spec: VirtualMachineSpec
+    part: ClaimKey
+    """The claim that stands for what it lacks in the solver's input."""
+    entries: Sequence[Any]
+    """What it counts for now."""
+
+    def grown_entries(self, more: Iterable[Any]) -> list[Any]:
+        """The entries with what it was given."""
+        return shrink_entries(self.spec, merge_entries(self.entries, more))
+
+
+def resized_entries(machine: Object, spec: VirtualMachineSpec, counted: Sequence[Any]) -> list[Any] | None:
+    """What is to be kept for a machine that lacks nothing; None where that is so."""
+    current = reserved_entries(machine)
+    target = shrink_entries(spec, counted if missing_amounts(spec, current) else current)
+    if _nano_by_device(target) == _nano_by_device(current):
+        return current if has_shortage_condition(machine) else None
+    # Between taking a machine and saying what it begins it with, a node goes by what was kept when it looked.
+    applied = machines.status_of(machine).get("applied")
+    is_known = isinstance(applied, dict) and applied.keys() >= {"cpus", "memory"}
+    return target if machines.holding_node(machine) is None or is_known else None
+
+
+def has_shortage_condition(machine: Object) -> bool:
+    """Whether its status says that it lacks something."""
+    listed = machines.status_of(machine).get("conditions")
+    return isinstance(listed, list) and any(isinstance(one, dict) and one.get("type") == FITS for one in listed)
+
+
+def shrink_entries(spec: VirtualMachineSpec, entries: Iterable[Any]) -> list[Any]:
+    """The entries without what it does not want. The last one goes first."""
+    wanted = required_amounts(spec)
+    amounts = _nano_by_device(entries)
+    for resource in {resource for _, _, resource in amounts}:
+        over = sum(nano for place, nano in amounts.items() if place[2] == resource)
+        over -= wanted[resource].nano if resource in wanted else 0
+        for place in [place for place in reversed(amounts) if place[2] == resource]:
+            less = min(max(0, over), amounts[place])
+            amounts[place], over = amounts[place] - less, over - less
+    return _entries(amounts)
+
+
+def merge_entries(entries: Iterable[Any], more: Iterable[Any]) -> list[Any]:
+    """Both together, an entry for each device."""
+    amounts = _nano_by_device(entries)
+    for place, nano in _nano_by_device(more).items():
+        amounts[place] = amounts.get(place, 0) + nano
+    return _entries(amounts)
+
+
+def required_numa(machine: Object, entries: Sequence[Any], pools: Mapping[str, Object]) -> int | None:
+    """The NUMA node that whatever else is kept for it must be on, too; None where any will do."""
+    spec = machines.spec_of(machine)
+    start = spec.get("start")
+    if isinstance(start, dict) and isinstance(start.get("numaNode"), int):
+        return int(start["numaNode"])
+    compute = [
+        entry
+        for entry in entries
+        if sum_nano([entry], host_pool_names.CPU) or sum_nano([entry], host_pool_names.MEMORY)
+    ]
+    return machines.single_numa(compute, pools) if spec.get("numaPolicy") == machines.SINGLE_NUMA else None
+
+
+def _nano_by_device(entries: Iterable[Any]) -> dict[tuple[str, str, str], int]:
+    """Nano units by pool, device and resource."""
+    amounts: dict[tuple[str, str, str], int] = {}
+    for entry in entries:
+        for amount in entry.get("allocations", ()):
+            place = entry["devicePoolName"], entry["deviceName"], amount["name"]
+            amounts[place] = amounts.get(place, 0) + parse_nano(amount["allocation"])
+    return amounts
+
+
+def _entries(amounts: Mapping[tuple[str, str, str], int]) -> list[Any]:
+    by_device: dict[tuple[str, str], list[Any]] = {}
+    for (pool, device, resource), nano in amounts.items():
+        if nano:
+            text = str(Quantity(nano, _FORMATS.get(resource, Format.DECIMAL_SI)))
+            by_device.setdefault((pool, device), []).append({"name": resource, "allocation": text})
+    return [
+        {"devicePoolName": pool, "deviceName": device, "allocations": given}
+        for (pool, device), given in by_device.items()
+    ]

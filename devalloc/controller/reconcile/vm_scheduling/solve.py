@@ -1,0 +1,127 @@
+"""What the solver says of documents with machines among them, without writing anything."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from devalloc.api.machine_reservation import reserved_entries
+from devalloc.controller.reconcile.vm_scheduling import machines
+from devalloc.controller.reconcile.vm_scheduling.messages import MachineMessages, with_machine_names
+from devalloc.controller.reconcile.vm_scheduling.resize import MachineGrowth
+from devalloc.controller.reconcile.vm_scheduling.solver_input import SchedulingInput, scheduling_input
+from devalloc.store import Object
+from devalloc_solver.deadline import end_time, seconds_left
+from devalloc_solver.explain.reasons import Reason
+from devalloc_solver.pipeline import admission
+
+SolverAnswer = dict[str, Any]
+
+
+def solve_with_machines(
+    documents: Iterable[Any],
+    *,
+    placement: str = "pack",
+    deadline: float | None = None,
+    admin_namespaces: admission.AdminNamespaces = "all",
+) -> SolverAnswer:
+    """The dict of ``solve_manifests``, with ``machines``, where there are any that are placed: an entry for each, of
+    the form of those of claims.
+
+    ``documents`` may be anything: what is invalid is reported. ``admin_namespaces``: where claims may have admin
+    access, as in the settings of the allocator. Raises as ``solve_manifests`` does.
+    """
+    from devalloc_solver import solve_manifests  # takes a while to load
+
+    ends = end_time(deadline, time.monotonic())
+    apart = admission.sort_documents(documents)
+    placing = scheduling_input(apart.readable)
+
+    def solve(requested: list[Object]) -> SolverAnswer:
+        written = [*map(apart.written, requested), *apart.rest]
+        return solve_manifests(written, placement=placement, deadline=seconds_left(ends))
+
+    answer = admission.solve_admitted(placing.documents, solve, admin_namespaces, unread=apart.rest)
+    if not placing.objects:
+        return answer
+    return _with_machine_names(answer, placing)
+
+
+def _with_machine_names(answer: SolverAnswer, placing: SchedulingInput) -> SolverAnswer:
+    claims = {(one["namespace"], one["name"]): one for one in answer["claims"]}
+    own = [_with_owner(one, placing) for key, one in claims.items() if key not in placing.names]
+    own += withheld_answers(placing)
+    own.sort(key=lambda one: (one["namespace"], one["name"]))
+    machine_answers, words = [], MachineMessages(placing, answer["claims"])
+    for key, machine in sorted(placing.objects.items()):
+        if (wish := placing.wishes.get(key)) is not None:
+            machine_answers.append(_machine_answer(key, [claims[part] for part in wish.parts], words))
+        elif (why := placing.waiting.get(key)) is not None:
+            machine_answers.append(_entry(key, False, None, (), *why))
+        elif (more := placing.growing.get(key)) is not None:
+            machine_answers.append(_growth_answer(key, more, claims[more.part], words))
+        elif key in placing.running or reserved_entries(machine):
+            entries = placing.running.get(key) or reserved_entries(machine)
+            machine_answers.append(_entry(key, True, machines.status_of(machine).get("nodeName"), entries, None, None))
+    problems = [{**one, "message": with_machine_names(one["message"], placing)} for one in answer["problems"]]
+    return {**answer, "claims": own, "machines": machine_answers, "problems": problems}
+
+
+def _growth_answer(
+    key: tuple[str, str], growth: MachineGrowth, more: SolverAnswer, words: MachineMessages
+) -> SolverAnswer:
+    """Of a machine that is placed and is to have more; the reason is why it does not get it."""
+    node = machines.status_of(growth.machine).get("nodeName")
+    if more["allocated"]:
+        return _entry(key, True, node, growth.grown_entries(more["allocations"]), None, None)
+    reason, message, details = words.why(key, more)
+    return {**_entry(key, True, node, reserved_entries(growth.machine), reason, message), **details}
+
+
+def _machine_answer(key: tuple[str, str], parts: Sequence[SolverAnswer], words: MachineMessages) -> SolverAnswer:
+    refused = next((part for part in parts if not part["allocated"]), None)
+    if refused is None:
+        entries = [entry for part in parts for entry in part["allocations"]]
+        return _entry(key, True, parts[0]["node"], entries, None, None)
+    reason, message, details = words.why(key, refused)
+    return {**_entry(key, False, None, (), reason, message), **details}
+
+
+def _entry(
+    key: tuple[str, str], placed: bool, node: str | None, entries: Sequence[Any], reason: str | None, text: str | None
+) -> SolverAnswer:
+    return {
+        "namespace": key[0],
+        "name": key[1],
+        "allocated": placed,
+        "node": node,
+        "allocations": [*entries],
+        "oneOf": None,
+        "reason": reason,
+        "message": text,
+    }
+
+
+def _with_owner(answer: SolverAnswer, placing: SchedulingInput) -> SolverAnswer:
+    """``machine`` is there of claims that are placed with one."""
+    owner = placing.owners.get((answer["namespace"], answer["name"]))
+    renamed = (
+        answer if answer["message"] is None else {**answer, "message": with_machine_names(answer["message"], placing)}
+    )
+    return renamed if owner is None else {**renamed, "machine": "/".join(owner)}
+
+
+def withheld_answers(placing: SchedulingInput) -> list[SolverAnswer]:
+    """The answers of claims that wait with a machine and are not asked for."""
+    return [_withheld_answer(claim, placing) for claim in sorted(placing.kept_back)]
+
+
+def _withheld_answer(claim: tuple[str, str], placing: SchedulingInput) -> SolverAnswer:
+    owner = placing.owners.get(claim)
+    if owner is None:
+        why = "it is in a group with a claim that waits with its machine"
+        return _entry(claim, False, None, (), Reason.GROUP_UNSATISFIABLE.value, why)
+    _, waits_for = placing.waiting.get(owner, ("", "a claim of it waits with another machine"))
+    why = f"it is placed with machine {'/'.join(owner)}, which waits: {waits_for}"
+    return {**_entry(claim, False, None, (), Reason.GROUP_UNSATISFIABLE.value, why), "machine": "/".join(owner)}

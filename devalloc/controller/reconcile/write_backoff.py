@@ -1,0 +1,149 @@
+"""Back-off for writes that the store rejected, so that they are not tried again in vain.
+
+An object may be one that the API server refuses to write on, whatever is decided: it has as many annotations as one
+may have, a policy says no, its group is too large to be written as one. Were it asked for in each round, the solver
+would set devices aside for it each time that nobody then has. So it is kept out until it, a class or a configuration
+has changed; and because what refuses may be elsewhere (a policy, a right, a quota) it is retried after a while,
+less and less often.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from devalloc.api import meta
+from devalloc.backoff import backoff_delay
+from devalloc.controller.reconcile.claims import ALLOCATION_ANNOTATIONS
+from devalloc.controller.reconcile.decision import WriteUnit
+from devalloc.controller.reconcile.vm_scheduling import KIND, SchedulingInput
+from devalloc.store import Key, Object
+
+log = logging.getLogger(__name__)
+
+REFUSED = "Refused"
+"""Reason of a claim or machine: the allocation could not be written."""
+MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 60.0, 3600.0
+"""The first and the longest back-off before it is tried again though nothing of it has changed."""
+_MAX_MESSAGE = 1000
+"""Characters of the server's message that are reported."""
+_OWN_ANNOTATIONS = frozenset({*ALLOCATION_ANNOTATIONS, meta.LEADER, meta.TRANSACTION, meta.RELEASE})
+"""Annotations that the controller writes, or takes away."""
+UNRELATED_KINDS = frozenset({"DeviceClaim", KIND, "DevicePool", "Namespace", "ResourceQuota"})
+"""Kinds that say nothing of what is copied onto a claim, as classes and configurations do."""
+
+
+@dataclass(frozen=True, slots=True)
+class _UnitSignature:
+    """Units that are alike: what is refused of one is of the next."""
+
+    gives: bool
+    """Something was set aside for it."""
+    takes: bool
+    keys: frozenset[Key]
+
+    @classmethod
+    def of(cls, unit: WriteUnit) -> _UnitSignature:
+        return cls(unit.granted or unit.grows, unit.released, unit.keys)
+
+
+@dataclass(frozen=True, slots=True)
+class _RejectedUnit:
+    why: str
+    state: Any
+    """What it depends on, as it was then."""
+    until: float
+    rejections: int
+    """In a row, in this state."""
+
+
+class WriteBackoff:
+    """Of one allocator. Use from one thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._refused: dict[_UnitSignature, _RejectedUnit] = {}
+        self._documents: list[Object] = []
+
+    def has_entries(self) -> bool:
+        """Whether anything may have to be asked for again though nothing changes."""
+        return bool(self._refused)
+
+    def look(self, documents: Iterable[Object]) -> dict[Key, str]:
+        """What is not to be asked for in a round on these documents, and why."""
+        self._documents = [*documents]
+        if self._refused:
+            there = self._there()
+            self._refused = {
+                which: one for which, one in self._refused.items() if one.state == self._state(which, there)
+            }
+        now = self._clock()
+        return {
+            key: one.why
+            for which, one in self._refused.items()
+            if which.gives and now < one.until
+            for key in which.keys
+        }
+
+    def is_backed_off(self, unit: WriteUnit) -> bool:
+        """Whether a write that gives nothing was refused, and nothing has changed since that would help."""
+        one = self._refused.get(which := _UnitSignature.of(unit))
+        return one is not None and not which.gives and self._clock() < one.until
+
+    def note(self, unit: WriteUnit, why: str) -> bool:
+        """That it was refused, in a round on the documents of the last ``look``; logged once. Whether something was set
+        aside for it that is free again when it is kept out."""
+        which = _UnitSignature.of(unit)
+        state, before = self._state(which, self._there()), self._refused.get(which)
+        is_old = before is not None and before.state == state
+        rejections = 1 + (before.rejections if before is not None and is_old else 0)
+        pause = backoff_delay(rejections, MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS)
+        why = why if len(why) <= _MAX_MESSAGE else f"{why[:_MAX_MESSAGE]} ..."
+        log.log(
+            logging.DEBUG if is_old else logging.ERROR,
+            "the decision on %s was refused and waits until the object changes: %s",
+            ", ".join(sorted(map(str, unit.keys))[:8]),
+            why,
+        )
+        now = self._clock()
+        was_kept_out = before is not None and is_old and now < before.until
+        self._refused[which] = _RejectedUnit(why, state, now + pause, rejections)
+        return which.gives and not was_kept_out
+
+    def _there(self) -> dict[Key, Object]:
+        return {Key.of(doc): doc for doc in self._documents}
+
+    def _state(self, which: _UnitSignature, there: Mapping[Key, Object]) -> Any:
+        """What it depends on. What is given is copied from classes and configurations; what is said is of the object's
+        status. Not its resourceVersion: of two writes the first may have been done, and put back."""
+        members = {key: _written_by_others(there.get(key), with_status=not which.gives) for key in which.keys}
+        if not which.gives:
+            return members
+        around = [doc["metadata"] for doc in self._documents if doc["kind"] not in UNRELATED_KINDS]
+        return members, sorted((each["uid"], each.get("generation", 0)) for each in around)
+
+
+def rejection_messages(kept_out: Mapping[Key, str], placing: SchedulingInput) -> dict[tuple[str, str], tuple[str, str]]:
+    """Reason and message of each claim of the solver's input that is not to be asked for."""
+    reasons: dict[tuple[str, str], tuple[str, str]] = {}
+    for key, why in kept_out.items():
+        name = key.namespace or "default", key.name
+        parts: tuple[tuple[str, str], ...] = (name,)
+        if key.kind == KIND:
+            wish, growth = placing.wishes.get(name), placing.growing.get(name)
+            parts = wish.parts if wish is not None else (growth.part,) if growth is not None else ()
+        reasons |= dict.fromkeys(parts, (REFUSED, f"the allocation could not be written: {why}"))
+    return reasons
+
+
+def _written_by_others(obj: Object | None, *, with_status: bool) -> Any:
+    """What others have written of an object."""
+    if obj is None:
+        return None
+    metadata = obj["metadata"]
+    noted = {name: value for name, value in metadata.get("annotations", {}).items() if name not in _OWN_ANNOTATIONS}
+    fields = [metadata.get(name) for name in ("uid", "generation", "labels", "finalizers", "deletionTimestamp")]
+    return fields, noted, obj.get("status") if with_status else None

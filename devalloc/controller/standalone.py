@@ -1,0 +1,196 @@
+"""Everything on this machine in one process: publish its devices and answer the claims until it is stopped."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from types import FrameType
+from typing import Literal, Protocol
+
+from devalloc.api.cordon import NODE_KIND
+from devalloc.controller.host_inventory import HostInventory, InventorySource
+from devalloc.controller.pool_publisher import PublishResult
+from devalloc.controller.publish_lock import PublishLock
+from devalloc.controller.reconcile.device_claims import (
+    AllocatorSettings,
+    DeviceClaimAllocator,
+    DeviceClaimRound,
+    SolveManifests,
+)
+from devalloc.inventory.device_events import UdevSource
+from devalloc.store import Store, Unavailable, Unusable
+from devalloc.store.sqlite import SQLiteStore
+from devalloc.store.store_lock import hold_store
+
+log = logging.getLogger(__name__)
+
+__all__ = ["InventorySource", "Standalone", "handling_signals"]
+
+Message = Literal["stop", "rescan"]
+Loop = Callable[[threading.Event], None]
+"""Runs until the event is set."""
+GRACE_SECONDS = 2.0
+"""How long a stop waits for work that is under way. What it leaves unfinished has written nothing."""
+_LOCK_CHECK_SECONDS = 1.0
+"""From one look to the next whether this process still holds the store, however many messages come."""
+
+
+class Standalone:
+    """The loops of one machine on one store."""
+
+    def __init__(
+        self,
+        path: Path,
+        inventory: InventorySource | None,
+        *,
+        settings: AllocatorSettings | None = None,
+        resync: float = 60.0,
+        on_round: Callable[[DeviceClaimRound], None] = lambda done: None,
+        on_published: Callable[[PublishResult], None] = lambda done: None,
+        solve: SolveManifests | None = None,
+        extra_loops: Sequence[Callable[[Store, threading.Event], None]] = (),
+    ) -> None:
+        """``inventory`` None: answer claims only. ``resync``: seconds between looks at the devices without any event.
+        ``extra_loops``: what else runs on the store until the event is set.
+
+        The callbacks come from threads of their own, never two at a time from one loop.
+        """
+        self._path = path
+        self._inventory = inventory
+        self._settings = settings or AllocatorSettings()
+        self._resync = resync
+        self._on_round = on_round
+        self._on_published = on_published
+        self._solve = solve
+        self._extra_loops = tuple(extra_loops)
+        # Unlike an Event or a Queue, a SimpleQueue may be used in a signal handler.
+        self._messages: SimpleQueue[Message] = SimpleQueue()
+        self._failure: BaseException | None = None
+        self._unfinished: ExitStack | None = None
+
+    def stop(self) -> None:
+        """End ``run`` soon. From any thread or signal handler."""
+        self._messages.put("stop")
+
+    def fail(self, error: BaseException) -> None:
+        """End ``run`` soon, with this error. From any thread."""
+        self._failure = error
+        self.stop()
+
+    def rescan(self) -> None:
+        """Look at the host's devices now and publish them. From any thread or signal handler."""
+        self._messages.put("rescan")
+
+    def run(self) -> None:
+        """Run until ``stop``. Raises Held when another process runs on this store, Unusable when it is damaged, and
+        Unavailable when its folder goes meanwhile."""
+        stop = threading.Event()
+        with ExitStack() as stack:
+            store = stack.enter_context(closing(SQLiteStore(self._path)))
+            is_held = stack.enter_context(hold_store(self._path))
+            if problems := store.check():
+                raise Unusable(
+                    f"the store {self._path} is damaged: {problems[0]} ({len(problems)} in all). "
+                    "Put back the last file that `devalloc backup` made with `devalloc restore`"
+                )
+            store.call_by_group()
+            allocator = DeviceClaimAllocator(store, settings=self._settings, solve=self._solve, progress=self._on_round)
+            allocator.ignore_kind(NODE_KIND)
+            loops: list[Loop] = [allocator.run]
+            host = None
+            if self._inventory is not None:
+                source = stack.enter_context(closing(UdevSource()))
+                turn = closing(PublishLock(self._path, self._inventory.node_name, first=self._inventory.first))
+                turned = stack.enter_context(turn)
+                host = HostInventory(
+                    store, self._inventory, source, turned, resync=self._resync, on_published=self._on_published
+                )
+                loops = [host.watch, host.repair, _start_after(host.looked, allocator.run)]
+            loops += [partial(each, store) for each in self._extra_loops]
+            threads = [threading.Thread(target=self._guarded, args=(loop, stop), daemon=True) for loop in loops]
+            for thread in threads:
+                thread.start()
+            next_look = time.monotonic() + _LOCK_CHECK_SECONDS
+            while (message := self._next_message(next_look)) != "stop":
+                if message == "rescan" and host is not None:
+                    host.rescan()
+                if time.monotonic() < next_look:
+                    continue
+                next_look = time.monotonic() + _LOCK_CHECK_SECONDS
+                if not is_held():
+                    self._failure = self._failure or Unavailable(
+                        f"the folder {self._path.absolute().parent} was removed or replaced while `devalloc up` ran on "
+                        f"the store {self._path.name} in it. Put the folder back, or a backup with `devalloc restore`, "
+                        "and start `devalloc up` again"
+                    )
+                    break
+            stop.set()
+            until = time.monotonic() + GRACE_SECONDS
+            for thread in threads:
+                thread.join(max(0.0, until - time.monotonic()))
+            if any(thread.is_alive() for thread in threads):
+                log.warning("stopped in the middle of a solve; nothing of it was written")
+                self._unfinished = stack.pop_all()  # the thread still uses store and lock; they go with the process
+        if self._failure is not None:
+            raise self._failure
+
+    def _next_message(self, until: float) -> Message | None:
+        """None when there is none until then."""
+        try:
+            return self._messages.get(timeout=max(0.0, until - time.monotonic()))
+        except Empty:
+            return None
+
+    def _guarded(self, loop: Loop, stop: threading.Event) -> None:
+        """A loop that ends with an error ends everything."""
+        try:
+            loop(stop)
+        except BaseException as error:
+            self.fail(error)
+
+
+def _start_after(ready: threading.Event, loop: Loop) -> Loop:
+    """A loop that begins when ``ready`` is set: a device may have gone while nobody looked."""
+
+    def run(stop: threading.Event) -> None:
+        while not ready.wait(0.1) and not stop.is_set():
+            continue
+        loop(stop)
+
+    return run
+
+
+class Stoppable(Protocol):
+    """What goes on until it is stopped."""
+
+    def stop(self) -> None: ...
+
+    def rescan(self) -> None: ...
+
+
+@contextmanager
+def handling_signals(work: Stoppable) -> Iterator[None]:
+    """While inside: SIGINT and SIGTERM stop it, a second one ends the process at once; SIGHUP looks at the devices.
+
+    Only in the main thread.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        work.stop()
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_DFL)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    before[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda number, frame: work.rescan())
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,143 @@
+"""Why a device is unavailable: reserved for the host, in use, inseparable from others, or withheld by policy.
+
+Each reason is a short text for ``devalloc.io/unavailable``. *Uses* are apart from the rest: what somebody uses without
+a claim is also taken off the pool's capacities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+from devalloc.inventory import nic
+from devalloc.inventory.cards import PciPort, VirtualFunction, kind_of
+from devalloc.inventory.config import DeviceRecords
+from devalloc.inventory.device_users import DeviceUsers
+from devalloc.inventory.iommu_groups import IommuGroups
+from devalloc.inventory.pci import BRIDGE, Address, PciFunction
+from devalloc.inventory.vgpu import VgpuParent
+
+_NO_POLICY = "withheld: no erase policy for storage is set"
+
+
+@dataclass(frozen=True, slots=True)
+class UnavailabilityReasons:
+    """What stands against the devices of one host."""
+
+    groups: IommuGroups
+    holders: DeviceUsers
+    records: DeviceRecords
+    erase_policy: bool
+    adopt: frozenset[str]
+    """Names of vGPUs of others that may be given away."""
+    allowed: Collection[str] | None = None
+    """See InventoryConfig."""
+
+    def port_reasons(self, port: PciPort) -> Iterator[str]:
+        """Why the port as a whole is not offered, uses aside."""
+        if port.kind == "display":
+            yield "reserved: display of the host"
+        else:
+            yield from self._allowance(port.kind)
+        for member in port.members:
+            if member.base_class == BRIDGE:
+                yield f"reserved: the bridge {member.address} is in the same slot"
+            if (need := self.holders.reserved(member)) is not None:
+                yield f"reserved: {need}"
+        yield from self._policy(port)
+        yield from self.groups.objections(port.members, {vf.address for vf in port.vfs})
+
+    def whole_port_reasons(self, port: PciPort, parts: Iterable[str]) -> Iterator[str]:
+        """Why the port as a whole is not offered although nobody uses what is on it. ``parts``: names of all devices
+        on it."""
+        if port.function.address.device_name in self.records.claim_users:
+            return
+        for pf in port.members:
+            if pf.has_vfs and pf.address.device_name not in self.records.made:
+                count = len(pf.virtfns)
+                yield f"in use: it has {count} VF{'' if count == 1 else 's'} that were not made for a claim"
+        for name in parts:
+            if name in self.records.withheld and name not in self.records.held:  # what is held keeps it by itself
+                yield f"withheld: {name}, which is part of it: {self.records.withheld[name]}"
+                break
+
+    def port_users(self, port: PciPort) -> Iterator[str]:
+        """Who uses the port itself."""
+        if self._is_held(port.function.address):
+            return
+        for member in port.members:
+            yield from self._users(member)
+            # A GPU's audio function is free to go with it; a controller beside a network card may run the host's disks.
+            if port.kind not in ("gpu", "display") and kind_of(member) is None and member.driver and not member.on_vfio:
+                yield f"in use: {member.address} of its IOMMU group has the driver {member.driver}"
+
+    def vf_reasons(self, port: PciPort, vf: VirtualFunction) -> Iterator[str]:
+        """Why a VF is not offered, uses aside. One that does not exist yet will have a group if its PF has one."""
+        yield from self._allowance("vf")
+        yield from self._policy(port)
+        yield from self._needed_below(port)
+        if vf.function is not None:
+            yield from self.groups.objections([vf.function])
+        elif vf.pf.iommu_group is None:
+            yield from self.groups.objections([vf.pf])
+
+    def vf_users(self, port: PciPort, vf: VirtualFunction) -> Iterator[str]:
+        """Who uses a VF: the host, or a process."""
+        if vf.function is None or self._is_held(vf.address):
+            return
+        if (need := self.holders.reserved(vf.function)) is not None:
+            yield f"reserved: {need}"
+        yield from self._users(vf.function)
+
+    def vgpu_reasons(self, port: PciPort, parent: VgpuParent) -> Iterator[str]:
+        """Why no vGPU on a function is offered.
+
+        A card that makes many itself gives each an IOMMU group of its own, and its users are no obstacle: its driver
+        stays.
+        """
+        yield from self._allowance("vgpu")
+        yield from self._needed_below(port)
+        if parent.holds_one:
+            yield from self.groups.objections([parent.function])
+            if not self._is_held(parent.address):
+                yield from self._users(parent.function)
+
+    def live_vgpu_reasons(self, name: str, group: int | None) -> Iterator[str]:
+        """Why a vGPU that devalloc did not make is not offered. ``group``: its IOMMU group."""
+        if name in self.records.held or name in self.records.prepared:
+            return
+        user = self.holders.group_user(group)
+        if name not in self.adopt or group is None:
+            yield "in use: a vGPU that no claim holds"
+        elif user is not None:
+            yield f"in use: {user}"
+
+    def withheld_reasons(self, name: str, port: PciPort) -> Iterator[str]:
+        """Why a device is withheld: it, or the port that it is on."""
+        for each in dict.fromkeys((name, port.function.address.device_name)):
+            if each in self.records.withheld:
+                yield self.records.withheld[each]
+
+    def _needed_below(self, port: PciPort) -> Iterator[str]:
+        """What the host needs of the card under a part of it. The VFs of a network card stay usable (T4)."""
+        for member in port.members if port.kind != "nic" else ():
+            if (need := self.holders.reserved(member)) is not None:
+                yield f"reserved: {need}"
+
+    def _allowance(self, offer: str) -> Iterator[str]:
+        if self.allowed is not None and offer not in self.allowed:
+            yield f"withheld: {offer} is not allowed on this node ({', '.join(sorted(self.allowed)) or 'nothing'} is)"
+
+    def _policy(self, port: PciPort) -> Iterator[str]:
+        if port.kind == "storage" and not self.erase_policy:
+            yield _NO_POLICY
+
+    def _users(self, function: PciFunction) -> Iterator[str]:
+        if nic.is_nic(function) and nic.is_in_other_namespace(function):
+            yield "in use: its interface is in another network namespace"
+        if (user := self.holders.user(function)) is not None:
+            yield f"in use: {user}"
+
+    def _is_held(self, address: Address) -> bool:
+        name = address.device_name
+        return any(held == name or held.startswith(f"{name}-") for held in self.records.claim_users)

@@ -1,0 +1,1 @@
+"""HTTP for clients that are not trusted: connections, requests and bodies are bounded."""

@@ -1,0 +1,175 @@
+"""JSON as the peers of the scaling protocols read it, which are written in Go.
+
+The names of fields match without regard to case, unknown fields are ignored, missing ones and null are zero, of a field
+that is there twice the last counts, and only the first value of a body is read. What has the wrong type is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from devalloc.api.quantity import type_name
+from devalloc.scaling.wire_amounts import WireAmountError, bytes_from_json, cpu_from_json
+
+_SPACE = " \t\r\n"
+
+
+class Unreadable(ValueError):
+    """A body that cannot be decoded; the message is a sentence that begins with the field, where there is one."""
+
+
+def decode_body(body: bytes) -> object:
+    """The first JSON value of a body, for Fields. Raises Unreadable."""
+    text = body.decode("utf-8", "replace").lstrip(_SPACE)
+    if not text:
+        raise Unreadable("there is no body")
+    return _value(text, "the body")[0]
+
+
+def _value(text: str, what: str) -> tuple[object, int]:
+    try:
+        return _DECODER.raw_decode(text)
+    except RecursionError:
+        raise Unreadable(f"{what} is nested too deeply") from None
+    except json.JSONDecodeError as error:
+        raise Unreadable(f"{what} is not valid JSON: {error}") from None
+
+
+def _folded(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content: dict[str, Any] = {}
+    for name, value in pairs:
+        key = name.casefold()
+        before = content.get(key)
+        # An object that comes twice fills the same structure twice.
+        content[key] = {**before, **value} if isinstance(before, dict) and isinstance(value, dict) else value
+    return content
+
+
+def _integer(text: str) -> int | Decimal:
+    return int(text) if len(text) <= 40 else Decimal(text)
+
+
+def _fraction(text: str) -> Decimal:
+    try:
+        return Decimal(text)
+    except InvalidOperation:  # an exponent beyond all bounds: no field can hold it, and where none wants it it is fine
+        return Decimal("NaN")
+
+
+def _no_constant(text: str) -> None:
+    raise json.JSONDecodeError(f"{text} is not a number", text, 0)
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_folded, parse_float=_fraction, parse_int=_integer, parse_constant=_no_constant
+)
+
+
+class JsonFields:
+    """The fields of one object, read one by one. Reading raises Unreadable with the field's path."""
+
+    def __init__(self, value: object, path: str = "") -> None:
+        """``value`` is of first_value; null is an object without fields."""
+        if value is not None and not isinstance(value, dict):
+            raise Unreadable(f"{path or 'the body'} must be an object, not {_named(value)}")
+        self._values: dict[str, Any] = value or {}
+        self._path = path
+
+    def path(self, name: str) -> str:
+        return f"{self._path}.{name}" if self._path else name
+
+    def has(self, name: str) -> bool:
+        """Whether it is there and not null."""
+        return self._get(name) is not None
+
+    def inner(self, name: str) -> JsonFields:
+        return JsonFields(self._get(name), self.path(name))
+
+    def optional(self, name: str) -> JsonFields | None:
+        return self.inner(name) if self.has(name) else None
+
+    def content(self, name: str) -> Any:
+        """Whatever is there, as decoded JSON with folded names."""
+        return _plain(self._get(name))
+
+    def text(self, name: str) -> str:
+        value = self._get(name)
+        if value is None:
+            return ""
+        if not isinstance(value, str):
+            raise self._wrong(name, "a text", value)
+        # Half a surrogate pair can be spelled and nothing can write it.
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+    def flag(self, name: str) -> bool:
+        value = self._get(name)
+        if not isinstance(value, bool | None):
+            raise self._wrong(name, "true or false", value)
+        return bool(value)
+
+    def whole(self, name: str, bits: int) -> int:
+        """A whole number without a sign, of so many bits."""
+        value = self._get(name)
+        if value is None:
+            return 0
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self._wrong(name, "a whole number", value)
+        if not 0 <= value < 2**bits:
+            raise Unreadable(f"{self.path(name)} must be 0 to {2**bits - 1}, not {value}")
+        return value
+
+    def number(self, name: str, *, single: bool = False) -> float | None:
+        """A finite number (of single precision); None when it is missing."""
+        value = self._get(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, (int, float, Decimal)):
+            raise self._wrong(name, "a number", value)
+        try:
+            number = float(value)
+            struct.pack("<f" if single else "<d", number)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            raise Unreadable(f"{self.path(name)} is too large a number")
+        return number
+
+    def cpu(self, name: str) -> int:
+        """Thousandths of a CPU."""
+        try:
+            return cpu_from_json(self._get(name))
+        except WireAmountError as error:
+            raise Unreadable(f"{self.path(name)} {error}") from None
+
+    def bytes(self, name: str) -> int:
+        try:
+            return bytes_from_json(self._get(name))
+        except WireAmountError as error:
+            raise Unreadable(f"{self.path(name)} {error}") from None
+
+    def _get(self, name: str) -> Any:
+        return self._values.get(name.casefold())
+
+    def _wrong(self, name: str, form: str, value: object) -> Unreadable:
+        return Unreadable(f"{self.path(name)} must be {form}, not {_named(value)}")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value]
+    return float(value) if isinstance(value, Decimal) else value
+
+
+def _named(value: object) -> str:
+    return "a fraction or a huge number" if isinstance(value, Decimal) else type_name(value)
+
+
+def encode_message(message: object) -> bytes:
+    """A message as peers write it."""
+    return json.dumps(message, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()

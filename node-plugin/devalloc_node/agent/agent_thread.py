@@ -1,0 +1,206 @@
+"""Run this node's agent in a thread of its own, for callers in other threads.
+
+They say so again and again (``keep``, ``drop``), and what is to be begun and left follows from that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack, suppress
+
+from prometheus_client import CollectorRegistry
+
+from devalloc.scaling.state import ScalingRules
+from devalloc_node.agent.agent import Agent, ScalingTarget
+from devalloc_node.agent.channel_factory import ChannelFactory
+from devalloc_node.agent.channels import Channels
+from devalloc_node.agent.debug_server import agent_dump_served
+from devalloc_node.agent.executors import MachineExecutors
+from devalloc_node.agent.http_client import new_session
+from devalloc_node.agent.metrics import ScalingMetrics
+from devalloc_node.agent.permit_endpoint import PermitEndpoint
+from devalloc_node.agent.report import ScalingReport
+from devalloc_node.agent.scaled_machine import ScaledMachine
+from devalloc_node.agent.scaler import Scaler
+from devalloc_node.agent.settings import ScalingSettings
+from devalloc_node.agent.timeouts import scaler_timeouts
+from devalloc_node.errors import Denied
+from devalloc_node.host import routes
+from devalloc_node.host.routes import Route
+from devalloc_node.operations.node_operations import NodeOperations
+
+_log = logging.getLogger("devalloc.agent")
+REPORT_SECONDS = 1.0
+"""How often it is looked whether there is something to tell."""
+WAY_SECONDS, MOST_WAYS = 10.0, 4096
+"""How long the way to an address is taken for unchanged, and of how many it is known."""
+
+
+class AgentThread:
+    """``run`` in a thread; the other methods are for any thread."""
+
+    def __init__(
+        self,
+        operations: NodeOperations,
+        settings: ScalingSettings,
+        *,
+        changed: Callable[[str], None] = lambda key: None,
+        registry: CollectorRegistry | None = None,
+        may_ask: Callable[[], bool] = lambda: True,
+        endpoint: PermitEndpoint | None = None,
+    ) -> None:
+        """``changed`` gets the key of each machine whose report has changed. ``registry``: where the metrics go.
+        ``may_ask``: whether the process that listens at the permit endpoint is the right one. ``endpoint``:
+        the permit endpoint, instead of the one in the settings."""
+        self.settings = settings
+        self._operations = operations
+        self._changed = changed
+        self._may_ask = may_ask
+        self._endpoint = endpoint
+        self._mutex = threading.Lock()
+        self._wanted: dict[str, ScaledMachine] = {}
+        self._at: dict[str, str] = {}
+        """Whose guest has an address."""
+        self._ways: dict[str, tuple[float, Route]] = {}
+        self._reports: dict[str, ScalingReport] = {}
+        self._poke: Callable[[], object] = lambda: None
+        self._metrics = ScalingMetrics(CollectorRegistry() if registry is None else registry, self.reports)
+
+    def keep(self, scaled: ScaledMachine) -> None:
+        """Scale this machine, from now on or as before.
+
+        An address is one machine's: what its guest says is not to be heard, nor taken over, by another one. Raises
+        Denied (``GuestAddressInUse``) where an older machine has it; a younger one that has it is left.
+        """
+        with self._mutex:
+            current = self._wanted.get(scaled.key)
+            if current == scaled:
+                return
+            other = self._wanted.get(self._at.get(scaled.address, ""))
+            if other is not None and other.key != scaled.key:
+                if (other.since, other.key) < (scaled.since, scaled.key):
+                    raise Denied(
+                        "GuestAddressInUse",
+                        f"scaling.address {scaled.address} belongs to another machine of this node; correct it",
+                    )
+                self._forget(other.key)
+            if current is not None and current.identity != scaled.identity:
+                self._forget(scaled.key)  # of another run, or of another machine of its name
+            self._wanted[scaled.key] = scaled
+            self._at[scaled.address] = scaled.key
+        self._poke()
+        if other is not None and other.key != scaled.key:
+            self._changed(other.key)  # it is to be told why nobody scales it any more
+
+    def drop(self, key: str) -> None:
+        """Leave the machine as it is."""
+        with self._mutex:
+            if not self._forget(key):
+                return
+        self._poke()
+
+    def _forget(self, key: str) -> bool:
+        """Under the lock; whether it was to be scaled."""
+        self._reports.pop(key, None)
+        scaled = self._wanted.pop(key, None)
+        if scaled is not None and self._at.get(scaled.address) == key:
+            del self._at[scaled.address]
+        return scaled is not None
+
+    def way_to(self, address: str) -> Route:
+        """How this host gets there, as of some seconds ago at most. Raises OSError."""
+        now = time.monotonic()
+        with self._mutex:
+            seen = self._ways.get(address)
+        if seen is None or now - seen[0] > WAY_SECONDS:
+            seen = now, routes.route_to(address)
+            with self._mutex:
+                if len(self._ways) >= MOST_WAYS:
+                    self._ways.clear()
+                self._ways[address] = seen
+        return seen[1]
+
+    def report(self, key: str) -> ScalingReport | None:
+        """How far it is; None while that is not known."""
+        with self._mutex:
+            return self._reports.get(key)
+
+    def reports(self) -> list[ScalingReport]:
+        """Those of all machines."""
+        with self._mutex:
+            return list(self._reports.values())
+
+    def run(self, stop: threading.Event) -> None:
+        """Scale until the event is set. Machines stay as they are then."""
+        asyncio.run(self.serve(stop))
+
+    async def serve(self, stop: threading.Event) -> None:
+        """The same, in an event loop that is there. It is looked every second whether it is to end."""
+        loop, news = asyncio.get_running_loop(), asyncio.Event()
+
+        def poke() -> None:
+            with suppress(RuntimeError):  # it has ended
+                loop.call_soon_threadsafe(news.set)
+
+        async with AsyncExitStack() as stack:
+            executors = MachineExecutors(self.settings.threads)
+            stack.callback(executors.close)
+            permits = await stack.enter_async_context(new_session())
+            guests = await stack.enter_async_context(new_session())
+            wiring = ChannelFactory(
+                self._operations, self.settings, permits, guests, executors, self._may_ask, self._endpoint
+            )
+            rules = ScalingRules(self.settings.unit, self.settings.timing, self.settings.era)
+            metrics = self._metrics
+            agent = Agent(
+                rules, scaler_timeouts(self.settings.agent), came_through=metrics.came_through, counted=metrics.counted
+            )
+            stack.push_async_callback(agent.close)
+            await stack.enter_async_context(agent_dump_served(agent, self.settings.dump))
+            self._poke = poke
+            while not stop.is_set():
+                try:
+                    self._tell(agent, await self._match(agent, wiring))
+                except Exception:
+                    _log.exception("cannot reconcile the scaled machines; trying again")
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(REPORT_SECONDS):
+                        await news.wait()
+                news.clear()
+
+    async def _match(self, agent: Agent, wiring: ChannelFactory) -> dict[str, ScaledMachine]:
+        """Have the agent scale what is to be scaled, and nothing else; what that is."""
+        with self._mutex:
+            wanted = dict(self._wanted)
+        for key in agent.keys:
+            if key not in wanted:
+                agent.drop(key)
+        for scaled in wanted.values():
+
+            def channels(scaler: Scaler, scaled: ScaledMachine = scaled) -> Channels:
+                return wiring.channels(scaled, scaler)
+
+            await agent.scale(ScalingTarget(scaled.key, scaled.identity, scaled.bounds, scaled.config, channels))
+        return wanted
+
+    def _tell(self, agent: Agent, scaled: Mapping[str, ScaledMachine]) -> None:
+        """Note what is to be told of each, and say where it is something else than before."""
+        news = []
+        for key in agent.keys:
+            report = agent.report(key)
+            with self._mutex:
+                wanted = self._wanted.get(key)
+                if report is None or wanted is None or wanted.identity != scaled[key].identity:
+                    continue
+                if self._reports.get(key) != report:
+                    news.append(key)
+                self._reports[key] = report
+        for key in news:
+            try:
+                self._changed(key)
+            except Exception:  # each change is reported once: a failure must not lose those of other machines
+                _log.exception("%s: cannot report its changes", key)

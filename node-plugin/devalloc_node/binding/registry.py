@@ -1,0 +1,118 @@
+"""All bindings and kinds of steps of this host, and which binding a device gets."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from devalloc.inventory.locate import InstanceDevice, PortDevice, ProfileDevice, VfDevice, existing_vf
+from devalloc_node.binding.binding import Binding, HealthState, Steps
+from devalloc_node.binding.config import BindingConfig
+from devalloc_node.binding.drivers import DriverKind, ResetKind
+from devalloc_node.binding.health import HEALTHY, problem_with_function
+from devalloc_node.binding.locate import locate_device
+from devalloc_node.binding.mdev import Mdev, MdevKind
+from devalloc_node.binding.sriov import Sriov
+from devalloc_node.binding.vf_count import VfAutoprobeKind, VfCountKind
+from devalloc_node.binding.vf_settings import VfSettingsKind
+from devalloc_node.binding.vfio import Vfio
+from devalloc_node.binding.vfio_handover import pci_location
+from devalloc_node.binding.vgpu import Vgpu, VgpuKind
+from devalloc_node.deadline import Deadline
+from devalloc_node.host.boundary import Host
+from devalloc_node.model.grant import GrantedDevice
+from devalloc_node.model.prepared import PreparedDevice
+from devalloc_node.model.step import StepKind
+
+
+def step_kinds(host: Host) -> Mapping[str, StepKind]:
+    """The kinds of steps that bindings yield."""
+    return {
+        "driver": DriverKind(host),
+        "reset": ResetKind(host),
+        "vf-autoprobe": VfAutoprobeKind(host),
+        "vf-count": VfCountKind(host),
+        "vf-settings": VfSettingsKind(host),
+        "vgpu": VgpuKind(host),
+        "mdev": MdevKind(host),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Bindings:
+    """The bindings of a host. Safe for threads."""
+
+    host: Host
+    config: BindingConfig
+
+    def choose(self, granted: GrantedDevice) -> Binding:
+        """The binding for a device as it is now. Raises Denied ``DeviceUnknown`` or ``DeviceGone``."""
+        if granted.admin:
+            return AdminAccessBinding(self.host, self.config)
+        tree = self.host.tree()
+        # To choose, a VF that is there need only be looked at itself: its whole card is when it is prepared.
+        if (vf := existing_vf(tree, granted.device)) is not None:
+            return Sriov(self.host, self.config, seen=vf)
+        seen = locate_device(tree, self.config, granted)
+        match seen:
+            case PortDevice():
+                return Vfio(self.host, self.config, seen=seen)
+            case VfDevice():
+                return Sriov(self.host, self.config, seen=seen.vf)
+            case InstanceDevice():
+                return Mdev(self.host, self.config, seen=seen)
+            case ProfileDevice(parent=parent):
+                vendor_layout = parent.folder.folder("nvidia") and not parent.folder.folder("mdev_supported_types")
+                return (Vgpu if vendor_layout else Mdev)(self.host, self.config, seen=seen)
+
+    def observe(self, device: PreparedDevice) -> HealthState:
+        """How a prepared device is. Reads only; never raises for the state of the device."""
+        bindings: Mapping[str, Binding] = {
+            "vfio": Vfio(self.host, self.config),
+            "vgpu": Vgpu(self.host, self.config),
+            "mdev": Mdev(self.host, self.config),
+            "none": AdminAccessBinding(self.host, self.config),
+        }
+        binding = bindings.get(device.binding)
+        if binding is None:
+            return HealthState("unknown", f"this version does not support the binding {device.binding!r}")
+        return binding.observe(device)
+
+
+@dataclass(frozen=True, slots=True)
+class AdminAccessBinding:
+    """Admin access (S14): the device is reported; nothing is bound and nothing is locked."""
+
+    host: Host
+    config: BindingConfig
+    name: str = "none"
+    shares: bool = True
+
+    def keys(self, granted: GrantedDevice, owner: str, held: Collection[str]) -> tuple[str, ...]:
+        return ()
+
+    def prepare(self, granted: GrantedDevice, keys: Collection[str], deadline: Deadline) -> Steps:
+        device = locate_device(self.host.tree(), self.config, granted)
+        function = device.vf.function if isinstance(device, VfDevice) else None
+        if isinstance(device, PortDevice):
+            function = device.port.function
+        elif isinstance(device, (ProfileDevice, InstanceDevice)):
+            function = device.parent
+        address = str(function.address) if function is not None else None
+        return PreparedDevice(
+            requests=granted.requests,
+            pool=granted.pool,
+            device=granted.device,
+            binding=self.name,
+            functions=(address,) if address else (),
+            mdev_uuid=device.uuid if isinstance(device, InstanceDevice) else None,
+            attributes=pci_location(function) if function is not None else {},
+            admin=True,
+            share=granted.share,
+        )
+        yield  # makes this a generator, as all bindings' are
+
+    def observe(self, device: PreparedDevice) -> HealthState:
+        tree = self.host.tree()
+        functions = (problem_with_function(tree, name) for name in device.functions)
+        return next((health for health in functions if isinstance(health, HealthState)), HEALTHY)

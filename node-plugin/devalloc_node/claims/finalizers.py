@@ -1,0 +1,206 @@
+"""Finalizers and status that a node writes to DeviceClaims, so that nothing else allocates the devices it holds.
+
+The protocol between a node that prepares a claim and the one that reclaims its devices:
+
+1. The node *marks* the claim, before it looks at what the claim holds and long before it touches a device: it adds the
+   finalizer ``devalloc.io/node`` and its own name (annotation ``devalloc.io/prepared-on``) in a write that is based on
+   the very state it read, in which the claim was allocated to this node and not being deleted. If a release came first,
+   that write is a conflict; the node reads again and finds a claim that holds nothing.
+2. A release clears the status in a write that is based on a state without the finalizer. If the mark came first, that
+   write is a conflict; the releaser reads again and finds a claim that is prepared. So exactly one of the two wins,
+   and the allocation that a node finds on a claim it has marked stays until it removes the mark.
+3. The finalizer keeps a deleted claim, with its allocation, until the node has unprepared it.
+4. A forced release (annotation ``devalloc.io/release``) leaves allocation and finalizer alone. The node unprepares by
+   force and unmarks; then the allocator clears the status.
+5. The node *unmarks* the claim after it put back the last device, and only while nothing of it is in its journal.
+   Marking and unmarking happen under the claim's lock, as preparing does: no claim is unmarked that was prepared again.
+
+A crash between mark and prepare, or between unprepare and unmark, leaves a mark without devices. It is found by its
+finalizer (``claims_of_node``), and removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from devalloc.api import meta
+from devalloc.store import Conflict, NotFound, Object, Store, StoreError
+from devalloc_node.errors import Denied, Failed
+from devalloc_node.model.grant import ClaimRef
+
+_ATTEMPTS = 20
+Devices = Mapping[tuple[str, str], Sequence[Mapping[str, str]]]
+"""Conditions (``{"type", "status", "reason", "message"}``) by pool and device."""
+
+
+def add_finalizer(store: Store, node_name: str, ref: ClaimRef) -> Object:
+    """Mark a claim that holds devices of this node; returns it as it is then, which its allocation now stays.
+
+    Raises Denied (``ClaimNotFound``, ``ClaimUidMismatch``, ``ClaimNotAllocated``, ``ClaimElsewhere``,
+    ``ClaimBeingDeleted``) and Failed (``StoreUnavailable``).
+    """
+
+    def marked(claim: Object) -> Object:
+        _check(claim, node_name, ref)
+        if has_node_finalizer(claim):
+            return claim
+        metadata = claim["metadata"]
+        annotations = {**metadata.get("annotations", {}), meta.PREPARED_ON: node_name}
+        changes = {"finalizers": [*finalizers(claim), meta.NODE_FINALIZER], "annotations": annotations}
+        return {**claim, "metadata": {**metadata, **changes}}
+
+    return _update_with_retry(store, ref, marked, store.replace)
+
+
+def claim_as_is(store: Store, node_name: str, ref: ClaimRef) -> Object:
+    """The claim as it is, where it could be marked. Writes nothing, promises nothing. Raises as ``add_finalizer``."""
+
+    def checked(claim: Object) -> Object:
+        _check(claim, node_name, ref)
+        return claim
+
+    return _update_with_retry(store, ref, checked, store.replace)
+
+
+def _check(claim: Object, node_name: str, ref: ClaimRef) -> None:
+    metadata = claim["metadata"]
+    if has_node_finalizer(claim) and node_of_claim(claim) != node_name:
+        raise Denied(
+            "ClaimElsewhere", f"claim {ref} is prepared on {node_of_claim(claim)}, not on this node ({node_name})"
+        )
+    if not claim.get("status", {}).get("allocations"):
+        raise Denied("ClaimNotAllocated", f"claim {ref} has no devices (yet)", retryable=True)
+    if is_group_pending(claim):
+        raise Denied("ClaimNotAllocated", f"claim {ref} is being allocated together with others", retryable=True)
+    node = metadata.get("annotations", {}).get(meta.ALLOCATED_NODE)
+    if node is not None and node != node_name:
+        raise Denied("ClaimElsewhere", f"claim {ref} has devices of node {node}, not of this node ({node_name})")
+    if not has_node_finalizer(claim) and "deletionTimestamp" in metadata:
+        raise Denied("ClaimBeingDeleted", f"claim {ref} is being deleted, so it is no longer prepared")
+
+
+def remove_finalizer(store: Store, node_name: str, ref: ClaimRef) -> None:
+    """Remove this node's mark, where it has one; a claim that is being deleted then goes.
+
+    Raises Failed (``StoreUnavailable``).
+    """
+
+    def unmarked(claim: Object) -> Object:
+        if not has_node_finalizer(claim) or node_of_claim(claim) != node_name:
+            return claim
+        left = [name for name in finalizers(claim) if name != meta.NODE_FINALIZER]
+        annotations = {k: v for k, v in claim["metadata"]["annotations"].items() if k != meta.PREPARED_ON}
+        return {**claim, "metadata": {**claim["metadata"], "finalizers": left, "annotations": annotations}}
+
+    try:
+        _update_with_retry(store, ref, unmarked, store.replace)
+    except Denied:
+        return  # gone, or another claim has the name
+
+
+def set_users(store: Store, ref: ClaimRef, names: Sequence[str]) -> None:
+    """Say on a marked claim who uses it (``status.podNames``): machines or pods. Raises as ``add_finalizer``."""
+    _set_status(store, ref, lambda status: _with_field(status, "podNames", list(names)))
+
+
+def set_conditions(store: Store, ref: ClaimRef, devices: Devices, now: datetime | None = None) -> None:
+    """Say on a claim how its devices are (``status.deviceStatuses``, T29), of the devices that it holds.
+
+    Conditions of other types, and all else in the statuses, stay; of a condition that says what it said before
+    ``lastTransitionTime`` stays too. Writes nothing where that changes nothing. Raises as ``add_finalizer``.
+    """
+    text = (now or datetime.now(UTC)).isoformat(timespec="seconds").replace("+00:00", "Z")
+    _set_status(store, ref, lambda status: _with_field(status, "deviceStatuses", _statuses(status, devices, text)))
+
+
+def has_node_finalizer(claim: Object) -> bool:
+    """Whether a node holds the claim's devices, or is about to."""
+    return meta.NODE_FINALIZER in finalizers(claim)
+
+
+def is_group_pending(claim: Object) -> bool:
+    """Whether what the claim holds may still be taken back, because others that are given theirs with it are not
+    written yet. What is marked stays as it is."""
+    return meta.TRANSACTION in claim["metadata"].get("annotations", {}) and not has_node_finalizer(claim)
+
+
+def node_of_claim(claim: Object) -> str | None:
+    """The node whose mark it is."""
+    name: str | None = claim["metadata"].get("annotations", {}).get(meta.PREPARED_ON)
+    return name
+
+
+def is_being_reclaimed(claim: Object) -> bool:
+    """Whether the claim's devices must be reclaimed, even if they are in use."""
+    return meta.RELEASE in claim["metadata"].get("annotations", {})
+
+
+def claims_of_node(claims: Iterable[Object], node_name: str) -> Iterator[Object]:
+    """The claims that this node has marked: prepared ones, and those that a crash left."""
+    return (claim for claim in claims if has_node_finalizer(claim) and node_of_claim(claim) == node_name)
+
+
+def finalizers(claim: Object) -> list[str]:
+    names: list[str] = claim["metadata"].get("finalizers", [])
+    return names
+
+
+def _update_with_retry(
+    store: Store, ref: ClaimRef, change: Callable[[Object], Object], write: Callable[[Object], Object]
+) -> Object:
+    """Read, change and write until nobody else writes in between."""
+    for _ in range(_ATTEMPTS):
+        try:
+            claim = store.get("DeviceClaim", ref.namespace, ref.name)
+            if claim["metadata"]["uid"] != ref.uid:
+                raise Denied("ClaimUidMismatch", f"claim {ref} was created anew and no longer has UID {ref.uid}")
+            after = change(claim)
+            return claim if after is claim else write(after)
+        except NotFound:
+            raise Denied("ClaimNotFound", f"claim {ref} does not exist") from None
+        except Conflict:
+            continue
+        except StoreError as error:
+            raise Failed("StoreUnavailable", f"cannot read or write claim {ref}: {error}") from error
+    raise Failed("StoreUnavailable", f"claim {ref} keeps changing; try again")
+
+
+def _set_status(store: Store, ref: ClaimRef, change: Callable[[Object], Object]) -> None:
+    def changed(claim: Object) -> Object:
+        before = claim.get("status", {})
+        after = change(before)
+        return claim if after == before else {**claim, "status": after}
+
+    _update_with_retry(store, ref, changed, store.replace_status)
+
+
+def _with_field(status: Object, name: str, value: Any) -> Object:
+    rest = {key: content for key, content in status.items() if key != name}
+    return {**rest, name: value} if value else rest
+
+
+def _statuses(status: Object, devices: Devices, now: str) -> list[Any]:
+    statuses = list(status.get("deviceStatuses", ()))
+    places = {(each.get("devicePoolName"), each.get("deviceName")): i for i, each in enumerate(statuses)}
+    held = {(each["devicePoolName"], each["deviceName"]) for each in status.get("allocations", ())}
+    for device, conditions in devices.items():
+        if device not in held:
+            continue
+        if device not in places:
+            places[device] = len(statuses)
+            statuses.append({"devicePoolName": device[0], "deviceName": device[1]})
+        before = statuses[places[device]]
+        merged = _merged(before.get("conditions", ()), conditions, now)
+        statuses[places[device]] = {**before, "conditions": merged}
+    return statuses
+
+
+def _merged(before: Iterable[Any], conditions: Iterable[Mapping[str, str]], now: str) -> list[Any]:
+    by_type = {each.get("type"): each for each in before}
+    for condition in conditions:
+        old = by_type.get(condition["type"], {})
+        same = old.get("status") == condition["status"] and old.get("lastTransitionTime")
+        by_type[condition["type"]] = {**condition, "lastTransitionTime": same or now}
+    return list(by_type.values())

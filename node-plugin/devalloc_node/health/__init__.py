@@ -1,0 +1,1 @@
+"""The health of devices: observed, and reported on claims."""

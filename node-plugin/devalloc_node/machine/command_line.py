@@ -1,0 +1,298 @@
+"""The command line of QEMU for a machine: a pure function of what is wanted and of what the host has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from devalloc_node.errors import Denied
+from devalloc_node.machine import confinement
+from devalloc_node.machine.pci import WindowReserve
+from devalloc_node.machine.spec import MIB, Disk, MachineSpec, Nic, NicModel, own_mac, whole_cpus
+
+BLOCK = 2 * MIB
+"""Bytes in which virtio-mem gives and takes memory."""
+VIRTIO_MEM = "vmem0"
+"""The id of the virtio-mem device."""
+RAM = "ram0"
+MAX_PCI_SLOTS = 64
+NIC_DRIVERS: Mapping[NicModel, str] = {"virtio": "virtio-net-pci", "e1000e": "e1000e"}
+FIRST_DISK_FD, FIRST_TAP_FD = 100, 200
+_FIRST_DEVICE, _LAST_DEVICE = 1, 30
+"""Device numbers on the root bus that are free: 0 is the host bridge, 31 the chipset."""
+_FUNCTIONS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class StartContext:
+    """What the command line needs beside the spec: checked, and free of links."""
+
+    binary: str
+    accel: Literal["kvm", "tcg"]
+    uuid: str
+    """QEMU's ``-uuid``, by which the machine is recognised later."""
+    kernel: str | None = None
+    initrd: str | None = None
+    block_disks: frozenset[int] = frozenset()
+    """Which of the disks are block devices; the others are files."""
+    user_net: bool = False
+    """Cards with backend user reach the host and what the host reaches."""
+    reserves: tuple[WindowReserve, ...] = ()
+    """What the root ports reserve, the first one first; those that are not named here reserve nothing."""
+
+
+def port_id(number: int) -> str:
+    """The id of the root port ``number``, counted from 0; its bus has the same name."""
+    return f"port{number}"
+
+
+def cpu_id(slot: int) -> str:
+    """The id of the vCPU in the slot ``slot``, counted from 0 in the order of core-id."""
+    return f"cpu{slot}"
+
+
+def qemu_arguments(spec: MachineSpec, start: StartContext) -> list[str]:
+    """The words that start the machine, paused: devices are plugged before its first instruction, then it goes on.
+
+    Raises Denied: ``TooFewPciSlots`` where claims outnumber the root ports, ``MachineInvalid``.
+    """
+    check_spec(spec)
+    words = [start.binary, "-name", f"guest={spec.id},debug-threads=on", "-uuid", start.uuid, "-S"]
+    words += ["-no-user-config", "-nodefaults", "-display", "none"]
+    words += ["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"]
+    words += _board(spec, start) + _cpus(spec, start) + _memory(spec)
+    words += _SOCKETS
+    words += _boot(spec, start)
+    addresses = _Addresses()
+    if spec.dimm_bytes is None and spec.hot_memory:
+        words += _device(
+            driver="virtio-mem-pci", id=VIRTIO_MEM, memdev=f"{VIRTIO_MEM}-ram", node=0, addr=addresses.device(),
+            bus="pcie.0", **{"requested-size": _plugged(spec)},
+        )  # fmt: skip
+    for number, disk in enumerate(spec.disks):
+        words += _disk(number, disk, number in start.block_disks, addresses.device())
+    for number, nic in enumerate(spec.nics):
+        words += _nic(number, nic, spec.owner, addresses.device(), start.user_net)
+    for number in range(spec.pci_slots):
+        addr, several = addresses.function(more=number + 1 < spec.pci_slots)
+        words += _device(
+            driver="pcie-root-port", id=port_id(number), bus="pcie.0", chassis=number + 1, slot=number + 1, addr=addr,
+            **({"multifunction": True} if several else {}),
+            **_reserved(start.reserves[number] if number < len(start.reserves) else WindowReserve()),
+        )  # fmt: skip
+    return words
+
+
+def _reserved(reserve: WindowReserve) -> dict[str, int]:
+    sizes = {"pref64-reserve": reserve.prefetchable, "mem-reserve": reserve.memory}
+    return {name: size for name, size in sizes.items() if size}
+
+
+def check_spec(spec: MachineSpec) -> None:
+    """Whether such a machine can be, before anything of it is. Raises Denied."""
+
+    def invalid(why: str) -> Denied:
+        return Denied("MachineInvalid", f"machine {spec.key}: {why}")
+
+    for what, bounds in (("cpu", spec.cpus), ("memory", spec.memory)):
+        if not 0 < bounds.least <= bounds.use <= bounds.most:
+            raise invalid(f"{what} must have 0 < min <= use <= max, not {bounds.least}, {bounds.use}, {bounds.most}")
+    if spec.cpus.least < confinement.LEAST:
+        raise invalid(f"its cpu.min must be at least {confinement.LEAST}m, not {spec.cpus.least}m")
+    if any(amount % BLOCK for amount in (spec.memory.least, spec.memory.use, spec.memory.most)):
+        raise invalid("its memory must be multiples of 2Mi")
+    if spec.dimm_bytes is not None and (spec.dimm_bytes <= 0 or spec.hot_memory % spec.dimm_bytes):
+        raise invalid("its memory above min must be a multiple of slotSize")
+    if spec.dimm_bytes and spec.hot_memory // spec.dimm_bytes > 255:
+        raise invalid("its memory above min must be at most 255 DIMMs")
+    if not 0 <= spec.pci_slots <= MAX_PCI_SLOTS:
+        raise invalid(f"it can have 0 to {MAX_PCI_SLOTS} PCI slots, not {spec.pci_slots}")
+    if spec.adopt is None and len(spec.claims) > spec.pci_slots:
+        raise Denied(
+            "TooFewPciSlots",
+            f"machine {spec.key} has {len(spec.claims)} claims and {spec.pci_slots} PCI slots: each device needs one",
+        )
+    if spec.adopt is None and spec.kernel is None and not spec.disks:
+        raise invalid("it has neither a kernel nor a disk to boot from")
+    if spec.kernel is None and (spec.initrd or spec.append):
+        raise invalid("an initrd or a command line needs a kernel")
+    if any(c in spec.append for c in "\0\n\r"):
+        raise invalid("its kernel's command line must be one line")
+
+
+def cpu_type(accel: str) -> str:
+    """The QOM type of its vCPUs."""
+    return "host-x86_64-cpu" if accel == "kvm" else "max-x86_64-cpu"
+
+
+def _board(spec: MachineSpec, start: StartContext) -> list[str]:
+    machine = "q35,dump-guest-core=off"
+    if spec.iommu and start.accel == "kvm":
+        machine += ",kernel-irqchip=split"
+    words = ["-machine", machine, "-accel", "kvm" if start.accel == "kvm" else "tcg,thread=multi"]
+    if spec.iommu:
+        words += _device(driver="intel-iommu", intremap="on", **{"caching-mode": True, "device-iotlb": True})
+    return words
+
+
+def _cpus(spec: MachineSpec, start: StartContext) -> list[str]:
+    """The least it may have is built in; what is above has ids, so that it can be unplugged."""
+    least, use, most = (whole_cpus(n) for n in (spec.cpus.least, spec.cpus.use, spec.cpus.most))
+    # As many bits of addresses as the host has, or the windows of devices would lie where its CPUs cannot reach. An
+    # emulated CPU has 40, and takes no other number.
+    words = ["-cpu", "host,host-phys-bits=on" if start.accel == "kvm" else "max"]
+    words += ["-smp", f"cpus={least},maxcpus={most},sockets=1,cores={most},threads=1"]
+    for slot in range(least, use):
+        place = {"socket-id": 0, "core-id": slot, "thread-id": 0}
+        words += _device(driver=cpu_type(start.accel), id=cpu_id(slot), **place)
+    return words
+
+
+def _memory(spec: MachineSpec) -> list[str]:
+    dimms = spec.hot_memory // spec.dimm_bytes if spec.dimm_bytes else 0
+    words = ["-m", f"size={spec.memory.least}B"]
+    if spec.hot_memory:
+        words[1] += f",slots={max(1, dimms)},maxmem={spec.memory.most}B"
+    words += _object(ram_backend(RAM, spec.memory.least, spec.numa_node))
+    words += ["-numa", f"node,nodeid=0,memdev={RAM}"]  # without a node the guest has nowhere to put hot memory
+    if spec.dimm_bytes is None and spec.hot_memory:
+        words += _object(ram_backend(f"{VIRTIO_MEM}-ram", spec.hot_memory, spec.numa_node) | {"reserve": False})
+    for number in range(_plugged(spec) // spec.dimm_bytes if spec.dimm_bytes else 0):
+        words += _object(ram_backend(dimm_backend(number), spec.dimm_bytes or 0, spec.numa_node))
+        words += _device(driver="pc-dimm", id=dimm_id(number), memdev=dimm_backend(number), node=0)
+    return words
+
+
+def dimm_id(number: int) -> str:
+    return f"dimm{number}"
+
+
+def dimm_backend(number: int) -> str:
+    return f"dimm{number}-ram"
+
+
+def ram_backend(name: str, size: int, numa_node: int | None) -> dict[str, Any]:
+    """Arguments of object-add for memory of the host."""
+    placed = {} if numa_node is None else {"host-nodes": [numa_node], "policy": "bind"}
+    return {"qom-type": "memory-backend-ram", "id": name, "size": size, **placed}
+
+
+def _plugged(spec: MachineSpec) -> int:
+    return spec.memory.use - spec.memory.least
+
+
+# Names without folders: QEMU is started in the machine's folder, which its user need not be able to reach otherwise.
+_SOCKETS = [
+    "-chardev", "socket,id=qmp0,path=qmp,server=on,wait=off",
+    "-mon", "chardev=qmp0,mode=control",
+    "-chardev", "socket,id=console0,path=console,server=on,wait=off,logfile=console.log,logappend=on",
+    "-serial", "chardev:console0",
+    "-chardev", "socket,id=agent0,path=agent,server=on,wait=off",  # for who talks to the guest without a network
+    "-serial", "chardev:agent0",
+]  # fmt: skip
+
+
+def _boot(spec: MachineSpec, start: StartContext) -> list[str]:
+    if start.kernel is None:
+        return []
+    append = spec.append
+    if "memhp_default_state=" not in append:
+        # Memory that the guest's own things may not live on, or it could never be taken back.
+        append = f"{append} memhp_default_state=online_movable".strip()
+    words = ["-kernel", start.kernel, "-append", append]
+    if start.initrd is None:
+        return words
+    if "," in start.initrd:  # for kernels of the multiboot kind QEMU takes it for several files, which nobody checked
+        raise Denied("MachineInvalid", f"machine {spec.key}: the path of its initrd, {start.initrd}, has a comma")
+    return [*words, "-initrd", start.initrd]
+
+
+def file_node(name: str, path: str, read_only: bool, *, block: bool) -> dict[str, Any]:
+    """Arguments of blockdev-add for a file, or a block device, as it is."""
+    driver = "host_device" if block else "file"
+    return {"driver": driver, "filename": path, "node-name": name, "read-only": read_only}
+
+
+def format_node(disk: Disk, name: str, file: str) -> dict[str, Any]:
+    """The format is the one that was said; a backing file that the image names is never opened."""
+    node = {"driver": disk.format, "file": file, "node-name": name, "read-only": disk.read_only}
+    return node | ({"backing": None} if disk.format == "qcow2" else {})
+
+
+def disk_fd(number: int) -> int:
+    """The descriptor under which the disk ``number`` is open when QEMU starts: its user need not own the file."""
+    return FIRST_DISK_FD + number
+
+
+def tap_fd(number: int) -> int:
+    """The descriptor of the TAP interface of the NIC ``number``."""
+    return FIRST_TAP_FD + number
+
+
+def _disk(number: int, disk: Disk, block: bool, addr: str) -> list[str]:
+    name = f"disk{number}"
+    words = ["-add-fd", f"fd={disk_fd(number)},set={number}"]
+    words += ["-blockdev", _json(file_node(f"{name}-file", f"/dev/fdset/{number}", disk.read_only, block=block))]
+    words += ["-blockdev", _json(format_node(disk, name, f"{name}-file"))]
+    common = {"id": f"{name}-dev", "drive": name, "bus": "pcie.0", "addr": addr, "bootindex": number + 1}
+    if disk.device == "nvme":
+        return words + _device(driver="nvme", serial=name, **common)
+    return words + _device(driver="virtio-blk-pci", **common)
+
+
+def user_backend(name: str, user_net: bool) -> dict[str, Any]:
+    """Arguments of netdev_add for a card that needs no interface of the host.
+
+    Its packets end in QEMU's own network stack, which makes connections of them in the name of the host: 10.0.2.2 is
+    the host's 127.0.0.1. So it makes none unless the admin allows that. IPv6 goes too, for not each version of that
+    stack looks at ``restrict`` there.
+    """
+    return {"type": "user", "id": name, **({} if user_net else {"restrict": True, "ipv6": False})}
+
+
+def _nic(number: int, nic: Nic, owner: str, addr: str, user_net: bool) -> list[str]:
+    name = f"nic{number}"
+    if nic.interface is None:
+        backend = user_backend(name, user_net)
+    else:
+        backend = {"type": "tap", "id": name, "fd": str(tap_fd(number))}
+    words = ["-netdev", _json(backend)]
+    place = {"bus": "pcie.0", "addr": addr, "mac": nic.mac or own_mac(owner, name)}
+    return words + _device(driver=NIC_DRIVERS[nic.model], id=f"{name}-dev", netdev=name, **place)
+
+
+class _Addresses:
+    """Places on the root bus, from the front."""
+
+    def __init__(self) -> None:
+        self._device, self._function = _FIRST_DEVICE - 1, _FUNCTIONS
+
+    def device(self) -> str:
+        """A device number of its own."""
+        self._device, self._function = self._device + 1, _FUNCTIONS
+        if self._device > _LAST_DEVICE:
+            raise Denied("MachineInvalid", "more disks, NICs and PCI slots than fit on a root bus")
+        return f"{self._device:#04x}"
+
+    def function(self, *, more: bool) -> tuple[str, bool]:
+        """A function, eight to a device; whether it is the first of several."""
+        if self._function >= _FUNCTIONS:
+            self.device()
+            self._function = 0
+        address = f"{self._device:#04x}.{self._function}"
+        self._function += 1
+        return address, self._function == 1 and more
+
+
+def _device(**properties: Any) -> list[str]:
+    return ["-device", _json(properties)]
+
+
+def _object(properties: Mapping[str, Any]) -> list[str]:
+    return ["-object", _json(properties)]
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, separators=(",", ":"))

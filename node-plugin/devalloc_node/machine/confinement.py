@@ -1,0 +1,224 @@
+"""What QEMU of a machine may take of its host, and what it sees of it.
+
+A machine's share of its host, by the kernel's cgroups in either of their versions: a part of a CPU (T19), and bounds
+of memory and of threads.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from devalloc_node.errors import Failed
+from devalloc_node.machine.spec import MachineSpec, cpus_text, whole_cpus
+
+PERIOD = 100_000
+"""Microseconds."""
+LEAST = 10
+"""Thousandths of a CPU: the kernel takes no quota below a millisecond."""
+OURS = "devalloc"
+_BOUNDS = (("memory", "memory.limit_in_bytes", "memory.max"), ("pids", "pids.max", "pids.max"))
+"""Controllers, with the file of their bound in either version."""
+_ALL = ("", "cpu", "cpu,cpuacct", "cpuacct,cpu", *(controller for controller, _, _ in _BOUNDS))
+
+
+@dataclass(frozen=True, slots=True)
+class CpuGroup:
+    """One cgroup of the cpu controller."""
+
+    version: Literal[1, 2]
+    folder: Path
+
+    @property
+    def procs(self) -> Path:
+        """Where a process is written to be in it."""
+        return self.folder / "cgroup.procs"
+
+
+def make_group(root: Path, name: str) -> CpuGroup:
+    """The cgroup of a machine, made where it is not there. ``root``: the folder where cgroups are mounted.
+
+    Raises Failed (``CgroupUnavailable``).
+    """
+    try:
+        if (root / "cgroup.controllers").exists():
+            for folder in (root, root / OURS):
+                folder.mkdir(exist_ok=True)
+                if "cpu" not in (folder / "cgroup.subtree_control").read_text().split():
+                    _write(folder / "cgroup.subtree_control", "+cpu")
+            made = CpuGroup(2, root / OURS / name)
+        else:
+            controllers = ("cpu", "cpu,cpuacct", "cpuacct,cpu")
+            controller = next((root / c for c in controllers if (root / c / "cgroup.procs").exists()), None)
+            if controller is None:
+                raise Failed("CgroupUnavailable", f"no cpu controller below {root}", retryable=False)
+            (controller / OURS).mkdir(exist_ok=True)
+            made = CpuGroup(1, controller / OURS / name)
+        made.folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise Failed("CgroupUnavailable", f"no cgroup for machine {name} below {root}: {error}") from None
+    return made
+
+
+def set_bounds(root: Path, name: str, memory: int, tasks: int) -> tuple[list[Path], list[str]]:
+    """Limit the bytes of memory and the number of threads of all processes in a machine's cgroups.
+
+    Where a process is written to be in them, and, for people, what cannot be bounded on this host, with the reason.
+    """
+    procs, missing = [], list[str]()
+    is_second = (root / "cgroup.controllers").exists()
+    for (controller, first, second), most in zip(_BOUNDS, (memory, tasks), strict=True):
+        try:
+            if is_second:
+                if controller not in (root / "cgroup.controllers").read_text().split():
+                    raise OSError("the kernel does not offer that controller there")
+                for folder in (root, root / OURS):
+                    folder.mkdir(exist_ok=True)
+                    control = folder / "cgroup.subtree_control"
+                    if controller not in control.read_text().split():
+                        _write(control, f"+{controller}")
+                made = root / OURS / name
+                made.mkdir(exist_ok=True)
+            else:
+                (root / controller / "cgroup.procs").stat()
+                made = root / controller / OURS / name
+                made.mkdir(parents=True, exist_ok=True)
+            _write(made / (second if is_second else first), str(most))
+            procs.append(made / "cgroup.procs")
+        except OSError as error:
+            missing.append(f"{controller}: {error}")
+    return list(dict.fromkeys(procs)), missing
+
+
+def remove_bounds(root: Path, name: str) -> None:
+    """Take away what ``set_bounds`` made."""
+    for controller in ("", *(controller for controller, _, _ in _BOUNDS)):
+        with suppress(OSError):
+            (root / controller / OURS / name).rmdir()
+
+
+def exists(root: Path, name: str) -> bool:
+    """Whether there is a cgroup of that machine. None is made."""
+    return any((root / controller / OURS / name).exists() for controller in _ALL)
+
+
+def limit(cgroup: CpuGroup, thousandths: int | None) -> None:
+    """Give it so many thousandths of a CPU's time, or as much as there is (None), and read back that it is so.
+
+    Raises Failed (``CgroupUnavailable``).
+    """
+    wanted = None if thousandths is None else max(LEAST, thousandths)
+    if limit_of(cgroup) == wanted:
+        return
+    quota = None if wanted is None else wanted * PERIOD // 1000
+    try:
+        if cgroup.version == 2:
+            _write(cgroup.folder / "cpu.max", f"{'max' if quota is None else quota} {PERIOD}")
+        else:
+            _write(cgroup.folder / "cpu.cfs_period_us", str(PERIOD))
+            _write(cgroup.folder / "cpu.cfs_quota_us", str(-1 if quota is None else quota))
+    except OSError as error:
+        raise Failed("CgroupUnavailable", f"cannot set the CPU limit of {cgroup.folder}: {error}") from None
+    if (now := limit_of(cgroup)) != wanted:
+        raise Failed("CgroupUnavailable", f"{cgroup.folder} has {_text(now)} although {_text(wanted)} was written")
+
+
+def limit_of(cgroup: CpuGroup) -> int | None:
+    """Thousandths of a CPU; None where there is no limit. Raises Failed (``CgroupUnavailable``)."""
+    try:
+        if cgroup.version == 2:
+            quota, period = (cgroup.folder / "cpu.max").read_text().split()
+        else:
+            quota = (cgroup.folder / "cpu.cfs_quota_us").read_text().strip()
+            period = (cgroup.folder / "cpu.cfs_period_us").read_text().strip()
+        return None if quota in ("max", "-1") else int(quota) * 1000 // int(period)
+    except (OSError, ValueError) as error:
+        raise Failed("CgroupUnavailable", f"cannot read the CPU limit of {cgroup.folder}: {error}") from None
+
+
+def group_of(root: Path, pid: int, proc: Path = Path("/proc")) -> CpuGroup | None:
+    """The cgroup that a process is in; None where it is in none that can be limited alone (the root)."""
+    try:
+        lines = (proc / str(pid) / "cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if path in ("", "/") or ".." in path.split("/"):
+            continue
+        if "cpu" in controllers.split(","):
+            folder = root / controllers / path.lstrip("/")
+            return CpuGroup(1, folder if folder.exists() else root / "cpu" / path.lstrip("/"))
+        if not controllers and (root / path.lstrip("/") / "cpu.max").exists():
+            return CpuGroup(2, root / path.lstrip("/"))
+    return None
+
+
+def remove(cgroup: CpuGroup) -> None:
+    """Take it away where nothing is in it; it is no error that it is gone, or that something still ends in it."""
+    with suppress(OSError):
+        cgroup.folder.rmdir()
+
+
+def _text(thousandths: int | None) -> str:
+    return "no bound" if thousandths is None else f"a limit of {cpus_text(thousandths)} CPUs"
+
+
+def _write(path: Path, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_TRUNC)  # never made: the kernel makes these files
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+GIB = 1 << 30
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
+"""Where programs, their libraries and firmware lie."""
+_LINKER = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives")
+_KERNEL = ("/dev", "/proc", "/sys")
+"""As they are: devices come and go while a machine runs, VFIO's among them."""
+PathAccess = Literal["read", "write", "as-is"]
+
+
+@dataclass(frozen=True, slots=True)
+class QemuLimits:
+    """Of all that runs as a machine's QEMU."""
+
+    memory: int
+    """Bytes."""
+    tasks: int
+    """Threads and processes."""
+
+
+def qemu_limits(spec: MachineSpec, accel: str, slack: int = GIB) -> QemuLimits:
+    """Far above what QEMU ever needs, so that only one that somebody has taken over meets them: all memory that the
+    guest can have, what QEMU keeps for each part of that and for each vCPU, ``slack`` for devices, firmware and QEMU
+    itself, and the translated code of an emulated CPU."""
+    vcpus = whole_cpus(spec.cpus.most)
+    memory = spec.memory.most + spec.memory.most // 256 + vcpus * (16 << 20) + slack
+    return QemuLimits(memory + (GIB if accel == "tcg" else 0), 256 + 2 * vcpus)
+
+
+def seen_by_qemu(
+    binary: str, files: Sequence[str], folder: Path, more: Sequence[Path] = ()
+) -> list[tuple[str, PathAccess]]:
+    """Paths that QEMU needs, and no others: ``files`` are those that it opens itself, ``folder`` is the machine's.
+
+    Those of a program outside of the system's folders are in the folder that it was unpacked or installed in.
+    """
+    seen: dict[str, PathAccess] = dict.fromkeys((*_SYSTEM, *_LINKER), "read")
+    for program in {os.path.abspath(binary), os.path.realpath(binary)}:
+        own = os.path.dirname(program)
+        own = os.path.dirname(own) if os.path.basename(own) in ("bin", "sbin") else own
+        if own != "/" and not any(Path(own).is_relative_to(system) for system in _SYSTEM):
+            seen[own] = "read"
+    seen |= {str(path): "as-is" for path in more}
+    seen |= dict.fromkeys(files, "read")
+    seen |= dict.fromkeys(_KERNEL, "as-is")
+    seen[str(folder)] = "write"
+    return [(path, seen[path]) for path in sorted(seen) if os.path.lexists(path)]

@@ -1,0 +1,229 @@
+"""Watch QEMU processes, and record the end of each, whatever ended it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+from collections.abc import Callable, Collection
+from contextlib import suppress
+
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Failed, NodeError
+from devalloc_node.journal.audit_log import audit
+from devalloc_node.machine import hotplug, launch, machine_files, orphans, pci
+from devalloc_node.machine.process import Process, pidfd
+from devalloc_node.machine.records import MACHINES, MachineRecord, record_of
+from devalloc_node.machine.registry import MachineRegistry, suppress_and_log
+from devalloc_node.machine.spec import machine_id
+from devalloc_node.machine.status_cache import LOOK_SECONDS, record_after_end
+
+LOG = logging.getLogger(__name__)
+
+
+class ExitWatcher:
+    """Calls ``ended(name)`` once for each process that was watched under that name and ended."""
+
+    def __init__(self, ended: Callable[[str], None]) -> None:
+        self._ended = ended
+        self._mutex = threading.Lock()
+        self._watched: dict[str, tuple[Process, int]] = {}
+        self._names: dict[int, str] = {}
+        self._poll = select.epoll()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poll.register(self._wake, select.EPOLLIN)
+        self._thread = threading.Thread(target=self._run, name="deaths", daemon=True)
+        self._thread.start()
+
+    def watch(self, name: str, process: Process) -> None:
+        """Another process under the same name replaces the first. The end of one that has ended is reported at once."""
+        with self._mutex:
+            watched = self._watched.get(name)
+            if watched is not None and watched[0] == process:
+                return
+            self._drop(name)
+            if self._poll.closed:  # the plugin ends, and another one watches
+                return
+            fd = pidfd(process)
+            if fd is not None:
+                self._watched[name], self._names[fd] = (process, fd), name
+                self._poll.register(fd, select.EPOLLIN)
+                return
+        self._tell(name)
+
+    def watches(self, name: str) -> bool:
+        """Whether the process that is watched under a name lives: its end is still to be told."""
+        with self._mutex:
+            return name in self._watched
+
+    def leave(self, name: str) -> None:
+        """Watch it no more."""
+        with self._mutex:
+            self._drop(name)
+
+    def close(self) -> None:
+        os.eventfd_write(self._wake, 1)
+        self._thread.join()
+        with self._mutex:
+            for name in list(self._watched):
+                self._drop(name)
+            self._poll.close()
+            os.close(self._wake)
+
+    def _drop(self, name: str) -> None:
+        if name in self._watched:
+            _, fd = self._watched.pop(name)
+            del self._names[fd]
+            self._poll.unregister(fd)
+            os.close(fd)
+
+    def _run(self) -> None:
+        while True:
+            for fd, _ in self._poll.poll():
+                if fd == self._wake:
+                    return
+                with self._mutex:
+                    name = self._names.get(fd)
+                    if name is not None:
+                        self._drop(name)
+                if name is not None:
+                    self._tell(name)
+
+    def _tell(self, name: str) -> None:
+        try:
+            self._ended(name)
+        except Exception:  # a failing callback must not end the watch over the other machines
+            LOG.exception("reporting that %s ended", name)
+
+
+_SETTLE_SECONDS = 120.0
+"""How long a change of a machine is waited for before it is noted that the machine ended."""
+
+
+class ExitHandler:
+    """Safe for threads."""
+
+    def __init__(self, registry: MachineRegistry, ended: Callable[[], None]) -> None:
+        """``record_after_end`` is called for each machine that ended though nobody asked for it."""
+        self._registry = registry
+        self._ended = ended
+        self._deaths = ExitWatcher(self._died)
+
+    def close(self) -> None:
+        """Watch none any more."""
+        self._deaths.close()
+
+    def recover(self) -> None:
+        """Settle all that are known, and say which others live."""
+        if self._registry.config.dry_run:
+            return
+        records = self._registry.records.records(MACHINES)
+        for key in records:
+            with suppress_and_log(key):
+                self._settle(key)
+        for stray in machine_files.machine_ids(self._registry.config) - {machine_id(key) for key in records}:
+            with suppress_and_log(stray):
+                if (process := machine_files.process_of(stray, self._registry.config)) is not None:
+                    LOG.warning(
+                        "machine %s (process %d) runs but is not in the journal. It is adopted if a VirtualMachine "
+                        "in the store names this run. If you do not need it, end it by hand (kill %d): until then no "
+                        "other machine of its name can be started",
+                        stray,
+                        process.pid,
+                        process.pid,
+                    )
+
+    def settle(self) -> Collection[str]:
+        """Settle those that are not as they are known: another plugin on this state folder has started them, or was
+        busy with them when this one began, or was killed in the middle of it. Returns the keys of all machines."""
+        records = self._registry.records.records(MACHINES)
+        for key, content in records.items():
+            with suppress(NodeError, OSError):  # said by ``recover``, and by who asks for it: this is done too often
+                if content.get("state") == "running" and self._deaths.watches(key):
+                    continue  # nearly all, nearly always: it is not even read
+                if self._is_settled(record_of(key, content)):
+                    continue
+                with suppress_and_log(key):
+                    try:
+                        self._settle(key, 0.0)
+                    except Failed as error:
+                        if error.code != "MachineBusy":  # who is busy with it sees to it
+                            raise
+        return records.keys()
+
+    def _is_settled(self, record: MachineRecord) -> bool:
+        process = self._registry.process_of(record)
+        if process is None:
+            return record.state in ("stopped", "failed")
+        return record.state == "running" and self._deaths.watches(record.spec.key)
+
+    def watch(self, key: str, process: Process) -> None:
+        """Have it noted when this process, which is the machine, ends."""
+        self._deaths.watch(key, process)
+
+    def leave(self, key: str) -> None:
+        """Watch it no more."""
+        self._deaths.leave(key)
+
+    def note_end(self, record: MachineRecord) -> None:
+        """Of one that does not live: that it ended, where that is not known yet; said where nobody asked for it."""
+        if record.state in ("stopped", "failed"):
+            return
+        noted = record_after_end(record, self._registry.config)
+        self._registry.put(noted)
+        self.gone(record)
+        if noted.reason != "StoppedOnRequest":
+            LOG.warning("machine %s: %s", record.spec.key, noted.message)
+            audit("machine", machine=record.spec.key, done="ended", reason=noted.reason, message=noted.message)
+            self._ended()
+
+    def gone(self, record: MachineRecord) -> None:
+        """Take away what one that has ended leaves on the host."""
+        self.leave(record.spec.key)
+        if record.spec.adopt is None:
+            launch.clean(record.spec.id, self._registry.config)
+        if record.spec.wants_sandbox:
+            self._registry.homes.take_back(record.spec.key)
+
+    def _settle(self, key: str, seconds: float = LOOK_SECONDS) -> None:
+        """Note that a machine ended, or watch it."""
+        with self._registry.hold(key, Deadline.after(seconds), "record that it ended"):
+            record = self._registry.find(key)
+            if record is None:
+                return
+            process = self._registry.process_of(record)
+            is_another = process is not None and orphans.is_other_run(record, process)
+            if is_another and record.spec.uid:
+                LOG.warning("the journal's record of machine %s belongs to an earlier run and is deleted", key)
+                self._registry.records.drop(MACHINES, key)  # perhaps of another object, too: its own takes it up
+            elif process is not None:
+                # The call that was stopping it is gone but its guest still runs; or the call that started it succeeded.
+                if is_another or record.state in ("stopped", "failed"):  # an older journal was put back
+                    LOG.warning("machine %s is a later run than the one in the journal: adopted", key)
+                    self._registry.put(orphans.observe_run(self._registry, record, Deadline.after(LOOK_SECONDS)))
+                elif record.state == "stopping":
+                    self._registry.put(record.asked_to_stop())
+                elif record.state == "starting" and self._has_begun(record):
+                    self._registry.put(record.become("running"))
+                self.watch(key, process)
+            else:
+                self.note_end(record)
+
+    def _has_begun(self, record: MachineRecord) -> bool:
+        """Whether its CPUs run and the devices of its claims have addresses, as ``resume`` waits for. If one has none,
+        the start was cut off before its end. If QEMU does not answer, the record counts."""
+        key, deadline = record.spec.key, Deadline.after(LOOK_SECONDS)
+        with suppress_and_log(key), self._registry.line(record) as monitor:
+            if not orphans.is_paused(monitor, deadline):
+                there = [name for name in pci.present_devices(monitor, deadline) if hotplug.is_of_claim(name)]
+                return hotplug.have_addresses(monitor, key, there, deadline)
+        return False
+
+    def _died(self, key: str) -> None:
+        # A change of this machine may be under way and take its time to fail; the next death is not to wait for it.
+        threading.Thread(target=self._settle_later, args=(key,), name=f"death of {key}", daemon=True).start()
+
+    def _settle_later(self, key: str) -> None:
+        with suppress_and_log(key):
+            self._settle(key, _SETTLE_SECONDS)

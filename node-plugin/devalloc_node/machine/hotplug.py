@@ -1,0 +1,442 @@
+"""Whether a guest can reach a device that was plugged in: each of its BARs has an address, given by firmware or kernel.
+
+QEMU takes a device whatever room the windows of its port have. Only the guest gives addresses, and only they tell
+whether it has the device.
+
+Hot-plug PCI devices into a running machine, unplug them, and wait until the guest can reach their BARs.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from devalloc.inventory.bars import NO_BARS, BarSizes
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed, NodeError, Unknown
+from devalloc_node.machine.pci import (
+    FIRMWARE_WINDOW,
+    PERIPHERAL,
+    PciDevice,
+    QemuBackend,
+    RootPort,
+    bus_of,
+    function_id,
+    list_root_ports,
+    present_devices,
+    window_for,
+)
+from devalloc_node.machine.qmp import Monitor, QmpRefused, malformed_as_failed
+from devalloc_node.machine.spec import memory_text
+
+LOG = logging.getLogger(__name__)
+ANSWER_SECONDS = 5.0
+"""For one question while waiting: at the deadline it is still to be told how far it came."""
+_LOOK_SECONDS = 0.25
+"""Between looks whether a device is gone: its event may have come while the line was broken."""
+
+
+def plug_device(
+    monitor: Monitor, machine: str, device: PciDevice, deadline: Deadline, *, size: BarSizes | None = NO_BARS
+) -> str:
+    """Plug a device in; the root port that it is on then. Does nothing where it is plugged in already. ``size``: its
+    own memory; None: nobody knows.
+
+    Raises Denied: ``NoFreePciSlot``, ``QemuRefused`` (nothing is left of it then). Failed where QEMU says yes and does
+    not show it. Unknown where QEMU does not answer: it may be there.
+    """
+    there = present_devices(monitor, deadline)
+    ids = [device.function_id(number) for number in range(len(device.functions))]
+    if ids[0] in there:  # function 0 comes last: all of it is there
+        return _verified(monitor, machine, device, deadline)
+    for leftover in [name for name in ids if name in there]:
+        _discard(monitor, leftover, deadline)
+    port = _free(monitor, machine, device, size, deadline)
+    _add_backends(monitor, device, deadline)
+    added: list[str] = []
+    try:
+        for number in reversed(range(len(device.functions))):
+            many = {"multifunction": True} if number == 0 and len(ids) > 1 else {}
+            where = {"id": ids[number], "bus": port.bus, "addr": f"0x0.{number}" if number else "0x0"}
+            monitor.execute("device_add", {**device.functions[number], **where, **many}, deadline=deadline)
+            added.append(ids[number])
+        return _verified(monitor, machine, device, deadline)
+    except Unknown:
+        raise
+    except NodeError:
+        for name in reversed(added):
+            _discard(monitor, name, deadline)
+        remove_backends(monitor, device.backends, deadline)
+        raise
+
+
+def unplug_device(monitor: Monitor, machine: str, name: str, deadline: Deadline) -> None:
+    """Ask the guest to let a device go, and wait until QEMU has let it go too. Nothing to do where it is not there.
+
+    Raises Denied (``GuestRefused``, retryable): the guest says no, or nothing, until the deadline. Unknown where QEMU
+    does not answer.
+    """
+    ids = tuple(function_id(name, number) for number in range(8))
+    with monitor.expect("DEVICE_DELETED", "DEVICE_UNPLUG_GUEST_ERROR") as events:
+        began = time.monotonic()
+        left = [i for i in ids if i in present_devices(monitor, deadline)]
+        if not left:
+            return
+        request_unplug(monitor, left[0], deadline)
+        while left:
+            event = None
+            with suppress(Unknown):  # the line broke, perhaps under another's question: it is looked at anew
+                event = events.next(deadline.capped(_LOOK_SECONDS))
+            # Of several functions, and of a card's own children, the events come in any order and some without an id.
+            who = None if event is None else event.get("data", {}).get("device")
+            if event is not None and event["event"] == "DEVICE_UNPLUG_GUEST_ERROR" and who in ids:
+                raise Denied("GuestRefused", f"machine {machine}: the guest refuses to release {name}", retryable=True)
+            # A guest can cause events as fast as they are read: those of others do not put the deadline off.
+            if event is None or who in left or deadline.passed:
+                if deadline.passed:
+                    raise Denied(
+                        "GuestRefused",
+                        f"machine {machine}: the guest did not release {name} within {time.monotonic() - began:.0f} "
+                        "s; is it running, and has it stopped using the device?",
+                        retryable=True,
+                    )
+                there = present_devices(monitor, Deadline.after(ANSWER_SECONDS))
+                left = [i for i in left if i in there and i != who]
+
+
+def request_unplug(monitor: Monitor, name: str, deadline: Deadline) -> None:
+    """device_del, where it is fine that it is under way (native hot-plug refuses then, ACPI does not) or done."""
+    try:
+        monitor.execute("device_del", {"id": name}, deadline=deadline)
+    except QmpRefused as error:
+        if error.kind != "DeviceNotFound" and "in the process of unplug" not in error.reason:
+            raise
+
+
+def remove_backends(monitor: Monitor, backends: Sequence[QemuBackend], deadline: Deadline) -> None:
+    """Take away what a device stood on, the last first. What is gone already is fine."""
+    for backend in reversed(backends):
+        try:
+            monitor.execute(*backend.remove, deadline=deadline)
+        except QmpRefused as error:
+            LOG.debug("%s", error)
+
+
+def _free(monitor: Monitor, machine: str, device: PciDevice, size: BarSizes | None, deadline: Deadline) -> RootPort:
+    """The port that keeps the least of those that keep enough, so that large windows stay free for large devices; the
+    one that keeps the most where none does, or nobody knows what the device needs."""
+    root_ports = list_root_ports(monitor, deadline)
+    free = [port for port in root_ports if not port.busy]
+    if free:
+        if size is None:
+            return max(free, key=lambda port: port.reserve)
+        wide, low = window_for(size.prefetchable), window_for(size.other)
+        enough = [port for port in free if port.reserve.prefetchable >= wide and port.reserve.memory >= low]
+        if enough:
+            return min(enough, key=lambda port: port.reserve)
+        return max(free, key=lambda port: port.reserve)
+    raise Denied(
+        "NoFreePciSlot",
+        f"machine {machine} has no free PCI slot for {device.id}: all of its {len(root_ports)} root ports are in use"
+        if root_ports
+        else f"machine {machine} has no root ports, so nothing can be plugged into it; start it with pciSlots",
+        retryable=bool(root_ports),
+    )
+
+
+def _add_backends(monitor: Monitor, device: PciDevice, deadline: Deadline) -> None:
+    for number, backend in enumerate(device.backends):
+        try:
+            monitor.execute(*backend.add, deadline=deadline, fd=backend.fd)
+        except QmpRefused:
+            # One of that name may be there, and is not taken for ours: it may stand on another file.
+            remove_backends(monitor, device.backends[:number], deadline)
+            raise
+
+
+def _verified(monitor: Monitor, machine: str, device: PciDevice, deadline: Deadline) -> str:
+    where = [bus_of(monitor, device.function_id(number), deadline) for number in range(len(device.functions))]
+    if where[0] is None or any(other != where[0] for other in where):
+        raise Failed("DeviceNotThere", f"QEMU of machine {machine} accepted {device.id} but does not show it: {where}")
+    path = f"{PERIPHERAL}/{device.function_id(0)}"
+    if monitor.execute("qom-get", {"path": path, "property": "realized"}, deadline=deadline) is not True:
+        raise Failed("DeviceNotThere", f"QEMU of machine {machine} shows {device.id} as not ready")
+    return where[0].rpartition("/")[2]
+
+
+def _discard(monitor: Monitor, name: str, deadline: Deadline) -> None:
+    """Take back a function that the guest has not been told of: QEMU removes it at once, or says why not."""
+    try:
+        request_unplug(monitor, name, deadline)
+    except QmpRefused as error:
+        LOG.warning("left behind: %s", error)
+
+
+def plugged_names(there: Sequence[str]) -> set[str]:
+    """The devices of claims among the ids that QEMU has."""
+    return {name.rpartition(".f")[0] for name in there if is_of_claim(name)}
+
+
+def is_of_claim(name: str) -> bool:
+    """Whether an id in QEMU is that of a function of a claim's device."""
+    return name.startswith("claim-") and ".f" in name
+
+
+SETTLE_SECONDS = 2.0
+"""A guest gives a device all of its addresses within milliseconds: one that has given some, and after this time not
+all, has no room for the others."""
+ADDRESS_ANSWER_SECONDS = 5.0
+_ADDRESS_POLL_SECONDS = 0.1
+_CLAIM_AT_START = (
+    "start the machine with the claim in spec.claims, so that its firmware reserves windows for the device"
+)
+_ROM = 6
+"""The number that QEMU gives a device's ROM. Guests leave it without an address until they read it."""
+_HOST_BRIDGE = "/machine/q35"
+_WORD = re.compile(r"0x([0-9a-f]{8})\b")
+_MOST_ADDRESS = 1 << 52
+
+
+@dataclass(frozen=True, slots=True)
+class AddressWindow:
+    """Addresses that a port hands on to what is behind it, both included; none where ``last`` is before ``first``."""
+
+    first: int = 0
+    last: int = -1
+
+    @property
+    def size(self) -> int:
+        return max(0, self.last - self.first + 1)
+
+    def fits(self, size: int) -> bool:
+        """Whether a BAR of that size finds room if nothing else is in it: it lies at a multiple of its size."""
+        return -(-self.first // size) * size + size - 1 <= self.last
+
+    def holds(self, address: int, size: int) -> bool:
+        return self.first <= address and address + size - 1 <= self.last
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    number: int
+    size: int
+    prefetchable: bool
+    """And of 64 bits, so that it lies in the window of that kind."""
+    address: int | None
+
+    def __str__(self) -> str:
+        kind = "64-bit prefetchable" if self.prefetchable else "below 4 GiB"
+        return f"BAR {self.number} ({memory_text(self.size)}, {kind})"
+
+
+@dataclass(frozen=True, slots=True)
+class GuestFunction:
+    """A function of a device as the guest has set it up so far."""
+
+    id: str
+    bars: tuple[Bar, ...]
+    prefetchable: AddressWindow = AddressWindow()
+    memory: AddressWindow = AddressWindow()
+    is_shown: bool = True
+    """False: QEMU does not show it, as long as no firmware has numbered the bus that it is on."""
+
+    @property
+    def missing(self) -> tuple[Bar, ...]:
+        return tuple(bar for bar in self.bars if bar.address is None)
+
+    @property
+    def is_placed(self) -> bool:
+        return self.is_shown and not self.missing
+
+    @property
+    def is_enumerated(self) -> bool:
+        """Whether the guest has given it any address."""
+        return len(self.missing) < len(self.bars)
+
+    def window(self, bar: Bar) -> AddressWindow:
+        return self.prefetchable if bar.prefetchable else self.memory
+
+
+def check_runs(monitor: Monitor, machine: str, deadline: Deadline) -> None:
+    """Raises Denied (``GuestNotReady``, retryable) where no guest runs that could give a device addresses."""
+    status = monitor.execute("query-status", deadline=deadline)["status"]
+    if status != "running":
+        raise Denied(
+            "GuestNotReady",
+            f"the CPUs of machine {machine} do not run (QEMU reports {status!r:.50}), so its guest cannot accept a "
+            "device; let them run, then attach",
+            retryable=True,
+        )
+
+
+def await_addresses(
+    monitor: Monitor, machine: str, devices: Mapping[str, str], deadline: Deadline, at_start: str = _CLAIM_AT_START
+) -> None:
+    """Wait until each BAR of functions has an address. ``devices``: what people call each of them, by QEMU's id;
+    ``at_start``: for people, how the machine has such a device when it starts, where its firmware makes windows for it.
+
+    Raises Denied: ``NoPciWindow`` where the guest has no room for one; ``GuestNotReady`` (retryable) where it has given
+    none until the deadline, as one does that still boots, or that knows no PCI hot-plug.
+    """
+    if not devices:
+        return
+    began, since = time.monotonic(), None
+    reach = _first_unreachable_address(monitor, deadline)
+    while True:
+        # At the deadline it is still to be told how far the guest came.
+        all_functions = guest_functions(monitor, machine, list(devices), Deadline.after(ADDRESS_ANSWER_SECONDS), reach)
+        lacking = [function for function in all_functions if not function.is_placed]
+        if not lacking:
+            return
+        now = time.monotonic()
+        is_partial = any(function.is_enumerated for function in all_functions)
+        since = (since or now) if is_partial else None
+        if (since is not None and now - since > SETTLE_SECONDS) or deadline.passed:
+            raise _problem(machine, lacking, devices, is_partial, now - began, at_start)
+        time.sleep(min(_ADDRESS_POLL_SECONDS, max(0.0, deadline.seconds)))
+
+
+def have_addresses(monitor: Monitor, machine: str, ids: Sequence[str], deadline: Deadline) -> bool:
+    """Whether each BAR of functions, by QEMU's ids, has an address now. Raises NodeError."""
+    return not ids or all(
+        function.is_placed
+        for function in guest_functions(monitor, machine, ids, deadline, _first_unreachable_address(monitor, deadline))
+    )
+
+
+def _problem(
+    machine: str,
+    lacking: Sequence[GuestFunction],
+    devices: Mapping[str, str],
+    is_partial: bool,
+    seconds: float,
+    at_start: str,
+) -> NodeError:
+    short = [(function, bar) for function in lacking for bar in function.missing]
+    if not is_partial:
+        short = [(function, bar) for function, bar in short if not function.window(bar).fits(bar.size)]
+    if not short:
+        names = ", ".join(sorted({devices[function.id] for function in lacking}))
+        return Denied(
+            "GuestNotReady",
+            f"machine {machine}: {names} got no addresses within {seconds:.0f} s: its firmware or system is still "
+            "starting, or does not support PCI hot-plug; try again when its system is up",
+            retryable=True,
+        )
+    first = short[0][0]
+    bars = ", ".join(str(bar) for function, bar in short if function is first)
+    windows = " and ".join(
+        dict.fromkeys(memory_text(first.window(bar).size) for function, bar in short if function is first)
+    )
+    anew = at_start
+    if any(bar.prefetchable for _, bar in short):
+        needed = window_for(sum(bar.size for function in lacking for bar in function.bars if bar.prefetchable))
+        anew = f"set spec.start.pciWindow to {memory_text(needed or FIRMWARE_WINDOW)} or more and restart it, or {anew}"
+    return Denied(
+        "NoPciWindow",
+        f"machine {machine}: its guest has no addresses for {bars} of {devices[first.id]}: the PCI slot has a window "
+        f"of {windows}; {anew}",
+    )
+
+
+def _first_unreachable_address(monitor: Monitor, deadline: Deadline) -> int:
+    """The first address that the machine's CPUs cannot reach. Firmware does not mind; the kernel takes it for none."""
+    try:
+        cpu = monitor.execute("query-cpus-fast", deadline=deadline)[0]["qom-path"]
+        bits = monitor.execute("qom-get", {"path": cpu, "property": "phys-bits"}, deadline=deadline)
+        return min(_MOST_ADDRESS, 1 << int(bits)) if bits else _MOST_ADDRESS
+    except (QmpRefused, LookupError, TypeError, ValueError):
+        return _MOST_ADDRESS
+
+
+def guest_functions(
+    monitor: Monitor, machine: str, ids: Sequence[str], deadline: Deadline, reach: int = _MOST_ADDRESS
+) -> list[GuestFunction]:
+    """How far the guest is with them; addresses from ``reach`` on are none. Raises NodeError."""
+    wanted = set(ids)
+    with malformed_as_failed(machine):
+        shown = [
+            (device, bridge)
+            for bus in monitor.execute("query-pci", deadline=deadline)
+            for device, bridge in _devices(bus["devices"], None)
+            if device.get("qdev_id") in wanted
+        ]
+        ecam: int | None = None
+        result = []
+        for device, bridge in shown:
+            function = _function(device, bridge, reach)
+            if function.missing and device["bus"]:
+                # QEMU tells addresses only of what is switched on, and a kernel without a driver may leave it off.
+                ecam = _ecam(monitor, deadline) if ecam is None else ecam
+                function = _with_registers(monitor, function, device, ecam, deadline, reach)
+            result.append(function)
+        there = {function.id for function in result}
+        return result + [GuestFunction(name, (), is_shown=False) for name in ids if name not in there]
+
+
+def _devices(
+    devices: Sequence[Mapping[str, Any]], bridge: Mapping[str, Any] | None
+) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any] | None]]:
+    """All of them, each with what query-pci says of the bridge that it is behind."""
+    for device in devices:
+        yield device, bridge
+        behind = device.get("pci_bridge") or {}
+        yield from _devices(behind.get("devices") or (), behind.get("bus"))
+
+
+def _function(device: Mapping[str, Any], bridge: Mapping[str, Any] | None, reach: int) -> GuestFunction:
+    bars = []
+    for region in device.get("regions", ()):
+        if region["type"] != "memory" or region["bar"] == _ROM or int(region["size"]) <= 0:
+            continue
+        address, size = int(region["address"]), int(region["size"])
+        wide = bool(region.get("prefetch")) and bool(region.get("mem_type_64"))
+        is_there = address > 0 and address + size <= reach
+        bars.append(Bar(int(region["bar"]), size, wide, address if is_there else None))
+    prefetchable, memory = (_window((bridge or {}).get(name)) for name in ("prefetchable_range", "memory_range"))
+    return GuestFunction(str(device["qdev_id"]), tuple(bars), prefetchable, memory)
+
+
+def _window(range_: Mapping[str, Any] | None) -> AddressWindow:
+    return AddressWindow() if range_ is None else AddressWindow(int(range_["base"]), int(range_["limit"]))
+
+
+def _ecam(monitor: Monitor, deadline: Deadline) -> int:
+    """Where configuration space lies in the machine's memory; 0 where it does not, or nobody tells."""
+    try:
+        where = int(monitor.execute("qom-get", {"path": _HOST_BRIDGE, "property": "MCFG"}, deadline=deadline))
+    except QmpRefused:  # a board of another kind
+        return 0
+    return where if 0 < where < _MOST_ADDRESS else 0
+
+
+def _with_registers(
+    monitor: Monitor, function: GuestFunction, device: Mapping[str, Any], ecam: int, deadline: Deadline, reach: int
+) -> GuestFunction:
+    """With the addresses that its registers hold, as far as they lie in the windows of its port: others are what a
+    kernel writes to learn the size of a BAR."""
+    if not ecam:
+        return function
+    place = ecam + (int(device["bus"]) << 20) + (int(device["slot"]) << 15) + (int(device["function"]) << 12) + 0x10
+    try:
+        answer = monitor.execute("human-monitor-command", {"command-line": f"xp /6wx {place:#x}"}, deadline=deadline)
+    except QmpRefused:
+        return function
+    words = [int(word, 16) for line in str(answer).splitlines() for word in _WORD.findall(line.partition(":")[2])]
+    if len(words) != 6:
+        return function
+    bars = []
+    for bar in function.bars:
+        low = words[bar.number] if bar.number < len(words) else 0
+        high = words[bar.number + 1] if low & 0x6 == 0x4 and bar.number < 5 else 0
+        address = high << 32 | low & ~0xF
+        windows = (function.prefetchable, function.memory)  # of the first kind a BAR may lie in either
+        is_there = bar.address is None and any(window.holds(address, bar.size) for window in windows)
+        is_there = is_there and address + bar.size <= reach
+        bars.append(Bar(bar.number, bar.size, bar.prefetchable, address if is_there else bar.address))
+    return GuestFunction(function.id, tuple(bars), function.prefetchable, function.memory)

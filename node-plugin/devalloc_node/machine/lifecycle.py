@@ -1,0 +1,412 @@
+"""Start, adopt, scale, stop and delete machines; each change is exclusive and recorded."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
+from devalloc.api.virtual_machine import VirtualMachine
+from devalloc.inventory.capacity import HostCapacity
+from devalloc.inventory.capacity.machines import MachineUsage
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed, NodeError
+from devalloc_node.machine import (
+    adoption,
+    emulated_devices,
+    hotplug,
+    launch,
+    machine_files,
+    orphans,
+    paths,
+    pci,
+    preflight,
+    resources,
+    user_ids,
+)
+from devalloc_node.machine.capacity_check import CapacityCheck, without_object
+from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.exits import ExitHandler
+from devalloc_node.machine.process import Process, open_nodes
+from devalloc_node.machine.qmp import Connect, QmpMonitor
+from devalloc_node.machine.records import MACHINES, PLUGS, MachineRecord, MachineRecords, host_device_of
+from devalloc_node.machine.registry import MachineRegistry
+from devalloc_node.machine.spec import HOST_SANDBOX, EmulatedDevice, MachineSpec, SandboxProvider, spec_of
+from devalloc_node.machine.status_cache import LOOK_SECONDS, SLEEPING
+from devalloc_node.machine.view import UNKNOWN_AMOUNTS, MachineAmounts, MachineView
+
+LOG = logging.getLogger(__name__)
+_ADOPTING = "adopting"
+"""The lock under which it is seen to that one process is one machine; those of machines end in a digest."""
+
+
+class MachineLifecycle(MachineRegistry):
+    """The machines that are kept, for those who change them."""
+
+    def __init__(
+        self,
+        config: MachineConfig,
+        records: MachineRecords,
+        *,
+        changed: Callable[[str], None] = lambda key: None,
+        ended: Callable[[], None] = lambda: None,
+        connect: Connect = QmpMonitor,
+        host: HostCapacity | None = None,
+        homes: SandboxProvider | None = None,
+        others: Callable[[], Iterable[MachineUsage]] = tuple,
+        permitted: Callable[[], Mapping[str, MachineAmounts]] = dict,
+    ) -> None:
+        """As ``MachineRegistry``; ``ended`` is called for each machine that ended without a request. ``host``: what all
+        machines may have of it, ``others`` included; None: nobody counts. ``permitted``: what machines are
+        permitted, by key."""
+        super().__init__(config, records, changed=changed, connect=connect, homes=homes)
+        self._room = None if host is None else CapacityCheck(host, records, others, permitted)
+        self._others = others
+        self._connect = connect
+        self._settling = ExitHandler(self, ended)
+
+    def close(self) -> None:
+        """Let go of everything but the machines."""
+        self._settling.close()
+
+    def recover(self) -> None:
+        """Find the machines of an earlier run of the plugin: those that live are watched, the others are noted."""
+        self._settling.recover()
+
+    def settle(self) -> Collection[str]:
+        """The same of those that another plugin on this state folder has started since, or was busy with then. Returns
+        the keys of all machines."""
+        return self._settling.settle()
+
+    # How it comes and goes.
+
+    def start(self, machine: VirtualMachine, deadline: Deadline, *, as_it_was: bool = False) -> None:
+        """Start it with its CPUs stopped, so that devices can be plugged in before its first instruction.
+
+        ``as_it_was``: with the amounts that were last asked of it, and not those that its spec begins with. One that
+        lives already stays as it is. Where it fails, nothing of it is left. Raises Denied for what it may not name or
+        cannot be, Failed (``MachineDidNotStart``), Unknown.
+        """
+        spec = spec_of(machine)
+        with self.hold(spec.key, deadline, "start"):
+            if (existing := self.find(spec.key)) is not None:
+                if self.process_of(existing) is not None:
+                    if existing.state == "starting":  # perhaps the plugin was killed in the middle of it
+                        self._come_up(existing, deadline)
+                    return
+                self._settling.note_end(existing)  # who watches for that may come later
+            if (survivor := machine_files.process_of(spec.id, self.config)) is not None:
+                # A journal was lost, or an older one put back.
+                raise orphans.orphan_refusal(spec.key, survivor)
+            how = preflight.choose_accelerator(self.config)
+            requested = existing.requested if as_it_was and existing is not None else UNKNOWN_AMOUNTS
+            record = MachineRecord(machine.to_manifest(), "starting", "", requested=requested)
+            spec = resources.spec_started_with(spec, resources.resources_at_start(record))
+            began = False
+            try:
+                with self._told_by(spec.key):  # an image that hangs holds up nobody else
+                    launch.check(spec, self.config, launch.LaunchOptions("", None, how))
+                with self._among_all(user_ids.LOCK, deadline, f"start {spec.key}"):
+                    if self._room is not None:
+                        self._room.check(machine, spec)
+                    given = launch.LaunchOptions(
+                        str(uuid.uuid4()), user_ids.free_user(spec.key, self.config, self.records), how
+                    )
+                    record = replace(record, run=given.uuid, user=given.uid)
+                    self.put(record)
+                began = True
+                home = self.homes.give(spec, given.uuid) if spec.wants_sandbox else HOST_SANDBOX
+                launch.launch(spec, self.config, given, home)
+                self._come_up(record, deadline)
+            except (NodeError, OSError) as raised:
+                error = raised if isinstance(raised, NodeError) else _refused_by_host(spec.key, raised)
+                if began and error.code != "MachineRuns":
+                    self._take_back(record, error)
+                raise error from None
+
+    @contextmanager
+    def admitted(self, machine: VirtualMachine, spec: MachineSpec, deadline: Deadline) -> Iterator[None]:
+        """Inside, there is room for a machine that is none of these, and nobody else is admitted: write it down there
+        for ``others``. Raises Denied (``HostFull``), Failed."""
+        with self._among_all(user_ids.LOCK, deadline, f"admit {spec.key}"):
+            if self._room is not None:
+                self._room.check(machine, spec)
+            yield
+
+    def all_lost(self) -> Sequence[MachineView]:
+        """Those that are ``orphans``, with their process and what can be done, as far as it is known what they are."""
+        return orphans.all_orphans(self)
+
+    def take_up(self, key: str, machine: VirtualMachine | None, run: str, deadline: Deadline) -> None:
+        """Keep one that is ``orphans`` again, as ``machine``, if it is the ``run`` that this was last seen as.
+
+        Nothing to do where none is lost. Raises Denied (``MachineRuns``) where it is another run; Failed, Unknown.
+        """
+        if self.lost(key) is None:
+            return
+        with self.hold(key, deadline, "take up"):
+            if (process := self.lost(key)) is not None:
+                if machine is None:
+                    raise orphans.orphan_refusal(key, process)
+                self.put(orphans.recognised_record(self, machine, run, process, deadline))
+                self._settling.watch(key, process)
+
+    def resume(self, key: str, deadline: Deadline) -> None:
+        """Let its CPUs run, and be wanted to. Nothing to do where that is so.
+
+        One that starts counts as running when each device of its claims has its addresses. Raises Denied
+        (``NoPciWindow``, ``GuestNotReady``) where one has not.
+        """
+        with self.hold(key, deadline, "resume"):
+            record, _ = self.running(key)
+            with self.line(record) as monitor:
+                if not monitor.execute("query-status", deadline=deadline)["running"]:
+                    monitor.execute("cont", deadline=deadline)
+                status = monitor.execute("query-status", deadline=deadline)["status"]
+                if status not in ("running", SLEEPING):
+                    raise Failed("MachineNotRunning", f"machine {key} was resumed but is {status!r}")
+                if record.state == "starting":  # it runs once its firmware has given its devices addresses
+                    there = [name for name in pci.present_devices(monitor, deadline) if hotplug.is_of_claim(name)]
+                    hotplug.await_addresses(monitor, key, self._hosts_of(key, there), deadline)
+            if record.state != "running" or record.reason:
+                self.put(record.become("running"))
+
+    def finish_start(self, key: str, deadline: Deadline) -> bool:
+        """Whether one whose start was cut off has a guest: it counts as running then. False if its CPUs never ran.
+
+        Raises NodeError as ``resume`` does if its guest gives the devices of claims no addresses before the deadline,
+        and if QEMU does not answer: there may be a guest then.
+        """
+        with self.hold(key, deadline, "finish the start"):
+            if orphans.never_ran(self, self.record_for(key), Deadline.after(LOOK_SECONDS)):
+                return False
+            self.resume(key, deadline)
+            return True
+
+    def adopt(self, machine: VirtualMachine, deadline: Deadline) -> None:
+        """Take a QEMU into care that runs already. Nothing of it is touched.
+
+        Raises Denied: ``PathNotAllowed``, ``SocketNotOurs``, ``MemlockTooLow``, ``MachineExists``, ``OutOfBounds``,
+        ``SetupNotTaken``.
+        """
+        spec = spec_of(machine)
+        with self.hold(spec.key, deadline, "adopt"):
+            self.homes.check_lent(spec)
+            adopted = adoption.examine(spec, self.config, self._connect, deadline)
+            if (existing := self.find(spec.key)) is not None:
+                lives = self.process_of(existing)
+                if lives == adopted.process:
+                    return
+                if lives is not None:
+                    raise Denied("MachineExists", f"machine {spec.key} is another process, {lives.pid}")
+            resources.check_adopted(spec, adopted.amounts)
+            with self._among_all(_ADOPTING, deadline, f"adopt {spec.key}"):
+                for other, process in self.living():
+                    if other.spec.key != spec.key and process == adopted.process:
+                        raise Denied(
+                            "MachineExists",
+                            f"the QEMU at {spec.adopt} (process {process.pid}) is already machine {other.spec.key}; "
+                            "delete that one first",
+                        )
+                self.put(
+                    MachineRecord(
+                        machine.to_manifest(),
+                        "running",
+                        adopted.run,
+                        adopted.user,
+                        adopted.process,
+                        adoption.boot_id(),
+                        adopted.amounts,
+                        cpus_left=None,
+                    )
+                )
+            self._settling.watch(spec.key, adopted.process)
+
+    def stop(self, key: str, seconds: float | None, force: bool, deadline: Deadline) -> None:
+        """Have its guest power down within ``seconds`` (None: as its spec says); with ``force`` end it then.
+
+        One whose CPUs never ran is ended at once, if QEMU says so. Success where it does not run. Raises Denied
+        (``GuestRefused``, retryable) where the guest goes on and there is no ``force``; Unknown.
+        """
+        with self.hold(key, deadline, "stop"):
+            record = self.record_for(key)
+            process = self.process_of(record)
+            if process is not None:
+                never_ran = orphans.is_without_guest(self, record)
+                patience = record.spec.powerdown_seconds if seconds is None else seconds
+                patience = 0.0 if never_ran else min(patience, deadline.seconds)
+                if not never_ran:
+                    self.put(record.become("stopping"))
+                try:
+                    self._end(record, process, patience, force or never_ran, deadline)
+                except (Denied, Failed):  # it goes on
+                    # One that did not answer before may do so now: without a guest nobody was asked.
+                    was_asked = patience > 0 and not orphans.is_without_guest(self, record)
+                    self.put(record.asked_to_stop() if was_asked else record)
+                    raise
+            self.put(record.become("stopped", "StoppedOnRequest", "it was stopped on request"))
+            self._settling.gone(record)
+
+    def undo_start(self, key: str, deadline: Deadline) -> None:
+        """End one whose start failed, or was cut off and not finished. It has failed then, and stays wanted.
+
+        Its guest is not asked: if its CPUs run at all, it lacks what it was to be started with.
+        """
+        with self.hold(key, deadline, "undo the start"):
+            record = self.record_for(key)
+            process = self.process_of(record)
+            if process is None and record.state == "failed":
+                return  # it says why already
+            if process is not None:
+                self._end(record, process, 0.0, True, deadline)
+            self.put(record.become("failed", "StartUndone", "its start failed and was undone"))
+            self._settling.gone(record)
+
+    def forget(self, key: str, deadline: Deadline) -> None:
+        """Keep it no more: a stopped one is gone then, an adopted one goes on. Raises Denied (``MachineRuns``)."""
+        with self.hold(key, deadline, "forget"):
+            record = self.find(key)
+            if record is None:
+                return
+            if record.spec.adopt is None:
+                if self.process_of(record) is not None:
+                    raise Denied("MachineRuns", f"machine {key} runs; stop it first")
+                launch.forget(record.spec.id, self.config)
+            self.records.drop(MACHINES, key)
+            self._settling.leave(key)
+
+    def scale(self, key: str, what: str, amount: int, deadline: Deadline) -> None:
+        """Change one amount: ``vcpus``, ``cpu`` (thousandths of a CPU whose time it gets, 0 for no bound) or
+        ``memory`` (bytes); it is observed to be so when this returns. Raises NodeError.
+
+        What is asked is on disk before the machine is changed: where it cannot be written nothing is changed."""
+        with self.hold(key, deadline, f"scale {what}"):
+            record, process = self.running(key)
+            with self.line(record) as monitor:
+                was, record = record, resources.with_request(record, monitor, what, amount, deadline)
+                before = was.requested
+                self._put_asked(was, record, deadline)
+                try:
+                    applied = resources.apply_change(record, self.config, monitor, process, what, amount, deadline)
+                except Denied as error:
+                    # No more is asked of it than what there is (T15); what it can never have nobody waits for.
+                    requested = record.requested if error.retryable else before
+                    self.put(
+                        replace(record, requested=requested, applied=resources.amounts_reached(record, monitor, what))
+                    )
+                    raise
+            try:
+                self.put(replace(record, applied=applied))
+            except NodeError as error:
+                raise Failed(
+                    error.code,
+                    f"machine {key} was changed as requested, but the change could not be recorded: {error}",
+                ) from error
+
+    @contextmanager
+    def still(self, gone: Container[str], deadline: Deadline) -> Iterator[list[MachineUsage]]:
+        """Inside, no machine begins or is asked to have more; with what those take that no VirtualMachine speaks for,
+        among them those whose objects (UIDs) are ``gone``. Raises NodeError."""
+        with self._among_all(user_ids.LOCK, deadline, "count the machines"):
+            yield [*without_object(self.records, gone), *self._others()]
+
+    def plug_in(self, key: str, device: EmulatedDevice, deadline: Deadline) -> EmulatedDevice:
+        """Plug in an emulated device, until this QEMU ends (``emulated_devices.plug_emulated``). Raises NodeError."""
+        with self.hold(key, deadline, f"plug {device.name}"):
+            record, _ = self.running(key)
+            with self.line(record) as monitor, self._told_by(key):
+                return emulated_devices.plug_emulated(
+                    monitor,
+                    key,
+                    device,
+                    self.config,
+                    deadline,
+                    namespace=record.spec.namespace,
+                    owner=record.spec.owner,
+                    is_starting=orphans.never_ran(self, record, deadline),
+                )
+
+    def unplug(self, key: str, name: str, deadline: Deadline) -> bool:
+        """Take it out again, as ``emulated_devices.unplug``; False where there is no such device. Raises NodeError."""
+        with self.hold(key, deadline, f"unplug {name}"):
+            record, _ = self.running(key)
+            with self.line(record) as monitor:
+                return emulated_devices.unplug_emulated(monitor, key, name, deadline)
+
+    # Within.
+
+    def _hosts_of(self, key: str, ids: Sequence[str]) -> dict[str, str]:
+        """What of the host functions of claims' devices are, by their ids in QEMU."""
+        plugs = {name: self.records.record(PLUGS, f"{key}/{name.rpartition('.f')[0]}") or {} for name in ids}
+        return {name: host_device_of(plug.get("value") or {}) or name for name, plug in plugs.items()}
+
+    def _put_asked(self, before: MachineRecord, record: MachineRecord, deadline: Deadline) -> None:
+        """Note what is asked of one that runs, where there is room for that."""
+        if self._room is None:
+            self.put(record)
+            return
+        with self._among_all(user_ids.LOCK, deadline, f"scale {record.spec.key}"):
+            self._room.check_more(before, record)
+            self.put(record)
+
+    @contextmanager
+    def _told_by(self, key: str) -> Iterator[None]:
+        """Inside, an error about an image in use names the machine that uses it, if that is known."""
+        try:
+            yield
+        except paths.ImageInUse as error:
+            for other, process in self.living():
+                with suppress(NodeError):  # what it has open cannot be told, and the image is in use all the same
+                    if open_nodes(process.pid, [error.path]):
+                        itself = " itself" if other.spec.key == key else ""
+                        error = paths.ImageInUse(error.path, f"machine {other.spec.key}{itself}")
+            raise error from None
+
+    def _come_up(self, record: MachineRecord, deadline: Deadline) -> None:
+        """The rest of starting, once there is a process: may be done again."""
+        spec = record.spec
+        with self.line(record) as monitor:
+            launch.await_monitor(spec, self.config, monitor, deadline.capped(self.config.start_seconds))
+            if monitor.execute("query-uuid", deadline=deadline)["UUID"] != record.run:
+                raise Denied("MachineRuns", f"another run of machine {spec.key} already lives")
+        process = self._lives(record)
+        begins = resources.resources_at_start(record)
+        resources.limit_cpu(spec, self.config, process, begins.cpu_milli or 0, begins.vcpus or 0)
+        self.put(replace(record, applied=begins))
+        self._settling.watch(spec.key, process)
+
+    def _lives(self, record: MachineRecord) -> Process:
+        process = self.process_of(record)
+        if process is None:
+            words = machine_files.last_words(self.config, record.spec.id)
+            raise Failed("MachineDidNotStart", f"machine {record.spec.key} ended as soon as it was started: {words}")
+        return process
+
+    def _end(self, record: MachineRecord, process: Process, seconds: float, force: bool, deadline: Deadline) -> None:
+        with self.line(record) as monitor:
+            if not launch.power_down(monitor, process, seconds, deadline) and not force:
+                why = f"the guest did not power down within {seconds:.0f} s; when it does, it stays stopped;"
+                if not seconds:
+                    why = "the guest was not asked to power down, because no time was left;"
+                raise Denied("GuestRefused", f"machine {record.spec.key}: {why} --force ends it now", retryable=True)
+            how = launch.end(monitor, record.spec.key, process)
+        LOG.info("machine %s: %s", record.spec.key, how)
+
+    def _take_back(self, record: MachineRecord, error: NodeError) -> None:
+        """After a start that failed: end what there is of it and keep why."""
+        try:
+            process = machine_files.process_of(record.spec.id, self.config)
+            if process is not None:
+                with self.line(record) as monitor:
+                    launch.end(monitor, record.spec.key, process)
+        except NodeError as more:
+            raise Failed(error.code, f"{error.message}. Ending it failed too: {more}") from error
+        self.put(record.become("failed", error.code, error.message))
+        self._settling.gone(record)
+
+
+def _refused_by_host(key: str, error: OSError) -> Failed:
+    """A full disk, a folder that is not writable, a file that went away between two looks."""
+    return Failed("MachineDidNotStart", f"machine {key} did not start: {error}")

@@ -1,0 +1,221 @@
+"""Whether this host, or its QEMU, can ever have a machine so large: told before it is started where it can be.
+
+What is refused before a machine begins: what it could never have, and to be another one than runs.
+
+Checks before a machine starts: whether KVM works (a real boot proves it), the host is large enough and devices fit.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Literal
+
+from devalloc.api.virtual_machine import VirtualMachine
+from devalloc.inventory.capacity.cpus import parse_cpu_list
+from devalloc_node.errors import Denied
+from devalloc_node.machine import die_with_parent
+from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.spec import MIB, MachineSpec
+from devalloc_node.machine.view import MachineView
+from devalloc_node.model.prepared import Prepared
+
+
+def check_slots(machine: VirtualMachine, claims: Sequence[Prepared]) -> None:
+    """Raises Denied (``TooFewPciSlots``) where a machine that is to be started can never have all devices: it is not to
+    be started for that, and ended again."""
+    needed = sum(not device.admin for claim in claims for device in claim.devices)
+    there = machine.spec.slots
+    if machine.spec.adopt is None and needed > there:
+        raise Denied(
+            "TooFewPciSlots",
+            f"the claims of machine {'/'.join(machine.key)} have {needed} devices, but it has {there} PCI slots: "
+            f"each device needs one; set pciSlots to {needed} or more",
+        )
+
+
+def refuse_other_spec(there: MachineView, requested: MachineSpec) -> None:
+    """Raises Denied (``MachineExists``) where a machine that runs was started as something else than is asked for: only
+    its claims, and with them its slots, come and go while it runs."""
+    if there.started is None:
+        return
+    then, now = (replace(spec, claims=(), pci_slots=0) for spec in (there.started, requested))
+    other = [
+        field.name.replace("_", " ") for field in fields(then) if getattr(then, field.name) != getattr(now, field.name)
+    ]
+    if other:
+        raise Denied(
+            "MachineExists",
+            f"machine {there.key} already runs with another {', '.join(other)}; scale it, or delete it first",
+        )
+
+
+LOG = logging.getLogger(__name__)
+BOOT_SECONDS = 10.0
+"""KVM counts in a tenth of a second. A kernel that only emulates (kvm_pvm does) would take minutes."""
+_NO_SECONDS = 3600.0
+"""How long it counts that no guest booted."""
+_BYE = (0x10 << 1) | 1
+"""The exit status of QEMU when the boot sector wrote 0x10 to the port of isa-debug-exit."""
+_BOOT_SECTOR = bytes.fromhex(
+    # From real mode through paging into long mode, as a kernel goes; there it counts 2**26 down and says goodbye.
+    "fafc31c08ed88ec08ed0bc007cbf00106631c0b9000c66f3abc70600100320c70600200330c7060030830066b8001000000f22d80f20e0"
+    "6683c8200f22e066b9800000c00f32660d000100000f300f0116887c0f20c0660d010000800f22c0ea647c0800b900000004ffc975fcb0"
+    "10e6f4f4ebfd0f1f4000000000000000000000000000009a20000f00787c"
+)
+_DISK_BYTES = 1 << 20
+
+
+def choose_accelerator(config: MachineConfig, kvm: Path = Path("/dev/kvm")) -> Literal["kvm", "tcg"]:
+    """How machines of this host are run. With ``auto`` the verdict is kept until the host or QEMU changes.
+
+    Raises Denied (``KvmUnusable``) where KVM is demanded and does not boot a guest.
+    """
+    if config.accel == "tcg":
+        return "tcg"
+    works = os.access(kvm, os.R_OK | os.W_OK) and _cached_verdict(config)
+    if config.accel == "kvm" and not works:
+        raise Denied("KvmUnusable", f"KVM is required, but no guest booted with {kvm} within {BOOT_SECONDS:.0f} s")
+    return "kvm" if works else "tcg"
+
+
+def can_boot(binary: str, accel: str, seconds: float = BOOT_SECONDS) -> bool:
+    """Whether a guest of 512 bytes gets into long mode, counts to 67 million and ends, all within ``seconds``."""
+    # Nothing of it may be left by a plugin that is killed meanwhile: the disk has no name, and the guest is tied to us.
+    disk = os.memfd_create("devalloc-boot")
+    try:
+        os.write(disk, _BOOT_SECTOR.ljust(510, b"\0") + b"\x55\xaa")
+        os.truncate(disk, _DISK_BYTES)
+        words = [sys.executable, "-I", str(Path(die_with_parent.__file__).resolve()), str(os.getpid())]
+        words += [binary, "-accel", accel, "-cpu", "host" if accel == "kvm" else "max", "-machine", "q35", "-m", "16M"]
+        words += ["-display", "none", "-nodefaults", "-no-user-config", "-no-reboot"]
+        words += ["-device", "isa-debug-exit,iobase=0xf4,iosize=0x04"]
+        words += ["-drive", f"file=/proc/self/fd/{disk},format=raw,if=ide"]
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False, pass_fds=(disk,)
+        )
+    except (subprocess.TimeoutExpired, OSError) as error:
+        LOG.info("no guest boots with %s: %s", accel, error)
+        return False
+    finally:
+        os.close(disk)
+    if done.returncode != _BYE:
+        LOG.info("no guest boots with %s: %s", accel, done.stderr.decode(errors="replace")[-300:].strip())
+    return done.returncode == _BYE
+
+
+def _cached_verdict(config: MachineConfig) -> bool:
+    """The verdict of an earlier test of the same boot, kernel and QEMU, or a new test.
+
+    A no does not count for ever: a host that is busy while it comes up may be too slow once.
+    """
+    file = config.state / "kvm.json"
+    host = _host(config.binary)
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        cached = json.loads(file.read_text())
+        age = time.time() - file.stat().st_mtime
+        if cached["host"] == host and (cached["boots"] or 0 <= age < _NO_SECONDS):
+            return bool(cached["boots"])
+    verdict = can_boot(config.binary, "kvm")
+    if not verdict and shutil.which(config.binary) is None:
+        LOG.warning("%s not found on this host: machines cannot start until QEMU is installed", config.binary)
+    elif not verdict:
+        LOG.warning("no guest booted with /dev/kvm within %.0f s: machines are emulated and slow", BOOT_SECONDS)
+    with suppress(OSError):
+        config.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file.write_text(json.dumps({"host": host, "boots": verdict}))
+    return verdict
+
+
+def _host(binary: str) -> list[object]:
+    path = shutil.which(binary) or binary
+    facts: list[object] = [os.uname().release, path]
+    with suppress(OSError):
+        facts += [os.stat(path).st_mtime_ns, os.stat(path).st_size]
+    with suppress(OSError):
+        facts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+    return facts
+
+
+NODES = Path("/sys/devices/system/node")
+EMULATED_BITS = 40
+"""Bits of an address of memory in an emulated CPU (QEMU's TCG)."""
+_PHYSICAL = re.compile(r"^address sizes\s*: (\d+) bits physical", re.MULTILINE)
+_AMOUNT = re.compile(r"^(?:MemTotal|SwapTotal):\s*(\d+) kB$", re.MULTILINE)
+_PERMANENT_FAILURES = ("Invalid SMP CPUs", "phys-bits too low", "maximum memory size")
+"""What QEMU says of a machine that it will never have, whenever it is asked."""
+
+
+def check_host_limits(
+    spec: MachineSpec,
+    accel: Literal["kvm", "tcg"],
+    proc: Path = Path("/proc"),
+    nodes: Path = NODES,
+) -> None:
+    """Raises Denied: ``MachineTooLarge``, ``NumaNodeMissing``. What cannot be read bounds nothing: QEMU says it then,
+    though later."""
+    if spec.numa_node is not None and not (nodes / f"node{spec.numa_node}").is_dir():
+        raise Denied(
+            "NumaNodeMissing",
+            f"machine {spec.key} requires NUMA node {spec.numa_node}, which does not exist on this host; choose "
+            "another start.numaNode",
+        )
+    if (whole := _bytes_of_host(proc)) is not None and spec.memory.least > whole:
+        raise Denied(
+            "MachineTooLarge",
+            f"machine {spec.key} requires at least {spec.memory.least // MIB}Mi of memory, but this host has "
+            f"{whole // MIB}Mi including swap; lower memory.min",
+        )
+    bits = address_bits(accel, proc)
+    # QEMU would take half a minute for the tables of so much memory before it looks whether it can be addressed.
+    if bits is not None and spec.memory.most >= 1 << bits:
+        raise Denied(
+            "MachineTooLarge",
+            f"machine {spec.key} requires addresses for {spec.memory.most // MIB}Mi of memory, but its CPUs (with "
+            f"{accel}) address less than {(1 << bits) // MIB}Mi; lower memory.max",
+        )
+
+
+def cpus_of(numa_node: int | None) -> tuple[int, ...]:
+    """CPUs of a NUMA node that machines may run on; none where they may run on any, or nothing tells which they are."""
+    if numa_node is None:
+        return ()
+    try:
+        cpus = parse_cpu_list((NODES / f"node{numa_node}" / "cpulist").read_text())
+    except OSError:
+        cpus = None
+    return tuple(sorted((cpus or frozenset()) & os.sched_getaffinity(0)))
+
+
+def is_permanent_failure(words: str) -> bool:
+    """Whether QEMU, by its last words, will never have such a machine."""
+    return any(each in words for each in _PERMANENT_FAILURES)
+
+
+def _bytes_of_host(proc: Path) -> int | None:
+    try:
+        sizes = _AMOUNT.findall((proc / "meminfo").read_text())
+    except OSError:
+        return None
+    return sum(map(int, sizes)) * 1024 if sizes else None
+
+
+def address_bits(accel: Literal["kvm", "tcg"], proc: Path = Path("/proc")) -> int | None:
+    """Bits of a physical address of the machine's CPUs; None where the host does not tell."""
+    if accel == "tcg":
+        return EMULATED_BITS
+    try:
+        match = _PHYSICAL.search((proc / "cpuinfo").read_text())
+    except OSError:
+        return None
+    return None if match is None else int(match[1])

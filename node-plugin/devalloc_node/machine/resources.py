@@ -1,0 +1,219 @@
+"""CPU and memory of one machine: requested amounts, current amounts, and how to get from one to the other."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from dataclasses import asdict, replace
+
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed
+from devalloc_node.machine import confinement, launch, memory, vcpu
+from devalloc_node.machine.command_line import BLOCK
+from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.process import Process
+from devalloc_node.machine.qmp import Monitor
+from devalloc_node.machine.records import MachineRecord
+from devalloc_node.machine.spec import CPU, MachineSpec, cpus_text, memory_text, whole_cpus
+from devalloc_node.machine.view import UNKNOWN_AMOUNTS, MachineAmounts
+
+_ANSWER_SECONDS = 5.0
+"""For one question after the deadline."""
+
+
+def requested_in_spec(spec: MachineSpec) -> MachineAmounts:
+    """What the spec asks for."""
+    return MachineAmounts(spec.cpus.use, whole_cpus(spec.cpus.use), spec.memory.use)
+
+
+def wanted_while_running(record: MachineRecord) -> MachineAmounts:
+    """What is wanted of it while it runs: what was asked last, or what it was told when nobody asked."""
+    applied = record.applied if record.applied != UNKNOWN_AMOUNTS else requested_in_spec(record.spec)
+    requested = {name: amount for name, amount in asdict(record.requested).items() if amount is not None}
+    return replace(applied, **requested)
+
+
+def resources_at_start(record: MachineRecord) -> MachineAmounts:
+    """What it is started with: what was asked of it before it ended, as far as it may have that; else what its spec
+    asks for. ``cpu_milli`` is None where its CPU time is not to be bounded."""
+    spec, requested = record.spec, record.requested
+    vcpus, milli, memory_bytes = whole_cpus(spec.cpus.use), spec.cpus.use, spec.memory.use
+    if requested.vcpus is not None:
+        vcpus = _clamped(requested.vcpus, whole_cpus(spec.cpus.least), whole_cpus(spec.cpus.most))
+        milli = milli if milli % CPU else vcpus * CPU  # a part of a CPU is a bound of its own
+    if requested.cpu_milli is not None:
+        milli = requested.cpu_milli and _clamped(requested.cpu_milli, spec.cpus.least, whole_cpus(spec.cpus.most) * CPU)
+    if requested.memory_bytes is not None:
+        unit = spec.dimm_bytes or BLOCK  # it is given as a scaled one is: in whole units
+        more = -(-(_clamped(requested.memory_bytes, spec.memory.least, spec.memory.most) - spec.memory.least) // unit)
+        memory_bytes = spec.memory.least + more * unit
+    return MachineAmounts(milli or None, vcpus, memory_bytes)
+
+
+def spec_started_with(spec: MachineSpec, now: MachineAmounts) -> MachineSpec:
+    """The spec of a QEMU that has these vCPUs and this memory from its start."""
+    cpus = replace(spec.cpus, use=min((now.vcpus or 0) * CPU, spec.cpus.most))
+    return replace(spec, cpus=cpus, memory=replace(spec.memory, use=now.memory_bytes or 0))
+
+
+def observe_resources(
+    record: MachineRecord, config: MachineConfig, monitor: Monitor, process: Process | None, deadline: Deadline
+) -> MachineAmounts:
+    """What QEMU has, and the kernel gives it."""
+    vcpus = vcpu.count(monitor, deadline)
+    share = None if process is None else cpu_limit_of(record.spec, config, process)
+    milli = vcpus * CPU if share is None else min(share, vcpus * CPU)
+    return MachineAmounts(milli, vcpus, memory.observe_memory(monitor, deadline).total)
+
+
+def pending_memory_bytes(
+    record: MachineRecord, monitor: Monitor, seen: MachineAmounts, deadline: Deadline
+) -> int | None:
+    """Bytes of memory that QEMU was told to have, by its own word, where that is not settled: a plugin that ended in
+    the middle of a change could not note what it told, and the guest goes on with it. None: as it is noted."""
+    requested, applied = record.requested.memory_bytes, record.applied.memory_bytes
+    if requested is None or requested == applied == seen.memory_bytes:
+        return None
+    return memory.requested_total(monitor, deadline)
+
+
+def with_request(record: MachineRecord, monitor: Monitor, what: str, amount: int, deadline: Deadline) -> MachineRecord:
+    """What is to be noted before ``apply_change``: what is asked, and what that does to its QEMU.
+
+    Raises Denied (``OutOfBounds``, ``CpusEmulated``, ``AmountUnknown``): then it is not to be applied. Unknown.
+    """
+    spec, before = record.spec, record.requested
+    if what == "vcpus":
+        _within(spec, amount, whole_cpus(spec.cpus.least), whole_cpus(spec.cpus.most), str, " vCPUs")
+        left = vcpu.has_lost_vcpu(monitor, spec.key, amount, record.cpus_left, deadline)
+        return replace(record, requested=replace(before, vcpus=amount), cpus_left=left)
+    if what == "cpu":
+        if amount:
+            _within(spec, amount, spec.cpus.least, whole_cpus(spec.cpus.most) * CPU, cpus_text, " CPUs")
+        return replace(record, requested=replace(before, cpu_milli=amount))
+    if what == "memory":
+        _within(spec, amount, spec.memory.least, spec.memory.most, memory_text, " of memory")
+        return replace(record, requested=replace(before, memory_bytes=amount))
+    raise Denied("AmountUnknown", f"a machine has vcpus, cpu and memory, but no {what!r}")
+
+
+def apply_change(
+    record: MachineRecord,
+    config: MachineConfig,
+    monitor: Monitor,
+    process: Process,
+    what: str,
+    amount: int,
+    deadline: Deadline,
+) -> MachineAmounts:
+    """Change one amount that was noted before; what QEMU was told in sum. Raises Denied (``GuestRefused`` …)."""
+    spec, applied = record.spec, record.applied
+    if what == "vcpus":
+        bounded = cpu_limit_of(spec, config, process) is not None or (applied.cpu_milli or 0) % CPU
+        if record.cpus_left:
+            vcpu.mark_unplugged(monitor, deadline)
+        there = vcpu.scale(monitor, spec.key, amount, deadline)
+        return replace(applied, vcpus=there, cpu_milli=applied.cpu_milli if bounded else there * CPU)
+    if what == "cpu":
+        limit_cpu(spec, config, process, amount, vcpu.count(monitor, deadline))
+        return replace(applied, cpu_milli=amount or None)
+    numa = spec.numa_node
+    total = memory.scale(monitor, spec.key, amount, deadline, dimm_bytes=spec.dimm_bytes, numa_node=numa)
+    return replace(applied, memory_bytes=total)
+
+
+def amounts_reached(record: MachineRecord, monitor: Monitor, what: str) -> MachineAmounts:
+    """What QEMU was told in sum where it went no further with one amount. Raises NodeError."""
+    applied, due = record.applied, Deadline.after(_ANSWER_SECONDS)
+    if what == "cpu":
+        return applied
+    if what == "vcpus":
+        return replace(applied, vcpus=vcpu.count(monitor, due))
+    return replace(applied, memory_bytes=memory.observe_memory(monitor, due).total)
+
+
+def cpu_limit_of(spec: MachineSpec, config: MachineConfig, process: Process) -> int | None:
+    """Thousandths of a CPU that its cgroup bounds it to; None where nothing but its vCPUs does."""
+    group = _group(spec, config, process)
+    return None if group is None else confinement.limit_of(group)
+
+
+def limit_cpu(spec: MachineSpec, config: MachineConfig, process: Process, thousandths: int, vcpus: int) -> None:
+    """Bound its CPU time (0: no bound), read back. Its vCPUs themselves bound it to as many CPUs as there are.
+
+    Raises Denied (``CgroupShared``) for an adopted machine that is not alone in its cgroup; Failed.
+    """
+    wanted = thousandths if thousandths % CPU or 0 < thousandths < vcpus * CPU else None
+    group = _group(spec, config, process)
+    if group is None:
+        if wanted is None:
+            return
+        raise Denied(
+            "CgroupShared",
+            f"machine {spec.key} (process {process.pid}) has no cgroup of its own, so its CPU time cannot be limited "
+            f"to {cpus_text(thousandths)} CPUs; change its number of vCPUs",
+        )
+    if spec.adopt is None and launch.uses_systemd(config):
+        _tell_systemd(spec, config, wanted)
+    confinement.limit(group, wanted)
+
+
+def _group(spec: MachineSpec, config: MachineConfig, process: Process) -> confinement.CpuGroup | None:
+    """The cgroup that holds this machine and nothing else."""
+    group = confinement.group_of(config.cgroups, process.pid)
+    if group is None:
+        return None
+    if spec.adopt is None:
+        # Where it could not be given one, it is in the plugin's own, which is not to be slowed down.
+        return group if group.folder.name in (config.group(spec.id), config.unit(spec.id)) else None
+    try:
+        return group if group.procs.read_text().split() == [str(process.pid)] else None
+    except OSError:
+        return None
+
+
+def _tell_systemd(spec: MachineSpec, config: MachineConfig, thousandths: int | None) -> None:
+    """It would set the kernel's value back to its own with the next reload."""
+    quota = "" if thousandths is None else f"{max(1, thousandths // 10)}%"
+    words = ["systemctl", "set-property", "--runtime", config.unit(spec.id), f"CPUQuota={quota}"]
+    try:
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Failed("CgroupUnavailable", f"cannot tell systemd the CPU limit of machine {spec.key}: {error}") from None
+    if done.returncode:
+        words_of = done.stderr.decode(errors="replace").strip()
+        raise Failed("CgroupUnavailable", f"systemd refuses the CPU limit of machine {spec.key}: {words_of}")
+
+
+def _within(
+    spec: MachineSpec, amount: int, least: int, most: int, text: Callable[[int], str], of: str, *, adopted: str = ""
+) -> None:
+    """``adopted``: the socket of a machine that is to be adopted and has that amount."""
+    if least <= amount <= most:
+        return
+    bounds = f"{text(least)} to {text(most)}{of}"
+    if adopted:
+        raise Denied(
+            "OutOfBounds",
+            f"the QEMU at {adopted} has {text(amount)}{of}, but the bounds of machine {spec.key} are {bounds}; give "
+            "bounds that contain what it has",
+        )
+    raise Denied(
+        "OutOfBounds",
+        f"machine {spec.key} was started with the bounds {bounds} and cannot have {text(amount)}; stop and start it "
+        "to change its bounds",
+    )
+
+
+def _clamped(amount: int, least: int, most: int) -> int:
+    return min(max(amount, least), most)
+
+
+def check_adopted(spec: MachineSpec, now: MachineAmounts) -> None:
+    """Raises Denied (``OutOfBounds``) where a machine that is to be adopted has other amounts than it may have."""
+    where = str(spec.adopt)
+    if now.vcpus is not None:
+        least, most = whole_cpus(spec.cpus.least), whole_cpus(spec.cpus.most)
+        _within(spec, now.vcpus, least, most, str, " vCPUs", adopted=where)
+    if now.memory_bytes is not None:
+        _within(spec, now.memory_bytes, spec.memory.least, spec.memory.most, memory_text, " of memory", adopted=where)

@@ -1,0 +1,73 @@
+"""Unix users that machines run as: one per machine if the plugin is root (T12)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from devalloc_node.errors import Denied
+from devalloc_node.machine import adoption, machine_files
+from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.records import MACHINES, MachineRecord, MachineRecords
+from devalloc_node.machine.spec import machine_id
+
+PODS = range(65536, 65536 * 111)
+"""Of pods with a user namespace: 65536 for each of 110, as the kubelet has them by default."""
+LOCK = "users"
+"""The lock under which they are given; those of machines end in a digest."""
+
+
+def owners_among(
+    users: range,
+    passwd: Path = Path("/etc/passwd"),
+    subuid: Path = Path("/etc/subuid"),
+) -> list[str]:
+    """Who else has some of these user ids, for people: users of the host, of directories as far as they are listed
+    here, and of containers, which the kubelet gives out from 65536 on where nobody says otherwise."""
+    conflicts = []
+    if users.start < PODS.stop and PODS.start < users.stop:
+        conflicts.append(f"the kubelet gives {PODS[0]}-{PODS[-1]} to pods")
+    for name, number, _ in _lines(passwd, 2):
+        if number in users:
+            conflicts.append(f"{number} is user {name} in {passwd}")
+    for name, first, count in _lines(subuid, 1):
+        if users.start < first + count and first < users.stop:
+            conflicts.append(f"{first}-{first + count - 1} belong to containers of {name} in {subuid}")
+    return conflicts
+
+
+def _lines(file: Path, column: int) -> Iterator[tuple[str, int, int]]:
+    """The name of each line, the number in a column, and the one after it or 0."""
+    with suppress(OSError):  # there is none, or it says nothing
+        for line in file.read_text(errors="replace").splitlines():
+            parts = [*line.split(":"), "", "", ""]
+            if parts[column].isdecimal():
+                after = parts[column + 1]
+                yield parts[0], int(parts[column]), int(after) if after.isdecimal() else 0
+
+
+def free_user(key: str, config: MachineConfig, records: MachineRecords) -> int | None:
+    """A user id that no other machine has; the same for the same machine, whose files are that user's. None: the
+    plugin's own. It is given when it is written down: until then hold LOCK. Raises Denied (``NoFreeUser``)."""
+    if config.users is None or adoption.own_user() != 0:
+        return None
+    taken: set[object] = set()
+    for other_id in machine_files.machine_ids(config) - {machine_id(key)}:  # also those that the journal has lost
+        with suppress(OSError):
+            taken.add(os.lstat(config.folder(other_id)).st_uid)
+    for other, content in records.records(MACHINES).items():
+        taken.add(content.get("user"))
+        if other == key and content.get("user") in config.users:
+            return int(content["user"])
+    for user in config.users:
+        if user not in taken:
+            return user
+    raise Denied("NoFreeUser", f"all {len(config.users)} user ids for machines are in use", retryable=True)
+
+
+def listener_uid(record: MachineRecord) -> int:
+    """Whose process listens on the machine's socket. Where that is a user of its own no other will do, for it can put
+    a link there, that leads to another QEMU of ours."""
+    return adoption.own_user() if record.user is None else record.user

@@ -1,0 +1,1 @@
+"""Value types that all rooms share: grants, prepared claims, steps, names."""

@@ -1,0 +1,87 @@
+"""Steps: reversible changes of the host, one property at a time.
+
+A binding *yields* steps; the engine writes each to the journal (intent), performs it, notes that it is done, and only
+then lets the binding go on. Undoing a claim is its steps backwards, each ``apply(before)``. So no binding has an undo
+of its own, and what was there before (the original driver, the VF count) is in the journal before it is touched.
+
+What undoing knows of the kinds of steps:
+
+* A step that cannot be undone keeps its record, and the steps of that device before it are not touched: nothing is
+  unbound under a machine that would not let go. It is tried again later.
+* NodeError with code ``DeviceGone`` from undoing means that there is nothing left to put back: it counts as undone.
+* A ``reset`` step (between owners, T7) does nothing when it is done and resets when it is undone. Where that fails
+  (code ``ResetFailed``) the claim is rid of the device, which is withheld with the reason and stays as it is, with the
+  driver it has, until undoing the step succeeds; then the rest is undone. The same holds for a ``vf-settings`` step
+  (Failed): some drivers set no rate while there is no link.
+* A ``ContestedKind`` says where somebody else has changed the property meanwhile: that is theirs, so it stays
+  as it is and counts as undone.
+* ``file`` steps outlive a reboot; all others are undone by it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from devalloc_node.deadline import Deadline
+
+ATTACHMENT = "attachment"
+"""Kind of the step by which a device of a claim is in a machine."""
+Value = Any
+"""A JSON value: None, bool, int, str, list or dict."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Make one property of the host ``after``, where it is ``before`` now."""
+
+    kind: str
+    """A key of the table of step kinds: ``driver``, ``vf-count``, ``vf-settings``, ``mdev``, ``vgpu``, ``file`` …"""
+    target: str
+    """What the property belongs to: a PCI address, a UUID, a path below an allowed folder."""
+    before: Value
+    after: Value
+    shared: str | None = None
+    """None: the step is the claim's own. Else the name of what several claims share (``pf/0000:41:00.0``): done once
+    for the first of them, undone after the last. A binding yields it for every claim; who comes second finds it done
+    (``before`` equals ``after``) and joins. Its true ``before`` is what the kind reads under the lock of the name."""
+    more: bool = field(default=False, compare=False)
+    """The next step is known whatever comes of this one, so that both are written down at once: one wait for the disk
+    in place of two. A crash may leave either as intended that was never begun; undoing that must change nothing. Of
+    steps that are recorded together, shared ones come first, of one name."""
+    noted: bool = field(default=False, compare=False)
+    """It is so already, and only undoing it changes anything: so it is not performed, and written down with whatever is
+    written next, at the latest when the claim is prepared. Until then nobody has the device. Never of a shared step."""
+
+
+class StepKind(Protocol):
+    """How one kind of property is read and set. Stateless; safe for threads."""
+
+    def read(self, target: str) -> Value:
+        """What it is now. Raises Failed where it cannot be told."""
+
+    def apply(self, target: str, value: Value, deadline: Deadline) -> None:
+        """Make it so from *whatever* it is now (a crash may have left it half-way), and read back that it is.
+
+        Nothing is written where it is so already. Raises NodeError; Unknown when it did not end before the deadline.
+        """
+
+
+@runtime_checkable
+class ContestedKind(StepKind, Protocol):
+    """A kind of property that admins and other programs set as well, while a claim relies on it."""
+
+    def taken_over(self, step: Step, *, finished: bool) -> str | None:
+        """What somebody else made of it, in words; None where it is as the step found or left it, or half-way between.
+
+        ``finished``: the step is known to have been done, so that half-way is no excuse. Raises NodeError.
+        """
+
+
+@runtime_checkable
+class ForcibleKind(StepKind, Protocol):
+    """A kind whose steps can be undone against somebody's will (T14)."""
+
+    def force(self, target: str, value: Value, deadline: Deadline) -> None:
+        """As ``apply``, whatever it takes: a machine that does not let go of a device is ended."""

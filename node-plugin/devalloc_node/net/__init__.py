@@ -1,0 +1,1 @@
+"""HTTP, WebSockets and accepting connections, for peers that are not trusted."""

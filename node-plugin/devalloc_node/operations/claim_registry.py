@@ -1,0 +1,169 @@
+"""The claims that this node holds something for, and which of their devices are in which machines.
+
+That is known from the journal alone: an attachment is a step of its claim, written down before the device is plugged
+in. So unpreparing a claim takes its devices out first, and a crash leaves nothing that the next call or the next start
+does not see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+
+from devalloc_node.claims.journal_content import prepared_of
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed, NodeError
+from devalloc_node.host.lock_folder import lock_purpose
+from devalloc_node.journal import ClaimRecord, ClaimState, StepRecord
+from devalloc_node.machine.view import PluggedDevice
+from devalloc_node.model.grant import ClaimRef
+from devalloc_node.model.prepared import Prepared
+from devalloc_node.model.step import ATTACHMENT, Step
+from devalloc_node.operations.protocols import AttachmentControl, ClaimEngine
+
+UNDO_SECONDS = 10.0
+"""What undoing gets when something failed, also where that used up all of the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldClaim:
+    """A claim that this node holds something for."""
+
+    record: ClaimRecord
+    steps: tuple[StepRecord, ...]
+    plugs: tuple[PluggedDevice, ...]
+
+    @property
+    def prepared(self) -> Prepared | None:
+        """What it is to its user, as long as it is prepared."""
+        if self.record.state is not ClaimState.PREPARED or self.record.prepared is None:
+            return None
+        return prepared_of(self.record.ref, self.record.prepared)
+
+
+class ClaimRegistry:
+    """A claim is in a machine whole or not at all. Safe for threads."""
+
+    def __init__(
+        self,
+        engine: ClaimEngine,
+        attachments: AttachmentControl,
+        *,
+        uid_of: Callable[[str, str], str | None],
+        exclusive: Callable[[str, Deadline, str], AbstractContextManager[None]],
+        plan: Callable[[ClaimRef, Deadline], Sequence[Step]],
+    ) -> None:
+        """``uid_of``: of the claim that has a namespace and name now, None where there is none (raises Failed).
+        ``exclusive``: a lock between threads and processes, by name, and what it is held for. ``plan``: what preparing
+        a claim would do.
+        """
+        self.engine = engine
+        self.journal = engine.journal
+        self.exclusive = exclusive
+        self.plan = plan
+        self._attachments = attachments
+        self._uid_of = uid_of
+
+    def held(self, uid: str | None = None) -> list[HeldClaim]:
+        """What this node holds, of all claims or of one. Raises Failed."""
+        records = self.journal.claims() if uid is None else [record for record in [self.journal.claim(uid)] if record]
+        return [self._held(record) for record in records]
+
+    def plugs(self, key: str) -> list[PluggedDevice]:
+        """The devices of claims in a machine."""
+        owners = self.journal.owners(ATTACHMENT, f"{key}/")
+        return [plug for uid in owners for held in self.held(uid) for plug in held.plugs if plug.machine == key]
+
+    def plugs_of(self, ref: ClaimRef) -> list[PluggedDevice]:
+        """The devices of a claim in machines."""
+        return [plug for held in self.held(ref.uid) for plug in held.plugs]
+
+    def named(self, ref: ClaimRef, *, prepared: bool) -> ClaimRef:
+        """The claim with its UID. Without one: the claim that has the name, ``prepared`` ones before all others.
+
+        Raises Denied ``ClaimNotFound``, ``ClaimAmbiguous``.
+        """
+        if ref.uid:
+            return ref
+        here = [r.ref for r in self.journal.claims() if (r.ref.namespace, r.ref.name) == (ref.namespace, ref.name)]
+        if prepared and len(here) == 1:
+            return here[0]
+        if prepared and here:
+            uids = ", ".join(one.uid for one in here)
+            raise Denied("ClaimAmbiguous", f"several prepared claims have had the name {ref}; give the uid: {uids}")
+        uid = self._uid_of(ref.namespace, ref.name)
+        if uid is None:
+            raise Denied("ClaimNotFound", f"claim {ref} not found")
+        return ClaimRef(ref.namespace, ref.name, uid)
+
+    def is_in(self, ref: ClaimRef, key: str) -> bool:
+        """Whether all devices of a claim are in a machine that runs, as QEMU shows it. Raises NodeError.
+
+        A step that was begun only may never have been taken, and a guest can let go of a device unasked.
+        """
+        for held in self.held(ref.uid):
+            done = {step.device for step in held.steps if step.step.kind == ATTACHMENT and step.state == "done"}
+            plugs = [plug for plug in held.plugs if plug.machine == key and plug.device in done]
+            names = {device.name for device in held.prepared.devices} if held.prepared is not None else {""}
+            return {plug.device for plug in plugs} >= names and all(map(self._attachments.is_in, plugs))
+        return False
+
+    def only_in(self, ref: ClaimRef, key: str) -> None:
+        """Raises Denied (``ClaimAttached``) where another machine has any of the claim's devices."""
+        elsewhere = {plug.machine for plug in self.plugs_of(ref)} - {key}
+        if elsewhere:
+            raise Denied(
+                "ClaimAttached", f"claim {ref} is in machine {', '.join(sorted(elsewhere))}; detach it there first"
+            )
+
+    def plug(self, prepared: Prepared, key: str, due: Deadline, caller: str) -> None:
+        """Put all devices of a claim into a machine, or none. Raises NodeError."""
+        ref = prepared.ref
+        with self.exclusive(f"attaching/{ref.uid}", due, lock_purpose(f"attach claim {ref} to machine {key}", caller)):
+            self.only_in(ref, key)
+            plugs = self.plugs_of(ref)
+            before = {plug.step.target for plug in plugs}
+            steps = self._attachments.attachments(key, prepared, due)
+            try:
+                for plug in plugs:
+                    if not self._attachments.is_in(plug):  # the guest let it go unasked, or late
+                        self.detach([plug], due, False, caller)
+                for device, step in steps:
+                    self.engine.add(ref, step, due, device=device, caller=caller)
+            except NodeError as error:
+                problems = self._taken_out(ref, [step for _, step in steps if step.target not in before], caller)
+                if not problems:
+                    raise
+                raise Failed(
+                    error.code,
+                    f"{error.message}. Unplugging the earlier devices failed too; the next attach, detach or "
+                    f"unprepare does it: {'; '.join(problems)}",
+                ) from error
+
+    def detach(self, plugs: Iterable[PluggedDevice], due: Deadline, force: bool, caller: str) -> None:
+        """Take devices out, the last first. Raises NodeError."""
+        for plug in reversed(list(plugs)):
+            self.engine.remove(plug.ref, ATTACHMENT, plug.step.target, due, force=force, caller=caller)
+
+    def _taken_out(self, ref: ClaimRef, steps: Sequence[Step], caller: str) -> list[str]:
+        """Undo attachments, the last first; what could not be."""
+        due = Deadline.after(UNDO_SECONDS)
+        out = partial(self.engine.remove, ref, ATTACHMENT, deadline=due, caller=caller)
+        problems = [undo_problem(partial(out, step.target)) for step in reversed(steps)]
+        return [problem for problem in problems if problem is not None]
+
+    def _held(self, record: ClaimRecord) -> HeldClaim:
+        steps = tuple(self.journal.steps(record.ref.uid))
+        plugs = tuple(self._attachments.plug(step, record.ref) for step in steps if step.step.kind == ATTACHMENT)
+        return HeldClaim(record, steps, plugs)
+
+
+def undo_problem(undo: Callable[[], object]) -> str | None:
+    """What went wrong with it; None where nothing did."""
+    try:
+        undo()
+    except NodeError as error:
+        return error.message
+    return None

@@ -1,0 +1,238 @@
+"""Reading requests: plain values out, or the field that is wrong and why. Nothing here touches the host.
+
+Fields are called as in manifests and in JSON (``spec.nodeName``): who made the request may have read it from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from devalloc.api.decode import decode
+from devalloc.api.machine_bounds import MAX_CPUS
+from devalloc.api.meta import DEVALLOC
+from devalloc.api.virtual_machine import MAX_CLAIMS, VirtualMachine
+from devalloc_node.machine.spec import MAX_EMULATED_NAME, EmulatedDevice, spec_of
+from devalloc_node.model.grant import ClaimRef
+from devalloc_node.model.names import is_label, is_subdomain, is_uid, shown
+from devalloc_node.pb import node_pb2 as pb
+
+MAX_MEMORY = 1 << 62
+"""Bytes."""
+
+
+class BadField(Exception):
+    """A request that makes no sense: the text begins with the path of the field."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"{path}: {why}")
+        self.path = path
+        self.why = why
+
+
+def claim_ref(message: pb.ClaimRef, path: str = "claim") -> ClaimRef:
+    """Who is meant; the uid may be "". Raises BadField."""
+    uid = message.uid
+    if uid and not is_uid(uid):
+        raise BadField(f"{path}.uid", f"must be letters, digits and dashes, at most 64, not {shown(uid)}")
+    return ClaimRef(_namespace(message.namespace, path), _name(message.name, path), uid)
+
+
+def claim_refs(messages: Iterable[pb.ClaimRef], path: str = "claims") -> tuple[ClaimRef, ...]:
+    """Several, each once. Raises BadField."""
+    refs: dict[tuple[str, str], ClaimRef] = {}
+    for i, message in enumerate(messages):
+        if i >= MAX_CLAIMS:
+            raise BadField(path, f"must be at most {MAX_CLAIMS}")
+        ref = claim_ref(message, f"{path}[{i}]")
+        if (ref.namespace, ref.name) in refs:
+            raise BadField(f"{path}[{i}]", f"is there already: {ref}")
+        refs[ref.namespace, ref.name] = ref
+    return tuple(refs.values())
+
+
+def machine_key(message: pb.MachineRef, path: str = "machine") -> str:
+    """``namespace/name``. Raises BadField."""
+    return f"{_namespace(message.namespace, path)}/{_name(message.name, path)}"
+
+
+def namespace_filter(text: str, path: str = "namespace") -> str:
+    """A namespace, or "" for all. Raises BadField."""
+    if text and not is_label(text):
+        raise BadField(path, f"must be a DNS label in lower case of at most 63 characters, not {shown(text)}")
+    return text
+
+
+def plain_filter(text: str, path: str) -> str:
+    """The name of a pool, or "" for all. Raises BadField."""
+    if len(text) > 253 or not text.isprintable():
+        raise BadField(path, f"must be at most 253 printable characters, not {shown(text)}")
+    return text
+
+
+def _namespace(text: str, path: str) -> str:
+    return namespace_filter(text, f"{path}.namespace") or "default"
+
+
+def _name(text: str, path: str) -> str:
+    if not text:
+        raise BadField(f"{path}.name", "is required")
+    if not is_subdomain(text):
+        raise BadField(f"{path}.name", f"must be a DNS name in lower case of at most 253 characters, not {shown(text)}")
+    return text
+
+
+def machine_to_start(request: pb.CreateMachineRequest, node: str) -> VirtualMachine:
+    """The VirtualMachine that a request asks for. Raises BadField; paths are those of VirtualMachine.spec."""
+    spec = request.spec
+    for name in ("cpu", "memory", "start"):
+        if not spec.HasField(name):
+            raise BadField(f"spec.{name}", "is required")
+    _check_node(spec.node_name, "spec.nodeName", node)
+    content: dict[str, Any] = {
+        "nodeName": node,
+        "cpu": _cpu(spec.cpu),
+        "memory": _memory(spec.memory),
+        "start": _explicit_fields(
+            kernel=spec.start.kernel,
+            initrd=spec.start.initrd,
+            append=spec.start.append,
+            iommu=spec.start.iommu,
+            disks=[_disk(disk) for disk in spec.start.disks],
+        ),
+        **_explicit_fields(
+            nics=[_nic(nic) for nic in spec.nics],
+            restartPolicy=spec.restart_policy,
+        ),
+    }
+    if spec.start.HasField("numa_node"):
+        content["start"]["numaNode"] = spec.start.numa_node
+    if spec.start.pinned:
+        content["start"]["pinned"] = True
+    if spec.start.pci_window_bytes:
+        content["start"]["pciWindow"] = spec.start.pci_window_bytes
+    for name, field in (("pciSlots", "pci_slots"), ("powerdownSeconds", "powerdown_seconds")):
+        if spec.HasField(field):
+            content[name] = getattr(spec, field)
+    return _machine(request.machine, content, claim_refs(request.claims))
+
+
+def machine_to_adopt(request: pb.AdoptMachineRequest, node: str) -> VirtualMachine:
+    """The VirtualMachine that runs already. Raises BadField; paths are those of VirtualMachine.spec."""
+    _check_node(request.node_name, "spec.nodeName", node)
+    for name in ("cpu", "memory"):
+        if not request.HasField(name):
+            raise BadField(f"spec.{name}", "is required: the bounds for scaling")
+    content: dict[str, Any] = {
+        "nodeName": node,
+        "cpu": _cpu(request.cpu),
+        "memory": _memory(request.memory),
+        "adopt": {"qmpSocket": request.qmp_socket},
+    }
+    if request.HasField("powerdown_seconds"):
+        content["powerdownSeconds"] = request.powerdown_seconds
+    return _machine(request.machine, content, claim_refs(request.claims))
+
+
+def _check_node(requested: str, path: str, node: str) -> None:
+    if requested not in ("", node):
+        raise BadField(path, f"is {shown(requested)}, but this node is {node}: send the request to that node")
+
+
+def plain_device(request: pb.PlugDeviceRequest) -> EmulatedDevice:
+    """The disk or network card that is to be plugged in, held to what CreateMachine holds them to. Raises BadField."""
+    name = plain_name(request.name)
+    which = request.WhichOneof("device")
+    if which is None:
+        raise BadField("disk", "is required, or nic: one device to plug in")
+    bounds = {"min": 1, "max": 1}
+    content: dict[str, Any] = {"nodeName": "node", "cpu": bounds, "memory": {"min": "2Mi", "max": "2Mi"}}
+    if which == "disk":
+        where, content["start"] = "spec.start.disks[0]", {"disks": [_disk(request.disk)]}
+    else:
+        if request.nic.backend == "warm":
+            raise BadField("nic.backend", "is warm: only a machine that this plugin starts can use a warm setup")
+        where, content["start"] = "spec.nics[0]", {"kernel": "/none"}
+        content["nics"] = [_nic(request.nic)]
+    try:
+        spec = spec_of(_machine(request.machine, content, ()))
+    except BadField as error:
+        raise BadField(error.path.replace(where, which), error.why) from None
+    return EmulatedDevice(name, spec.disks[0] if which == "disk" else spec.nics[0])
+
+
+def plain_name(text: str, path: str = "name") -> str:
+    """Of a device that no claim stands for. Raises BadField."""
+    if not text:
+        raise BadField(path, "is required")
+    if len(text) > MAX_EMULATED_NAME or not is_label(text):
+        raise BadField(
+            path, f"must be a DNS label in lower case of at most {MAX_EMULATED_NAME} characters, not {shown(text)}"
+        )
+    if text.startswith("claim-"):
+        raise BadField(path, f"is {text}, a name of devices of claims: attach and detach their claim instead")
+    return text
+
+
+def _disk(disk: pb.Disk) -> dict[str, Any]:
+    return _explicit_fields(path=disk.path, format=disk.format, device=disk.device, readOnly=disk.read_only)
+
+
+def _nic(nic: pb.Nic) -> dict[str, Any]:
+    return _explicit_fields(model=nic.model, backend=nic.backend, interface=nic.interface, mac=nic.mac)
+
+
+def _cpu(bounds: pb.CpuBounds) -> dict[str, str]:
+    given = {"min": bounds.min_milli, "use": bounds.use_milli, "max": bounds.max_milli}
+    return {name: f"{amount}m" for name, amount in given.items() if amount or name != "use"}
+
+
+def _memory(bounds: pb.MemoryBounds) -> dict[str, str]:
+    given = {"min": bounds.min_bytes, "use": bounds.use_bytes, "max": bounds.max_bytes}
+    content = {name: str(amount) for name, amount in given.items() if amount or name != "use"}
+    if bounds.slot_size_bytes:
+        content["slotSize"] = str(bounds.slot_size_bytes)
+    return content | _explicit_fields(method=bounds.method)
+
+
+def _explicit_fields(**fields: Any) -> dict[str, Any]:
+    """Without what was not said: the model has its own defaults."""
+    return {name: value for name, value in fields.items() if value not in ("", [], False)}
+
+
+def _machine(ref: pb.MachineRef, spec: Mapping[str, Any], claims: tuple[ClaimRef, ...]) -> VirtualMachine:
+    namespace, _, name = machine_key(ref).partition("/")
+    for i, claim in enumerate(claims):
+        if claim.namespace != namespace:
+            raise BadField(f"claims[{i}].namespace", f"must be the machine's, {namespace}, not {claim.namespace}")
+    manifest = {
+        "apiVersion": DEVALLOC,
+        "kind": "VirtualMachine",
+        "metadata": {"namespace": namespace, "name": name},
+        "spec": {**spec, **_explicit_fields(claims=[claim.name for claim in claims])},
+    }
+    decoded = decode(manifest)
+    if not isinstance(decoded.object, VirtualMachine):
+        problem = next((problem for problem in decoded.problems if problem.is_error), None)
+        raise BadField(
+            *(("spec", "is not a machine") if problem is None else (problem.path or "spec", problem.message))
+        )
+    return decoded.object
+
+
+def requested_scaling(request: pb.ScaleMachineRequest) -> dict[str, int]:
+    """What is to be changed: ``vcpus``, ``cpu`` (thousandths of a core), ``memory`` (bytes). Raises BadField."""
+    wanted = {}
+    for what, name, path, least, most in (
+        ("vcpus", "vcpus", "vcpus", 1, MAX_CPUS),
+        ("cpu", "cpu_milli", "cpuMilli", 0, MAX_CPUS * 1000),
+        ("memory", "memory_bytes", "memoryBytes", 1, MAX_MEMORY),
+    ):
+        if request.HasField(name):
+            amount = getattr(request, name)
+            if not least <= amount <= most:
+                raise BadField(path, f"must be {least} to {most}, not {amount}")
+            wanted[what] = amount
+    if not wanted:
+        raise BadField("vcpus", "is required, or cpuMilli or memoryBytes: an amount to change")
+    return wanted

@@ -1,0 +1,487 @@
+"""Reconcile one machine with its VirtualMachine object: start it, attach its claims, scale it, stop it, undo it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+from devalloc.api.decode import decode
+from devalloc.api.host_pool_names import node_of_host_pool
+from devalloc.api.virtual_machine import VirtualMachine
+from devalloc.inventory.capacity import host_pool_name
+from devalloc.store import NotFound, Object, Store
+from devalloc_node.agent.report import ScalingReport
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, NodeError
+from devalloc_node.machine.resources import requested_in_spec
+from devalloc_node.machine.spec import spec_of
+from devalloc_node.machine.view import MachineAmounts, MachineView
+from devalloc_node.model.grant import ClaimRef
+from devalloc_node.operations.node_operations import FIRMWARE_SECONDS, STANDING, NodeOperations
+from devalloc_node.vms import machine_claims as claimed
+from devalloc_node.vms import objects
+from devalloc_node.vms.cpu_control import RunnerControl, offer_cpu_control
+from devalloc_node.vms.machine_claims import Claims
+from devalloc_node.vms.outcome import Outcome, retry_delay
+from devalloc_node.vms.restart_backoff import RestartBackoff
+from devalloc_node.vms.scaling import (
+    ScalingControl,
+    amounts_of,
+    capped_by_permit,
+    guest_amounts,
+    limited_to_permit,
+    scaled_machine,
+    scaling_reason,
+)
+
+CALLER = "virtualmachine"
+WORK_SECONDS = 30.0
+"""For one change; powering down has its own time beside it."""
+SCALE_SECONDS = 10.0
+"""For one amount: a guest that boots, or does not want to, is asked again later."""
+_AMOUNTS = {"vcpus": "vcpus", "cpu": "cpu_milli", "memory": "memory_bytes"}
+"""What is scaled, in order, and what it is called among amounts."""
+_OF_HOST_FILES = frozenset(
+    {
+        "DeviceReserved",
+        "DiskFormat",
+        "DiskInUse",
+        "DiskNamesOthers",
+        "FileUnreadable",
+        "InUseUnknown",
+        "PathMissing",
+        "PathNotAllowed",
+        "PathNotFile",
+        "QemuMissing",
+        "TapInUse",
+        "TapMissing",
+    }
+)
+"""Why a machine is not started that needs another program, file or interface of the host."""
+_RUN = ("machineID", "pid")
+"""Parts of the status that tell which run of a machine there is."""
+
+
+class MachineReconciler:
+    """Safe for threads that work on different machines."""
+
+    def __init__(
+        self,
+        store: Store,
+        operations: NodeOperations,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        scaling: ScalingControl | None = None,
+        runners: RunnerControl | None = None,
+    ) -> None:
+        """``scaling``: who scales machines by what their guests do; ``runners``: who has controllers decide what time
+        their CPUs get. None: nobody."""
+        self._store = store
+        self._operations = operations
+        self._backoff = RestartBackoff(clock)
+        self._scaling, self._runners = scaling, runners
+        self._no_window: dict[tuple[str, str], tuple[tuple[str, frozenset[str]], Outcome]] = {}
+        """Claims (key of the machine, UID) that found no window in it: in which run, and beside which other claims."""
+
+    def scaling(self, key: str) -> ScalingReport | None:
+        """How far a machine is that is scaled; None for others."""
+        return None if self._scaling is None else self._scaling.report(key)
+
+    def keep(self, obj: Object, claims: Claims) -> Outcome | None:
+        """Do what is to be done now, and write how things stand; None when the object is no more of this node's."""
+        decoded = decode(obj)
+        vm = decoded.object if isinstance(decoded.object, VirtualMachine) else None
+        if vm is None or not vm.spec.running:
+            self.leave(objects.key_of(obj))
+        elif vm.spec.scaling is None and self._scaling is not None:
+            self._scaling.drop(objects.key_of(obj))
+        try:
+            if objects.is_deleting(obj) or objects.node_of(obj) != self._operations.node_name:
+                self._undo(obj, vm)
+                return None
+            if vm is not None and vm.spec.running and objects.holder_of(obj) is None and self._is_unplaced(obj, vm):
+                return Outcome("NotPlaced", objects.why_not_admitted(obj))  # its status is the allocator's until then
+            held = objects.take_object(self._store, obj, self._operations.node_name)
+            if held is None:
+                holder = objects.holder_of(obj)  # who has the last word on its status
+                return Outcome("MachineElsewhere", f"it is still on node {holder}") if holder else None
+            self._take_up(obj, vm)
+            if vm is None:
+                problem = next((problem for problem in decoded.problems if problem.is_error), None)
+                outcome = Outcome("MachineInvalid", str(problem or "it is unreadable"))
+            elif vm.spec.running:
+                outcome = self._run(_with_numa_node(vm, held), held, claims)
+            else:
+                outcome = self._rest(obj, vm)
+        except NodeError as error:
+            outcome = Outcome(error.code, error.message, retry_delay(error))
+        self._tell(obj, vm, outcome)
+        return outcome
+
+    # What the object wants.
+
+    def _run(self, vm: VirtualMachine, held: Object, claims: Claims) -> Outcome:
+        """``held``: its object as it is now."""
+        key, uid = "/".join(vm.key), vm.metadata.uid or ""
+        refs, waits = claimed.ready_claims(vm, claims, self._operations.node_name)
+        machine = self._own_machine(key, uid)
+        if machine is None or not machine.runs or machine.is_paused:
+            self.leave(key)
+            if waits is not None:
+                return waits
+            if machine is not None and (over := self._over(vm, machine)) is not None:
+                return over
+            if (early := self._too_early(vm, machine)) is not None:
+                return early
+            if self._is_unplaced(held, vm) or not self._is_announced(held, vm):
+                return Outcome("NotPlaced", objects.why_not_admitted(held))
+            begins = vm if self._scaling is None else limited_to_permit(vm, held)
+            # Its firmware gives devices addresses before it counts as running; one that was cut off in that is waited
+            # for first, and perhaps started again.
+            rounds = 2 if machine is not None and machine.is_paused else 1
+            firmware = rounds * FIRMWARE_SECONDS if refs else 0.0
+            due = Deadline.after(WORK_SECONDS + spec_of(begins).locking_seconds + firmware)
+            if (missing := self._create(begins, refs, due)) is not None:
+                return missing
+            self._backoff.begun(key, vm.metadata.generation)
+            machine = self._operations.machine(key)
+        if self.scaling(key) is None:  # else its load says what it should have
+            self._operations.want(key, requested_in_spec(spec_of(vm)))
+        problems = self._match(vm, refs, claims) if machine.phase != "Unknown" else []
+        problems += self._resize(vm, held, self._operations.machine(key))
+        if objects.reserved_entries(held, self._operations.node_name) and self._is_unplaced(held, vm):
+            problems.append(_shortage(held))
+        problems += offer_cpu_control(self._runners, vm, self._operations.machine(key))
+        if machine.reason == "DiskFailed" and not machine.adopted:
+            problems += self._go_on(machine, uid)
+        if machine.reason and (machine.phase == "Unknown" or machine.reason in STANDING):
+            problems.insert(0, Outcome(machine.reason, machine.message))
+        if waits is not None:
+            problems.append(waits)
+        problems += _pending(vm, machine)
+        if not problems:
+            return Outcome()
+        return Outcome(problems[0].reason, "; ".join(dict.fromkeys(one.message for one in problems)), problems[0].after)
+
+    def _create(self, vm: VirtualMachine, refs: list[ClaimRef], deadline: Deadline) -> Outcome | None:
+        """Start it. What is in the way where that is something of the host, of which nobody tells when it is otherwise.
+        Raises NodeError."""
+        machines, spec = self._operations.machines, spec_of(vm)
+        files = machines.host_files(spec)
+        try:
+            self._operations.create(vm, refs, deadline, caller=CALLER)
+        except NodeError as error:
+            if error.code not in _OF_HOST_FILES:
+                raise
+            return Outcome(
+                error.code, error.message, retry_delay(error), is_unchanged=lambda: machines.host_files(spec) == files
+            )
+        return None
+
+    def _rest(self, obj: Object, vm: VirtualMachine) -> Outcome:
+        """It is to be stopped, and its claims free."""
+        key, uid = "/".join(vm.key), vm.metadata.uid or ""
+        machine = self._own_machine(key, uid)
+        if machine is None:
+            return Outcome(at_rest=True)
+        due = Deadline.after(WORK_SECONDS + vm.spec.powerdown_seconds)
+        # One that ended is noted as stopped, so that it may be started again when that is wanted.
+        if machine.runs or (machine.reason != "StoppedOnRequest" and not machine.adopted):
+            patience = float(vm.spec.powerdown_seconds)  # as it is now, and not as it was at its start
+            self._tell_stopping(obj, vm, machine)
+            self._operations.stop(key, patience, due, owner=uid, force=not machine.adopted, caller=CALLER)
+        self._operations.give_back(key, due, owner=uid, caller=CALLER)
+        return Outcome(at_rest=True)
+
+    def _undo(self, obj: Object, vm: VirtualMachine | None) -> None:
+        """It is deleted, or of another node now: nothing of it stays here. Where that fails it stays held."""
+        key, uid = objects.key_of(obj), obj["metadata"]["uid"]
+        self.leave(key)
+        try:
+            if objects.holder_of(obj) == self._operations.node_name:
+                self._take_up(obj, vm)
+            machine = self._operations.machines.get(key)
+            # Another one of its name is not its own; one whose record cannot be read may be.
+            if machine is not None and (machine.uid == uid or machine.started is None):
+                patience = float(vm.spec.powerdown_seconds) if vm is not None else 30.0
+                due = Deadline.after(WORK_SECONDS + patience)
+                self._tell_stopping(obj, vm, machine)
+                self._operations.delete(key, patience, due, owner=uid, force=not machine.adopted, caller=CALLER)
+            self._free(obj)
+        except NodeError as error:
+            self._tell(obj, vm, Outcome(error.code, error.message))
+            raise
+        self._backoff.forget(key)
+        for each in list(self._no_window):  # other threads add theirs meanwhile
+            if each[0] == key:
+                self._no_window.pop(each, None)
+        if not objects.is_deleting(obj) and objects.holder_of(obj) == self._operations.node_name:
+            ended = objects.status_of(vm, None, [], "", "")  # the other node may not be there to tell
+            objects.write_status(self._store, obj, ended, at_rest=True)
+        objects.release_object(self._store, obj, self._operations.node_name)
+
+    def _free(self, obj: Object) -> None:
+        """Unprepare claims of the object that are in no machine: a start may have been cut off before it got there."""
+        if objects.holder_of(obj) != self._operations.node_name:
+            return
+        names = {(objects.namespace_of(obj), name) for name in objects.claim_names(obj)}
+        for held in self._operations.claims.held():
+            ref = held.record.ref
+            if (ref.namespace, ref.name) in names and not held.plugs:
+                self._operations.unprepare(ref, Deadline.after(WORK_SECONDS), caller=CALLER)
+
+    def leave_idle(self, obj: Object) -> None:
+        """Let an object go that has no machine and no prepared claim on this node. Raises StoreError, NodeError."""
+        decoded = decode(obj)
+        try:
+            self._take_up(obj, decoded.object if isinstance(decoded.object, VirtualMachine) else None)
+        except NodeError:
+            return  # something runs that may be it
+        names = {(objects.namespace_of(obj), name) for name in objects.claim_names(obj)}
+        held = ((one.record.ref.namespace, one.record.ref.name) for one in self._operations.claims.held())
+        if self._operations.machines.get(objects.key_of(obj)) is None and not names.intersection(held):
+            objects.release_object(self._store, obj, self._operations.node_name)
+
+    # Within.
+
+    def _take_up(self, obj: Object, vm: VirtualMachine | None) -> None:
+        """After a journal was lost, or an older one put back: its machine may run though nothing is known of it.
+
+        Raises Denied (``MachineRuns``) where what runs as it is not the run that the object tells of.
+        """
+        run = obj.get("status", {}).get("machineID", "")
+        self._operations.machines.take_up(objects.key_of(obj), vm, run, Deadline.after(WORK_SECONDS))
+
+    def _own_machine(self, key: str, uid: str) -> MachineView | None:
+        """The object's machine. Raises Denied (``MachineExists``) where another one has its name."""
+        machine = self._operations.machines.get(key)
+        if machine is not None and machine.uid != uid:
+            raise Denied(
+                "MachineExists",
+                f"another machine on node {self._operations.node_name} has the name {key}; delete that one first "
+                f"(`devalloc vm delete {key}`)",
+            )
+        return machine
+
+    def _over(self, vm: VirtualMachine, machine: MachineView) -> Outcome | None:
+        """Why a machine that ran is not started again."""
+        if vm.spec.restart_policy == "Always" or machine.is_paused or machine.adopted:
+            return None
+        if machine.phase == "Failed" or machine.reason in ("", "StoppedOnRequest"):
+            return None
+        return Outcome(machine.reason, machine.message, at_rest=True)
+
+    def _is_unplaced(self, obj: Object, vm: VirtualMachine) -> bool:
+        """Whether it must wait until this node reserves something for it. A node that does not publish its capacity
+        for machines admits every machine placed on it."""
+        node = self._operations.node_name
+        if objects.is_admitted(obj, node, vm.spec):
+            return False
+        try:
+            pool = self._store.get("DevicePool", None, host_pool_name(node))
+        except NotFound:
+            return False
+        return node_of_host_pool(pool) == node
+
+    def _is_announced(self, held: Object, vm: VirtualMachine) -> bool:
+        """Whether what it is about to have counts from now on, where this node keeps something for it: what is not
+        needed of that is given to others as soon as its object says less."""
+        node = self._operations.node_name
+        if not objects.reserved_entries(held, node):
+            return True
+        return objects.announce_amounts(self._store, held, node, vm.spec, requested_in_spec(spec_of(vm)))
+
+    def _too_early(self, vm: VirtualMachine, machine: MachineView | None) -> Outcome | None:
+        """Where it ends again and again."""
+        if machine is None or machine.is_paused:
+            return None
+        if not (left := self._backoff.left("/".join(vm.key), vm.metadata.generation)):
+            return None
+        why = machine.message or "it ended"
+        return Outcome(machine.reason or "MachineEnded", f"{why}; it restarts in {left:.0f} s", left)
+
+    def _match(self, vm: VirtualMachine, refs: list[ClaimRef], claims: Claims) -> list[Outcome]:
+        """Take out what left, put in what came; what did not work."""
+        key, uid = "/".join(vm.key), vm.metadata.uid or ""
+        problems = []
+        plugs = self._operations.claims.plugs(key)
+        for ref in dict.fromkeys(plug.ref for plug in plugs):
+            if claimed.is_no_longer_claimed(ref, vm, claims):
+                try:
+                    due = Deadline.after(WORK_SECONDS)
+                    self._operations.detach(ref, key, due, owner=uid, caller=CALLER)
+                    self._operations.unprepare(ref, due, caller=CALLER)
+                except NodeError as error:
+                    problems.append(Outcome(error.code, error.message))
+        for ref in refs:
+            try:
+                if not self._operations.claims.is_in(ref, key):
+                    problems += self._attach(vm, ref)
+            except NodeError as error:
+                problems.append(Outcome(error.code, error.message))
+        return problems
+
+    def _attach(self, vm: VirtualMachine, ref: ClaimRef) -> list[Outcome]:
+        """Put a claim in, unless this run of the machine has shown that it has no window for it: its guest would see a
+        device come and go again and again. Raises NodeError."""
+        key, uid = "/".join(vm.key), vm.metadata.uid or ""
+        others = frozenset(plug.ref.uid for plug in self._operations.claims.plugs(key))
+        circumstances = (self._operations.machine(key).id, others)
+        before, outcome = self._no_window.pop((key, ref.uid), (None, Outcome()))
+        if before != circumstances:
+            try:
+                due = Deadline.after(WORK_SECONDS + spec_of(vm).locking_seconds)
+                self._operations.attach(ref, key, due, owner=uid, caller=CALLER)
+                return []
+            except NodeError as error:
+                if error.code != "NoPciWindow":
+                    raise
+                outcome = Outcome(error.code, error.message)
+        self._no_window[key, ref.uid] = (circumstances, outcome)
+        return [outcome]
+
+    def _resize(self, vm: VirtualMachine, held: Object, machine: MachineView) -> list[Outcome]:
+        """Have it come to what its spec says, or to what its guest needs; why it is not there."""
+        key = machine.key
+        if vm.spec.scaling is None:
+            return self._scale(vm, held, machine)
+        if self._scaling is None:
+            why = "its spec asks for scaling by load, but this node does not scale (--scaling)"
+            has = "it has what cpu and memory specify, within its permit"
+            return [*self._scale(vm, held, machine), Outcome("ScalingOff", f"{why}; {has}")]
+        if machine.phase != "Running":
+            if machine.phase != "Unknown":  # a QEMU that is silent for a moment is no other machine afterwards
+                self.leave(key)
+            return []
+        try:
+            self._scaling.keep(scaled_machine(vm, vm.spec.scaling, machine, self._scaling))
+        except NodeError as error:
+            self.leave(key)
+            return [Outcome(error.code, error.message)]
+        if (report := self._scaling.report(key)) is None:
+            return []
+        self._operations.want(key, amounts_of(report.wanted))
+        why_not = scaling_reason(report)
+        return [] if why_not is None else [Outcome(why_not.code, why_not.message)]
+
+    def leave(self, key: str) -> None:
+        """Scale it no more, and have nobody decide about it."""
+        for others in (self._scaling, self._runners):
+            if others is not None:
+                others.drop(key)
+
+    def _scale(self, vm: VirtualMachine, held: Object, machine: MachineView) -> list[Outcome]:
+        """Each amount on its own; what did not work. It gets no more than what its node keeps for it."""
+        if machine.phase != "Running":
+            return []
+        key, uid = machine.key, machine.uid
+        problems = []
+        requested, is_kept = requested_in_spec(spec_of(vm)), True
+        if vm.spec.scaling is not None and (permit := objects.permit_of(held, machine.id)) is not None:
+            requested = capped_by_permit(requested, machine.observed, permit)  # nobody asks for more of it now
+        ours = dict(_AMOUNTS)
+        if vm.spec.runner is not None and self._runners is not None:
+            del ours["cpu"]  # its controller decides that
+        if any(_is_more(requested, machine.observed, name) for name in ours.values()):
+            is_kept = not self._is_unplaced(held, vm) and self._is_announced(held, vm)
+        for what, name in ours.items():
+            wanted = getattr(requested, name)
+            # As it is now: with the number of vCPUs changes what they may use together.
+            observed = self._operations.machine(key).observed
+            if getattr(observed, name) in (None, wanted) or (not is_kept and _is_more(requested, observed, name)):
+                continue
+            try:
+                self._operations.scale(key, what, wanted, Deadline.after(SCALE_SECONDS), owner=uid, caller=CALLER)
+            except NodeError as error:
+                problems.append(Outcome(error.code, error.message))
+        if not is_kept and not objects.reserved_entries(held, self._operations.node_name):
+            problems.append(_shortage(held))
+        return problems
+
+    def _go_on(self, machine: MachineView, uid: str) -> list[Outcome]:
+        """After its disk failed: where it still does, its CPUs stop again at once."""
+        try:
+            self._operations.go_on(machine.key, Deadline.after(SCALE_SECONDS), owner=uid, caller=CALLER)
+        except NodeError as error:
+            return [Outcome(error.code, error.message)]
+        return []
+
+    def _tell_stopping(self, obj: Object, vm: VirtualMachine | None, machine: MachineView) -> None:
+        """Before a guest is given its time to power down. It is stopped also where that cannot be written."""
+        if machine.runs and not machine.adopted and objects.holder_of(obj) == self._operations.node_name:
+            stopping = replace(machine, phase="Stopping")
+            with suppress(NodeError):
+                status = objects.status_of(vm, stopping, self._operations.claims.plugs(machine.key), "", "")
+                objects.write_status(self._store, obj, status)
+
+    def _tell(self, obj: Object, vm: VirtualMachine | None, outcome: Outcome) -> None:
+        key, uid = objects.key_of(obj), obj["metadata"]["uid"]
+        machine = self._operations.machines.get(key)
+        if machine is not None and machine.uid != uid:
+            machine = None
+        plugs = [] if machine is None else self._operations.claims.plugs(key)
+        reason, message = outcome.reason, outcome.message
+        if machine is not None and not reason and machine.phase != "Running":
+            reason, message = machine.reason, machine.message
+        is_asked = bool(plugs) and machine is not None and machine.phase == "Running"
+        addresses = self._operations.machines.guest_addresses(key) if is_asked else {}
+        status = objects.status_of(vm, machine, plugs, reason, message, addresses)
+        if (report := self.scaling(objects.key_of(obj))) is not None:
+            status |= objects.status_of_scaling(amounts_of(report.wanted), guest_amounts(report))
+            status.pop("permitted", None)  # the server of permits writes that
+        if (
+            machine is None and self._operations.machines.lost(key) is not None
+        ):  # it is to be known again by what it was
+            status = {**{name: old[name] for old in [obj.get("status", {})] for name in _RUN if name in old}, **status}
+        at_rest = outcome.at_rest and (machine is None or not machine.runs)
+        is_alone = self._scaling is None and vm is not None and vm.spec.scaling is not None
+        uses = objects.in_use(machine) if is_alone and machine is not None and machine.phase == "Running" else None
+        objects.write_status(self._store, obj, status, at_rest=at_rest, uses=uses)
+
+
+def _with_numa_node(vm: VirtualMachine, held: Object) -> VirtualMachine:
+    """With its memory from the NUMA node that it was placed on."""
+    start, numa = vm.spec.start, (held.get("status") or {}).get("numaNode")
+    if start is None or start.numa_node is not None or not isinstance(numa, int):
+        return vm
+    spec = vm.spec.model_copy(update={"start": start.model_copy(update={"numa_node": numa})})
+    return vm.model_copy(update={"spec": spec})
+
+
+def _shortage(held: Object) -> Outcome:
+    return Outcome("NoRoomToGrow", f"it keeps what it has: {objects.why_not_admitted(held)}")
+
+
+def _is_more(requested: MachineAmounts, observed: MachineAmounts, name: str) -> bool:
+    has = getattr(observed, name)
+    return has is not None and getattr(requested, name) > has
+
+
+def _pending(vm: VirtualMachine, machine: MachineView) -> list[Outcome]:
+    """What of the spec cannot change while the machine runs, and has."""
+    now, then = spec_of(vm), machine.started
+    if then is None or not machine.runs:
+        return []
+    pairs = {
+        "start.kernel": (now.kernel, then.kernel),
+        "start.initrd": (now.initrd, then.initrd),
+        "start.append": (now.append, then.append),
+        "start.disks": (now.disks, then.disks),
+        "start.iommu": (now.iommu, then.iommu),
+        "start.numaNode": (now.numa_node, then.numa_node),
+        "start.pinned": (now.pinned, then.pinned),
+        "start.pciWindow": (now.pci_window, then.pci_window),
+        "adopt": (now.adopt, then.adopt),
+        "nics": (now.nics, then.nics),
+        "cpu.min and max": ((now.cpus.least, now.cpus.most), (then.cpus.least, then.cpus.most)),
+        "memory.min and max": ((now.memory.least, now.memory.most), (then.memory.least, then.memory.most)),
+        "memory.slotSize": (now.dimm_bytes, then.dimm_bytes),
+        # Where nothing is said there are spare ones, whatever claims come and go.
+        "pciSlots": (then.pci_slots if vm.spec.pci_slots is None else vm.spec.pci_slots, then.pci_slots),
+    }
+    changed = [name for name, (wanted, has) in pairs.items() if wanted != has]
+    if not changed:
+        return []
+    return [Outcome("RestartNeeded", f"changes of {', '.join(changed)} in its spec apply at its next start")]

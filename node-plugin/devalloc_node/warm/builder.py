@@ -1,0 +1,213 @@
+"""Build setups part by part, recording each part before creating it, and remove whatever exists of them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
+
+from devalloc.api.virtual_machine import VirtualMachine
+from devalloc.inventory.capacity.machines import MachineUsage
+from devalloc_node.errors import Denied, Failed, NodeError
+from devalloc_node.journal.audit_log import audit
+from devalloc_node.machine.capacity_check import resources_taken
+from devalloc_node.machine.spec import MachineSpec
+from devalloc_node.warm.errors import NotEnoughSetups
+from devalloc_node.warm.network import ForeignNameError
+from devalloc_node.warm.parts import SetupPart, known_parts, parts_of
+from devalloc_node.warm.paused_machine import MachinePart, free_user, paused_spec
+from devalloc_node.warm.records import SetupRecord, SetupRecords
+from devalloc_node.warm.setup import Setup, WarmConfig, new_identifier
+
+log = logging.getLogger(__name__)
+
+Admit = Callable[[VirtualMachine, MachineSpec], AbstractContextManager[None]]
+"""Inside, the host has room for a machine, which is written down there. Raises Denied (``HostFull``)."""
+
+
+class SetupBuilder:
+    """Makes setups and removes them. Safe for threads, of which one at a time has a setup in hand."""
+
+    def __init__(
+        self,
+        config: WarmConfig,
+        records: SetupRecords,
+        boot: str,
+        parts: Sequence[SetupPart] | None = None,
+        admit: Admit = lambda machine, spec: nullcontext(),
+    ) -> None:
+        """``parts``: what a setup is made of, in this order; None for what ``config`` asks for. What an earlier plugin
+        has made by another config is known all the same."""
+        self._config = config
+        self._admit = admit
+        self._records = records
+        self._boot = boot
+        self._parts = parts_of(config) if parts is None else tuple(parts)
+        self._by_name: Mapping[str, SetupPart] = {part.name: part for part in (*known_parts(config), *self._parts)}
+        self._machine = MachinePart(config.paused)
+        self._mutex = threading.Lock()
+        self._users: dict[str, int] = {}
+        """Of the setups that there are, by id."""
+
+    def recall(self, records: Iterable[SetupRecord]) -> None:
+        """These are there already: their users are nobody else's."""
+        with self._mutex:
+            self._users |= {record.id: record.user for record in records if record.user is not None}
+
+    def make(self, *, bare: bool = False) -> tuple[Setup, SetupRecord]:
+        """Create a setup and its record, which is ``ready``. If this fails, nothing is left of it, or its record and
+        the error say what. ``bare``: without a paused machine. Raises Failed: ``SetupFailed``,
+        ``RecordsUnavailable``; NotEnoughSetups; Leftover."""
+        setup = self._config.setup(new_identifier(self._config.prefix))
+        setup = replace(setup, user=self._user(setup.id))
+        record = SetupRecord(setup.id, "making", self._boot, user=setup.user)
+        try:
+            record = record if bare else self._admitted(setup, record)
+            for part in self._parts:
+                if bare and part.name == self._machine.name:
+                    continue
+                record = replace(record.with_part(part.name), inode=setup.inode)
+                self._records.put(record)
+                try:
+                    setup = part.make(setup)
+                except FileExistsError:
+                    record = record.without_part(part.name)  # it is somebody else's, and stays
+                    self._records.put(record)
+                    raise
+                except NodeError as error:
+                    raise _failed(setup, record, error.message, retryable=error.retryable) from error
+            record = replace(record, state="ready", inode=setup.inode)
+            self._records.put(record)
+        except (OSError, NodeError) as error:
+            why = error if isinstance(error, NodeError) else _failed(setup, record, _words(error))
+            raise self._taken_back(replace(record, state="removing", inode=setup.inode), why) from error
+        return setup, record
+
+    def _admitted(self, setup: Setup, record: SetupRecord) -> SetupRecord:
+        """The record with what its machine takes of the host, written down where the host has room for that. Raises
+        TryAgain, Failed."""
+        if (machine := self._config.machine) is None:
+            return record
+        spec = paused_spec(machine, setup)
+        cpu_milli, memory_bytes = resources_taken(machine, spec)
+        record = replace(record, cpu_milli=cpu_milli, memory_bytes=memory_bytes)
+        try:
+            with self._admit(machine, spec):
+                self._records.put(record)
+        except Denied as error:
+            raise NotEnoughSetups("room", error.message) if error.code == "HostFull" else error from None
+        return record
+
+    def uses(self) -> Iterator[MachineUsage]:
+        """What machines in setups take of the host, by the records: also in those of another plugin on this folder.
+        Raises Failed (``RecordsUnavailable``)."""
+        for record in self._records.all()[0] if self._records.are_kept else ():
+            if record.memory_bytes and record.boot == self._boot:
+                yield MachineUsage(record.id, record.id, "Running", record.cpu_milli, record.memory_bytes)
+
+    def _taken_back(self, record: SetupRecord, why: NodeError) -> NodeError:
+        try:
+            self.remove(record)
+        except NodeError as error:
+            return Leftover(record, why, error)
+        return why
+
+    def remove(self, record: SetupRecord) -> None:
+        """Remove what there may be of it, last made first, and its record. May be done again from anywhere.
+
+        What is somebody else's by now stays. Raises Failed: ``SetupNotRemoved``, ``RecordsUnavailable``.
+        """
+        record = replace(record, state="removing")
+        self._records.put(record)
+        setup = self.setup_of(record)
+        for name in reversed(record.parts):
+            part = self._by_name.get(name)
+            if part is None:
+                raise Failed(
+                    "SetupNotRemoved", f"setup {setup.id} has a part {name!r} that this version does not support"
+                )
+            try:
+                if record.boot == self._boot or name == "folder":  # the rest went with the boot
+                    part.remove(setup)
+            except ForeignNameError as error:
+                log.warning("setup %s: its %s stays, because another program owns it: %s", setup.id, name, error)
+                audit("left", setup=setup.id, part=name, reason=str(error))
+            except OSError as error:
+                raise Failed(
+                    "SetupNotRemoved", f"cannot remove the {name} of setup {setup.id}: {_words(error)}"
+                ) from error
+            record = record.without_part(name)
+            self._records.put(record)
+        self._records.drop(setup.id)
+        with self._mutex:
+            self._users.pop(setup.id, None)
+
+    def without_machine(self, record: SetupRecord) -> SetupRecord:
+        """End the machine that waits in it, if one does; the record then. Raises Failed."""
+        if self._machine.name not in record.parts:
+            return record
+        try:
+            self._machine.remove(self.setup_of(record))
+        except OSError as error:
+            raise Failed("SetupNotRemoved", f"cannot end the machine of setup {record.id}: {_words(error)}") from error
+        record = replace(record.without_part(self._machine.name), cpu_milli=0, memory_bytes=0)
+        self._records.put(record)
+        return record
+
+    def _user(self, name: str) -> int | None:
+        if self._config.users is None:
+            return None
+        with self._mutex:
+            self._users[name] = user = free_user(self._config.users, {*self._users.values()})
+            return user
+
+    def setup_of(self, record: SetupRecord) -> Setup:
+        setup = replace(self._config.setup(record.id), inode=record.inode, user=record.user)
+        return self._machine.with_monitor(setup) if self._machine.name in record.parts else setup
+
+    def lives(self, record: SetupRecord) -> bool:
+        """Whether all of it is there, as far as can be told in microseconds."""
+        setup = self.setup_of(record)
+        return all(part.lives(setup) for part in self._parts)
+
+    def process_of(self, record: SetupRecord) -> int | None:
+        """The process of the machine that waits in it, or has been used since; None where there is none."""
+        with suppress(OSError):
+            if self._machine.name in record.parts and (process := self._machine.process(self.setup_of(record))):
+                return process.pid
+        return None
+
+    def is_unused(self, record: SetupRecord) -> bool:
+        """Whether the machine in it is as it was made. QEMU is asked."""
+        return self._machine.name in record.parts and self._machine.is_unused(self.setup_of(record))
+
+    def has_all(self, record: SetupRecord) -> bool:
+        """Whether it was made with all parts that the config asks for."""
+        return record.parts == tuple(part.name for part in self._parts)
+
+    def is_whole(self, record: SetupRecord) -> bool:
+        """Whether one that an earlier run of the plugin made is there as it was made."""
+        setup = self.setup_of(record)
+        is_like_others = record.boot == self._boot and self.has_all(record)
+        return is_like_others and all(part.is_whole(setup) for part in self._parts)
+
+
+class Leftover(Failed):
+    """A setup could not be made, and what there is of it could not be removed: that is tried again."""
+
+    def __init__(self, record: SetupRecord, why: NodeError, left: NodeError) -> None:
+        super().__init__("SetupNotRemoved", f"{why}; and {left}")
+        self.record = record
+
+
+def _failed(setup: Setup, record: SetupRecord, why: str, *, retryable: bool = True) -> Failed:
+    which = record.parts[-1] if record.parts else "first part"
+    return Failed("SetupFailed", f"cannot create the {which} of setup {setup.id}: {why}", retryable=retryable)
+
+
+def _words(error: OSError) -> str:
+    """For people, who do not count errors."""
+    why = error.strerror or str(error)
+    return f"{why}: {error.filename}" if error.filename else why

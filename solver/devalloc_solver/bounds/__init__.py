@@ -1,0 +1,1 @@
+"""Bounds that show without a search what cannot fit."""

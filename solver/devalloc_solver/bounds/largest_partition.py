@@ -1,0 +1,69 @@
+"""The largest partition that a pool can still provide, which packing tries to keep (S17, goal 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from devalloc_solver.problem.allocations import Usage
+from devalloc_solver.problem.snapshot import Pool
+
+Draws = tuple[tuple[str, int], ...]
+Shapes = Sequence[tuple[int, Draws]]
+"""(size in thousandths of the pool resources, draws), large ones first"""
+
+
+def partition_shapes(pool: Pool, ledger: Usage) -> list[tuple[int, Draws]]:
+    """The shapes of the devices that may still be had; see ``shapes_of_draws``."""
+    there = (d for d in pool.devices if d.draws and not ledger.in_use(d))
+    capacity = {name: resource.blocks for name, resource in pool.resources.items()}
+    return shapes_of_draws((d.draws for d in there if d.undefined is None and d.unavailable is None), capacity)
+
+
+def shapes_of_draws(draws: Iterable[Draws], capacity: Mapping[str, int]) -> list[tuple[int, Draws]]:
+    """The shapes of some devices of a pool, large ones first.
+
+    Empty where all are of one size: then none is worth keeping more than another.
+    """
+    sizes: dict[Draws, int] = {}
+    for each in draws:
+        if each and each not in sizes:
+            sizes[each] = size_of(each, capacity)
+    if len({*sizes.values()}) < 2:
+        return []
+    return sorted(((size, each) for each, size in sizes.items()), reverse=True)
+
+
+def size_of(draws: Draws, capacity: Mapping[str, int]) -> int:
+    """In thousandths of the pool's resources, added up."""
+    return sum(1000 * blocks // capacity[name] for name, blocks in draws if capacity[name])
+
+
+def largest_free(shapes: Shapes, free: Mapping[str, int]) -> int:
+    """The size of the largest that fits into what is free."""
+    return next((size for size, draws in shapes if all(blocks <= free[name] for name, blocks in draws)), 0)
+
+
+def partition_loss(shapes: Shapes, free: Mapping[str, int], taken: Iterable[Draws]) -> int:
+    """What a pool loses by giving away devices that draw so much.
+
+    Of each part of the pool that is drawn on apart from the others, such as one card, it is what the square of the
+    size of its largest device falls by: a pool of two cards loses something when one of them is broken up.
+    """
+    left = dict(free)
+    drawn: set[str] = set()
+    for draws in taken:
+        for name, blocks in draws:
+            left[name] -= blocks
+            drawn.add(name)
+    total = 0
+    while drawn:
+        part = {drawn.pop()}
+        near: Shapes = ()
+        size = -1
+        while size < len(near):
+            size = len(near)
+            near = [shape for shape in shapes if any(name in part for name, _ in shape[1])]
+            part.update(name for _, draws in near for name, _ in draws)
+        drawn -= part
+        total += largest_free(near, free) ** 2 - largest_free(near, left) ** 2
+    return total

@@ -1,0 +1,84 @@
+"""Compiled selectors and their cache."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from devalloc_solver.cel.budget import TOO_EXPENSIVE_ONCE, Budget, BudgetExceeded
+from devalloc_solver.cel.kubernetes.build import build
+from devalloc_solver.cel.kubernetes.comprehensions import cost_per_turn
+from devalloc_solver.cel.kubernetes.declarations import GATES, SHARING_GATE
+from devalloc_solver.cel.kubernetes.device import CelDevice
+from devalloc_solver.cel.kubernetes.errors import CompileError, EvaluationError, ExhaustedError
+from devalloc_solver.cel.kubernetes.field_access import Run
+from devalloc_solver.cel.kubernetes.reads import DeviceField, Equality, equalities, reads
+from devalloc_solver.cel.kubernetes.type_checker import parse_and_check
+from devalloc_solver.cel.kubernetes.values import Frame, type_name
+
+COST_LIMIT = 1_000_000
+"""Cost units of one evaluation, as in Kubernetes."""
+
+CACHED = 1024
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """A selector that is ready to judge devices. Immutable; any thread may use it."""
+
+    text: str
+    reads: frozenset[DeviceField] | None
+    """Everything of a device that can influence the answer; None when that is not known beforehand."""
+    equalities: tuple[Equality, ...]
+    """What every matching device fulfils; a device that lacks such an attribute does not match either."""
+    cost: int
+    """Steps of an evaluation that no operation counts: a part of its nodes, since most evaluations do not reach all."""
+    _run: Run = field(repr=False)
+    _slots: int = field(repr=False)
+
+    def matches(self, device: CelDevice, budget: Budget | None = None) -> bool:
+        """Whether the device is selected. ``budget``: what the evaluation may cost; COST_LIMIT without one.
+
+        Raises EvaluationError when that cannot be computed, ExhaustedError (one of these) when it costs more than
+        COST_LIMIT, BudgetExceeded and OutOfTime when a smaller budget does not suffice.
+        """
+        budget = Budget(COST_LIMIT) if budget is None else budget
+        try:
+            result = self._run(Frame(device, budget, self._slots))
+        except BudgetExceeded:
+            if budget.limit < COST_LIMIT:
+                raise
+            raise ExhaustedError(f"{TOO_EXPENSIVE_ONCE} {COST_LIMIT} units") from None
+        except (RecursionError, MemoryError, OverflowError) as error:
+            raise EvaluationError(f"the evaluation was given up: {type(error).__name__}") from None
+        if result is True or result is False:
+            return bool(result)
+        raise EvaluationError(f"the result is a {type_name(result)}, not a bool")
+
+
+def compile(expression: str, features: Container[str]) -> Program:
+    """Check ``expression`` and make it ready to evaluate; ``features`` holds the names of the enabled gates.
+
+    The same expression gives the same Program while it is cached. Raises CompileError for what is too long, does not
+    parse, names something undeclared, or can never be a bool.
+    """
+    result = _compiled(expression, frozenset(gate for gate in GATES if gate in features))
+    if isinstance(result, CompileError):
+        raise CompileError(result.message, result.line, result.column)
+    return result
+
+
+@lru_cache(maxsize=CACHED)
+def _compiled(expression: str, gates: frozenset[str]) -> Program | CompileError:
+    """Failures are kept too: an invalid selector of a class comes with every claim."""
+    try:
+        checked = parse_and_check(expression, gates)
+        run, slots = build(checked.root, SHARING_GATE in gates)
+        return Program(
+            expression, reads(checked.root), equalities(checked.root), cost_per_turn(checked.root) // 4, run, slots
+        )
+    except CompileError as error:
+        return error
+    except RecursionError:
+        return CompileError("the expression is nested too deeply")

@@ -1,0 +1,177 @@
+"""The incremental checker: it follows every change of a fleet and checks one claim's answer at a time.
+
+It maintains its own usage from the changes that it receives, so that judging a claim reads only the pools of its
+answer.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from devalloc.api.claim import DeviceClaim
+from devalloc.api.device_class import DeviceClass
+from devalloc.api.pool import DevicePool
+from devalloc_solver.check.answer import Answer, MalformedAnswer, read_answer, recorded_grants
+from devalloc_solver.check.cel_results import CelResults
+from devalloc_solver.check.claim import check_new_claim
+from devalloc_solver.check.classes import ClassCatalogue
+from devalloc_solver.check.pools import KnownPools
+from devalloc_solver.check.prior_allocations import RejectedClaimView, allocated_uses, rejected_claim_uses
+from devalloc_solver.check.specs import SpecCache
+from devalloc_solver.check.usage import CheckedUse, UsageAccount, are_exclusive, conflicts
+
+Key = tuple[str, str]
+"""(namespace, name)"""
+
+_Holder = DeviceClaim | RejectedClaimView | tuple[DeviceClaim, Answer]
+"""A claim that came in allocated, one that is invalid and holds devices all the same, or one with its right answer."""
+
+
+class IncrementalChecker:
+    """Pools, classes and held devices as they are now. Not thread-safe."""
+
+    def __init__(self, verdicts: CelResults | None = None) -> None:
+        self._verdicts = CelResults() if verdicts is None else verdicts
+        self._fleet = KnownPools(())
+        self._catalogue = ClassCatalogue((), self._verdicts)
+        self._specs = SpecCache(self._catalogue)
+        self._holders: dict[Key, list[_Holder]] = {}
+        self._uses: dict[Key, list[CheckedUse]] = {}
+        self._account = UsageAccount()
+        self._judged: tuple[Key, object, Answer, list[CheckedUse]] | None = None
+        """the last answer found right, as long as pools and classes stay"""
+        self._naming: dict[str, set[Key]] = defaultdict(set)
+        """name of a pool -> claims whose allocations name it, whether it exists or not"""
+
+    # -- changes of objects --------------------------------------------------------------------------------------------
+
+    def set_pools(self, name: str, pools: Sequence[DevicePool]) -> None:
+        """These are all pools of that name now. What is held of them is read again (S18)."""
+        self._judged = None
+        keys = sorted(self._naming.get(name, ()))
+        for key in keys:
+            self._take_out(key)
+        self._fleet.set_pools(name, pools)
+        for key in keys:
+            self._put_in(key)
+
+    def set_classes(self, classes: Iterable[DeviceClass]) -> None:
+        """These are all classes now."""
+        self._judged = None
+        before = self._catalogue.admin_classes()
+        self._catalogue = ClassCatalogue(classes, self._verdicts)
+        self._specs = SpecCache(self._catalogue)
+        if self._catalogue.admin_classes() != before:
+            for key in sorted(self._holders):
+                self._take_out(key)
+                self._put_in(key)
+
+    def hold(self, claim: DeviceClaim) -> None:
+        """A claim came in allocated."""
+        self._add(claim.key, claim)
+
+    def hold_rejected(self, claim: RejectedClaimView) -> None:
+        """An invalid claim came in and holds devices all the same (S13)."""
+        self._add(claim.key, claim)
+
+    def grant(self, claim: DeviceClaim, answer: object) -> None:
+        """A claim was allocated as an answer says. Raises MalformedAnswer."""
+        key = claim.key
+        judged = self._judged
+        if judged is None or judged[1] is not answer or judged[0] != key or key in self._holders:
+            self._add(key, (claim, read_answer(answer)))
+            return
+        _, _, given, uses = judged
+        self._holders[key] = [(claim, given)]
+        self._uses[key] = held = [CheckedUse(*use[:3], True) for use in uses]
+        self._account.add(held)
+        naming = self._naming
+        for grant in given.grants:
+            naming[grant.pool].add(key)
+
+    def release(self, key: Key) -> None:
+        """The claim holds nothing any more."""
+        self._take_out(key)
+        for holder in self._holders.pop(key, ()):
+            for name in _pools_named(holder):
+                naming = self._naming[name]
+                naming.discard(key)
+                if not naming:
+                    del self._naming[name]
+
+    # -- what it says --------------------------------------------------------------------------------------------------
+
+    @property
+    def disagreements(self) -> list[str]:
+        """What two evaluators of expressions judged differently in the last call of ``judge``, as sentences."""
+        return self._verdicts.disagreements
+
+    def judge(self, claim: DeviceClaim, answer: object) -> list[str]:
+        """What is wrong with the answer to one pending claim that stands alone; [] when it is right."""
+        self._judged = None
+        self._verdicts.begin_call()
+        key = claim.key
+        name = "/".join(key)
+        try:
+            given = read_answer(answer)
+        except MalformedAnswer as error:
+            return [str(error)]
+        wrong: list[str] = []
+        if given.key != key:
+            wrong.append(f"the answer is for {'/'.join(given.key)}")
+        if not given.allocated:
+            wrong += ["is not allocated, and has allocations (S18)"] if given.grants else []
+            return [f"{name}: {sentence}" for sentence in wrong]
+        if key in self._holders or claim.is_allocated:
+            wrong.append("holds devices already, and never moves (S18)")
+        if claim.is_deleting:
+            wrong.append("is being deleted, and has been allocated (S18)")
+        if claim.group is not None:
+            wrong.append(f"is allocated without the others of group {claim.group} (S7)")
+        taken, sentences = check_new_claim(claim, given, self._fleet, self._specs)
+        wrong += sentences
+        violations = [f"{name}: {sentence}" for sentence in wrong]
+        if not are_exclusive(self._account, taken):
+            violations += conflicts(self._account, taken)
+        if not violations:
+            self._judged = key, answer, given, taken
+        return violations
+
+    # -- the account ---------------------------------------------------------------------------------------------------
+
+    def _add(self, key: Key, holder: _Holder) -> None:
+        self._take_out(key)
+        self._holders.setdefault(key, []).append(holder)
+        for name in _pools_named(holder):
+            self._naming[name].add(key)
+        self._put_in(key)
+
+    def _put_in(self, key: Key) -> None:
+        uses = [use for holder in self._holders.get(key, ()) for use in self._uses_of(holder)]
+        self._uses[key] = uses
+        self._account.add(uses)
+
+    def _take_out(self, key: Key) -> None:
+        self._account.remove(self._uses.pop(key, ()))
+
+    def _uses_of(self, holder: _Holder) -> list[CheckedUse]:
+        if isinstance(holder, DeviceClaim):
+            return allocated_uses(holder, self._fleet, self._catalogue)
+        if not isinstance(holder, tuple):
+            return rejected_claim_uses(holder, self._fleet)
+        claim, answer = holder
+        user = "/".join(claim.key)
+        uses = []
+        for grant, (position, alternative) in zip(answer.grants, answer.details(), strict=True):
+            detail = claim.spec.claims[position].alternatives[alternative or 0]
+            pooled = self._fleet.find(answer.node, grant.pool, grant.device)
+            if pooled is not None and not self._catalogue.is_admin(detail):
+                uses.append(CheckedUse(pooled, user, grant.amounts, held=True))
+        return uses
+
+
+def _pools_named(holder: _Holder) -> set[str]:
+    if isinstance(holder, tuple):
+        return {grant.pool for grant in holder[1].grants}
+    return {grant.pool for grant in recorded_grants(holder.status)}

@@ -1,0 +1,102 @@
+"""Results of selectors on devices, evaluated by the check itself and cached."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container
+from typing import TYPE_CHECKING, Any
+
+from devalloc.api.quantity import Quantity
+from devalloc.api.semver import SemVer
+from devalloc_solver.check.resource_k8s.pools import NodeDevice
+from devalloc_solver.check.resource_k8s.quantities import UncountableAmount, to_nano
+
+if TYPE_CHECKING:
+    from devalloc_solver.cel.kubernetes import CelDevice, Program, Value
+
+
+class SelectorResults:
+    """Whether expressions hold; a device on which one fails, or that cannot be read, does not match."""
+
+    def __init__(self, features: Container[str]) -> None:
+        self._features = features
+        self._programs: dict[str, Program | None] = {}
+        self._evaluated: dict[tuple[str, str], bool] = {}
+        self.ends: float | None = None
+        """monotonic time after which nothing is evaluated any more: OutOfTime then"""
+
+    def matches(self, expression: str, device: NodeDevice) -> bool:
+        """Whether the expression is true of the device."""
+        verdict = device.verdicts.get(expression)
+        if verdict is None:
+            verdict = device.verdicts[expression] = self._matches(expression, device)
+        return verdict
+
+    def _matches(self, expression: str, device: NodeDevice) -> bool:
+        """The same, whatever device had that content."""
+        manifest = device.manifest
+        seen = [manifest.get(name) for name in ("attributes", "capacity", "allowMultipleAllocations")]
+        key = (expression, json.dumps([device.driver, *seen], sort_keys=True, default=str))
+        if key not in self._evaluated:
+            self._evaluated[key] = self._evaluate(expression, device)
+        return self._evaluated[key]
+
+    def _evaluate(self, expression: str, device: NodeDevice) -> bool:
+        # Importing the dialect's package imports what imports this check.
+        from devalloc_solver.cel.kubernetes import COST_LIMIT, Budget, CompileError, EvaluationError, compile
+
+        if expression not in self._programs:
+            try:
+                self._programs[expression] = compile(expression, self._features)
+            except CompileError:
+                self._programs[expression] = None
+        program = self._programs[expression]
+        try:
+            return program is not None and program.matches(_cel_device(device), Budget(COST_LIMIT, self.ends))
+        except (EvaluationError, UncountableAmount, ValueError):
+            return False
+
+
+class _AnyQuantity(Quantity):
+    """An amount that may be beyond 64 bits, as decimal ones of this dialect may."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        """Nothing is too large."""
+
+
+def _cel_device(device: NodeDevice) -> CelDevice:
+    """Raises ValueError for what cannot be read."""
+    from devalloc_solver.cel.kubernetes import CelDevice
+
+    attributes: dict[str, dict[str, Value]] = {}
+    for name, content in (device.manifest.get("attributes") or {}).items():
+        domain, short = _qualified_name(name, device.driver)
+        attributes.setdefault(domain, {})[short] = _cel_value(content)
+    capacity: dict[str, dict[str, Quantity]] = {}
+    for name, content in (device.manifest.get("capacity") or {}).items():
+        domain, short = _qualified_name(name, device.driver)
+        capacity.setdefault(domain, {})[short] = _AnyQuantity(to_nano(content["value"]))
+    return CelDevice(device.driver, attributes, capacity, bool(device.manifest.get("allowMultipleAllocations")))
+
+
+def _qualified_name(name: str, driver: str) -> tuple[str, str]:
+    domain, _, short = name.rpartition("/")
+    return domain or driver, short
+
+
+def _cel_value(content: dict[str, Any] | None) -> Value:
+    for kind, value in (content or {}).items():
+        if value is None:
+            continue
+        if kind in ("int", "bool", "string"):
+            scalar: Value = value
+            return scalar
+        if kind == "version":
+            return SemVer.parse(value)
+        if kind in ("ints", "bools", "strings"):
+            return tuple(value)
+        if kind == "versions":
+            return tuple(SemVer.parse(one) for one in value)
+    raise ValueError("unsupported attribute value")

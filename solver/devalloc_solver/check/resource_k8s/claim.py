@@ -1,0 +1,276 @@
+"""The rules for one claim and its result: each request gets what it asks for, of devices that it may have."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from devalloc_solver.check.resource_k8s.cel_results import SelectorResults
+from devalloc_solver.check.resource_k8s.pools import DeviceId, NodeDevice, PublishedPools
+from devalloc_solver.check.resource_k8s.quantities import UncountableAmount, amounts_to_take, to_nano
+
+Manifest = Mapping[str, Any]
+
+MAX_DEVICES = 32
+"""Devices of a claim."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AnsweredRequest:
+    """A request without alternatives, or the chosen alternative of one."""
+
+    parent: str
+    """the request's own name"""
+    name: str
+    """as results have it: the request's name, or request/alternative"""
+    spec: Manifest
+    twins: tuple[Manifest, ...] = ()
+    """alternatives after it that have the same name, which results cannot tell from it"""
+
+    @property
+    def is_admin(self) -> bool:
+        return bool(self.spec.get("adminAccess"))
+
+    def is_named(self, names: list[str]) -> bool:
+        """Whether a constraint or config with these ``requests`` applies to it."""
+        return not names or self.parent in names or self.name in names
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AllocatedResult:
+    """An entry of the result whose request and device exist."""
+
+    request: AnsweredRequest
+    device: NodeDevice
+    entry: Manifest
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AnsweredClaim:
+    """A claim without allocation, and what it was given."""
+
+    number: int
+    claim: Manifest
+    result: Manifest
+    requests: tuple[AnsweredRequest, ...]
+    """the chosen ones, in the claim's order"""
+    taken: tuple[AllocatedResult, ...]
+
+    @property
+    def title(self) -> str:
+        metadata = self.claim.get("metadata") or {}
+        return f"claim {self.number} ({metadata.get('namespace', '')}/{metadata.get('name', '')})"
+
+
+def read_claim(
+    number: int, claim: Manifest, result: Manifest, offer: PublishedPools
+) -> tuple[AnsweredClaim, list[str]]:
+    """What was chosen, and what of the result names nothing that exists."""
+    violations: list[str] = []
+    entries = (result.get("devices") or {}).get("results") or []
+    named = {entry["request"] for entry in entries}
+    requests: list[AnsweredRequest] = []
+    for spec in _devices(claim).get("requests") or ():
+        options = [
+            AnsweredRequest(spec["name"], f"{spec['name']}/{sub['name']}", sub)
+            for sub in spec.get("firstAvailable") or ()
+        ]
+        if not options:
+            requests.append(AnsweredRequest(spec["name"], spec["name"], spec["exactly"]))
+            continue
+        chosen = [option for option in options if option.name in named]
+        if len({option.name for option in chosen}) == 1:
+            chosen = [replace(chosen[0], twins=tuple(option.spec for option in chosen[1:]))]
+        if len(chosen) > 1:
+            violations.append(f"request {spec['name']} is given {len(chosen)} of its alternatives")
+        elif not chosen and all(option.spec.get("count", 1) for option in options):
+            violations.append(f"request {spec['name']} is given none of its alternatives")
+        requests += chosen
+    taken: list[AllocatedResult] = []
+    for entry, request in _match_entries(entries, requests):
+        pool = offer.pool(entry["driver"], entry["pool"])
+        device = None if pool is None else pool.devices.get(entry["device"])
+        where = "/".join((entry["driver"], entry["pool"], entry["device"]))
+        if request is None:
+            violations.append(f"{where} is given to {entry['request']}, and the claim has no such request")
+        elif pool is None or device is None:
+            violations.append(f"{entry['request']}: the node reaches no device {where}")
+        elif pool.problem is not None:
+            violations.append(f"{entry['request']}: {where}: the pool {pool.problem}")
+        else:
+            taken.append(AllocatedResult(request, device, entry))
+    if len(entries) > MAX_DEVICES:
+        violations.append(f"has {len(entries)} devices, more than {MAX_DEVICES}")
+    return AnsweredClaim(number, claim, result, tuple(requests), tuple(taken)), violations
+
+
+def _match_entries(
+    entries: list[Manifest], requests: list[AnsweredRequest]
+) -> Iterator[tuple[Manifest, AnsweredRequest | None]]:
+    """Entries with the request that they are for; requests of one name have theirs one after the other."""
+    by_name: dict[str, list[AnsweredRequest]] = {}
+    for request in requests:
+        by_name.setdefault(request.name, []).append(request)
+    given: Counter[str] = Counter()
+    for entry in entries:
+        same = by_name.get(entry["request"])
+        if same is not None and len(same) > 1 and given[entry["request"]] == same[0].spec.get("count", 1):
+            del same[0]
+            given[entry["request"]] = 0
+        given[entry["request"]] += 1
+        yield entry, same[0] if same else None
+
+
+def request_violations(
+    answered: AnsweredClaim,
+    offer: PublishedPools,
+    classes: Mapping[str, Manifest],
+    verdicts: SelectorResults,
+    features: Container[str],
+) -> list[str]:
+    """What is wrong with what the requests were given, each on its own."""
+    violations: list[str] = []
+    for request in answered.requests:
+        own_devices = [one for one in answered.taken if one.request is request]
+        readings = []
+        for spec in (request.spec, *request.twins):
+            device_class = classes.get(spec.get("deviceClassName") or "")
+            if device_class is None:
+                readings.append(["its class does not exist"])
+            else:
+                one = request if spec is request.spec else replace(request, spec=spec)
+                judge = _RequestJudge(one, device_class, verdicts, features)
+                readings.append(list(_violations(own_devices, judge, offer)))
+        violations += [f"{request.name}: {sentence}" for sentence in min(readings, key=len)]
+    return violations
+
+
+def _violations(own_devices: list[AllocatedResult], judge: _RequestJudge, offer: PublishedPools) -> Iterator[str]:
+    spec = judge.request.spec
+    for key, times in duplicate_devices(one.device.id for one in own_devices):
+        yield f"has {'/'.join(key)} {times} times"
+    if spec.get("allocationMode", "ExactCount") == "All":
+        yield from _all_violations(own_devices, judge, offer)
+    elif len(own_devices) != spec.get("count", 1):
+        yield f"has {len(own_devices)} devices instead of {spec.get('count', 1)}"
+    for one in own_devices:
+        yield from (f"{'/'.join(one.device.id)} {sentence}" for sentence in judge.violations(one))
+
+
+def duplicate_devices(devices: Iterable[DeviceId]) -> list[tuple[DeviceId, int]]:
+    """Devices that are there more than once, and how often."""
+    given = [*devices]
+    if len({*given}) == len(given):
+        return []
+    return [(key, times) for key, times in Counter(given).items() if times > 1]
+
+
+def _all_violations(own_devices: list[AllocatedResult], judge: _RequestJudge, offer: PublishedPools) -> Iterator[str]:
+    given = {one.device.id for one in own_devices}
+    wanted = set()
+    for pool in offer.pools():
+        if pool.problem is not None:
+            yield f"asks for all devices, and a pool {pool.problem}"
+            continue
+        wanted |= {device.id for device in pool.devices.values() if judge.wants(device)}
+    if not wanted:
+        yield "asks for all devices, and there are none"
+    for lacking in sorted(wanted - given):
+        yield f"asks for all devices, and lacks {'/'.join(lacking)}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _RequestJudge:
+    """What one request says of single devices."""
+
+    request: AnsweredRequest
+    device_class: Manifest
+    verdicts: SelectorResults
+    features: Container[str]
+
+    def wants(self, device: NodeDevice) -> bool:
+        """Whether an ``All`` request is about this device, in use or not."""
+        if not self._is_selected(device):
+            return False
+        try:
+            return "DRAConsumableCapacity" not in self.features or self._amounts(device) is not None
+        except UncountableAmount:
+            return True
+
+    def violations(self, one: AllocatedResult) -> Iterator[str]:
+        device, manifest = one.device, one.device.manifest
+        if not self._is_selected(device):
+            yield "does not match the selectors, or its conditions are not supported"
+        if "DRADeviceTaints" in self.features:
+            for taint in manifest.get("taints") or ():
+                if taint.get("effect") in ("NoSchedule", "NoExecute") and not self._tolerates(taint):
+                    yield f"has the taint {taint['key']}, which is not tolerated"
+        if device.skips_operations:
+            yield "skips operations of the node, which is not supported"
+        if manifest.get("consumesCounters") and "DRAPartitionableDevices" not in self.features:
+            yield "draws on counters, which are not supported"
+        if bool(one.entry.get("adminAccess")) is not self.request.is_admin:
+            yield "does not have the request's adminAccess"
+        if (one.entry.get("tolerations") or []) != (self.request.spec.get("tolerations") or []):
+            yield "does not have the request's tolerations"
+        binding = "DRADeviceBindingConditions" in self.features
+        for name in ("bindingConditions", "bindingFailureConditions"):
+            if (one.entry.get(name) or []) != ((manifest.get(name) if binding else None) or []):
+                yield f"does not have the device's {name}"
+        yield from self._share_violations(one)
+
+    def _share_violations(self, one: AllocatedResult) -> Iterator[str]:
+        if "DRAConsumableCapacity" not in self.features:
+            if one.entry.get("shareID") or one.entry.get("consumedCapacity"):
+                yield "is shared, which is not supported"
+            return
+        try:
+            amounts = self._amounts(one.device)
+        except UncountableAmount as error:
+            yield f"cannot be accounted for: {error}"
+            return
+        if amounts is None:
+            yield "does not have the requested capacity"
+            return
+        consumed = {name: to_nano(amount) for name, amount in (one.entry.get("consumedCapacity") or {}).items()}
+        if not one.device.manifest.get("allowMultipleAllocations"):
+            amounts = {}
+            if one.entry.get("shareID"):
+                yield "has a share, and is not shareable"
+        elif not one.entry.get("shareID"):
+            yield "is shareable, and has no share"
+        if consumed != amounts:
+            yield f"consumes {consumed} instead of {amounts} (nano units)"
+
+    def _is_selected(self, device: NodeDevice) -> bool:
+        if device.manifest.get("bindingConditions") and "DRADeviceBindingConditions" not in self.features:
+            return False
+        selectors = [
+            *((self.device_class.get("spec") or {}).get("selectors") or ()),
+            *(self.request.spec.get("selectors") or ()),
+        ]
+        return all(self.verdicts.matches(selector["cel"]["expression"], device) for selector in selectors)
+
+    def _amounts(self, device: NodeDevice) -> dict[str, int] | None:
+        requested = (self.request.spec.get("capacity") or {}).get("requests") or {}
+        capacities = device.manifest.get("capacity") or {}
+        return amounts_to_take(requested, capacities, fractional="DRAFractionalCapacityRange" in self.features)
+
+    def _tolerates(self, taint: Manifest) -> bool:
+        return any(_is_tolerated(taint, one) for one in self.request.spec.get("tolerations") or ())
+
+
+def _is_tolerated(taint: Manifest, toleration: Manifest) -> bool:
+    for name in ("effect", "key"):
+        if toleration.get(name) and toleration[name] != taint.get(name):
+            return False
+    if (toleration.get("operator") or "Equal") == "Equal":
+        return bool((toleration.get("value") or "") == (taint.get("value") or ""))
+    return bool(toleration["operator"] == "Exists")
+
+
+def _devices(claim: Manifest) -> Manifest:
+    devices: Manifest = (claim.get("spec") or {}).get("devices") or {}
+    return devices

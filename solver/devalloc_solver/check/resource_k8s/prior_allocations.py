@@ -1,0 +1,100 @@
+"""What was in use before an answer: what the caller lists, and what claims with an allocation hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from devalloc_solver.check.resource_k8s.pools import DeviceId
+from devalloc_solver.check.resource_k8s.quantities import UncountableAmount, to_nano
+
+Manifest = Mapping[str, Any]
+
+_NAMES = ("driver", "pool", "device")
+
+
+class PriorUsage:
+    """Devices in use, counted, so that holders come and go; admin access holds nothing."""
+
+    def __init__(self, allocated: Manifest, claims: Iterable[Manifest]) -> None:
+        self.whole: dict[DeviceId, int] = {}
+        """device -> times it is held whole"""
+        self.shared: dict[DeviceId, int] = {}
+        """device -> shares of it"""
+        self.share_ids: dict[tuple[DeviceId, str], int] = {}
+        self.consumed: dict[DeviceId, dict[str, int]] = {}
+        for one in allocated.get("devices") or ():
+            _add_count(self.whole, _device_id(one), 1)
+        for one in allocated.get("shares") or ():
+            _add_count(self.shared, _device_id(one), 1)
+            _add_count(self.share_ids, (_device_id(one), str(one.get("shareID"))), 1)
+        for one in allocated.get("consumedCapacity") or ():
+            self._share(one, 1)
+        for claim in claims:
+            self.add((claim.get("status") or {}).get("allocation") or {})
+
+    def __contains__(self, device: DeviceId) -> bool:
+        return device in self.whole or device in self.shared
+
+    def add(self, allocation: Manifest, sign: int = 1) -> None:
+        """A claim has an allocation; with ``sign`` -1 it has it no more."""
+        for one in _results_with_device(allocation):
+            if one.get("adminAccess") is True:
+                continue
+            share = one.get("shareID")
+            if isinstance(share, str) and share:
+                self._share(one, sign)
+                _add_count(self.share_ids, (_device_id(one), share), sign)
+            else:
+                _add_count(self.whole, _device_id(one), sign)
+
+    def _share(self, one: Manifest, sign: int) -> None:
+        """A share of an amount that is negative or cannot be read is as good as the whole device."""
+        amounts = _amounts(one)
+        if amounts is None:
+            _add_count(self.whole, _device_id(one), sign)
+            return
+        _add_count(self.shared, _device_id(one), sign)
+        consumed = self.consumed.setdefault(_device_id(one), {})
+        for name, amount in amounts.items():
+            _add_count(consumed, name, sign * amount)
+        if not consumed:
+            del self.consumed[_device_id(one)]
+
+
+def copy_allocation(allocation: Manifest) -> Manifest:
+    """What ``PriorUsage`` reads of an allocation, whatever its author writes on it later."""
+    return {"devices": {"results": [dict(one) for one in _results_with_device(allocation)]}}
+
+
+def _results_with_device(allocation: Manifest) -> Iterator[Manifest]:
+    """The results that name a device."""
+    devices = allocation.get("devices")
+    results = devices.get("results") if isinstance(devices, Mapping) else None
+    for one in results if isinstance(results, list) else ():
+        if isinstance(one, Mapping) and all(one.get(part) and isinstance(one[part], str) for part in _NAMES):
+            yield one
+
+
+def _amounts(one: Manifest) -> dict[str, int] | None:
+    """What a share takes, in nano units; None where nobody can tell, and so all of the device is taken."""
+    consumed = one.get("consumedCapacity")
+    if consumed is None:
+        consumed = {}
+    if not isinstance(consumed, Mapping) or not isinstance(one.get("adminAccess"), bool | None):
+        return None
+    try:
+        amounts = {name: to_nano(amount) for name, amount in consumed.items() if isinstance(name, str)}
+    except (UncountableAmount, ValueError):
+        return None
+    return amounts if len(amounts) == len(consumed) and all(amount >= 0 for amount in amounts.values()) else None
+
+
+def _add_count(counts: dict[Any, int], key: object, number: int) -> None:
+    counts[key] = counts.get(key, 0) + number
+    if not counts[key]:
+        del counts[key]
+
+
+def _device_id(one: Manifest) -> DeviceId:
+    return one["driver"], one["pool"], one["device"]

@@ -1,0 +1,98 @@
+"""The rules that hold across all answers: no device has two owners, no share and no counter is given twice."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Container, Iterator, Sequence
+
+from devalloc_solver.check.resource_k8s.claim import AllocatedResult, AnsweredClaim, duplicate_devices
+from devalloc_solver.check.resource_k8s.pools import CounterId, DeviceId, NodeDevice, PublishedPools
+from devalloc_solver.check.resource_k8s.prior_allocations import PriorUsage
+from devalloc_solver.check.resource_k8s.quantities import to_nano
+
+
+def use_violations(
+    answered: Sequence[AnsweredClaim], offer: PublishedPools, held: PriorUsage, features: Container[str]
+) -> list[str]:
+    """What is wrong with the answers taken together, and with what was in use before."""
+    shareable = "DRAConsumableCapacity" in features
+    ordinary = [one for answer in answered for one in answer.taken if not one.request.is_admin]
+    devices: dict[DeviceId, NodeDevice] = {one.device.id: one.device for one in ordinary}
+    violations = [*_claim_violations(answered, shareable), *_share_id_violations(answered, held)]
+    times = dict(duplicate_devices(one.device.id for one in ordinary))
+    for key, device in devices.items():
+        where = "/".join(key)
+        if key in held.whole:
+            violations.append(f"{where} is in use")
+        if not (shareable and device.manifest.get("allowMultipleAllocations")):
+            if key in held.shared:
+                violations.append(f"{where} is not shareable, and shares of it are in use")
+            if key in times:
+                violations.append(f"{where} is given {times[key]} times")
+    violations += _capacity_violations(ordinary, held)
+    if "DRAPartitionableDevices" in features:
+        violations += _counter_violations(devices, offer, held)
+    return violations
+
+
+def _claim_violations(answered: Sequence[AnsweredClaim], shareable: bool) -> Iterator[str]:
+    """Not even admin access has a device twice in one claim, unless it is shareable."""
+    for answer in answered:
+        times = duplicate_devices(
+            one.device.id
+            for one in answer.taken
+            if not (shareable and one.device.manifest.get("allowMultipleAllocations"))
+        )
+        for key, number in times:
+            yield f"{answer.title}: has {'/'.join(key)} {number} times"
+
+
+def _share_id_violations(answered: Sequence[AnsweredClaim], held: PriorUsage) -> Iterator[str]:
+    seen: set[tuple[DeviceId, str]] = set()
+    for answer in answered:
+        for one in answer.taken:
+            share = (one.device.id, str(one.entry.get("shareID")))
+            if one.entry.get("shareID") and (share in seen or share in held.share_ids):
+                yield f"{answer.title}: {'/'.join(one.device.id)}: the share {share[1]} exists already"
+            seen.add(share)
+
+
+def _capacity_violations(ordinary: Sequence[AllocatedResult], held: PriorUsage) -> Iterator[str]:
+    used: dict[DeviceId, dict[str, int]] = defaultdict(dict)
+    capacities = {}
+    for one in ordinary:
+        key = one.device.id
+        capacities[key] = one.device.manifest.get("capacity") or {}
+        amounts = used.setdefault(key, dict(held.consumed.get(key, {})))
+        for name, amount in (one.entry.get("consumedCapacity") or {}).items():
+            amounts[name] = amounts.get(name, 0) + to_nano(amount)
+    for one in ordinary:
+        # What is in use of a capacity that nobody takes any of is not this answer's concern.
+        for name in one.entry.get("consumedCapacity") or {}:
+            amounts, key = used[one.device.id], one.device.id
+            total = to_nano(capacities[key][name]["value"]) if name in capacities[key] else 0
+            if amounts[name] > total:
+                yield f"{'/'.join(key)}: {amounts[name]} of {total} {name} are consumed (nano units)"
+
+
+def _counter_violations(devices: dict[DeviceId, NodeDevice], offer: PublishedPools, held: PriorUsage) -> Iterator[str]:
+    """A device draws once, however many shares of it there are, and wherever it is reached from."""
+    new = {key: device for key, device in devices.items() if key not in held and device.draws}
+    for driver, name in sorted({key[:2] for key in new}):
+        pool = offer.pool(driver, name)
+        if pool is None:
+            continue
+        drawn: dict[CounterId, int] = defaultdict(int)
+        for device in pool.every:
+            if device.id in held:
+                for counter, amount in device.draws:
+                    drawn[counter] += amount
+        touched = set()
+        for device in new.values():
+            if device.id[:2] == (driver, name):
+                for counter, amount in device.draws:
+                    drawn[counter] += amount
+                    touched.add(counter)
+        for counter in sorted(touched):
+            if drawn[counter] > pool.counters.get(counter, 0):
+                yield f"{'/'.join(counter)}: {drawn[counter]} of {pool.counters.get(counter, 0)} are drawn (nano units)"

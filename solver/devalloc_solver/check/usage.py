@@ -1,0 +1,182 @@
+"""Which claim uses which device, and the rules that hold across all claims."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from typing import NamedTuple
+
+from devalloc.api.quantity import floor_blocks
+from devalloc_solver.check.pools import CheckedDevice, PoolKey
+
+
+class CheckedUse(NamedTuple):
+    """One device in the hands of one claim detail; with amounts (nano units) when it is a share."""
+
+    pooled: CheckedDevice
+    user: str
+    """Claim and detail, such as "default/x: detail 0"."""
+    amounts: Mapping[str, int] = {}
+    held: bool = False
+    """Whether the claim came in with it. Too much held is nobody's fault now, and nothing left (S18)."""
+
+
+_NO_USERS: Mapping[CheckedDevice, Sequence[CheckedUse]] = {}
+_NOTHING: Mapping[str, int] = {}
+
+
+class UsageAccount:
+    """The uses of all devices that are in use, by pool and device, and what these devices draw from their pools."""
+
+    def __init__(self) -> None:
+        self._pools: dict[PoolKey, dict[CheckedDevice, list[CheckedUse]]] = {}
+        self._drawn: dict[PoolKey, dict[str, int]] = {}
+
+    def add(self, uses: Iterable[CheckedUse]) -> None:
+        for use in uses:
+            pooled = use.pooled
+            pool = self._pools.setdefault(pooled.pool_key, {})
+            users = pool.get(pooled)
+            if users is None:
+                pool[pooled] = [use]
+                self._draw(pooled, 1)
+            else:
+                users.append(use)
+
+    def remove(self, uses: Iterable[CheckedUse]) -> None:
+        for use in uses:
+            pooled = use.pooled
+            pool = self._pools[pooled.pool_key]
+            users = pool[pooled]
+            users.remove(use)
+            if not users:
+                del pool[pooled]
+                self._draw(pooled, -1)
+                if not pool:
+                    del self._pools[pooled.pool_key]
+                    self._drawn.pop(pooled.pool_key, None)
+
+    def _draw(self, pooled: CheckedDevice, times: int) -> None:
+        if pooled.draws:
+            drawn = self._drawn.setdefault(pooled.pool_key, {})
+            for name, blocks, _ in pooled.draws:
+                drawn[name] = drawn.get(name, 0) + times * blocks
+
+    def of_pool(self, key: PoolKey) -> Mapping[CheckedDevice, Sequence[CheckedUse]]:
+        return self._pools.get(key, _NO_USERS)
+
+    def drawn(self, key: PoolKey) -> Mapping[str, int]:
+        """Blocks of each resource of a pool that the devices in use draw, each device once (S12)."""
+        return self._drawn.get(key, _NOTHING)
+
+
+def are_exclusive(account: UsageAccount, uses: Sequence[CheckedUse]) -> bool:
+    """Whether the new uses are of whole devices, one each, that nobody uses, and there is what these draw.
+
+    Then there are no conflicts, which is quickly seen of most claims.
+    """
+    more: dict[tuple[PoolKey, str], int] = {}
+    for use in uses:
+        pooled = use.pooled
+        key = pooled.pool_key
+        if use.amounts or pooled in account.of_pool(key) or pooled.compatibility_group is not None:
+            return False
+        if pooled.draws:
+            drawn = account.drawn(key)
+            for name, blocks, capacity in pooled.draws:
+                more[key, name] = new = more.get((key, name), 0) + blocks
+                if drawn.get(name, 0) + new > capacity:
+                    return False
+    return len(uses) == 1 or len({use.pooled for use in uses}) == len(uses)
+
+
+def conflicts(account: UsageAccount, uses: Sequence[CheckedUse]) -> Iterator[str]:
+    """What new uses break of S10 to S13 beside those that are held. Uses of admin details are not among them (S14)."""
+    by_pool: dict[PoolKey, dict[CheckedDevice, list[CheckedUse]]] = defaultdict(lambda: defaultdict(list))
+    for use in uses:
+        by_pool[use.pooled.pool_key][use.pooled].append(use)
+    for key, devices in by_pool.items():
+        held = account.of_pool(key)
+        for pooled, new in devices.items():
+            earlier = held.get(pooled)
+            if earlier is None and len(new) == 1 and not new[0].amounts:
+                continue  # one user, who has all of it
+            users = [*(earlier or ()), *new]
+            yield from _whole_or_shared(users)
+            yield from _shared_capacity(users)
+        if next(iter(devices)).pool.spec.resources or any(pooled.compatibility_group is not None for pooled in devices):
+            together = {pooled: list(users) for pooled, users in held.items()}
+            for pooled, new in devices.items():
+                together.setdefault(pooled, []).extend(new)
+            wanted = {name for pooled in devices for name in pooled.device.requests}
+            yield from _pool_resources(together.values(), wanted)
+            yield from _compatibility(together.values())
+
+
+def _whole_or_shared(users: Sequence[CheckedUse]) -> Iterator[str]:
+    """A whole device has one user; sharers never meet a whole-taker (S10, S13)."""
+    earlier: CheckedUse | None = None
+    earlier_whole: CheckedUse | None = None
+    for use in users:
+        other = earlier_whole if use.amounts else earlier
+        if other is not None and not use.held:
+            how, again = ("in shares" if each.amounts else "whole" for each in (other, use))
+            yield f"{use.user}: device {use.pooled} is used {how} by {other.user} and {again} here (S10)"
+        earlier = earlier or use
+        if not use.amounts:
+            earlier_whole = earlier_whole or use
+
+
+def _shared_capacity(users: Sequence[CheckedUse]) -> Iterator[str]:
+    """All shares of a device together fit its usable capacity (S10, S11)."""
+    names = {name for use in users if not use.held for name in use.amounts}
+    for name in sorted(names):
+        sharers = [use for use in users if name in use.amounts]
+        total = sum(use.amounts[name] for use in sharers)
+        pooled = users[0].pooled
+        if total > pooled.usable(name):
+            new = next(use for use in sharers if not use.held)
+            others = sorted({use.user for use in sharers} - {new.user})
+            shared = f", shared with {', '.join(others)}" if others else ""
+            yield f"{new.user}: device {pooled} gives more {name} than it has{shared} (S11)"
+
+
+def _pool_resources(devices: Iterable[Sequence[CheckedUse]], wanted: Set[str]) -> Iterator[str]:
+    """What the allocated devices of a pool draw from it fits its capacity, each device once (S12).
+
+    Only resources that new devices draw on, the ``wanted`` ones, can be overdrawn by them.
+    """
+    distinct = [(users[0].pooled, users) for users in devices]
+    pool = distinct[0][0].pool
+    for resource in pool.spec.resources:
+        if resource.name not in wanted:
+            continue
+        drawn = sum(pooled.drawn_blocks(resource) for pooled, _ in distinct)
+        if drawn <= floor_blocks(resource.capacity, resource.block):
+            continue
+        for pooled, users in distinct:
+            if pooled.drawn_blocks(resource) and not any(use.held for use in users):
+                yield (
+                    f"{users[0].user}: device {pooled} and the other devices in use draw {drawn} blocks of"
+                    f" {resource.name}, and the pool has {floor_blocks(resource.capacity, resource.block)} (S12)"
+                )
+                break
+
+
+def _compatibility(devices: Iterable[Sequence[CheckedUse]]) -> Iterator[str]:
+    """Devices of one pool that carry a compatibility group carry the same one (S12a)."""
+    carriers: dict[str, list[Sequence[CheckedUse]]] = defaultdict(list)
+    for users in devices:
+        group = users[0].pooled.compatibility_group
+        if group is not None:
+            carriers[group].append(users)
+    if len(carriers) < 2:
+        return
+    for group, members in carriers.items():
+        other = next(name for name in carriers if name != group)
+        for users in members:
+            if not any(use.held for use in users):
+                yield (
+                    f"{users[0].user}: device {users[0].pooled} of compatibility group {group} is used beside"
+                    f" {carriers[other][0][0].pooled} of group {other} (S12a)"
+                )

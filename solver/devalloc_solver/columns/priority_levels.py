@@ -1,0 +1,228 @@
+"""The satisfied claims of each priority, highest first: as many as can be found, and a bound (S17, goal 1).
+
+A level is decided before the next: what it reached is a floor for all that follows. Counting comes first, then a
+linear program with its bound, then dives and repairs, each only as long as there is a gap.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from devalloc_solver.columns.dive import dive
+from devalloc_solver.columns.master_problem import ColumnPool, MasterProgram
+from devalloc_solver.columns.neighbourhood import OpenPacking, pick_bins, repair
+from devalloc_solver.columns.node_geometry import Ints
+from devalloc_solver.columns.packing import Packing, PackingChoices, fill_packing, max_copies, state_usefulness
+from devalloc_solver.columns.pricing import PathValues, StageGoal
+from devalloc_solver.columns.state_network import User
+from devalloc_solver.columns.state_space import StateSpace
+
+DIVE_FRACTIONS = (10, 4, 20, 7, 14)
+"""The dives that are tried while there is a gap: one in so many columns is rounded up in each round."""
+REPAIR_SIZE = 8
+"""Bins that are repaired together."""
+MAX_REPAIRS, MAX_REPAIRS_WIDE_GAP = 10, 16
+"""Repairs of what the best of the dives leaves; and as long as the gap is wider than TOLERANCE."""
+TOLERANCE = 1
+"""Claims."""
+
+
+@dataclass(slots=True, eq=False)
+class LevelSolver:
+    """Decides level after level; the best packing so far is always at hand."""
+
+    board: StateSpace
+    supply: Ints
+    """state -> bins in it"""
+    wanted: Sequence[int]
+    """kind -> units"""
+    ends: float | None = None
+    """monotonic time after which nothing new is begun"""
+    best: Packing = field(init=False)
+    bounds: dict[int, int] = field(default_factory=dict)
+    """priority -> claims that can be satisfied at the most, those of higher ones being as many as they are"""
+    least_ranks: int = 0
+    """a lower bound of the sum of chosen alternatives, with as many claims"""
+    _pool: ColumnPool = field(init=False)
+    _fits: Ints = field(init=False)
+    _useful: Ints = field(init=False)
+    _choices: PackingChoices = field(init=False)
+    _first: list[Packing] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Begin with what a best fit finds, large claims first or small ones."""
+        self._pool = ColumnPool(self.board)
+        self._fits = max_copies(self.board.network)
+        self._useful = state_usefulness(self.board, self._fits, self.wanted)
+        self._choices = PackingChoices.by_loss(self.board, self._useful)
+        self._first = [Packing.empty(self.board, self.supply) for _ in range(2)]
+        for packing, small_first in zip(self._first, (False, True), strict=True):
+            fill_packing(packing, self._choices, self._order(small_first), self.wanted)
+        self.best = max(self._first, key=_packing_value)
+
+    def decide(self) -> None:
+        """Every level in turn."""
+        floors: dict[int, int] = {}
+        for priority in self.board.priorities:
+            self.bounds[priority] = self._count(priority)
+            if self._has_gap(priority) and not self._is_late():
+                self._improve(priority, floors)
+            floors[priority] = self.best.satisfied()[priority]
+        if self._is_late():
+            self._save()
+            return
+        self._prefer(floors)
+        self._draw_together()
+
+    def _save(self) -> None:
+        """A last attempt when there is no time for another: what takes the fewest devices leaves room for more."""
+        if not any(map(self._has_gap, self.board.priorities)):
+            return
+        packing = Packing.empty(self.board, self.supply)
+        fill_packing(packing, self._choices, self._order(small_first=True), self.wanted, frugal=True)
+        if _packing_value(packing) > _packing_value(self.best):
+            self.best = packing
+            for priority in self.board.priorities[1:]:  # what was proven was for as many of higher ones as there were
+                self.bounds[priority] = self._count(priority)
+
+    def _prefer(self, floors: Mapping[int, int]) -> None:
+        """Better alternatives for as many claims (S17, goal 2): one program for a bound, one dive."""
+        if not self.best.ranks() or self._is_late():
+            return
+        worth = {
+            (kind, way): -self.board.kinds[kind].ways[way].rank
+            for users in self.board.network.users
+            for kind, way in users
+        }
+        program = self._program(worth, floors)
+        program.solve(enough=-self.best.ranks(), ends=self.ends)
+        if program.bound is not None:
+            self.least_ranks = max(0, -program.bound)
+        if self.least_ranks < self.best.ranks() and not self._is_late():
+            packing = self._completed(dive(program, part=DIVE_FRACTIONS[0], ends=self.ends), self._choices)
+            self.best = max(self.best, packing, key=_packing_value)
+
+    def _draw_together(self) -> None:
+        """The same claims in fewer bins, if it can be had at once (S17, goal 3)."""
+        packing = Packing.empty(self.board, self.supply)
+        kinds = self.board.kinds
+        large_first = sorted(range(len(kinds)), key=lambda k: (-kinds[k].fewest, k))
+        fill_packing(packing, self._choices, large_first, self.best.counts(), compact=True)
+        if _packing_value(packing) >= _packing_value(self.best) and packing.gone.sum() < self.best.gone.sum():
+            self.best = packing
+
+    def prove(self, satisfied: Mapping[int, int], floors: Mapping[int, int]) -> None:
+        """Bounds alone, for solutions with no fewer claims of each priority than its floor.
+
+        ``satisfied``: claims that are in anyway; a bound that is down to them is good enough.
+        """
+        for priority in self.board.priorities:
+            enough = satisfied.get(priority, 0)
+            self.bounds[priority] = self._count(priority)
+            if enough < self.bounds[priority] and not self._is_late():
+                higher = {p: max(0, floors.get(p, 0)) for p in self.board.priorities if p > priority}
+                program = self._program(self._counting(priority), higher)
+                program.solve(enough=enough, ends=self.ends)
+                self._take_bound(priority, program)
+
+    # -- one level -----------------------------------------------------------------------------------------------------
+
+    def _improve(self, priority: int, floors: Mapping[int, int]) -> None:
+        program = self._program(self._counting(priority), floors)
+        program.solve(enough=self.best.satisfied()[priority], ends=self.ends)
+        self._take_bound(priority, program)
+        nearest: tuple[Packing, PathValues] | None = None
+        for part in DIVE_FRACTIONS:
+            if not self._has_gap(priority) or self._is_late():
+                return
+            if nearest is not None:
+                program.restore()
+                program.solve(ends=self.ends)
+            valuation = program.valuation
+            if valuation is None:
+                return  # cut short
+            packing = dive(program, part=part, ends=self.ends)
+            # What still fits goes where it costs least, by two measures.
+            costs = (self._choices, PackingChoices.by_loss(self.board, valuation.worth))
+            for choices in costs:
+                whole = self._completed(packing.copy(), choices)
+                self.best = max(self.best, whole, key=_packing_value)
+                if nearest is None or self._total(whole, priority) > self._total(nearest[0], priority):
+                    nearest = whole, valuation
+        if nearest is not None:
+            self._mend(*nearest, priority)
+
+    def _completed(self, packing: Packing, choices: PackingChoices) -> Packing:
+        fill_packing(packing, choices, self._order(small_first=True), self.wanted)
+        return packing
+
+    def _mend(self, packing: Packing, valuation: PathValues, priority: int) -> None:
+        """Repair some bins after others, as long as there is a gap."""
+        rng = random.Random(1)
+        pile = OpenPacking.of(packing, self.supply, self.wanted)
+        for turn in range(MAX_REPAIRS_WIDE_GAP):
+            gap = self.bounds[priority] - self.best.satisfied()[priority]
+            if gap <= (0 if turn < MAX_REPAIRS else TOLERANCE) or self._is_late():
+                return
+            chosen = pick_bins(pile, valuation, REPAIR_SIZE, rng)
+            if chosen and repair(pile, chosen, priority, self.ends) > 0:
+                self.best = max(self.best, self._completed(pile.pack(self.supply), self._choices), key=_packing_value)
+
+    def _counting(self, priority: int) -> dict[User, int]:
+        """One for each claim of a priority; units with higher ones take part."""
+        kinds = self.board.kinds
+        return {
+            user: kinds[user[0]].claims.get(priority, 0)
+            for users in self.board.network.users
+            for user in users
+            if kinds[user[0]].priority >= priority
+        }
+
+    def _program(self, worth: Mapping[User, int], floors: Mapping[int, int]) -> MasterProgram:
+        """As much worth as possible, and no fewer claims of a priority than its floor."""
+        for packing in self._first:
+            self._pool.add_all(packing, worth)
+        return MasterProgram(self.board, self._pool, StageGoal(worth, floors), self.supply, self.wanted)
+
+    def _take_bound(self, priority: int, program: MasterProgram) -> None:
+        if program.bound is not None:
+            self.bounds[priority] = min(self.bounds[priority], program.bound)
+
+    def _count(self, priority: int) -> int:
+        """Claims that fit at the most, were each kind alone."""
+        kinds = self.board.kinds
+        if len(self.board.network.stubs):
+            return sum(wanted * kinds[k].claims.get(priority, 0) for k, wanted in enumerate(self.wanted))
+        room = [0] * len(kinds)
+        alone = self.supply @ self._fits[: self.board.network.states]
+        # How many cards can be opened is for the program to say.
+        opened = self._fits[[*self.board.opens.values()]].sum(axis=0)
+        for label, users in enumerate(self.board.network.users):
+            for kind, _ in users:
+                room[kind] += self.wanted[kind] if opened[label] else int(alone[label])
+        return sum(min(room[k], wanted) * kinds[k].claims.get(priority, 0) for k, wanted in enumerate(self.wanted))
+
+    def _total(self, packing: Packing, priority: int) -> tuple[int, object]:
+        """How near a packing comes: what it lacks of higher priorities can be mended at a small price."""
+        return sum(count for p, count in packing.satisfied().items() if p >= priority), _packing_value(packing)
+
+    # -- small things --------------------------------------------------------------------------------------------------
+
+    def _order(self, small_first: bool) -> list[int]:
+        """Kinds, highest priority first."""
+        kinds, sign = self.board.kinds, 1 if small_first else -1
+        return sorted(range(len(kinds)), key=lambda k: (-kinds[k].priority, sign * kinds[k].effort, k))
+
+    def _has_gap(self, priority: int) -> bool:
+        return self.best.satisfied()[priority] < self.bounds[priority]
+
+    def _is_late(self) -> bool:
+        return self.ends is not None and time.monotonic() > self.ends
+
+
+def _packing_value(packing: Packing) -> tuple[tuple[int, ...], int]:
+    """Satisfied claims, highest priority first; then the alternatives chosen."""
+    return tuple(packing.satisfied().values()), -packing.ranks()

@@ -1,0 +1,93 @@
+"""Units outside the column model: each is placed exactly on what is left, one by one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from devalloc_solver.exact.goals import GoalSearch, optimize_goals
+from devalloc_solver.exact.model import build_model
+from devalloc_solver.place import StepsExhausted, place
+from devalloc_solver.problem.allocations import Allocation, Usage
+from devalloc_solver.problem.demand import PlacementUnit
+from devalloc_solver.problem.placement import Placement, name_devices
+from devalloc_solver.problem.snapshot import Snapshot
+
+
+@dataclass(slots=True, eq=False)
+class RemainingUnits:
+    """Places units; ``ledger`` is what is in use by now."""
+
+    snapshot: Snapshot
+    holdings: Sequence[Allocation]
+    """what was in use before the batch"""
+    ledger: Usage
+    placement: str
+    ends: float | None
+    new: list[Allocation] = field(default_factory=list)
+    """what is in use since"""
+    satisfied: dict[int, int] = field(default_factory=dict)
+    """priority -> claims"""
+    possible: dict[int, int] = field(default_factory=dict)
+    """priority -> claims that fit somewhere as long as nothing else is placed"""
+    _denied: dict[object, bool] = field(default_factory=dict)
+    """kind of a unit that found no place -> whether it might have, before the batch: an equal one fares no better"""
+    _before: Usage | None = None
+
+    def hold(self, placements: Sequence[Placement]) -> None:
+        """Count these as in use."""
+        for placement in placements:
+            holding = placement.holding()
+            self.new.append(holding)
+            self.ledger.add(holding)
+
+    def place(self, unit: PlacementUnit) -> list[Placement]:
+        """The unit's placements, or none."""
+        kind = unit.kind
+        is_denied = kind is not None and kind in self._denied
+        placements, is_certain = ([], True) if is_denied else self._place(unit)
+        if is_denied:
+            fits = self._denied[kind]
+        else:
+            fits = bool(placements) or not is_certain or self._might_fit(unit)
+            if not placements and is_certain and kind is not None:
+                self._denied[kind] = fits
+        for demand in unit.demands:
+            priority = demand.claim.priority
+            self.satisfied[priority] = self.satisfied.get(priority, 0) + bool(placements)
+            self.possible[priority] = self.possible.get(priority, 0) + fits
+        return placements
+
+    def find(self, unit: PlacementUnit) -> list[Placement]:
+        """The same, without counting the unit among those that are placed here."""
+        return self._place(unit)[0]
+
+    def _place(self, unit: PlacementUnit) -> tuple[list[Placement], bool]:
+        """The unit's placements, or none, and whether it is certain that there are no others if there are none."""
+        if self.ends is not None and time.monotonic() > self.ends:
+            return [], False
+        try:
+            placed = place(self.snapshot, self.ledger, unit, placement=self.placement)
+        except StepsExhausted:
+            model = build_model(self.snapshot, [*self.holdings, *self.new], [unit], placement=self.placement)
+            search, levels = optimize_goals(model, placement=self.placement, ends=self.ends)
+            placements = name_devices(search)
+            is_certain = all(level.is_proven for level in levels if level.goal == "satisfied")
+        else:
+            placements, is_certain = [] if placed is None else [*placed.placements], True
+        self.hold(placements)
+        return placements, is_certain
+
+    def _might_fit(self, unit: PlacementUnit) -> bool:
+        """False only when it is proven that the unit does not fit, whatever else is placed."""
+        if not self.new:
+            return False  # nothing was placed yet, and it did not fit
+        if self._before is None:
+            self._before = Usage.of(self.snapshot, self.holdings)
+        try:
+            return place(self.snapshot, self._before, unit, placement=self.placement) is not None
+        except StepsExhausted:
+            search = GoalSearch(build_model(self.snapshot, self.holdings, [unit]), self.ends)
+            _, bound = search.maximize([(1, search.model.satisfied[0])], best=1)
+            return bound > 0

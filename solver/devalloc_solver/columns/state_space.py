@@ -1,0 +1,226 @@
+"""The whole problem in states: the bins, their current states, and the moves between states."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+
+from devalloc_solver.columns.bins import BinShape, GeometryBin, split_into_bins
+from devalloc_solver.columns.claim_kinds import ClaimKind
+from devalloc_solver.columns.node_geometry import Geometry, Ints, NodeTemplate, NodeTemplates, group_nodes
+from devalloc_solver.columns.patterns import LocalChoice, Pattern, find_patterns, localize
+from devalloc_solver.columns.state_network import Lattice, Network, NetworkPart, User, build_lattice, join_lattices
+from devalloc_solver.columns.template_merge import merge_templates
+from devalloc_solver.problem.allocations import Usage
+from devalloc_solver.problem.snapshot import Snapshot
+
+MAX_PAIRS = 60_000_000
+"""Pairs of state and pattern that are looked at for all shapes together: about a second."""
+
+QUICK_PAIRS, QUICK_TRIED = 3_000_000, 1_000
+"""The same, and choices of one way on one geometry (``patterns``), for a board that must soon be there."""
+
+MAX_PATTERNS = 60_000
+"""Patterns on all geometries together: a fleet where hardly two nodes are alike has no use for this encoding."""
+
+Cache = dict[object, list[Pattern] | None]
+"""(what attributes mean, geometry, way) -> its patterns, or None where there are too many"""
+
+BinSite = tuple[NodeTemplate, int, GeometryBin]
+"""A bin in the world: the template, the number of the node among its nodes, and the bin of its geometry."""
+
+
+@dataclass(slots=True, eq=False)
+class StateSpace:
+    """Kinds, bins and the network of their states."""
+
+    kinds: list[ClaimKind]
+    ground: NodeTemplates
+    network: Network
+    sites: dict[int, list[BinSite]]
+    """state -> bins that are in it, in natural order of the nodes"""
+    patterns: dict[Geometry, dict[LocalChoice, list[Pattern]]]
+    bins: dict[Geometry, list[GeometryBin]]
+    parts: dict[tuple[int, int], NetworkPart]
+    """(template, shape), by identity -> its part of the network"""
+    ways_there: dict[int, dict[User, LocalChoice]]
+    """template, by identity -> what a way is there"""
+    opens: dict[tuple[int, int], int]
+    """(source, target) of an arc that opens a card -> state of the card"""
+    priorities: list[int]
+    """highest first"""
+    _ordered: list[NetworkPart] = field(default_factory=list)
+    _offsets: list[int] = field(default_factory=list)
+
+    def part_of(self, state: int) -> NetworkPart:
+        """The part of the network that a state belongs to."""
+        if not self._offsets:
+            self._ordered = [*self.parts.values()]
+            self._offsets = [part.offset for part in self._ordered]
+        return self._ordered[bisect_right(self._offsets, state) - 1]
+
+    def supply(self) -> Ints:
+        """state -> bins in it"""
+        counts = np.zeros(self.network.states, dtype=np.int64)
+        for state, sites in self.sites.items():
+            counts[state] = len(sites)
+        return counts
+
+
+def build_state_space(
+    snapshot: Snapshot,
+    ledger: Usage,
+    kinds: Sequence[ClaimKind],
+    cache: Cache,
+    *,
+    ends: float | None = None,
+    is_quick: bool = False,
+) -> tuple[StateSpace, list[ClaimKind]]:
+    """The board of the kinds that can be encoded, and the kinds that cannot, or not before the monotonic time ``ends``.
+
+    ``is_quick``: encode all kinds or none, and only if it takes a few milliseconds.
+    """
+    left = list(kinds)
+    refused: list[ClaimKind] = []
+    while True:
+        ground = group_nodes(snapshot, ledger, left)
+        ground.templates = merge_templates(ground.templates)
+        builder = _StateSpaceBuilder(left, ground, cache, ends, is_quick)
+        if not builder.too_free:
+            return builder.build(), refused
+        refused += [kind for number, kind in enumerate(left) if number in builder.too_free]
+        left = [] if is_quick else [kind for number, kind in enumerate(left) if number not in builder.too_free]
+
+
+class _StateSpaceBuilder:
+    """Finds patterns first; kinds with too many are in ``too_free``."""
+
+    def __init__(
+        self, kinds: list[ClaimKind], ground: NodeTemplates, cache: Cache, ends: float | None, is_quick: bool
+    ) -> None:
+        self.kinds, self.ground, self.ends, self.is_quick = kinds, ground, ends, is_quick
+        most_tried = QUICK_TRIED if is_quick else None
+        self.patterns: dict[Geometry, dict[LocalChoice, list[Pattern]]] = {}
+        self.ways_there: dict[int, dict[User, LocalChoice]] = {}
+        self.too_free: set[int] = set()
+        found_so_far = 0
+        for template in ground.templates:
+            if found_so_far > MAX_PATTERNS:
+                # What groups ask for together has most patterns by far.
+                groups = {number for number, kind in enumerate(kinds) if sum(kind.claims.values()) > 1}
+                self.too_free = groups or {*range(len(kinds))}
+                return
+            there = self.ways_there[id(template)] = dict(self.ways_of(template))
+            by_way = self.patterns.setdefault(template.geometry, {})
+            for user, way in there.items():
+                if way not in by_way and user[0] not in self.too_free:
+                    key = (ground.attributes, ground.resources, template.geometry, way)
+                    if key not in cache:
+                        cache[key] = find_patterns(template.geometry, way, most_tried=most_tried, ends=ends)
+                    patterns = cache[key]
+                    if patterns is None:
+                        self.too_free.add(user[0])
+                        if is_quick:
+                            return
+                    else:
+                        by_way[way] = patterns
+                        found_so_far += len(patterns)
+
+    def ways_of(self, template: NodeTemplate) -> list[tuple[User, LocalChoice]]:
+        """What each way of each kind is on these nodes, where it is anything."""
+        return [
+            ((number, position), local)
+            for number, kind in enumerate(self.kinds)
+            if kind.pin is None or kind.pin == template.pin
+            for position, way in enumerate(kind.ways)
+            if (local := localize(way, template, self.ground)) is not None
+        ]
+
+    def build(self) -> StateSpace:
+        by_geometry: dict[Geometry, list[NodeTemplate]] = {}
+        for template in self.ground.templates:
+            by_geometry.setdefault(template.geometry, []).append(template)
+        parts: dict[tuple[int, int], NetworkPart] = {}
+        bin_states: list[tuple[NodeTemplate, GeometryBin, Ints]] = []
+        all_bins: dict[Geometry, list[GeometryBin]] = {}
+        offset = 0
+        room, waiting = QUICK_PAIRS if self.is_quick else MAX_PAIRS, len(by_geometry)
+        # Those with few states first: what they leave of the room is for the others.
+        for geometry, templates in sorted(
+            by_geometry.items(), key=lambda item: prod(c.size + 1 for c in item[0].cells)
+        ):
+            rows = {id(template): np.array(template.states, dtype=np.int64) for template in templates}
+            bins = all_bins[geometry] = split_into_bins(
+                geometry, self.patterns[geometry], np.concatenate([*rows.values()])
+            )
+            full = np.array([*(cell.size for cell in geometry.cells), *geometry.counters], dtype=np.int64)
+            states = {(id(t), id(b)): b.states(rows[id(t)], full) for t in templates for b in bins}
+            lattices = self.lattices(bins, templates, states, room // waiting)
+            room -= sum(len(lattice.rows) * shape.width for shape, lattice in lattices)
+            waiting -= 1
+            for template in templates:
+                users = self.users(template)
+                for shape, lattice in lattices:
+                    opened = {
+                        cell: int(inner.lattice.find(np.array([card.full]))[0]) + inner.offset
+                        for cell, (card, _) in shape.opens.items()
+                        for inner in (parts[id(template), id(card)],)
+                    }
+                    parts[id(template), id(shape)] = NetworkPart(lattice, users, opened, offset)
+                    offset += len(lattice.rows)
+                bin_states += [(template, b, states[id(template), id(b)]) for b in bins]
+        network = join_lattices([*parts.values()])
+        arcs = network.inner < network.states
+        pairs = zip(network.source[arcs].tolist(), network.target[arcs].tolist(), strict=True)
+        opens = dict(zip(pairs, network.inner[arcs].tolist(), strict=True))
+        sites = self.sites(bin_states, parts, network)
+        priorities = sorted({priority for kind in self.kinds for priority in kind.claims}, reverse=True)
+        return StateSpace(
+            self.kinds, self.ground, network, sites, self.patterns, all_bins, parts, self.ways_there, opens, priorities
+        )
+
+    def users(self, template: NodeTemplate) -> dict[LocalChoice, tuple[User, ...]]:
+        users: dict[LocalChoice, tuple[User, ...]] = {}
+        for user, way in self.ways_there[id(template)].items():
+            users[way] = (*users.get(way, ()), user)
+        return users
+
+    def lattices(
+        self,
+        bins: Sequence[GeometryBin],
+        templates: Sequence[NodeTemplate],
+        states: dict[tuple[int, int], Ints],
+        room: int,
+    ) -> list[tuple[BinShape, Lattice]]:
+        """One for each shape; those that are opened before those that open them."""
+        shapes = {id(b.shape): b.shape for b in bins}
+        by_shape = []
+        for shape in sorted(shapes.values(), key=lambda shape: bool(shape.opens)):
+            starts = [states[id(t), id(b)] for t in templates for b in bins if b.shape is shape]
+            starts += [np.array([shape.full], dtype=np.int64)] if shape.is_opened else []
+            by_shape.append((shape, build_lattice(shape, np.concatenate(starts), room // len(shapes), self.ends)))
+        return by_shape
+
+    def sites(
+        self,
+        bin_states: Sequence[tuple[NodeTemplate, GeometryBin, Ints]],
+        parts: dict[tuple[int, int], NetworkPart],
+        network: Network,
+    ) -> dict[int, list[BinSite]]:
+        """Bins by state, but for those where nothing can be done and cards that are still to be opened."""
+        useful = np.zeros(network.states, dtype=np.bool_)
+        useful[network.sources] = True
+        useful[network.stubs] = True
+        sites: dict[int, list[BinSite]] = {}
+        for template, own, rows in bin_states:
+            part = parts[id(template), id(own.shape)]
+            numbers = part.lattice.find(rows) + part.offset
+            full = np.array(own.shape.full, dtype=np.int64)
+            closed = (rows == full).all(axis=1) if own.shape.is_opened else np.zeros(len(rows), dtype=np.bool_)
+            for node in np.flatnonzero(useful[numbers] & ~closed).tolist():
+                sites.setdefault(int(numbers[node]), []).append((template, node, own))
+        return sites

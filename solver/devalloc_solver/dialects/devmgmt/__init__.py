@@ -1,0 +1,1 @@
+"""DevicePools, DeviceClasses and DeviceClaims."""

@@ -1,0 +1,182 @@
+"""The answers: what ``solve`` returns, and its JSON form (settled L2)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from devalloc.api.claim import DeviceAllocation, DeviceClaim, ResourceAllocation
+from devalloc.api.meta import ALLOCATED_NODE, ALLOCATION_DETAILS
+from devalloc.api.problems import Problem
+from devalloc.api.quantity import Format, Quantity
+from devalloc_solver.cel.budget import Bound
+from devalloc_solver.dialects.devmgmt.config_copies import config_entries
+from devalloc_solver.dialects.devmgmt.manifests import ProblemInput
+from devalloc_solver.exact.goals import GoalLevel
+from devalloc_solver.problem.allocations import Key, MissingDevice, node_of
+from devalloc_solver.problem.placement import PlacedDevice, Placement
+from devalloc_solver.problem.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimAnswer:
+    """What became of one claim."""
+
+    namespace: str
+    name: str
+    allocated: bool
+    node: str | None = None
+    allocations: tuple[dict[str, Any], ...] = ()
+    """DeviceAllocation manifests in spec order (S18)"""
+    one_of: tuple[int | None, ...] | None = None
+    """chosen alternative per entry of spec.claims"""
+    reason: str | None = None
+    """a code of ``devalloc_solver.explain.reasons.Reason``"""
+    message: str | None = None
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    """to be written on the claim together with the allocation"""
+    configs: Mapping[str, Any] = field(default_factory=dict)
+    """what ``devalloc_solver.dialects.devmgmt.config_copies.config_entries`` says"""
+    warnings: tuple[str, ...] = ()
+    funnel: tuple[dict[str, Any], ...] = ()
+    blockers: tuple[dict[str, Any], ...] = ()
+    lost: tuple[dict[str, str], ...] = ()
+    """allocated devices that exist no more (``DeviceLost``)"""
+    exceeded: Bound | None = None
+    """what the claim's expressions exceeded, if it was refused for that"""
+
+    @property
+    def key(self) -> Key:
+        return self.namespace, self.name
+
+    def to_dict(self) -> dict[str, Any]:
+        shown: dict[str, Any] = {
+            "namespace": self.namespace,
+            "name": self.name,
+            "allocated": self.allocated,
+            "node": self.node,
+            "allocations": list(self.allocations),
+            "oneOf": None if self.one_of is None else list(self.one_of),
+            "reason": None if self.reason is None else str(self.reason),
+            "message": self.message,
+        }
+        where_something_to_say = {
+            "annotations": dict(self.annotations),
+            **self.configs,
+            "warnings": list(self.warnings),
+            "funnel": list(self.funnel),
+            "blockers": list(self.blockers),
+            "lost": list(self.lost),
+            "exceeded": None if self.exceeded is None else str(self.exceeded),
+        }
+        return shown | {name: value for name, value in where_something_to_say.items() if value}
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """The answers to all claims, ordered by namespace and name."""
+
+    claims: tuple[ClaimAnswer, ...]
+    levels: tuple[GoalLevel, ...]
+    optimal: bool
+    """the counts of goal 1 are proven, for every priority (S17)"""
+    seconds: float
+    problems: tuple[Problem, ...]
+    """objects that were left out, and what is wrong with them"""
+    unproven: tuple[str, ...] = ()
+    """claims (``NAMESPACE/NAME``) that compete with each other, and the deadline came before the best answer to them
+    was found or proven"""
+
+    def __getitem__(self, key: Key) -> ClaimAnswer:
+        """The answer to the claim (namespace, name). Raises KeyError."""
+        return next((a for a in self.claims if a.key == key), None) or _missing(key)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able content; equal for equal input in all but ``seconds``."""
+        return {
+            "claims": [answer.to_dict() for answer in self.claims],
+            "objective": {"levels": [level.to_dict() for level in self.levels]},
+            "optimal": self.optimal,
+            "seconds": round(self.seconds, 6),
+            "problems": [problem.to_dict() for problem in self.problems],
+            **({"unproven": [*self.unproven]} if self.unproven else {}),
+        }
+
+
+def _missing(key: Key) -> ClaimAnswer:
+    raise KeyError(key)
+
+
+def placed_answer(placement: Placement, snapshot: Snapshot, intake: ProblemInput) -> ClaimAnswer:
+    """The answer for a claim that got its devices."""
+    claim = placement.demand.claim
+    chosen: dict[int, int | None] = {}
+    for entry in placement.entries:
+        chosen[entry.request.detail] = entry.request.alternative
+    annotations = {ALLOCATION_DETAILS: json.dumps([entry.request.label for entry in placement.entries])}
+    if placement.node is not None:
+        annotations[ALLOCATED_NODE] = placement.node
+    return ClaimAnswer(
+        namespace=claim.namespace,
+        name=claim.metadata.name,
+        allocated=True,
+        node=placement.node,
+        allocations=tuple(_allocation(entry, snapshot) for entry in placement.entries),
+        one_of=tuple(chosen.get(index) for index in range(len(claim.spec.claims))),
+        annotations=annotations,
+        configs=config_entries(
+            claim.namespace,
+            ((e.request.candidates.accepted[e.device.index], e.request.spec.configs) for e in placement.entries),
+            intake,
+        ),
+        warnings=intake.warnings.get(claim.key, ()),
+    )
+
+
+def allocated_answer(
+    claim: DeviceClaim, snapshot: Snapshot, lost: Iterable[MissingDevice], warnings: tuple[str, ...]
+) -> ClaimAnswer:
+    """The echo of a claim that came in allocated (S18)."""
+    assert claim.status is not None
+    details = claim.allocation_details() or []
+    chosen = {index: alternative for index, alternative in details if alternative is not None}
+    gone = tuple({"devicePoolName": entry.pool, "deviceName": entry.device} for entry in lost)
+    losses = tuple(f"DeviceLost: device {e['devicePoolName']}/{e['deviceName']} no longer exists" for e in gone)
+    return ClaimAnswer(
+        namespace=claim.namespace,
+        name=claim.metadata.name,
+        allocated=True,
+        node=node_of(claim, snapshot),
+        allocations=tuple(a.to_manifest() for a in claim.status.allocations),
+        one_of=tuple(chosen.get(index) for index in range(len(claim.spec.claims))),
+        configs={
+            "classConfigs": claim.status.class_configs,
+            "classConfigAllocations": claim.status.class_config_allocations,
+            "claimConfigs": claim.status.claim_configs,
+        },
+        warnings=warnings + losses,
+        lost=gone,
+    )
+
+
+def _allocation(entry: PlacedDevice, snapshot: Snapshot) -> dict[str, Any]:
+    allocation = DeviceAllocation(
+        device_pool_name=snapshot.pools[entry.device.pool].name,
+        device_name=entry.device.name,
+        allocations=[
+            ResourceAllocation(name=name, allocation=Quantity(nano, _format(entry, name)))
+            for name, nano in entry.amounts
+        ],
+    )
+    manifest = allocation.to_manifest()
+    if not entry.amounts:
+        del manifest["allocations"]
+    return manifest
+
+
+def _format(entry: PlacedDevice, name: str) -> Format:
+    """Amounts are written the way the claim wrote its request."""
+    written: Format = entry.request.spec.requests[name].format
+    return written

@@ -1,0 +1,386 @@
+"""Which devices a request of a DeviceClaim may take, by class, type and constraints (S5, S6).
+
+An expression is evaluated once per distinct tuple of the attributes it reads, however many devices there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from devalloc.api.claim import DeviceClaimDetail
+from devalloc.api.device_class import DeviceClass
+from devalloc.api.meta import ONLY_CLASS, UNAVAILABLE
+from devalloc.api.pool import AttributeValue
+from devalloc_solver.cel import devmgmt as cel
+from devalloc_solver.cel.budget import (
+    COMMON_SPENT,
+    TOO_EXPENSIVE,
+    Allowance,
+    Bound,
+    Budget,
+    BudgetExceeded,
+    CommonBudgetExceeded,
+    Costs,
+    check_deadline,
+)
+from devalloc_solver.problem.snapshot import Device, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class FunnelStep:
+    """One stage of the funnel: the devices that fell there."""
+
+    what: str
+    devices: tuple[int, ...]
+    example: str | None = None
+    """Why the first of them fell, where there is more to say than ``what``."""
+
+
+ARE_UNAVAILABLE = "are unavailable"
+"""The funnel's step of devices that nobody can have now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The devices that pass, each with the class that accepted it, and the funnel of those that do not."""
+
+    accepted: Mapping[int, str | None]
+    """device -> class name; classes in order of name, the first that accepts wins (S5)"""
+    funnel: tuple[FunnelStep, ...]
+    bars: frozenset[int] = frozenset()
+    """devices of which a node must have none for the others there to be had (resource.k8s.io ``All``)"""
+    barred: frozenset[str] = frozenset()
+    """nodes where none of them is to be had, whatever reaches it: those that have such devices, or a broken pool"""
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """A device falls at this stage of the funnel; stages are shown in order."""
+
+    stage: int
+    what: str
+    example: str | None = None
+
+
+class ExpressionError(Exception):
+    """An expression that is invalid, or too expensive to evaluate."""
+
+
+@dataclass(slots=True)
+class CandidateFinder:
+    """Judges devices; keeps every verdict."""
+
+    snapshot: Snapshot
+    classes: Mapping[str, DeviceClass]
+    invalid_classes: Mapping[str, str]
+    """classes that do not exist for deviceType; those with an invalid expression are found with ``class_error``"""
+    _verdicts: dict[str, dict[tuple[object, ...], bool | str]] = field(default_factory=dict)
+    _failed: dict[str, str] = field(default_factory=dict)
+    _too_expensive: set[str] = field(default_factory=set)
+    """expressions that cost more than one may"""
+    _candidates: dict[tuple[object, ...], Candidates] = field(default_factory=dict)
+    _errors: dict[str, str | None] = field(default_factory=dict)
+    _costs: Costs = field(default_factory=Costs)
+    """what it took to judge the devices of the snapshot"""
+    _judged: set[str] = field(default_factory=set)
+    """expressions that all devices of the snapshot were judged by: any others are those of a question what if"""
+    allowance: Allowance = field(default_factory=Allowance)
+    """of the call that goes on"""
+    _is_common: bool = False
+    """whether the call has a budget that its claims have in common"""
+    _is_charged: bool = False
+    """whether an expression is evaluated that this budget pays for"""
+    _refused: set[str] = field(default_factory=set)
+    """expressions that do not fit into the common budget of this call"""
+    _groups: dict[tuple[frozenset[str], tuple[str, ...]], Sequence[Sequence[Device]]] = field(default_factory=dict)
+
+    def for_others(
+        self, snapshot: Snapshot, classes: Mapping[str, DeviceClass], invalid_classes: Mapping[str, str]
+    ) -> CandidateFinder:
+        """A judge of other devices, or with other classes; what expressions say, and may cost, is common to both."""
+        return CandidateFinder(
+            snapshot,
+            classes,
+            invalid_classes,
+            _verdicts=self._verdicts,
+            _failed=self._failed,
+            _too_expensive=self._too_expensive,
+            _errors=self._errors,
+            _costs=self._costs,
+            allowance=self.allowance,
+        )
+
+    def begin(self, until: float | None = None, started: float | None = None) -> None:
+        """A call with many claims begins, which have one budget in common; see ``Allowance.begin``.
+
+        An expression is charged what it costs, whether or not an earlier call has paid for it: answers do not depend
+        on what was asked before.
+        """
+        self.allowance.begin(until, started)
+        self._is_common, self._refused = True, set()
+
+    # -- expressions ---------------------------------------------------------------------------------------------------
+
+    def verdict(self, expression: str | None, device: Device) -> bool | str:
+        """True, False, or the text of a runtime error (which means: does not match).
+
+        Raises ExpressionError when the expression is invalid or its budget is spent, OutOfTime when the time of the
+        call is over.
+        """
+        if not expression or not expression.strip():
+            return True
+        if expression in self._failed:
+            raise ExpressionError(self._failed[expression])
+        try:
+            program = cel.compile(expression)
+            key = _read(device.attributes, program.attributes)
+            verdicts = self._verdicts.setdefault(expression, {})
+            if key not in verdicts:
+                try:
+                    verdicts[key] = self._evaluate(expression, program, device)
+                except cel.EvaluationError as error:
+                    verdicts[key] = str(error)
+            return verdicts[key]
+        except cel.CompileError as error:
+            message = f"line {error.line}, column {error.column}: {error.message}"
+        except CommonBudgetExceeded:
+            raise  # it may fit in another call, which evaluates this again
+        except BudgetExceeded:
+            if expression in self._judged:
+                self._too_expensive.add(expression)
+                raise ExpressionError(TOO_EXPENSIVE) from None  # it is as good as ever for the devices that there are
+            self._too_expensive.add(expression)
+            message = TOO_EXPENSIVE
+        self._failed[expression] = message
+        raise ExpressionError(message)
+
+    def _evaluate(self, expression: str, program: cel.Program, device: Device) -> bool:
+        """One evaluation, with what is left of the expression's own budget and of the common one."""
+
+        def run(budget: Budget) -> bool:
+            return program.evaluate(device.attributes, budget)
+
+        is_new = expression not in self._judged
+        return self._costs.evaluate(expression, run, self.allowance, is_common=self._is_charged, is_counted=is_new)
+
+    def class_error(self, name: str) -> str | None:
+        """Why a class is invalid, or None. Judges its expression over the whole fleet, for the budget's sake."""
+        if name in self.invalid_classes:
+            return self.invalid_classes[name]
+        error = self.own_error(self.classes[name].spec.constraints)
+        return None if error is None else f"spec.constraints: {error}"
+
+    def expression_error(self, expression: str | None) -> str | None:
+        """Why an expression of a claim cannot be used on this fleet, or None.
+
+        Raises OutOfTime, and CommonBudgetExceeded in a turn of a claim.
+        """
+        if not self._is_common or not expression or not expression.strip():
+            return self.own_error(expression)
+        if expression in self._refused:
+            return COMMON_SPENT
+        self._is_charged = True
+        try:
+            error = self.own_error(expression)
+            self.allowance.charge(expression, self._costs.of(expression))
+        except CommonBudgetExceeded:
+            if self.allowance.is_turn:
+                raise
+            self.allowance.exhaust()
+            self._refused.add(expression)
+            return COMMON_SPENT
+        finally:
+            self._is_charged = False
+        return error
+
+    def own_error(self, expression: str | None) -> str | None:
+        """The same whatever other expressions cost: those of classes are no claim's."""
+        if not expression or not expression.strip():
+            return None
+        if expression not in self._errors:
+            self._errors[expression] = self._find_error(expression)
+            self._judged.add(expression)
+        # It may have failed since on devices that were not looked at then.
+        return self._failed.get(expression, self._errors[expression])
+
+    def _find_error(self, expression: str) -> str | None:
+        check_deadline(self.allowance.ends)
+        try:
+            for alike in self._alike(cel.compile(expression).attributes, ()):
+                self.verdict(expression, alike[0])
+        except cel.CompileError as error:
+            return f"line {error.line}, column {error.column}: {error.message}"
+        except ExpressionError as error:
+            return str(error)
+        return None
+
+    def exceeded(self, expression: str | None) -> Bound | None:
+        """The bound that an expression with an error exceeded; None if the error is another one."""
+        if expression in self._refused:
+            return Bound.COMMON
+        return Bound.EXPRESSION if expression in self._too_expensive else None
+
+    @property
+    def cached_requests(self) -> int:
+        """Different requests whose candidates are kept."""
+        return len(self._candidates)
+
+    @property
+    def remembered(self) -> int:
+        """Expressions, and verdicts of them, that are kept."""
+        return len(self._errors) + sum(map(len, self._verdicts.values()))
+
+    # -- candidates ----------------------------------------------------------------------------------------------------
+
+    def is_admin(self, detail: DeviceClaimDetail) -> bool:
+        """Whether the detail names an admin class (S14): admin classes are reached only by name."""
+        named = self.classes.get(detail.device_class or "")
+        return named is not None and bool(named.spec.admin_access)
+
+    def classes_of(self, detail: DeviceClaimDetail) -> list[DeviceClass] | None:
+        """The valid classes a device may belong to, in order of name; None for no class at all (S5)."""
+        if detail.device_class:
+            named = self.classes[detail.device_class]
+            fits = not detail.device_type or named.spec.device_type == detail.device_type
+            return [named] if fits else []
+        if not detail.device_type:
+            return None
+        return [
+            self.classes[name]
+            for name in sorted(self.classes)
+            if self.classes[name].spec.device_type == detail.device_type
+            and not self.classes[name].spec.admin_access
+            and self.class_error(name) is None
+        ]
+
+    def candidates(self, detail: DeviceClaimDetail) -> Candidates:
+        """The devices a detail may take, leaving aside what is in use. The detail's classes must be valid."""
+        match = tuple(dict.fromkeys(detail.match_attributes))
+        key = (detail.device_class or None, detail.device_type or None, detail.constraints or None, match)
+        if key not in self._candidates:
+            self._candidates[key] = self._judge(detail, match)
+        return self._candidates[key]
+
+    def accepts(self, detail: DeviceClaimDetail, device: Device) -> bool:
+        """The same for one device, which need not be of the snapshot. False also when the budget does not reach."""
+        match = tuple(dict.fromkeys(detail.match_attributes))
+        try:
+            outcome = self._class_for(device, self.classes_of(detail), detail)
+            return not isinstance(outcome, Mismatch) and not self._objection(
+                device, detail, match, self.is_admin(detail)
+            )
+        except ExpressionError:
+            return False
+
+    def fall(self, detail: DeviceClaimDetail, device: Device) -> Mismatch | None:
+        """Where a device of the snapshot falls, or None for one that passes. The detail's classes must be valid."""
+        outcome = self._class_for(device, self.classes_of(detail), detail)
+        if isinstance(outcome, Mismatch):
+            return outcome
+        return self._objection(device, detail, tuple(dict.fromkeys(detail.match_attributes)), self.is_admin(detail))
+
+    def _judge(self, detail: DeviceClaimDetail, match: tuple[str, ...]) -> Candidates:
+        classes = self.classes_of(detail)
+        admin = self.is_admin(detail)
+        accepted: list[tuple[int, str | None]] = []
+        fallen: dict[tuple[int, str], list[int]] = {}
+        examples: dict[tuple[int, str], str] = {}
+        for alike in self._alike(self._reads(detail, classes or ()), () if admin else match):
+            one = alike[0]
+            outcome = self._class_for(one, classes, detail)
+            if not isinstance(outcome, Mismatch):
+                outcome = self._objection(one, detail, match, admin) or outcome
+            if not isinstance(outcome, Mismatch):
+                accepted += [(device.index, outcome) for device in alike]
+                continue
+            step = (outcome.stage, outcome.what)
+            fallen.setdefault(step, []).extend(device.index for device in alike)
+            if outcome.example and step not in examples:
+                examples[step] = f"{self._title(one)}: {outcome.example}"
+        steps = sorted(fallen.items(), key=lambda item: (item[0][0], -len(item[1]), item[0][1]))
+        funnel = tuple(FunnelStep(key[1], tuple(sorted(devices)), examples.get(key)) for key, devices in steps)
+        return Candidates(dict(sorted(accepted)), funnel)
+
+    def _reads(self, detail: DeviceClaimDetail, classes: Iterable[DeviceClass]) -> frozenset[str] | None:
+        """The attributes that decide about a device; None for all of them."""
+        expressions = [detail.constraints, *(c.spec.constraints for c in classes)]
+        read = [cel.compile(text).attributes for text in expressions if text and text.strip()]
+        return None if None in read else frozenset().union(*(names for names in read if names is not None))
+
+    def _alike(self, reads: frozenset[str] | None, present: tuple[str, ...]) -> Sequence[Sequence[Device]]:
+        """All devices, those together that no expression which reads these attributes can tell apart.
+
+        ``present`` are attributes that a device must have, whatever their value. In order of the first of each.
+        """
+        if reads is None:
+            return [[device] for device in self.snapshot.devices]
+        if (reads, present) not in self._groups:
+            groups: dict[object, list[Device]] = {}
+            names = sorted(reads | {UNAVAILABLE, ONLY_CLASS})
+            for pool in self.snapshot.pools:
+                for device in pool.devices:
+                    attributes = device.attributes
+                    has = tuple(name in attributes for name in present)
+                    key = (pool.driver, device.undefined, has, *map(attributes.get, names))
+                    groups.setdefault(key, []).append(device)
+            self._groups[reads, present] = list(groups.values())
+        return self._groups[reads, present]
+
+    def _class_for(
+        self, device: Device, classes: list[DeviceClass] | None, detail: DeviceClaimDetail
+    ) -> str | Mismatch | None:
+        """The class that accepts the device, None where the detail asks for none, or the step at which it falls."""
+        if classes is None:
+            return None
+        if not classes and detail.device_class:
+            return Mismatch(0, f"belong to no class: class {detail.device_class} is not of type {detail.device_type}")
+        if not classes:
+            return Mismatch(0, f"belong to no class: none has deviceType {detail.device_type!r}")
+        driver = self.snapshot.pools[device.pool].driver
+        of_driver = [c for c in classes if c.spec.driver in ("", driver)]
+        if not of_driver:
+            return Mismatch(1, "are of another driver", f"driver {driver}")
+        error: str | None = None
+        for device_class in of_driver:
+            verdict = self.verdict(device_class.spec.constraints, device)
+            if verdict is True:
+                return device_class.metadata.name
+            error = error or (verdict if isinstance(verdict, str) else None)
+        only = of_driver[0]
+        if len(of_driver) == 1:
+            return Mismatch(2, f"fail {only.spec.constraints} of class {only.metadata.name}", error)
+        return Mismatch(2, f"fail the constraints of all classes of type {detail.device_type}", error)
+
+    def _objection(
+        self, device: Device, detail: DeviceClaimDetail, match: tuple[str, ...], admin: bool
+    ) -> Mismatch | None:
+        """What speaks against a device of the right class."""
+        verdict = self.verdict(detail.constraints, device)
+        if verdict is not True:
+            return Mismatch(3, f"fail {detail.constraints}", verdict if isinstance(verdict, str) else None)
+        if device.undefined is not None:
+            return Mismatch(
+                4, "can never be allocated", f"requests {device.undefined!r}, which its pool does not define"
+            )
+        if not admin and device.unavailable is not None:
+            return Mismatch(5, ARE_UNAVAILABLE, device.unavailable)
+        if not admin and device.attributes.get(ONLY_CLASS, detail.device_class) != detail.device_class:
+            return Mismatch(5, f"are reserved for claims that name class {device.attributes[ONLY_CLASS]}")
+        missing = [name for name in match if name not in device.attributes]
+        if missing and not admin:
+            return Mismatch(6, f"have no attribute {missing[0]}")
+        return None
+
+    def _title(self, device: Device) -> str:
+        return f"{self.snapshot.pools[device.pool].name}/{device.name}"
+
+
+_MISSING = object()
+
+
+def _read(attributes: Mapping[str, AttributeValue], names: frozenset[str] | None) -> tuple[object, ...]:
+    """What an expression sees of a device, as a key. A value's Python type tells its kind apart."""
+    if names is None:
+        return tuple(sorted((name, type(value).__name__, value) for name, value in attributes.items()))
+    return tuple(attributes.get(name, _MISSING) for name in sorted(names))

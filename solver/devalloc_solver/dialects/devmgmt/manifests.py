@@ -1,0 +1,211 @@
+"""Sort manifests of our own dialect: what is valid, what is not, and which claims that affects (S4a, S16).
+
+Nothing raises here: an invalid object is left out and reported, and everything else goes on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from devalloc.api import meta
+from devalloc.api.claim import DeviceClaim, DeviceClaimStatus
+from devalloc.api.decode import decode
+from devalloc.api.device_class import DeviceClass
+from devalloc.api.fields import ApiModel
+from devalloc.api.json_content import escape_invalid_unicode, is_valid_unicode
+from devalloc.api.pool import Attribute, Device, DevicePool
+from devalloc.api.problems import Problem
+from devalloc.api.raw_claims import claim_key_or_none
+from devalloc.api.status_recovery import recover_status
+from devalloc_solver.cel.budget import Bound
+from devalloc_solver.explain.reasons import Reason
+from devalloc_solver.problem.allocations import Key
+
+# Here rather than with the first object of each: every user of the solver needs them, and the first answer should take
+# no longer than the second.
+for _model in (meta.ObjectMeta, Attribute, Device, DevicePool, DeviceClass, DeviceClaimStatus, DeviceClaim):
+    _model.model_rebuild()
+
+ConfigKey = tuple[str, str, str, str]
+"""(apiVersion, kind, namespace, name)"""
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedClaim:
+    """A claim that is not solved, and why."""
+
+    key: Key
+    reason: Reason
+    message: str
+    group: str | None = None
+    status: DeviceClaimStatus | None = None
+    """What the claim holds all the same: an invalid claim keeps the devices it was given (S13)."""
+    node: str | None = None
+    blockers: tuple[dict[str, Any], ...] = ()
+    """what must exist or be corrected before the claim can be solved"""
+    exceeded: Bound | None = None
+    """what its expressions exceeded"""
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemInput:
+    """The valid objects by kind, and what was refused."""
+
+    pools: tuple[DevicePool, ...]
+    classes: Mapping[str, DeviceClass]
+    invalid_classes: Mapping[str, str]
+    """class name -> why"""
+    claims: tuple[DeviceClaim, ...]
+    configs: Mapping[ConfigKey, dict[str, Any]]
+    refused: tuple[RejectedClaim, ...]
+    problems: tuple[Problem, ...]
+    warnings: Mapping[Key, tuple[str, ...]]
+
+
+def read_documents(documents: Iterable[object]) -> ProblemInput:
+    """Decode manifests of all kinds and sort them out."""
+    objects: list[ApiModel] = []
+    problems: list[Problem] = []
+    invalid_classes: dict[str, str] = {}
+    refused: list[RejectedClaim] = []
+    warnings: dict[Key, list[str]] = defaultdict(list)
+    for document in documents:
+        decoded = decode(document)
+        if decoded.object is not None:
+            objects.append(decoded.object)
+            if isinstance(decoded.object, DeviceClaim):
+                warnings[decoded.object.key] += [p.message for p in decoded.problems]
+                continue
+        problems += decoded.problems
+        errors = [p for p in decoded.problems if p.severity == "error"]
+        if decoded.object is None and isinstance(document, Mapping):
+            record_invalid(document, errors, invalid_classes, refused)
+    return without_duplicates(objects, problems, invalid_classes, refused, warnings)
+
+
+def read_objects(
+    pools: Iterable[DevicePool],
+    classes: Iterable[DeviceClass],
+    claims: Iterable[DeviceClaim],
+    configs: Iterable[ApiModel | Mapping[str, Any]] = (),
+) -> ProblemInput:
+    """The same for objects that are already typed. Raises TypeError for one of another type."""
+    objects: list[ApiModel] = []
+    for given, kind in ((pools, DevicePool), (classes, DeviceClass), (claims, DeviceClaim)):
+        for one in given:
+            if not isinstance(one, kind):
+                raise TypeError(
+                    f"expected a {kind.__name__} object, not {type(one).__name__}: "
+                    "give manifests to solve_manifests, which reads them"
+                )
+            objects.append(one)
+    for config in configs:
+        if not isinstance(config, ApiModel | Mapping):  # of one manifest, its keys
+            kind = type(config).__name__
+            raise TypeError(f"expected a manifest or an object of each config, not {kind}: configs must be a list")
+        typed = config if isinstance(config, ApiModel) else decode(config).object
+        if typed is not None:
+            objects.append(typed)
+    return without_duplicates(objects, [], {}, [], {})
+
+
+def record_invalid(
+    document: Mapping[Any, Any], errors: Sequence[Problem], classes: dict[str, str], refused: list[RejectedClaim]
+) -> None:
+    """Remember an invalid class or claim by name, so that claims that name it get a true answer."""
+    why = "; ".join(f"{p.path}: {p.message}" if p.path else p.message for p in errors[:5])
+    metadata = document.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, Mapping) else None
+    if not isinstance(metadata, Mapping) or not isinstance(name, str):
+        return
+    if document.get("kind") == "DeviceClass":
+        classes.setdefault(name, why)
+    elif key := claim_key_or_none(document):
+        annotations = metadata.get("annotations")
+        marks = annotations if isinstance(annotations, Mapping) else {}
+        nodes = (_node(marks.get(meta.ALLOCATED_NODE)), _node(marks.get(meta.NODE)))
+        refused.append(
+            RejectedClaim(
+                key,
+                Reason.CLAIM_INVALID,
+                why,
+                group=_text(marks.get(meta.GROUP)),
+                status=recover_status(document.get("status")),
+                node=nodes[0] or nodes[1],
+            )
+        )
+
+
+def _text(value: object) -> str | None:
+    return escape_invalid_unicode(value) if isinstance(value, str) and value else None
+
+
+def _node(value: object) -> str | None:
+    """None also for a name that cannot be read: what is held may then be on any node."""
+    return value if isinstance(value, str) and value and is_valid_unicode(value) else None
+
+
+def without_duplicates(
+    objects: Sequence[ApiModel],
+    problems: list[Problem],
+    invalid_classes: dict[str, str],
+    refused: list[RejectedClaim],
+    warnings: Mapping[Key, list[str]],
+) -> ProblemInput:
+    pools = [o for o in objects if isinstance(o, DevicePool)]
+    classes = [o for o in objects if isinstance(o, DeviceClass)]
+    claims = [o for o in objects if isinstance(o, DeviceClaim)]
+    names = Counter([c.metadata.name for c in classes] + list(invalid_classes))
+    kept_classes = {}
+    for device_class in classes:
+        name = device_class.metadata.name
+        if names[name] == 1:
+            kept_classes[name] = device_class
+            continue
+        invalid_classes[name] = f"{names[name]} classes are named {name!r}; rename all but one"
+        problems.append(Problem(invalid_classes[name], path="metadata.name", kind="DeviceClass", name=name))
+    keys = Counter([c.key for c in claims] + [r.key for r in refused])
+    kept_claims = []
+    for claim in claims:
+        if keys[claim.key] == 1:
+            kept_claims.append(claim)
+            continue
+        namespace, name = claim.key
+        message = f"{keys[claim.key]} claims are named {namespace}/{name}; rename all but one"
+        problems.append(Problem(message, path="metadata.name", kind="DeviceClaim", namespace=namespace, name=name))
+        refused.append(
+            RejectedClaim(
+                claim.key,
+                Reason.CLAIM_INVALID,
+                message,
+                group=claim.group,
+                status=claim.status if claim.is_allocated else None,
+                node=claim.allocated_node or claim.pinned_node,
+            )
+        )
+    return ProblemInput(
+        pools=tuple(pools),
+        classes=kept_classes,
+        invalid_classes=invalid_classes,
+        claims=tuple(kept_claims),
+        configs=_configs(objects),
+        refused=tuple(refused),
+        problems=tuple(problems),
+        warnings={key: tuple(messages) for key, messages in warnings.items() if messages},
+    )
+
+
+def _is_config(obj: ApiModel) -> bool:
+    return not isinstance(obj, DevicePool | DeviceClass | DeviceClaim)
+
+
+def _configs(objects: Iterable[ApiModel]) -> dict[ConfigKey, dict[str, Any]]:
+    by_key = {}
+    for manifest in (obj.to_manifest() for obj in objects if _is_config(obj)):
+        metadata = manifest["metadata"]
+        key = manifest["apiVersion"], manifest["kind"], metadata.get("namespace") or "default", metadata["name"]
+        by_key[key] = manifest
+    return by_key

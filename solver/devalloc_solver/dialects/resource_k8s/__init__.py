@@ -1,0 +1,1 @@
+"""ResourceSlices, DeviceClasses and ResourceClaims of resource.k8s.io/v1."""

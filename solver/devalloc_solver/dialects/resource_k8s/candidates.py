@@ -1,0 +1,312 @@
+"""Which devices a request of a ResourceClaim may take, and at which step the others drop out.
+
+The order of steps is upstream's, so that an error in the input is met on the same devices. A device that cannot be
+judged is skipped, and its error stored: it becomes the answer if nothing fits (settled D3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from devalloc_solver.cel.budget import (
+    COMMON_SPENT,
+    OUT_OF_TIME,
+    TOO_EXPENSIVE,
+    Bound,
+    BudgetExceeded,
+    CommonBudgetExceeded,
+    OutOfTime,
+)
+from devalloc_solver.dialects.devmgmt.candidates import Candidates, FunnelStep
+from devalloc_solver.dialects.resource_k8s import feature_gates as gate
+from devalloc_solver.dialects.resource_k8s.capacity_requests import CapacityOverflowError, amounts_to_take
+from devalloc_solver.dialects.resource_k8s.errors import AllocationError
+from devalloc_solver.dialects.resource_k8s.objects import ResourceClaim, ResourceDeviceClass, SubRequest
+from devalloc_solver.dialects.resource_k8s.pools import PoolStatus
+from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice, overdrawn_counters
+from devalloc_solver.dialects.resource_k8s.quantities import Amount
+from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
+from devalloc_solver.dialects.resource_k8s.taints import blocking_taint
+from devalloc_solver.dialects.resource_k8s.usage import DeviceUsage
+
+SELECTOR_FAILED = "cannot be judged by a selector"
+"""The step at which devices fall that an expression fails on."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMismatch:
+    """Why a device is not for a request: the step in the words of the funnel, and what there is to say of it."""
+
+    what: str
+    why: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class RequestVerdict:
+    """What requests that ask for the same may take."""
+
+    nodes: Sequence[frozenset[str]]
+    """which nodes reach a device"""
+    broken: frozenset[str]
+    """nodes where nobody can tell what ``All`` is"""
+    accepted: list[int] = field(default_factory=list)
+    """devices to be had; for ``All`` every one that it must take"""
+    takes: dict[int, Mapping[str, Amount]] = field(default_factory=dict)
+    """shareable device -> what one share takes of it"""
+    fallen: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
+    """step -> (device, what there is to say)"""
+    blocked: dict[int, DeviceMismatch] = field(default_factory=dict)
+    """devices that ``All`` must take and cannot have"""
+    errors: list[str] = field(default_factory=list)
+    """devices that could not be judged"""
+    binds: bool = False
+    """one of the accepted devices binds the claim to its node"""
+    _candidates: Candidates | None = None
+
+    def candidates(self, class_name: str) -> Candidates:
+        """The same for the core, one object for all that ask for the same."""
+        if self._candidates is None:
+            steps = [
+                FunnelStep(what, tuple(i for i, _ in falls), falls[0][1] or None) for what, falls in self.fallen.items()
+            ]
+            for index, fall in self.blocked.items():
+                steps.append(FunnelStep(fall.what, (index,), fall.why or None))
+            barred = self._barred()
+            # A device that a barred node shares with others is to be had on these.
+            offered = [index for index in self.accepted if not self.nodes[index] <= barred] if barred else self.accepted
+            accepted = dict.fromkeys(offered, class_name)
+            self._candidates = Candidates(accepted, tuple(steps), frozenset(self.blocked), barred)
+        return self._candidates
+
+    def _barred(self) -> frozenset[str]:
+        """Nodes where ``All`` cannot have all."""
+        return self.broken.union(*(self.nodes[index] for index in self.blocked))
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCandidates:
+    """A request that stands alone, or one alternative, and what it may take."""
+
+    ask: SubRequest
+    verdict: RequestVerdict
+    judge: RequestJudge
+    """who can be asked what it might take if it asked for something else"""
+
+    @property
+    def size(self) -> int:
+        """How many devices it takes on a single node."""
+        return len(self.verdict.accepted) if self.ask.is_all else self.ask.count
+
+    @property
+    def is_exhausting(self) -> bool:
+        """Whether a selector was too expensive on some device."""
+        expressions = (*self.judge.classes[self.ask.class_name].selectors, *self.ask.selectors)
+        return any(self.judge.selectors.is_exhausting(expression) for expression in expressions)
+
+    def candidates(self) -> Candidates:
+        return self.verdict.candidates(self.ask.class_name)
+
+
+@dataclass(slots=True)
+class RequestJudge:
+    """Judges devices for requests; what asks for the same is judged once."""
+
+    gates: frozenset[str]
+    offers: Sequence[PublishedDevice]
+    usage: DeviceUsage
+    selectors: SelectorJudge
+    classes: Mapping[str, ResourceDeviceClass]
+    broken: frozenset[str] = frozenset()
+    """nodes with a pool that is incomplete or invalid"""
+    _overdrawn: dict[int, str] = field(init=False)
+    _reached: list[frozenset[str]] = field(init=False)
+    _verdicts: dict[object, RequestVerdict] = field(default_factory=dict)
+    _wider: RequestJudge | None = None
+
+    @property
+    def size(self) -> int:
+        """Verdicts that are remembered."""
+        return len(self._verdicts) + (0 if self._wider is None else len(self._wider._verdicts))
+
+    def with_class(self, added: ResourceDeviceClass) -> RequestJudge:
+        """The same judge with one class more, the same one whenever it is asked for."""
+        if self._wider is None:
+            self._wider = replace(self, classes={**self.classes, added.name: added}, _verdicts={})
+        return self._wider
+
+    def __post_init__(self) -> None:
+        self._overdrawn = overdrawn_counters(self.offers, self.usage)
+        self._reached = [offer.nodes for offer in self.offers]
+
+    def choose(self, claim: ResourceClaim, ask: SubRequest) -> RequestCandidates:
+        """Judge every device.
+
+        Raises AllocationError for an expression or an amount that is wrong in itself, or an expression that is too
+        expensive; OutOfTime, with the expression that there was no time for; and in a turn of a claim
+        CommonBudgetExceeded.
+        """
+        key = (ask.class_name, ask.selectors, ask.is_all, ask.admin, ask.tolerations, *sorted(ask.capacity.items()))
+        if key not in self._verdicts:
+            self._verdicts[key] = self._judge(ask, f"claim {claim.title}, request {ask.name}")
+        return RequestCandidates(ask, self._verdicts[key], self)
+
+    def _judge(self, ask: SubRequest, where: str) -> RequestVerdict:
+        self._check(ask, where)
+        verdict = RequestVerdict(self._reached, self.broken if ask.is_all else frozenset())
+        for offer in self.offers:
+            if not offer.nodes:
+                continue
+            fall = self._fall(verdict, ask, offer, where)
+            if fall is not None:
+                verdict.fallen.setdefault(fall.what, []).append((offer.index, fall.why))
+                continue
+            barred = self._bar(verdict, ask, offer)
+            if barred is None or ask.is_all:
+                verdict.accepted.append(offer.index)
+                verdict.binds = verdict.binds or offer.binds
+            if barred is not None and ask.is_all:
+                verdict.blocked[offer.index] = barred
+            elif barred is not None:
+                verdict.fallen.setdefault(barred.what, []).append((offer.index, barred.why))
+        return verdict
+
+    def _check(self, ask: SubRequest, where: str) -> None:
+        chosen = self.classes[ask.class_name]
+        for number, expression in enumerate(chosen.selectors):
+            title = f"class {chosen.name}: selector #{number}"
+            with self._bounded(title):
+                self.selectors.check(expression, title, is_of_class=True)
+                self.selectors.charge(expression)
+        for number, expression in enumerate(ask.selectors):
+            title = f"{where}: selector #{number}"
+            with self._bounded(title):
+                self.selectors.check(expression, title)
+                self.selectors.charge(expression)
+
+    @contextmanager
+    def _bounded(self, where: str) -> Iterator[None]:
+        """Says which selector was too expensive, or there was no time for."""
+        try:
+            yield
+        except OutOfTime:
+            raise OutOfTime(f"{where}: {OUT_OF_TIME}") from None
+        except CommonBudgetExceeded:
+            allowance = self.selectors.allowance
+            if allowance.is_turn:
+                raise
+            allowance.exhaust()
+            raise AllocationError(f"{where}: {COMMON_SPENT}", exceeded=Bound.COMMON) from None
+        except BudgetExceeded:
+            raise AllocationError(f"{where}: {TOO_EXPENSIVE}", exceeded=Bound.EXPRESSION) from None
+
+    def _fall(
+        self, verdict: RequestVerdict, ask: SubRequest, offer: PublishedDevice, where: str
+    ) -> DeviceMismatch | None:
+        """Why a device is not a candidate of the request, whether it is in use or not."""
+        device = offer.device
+        if offer.pool.state is not PoolStatus.COMPLETE:
+            return DeviceMismatch(
+                f"are of a pool that is {offer.pool.state.value}", f"{offer.pool.title}: {offer.pool.why}"
+            )
+        if device.binding_conditions and gate.BINDING_CONDITIONS not in self.gates:
+            return DeviceMismatch("have binding conditions, which are disabled", gate.BINDING_CONDITIONS)
+        if not ask.is_all and (used := self._in_use(ask, offer)) is not None:
+            return used
+        chosen = self.classes[ask.class_name]
+        of_class = f"class {chosen.name}"
+        fall = self._selected(
+            verdict, offer, chosen.selectors, "fail a selector of the class", of_class, f"{of_class}, "
+        )
+        fall = fall or self._selected(verdict, offer, ask.selectors, "fail a selector of the request", where, "")
+        return fall or self._capacity(verdict, ask, offer, where)
+
+    def _selected(
+        self,
+        verdict: RequestVerdict,
+        offer: PublishedDevice,
+        expressions: Sequence[str],
+        what: str,
+        where: str,
+        prefix: str,
+    ) -> DeviceMismatch | None:
+        for number, expression in enumerate(expressions):
+            try:
+                outcome = self.selectors.verdict(expression, offer)
+            except (BudgetExceeded, OutOfTime):
+                with self._bounded(f"{where}: selector #{number}"):
+                    raise
+            if isinstance(outcome, str):
+                message = f"{prefix}selector #{number} on device {offer.title}: CEL runtime error: {outcome}"
+                verdict.errors.append(f"{message}; correct the device, or guard the expression against it")
+                return DeviceMismatch(SELECTOR_FAILED, outcome)
+            if not outcome:
+                return DeviceMismatch(what, expression)
+        return None
+
+    def _capacity(
+        self, verdict: RequestVerdict, ask: SubRequest, offer: PublishedDevice, where: str
+    ) -> DeviceMismatch | None:
+        if gate.CONSUMABLE_CAPACITY not in self.gates:
+            return None
+        try:
+            amounts = amounts_to_take(ask.capacity, offer.device, fractional=gate.FRACTIONAL_RANGE in self.gates)
+        except CapacityOverflowError as error:
+            path = f"{ask.path}.capacity.requests"
+            raise AllocationError(f"{where}: {path}: checking capacity for device {offer.title}: {error}") from None
+        if isinstance(amounts, str):
+            return DeviceMismatch("do not offer the capacity", amounts)
+        if offer.is_shareable:
+            verdict.takes[offer.index] = amounts
+        return None
+
+    def _bar(self, verdict: RequestVerdict, ask: SubRequest, offer: PublishedDevice) -> DeviceMismatch | None:
+        """Why a device that the request is about cannot be had."""
+        device = offer.device
+        if (used := self._in_use(ask, offer)) is not None:
+            return used
+        if offer.slice.skip_node_operations:
+            return DeviceMismatch(
+                "skip node operations, an alpha feature that is not supported", gate.OPTIONAL_NODE_OPERATIONS
+            )
+        if device.uses_allocatable and gate.NODE_ALLOCATABLE in self.gates:
+            return DeviceMismatch(
+                "use nodeAllocatableResources, an alpha feature that is not supported", gate.NODE_ALLOCATABLE
+            )
+        if device.consumes and gate.PARTITIONABLE_DEVICES not in self.gates:
+            return DeviceMismatch("consume counters, which are disabled", gate.PARTITIONABLE_DEVICES)
+        if self._draws(ask, offer) and (over := self._overdrawn.get(id(offer.pool))) is not None:
+            return DeviceMismatch("are of a pool with an overdrawn counter", f"{over} of {offer.pool.title}")
+        if gate.DEVICE_TAINTS in self.gates and (taint := blocking_taint(device.taints, ask.tolerations)) is not None:
+            value = f"={taint.value}" if taint.value else ""
+            return DeviceMismatch("have a taint that is not tolerated", f"{taint.key}{value}:{taint.effect}")
+        return self._exhausted(verdict, ask, offer)
+
+    def _draws(self, ask: SubRequest, offer: PublishedDevice) -> bool:
+        """Whether giving the device draws counters: admin access never does, nor one more share."""
+        more = offer.is_shareable and offer.id in self.usage.shared
+        return bool(offer.device.consumes) and not ask.admin and not more
+
+    def _in_use(self, ask: SubRequest, offer: PublishedDevice) -> DeviceMismatch | None:
+        if ask.admin:
+            return None
+        if offer.id in self.usage.whole:
+            return DeviceMismatch("are in use")
+        if offer.id in self.usage.shared and not offer.is_shareable:
+            return DeviceMismatch("are in use", "in shares")
+        return None
+
+    def _exhausted(self, verdict: RequestVerdict, ask: SubRequest, offer: PublishedDevice) -> DeviceMismatch | None:
+        if ask.admin or not offer.is_shareable:
+            return None
+        used = self.usage.shared.get(offer.id, {})
+        for name, amount in verdict.takes[offer.index].items():
+            capacity = offer.device.capacity[name].value
+            left = capacity.nano - used.get(name, 0)
+            if amount.nano > left:
+                shown = Amount(max(0, left), capacity.format)
+                return DeviceMismatch(
+                    "have too little capacity left", f"{shown} of {capacity} {name}, {amount} requested"
+                )
+        return None

@@ -1,0 +1,177 @@
+"""What the pending claims of a cluster demand: one unit per group of claims that share a node (S7)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from devalloc.api.meta import ALLOCATED_NODE, GROUP, NODE
+from devalloc.api.suggest import closest_match
+from devalloc_solver.cel.budget import OutOfTime, evaluate_in_turns
+from devalloc_solver.dialects.resource_k8s.candidates import RequestJudge
+from devalloc_solver.dialects.resource_k8s.errors import AllocationError
+from devalloc_solver.dialects.resource_k8s.fields import FieldError, Fields
+from devalloc_solver.dialects.resource_k8s.manifests import (
+    ClusterInput,
+    Key,
+    RejectedResourceClaim,
+    pin_of,
+    priority_of,
+)
+from devalloc_solver.dialects.resource_k8s.node_selectors import read_selector
+from devalloc_solver.dialects.resource_k8s.objects import ResourceClaim
+from devalloc_solver.dialects.resource_k8s.translate import MOST_DEVICES, ClaimMeta, PendingClaim, make_demand
+from devalloc_solver.explain.reasons import VERDICTS, Reason
+from devalloc_solver.problem.demand import Demand, PlacementUnit
+from devalloc_solver.problem.ordering import claim_order
+
+
+def key_of(claim: ResourceClaim) -> Key:
+    return claim.namespace, claim.name
+
+
+def pending_claim(claim: ResourceClaim, position: int) -> PendingClaim:
+    meta = ClaimMeta(claim.name, claim.created)
+    return PendingClaim(key_of(claim), priority_of(claim), meta, claim, position)
+
+
+def build_units(intake: ClusterInput, judge: RequestJudge) -> tuple[list[PlacementUnit], list[RejectedResourceClaim]]:
+    """The units worth solving, in the order claims are decided, and the claims that are not."""
+    refused: list[RejectedResourceClaim] = []
+    demands: list[Demand] = []
+    waiting = [pending_claim(claim, i) for i, claim in enumerate(intake.claims) if claim.allocation is None]
+    waiting.sort(key=claim_order)
+    for made in evaluate_in_turns(
+        waiting, judge.selectors.allowance, lambda one: make_claim_demand(one, intake, judge), timeout_rejection
+    ):
+        if isinstance(made, Demand):
+            demands.append(made)
+        else:
+            refused.append(made)
+    groups: dict[Key, list[Demand]] = defaultdict(list)
+    for demand in demands:
+        if (name := demand.claim.claim.annotations.get(GROUP)) is not None:
+            groups[demand.claim.namespace, name].append(demand)
+    units: list[PlacementUnit] = []
+    for demand in demands:
+        name = demand.claim.claim.annotations.get(GROUP)
+        if name is None:
+            units.append(single_claim_unit(demand))
+        elif (members := groups.pop((demand.claim.namespace, name), None)) is not None:
+            outcome = _group_unit((demand.claim.namespace, name), members, intake, refused)
+            if isinstance(outcome, PlacementUnit):
+                units.append(outcome)
+            else:
+                refused += outcome
+    return units, refused
+
+
+def timeout_rejection(one: PendingClaim, why: OutOfTime) -> RejectedResourceClaim:
+    """The refusal of a claim for which the time of the call did not suffice."""
+    message = f"{VERDICTS[Reason.SEARCH_LIMIT]}: {why}"
+    group = one.claim.annotations.get(GROUP)
+    return RejectedResourceClaim(one.key, Reason.SEARCH_LIMIT, message, group, exceeded=why.bound)
+
+
+def make_claim_demand(one: PendingClaim, intake: ClusterInput, judge: RequestJudge) -> Demand | RejectedResourceClaim:
+    """The demand of a claim, or why it has none. Raises as ``RequestJudge.choose``: OutOfTime, CommonBudgetExceeded."""
+    claim = one.claim
+    if (refused := find_refusal(claim, intake)) is not None:
+        return refused
+    try:
+        choices = [[judge.choose(claim, ask) for ask in request.asks] for request in claim.requests]
+    except AllocationError as error:
+        reason = Reason.CLASS_INVALID if error.message.startswith("class ") else Reason.CLAIM_INVALID
+        return RejectedResourceClaim(
+            one.key, reason, error.message, claim.annotations.get(GROUP), exceeded=error.exceeded
+        )
+    return replace(make_demand(one, choices), shape=_shape(claim))
+
+
+def find_refusal(claim: ResourceClaim, intake: ClusterInput) -> RejectedResourceClaim | None:
+    """Why a claim is not solved, whatever devices there are."""
+    key, group = key_of(claim), claim.annotations.get(GROUP)
+    for ask in (ask for request in claim.requests for ask in request.asks):
+        if ask.class_name in intake.broken_classes:
+            message = f"{ask.path}.deviceClassName: class {ask.class_name!r} is invalid"
+            return RejectedResourceClaim(
+                key, Reason.CLASS_INVALID, f"{message}: {intake.broken_classes[ask.class_name]}", group
+            )
+        if ask.class_name not in intake.classes:
+            message = f"{ask.path}.deviceClassName: class {ask.class_name!r} does not exist"
+            near = closest_match(ask.class_name, [*intake.classes, *intake.broken_classes])
+            message += "" if near is None else f"; did you mean {near!r}?"
+            return RejectedResourceClaim(key, Reason.CLASS_NOT_FOUND, message, group)
+    least = sum(min(1 if ask.is_all else ask.count for ask in request.asks) for request in claim.requests)
+    if least > MOST_DEVICES:
+        message = f"spec.devices.requests: {least} devices exceed the claim limit of {MOST_DEVICES}; split the claim"
+        return RejectedResourceClaim(key, Reason.CLAIM_INVALID, message, group)
+    return None
+
+
+def _shape(claim: ResourceClaim) -> str:
+    """Equal for claims that ask for the same."""
+    requests = [[ask.to_key() for ask in request.asks] for request in claim.requests]
+    constraints = [(one.attribute, one.distinct, sorted(one.requests)) for one in claim.constraints]
+    names = [request.name for request in claim.requests]
+    return repr((names, requests, constraints))
+
+
+def single_claim_unit(demand: Demand) -> PlacementUnit:
+    """A claim of its own. If it may get a device that binds it to a node, the result always names the node."""
+    binds = any(request.spec.verdict.binds for request in demand.requests)
+    return PlacementUnit((demand,), demand.claim.claim.title if binds else None, pin_of(demand.claim.claim))
+
+
+def _group_unit(
+    group: Key, members: list[Demand], intake: ClusterInput, refused: Iterable[RejectedResourceClaim]
+) -> PlacementUnit | list[RejectedResourceClaim]:
+    namespace, name = group
+
+    def fail(message: str) -> list[RejectedResourceClaim]:
+        return [RejectedResourceClaim(d.key, Reason.GROUP_UNSATISFIABLE, message, name) for d in members]
+
+    failing = [
+        r
+        for r in (*intake.refused, *refused)
+        if r.key[0] == namespace and r.group == name and r.allocation is None and r.reason is not Reason.DELETING
+    ]
+    if failing:
+        first = min(failing, key=lambda r: r.key)
+        text = f"{first.key[0]}/{first.key[1]} of group {name} fails: {first.reason}: {first.message}"
+        return fail(f"member {text}")
+    pins: dict[str, set[str]] = defaultdict(set)
+    for demand in members:
+        if pin := pin_of(demand.claim.claim):
+            pins[pin].add(demand.key[1])
+    for claim in intake.claims:
+        is_mine = claim.allocation is not None and (claim.namespace, claim.annotations.get(GROUP)) == group
+        if is_mine and (node := node_of(claim)):
+            pins[node].add(claim.name)
+    if len(pins) > 1:
+        text = ", ".join(f"{node} ({', '.join(sorted(bound))})" for node, bound in sorted(pins.items()))
+        return fail(f"members of group {name} are bound to different nodes: {text}; see the annotation {NODE}")
+    pin, names = next(iter(pins.items()), (None, set()))
+    return PlacementUnit(tuple(members), name, pin, frozenset((namespace, one) for one in names))
+
+
+def node_of(claim: ResourceClaim) -> str | None:
+    """The node of an allocated claim, where it has one."""
+    named = claim.annotations.get(ALLOCATED_NODE)
+    if named or claim.allocation is None:
+        return named or None
+    return selected_node(claim.allocation)
+
+
+def selected_node(allocation: Mapping[str, Any]) -> str | None:
+    """The only node that the selector of an allocation selects by name."""
+    try:
+        selector = Fields(allocation, "").given("nodeSelector", read_selector) or ()
+    except FieldError:
+        return None
+    for line in selector[0].fields if len(selector) == 1 else ():
+        if line.key == "metadata.name" and line.operator == "In":
+            return line.values[0]
+    return None

@@ -1,0 +1,257 @@
+"""Sort manifests of a cluster: slices, classes, claims and nodes, and what is wrong with the rest.
+
+Nothing raises here: an object that is wrong is left out and reported, and everything else goes on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from devalloc.api.fields import describe_value
+from devalloc.api.meta import GROUP, NODE, PRIORITY, parse_time
+from devalloc.api.problems import Problem
+from devalloc_solver.cel.budget import Bound
+from devalloc_solver.dialects.resource_k8s import feature_gates as gate
+from devalloc_solver.dialects.resource_k8s.api_limits import check_claim, check_class, check_slice
+from devalloc_solver.dialects.resource_k8s.decode import (
+    API_VERSION,
+    check_version,
+    read_claim,
+    read_class,
+    read_node,
+    read_slice,
+)
+from devalloc_solver.dialects.resource_k8s.fields import FieldError, Fields, short_text
+from devalloc_solver.dialects.resource_k8s.objects import ClusterNode, ResourceClaim, ResourceDeviceClass, ResourceSlice
+from devalloc_solver.explain.reasons import Reason
+
+Manifest = Mapping[str, Any]
+Key = tuple[str, str]
+
+KINDS = ("ResourceSlice", "DeviceClass", "ResourceClaim", "Node")
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedResourceClaim:
+    """A claim that is not solved, and why."""
+
+    key: Key
+    reason: Reason
+    message: str
+    group: str | None = None
+    allocation: Mapping[str, Any] | None = None
+    """what it keeps all the same"""
+    exceeded: Bound | None = None
+    """what its expressions exceeded"""
+
+
+@dataclass(slots=True)
+class ClusterInput:
+    """The objects of a cluster by kind."""
+
+    slices: list[Manifest] = field(default_factory=list)
+    read: dict[int, ResourceSlice] = field(default_factory=dict)
+    """the same as they were read, by the id of the manifest"""
+    nodes: dict[str, ClusterNode] = field(default_factory=dict)
+    node_manifests: dict[str, Manifest] = field(default_factory=dict)
+    classes: dict[str, ResourceDeviceClass] = field(default_factory=dict)
+    class_manifests: dict[str, Manifest] = field(default_factory=dict)
+    broken_classes: dict[str, str] = field(default_factory=dict)
+    """class -> what is wrong with it"""
+    claims: list[ResourceClaim] = field(default_factory=list)
+    manifests: dict[Key, Manifest] = field(default_factory=dict)
+    """the claims as they were given, with the API server's defaults"""
+    refused: list[RejectedResourceClaim] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def read_documents(
+    documents: Iterable[object], gates: frozenset[str], read: Mapping[int, ResourceSlice] | None = None
+) -> ClusterInput:
+    """Sort manifests out. Every problem says which object it is about.
+
+    ``read``: slices among them that were read before, by the id of the manifest.
+    """
+    intake = ClusterInput(read=dict(read or {}))
+    objects = [content for document in documents for content in _flatten_list(document)]
+    count = Counter((_kind(content), key_of(content)) for content in objects if isinstance(content, Mapping))
+    for content in objects:
+        if not isinstance(content, Mapping):
+            message = f"must be an object with apiVersion, kind and metadata, not {describe_value(content)}"
+            intake.problems.append(Problem(message))
+            continue
+        kind, key = _kind(content), key_of(content)
+        twice = count[kind, key] > 1 and kind in KINDS
+        try:
+            _read(intake, content, gates, twice=twice)
+        except FieldError as error:
+            namespace = (key[0] or None) if kind == "ResourceClaim" else None
+            problem = Problem(error.message, error.path, kind=kind, namespace=namespace, name=key[1])
+            if problem not in intake.problems:
+                intake.problems.append(problem)
+    return intake
+
+
+def _flatten_list(document: object) -> Iterator[Any]:
+    """The objects of a list, or the object itself."""
+    if isinstance(document, Mapping) and document.get("kind") not in KINDS and isinstance(document.get("items"), list):
+        for item in document["items"]:
+            yield from _flatten_list(item)
+    else:
+        yield document
+
+
+def _kind(content: Manifest) -> str:
+    return short_text(content.get("kind"))
+
+
+def key_of(content: Manifest) -> Key:
+    """(namespace, name), as well as they can be told."""
+    metadata = content.get("metadata")
+    fields = metadata if isinstance(metadata, Mapping) else {}
+    namespace = short_text(fields.get("namespace") or "default") if content.get("kind") == "ResourceClaim" else ""
+    return namespace, short_text(fields.get("name") or "")
+
+
+def _read(intake: ClusterInput, content: Manifest, gates: frozenset[str], *, twice: bool) -> None:
+    kind, key = _kind(content), key_of(content)
+    if kind not in KINDS:
+        message = f"kind {kind!r} is ignored: the solver reads {', '.join(KINDS)}"
+        intake.problems.append(Problem(message, kind=kind, name=key[1], severity="warning"))
+        return
+    if kind == "ResourceClaim":
+        _read_claim(intake, content, gates, twice=twice)
+        return
+    if twice:
+        if kind == "DeviceClass":
+            intake.broken_classes[key[1]] = "exists twice"
+        raise FieldError("metadata.name", f"is the name of two objects of kind {kind}: both are ignored; rename one")
+    if kind == "Node":
+        node = read_node(content)
+        intake.nodes[node.name], intake.node_manifests[node.name] = node, content
+    elif kind == "DeviceClass":
+        try:
+            device_class = read_class(content)
+            check_class(device_class)
+        except FieldError as error:
+            intake.broken_classes[key[1]] = str(error)
+            raise
+        intake.classes[device_class.name], intake.class_manifests[device_class.name] = device_class, content
+    else:
+        _read_slice(intake, content, gates)
+
+
+def _read_slice(intake: ClusterInput, content: Manifest, gates: frozenset[str]) -> None:
+    parsed = intake.read.get(id(content)) or read_slice(content)
+    if gate.COMPATIBILITY_GROUPS in gates and any(device.uses_groups for device in parsed.devices):
+        message = f"has compatibilityGroups, an alpha feature ({gate.COMPATIBILITY_GROUPS}) that is not supported"
+        raise FieldError("spec.devices.consumesCounters", message)
+    intake.slices.append(content)
+    intake.read[id(content)] = parsed
+    try:
+        check_slice(parsed)
+    except FieldError as error:
+        message = f"{error.message} (the slice is used all the same)"
+        intake.problems.append(Problem(message, error.path, kind="ResourceSlice", name=parsed.name, severity="warning"))
+
+
+def _read_claim(intake: ClusterInput, content: Manifest, gates: frozenset[str], *, twice: bool) -> None:
+    key = key_of(content)
+    filled = with_defaults(content)
+    try:
+        check_version(content)
+        Fields(content.get("metadata"), "metadata").needed("name")
+        if twice:
+            raise FieldError("metadata.name", "is the name of two claims in this namespace; rename one")
+        claim = read_claim(filled, gates)
+        _check_annotations(claim)
+        if claim.allocation is None:
+            check_claim(claim)
+    except FieldError as error:
+        metadata, status = content.get("metadata"), content.get("status")
+        marks = metadata.get("annotations") if isinstance(metadata, Mapping) else None
+        group = marks.get(GROUP) if isinstance(marks, Mapping) else None
+        allocation = status.get("allocation") if isinstance(status, Mapping) else None
+        allocated = allocation if isinstance(allocation, Mapping) else None
+        if not any(refused.key == key for refused in intake.refused):
+            intake.refused.append(
+                RejectedResourceClaim(
+                    key, Reason.CLAIM_INVALID, str(error), short_text(group) if group else None, allocated
+                )
+            )
+        raise
+    intake.manifests[key] = filled
+    if claim.is_deleting and claim.allocation is None:
+        message = "the claim is being deleted"
+        intake.refused.append(RejectedResourceClaim(key, Reason.DELETING, message, claim.annotations.get(GROUP)))
+    else:
+        intake.claims.append(claim)
+
+
+def _check_annotations(claim: ResourceClaim) -> None:
+    """Raises FieldError for an annotation of ours that says nothing, and for a time that is none."""
+    if claim.created is not None:
+        try:
+            parse_time(claim.created)
+        except ValueError as error:
+            raise FieldError("metadata.creationTimestamp", str(error)) from None
+    text = claim.annotations.get(PRIORITY, "0")
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdecimal() and len(digits) <= 18):
+        raise FieldError(f"metadata.annotations[{PRIORITY!r}]", f"must be a whole number, not {text!r}")
+
+
+def priority_of(claim: ResourceClaim) -> int:
+    """The priority that the claim's annotation says, 0 without one; it has been found to be a number."""
+    return int(claim.annotations.get(PRIORITY, "0"))
+
+
+def pin_of(claim: ResourceClaim) -> str | None:
+    """The only node whose devices may be used."""
+    return claim.annotations.get(NODE) or None
+
+
+def with_defaults(content: Manifest) -> Manifest:
+    """A claim with what the API server writes where its author wrote nothing: namespace, mode, count and operators."""
+    spec = content.get("spec")
+    devices = spec.get("devices") if isinstance(spec, Mapping) else None
+    metadata = content.get("metadata")
+    filled = dict(content)
+    if isinstance(metadata, Mapping) and not metadata.get("namespace"):
+        filled["metadata"] = {**metadata, "namespace": "default"}
+    if not isinstance(spec, Mapping) or not isinstance(devices, Mapping):
+        return filled
+    requests = devices.get("requests")
+    if isinstance(requests, list):
+        devices = {**devices, "requests": [_request_with_defaults(request) for request in requests]}
+    return {**filled, "apiVersion": content.get("apiVersion", API_VERSION), "spec": {**spec, "devices": devices}}
+
+
+def _request_with_defaults(request: Any) -> Any:
+    if not isinstance(request, Mapping):
+        return request
+    filled = dict(request)
+    if isinstance(request.get("exactly"), Mapping):
+        filled["exactly"] = _subrequest_with_defaults(request["exactly"])
+    if isinstance(request.get("firstAvailable"), list):
+        filled["firstAvailable"] = [
+            _subrequest_with_defaults(sub) if isinstance(sub, Mapping) else sub for sub in request["firstAvailable"]
+        ]
+    return filled
+
+
+def _subrequest_with_defaults(ask: Mapping[str, Any]) -> dict[str, Any]:
+    filled = dict(ask)
+    if not filled.get("allocationMode"):
+        filled["allocationMode"] = "ExactCount"
+    if filled["allocationMode"] == "ExactCount" and filled.get("count") is None:
+        filled["count"] = 1
+    if isinstance(filled.get("tolerations"), list):
+        filled["tolerations"] = [
+            {**one, "operator": one.get("operator") or "Equal"} if isinstance(one, Mapping) else one
+            for one in filled["tolerations"]
+        ]
+    return filled

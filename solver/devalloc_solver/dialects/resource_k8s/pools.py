@@ -1,0 +1,295 @@
+"""Pools as one node sees them: which slices count, and which pools are incomplete or invalid.
+
+A pool's devices come in slices; a newer generation replaces an older one. A node judges a pool by the slices that
+reach it, and looks at the others only when these alone are not all: slices of other nodes cost nothing before.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from devalloc_solver.dialects.resource_k8s import feature_gates as gate
+from devalloc_solver.dialects.resource_k8s.decode import read_slice
+from devalloc_solver.dialects.resource_k8s.errors import AllocationError
+from devalloc_solver.dialects.resource_k8s.fields import FieldError, short_text
+from devalloc_solver.dialects.resource_k8s.node_selectors import SelectorError, is_reachable
+from devalloc_solver.dialects.resource_k8s.objects import ClusterNode, ResourceSlice
+
+PoolId = tuple[str, str]
+Manifest = Mapping[str, Any]
+
+
+class PoolStatus(Enum):
+    COMPLETE = "complete"
+    INCOMPLETE = "incomplete"
+    INVALID = "invalid"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ResourcePool:
+    """A pool of devices, as a node sees it."""
+
+    driver: str
+    name: str
+    generation: int
+    state: PoolStatus
+    why: str
+    """what is wrong with it; empty when it is complete"""
+    slices: tuple[ResourceSlice, ...]
+    """with devices that reach the node, in order of name"""
+    hidden: tuple[ResourceSlice, ...]
+    """with devices that do not reach it, as far as they count: they draw from the same counters"""
+    counters: Mapping[tuple[str, str], int]
+    """(counter set, counter) -> nano units there are"""
+
+    @property
+    def id(self) -> PoolId:
+        return self.driver, self.name
+
+    @property
+    def title(self) -> str:
+        return f"{self.driver}/{self.name}"
+
+    @property
+    def is_complete(self) -> bool:
+        return self.state is PoolStatus.COMPLETE
+
+    @property
+    def has_binding_conditions(self) -> bool:
+        return any(device.binding_conditions for one in self.slices for device in one.devices)
+
+
+@dataclass(frozen=True, slots=True)
+class IgnoredObject:
+    """A slice that is left out, or a claim of which only what it holds counts, and why."""
+
+    name: str
+    why: str
+
+
+@dataclass(slots=True)
+class _SliceEntry:
+    """A slice as it was given, and what was read of it."""
+
+    content: Manifest
+    resource_slice: ResourceSlice | None = None
+    is_read: bool = False
+
+
+class SliceBook:
+    """The slices of a cluster, sorted by the node that they name; read when somebody asks for them."""
+
+    def __init__(
+        self, slices: Iterable[Manifest], gates: frozenset[str], read: Mapping[int, ResourceSlice] | None = None
+    ) -> None:
+        """``read``: slices that were read before, by the id of their manifest."""
+        self._gates = gates
+        self._read_before = read or {}
+        self._entries = [_SliceEntry(content) for content in slices]
+        self._local: dict[str, list[_SliceEntry]] = defaultdict(list)
+        self._shared: list[_SliceEntry] = []
+        self._by_pool: dict[object, list[_SliceEntry]] | None = None
+        self._ignored: set[IgnoredObject] = set()
+        for entry in self._entries:
+            name = _spec(entry.content).get("nodeName")
+            (self._local[name] if isinstance(name, str) and name else self._shared).append(entry)
+
+    @property
+    def node_names(self) -> list[str]:
+        """The nodes that slices or their devices name."""
+        devices = (device for entry in self._shared if (s := self._read(entry)) is not None for device in s.devices)
+        return sorted({*self._local} | {d.reach.node_name for d in devices if d.reach.node_name is not None})
+
+    @property
+    def ignored(self) -> tuple[IgnoredObject, ...]:
+        """The slices that were left out so far."""
+        return tuple(sorted(self._ignored, key=lambda i: (i.name, i.why)))
+
+    def seen(self, pools: Iterable[ResourcePool]) -> list[Manifest]:
+        """The manifests of these pools, without those that were left out; of one that nobody read, where it is."""
+        pool_ids = {(pool.driver, pool.name) for pool in pools}
+        return [
+            entry.content if entry.is_read else _place_of(entry.content)
+            for entry in self._entries
+            if (entry.resource_slice is not None or not entry.is_read) and _pool_id(entry.content) in pool_ids
+        ]
+
+    def pools(self, node: ClusterNode) -> tuple[ResourcePool, ...]:
+        """The pools that reach a node, those with binding conditions last, otherwise by driver and name.
+
+        Raises AllocationError for a node selector that is none.
+        """
+        near: dict[PoolId, list[ResourceSlice]] = defaultdict(list)
+        for entry in (*self._local.get(node.name, ()), *self._shared):
+            resource_slice = self._read(entry)
+            if resource_slice is not None and self._is_near(node, resource_slice):
+                near[resource_slice.pool_id].append(resource_slice)
+        pools = [pool for key in near if (pool := self._pool(key, near[key])) is not None]
+        return tuple(sorted(pools, key=lambda p: (p.has_binding_conditions, p.driver, p.name)))
+
+    def _read(self, entry: _SliceEntry) -> ResourceSlice | None:
+        if not entry.is_read:
+            entry.resource_slice, entry.is_read = self._decode(entry.content), True
+        return entry.resource_slice
+
+    def _decode(self, content: Manifest) -> ResourceSlice | None:
+        name = name_of(content) or "without name"
+        try:
+            resource_slice = self._read_before.get(id(content)) or read_slice(content)
+        except SelectorError as error:
+            message = f"slice {name}: failed to perform node selection: {error}; correct the slice"
+            raise AllocationError(message) from None
+        except FieldError as error:
+            self._ignored.add(IgnoredObject(name, str(error)))
+            return None
+        if not any(device.uses_groups for device in resource_slice.devices):
+            return resource_slice
+        if gate.COMPATIBILITY_GROUPS in self._gates:
+            raise AllocationError(
+                f"slice {name}: spec.devices.consumesCounters.compatibilityGroups is an alpha feature "
+                f"({gate.COMPATIBILITY_GROUPS}) that is not supported; leave the gate out, and the pool is skipped"
+            )
+        self._ignored.add(IgnoredObject(name, f"uses compatibilityGroups, and {gate.COMPATIBILITY_GROUPS} is disabled"))
+        return None
+
+    def _is_near(self, node: ClusterNode, resource_slice: ResourceSlice) -> bool:
+        """Whether a slice is for the node, as far as it can be told."""
+        partitions = resource_slice.per_device is not None or bool(resource_slice.counter_sets)
+        if partitions and gate.PARTITIONABLE_DEVICES not in self._gates:
+            return False
+        if resource_slice.per_device:
+            return any(is_reachable(node, device.reach) for device in resource_slice.devices)
+        if not resource_slice.reach.is_specified:
+            self._ignored.add(
+                IgnoredObject(resource_slice.name, "does not select the nodes that reach it in any supported way")
+            )
+        return is_reachable(node, resource_slice.reach)
+
+    def _pool(self, key: PoolId, near: Sequence[ResourceSlice]) -> ResourcePool | None:
+        """The pool of the newest slices that reach a node; None when a newer generation has left the node."""
+        generation = max(resource_slice.generation for resource_slice in near)
+        newest = sorted(
+            (resource_slice for resource_slice in near if resource_slice.generation == generation),
+            key=lambda resource_slice: (resource_slice.name, [device.name for device in resource_slice.devices]),
+        )
+        hidden: list[ResourceSlice] = []
+        counts = {resource_slice.slice_count for resource_slice in newest}
+        if counts != {len(newest)}:
+            newer, total, hidden = self._others(key, generation, newest)
+            if newer:
+                return None
+            if counts != {total}:
+                message = f"{total} of {max(counts)} slices of generation {generation} are there"
+                return ResourcePool(*key, generation, PoolStatus.INCOMPLETE, message, tuple(newest), (), {})
+        counters: dict[tuple[str, str], int] = {}
+        why = _duplicate_device(newest)
+        if not why and gate.PARTITIONABLE_DEVICES in self._gates:
+            why = _read_counters((*newest, *hidden), counters)
+        if why:
+            return ResourcePool(*key, generation, PoolStatus.INVALID, why, tuple(newest), (), {})
+        return ResourcePool(
+            *key, generation, PoolStatus.COMPLETE, "", _with_devices(newest), _with_devices(hidden), counters
+        )
+
+    def _others(
+        self, key: PoolId, generation: int, newest: Sequence[ResourceSlice]
+    ) -> tuple[bool, int, list[ResourceSlice]]:
+        """(whether a newer generation exists, number of slices of this one, those besides with a say in counters)
+
+        A slice of another node that has none is counted and not read.
+        """
+        if self._by_pool is None:
+            self._by_pool = defaultdict(list)
+            for entry in self._entries:
+                self._by_pool[_pool_id(entry.content)].append(entry)
+        seen = {id(resource_slice) for resource_slice in newest}
+        total, hidden = 0, []
+        for entry in self._by_pool[key]:
+            number = _pool_field(entry.content, "generation")
+            number = number if isinstance(number, int) else 0
+            if number != generation:
+                if number > generation:
+                    return True, 0, []
+                continue
+            if not entry.is_read and not _counts(entry.content):
+                total += 1
+            elif (resource_slice := self._read(entry)) is not None:
+                total += 1
+                says = resource_slice.counter_sets or any(device.consumes for device in resource_slice.devices)
+                hidden += [resource_slice] if says and id(resource_slice) not in seen else []
+        return False, total, hidden
+
+
+def name_of(content: Manifest) -> str:
+    """The name of an object; empty where it has none."""
+    metadata = content.get("metadata")
+    return short_text(metadata.get("name") or "") if isinstance(metadata, Mapping) else ""
+
+
+def _spec(content: Manifest) -> Mapping[str, Any]:
+    spec = content.get("spec")
+    return spec if isinstance(spec, Mapping) else {}
+
+
+def _place_of(content: Manifest) -> Manifest:
+    """A slice of another node without what is in it, which nobody has looked into."""
+    spec, generation = _spec(content), _pool_field(content, "generation")
+    number = generation if isinstance(generation, int) else 0
+    pool = {"name": _pool_field(content, "name"), "generation": number}
+    return {"spec": {"driver": spec.get("driver"), "nodeName": spec.get("nodeName"), "pool": pool}}
+
+
+def _pool_id(content: Manifest) -> tuple[str, str]:
+    return short_text(_spec(content).get("driver")), short_text(_pool_field(content, "name"))
+
+
+def _pool_field(content: Manifest, name: str) -> Any:
+    pool = _spec(content).get("pool")
+    return pool.get(name) if isinstance(pool, Mapping) else None
+
+
+def _with_devices(slices: Iterable[ResourceSlice]) -> tuple[ResourceSlice, ...]:
+    return tuple(resource_slice for resource_slice in slices if resource_slice.devices)
+
+
+def _counts(content: Manifest) -> bool:
+    """Whether a slice has a say in counters."""
+    spec = _spec(content)
+    devices = spec.get("devices")
+    devices = devices if isinstance(devices, list) else ()
+    return bool(spec.get("sharedCounters")) or any(
+        isinstance(device, Mapping) and device.get("consumesCounters") for device in devices
+    )
+
+
+def _duplicate_device(slices: Iterable[ResourceSlice]) -> str:
+    seen: set[str] = set()
+    for device in (device for resource_slice in slices for device in resource_slice.devices):
+        if device.name in seen:
+            return f"two devices are named {device.name}"
+        seen.add(device.name)
+    return ""
+
+
+def _read_counters(slices: Sequence[ResourceSlice], counters: dict[tuple[str, str], int]) -> str:
+    """Fill in the counters of a pool; what is wrong with them, or nothing."""
+    sets: set[str] = set()
+    for name, members in (entry for resource_slice in slices for entry in resource_slice.counter_sets):
+        if name in sets:
+            return f"two counter sets are named {name}"
+        sets.add(name)
+        counters |= {(name, counter): amount.nano for counter, amount in members.items()}
+    for device in (device for resource_slice in slices for device in resource_slice.devices):
+        for use in device.consumes:
+            if use.counter_set not in sets:
+                return f"device {device.name} consumes of the counter set {use.counter_set}, which does not exist"
+            for counter in use.counters:
+                if (use.counter_set, counter) not in counters:
+                    return (
+                        f"device {device.name} consumes the counter {use.counter_set}/{counter}, which does not exist"
+                    )
+    return ""

@@ -1,0 +1,210 @@
+"""Equal claims counted instead of distinguished: how many of them go where, and what they take together.
+
+Twenty equal claims are one integer and not twenty symmetric copies, which a search would have to distinguish before it
+can prove anything. This is exact if everything that the members take together at one site can be dealt out to them:
+whole devices and fixed portions that members request by number. A site is a place and one value of the attributes that
+all devices of a claim share. On one site each detail is dealt out on its own, and so is each value of a request's own
+match attributes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import product
+from math import prod
+from typing import TYPE_CHECKING
+
+from devalloc_solver.exact.builder import ModelBuilder, sum_terms
+from devalloc_solver.exact.counted_shares import CountedShares, are_shares_countable
+from devalloc_solver.exact.share_variables import ShareVariables
+from devalloc_solver.exact.variables import ClaimGroupVars, GroupCellVars, GroupSiteVars, LinearTerms
+from devalloc_solver.problem.demand import AllocationMode, Constraint, Demand, PlacementUnit, Request
+from devalloc_solver.problem.device_groups import DeviceGroup, Place
+from devalloc_solver.problem.ordering import claim_order
+
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
+
+    IntVar = cp_model.IntVar
+
+MAX_PATTERNS = 32
+"""Combinations of alternatives up to which they are counted one by one."""
+RequestIndex = tuple[int, int]
+"""(detail, alternative)"""
+
+
+def request_key(unit: PlacementUnit) -> object | None:
+    """Equal for units that ask for the same, at whatever priority; None for groups."""
+    if unit.group is not None or unit.demands[0].shape is None:
+        return None
+    return unit.pin, unit.demands[0].shape
+
+
+def group_equal_units(units: Sequence[PlacementUnit]) -> list[tuple[int, ...]]:
+    """The numbers of units that ask for the same, in the order in which claims are decided.
+
+    Of these the earlier ones are satisfied (S17), those of higher priority before others: could two change places, the
+    answer would be better.
+    """
+    alike: dict[object, list[int]] = defaultdict(list)
+    for number, unit in enumerate(units):
+        if (wish := request_key(unit)) is not None:
+            alike[wish].append(number)
+    return [tuple(sorted(numbers, key=lambda n: claim_order(units[n].demands[0].claim))) for numbers in alike.values()]
+
+
+def find_claim_groups(units: Sequence[PlacementUnit], device_groups: Sequence[DeviceGroup]) -> list[tuple[int, ...]]:
+    """The units that may be counted together; those that stay on their own are in none."""
+    return [
+        numbers
+        for numbers in group_equal_units(units)
+        if len(numbers) > 1 and _can_be_counted(units[numbers[0]].demands[0], device_groups)
+    ]
+
+
+def _can_be_counted(demand: Demand, device_groups: Sequence[DeviceGroup]) -> bool:
+    if not all(_is_counted(request, device_groups) for request in demand.requests):
+        return False
+    if prod(len(detail) for detail in demand.details) > MAX_PATTERNS:
+        return False
+    if demand.most is not None:
+        entries = sum(max(request.most or demand.most + 1 for request in detail) for detail in demand.details)
+        if entries > demand.most:
+            return False
+    return all(_is_simple_constraint(relation, demand, device_groups) for relation in demand.relations)
+
+
+def _is_counted(request: Request, device_groups: Sequence[DeviceGroup]) -> bool:
+    """Whether members ask for a number of devices, and nothing that depends on which of them go together."""
+    if request.mode is AllocationMode.SHARE:
+        return are_shares_countable(request, device_groups)
+    together = request.requests or request.limits or request.portions
+    return request.mode is AllocationMode.WHOLE and request.most is not None and (request.most == 1 or not together)
+
+
+def _is_simple_constraint(relation: Constraint, demand: Demand, device_groups: Sequence[DeviceGroup]) -> bool:
+    """Whether a relation is one value on all devices of the claim or of one request, and no device has two of them."""
+    covered = [request.label in relation.labels for request in demand.requests]
+    if relation.distinct or not (all(covered) or sum(covered) <= 1):
+        return False
+    return all(len(device_group.one.values(relation.attribute)) <= 1 for device_group in device_groups)
+
+
+def add_claim_group(
+    draft: ModelBuilder, amounts: ShareVariables, numbers: tuple[int, ...], places: Sequence[Place]
+) -> None:
+    """Add equal units that may be at these places; ``model.satisfied`` has their literals already."""
+    model = draft.model
+    claim_group = ClaimGroupVars(numbers)
+    model.claim_groups.append(claim_group)
+    counting = _GroupBuilder(draft, amounts, model.units[numbers[0]].demands[0], len(numbers))
+    for place in places:
+        claim_group.sites += counting.sites_at(place)
+    members = [variable for site in claim_group.sites for variable in site.patterns.values()]
+    satisfied = [model.satisfied[number] for number in numbers]
+    model.cp.add(sum(members) == sum(satisfied))
+
+
+class _GroupBuilder:
+    """Adds the sites of one claim group; lives only while the model is being built."""
+
+    def __init__(self, draft: ModelBuilder, amounts: ShareVariables, demand: Demand, size: int) -> None:
+        self.amounts = amounts
+        self.draft, self.demand, self.size = draft, demand, size
+        self.cp, self.device_groups = draft.model.cp, draft.model.device_groups
+        labels = {request.label for request in demand.requests}
+        self.shared = demand.match, [r.attribute for r in demand.relations if labels <= r.labels]
+        self.partial = [r for r in demand.relations if not labels <= r.labels]
+
+    def sites_at(self, place: Place) -> list[GroupSiteVars]:
+        """The sites of a place where at least one member has room."""
+        by_value: dict[object, dict[RequestIndex, dict[object, list[int]]]] = defaultdict(dict)
+        for key, request in self.requests():
+            own = request.match, [r.attribute for r in self.partial if request.label in r.labels]
+            for b in self.draft.eligible(request):
+                device_group = self.device_groups[b]
+                shared, own_key = _values(device_group, *self.shared), _values(device_group, *own)
+                if (
+                    shared is None
+                    or own_key is None
+                    or not device_group.is_reached_from(place)
+                    or not self.suits(request, device_group)
+                ):
+                    continue
+                by_value[shared].setdefault(key, {}).setdefault(own_key, []).append(b)
+        return [site for cells in by_value.values() if (site := self.new_site(place, cells)) is not None]
+
+    def requests(self) -> list[tuple[RequestIndex, Request]]:
+        return [((d, a), request) for d, detail in enumerate(self.demand.details) for a, request in enumerate(detail)]
+
+    def suits(self, request: Request, device_group: DeviceGroup) -> bool:
+        """Whether one device alone meets the amounts asked for, where there is only one."""
+        if request.mode is AllocationMode.SHARE:
+            return True
+        device = device_group.one
+        if device.shareable:
+            given = dict(request.portions[device.index])
+        else:
+            given = {name: resource.nano for name, resource in device.resources.items()}
+        enough = all(given.get(name, 0) >= amount for name, amount in request.requests.items())
+        limited = any(given.get(name, 0) > most for name, most in request.limits.items())
+        return enough and not limited
+
+    def new_site(self, place: Place, cells: dict[RequestIndex, dict[object, list[int]]]) -> GroupSiteVars | None:
+        requests = dict(self.requests())
+        rooms = {
+            key: [self.room(requests[key], numbers) for numbers in by_own.values()] for key, by_own in cells.items()
+        }
+        patterns = {}
+        for pattern in product(*(range(len(detail)) for detail in self.demand.details)):
+            room = min(sum(rooms.get(key, ())) for key in enumerate(pattern))
+            if room:
+                patterns[pattern] = self.draft.new_int(min(room, self.size))
+        if not patterns:
+            return None
+        site = GroupSiteVars(place, patterns)
+        for (detail, alternative), by_own in cells.items():
+            members: LinearTerms = [(1, v) for pattern, v in patterns.items() if pattern[detail] == alternative]
+            if members:
+                site.cells[detail, alternative] = self.new_cells(requests[detail, alternative], by_own, members)
+        return site
+
+    def room(self, request: Request, device_groups: Sequence[int]) -> int:
+        """How many members these devices are enough for, as far as counting tells."""
+        if request.mode is AllocationMode.SHARE:
+            return CountedShares(self.draft, self.amounts, request, self.size).room(device_groups)
+        return sum(self.draft.room(request, b, self.size) for b in device_groups) // request.least
+
+    def new_cells(self, request: Request, by_own: dict[object, list[int]], members: LinearTerms) -> list[GroupCellVars]:
+        cells = []
+        for device_groups in by_own.values():
+            cell = GroupCellVars(members)
+            if len(by_own) > 1:
+                room = self.room(request, device_groups)
+                if not room:
+                    continue
+                cell = GroupCellVars([(1, self.draft.new_int(min(room, self.size)))])
+            if request.mode is AllocationMode.SHARE:
+                CountedShares(self.draft, self.amounts, request, self.size).add(cell, device_groups)
+            else:
+                self.add_counts(cell, request, device_groups)
+            cells.append(cell)
+        if len(by_own) > 1:
+            self.cp.add(sum(sum_terms(cell.members) for cell in cells) == sum_terms(members))
+        return cells
+
+    def add_counts(self, cell: GroupCellVars, request: Request, device_groups: Sequence[int]) -> None:
+        assert request.most is not None
+        for b in device_groups:
+            cell.takes |= self.draft.new_takes(request, b, self.size)
+        taken, here = sum(cell.takes.values()), sum_terms(cell.members)
+        self.cp.add(taken >= request.least * here)
+        self.cp.add(taken <= request.most * here)
+
+
+def _values(device_group: DeviceGroup, names: Sequence[str], scalars: Sequence[str]) -> tuple[object, ...] | None:
+    """The values of match attributes and relations, or None where one is missing."""
+    matched = device_group.match_value(names)
+    members = [next(iter(device_group.one.values(name)), None) for name in scalars]
+    return None if matched is None or None in members else (*matched, *members)

@@ -1,0 +1,368 @@
+"""The goals of S17, one after the other: each is optimised, then fixed, before the next.
+
+There is always an incumbent (at first: no claim is satisfied), so running out of time keeps the best answer so far.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from devalloc_solver.exact.claim_groups import request_key
+from devalloc_solver.exact.policy import order_cost, policy_cost, share_cost, spread_costs
+from devalloc_solver.exact.variables import BatchModel, ClaimGroupVars, LinearTerms, RequestVars
+from devalloc_solver.problem.demand import AllocationMode, Demand, Request
+from devalloc_solver.problem.ordering import ClaimOrder, claim_order
+
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
+
+STEP_LIMIT = 20.0
+"""CP-SAT's deterministic time (roughly seconds) that one goal may take when there is no deadline."""
+SMALL_MODEL = 1_000
+"""Variables up to which every goal gets STEP_LIMIT."""
+LARGE_MODEL_LIMIT = 1.0
+"""The same for every step but the counts of larger models, which are improved and not always proven (S17)."""
+UNITS_PER_STEP = 24
+"""Units that are decided together."""
+SMALL_TO_SPREAD = 400
+"""Variables up to which it is searched how to spread devices evenly; beyond, first fits do it better (``search``)."""
+POLICY_LIMIT = 0.3
+"""The same for the placement policy, which is a preference."""
+
+
+@dataclass(frozen=True, slots=True)
+class GoalLevel:
+    """One goal's outcome: what was reached, and the bound that proves how good it is."""
+
+    goal: str
+    value: int
+    bound: int
+    priority: int | None = None
+    choice: bool = False
+    """of satisfied claims: those chosen among equal counts are the earliest ones, for certain (S17)"""
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether no answer is better in this goal, those before it fixed."""
+        return self.value == self.bound
+
+    @property
+    def gap(self) -> int:
+        """How much better an answer could be at the very most; 0 is a proof that none is."""
+        return abs(self.bound - self.value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The level in the answer's JSON (settled L2)."""
+        shown: dict[str, Any] = {"goal": self.goal}
+        if self.priority is not None:
+            shown["priority"] = self.priority
+        shown |= {"value": self.value, "bound": self.bound, "gap": self.gap}
+        if self.priority is not None:
+            shown["choice"] = "exact" if self.choice else "best effort"
+        return shown
+
+
+@dataclass(slots=True)
+class GoalSearch:
+    """Solves one model goal by goal."""
+
+    model: BatchModel
+    ends: float | None = None
+    """monotonic time of the deadline"""
+    values: list[int] = field(default_factory=list)
+    """the incumbent: a value per variable"""
+
+    def __post_init__(self) -> None:
+        self.values = [0] * len(self.model.cp.proto.variables)
+
+    # -- values of the incumbent ---------------------------------------------------------------------------------------
+
+    def value(self, variable: cp_model.IntVar) -> int:
+        """What a variable is in the incumbent."""
+        return self.values[variable.index]
+
+    def total(self, terms: LinearTerms) -> int:
+        """What a sum is in the incumbent."""
+        return sum(weight * self.value(variable) for weight, variable in terms)
+
+    @property
+    def choice_limit(self) -> float:
+        """Deterministic time of a choice among solutions that satisfy equally many."""
+        return STEP_LIMIT if len(self.model.cp.proto.variables) <= SMALL_MODEL else LARGE_MODEL_LIMIT
+
+    # -- one step ------------------------------------------------------------------------------------------------------
+
+    def chosen(self) -> list[RequestVars]:
+        """The requests of units on their own that the incumbent fills."""
+        satisfied = self.model.satisfied
+        return [p for p in self.model.requests if self.value(p.chosen) and self.value(satisfied[p.unit])]
+
+    def filled(self) -> Iterator[tuple[Request, int]]:
+        """The requests that the incumbent fills, and how many equal ones of each."""
+        yield from ((parts.request, 1) for parts in self.chosen())
+        for claim_group in self.model.claim_groups:
+            details = self.model.units[claim_group.units[0]].demands[0].details
+            for pattern, members in self.patterns(claim_group).items():
+                yield from ((details[d][a], members) for d, a in enumerate(pattern) if members)
+
+    def patterns(self, claim_group: ClaimGroupVars) -> dict[tuple[int, ...], int]:
+        """How many members of a claim group choose which alternatives, in the order of the alternatives."""
+        counts: dict[tuple[int, ...], int] = defaultdict(int)
+        for site in claim_group.sites:
+            for pattern, variable in site.patterns.items():
+                counts[pattern] += self.value(variable)
+        return dict(sorted(counts.items()))
+
+    def new_int(self, upper: int, value: int) -> cp_model.IntVar:
+        """A variable that is made during the search, with its value in the incumbent."""
+        variable = self.model.cp.new_int_var(0, upper, "")
+        self.values.append(value)
+        return variable
+
+    def minimize(self, terms: LinearTerms, *, best: int | None = 0, limit: float = STEP_LIMIT) -> tuple[int, int]:
+        """Minimise, keep what was reached as a constraint, and return (value, bound).
+
+        ``best`` is a bound known beforehand: an incumbent that reaches it needs no search.
+        """
+        if not terms:
+            return 0, 0
+        self.values += [0] * (len(self.model.cp.proto.variables) - len(self.values))
+        best = _trivial_bound(terms) if best is None else best
+        value, bound = self.total(terms), best
+        if value > best:
+            lower = self._solve(terms, limit)
+            value = self.total(terms)
+            bound = best if lower is None else max(best, min(lower, value))
+        self.model.cp.add(_sum(terms) <= value)
+        return value, bound
+
+    def maximize(self, terms: LinearTerms, *, best: int, limit: float = STEP_LIMIT) -> tuple[int, int]:
+        """The same for the largest value."""
+        value, bound = self.minimize([(-weight, v) for weight, v in terms], best=-best, limit=limit)
+        return -value, -bound
+
+    def _solve(self, terms: LinearTerms, limit: float) -> int | None:
+        """Improve the incumbent; returns a lower bound of the objective, or None when none was found."""
+        from ortools.sat.python import cp_model
+
+        left = None if self.ends is None else self.ends - time.monotonic()
+        if left is not None and left <= 0:
+            return None
+        cp = self.model.cp
+        cp.minimize(_sum(terms))
+        solver = cp_model.CpSolver()
+        parameters = solver.parameters
+        parameters.num_workers = 1
+        parameters.random_seed = 1
+        # Counting problems are refuted by their linear relaxation: with all of it, in milliseconds instead of minutes.
+        parameters.linearization_level = 2
+        # Its handler would stay as the default action after the search: Ctrl-C would kill the host program unasked.
+        parameters.catch_sigint_signal = False
+        parameters.max_deterministic_time = limit
+        if left is not None:
+            parameters.max_time_in_seconds = left
+        cp.clear_hints()  # type: ignore[no-untyped-call]  # OR-Tools left out its types
+        for index, value in enumerate(self.values):
+            cp.add_hint(cp.get_int_var_from_proto_index(index), value)
+        status = solver.solve(cp)
+        if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            solved = list(solver.response_proto.solution)
+            if self.improves(solved, terms):
+                self.values = solved
+            # The response's objective is a float; the bound of an optimal answer is recomputed in integers.
+            if status == cp_model.OPTIMAL:
+                return self.total(terms)
+            return round(solver.best_objective_bound)
+        if status != cp_model.UNKNOWN:
+            raise AssertionError(f"a model with a known solution is {solver.status_name(status)}: {cp.validate()}")
+        return None
+
+    def improves(self, solved: Sequence[int], terms: LinearTerms) -> bool:
+        """Whether values of all variables are no worse than the incumbent's."""
+        new = sum(weight * solved[v.index] for weight, v in terms)
+        return new <= self.total(terms)
+
+    def fix(self, variable: cp_model.IntVar, value: int) -> None:
+        """Keep the value from now on."""
+        self.model.cp.add(variable == value)
+
+
+def optimize_goals(model: BatchModel, *, placement: str, ends: float | None) -> tuple[GoalSearch, list[GoalLevel]]:
+    """All goals in order. The counts of goal 1 come with their bounds; the rest as far as it could be proven."""
+    search = GoalSearch(model, ends)
+    levels = _maximize_satisfied(search)
+    levels += _alternatives(search)
+    limit = search.choice_limit
+    value, bound = search.minimize(
+        [(1, used) for used in model.pools_used.values()], best=int(any(True for _ in search.filled())), limit=limit
+    )
+    levels.append(GoalLevel("pools", value, bound))
+    value, bound = search.minimize(
+        [(1, used) for used in model.devices_used.values()], best=_min_devices(search), limit=limit
+    )
+    levels.append(GoalLevel("devices", value, bound))
+    if placement == "spread":
+        search.minimize(share_cost(model), limit=POLICY_LIMIT)
+        if len(model.cp.proto.variables) <= SMALL_TO_SPREAD:
+            for cost, least in spread_costs(search):
+                search.minimize(cost, best=least, limit=POLICY_LIMIT)
+    search.minimize(policy_cost(model, placement), best=None, limit=POLICY_LIMIT)
+    if len(model.units) > 1 and len(model.cp.proto.variables) <= SMALL_MODEL:
+        search.minimize(order_cost(model), limit=POLICY_LIMIT)
+    return search, levels
+
+
+def _min_devices(search: GoalSearch) -> int:
+    """Whole takers never share a device, so their counts add up; any other claim needs one device at least."""
+    filled = [*search.filled()]
+    whole = sum(
+        request.least * times
+        for request, times in filled
+        if request.mode is AllocationMode.WHOLE and not request.portions
+    )
+    return max(whole, int(bool(filled)))
+
+
+def _maximize_satisfied(search: GoalSearch) -> list[GoalLevel]:
+    """Goal 1: per priority as many claims as possible, then the earlier ones."""
+    model = search.model
+    members = _in_order(model)
+    priorities = sorted({-order[0] for order, _, _ in members}, reverse=True)
+    levels: list[GoalLevel] = []
+    settled: set[int] = set()
+    denied: set[object] = set()
+    for priority in priorities:
+        numbers = [number for order, number, _ in members if -order[0] == priority]
+        terms = [(numbers.count(number), model.satisfied[number]) for number in dict.fromkeys(numbers)]
+        value, bound = search.maximize(terms, best=len(numbers))
+        certain = value == bound and all(level.choice for level in levels)
+        certain &= _prefer_units(search, [number for number in dict.fromkeys(numbers) if number not in settled], denied)
+        settled.update(numbers)
+        levels.append(GoalLevel("satisfied", value, bound, priority, choice=certain))
+    return levels
+
+
+def _in_order(model: BatchModel) -> list[tuple[ClaimOrder, int, Demand]]:
+    """(order, unit, demand) of all claims in the order they are decided."""
+    ordered = [(claim_order(d.claim), number, d) for number, unit in enumerate(model.units) for d in unit.demands]
+    return sorted(ordered, key=lambda item: item[:2])
+
+
+def _prefer_units(search: GoalSearch, numbers: Sequence[int], denied: set[object]) -> bool:
+    """Satisfy each of these units if the counts allow it, whatever becomes of later ones. False when that remains open.
+
+    Those that follow each other are decided together, by weights: each counts more than all after it. That says the
+    same as one after the other, in fewer searches; where one of these proves nothing they are asked one by one.
+    """
+    certain, together, left = True, UNITS_PER_STEP, list(numbers)
+    while left:
+        now, left = left[:together], left[together:]
+        wishes = {number: request_key(search.model.units[number]) for number in now}
+        open_numbers = [number for number, wish in wishes.items() if wish is None or wish not in denied]
+        literals = [search.model.satisfied[number] for number in open_numbers]
+        proven = False
+        if len(open_numbers) > 1 and not all(map(search.value, literals)):
+            terms = [(1 << n, literal) for n, literal in enumerate(reversed(literals))]
+            value, bound = search.maximize(terms, best=(1 << len(terms)) - 1, limit=search.choice_limit)
+            proven = value == bound
+            together = together if proven else 1
+        for number in now:
+            certain &= _prefer_unit(search, number, denied, proven=proven)
+    return certain
+
+
+def _prefer_unit(search: GoalSearch, number: int, denied: set[object], *, proven: bool) -> bool:
+    """The same for one unit; ``proven``: what the incumbent says of it is proven.
+
+    Where an equal claim before it was denied, so is this one: the two could change places.
+    """
+    literal, wish = search.model.satisfied[number], request_key(search.model.units[number])
+    certain = True
+    if not search.value(literal) and not proven and (wish is None or wish not in denied):
+        value, bound = search.maximize([(1, literal)], best=1, limit=search.choice_limit)
+        certain = value == bound
+    if not search.value(literal):
+        denied.add(wish)
+    search.fix(literal, search.value(literal))
+    return certain
+
+
+def _alternatives(search: GoalSearch) -> list[GoalLevel]:
+    """Goal 2: the vector of chosen oneOf indexes, claim by claim, smallest first."""
+    model = search.model
+    claim_groups = {number: claim_group for claim_group in model.claim_groups for number in claim_group.units}
+    by_demand: dict[int, dict[int, LinearTerms]] = defaultdict(dict)
+    for parts in model.requests:
+        if parts.request.alternative is not None and search.value(model.satisfied[parts.unit]):
+            terms = by_demand[id(parts.demand)].setdefault(parts.request.detail, [])
+            terms.append((parts.request.alternative, parts.chosen))
+    steps: list[tuple[ClaimGroupVars, int] | dict[int, LinearTerms]] = []
+    for _, number, demand in _in_order(model):
+        if not search.value(model.satisfied[number]):
+            continue
+        if number in claim_groups:
+            claim_group = claim_groups[number]
+            upto = claim_group.units.index(number) + 1
+            if steps and isinstance(steps[-1], tuple) and steps[-1][0] is claim_group:
+                steps.pop()
+            if any(len(detail) > 1 for detail in demand.details):
+                steps.append((claim_group, upto))
+        elif id(demand) in by_demand:
+            steps.append(by_demand[id(demand)])
+    value = bound = 0
+    settled: dict[int, int] = defaultdict(int)
+    for step in steps:
+        if isinstance(step, tuple):
+            claim_group, upto = step
+            preferred = _prefer_alternatives(search, claim_group, settled[id(claim_group)], upto)
+            settled[id(claim_group)] = upto
+            value, bound = value + preferred[0], bound + preferred[1]
+            continue
+        for detail in sorted(step):
+            reached = search.minimize([(w, v) for w, v in step[detail] if w], limit=search.choice_limit)
+            value, bound = value + reached[0], bound + reached[1]
+    return [GoalLevel("oneOf", value, bound)] if steps else []
+
+
+def _prefer_alternatives(search: GoalSearch, claim_group: ClaimGroupVars, settled: int, upto: int) -> tuple[int, int]:
+    """The same for consecutive members, from ``settled`` (exclusive) to ``upto``: (value, bound) of their sum.
+
+    The earlier members get the smaller vectors, so the vector of the j-th is at most a given one when j members have
+    vectors up to that: for each vector in turn, as many as possible.
+    """
+    ranked: dict[tuple[int, ...], list[cp_model.IntVar]] = defaultdict(list)
+    for site in claim_group.sites:
+        for pattern, variable in site.patterns.items():
+            ranked[pattern].append(variable)
+    value = bound = 0
+    reached = possible = settled
+    below: list[cp_model.IntVar] = []
+    for pattern in sorted(ranked):
+        below += ranked[pattern]
+        now = min(upto, sum(search.value(variable) for variable in below))
+        counted = search.new_int(upto, now)
+        search.model.cp.add(counted <= sum(below))
+        now, most = search.maximize([(1, counted)], best=upto, limit=search.choice_limit)
+        value += sum(pattern) * max(0, now - reached)
+        # Members that may do better are counted with the least that is to come: a bound in any case.
+        least = min(sum(other) for other in ranked if other >= pattern)
+        bound += least * max(0, most - possible)
+        reached, possible = max(reached, now), max(possible, most)
+        if reached == upto:
+            break
+    return value, bound
+
+
+def _trivial_bound(terms: LinearTerms) -> int:
+    """Holds for 0/1 variables with negative weights and any variables with positive ones."""
+    return sum(weight for weight, _ in terms if weight < 0)
+
+
+def _sum(terms: LinearTerms) -> cp_model.LinearExprT:
+    from ortools.sat.python import cp_model
+
+    return cp_model.LinearExpr.weighted_sum([v for _, v in terms], [w for w, _ in terms])

@@ -1,0 +1,162 @@
+"""The exact model of a batch: every rule of claim-semantics S5 to S16 as CP-SAT constraints.
+
+One model contains some units, the devices they may take (in groups of interchangeable ones) and what is in use. It
+counts devices and equal claims and does not name them: ``problem.placement`` names them afterwards.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from itertools import pairwise
+
+from devalloc_solver.exact.builder import ModelBuilder
+from devalloc_solver.exact.claim_groups import add_claim_group, find_claim_groups, group_equal_units
+from devalloc_solver.exact.share_variables import ShareVariables
+from devalloc_solver.exact.supply_constraints import add_supply
+from devalloc_solver.exact.unit_constraints import add_unit
+from devalloc_solver.exact.variables import BatchModel, max_bins, sharing_requests
+from devalloc_solver.problem.allocations import Allocation, Usage
+from devalloc_solver.problem.demand import AllocationMode, PlacementUnit
+from devalloc_solver.problem.device_groups import Place, make_device_groups
+from devalloc_solver.problem.snapshot import Snapshot
+
+_CP_SAT = "ortools.sat.python.cp_model"
+
+
+def is_solver_loaded() -> bool:
+    """Whether this process has loaded the exact model's solver."""
+    return hasattr(sys.modules.get(_CP_SAT), "CpSolver")  # a module that another thread still loads is there already
+
+
+def load_solver() -> None:
+    """Load what solves batches, which takes half a second the first time. It is loaded when it is needed as well; this
+    is for callers that others wait for."""
+    import_module("devalloc_solver.columns")
+    import_module(_CP_SAT)
+
+
+def model_size(snapshot: Snapshot, ledger: Usage, units: Sequence[PlacementUnit], *, enough: int | None = None) -> int:
+    """An estimate of the number of variables that the model would have; beyond ``enough`` it need not be precise."""
+    if enough is not None and (least := _least_size(snapshot, units)) > enough:
+        return least
+    device_groups, nodes = make_device_groups(snapshot, ledger, units)
+    sharing = sharing_requests(units)
+    bins = (
+        [max_bins(device_group, ledger, sharing) for device_group in device_groups]
+        if sharing
+        else [0] * len(device_groups)
+    )
+    counted = {number for numbers in find_claim_groups(units, device_groups) for number in numbers[1:]}
+    of_set: dict[int, list[int]] = {}
+    total = len(units)
+    for number, unit in enumerate(units):
+        if number in counted:
+            continue
+        for request in (request for demand in unit.demands for request in demand.requests):
+            key = id(request.candidates)
+            if key not in of_set:
+                of_set[key] = [
+                    b
+                    for b, device_group in enumerate(device_groups)
+                    if device_group.one.index in request.candidates.accepted
+                ]
+            if request.mode is AllocationMode.SHARE:
+                total += (1 + len(request.requests)) * sum(bins[b] for b in of_set[key])
+            else:
+                total += sum(max(1, bins[b]) for b in of_set[key])
+        total += max(1, len(nodes))
+    return total
+
+
+def _least_size(snapshot: Snapshot, units: Sequence[PlacementUnit]) -> int:
+    """A lower bound of the size, by pools alone: if all nodes must stay, each request has variables of each pool."""
+    if sum(unit.pin is None for unit in units) < len(snapshot.nodes):
+        return 0
+    different = [units[numbers[0]] for numbers in group_equal_units(units)]
+    pools: dict[int, int] = {}
+    total = len(units)
+    for request in (request for unit in different for demand in unit.demands for request in demand.requests):
+        key = id(request.candidates)
+        if key not in pools:
+            pools[key] = len({snapshot.devices[index].pool for index in request.candidates.accepted})
+        total += pools[key]
+    return total
+
+
+def build_model(
+    snapshot: Snapshot, holdings: Iterable[Allocation], units: Sequence[PlacementUnit], *, placement: str = "pack"
+) -> BatchModel:
+    """Build the model of a batch. ``holdings`` are what is in use, and stays so."""
+    from ortools.sat.python import cp_model
+
+    ledger = Usage.of(snapshot, holdings)
+    device_groups, nodes = make_device_groups(snapshot, ledger, units, placement=placement)
+    cp = cp_model.CpModel()
+    satisfied = [cp.new_bool_var("") for _ in units]
+    model = BatchModel(snapshot, ledger, units, device_groups, nodes, cp, satisfied)
+    draft = ModelBuilder(model)
+    amounts = ShareVariables(draft)
+    for numbers in group_equal_units(units):
+        for earlier, later in pairwise(numbers):
+            cp.add_implication(satisfied[later], satisfied[earlier])
+    claim_groups = find_claim_groups(units, device_groups)
+    for numbers in claim_groups:
+        add_claim_group(draft, amounts, numbers, _possible_nodes(draft, units[numbers[0]]))
+    counted = {number for numbers in claim_groups for number in numbers}
+    for number, unit in enumerate(units):
+        if number not in counted:
+            add_unit(draft, amounts, number, unit, _possible_nodes(draft, unit))
+    add_supply(draft)
+    _add_nodes(draft)
+    return model
+
+
+def _possible_nodes(draft: ModelBuilder, unit: PlacementUnit) -> list[Place]:
+    """Where every detail has some candidate. A unit is always on some node, where there is any (S7).
+
+    Places that have no candidates of their own, and are reached by the same network devices, differ in nothing: the
+    first of them is enough.
+    """
+    if unit.pin is not None:
+        return [unit.pin]
+    model = draft.model
+    network: list[set[int]] = []
+    own: list[set[Place]] = []
+    for alternatives in (detail for demand in unit.demands for detail in demand.details):
+        eligible = {b for request in alternatives for b in draft.eligible(request)}
+        network.append({b for b in eligible if model.device_groups[b].node is None})
+        own.append({model.device_groups[b].node for b in eligible})
+    every_network, any_own = set[int]().union(*network), set[Place]().union(*own)
+    requests = [request for demand in unit.demands for request in demand.requests]
+    barred = [*dict.fromkeys(request.candidates.barred for request in requests if request.candidates.barred)]
+    places: list[Place] = []
+    seen: set[object] = set()
+    for place in model.nodes if model.snapshot.nodes else [None]:
+        reached = frozenset(b for b in every_network if model.device_groups[b].is_reached_from(place))
+        if place is None or place not in any_own:
+            look = reached, tuple(place in nodes for nodes in barred)
+            if look in seen:
+                continue
+            seen.add(look)
+        if all(place in nodes or reached & device_groups for nodes, device_groups in zip(own, network, strict=True)):
+            places.append(place)
+    return places
+
+
+def _add_nodes(draft: ModelBuilder) -> None:
+    """Whether a node is used at all, for the placement policy."""
+    model = draft.model
+    pairs = [(place, literal) for places in model.places.values() for place, literal in places.items()]
+    pairs += [
+        (site.place, count)
+        for claim_group in model.claim_groups
+        for site in claim_group.sites
+        for count in site.patterns.values()
+    ]
+    for place, variable in pairs:
+        if place is not None:
+            if place not in model.nodes_used:
+                model.nodes_used[place] = model.cp.new_bool_var("")
+            draft.imply_positive(variable, model.nodes_used[place])

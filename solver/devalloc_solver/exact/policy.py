@@ -1,0 +1,159 @@
+"""Goals 5 and 6 of S17: the placement policy and the natural order of names. Preferences, not proven."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from devalloc_solver.exact.linear_constraints import add_at_most
+from devalloc_solver.exact.variables import BatchModel, LinearTerms
+from devalloc_solver.problem.balance import load_by_node, square_growth
+
+if TYPE_CHECKING:
+    from devalloc_solver.exact.goals import GoalSearch
+
+PLACEMENTS = ("pack", "spread")
+MAX_WEIGHT = 2**40
+"""A preference whose weight would pass this is left out rather than let sums overflow."""
+
+
+def share_cost(model: BatchModel) -> LinearTerms:
+    """Fewest devices per share (S9)."""
+    shares: LinearTerms = [(1, taken) for parts in model.requests for taken, _ in parts.shares.values()]
+    cells = [
+        cell
+        for claim_group in model.claim_groups
+        for site in claim_group.sites
+        for group in site.cells.values()
+        for cell in group
+    ]
+    return shares + [(1, cell.split) for cell in cells if cell.split is not None]
+
+
+def spread_costs(search: GoalSearch) -> list[tuple[LinearTerms, int]]:
+    """What to minimise so that devices are spread evenly: over nodes, then over pools; each with the least it can be.
+
+    The square of a load is a sum over the devices that come on top, each costing more than the one before it.
+    """
+    model = search.model
+    ledger, snapshot = model.ledger, model.snapshot
+    in_use = ledger.devices_in_use()
+    by_pool: dict[int, LinearTerms] = defaultdict(list)
+    by_node: dict[str, LinearTerms] = defaultdict(list)
+    rooms: Counter[int] = Counter()
+    for b, users in model.users.items():
+        device_group = model.device_groups[b]
+        if not ledger.in_use(device_group.one):
+            by_pool[device_group.pool] += users
+            rooms[device_group.pool] += device_group.size
+            if device_group.node is not None:
+                by_node[device_group.node] += users
+    nodes, rooms_of = load_by_node(snapshot, in_use), load_by_node(snapshot, rooms)
+    most = sum(search.total(users) for users in by_pool.values())
+    over_nodes = [
+        _square_growth(search, nodes[node], users, min(most, rooms_of[node])) for node, users in by_node.items()
+    ]
+    over_pools = [
+        _square_growth(search, in_use[pool], users, min(most, rooms[pool])) for pool, users in by_pool.items()
+    ]
+    on_nodes = sum(search.total(users) for users in by_node.values())
+    return [_with_minimum(over_nodes, 0 if on_nodes < most else most), _with_minimum(over_pools, most)]
+
+
+def _with_minimum(squares: Sequence[LinearTerms], devices: int) -> tuple[LinearTerms, int]:
+    """All of these squares, and what they grow by when so many devices are spread as evenly as there is room."""
+    terms = [term for terms in squares for term in terms]
+    return terms, sum(sorted(weight for weight, _ in terms)[:devices])
+
+
+def _square_growth(search: GoalSearch, load: int, users: LinearTerms, most: int) -> LinearTerms:
+    """What the square of a load grows by; at most ``most`` devices come on top of it."""
+    cp, now = search.model.cp, search.total(users)
+    steps = [search.new_int(1, int(number < now)) for number in range(most)]
+    cp.add(sum(steps) >= sum(weight * variable for weight, variable in users))
+    return [(square_growth(load + number, 1), step) for number, step in enumerate(steps)]
+
+
+def policy_cost(model: BatchModel, placement: str) -> LinearTerms:
+    """One cost to minimise: to pack, fewest devices per share (S9), then nodes and pools not yet in use; then the
+    rest."""
+    snapshot, ledger = model.snapshot, model.ledger
+    nodes: LinearTerms = []
+    pools: LinearTerms = []
+    shares: LinearTerms = []
+    largest: LinearTerms = []
+    if placement == "pack":
+        busy_pools = ledger.pools_in_use()
+        busy_nodes = {snapshot.pools[p].node for p in busy_pools}
+        nodes = [(1, used) for node, used in model.nodes_used.items() if node not in busy_nodes]
+        pools = [(1, used) for pool, used in model.pools_used.items() if pool not in busy_pools]
+        shares, largest = share_cost(model), _largest_left(model)
+    cost: LinearTerms = _order_of_devices(model)
+    weight = 1 + sum(w * model.device_groups[b].size for (w, _), b in zip(cost, model.devices_used, strict=True))
+    for terms in (_natural_order(model), largest, pools, nodes, shares):
+        if weight * max((abs(w) for w, _ in terms), default=0) < MAX_WEIGHT:
+            cost += [(weight * w, v) for w, v in terms]
+            weight *= 1 + sum(abs(w) for w, _ in terms)
+    return [(w, v) for w, v in cost if w]
+
+
+def order_cost(model: BatchModel) -> LinearTerms:
+    """What is left to choose: earlier claims on nodes that come first."""
+    rank = {node: position for position, node in enumerate(model.nodes)}
+    last = len(model.units)
+    placed = [(number, place, v) for number, places in model.places.items() for place, v in places.items()]
+    for claim_group in model.claim_groups:
+        placed += [(claim_group.units[0], site.place, v) for site in claim_group.sites for v in site.patterns.values()]
+    terms = [((last - number) * rank.get(place or "", 0), v) for number, place, v in placed]
+    return [(weight, v) for weight, v in terms if weight]
+
+
+def _largest_left(model: BatchModel) -> LinearTerms:
+    """For each partitionable pool a claim may draw on: the largest device that can still be allocated, as a gain."""
+    cp = model.cp
+    gains: LinearTerms = []
+    draws: dict[int, dict[str, LinearTerms]] = defaultdict(dict)
+    for (pool_index, name), terms in model.draws.items():
+        draws[pool_index][name] = terms
+    for pool_index, by_resource in sorted(draws.items()):
+        pool = model.snapshot.pools[pool_index]
+        sizes: dict[tuple[tuple[str, int], ...], int] = {}
+        for device in pool.devices:
+            if device.undefined is None and device.unavailable is None and not model.ledger.in_use(device):
+                sizes[device.draws] = _share_of_pool(device.draws, {n: r.blocks for n, r in pool.resources.items()})
+        if len(sizes) < 2:
+            continue
+        fitting = []
+        for needed, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):
+            fits = cp.new_bool_var("")
+            for name, blocks in needed:
+                terms = [*by_resource.get(name, ()), (blocks, fits)]
+                free = model.ledger.free_pool_blocks(pool_index, name)
+                add_at_most(cp, [v for _, v in terms], [amount for amount, _ in terms], free)
+            fitting.append(fits)
+            gains.append((-size, fits))
+        cp.add_at_most_one(fitting)
+    return gains
+
+
+def _share_of_pool(draws: tuple[tuple[str, int], ...], capacity: dict[str, int]) -> int:
+    return sum(1000 * blocks // capacity[name] for name, blocks in draws if capacity.get(name))
+
+
+def _natural_order(model: BatchModel) -> LinearTerms:
+    """Prefer nodes, then pools that come first. Pools are already in natural order (snapshot.py)."""
+    rank = {node: position for position, node in enumerate(model.snapshot.nodes)}
+    first_pool = min(model.pools_used, default=0)
+    terms: LinearTerms = [(rank.get(node, 0), used) for node, used in model.nodes_used.items()]
+    terms += [(pool - first_pool, used) for pool, used in model.pools_used.items()]
+    return [(weight, v) for weight, v in terms if weight]
+
+
+def _order_of_devices(model: BatchModel) -> LinearTerms:
+    """Prefer the devices of a pool that come first, as far as they are not interchangeable; one term per group."""
+    pools = model.snapshot.pools
+    return [
+        (model.device_groups[b].one.index - pools[model.device_groups[b].pool].devices[0].index, used)
+        for b, used in model.devices_used.items()
+    ]

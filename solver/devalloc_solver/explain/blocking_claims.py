@@ -1,0 +1,243 @@
+"""The smallest set of claims whose release makes room."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import combinations
+
+from devalloc_solver.bounds.node_counts import CountByNode, Node, NodeCounts
+from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
+from devalloc_solver.problem.allocations import Allocation, Key
+from devalloc_solver.problem.demand import AllocationMode, Demand, Request
+from devalloc_solver.problem.snapshot import Snapshot
+
+MAX_TRIES = 60
+"""Questions that one search may ask, so that it ends soon, and the same way every time."""
+
+MAX_SINGLES = 400
+"""Questions about the release of one claim, which come before those about several."""
+SINGLE_STEPS = 100_000
+"""Steps of ``place`` that all of them may take together: some tenths of a second."""
+
+IMPOSSIBLE = 1 << 30
+"""More claims than there can be: their release would not do."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockingClaims:
+    """Claims whose release makes room."""
+
+    claims: tuple[Key, ...]
+    """none of them can be left out; empty when none were found"""
+    smallest: bool
+    """no smaller set does, for certain"""
+
+
+@dataclass(slots=True)
+class BlockingClaimFinder:
+    """Finds who is in the way of units on one fleet."""
+
+    snapshot: Snapshot
+    held: tuple[Allocation, ...]
+    new: frozenset[Key]
+    """claims given their devices in this batch: of equal sets, the one with most of them is reported"""
+    _by_node: dict[Node, list[Allocation]] = field(init=False)
+    """what is held on each node; None: of the network"""
+    _near: dict[Node, Sequence[Allocation]] = field(default_factory=dict, init=False)
+    _with_new: set[Node] = field(init=False)
+    """nodes where a new claim holds anything"""
+
+    def __post_init__(self) -> None:
+        self._by_node = defaultdict(list)
+        self._with_new = set()
+        for holding in self.held:
+            for node in {self.snapshot.pools[self.snapshot.devices[i.device].pool].node for i in holding.items}:
+                self._by_node[node].append(holding)
+                if holding.claim in self.new:
+                    self._with_new.add(node)
+
+    def find(self, question: FeasibilityQuestion, finder: FeasibilityChecker) -> BlockingClaims:
+        """Who must go so that the unit fits. It does not fit beside them. Raises Undecided.
+
+        ``question.held`` does not count: all that is held here does.
+        """
+        bounds = self._bounds(question, finder)
+        new = {node: not self._with_new.isdisjoint((node, None)) for node in bounds}
+        nodes = sorted(bounds, key=lambda n: (bounds[n], not new[n]))
+        best: tuple[tuple[int, int], tuple[Key, ...]] = ((IMPOSSIBLE, 0), ())
+        single, proven = self._single(question, finder, [node for node in nodes if bounds[node] <= 1])
+        if single is not None:
+            return BlockingClaims((single,), smallest=True)
+        smallest_set = 2 if proven and not finder.is_cut_short else 1
+        finder.refill()
+        last = finder.searched + MAX_TRIES
+        for node in nodes:
+            if (bounds[node], not new[node]) >= best[0]:
+                continue
+            for chosen in self._sets(node, max(smallest_set, bounds[node])):
+                cost = (len(chosen), sum(holding.claim not in self.new for holding in chosen))
+                if cost >= best[0]:
+                    break
+                if finder.searched >= last:
+                    proven = False
+                    break
+                if self._fits(question, finder, node, chosen):
+                    best = cost, tuple(holding.claim for holding in chosen)
+                    break
+            if not proven:
+                break
+        if not best[1]:
+            claims = self._thinned_out(question, finder, nodes)
+            return BlockingClaims(tuple(sorted(claims)), proven and not claims)
+        smallest = (not finder.is_cut_short and proven) or all(bounds[node] >= best[0][0] for node in nodes)
+        return BlockingClaims(tuple(sorted(best[1])), smallest)
+
+    def _single(
+        self, question: FeasibilityQuestion, finder: FeasibilityChecker, nodes: Sequence[Node]
+    ) -> tuple[Key | None, bool]:
+        """A claim whose release alone does, one of this batch if there is one; and whether every claim was tried."""
+        devices = self.snapshot.devices
+        requests = [request for demand in question.unit.demands for request in demand.requests]
+        pools = {devices[index].pool for request in requests for index in request.candidates.accepted}
+
+        def is_useful(holding: Allocation) -> bool:
+            return any(devices[item.device].pool in pools for item in holding.items)
+
+        finder.refill(SINGLE_STEPS)
+        last = finder.searched + MAX_SINGLES
+        for is_new in (True, False):
+            for node in nodes:
+                for holding in self._holders(node):
+                    if (holding.claim in self.new) != is_new or not is_useful(holding):
+                        continue
+                    if finder.searched >= last or not finder.has_steps:
+                        return None, False
+                    if self._fits(question, finder, node, (holding,)):
+                        return holding.claim, True
+        return None, True
+
+    def _thinned_out(
+        self, question: FeasibilityQuestion, finder: FeasibilityChecker, nodes: Sequence[Node]
+    ) -> tuple[Key, ...]:
+        """On the first node where it helps, all claims but those that can stay."""
+        for node in nodes[:MAX_TRIES]:
+            leaving = self._holders(node)
+            if not self._fits(question, finder, node, leaving):
+                continue
+            for holding in sorted(leaving, key=lambda h: (h.claim in self.new, h.claim)):
+                rest = [other for other in leaving if other is not holding]
+                if self._fits(question, finder, node, rest):
+                    leaving = rest
+            return tuple(holding.claim for holding in leaving)
+        return ()
+
+    def _fits(
+        self, question: FeasibilityQuestion, finder: FeasibilityChecker, node: Node, gone: Sequence[Allocation]
+    ) -> bool:
+        leaving = {holding.claim for holding in gone}
+        held = tuple(h for h in self._around(node) if h.claim not in leaving)
+        without_gone = replace(question, held=held)
+        return finder.works(without_gone if node is None else without_gone.pinned(node))
+
+    def _around(self, node: Node) -> Sequence[Allocation]:
+        """Who holds anything that matters on a node, each once."""
+        if node not in self._near:
+            own, network = self._by_node.get(node, []), self._by_node.get(None, []) if node is not None else []
+            self._near[node] = [*{id(holding): holding for holding in (*own, *network)}.values()] if network else own
+        return self._near[node]
+
+    def _holders(self, node: Node) -> list[Allocation]:
+        """The same in the order in which their release is thought of."""
+        return sorted(self._around(node), key=lambda h: (h.claim not in self.new, h.claim))
+
+    def _sets(self, node: Node, least: int) -> Iterator[tuple[Allocation, ...]]:
+        """Sets of claims on a node, smaller ones first, then those with more of this batch."""
+        holders = self._holders(node)
+        new = [holding for holding in holders if holding.claim in self.new]
+        old = [holding for holding in holders if holding.claim not in self.new]
+        for size in range(max(1, least), len(holders) + 1):
+            for count in range(size + 1):
+                for some in combinations(old, count):
+                    for others in combinations(new, size - count):
+                        yield (*others, *some)
+
+    # -- the bound -----------------------------------------------------------------------------------------------------
+
+    def _bounds(self, question: FeasibilityQuestion, finder: FeasibilityChecker) -> dict[Node, int]:
+        """How many claims must go from a node at the very least, as counting tells of each detail on its own.
+
+        Nodes that would not do even with everything released are left out; the others are in natural order.
+        """
+        counting = finder.counting
+        bounds = dict.fromkeys(counting.nodes(question.unit, ()), 1)
+        for demand in question.unit.demands:
+            for detail in demand.details:
+                requests = [self._bounds_of(demand, request, counting, bounds) for request in detail]
+                for node in bounds:
+                    bounds[node] = max(bounds[node], min(by_node.get(node, 0) for by_node in requests))
+        return {node: least for node, least in bounds.items() if least < IMPOSSIBLE}
+
+    def _bounds_of(
+        self, demand: Demand, request: Request, counting: NodeCounts, nodes: Iterable[Node]
+    ) -> dict[Node, int]:
+        """The same for one request. Nodes that are not mentioned need no release."""
+        if request.mode not in (AllocationMode.WHOLE, AllocationMode.SHARE) or request.portions:
+            return {}
+        bounds: dict[Node, int] = {}
+        if request.mode is AllocationMode.WHOLE:
+            free = counting.devices(demand, request, self.held)
+            self._add_bounds(bounds, free, request.least, nodes, partial(_freed_devices, request=request))
+        for name, amount in request.requests.items():
+            free = counting.amounts(demand, request, name, self.held)
+            self._add_bounds(
+                bounds, free, amount, nodes, partial(_freed_amount, name=name, request=request, snapshot=self.snapshot)
+            )
+        return bounds
+
+    def _add_bounds(
+        self,
+        bounds: dict[Node, int],
+        free: CountByNode,
+        wanted: int,
+        nodes: Iterable[Node],
+        part: Callable[[Allocation], int],
+    ) -> None:
+        for node in nodes:
+            missing = wanted - free.get(node, free.get(None, 0))
+            if missing > 0:
+                few = min_parts(missing, [part(holding) for holding in self._around(node)])
+                bounds[node] = max(bounds.get(node, 0), few)
+
+
+def _freed_devices(holding: Allocation, request: Request) -> int:
+    """At most so many devices come free for the request."""
+    accepted = request.candidates.accepted
+    return sum(item.device in accepted for item in holding.items)
+
+
+def _freed_amount(holding: Allocation, name: str, request: Request, snapshot: Snapshot) -> int:
+    """At most so much of a resource comes free for the request."""
+    total = 0
+    for item in holding.items:
+        resource = snapshot.devices[item.device].resources.get(name)
+        if item.device in request.candidates.accepted and resource is not None:
+            if item.amounts is None or request.mode is AllocationMode.WHOLE:
+                total += resource.nano  # whole, once everybody who has a share of it is gone
+            else:
+                # Rounding down to blocks, a device may gain up to a block more than the share was.
+                total += min(resource.nano, dict(item.amounts).get(name, 0) + resource.block)
+    return total
+
+
+def min_parts(missing: int, parts: Sequence[int]) -> int:
+    """How many of the parts make up for what is missing; NEVER when all together do not."""
+    count = 0
+    for part in sorted(parts, reverse=True):
+        if missing <= 0:
+            return count
+        missing -= part
+        count += 1
+    return count if missing <= 0 else IMPOSSIBLE

@@ -1,0 +1,1 @@
+"""Why a DeviceClaim is not satisfied."""

@@ -1,0 +1,320 @@
+"""Relaxations of a DeviceClaim: each rule of its spec that can be dropped, named by field path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import gcd
+from typing import Any
+
+from devalloc.api.claim import COUNT, DeviceClaimDetail
+from devalloc.api.meta import GROUP_MATCH
+from devalloc.api.quantity import NANO, Quantity
+from devalloc_solver.dialects.devmgmt.candidates import CandidateFinder
+from devalloc_solver.explain import supply_relaxations
+from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
+from devalloc_solver.explain.relaxations import Relaxation
+from devalloc_solver.problem.allocations import Key
+from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request, make_request
+from devalloc_solver.problem.snapshot import Device
+
+MAX_HALVINGS = 40
+"""Questions that the search for the largest amount that fits may ask."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceClaimRelaxations:
+    """What a unit of DeviceClaims offers to be taken away, and what of the fleet concerns it."""
+
+    eligibility: CandidateFinder
+    unit: PlacementUnit
+    held_back: Sequence[Device]
+    """``supply_relaxations.withheld_devices`` of the fleet"""
+    limits_of_pools: Relaxation
+    """``supply_relaxations.shared_limits`` of the fleet"""
+    bound_by: Sequence[Key] = ()
+    """members of the group that have their devices already, on the node that the others must go to"""
+    pinned: Sequence[Key] = ()
+    """members of the group that name its node"""
+
+    def matches(self) -> list[Relaxation]:
+        """matchAttributes, of the spec and of each detail (S15)."""
+        edits = [_drop_spec_match(self.unit, d, name) for d in self.unit.demands for name in d.match]
+        shared = dict.fromkeys(name for demand in self.unit.demands for name in demand.shared)
+        edits += [_drop_group_match(name) for name in shared]
+        for demand, request in self._requests():
+            edits += [self._match(demand, request, name) for name in dict.fromkeys(request.spec.match_attributes)]
+        return edits
+
+    def limits(self) -> list[Relaxation]:
+        """Limits that bind: that of count only where the count is not fixed (S9, S14)."""
+        edits = []
+        for demand, request in self._requests():
+            capped = request.mode in (AllocationMode.SHARE, AllocationMode.ADMIN_ALL)
+            names = [n for n in request.spec.limits if (capped if n == COUNT else not request.mode.is_admin)]
+            edits += [self._limit(demand, request, name) for name in names]
+        return edits
+
+    def amounts(self) -> list[Relaxation]:
+        """Requested amounts that could be less; narrowed to the most that fits."""
+        edits = []
+        for demand, request in self._requests():
+            for name, amount in request.spec.requests.items():
+                if (amount.nano > NANO) if name == COUNT else not request.mode.is_admin:
+                    edits.append(self._amount(demand, request, name))
+        return edits
+
+    def constraints(self) -> list[Relaxation]:
+        """Expressions of details."""
+        return [
+            self._constraints(d, request) for d, request in self._requests() if (request.spec.constraints or "").strip()
+        ]
+
+    def classes(self) -> list[Relaxation]:
+        """Class and type; a class with admin access is what makes a detail an admin one, so it stays."""
+        return [
+            self._class(demand, request)
+            for demand, request in self._requests()
+            if not request.mode.is_admin and (request.spec.device_class or request.spec.device_type)
+        ]
+
+    def requests(self) -> list[Relaxation]:
+        """Whole details."""
+        return [
+            _reduce_request(self.unit, demand, requests) for demand in self.unit.demands for requests in demand.details
+        ]
+
+    def pins(self) -> list[Relaxation]:
+        """The node that the unit is bound to."""
+        return [] if self.unit.pin is None else [_pin_relaxation(self.unit, self.bound_by, self.pinned)]
+
+    def withheld(self) -> list[Relaxation]:
+        """Devices that are withheld and would do (S6a, S12)."""
+        edit = supply_relaxations.release_withheld(
+            self.held_back, lambda request, device: self.eligibility.accepts(request.spec, device)
+        )
+        return [] if edit is None else [edit]
+
+    def shared(self) -> list[Relaxation]:
+        """Also where the candidates share nothing: other rules taken away may bring in devices that do."""
+        return [self.limits_of_pools]
+
+    def _requests(self) -> Iterator[tuple[Demand, Request]]:
+        return ((demand, request) for demand in self.unit.demands for request in demand.requests)
+
+    # -- one edit each -------------------------------------------------------------------------------------------------
+
+    def _match(self, demand: Demand, request: Request, name: str) -> Relaxation:
+        path = f"{path_of(request)}.matchAttributes"
+        entry = {"kind": "matchAttribute", **self._about(demand, request), "attribute": name, "path": path}
+        return self._edit(
+            demand,
+            request,
+            entry,
+            f"without `{name}` in {path}",
+            lambda d: {"match_attributes": [other for other in d.match_attributes if other != name]},
+        )
+
+    def _limit(self, demand: Demand, request: Request, name: str) -> Relaxation:
+        path = f"{path_of(request)}.limits.{name}"
+        entry = {"kind": "limit", **self._about(demand, request), "resource": name, "path": path}
+        entry["limit"] = str(request.spec.limits[name])
+        return self._edit(
+            demand, request, entry, f"without {path}", lambda d: {"limits": _without_amount(d.limits, name)}
+        )
+
+    def _constraints(self, demand: Demand, request: Request) -> Relaxation:
+        path = f"{path_of(request)}.constraints"
+        entry = {
+            "kind": "constraint",
+            **self._about(demand, request),
+            "path": path,
+            "expression": request.spec.constraints,
+        }
+        return self._edit(demand, request, entry, f"without {path}", lambda _: {"constraints": None})
+
+    def _class(self, demand: Demand, request: Request) -> Relaxation:
+        named = request.spec.device_class
+        field = "deviceClass" if named else "deviceType"
+        path = f"{path_of(request)}.{field}"
+        entry = {
+            "kind": "class",
+            **self._about(demand, request),
+            "path": path,
+            field: named or request.spec.device_type,
+        }
+        words = f"with devices of another class than {path} requests"
+        return self._edit(demand, request, entry, words, lambda _: {"device_class": None, "device_type": None})
+
+    def _amount(self, demand: Demand, request: Request, name: str) -> Relaxation:
+        """The least amount there is; narrowed to the most that fits."""
+        requested = request.spec.requests[name]
+
+        def asking(nano: int) -> Callable[[FeasibilityQuestion], FeasibilityQuestion]:
+            amount = Quantity(nano, requested.format)
+            return self._change(demand, request, lambda d: {"requests": {**d.requests, name: amount}})
+
+        def narrow(question: FeasibilityQuestion, finder: FeasibilityChecker) -> Sequence[Relaxation]:
+            step = NANO if name == COUNT else _amount_granularity(question, demand, request, name)
+            fits, fails = 1, -(-requested.nano // step)
+            for _ in range(MAX_HALVINGS):
+                if fails - fits <= 1:
+                    break
+                middle = (fits + fails) // 2
+                if finder.works(asking(middle * step)(question)):
+                    fits = middle
+                else:
+                    fails = middle
+            return [shown(fits * step)]
+
+        def shown(nano: int) -> Relaxation:
+            most = Quantity(nano, requested.format)
+            path = f"{path_of(request)}.requests.{name}"
+            entry = {"kind": "amount", **self._about(demand, request), "resource": name, "path": path}
+            noun = "device" if nano == NANO else "devices"
+            what = f"{most} {noun}" if name == COUNT else f"{most} of {name}"
+            words = f"with at most {what} in request {request.label}{_of_claim(self.unit, demand)}"
+            return Relaxation({**entry, "requested": str(requested), "most": str(most)}, words, asking(nano))
+
+        return replace(shown(NANO if name == COUNT else 1), narrow=narrow)
+
+    # -- the edit of a request -----------------------------------------------------------------------------------------
+
+    def _edit(
+        self,
+        demand: Demand,
+        request: Request,
+        entry: dict[str, Any],
+        words: str,
+        change: Callable[[DeviceClaimDetail], dict[str, Any]],
+    ) -> Relaxation:
+        return Relaxation(entry, words + _of_claim(self.unit, demand), self._change(demand, request, change))
+
+    def _change(
+        self, demand: Demand, request: Request, change: Callable[[DeviceClaimDetail], dict[str, Any]]
+    ) -> Callable[[FeasibilityQuestion], FeasibilityQuestion]:
+        key, alternative = demand.key, request.alternative
+
+        def changed(now: Request) -> Request:
+            if now.alternative != alternative:
+                return now
+            detail = now.spec.model_copy(update=change(now.spec))
+            return make_request(now.detail, now.alternative, detail, self.eligibility)
+
+        def apply(question: FeasibilityQuestion) -> FeasibilityQuestion:
+            return question.with_detail(key, request.detail, changed)
+
+        return apply
+
+    def _about(self, demand: Demand, request: Request) -> dict[str, str]:
+        return _member(self.unit, demand.key) | {"request": request.label}
+
+
+def _pin_relaxation(unit: PlacementUnit, binding: Sequence[Key], pinned: Sequence[Key]) -> Relaxation:
+    """The node that a unit is bound to; see ``DeviceClaimRelaxations`` for by whom."""
+    entry: dict[str, Any] = {"kind": "node", "node": unit.pin}
+    words = f"without the pin to node {unit.pin}"
+    if pinned and not binding:
+        words += f" of {', '.join(f'{namespace}/{name}' for namespace, name in pinned)}"
+        entry["pinned"] = [{"namespace": namespace, "name": name} for namespace, name in pinned]
+    if binding:
+        names = ", ".join(f"{namespace}/{name}" for namespace, name in binding)
+        entry["boundBy"] = [{"namespace": namespace, "name": name} for namespace, name in binding]
+        words = f"on a node other than {unit.pin}, where {names} of group {unit.group} already is"
+    return Relaxation(entry, words, lambda question: question.without(frozenset(binding)).pinned(None))
+
+
+def member_relaxations(unit: PlacementUnit, but: Key) -> list[Relaxation]:
+    """Leaving out each member of a group but the one that gets the message."""
+    edits = []
+    for demand in unit.demands:
+        if demand.key != but:
+            namespace, name = demand.key
+            entry = {"kind": "member", "namespace": namespace, "name": name}
+            edits.append(Relaxation(entry, f"without member {namespace}/{name} of the group", _drop_detail(demand.key)))
+    return edits
+
+
+def without_redundant(edits: Sequence[Relaxation]) -> list[Relaxation]:
+    """The same without those that change a detail, or a member of a group, which another one leaves out."""
+    left_out = {f"{e.entry['namespace']}/{e.entry['name']}" for e in edits if e.kind == "member"}
+    gone = {(e.entry.get("claim"), e.entry["request"]) for e in edits if e.kind == "request"}
+
+    def is_moot(edit: Relaxation) -> bool:
+        claim, detail = edit.entry.get("claim"), str(edit.entry.get("request", "")).partition(".")[0]
+        return claim in left_out or (edit.kind != "request" and (claim, detail) in gone)
+
+    return [edit for edit in edits if not is_moot(edit)]
+
+
+def path_of(request: Request) -> str:
+    """The request's detail in the claim's spec."""
+    path = f"spec.claims[{request.detail}]"
+    return path if request.alternative is None else f"{path}.oneOf[{request.alternative}]"
+
+
+def _amount_granularity(question: FeasibilityQuestion, demand: Demand, request: Request, name: str) -> int:
+    """Nano units of which all amounts that devices can give are multiples."""
+    now = next(s for d in question.unit.demands if d.key == demand.key for s in d.requests if s.label == request.label)
+    devices = (question.snapshot.devices[i] for i in now.candidates.accepted)
+    return gcd(*(d.resources[name].block for d in devices if name in d.resources)) or 1
+
+
+def _drop_detail(key: Key) -> Callable[[FeasibilityQuestion], FeasibilityQuestion]:
+    return lambda question: question.without_member(key)
+
+
+def _drop_spec_match(unit: PlacementUnit, demand: Demand, name: str) -> Relaxation:
+    def change(other: Demand) -> Demand:
+        if other.key != demand.key:
+            return other
+        return replace(other, match=tuple(n for n in other.match if n != name), shape=None)
+
+    path = "spec.matchAttributes"
+    entry = {"kind": "matchAttribute", **_member(unit, demand.key), "attribute": name, "path": path}
+    words = f"without `{name}` in {path}{_of_claim(unit, demand)}"
+    return Relaxation(entry, words, lambda question: question.with_demands(change))
+
+
+def _drop_group_match(name: str) -> Relaxation:
+    """Among the members that are still to be placed: what others hold is not edited."""
+    path = f"metadata.annotations[{GROUP_MATCH}]"
+    entry = {"kind": "matchAttribute", "attribute": name, "path": path}
+
+    def change(other: Demand) -> Demand:
+        return replace(other, shared=tuple(n for n in other.shared if n != name))
+
+    return Relaxation(entry, f"without `{name}` in {path}", lambda question: question.with_demands(change))
+
+
+def _reduce_request(unit: PlacementUnit, demand: Demand, requests: Sequence[Request]) -> Relaxation:
+    key, detail = demand.key, requests[0].detail
+    entry = {"kind": "request", **_member(unit, demand.key), "request": str(detail), "path": f"spec.claims[{detail}]"}
+    words = f"without request {detail}{_of_claim(unit, demand)}"
+    return Relaxation(
+        entry,
+        words,
+        lambda question: question.with_detail(key, detail, lambda _: None),
+        alike=(key, detail_key(requests)),
+    )
+
+
+def detail_key(requests: Sequence[Request]) -> object:
+    """Equal for details of a claim that ask for the same."""
+    return tuple(
+        (id(s.candidates), s.mode, s.least, s.most, s.match, tuple(s.requests.items()), tuple(s.limits.items()))
+        for s in requests
+    )
+
+
+def _member(unit: PlacementUnit, key: Key) -> dict[str, str]:
+    """Whose spec it is, where the unit is a group."""
+    return {"claim": f"{key[0]}/{key[1]}"} if unit.group is not None else {}
+
+
+def _of_claim(unit: PlacementUnit, demand: Demand) -> str:
+    return f" of {demand.key[0]}/{demand.key[1]}" if unit.group is not None else ""
+
+
+def _without_amount(amounts: dict[str, Quantity], name: str) -> dict[str, Quantity]:
+    return {other: amount for other, amount in amounts.items() if other != name}

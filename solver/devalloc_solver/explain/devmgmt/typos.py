@@ -1,0 +1,420 @@
+"""Typing errors in DeviceClaims: ``modle`` for ``model``, ``A10O`` for ``A100``, a string instead of a number."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from devalloc.api.claim import COUNT, DeviceClaimDetail
+from devalloc.api.quantity import Quantity, QuantityError
+from devalloc.api.semver import SemVer, SemVerError
+from devalloc.api.suggest import closest_match
+from devalloc_solver.cel import devmgmt as cel
+from devalloc_solver.cel.devmgmt.parser import parse
+from devalloc_solver.cel.devmgmt.syntax_tree import Binary, Index, ListOf, Literal, Name, Node, Select
+from devalloc_solver.dialects.devmgmt.candidates import ARE_UNAVAILABLE, CandidateFinder
+from devalloc_solver.explain.devmgmt.relaxations import path_of
+from devalloc_solver.explain.messages import count_devices
+from devalloc_solver.explain.relaxations import Relaxation
+from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
+from devalloc_solver.problem.snapshot import Device, Snapshot
+
+MAX_TYPO_SHARE = 0.01
+"""The part of the devices that may have an attribute and it still be a slip of the pen."""
+MAX_VALUES = 1_000
+"""Values among which one is looked for that was meant; identifiers have more, and each is like the next."""
+MAX_DEMANDS = 1_000
+"""Demands whose slips are remembered; when there are more, all are forgotten."""
+MAX_EXPRESSIONS = 1_000
+"""The same of expressions, for each class of devices."""
+SHOWN = 3
+"""Slips that one message tells."""
+
+ValuesOf = Callable[[Sequence[Device]], Collection[object] | None]
+"""The values of one attribute on all that some devices stand for; None when they are too many to look among."""
+
+_T = TypeVar("_T")
+_KINDS: dict[type, str] = {str: "text", int: "number", Quantity: "quantity", SemVer: "version"}
+_NESTED = ("attributes", "capacity")
+"""Maps of domains that a device of resource.k8s.io has, and one here has not."""
+_SWAPPED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+
+
+@dataclass(frozen=True, slots=True)
+class Typo:
+    """Something that was most likely mistyped."""
+
+    path: str
+    """of the field, below the claim"""
+    words: str
+    written: str
+    suggestion: str | None
+    """what stands there as it was most likely meant, or None where that cannot be told"""
+
+
+@dataclass(slots=True)
+class KnownNames:
+    """What there is on some devices, counted when asked."""
+
+    devices: Sequence[Device]
+    copies: Mapping[int, int] | None = None
+    """device -> how many it stands for; None: each for itself"""
+    identifiers: Mapping[str, ValuesOf] = field(default_factory=dict)
+    """attributes of which the devices here have but some of the values"""
+    _names: Counter[str] | None = None
+    _resources: Counter[str] | None = None
+    _values: dict[str, Counter[object]] = field(default_factory=dict)
+    in_expressions: dict[str, tuple[Typo, ...]] = field(default_factory=dict)
+    """what is odd in expressions, wherever they stand"""
+
+    @property
+    def total(self) -> int:
+        return sum(self._count(device) for device in self.devices)
+
+    @property
+    def names(self) -> Counter[str]:
+        """attribute -> devices that have it"""
+        if self._names is None:
+            self._names = self._counted((device, device.attributes) for device in self.devices)
+        return self._names
+
+    @property
+    def resources(self) -> Counter[str]:
+        """resource -> devices that have it"""
+        if self._resources is None:
+            self._resources = self._counted((device, device.resources) for device in self.devices)
+        return self._resources
+
+    def values(self, name: str) -> Counter[object]:
+        """value of an attribute -> devices that have it"""
+        if name not in self._values:
+            having = ((d, value) for d in self.devices if (value := d.attributes.get(name)) is not None)
+            self._values[name] = self._counted((device, (value,)) for device, value in having)
+        return self._values[name]
+
+    def all_values(self, name: str) -> Collection[object] | None:
+        """All values of an attribute; None when they are too many to look among."""
+        if name in self.identifiers:
+            return self.identifiers[name](self.devices)
+        values = self.values(name)
+        return values if len(values) <= MAX_VALUES else None
+
+    def _counted(self, marked: Iterable[tuple[Device, Iterable[_T]]]) -> Counter[_T]:
+        if self.copies is None:
+            return Counter(mark for _, marks in marked for mark in marks)
+        counts: Counter[_T] = Counter()
+        for device, marks in marked:
+            for mark in marks:
+                counts[mark] += self._count(device)
+        return counts
+
+    def _count(self, device: Device) -> int:
+        return 1 if self.copies is None else self.copies[device.index]
+
+
+@dataclass(slots=True)
+class TypoFinder:
+    """Finds the slips of claims and classes on one fleet."""
+
+    snapshot: Snapshot
+    eligibility: CandidateFinder
+    copies: Mapping[int, int] | None = None
+    """device -> how many of the fleet it stands for, of some none; None: each for itself"""
+    identifiers: Mapping[str, ValuesOf] = field(default_factory=dict)
+    """attributes of which the devices here have but some of the values"""
+    _there: dict[int, Device] = field(init=False)
+    """those that stand for any, by index: what is gone from a fleet is not what anybody meant"""
+    _surveys: dict[object, KnownNames] = field(default_factory=dict)
+    _by_demand: dict[Demand, tuple[Typo, ...]] = field(default_factory=dict)
+    _of_class: dict[object, list[Device]] = field(default_factory=dict)
+    """class and type of a detail -> their devices"""
+
+    def __post_init__(self) -> None:
+        copies = self.copies
+        self._there = {d.index: d for d in self.snapshot.devices if copies is None or copies.get(d.index)}
+
+    def of_unit(self, unit: PlacementUnit) -> list[str]:
+        """What the first slips of the unit are, in words."""
+        return [*dict.fromkeys(slip.words for demand in unit.demands for slip in self.of_demand(demand))][:SHOWN]
+
+    def marked(self, edit: Relaxation, unit: PlacementUnit) -> Relaxation:
+        """The edit with what was most likely meant, where what it takes away was mistyped."""
+        for demand in unit.demands:
+            if edit.entry.get("claim") not in (None, "/".join(demand.key)):
+                continue
+            for slip in self.of_demand(demand):
+                same = edit.kind != "matchAttribute" or slip.written == edit.entry["attribute"]
+                if same and slip.suggestion is not None and slip.path == edit.entry.get("path"):
+                    return replace(edit, entry={**edit.entry, "written": slip.written, "didYouMean": slip.suggestion})
+        return edit
+
+    def of_demand(self, demand: Demand) -> tuple[Typo, ...]:
+        """All slips of one claim, those of the spec's own matchAttributes first."""
+        if demand not in self._by_demand:
+            if len(self._by_demand) >= MAX_DEMANDS:
+                self._by_demand.clear()
+            surveys = {id(survey): survey for survey in (self._survey(request.spec) for request in demand.requests)}
+            everything = self._survey_of([d for survey in surveys.values() for d in survey.devices])
+            slips = (_unknown_attribute(everything, name, "spec.matchAttributes") for name in demand.match)
+            of_requests = (slip for request in demand.requests for slip in self._of_request(request))
+            self._by_demand[demand] = (*(slip for slip in slips if slip is not None), *of_requests)
+        return self._by_demand[demand]
+
+    def _of_request(self, request: Request) -> Iterator[Typo]:
+        detail, path, survey = request.spec, path_of(request), self._survey(request.spec)
+        yield from _in_expression(survey, detail.constraints, f"{path}.constraints")
+        for name in request.match:
+            if (slip := _unknown_attribute(survey, name, f"{path}.matchAttributes")) is not None:
+                yield slip
+        for field_name, amounts in (("requests", request.requests), ("limits", request.limits)):
+            for name in amounts:
+                if (slip := _unknown_resource(survey, name, f"{path}.{field_name}")) is not None:
+                    yield slip
+        yield from self._in_class(detail, path)
+
+    def _in_class(self, detail: DeviceClaimDetail, path: str) -> Iterator[Typo]:
+        """Slips in what the classes of a detail demand, or in the name of the type."""
+        classes = self.eligibility.classes_of(detail)
+        if classes == [] and detail.device_type and not detail.device_class:
+            yield from self._in_type(detail.device_type, f"{path}.deviceType")
+        if classes and not self._accepted(detail):
+            for device_class in classes:
+                driver, name = device_class.spec.driver, f"class {device_class.metadata.name}: spec.constraints"
+                of_driver = [d for d in self._there.values() if driver in ("", self._driver(d))]
+                yield from _in_expression(self._survey_of(of_driver), device_class.spec.constraints, name)
+
+    def _in_type(self, written: str, path: str) -> Iterator[Typo]:
+        """A type that no class has, or only classes that it does not lead to (S14)."""
+        classes = self.eligibility.classes.values()
+        admin = sorted(c.metadata.name for c in classes if c.spec.admin_access and c.spec.device_type == written)
+        types = {c.spec.device_type for c in classes if c.spec.device_type and not c.spec.admin_access} - {written}
+        if admin:
+            message = (
+                f"class {admin[0]} has deviceType {written!r}, but gives admin access: claims can only reach it by name"
+            )
+            yield Typo(path, message, written, None)
+        elif (near := closest_match(written, types)) is not None:
+            yield Typo(path, f"no class has deviceType {written!r}; did you mean {near!r}?", written, near)
+
+    def _survey(self, detail: DeviceClaimDetail) -> KnownNames:
+        """The devices of the detail's class and type; where there are none, all."""
+        key = detail.device_class, detail.device_type
+        if key not in self._surveys:
+            self._surveys[key] = self._survey_of(self._accepted(detail) or [*self._there.values()])
+        return self._surveys[key]
+
+    def _survey_of(self, devices: Sequence[Device]) -> KnownNames:
+        return KnownNames(devices, self.copies, self.identifiers)
+
+    def _accepted(self, detail: DeviceClaimDetail) -> list[Device]:
+        key = detail.device_class, detail.device_type
+        if key not in self._of_class:
+            bare = DeviceClaimDetail(device_class=detail.device_class, device_type=detail.device_type)
+            judged = self.eligibility.candidates(bare)
+            # What a device has does not depend on whether somebody can have it now.
+            unavailable = (index for step in judged.funnel if step.what == ARE_UNAVAILABLE for index in step.devices)
+            indexes = sorted({*judged.accepted, *unavailable})
+            self._of_class[key] = [self._there[index] for index in indexes if index in self._there]
+        return self._of_class[key]
+
+    def _driver(self, device: Device) -> str:
+        return self.snapshot.pools[device.pool].driver
+
+
+# -- expressions -------------------------------------------------------------------------------------------------------
+
+
+def _in_expression(survey: KnownNames, expression: str | None, path: str) -> Iterator[Typo]:
+    if not expression or not expression.strip():
+        return
+    if expression not in survey.in_expressions:
+        if len(survey.in_expressions) >= MAX_EXPRESSIONS:
+            survey.in_expressions.clear()
+        survey.in_expressions[expression] = (*_suspicious_parts(survey, expression),)
+    for slip in survey.in_expressions[expression]:
+        yield replace(slip, path=path)
+
+
+def _suspicious_parts(survey: KnownNames, expression: str) -> Iterator[Typo]:
+    """Without a path."""
+    try:
+        nodes = [*_walk(parse(expression))]
+    except cel.CompileError:
+        return
+    names = dict.fromkeys(name for node in nodes if (name := _attribute(node) or _presence(node)) is not None)
+    of_domains = {id(node.operand) for node in nodes if isinstance(node, Select)}
+    written_so = (_nested(node) for node in nodes if not (isinstance(node, Index) and id(node) in of_domains))
+    for outer, name, written in dict.fromkeys(one for one in written_so if one is not None):
+        if not survey.names[outer]:
+            names.pop(outer, None)
+            yield Typo("", _flat_form(survey, name, written), outer, None)
+    for name in names:
+        if (slip := _unknown_attribute(survey, name, "")) is not None:
+            yield slip
+    for operator, name, literal in (comparison for node in nodes for comparison in _comparisons(node)):
+        if (slip := _suspicious_value(survey, operator, name, literal, "")) is not None:
+            yield slip
+
+
+def _walk(node: Node) -> Iterator[Node]:
+    yield node
+    for child in node.children():
+        yield from _walk(child)
+
+
+def _attribute(node: Node) -> str | None:
+    """The name in ``device.name`` and ``device['name']``."""
+    match node:
+        case Select(operand=Name(name="device"), field=name):
+            return name
+        case Index(operand=Name(name="device"), key=Literal(value=str(name))):
+            return name
+    return None
+
+
+def _nested(node: Node) -> tuple[str, str, str] | None:
+    """("attributes", "model", what was written) of ``device.attributes['gpu.example.com'].model``, as selectors of
+    resource.k8s.io have it, and without the domain."""
+    match node:
+        case Select(operand=Index(operand=outer), field=name) if (of := _attribute(outer)) in _NESTED:
+            return of, name, f"device.{of}[…].{name}"
+        case Index(operand=outer, key=Literal(value=str(name))) if (of := _attribute(outer)) in _NESTED:
+            return of, name, f"device.{of}['{name}']"
+        case Select(operand=outer, field=name) if (of := _attribute(outer)) in _NESTED:
+            return of, name, f"device.{of}.{name}"
+        case Binary(operator="in", left=Literal(value=str(name)), right=outer) if (of := _attribute(outer)) in _NESTED:
+            return of, name, f"'{name}' in device.{of}"
+    return None
+
+
+def _flat_form(survey: KnownNames, name: str, written: str) -> str:
+    """How to write what is in a map of maps elsewhere."""
+    if survey.resources[name] and not survey.names[name]:
+        return f"`{name}` is an amount that a claim requests: write requests: {{{name}: …}} instead of {written}"
+    name = name if survey.names[name] else closest_match(name, survey.names) or name
+    short = f"'{name}' in device" if " in " in written else f"device.{name}"
+    return f"`device` is a flat map here: write {short} instead of {written}"
+
+
+def _presence(node: Node) -> str | None:
+    """The name in ``'name' in device``."""
+    match node:
+        case Binary(operator="in", left=Literal(value=str(name)), right=Name(name="device")):
+            return name
+    return None
+
+
+def _comparisons(node: Node) -> Iterator[tuple[str, str, object]]:
+    """(operator, attribute, literal) of ``device.a == literal`` and ``device.a in [literals]``."""
+    if not isinstance(node, Binary):
+        return
+    left, right = _attribute(node.left), _attribute(node.right)
+    if node.operator == "in" and left is not None and isinstance(node.right, ListOf):
+        yield from (("==", left, item.value) for item in node.right.items if isinstance(item, Literal))
+    elif node.operator in _SWAPPED and left is not None and isinstance(node.right, Literal):
+        yield node.operator, left, node.right.value
+    elif node.operator in _SWAPPED and right is not None and isinstance(node.left, Literal):
+        yield _SWAPPED[node.operator], right, node.left.value
+
+
+# -- what is odd -------------------------------------------------------------------------------------------------------
+
+
+def _unknown_attribute(survey: KnownNames, name: str, path: str) -> Typo | None:
+    """An attribute that no device has, or next to none while another name is near."""
+    if (slip := _nearest_known(survey.names, survey.total, name, path)) is not None:
+        return slip
+    if survey.names[name] or not survey.total:
+        return None
+    return Typo(path, f"`{name}` exists on 0 of {count_devices(survey.total)}", name, None)
+
+
+def _unknown_resource(survey: KnownNames, name: str, path: str) -> Typo | None:
+    if name == COUNT:
+        return None
+    return _nearest_known(survey.resources + Counter({COUNT: survey.total}), survey.total, name, path)
+
+
+def _nearest_known(having: Counter[str], total: int, name: str, path: str) -> Typo | None:
+    count = having[name]
+    if not total or count > MAX_TYPO_SHARE * total:
+        return None
+    near = closest_match(
+        name, [other for other, number in having.items() if number > max(count, MAX_TYPO_SHARE * total)]
+    )
+    if near is None or near == name:
+        return None
+    message = f"`{name}` exists on {count} of {count_devices(total)}; did you mean `{near}`?"
+    return Typo(path, message, name, near)
+
+
+def _suspicious_value(survey: KnownNames, operator: str, name: str, literal: object, path: str) -> Typo | None:
+    """A value that no device has while another is near, and a value of another type than all devices have."""
+    values = survey.values(name)
+    kinds = {_kind(value) for value in values}
+    kind = _kind(literal)
+    if not values or kind is None:
+        return None
+    if kind in kinds:
+        return _unseen_value(survey, operator, name, literal, path) if isinstance(literal, str) else None
+    if len(kinds) > 1:
+        return None
+    (other,) = kinds
+    there = f"`{name}` is a {other} on {count_devices(values.total())}"
+    if kind == "text" and other in ("quantity", "version"):
+        fault = _format_error(str(literal), other)
+        return None if fault is None else Typo(path, f"{there}, and {literal!r} {fault}", str(literal), None)
+    written = repr(literal) if kind == "text" else str(literal)
+    if kind == "text" and other == "number":
+        meant = str(literal) if str(literal).lstrip("-").isdigit() else None
+        advice = f"; write {meant} without quotes" if meant else ""
+    else:
+        meant = f"'{literal}'" if other == "text" else None
+        advice = f"; write {meant} in quotes" if meant else f"; write it as a {other} in quotes"
+    return Typo(path, f"{there}, and is compared with the {kind} {written}{advice}", written, meant)
+
+
+def _unseen_value(survey: KnownNames, operator: str, name: str, literal: str, path: str) -> Typo | None:
+    if operator != "==" or survey.values(name)[literal]:
+        return None
+    values = [value for value in survey.all_values(name) or () if isinstance(value, str)]
+    wider = sorted(value for value in values if literal and literal.casefold() in value.casefold())
+    word = re.compile(rf"(?<![^\W_]){re.escape(literal)}(?![^\W_])", re.IGNORECASE)
+    is_case = any(len(value) == len(literal) for value in wider)
+    # As a word of a longer text it is nearer than any other spelling, but for another case of all of it.
+    as_word = [] if is_case else [value for value in wider if word.search(value)]
+    near = None if as_word else closest_match(literal, values) or _longest_word_match(literal, values)
+    if near is None:
+        wider = as_word or wider
+        if not wider:
+            return None
+        part = wider[0][(at := wider[0].casefold().index(literal.casefold())) : at + len(literal)]
+        words = f"`{name}` is {literal!r} on 0 of {count_devices(survey.total)}, and part of {wider[0]!r}"
+        return Typo(path, f"{words}: write device.{name}.contains({part!r})", repr(literal), None)
+    message = f"`{name}` is {literal!r} on 0 of {count_devices(survey.total)}; did you mean {near!r}?"
+    return Typo(path, message, repr(literal), repr(near))
+
+
+def _longest_word_match(literal: str, values: Iterable[str]) -> str | None:
+    """The longest value that is a word of the literal: L40S of 'AD102GL [L40S]'."""
+    parts = (value for value in values if re.search(rf"(?<![^\W_]){re.escape(value)}(?![^\W_])", literal))
+    return max(parts, key=lambda value: (len(value), value), default=None) or None
+
+
+def _kind(value: object) -> str | None:
+    return _KINDS.get(type(value))
+
+
+def _format_error(text: str, kind: str) -> str | None:
+    """What is wrong with a text that stands for a quantity or version, or None."""
+    try:
+        if kind == "quantity":
+            Quantity.parse(text)
+        else:
+            SemVer.parse(text)
+    except (QuantityError, SemVerError) as error:
+        return str(error)
+    return None

@@ -1,0 +1,259 @@
+"""Feasibility: whether a unit fits a fleet next to what is allocated, asked repeatedly with something relaxed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from devalloc_solver.bounds.node_counts import NodeCounts
+from devalloc_solver.explain.equal_nodes import EqualNodes
+from devalloc_solver.place import DEFAULT_STEPS, StepBudget, StepsExhausted, UnitReader, fits, place_on
+from devalloc_solver.problem.allocations import Allocation, Key, Usage
+from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
+from devalloc_solver.problem.placement import Placement, name_devices
+from devalloc_solver.problem.snapshot import Device, Pool, Snapshot
+
+FEW_NODES = 4
+"""Nodes that are searched rather than compared."""
+PROBE_STEPS = 2_000
+"""Steps of ``place`` that a probe may take; a step is a few microseconds."""
+FINDING_STEPS = 3_500
+"""The same for all probes of a finding."""
+
+
+class Undecided(Exception):
+    """The deadline or the search limit came before it was known whether a unit fits."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FeasibilityQuestion:
+    """Does the unit fit? Devices keep their indexes in whatever an edit makes of the snapshot."""
+
+    snapshot: Snapshot
+    unit: PlacementUnit
+    held: tuple[Allocation, ...] = ()
+    touched: frozenset[str | None] = frozenset()
+    """nodes with a pool that was edited on its own; edits of all pools alike leave alike what was"""
+
+    def with_requests(self, change: Callable[[Demand, Request], Request | None]) -> FeasibilityQuestion:
+        """The same with every request changed; a request that becomes None goes, as does a detail without any."""
+        demands = []
+        for demand in self.unit.demands:
+            details = []
+            for detail in demand.details:
+                requests = tuple([new for request in detail if (new := change(demand, request)) is not None])
+                if requests:
+                    details.append(requests)
+            demands.append(replace(demand, details=tuple(details), shape=None))
+        return replace(self, unit=replace(self.unit, demands=tuple(demands)))
+
+    def with_detail(self, key: Key, number: int, change: Callable[[Request], Request | None]) -> FeasibilityQuestion:
+        """The same with the requests of one detail changed, as by ``with_requests``; others stay the same."""
+        demands = []
+        for demand in self.unit.demands:
+            details = demand.details
+            if demand.key == key:
+                changed = [
+                    tuple([new for request in detail if (new := change(request)) is not None])
+                    if detail[0].detail == number
+                    else detail
+                    for detail in details
+                ]
+                details = tuple([requests for requests in changed if requests])
+            demands.append(replace(demand, details=details, shape=None))
+        return replace(self, unit=replace(self.unit, demands=tuple(demands)))
+
+    def with_demands(self, change: Callable[[Demand], Demand | None]) -> FeasibilityQuestion:
+        """The same with every demand changed; one that becomes None goes."""
+        demands = tuple(new for demand in self.unit.demands if (new := change(demand)) is not None)
+        return replace(self, unit=replace(self.unit, demands=demands))
+
+    def without_member(self, key: Key) -> FeasibilityQuestion:
+        """The same once a claim has left the group."""
+        return replace(self, unit=self.unit.without(key))
+
+    def touching(self, pool: Pool) -> FeasibilityQuestion:
+        """The same, knowing that an edit was about this pool only."""
+        return replace(self, touched=self.touched | {pool.node})
+
+    def with_pools(self, change: Callable[[Pool], Pool]) -> FeasibilityQuestion:
+        """The same with every pool changed, and the devices that are in it then."""
+        old = self.snapshot
+        pools = tuple(change(pool) for pool in old.pools)
+        devices = list(old.devices)
+        for pool, before in zip(pools, old.pools, strict=True):
+            if pool.devices is not before.devices:
+                for device in pool.devices:
+                    devices[device.index] = device
+        by_node = {node: tuple(pools[p.index] for p in some) for node, some in old.pools_by_node.items()}
+        by_name = {name: tuple(pools[p.index] for p in some) for name, some in old.pools_by_name.items()}
+        snapshot = replace(old, pools=pools, devices=tuple(devices), pools_by_node=by_node, pools_by_name=by_name)
+        return replace(self, snapshot=snapshot)
+
+    def with_devices(self, changed: Mapping[int, Device]) -> FeasibilityQuestion:
+        """The same with these devices in the place of those of the same index."""
+        touched = {device.pool for device in changed.values()}
+
+        def change(pool: Pool) -> Pool:
+            if pool.index not in touched:
+                return pool
+            return replace(pool, devices=tuple(changed.get(d.index, d) for d in pool.devices))
+
+        return self.with_pools(change)
+
+    def pinned(self, node: str | None) -> FeasibilityQuestion:
+        return replace(self, unit=replace(self.unit, pin=node))
+
+    def without(self, claims: frozenset[Key]) -> FeasibilityQuestion:
+        """The same once these claims are released."""
+        return replace(self, held=tuple(holding for holding in self.held if holding.claim not in claims))
+
+
+@dataclass(slots=True)
+class FeasibilityChecker:
+    """Answers questions about one fleet and what edits make of it, for certain or not at all."""
+
+    snapshot: Snapshot
+    reads: Callable[[Request], frozenset[str] | None]
+    """the attributes that the expressions of a request read; None: any"""
+    ends: float | None = None
+    """monotonic time of the deadline"""
+    counting: NodeCounts = field(init=False)
+    alike: EqualNodes = field(init=False)
+    searched: int = field(default=0, init=False)
+    """nodes that were searched, so that a caller can bound its work the same way every time"""
+    is_cut_short: bool = field(default=False, init=False)
+    """a probe of this finding was too hard to be answered"""
+    _left: int = field(default=0, init=False)
+    _reader: UnitReader = field(default_factory=UnitReader, init=False)
+
+    def __post_init__(self) -> None:
+        self.counting, self.alike = NodeCounts(self.snapshot), EqualNodes(self.snapshot)
+
+    def fits(self, question: FeasibilityQuestion) -> bool:
+        """Whether the unit fits, for certain. Raises Undecided."""
+        fitting, hard = self._look(question, None, self._fits_on)
+        return fitting is not None or any(self._search(question, node) is not None for node in hard)
+
+    def works(self, question: FeasibilityQuestion) -> bool:
+        """The same with little work: False may also mean that it is not known, and then ``is_cut_short`` is set."""
+        return self._probe(question, self._fits_on) is not None
+
+    def probe(self, question: FeasibilityQuestion, *, any_will_do: bool = False) -> Sequence[Placement] | None:
+        """Where the unit goes best on some node, or just somehow, with little work; None as with ``works``."""
+        placements: Sequence[Placement] | None = self._probe(question, partial(self._place_on, any_will_do=any_will_do))
+        return placements
+
+    def begin(self) -> None:
+        """Begin with the next finding: its probes have a budget of their own."""
+        self._left, self.is_cut_short = FINDING_STEPS, False
+
+    def refill(self, steps: int = FINDING_STEPS) -> None:
+        """Begin with another part of the same finding, which may take so many steps."""
+        self._left = steps
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether probes may still be asked in this part of the finding."""
+        return self._left > 0
+
+    def _probe(self, question: FeasibilityQuestion, ask: SearchFunction) -> Any:
+        if self._left <= 0:
+            self.is_cut_short = True
+            return None
+        budget = StepBudget(min(PROBE_STEPS, self._left))
+        given = budget.left
+        answer, hard = self._look(question, budget, ask)
+        self._left -= given - max(0, budget.left)
+        if answer is None and hard and budget.left >= 0:  # not too hard: ``place`` does not know such units
+            return next((there for node in hard if (there := self._search(question, node)) is not None), None)
+        self.is_cut_short |= answer is None and bool(hard)
+        return answer
+
+    def _look(
+        self, question: FeasibilityQuestion, budget: StepBudget | None, ask: SearchFunction
+    ) -> tuple[Any, list[str | None]]:
+        """The answer of a node where the unit fits, or None, and the nodes where the steps ran out.
+
+        ``budget`` is for all nodes together; without it each has one of its own.
+        """
+        details = [detail for demand in question.unit.demands for detail in demand.details]
+        if not details:
+            return (), []
+        if any(not any(request.candidates.accepted for request in detail) for detail in details):
+            return None, []
+        ledger = self._ledger(question)
+        hard: list[str | None] = []
+        for node in self._nodes(question):
+            if self.ends is not None and time.monotonic() > self.ends:
+                raise Undecided
+            self.searched += 1
+            try:
+                answer = ask(question, ledger, node, budget or StepBudget(DEFAULT_STEPS))
+            except StepsExhausted:
+                hard.append(node)
+                if budget is not None and budget.left <= 0:
+                    break
+                continue
+            if answer is not None:
+                return answer, []
+        return None, hard
+
+    def _nodes(self, question: FeasibilityQuestion) -> Sequence[str | None]:
+        """Nodes that are worth a search."""
+        if question.unit.pin is not None:
+            return [question.unit.pin]
+        nodes = self.counting.nodes(question.unit, question.held)
+        if question.held or len(nodes) < FEW_NODES:
+            return nodes
+        names = set()
+        for demand in question.unit.demands:
+            names |= {*demand.match, *demand.shared}
+            names |= {relation.attribute for relation in demand.relations}
+            for request in demand.requests:
+                read = self.reads(request)
+                if read is None:
+                    return nodes
+                names |= read | {*request.match}
+        return self.alike.one_of_each(nodes, frozenset(names), question.touched)
+
+    def _ledger(self, question: FeasibilityQuestion) -> Usage:
+        """What is in use; that of all holdings is kept, and its parts are small."""
+        pinned = question.unit.pin is not None
+        if question.snapshot is self.snapshot and not pinned:
+            return self.counting.state(question.held).ledger
+        return Usage.of(question.snapshot, question.held)
+
+    def _fits_on(
+        self, question: FeasibilityQuestion, ledger: Usage, node: str | None, steps: StepBudget
+    ) -> bool | None:
+        unit = question.unit if node is None else replace(question.unit, pin=node)
+        return fits(question.snapshot, ledger, unit, steps=steps, reader=self._reader) or None
+
+    def _place_on(
+        self, question: FeasibilityQuestion, ledger: Usage, node: str | None, steps: StepBudget, *, any_will_do: bool
+    ) -> Sequence[Placement] | None:
+        snapshot, unit = question.snapshot, question.unit
+        placed = place_on(snapshot, ledger, unit, node, steps=steps, any_will_do=any_will_do, reader=self._reader)
+        return None if placed is None else placed.placements
+
+    def _search(self, question: FeasibilityQuestion, node: str | None) -> Sequence[Placement] | None:
+        """The same for a node that ``place`` does not settle within its budget. Raises Undecided."""
+        from devalloc_solver.exact.goals import GoalSearch
+        from devalloc_solver.exact.model import build_model
+
+        pinned = question if node is None else question.pinned(node)
+        search = GoalSearch(build_model(pinned.snapshot, pinned.held, [pinned.unit]), self.ends)
+        value, bound = search.maximize([(1, search.model.satisfied[0])], best=1)
+        if value:
+            return name_devices(search)
+        if bound > 0:
+            raise Undecided
+        return None
+
+
+SearchFunction = Callable[[FeasibilityQuestion, Usage, "str | None", StepBudget], Any]
+"""Asks one node, within so many steps: something when the unit fits, None when it does not. Raises OutOfSteps."""

@@ -1,0 +1,203 @@
+"""The funnel of a request: how many devices drop out at which step, and what is left on the best node (S19)."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from devalloc.api.quantity import Quantity
+from devalloc_solver.bounds.node_counts import NodeCounts, counts_whole_devices, match_attributes, max_on_node
+from devalloc_solver.problem.allocations import Allocation, Key, Usage
+from devalloc_solver.problem.demand import AllocationMode, Demand, Request
+from devalloc_solver.problem.snapshot import Snapshot
+
+SHOWN = 3
+"""Examples per step."""
+ARE_EXCLUDED = "are excluded (the card or its counters are taken)"
+"""Of devices that nobody has, and nobody can get: others have what they need of their card."""
+MAX_USERS = 20
+"""Claims that use matching devices, as far as they are listed; those with most devices first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Funnel:
+    """What became of all devices of the fleet, as one request sees them."""
+
+    request: Request
+    total: int
+    steps: tuple[tuple[str, int, tuple[str, ...], str | None], ...]
+    """(what, devices, first names, why the first one fell)"""
+    matching: int
+    """devices that pass all steps, in use or not"""
+    holders: tuple[tuple[Key, int], ...]
+    """claims that hold matching devices this request cannot have, with the number of them; most first"""
+    in_use: int
+    excluded: int
+    """matching devices that nobody has, and nobody can get: their card or its counters are taken"""
+    free: int
+
+    def to_dict(self) -> dict[str, Any]:
+        steps = []
+        for what, count, names, example in self.steps:
+            step: dict[str, Any] = {"what": what, "count": count, "devices": list(names)}
+            steps.append(step | ({"example": example} if example else {}))
+        return {
+            "request": self.request.label,
+            "devices": self.total,
+            "steps": steps,
+            "matching": self.matching,
+            "inUse": self.in_use,
+            "users": len(self.holders),
+            "usedBy": [{"namespace": k[0], "name": k[1], "count": n} for k, n in self.holders[:MAX_USERS]],
+            "excluded": self.excluded,
+            "free": self.free,
+        }
+
+    def sentence(self, *, is_empty: bool = False) -> str:
+        """Such as "8 of 12 devices are of another driver, 2 are used by default/train-1".
+
+        ``is_empty``: of an empty fleet, where nothing is in use.
+        """
+        parts = [f"{count} {_agree_verb(what, count)}" for what, count, _, _ in self.steps]
+        if self.in_use and not is_empty:
+            names = ", ".join(f"{namespace}/{name}" for (namespace, name), _ in self.holders[:SHOWN])
+            more = f" and {len(self.holders) - SHOWN} more claims" if len(self.holders) > SHOWN else ""
+            parts.append(f"{self.in_use} {'is' if self.in_use == 1 else 'are'} used by {names}{more}")
+        if self.excluded and not is_empty:
+            parts.append(f"{self.excluded} {_agree_verb(ARE_EXCLUDED, self.excluded)}")
+        if not parts:
+            return f"all {self.total} devices match" if self.total else "the fleet has no devices"
+        first, *rest = parts
+        number, _, what = first.partition(" ")
+        noun = "device" if self.total == 1 else "devices"
+        return ", ".join([f"{number} of {self.total} {noun} {what}", *rest])
+
+
+class FunnelSource(Protocol):
+    """Makes the funnels of a fleet."""
+
+    def make(self, request: Request) -> Funnel: ...
+
+
+@dataclass(slots=True)
+class FunnelCounter:
+    """Makes the funnels of a fleet; what requests that ask for the same have in common is counted once."""
+
+    snapshot: Snapshot
+    holdings: Sequence[Allocation]
+    """all that is held now"""
+    ledger: Usage = field(init=False)
+    _nothing_held: Usage = field(init=False)
+    _holders: dict[int, list[Key]] = field(init=False)
+    """device -> who holds it"""
+    _by_request: dict[object, Funnel] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.ledger, self._nothing_held = Usage.of(self.snapshot, self.holdings), Usage(self.snapshot)
+        self._holders = defaultdict(list)
+        for holding in self.holdings:
+            for item in holding.items:
+                self._holders[item.device].append(holding.claim)
+
+    def make(self, request: Request) -> Funnel:
+        """The funnel of one request."""
+        key = (
+            id(request.candidates),
+            id(request.portions) if request.portions else None,
+            request.mode,
+            tuple(request.requests),
+        )
+        if key not in self._by_request:
+            self._by_request[key] = self._count(request)
+        return replace(self._by_request[key], request=request)
+
+    def _count(self, request: Request) -> Funnel:
+        snapshot = self.snapshot
+        accepted = {i for i in request.candidates.accepted if has_room_for(request, snapshot, i, self._nothing_held)}
+        without = [i for i in request.candidates.accepted if i not in accepted]
+        taken, excluded = count_unavailable(request, snapshot, accepted, self.ledger)
+        users = Counter(claim for index in taken for claim in self._holders[index])
+        fallen = [(step.what, step.devices, step.example) for step in request.candidates.funnel]
+        if without:
+            fallen.append((f"have no {' or '.join(sorted(request.requests))} to share", tuple(without), None))
+        steps = tuple(
+            (what, len(devices), tuple(device_title(snapshot, i) for i in devices[:SHOWN]), example)
+            for what, devices, example in fallen
+        )
+        ranked = tuple(sorted(users.items(), key=lambda item: (-item[1], item[0])))
+        free = len(accepted) - len(taken) - excluded
+        return Funnel(request, len(snapshot.devices), steps, len(accepted), ranked, len(taken), excluded, free)
+
+
+def count_unavailable(
+    request: Request, snapshot: Snapshot, devices: Collection[int], ledger: Usage
+) -> tuple[set[int], int]:
+    """Of devices that match: those that are in use, with nothing left for the request, and how many are excluded."""
+    taken = {index for index in devices if not has_room_for(request, snapshot, index, ledger)}
+    if request.mode.is_admin:
+        return taken, 0
+    return taken, sum(ledger.excludes(snapshot.devices[index]) for index in devices if index not in taken)
+
+
+def device_title(snapshot: Snapshot, index: int) -> str:
+    """pool/device"""
+    device = snapshot.devices[index]
+    return f"{snapshot.pools[device.pool].name}/{device.name}"
+
+
+def describe_shortage(
+    counting: NodeCounts, demand: Demand, request: Request, held: tuple[Allocation, ...], *, free: str, pin: str | None
+) -> str:
+    """What the best node lacks, such as "no node has 2 free devices with one `numa` value (at most 1)".
+
+    Empty when counting alone does not show it. ``free`` is the word for devices, "free " or "".
+    """
+    match = match_attributes(demand, request)
+    where = f"node {pin} does not have" if pin else "no node has"
+    together = f" with one {' and one '.join(f'`{name}`' for name in match)} value" if match else ""
+    if counts_whole_devices(request):
+        best = max_on_node(counting.devices(demand, request, held), pin)
+        if best < request.least:
+            noun = "device" if request.least == 1 else "devices"
+            return f"{where} {request.least} {free}{noun}{together} (at most {best})"
+    for name, amount in request.requests.items() if not request.portions else ():
+        best = max_on_node(counting.amounts(demand, request, name, held), pin)
+        if best < amount:
+            shown = request.spec.requests[name]
+            most = f" on {request.most} device{'s' if request.most != 1 else ''}" if request.most is not None else ""
+            return f"{where} {shown} of {free}{name}{most}{together} (at most {Quantity(best, shown.format)})"
+    return ""
+
+
+def has_room_for(request: Request, snapshot: Snapshot, index: int, ledger: Usage) -> bool:
+    """Whether a device has anything left for a request."""
+    if request.mode.is_admin:
+        return True
+    device = snapshot.devices[index]
+    portion = request.portions.get(index)
+    if portion is not None:
+        return ledger.portions_left(device, portion) != 0
+    if request.mode is not AllocationMode.SHARE:
+        return not ledger.in_use(device)
+    return any(ledger.free_blocks(device, name) > 0 for name in request.requests)
+
+
+def _agree_verb(what: str, count: int) -> str:
+    """ "are unavailable" -> "is unavailable" for one device."""
+    if count != 1:
+        return what
+    forms: Mapping[str, str] = {
+        "are": "is",
+        "have": "has",
+        "fail": "fails",
+        "differ": "differs",
+        "belong": "belongs",
+        "do": "does",
+        "skip": "skips",
+        "use": "uses",
+        "consume": "consumes",
+    }
+    first, _, rest = what.partition(" ")
+    return f"{forms.get(first, first)} {rest}"

@@ -1,0 +1,1 @@
+"""Why a ResourceClaim is not satisfied."""

@@ -1,0 +1,138 @@
+"""How many devices a request can have at most, on the node that has the most, and who holds the others."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice
+from devalloc_solver.explain.funnel import count_unavailable, has_room_for
+from devalloc_solver.problem.allocations import Allocation, Key, Usage
+from devalloc_solver.problem.demand import AllocationMode, Constraint, Demand, PlacementUnit, Request
+from devalloc_solver.problem.snapshot import Snapshot
+
+SHOWN = 3
+"""Claims that are named as users of devices."""
+
+
+@dataclass(slots=True)
+class Availability:
+    """Counts devices; of those in use, by whom."""
+
+    snapshot: Snapshot
+    offers: Sequence[PublishedDevice]
+    held: Sequence[Allocation]
+    _holders: dict[int, list[Key]] = field(init=False)
+    _ledger: Usage = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._ledger = Usage.of(self.snapshot, self.held)
+        self._holders = defaultdict(list)
+        for holding in self.held:
+            for item in holding.items:
+                self._holders[item.device].append(holding.claim)
+
+    def users(self, request: Request) -> str:
+        """Such as "2 of the matching ones are used by default/a (2)"; empty when nobody has any."""
+        if request.mode.is_admin:
+            return ""
+        taken, first, users = self.taken(request)
+        if not taken:
+            return ""
+        names = ", ".join(f"{'/'.join(claim)} ({count})" for claim, count in first)
+        names += f" and {users - SHOWN} more claims" if users > SHOWN else ""
+        return f"{taken} of the matching {'is' if taken == 1 else 'are'} used by {names}"
+
+    def taken(self, request: Request) -> tuple[int, Sequence[tuple[Key, int]], int]:
+        """(devices for a request that are in use, the first SHOWN of those who have most of them, how many have any)"""
+        taken = count_unavailable(request, self.snapshot, request.candidates.accepted, self._ledger)[0]
+        ranked = Counter(claim for index in taken for claim in dict.fromkeys(self._holders[index]))
+        users = sorted(ranked.items(), key=lambda item: (-item[1], item[0]))
+        return len(taken), users[:SHOWN], len(users)
+
+    def excluded(self, request: Request) -> int:
+        """Free devices for a request that cannot be had: others have what they need of their counters."""
+        return count_unavailable(request, self.snapshot, request.candidates.accepted, self._ledger)[1]
+
+    def shortage(self, unit: PlacementUnit, *, is_empty: bool) -> str:
+        """Such as "no node has 4 free devices for request r (at most 3)"; empty when counting does not show it."""
+        where = f"node {unit.pin} does not have" if unit.pin else "no node has"
+        for request in _counted_requests(unit):
+            best = self.most(unit, request, is_empty=is_empty)
+            if best < request.least:
+                noun = f"{'' if is_empty else 'free '}{'device' if request.least == 1 else 'devices'}"
+                return f"{where} {request.least} {noun} for request {request.spec.ask.name} (at most {best})"
+        return ""
+
+    def most(self, unit: PlacementUnit, request: Request, *, is_empty: bool) -> int:
+        """The most devices for a request that one node has, free or not (``is_empty``)."""
+        accepted = request.candidates.accepted
+        devices = [i for i in accepted if is_empty or has_room_for(request, self.snapshot, i, self._ledger)]
+        return self._best(unit, devices, len)
+
+    def having(self, request: Request, name: str) -> tuple[int, int]:
+        """(devices for a request that have a value of an attribute, all devices for it)"""
+        accepted = request.candidates.accepted
+        return sum(bool(self.snapshot.devices[index].values(name)) for index in accepted), len(accepted)
+
+    def disagreement(self, unit: PlacementUnit) -> str:
+        """Such as "no node has 3 devices with one `d/numa` value for request r (at most 2)"; empty as above."""
+        for demand in unit.demands:
+            for relation in demand.relations:
+                for request in demand.requests:
+                    if request.label in relation.labels and request in _counted_requests(unit):
+                        text = self._disagreement(unit, relation, request)
+                        if text:
+                            return text
+        names = dict.fromkeys(relation.attribute for demand in unit.demands for relation in demand.relations)
+        return (
+            f"no combination of devices satisfies the constraints on {' and '.join(f'`{name}`' for name in names)}"
+            if names
+            else ""
+        )
+
+    def _disagreement(self, unit: PlacementUnit, relation: Constraint, request: Request) -> str:
+        values = {i: self.snapshot.devices[i].values(relation.attribute) for i in request.candidates.accepted}
+        having = [index for index, own_values in values.items() if own_values]
+        name = f"`{relation.attribute}`"
+        if relation.distinct:
+
+            def count(some: Sequence[int]) -> int:
+                return len(frozenset().union(*(values[index] for index in some)))
+
+            what = f"all different in {name}"
+        else:
+
+            def count(some: Sequence[int]) -> int:
+                counts = Counter(value for index in some for value in values[index])
+                return max(counts.values(), default=0)
+
+            what = f"with one {name} value"
+        best = self._best(unit, having, count)
+        if best >= request.least:
+            return ""
+        there, total = self.having(request, relation.attribute)
+        without = f", {total - there} of {total} have no {name}" if there < total else ""
+        noun = "device" if request.least == 1 else "devices"
+        return (
+            f"no node has {request.least} {noun} {what} for request {request.spec.ask.name} (at most {best}{without})"
+        )
+
+    def _best(self, unit: PlacementUnit, devices: Iterable[int], count: Callable[[Sequence[int]], int]) -> int:
+        """The most that one node has, or the node that is allowed."""
+        groups: dict[frozenset[str], list[int]] = defaultdict(list)
+        for index in devices:
+            groups[self.offers[index].nodes].append(index)
+        by_node: dict[str, list[int]] = defaultdict(list)
+        for nodes, some in groups.items():
+            for node in nodes:
+                by_node[node] += some
+        return max((count(some) for node, some in by_node.items() if unit.pin in (None, node)), default=0)
+
+
+def _counted_requests(unit: PlacementUnit) -> list[Request]:
+    """Requests without an alternative that take so many devices."""
+    demands: Iterable[Demand] = unit.demands
+    alone = (detail[0] for demand in demands for detail in demand.details if len(detail) == 1)
+    return [request for request in alone if request.mode in (AllocationMode.WHOLE, AllocationMode.ADMIN_COUNT)]

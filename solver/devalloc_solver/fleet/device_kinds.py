@@ -1,0 +1,247 @@
+"""Kinds of devices: what all devices have in common that only a name or an address distinguishes.
+
+Attributes with few values are part of a kind. Attributes with many (uuid, pciBusID, a PCIe root named after its node)
+are *varied*: of them a kind has only whether the device has the attribute and which devices of the same node have the
+same value, so that equal nodes are of equal kinds. Where even that differs from node to node (firmware by card), they
+are *scattered*, and a kind has only whether the device has the attribute. ``group_attributes`` decides which attributes
+are which. An inverted index finds the values that are not part of kinds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from devalloc.api.meta import ONLY_CLASS, UNAVAILABLE
+from devalloc.api.quantity import Quantity
+from devalloc.api.semver import SemVer
+from devalloc_solver.fleet import group_attributes
+from devalloc_solver.fleet.group_attributes import GroupAttributes
+from devalloc_solver.problem.snapshot import Device, Pool, Snapshot
+
+UNSHARED = -1
+"""Mark of a value that no other device of the node has."""
+
+_TYPED_VALUES = (Quantity, SemVer)
+"""Values that expressions compare with texts in ways of their own (S6): they are entered by type."""
+
+ValueGroups = tuple[tuple[str, int], ...]
+"""Varied attributes of a device, each with the number of its value among those that several devices of the node have,
+or ALONE."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceKind:
+    """Devices that differ in name, and in the values of varied attributes, only."""
+
+    index: int
+    driver: str
+    one: Device
+    """stands for all; what it says of varied attributes holds for itself only"""
+    marks: Mapping[str, int]
+
+    def value(self, name: str) -> object | None:
+        """A value to compare within a node: equal for devices that have the same value; None without the attribute.
+
+        That of a varied attribute is a mark; ``(ALONE,)`` is equal for devices that are *not*. Of a scattered attribute
+        nothing is known: it must not be asked for.
+        """
+        mark = self.marks.get(name)
+        return self.one.attributes.get(name) if mark is None else (mark,)
+
+
+@dataclass(slots=True, eq=False)
+class DeviceKinds:
+    """All kinds met so far, and where the values of varied attributes are."""
+
+    choice: GroupAttributes = field(default_factory=GroupAttributes)
+    kinds: list[DeviceKind] = field(default_factory=list)
+    places: dict[str, dict[object, list[str | None]]] = field(default_factory=dict)
+    """varied attribute -> value -> the nodes of devices with it (None: the network), a node once for each device; those
+    of one node together"""
+    _by_key: dict[tuple[object, ...], DeviceKind] = field(default_factory=dict)
+    _values: dict[str, set[object]] = field(default_factory=lambda: defaultdict(set))
+    """attribute that is not varied -> values met"""
+    edition: int = 0
+    """changes whenever nodes come, go, or have other devices"""
+    shareable: bool = False
+    """whether any device met is taken in portions"""
+    _repeats: dict[str, dict[str | None, int]] = field(default_factory=dict)
+    """varied attribute -> node -> the most devices there with one value, as far as anybody asked"""
+
+    @property
+    def varied(self) -> frozenset[str]:
+        """Attributes that are no part of kinds by value."""
+        return self.choice.varied
+
+    def note(self, snapshot: Snapshot) -> bool:
+        """Look at attributes before their devices are read; False when one has too many values by now."""
+        varied, most, few = self.varied, group_attributes.VARIED_ABOVE, True
+        seen: set[int] = set()
+        for device in snapshot.devices:
+            attributes = device.attributes
+            if id(attributes) in seen:
+                continue
+            seen.add(id(attributes))
+            for name, value in attributes.items():
+                if name in varied:
+                    continue
+                values = self._values[name]
+                values.add(value)
+                few = few and len(values) <= most
+        return few
+
+    def read(self, snapshot: Snapshot) -> tuple[DeviceKind, ...]:
+        """The kind of each device of a node (or of the network)."""
+        marks = self._marks(snapshot)
+        return tuple(
+            self._kind(device, snapshot.pools[device.pool], marks[device.index]) for device in snapshot.devices
+        )
+
+    def enter(self, node: str | None, snapshot: Snapshot) -> None:
+        """Note where the values of varied attributes are."""
+        self._repeats.clear()
+        self.edition += 1
+        for name, value in self._varied_values(snapshot):
+            self.places.setdefault(name, {}).setdefault(value, []).append(node)
+
+    def leave(self, node: str | None, snapshot: Snapshot) -> None:
+        self._repeats.clear()
+        self.edition += 1
+        for name, value in dict.fromkeys(self._varied_values(snapshot)):
+            by_value = self.places[name]
+            by_value[value] = [each for each in by_value[value] if each != node]
+            if not by_value[value]:
+                del by_value[value]
+
+    def find(self, name: str, values: Iterable[object]) -> Mapping[str | None, int] | None:
+        """Nodes that have devices whose attribute has one of the values, and at most how many such devices; None when
+        the attribute is part of kinds."""
+        if name not in self.varied:
+            return None
+        by_value = self.places.get(name, {})
+        return Counter(node for value in dict.fromkeys((*values, *_TYPED_VALUES)) for node in by_value.get(value, ()))
+
+    def count(self, name: str, values: Iterable[object]) -> int:
+        """How many devices have one of the values of a varied attribute."""
+        by_value = self.places.get(name, {})
+        return sum(len(by_value.get(value, ())) for value in values)
+
+    def values(self, name: str) -> Collection[object]:
+        """Values that a varied attribute has anywhere; those of odd types only by their type."""
+        return self.places.get(name, {})
+
+    def repeats(self, name: str) -> Mapping[str | None, int] | None:
+        """The most devices of each node that have one value of an attribute, or may; None when it is part of kinds."""
+        if name not in self.varied:
+            return None
+        if name not in self._repeats:
+            most: dict[str | None, int] = {}
+            for nodes in self.places.get(name, {}).values():
+                for node, count in Counter(nodes).items() if len(nodes) > 1 else ((nodes[0], 1),):
+                    if most.get(node, 0) < count:
+                        most[node] = count
+            self._repeats[name] = most
+        return self._repeats[name]
+
+    def drivers(self) -> list[str]:
+        return list(dict.fromkeys(kind.driver for kind in self.kinds))
+
+    def _varied_values(self, snapshot: Snapshot) -> Iterable[tuple[str, object]]:
+        varied = self.varied
+        for device in snapshot.devices:
+            for name in device.attributes:
+                if name in varied:
+                    for value in device.values(name):
+                        yield name, type(value) if isinstance(value, _TYPED_VALUES) else value
+
+    def _marks(self, snapshot: Snapshot) -> list[ValueGroups]:
+        marked = self.varied - self.choice.scattered
+        counts = Counter(
+            (name, value) for device in snapshot.devices for name, value in device.attributes.items() if name in marked
+        )
+        numbers: dict[tuple[str, object], int] = {}
+        marks: list[ValueGroups] = []
+        for device in snapshot.devices:
+            own_marks = []
+            for name, value in device.attributes.items():
+                if name in marked:
+                    key = (name, value)
+                    own_marks.append((name, UNSHARED if counts[key] == 1 else numbers.setdefault(key, len(numbers))))
+            marks.append(tuple(sorted(own_marks)))
+        return marks
+
+    def _kind(self, device: Device, pool: Pool, marks: ValueGroups) -> DeviceKind:
+        varied, scattered = self.choice.varied, self.choice.scattered
+        key = (
+            pool.driver,
+            frozenset((name, value) for name, value in device.attributes.items() if name not in varied),
+            marks,
+            scattered and tuple(sorted(scattered.intersection(device.attributes))),
+            UNAVAILABLE in device.attributes,
+            device.attributes.get(ONLY_CLASS),
+            frozenset((name, r.block, r.blocks) for name, r in device.resources.items()),
+            device.draws,
+            device.undefined,
+            device.shareable,
+            device.reach,
+            device.traits,
+        )
+        kind = self._by_key.get(key)
+        if kind is None:
+            kind = self._by_key[key] = DeviceKind(len(self.kinds), pool.driver, device, dict(marks))
+            self.kinds.append(kind)
+            self.shareable = self.shareable or device.shareable
+        return kind
+
+    def sample(self) -> Snapshot:
+        """One device of each kind, its index being that of the kind, in pools that have their driver only."""
+        drivers = self.drivers()
+        number = {driver: position for position, driver in enumerate(drivers)}
+        devices = tuple(with_index(kind.one, kind.index, number[kind.driver]) for kind in self.kinds)
+        pools = tuple(
+            Pool(position, "", f"of driver {driver}", driver, {}, tuple(d for d in devices if d.pool == position))
+            for position, driver in enumerate(drivers)
+        )
+        return Snapshot(pools, devices, ("",), {"": pools}, {pool.name: (pool,) for pool in pools})
+
+
+def with_index(device: Device, index: int, pool: int) -> Device:
+    return Device(
+        index,
+        pool,
+        device.name,
+        device.attributes,
+        device.resources,
+        device.draws,
+        device.undefined,
+        device.shareable,
+        device.reach,
+        device.traits,
+    )
+
+
+def reachable_snapshot(own: Snapshot | None, network: Snapshot, node: str | None) -> Snapshot:
+    """What a node reaches as one snapshot: first the network's pools, then its own (the natural order of pools)."""
+    pools: list[Pool] = []
+    devices: list[Device] = []
+    for part in (network, own):
+        for pool in part.pools if part is not None else ():
+            members = tuple(
+                with_index(device, len(devices) + position, len(pools)) for position, device in enumerate(pool.devices)
+            )
+            pools.append(Pool(len(pools), pool.node, pool.name, pool.driver, pool.resources, members))
+            devices += members
+    by_node: dict[str | None, tuple[Pool, ...]] = {}
+    by_name: dict[str, tuple[Pool, ...]] = {}
+    for pool in pools:
+        by_node[pool.node] = (*by_node.get(pool.node, ()), pool)
+        by_name[pool.name] = (*by_name.get(pool.name, ()), pool)
+    nodes = (node,) if own is not None and own.pools and node is not None else ()
+    return Snapshot(tuple(pools), tuple(devices), nodes, by_node, by_name)
+
+
+def empty_snapshot() -> Snapshot:
+    """A snapshot of nothing."""
+    return Snapshot((), (), (), {}, {})

@@ -1,0 +1,141 @@
+"""The manifests that a Fleet holds, by name, and what is valid among them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from devalloc.api.claim import DeviceClaim
+from devalloc.api.decode import decode
+from devalloc.api.device_class import DeviceClass
+from devalloc.api.fields import ApiModel, copy_with
+from devalloc.api.json_content import escape_invalid_unicode
+from devalloc.api.pool import DevicePool
+from devalloc.api.problems import Problem
+from devalloc_solver.dialects.devmgmt.manifests import ProblemInput, RejectedClaim, record_invalid, without_duplicates
+from devalloc_solver.problem.allocations import Key
+
+Name = tuple[str, str, str]
+"""(kind, namespace, name); the namespace is "" for kinds that have none"""
+
+_CLUSTER_SCOPED = ("DevicePool", "DeviceClass")
+
+
+class ManifestRecord(NamedTuple):
+    """One manifest as it was read."""
+
+    name: Name
+    node: str | None
+    """of a pool"""
+    object: ApiModel | None
+    manifest: Mapping[str, Any] | None
+    """only of one that is invalid, for what it says all the same"""
+    problems: tuple[Problem, ...]
+
+    @property
+    def kind(self) -> str:
+        return self.name[0]
+
+
+def read_manifest(content: object) -> ManifestRecord:
+    """Read one manifest, valid or not."""
+    decoded = decode(content)
+    manifest = content if isinstance(content, Mapping) else {}
+    name = name_of(manifest)
+    spec = manifest.get("spec")
+    node = spec.get("nodeName") if isinstance(spec, Mapping) and name[0] == "DevicePool" else None
+    undecoded = manifest if decoded.object is None else None
+    node = node if isinstance(node, str) and node else None
+    return ManifestRecord(name, node, decoded.object, undecoded, tuple(decoded.problems))
+
+
+def without_status(document: ManifestRecord) -> ManifestRecord:
+    """The manifest of a claim that is released, valid or not."""
+    if document.manifest is not None:
+        return read_manifest({field: value for field, value in document.manifest.items() if field != "status"})
+    claim = document.object
+    assert isinstance(claim, DeviceClaim)
+    return document if claim.status is None else document._replace(object=copy_with(claim, {"status": None}))
+
+
+def name_of(manifest: Mapping[str, Any]) -> Name:
+    """What a manifest is called, as far as it says so."""
+    metadata = manifest.get("metadata")
+    marks = metadata if isinstance(metadata, Mapping) else {}
+    kind, name, namespace = (
+        escape_invalid_unicode(value) if isinstance(value, str) else ""
+        for value in (manifest.get("kind"), marks.get("name"), marks.get("namespace"))
+    )
+    return full_name(kind, namespace, name)
+
+
+def full_name(kind: str, namespace: str | None, name: str) -> Name:
+    """The name under which a manifest is kept: "default" stands for no namespace, of kinds that have one."""
+    return kind, "" if kind in _CLUSTER_SCOPED else namespace or "default", name
+
+
+@dataclass(slots=True)
+class ManifestStore:
+    """All manifests; several of one name are kept as such, for they make each other invalid (S2, S4a)."""
+
+    by_name: dict[Name, list[ManifestRecord]] = field(default_factory=dict)
+
+    def add(self, document: ManifestRecord) -> None:
+        self.by_name.setdefault(document.name, []).append(document)
+
+    def replace(self, document: ManifestRecord) -> None:
+        """The manifest takes the place of those of its name, as in a store; of pools, of the one on its node, if any.
+
+        Pools of one name on several nodes come from files (S2), and each is replaced on its own.
+        """
+        old = self.by_name.get(document.name, [])
+        elsewhere = [each for each in old if each.node != document.node]
+        remaining = elsewhere if document.kind == "DevicePool" and len(elsewhere) < len(old) else []
+        self.by_name[document.name] = [*remaining, document]
+
+    def remove(self, name: Name) -> bool:
+        return self.by_name.pop(name, None) is not None
+
+    def of_kind(self, *kinds: str) -> Iterator[ManifestRecord]:
+        return (document for name, same in self.by_name.items() if name[0] in kinds for document in same)
+
+    def by_name_except(self, kind: str) -> list[ManifestRecord]:
+        return [document for name, same in self.by_name.items() if name[0] != kind for document in same]
+
+    def others(self) -> Iterator[ManifestRecord]:
+        """All but claims and pools: classes, configuration objects, and what is of no kind."""
+        return (
+            document
+            for name, same in self.by_name.items()
+            if name[0] not in ("DeviceClaim", "DevicePool")
+            for document in same
+        )
+
+
+def select_valid(documents: Iterable[ManifestRecord]) -> ProblemInput:
+    """What is valid among some manifests, in an order that does not depend on theirs."""
+    objects: list[ApiModel] = []
+    problems: list[Problem] = []
+    invalid_classes: dict[str, str] = {}
+    refused: list[RejectedClaim] = []
+    warnings: dict[Key, list[str]] = {}
+    for document in sorted(documents, key=lambda d: (d.name, d.node or "")):
+        if document.object is not None:
+            objects.append(document.object)
+        if isinstance(document.object, DeviceClaim):
+            warnings.setdefault(document.object.key, []).extend(p.message for p in document.problems)
+            continue
+        problems += document.problems
+        if document.manifest is not None:
+            errors = [p for p in document.problems if p.severity == "error"]
+            record_invalid(document.manifest, errors, invalid_classes, refused)
+    return without_duplicates(objects, problems, invalid_classes, refused, warnings)
+
+
+def pools_of(documents: Iterable[ManifestRecord]) -> list[DevicePool]:
+    return [d.object for d in documents if isinstance(d.object, DevicePool)]
+
+
+def class_of(document: ManifestRecord) -> DeviceClass | None:
+    return document.object if isinstance(document.object, DeviceClass) else None

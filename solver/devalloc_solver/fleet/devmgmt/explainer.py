@@ -1,0 +1,255 @@
+"""Why a DeviceClaim gets nothing, from a subset of the fleet: the same answer as from all of it, but faster.
+
+The numbers are those of all devices, counted by kind. The blockers are searched for on a few nodes that stand for all:
+one of each kind with the least in use, and those where the fewest claims block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from devalloc.api.claim import DeviceClaim
+from devalloc_solver.dialects.devmgmt.answers import ClaimAnswer
+from devalloc_solver.dialects.devmgmt.candidates import CandidateFinder
+from devalloc_solver.explain.devmgmt.explainer import DeviceClaimExplainer, FleetTotals
+from devalloc_solver.explain.devmgmt.typos import MAX_VALUES, TypoFinder
+from devalloc_solver.explain.feasibility import FeasibilityQuestion
+from devalloc_solver.explain.relaxations import Relaxation, apply_relaxations
+from devalloc_solver.fleet.devmgmt.refined_kinds import RefinedFunnels, RefinedKinds
+from devalloc_solver.fleet.devmgmt.representative_nodes import MAX_KINDS, NodeSelection
+from devalloc_solver.fleet.devmgmt.rules import DeviceClaimQuery, DeviceClaimRules
+from devalloc_solver.fleet.devmgmt.subset import FleetSubset
+from devalloc_solver.fleet.fleet_stats import NETWORK, FleetStats
+from devalloc_solver.fleet.funnels import KindFunnels
+from devalloc_solver.fleet.node_index import NodeIndex
+from devalloc_solver.fleet.pool_states import NodeRecord
+from devalloc_solver.fleet.shape_search import ShapeSearch
+from devalloc_solver.fleet.unique_attribute_search import UniqueAttributeSearch
+from devalloc_solver.gc_pause import gc_paused
+from devalloc_solver.problem.allocations import Key
+from devalloc_solver.problem.demand import AllocationMode, PlacementUnit
+
+FEW_NODES, MANY_NODES = 16, 128
+"""Nodes with the fewest claims in the way that are looked at, first and where that does not prove the answer."""
+MAX_ANSWERS = 1_000
+"""Answers remembered; when there are more, all is forgotten that was found out for them."""
+MAX_SCREENS = 64
+"""Shapes whose view of the nodes is remembered; when there are more, all are forgotten."""
+MAX_SUBSETS = 16
+"""Parts of the fleet that are kept."""
+MAX_REFINEMENTS = 4
+"""Sets of attributes by whose values the fleet is kept split; each takes time and room for all devices."""
+
+
+@dataclass(slots=True, eq=False)
+class FleetExplainer:
+    """Explains claims that the index finds no place for."""
+
+    index: NodeIndex
+    holders: Mapping[str | None, set[Key]]
+    priority: Callable[[Key], int]
+    census: FleetStats = field(init=False)
+    _rules: DeviceClaimRules | None = None
+    _layout: int = 0
+    """of the census, when what is kept here began"""
+    _answers: dict[object, tuple[int, ClaimAnswer]] = field(default_factory=dict)
+    _excerpts: dict[tuple[NodeRecord, ...], tuple[FleetSubset, CandidateFinder]] = field(default_factory=dict)
+    _sample: CandidateFinder | None = None
+    _slips: TypoFinder | None = None
+    _screens: dict[object, NodeSelection] = field(default_factory=dict)
+    _splits: dict[tuple[str, ...], RefinedKinds] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.census = FleetStats(self.index, self.holders)
+
+    def explain(self, ask: DeviceClaimQuery, warnings: Sequence[str]) -> dict[str, Any]:
+        """The answer for a claim without a group that fits nowhere now."""
+        claim = ask.claim
+        self.census.update()
+        if ask.rules is not self._rules or self.census.layout != self._layout:
+            self._rules, self._layout = ask.rules, self.census.layout
+            self._forget()
+        key = ask.shape, claim.pinned_node, claim.priority
+        cached = self._answers.get(key)
+        if cached is None or cached[0] != self.census.stamp:
+            if len(self._answers) >= MAX_ANSWERS:
+                self._forget()
+            cached = self.census.stamp, self._find(ask, claim)
+            if not self.index.allowance.is_over:
+                self._answers[key] = cached
+        namespace, name = claim.key
+        own = replace(cached[1], namespace=namespace, name=name, warnings=tuple(warnings))
+        return deepcopy(own.to_dict())
+
+    def _forget(self) -> None:
+        """Whatever is kept here, judges and slips too: they remember each shape that was ever explained."""
+        self._answers.clear()
+        self._excerpts.clear()
+        self._screens.clear()
+        self._splits.clear()
+        self._sample = self._slips = None
+
+    def _find(self, ask: DeviceClaimQuery, claim: DeviceClaim) -> ClaimAnswer:
+        shape = self.index.shape(ask)
+        if isinstance(shape, ShapeSearch) and not shape.wide:
+            answer = self._find_in_part(ask, claim, shape)
+            if answer is not None:
+                return answer
+        if isinstance(shape, UniqueAttributeSearch) and self.index.network is None:
+            answer = self._find_apart(ask, claim, shape)
+            if answer is not None:
+                return answer
+        with gc_paused():
+            return self._answer(ask, claim, [*self.census.in_order()], None)[0]
+
+    def _find_in_part(self, ask: DeviceClaimQuery, claim: DeviceClaim, shape: ShapeSearch) -> ClaimAnswer | None:
+        """From a few nodes, and from more where these do not prove it; None where too many nodes differ."""
+        screen = self._screens.get(ask.shape)
+        if screen is None:
+            if len(self._screens) >= MAX_SCREENS:
+                self._screens.clear()
+            screen = self._screens[ask.shape] = NodeSelection(self.census, shape.demand)
+        choice = screen.choose(FEW_NODES)
+        if choice is None:
+            return None
+        pinned = self.index.records.get(claim.pinned_node or "")
+        ranks = {*choice.ranks, *(() if pinned is None else (pinned.rank,))}
+        answer, edits = self._answer_from(ask, claim, ranks)
+        if edits and _claims_to_release(answer):
+            # Once these are made, other nodes may be those where the fewest claims are in the way.
+            screen = self._edited(ask, edits)
+            choice = screen.choose(FEW_NODES)
+            assert choice is not None
+            ranks = ranks.union(choice.ranks)
+            answer, _ = self._answer_from(ask, claim, ranks)
+        if _claims_to_release(answer) <= choice.left or pinned is not None:
+            return answer
+        choice = screen.choose(MANY_NODES)
+        assert choice is not None
+        return self._answer_from(ask, claim, ranks.union(choice.ranks))[0]
+
+    def _find_apart(
+        self, ask: DeviceClaimQuery, claim: DeviceClaim, shape: UniqueAttributeSearch
+    ) -> ClaimAnswer | None:
+        """From the nodes that have what its expressions name, and the emptiest of each kind."""
+        split = (
+            None if any(s.mode is not AllocationMode.WHOLE for s in shape.demand.requests) else self._split(ask, shape)
+        )
+        emptiest = self.census.emptiest()
+        if split is None or len(emptiest) > MAX_KINDS:
+            return None
+        judge = self._rules_now().on(split.kinds.sample())
+        ranks = {*emptiest.values()}
+        for request in ask.demand(judge).requests:
+            devices = split.devices({*request.candidates.accepted})
+            wanted = sorted(devices, key=lambda node: (-len(devices[node]), self.index.records[node or ""].rank))
+            if len(wanted) > MANY_NODES:
+                return None
+            ranks.update(self.index.records[node or ""].rank for node in wanted)
+        if claim.pinned_node in self.index.records:
+            ranks.add(self.index.records[claim.pinned_node].rank)
+        identifiers = {name: partial(split.values_on, name) for name in split.read if split.literals is not None}
+        slips = TypoFinder(judge.snapshot, judge, split.sizes, identifiers)
+        records = [self.census.record(rank) for rank in sorted(ranks)]
+        fleet = FleetTotals(RefinedFunnels(self.census, judge, split), slips, self.index.records.keys())
+        return self._answer(ask, claim, records, fleet)[0]
+
+    def _split(self, ask: DeviceClaimQuery, shape: UniqueAttributeSearch) -> RefinedKinds | None:
+        """The fleet by what the claim reads; None when there is no end of it."""
+        kinds = self.index.kinds
+        read: set[str] = set()
+        literals: dict[str, frozenset[object]] = {}
+        plain = True
+        for request in shape.demand.requests:
+            own_reads, comparisons = ask.reads(request), ask.compared(request)
+            if own_reads is None:
+                return None
+            read |= own_reads & kinds.varied
+            plain = plain and comparisons is not None
+            for name, values in (comparisons or {}).items():
+                literals[name] = literals.get(name, frozenset()) | values
+        many = {name for name in read if len(kinds.places.get(name, ())) > MAX_VALUES}
+        if many and not (plain and many == read):
+            return None
+        names = tuple(sorted(read))
+        if many == read:
+            return RefinedKinds(self.census, names, {name: literals[name] for name in names})
+        if names not in self._splits:
+            if len(self._splits) >= MAX_REFINEMENTS:
+                del self._splits[next(iter(self._splits))]
+            self._splits[names] = RefinedKinds(self.census, names, None)
+        return self._splits[names]
+
+    def _rules_now(self) -> DeviceClaimRules:
+        assert self._rules is not None
+        return self._rules
+
+    def _edited(self, ask: DeviceClaimQuery, edits: Sequence[Relaxation]) -> NodeSelection:
+        """For what the claim asks for once its spec is edited."""
+        judge = self._judge_of_kinds()
+        question = FeasibilityQuestion(judge.snapshot, PlacementUnit((ask.demand(judge),), None, None))
+        return NodeSelection(
+            self.census, apply_relaxations(question, [e for e in edits if not e.order]).unit.demands[0], least=0
+        )
+
+    def _answer_from(
+        self, ask: DeviceClaimQuery, claim: DeviceClaim, ranks: set[int]
+    ) -> tuple[ClaimAnswer, Sequence[Relaxation]]:
+        return self._answer(ask, claim, [self.census.record(rank) for rank in sorted(ranks)], self._fleetwide())
+
+    def _answer(
+        self, ask: DeviceClaimQuery, claim: DeviceClaim, records: Sequence[NodeRecord], fleet: FleetTotals | None
+    ) -> tuple[ClaimAnswer, Sequence[Relaxation]]:
+        """The answer, and what would have to change besides what claims hold; ``fleet`` unless these are all nodes."""
+        if fleet is not None and self.index.network is not None:
+            records = [self.census.record(NETWORK), *records]
+        excerpt, eligibility = self._excerpt(tuple(records))
+        keys = {key for record in records for key in self.holders.get(record.name, ())}
+        holdings = excerpt.holdings(self.index.held, keys, self.priority)
+        demand = ask.demand(eligibility)
+        explainer = DeviceClaimExplainer(
+            excerpt.snapshot,
+            holdings,
+            (),
+            self.index.allowance.until,
+            eligibility,
+            ask.rules.intake,
+            fleet,
+        )
+        unit = PlacementUnit((demand,), None, claim.pinned_node)
+        (answer,) = explainer.explain(unit, {})
+        finding = explainer.by_kind.get(unit.kind)
+        return answer, () if finding is None else finding.edits
+
+    def _excerpt(self, records: tuple[NodeRecord, ...]) -> tuple[FleetSubset, CandidateFinder]:
+        if records not in self._excerpts:
+            if len(self._excerpts) >= MAX_SUBSETS:
+                del self._excerpts[next(iter(self._excerpts))]
+            assert self._rules is not None
+            excerpt = FleetSubset.of(records)
+            self._excerpts[records] = excerpt, self._rules.on(excerpt.snapshot)
+        return self._excerpts[records]
+
+    def _fleetwide(self) -> FleetTotals:
+        if self._slips is None:
+            judge, sizes = self._judge_of_kinds(), self.census.sizes()
+            copies = {kind.index: sizes.get(kind.index, 0) for kind in self.index.kinds.kinds}
+            self._slips = TypoFinder(judge.snapshot, judge, copies)
+        counts = KindFunnels(self.census, self._slips.eligibility)
+        return FleetTotals(counts, self._slips, self.index.records.keys())
+
+    def _judge_of_kinds(self) -> CandidateFinder:
+        """Judges one device of each kind."""
+        assert self._rules is not None
+        if self._sample is None:
+            self._sample = self._rules.on(self.index.kinds.sample())
+        return self._sample
+
+
+def _claims_to_release(answer: ClaimAnswer) -> int:
+    """Claims that would have to go."""
+    return sum(blocker["kind"] == "claim" for blocker in answer.blockers)

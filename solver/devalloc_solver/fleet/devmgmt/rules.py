@@ -1,0 +1,150 @@
+"""DeviceClaims for the index: what classes and claims accept of the kinds of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from devalloc.api.claim import DeviceClaim, DeviceClaimDetail
+from devalloc_solver.cel.budget import Allowance
+from devalloc_solver.cel.devmgmt.reads import attributes_read, compared_literals, equalities
+from devalloc_solver.dialects.devmgmt.candidates import CandidateFinder, ExpressionError
+from devalloc_solver.dialects.devmgmt.manifests import ProblemInput, RejectedClaim
+from devalloc_solver.fleet.device_kinds import DeviceKinds
+from devalloc_solver.problem.demand import Demand, PlacementUnit, Request, find_refusal, make_demand
+from devalloc_solver.problem.snapshot import Device, Snapshot
+
+MAX_SHAPES = 4_096
+MAX_VERDICTS = 200_000
+"""Shapes of claims of which it is remembered whether they are valid, and what is known of their expressions; when
+there are more of either, all are forgotten."""
+
+
+@dataclass(slots=True, eq=False)
+class DeviceClaimRules:
+    """Classes and configuration objects, and the verdicts of expressions, which outlive both."""
+
+    kinds: DeviceKinds
+    intake: ProblemInput
+    """only its classes and configuration objects count"""
+    allowance: Allowance = field(default_factory=Allowance)
+    """of the call that goes on"""
+    shared: CandidateFinder = field(init=False)
+    """judges one device of each kind there was when it was made"""
+    _refusals: dict[tuple[object, str], RejectedClaim | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        intake = self.intake
+        self.shared = CandidateFinder(
+            self.kinds.sample(), intake.classes, intake.invalid_classes, allowance=self.allowance
+        )
+
+    def on(self, snapshot: Snapshot) -> CandidateFinder:
+        """The judge of the devices of a snapshot; verdicts and errors are common to all."""
+        return self.shared.for_others(snapshot, self.intake.classes, self.intake.invalid_classes)
+
+    def renewed(self, intake: ProblemInput) -> DeviceClaimRules:
+        """The same after classes or configuration objects have changed."""
+        fresh = DeviceClaimRules(self.kinds, intake, self.allowance)
+        fresh.shared = self.shared.for_others(fresh.shared.snapshot, intake.classes, intake.invalid_classes)
+        return fresh
+
+    def after_failure(self, *, begin: bool) -> DeviceClaimRules:
+        """The same once an expression that was valid for one device of each kind has spent its budget on others (S6).
+
+        ``begin``: with fresh budgets, as they may have gone to devices that are there no more. Without, its error
+        stands: it refuses the claims that have it, and the classes.
+        """
+        return DeviceClaimRules(self.kinds, self.intake, self.allowance) if begin else self.renewed(self.intake)
+
+    def refusal(self, claim: DeviceClaim, shape: object) -> RejectedClaim | None:
+        """Why a claim is not solved, whatever is free (S5, S6, S16). Raises OutOfTime."""
+        if claim.is_deleting:
+            return find_refusal(claim, self.intake, self.shared)
+        key = (shape, claim.namespace)
+        if key not in self._refusals:
+            if len(self._refusals) >= MAX_SHAPES or self.shared.remembered > MAX_VERDICTS:
+                self._refusals.clear()
+                self._begin()
+            self._refusals[key] = find_refusal(claim, self.intake, self.shared)
+        refusal = self._refusals[key]
+        return None if refusal is None else replace(refusal, key=claim.key, group=claim.group)
+
+
+class DeviceClaimQuery(NamedTuple):
+    """One claim that asks; see ``seams.Ask``."""
+
+    claim: DeviceClaim
+    shape: object
+    rules: DeviceClaimRules
+
+    def unit_on(self, snapshot: Snapshot) -> PlacementUnit:
+        return PlacementUnit((self.demand(self.rules.on(snapshot)),), None, None)
+
+    def demand(self, eligibility: CandidateFinder) -> Demand:
+        """In terms of the snapshot of a judge."""
+        return make_demand(self.claim, eligibility)
+
+    def reads(self, request: Request) -> frozenset[str] | None:
+        names: frozenset[str] = frozenset()
+        for expression in self._expressions(request.spec, every=True):
+            own = attributes_read(expression)
+            if own is None:
+                return None
+            names |= own
+        return names
+
+    def literals(self, request: Request) -> Iterable[tuple[str, frozenset[Any]]]:
+        for expression in self._expressions(request.spec, every=False):
+            yield from equalities(expression)
+
+    def compared(self, request: Request) -> Mapping[str, frozenset[Any]] | None:
+        """The attributes that its expressions read, with all that they are compared with; None when more is done."""
+        by_name: dict[str, frozenset[Any]] = {}
+        for expression in self._expressions(request.spec, every=True):
+            own = compared_literals(expression)
+            if own is None:
+                return None
+            by_name |= {name: values | by_name.get(name, frozenset()) for name, values in own.items()}
+        return by_name
+
+    def passing(self, request: Request, name: str, values: Iterable[object]) -> Sequence[object] | None:
+        texts = [
+            text for text in self._expressions(request.spec, every=False) if attributes_read(text) == frozenset((name,))
+        ]
+        if not texts:
+            return None
+        judge = self.rules.shared
+        try:
+            return [
+                each
+                for each in values
+                if all(judge.verdict(t, _device_with_attribute(name, each)) is True for t in texts)
+            ]
+        except ExpressionError:
+            return None
+
+    def drivers(self, request: Request) -> frozenset[str] | None:
+        classes = self.rules.shared.classes_of(request.spec)
+        if classes is None or any(not each.spec.driver for each in classes):
+            return None
+        return frozenset(each.spec.driver for each in classes)
+
+    def _expressions(self, detail: DeviceClaimDetail, *, every: bool) -> Iterable[str]:
+        """Those that a candidate must pass; with ``every`` also those of classes of which any will do."""
+        if detail.constraints and detail.constraints.strip():
+            yield detail.constraints
+        classes = self.rules.shared.classes_of(detail) or []
+        if every or len(classes) == 1:
+            for each in classes:
+                if each.spec.constraints and each.spec.constraints.strip():
+                    yield each.spec.constraints
+
+
+def _device_with_attribute(name: str, value: object) -> Device:
+    """A device that nothing is known of but one attribute."""
+    return Device(0, 0, "", {name: value}, {}, (), None)

@@ -1,0 +1,394 @@
+"""The objects of a fleet of DevicePools, DeviceClasses and DeviceClaims, and what each change of them means."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+from devalloc.api.claim import DeviceAllocation, DeviceClaim
+from devalloc.api.device_class import DeviceClass
+from devalloc.api.pool import DevicePool
+from devalloc_solver.cel.devmgmt.reads import attributes_read
+from devalloc_solver.check.incremental import IncrementalChecker
+from devalloc_solver.dialects.devmgmt.manifests import ProblemInput, RejectedClaim
+from devalloc_solver.fleet.devmgmt.answers import placed_answer, status_of_answer, with_status
+from devalloc_solver.fleet.devmgmt.documents import (
+    ManifestRecord,
+    ManifestStore,
+    Name,
+    full_name,
+    pools_of,
+    select_valid,
+    without_status,
+)
+from devalloc_solver.fleet.devmgmt.explainer import FleetExplainer
+from devalloc_solver.fleet.devmgmt.rules import DeviceClaimQuery, DeviceClaimRules
+from devalloc_solver.fleet.interfaces import ChosenPlace
+from devalloc_solver.fleet.node_index import HeldItem, NodeIndex
+from devalloc_solver.problem.allocations import Key, admin_entries, allocated_amounts
+from devalloc_solver.problem.snapshot import Snapshot, take_snapshot, without_duplicate_pools
+
+_N = TypeVar("_N", str, str | None)
+
+
+class RecordedDevice(NamedTuple):
+    """One entry of an allocation: which device, and how much of it."""
+
+    pool: str
+    device: str
+    amounts: tuple[tuple[str, int], ...] | None
+    """None when whole"""
+
+
+class RecordedHolding(NamedTuple):
+    """What one claim holds, as recorded."""
+
+    node: str | None
+    entries: tuple[RecordedDevice, ...]
+    """without those of admin details, which hold nothing (S14)"""
+
+
+@dataclass(slots=True, eq=False)
+class DeviceFleetState:
+    """The state of a fleet in the dialect of DeviceClaims."""
+
+    placement: str
+    documents: ManifestStore = field(default_factory=ManifestStore)
+    granted: dict[Key, tuple[DeviceClaim, dict[str, Any]]] = field(default_factory=dict)
+    """claims that were allocated here, with what their answers write on them"""
+    holdings: dict[Key, RecordedHolding] = field(default_factory=dict)
+    pools: dict[str | None, dict[str, DevicePool]] = field(default_factory=lambda: defaultdict(dict))
+    """by node and name, those that are valid together (S2)"""
+    index: NodeIndex = field(init=False)
+    rules: DeviceClaimRules = field(init=False)
+    judge: IncrementalChecker = field(init=False)
+    refusals: FleetExplainer = field(init=False)
+    _written: dict[Key, tuple[object, ManifestRecord]] = field(default_factory=dict)
+    """claims with their answers written on them, as far as anybody asked for these"""
+    _by_pool: dict[str, set[Key]] = field(default_factory=lambda: defaultdict(set))
+    """name of a pool -> claims that name it in what they hold"""
+    _on_node: dict[str | None, set[Key]] = field(default_factory=lambda: defaultdict(set))
+
+    @classmethod
+    def load(cls, documents: Iterable[ManifestRecord], placement: str) -> DeviceFleetState:
+        """Read everything at once."""
+        state = cls(placement)
+        for document in documents:
+            state.documents.add(document)
+        by_name: dict[str, list[DevicePool]] = defaultdict(list)
+        for pool in pools_of(state.documents.of_kind("DevicePool")):
+            by_name[pool.metadata.name].append(pool)
+        state.judge = IncrementalChecker()
+        for name, same in by_name.items():
+            state.judge.set_pools(name, same)
+            for pool in _valid_together(same):
+                state.pools[pool.spec.node_name][name] = pool
+        state.index = NodeIndex(placement, read=_read_by_classes(state.documents))
+        state.index.load({node: state._snapshot(node) for node, pools in state.pools.items() if pools})
+        state.rules = DeviceClaimRules(state.index.kinds, select_valid(state.documents.others()), state.index.allowance)
+        state.refusals = FleetExplainer(state.index, state._on_node, state._priority)
+        state.judge.set_classes(state.rules.intake.classes.values())
+        for key in sorted({(name[1], name[2]) for name in state.documents.by_name if name[0] == "DeviceClaim"}):
+            state._read_claim(key)
+        return state
+
+    def _snapshot(self, node: str | None) -> Snapshot:
+        snapshot, _ = take_snapshot(self.pools[node].values())
+        return snapshot
+
+    # -- changes -------------------------------------------------------------------------------------------------------
+
+    def replace(self, document: ManifestRecord) -> None:
+        """An object is new, or other than it was."""
+        kind, namespace, name = document.name
+        if kind == "DeviceClaim":
+            key = namespace, name
+            self._forget_claim(key)
+            self.documents.replace(document)
+            self._read_claim(key)
+            return
+        self.documents.replace(document)
+        self._changed(document.name)
+
+    def remove(self, name: Name) -> bool:
+        """An object is gone; False when there was none."""
+        key = name[1], name[2]
+        if name[0] == "DeviceClaim":
+            existed = key in self.granted or name in self.documents.by_name
+            self._forget_claim(key)
+            self.documents.remove(name)
+            return existed
+        if not self.documents.remove(name):
+            return False
+        self._changed(name)
+        return True
+
+    def release(self, key: Key) -> bool:
+        """The claim keeps its spec and holds nothing any more; False when it held nothing."""
+        if key not in self.holdings:
+            return False
+        name = full_name("DeviceClaim", *key)
+        pending = [without_status(each) for each in self.documents.by_name.get(name, ())]
+        self._forget_claim(key)
+        if pending:
+            self.documents.by_name[name] = pending
+        return True
+
+    def _changed(self, name: Name) -> None:
+        if name[0] == "DevicePool":
+            self._pools_changed(name[2])
+        else:
+            self._rules_changed()
+
+    def _rules_changed(self) -> None:
+        """Classes decide what claims may take, and which entries of old ones are for admins only (S14)."""
+        before = _admin_classes(self.rules.intake)
+        self.rules = self.rules.renewed(select_valid(self.documents.others()))
+        self.judge.set_classes(self.rules.intake.classes.values())
+        self.index.forget()
+        changed = before ^ _admin_classes(self.rules.intake)
+        if changed:
+            for key in list(self.holdings):
+                self._hold_again(key)
+
+    def expression_failed(self, *, begin: bool) -> None:
+        """See ``DeviceClaimRules.after_failure``."""
+        self.rules = self.rules.after_failure(begin=begin)
+        self.index.forget()
+
+    def _pools_changed(self, name: str) -> None:
+        """Pools of one name: nodes get them or lose them, and claims keep what is still there (S18)."""
+        same = pools_of(self.documents.by_name.get(full_name("DevicePool", None, name), ()))
+        nodes = {node for node, pools in self.pools.items() if name in pools}
+        valid = {pool.spec.node_name: pool for pool in _valid_together(same)}
+        nodes |= valid.keys()
+        keys = self._by_pool.get(name, set()) | {key for node in nodes for key in self._on_node.get(node, ())}
+        for key in keys:
+            self._let_go(key)
+        for node in sorted(nodes, key=lambda n: n or ""):
+            pools = self.pools[node]
+            pools.pop(name, None)
+            if node in valid:
+                pools[name] = valid[node]
+            self.index.put(node, self._snapshot(node))
+            if not pools:
+                del self.pools[node]
+        self.judge.set_pools(name, same)
+        self.rules.kinds = self.index.kinds
+        for key in sorted(keys):
+            self._hold(key)
+
+    # -- what claims hold ----------------------------------------------------------------------------------------------
+
+    def _read_claim(self, key: Key) -> None:
+        """Take note of what a claim came in with (S18), valid or not (S13)."""
+        intake = select_valid(self.documents.by_name.get(full_name("DeviceClaim", *key), ()))
+        for claim in intake.claims:
+            if claim.is_allocated:
+                self.judge.hold(claim)
+                self._keep(key, _recorded_holding(claim, self.rules.intake))
+        for refused in intake.refused:
+            if refused.status is not None:
+                self.judge.hold_rejected(refused)
+                entries = tuple(map(_recorded_device, refused.status.allocations))
+                old = self.holdings.get(key)
+                if old is not None:  # several of one name: all that any of them holds
+                    self._forget_holding(key)
+                    entries = (*old.entries, *entries)
+                self._keep(key, RecordedHolding(refused.node, entries))
+
+    def grant(self, document: ManifestRecord, claim: DeviceClaim, answer: dict[str, Any], spot: ChosenPlace) -> None:
+        """A claim has what an answer gives it, from now on."""
+        key = claim.key
+        self.documents.by_name[document.name] = [document]
+        self.granted[key] = claim, status_of_answer(answer)
+        entries: list[RecordedDevice] = []
+        items: list[HeldItem] = []
+        last = None
+        for request, pool, device, _, amounts in spot.given:
+            if not request.mode.is_admin:
+                entries.append(RecordedDevice(pool.name, device.name, amounts or None))
+                items.append((pool.node, device.index, amounts or None))
+                if pool is not last:
+                    self._by_pool[pool.name].add(key)
+                    self._on_node[pool.node].add(key)
+                    last = pool
+        self.holdings[key] = RecordedHolding(spot.node, tuple(entries))
+        self.index.hold(key, items)
+        self.judge.grant(claim, answer)
+
+    def record(self, document: ManifestRecord, answer: dict[str, Any]) -> None:
+        """The same for an answer that the stages gave."""
+        claim = document.object
+        assert isinstance(claim, DeviceClaim)
+        self._forget_claim(claim.key)
+        self.documents.by_name[document.name] = [document]
+        self.granted[claim.key] = claim, status_of_answer(answer)
+        self._keep(claim.key, _recorded_holding(with_status(claim, answer), self.rules.intake))
+        self.judge.grant(claim, answer)
+
+    def _keep(self, key: Key, holding: RecordedHolding) -> None:
+        self.holdings[key] = holding
+        for entry in holding.entries:
+            self._by_pool[entry.pool].add(key)
+        self._hold(key)
+
+    def _hold(self, key: Key) -> None:
+        items = list(self._items(self.holdings[key]))
+        for item in items:
+            self._on_node[item[0]].add(key)
+        self.index.hold(key, items)
+
+    def _let_go(self, key: Key) -> None:
+        for node, _, _ in self.index.held.get(key, ()):
+            _discard(self._on_node, node, key)
+        self.index.free(key)
+
+    def _hold_again(self, key: Key) -> None:
+        """What counts as held depends on classes: read it back."""
+        if key in self.granted:
+            claim = with_status(*self.granted[key])
+            self._forget_holding(key)
+            self._keep(key, _recorded_holding(claim, self.rules.intake))
+            return
+        self._forget_holding(key)
+        self.judge.release(key)
+        self._read_claim(key)
+
+    def _forget_holding(self, key: Key) -> None:
+        holding = self.holdings.pop(key, None)
+        if holding is not None:
+            self._let_go(key)
+            for entry in holding.entries:
+                _discard(self._by_pool, entry.pool, key)
+
+    def _forget_claim(self, key: Key) -> None:
+        """It holds nothing here any more."""
+        self._forget_holding(key)
+        self.granted.pop(key, None)
+        self._written.pop(key, None)
+        self.judge.release(key)
+
+    def _items(self, holding: RecordedHolding) -> Iterator[HeldItem]:
+        for entry in holding.entries:
+            for node in self._nodes_of(holding.node, entry.pool):
+                record = self.index.network if node is None else self.index.records.get(node)
+                device = None if record is None else record.find(entry.pool, entry.device)
+                if device is not None:
+                    yield node, device, entry.amounts
+
+    def _nodes_of(self, node: str | None, pool: str) -> Iterable[str | None]:
+        """Where the pool that an entry means is: every place it may be, where the node is not told (S2, S13)."""
+        if node is not None:
+            return [n for n in (node, None) if pool in self.pools.get(n, ())][:1]
+        same = pools_of(self.documents.by_name.get(full_name("DevicePool", None, pool), ()))
+        return [p.spec.node_name for p in _valid_together(same)]
+
+    def _priority(self, key: Key) -> int:
+        """Of a claim that holds something; 0 where it is invalid, or there are several of the name (S13)."""
+        if key in self.granted:
+            return self.granted[key][0].priority
+        same = [d.object for d in self.documents.by_name.get(full_name("DeviceClaim", *key), ())]
+        return same[0].priority if len(same) == 1 and isinstance(same[0], DeviceClaim) else 0
+
+    # -- claims --------------------------------------------------------------------------------------------------------
+
+    def ask(self, claim: DeviceClaim, shape: object) -> DeviceClaimQuery | RejectedClaim:
+        """What a pending claim asks for, or why it is not solved."""
+        return self.rules.refusal(claim, shape) or DeviceClaimQuery(claim, shape, self.rules)
+
+    def answer(self, claim: DeviceClaim, spot: ChosenPlace, warnings: Sequence[str]) -> dict[str, Any]:
+        return placed_answer(claim, spot, self.rules.intake, warnings)
+
+    def pending(self) -> Iterator[ManifestRecord]:
+        """The kept claims that are valid and hold nothing."""
+        for document in self.documents.of_kind("DeviceClaim"):
+            if isinstance(document.object, DeviceClaim) and document.object.key not in self.holdings:
+                yield document
+
+    def of_claim(self, document: ManifestRecord) -> list[ManifestRecord]:
+        """The manifests that count when somebody asks about a claim: those that are kept, where it holds anything."""
+        key = document.name[1], document.name[2]
+        if key not in self.holdings:
+            return [document]
+        return [self._written_on(key)] if key in self.granted else list(self.documents.by_name[document.name])
+
+    def everything(self, claims: Sequence[ManifestRecord]) -> ProblemInput:
+        """The problem of the whole fleet and of some pending claims."""
+        wanted = {document.name for document in claims}
+        groups = {group for document in claims for group in _groups_of(document)}
+        documents = self.documents.by_name_except("DeviceClaim")
+        for name, same in self.documents.by_name.items():
+            if name[0] == "DeviceClaim" and name not in wanted and (name[1], name[2]) not in self.granted:
+                documents += [d for d in same if _is_relevant(d, groups)]
+        documents += [self._written_on(key) for key in self.granted]
+        return select_valid([*documents, *claims])
+
+    def _written_on(self, key: Key) -> ManifestRecord:
+        """A claim that was allocated here, as it is with its answer written on it."""
+        granted = self.granted[key]
+        cached = self._written.get(key)
+        if cached is None or cached[0] is not granted:
+            name = full_name("DeviceClaim", *key)
+            (own,) = self.documents.by_name[name]
+            cached = granted, ManifestRecord(name, None, with_status(*granted), None, own.problems)
+            self._written[key] = cached
+        return cached[1]
+
+
+def _discard(keys: dict[_N, set[Key]], name: _N, key: Key) -> None:
+    """Nothing stays of names that have no keys any more."""
+    own_keys = keys.get(name)
+    if own_keys is not None:
+        own_keys.discard(key)
+        if not own_keys:
+            del keys[name]
+
+
+def _is_relevant(document: ManifestRecord, groups: Set[Key]) -> bool:
+    """Of the claims that were not asked for: those that hold devices, and those of the groups that were."""
+    if not groups.isdisjoint(_groups_of(document)):
+        return True
+    claim = document.object
+    if isinstance(claim, DeviceClaim):
+        return claim.is_allocated
+    return bool(document.manifest) and any(each.status is not None for each in select_valid([document]).refused)
+
+
+def _groups_of(document: ManifestRecord) -> Set[Key]:
+    """Namespace and name of the group that a claim names, valid or not."""
+    claim = document.object
+    if isinstance(claim, DeviceClaim):
+        return {(claim.namespace, claim.group)} if claim.group is not None else frozenset()
+    return {(each.key[0], each.group) for each in select_valid([document]).refused if each.group is not None}
+
+
+def _valid_together(pools: Sequence[DevicePool]) -> list[DevicePool]:
+    if len(pools) == 1:
+        return list(pools)
+    return without_duplicate_pools(list(pools))[0]
+
+
+def _read_by_classes(documents: ManifestStore) -> frozenset[str]:
+    """The attributes that constraints of classes read."""
+    classes = [document.object for document in documents.of_kind("DeviceClass")]
+    texts = [each.spec.constraints for each in classes if isinstance(each, DeviceClass) and each.spec.constraints]
+    return frozenset().union(*(attributes_read(text) or () for text in texts))
+
+
+def _admin_classes(intake: ProblemInput) -> set[str]:
+    return {name for name, each in intake.classes.items() if each.spec.admin_access}
+
+
+def _recorded_holding(claim: DeviceClaim, intake: ProblemInput) -> RecordedHolding:
+    assert claim.status is not None
+    marks = zip(claim.status.allocations, admin_entries(claim, intake.classes), strict=True)
+    return RecordedHolding(
+        claim.allocated_node or claim.pinned_node, tuple(_recorded_device(entry) for entry, admin in marks if not admin)
+    )
+
+
+def _recorded_device(entry: DeviceAllocation) -> RecordedDevice:
+    return RecordedDevice(entry.device_pool_name, entry.device_name, allocated_amounts(entry))

@@ -1,0 +1,327 @@
+"""Fast path for what most claims ask: whole devices by count, each request from its own pools.
+
+It computes everything from counts of free devices, pool state by pool state, and caches it for each state. A claim that
+is not simple on some kind of node goes to the exact search there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+from devalloc_solver.fleet.device_kinds import UNSHARED, DeviceKind
+from devalloc_solver.fleet.fragmentation import PartitionLosses
+from devalloc_solver.fleet.node_class_plan import NodeClassPlan, PlanPart
+from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, PoolKind, PoolState
+from devalloc_solver.problem.balance import square_growth
+from devalloc_solver.problem.demand import AllocationMode, Demand, Request
+
+MAX_COMBINATIONS = 64
+"""Choices of alternatives that are tried one after the other."""
+
+Values = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOption:
+    """What a pool has for a request at one choice of match values."""
+
+    count: int
+    """devices that can be had together, as far as anybody needs"""
+    groups: tuple[int, ...]
+    loss: int
+    """what is lost of the largest devices (S17, goal 5); see ``loss_of``"""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOption:
+    """The best that one request can have at one choice of the claim's match values; compared in this order."""
+
+    pools: int
+    idle: int
+    loss: int
+    places: tuple[tuple[int, int], ...]
+    parts: tuple[PlanPart, ...]
+
+
+def has_fast_path(demand: Demand) -> bool:
+    """Whether the claim's own form is plain; what it meets must be, too (``FastPath.pools_of``)."""
+    combinations = 1
+    for detail in demand.details:
+        combinations *= len(detail)
+    return (
+        combinations <= MAX_COMBINATIONS
+        and not demand.relations
+        and all(
+            request.mode is AllocationMode.WHOLE
+            and not request.requests
+            and not request.limits
+            and not request.portions
+            for request in demand.requests
+        )
+        and (demand.most is None or sum(max(s.least for s in detail) for detail in demand.details) <= demand.most)
+    )
+
+
+@dataclass(slots=True)
+class FastPath:
+    """One plain shape; keeps what it finds out about kinds and states of pools."""
+
+    demand: Demand
+    spread: bool
+    combinations: list[tuple[Request, ...]] = field(init=False)
+    several: bool = field(init=False)
+    _groups: dict[tuple[int, int], list[tuple[int, Values, Values]] | None] = field(default_factory=dict)
+    _offers: dict[tuple[int, int], dict[Values, dict[Values, PoolOption]]] = field(default_factory=dict)
+    _choices: dict[tuple[int, ...], dict[Values, RequestOption]] = field(default_factory=dict)
+    """request, kind of node and states of the pools with candidates -> what the request can have there"""
+    _pools: dict[int, dict[int, tuple[int, ...]] | None] = field(default_factory=dict)
+    _losses: PartitionLosses = field(default_factory=PartitionLosses)
+
+    def __post_init__(self) -> None:
+        self.combinations = list(product(*self.demand.details))
+        self.several = len(self.demand.details) > 1
+
+    # -- kinds of nodes ------------------------------------------------------------------------------------------------
+
+    def pools_of(self, kind: NodeKind) -> dict[int, tuple[int, ...]] | None:
+        """id of a request -> pools that have candidates; None where nodes of this kind are not plain for the claim."""
+        if kind.index not in self._pools:
+            self._pools[kind.index] = self._find_pools(kind)
+        return self._pools[kind.index]
+
+    def _find_pools(self, kind: NodeKind) -> dict[int, tuple[int, ...]] | None:
+        pools: dict[int, tuple[int, ...]] = {}
+        for request in self.demand.requests:
+            numbers = []
+            for number, pool in enumerate(kind.pools):
+                groups = self._groups_of(request, pool)
+                if groups is None:
+                    return None
+                if groups:
+                    numbers.append(number)
+            pools[id(request)] = tuple(numbers)
+        for position, detail in enumerate(self.demand.details):
+            others = {
+                number
+                for other in self.demand.details[position + 1 :]
+                for request in other
+                for number in pools[id(request)]
+            }
+            if any(number in others for request in detail for number in pools[id(request)]):
+                return None
+        return pools
+
+    def _groups_of(self, request: Request, pool: PoolKind) -> list[tuple[int, Values, Values]] | None:
+        """(group, values of the claim's match attributes, values of the request's); None when the pool is not plain."""
+        key = (id(request), pool.index)
+        if key not in self._groups:
+            self._groups[key] = self._find_groups(request, pool)
+        return self._groups[key]
+
+    def _find_groups(self, request: Request, pool: PoolKind) -> list[tuple[int, Values, Values]] | None:
+        valued: list[tuple[int, Values, Values]] = []
+        draws = set()
+        for group, kind in enumerate(pool.kinds):
+            if kind.index not in request.candidates.accepted:
+                continue
+            one = kind.one
+            if (
+                one.compatibility is not None
+                or one.shareable
+                or any(_is_list_attribute(kind, n) for n in self._names(request))
+            ):
+                return None
+            common = _values(kind, self.demand.match, comparable=self.several or request.least > 1)
+            own = _values(kind, request.match, comparable=request.least > 1)
+            draws.add(one.draws)
+            if common is not None and own is not None:
+                valued.append((group, common, own))
+        return None if len(draws) > 1 and request.least > 1 else valued
+
+    def _names(self, request: Request) -> Iterable[str]:
+        return (*self.demand.match, *request.match)
+
+    # -- classes of nodes ----------------------------------------------------------------------------------------------
+
+    def solve(self, node: NodeClass, pools: dict[int, tuple[int, ...]]) -> NodeClassPlan | None:
+        """The best recipe for nodes of a class; None when the claim does not fit there."""
+        for combination in self.combinations:
+            choices = self._choose(combination, node, pools)
+            if choices is not None:
+                return self._recipe(combination, choices, node)
+        return None
+
+    def _choose(
+        self, requests: Sequence[Request], node: NodeClass, pools: dict[int, tuple[int, ...]]
+    ) -> tuple[RequestOption, ...] | None:
+        by_request: list[dict[Values, RequestOption]] = []
+        for request in requests:
+            own_pools = pools[id(request)]
+            key = (id(request), node.kind.index, *[node.states[number].index for number in own_pools])
+            options = self._choices.get(key)
+            if options is None:
+                options = self._choices[key] = self._options(request, node.states, own_pools)
+            if not options:
+                return None
+            by_request.append(options)
+        if len(by_request) == 1:
+            return (min(by_request[0].values(), key=_option_rank),)
+        rivals = [
+            tuple([options[values] for options in by_request])
+            for values in by_request[0]
+            if all(values in options for options in by_request[1:])
+        ]
+        return min(rivals, key=_combined_rank, default=None)
+
+    def _options(
+        self, request: Request, states: Sequence[PoolState], pools: tuple[int, ...]
+    ) -> dict[Values, RequestOption]:
+        """What the request can have at each value of the claim's match attributes."""
+        gathered: dict[Values, dict[Values, list[tuple[int, PoolOption]]]] = {}
+        for number in pools:
+            for common, of_own in self.offers(request, states[number]).items():
+                by_value = gathered.setdefault(common, {})
+                for own, offer in of_own.items():
+                    by_value.setdefault(own, []).append((number, offer))
+        options = {}
+        for common, by_own in gathered.items():
+            choices = [c for offers in by_own.values() if (c := self._choice(request, states, offers)) is not None]
+            if choices:
+                options[common] = choices[0] if len(choices) == 1 else min(choices, key=_option_rank)
+        return options
+
+    def _choice(
+        self, request: Request, states: Sequence[PoolState], offers: list[tuple[int, PoolOption]]
+    ) -> RequestOption | None:
+        need = request.least
+        enough = [
+            (self._cost(states[number], need), offer.loss, number, offer)
+            for number, offer in offers
+            if offer.count >= need
+        ]
+        if enough:
+            idle, loss, number, offer = min(enough, key=lambda each: each[:3])
+            return RequestOption(
+                1, idle, loss, ((number, offer.groups[0]),), (PlanPart(request, number, offer.groups, need),)
+            )
+        return self._from_several(request, states, offers)
+
+    def _from_several(
+        self, request: Request, states: Sequence[PoolState], offers: list[tuple[int, PoolOption]]
+    ) -> RequestOption | None:
+        """The largest offers first, which needs the fewest pools; the last pool is any that has the rest."""
+        need = request.least
+        if sum(offer.count for _, offer in offers) < need:
+            return None
+        left = sorted(offers, key=lambda e: (-e[1].count, self._cost(states[e[0]], 1), e[1].loss, e[0]))
+        taken: list[tuple[int, PoolOption, int]] = []
+        while need:
+            fitting = [each for each in left if each[1].count >= need]
+            number, offer = (
+                min(fitting, key=lambda e: (self._cost(states[e[0]], 1), e[1].loss, e[0])) if fitting else left[0]
+            )
+            left.remove((number, offer))
+            taken.append((number, offer, min(need, offer.count)))
+            need -= taken[-1][2]
+        taken.sort(key=lambda each: each[0])
+        return RequestOption(
+            len(taken),
+            sum(self._cost(states[number], count) for number, _, count in taken),
+            sum(offer.loss for _, offer, _ in taken),
+            tuple((number, offer.groups[0]) for number, offer, _ in taken),
+            tuple(PlanPart(request, number, offer.groups, count) for number, offer, count in taken),
+        )
+
+    def _recipe(self, requests: Sequence[Request], choices: Sequence[RequestOption], node: NodeClass) -> NodeClassPlan:
+        devices = sum(request.least for request in requests)
+        score = (
+            tuple(request.alternative or 0 for request in requests),
+            sum(c.pools for c in choices),
+            devices,
+            devices,
+            square_growth(node.load, devices) if self.spread else int(not node.in_use),
+            sum(c.idle for c in choices),
+            sum(c.loss for c in choices),
+        )
+        return NodeClassPlan(score, tuple(part for choice in choices for part in choice.parts), local=True)
+
+    # -- states of pools -----------------------------------------------------------------------------------------------
+
+    def offers(self, request: Request, state: PoolState) -> dict[Values, dict[Values, PoolOption]]:
+        key = (id(request), state.index)
+        offers = self._offers.get(key)
+        if offers is None:
+            offers = self._offers[key] = self._find_offers(request, state)
+        return offers
+
+    def _find_offers(self, request: Request, state: PoolState) -> dict[Values, dict[Values, PoolOption]]:
+        gathered: dict[tuple[Values, Values], list[int]] = {}
+        for group, common, own in self._groups_of(request, state.kind) or ():
+            if state.free[group]:
+                gathered.setdefault((common, own), []).append(group)
+        by_value: dict[Values, dict[Values, PoolOption]] = {}
+        for (common, own), groups in gathered.items():
+            offer = self._offer(request, state, groups)
+            if offer is not None:
+                by_value.setdefault(common, {})[own] = offer
+        return by_value
+
+    def _offer(self, request: Request, state: PoolState, groups: Sequence[int]) -> PoolOption | None:
+        kinds = state.kind.kinds
+        if not any(kinds[group].one.draws for group in groups):
+            return PoolOption(sum(state.free[group] for group in groups), tuple(groups), 0)
+        if request.least > 1:  # all groups draw alike
+            most = min(state.left[name] // blocks for name, blocks in kinds[groups[0]].one.draws)
+            count = min(most, sum(state.free[group] for group in groups))
+            return (
+                PoolOption(count, tuple(groups), self._loss(state, groups[0], min(count, request.least)))
+                if count
+                else None
+            )
+        fitting = [(self._loss(state, group, 1), group) for group in groups if _fits(state, kinds[group])]
+        least = min((loss for loss, _ in fitting), default=0)
+        return PoolOption(1, tuple(group for loss, group in fitting if loss == least), least) if fitting else None
+
+    def _cost(self, state: PoolState, more: int) -> int:
+        """How little the policy likes that so many more devices of a pool are in use; see ``Ground.cost_of_pool``."""
+        return square_growth(state.load, more) if self.spread else int(not state.in_use)
+
+    def _loss(self, state: PoolState, group: int, count: int) -> int:
+        return 0 if self.spread else self._losses.of(state, group, count)
+
+
+def _option_rank(choice: RequestOption) -> tuple[object, ...]:
+    return choice.pools, choice.idle, choice.loss, choice.places
+
+
+def _combined_rank(choices: tuple[RequestOption, ...]) -> tuple[object, ...]:
+    pools = idle = loss = 0
+    for choice in choices:
+        pools += choice.pools
+        idle += choice.idle
+        loss += choice.loss
+    return pools, idle, loss, [choice.places for choice in choices]
+
+
+def _fits(state: PoolState, kind: DeviceKind) -> bool:
+    return all(blocks <= state.left[name] for name, blocks in kind.one.draws)
+
+
+def _is_list_attribute(kind: DeviceKind, name: str) -> bool:
+    return isinstance(kind.one.attributes.get(name), frozenset)
+
+
+def _values(kind: DeviceKind, names: Iterable[str], *, comparable: bool) -> Values | None:
+    """The values of match attributes; None where one is missing, or can equal no other although it must.
+
+    Where a device is compared with none, only that it has them counts.
+    """
+    values = []
+    for name in names:
+        value = kind.value(name)
+        if value is None or (comparable and value == (UNSHARED,)):
+            return None
+        values.append(value)
+    return tuple(values) if comparable else ()

@@ -1,0 +1,346 @@
+"""Statistics of the whole fleet, counted by kind of device and brought up to date on demand.
+
+Numbers that follow from classes of nodes are computed each time: there are few classes. Numbers that need a look at
+each claim or node are computed when they are first used, and cached.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import nsmallest
+from typing import Any
+
+from devalloc_solver.explain.funnel import MAX_USERS, SHOWN
+from devalloc_solver.fleet.device_kinds import DeviceKinds
+from devalloc_solver.fleet.node_index import HeldItem, NodeIndex
+from devalloc_solver.fleet.pool_states import NodeClass, NodeRecord, PoolState
+
+NAMED_PER_KIND = SHOWN
+"""Devices of each kind that are known by name: the first ones."""
+MAX_COUNTED = 10_000
+"""Ways to hold devices that are remembered; when there are more, all are forgotten."""
+
+HeldKinds = tuple[tuple[int, int], ...]
+"""(kind, devices) of what one claim holds, ascending"""
+NETWORK = -(1 << 62)
+"""The rank of the network: before all nodes."""
+Node = str | None
+DevicePosition = tuple[int, int, int]
+"""(rank of the node, index of the device in the node's snapshot, index of its kind)"""
+
+
+@dataclass(slots=True, eq=False)
+class UsageClass:
+    """Nodes of one class whose devices are held in the same way: so many claims, each with so much."""
+
+    node: NodeClass
+    tenants: tuple[HeldKinds, ...]
+    ranks: set[int] = field(default_factory=set)
+    _first: int | None = None
+
+    @property
+    def first(self) -> int:
+        """The lowest rank."""
+        if self._first is None:
+            self._first = min(self.ranks)
+        return self._first
+
+    def add(self, rank: int) -> None:
+        self.ranks.add(rank)
+        if self._first is not None and rank < self._first:
+            self._first = rank
+
+    def remove(self, rank: int) -> None:
+        self.ranks.discard(rank)
+        if rank == self._first:
+            self._first = None
+
+
+@dataclass(slots=True)
+class EqualClaims:
+    """Claims that hold the same numbers of the same kinds."""
+
+    keys: set[Any] = field(default_factory=set)
+    _first: list[Any] | None = None
+    """the first by name, in order; all of them, where they are fewer than MOST_USERS"""
+
+    def add(self, key: Any) -> None:
+        if key in self.keys:
+            return
+        if self._first is not None and (len(self._first) == len(self.keys) or key < self._first[-1]):
+            insort(self._first, key)
+            del self._first[2 * MAX_USERS :]
+        self.keys.add(key)
+
+    def remove(self, key: Any) -> None:
+        self.keys.discard(key)
+        if self._first is not None and key in self._first:
+            self._first.remove(key)
+            if len(self._first) < min(MAX_USERS, len(self.keys)):
+                self._first = None
+
+    def first(self) -> Sequence[Any]:
+        """The first MOST_USERS by name."""
+        if self._first is None:
+            self._first = nsmallest(2 * MAX_USERS, self.keys)
+        return self._first[:MAX_USERS]
+
+
+@dataclass(slots=True, eq=False)
+class FleetStats:
+    """Counts of one index. Call ``update`` first."""
+
+    index: NodeIndex
+    holders: Mapping[Node, set[Any]]
+    """node (None: the network) -> claims that hold anything there"""
+    stamp: int = 0
+    """changes whenever anything does"""
+    layout: int = 0
+    """changes whenever pools do"""
+    _began: tuple[DeviceKinds | None, int] = (None, 0)
+    """the kinds it counts, and how often changes had been forgotten when it began"""
+    _records: dict[Node, NodeRecord] = field(default_factory=dict)
+    """nodes as they were at the last update"""
+    _unread: set[Node] = field(default_factory=set)
+    """nodes whose claims are not as they were when these were counted"""
+    _unsorted: set[Node] = field(default_factory=set)
+    """nodes that may be of another sort by now"""
+    _keys: dict[Node, tuple[Hashable, ...]] = field(default_factory=dict)
+    _held: dict[Hashable, tuple[Sequence[HeldItem], HeldKinds]] = field(default_factory=dict)
+    _counted: dict[tuple[int, ...], HeldKinds] = field(default_factory=dict)
+    """kinds of devices -> how many of each"""
+    _claims: dict[HeldKinds, EqualClaims] = field(default_factory=dict)
+    _sort_of: dict[Node, tuple[UsageClass, int]] = field(default_factory=dict)
+    """node -> its sort, and the rank under which it is there"""
+    _sorts: dict[int, dict[tuple[HeldKinds, ...], UsageClass]] = field(default_factory=dict)
+    """class of nodes -> claims there -> nodes"""
+    _classes: tuple[int, list[tuple[NodeClass, int]]] = (-1, [])
+    _states: tuple[int, Counter[PoolState]] = (-1, Counter())
+    _used: dict[int, int] = field(default_factory=dict)
+    """class of nodes -> devices in use"""
+    _emptiest: tuple[int, dict[int, int]] = (-1, {})
+    _sizes: tuple[int, dict[int, int]] = (-1, {})
+    _firsts: tuple[int, dict[int, list[DevicePosition]]] = (-1, {})
+    _ranks: tuple[int, list[int]] = (-1, [])
+
+    def update(self) -> None:
+        """Take note of all nodes that are not as they were."""
+        index = self.index
+        if self._began != (index.kinds, index.forgotten):
+            self._restart()
+        elif index.changed:
+            for node in index.changed:
+                record = self._record_of(node)
+                if self._records.get(node) is not record:
+                    self.layout += 1
+                    if record is None:
+                        del self._records[node]
+                    else:
+                        self._records[node] = record
+            self._unread |= index.changed
+            self._unsorted |= index.changed
+        else:
+            return
+        self.stamp += 1
+        index.changed.clear()
+
+    def _restart(self) -> None:
+        """Kinds have other numbers now, or too much has changed to tell what."""
+        self._began = self.index.kinds, self.index.forgotten
+        self.layout += 1
+        for counted in (self._keys, self._held, self._claims, self._sort_of, self._sorts, self._used):
+            counted.clear()
+        self._records = {None: self.index.network} if self.index.network is not None else {}
+        self._records.update(self.index.records)
+        self._unread = {*self._records}
+        self._unsorted = {*self._records}
+
+    def _record_of(self, node: Node) -> NodeRecord | None:
+        return self.index.network if node is None else self.index.records.get(node)
+
+    # -- claims --------------------------------------------------------------------------------------------------------
+
+    def claims(self) -> Mapping[HeldKinds, EqualClaims]:
+        """All claims that hold anything, by what they hold."""
+        if self._unread:
+            gone: set[Hashable] = set()
+            for node in self._unread:
+                gone.update(self._keys.pop(node, ()))
+            for key in gone:
+                self._let_go(key)
+            for node in self._unread:
+                keys = tuple(self.holders.get(node, ()))
+                if keys:
+                    self._keys[node] = keys
+                    for key in keys:
+                        self._hold(key)
+            self._unread.clear()
+        return self._claims
+
+    def _hold(self, key: Hashable) -> None:
+        items = self.index.held[key]
+        previous = self._held.get(key)
+        if previous is not None:
+            if previous[0] is items:
+                return
+            self._let_go(key)
+        numbers = tuple(self._kinds_of(items))
+        holds = self._counted.get(numbers)
+        if holds is None:
+            if len(self._counted) >= MAX_COUNTED:
+                self._counted.clear()
+            holds = self._counted[numbers] = tuple(sorted(Counter(numbers).items()))
+        self._held[key] = items, holds
+        claims = self._claims.get(holds)
+        if claims is None:
+            claims = self._claims[holds] = EqualClaims()
+        claims.add(key)
+
+    def _kinds_of(self, items: Iterable[HeldItem]) -> list[int]:
+        node: Node = ""
+        record = None
+        kinds = []
+        for name, device, _ in items:
+            if record is None or name != node:
+                node, record = name, self._record_of(name)
+                assert record is not None
+            kinds.append(record.kinds[device].index)
+        return kinds
+
+    def _let_go(self, key: Hashable) -> None:
+        previous = self._held.get(key)
+        if previous is not None and self.index.held.get(key) is not previous[0]:
+            del self._held[key]
+            self._claims[previous[1]].remove(key)
+            if not self._claims[previous[1]].keys:
+                del self._claims[previous[1]]
+
+    # -- nodes ---------------------------------------------------------------------------------------------------------
+
+    def classes(self) -> Sequence[tuple[NodeClass, int]]:
+        """Every class that has nodes, with the lowest rank among them."""
+        if self._classes[0] != self.stamp:
+            classes, by_rank = self.index.classes, self.index.by_rank
+            there = self.index.log.classes(classes.by_index)
+            with_nodes = [(node, first) for node in there if (first := classes.first(node, by_rank)) is not None]
+            self._classes = self.stamp, with_nodes
+        return self._classes[1]
+
+    def emptiest(self) -> Mapping[int, int]:
+        """kind of node -> the rank of the first of those with the fewest devices in use"""
+        if self._emptiest[0] != self.stamp:
+            by_kind: dict[int, tuple[int, int]] = {}
+            previous, self._used = self._used, {}
+            for node, first in self.classes():
+                kind = node.kind.index
+                used = previous.get(node.index)
+                self._used[node.index] = used = _used(node) if used is None else used
+                own = used, first
+                if kind not in by_kind or own < by_kind[kind]:
+                    by_kind[kind] = own
+            self._emptiest = self.stamp, {kind: first for kind, (_, first) in by_kind.items()}
+        return self._emptiest[1]
+
+    def sorts_of(self, node: NodeClass) -> Iterable[UsageClass]:
+        """The nodes of a class."""
+        if self._unsorted:
+            self.claims()
+            for name in self._unsorted:
+                self._sort(name)
+            self._unsorted.clear()
+        return self._sorts.get(node.index, {}).values()
+
+    def _sort(self, name: Node) -> None:
+        old = self._sort_of.pop(name, None)
+        if old is not None:
+            sort, rank = old
+            sort.remove(rank)
+            if not sort.ranks:
+                del self._sorts[sort.node.index][sort.tenants]
+                if not self._sorts[sort.node.index]:
+                    del self._sorts[sort.node.index]
+        record = self._records.get(name)
+        if name is None or record is None or record.member_of is None:
+            return
+        tenants = tuple(sorted([self._held[key][1] for key in self._keys.get(name, ())]))
+        by_tenants = self._sorts.setdefault(record.member_of.index, {})
+        new_sort = by_tenants.get(tenants)
+        if new_sort is None:
+            new_sort = by_tenants[tenants] = UsageClass(record.member_of, tenants)
+        new_sort.add(record.rank)
+        self._sort_of[name] = new_sort, record.rank
+
+    # -- counts --------------------------------------------------------------------------------------------------------
+
+    def states(self) -> Iterable[tuple[PoolState, int]]:
+        """Every state of a pool, and how many pools are in it."""
+        if self._states[0] != self.stamp:
+            counts: Counter[PoolState] = Counter(() if self.index.network is None else self.index.network.states)
+            for node, _ in self.classes():
+                for state in node.states:
+                    counts[state] += node.count
+            self._states = self.stamp, counts
+        return self._states[1].items()
+
+    def sizes(self) -> Mapping[int, int]:
+        """kind -> devices"""
+        if self._sizes[0] != self.layout:
+            sizes: dict[int, int] = defaultdict(int)
+            for state, count in self.states():
+                for kind, size in zip(state.kind.kinds, state.kind.sizes, strict=True):
+                    sizes[kind.index] += size * count
+            self._sizes = self.layout, dict(sizes)
+        return self._sizes[1]
+
+    def firsts(self) -> Mapping[int, Sequence[DevicePosition]]:
+        """kind -> its first devices in natural order"""
+        if self._firsts[0] != self.layout:
+            by_kind: dict[int, list[DevicePosition]] = {}
+            for record in self._first_of_each():
+                rank = NETWORK if record.name is None else record.rank
+                for pool, start in zip(record.pools, record.starts, strict=True):
+                    for kind, group in zip(pool.kinds, pool.groups, strict=True):
+                        places = by_kind.setdefault(kind.index, [])
+                        if len(places) < NAMED_PER_KIND:
+                            places += [(rank, start + n, kind.index) for n in group[:NAMED_PER_KIND]]
+            self._firsts = self.layout, {kind: sorted(places)[:NAMED_PER_KIND] for kind, places in by_kind.items()}
+        return self._firsts[1]
+
+    def _first_of_each(self) -> Iterator[NodeRecord]:
+        """The network and the first FIRST nodes of each kind, in natural order: each has all kinds of devices."""
+        left: Counter[int] = Counter()
+        for node, _ in self.classes():
+            left[node.kind.index] = min(NAMED_PER_KIND, left[node.kind.index] + node.count)
+        missing = left.total()
+        for record in self.in_order():
+            if record.member_of is None:
+                yield record
+            elif left[record.member_of.kind.index]:
+                left[record.member_of.kind.index] -= 1
+                missing -= 1
+                yield record
+            if not missing:
+                return
+
+    def in_order(self) -> Iterator[NodeRecord]:
+        """The network, then the nodes in natural order."""
+        if self._ranks[0] != self.layout:
+            self._ranks = self.layout, sorted(self.index.by_rank)
+        if self.index.network is not None:
+            yield self.index.network
+        for rank in self._ranks[1]:
+            yield self.index.by_rank[rank]
+
+    def record(self, rank: int) -> NodeRecord:
+        """The node of a rank, or the network."""
+        record = self.index.network if rank == NETWORK else self.index.by_rank[rank]
+        assert record is not None
+        return record
+
+
+def _used(node: NodeClass) -> int:
+    """Devices of a node of the class that are in use."""
+    return sum(sum(state.kind.sizes) - sum(state.free) for state in node.states) if node.in_use else 0

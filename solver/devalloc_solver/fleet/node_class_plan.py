@@ -1,0 +1,148 @@
+"""The plan by which a claim is placed on any node of a class, and its score."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from devalloc_solver.fleet.interfaces import ChosenDevice
+from devalloc_solver.fleet.pool_states import NodeRecord, ShareState
+from devalloc_solver.problem.balance import square_growth
+from devalloc_solver.problem.demand import Request
+
+Score = tuple[tuple[int, ...], int, int, int, int, int, int]
+"""Smaller is better (S17, goals 2 to 5): alternatives, pools, devices, entries, then what the policy says of the node
+and of the pools (to pack, how many are idle; to spread, what the squares of their loads grow by), and of what is left
+of partitioned ones. Goal 6 decides between equal ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanPart:
+    """So many free devices of some groups of one pool, the first ones in order."""
+
+    request: Request
+    pool: int
+    groups: tuple[int, ...]
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanPick:
+    """The n-th in order of the devices of a group that are in the same use."""
+
+    request: Request
+    network: bool
+    pool: int
+    group: int
+    use: str | ShareState
+    number: int
+    amounts: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeClassPlan:
+    """Valid for every node of the class that it was made for."""
+
+    score: Score
+    parts: tuple[PlanPart | PlanPick, ...]
+    local: bool
+    """whether any device is the node's own"""
+
+    def given(self, record: NodeRecord, network: NodeRecord | None) -> list[ChosenDevice]:
+        """The devices, by name; those of a request in natural order."""
+        devices: list[ChosenDevice] = []
+        for part in self.parts:
+            if isinstance(part, PlanPart):
+                devices += _take_part(part, record)
+            else:
+                owner = network if part.network else record
+                assert owner is not None
+                devices.append(_take_pick(part, owner))
+        return devices
+
+
+FREE_USE = "free"
+WHOLE_USE = "whole"
+
+
+def device_use(record: NodeRecord, pool: int, position: int) -> str | ShareState:
+    use = record.uses[pool].get(position)
+    if use is None:
+        return FREE_USE
+    return use.sharing if use.shares else WHOLE_USE
+
+
+def plan_score(
+    alternatives: tuple[int, ...],
+    used: Sequence[tuple[NodeRecord, int, int, Request]],
+    entries: int,
+    loss: int,
+    *,
+    spread: bool,
+) -> Score:
+    """``used``: (node or network, pool, device, request) of each entry."""
+    pools = {(record.name, pool): record for record, pool, _, _ in used}
+    devices = {(record.name, device) for record, _, device, _ in used}
+    if spread:
+        return alternatives, len(pools), len(devices), entries, *_square_growth(used), loss
+    idle_pools = sum(not record.states[pool].in_use for (_, pool), record in pools.items())
+    owners = {record.name: record for record, _, _, _ in used if record.name is not None}
+    idle_nodes = sum(not any(state.in_use for state in record.states) for record in owners.values())
+    return alternatives, len(pools), len(devices), entries, idle_nodes, idle_pools, loss
+
+
+def _square_growth(used: Sequence[tuple[NodeRecord, int, int, Request]]) -> tuple[int, int]:
+    """What the squares of the loads of nodes and pools grow by (S17, goal 5)."""
+    records = {record.name: record for record, _, _, _ in used}
+    given = {(record.name, pool, device) for record, pool, device, request in used if not request.mode.is_admin}
+    new = [
+        (name, pool)
+        for name, pool, device in given
+        if device - records[name].starts[pool] not in records[name].uses[pool]
+    ]
+    by_node = Counter(name for name, _ in new if name is not None)
+    return (
+        sum(square_growth(sum(state.load for state in records[name].states), count) for name, count in by_node.items()),
+        sum(square_growth(records[name].states[pool].load, count) for (name, pool), count in Counter(new).items()),
+    )
+
+
+def _take_part(part: PlanPart, record: NodeRecord) -> list[ChosenDevice]:
+    pool, uses = record.pools[part.pool], record.uses[part.pool]
+    if len(part.groups) == 1:
+        free = [position for position in pool.groups[part.groups[0]] if position not in uses]
+    else:
+        free = sorted(p for group in part.groups for p in pool.groups[group] if p not in uses)
+    view = record.snapshot.pools[part.pool]
+    accepted = part.request.candidates.accepted
+    kinds, group_of = pool.kinds, pool.group_of
+    return [
+        ChosenDevice(part.request, view, view.devices[position], accepted[kinds[group_of[position]].index])
+        for position in free[: part.count]
+    ]
+
+
+def _take_pick(part: PlanPick, record: NodeRecord) -> ChosenDevice:
+    pool = record.pools[part.pool]
+    alike = (p for p in pool.groups[part.group] if device_use(record, part.pool, p) == part.use)
+    position = next(p for number, p in enumerate(alike) if number == part.number)
+    view = record.snapshot.pools[part.pool]
+    accepted = part.request.candidates.accepted[pool.kinds[part.group].index]
+    return ChosenDevice(part.request, view, view.devices[position], accepted, part.amounts)
+
+
+def pick_of(
+    request: Request,
+    record: NodeRecord,
+    pool: int,
+    position: int,
+    amounts: tuple[tuple[str, int], ...],
+    *,
+    network: bool,
+) -> PlanPick:
+    """The pick that stands for a device, on any node of the same class."""
+    kind = record.pools[pool]
+    group, use = kind.group_of[position], device_use(record, pool, position)
+    alike = [p for p in kind.groups[group] if device_use(record, pool, p) == use]
+    return PlanPick(request, network, pool, group, use, alike.index(position), amounts)

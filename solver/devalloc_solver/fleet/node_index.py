@@ -1,0 +1,332 @@
+"""The index: every node with what is in use there, kept up to date, and queried for the best place of a claim."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from devalloc_solver.cel.budget import Allowance
+from devalloc_solver.fleet.change_log import ClassChangeLog, NodeChangeLog
+from devalloc_solver.fleet.device_kinds import DeviceKind, DeviceKinds, empty_snapshot
+from devalloc_solver.fleet.group_attributes import NODE_KINDS, choose_group_attributes
+from devalloc_solver.fleet.interfaces import ChosenPlace, ClaimQuery
+from devalloc_solver.fleet.node_class_plan import NodeClassPlan
+from devalloc_solver.fleet.pool_states import CountedUse, NodeClasses, NodeRecord
+from devalloc_solver.fleet.shape_search import ShapeSearch
+from devalloc_solver.fleet.unique_attribute_search import BestOnNode, UniqueAttributeSearch
+from devalloc_solver.problem.demand import Request
+from devalloc_solver.problem.ordering import natural_key
+from devalloc_solver.problem.snapshot import Snapshot
+
+HeldAmounts = tuple[tuple[str, int], ...]
+HeldItem = tuple[str | None, int, HeldAmounts | None]
+"""(node, or None for the network; device in the snapshot of that node; nano units of a share, None when whole)"""
+
+MAX_SHAPES = 1_000
+"""Shapes remembered; the one not asked for longest is forgotten first."""
+SPARE_CLASSES = 10_000
+"""Classes without nodes that are remembered, beside a few for each node; when there are more, all are forgotten."""
+SPARE_KINDS = 10_000
+"""Kinds of devices that are remembered beside as many as are needed; when there are more, all nodes are read again."""
+SPARE_RANKS = 1_000
+"""Names of nodes that are gone which keep their ranks, beside one for each node."""
+STEP = 1 << 24
+"""Room between the ranks of two nodes, for those to come."""
+
+
+@dataclass(slots=True, eq=False)
+class NodeIndex:
+    """The devices of a fleet by node, who holds them, and for each shape of claim the best node.
+
+    Not thread-safe.
+    """
+
+    placement: str = "pack"
+    kinds: DeviceKinds = field(default_factory=DeviceKinds)
+    classes: NodeClasses = field(default_factory=NodeClasses)
+    log: ClassChangeLog = field(default_factory=ClassChangeLog)
+    records: dict[str, NodeRecord] = field(default_factory=dict)
+    by_rank: dict[int, NodeRecord] = field(default_factory=dict)
+    network: NodeRecord | None = None
+    network_version: int = 1
+    held: dict[Hashable, Sequence[HeldItem]] = field(default_factory=dict)
+    changed: set[str | None] = field(default_factory=set)
+    """nodes (None: the network) that are not as they were when somebody last cleared this"""
+    forgotten: int = 0
+    """how often these were too many, and were cleared here: everything may have changed then"""
+    touched: NodeChangeLog = field(default_factory=NodeChangeLog)
+    read: frozenset[str] = frozenset()
+    """attributes that claims are known to read: they come first among those that are part of kinds"""
+    allowance: Allowance = field(default_factory=Allowance)
+    """of the call that goes on"""
+    _shapes: dict[Hashable, ShapeSearch | UniqueAttributeSearch] = field(default_factory=dict)
+    _order: list[tuple[object, int]] = field(default_factory=list)
+    """(natural order of the name, rank) of every node ever met, sorted"""
+    _ranks: dict[str, int] = field(default_factory=dict)
+    _sample: Snapshot | None = None
+    _most_kinds: int = 0
+    _most_device_kinds: int = 0
+
+    @property
+    def spread(self) -> bool:
+        return self.placement == "spread"
+
+    # -- nodes ---------------------------------------------------------------------------------------------------------
+
+    def load(self, snapshots: Mapping[str | None, Snapshot]) -> None:
+        """Enter many nodes at once, in an index that is empty."""
+        self._choose(snapshots)
+        self._rank_all(name for name in snapshots if name is not None)
+        for node in (None, *self._ranks):
+            if node in snapshots:
+                self._add(node, snapshots[node])
+        self._limit()
+
+    def _choose(self, snapshots: Mapping[str | None, Snapshot]) -> None:
+        """Begin kinds anew, for all nodes that there are."""
+        nodes = [snapshot for node, snapshot in snapshots.items() if node is not None]
+        self.kinds = DeviceKinds(choose_group_attributes(nodes, snapshots.get(None), self.read))
+        for snapshot in snapshots.values():
+            self.kinds.note(snapshot)
+
+    def put(self, node: str | None, snapshot: Snapshot) -> None:
+        """A node (None: the network) has these pools now, and they are free: call ``hold`` again for each owner."""
+        self.drop(node)
+        if not snapshot.pools:
+            return
+        few = self.kinds.note(snapshot)
+        self._add(node, snapshot)
+        many = self.classes.node_kinds > self._most_kinds or len(self.kinds.kinds) > self._most_device_kinds
+        if not few or many or len(self._ranks) > 2 * len(self.records) + SPARE_RANKS:
+            self._rank_again()
+
+    def drop(self, node: str | None) -> None:
+        """The node has no pools any more."""
+        record = self.network if node is None else self.records.get(node)
+        if record is None:
+            return
+        self._touch(node)
+        if len(self.changed) > 2 * len(self.records) + SPARE_RANKS:
+            self.changed.clear()
+            self.forgotten += 1
+        self.kinds.leave(node, record.snapshot)
+        if node is None:
+            self.network = None
+            self._network_changed(kinds=True)
+            return
+        del self.records[node], self.by_rank[record.rank]
+        assert record.member_of is not None
+        record.member_of.count -= 1
+        record.member_of = None
+
+    def _add(self, node: str | None, snapshot: Snapshot) -> None:
+        rank = -1 if node is None else self._rank(node)
+        before = len(self.kinds.kinds)
+        kinds = self.kinds.read(snapshot)
+        self.kinds.enter(node, snapshot)
+        if len(self.kinds.kinds) > before:
+            self._forget_shapes()
+        record = self.classes.record(node, rank, snapshot, kinds)
+        self._touch(node)
+        if node is None:
+            self.network = record
+            self._network_changed(kinds=True)
+        else:
+            self.records[node] = self.by_rank[record.rank] = record
+            self._place(record)
+
+    def _rank(self, node: str) -> int:
+        """Ranks are in natural order of the names, and stay with a name."""
+        if node not in self._ranks:
+            key = natural_key(node)
+            position = bisect_left(self._order, (key, -1))
+            low = self._order[position - 1][1] if position else -STEP
+            high = self._order[position][1] if position < len(self._order) else low + 2 * STEP
+            if high - low < 2:
+                self._rank_again(node)
+            else:
+                self._ranks[node] = (low + high) // 2
+                self._order.insert(position, (key, self._ranks[node]))
+        return self._ranks[node]
+
+    def _rank_again(self, *new: str) -> None:
+        """No room is left between two ranks, or most are of nodes that are gone."""
+        self._rank_all([*self.records, *new])
+        self._read_again()
+
+    def _rank_all(self, names: Iterable[str]) -> None:
+        self._ranks = {name: position * STEP for position, name in enumerate(sorted(names, key=natural_key))}
+        self._order = [(natural_key(name), rank) for name, rank in self._ranks.items()]
+
+    def _read_again(self) -> None:
+        """Kinds or ranks have changed throughout."""
+        self.classes = NodeClasses()
+        old = [*self.records.values(), *([self.network] if self.network is not None else [])]
+        self._choose({record.name: record.snapshot for record in old})
+        self.by_rank.clear()
+        self._forget_shapes()
+        for record in old:
+            kinds = self.kinds.read(record.snapshot)
+            self.kinds.enter(record.name, record.snapshot)
+            rank = -1 if record.name is None else self._ranks[record.name]
+            fresh = self.classes.record(record.name, rank, record.snapshot, kinds)
+            fresh.uses = record.uses
+            self.classes.renew(fresh, {*range(len(fresh.pools))})
+            if record.name is None:
+                self.network = fresh
+            else:
+                self.records[record.name] = self.by_rank[rank] = fresh
+                self._place(fresh)
+        self._limit()
+
+    def _limit(self) -> None:
+        """Kinds are read again once most of them are of nodes that are gone or were other: so much is kept at most."""
+        self._most_kinds = 2 * max(self.classes.node_kinds, NODE_KINDS)
+        self._most_device_kinds = 2 * len(self.kinds.kinds) + SPARE_KINDS
+
+    def _touch(self, node: str | None) -> None:
+        """A node is not as it was."""
+        self.changed.add(node)
+        self.touched.add(node)
+
+    # -- who holds what ------------------------------------------------------------------------------------------------
+
+    def hold(self, key: Hashable, items: Sequence[HeldItem]) -> None:
+        """An owner without devices has these from now on, in addition to other owners."""
+        assert key not in self.held
+        self.held[key] = items
+        self._count(items, 1)
+
+    def free(self, key: Hashable) -> None:
+        """Nothing is held under this name any more."""
+        items = self.held.pop(key, None)
+        if items is not None:
+            self._count(items, -1)
+
+    def _count(self, items: Iterable[HeldItem], sign: int) -> None:
+        touched: dict[str | None, tuple[NodeRecord, set[int]]] = {}
+        for name, device, amounts in items:
+            entry = touched.get(name)
+            if entry is None:
+                owner = self.network if name is None else self.records[name]
+                assert owner is not None
+                entry = touched[name] = owner, set()
+            record, pools = entry
+            pool = record.snapshot.devices[device].pool
+            pools.add(pool)
+            uses = record.uses[pool]
+            position = device - record.starts[pool]
+            use = uses.get(position)
+            if use is None:
+                use = uses[position] = CountedUse()
+            use.add(amounts, sign)
+            if not use.whole and not use.shares:
+                del uses[position]
+        for name, (record, pools) in touched.items():
+            self._touch(name)
+            self.classes.renew(record, pools)
+            if name is None:
+                self._network_changed(kinds=False)
+            else:
+                self._place(record)
+
+    def _place(self, record: NodeRecord) -> None:
+        """Move a node to the class that it is of now."""
+        node = self.classes.class_of(record)
+        if node is record.member_of:
+            return
+        if record.member_of is not None:
+            record.member_of.count -= 1
+        first = self.classes.first(node, self.by_rank)
+        record.member_of = node
+        self.classes.enter(node, record.rank, self.by_rank)
+        if first is None or record.rank < first:
+            self.log.add(record.rank, node)
+        if len(self.classes.by_index) > 4 * len(self.records) + SPARE_CLASSES:
+            self.classes.forget_empty()
+            self._forget_shapes()
+
+    def _network_changed(self, *, kinds: bool) -> None:
+        self.network_version += 1
+        self.classes.limit_states()
+        if kinds:
+            self._forget_shapes()
+
+    # -- the best place ------------------------------------------------------------------------------------------------
+
+    def find(self, ask: ClaimQuery, pin: str | None = None) -> ChosenPlace | None:
+        """The best place for a claim on the node ``pin``, or on any; None where it fits nowhere."""
+        shape = self.shape(ask)
+        if pin is None and self.records:
+            best: tuple[NodeRecord, NodeClassPlan | BestOnNode] | None = shape.best()
+        else:
+            best = self._on_one(shape, self.records.get(pin or "") or self._unknown(pin))
+        if best is None:
+            return None
+        record, recipe = best
+        given = recipe.given(record, self.network)
+        return ChosenPlace(record.name if pin is not None or recipe.local else None, given)
+
+    def _on_one(
+        self, shape: ShapeSearch | UniqueAttributeSearch, record: NodeRecord
+    ) -> tuple[NodeRecord, NodeClassPlan | BestOnNode] | None:
+        recipe = shape.on(record)
+        return None if recipe is None else (record, recipe)
+
+    def _unknown(self, node: str | None) -> NodeRecord:
+        """A node without pools, which reaches the network all the same (S7)."""
+        record = self.classes.record(node, -1, empty_snapshot(), ())
+        record.member_of = self.classes.class_of(record)
+        return record
+
+    def emptied(self, record: NodeRecord) -> NodeRecord:
+        """The node as it would be if nothing were in use."""
+        fresh = self.classes.record(record.name, record.rank, record.snapshot, record.kinds)
+        fresh.member_of = self.classes.class_of(fresh)
+        return fresh
+
+    def shape(self, ask: ClaimQuery) -> ShapeSearch | UniqueAttributeSearch:
+        """What is known of the shape of a claim."""
+        key = ask.shape
+        shape = self._shapes.pop(key, None)
+        if shape is None:
+            shape = self._new_shape(ask)
+            if len(self._shapes) >= MAX_SHAPES:
+                del self._shapes[next(iter(self._shapes))]
+        self._shapes[key] = shape  # the last one asked for is the last of the dict
+        return shape
+
+    def _new_shape(self, ask: ClaimQuery) -> ShapeSearch | UniqueAttributeSearch:
+        if self._sample is None:
+            self._sample = self.kinds.sample()
+        unit = ask.unit_on(self._sample)
+        (demand,) = unit.demands
+        network = self.network.kinds if self.network is not None else ()
+        reaching = any(kind.one.reach is not None for kind in network)
+        values = {
+            *demand.match,
+            *(n for s in demand.requests for n in s.match),
+            *(r.attribute for r in demand.relations),
+        }
+        choice = self.kinds.choice
+        apart = self._tells_apart(ask, demand.requests) or not values.isdisjoint(choice.scattered)
+        if apart or (network and (reaching or not values.isdisjoint(choice.varied))):
+            return UniqueAttributeSearch(self, ask, unit)
+        return ShapeSearch(self, ask, unit)
+
+    def _tells_apart(self, ask: ClaimQuery, requests: Iterable[Request]) -> bool:
+        """Whether an expression reads what differs between devices of one kind."""
+        varied = self.kinds.varied
+        return any(bool(varied) if (reads := ask.reads(request)) is None else reads & varied for request in requests)
+
+    def forget(self) -> None:
+        """What claims ask for has changed: classes, or the meaning of expressions."""
+        self._forget_shapes()
+
+    def _forget_shapes(self) -> None:
+        self._shapes.clear()
+        self._sample = None
+
+
+__all__ = ["DeviceKind", "HeldItem", "NodeIndex"]

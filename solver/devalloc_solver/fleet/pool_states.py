@@ -1,0 +1,299 @@
+"""What a pool and a node have left, interned: equal pools in equal use are one state, equal nodes one class."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from heapq import heappop, heappush
+from itertools import count
+
+from devalloc_solver.fleet.device_kinds import DeviceKind
+from devalloc_solver.problem.allocations import Usage, pool_allows
+from devalloc_solver.problem.snapshot import Resource, Snapshot
+
+ShareState = tuple[bool, tuple[tuple[str, int], ...]]
+"""How a device in shares is used: whether somebody holds it whole besides, and the nano units of each resource."""
+
+
+SPARE_STATES = 10_000
+"""States of pools that no node is in which are remembered, beside as many as nodes may be in; when there are more, they
+are forgotten."""
+
+
+@dataclass(slots=True)
+class CountedUse:
+    """Who uses a device, added up; gone with the last user."""
+
+    whole: int = 0
+    """claims that hold it whole"""
+    shares: int = 0
+    amounts: dict[str, int] = field(default_factory=dict)
+    """nano units in use"""
+
+    def add(self, amounts: tuple[tuple[str, int], ...] | None, sign: int) -> None:
+        if amounts is None:
+            self.whole += sign
+            return
+        self.shares += sign
+        for name, nano in amounts:
+            self.amounts[name] = self.amounts.get(name, 0) + sign * nano
+
+    @property
+    def sharing(self) -> ShareState:
+        """For one that is not only held whole."""
+        return self.whole > 0, tuple(sorted((name, nano) for name, nano in self.amounts.items() if nano))
+
+
+@dataclass(frozen=True, eq=False)
+class PoolKind:
+    """Pools that differ in names only: equal kinds of devices in equal order."""
+
+    index: int
+    resources: Mapping[str, Resource]
+    kinds: tuple[DeviceKind, ...]
+    """of each group"""
+    groups: tuple[tuple[int, ...], ...]
+    """positions in the pool of devices of one kind"""
+    group_of: tuple[int, ...]
+    """position -> group"""
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(len(group) for group in self.groups)
+
+
+@dataclass(frozen=True, eq=False)
+class PoolState:
+    """A pool in use: for each group how many devices are free, and how the others are shared."""
+
+    index: int
+    kind: PoolKind
+    free: tuple[int, ...]
+    shared: tuple[tuple[int, ShareState], ...]
+    in_use: bool
+
+    @cached_property
+    def load(self) -> int:
+        """Devices in use."""
+        return sum(self.kind.sizes) - sum(self.free)
+
+    @cached_property
+    def left(self) -> Mapping[str, int]:
+        """Free blocks of each resource of the pool (S12)."""
+        drawn: dict[str, int] = defaultdict(int)
+        for kind, size, free in zip(self.kind.kinds, self.kind.sizes, self.free, strict=True):
+            if free < size:
+                for name, blocks in kind.one.draws:
+                    drawn[name] += blocks * (size - free)
+        return {name: max(0, r.blocks - drawn[name]) for name, r in self.kind.resources.items()}
+
+    @cached_property
+    def excluded(self) -> tuple[bool, ...]:
+        """For each group, whether its free devices cannot be had: others have what they need of the pool."""
+        groups = zip(self.kind.kinds, self.kind.sizes, self.free, strict=True)
+        used = {kind.one.compatibility for kind, size, free in groups if free < size} - {None}
+        return tuple(not pool_allows(kind.one, self.left, used) for kind in self.kind.kinds)
+
+    @cached_property
+    def excluded_free(self) -> tuple[tuple[int, int], ...]:
+        """(kind, free devices) of each group that is excluded: most pools have none, and refusals count all pools."""
+        groups = zip(self.kind.kinds, self.free, self.excluded, strict=True)
+        return tuple((kind.index, free) for kind, free, is_excluded in groups if is_excluded and free)
+
+    @cached_property
+    def shareable(self) -> int:
+        """Devices in shares that nobody holds whole."""
+        return sum(not whole for _, (whole, _) in self.shared)
+
+
+@dataclass(frozen=True, eq=False)
+class NodeKind:
+    """Nodes whose pools are of the same kinds, in the same order."""
+
+    index: int
+    pools: tuple[PoolKind, ...]
+
+
+@dataclass(eq=False)
+class NodeClass:
+    """Nodes of one kind in equal use. They are listed by rank, some that have left included."""
+
+    index: int
+    kind: NodeKind
+    states: tuple[PoolState, ...]
+    in_use: bool
+    ranks: list[int] = field(default_factory=list)
+    """a heap"""
+    count: int = 0
+
+    @cached_property
+    def load(self) -> int:
+        """Devices in use."""
+        return sum(state.load for state in self.states)
+
+
+@dataclass(slots=True, eq=False)
+class NodeRecord:
+    """A node (or, with the name None, the network) with its devices and who uses them."""
+
+    name: str | None
+    rank: int
+    snapshot: Snapshot
+    kinds: tuple[DeviceKind, ...]
+    pools: tuple[PoolKind, ...]
+    starts: tuple[int, ...]
+    """index of the first device of each pool"""
+    uses: list[dict[int, CountedUse]]
+    """per pool: position -> use of the devices that are not free"""
+    states: list[PoolState]
+    member_of: NodeClass | None = None
+    version: int = 0
+    """no two states of any record have the same"""
+    _names: dict[tuple[str, str], int] | None = None
+
+    def find(self, pool: str, device: str) -> int | None:
+        """The index of a device by its names."""
+        if self._names is None:
+            self._names = {
+                (owner.name, each.name): each.index for owner in self.snapshot.pools for each in owner.devices
+            }
+        return self._names.get((pool, device))
+
+    def ledger(self, snapshot: Snapshot | None = None, offset: int = 0) -> Usage:
+        """What is in use, in terms of a snapshot that has this node's devices from ``offset`` on."""
+        ledger = Usage(snapshot or self.snapshot)
+        self.fill(ledger, offset)
+        return ledger
+
+    def fill(self, ledger: Usage, offset: int) -> None:
+        for start, uses in zip(self.starts, self.uses, strict=True):
+            for position, use in uses.items():
+                device = ledger.snapshot.devices[offset + start + position]
+                for name, blocks in device.draws:
+                    ledger.drawn[device.pool][name] += blocks
+                if device.compatibility is not None:
+                    ledger.groups[device.pool].add(device.compatibility)
+                if use.whole:
+                    ledger.whole.add(device.index)
+                if use.shares:
+                    ledger.shared[device.index] = {name: nano for name, nano in use.amounts.items() if nano}
+
+
+class NodeClasses:
+    """All pool kinds, pool states, node kinds and node classes met, each once."""
+
+    def __init__(self) -> None:
+        self.by_index: dict[int, NodeClass] = {}
+        self._pool_kinds: dict[tuple[object, ...], PoolKind] = {}
+        self._pool_states: dict[tuple[object, ...], PoolState] = {}
+        self._node_kinds: dict[tuple[int, ...], NodeKind] = {}
+        self._node_classes: dict[tuple[int, ...], NodeClass] = {}
+        self._numbers = 0
+        self._most_states = SPARE_STATES
+        self._versions = count(1)
+
+    @property
+    def node_kinds(self) -> int:
+        """How many have been met."""
+        return len(self._node_kinds)
+
+    def record(self, name: str | None, rank: int, snapshot: Snapshot, kinds: tuple[DeviceKind, ...]) -> NodeRecord:
+        """A node of which nothing is in use."""
+        pools = tuple(
+            self._pool_kind(pool.resources, kinds[pool.devices[0].index : pool.devices[-1].index + 1])
+            if pool.devices
+            else self._pool_kind(pool.resources, ())
+            for pool in snapshot.pools
+        )
+        starts = tuple(pool.devices[0].index if pool.devices else 0 for pool in snapshot.pools)
+        uses: list[dict[int, CountedUse]] = [{} for _ in pools]
+        states = [self._state(kind, {}) for kind in pools]
+        return NodeRecord(name, rank, snapshot, kinds, pools, starts, uses, states, version=next(self._versions))
+
+    def renew(self, record: NodeRecord, pools: set[int]) -> None:
+        """Bring the states of pools up to date with their uses."""
+        for number in pools:
+            record.states[number] = self._state(record.pools[number], record.uses[number])
+        record.version = next(self._versions)
+
+    def class_of(self, record: NodeRecord) -> NodeClass:
+        key = tuple([state.index for state in record.states])
+        node_class = self._node_classes.get(key)
+        if node_class is None:
+            kind_key = tuple([kind.index for kind in record.pools])
+            kind = self._node_kinds.get(kind_key)
+            if kind is None:
+                kind = self._node_kinds[kind_key] = NodeKind(len(self._node_kinds), record.pools)
+            self._numbers += 1
+            node_class = self._node_classes[key] = NodeClass(
+                self._numbers, kind, tuple(record.states), any(s.in_use for s in record.states)
+            )
+            self.by_index[node_class.index] = node_class
+        return node_class
+
+    def forget_empty(self) -> None:
+        """Drop the classes that have no node."""
+        for key, each in list(self._node_classes.items()):
+            if not each.count:
+                del self._node_classes[key]
+                del self.by_index[each.index]
+        self._forget_states()
+
+    def limit_states(self) -> None:
+        """Drop states of pools that no node is in, once they are most: network pools pass through many."""
+        if len(self._pool_states) > self._most_states:
+            self._forget_states()
+
+    def _forget_states(self) -> None:
+        in_use = {state.index for each in self._node_classes.values() for state in each.states}
+        self._pool_states = {key: state for key, state in self._pool_states.items() if state.index in in_use}
+        self._most_states = 2 * len(self._pool_states) + SPARE_STATES
+
+    def enter(self, each: NodeClass, rank: int, records: Mapping[int, NodeRecord]) -> None:
+        """A node joins; its record names the class already."""
+        each.count += 1
+        if len(each.ranks) > 4 * each.count + 16:
+            each.ranks = sorted({r for r in each.ranks if r in records and records[r].member_of is each} - {rank})
+        heappush(each.ranks, rank)
+
+    def first(self, each: NodeClass, records: Mapping[int, NodeRecord]) -> int | None:
+        """The lowest rank among the nodes of a class."""
+        ranks = each.ranks
+        while ranks:
+            record = records.get(ranks[0])
+            if record is not None and record.member_of is each:
+                return ranks[0]
+            heappop(ranks)
+        return None
+
+    def _pool_kind(self, resources: Mapping[str, Resource], kinds: tuple[DeviceKind, ...]) -> PoolKind:
+        amounts = frozenset((name, r.block, r.blocks) for name, r in resources.items())
+        key = (amounts, *(kind.index for kind in kinds))
+        pool_kind = self._pool_kinds.get(key)
+        if pool_kind is None:
+            number: dict[int, int] = {}
+            group_of = tuple(number.setdefault(kind.index, len(number)) for kind in kinds)
+            groups = tuple(
+                tuple(position for position, own in enumerate(group_of) if own == group) for group in range(len(number))
+            )
+            of_group = tuple(kinds[group[0]] for group in groups)
+            pool_kind = self._pool_kinds[key] = PoolKind(len(self._pool_kinds), resources, of_group, groups, group_of)
+        return pool_kind
+
+    def _state(self, kind: PoolKind, uses: Mapping[int, CountedUse]) -> PoolState:
+        free = list(kind.sizes)
+        shared: list[tuple[int, ShareState]] = []
+        for position, use in uses.items():
+            group = kind.group_of[position]
+            free[group] -= 1
+            if use.shares:
+                shared.append((group, use.sharing))
+        key = (kind.index, *free, *sorted(shared)) if shared else (kind.index, *free)
+        state = self._pool_states.get(key)
+        if state is None:
+            self._numbers += 1
+            state = PoolState(self._numbers, kind, tuple(free), tuple(sorted(shared)), in_use=bool(uses))
+            self._pool_states[key] = state
+        return state

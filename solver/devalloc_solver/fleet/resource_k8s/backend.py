@@ -1,0 +1,368 @@
+"""The Fleet's back end for ResourceClaims: a cluster that stays in memory."""
+
+from __future__ import annotations
+
+import marshal
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
+from typing import Any
+
+from devalloc.api.meta import GROUP
+from devalloc_solver.cel.budget import BudgetExceeded, OutOfTime
+from devalloc_solver.deadline import ALLOCATE_SECONDS, CHECK_SECONDS, end_time
+from devalloc_solver.dialects.resource_k8s import feature_gates as gate
+from devalloc_solver.dialects.resource_k8s.allocation_result import (
+    AllocatedRequestDevice,
+    ShareIds,
+    devices_of_placement,
+    make_result,
+)
+from devalloc_solver.dialects.resource_k8s.answers import (
+    allocated_answer,
+    chosen_alternatives,
+    placed_answer,
+    rejected_answer,
+)
+from devalloc_solver.dialects.resource_k8s.capacity_requests import amounts_to_take
+from devalloc_solver.dialects.resource_k8s.demands import find_refusal, node_of
+from devalloc_solver.dialects.resource_k8s.errors import AllocationError, ResourceAnswerRefused
+from devalloc_solver.dialects.resource_k8s.feature_gates import read_gates
+from devalloc_solver.dialects.resource_k8s.fields import short_text
+from devalloc_solver.dialects.resource_k8s.manifests import (
+    KINDS,
+    ClusterInput,
+    RejectedResourceClaim,
+    key_of,
+    pin_of,
+    priority_of,
+    read_documents,
+)
+from devalloc_solver.dialects.resource_k8s.objects import ResourceClaim
+from devalloc_solver.exact.policy import PLACEMENTS
+from devalloc_solver.explain.reasons import VERDICTS, Reason
+from devalloc_solver.fleet.interfaces import ChosenPlace
+from devalloc_solver.fleet.resource_k8s.claim_reader import ReadResourceClaim, ResourceClaimReader
+from devalloc_solver.fleet.resource_k8s.device_properties import published_device
+from devalloc_solver.fleet.resource_k8s.explainer import ClusterExplainer
+from devalloc_solver.fleet.resource_k8s.full_solve import FullCluster
+from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimQuery
+from devalloc_solver.fleet.resource_k8s.state import ClusterState, GrantedDevice, Name, is_allocated
+from devalloc_solver.gc_pause import gc_paused
+from devalloc_solver.pipeline.decomposition import SubproblemSummary, summarize_subproblems
+from devalloc_solver.pipeline.resource_k8s import node_of_placement, prepare, solve, usage_of_claims
+
+Manifest = Mapping[str, Any]
+
+
+class ResourceClaimFleet:
+    """ResourceSlices, DeviceClasses, Nodes and ResourceClaims, kept and read once.
+
+    It has the methods of ``devalloc_solver.Fleet`` and answers as they do: every answer is what ``solve_manifests`` of
+    this dialect would say of the same state, passes the independent check, and is remembered until it is released.
+
+    Not thread-safe.
+    """
+
+    def __init__(self, state: ClusterState, placement: str, gates: frozenset[str]) -> None:
+        """Use ``from_manifests``."""
+        self._state, self._placement, self._gates = state, placement, gates
+        self._reader = ResourceClaimReader(gates)
+        self._refusals = ClusterExplainer(state)
+        self._world: FullCluster | None = None
+        """made when it is asked for, and stale with the next change of what there is"""
+
+    @classmethod
+    def from_manifests(
+        cls, documents: Iterable[Manifest], *, placement: str = "pack", features: Iterable[str] | None = None
+    ) -> ResourceClaimFleet:
+        """A fleet of what ``dra.solve_manifests`` takes. Pending claims among it are kept, and not solved.
+
+        Raises ValueError when ``placement`` is neither ``pack`` nor ``spread``.
+        """
+        if placement not in PLACEMENTS:
+            raise ValueError(f"placement must be one of {', '.join(PLACEMENTS)}, not {placement!r}")
+        gates = read_gates(features)
+        named = ((_name(one), one) for document in documents for one in _flatten_list(document))
+        return cls(ClusterState.load(named, gates, placement), placement, gates)
+
+    # -- claims --------------------------------------------------------------------------------------------------------
+
+    def allocate(self, claim: Manifest, deadline: float | None = ALLOCATE_SECONDS) -> dict[str, Any]:
+        """Place one claim, have the answer checked, and keep what it got.
+
+        Args:
+            claim: the manifest of a ResourceClaim; of one that is kept, kind and metadata will do. One that has an
+                allocation is answered with it.
+            deadline: seconds after which the claim is answered with ``SearchLimit`` where nothing is known yet; None
+                for as long as it takes.
+
+        Returns:
+            The dict of this claim as ``solve_manifests`` would have it. A member of a group is never placed here.
+
+        Raises ValueError when it is no ResourceClaim, KeyError when only its name is given and it is not kept.
+        """
+        started = time.monotonic()
+        self._state.index.allowance.begin(end_time(deadline, started), started, started)
+        read = self._reader.read(self._manifest(claim))
+        typed = read.claim
+        if isinstance(typed, RejectedResourceClaim):
+            return rejected_answer(typed)
+        if typed.allocation is not None:
+            return allocated_answer((typed.namespace, typed.name), dict(typed.allocation), node_of(typed))
+        if (group := typed.annotations.get(GROUP)) is not None:
+            message = f"is a member of group {group}, and a group is answered as a whole: use allocate_all"
+            return rejected_answer(
+                RejectedResourceClaim((typed.namespace, typed.name), Reason.GROUP_UNSATISFIABLE, message, group)
+            )
+        if (refusal := find_refusal(typed, self._state.classes)) is not None:
+            return rejected_answer(refusal)
+        try:
+            return self._place(read, typed)
+        except OutOfTime as error:
+            self._state.index.forget()
+            message = f"{VERDICTS[Reason.SEARCH_LIMIT]}: {error}"
+            refused = RejectedResourceClaim(
+                (typed.namespace, typed.name), Reason.SEARCH_LIMIT, message, exceeded=error.bound
+            )
+            return rejected_answer(refused)
+
+    def _place(self, read: ReadResourceClaim, claim: ResourceClaim) -> dict[str, Any]:
+        """The same for a valid claim that stands alone and holds nothing. Raises OutOfTime; nothing is changed then."""
+        rules = self._state.rules
+        ask = None if read.shape is None else rules.ask(claim, read.shape)
+        try:
+            spot = None if ask is None else self._state.index.find(ask, pin_of(claim))
+            if ask is not None and not ask.is_strange:
+                if spot is not None:
+                    return self._accept(read, claim, ask, spot)
+                if (refused := self._refusals.explain(claim, ask)) is not None:
+                    return refused
+        except (AllocationError, BudgetExceeded):
+            pass  # of one device or the other: the whole world is asked, and says of which
+        return self._ask_world(read, claim)
+
+    def allocate_all(
+        self, claims: Iterable[Manifest], deadline: float | None = None, *, is_quick: bool = False
+    ) -> dict[str, Any]:
+        """Place claims jointly, with the kept members of their groups, and keep what they got.
+
+        Returns what ``solve_manifests`` would for this state and these claims; ``deadline`` is in seconds. For
+        ``is_quick`` see ``Fleet``.
+
+        Raises ValueError and KeyError as ``allocate`` does.
+        """
+        started = time.monotonic()
+        intake = self._intake(claims)
+        answer = solve(intake, self._gates, self._placement, deadline, started, is_quick=is_quick)
+        by_key = {(one["namespace"], one["name"]): one for one in answer["claims"]}
+        for claim in intake.claims:
+            key = claim.namespace, claim.name
+            given = by_key.get(key) if claim.allocation is None else None
+            if given is not None and given["allocated"]:
+                self._keep(
+                    ReadResourceClaim(claim, intake.manifests[key], None), claim, _deep_copy(given["allocations"]), None
+                )
+        return answer
+
+    @gc_paused()
+    def parts(self, claims: Iterable[Manifest], deadline: float | None = None) -> list[SubproblemSummary]:
+        """The parts of these claims that compete for no device with each other, without placing any."""
+        started = time.monotonic()
+        prepared = prepare(self._intake(claims), self._gates, end_time(deadline, started), started)
+        return summarize_subproblems(prepared.snapshot, prepared.holdings, prepared.units)
+
+    def _intake(self, claims: Iterable[Manifest]) -> ClusterInput:
+        """All there is to decide on these claims, with the kept members of their groups."""
+        requested = [self._manifest(claim) for claim in claims]
+        wanted = {_name(manifest) for manifest in requested}
+        groups = {_group_key(manifest) for manifest in requested} - {None}
+        documents = [
+            one
+            for name, same in self._state.objects.items()
+            for one in same
+            if name not in wanted and (name[0] != "ResourceClaim" or is_allocated(one) or _group_key(one) in groups)
+        ]
+        return read_documents([*documents, *requested], self._gates, self._state.read_slices())
+
+    def release(self, namespace: str, name: str) -> None:
+        """Take its devices from a claim; the claim itself is kept as pending.
+
+        Raises KeyError when no claim of that name has an allocation.
+        """
+        full = ("ResourceClaim", namespace, name)
+        held = [one for one in self._state.objects.get(full, ()) if is_allocated(one)]
+        if not held:
+            raise KeyError(f"no claim {namespace}/{name} has an allocation")
+        self._state.replace(full, [{**one, "status": _without_allocation(one)} for one in held])
+        if self._world is not None:
+            self._world.free((namespace, name))
+
+    def holds(self, namespace: str, name: str) -> bool:
+        """Whether a claim of that name has an allocation."""
+        return any(is_allocated(one) for one in self._state.objects.get(("ResourceClaim", namespace, name), ()))
+
+    # -- objects -------------------------------------------------------------------------------------------------------
+
+    def update(self, document: Manifest) -> list[dict[str, Any]]:
+        """Take in an object that is new or has changed; it replaces the one of its kind, namespace and name.
+
+        Returns what is wrong with it, as in ``problems``. Raises ValueError when it has no kind or name.
+        """
+        self._replace(_checked_name(document), [document])
+        intake = read_documents([document], self._gates)
+        return [problem.to_dict() for problem in (*intake.problems, *usage_of_claims(intake)[2])]
+
+    def delete(self, document: Manifest) -> None:
+        """Forget an object; of a claim also what it holds. Only kind, namespace and name are looked at.
+
+        Raises ValueError when kind or name is missing, KeyError when there is no such object.
+        """
+        name = _checked_name(document)
+        if name not in self._state.objects:
+            raise KeyError(f"no {name[0]} {'/'.join(part for part in name[1:] if part)}")
+        self._replace(name, [])
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _replace(self, name: Name, documents: list[Manifest]) -> None:
+        state, key = self._state, (name[1], name[2])
+        is_more, world = state.replace(name, documents), self._world
+        if world is None:
+            return
+        world.is_stale = world.is_stale or is_more
+        if name[0] == "ResourceClaim":
+            world.free(key)
+            if key in state.tenants:
+                world.hold(key, state.tenants[key])
+
+    def _manifest(self, claim: Manifest) -> Manifest:
+        if not isinstance(claim, Mapping) or claim.get("kind") != "ResourceClaim":
+            raise ValueError("claim must be the manifest of a ResourceClaim")
+        stored = self._state.objects.get(_name(claim), [])
+        if "spec" in claim:
+            return stored[0] if len(stored) == 1 and is_allocated(stored[0]) else claim
+        if len(stored) != 1:
+            raise KeyError(f"no claim {'/'.join(_name(claim)[1:])} is in the fleet: give its whole manifest")
+        return stored[0]
+
+    # -- one claim by the index ----------------------------------------------------------------------------------------
+
+    def _accept(
+        self, read: ReadResourceClaim, claim: ResourceClaim, ask: ResourceClaimQuery, spot: ChosenPlace
+    ) -> dict[str, Any]:
+        """Check, keep and answer what the index has found. Raises AllocationError."""
+        state = self._state
+        given: list[AllocatedRequestDevice] = []
+        granted: list[GrantedDevice] = []
+        fractional = gate.FRACTIONAL_RANGE in self._gates
+        for request, _, device, _, amounts in sorted(
+            spot.given, key=lambda one: (one.request.detail, one.device.index)
+        ):
+            offer, subrequest = published_device(device), request.spec.ask
+            takes = (
+                amounts_to_take(subrequest.capacity, offer.device, fractional=fractional)
+                if offer.is_shareable
+                else None
+            )
+            assert not isinstance(takes, str)  # it was accepted
+            given.append(AllocatedRequestDevice(request.detail, subrequest, offer, takes))
+            if not subrequest.admin:
+                granted.append((spot.node, device, amounts if offer.is_shareable else None))
+        warnings = ask.rules.warnings(ask, state.layout)
+        node = spot.node or ""
+        result = make_result(claim, given, state.classes.classes, node, self._gates, ShareIds(state.share_ids))
+        self._check(node, read, claim, result)
+        self._keep(read, claim, result, granted)
+        chosen = chosen_alternatives(claim, ((one.request.detail, one.request.alternative) for one in spot.given))
+        answer = allocated_answer((claim.namespace, claim.name), _deep_copy(result), node) | {"oneOf": chosen}
+        return answer | ({"warnings": [*warnings]} if warnings else {})
+
+    def _check(self, node: str, read: ReadResourceClaim, claim: ResourceClaim, result: Manifest) -> None:
+        key, until = (claim.namespace, claim.name), self._state.index.allowance.until
+        ends = None if until is None else until + CHECK_SECONDS
+        if violations := self._state.checker.wrong(node, [(key, read.manifest, result)], ends):
+            raise ResourceAnswerRefused(violations)
+
+    def _keep(
+        self, read: ReadResourceClaim, claim: ResourceClaim, result: Manifest, granted: list[GrantedDevice] | None
+    ) -> None:
+        """A claim has a result, which nobody else writes on."""
+        state, key, manifest = self._state, (claim.namespace, claim.name), read.manifest
+        status = manifest.get("status")
+        new_status = {**status, "allocation": result} if isinstance(status, Mapping) else {"allocation": result}
+        state.objects["ResourceClaim", *key] = [{**manifest, "kind": "ResourceClaim", "status": new_status}]
+        if granted is None:
+            state.hold(key, priority_of(claim), result)
+        else:
+            state.grant(key, priority_of(claim), result, granted)
+        if self._world is not None:
+            self._world.hold(key, state.tenants[key])
+
+    # -- one claim by the whole world ----------------------------------------------------------------------------------
+
+    def _get_world(self) -> FullCluster:
+        if self._world is None or self._world.is_stale:
+            selectors = None if self._world is None else self._world.selectors
+            self._world = None  # there is no room for two
+            self._world = FullCluster.of(self._state, selectors)
+        return self._world
+
+    @gc_paused()
+    def _ask_world(self, read: ReadResourceClaim, claim: ResourceClaim) -> dict[str, Any]:
+        world, state = self._get_world(), self._state
+        state.index.allowance.begin_again()
+        unit = world.unit(claim)
+        if isinstance(unit, RejectedResourceClaim):
+            return rejected_answer(unit)
+        placement = world.find(unit)
+        if placement is None:
+            return world.explain(unit)
+        given = devices_of_placement(placement.entries, world.offers)
+        node = node_of_placement(placement, world.offers, world.seen)
+        result = make_result(claim, given, state.classes.classes, node, self._gates, ShareIds(state.share_ids))
+        self._check(node, read, claim, result)
+        self._keep(read, claim, result, None)
+        return placed_answer(placement, _deep_copy(result))
+
+
+def _deep_copy(content: Any) -> Any:
+    """A copy that shares nothing with the original."""
+    try:
+        return marshal.loads(marshal.dumps(content))
+    except ValueError:
+        return deepcopy(content)
+
+
+def _flatten_list(document: object) -> Iterator[Manifest]:
+    """The objects of a list, or the object itself."""
+    if not isinstance(document, Mapping):
+        return
+    if document.get("kind") not in KINDS and isinstance(document.get("items"), list):
+        for item in document["items"]:
+            yield from _flatten_list(item)
+    else:
+        yield document
+
+
+def _name(document: Manifest) -> Name:
+    return (short_text(document.get("kind") or ""), *key_of(document))
+
+
+def _checked_name(document: Manifest) -> Name:
+    name = _name(document) if isinstance(document, Mapping) else ("", "", "")
+    if not name[0] or not name[2]:
+        raise ValueError("to name an object, give its kind, its metadata.name, and its namespace if it has one")
+    return name
+
+
+def _without_allocation(document: Manifest) -> dict[str, Any]:
+    return {key: value for key, value in document["status"].items() if key != "allocation"}
+
+
+def _group_key(document: Manifest) -> tuple[str, str] | None:
+    """(namespace, group) of a claim that is a member of one."""
+    metadata = document.get("metadata")
+    marks = metadata.get("annotations") if isinstance(metadata, Mapping) else None
+    group = marks.get(GROUP) if isinstance(marks, Mapping) else None
+    return (_name(document)[1], short_text(group)) if group and document.get("kind") == "ResourceClaim" else None

@@ -1,0 +1,384 @@
+"""What one claim can have of a whole cluster, counted by kind of device and class of nodes.
+
+It also lists the first devices of each kind, in the order in which a cluster numbers its devices.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import merge, nsmallest
+from itertools import islice
+from typing import Any, NamedTuple
+
+from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice
+from devalloc_solver.explain.blocking_claims import IMPOSSIBLE, min_parts
+from devalloc_solver.explain.resource_k8s.availability import SHOWN, Availability
+from devalloc_solver.fleet.fleet_stats import FleetStats, UsageClass
+from devalloc_solver.fleet.funnels import count_excluded
+from devalloc_solver.fleet.pool_states import NodeClass, NodeKind, NodeRecord, PoolKind, PoolState
+from devalloc_solver.fleet.resource_k8s.device_properties import published_device
+from devalloc_solver.fleet.resource_k8s.named_devices import NamedDevices
+from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimQuery
+from devalloc_solver.fleet.resource_k8s.subset import ClusterSubset, PoolOrder, has_binding_conditions
+from devalloc_solver.problem.allocations import Key
+from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
+
+
+class FirstDevice(NamedTuple):
+    """One device; smaller is earlier."""
+
+    order: PoolOrder
+    rank: int
+    """of its node; among the commons its number"""
+    device: int
+    """its index in the snapshot of its node"""
+    common: PublishedDevice | None = None
+    """the device itself where it is one of the commons"""
+
+
+def first_of_shared(number: int, offer: PublishedDevice) -> FirstDevice:
+    """One of the commons, which are in order among themselves."""
+    pool = offer.pool
+    return FirstDevice((pool.has_binding_conditions, pool.driver, pool.title), number, 0, offer)
+
+
+def devices_of(record: NodeRecord) -> Iterator[FirstDevice]:
+    """The devices of a node that are in pools of its own."""
+    for pool, own in zip(record.pools, record.snapshot.pools, strict=True):
+        order = has_binding_conditions(pool), own.driver, own.name
+        for device in own.devices:
+            yield FirstDevice(order, record.rank, device.index)
+
+
+@dataclass(slots=True, eq=False)
+class FirstDevices:
+    """Finds them anew when pools have changed."""
+
+    _first: Mapping[int, Sequence[FirstDevice]] = field(default_factory=dict)
+    _records: Mapping[int, NodeRecord] = field(default_factory=dict)
+    _pools: Mapping[PoolKind, Sequence[tuple[str, str, int, int]]] = field(default_factory=dict)
+    """(driver, name, rank of the node, index of the first device)"""
+
+    def update(self, records: Mapping[int, NodeRecord]) -> None:
+        """``records``: all nodes by rank."""
+        self._records = records
+        pools: dict[PoolKind, list[tuple[str, str, int, int]]] = defaultdict(list)
+        for rank, record in records.items():
+            for pool, start, own in zip(record.pools, record.starts, record.snapshot.pools, strict=True):
+                pools[pool].append((own.driver, own.name, rank, start))
+        self._pools = pools
+        by_kind: dict[int, list[FirstDevice]] = defaultdict(list)
+        for pool, places in pools.items():
+            for first, kind in _first_of_each_kind(pool, nsmallest(SHOWN, places)):
+                by_kind[kind].append(first)
+        self._first = {kind: nsmallest(SHOWN, firsts) for kind, firsts in by_kind.items()}
+
+    def of(self, kinds: Iterable[int]) -> Sequence[FirstDevice]:
+        """The first SHOWN devices of these kinds."""
+        return nsmallest(SHOWN, (first for kind in kinds for first in self._first.get(kind, ())))
+
+    def elsewhere(self, kind: int, ranks: Collection[int]) -> Sequence[FirstDevice]:
+        """The first SHOWN devices of a kind that are not on these nodes."""
+        nearest = self._first.get(kind, ())
+        if all(first.rank not in ranks for first in nearest):
+            return nearest
+        firsts: list[FirstDevice] = []
+        for pool, places in self._pools.items():
+            if any(one.index == kind for one in pool.kinds):
+                others = nsmallest(SHOWN, (place for place in places if place[2] not in ranks))
+                firsts += [first for first, index in _first_of_each_kind(pool, others) if index == kind]
+        return nsmallest(SHOWN, firsts)
+
+    def offer(self, first: FirstDevice) -> PublishedDevice:
+        if first.common is not None:
+            return first.common
+        return published_device(self._records[first.rank].snapshot.devices[first.device])
+
+
+def _first_of_each_kind(
+    pool: PoolKind, places: Iterable[tuple[str, str, int, int]]
+) -> Iterator[tuple[FirstDevice, int]]:
+    """(device, its kind): the first SHOWN of each kind in pools of one kind."""
+    last = has_binding_conditions(pool)
+    for driver, name, rank, start in places:
+        for kind, group in zip(pool.kinds, pool.groups, strict=True):
+            for number in group[:SHOWN]:
+                yield FirstDevice((last, driver, name), rank, start + number), kind.index
+
+
+@dataclass(slots=True, eq=False)
+class _RequestKinds:
+    """The kinds that a request may take, none of which is taken in shares."""
+
+    request: Request
+    kinds: frozenset[int]
+    _free: dict[int, int] = field(default_factory=dict)
+    """state of a pool -> devices that are free"""
+
+    @property
+    def least(self) -> int:
+        """Devices without which a node will not do."""
+        return self.request.least if self.request.mode in (AllocationMode.WHOLE, AllocationMode.ADMIN_COUNT) else 1
+
+    def free(self, node: NodeClass) -> int:
+        return sum(map(self._free_of, node.states))
+
+    def _free_of(self, state: PoolState) -> int:
+        total = self._free.get(state.index)
+        if total is None:
+            by_kind = zip(state.kind.kinds, state.free, strict=True)
+            total = self._free[state.index] = sum(free for kind, free in by_kind if kind.index in self.kinds)
+        return total
+
+    def size(self, node: NodeKind) -> int:
+        """Devices, in use or not."""
+        pairs = ((kind, size) for pool in node.pools for kind, size in zip(pool.kinds, pool.sizes, strict=True))
+        return sum(size for kind, size in pairs if kind.index in self.kinds)
+
+
+RequestKinds = Sequence[Sequence[_RequestKinds]]
+"""For each detail of a claim its alternatives."""
+
+
+@dataclass(slots=True, eq=False)
+class ClusterCounts:
+    """Counts for one shape of claim, for one layout of the cluster."""
+
+    census: FleetStats
+    firsts: FirstDevices
+    ask: ResourceClaimQuery
+    layout: int
+    """of the cluster"""
+    named: NamedDevices
+    _lots: Mapping[str, _RequestKinds] = field(init=False)
+    _steps: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """request -> the steps of its funnel"""
+
+    def __post_init__(self) -> None:
+        demand: Demand = self.ask.sight.demand
+        there = {kind for kind, size in self.census.sizes().items() if size}
+        self._lots = {
+            s.label: _RequestKinds(s, frozenset(there.intersection(s.candidates.accepted))) for s in demand.requests
+        }
+
+    @property
+    def errors(self) -> Sequence[str]:
+        """The devices that could not be judged. Raises AllocationError."""
+        return self.ask.rules.warnings(self.ask, self.layout)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether counting kinds tells all: no device is shared, and requests for all devices can have them."""
+        kinds, sizes = self.census.index.kinds.kinds, self.census.sizes()
+        for label, lot in self._lots.items():
+            if label in self.named.labels:
+                continue  # its devices are looked at one by one
+            verdict = lot.request.spec.verdict
+            if any(kinds[kind].one.shareable for kind in lot.kinds):
+                return False
+            if any(sizes.get(kind) for kind in verdict.blocked) or any(sizes.get(int(kind)) for kind in verdict.broken):
+                return False
+        return True
+
+    def matching(self, label: str) -> int:
+        sizes = self.census.sizes()
+        return sum(sizes[kind] for kind in self._lots[label].kinds)
+
+    def in_use(self, label: str) -> int:
+        kinds, total = self._lots[label].kinds, 0
+        for state, count in self.census.states():
+            if state.in_use:
+                groups = zip(state.kind.kinds, state.kind.sizes, state.free, strict=True)
+                total += count * sum(size - free for kind, size, free in groups if kind.index in kinds)
+        return total
+
+    def excluded(self, label: str) -> int:
+        """Free devices that cannot be had: others have what they need of their counters."""
+        kinds = self._lots[label].kinds
+        states = self.census.states()
+        return sum(count * count_excluded(state, kinds) for state, count in states if state.excluded_free)
+
+    def users(self, label: str) -> tuple[Sequence[tuple[Key, int]], int]:
+        """(the first SHOWN of the claims that hold most, how many hold any)"""
+        kinds, users = self._lots[label].kinds, 0
+        by_count: dict[int, list[Sequence[Key]]] = defaultdict(list)
+        for holds, claims in self.census.claims().items():
+            count = sum(number for kind, number in holds if kind in kinds)
+            if count:
+                by_count[count].append(claims.first())
+                users += len(claims.keys)
+        ranked = ((key, count) for count in sorted(by_count, reverse=True) for key in merge(*by_count[count]))
+        return [*islice(ranked, SHOWN)], users
+
+    def most(self, label: str, pin: str | None, *, is_empty: bool) -> int:
+        """The most devices of one node, or of the one it is bound to."""
+        lot = self._lots[label]
+        nodes = [node for node, _ in self.census.classes()] if pin is None else [*self._class_of(pin)]
+        if is_empty:
+            return max(map(lot.size, {node.kind for node in nodes}), default=0)
+        return max(map(lot.free, nodes), default=0)
+
+    def having(self, label: str, name: str) -> int:
+        """Devices that have a value of an attribute."""
+        kinds, sizes = self.census.index.kinds.kinds, self.census.sizes()
+        return sum(sizes[kind] for kind in self._lots[label].kinds if kinds[kind].one.values(name))
+
+    def _class_of(self, node: str) -> Iterator[NodeClass]:
+        """None for a node without devices."""
+        record = self.census.index.records.get(node)
+        if record is not None and record.member_of is not None:
+            yield record.member_of
+
+    # -- the funnel ----------------------------------------------------------------------------------------------------
+
+    def funnel(self, request: Request, matching: int, used: int, excluded: int) -> dict[str, Any]:
+        """See ``dra.funnel``."""
+        label = request.label
+        if label not in self._steps:
+            self._steps[label] = [*self._steps_of(self._lots[label].request)]
+        return {
+            "request": request.spec.ask.name,
+            "devices": sum(self.census.sizes().values()) + len(self.ask.rules.shared_devices.offers),
+            "steps": [{**step, "devices": [*step["devices"]]} for step in self._steps[label]],
+            "matching": matching,
+            "inUse": used,
+            "excluded": excluded,
+            "free": matching - used - excluded,
+        }
+
+    def _steps_of(self, request: Request) -> Iterator[dict[str, Any]]:
+        """In the order in which the first device of each falls."""
+        firsts: dict[str, list[FirstDevice]] = defaultdict(list)
+        counts: Counter[str] = Counter()
+        for what, some, count in self._fallen(request):
+            firsts[what] += some
+            counts[what] += count
+        rules = self.ask.rules
+        numbers = {offer.index: number for number, offer in enumerate(rules.shared_devices.offers)}
+        for what, fallen in rules.judge_shared_devices(self.ask.claim, request.spec.ask).fallen.items():
+            there = ((numbers[index], rules.shared_devices.offers[numbers[index]]) for index, _ in fallen[:SHOWN])
+            firsts[what] += [first_of_shared(number, offer) for number, offer in there]
+            counts[what] += len(fallen)
+        ordered = sorted((nsmallest(SHOWN, some), what, counts[what]) for what, some in firsts.items())
+        for first, what, count in ordered:
+            names = [self.firsts.offer(one).title for one in first]
+            step: dict[str, Any] = {"what": what, "count": count, "devices": names}
+            why = self._why(request, what, first[0])
+            yield step | ({"example": why} if why else {})
+
+    def _fallen(self, request: Request) -> Iterator[tuple[str, Sequence[FirstDevice], int]]:
+        """(step, first devices, how many): some that fall there, which are of the index."""
+        sizes = self.census.sizes()
+        if request.label not in self.named.labels:
+            for what, fallen in request.spec.verdict.fallen.items():
+                kinds = [kind for kind, _ in fallen if sizes.get(kind)]
+                if kinds:
+                    yield what, self.firsts.of(kinds), sum(sizes[kind] for kind in kinds)
+            return
+        ranks, near = self.named.ranks, self.named.sizes()
+        left = {kind: size - near.get(kind, 0) for kind, size in sizes.items()}
+        lots = [(self.firsts.elsewhere(kind, ranks), count) for kind, count in left.items() if count]
+        lots += [((first,), 1) for record in self.named.records for first in devices_of(record)]
+        offers = [replace(self.firsts.offer(first[0]), index=number) for number, (first, _) in enumerate(lots)]
+        verdict = self.ask.rules.judge(offers).choose(self.ask.claim, request.spec.ask).verdict
+        for what, fallen in verdict.fallen.items():
+            for number, _ in fallen:
+                yield what, *lots[number]
+
+    def _why(self, request: Request, what: str, first: FirstDevice) -> str:
+        """What there is to say of a device, in its own words."""
+        offer = replace(self.firsts.offer(first), index=0)
+        verdict = self.ask.rules.judge([offer]).choose(self.ask.claim, request.spec.ask).verdict
+        ((_, why),) = verdict.fallen[what]
+        return why
+
+    # -- claims in the way ---------------------------------------------------------------------------------------------
+
+    def lots(self, unit: PlacementUnit, part: ClusterSubset) -> RequestKinds | None:
+        """What the requests of a part may take of the whole cluster; None where any of it is taken in shares."""
+        (demand,) = unit.demands
+        if any(request.portions for request in demand.requests):
+            return None
+        return [
+            [
+                _RequestKinds(request, frozenset(part.kinds[index] for index in request.candidates.accepted))
+                for request in detail
+            ]
+            for detail in demand.details
+        ]
+
+    def roomy(self, lots: RequestKinds, most: int) -> list[int]:
+        """Ranks of nodes with enough free devices, the first of each class."""
+        ranks = (
+            first
+            for node, first in self.census.classes()
+            if all(any(lot.free(node) >= lot.least for lot in detail) for detail in lots)
+        )
+        return nsmallest(most, ranks)
+
+    def fewest_claims(self, lots: RequestKinds, most: int) -> tuple[list[int], int]:
+        """(ranks of the nodes where the fewest claims are in the way, as counting tells; the fewest on all others)
+
+        The order is that of ``blockers.claims``.
+        """
+        bounded: list[tuple[int, UsageClass]] = []
+        for node, _ in self.census.classes():
+            if all(any(lot.size(node.kind) >= lot.least for lot in detail) for detail in lots):
+                sorts = ((_min_released(lots, sort), sort) for sort in self.census.sorts_of(node))
+                bounded += [(bound, sort) for bound, sort in sorts if bound < IMPOSSIBLE]
+        ranked = nsmallest(most + 1, ((bound, rank) for bound, sort in bounded for rank in sort.ranks))
+        return [rank for _, rank in ranked[:most]], ranked[most][0] if len(ranked) > most else IMPOSSIBLE
+
+
+def _min_released(lots: RequestKinds, sort: UsageClass) -> int:
+    """How many claims must go at least, counting each detail on its own."""
+    return max(1, *(min(_min_released_of(lot, sort) for lot in detail) for detail in lots))
+
+
+def _min_released_of(lot: _RequestKinds, sort: UsageClass) -> int:
+    missing = lot.request.least - lot.free(sort.node) if lot.request.mode is AllocationMode.WHOLE else 0
+    if missing <= 0:
+        return 0
+    return min_parts(missing, [sum(n for kind, n in holds if kind in lot.kinds) for holds in sort.tenants])
+
+
+@dataclass(slots=True)
+class ClusterAvailability(Availability):
+    """The numbers of a whole cluster, for requests of a part of it that has a node of each kind, and what is named."""
+
+    counts: ClusterCounts
+
+    @property
+    def errors(self) -> Sequence[str]:
+        return self.counts.errors
+
+    def funnel(self, request: Request) -> dict[str, Any]:
+        if self._is_named(request):
+            matching, used = len(request.candidates.accepted), Availability.taken(self, request)[0]
+            excluded = self.excluded(request)
+        else:
+            matching = self.counts.matching(request.label)
+            used = 0 if request.mode.is_admin else self.counts.in_use(request.label)
+            excluded = 0 if request.mode.is_admin else self.counts.excluded(request.label)
+        return self.counts.funnel(request, matching, used, excluded)
+
+    def taken(self, request: Request) -> tuple[int, Sequence[tuple[Key, int]], int]:
+        if self._is_named(request):
+            return Availability.taken(self, request)
+        return self.counts.in_use(request.label), *self.counts.users(request.label)
+
+    def most(self, unit: PlacementUnit, request: Request, *, is_empty: bool) -> int:
+        if self._is_named(request):
+            return Availability.most(self, unit, request, is_empty=is_empty)
+        return self.counts.most(request.label, unit.pin, is_empty=is_empty or request.mode.is_admin)
+
+    def having(self, request: Request, name: str) -> tuple[int, int]:
+        if self._is_named(request):
+            return Availability.having(self, request, name)
+        return self.counts.having(request.label, name), self.counts.matching(request.label)
+
+    def _is_named(self, request: Request) -> bool:
+        """Whether all of its devices are in the part."""
+        return request.label in self.counts.named.labels

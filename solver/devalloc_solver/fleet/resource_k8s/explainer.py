@@ -1,0 +1,215 @@
+"""Why a ResourceClaim gets nothing, from a subset of the cluster: the same answer as from all of it, but faster.
+
+It searches for blockers on the first node of each kind (which stands for all of the kind if nothing is in use), on the
+emptiest node of each kind, on nodes with devices that the claim names, and on those where the fewest claims block.
+``full_solve`` decides what these do not prove.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+from devalloc_solver.dialects.resource_k8s.demands import make_claim_demand, pending_claim, single_claim_unit
+from devalloc_solver.dialects.resource_k8s.manifests import RejectedResourceClaim, pin_of
+from devalloc_solver.dialects.resource_k8s.objects import ResourceClaim
+from devalloc_solver.explain.blocking_claims import MAX_TRIES
+from devalloc_solver.explain.resource_k8s.explainer import ResourceClaimExplainer
+from devalloc_solver.explain.resource_k8s.typos import ResourceTypoFinder
+from devalloc_solver.fleet.fleet_stats import FleetStats
+from devalloc_solver.fleet.pool_states import NodeRecord
+from devalloc_solver.fleet.resource_k8s.cluster_counts import ClusterAvailability, ClusterCounts, FirstDevices
+from devalloc_solver.fleet.resource_k8s.device_properties import published_device
+from devalloc_solver.fleet.resource_k8s.named_devices import KindTypoFinder, NamedDevices
+from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimQuery, ResourceClaimRules
+from devalloc_solver.fleet.resource_k8s.state import ClusterState
+from devalloc_solver.fleet.resource_k8s.subset import ClusterSubset
+from devalloc_solver.fleet.shape_search import ShapeSearch
+from devalloc_solver.place import StepsExhausted, fits
+from devalloc_solver.problem.allocations import Usage
+from devalloc_solver.problem.demand import PlacementUnit
+
+MAX_KINDS = 64
+"""Kinds of nodes that are all looked at."""
+FEW_NODES, MANY_NODES = 8, 80
+"""Nodes with the fewest claims in the way, first and where that does not prove the answer; no search asks so many."""
+MAX_ANSWERS = 1_000
+"""Answers and shapes remembered; when there are more, all are forgotten."""
+MAX_SUBSETS = 16
+"""Parts of the cluster that are kept."""
+MAX_VERDICTS = 64
+"""Requests of which a part remembers what they may take; when there are more, it is made anew."""
+
+
+@dataclass(slots=True, eq=False)
+class ClusterExplainer:
+    """Explains claims that the index finds no place for."""
+
+    state: ClusterState
+    census: FleetStats = field(init=False)
+    _rules: ResourceClaimRules | None = None
+    _layout: int = -1
+    _answers: dict[object, tuple[int, dict[str, Any]]] = field(default_factory=dict)
+    """(claim, what it asks for, node) -> (stamp of the census, answer)"""
+    _parts: dict[tuple[NodeRecord, ...], ClusterSubset] = field(default_factory=dict)
+    _counts: dict[Hashable, ClusterCounts] = field(default_factory=dict)
+    _firsts: FirstDevices = field(default_factory=FirstDevices)
+    _slips: ResourceTypoFinder | None = None
+    _ranks: tuple[int, ...] = ()
+    """of the first node of each kind"""
+
+    def __post_init__(self) -> None:
+        self.census = FleetStats(self.state.index, self.state.holders)
+
+    def explain(self, claim: ResourceClaim, ask: ResourceClaimQuery) -> dict[str, Any] | None:
+        """The answer for a claim that fits nowhere now; None where a part of the cluster does not tell."""
+        state, pin = self.state, pin_of(claim)
+        if state.scattered or ask.is_strange:
+            return None
+        if not ask.rules.is_beside_commons(claim):
+            return None
+        self._catch_up(ask.rules)
+        if not 0 < len(self._ranks) <= MAX_KINDS:
+            return None
+        counts = self._counts_for(ask)
+        if counts is None:
+            return None
+        counts.layout = state.layout
+        if not counts.is_exact:
+            return None
+        key = claim.namespace, claim.name, ask.shape, pin
+        cached = self._answers.get(key)
+        if cached is None or cached[0] != self.census.stamp:
+            answer = self._find(claim, counts, pin)
+            if answer is None or ask.is_strange or self._may_need_commons(answer):
+                return None
+            if len(self._answers) >= MAX_ANSWERS:
+                self._answers.clear()
+            cached = self.census.stamp, answer
+            if not state.index.allowance.is_over:
+                self._answers[key] = cached
+        return deepcopy(cached[1])
+
+    def _catch_up(self, rules: ResourceClaimRules) -> None:
+        self.census.update()
+        if rules is self._rules and self.census.layout == self._layout:
+            return
+        if self.census.layout != self._layout:
+            self._firsts.update(self.state.index.by_rank)
+            first: dict[int, int] = {}
+            for node, rank in self.census.classes():
+                first[node.kind.index] = min(rank, first.get(node.kind.index, rank))
+            self._ranks = tuple(first.values())
+        self._rules, self._layout = rules, self.census.layout
+        self._answers.clear()
+        self._parts.clear()
+        self._counts.clear()
+        self._slips = None
+
+    def _counts_for(self, ask: ResourceClaimQuery) -> ClusterCounts | None:
+        counts = self._counts.get(ask.shape)
+        if counts is None or counts.ask.sight is not ask.sight:
+            if len(self._counts) >= MAX_ANSWERS:
+                self._counts.clear()
+            named = NamedDevices() if isinstance(self.state.index.shape(ask), ShapeSearch) else NamedDevices.of(ask)
+            if named is None:
+                return None
+            counts = self._counts[ask.shape] = ClusterCounts(self.census, self._firsts, ask, self.state.layout, named)
+        return counts
+
+    def _find(self, claim: ResourceClaim, counts: ClusterCounts, pin: str | None) -> dict[str, Any] | None:
+        """None where a few nodes do not tell what the whole cluster would."""
+        index, rules = self.state.index, counts.ask.rules
+        ranks = {*self._ranks, *self.census.emptiest().values(), *counts.named.ranks}
+        if pin in index.records:
+            ranks.add(index.records[pin].rank)
+        part = self._part(ranks, rules)
+        crowded = _unit(claim, part, rules)
+        try:
+            is_full = pin is None and crowded is not None and fits(part.snapshot, Usage(part.snapshot), crowded)
+        except StepsExhausted:
+            return None
+        answer = None
+        if not is_full:
+            answer, crowded = self._explain(claim, part, counts)
+            if crowded is None or crowded.pin is not None:
+                return answer
+        if crowded is not None and counts.named.labels:
+            is_here = counts.named.is_all_there(crowded.demands[0].details)
+            if is_here is None:
+                return None
+            if is_here:  # no other node would do, whatever is in use there
+                return self._explain(claim, part, counts)[0] if answer is None else answer
+        lots = None if crowded is None else counts.lots(crowded, part)
+        if lots is None:
+            return None
+        for most in (FEW_NODES, MANY_NODES):
+            near, left = counts.fewest_claims(lots, most)
+            ranks.update(near, () if is_full else counts.roomy(lots, most))
+            answer, crowded = self._explain(claim, self._part(ranks, rules), counts)
+            if answer is None or crowded is None or self._is_proven(answer, near, left):
+                return answer
+        return None
+
+    def _may_need_commons(self, answer: Mapping[str, Any]) -> bool:
+        """Whether what is in the way may depend on which nodes reach which of the commons."""
+        if not self.state.rules.shared_devices.offers:
+            return False
+        kinds = {str(blocker["kind"]) for blocker in answer["blockers"]}
+        # Without its class a request may take them. What is tried after that is other requests, and edits of all sorts.
+        edits = kinds - {"claim"}
+        mixed = len(edits) > 1 and not edits <= {"constraint", "counter"}
+        return not kinds or mixed or not edits.isdisjoint(("class", "request"))
+
+    def _is_proven(self, answer: Mapping[str, Any], near: Collection[int], left: int) -> bool:
+        """Whether these are the claims that the whole cluster would tell, which asks nodes in the order of ``near``."""
+        index = self.state.index
+        claims = [(b["namespace"], b["name"]) for b in answer["blockers"] if b["kind"] == "claim"]
+        nodes = {node for key in claims for node, *_ in index.held[key]}
+        if not nodes or not all(index.records[node or ""].rank in near for node in nodes):
+            return False
+        searched = sum(bool(self.state.holders.get(index.by_rank[rank].name)) for rank in near)
+        return len(claims) <= left or searched >= MAX_TRIES
+
+    def _explain(
+        self, claim: ResourceClaim, part: ClusterSubset, counts: ClusterCounts
+    ) -> tuple[dict[str, Any] | None, PlacementUnit | None]:
+        """(the answer as these nodes tell it, the claim as it must be changed where others are in its way then)"""
+        unit = _unit(claim, part, counts.ask.rules)
+        if unit is None:
+            return None, None
+        holdings = part.holdings(self.state)
+        ends = self.state.index.allowance.until
+        numbers = ClusterAvailability(part.snapshot, part.offers, holdings, counts)
+        explainer = ResourceClaimExplainer(part.snapshot, part.offers, holdings, [], ends, self._get_slips(), numbers)
+        (answer,) = explainer.explain(unit)
+        return answer, explainer.crowded
+
+    def _part(self, ranks: Iterable[int], rules: ResourceClaimRules) -> ClusterSubset:
+        records = tuple(self.state.index.by_rank[rank] for rank in sorted(ranks))
+        part = self._parts.pop(records, None)
+        if part is None or part.judge.size > MAX_VERDICTS:
+            if len(self._parts) >= MAX_SUBSETS:
+                del self._parts[next(iter(self._parts))]
+            part = ClusterSubset.of(records, rules)
+        self._parts[records] = part  # the last one asked for is the last of the dict
+        return part
+
+    def _get_slips(self) -> ResourceTypoFinder:
+        if self._slips is None:
+            sizes = self.census.sizes()
+            kinds = [kind for kind in self.state.index.kinds.kinds if sizes.get(kind.index)]
+            offers, copies = [published_device(kind.one) for kind in kinds], [sizes[kind.index] for kind in kinds]
+            commons = self.state.rules.shared_devices.offers
+            copies += [1] * len(commons)
+            self._slips = KindTypoFinder(
+                [*offers, *commons], copies, kinds=self.state.index.kinds, shared_devices=commons
+            )
+        return self._slips
+
+
+def _unit(claim: ResourceClaim, part: ClusterSubset, rules: ResourceClaimRules) -> PlacementUnit | None:
+    demand = make_claim_demand(pending_claim(claim, 0), rules.intake, part.judge)
+    return None if isinstance(demand, RejectedResourceClaim) else single_claim_unit(demand)

@@ -1,0 +1,139 @@
+"""The whole cluster as one problem: for claims that the index cannot express, and for their explanations."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+from devalloc_solver.dialects.resource_k8s.candidates import RequestJudge
+from devalloc_solver.dialects.resource_k8s.cluster_view import ClusterView, view_cluster
+from devalloc_solver.dialects.resource_k8s.demands import make_claim_demand, pending_claim, single_claim_unit
+from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput, Key, RejectedResourceClaim
+from devalloc_solver.dialects.resource_k8s.objects import ResourceClaim
+from devalloc_solver.dialects.resource_k8s.published_devices import (
+    DevicesInUse,
+    PublishedDevice,
+    list_published_devices,
+    make_snapshot,
+)
+from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
+from devalloc_solver.dialects.resource_k8s.usage import DeviceId, DeviceUsage
+from devalloc_solver.explain.resource_k8s.explainer import ResourceClaimExplainer
+from devalloc_solver.explain.resource_k8s.typos import ResourceTypoFinder
+from devalloc_solver.fleet.resource_k8s.state import ClusterState, HeldUsage
+from devalloc_solver.pipeline.unit_search import place_unit
+from devalloc_solver.problem.allocations import Allocation, Usage
+from devalloc_solver.problem.demand import PlacementUnit
+from devalloc_solver.problem.placement import Placement
+from devalloc_solver.problem.snapshot import Snapshot
+
+MAX_VERDICTS = 64
+"""Requests of which it is remembered what they may take; when there are more, all are forgotten."""
+
+MAX_EXPRESSIONS = 256
+"""Expressions of which the verdicts are remembered, likewise."""
+
+
+@dataclass(slots=True, eq=False)
+class FullCluster:
+    """Told who comes to hold what, as long as slices, classes and nodes are as they were."""
+
+    intake: ClusterInput
+    seen: ClusterView
+    offers: list[PublishedDevice]
+    snapshot: Snapshot
+    gates: frozenset[str]
+    placement: str
+    selectors: SelectorJudge
+    is_stale: bool = False
+    """slices, classes or nodes have changed: kept until there is another, since it takes long to throw away"""
+    hidden: frozenset[DeviceId] = frozenset()
+    """devices that draw on counters where no node reaches them: there they are among the offers only while in use"""
+    holdings: dict[Key, Allocation] = field(default_factory=dict)
+    _used: DevicesInUse = field(init=False)
+    _judge: RequestJudge = field(init=False)
+    _slips: ResourceTypoFinder = field(init=False)
+    _ledger: Usage | None = field(init=False)
+    _explanations: dict[object, dict[str, Any]] = field(default_factory=dict)
+    """claim and what it asks for -> why it gets nothing, as long as nobody gets or gives back anything"""
+
+    @classmethod
+    def of(cls, state: ClusterState, selectors: SelectorJudge | None) -> FullCluster:
+        """``selectors``: those of the world before, whose verdicts hold as long as devices do."""
+        seen = view_cluster(state.all_slices(), state.nodes)
+        usage = DeviceUsage()
+        for tenant in state.tenants.values():
+            usage.whole |= tenant.usage.whole
+            usage.shared.update(tenant.usage.shared)
+        offers = list_published_devices(seen.views, None, state.gates)
+        hidden = frozenset(offer.id for offer in offers if not offer.nodes)
+        if hidden:
+            offers = list_published_devices(seen.views, usage, state.gates)
+        snapshot = make_snapshot(offers, seen.nodes, None, state.gates)
+        shared_selectors = SelectorJudge(state.gates, state.index.allowance) if selectors is None else selectors
+        world = cls(state.classes, seen, offers, snapshot, state.gates, state.placement, shared_selectors)
+        for key, tenant in state.tenants.items():
+            world.hold(key, tenant)
+        world.hidden = hidden
+        return world
+
+    def __post_init__(self) -> None:
+        self._used = DevicesInUse(self.offers)
+        self._ledger = Usage(self.snapshot)
+        self._renew()
+
+    def _renew(self) -> None:
+        """Forget what was found out about requests."""
+        if self.selectors.is_spent or len(self.selectors) > MAX_EXPRESSIONS:
+            self.selectors = SelectorJudge(self.gates, self.selectors.allowance)
+        self._slips = ResourceTypoFinder(self.offers)
+        broken = frozenset(self.seen.broken)
+        self._judge = RequestJudge(self.gates, self.offers, DeviceUsage(), self.selectors, self.intake.classes, broken)
+
+    def hold(self, key: Key, tenant: HeldUsage) -> None:
+        """A claim has these devices."""
+        if self.is_stale:
+            return
+        self.free(key)
+        self.is_stale |= not self.hidden.isdisjoint((*tenant.usage.whole, *tenant.usage.shared))
+        self._explanations.clear()
+        self.holdings[key] = Allocation(key, tenant.priority, self._used.items(tenant.usage))
+        if self._ledger is not None:
+            self._ledger.add(self.holdings[key])
+
+    def free(self, key: Key) -> None:
+        """A claim has nothing any more."""
+        held = None if self.is_stale else self.holdings.pop(key, None)
+        if held is not None:
+            self.is_stale = any(self.offers[item.device].id in self.hidden for item in held.items)
+            self._ledger = None
+            self._explanations.clear()
+
+    def unit(self, claim: ResourceClaim) -> PlacementUnit | RejectedResourceClaim:
+        """What a claim asks for, or why it is not solved. Raises OutOfTime."""
+        if self._judge.size > MAX_VERDICTS:
+            self._renew()
+        demand = make_claim_demand(pending_claim(claim, 0), self.intake, self._judge)
+        return demand if isinstance(demand, RejectedResourceClaim) else single_claim_unit(demand)
+
+    def find(self, unit: PlacementUnit) -> Placement | None:
+        """Where a claim goes. Raises OutOfTime."""
+        if self._ledger is None:
+            self._ledger = Usage.of(self.snapshot, self.holdings.values())
+        holdings, ends = list(self.holdings.values()), self.selectors.allowance.until
+        placements = place_unit(self.snapshot, holdings, unit, ledger=self._ledger, placement=self.placement, ends=ends)
+        return None if placements is None else placements[0]
+
+    def explain(self, unit: PlacementUnit) -> dict[str, Any]:
+        """The answer for a claim that fits nowhere."""
+        cache_key = unit.demands[0].key, unit.kind
+        answer = self._explanations.get(cache_key) if unit.kind is not None else None
+        if answer is None:
+            holdings = [self.holdings[key] for key in sorted(self.holdings)]
+            allowance = self.selectors.allowance
+            explainer = ResourceClaimExplainer(self.snapshot, self.offers, holdings, [], allowance.until, self._slips)
+            (answer,) = explainer.explain(unit)
+            if unit.kind is not None and not allowance.is_over:
+                self._explanations[cache_key] = answer
+        return deepcopy(answer)

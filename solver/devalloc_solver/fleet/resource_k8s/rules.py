@@ -1,0 +1,403 @@
+"""ResourceClaims for the index: what classes and claims accept of the kinds of devices.
+
+What holds for one device of a kind holds for all, because a kind has everything that a claim can ask for. If an
+expression reads an attribute that differs within a kind (a uuid), nodes are judged one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from devalloc_solver.cel.budget import BudgetExceeded
+from devalloc_solver.cel.kubernetes import CelDevice, Program
+from devalloc_solver.cel.kubernetes import DeviceField as CelRead
+from devalloc_solver.dialects.resource_k8s.candidates import SELECTOR_FAILED, RequestJudge, RequestVerdict
+from devalloc_solver.dialects.resource_k8s.demands import pending_claim
+from devalloc_solver.dialects.resource_k8s.errors import AllocationError
+from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput
+from devalloc_solver.dialects.resource_k8s.objects import ResourceClaim, SubRequest
+from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice
+from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
+from devalloc_solver.dialects.resource_k8s.translate import make_demand
+from devalloc_solver.dialects.resource_k8s.usage import DeviceUsage
+from devalloc_solver.fleet.device_kinds import DeviceKind
+from devalloc_solver.fleet.node_index import NodeIndex
+from devalloc_solver.fleet.pool_states import NodeRecord
+from devalloc_solver.fleet.resource_k8s.device_properties import (
+    RESERVED,
+    DeviceProperties,
+    cel_value,
+    order_attribute,
+    published_device,
+)
+from devalloc_solver.problem.demand import Constraint, Demand, PlacementUnit, Request
+from devalloc_solver.problem.snapshot import Snapshot
+
+MAX_SHAPES = 1_000
+"""Shapes remembered; when there are more, all are forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedDevices:
+    """What is not of one node's own pools: devices that several nodes may reach."""
+
+    offers: tuple[PublishedDevice, ...] = ()
+    broken: frozenset[str] = frozenset()
+    """nodes with a pool among these that is incomplete or invalid"""
+
+
+@dataclass(slots=True)
+class _ShapeFacts:
+    """What is known of a shape, as long as kinds and rules are the same."""
+
+    demand: Demand
+    """its candidates are kinds"""
+    warned: tuple[int, tuple[str, ...]] = (-1, ())
+    """(layout of the fleet, devices that could not be judged)"""
+    failures: dict[tuple[int, str], tuple[NodeRecord, tuple[str, ...]]] = field(default_factory=dict)
+    """(number of a request, node) -> the same of the node as it was then"""
+
+
+@dataclass(slots=True, eq=False)
+class ResourceClaimRules:
+    """Classes, and what they and claims accept of an index."""
+
+    gates: frozenset[str]
+    index: NodeIndex
+    intake: ClusterInput
+    """only its classes count"""
+    shared_devices: SharedDevices = field(default_factory=SharedDevices)
+    _selectors: SelectorJudge = field(init=False)
+    _sights: dict[Hashable, _ShapeFacts | None] = field(default_factory=dict)
+    _seen: tuple[object, int] | None = None
+    """the kinds that sights are of"""
+    _of_kinds: RequestJudge = field(init=False)
+    _of_commons: RequestJudge = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        self._selectors = SelectorJudge(self.gates, self.index.allowance)
+        self._of_commons = self.judge(self.shared_devices.offers, self.shared_devices.broken)
+        self._of_kinds = self._judge_kinds()
+        self._sights.clear()
+
+    def ask(self, claim: ResourceClaim, shape: Hashable) -> ResourceClaimQuery | None:
+        """What a claim asks the index; None for what the index has no words for."""
+        kinds = self.index.kinds
+        if self._seen is None or self._seen[0] is not kinds or self._seen[1] != len(kinds.kinds):
+            self._seen = kinds, len(kinds.kinds)
+            self._of_kinds = self._judge_kinds()
+            self._sights.clear()
+        if shape not in self._sights:
+            if len(self._sights) >= MAX_SHAPES:
+                self._forget()
+            self._sights[shape] = self._look(claim)
+        sight = self._sights[shape]
+        return None if sight is None else ResourceClaimQuery(claim, shape, self, sight)
+
+    def _look(self, claim: ResourceClaim) -> _ShapeFacts | None:
+        if not claim.requests or any(one.attribute in RESERVED for one in claim.constraints):
+            return None
+        try:
+            demand = self.demand(claim, self._of_kinds)
+            if self._reaches_commons(claim):
+                return None
+        except AllocationError:
+            return None
+        programs = [program for request in demand.requests for program in self.programs(request.spec.ask)]
+        return None if self.is_strange(programs) else _ShapeFacts(demand)
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether any expression is too expensive on some device."""
+        return self._selectors.is_spent
+
+    def is_strange(self, programs: Iterable[Program]) -> bool:
+        """Whether an expression is too expensive on some device, or reads what the core has a meaning for."""
+        return any(
+            self._selectors.is_exhausting(program.text)
+            or any(f"{read.domain}/{read.id}" in RESERVED for read in program.reads or ())
+            for program in programs
+        )
+
+    def _reaches_commons(self, claim: ResourceClaim) -> bool:
+        """Whether a claim may have to do with devices that are not of one node."""
+        if not self.shared_devices.offers and not self.shared_devices.broken:
+            return False
+        for ask in (ask for request in claim.requests for ask in request.asks):
+            verdict = self.judge_shared_devices(claim, ask)
+            if verdict.accepted or verdict.blocked or verdict.errors or (ask.is_all and self.shared_devices.broken):
+                return True
+        return False
+
+    def judge_shared_devices(self, claim: ResourceClaim, ask: SubRequest) -> RequestVerdict:
+        """What a request may take of the commons. Raises AllocationError."""
+        return self._of_commons.choose(claim, ask).verdict
+
+    def is_beside_commons(self, claim: ResourceClaim) -> bool:
+        """Whether no class that a claim names has any device of the commons."""
+        if not self.shared_devices.offers:
+            return True
+        asks = (replace(ask, selectors=(), capacity={}) for request in claim.requests for ask in request.asks)
+        try:
+            verdicts = [self.judge_shared_devices(claim, ask) for ask in asks]
+        except AllocationError:
+            return False
+        return not any(verdict.accepted or verdict.blocked or verdict.errors for verdict in verdicts)
+
+    def programs(self, ask: SubRequest) -> list[Program]:
+        """The expressions that a device must pass, in order."""
+        texts = (*self.intake.classes[ask.class_name].selectors, *ask.selectors)
+        return [self._selectors.program(text) for text in texts]
+
+    # -- judges --------------------------------------------------------------------------------------------------------
+
+    def judge(self, offers: Iterable[PublishedDevice], broken: frozenset[str] = frozenset()) -> RequestJudge:
+        """Judges these devices; ``broken`` are nodes where nobody can tell what ``All`` is."""
+        return RequestJudge(self.gates, [*offers], DeviceUsage(), self._selectors, self.intake.classes, broken)
+
+    def _judge_kinds(self) -> RequestJudge:
+        """Judges one device of each kind, as if it were alone on its node."""
+        kinds = self.index.kinds.kinds
+        offers = [
+            replace(published_device(kind.one), index=kind.index, nodes=frozenset((str(kind.index),))) for kind in kinds
+        ]
+        return self.judge(offers, frozenset(str(kind.index) for kind in kinds if is_broken(kind.one.traits)))
+
+    def judge_node(self, snapshot: Snapshot) -> RequestJudge:
+        """Judges the devices of one node."""
+        broken = snapshot.nodes if any(is_broken(device.traits) for device in snapshot.devices) else ()
+        return self.judge(map(published_device, snapshot.devices), frozenset(broken))
+
+    def demand(self, claim: ResourceClaim, judge: RequestJudge) -> Demand:
+        """The demand of a claim in terms of a judge. Raises AllocationError."""
+        choices = [[judge.choose(claim, ask) for ask in request.asks] for request in claim.requests]
+        return self._plainer(make_demand(pending_claim(claim, 0), choices))
+
+    def _plainer(self, demand: Demand) -> Demand:
+        """Constraints over all requests, or over one, as the core's match attributes, which are quicker to place."""
+        every = {request.label for request in demand.requests}
+        match: list[str] = []
+        own: dict[int, list[str]] = {}
+        relations: list[Constraint] = []
+        for relation in demand.relations:
+            covered = {number for number, requests in enumerate(demand.details) if _labels(requests) & relation.labels}
+            one = min(covered) if len(covered) == 1 and len(demand.details) > 1 else None
+            if relation.distinct or self._is_listed(relation.attribute):
+                relations.append(relation)
+            elif relation.labels == every:
+                match.append(relation.attribute)
+            elif one is not None and relation.labels == _labels(demand.details[one]):
+                own.setdefault(one, []).append(relation.attribute)
+            else:
+                relations.append(relation)
+        details = tuple(
+            tuple(replace(request, match=tuple(own[number])) for request in requests) if number in own else requests
+            for number, requests in enumerate(demand.details)
+        )
+        return replace(demand, details=details, match=tuple(match), relations=tuple(relations))
+
+    def _is_listed(self, attribute: str) -> bool:
+        """Whether some device has a list of values under a name."""
+        return any(isinstance(kind.one.attributes.get(attribute), frozenset) for kind in self.index.kinds.kinds)
+
+    # -- what is known before any node is looked at --------------------------------------------------------------------
+
+    def passing(self, ask: SubRequest, name: str, values: Iterable[object]) -> Sequence[object] | None:
+        """Those of the values of an attribute that pass the expressions that read nothing else; None without any."""
+        domain, _, identifier = name.partition("/")
+        only = frozenset((CelRead("attribute", domain, identifier),))
+        programs = [program for program in self.programs(ask) if program.reads == only]
+        if not programs or any(order_attribute(name) in kind.one.attributes for kind in self.index.kinds.kinds):
+            return None
+
+        def passes(value: object) -> bool:
+            device = CelDevice("", {domain: {identifier: cel_value(value)}}, {}, False)
+            return all(self._selectors.matches(program.text, device) for program in programs)
+
+        try:
+            return [each for each in values if passes(each)]
+        except BudgetExceeded:
+            return None
+
+    def drivers(self, ask: SubRequest) -> frozenset[str]:
+        """The drivers of the kinds that no expression rules out which reads nothing that varies within them."""
+        drivers = set()
+        for kind in self.index.kinds.kinds:
+            offer, varied = published_device(kind.one), self.index.kinds.varied.intersection(kind.one.attributes)
+            applicable = [
+                p for p in self.programs(ask) if p.reads is not None and varied.isdisjoint(_attribute_names(p))
+            ]
+            if all(self._selectors.verdict(program.text, offer) is True for program in applicable):
+                drivers.add(kind.driver)
+        return frozenset(drivers)
+
+    def is_of_kinds(self, program: Program) -> bool:
+        """Whether an expression reads nothing that varies within kinds."""
+        return program.reads is not None and self.index.kinds.varied.isdisjoint(_attribute_names(program))
+
+    def places(self, program: Program) -> Collection[str | None] | None:
+        """The only nodes that may have devices of which an expression is true, as it compares what varies within kinds
+        with literals; None where it does not, or may fail on other devices of a kind rather than be false."""
+        kinds, fewest = self.index.kinds, None
+        if program.reads is None:
+            return None
+        read = kinds.varied & _attribute_names(program)
+        for name, values in _equalities(program):
+            if name not in read:
+                continue
+            for kind in kinds.kinds:
+                if order_attribute(name) in kind.one.attributes:
+                    return None
+                is_told = (
+                    _has_type(kind, name, values) and not kind.one.shareable and not _has_unreadable_attribute(kind)
+                )
+                if not (is_told or read.isdisjoint(kind.one.attributes)):
+                    break
+            else:
+                nodes = kinds.find(name, values)
+                if nodes is not None and (fewest is None or len(nodes) < len(fewest)):
+                    fewest = nodes
+        return fewest
+
+    # -- devices that cannot be judged ---------------------------------------------------------------------------------
+
+    def warnings(self, ask: ResourceClaimQuery, layout: int) -> tuple[str, ...]:
+        """The devices of the fleet that expressions of a claim fail on, told as sentences; ``layout`` numbers states of
+        the fleet.
+
+        Raises AllocationError.
+        """
+        sight = ask.sight
+        if sight.warned[0] != layout:
+            asks = {id(request.spec.verdict): request.spec.ask for request in sight.demand.requests}
+            failures = (self._failures(ask.claim, one, sight, number) for number, one in enumerate(asks.values()))
+            sight.warned = layout, tuple(sorted({error for errors in failures for error in errors}))
+        return sight.warned[1]
+
+    def _failures(self, claim: ResourceClaim, ask: SubRequest, sight: _ShapeFacts, number: int) -> list[str]:
+        kinds, nodes = self._suspects(claim, ask)
+        records = self.index.records
+        failures: list[str] = []
+        for name in records if kinds else sorted(nodes & records.keys()):
+            record = records[name]
+            cached = sight.failures.get((number, name))
+            if cached is None or cached[0] is not record:
+                offers = [
+                    published_device(device)
+                    for device, kind in zip(record.snapshot.devices, record.kinds, strict=True)
+                    if name in nodes or kind.index in kinds
+                ]
+                errors = self.judge(offers, frozenset()).choose(claim, ask).verdict.errors if offers else ()
+                cached = sight.failures[number, name] = record, tuple(errors)
+            failures += cached[1]
+        return failures
+
+    def _suspects(self, claim: ResourceClaim, ask: SubRequest) -> tuple[set[int], set[str]]:
+        """(kinds whose devices may fail, nodes on which any may fail)"""
+        failed = {index for index, _ in self._of_kinds.choose(claim, ask).verdict.fallen.get(SELECTOR_FAILED, ())}
+        kinds: set[int] = set()
+        nodes: set[str] = set()
+        programs = self.programs(ask)
+        for kind in self.index.kinds.kinds:
+            if self.index.kinds.varied.isdisjoint(kind.one.attributes):
+                kinds |= failed & {kind.index}
+            elif self._may_fail(programs, kind, nodes):
+                kinds.add(kind.index)
+        return kinds, nodes
+
+    def _may_fail(self, programs: Iterable[Program], kind: DeviceKind, nodes: set[str]) -> bool:
+        """Whether devices of a kind may fail; ``nodes`` are filled in where only few of them may."""
+        offer, varied = published_device(kind.one), self.index.kinds.varied.intersection(kind.one.attributes)
+        for program in programs:
+            if program.reads is not None and varied.isdisjoint(_attribute_names(program)):
+                verdict = self._selectors.verdict(program.text, offer)
+                if verdict is not True:
+                    return isinstance(verdict, str)
+                continue
+            for name, values in _equalities(program):
+                places = self.index.kinds.find(name, values) if name in varied else None
+                if places is not None and _has_type(kind, name, values):
+                    # A device with another value is not selected, whatever the rest of the expression would say.
+                    nodes.update(node for node in places if node is not None)
+                    return False
+            return True
+        return False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ResourceClaimQuery:
+    """One claim that asks; see ``seams.Ask``."""
+
+    claim: ResourceClaim
+    shape: Hashable
+    rules: ResourceClaimRules
+    sight: _ShapeFacts
+
+    def unit_on(self, snapshot: Snapshot) -> PlacementUnit:
+        """Raises AllocationError."""
+        if snapshot.nodes == ("",):  # one device of each kind
+            return PlacementUnit((self.sight.demand,), None, None)
+        return PlacementUnit((self.rules.demand(self.claim, self.rules.judge_node(snapshot)),), None, None)
+
+    def reads(self, request: Request) -> frozenset[str] | None:
+        names: set[str] = set()
+        for program in self.rules.programs(request.spec.ask):
+            if program.reads is None:
+                return None
+            names |= _attribute_names(program)
+        return frozenset(names)
+
+    def literals(self, request: Request) -> Iterator[tuple[str, frozenset[Any]]]:
+        for program in self.rules.programs(request.spec.ask):
+            yield from _equalities(program)
+
+    def passing(self, request: Request, name: str, values: Iterable[object]) -> Sequence[object] | None:
+        return self.rules.passing(request.spec.ask, name, values)
+
+    def drivers(self, request: Request) -> frozenset[str] | None:
+        return self.rules.drivers(request.spec.ask)
+
+    @property
+    def is_strange(self) -> bool:
+        """Whether an expression turned out too expensive."""
+        return self.rules.is_spent and self.rules.is_strange(
+            program for request in self.sight.demand.requests for program in self.rules.programs(request.spec.ask)
+        )
+
+
+def _labels(requests: Iterable[Request]) -> set[str]:
+    return {request.label for request in requests}
+
+
+def is_broken(traits: Hashable) -> bool:
+    return isinstance(traits, DeviceProperties) and traits.is_broken
+
+
+def _attribute_names(program: Program) -> set[str]:
+    """The attributes that an expression reads; those of its lists also in their order."""
+    names = [f"{read.domain}/{read.id}" for read in program.reads or () if read.kind == "attribute"]
+    return {*names, *map(order_attribute, names)}
+
+
+_TYPES = {str: "string", int: "int", bool: "bool"}
+
+
+def _equalities(program: Program) -> Iterator[tuple[str, frozenset[Any]]]:
+    for one in program.equalities:
+        yield f"{one.domain}/{one.id}", frozenset((_TYPES[type(value)], value) for value in one.values)
+
+
+def _has_unreadable_attribute(kind: DeviceKind) -> bool:
+    """Whether the devices of a kind have an attribute that cannot be read."""
+    return any(attribute.fault is not None for attribute in published_device(kind.one).device.attributes.values())
+
+
+def _has_type(kind: DeviceKind, name: str, values: Iterable[tuple[str, object]]) -> bool:
+    """Whether the attribute of a kind is a single value of the type of these."""
+    value = kind.one.attributes.get(name)
+    return isinstance(value, tuple) and {value[0]} == {type_ for type_, _ in values}

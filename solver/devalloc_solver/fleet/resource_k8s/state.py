@@ -1,0 +1,371 @@
+"""The objects of a cluster as they come and go, and what each change affects: one node, one claim, or the rules."""
+
+from __future__ import annotations
+
+import marshal
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from devalloc_solver.dialects.resource_k8s import feature_gates as gate
+from devalloc_solver.dialects.resource_k8s.cluster_check import ClusterChecker
+from devalloc_solver.dialects.resource_k8s.cluster_view import view_cluster
+from devalloc_solver.dialects.resource_k8s.decode import read_slice
+from devalloc_solver.dialects.resource_k8s.fields import FieldError
+from devalloc_solver.dialects.resource_k8s.manifests import ClusterInput, Key, priority_of, read_documents
+from devalloc_solver.dialects.resource_k8s.objects import ClusterNode, ResourceSlice
+from devalloc_solver.dialects.resource_k8s.pools import PoolId, SliceBook
+from devalloc_solver.dialects.resource_k8s.published_devices import list_published_devices
+from devalloc_solver.dialects.resource_k8s.usage import DeviceId, DeviceUsage, add_allocation
+from devalloc_solver.fleet.node_index import HeldItem, NodeIndex
+from devalloc_solver.fleet.resource_k8s.device_properties import PropertyNumbers, local_snapshot, published_device
+from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimRules, SharedDevices
+from devalloc_solver.problem.snapshot import Device, Snapshot
+
+Manifest = Mapping[str, Any]
+Name = tuple[str, str, str]
+"""kind, namespace, name"""
+
+
+class HeldUsage(NamedTuple):
+    """What a claim holds."""
+
+    priority: int
+    usage: DeviceUsage
+
+
+GrantedDevice = tuple[str | None, Device, tuple[tuple[str, int], ...] | None]
+"""node, device of its snapshot, nano units of a share (None when whole)"""
+
+
+@dataclass(slots=True, eq=False)
+class ClusterState:
+    """Objects, and all that is kept up to date with them.
+
+    A pool whose slices are all of one node is that node's own, and in the index; devices of all others are *commons*.
+    """
+
+    gates: frozenset[str]
+    placement: str
+    objects: dict[Name, list[Manifest]] = field(default_factory=dict)
+    nodes: dict[str, ClusterNode] = field(default_factory=dict)
+    """the Node objects"""
+    slices: dict[Name, ResourceSlice] = field(default_factory=dict)
+    """those that can be read"""
+    classes: ClusterInput = field(default_factory=ClusterInput)
+    tenants: dict[Key, HeldUsage] = field(default_factory=dict)
+    share_ids: dict[DeviceId, dict[str, int]] = field(default_factory=dict)
+    """ids of shares in use, and how many claims have them"""
+    index: NodeIndex = field(init=False)
+    checker: ClusterChecker = field(init=False)
+    layout: int = 0
+    """changes with slices and nodes"""
+    holders: dict[str | None, set[Key]] = field(default_factory=lambda: defaultdict(set))
+    """node -> claims that hold any of its own devices"""
+    scattered: set[Key] = field(default_factory=set)
+    """claims that hold devices of several nodes, which no claim is given"""
+    _rules: ResourceClaimRules | None = None
+    _commons: SharedDevices | None = None
+    _numbers: PropertyNumbers = field(default_factory=dict)
+    _pools: dict[PoolId, dict[Name, None]] = field(default_factory=dict)
+    _places: dict[PoolId, str | None] = field(default_factory=dict)
+    """pool -> the node that it is of; None for one of the commons"""
+    _own: dict[str | None, dict[PoolId, None]] = field(default_factory=lambda: defaultdict(dict))
+    """node (None: the commons) -> its pools"""
+    _by_pool: dict[PoolId, set[Key]] = field(default_factory=lambda: defaultdict(set))
+    """pool -> claims that hold of it"""
+
+    def __post_init__(self) -> None:
+        self.index = NodeIndex(self.placement)
+        self.checker = ClusterChecker(self.gates)
+
+    @classmethod
+    def load(cls, documents: Iterable[tuple[Name, Manifest]], gates: frozenset[str], placement: str) -> ClusterState:
+        """Read everything at once."""
+        state = cls(gates, placement)
+        for name, document in documents:
+            state.objects.setdefault(name, []).append(document)
+        for name in state.objects:
+            if name[0] == "ResourceSlice":
+                state._read_slice(name)
+            elif name[0] == "Node":
+                state._read_node(name)
+        for pool in state._pools:
+            state._settle(pool)
+        snapshots = {node: state._snapshot(node) for node in state._own if node is not None}
+        state.index.load({node: snapshot for node, snapshot in snapshots.items() if snapshot.pools})
+        state._read_classes()
+        for name in state.objects:
+            if name[0] == "ResourceClaim":
+                state._read_claim(name)
+        return state
+
+    # -- changes -------------------------------------------------------------------------------------------------------
+
+    def replace(self, name: Name, documents: list[Manifest]) -> bool:
+        """These are the objects of a name now, if any. Returns whether that changes more than what one claim holds."""
+        old = self.objects.pop(name, [])
+        if documents:
+            self.objects[name] = documents
+        match name[0]:
+            case "ResourceClaim":
+                self.free((name[1], name[2]))
+                self._read_claim(name)
+                return False
+            case "ResourceSlice" | "DeviceClass" if _is_unchanged(old, documents):
+                self.objects[name] = old  # it is known by this
+                return False
+            case "ResourceSlice":
+                self._slice_changed(name)
+            case "DeviceClass":
+                self._read_classes()
+            case "Node":
+                return self._node_changed(name)
+        return True
+
+    def _slice_changed(self, name: Name) -> None:
+        old = self.slices.get(name)
+        self._read_slice(name)
+        new = self.slices.get(name)
+        pools = dict.fromkeys(resource_slice.pool_id for resource_slice in (old, new) if resource_slice is not None)
+        before = {self._places[pool] for pool in pools if pool in self._places}
+        keys = {key for pool in pools for key in self._by_pool.get(pool, ())}
+        names = self.node_names() if None in self._own else set()
+        for place in before:
+            keys |= self._holders(place)
+        for pool in pools:
+            self._settle(pool)
+        places = before | {self._places[pool] for pool in pools if pool in self._places}
+        for place in places - before:
+            keys |= self._holders(place)
+        for key in keys:
+            self._free_items(key)
+        for node in sorted(place for place in places if place is not None):
+            if node in self._own:
+                self.index.put(node, self._snapshot(node))
+            else:
+                self.index.drop(node)
+        for key in sorted(keys):
+            self._hold_items(key, self._items(self.tenants[key].usage))
+        self.layout += 1
+        if None in places or (None in self._own and names != self.node_names()):
+            self._commons = self._rules = None
+
+    def _holders(self, place: str | None) -> set[Key]:
+        return {key for pool in self._own.get(place, ()) for key in self._by_pool.get(pool, ())} if place else set()
+
+    def _node_changed(self, name: Name) -> bool:
+        before = self.nodes.get(name[2])
+        self._read_node(name)
+        if self.nodes.get(name[2]) == before:
+            return False
+        self.layout += 1
+        if None in self._own:
+            self._commons = self._rules = None
+        return True
+
+    def _read_node(self, name: Name) -> None:
+        self.nodes.pop(name[2], None)
+        self.nodes |= read_documents(self.objects.get(name, ()), self.gates).nodes
+        node = self.nodes.get(name[2])
+        self.checker.set_node(name[2], {} if node is None else node.labels)
+
+    def _read_classes(self) -> None:
+        manifests = [one for name, same in self.objects.items() if name[0] == "DeviceClass" for one in same]
+        self.classes = read_documents(manifests, self.gates)
+        self.checker.classes = self.classes.class_manifests
+        self._rules = None
+
+    # -- slices --------------------------------------------------------------------------------------------------------
+
+    def _read_slice(self, name: Name) -> None:
+        """Take note of a slice, or that it is gone, as ``documents`` reads it."""
+        old = self.slices.pop(name, None)
+        if old is not None:
+            del self._pools[old.pool_id][name]
+        documents = self.objects.get(name, ())
+        if len(documents) != 1:
+            return
+        try:
+            resource_slice = read_slice(documents[0])
+        except FieldError:
+            return
+        if gate.COMPATIBILITY_GROUPS in self.gates and any(device.uses_groups for device in resource_slice.devices):
+            return
+        self.slices[name] = resource_slice
+        self._pools.setdefault(resource_slice.pool_id, {})[name] = None
+
+    def _settle(self, pool: PoolId) -> None:
+        """Say whose a pool is, now that its slices have changed."""
+        if pool in self._places:
+            place = self._places.pop(pool)
+            del self._own[place][pool]
+            if not self._own[place]:
+                del self._own[place]
+        names = self._pools.get(pool)
+        self.checker.set_pool(pool, [self.objects[name][0] for name in names or ()])
+        if not names:
+            self._pools.pop(pool, None)
+            return
+        nodes = {self.slices[name].reach.node_name for name in names}
+        place = self._places[pool] = nodes.pop() if len(nodes) == 1 else None
+        self._own[place][pool] = None
+
+    def read_slices(self) -> dict[int, ResourceSlice]:
+        """All that can be read, by the id of the manifest."""
+        return {id(self.objects[name][0]): resource_slice for name, resource_slice in self.slices.items()}
+
+    def book(self, pools: Iterable[PoolId]) -> SliceBook:
+        """The slices of some pools."""
+        names = [name for pool in pools for name in self._pools[pool]]
+        contents = [self.objects[name][0] for name in names]
+        read = {id(content): self.slices[name] for name, content in zip(names, contents, strict=True)}
+        return SliceBook(contents, self.gates, read)
+
+    def all_slices(self) -> SliceBook:
+        return self.book(self._pools)
+
+    def _snapshot(self, node: str) -> Snapshot:
+        return local_snapshot(node, self.book(self._own[node]).pools(ClusterNode(node)), self.gates, self._numbers)
+
+    @property
+    def common_holders(self) -> set[Key]:
+        """Claims that hold devices which are not of one node alone."""
+        return {key for pool in self._own.get(None, ()) for key in self._by_pool.get(pool, ())}
+
+    def node_names(self) -> set[str]:
+        """Of nodes that have pools of their own, or are known as objects."""
+        return {*self.nodes, *(node for node in self._own if node is not None)}
+
+    # -- rules ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def rules(self) -> ResourceClaimRules:
+        if self._rules is None:
+            if self._commons is None:
+                self._commons = self._find_commons()
+            self._rules = ResourceClaimRules(self.gates, self.index, self.classes, self._commons)
+            self.index.forget()
+        return self._rules
+
+    def _find_commons(self) -> SharedDevices:
+        pools = self._own.get(None)
+        if not pools:
+            return SharedDevices()
+        seen = view_cluster(
+            self.book(pools), {name: self.nodes.get(name, ClusterNode(name)) for name in self.node_names()}
+        )
+        offers = tuple(offer for offer in list_published_devices(seen.views, None, self.gates) if offer.nodes)
+        return SharedDevices(offers, frozenset(seen.broken))
+
+    # -- claims --------------------------------------------------------------------------------------------------------
+
+    def _read_claim(self, name: Name) -> None:
+        """Take note of what a claim came in with, valid or not."""
+        if not any(is_allocated(one) for one in self.objects.get(name, ())):
+            return
+        intake = read_documents(self.objects[name], self.gates)
+        holdings = [((c.namespace, c.name), priority_of(c), c.allocation) for c in intake.claims]
+        holdings += [(refused.key, 0, refused.allocation) for refused in intake.refused]
+        for key, priority, allocation in holdings:
+            if allocation is not None:
+                self.hold(key, priority, allocation)
+
+    def hold(self, key: Key, priority: int, allocation: Manifest) -> None:
+        """A claim has an allocation, in place of any it had."""
+        usage = DeviceUsage()
+        with suppress(FieldError):  # all that names a device is added
+            add_allocation(usage, allocation, "status.allocation")
+        self._enter(key, HeldUsage(priority, usage), self._items(usage))
+        self.checker.hold(key, allocation)
+
+    def grant(self, key: Key, priority: int, allocation: Manifest, devices: Sequence[GrantedDevice]) -> None:
+        """The same of an answer of the index."""
+        usage = DeviceUsage()
+        items: list[HeldItem] = []
+        for node, device, amounts in devices:
+            offer = published_device(device)
+            items.append((node, device.index, amounts))
+            if amounts is None:
+                usage.whole.add(offer.id)
+            else:
+                usage.add_share(offer.id, None, dict(amounts))
+        for result in allocation["devices"]["results"]:
+            if "shareID" in result and "adminAccess" not in result:
+                usage.share_ids[result["driver"], result["pool"], result["device"]].add(result["shareID"])
+        self._enter(key, HeldUsage(priority, usage), items)
+        self.checker.hold(key, allocation, is_own=True)
+
+    def _enter(self, key: Key, tenant: HeldUsage, items: list[HeldItem]) -> None:
+        self.free(key)
+        self.tenants[key] = tenant
+        for device in (*tenant.usage.whole, *tenant.usage.shared):
+            self._by_pool[device[:2]].add(key)
+        for device, ids in tenant.usage.share_ids.items():
+            counts = self.share_ids.setdefault(device, {})
+            for one in ids:
+                counts[one] = counts.get(one, 0) + 1
+        self._hold_items(key, items)
+
+    def free(self, key: Key) -> None:
+        """A claim has nothing any more."""
+        tenant = self.tenants.pop(key, None)
+        if tenant is None:
+            return
+        for device in (*tenant.usage.whole, *tenant.usage.shared):
+            self._by_pool[device[:2]].discard(key)
+        for device, ids in tenant.usage.share_ids.items():
+            counts = self.share_ids[device]
+            for one in ids:
+                counts[one] -= 1
+                if not counts[one]:
+                    del counts[one]
+            if not counts:
+                del self.share_ids[device]
+        self._free_items(key)
+        self.checker.free(key)
+
+    def _hold_items(self, key: Key, items: list[HeldItem]) -> None:
+        self.index.hold(key, items)
+        nodes = {item[0] for item in items}
+        for node in nodes:
+            self.holders[node].add(key)
+        if len(nodes) > 1:
+            self.scattered.add(key)
+
+    def _free_items(self, key: Key) -> None:
+        for node in {item[0] for item in self.index.held.get(key, ())}:
+            self.holders[node].discard(key)
+        self.scattered.discard(key)
+        self.index.free(key)
+
+    def _items(self, usage: DeviceUsage) -> list[HeldItem]:
+        return [*self._own_items(usage)]
+
+    def _own_items(self, usage: DeviceUsage) -> Iterator[HeldItem]:
+        """What of a usage is of nodes' own pools; the rest is of the commons, or not there."""
+        for device in sorted({*usage.whole, *usage.shared}):
+            node = self._places.get(device[:2])
+            record = None if node is None else self.index.records.get(node)
+            number = None if record is None else record.find("/".join(device[:2]), device[2])
+            if record is not None and number is not None:
+                is_whole = device in usage.whole or not published_device(record.snapshot.devices[number]).is_shareable
+                yield node, number, None if is_whole else tuple(sorted(usage.shared[device].items()))
+
+
+def _is_unchanged(old: list[Manifest], new: list[Manifest]) -> bool:
+    """Whether objects are what they were, to the letter; one that was written on in place is not known to be."""
+    if any(one is other for one in old for other in new):
+        return False
+    try:
+        return marshal.dumps(old, 0) == marshal.dumps(new, 0)
+    except ValueError:
+        return False
+
+
+def is_allocated(document: Manifest) -> bool:
+    """Whether a document is a claim that has an allocation."""
+    status = document.get("status")
+    return document.get("kind") == "ResourceClaim" and isinstance(status, Mapping) and bool(status.get("allocation"))

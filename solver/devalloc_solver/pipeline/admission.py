@@ -1,0 +1,400 @@
+"""Which pending claims may be given devices: ResourceQuotas by device count, and admin access by namespace.
+
+Allocated devices count first, then the most that each pending claim may get, earlier claims first (S17). So claims that
+are answered together never exceed a quota, whatever the solver chooses. A claim that waits for something else takes
+nothing from later claims: they are solved again without it. A claim whose search continues keeps its turn. Admission
+runs before the solver and not in it: the most devices that a claim may get is known without placing it, and the order
+of claims does not depend on where there is room.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from devalloc.api import host_pool_names, meta
+from devalloc.api.claim import DeviceClaim
+from devalloc.api.decode import decode, normalize
+from devalloc.api.json_content import is_valid_unicode
+from devalloc.api.raw_claims import (
+    ClaimKey,
+    admin_class_names,
+    allocation_entries,
+    claim_key,
+    claim_key_or_none,
+    device_claims_in,
+    group_of,
+    is_deleting,
+)
+from devalloc_solver.explain.reasons import STILL_SEARCHING, Reason
+from devalloc_solver.pipeline import quota
+from devalloc_solver.pipeline.quota import Bound
+
+QUOTA_EXCEEDED = "QuotaExceeded"
+"""Reason of a claim: a ResourceQuota of its namespace allows fewer devices of a class."""
+ADMIN_ACCESS_DENIED = "AdminAccessDenied"
+"""Reason of a claim: it names a class with admin access, and its namespace is not labelled for that."""
+AdminNamespaces = Literal["all", "labelled"]
+_PASSES = 16
+"""How often claims that find no place let those behind them ask; the rest wait for the next round."""
+_SECONDS = 5.0
+"""After which no further pass is begun."""
+_OF_THE_BATCH = {
+    reason.value
+    for reason in (
+        Reason.LOST_TO_HIGHER_PRIORITY,
+        Reason.LOST_TO_COMPETITION,
+        Reason.GROUP_UNSATISFIABLE,
+        Reason.SEARCH_LIMIT,
+    )
+}
+"""Reasons of claims that could have found a place if others of their batch, or of their group, had asked for less."""
+Answer = dict[str, Any]
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SortedDocuments:
+    """Documents, told apart by whether they can be looked into before they are decoded."""
+
+    readable: Sequence[Object]
+    """As the decoder reads them, so that no other claim is seen here than the solver sees: each claim that can be
+    decoded is among them."""
+    rest: Sequence[Any]
+    originals: Mapping[int, Any]
+    """By id of a readable one: the document itself, if it is written otherwise than it is read."""
+
+    def written(self, document: Object) -> Any:
+        """The document that a readable one was read from, for the solver, which warns of how it is written."""
+        return self.originals.get(id(document), document)
+
+
+def sort_documents(documents: Iterable[Any]) -> SortedDocuments:
+    """Those that can be looked into before they are decoded, and the rest."""
+    readable: list[Object] = []
+    rest: list[Any] = []
+    originals: dict[int, Any] = {}
+    for document in documents:
+        content = _readable_content(document)
+        if content is None or not _is_well_formed(content):
+            rest.append(document)
+            continue
+        readable.append(content)
+        if content is not document:
+            originals[id(content)] = document
+    return SortedDocuments(readable, rest, originals)
+
+
+def _readable_content(document: Any) -> Object | None:
+    """A document as the decoder reads it. Pools as they are, for they are large, and only those of what nodes have for
+    machines are looked into."""
+    if not isinstance(document, Mapping):
+        return None
+    content = document if isinstance(document, dict) else dict(document)
+    is_plain = content.get("kind") == "DevicePool" and host_pool_names.node_of_host_pool(content) is None
+    return content if is_plain else normalize(content)
+
+
+def _is_well_formed(content: Object) -> bool:
+    """Whether it is well formed as far as it is looked into before it is decoded. All that can be decoded is, of the
+    kinds that are looked into."""
+    metadata = content.get("metadata")
+    if not isinstance(metadata, Mapping):
+        return False
+    name, namespace = metadata.get("name"), metadata.get("namespace", "")
+    if not isinstance(name, str) or not isinstance(namespace, str):
+        return False
+    if is_admission_object(content):
+        return True
+    if not is_valid_unicode(name) or not is_valid_unicode(
+        namespace
+    ):  # the solver answers by another name, which can be written
+        return False
+    annotations, finalizers = metadata.get("annotations", {}), metadata.get("finalizers", [])
+    return (
+        isinstance(metadata.get("creationTimestamp", ""), str)
+        and isinstance(annotations, Mapping)
+        and all(isinstance(text, str) for text in annotations.values())
+        and isinstance(finalizers, list)
+        and all(isinstance(content.get(part, {}), Mapping) for part in ("spec", "status"))
+    )
+
+
+def relevant_content(doc: Object) -> Any:
+    """What of a Namespace or ResourceQuota is looked at, to tell whether a change of it matters; None for nothing."""
+    if _is_namespace(doc):
+        return _is_labelled(doc) or None
+    return (bounds, quota.quota_status(doc)) if (bounds := quota.bounds_of(doc)) else None
+
+
+def is_admission_object(doc: Mapping[str, Any]) -> bool:
+    """Whether it is of a kind that is looked at here, and by nobody after."""
+    return _is_namespace(doc) or quota.is_quota(doc)
+
+
+def _is_namespace(doc: Mapping[str, Any]) -> bool:
+    return doc.get("kind") == "Namespace" and doc.get("apiVersion") == "v1"
+
+
+def _is_labelled(namespace: Object) -> bool:
+    labels = namespace["metadata"].get("labels")
+    return isinstance(labels, dict) and labels.get(meta.ADMIN_ACCESS) == "true"
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """Claims that get devices together or not at all."""
+
+    members: Sequence[Object]
+    wants: Mapping[Bound, Mapping[ClaimKey, int | str]]
+    """What the members that count for a bound may get at most."""
+
+    @property
+    def keys(self) -> frozenset[ClaimKey]:
+        return frozenset(map(claim_key, self.members))
+
+
+def solve_admitted(
+    documents: Sequence[Object],
+    solve: Callable[[list[Object]], Answer],
+    admin_namespaces: AdminNamespaces = "all",
+    kept_out: Mapping[ClaimKey, tuple[str, str]] | None = None,
+    unread: Sequence[Any] = (),
+) -> Answer:
+    """The solver's answers to admitted claims, and for the others an answer with a reason of admission.
+
+    ``documents``: the solver's input, with groups as they are placed, and with Namespaces and ResourceQuotas.
+    ``kept_out``: claims that are not to be asked for, with reason and message; nor is who is in a group with them.
+    ``unread``: the rest of ``sort_documents``, which ``solve`` adds. Devices of claims among it count as in use, and
+    the solver refuses a claim of the same name as one of them.
+    """
+    relevant = [doc for doc in documents if not is_admission_object(doc)]
+    bounds = {bound: most for doc in documents if quota.is_quota(doc) for bound, most in quota.bounds_of(doc).items()}
+    denied = _admin_denials(documents, unread) if admin_namespaces == "labelled" else {}
+    denied |= _with_group_members(documents, kept_out or {}, unread)
+    problems = [one.to_dict() for doc in documents if quota.is_quota(doc) for one in quota.problems_of(doc)]
+    if not bounds and not denied:
+        return _with_problems(solve(relevant), problems)
+    classes = quota.classes_among(relevant)
+    units = [unit for unit in _units(relevant, bounds, classes, unread) if not unit.keys & denied.keys()]
+    held = quota.count_allocated([*relevant, *unread], bounds, classes)
+    room = {bound: most - held[bound] for bound, most in bounds.items()}
+    failed: dict[ClaimKey, Answer] = {}
+    seconds = 0.0
+
+    def ask(withheld: Container[ClaimKey]) -> Answer:
+        nonlocal seconds
+        answer = solve([doc for doc in relevant if doc.get("kind") != "DeviceClaim" or claim_key(doc) not in withheld])
+        seconds += answer["seconds"]
+        return answer
+
+    for turn in range(_PASSES):
+        admitted, refused = _admit_in_order([unit for unit in units if not unit.keys & failed.keys()], room, bounds)
+        answer = ask({*denied, *refused, *failed})
+        by_claim = _by_claim(answer)
+        short = {bound for one in refused.values() for bound in one.bounds}
+        lost = [unit for unit in admitted if short & unit.wants.keys() and _is_refused(unit, by_claim)]
+        if not lost or turn == _PASSES - 1 or seconds > _SECONDS:
+            break
+        failed |= {key: by_claim[key] for unit in lost for key in unit.keys}
+        if turn == 0:  # first all that would find no place even without any quota
+            by_claim = _by_claim(ask({*denied, *failed}))
+            hopeless = [unit for unit in units if not unit.keys & failed.keys() and _is_hopeless(unit, by_claim)]
+            failed |= {key: by_claim[key] for unit in hopeless for key in unit.keys}
+    reasons = {key: one.why for key, one in refused.items()} | denied
+    others = [_denied_answer(key, why) for key, why in reasons.items()]
+    claims = sorted([*answer["claims"], *failed.values(), *others], key=lambda one: (one["namespace"], one["name"]))
+    return _with_problems({**answer, "claims": claims, "seconds": seconds}, problems)
+
+
+def _with_problems(answer: Answer, problems: list[dict[str, Any]]) -> Answer:
+    return {**answer, "problems": [*answer["problems"], *problems]} if problems else answer
+
+
+def _by_claim(answer: Answer) -> dict[ClaimKey, Answer]:
+    return {(one["namespace"], one["name"]): one for one in answer["claims"]}
+
+
+def _is_hopeless(unit: _Unit, by_claim: Mapping[ClaimKey, Answer]) -> bool:
+    """Whether one of them finds no place, even if no other claim of this batch gets one."""
+    reasons = {by_claim[key]["reason"] for key in unit.keys if not by_claim[key]["allocated"]}
+    return bool(reasons - _OF_THE_BATCH)
+
+
+def _is_refused(unit: _Unit, by_claim: Mapping[ClaimKey, Answer]) -> bool:
+    """Whether a unit that had its turn got nothing. One that is searched for keeps its turn."""
+    answers = [by_claim[key] for key in unit.keys]
+    return not all(each["allocated"] for each in answers) and not any(each.get(STILL_SEARCHING) for each in answers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Denial:
+    why: tuple[str, str]
+    bounds: frozenset[Bound]
+
+
+def _admit_in_order(
+    units: Iterable[_Unit], room: Mapping[Bound, int], bounds: Mapping[Bound, int]
+) -> tuple[list[_Unit], dict[ClaimKey, _Denial]]:
+    """Who may ask, and who may not; units come in the order of their turn."""
+    left = dict(room)
+    admitted: list[_Unit] = []
+    refused: dict[ClaimKey, _Denial] = {}
+    for unit in units:
+        over = {}
+        for bound, wants in unit.wants.items():
+            numbers = [number for number in wants.values() if isinstance(number, int)]
+            if len(numbers) < len(wants) or sum(numbers) > left[bound]:
+                over[bound] = wants
+        if over:
+            why = {key: _quota_denial(bound, wants, bounds) for bound, wants in over.items() for key in wants}
+            refusals = _member_messages(unit, why)
+            refused |= {key: _Denial(one, frozenset(over)) for key, one in refusals.items()}
+            continue
+        admitted.append(unit)
+        for bound, wants in unit.wants.items():
+            left[bound] -= sum(number for number in wants.values() if isinstance(number, int))
+    return admitted, refused
+
+
+def _quota_denial(bound: Bound, wants: Mapping[ClaimKey, int | str], bounds: Mapping[Bound, int]) -> tuple[str, str]:
+    namespace, name, device_class = bound
+    quota_named = f"quota {namespace}/{name}"
+    most = f"{bounds[bound]} {'device' if bounds[bound] == 1 else 'devices'} of class {device_class}"
+    for key, number in wants.items():
+        if isinstance(number, str):
+            which = number if len(wants) == 1 else f"{number} of {'/'.join(key)}"
+            return QUOTA_EXCEEDED, (
+                f"{which}: {quota_named} counts devices of class {device_class}, "
+                "so limits.count must set how many it may get at most"
+            )
+    requested = sum(number for number in wants.values() if isinstance(number, int))
+    who = "this claim" if len(wants) == 1 else f"{len(wants)} claims of its group"
+    # How many are left is not said: whatever is given or released would have all that wait told anew.
+    others = "" if requested > bounds[bound] else "; others hold them or come first"
+    return QUOTA_EXCEEDED, f"{quota_named} allows {most}{others}, and {who} may get up to {requested}"
+
+
+def _member_messages(unit: _Unit, why: Mapping[ClaimKey, tuple[str, str]]) -> dict[ClaimKey, tuple[str, str]]:
+    """The message of each member if some have a reason of their own."""
+    guilty = min(why)
+    others = (
+        Reason.GROUP_UNSATISFIABLE.value,
+        f"its group is all-or-nothing, and claim {'/'.join(guilty)} cannot have its devices: {why[guilty][1]}",
+    )
+    return {key: why.get(key, others) for key in unit.keys}
+
+
+def _denied_answer(key: ClaimKey, why: tuple[str, str]) -> Answer:
+    reason, message = why
+    return {
+        "namespace": key[0],
+        "name": key[1],
+        "allocated": False,
+        "node": None,
+        "allocations": [],
+        "oneOf": None,
+        "reason": reason,
+        "message": message,
+    }
+
+
+# -- who asks ----------------------------------------------------------------------------------------------------------
+
+
+def _waiting(documents: Sequence[Object], unread: Sequence[Any]) -> Iterator[list[Object]]:
+    """Claims that hold nothing, with their groups. Claims of one name are left out: the solver refuses all of them."""
+    groups: dict[tuple[str, str], list[Object]] = {}
+    claims = [*device_claims_in(documents)]
+    copies = Counter([*map(claim_key, claims), *_other_claim_names(documents, unread)])
+    for claim in claims:
+        if allocation_entries(claim) or is_deleting(claim) or copies[claim_key(claim)] > 1:
+            continue
+        if (group := group_of(claim)) is None:
+            yield [claim]
+        else:
+            groups.setdefault((claim_key(claim)[0], group), []).append(claim)
+    yield from groups.values()
+
+
+def _other_claim_names(documents: Sequence[Object], unread: Sequence[Any]) -> Iterator[ClaimKey]:
+    """The names of claims that the solver knows besides ``device_claims_in``, because it refuses those too."""
+    of_another_version = (doc for doc in documents if doc.get("apiVersion") != meta.DEVMGMT)
+    for doc in (*of_another_version, *unread):
+        key = claim_key_or_none(doc)
+        if key is not None and isinstance(decode(doc).object, DeviceClaim | None):  # else it is a foreign object
+            yield key
+
+
+def _units(
+    documents: Sequence[Object], bounds: Iterable[Bound], classes: quota.Classes, unread: Sequence[Any]
+) -> list[_Unit]:
+    """Those that count for a bound, in the order of their turn: a group's is that of its first member."""
+    by_namespace: dict[str, list[Bound]] = {}
+    for bound in bounds:
+        by_namespace.setdefault(bound[0], []).append(bound)
+    ordered = []
+    for members in _waiting(documents, unread):
+        own_bounds = by_namespace.get(claim_key(members[0])[0], ())
+        read = [one for member in members if own_bounds and isinstance(one := decode(member).object, DeviceClaim)]
+        wants: dict[Bound, dict[ClaimKey, int | str]] = {}
+        for bound in own_bounds:
+            for claim in read:
+                if number := quota.max_devices(claim, bound[2], classes):
+                    wants.setdefault(bound, {})[claim.key] = number
+        if wants:
+            ordered.append((min(map(_claim_order, read)), _Unit(members, wants)))
+    return [unit for _, unit in sorted(ordered, key=lambda one: one[0])]
+
+
+def _claim_order(claim: DeviceClaim) -> tuple[int, bool, float, ClaimKey]:
+    """S17: priority, creation time (a missing one comes last), namespace and name."""
+    created = claim.metadata.creation_timestamp
+    since = 0.0 if created is None else meta.parse_time(created).timestamp()
+    return -claim.priority, created is None, since, claim.key
+
+
+def _admin_denials(documents: Sequence[Object], unread: Sequence[Any]) -> dict[ClaimKey, tuple[str, str]]:
+    """Claims that want admin access in a namespace that is not for it, and who is in a group with them."""
+    if not (admin := admin_class_names(documents)):
+        return {}
+    labelled = {doc["metadata"]["name"] for doc in documents if _is_namespace(doc) and _is_labelled(doc)}
+    denied: dict[ClaimKey, tuple[str, str]] = {}
+    for members in _waiting(documents, unread):
+        namespace = claim_key(members[0])[0]
+        if namespace in labelled:
+            continue
+        why = {}
+        for member in members:
+            if named := sorted(admin & _class_names(member)):
+                why[claim_key(member)] = (
+                    ADMIN_ACCESS_DENIED,
+                    f"class {named[0]} gives admin access, which namespace {namespace} does not allow; "
+                    f'an admin must label it {meta.ADMIN_ACCESS}: "true"',
+                )
+        if why:
+            denied |= _member_messages(_Unit(members, {}), why)
+    return denied
+
+
+def _with_group_members(
+    documents: Sequence[Object], why: Mapping[ClaimKey, tuple[str, str]], unread: Sequence[Any]
+) -> dict[ClaimKey, tuple[str, str]]:
+    """Those of them that wait, and who is in a group with them."""
+    reasons: dict[ClaimKey, tuple[str, str]] = {}
+    for members in _waiting(documents, unread) if why else ():
+        if own_reasons := {key: why[key] for key in map(claim_key, members) if key in why}:
+            reasons |= _member_messages(_Unit(members, {}), own_reasons)
+    return reasons
+
+
+def _class_names(claim: Object) -> set[str]:
+    """The classes that its entries name, as far as they can be read."""
+    spec = claim.get("spec")
+    entries = spec.get("claims") if isinstance(spec, dict) else None
+    entries = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    choices = [one for entry in entries if isinstance(of := entry.get("oneOf"), list) for one in of]
+    details = [*entries, *(one for one in choices if isinstance(one, dict))]
+    return {name for detail in details if isinstance(name := detail.get("deviceClass"), str)}

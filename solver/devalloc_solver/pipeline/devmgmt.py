@@ -1,0 +1,304 @@
+"""Solve DeviceClaims, step by step: read manifests, take a snapshot, find candidates, search, check, explain."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from devalloc.api.claim import DeviceClaim
+from devalloc.api.device_class import DeviceClass
+from devalloc.api.fields import ApiModel
+from devalloc.api.pool import DevicePool
+from devalloc.api.problems import Problem
+from devalloc_solver.cel.budget import SEARCH_CUT_SHORT, OutOfTime, SearchCutShort
+from devalloc_solver.check import CelResults, check
+from devalloc_solver.deadline import end_time, quick_search_end
+from devalloc_solver.dialects.api_groups import as_manifest_list, foreign_manifests, is_resource_k8s
+from devalloc_solver.dialects.devmgmt.answers import ClaimAnswer, Solution, allocated_answer, placed_answer
+from devalloc_solver.dialects.devmgmt.candidates import CandidateFinder
+from devalloc_solver.dialects.devmgmt.manifests import ProblemInput, RejectedClaim, read_documents, read_objects
+from devalloc_solver.errors import AnswerRefused as AnswerRefused
+from devalloc_solver.exact.policy import PLACEMENTS
+from devalloc_solver.explain.devmgmt.explainer import DeviceClaimExplainer
+from devalloc_solver.gc_pause import gc_paused
+from devalloc_solver.pipeline import admission
+from devalloc_solver.pipeline.decomposition import unproven_names
+from devalloc_solver.pipeline.solve_cache import SolveCache
+from devalloc_solver.pipeline.strategy import SearchOutcome, add_rejected_claims, search_parts
+from devalloc_solver.problem.allocations import Allocation, Key, MissingDevice, read_allocations, recover_allocation
+from devalloc_solver.problem.demand import PlacementUnit, build_units, timeout_rejection
+from devalloc_solver.problem.overuse import device_title, overuse_of_allocations, overuse_problems
+from devalloc_solver.problem.snapshot import Snapshot
+
+
+@gc_paused()
+def solve_manifests(
+    documents: Iterable[Mapping[str, Any]], *, placement: str = "pack", deadline: float | None = None
+) -> dict[str, Any]:
+    """Allocate the pending claims among manifests: pools, classes, claims, configuration objects, ResourceQuotas.
+
+    A claim over a quota of its namespace gets nothing (``QuotaExceeded``), as from `devalloc up`.
+
+    Manifests of resource.k8s.io, without any DeviceClaim, are solved in that dialect; see ``dra.solve_manifests``.
+
+    Never raises for content: what is invalid is reported in ``problems`` and answered with ``allocated: false``.
+
+    Args:
+        documents: manifests as JSON-like dicts, in any order.
+        placement: ``pack`` (default) or ``spread`` (S17, goal 5).
+        deadline: seconds after which the best answer found so far is returned; 0 for the first one that is found, None
+            for no limit. A claim whose expressions take too long is answered with ``SearchLimit``, and the others are
+            solved. What follows the search, such as the check, comes on top: well below a second.
+
+    Returns:
+        ``{"claims": [...], "objective": {"levels": [...]}, "optimal": bool, "seconds": float, "problems": [...]}``
+        with claims ordered by namespace and name (settled L2).
+
+    Raises:
+        ValueError: for an unknown ``placement``, or ``documents`` that are one manifest or text.
+        ValueError, TypeError: for a ``deadline`` that is not a number of seconds.
+    """
+    started = time.monotonic()
+    documents = as_manifest_list(documents)
+    if is_resource_k8s(documents):
+        from devalloc_solver import dra  # with its CEL runtime
+
+        return dra.solve_manifests(documents, placement=placement, deadline=deadline)
+    if any(admission.is_admission_object(document) for document in documents if isinstance(document, Mapping)):
+        apart = admission.sort_documents(documents)
+
+        def solve_some(some: list[dict[str, Any]]) -> dict[str, Any]:
+            left = None if deadline is None else max(0.0, deadline - (time.monotonic() - started))
+            return _solve_without_quotas([*map(apart.written, some), *apart.rest], placement, left, time.monotonic())
+
+        end_time(deadline, started)  # raises for one that is none
+        return admission.solve_admitted(apart.readable, solve_some, unread=apart.rest)
+    return _solve_without_quotas(documents, placement, deadline, started)
+
+
+def _solve_without_quotas(
+    documents: Sequence[Mapping[str, Any]], placement: str, deadline: float | None, started: float
+) -> dict[str, Any]:
+    """The answer without regard to ResourceQuotas."""
+    solution = solve_input(read_documents(documents), placement, deadline, started)
+    problems = sorted((*solution.problems, *foreign_manifests(documents)), key=_problem_order)
+    return replace(solution, problems=tuple(problems)).to_dict()
+
+
+@gc_paused()
+def solve(
+    pools: Iterable[DevicePool],
+    classes: Iterable[DeviceClass],
+    claims: Iterable[DeviceClaim],
+    configs: Iterable[ApiModel | Mapping[str, Any]] = (),
+    *,
+    placement: str = "pack",
+    deadline: float | None = None,
+) -> Solution:
+    """The same for typed objects; see ``solve_manifests``. Raises TypeError for an object of another type."""
+    started = time.monotonic()
+    return solve_input(read_objects(pools, classes, claims, configs), placement, deadline, started)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedProblem:
+    """Everything known before the search begins."""
+
+    intake: ProblemInput
+    snapshot: Snapshot
+    eligibility: CandidateFinder
+    holdings: tuple[Allocation, ...]
+    lost: Mapping[Key, tuple[MissingDevice, ...]]
+    units: tuple[PlacementUnit, ...]
+    refused: tuple[RejectedClaim, ...]
+    problems: tuple[Problem, ...]
+
+
+def prepare(
+    intake: ProblemInput, standing: SolveCache | None = None, *, ends: float | None = None, started: float | None = None
+) -> PreparedProblem:
+    """All stages before the search. ``standing`` is what the caller keeps from one solve to the next.
+
+    ``ends``: the monotonic time at which the call has to answer that began at ``started``.
+    """
+    snapshot, problems, eligibility = (standing or SolveCache()).take(intake)
+    eligibility.begin(ends, started)
+    allocated = [claim for claim in intake.claims if claim.is_allocated]
+    holdings, lost, unclear = read_allocations(snapshot, allocated, intake.classes)
+    for one in intake.refused:
+        if one.status is not None:
+            holding, missing = recover_allocation(snapshot, one.key, one.node, one.status.allocations)
+            holdings.append(holding)
+            lost += missing
+    overused = overuse_problems(
+        overuse_of_allocations(snapshot, holdings), "DeviceClaim", partial(device_title, snapshot)
+    )
+    units, refused = build_units(intake, eligibility)
+    by_claim: dict[Key, tuple[MissingDevice, ...]] = {}
+    for entry in lost:
+        by_claim[entry.claim] = (*by_claim.get(entry.claim, ()), entry)
+    gone = [
+        Problem(
+            f"DeviceLost: device {entry.pool}/{entry.device} no longer exists",
+            path="status.allocations",
+            kind="DeviceClaim",
+            namespace=entry.claim[0],
+            name=entry.claim[1],
+            severity="warning",
+        )
+        for entry in lost
+    ]
+    broken = list(_invalid_class_problems(intake, eligibility))
+    eligibility.allowance.begin_search()
+    orphans = [problem for claim in allocated for problem in _missing_class_problems(claim, intake)]
+    return PreparedProblem(
+        intake,
+        snapshot,
+        eligibility,
+        tuple(sorted(holdings, key=lambda h: h.claim)),
+        by_claim,
+        tuple(units),
+        (*intake.refused, *refused),
+        tuple(sorted((*intake.problems, *problems, *unclear, *broken, *gone, *orphans, *overused), key=_problem_order)),
+    )
+
+
+def _problem_order(problem: Problem) -> tuple[str, ...]:
+    """By object: the same whatever the order of the input."""
+    return problem.kind or "", problem.namespace or "", problem.name or "", problem.path, problem.message
+
+
+def _invalid_class_problems(intake: ProblemInput, eligibility: CandidateFinder) -> Iterator[Problem]:
+    """Classes with an expression that cannot be used; nothing is said of those that there is no time for."""
+    for name in sorted(intake.classes):
+        try:
+            error = eligibility.own_error(intake.classes[name].spec.constraints)
+        except OutOfTime:
+            continue
+        if error is not None:
+            yield Problem(error, path="spec.constraints", kind="DeviceClass", name=name)
+
+
+def _missing_class_problems(claim: DeviceClaim, intake: ProblemInput) -> Iterator[Problem]:
+    """An allocated claim keeps its devices when its class goes, and somebody should know (S18)."""
+    for index, entry in enumerate(claim.spec.claims):
+        for name in sorted({d.device_class for d in entry.alternatives if d.device_class} - {*intake.classes}):
+            what = "is invalid" if name in intake.invalid_classes else "was deleted"
+            yield Problem(
+                f"class {name!r} {what}; the claim keeps its devices",
+                path=f"spec.claims[{index}]",
+                kind="DeviceClaim",
+                namespace=claim.namespace,
+                name=claim.metadata.name,
+                severity="warning",
+            )
+
+
+def solve_input(
+    intake: ProblemInput,
+    placement: str,
+    deadline: float | None,
+    started: float,
+    standing: SolveCache | None = None,
+    *,
+    is_quick: bool = False,
+) -> Solution:
+    """The answers to the claims of an intake; see ``solve_manifests``.
+
+    ``started``: monotonic time from which ``deadline`` and ``seconds`` count. ``standing``: see ``prepare``.
+    ``is_quick``: see ``search_parts``; then the search has ``deadline`` for itself.
+
+    Raises ValueError or TypeError for a ``placement`` or ``deadline`` that is none, AnswerRefused for a bug of the
+    solver.
+    """
+    if placement not in PLACEMENTS:
+        raise ValueError(f"placement must be one of {', '.join(PLACEMENTS)}, not {placement!r}")
+    ends, began, cpu_began = end_time(deadline, started), time.monotonic(), time.thread_time()
+    prepared = prepare(intake, standing, ends=ends, started=started)
+    if is_quick:
+        ends = quick_search_end(deadline, began, cpu_began)
+        prepared.eligibility.allowance.prolong(ends)
+    outcome = search_parts(
+        prepared.snapshot, prepared.holdings, prepared.units, placement=placement, ends=ends, is_quick=is_quick
+    )
+    pending = [claim for claim in intake.claims if not claim.is_allocated and not claim.is_deleting]
+    levels = add_rejected_claims(outcome.levels, [claim.priority for claim in pending])
+    optimal = all(level.is_proven for level in levels if level.goal == "satisfied")
+    answers = _answer_all(prepared, outcome, ends, is_quick=is_quick)
+    disagreements = _verify_answers(prepared, answers)
+    return Solution(
+        claims=tuple(answers),
+        levels=tuple(levels),
+        optimal=optimal,
+        seconds=time.monotonic() - started,
+        problems=(*prepared.problems, *disagreements),
+        unproven=(*unproven_names(outcome.unproven),),
+    )
+
+
+def _answer_all(
+    prepared: PreparedProblem, outcome: SearchOutcome, ends: float | None, *, is_quick: bool
+) -> list[ClaimAnswer]:
+    intake, placements = prepared.intake, outcome.placements
+    answers = [placed_answer(p, prepared.snapshot, intake) for p in placements]
+    answers += [
+        allocated_answer(claim, prepared.snapshot, prepared.lost.get(claim.key, ()), intake.warnings.get(claim.key, ()))
+        for claim in intake.claims
+        if claim.is_allocated
+    ]
+    answers += [rejected_answer(refused) for refused in prepared.refused]
+    placed = {p.demand.key for p in placements}
+    if is_quick:  # no time goes into the reasons of claims that are answered later
+        later = [demand for part in outcome.unproven for unit in part.units for demand in unit.demands]
+        later = [demand for demand in later if demand.key not in placed]
+        answers += [
+            rejected_answer(timeout_rejection(demand.claim, SearchCutShort(SEARCH_CUT_SHORT))) for demand in later
+        ]
+        placed |= {demand.key for demand in later}
+    left_out = [unit for unit in prepared.units if unit.demands[0].key not in placed]
+    if left_out:
+        doubtful = {key for part in outcome.doubtful for key in part.keys}
+        explainer = DeviceClaimExplainer(
+            prepared.snapshot, prepared.holdings, placements, ends, prepared.eligibility, intake
+        )
+        # Parts that took all of their time come last: the reasons of the others are soon found.
+        for unit in sorted(left_out, key=lambda unit: unit.demands[0].key in doubtful):
+            explainer.is_proven = unit.demands[0].key not in doubtful
+            answers += explainer.explain(unit, intake.warnings)
+    return sorted(answers, key=lambda a: a.key)
+
+
+def rejected_answer(refused: RejectedClaim) -> ClaimAnswer:
+    """The answer for a claim that is not solved: what it holds it keeps, and says what is wrong with it (S16)."""
+    held = refused.status is not None
+    return ClaimAnswer(
+        namespace=refused.key[0],
+        name=refused.key[1],
+        allocated=held,
+        node=refused.node if held else None,
+        allocations=tuple(a.to_manifest() for a in refused.status.allocations) if refused.status else (),
+        reason=None if held else refused.reason,
+        message=None if held else refused.message,
+        warnings=(f"{refused.reason}: {refused.message}",) if held else (),
+        blockers=() if held else refused.blockers,
+        exceeded=None if held else refused.exceeded,
+    )
+
+
+def _verify_answers(prepared: PreparedProblem, answers: Sequence[ClaimAnswer]) -> list[Problem]:
+    """Expressions that the check and the solver evaluate differently (S6). Raises AnswerRefused."""
+    intake, results = prepared.intake, CelResults()
+    violations = check(
+        intake.pools,
+        intake.classes.values(),
+        intake.claims,
+        [answer.to_dict() for answer in answers],
+        verdicts=results,
+        left_out=intake.refused,
+    )
+    if violations:
+        raise AnswerRefused("the check refuses this answer (please report it): " + "; ".join(violations[:10]))
+    return [Problem(message, severity="warning") for message in results.disagreements]

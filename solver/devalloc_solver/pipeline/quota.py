@@ -1,0 +1,228 @@
+"""How many devices of a class the claims of a namespace may hold, as ResourceQuotas say (``v1``).
+
+Kubernetes counts devices of its own claims by ``<class>.deviceclass.resource.k8s.io/devices``; the names here are the
+same with our API group. An entry of a claim counts each device that it holds, or may at most get: for its class, or for
+every class of its type, or, if it names neither, for every class; otherwise a claim without the name would
+escape the quota. Admin access counts nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from devalloc.api import host_pool_names
+from devalloc.api.claim import COUNT, DeviceClaim, DeviceClaimDetail
+from devalloc.api.decode import decode
+from devalloc.api.device_class import DeviceClass
+from devalloc.api.json_content import escape_invalid_unicode
+from devalloc.api.problems import Problem
+from devalloc.api.quantity import Quantity
+from devalloc.api.raw_claims import allocation_entries, claim_key, claim_key_or_none
+from devalloc.api.status_recovery import recover_status
+
+Object = dict[str, Any]
+KIND = "ResourceQuota"
+SUFFIX = ".deviceclass.devmgmtproto.k8s.io/devices"
+"""What follows the name of a class in ``spec.hard``."""
+_GROUP = SUFFIX.partition("/")[0]
+Bound = tuple[str, str, str]
+"""Namespace, name of the quota, and class."""
+Classes = Mapping[str, DeviceClass]
+
+
+def is_quota(doc: Mapping[str, Any]) -> bool:
+    """Whether it is a ResourceQuota, of whatever."""
+    return doc.get("kind") == KIND and doc.get("apiVersion") == "v1"
+
+
+def bounds_of(quota: Object) -> dict[Bound, int]:
+    """How many devices it allows; empty for one that says nothing of devices. What cannot be read allows none."""
+    spec, key = _mapping(quota.get("spec")), _key(quota)
+    if spec.get("scopes") or spec.get("scopeSelector"):
+        return {}  # those with scopes are of pods
+    if key is None:
+        return {}
+    return {
+        (*key, escape_invalid_unicode(name.removesuffix(SUFFIX))): _whole_number(amount)
+        for name, amount in _mapping(spec.get("hard")).items()
+        if isinstance(name, str) and name.endswith(SUFFIX) and name.removesuffix(SUFFIX) != host_pool_names.CLASS
+    }
+
+
+def _key(quota: Object) -> tuple[str, str] | None:
+    """Its namespace and name, so that they can be written; None for one that has none, which bounds nobody."""
+    metadata = quota.get("metadata")
+    if not isinstance(metadata, Mapping):
+        return None
+    namespace, name = metadata.get("namespace") or "default", metadata.get("name")
+    return (
+        (escape_invalid_unicode(namespace), escape_invalid_unicode(name))
+        if isinstance(namespace, str) and isinstance(name, str)
+        else None
+    )
+
+
+def problems_of(quota: Object) -> Iterator[Problem]:
+    """What is wrong with a quota: amounts that cannot be read, each of which allows no device. Nothing of one that has
+    no name, or no namespace that can be one: decoding it reports that."""
+    if (key := _key(quota)) is None:
+        return
+    here = Problem("", kind=KIND, namespace=key[0], name=key[1])
+    spec = quota.get("spec")
+    hard = spec.get("hard") if isinstance(spec, dict) else None
+    for name, amount in _mapping(hard).items():
+        if not isinstance(name, str) or _GROUP not in name:
+            continue
+        path = f"spec.hard[{escape_invalid_unicode(name)}]"
+        if not name.endswith(SUFFIX):
+            message = f"is ignored: a quota counts <class>{SUFFIX}"
+            yield replace(here, path=path, message=message, severity="warning")
+            continue
+        try:
+            number = Quantity.parse(amount).as_integer()
+        except (TypeError, ValueError) as error:
+            yield replace(here, path=path, message=f"{error}; until you correct it, the quota allows no such device")
+            continue
+        if number is None or number < 0:
+            message = f"must be a whole number of devices, 0 or more, not {amount!r}"
+            yield replace(here, path=path, message=message)
+
+
+def quota_status(quota: Object) -> dict[str, Any]:
+    """What its status says of devices."""
+    used = _mapping(_mapping(quota.get("status")).get("used"))
+    return {name: number for name, number in used.items() if name.endswith(SUFFIX)}
+
+
+def _mapping(content: Any) -> dict[str, Any]:
+    """Content as it should be; empty where it is something else."""
+    return content if isinstance(content, dict) else {}
+
+
+def _whole_number(amount: Any) -> int:
+    try:
+        return max(0, Quantity.parse(amount).nano // 10**9)
+    except (TypeError, ValueError):
+        return 0
+
+
+def classes_among(documents: Iterable[Object]) -> dict[str, DeviceClass]:
+    """The valid classes, by name."""
+    objects = (decode(doc).object for doc in documents if doc.get("kind") == "DeviceClass")
+    return {one.metadata.name: one for one in objects if isinstance(one, DeviceClass)}
+
+
+def max_devices(claim: DeviceClaim, name: str, classes: Classes) -> int | str:
+    """How many devices of a class the claim may get at most; the path of an entry that has no such number."""
+    total = 0
+    for i, entry in enumerate(claim.spec.claims):
+        numbers = []
+        for j, detail in enumerate(entry.alternatives):
+            number = _max_of_detail(detail) if counts_towards(detail, name, classes) else 0
+            if number is None:
+                return f"spec.claims[{i}]" + (f".oneOf[{j}]" if entry.one_of else "")
+            numbers.append(number)
+        total += max(numbers)
+    return total
+
+
+def _max_of_detail(detail: DeviceClaimDetail) -> int | None:
+    """S9."""
+    count = detail.limits.get(COUNT) or detail.requests.get(COUNT)
+    if count is not None:
+        return count.as_integer()
+    return None if detail.requests else 1
+
+
+def counts_towards(detail: DeviceClaimDetail, name: str, classes: Classes) -> bool:
+    """Whether what the detail gets counts for a class."""
+    device_class = classes.get(name)
+    if device_class is not None and device_class.spec.admin_access:
+        return False
+    if detail.device_class:
+        return detail.device_class == name
+    if detail.device_type:
+        return device_class is not None and device_class.spec.device_type == detail.device_type
+    return True
+
+
+def count_allocated(documents: Iterable[Any], bounds: Iterable[Bound], classes: Classes) -> Counter[Bound]:
+    """How much of each bound the allocated claims take up, those too that cannot be read. ``documents``: as they count
+    (``as_allocated``)."""
+    by_namespace: dict[str, list[Bound]] = {}
+    for bound in bounds:
+        by_namespace.setdefault(bound[0], []).append(bound)
+    usage: Counter[Bound] = Counter()
+    for doc in documents:
+        key = claim_key_or_none(doc)
+        own_bounds = None if key is None else by_namespace.get(key[0])
+        if own_bounds is None or not allocation_entries(doc):
+            continue
+        claim = decode(doc).object
+        for bound in own_bounds:
+            if isinstance(claim, DeviceClaim):
+                usage[bound] += sum(any(counts_towards(one, bound[2], classes) for one in of) for of in _details(claim))
+            elif claim is None:  # else it is a foreign object
+                status = recover_status(doc.get("status"))
+                usage[bound] += len(status.allocations) if status else 0  # what it was for cannot be told any more
+    return usage
+
+
+def _details(claim: DeviceClaim) -> Iterator[list[DeviceClaimDetail]]:
+    """For each entry of the status the detail that it is for, or all that it may be for."""
+    entries = claim.spec.claims
+    every = [detail for entry in entries for detail in entry.alternatives]
+    indexes = claim.allocation_details()
+    for index in indexes if indexes is not None else [None] * len(claim.status.allocations if claim.status else ()):
+        if index is None or index[0] >= len(entries) or (index[1] or 0) >= len(entries[index[0]].alternatives):
+            yield every
+        else:
+            yield [entries[index[0]].alternatives[index[1] or 0]]
+
+
+def copies_allowed(documents: Sequence[Object], manifest: Object) -> tuple[int, str] | None:
+    """How many more claims like one the quotas of its namespace allow beside all that are allocated, and which of them
+    says so; None where none does. ``documents``: as they count (``as_allocated``)."""
+    namespace, claim = claim_key(manifest)[0], decode(manifest).object
+    bounds = {bound: number for doc in documents if is_quota(doc) for bound, number in bounds_of(doc).items()}
+    bounds = {bound: number for bound, number in bounds.items() if bound[0] == namespace}
+    if not bounds or not isinstance(claim, DeviceClaim):
+        return None
+    classes = classes_among(documents)
+    used = count_allocated(documents, bounds, classes)
+    limits = []
+    for bound, number in bounds.items():
+        each = max_devices(claim, bound[2], classes)
+        if each != 0:
+            copies = 0 if isinstance(each, str) else max(0, number - used[bound]) // each
+            devices = f"{number} {'device' if number == 1 else 'devices'} of class {bound[2]}"
+            may = f"{each} has no limits.count" if isinstance(each, str) else f"each may get up to {each}"
+            limits.append((copies, f"quota {namespace}/{bound[1]} allows {devices}, {used[bound]} are held, and {may}"))
+    return min(limits, default=None)
+
+
+def quota_statuses_to_write(documents: Sequence[Object]) -> list[tuple[Object, Object]]:
+    """Quotas whose status does not say how much of them is used, with the status that does.
+
+    ``documents``: as they count (``as_allocated``). Others may count in the same status, so the rest of it stays.
+    """
+    quotas = [(doc, bounds) for doc in documents if is_quota(doc) and (bounds := bounds_of(doc))]
+    if not quotas:
+        return []
+    used = count_allocated(documents, [bound for _, bounds in quotas for bound in bounds], classes_among(documents))
+    updates = []
+    for doc, bounds in quotas:
+        before = _mapping(doc.get("status"))
+        hard = {f"{bound[2]}{SUFFIX}": str(most) for bound, most in bounds.items()}
+        own_used = {f"{bound[2]}{SUFFIX}": str(used[bound]) for bound in bounds}
+        status = {
+            **before,
+            "hard": _mapping(before.get("hard")) | hard,
+            "used": _mapping(before.get("used")) | own_used,
+        }
+        if status != before:
+            updates.append((doc, status))
+    return updates

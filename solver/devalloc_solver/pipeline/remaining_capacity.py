@@ -1,0 +1,146 @@
+"""How many more claims like a given one fit on what is free now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from devalloc.api.meta import GROUP
+from devalloc_solver.dialects.api_groups import as_manifest_list
+from devalloc_solver.dialects.devmgmt.manifests import read_documents
+from devalloc_solver.exact.goals import GoalSearch
+from devalloc_solver.exact.model import build_model
+from devalloc_solver.pipeline.devmgmt import PreparedProblem, prepare
+from devalloc_solver.problem.allocations import Usage
+from devalloc_solver.problem.demand import Demand, PlacementUnit
+
+MAX_PER_NODE = 4_096
+"""Copies of a claim that are looked for on one node at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """How many fit."""
+
+    count: int
+    proven: bool
+    """no more than ``count`` fit, for certain"""
+    by_node: Mapping[str | None, int]
+    """the part of each node that has room; None where the network's devices tie the nodes together"""
+    reason: str | None = None
+    """why the claim cannot be solved at all"""
+    message: str | None = None
+
+
+def capacity(documents: Iterable[Mapping[str, Any]], claim: Mapping[str, Any]) -> Capacity:
+    """Count the copies of ``claim`` that fit beside the allocated claims among ``documents``.
+
+    Pending claims among the documents are left aside. When the claim is allocated itself, its copies come on top of it.
+
+    Raises:
+        TypeError: ``claim`` is not a dict.
+        ValueError: ``claim`` is not a DeviceClaim manifest with a name, or ``documents`` are one manifest or text.
+    """
+    documents = as_manifest_list(documents)
+    wanted = _pending(claim)
+    others = [d for d in documents if not (isinstance(d, Mapping) and _is_pending(d))]
+    prepared = prepare(read_documents([*others, wanted]))
+    namespace = wanted["metadata"].get("namespace")
+    key = namespace if isinstance(namespace, str) and namespace else "default", wanted["metadata"]["name"]
+    for refused in prepared.refused:
+        if refused.key == key:
+            return Capacity(0, True, {}, refused.reason, refused.message)
+    unit = next(unit for unit in prepared.units if unit.demands[0].key == key)
+    networked = any(prepared.snapshot.pools[p].node is None for p in _candidate_pools(prepared, unit.demands[0]))
+    if networked or not prepared.snapshot.nodes:
+        count, proven = _max_copies(prepared, unit)
+        return Capacity(count, proven, {None: count} if count else {})
+    return _count_by_node(prepared, unit)
+
+
+def _count_by_node(prepared: PreparedProblem, unit: PlacementUnit) -> Capacity:
+    """Nodes share nothing, so their parts add up; nodes that look alike are counted once."""
+    nodes: Sequence[str] = prepared.snapshot.nodes if unit.pin is None else [unit.pin]
+    by_look: dict[object, tuple[int, bool]] = {}
+    by_node: dict[str | None, int] = {}
+    all_proven = True
+    for node in nodes:
+        look = _node_key(prepared, unit.demands[0], node)
+        if look not in by_look:
+            by_look[look] = _max_copies(prepared, replace(unit, pin=node))
+        count, proven = by_look[look]
+        all_proven &= proven
+        if count:
+            by_node[node] = count
+    return Capacity(sum(by_node.values()), all_proven, by_node)
+
+
+def _max_copies(prepared: PreparedProblem, unit: PlacementUnit) -> tuple[int, bool]:
+    """The most copies that fit at once: try ever more, until not all of them do."""
+    copies = 8
+    while True:
+        search = GoalSearch(build_model(prepared.snapshot, prepared.holdings, [unit] * copies))
+        satisfied = search.model.satisfied
+        value, bound = search.maximize([(1, literal) for literal in satisfied], best=copies)
+        if value < copies or copies >= MAX_PER_NODE:
+            return value, value == bound and value < copies
+        copies *= 4
+
+
+def _node_key(prepared: PreparedProblem, demand: Demand, node: str) -> object:
+    """What the claim sees of a node: equal for nodes that have room for equally many."""
+    snapshot = prepared.snapshot
+    ledger = Usage.of(snapshot, prepared.holdings)
+    match = sorted({name for request in demand.requests for name in request.match} | set(demand.match))
+    values: dict[object, int] = {}
+    seen: list[object] = []
+    for pool in snapshot.pools_by_node.get(node, ()):
+        groups: dict[object, int] = {}
+        members = []
+        for device in pool.devices:
+            members.append(
+                (
+                    tuple(device.index in request.candidates.accepted for request in demand.requests),
+                    tuple(values.setdefault((n, device.attributes.get(n)), len(values)) for n in match),
+                    device.draws,
+                    groups.setdefault(device.compatibility, len(groups)),
+                    device.index in ledger.whole,
+                    device.index in ledger.shared,
+                    tuple(
+                        (device.resources[n].block, device.resources[n].blocks, ledger.free_blocks(device, n))
+                        for n in sorted(device.resources)
+                    ),
+                )
+            )
+        free = tuple(ledger.free_pool_blocks(pool.index, name) for name in sorted(pool.resources))
+        held = tuple(sorted(groups.setdefault(g, len(groups)) for g in ledger.groups.get(pool.index, ())))
+        seen.append((tuple(members), free, held))
+    return tuple(seen)
+
+
+def _candidate_pools(prepared: PreparedProblem, demand: Demand) -> set[int]:
+    return {prepared.snapshot.devices[i].pool for request in demand.requests for i in request.candidates.accepted}
+
+
+def _pending(claim: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(claim, Mapping):
+        raise TypeError(f"capacity needs a DeviceClaim manifest as a dict, not {type(claim).__name__}")
+    metadata = claim.get("metadata")
+    if claim.get("kind") != "DeviceClaim" or not isinstance(metadata, Mapping) or not _is_named(metadata):
+        raise ValueError("capacity needs a DeviceClaim manifest with a name")
+    own_metadata = {k: v for k, v in metadata.items() if k != "deletionTimestamp"}
+    marks = metadata.get("annotations")
+    if isinstance(marks, Mapping):  # any others are for the reader to refuse
+        own_metadata["annotations"] = {k: v for k, v in marks.items() if k != GROUP}
+    own_metadata["name"] = "capacity-of-" + metadata["name"][:200]  # beside the claim of that name, if there is one
+    return {k: v for k, v in claim.items() if k != "status"} | {"metadata": own_metadata}
+
+
+def _is_named(metadata: Mapping[str, Any]) -> bool:
+    return isinstance(metadata.get("name"), str) and metadata["name"] != ""
+
+
+def _is_pending(document: Mapping[str, Any]) -> bool:
+    status = document.get("status")
+    return document.get("kind") == "DeviceClaim" and not (isinstance(status, Mapping) and status.get("allocations"))

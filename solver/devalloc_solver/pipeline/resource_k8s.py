@@ -1,0 +1,327 @@
+"""Solve ResourceClaims over many nodes, step by step, for the same goals as DeviceClaims (S17)."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from devalloc.api.problems import Problem
+from devalloc_solver.cel.budget import SEARCH_CUT_SHORT, SearchCutShort
+from devalloc_solver.deadline import end_time, quick_search_end
+from devalloc_solver.dialects.api_groups import as_manifest_list
+from devalloc_solver.dialects.resource_k8s.allocation_result import ShareIds, devices_of_placement, make_result
+from devalloc_solver.dialects.resource_k8s.answers import allocated_answer, placed_answer, rejected_answer
+from devalloc_solver.dialects.resource_k8s.candidates import RequestJudge, RequestVerdict
+from devalloc_solver.dialects.resource_k8s.cluster_check import make_cluster_checker
+from devalloc_solver.dialects.resource_k8s.cluster_view import ClusterView, view_cluster
+from devalloc_solver.dialects.resource_k8s.demands import build_units, node_of, timeout_rejection
+from devalloc_solver.dialects.resource_k8s.duplicate_devices import duplicate_problems
+from devalloc_solver.dialects.resource_k8s.errors import ResourceAnswerRefused
+from devalloc_solver.dialects.resource_k8s.feature_gates import read_gates
+from devalloc_solver.dialects.resource_k8s.fields import FieldError
+from devalloc_solver.dialects.resource_k8s.manifests import (
+    ClusterInput,
+    Key,
+    RejectedResourceClaim,
+    priority_of,
+    read_documents,
+)
+from devalloc_solver.dialects.resource_k8s.pools import ResourcePool, SliceBook
+from devalloc_solver.dialects.resource_k8s.published_devices import (
+    DevicesInUse,
+    PublishedDevice,
+    draws_of,
+    list_published_devices,
+    make_snapshot,
+    resources_of,
+)
+from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
+from devalloc_solver.dialects.resource_k8s.translate import constrained_attributes
+from devalloc_solver.dialects.resource_k8s.usage import DeviceId, DeviceUsage, add_allocation
+from devalloc_solver.exact.policy import PLACEMENTS
+from devalloc_solver.explain.resource_k8s.explainer import ResourceClaimExplainer
+from devalloc_solver.gc_pause import gc_paused
+from devalloc_solver.pipeline.decomposition import unproven_names
+from devalloc_solver.pipeline.strategy import add_rejected_claims, search_parts
+from devalloc_solver.problem import overuse
+from devalloc_solver.problem.allocations import Allocation
+from devalloc_solver.problem.demand import AllocationMode, PlacementUnit
+from devalloc_solver.problem.placement import Placement
+from devalloc_solver.problem.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedCluster:
+    """Everything known before the search begins."""
+
+    intake: ClusterInput
+    gates: frozenset[str]
+    survey: ClusterView
+    offers: Sequence[PublishedDevice]
+    usage: DeviceUsage
+    snapshot: Snapshot
+    holdings: tuple[Allocation, ...]
+    units: tuple[PlacementUnit, ...]
+    refused: tuple[RejectedResourceClaim, ...]
+    problems: tuple[Problem, ...]
+
+
+@gc_paused()
+def solve_manifests(
+    documents: Iterable[object],
+    *,
+    placement: str = "pack",
+    deadline: float | None = None,
+    features: Iterable[str] | None = None,
+) -> dict[str, Any]:
+    """Allocate the pending ResourceClaims among manifests: ResourceSlices, DeviceClasses, ResourceClaims and Nodes.
+
+    Never raises for content: what is wrong is reported in ``problems`` and answered with ``allocated: false``. The
+    annotations ``devalloc.io/group``, ``/priority`` and ``/node`` of a claim mean what they do for DeviceClaims.
+
+    Args:
+        documents: manifests as JSON-like dicts, in any order. What the API server fills in may be missing.
+        placement: ``pack`` (default) or ``spread``.
+        deadline: seconds after which the best answer found so far is returned; None for no limit. A claim whose
+            selectors take too long is answered with ``SearchLimit``, and the others are solved.
+        features: feature gates that are on; None for all up to beta, and lists.
+
+    Returns:
+        What ``devalloc_solver.solve_manifests`` returns; ``allocations`` of a claim is its AllocationResult.
+
+    Raises:
+        ValueError: for an unknown ``placement``, or ``documents`` that are one manifest or text.
+    """
+    started = time.monotonic()
+    if placement not in PLACEMENTS:
+        raise ValueError(f"placement must be one of {', '.join(PLACEMENTS)}, not {placement!r}")
+    gates = read_gates(features)
+    return solve(read_documents(as_manifest_list(documents), gates), gates, placement, deadline, started)
+
+
+def solve(
+    intake: ClusterInput,
+    gates: frozenset[str],
+    placement: str,
+    deadline: float | None,
+    started: float,
+    *,
+    is_quick: bool = False,
+) -> dict[str, Any]:
+    """The same for objects that are read; ``started`` is a monotonic time. ``is_quick``: see ``search_parts``;
+    then the search has ``deadline`` for itself."""
+    ends, began, cpu_began = end_time(deadline, started), time.monotonic(), time.thread_time()
+    prepared = prepare(intake, gates, ends, started)
+    if is_quick:
+        ends = quick_search_end(deadline, began, cpu_began)
+    outcome = search_parts(
+        prepared.snapshot, prepared.holdings, prepared.units, placement=placement, ends=ends, is_quick=is_quick
+    )
+    levels = add_rejected_claims(
+        outcome.levels, [priority_of(claim) for claim in intake.claims if claim.allocation is None]
+    )
+    unproven = unproven_names(outcome.unproven)
+    answers = _answers(prepared, outcome.placements, ends, frozenset(unproven) if is_quick else frozenset())
+    return {
+        "claims": sorted(answers, key=lambda a: (a["namespace"], a["name"])),
+        "objective": {"levels": [level.to_dict() for level in levels]},
+        "optimal": all(level.is_proven for level in levels if level.goal == "satisfied"),
+        "seconds": round(time.monotonic() - started, 6),
+        "problems": [problem.to_dict() for problem in prepared.problems],
+        **({"unproven": unproven} if unproven else {}),
+    }
+
+
+def prepare(
+    intake: ClusterInput, gates: frozenset[str], ends: float | None = None, started: float | None = None
+) -> PreparedCluster:
+    """All stages before the search of a call that began at ``started`` and has to answer at ``ends``."""
+    book = SliceBook(intake.slices, gates, intake.read)
+    seen = view_cluster(book, intake.nodes)
+    usage, holders, problems = usage_of_claims(intake)
+    offers = list_published_devices(seen.views, usage, gates)
+    selectors = SelectorJudge(gates)
+    selectors.allowance.begin(ends, started)
+    judge = RequestJudge(gates, offers, DeviceUsage(), selectors, intake.classes, frozenset(seen.broken))
+    units, refused = build_units(intake, judge)
+    selectors.allowance.begin_search()
+    used = DevicesInUse(offers)
+    holdings = [(key, priority, used.items(held)) for key, priority, held in holders]
+    overused = overuse.overuse_problems(_overuse_problems(offers, holders, gates), "ResourceClaim", "/".join)
+    left_out = [Problem(why.why, kind="ResourceSlice", name=why.name, severity="warning") for why in book.ignored]
+    return PreparedCluster(
+        intake=intake,
+        gates=gates,
+        survey=seen,
+        offers=offers,
+        usage=usage,
+        snapshot=make_snapshot(offers, seen.nodes, constrained_attributes(intake.claims), gates),
+        holdings=tuple(Allocation(*one) for one in sorted(holdings, key=lambda h: h[0])),
+        units=tuple(units),
+        refused=(*intake.refused, *refused),
+        problems=(
+            *intake.problems,
+            *left_out,
+            *problems,
+            *_pool_problems(seen),
+            *duplicate_problems(offers),
+            *overused,
+        ),
+    )
+
+
+def usage_of_claims(intake: ClusterInput) -> tuple[DeviceUsage, list[tuple[Key, int, DeviceUsage]], list[Problem]]:
+    """What is in use, and claim by claim; an allocation that cannot be read is a problem."""
+    allocated = [(c.namespace, c.name, priority_of(c), c.allocation) for c in intake.claims if c.allocation is not None]
+    allocated += [(*r.key, 0, r.allocation) for r in intake.refused if r.allocation is not None]
+    usage = DeviceUsage()
+    holders: list[tuple[Key, int, DeviceUsage]] = []
+    problems: list[Problem] = []
+    for namespace, name, priority, allocation in allocated:
+        own = DeviceUsage()
+        try:
+            add_allocation(own, allocation, "status.allocation")
+            add_allocation(usage, allocation, "status.allocation")
+        except FieldError as error:
+            problems.append(Problem(str(error), kind="ResourceClaim", namespace=namespace, name=name))
+        holders.append(((namespace, name), priority, own))
+    return usage, holders, problems
+
+
+def _overuse_problems(
+    offers: Sequence[PublishedDevice], holders: Iterable[tuple[Key, int, DeviceUsage]], gates: frozenset[str]
+) -> list[overuse.Overuse[DeviceId]]:
+    """What claims hold together and cannot. A device is one, however many nodes see it."""
+    first: dict[DeviceId, PublishedDevice] = {}
+    sharable: set[DeviceId] = set()
+    for offer in offers:
+        first.setdefault(offer.id, offer)
+        if offer.is_shareable:
+            sharable.add(offer.id)
+
+    def amounts(usage: DeviceUsage, device: DeviceId) -> dict[str, int] | None:
+        """Nobody can tell whether shares of a device that is gone can be had together: that is no alarm."""
+        is_whole = device in usage.whole or (device in first and device not in sharable)
+        return None if is_whole else usage.shared[device]
+
+    def draws(device: DeviceId) -> Iterator[tuple[tuple[ResourcePool, str], int]]:
+        offer = first.get(device)
+        if offer is not None:
+            yield from (((offer.pool, name), nano) for name, nano in draws_of(offer, gates))
+
+    def capacity(device: DeviceId) -> dict[str, int]:
+        offer = first.get(device)
+        return {} if offer is None else {name: resource.nano for name, resource in resources_of(offer).items()}
+
+    def total(counter: tuple[ResourcePool, str]) -> int | None:
+        counters = {"/".join(key): nano for key, nano in counter[0].counters.items()}
+        return counters.get(counter[1])
+
+    held = (
+        overuse.DeviceHold(key, device, amounts(usage, device))
+        for key, _, usage in holders
+        for device in sorted(usage.whole | usage.shared.keys())
+    )
+    return overuse.find_overuse(held, capacity, draws, total)
+
+
+def _pool_problems(seen: ClusterView) -> Iterator[Problem]:
+    first_nodes: dict[tuple[str, str, str], str] = {}
+    for name, pool in seen.broken.items():
+        first_nodes.setdefault((pool.title, pool.state.value, pool.why), name)
+    for (title, state, why), node in sorted(first_nodes.items()):
+        message = f"pool {title} is {state} as node {node} sees it: {why}"
+        yield Problem(message, kind="ResourceSlice", severity="warning")
+
+
+def node_of_placement(placement: Placement, offers: Sequence[PublishedDevice], seen: ClusterView) -> str:
+    """The node of a placement, or one that reaches all of its devices."""
+    if placement.node is not None:
+        return placement.node
+    reached = [offers[entry.device.index].nodes for entry in placement.entries]
+    if not reached:
+        return next(iter(seen.nodes), "")
+    names = sorted(frozenset.intersection(*reached))
+    return next((name for name in names if _has_all_devices(placement, offers, name)), names[0])
+
+
+def _has_all_devices(placement: Placement, offers: Sequence[PublishedDevice], node: str) -> bool:
+    """Whether a request for all devices has all that this node reaches; others may reach more."""
+    taken: dict[int, set[int]] = defaultdict(set)
+    verdicts: dict[int, RequestVerdict] = {}
+    for entry in placement.entries:
+        if entry.request.mode in (AllocationMode.EVERY, AllocationMode.ADMIN_ALL):
+            taken[entry.request.detail].add(entry.device.index)
+            verdicts[entry.request.detail] = entry.request.spec.verdict
+    return all(
+        node not in verdicts[detail].broken
+        and {index for index in verdicts[detail].accepted if node in offers[index].nodes} == indices
+        for detail, indices in taken.items()
+    )
+
+
+# -- answers -----------------------------------------------------------------------------------------------------------
+
+
+def _answers(
+    prepared: PreparedCluster, placements: Sequence[Placement], ends: float | None, later: frozenset[str]
+) -> list[dict[str, Any]]:
+    """``later``: ``NAMESPACE/NAME`` of claims that are answered later; no time goes into their reasons."""
+    results = _results(prepared, placements)
+    _verify_results(prepared, placements, results)
+    answers = [placed_answer(placement, results[placement.demand.key]) for placement in placements]
+    answers += [
+        allocated_answer((claim.namespace, claim.name), dict(claim.allocation), node_of(claim))
+        for claim in prepared.intake.claims
+        if claim.allocation is not None
+    ]
+    answers += [rejected_answer(refused) for refused in prepared.refused]
+    explainer = ResourceClaimExplainer(prepared.snapshot, prepared.offers, prepared.holdings, placements, ends)
+    placed = {placement.demand.key for placement in placements}
+    for unit in prepared.units:
+        if unit.demands[0].key in placed:
+            continue
+        if "/".join(unit.demands[0].key) in later:
+            answers += [
+                rejected_answer(timeout_rejection(demand.claim, SearchCutShort(SEARCH_CUT_SHORT)))
+                for demand in unit.demands
+            ]
+        else:
+            answers += explainer.explain(unit)
+    return answers
+
+
+def _results(prepared: PreparedCluster, placements: Sequence[Placement]) -> dict[Key, dict[str, Any]]:
+    shares = ShareIds(prepared.usage.share_ids)
+    return {
+        placement.demand.key: make_result(
+            placement.demand.claim.claim,
+            devices_of_placement(placement.entries, prepared.offers),
+            prepared.intake.classes,
+            node_of_placement(placement, prepared.offers, prepared.survey),
+            prepared.gates,
+            shares,
+        )
+        for placement in sorted(placements, key=lambda p: p.demand.key)
+    }
+
+
+def _verify_results(
+    prepared: PreparedCluster, placements: Sequence[Placement], results: Mapping[Key, Mapping[str, Any]]
+) -> None:
+    """Raises AnswerRefused when the independent check finds a violation: a bug of ours."""
+    checker = make_cluster_checker(prepared.intake, prepared.survey.nodes, prepared.gates)
+    by_node: dict[str, list[Key]] = defaultdict(list)
+    for placement in placements:
+        checker.hold(placement.demand.key, results[placement.demand.key])
+        by_node[node_of_placement(placement, prepared.offers, prepared.survey)].append(placement.demand.key)
+    violations = [
+        violation
+        for node, keys in sorted(by_node.items())
+        for violation in checker.wrong(node, [(key, prepared.intake.manifests[key], results[key]) for key in keys])
+    ]
+    if violations:
+        raise ResourceAnswerRefused(violations)

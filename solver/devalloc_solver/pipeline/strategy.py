@@ -1,0 +1,444 @@
+"""Choose how to search: one unit is placed directly, a batch by the exact model, a large one by column generation."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from devalloc_solver.cel.budget import SEARCH_CUT_SHORT, SearchCutShort
+from devalloc_solver.exact.goals import GoalLevel, optimize_goals
+from devalloc_solver.exact.model import build_model, is_solver_loaded, model_size
+from devalloc_solver.pipeline.decomposition import Subproblem, join_subproblems, split_by_device, split_by_pool
+from devalloc_solver.place import StepsExhausted, place
+from devalloc_solver.place.greedy import place_evenly, place_greedily
+from devalloc_solver.problem.allocations import Allocation, Usage
+from devalloc_solver.problem.balance import unevenness
+from devalloc_solver.problem.demand import PlacementUnit
+from devalloc_solver.problem.placement import Placement, name_devices
+from devalloc_solver.problem.snapshot import Snapshot
+
+EXACT_SIZE = 4_000
+"""Variables up to which a batch is solved as one exact model; beyond, it is decomposed into columns."""
+
+QUICK_SIZE = 1_000
+"""Variables up to which an exact model is quickly built and searched."""
+
+COLUMNS_SIZE = 50
+"""Variables from which on columns, if they are few, are quicker than an exact model; a quick search then begins with
+them."""
+
+QUICK_SHARE = 0.02
+"""Seconds that a part of a quick search has at least: many parts with less are all cut short, and none is answered."""
+
+GRACE_SECONDS = 0.1
+"""Seconds in which a first fit is sought once the deadline is over, where the search was cut short."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOutcome:
+    """What a search came to."""
+
+    placements: list[Placement]
+    """of the units that are satisfied"""
+    levels: list[GoalLevel]
+    """each goal of S17 with its bound"""
+    doubtful: list[Subproblem] = field(default_factory=list)
+    """the parts of which more claims may be satisfiable than are"""
+    unproven: list[Subproblem] = field(default_factory=list)
+    """of these the ones whose time was over first, or that a quick search has left"""
+
+
+def find_placements(
+    snapshot: Snapshot,
+    holdings: Sequence[Allocation],
+    units: Sequence[PlacementUnit],
+    *,
+    placement: str,
+    ends: float | None,
+) -> tuple[list[Placement], list[GoalLevel]]:
+    """The placements of the units that are satisfied, and each goal of S17 with its bound; see ``search_parts``."""
+    outcome = search_parts(snapshot, holdings, units, placement=placement, ends=ends)
+    return outcome.placements, outcome.levels
+
+
+def search_parts(
+    snapshot: Snapshot,
+    holdings: Sequence[Allocation],
+    units: Sequence[PlacementUnit],
+    *,
+    placement: str,
+    ends: float | None,
+    is_quick: bool = False,
+) -> SearchOutcome:
+    """Solve the parts of a batch one after the other, the easy ones first.
+
+    Each gets an even share of the time that is left, and what it does not need is there for those after it.
+
+    Args:
+        holdings: what is in use already.
+        placement: ``pack`` or ``spread``.
+        ends: monotonic time of the deadline, None for none.
+        is_quick: leave parts that take long to search: they are ``unproven``, and nothing of them is placed. Claims
+            that compete with these for pools only, and not for devices, are placed without them.
+    """
+    parts = split_by_pool(snapshot, units)
+    nearby = _UsageByNode(snapshot, holdings) if len(parts) > 1 or is_quick else None
+    outcomes: list[SearchOutcome] = []
+    while parts:
+        part, left = parts[0], None if ends is None else ends - time.monotonic()
+        if left is not None and left <= 0 and len(parts) > 1 and not is_quick:
+            part = join_subproblems(
+                parts
+            )  # one first fit for all that is left, so that they take no longer than one would
+            parts = [part]
+        until = ends
+        if left is not None:
+            share = max(0.0, left) / len(parts)
+            until = time.monotonic() + (max(share, min(left, QUICK_SHARE)) if is_quick else share)
+        if nearby is None:
+            outcome = _search_part(snapshot, holdings, part, placement, until)
+        elif is_quick:
+            is_first = not any(outcome.placements for outcome in outcomes)
+            outcome = _search_quickly(snapshot, nearby, part, placement, until, may_be_large=is_first)
+        else:
+            outcome = _search_part(snapshot, nearby.of(part), part, placement, until)
+            nearby.add(outcome.placements)
+        outcomes.append(outcome)
+        parts = parts[1:]
+    outcome = outcomes[0] if len(outcomes) == 1 else _combined_outcome(outcomes)
+    if placement == "spread" and len(units) > 1:
+        unproven = {key for part in outcome.unproven for key in part.keys} if is_quick else set()
+        tried = [unit for unit in units if unit.demands[0].key not in unproven]
+        return replace(outcome, placements=_most_even(snapshot, holdings, tried, outcome.placements, ends))
+    return outcome
+
+
+def _search_quickly(
+    snapshot: Snapshot,
+    nearby: _UsageByNode,
+    part: Subproblem,
+    placement: str,
+    ends: float | None,
+    *,
+    may_be_large: bool,
+) -> SearchOutcome:
+    """What is soon found for the units of a part; where that is not all of it, for its parts by device."""
+    outcome = _quick_outcome(snapshot, nearby, part, placement, ends, may_be_large=may_be_large)
+    pieces = split_by_device(snapshot, part.units) if outcome.unproven and len(part.units) > 1 else []
+    if len(pieces) > 1:
+        outcomes = []
+        for number, piece in enumerate(pieces):
+            left = None if ends is None else max(0.0, ends - time.monotonic()) / (len(pieces) - number)
+            until = None if left is None else time.monotonic() + left
+            outcomes.append(_quick_outcome(snapshot, nearby, piece, placement, until, may_be_large=False))
+            nearby.add(outcomes[-1].placements)
+        return _with_shared_pools(_combined_outcome(outcomes), outcomes)
+    nearby.add(outcome.placements)
+    return outcome
+
+
+def _quick_outcome(
+    snapshot: Snapshot,
+    nearby: _UsageByNode,
+    part: Subproblem,
+    placement: str,
+    ends: float | None,
+    *,
+    may_be_large: bool,
+) -> SearchOutcome:
+    """The answer to a part, if it is likely to be there soon; else one in which all of it is unproven."""
+    holdings = nearby.of(part)
+    if len(part.units) == 1 and (alone := _place_single_unit(snapshot, holdings, part.units[0], placement)) is not None:
+        return SearchOutcome(*alone)
+    size = model_size(snapshot, Usage.of(snapshot, holdings), part.units, enough=EXACT_SIZE)
+    if size > EXACT_SIZE and may_be_large:
+        return _search_jointly(snapshot, holdings, part, placement, ends)
+    if COLUMNS_SIZE < size <= EXACT_SIZE and is_solver_loaded() and not _deadline_passed(ends):
+        answer = _place_quickly_by_columns(snapshot, holdings, part.units, placement, ends)
+        if answer is not None and _is_proven_best(answer[1]):
+            return SearchOutcome(*answer)
+    if size <= QUICK_SIZE and is_solver_loaded() and not _deadline_passed(ends):
+        outcome = _search_jointly(snapshot, holdings, part, placement, ends)
+        if not outcome.unproven:
+            return outcome
+    requested = Counter(demand.claim.priority for unit in part.units for demand in unit.demands)
+    levels = [GoalLevel("satisfied", 0, requested[priority], priority) for priority in sorted(requested, reverse=True)]
+    return SearchOutcome([], [*levels, GoalLevel("pools", 0, 0), GoalLevel("devices", 0, 0)], [part], [part])
+
+
+def _deadline_passed(ends: float | None) -> bool:
+    return ends is not None and time.monotonic() > ends
+
+
+def _with_shared_pools(outcome: SearchOutcome, outcomes: Sequence[SearchOutcome]) -> SearchOutcome:
+    """The outcome of parts by device: those of one pool count it once (S17, goal 3)."""
+    pools = {entry.device.pool for placed in outcome.placements for entry in placed.entries}
+    bound = max(level.bound for each in outcomes for level in each.levels if level.goal == "pools")
+    fewest = min(1, len(pools))  # with other pools fewer devices may do
+    levels = []
+    for level in outcome.levels:
+        if level.goal == "pools":
+            level = replace(level, value=len(pools), bound=bound)
+        elif level.goal == "devices" and len(pools) > bound:
+            level = replace(level, bound=fewest)
+        levels.append(level)
+    return replace(outcome, levels=levels)
+
+
+def _most_even(
+    snapshot: Snapshot,
+    holdings: Sequence[Allocation],
+    units: Sequence[PlacementUnit],
+    placements: list[Placement],
+    ends: float | None,
+) -> list[Placement]:
+    """The most even of these, those that answer the units one by one, and those that fill pool after pool; of the
+    latter two where they are as good in goals 1 to 4 of S17."""
+    before = Usage.of(snapshot, holdings)
+    best, goals = unevenness(snapshot, before, placements), _goal_values(placements)
+    for fill in (False, True):
+        rival = place_evenly(snapshot, holdings, units, ends=ends, fill=fill)
+        if _goal_values(rival) == goals and (spread := unevenness(snapshot, before, rival)) < best:
+            placements, best = rival, spread
+    return placements
+
+
+def _goal_values(placements: Sequence[Placement]) -> object:
+    """Goals 1 to 4 of S17: who is satisfied and by which alternatives, how many pools, how many devices."""
+    entries = [entry for placed in placements for entry in placed.entries]
+    chosen = {
+        placed.demand.key: sorted({(e.request.detail, e.request.alternative or 0) for e in placed.entries})
+        for placed in placements
+    }
+    return chosen, len({entry.device.pool for entry in entries}), len({entry.device.index for entry in entries})
+
+
+def _search_part(
+    snapshot: Snapshot, holdings: Sequence[Allocation], part: Subproblem, placement: str, ends: float | None
+) -> SearchOutcome:
+    units = part.units
+    if len(units) == 1 and (alone := _place_single_unit(snapshot, holdings, units[0], placement)) is not None:
+        return SearchOutcome(*alone)
+    return _search_jointly(snapshot, holdings, part, placement, ends)
+
+
+def _search_jointly(
+    snapshot: Snapshot, holdings: Sequence[Allocation], part: Subproblem, placement: str, ends: float | None
+) -> SearchOutcome:
+    units = part.units
+    placements, levels = _place_jointly(snapshot, holdings, units, placement, ends)
+    was_cut = ends is not None and time.monotonic() > ends - GRACE_SECONDS  # a search may stop a little before its time
+    if _is_proven(levels):
+        return SearchOutcome(placements, levels)
+    if not was_cut:
+        return SearchOutcome(placements, levels, [part])
+    return SearchOutcome(*_at_least_first_fit(snapshot, holdings, units, placement, placements, levels), [part], [part])
+
+
+def _is_proven(levels: Sequence[GoalLevel]) -> bool:
+    return all(level.is_proven for level in levels if level.priority is not None)
+
+
+def _combined_outcome(outcomes: Sequence[SearchOutcome]) -> SearchOutcome:
+    """Parts that share no pool: their counts, pools and devices add up, and so do the bounds."""
+    sums: dict[tuple[str, int | None], GoalLevel] = {}
+    for level in (level for outcome in outcomes for level in outcome.levels):
+        before = sums.get((level.goal, level.priority))
+        if before is not None:
+            choice = before.choice and level.choice
+            level = replace(level, value=before.value + level.value, bound=before.bound + level.bound, choice=choice)
+        sums[level.goal, level.priority] = level
+    counts = sorted((level for level in sums.values() if level.priority is not None), key=lambda one: -_priority(one))
+    certain = True
+    levels: list[GoalLevel] = []
+    for level in counts:  # of claims below a level that is uncertain nothing is certain
+        certain = certain and level.choice
+        levels.append(replace(level, choice=certain))
+    levels += [sums[goal, None] for goal in ("oneOf", "pools", "devices") if (goal, None) in sums]
+    placements = [placed for outcome in outcomes for placed in outcome.placements]
+    doubtful = [part for outcome in outcomes for part in outcome.doubtful]
+    return SearchOutcome(placements, levels, doubtful, [part for outcome in outcomes for part in outcome.unproven])
+
+
+def _priority(level: GoalLevel) -> int:
+    return level.priority or 0
+
+
+class _UsageByNode:
+    """What is in use, by node: a part need not look at what is held elsewhere."""
+
+    def __init__(self, snapshot: Snapshot, holdings: Iterable[Allocation]) -> None:
+        self._snapshot = snapshot
+        self._all: list[Allocation] = []
+        self._by_node: dict[str | None, list[Allocation]] = defaultdict(list)
+        for holding in holdings:
+            self._add(holding)
+
+    def add(self, placements: Iterable[Placement]) -> None:
+        for placed in placements:
+            self._add(placed.holding())
+
+    def _add(self, holding: Allocation) -> None:
+        self._all.append(holding)
+        pools, devices = self._snapshot.pools, self._snapshot.devices
+        for node in {pools[devices[item.device].pool].node for item in holding.items}:
+            self._by_node[node].append(holding)
+
+    def of(self, part: Subproblem) -> Sequence[Allocation]:
+        """Of all nodes where a unit of the part may be: anywhere, where the network has devices for it."""
+        nodes = {self._snapshot.pools[pool].node for pool in part.pools}
+        if None in nodes or not nodes:
+            return self._all
+        if len(nodes) == 1:
+            return self._by_node[nodes.pop()]
+        return [*{id(holding): holding for node in nodes for holding in self._by_node[node]}.values()]
+
+
+def _at_least_first_fit(
+    snapshot: Snapshot,
+    holdings: Sequence[Allocation],
+    units: Sequence[PlacementUnit],
+    placement: str,
+    placements: list[Placement],
+    levels: list[GoalLevel],
+) -> tuple[list[Placement], list[GoalLevel]]:
+    """What a search that was cut short came to, and what has room besides; or a first fit, where that is better."""
+    placed = {placed.demand.key for placed in placements}
+    left = [unit for unit in units if unit.demands[0].key not in placed]
+    held = [*holdings, *(placed.holding() for placed in placements)]
+    more = place_greedily(snapshot, held, left, placement=placement, ends=time.monotonic() + GRACE_SECONDS)
+    best = [*placements, *more]
+    if placements:
+        first = place_greedily(snapshot, holdings, units, placement=placement, ends=time.monotonic() + GRACE_SECONDS)
+        best = max(best, first, key=lambda rival: _counts(rival, levels))
+    return (placements, levels) if best == placements else (best, _levels_of(best, levels, units))
+
+
+def _place_jointly(
+    snapshot: Snapshot,
+    holdings: Sequence[Allocation],
+    units: Sequence[PlacementUnit],
+    placement: str,
+    ends: float | None,
+) -> tuple[list[Placement], list[GoalLevel]]:
+    if model_size(snapshot, Usage.of(snapshot, holdings), units, enough=EXACT_SIZE) > EXACT_SIZE:
+        return _place_by_columns(snapshot, holdings, units, placement, ends)
+    model = build_model(snapshot, holdings, units, placement=placement)
+    solved, levels = optimize_goals(model, placement=placement, ends=ends)
+    return name_devices(solved), levels
+
+
+def _is_proven_best(levels: Sequence[GoalLevel]) -> bool:
+    """Whether no answer is better in goals 1 to 4 of S17, for certain: also in which claims are satisfied, and by which
+    alternatives, of which a level has only the sum."""
+    return all(
+        level.is_proven and (level.choice or level.priority is None) and (level.value == 0 or level.goal != "oneOf")
+        for level in levels
+    )
+
+
+def _place_by_columns(
+    snapshot: Snapshot,
+    holdings: Sequence[Allocation],
+    units: Sequence[PlacementUnit],
+    placement: str,
+    ends: float | None,
+) -> tuple[list[Placement], list[GoalLevel]]:
+    from devalloc_solver.columns import allocate_batch  # brings numpy: for large batches only
+
+    return allocate_batch(snapshot, holdings, units, placement=placement, ends=ends)
+
+
+def _place_quickly_by_columns(
+    snapshot: Snapshot,
+    holdings: Sequence[Allocation],
+    units: Sequence[PlacementUnit],
+    placement: str,
+    ends: float | None,
+) -> tuple[list[Placement], list[GoalLevel]] | None:
+    from devalloc_solver.columns import allocate_quickly
+
+    return allocate_quickly(snapshot, holdings, units, placement=placement, ends=ends)
+
+
+def add_rejected_claims(levels: Sequence[GoalLevel], priorities: Iterable[int]) -> list[GoalLevel]:
+    """The levels of S17 for all pending claims, those included that were refused before there was anything to search.
+
+    ``priorities``: of all pending claims. One of which no claim can be satisfied has a level like any other, of 0.
+    """
+    counts = {level.priority: level for level in levels if level.priority is not None}
+    for priority in {*priorities} - {*counts}:
+        counts[priority] = GoalLevel("satisfied", 0, 0, priority, choice=True)
+    others = [level for level in levels if level.priority is None]
+    if counts and not others:
+        others = [GoalLevel("pools", 0, 0), GoalLevel("devices", 0, 0)]
+    return [*(counts[priority] for priority in sorted(counts, reverse=True)), *others]
+
+
+def _counts(placements: Sequence[Placement], levels: Sequence[GoalLevel]) -> list[int]:
+    """Claims of each priority, highest first."""
+    counts = Counter(placed.demand.claim.priority for placed in placements)
+    return [counts[level.priority] for level in levels if level.priority is not None]
+
+
+def _levels_of(
+    placements: Sequence[Placement], levels: Sequence[GoalLevel], units: Sequence[PlacementUnit]
+) -> list[GoalLevel]:
+    """The levels of another answer than the one that ``levels`` are of, with the bounds of these as far as they hold.
+
+    A bound is one for as many claims of each higher priority as there were.
+    """
+    requested = Counter(demand.claim.priority for unit in units for demand in unit.demands)
+    before = [level for level in levels if level.priority is not None]
+    new_levels: list[GoalLevel] = []
+    holds = True
+    for level, count in zip(before, _counts(placements, levels), strict=True):
+        bound = level.bound if holds or level.priority is None else requested[level.priority]
+        new_levels.append(replace(level, value=count, bound=bound, choice=False))
+        holds &= count >= level.value
+    chosen = {(p.demand.key, e.request.detail): e.request.alternative for p in placements for e in p.entries}
+    indexes = [alternative for alternative in chosen.values() if alternative is not None]
+    if indexes:
+        new_levels.append(GoalLevel("oneOf", sum(indexes), 0))
+    entries = [entry for placed in placements for entry in placed.entries]
+    new_levels.append(GoalLevel("pools", len({entry.device.pool for entry in entries}), min(1, len(entries))))
+    return [*new_levels, GoalLevel("devices", len({entry.device.index for entry in entries}), min(1, len(entries)))]
+
+
+def _place_single_unit(
+    snapshot: Snapshot, holdings: Sequence[Allocation], unit: PlacementUnit, placement: str
+) -> tuple[list[Placement], list[GoalLevel]] | None:
+    """A single unit needs no general solver, and is proven in all goals; None where the question is too hard."""
+    try:
+        placed = place(snapshot, Usage.of(snapshot, holdings), unit, placement=placement)
+    except StepsExhausted:
+        return None
+    members = Counter(demand.claim.priority for demand in unit.demands)
+    counts = {priority: members[priority] if placed else 0 for priority in sorted(members, reverse=True)}
+    levels = [GoalLevel("satisfied", count, count, priority, choice=True) for priority, count in counts.items()]
+    if placed is None:
+        return [], [*levels, GoalLevel("pools", 0, 0), GoalLevel("devices", 0, 0)]
+    score = placed.score
+    if score.one_of:
+        levels.append(GoalLevel("oneOf", sum(score.one_of), sum(score.one_of)))
+    levels += [GoalLevel("pools", score.pools, score.pools), GoalLevel("devices", score.devices, score.devices)]
+    return list(placed.placements), levels
+
+
+def solve_unit(
+    snapshot: Snapshot, holdings: Sequence[Allocation], unit: PlacementUnit, placement: str, ends: float | None
+) -> list[Placement]:
+    """The best placement of a unit that is too hard to be placed step by step; empty when it is proven not to fit.
+
+    Raises SearchCutShort if neither is certain at the monotonic time ``ends``.
+    """
+    if _deadline_passed(ends):
+        raise SearchCutShort(SEARCH_CUT_SHORT)  # not the expressions took the time: they are evaluated by now
+    model = build_model(snapshot, holdings, [unit], placement=placement)
+    search, levels = optimize_goals(model, placement=placement, ends=ends)
+    placements = name_devices(search)
+    if not placements and not all(level.is_proven for level in levels if level.goal == "satisfied"):
+        raise SearchCutShort(SEARCH_CUT_SHORT)
+    return placements

@@ -1,0 +1,244 @@
+"""The core of the search: a dynamic program that serves all requests from the fewest pools, then the fewest devices.
+
+A dynamic program goes from cell to cell. Pools meet only in what the lanes still need, so that vector, the cell and
+the number of pools that may still be opened say all about the rest; each such state is searched once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from devalloc_solver.place.component_options import ComponentOption
+from devalloc_solver.place.components import Component, PoolComponents
+from devalloc_solver.place.demand_vector import DemandVector
+from devalloc_solver.place.linear_bounds import LinearBounds
+from devalloc_solver.place.step_budget import StepBudget, StepsExhausted
+
+_MAX_DEPTH = 400
+"""Cells beyond which the recursion would be too deep."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cover:
+    """A way to serve all lanes."""
+
+    components: int
+    """pools that might have been opened"""
+    pools: int
+    """pools that count, those that fixed asks opened left aside"""
+    cost: int
+    parts: tuple[tuple[PoolComponents, Component, ComponentOption], ...]
+
+
+_State = tuple[int, int, tuple[int, ...], tuple[int, ...], int, bool, int]
+"""(component, cell, needs, budgets, pools that may still be opened, whether it is open, wide values in use)"""
+
+
+def cover(
+    lanes: DemandVector,
+    components: Sequence[PoolComponents],
+    steps: StepBudget,
+    *,
+    most: int | None = None,
+    any_will_do: bool = False,
+) -> Cover | None:
+    """The best cover, with no more than ``most`` pools opened, or just some cover; None when there is none."""
+    if not any(lanes.needs):
+        return Cover(0, 0, 0, ())
+    if not components:
+        return None
+    if sum(len(component.cells) for component in components) > _MAX_DEPTH:
+        raise StepsExhausted("too many cells")
+    ordered = _by_kind(components)
+    bounds = LinearBounds(lanes, ordered)
+    fewest = bounds.fewest(lanes.needs)
+    closed = sum(not component.is_open for component in ordered)
+    limit = closed if most is None else min(most, closed)
+    if fewest is None or fewest > limit:
+        return None
+    search = _Search(ordered, bounds, steps)
+    for count in [limit] if any_will_do else range(fewest, limit + 1):
+        cost = search.best(search.start(lanes, count))
+        if cost is not None:
+            return Cover(closed, count, cost, tuple(search.parts(search.start(lanes, count))))
+        if count == fewest < limit and search.best(search.start(lanes, limit)) is None:
+            return None
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyCost:
+    """What a cover costs beyond devices, where a policy prefers some covers to others."""
+
+    opening: tuple[int, ...]
+    """per pool of the site"""
+    device: int = 1
+    loss: int = 0
+
+
+NO_POLICY = PolicyCost(())
+
+
+def _by_kind(components: Sequence[PoolComponents], taste: PolicyCost = NO_POLICY) -> list[PoolComponents]:
+    """Pools that can do the same side by side, in the order of the first of each kind; open ones first.
+
+    The search takes the first ones of a kind, or none: so they are in order of what it costs to open them.
+    """
+    kinds: dict[object, list[PoolComponents]] = {}
+    for component in sorted(components, key=lambda component: not component.is_open):
+        kinds.setdefault(component.kind, []).append(component)
+    if taste.opening:
+        for same in kinds.values():
+            same.sort(key=lambda component: taste.opening[component.pool])
+    return [component for same in kinds.values() for component in same]
+
+
+def improve_cover(
+    lanes: DemandVector, components: Sequence[PoolComponents], initial: Cover, taste: PolicyCost, steps: StepBudget
+) -> Cover:
+    """A cover with as few pools and devices as ``initial`` has, and the best to the taste.
+
+    Raises OutOfSteps.
+    """
+    if not initial.parts or sum(len(component.cells) for component in components) > _MAX_DEPTH:
+        return initial
+    ordered = _by_kind(components, taste)
+    search = _Search(ordered, LinearBounds(lanes, ordered), steps, taste)
+    start = search.start(lanes, initial.pools)
+    if search.best(start) is None:
+        raise AssertionError("a cover that was found is not found again")
+    return Cover(initial.components, initial.pools, initial.cost, tuple(search.parts(start)))
+
+
+class _Search:
+    """Memoised search over states."""
+
+    def __init__(
+        self,
+        components: Sequence[PoolComponents],
+        bounds: LinearBounds,
+        steps: StepBudget,
+        taste: PolicyCost = NO_POLICY,
+    ) -> None:
+        self.taste = taste
+        self.components, self.bounds, self.steps = components, bounds, steps
+        self.solved: dict[_State, tuple[int, ComponentOption | None, _State | None] | None] = {}
+        self.next_kind = _next_kinds([component.kind for component in components])
+        self.next_cell = [_next_kinds([cell.kind for cell in component.cells]) for component in components]
+        self.rates = _cost_rates(components)
+
+    def start(self, lanes: DemandVector, pools: int) -> _State:
+        return self._enter(0, lanes.needs, lanes.budgets, pools, 0)
+
+    def _enter(self, component: int, needs: tuple[int, ...], budgets: tuple[int, ...], pools: int, used: int) -> _State:
+        is_open = component < len(self.components) and self.components[component].is_open
+        return component, 0, needs, budgets, pools, is_open, used
+
+    def best(self, state: _State) -> int | None:
+        """The least cost of serving the rest, or None."""
+        component, number, needs, _, pools, is_open, _ = state
+        if not any(needs):
+            return 0
+        if component == len(self.components):
+            return None
+        if state in self.solved:
+            solved = self.solved[state]
+            return None if solved is None else solved[0]
+        self.steps.spend()
+        self.solved[state] = None
+        if not self.bounds.may_do(component, number, needs, pools, is_open):
+            return None
+        more = pools if is_open else pools - 1
+        floor = self._floor(needs) * self.taste.device
+        best: tuple[int, ComponentOption | None, _State | None] | None = None
+        if more >= 0:
+            for option in self.components[component].cells[number].options:
+                after = self._after(state, option, more)
+                if after is None:
+                    continue
+                rest = self.best(after)
+                if rest is None:
+                    continue
+                cost = rest + option.cost * self.taste.device + option.loss * self.taste.loss
+                if not is_open and self.taste.opening:
+                    cost += self.taste.opening[self.components[component].pool]
+                if best is None or cost < best[0]:
+                    best = (cost, option, after)
+                    if best[0] <= floor:
+                        break
+        if best is None or best[0] > floor:
+            after = self._skip(state)
+            rest = self.best(after)
+            if rest is not None and (best is None or rest < best[0]):
+                best = (rest, None, after)
+        self.solved[state] = best
+        return None if best is None else best[0]
+
+    def _after(self, state: _State, option: ComponentOption, more: int) -> _State | None:
+        """The state once an option is taken; None where it may not be, or would be of no use."""
+        component, number, needs, budgets, _, _, used = state
+        if option.wide & used:
+            return None
+        left = tuple([need - gain if need > gain else 0 for need, gain in zip(needs, option.gain, strict=True)])
+        if left == needs:
+            return None
+        if budgets:
+            budgets = tuple([budget - spent for budget, spent in zip(budgets, option.spend, strict=True)])
+            if min(budgets) < 0:
+                return None
+        self.steps.spend()
+        if number + 1 < len(self.components[component].cells):
+            return component, number + 1, left, budgets, more, True, used | option.wide
+        return self._enter(component + 1, left, budgets, more, used | option.wide)
+
+    def _skip(self, state: _State) -> _State:
+        """Use nothing of this cell, nor of its equals after it; nor of equal pools, where the pool stays closed."""
+        component, number, needs, budgets, pools, is_open, used = state
+        following = self.next_cell[component][number]
+        if following < len(self.components[component].cells):
+            return component, following, needs, budgets, pools, is_open, used
+        return self._enter(component + 1 if is_open else self.next_kind[component], needs, budgets, pools, used)
+
+    def _floor(self, needs: Sequence[int]) -> int:
+        """A lower bound of the cost."""
+        return max(
+            (-(-need * cost // gain) for need, (cost, gain) in zip(needs, self.rates, strict=True) if need and cost),
+            default=0,
+        )
+
+    def parts(self, state: _State | None) -> list[tuple[PoolComponents, Component, ComponentOption]]:
+        """The decisions from a state that has been searched."""
+        decisions = []
+        while state is not None and any(state[2]):
+            solved = self.solved[state]
+            assert solved is not None
+            _, option, after = solved
+            if option is not None:
+                component = self.components[state[0]]
+                decisions.append((component, component.cells[state[1]], option))
+            state = after
+        return decisions
+
+
+def _next_kinds(kinds: Sequence[object]) -> list[int]:
+    """Per position the first position after it of another kind."""
+    following = [len(kinds)] * len(kinds)
+    for position in range(len(kinds) - 2, -1, -1):
+        same = kinds[position] == kinds[position + 1]
+        following[position] = following[position + 1] if same else position + 1
+    return following
+
+
+def _cost_rates(components: Sequence[PoolComponents]) -> list[tuple[int, int]]:
+    """Per need the best ratio of cost to gain of any option."""
+    options = {id(cell.options): cell.options for component in components for cell in component.cells}
+    rates: list[tuple[int, int]] | None = None
+    for option in (option for alternatives in options.values() for option in alternatives):
+        if rates is None:
+            rates = [(0, 0)] * len(option.gain)
+        for position, gain in enumerate(option.gain):
+            cost, most = rates[position]
+            if gain and (not most or option.cost * most < cost * gain):
+                rates[position] = (option.cost, gain)
+    return rates or []

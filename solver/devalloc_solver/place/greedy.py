@@ -1,0 +1,259 @@
+"""Greedy first answers: each unit on the first node that has room. The fallback at a deadline, and a lower bound
+for better answers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from devalloc_solver.dialects.devmgmt.candidates import Candidates
+from devalloc_solver.place import StepsExhausted, place, place_on
+from devalloc_solver.problem.allocations import Allocation, Usage
+from devalloc_solver.problem.balance import load_by_node
+from devalloc_solver.problem.demand import AllocationMode, PlacementUnit, Request
+from devalloc_solver.problem.placement import Placement
+from devalloc_solver.problem.snapshot import Snapshot
+
+MAX_SPREAD_UNITS = 200
+"""Units up to which each is placed where it is best in all goals to spread them; beyond, where there is room first."""
+
+STEPS = 2_000
+"""Search steps for one unit on one node; a node that takes more is passed over."""
+
+
+def place_greedily(
+    snapshot: Snapshot,
+    holdings: Sequence[Allocation],
+    units: Sequence[PlacementUnit],
+    *,
+    placement: str,
+    ends: float | None,
+) -> list[Placement]:
+    """Placements that are right but not always best, as many as come about before ``ends`` (monotonic time)."""
+    ledger = Usage.of(snapshot, holdings)
+    rooms = _FreeDevices(snapshot, ledger)
+    loads = load_by_node(snapshot, ledger.devices_in_use()) if placement == "spread" else None
+    placements: list[Placement] = []
+    hopeless: dict[object, int] = {}
+    """kind of units -> how many of the nodes have no room for one: what a node has only gets less"""
+    for unit in units:
+        if ends is not None and time.monotonic() > ends:
+            break
+        nodes = _nodes(snapshot, unit) if loads is None else _by_load(snapshot, unit, loads)
+        kind = _unit_key(unit) if loads is None else None
+        start = hopeless.get(kind, 0) if kind is not None else 0
+        wants = _whole_device_needs(unit)
+        for position in range(start, len(nodes)):
+            if not rooms.may_have(nodes[position], wants):
+                continue
+            placed = _try_node(snapshot, ledger, unit, nodes[position], placement)
+            if placed:
+                for one in placed:
+                    if loads is not None:
+                        loads.update(_new_devices(ledger, one))
+                    ledger.add(one.holding())
+                    rooms.take(one)
+                placements += placed
+                break
+        else:
+            position = len(nodes)
+        if kind is not None:
+            hopeless[kind] = position
+    return placements
+
+
+def place_evenly(
+    snapshot: Snapshot,
+    holdings: Sequence[Allocation],
+    units: Sequence[PlacementUnit],
+    *,
+    ends: float | None,
+    fill: bool,
+) -> list[Placement]:
+    """Each unit where it spreads best beside those before it (S17, goal 5), as many as come about before ``ends``.
+
+    ``fill``: in pools that units before it have opened, as long as these have room.
+    """
+    if len(units) > MAX_SPREAD_UNITS and not fill:
+        return place_greedily(snapshot, holdings, units, placement="spread", ends=ends)
+    ledger = Usage.of(snapshot, holdings)
+    loads = load_by_node(snapshot, ledger.devices_in_use())
+    given: list[Placement] = []
+    pools: set[int] = set()
+    opened: list[str | None] = []
+    """nodes with such pools"""
+    full: dict[object, int] = {}
+    """kind of units -> how many of these have no room for one in such pools"""
+    for unit in units:
+        if ends is not None and time.monotonic() > ends:
+            break
+        kind = _unit_key(unit)
+        start = full.get(kind, 0) if fill and kind is not None else 0
+        placed: Sequence[Placement] = ()
+        while not placed and start < len(opened) and fill:
+            tried = (
+                _try_node(snapshot, ledger, unit, opened[start], "pack") if unit.pin in (None, opened[start]) else ()
+            )
+            placed = tried if pools.issuperset(e.device.pool for one in tried for e in one.entries) else ()
+            start += not placed
+        if kind is not None:
+            full[kind] = start
+        placed = placed or _most_even(snapshot, ledger, unit, loads, exactly=len(units) <= MAX_SPREAD_UNITS)
+        for one in placed:
+            loads.update(_new_devices(ledger, one))
+            ledger.add(one.holding())
+            new = {entry.device.pool for entry in one.entries} - pools
+            pools |= new
+            opened += [one.node] if new else []
+            given.append(one)
+    return given
+
+
+def _most_even(
+    snapshot: Snapshot, ledger: Usage, unit: PlacementUnit, loads: Mapping[str, int], *, exactly: bool
+) -> Sequence[Placement]:
+    """Where a unit spreads best; if not exactly, the node with the fewest devices in use that has room."""
+    if exactly:
+        try:
+            best = place(snapshot, ledger, unit, placement="spread")
+        except StepsExhausted:
+            return ()
+        return () if best is None else best.placements
+    tried = (_try_node(snapshot, ledger, unit, node, "spread") for node in _by_load(snapshot, unit, loads))
+    return next((placed for placed in tried if placed), ())
+
+
+def candidate_orders(units: Sequence[PlacementUnit], parts: Sequence[Fraction] = ()) -> Iterator[list[PlacementUnit]]:
+    """Orders in which a first fit may do well, higher priorities first in all of them: the small units first; of these
+    those with the fewest candidates; those with the fewest candidates, of these the small ones; as they come; and where
+    ``parts`` tells what each takes of all amounts, the small units first, of these those that take little.
+
+    Of orders that are the same one is left out.
+    """
+    taken = dict(zip(map(id, units), parts, strict=True)) if parts else {}
+    looks: list[Callable[[PlacementUnit], tuple[Fraction | int, ...]]] = [
+        lambda unit: (min_whole_devices(unit),),
+        lambda unit: (min_whole_devices(unit), _fewest_candidates(unit)),
+        lambda unit: (_fewest_candidates(unit), min_whole_devices(unit)),
+        lambda unit: (),
+    ]
+    looks += [lambda unit: (min_whole_devices(unit), taken[id(unit)])] if taken else []
+    seen: set[tuple[int, ...]] = set()
+    for look in looks:
+        ordered = sorted(units, key=lambda unit: (-unit.demands[0].claim.priority, *look(unit)))
+        if (order := tuple(map(id, ordered))) not in seen:
+            seen.add(order)
+            yield ordered
+
+
+def min_whole_devices(unit: PlacementUnit) -> Fraction:
+    """Devices that a unit takes whole at least, for each of its claims."""
+    devices = sum(
+        min(request.least if _is_whole(request) else 0 for request in alternatives)
+        for demand in unit.demands
+        for alternatives in demand.details
+    )
+    return Fraction(devices, len(unit.demands))
+
+
+def _fewest_candidates(unit: PlacementUnit) -> int:
+    """Candidates of the detail that has the fewest."""
+    return min(
+        (
+            sum(len(request.candidates.accepted) for request in detail)
+            for demand in unit.demands
+            for detail in demand.details
+        ),
+        default=0,
+    )
+
+
+def _is_whole(request: Request) -> bool:
+    return request.mode is AllocationMode.WHOLE and not request.portions
+
+
+def _unit_key(unit: PlacementUnit) -> object | None:
+    """Equal for units that ask for the same, groups included."""
+    shapes = tuple(demand.shape for demand in unit.demands)
+    return None if None in shapes else (unit.pin, shapes)
+
+
+_WholeDeviceNeeds = list[list[tuple[Candidates, int]]]
+"""detail -> (candidates, devices) of each alternative"""
+
+
+def _whole_device_needs(unit: PlacementUnit) -> _WholeDeviceNeeds:
+    details = (detail for demand in unit.demands for detail in demand.details)
+    return [
+        [(request.candidates, request.least) for request in detail] for detail in details if all(map(_is_whole, detail))
+    ]
+
+
+@dataclass(slots=True, eq=False)
+class _FreeDevices:
+    """How many devices of a set of candidates are free on a node: where there are too few, no search is needed."""
+
+    snapshot: Snapshot
+    ledger: Usage
+    free: dict[int, dict[str | None, int]] = field(default_factory=dict)
+    """id of candidates -> node -> devices"""
+    owners: dict[int, list[dict[str | None, int]]] = field(default_factory=lambda: defaultdict(list))
+    """device -> the counts that it is in"""
+    taken: set[int] = field(default_factory=set)
+
+    def may_have(self, node: str | None, wants: _WholeDeviceNeeds) -> bool:
+        return all(any(self.count(request, node) >= least for request, least in detail) for detail in wants)
+
+    def count(self, candidates: Candidates, node: str | None) -> int:
+        """Free devices on a node, those of the network included."""
+        counts = self.free.get(id(candidates))
+        if counts is None:
+            counts = self.free[id(candidates)] = defaultdict(int)
+            for index in candidates.accepted:
+                device = self.snapshot.devices[index]
+                if not self.ledger.in_use(device):
+                    counts[self.snapshot.pools[device.pool].node] += 1
+                    self.owners[index].append(counts)
+        return counts.get(node, 0) + (counts.get(None, 0) if node is not None else 0)
+
+    def take(self, placement: Placement) -> None:
+        for entry in placement.entries:
+            device = entry.device
+            if device.index not in self.taken and self.ledger.in_use(device):
+                self.taken.add(device.index)
+                for counts in self.owners.get(device.index, ()):
+                    counts[self.snapshot.pools[device.pool].node] -= 1
+
+
+def _nodes(snapshot: Snapshot, unit: PlacementUnit) -> Sequence[str | None]:
+    if unit.pin is not None:
+        return [unit.pin]
+    return snapshot.nodes or [None]
+
+
+def _by_load(snapshot: Snapshot, unit: PlacementUnit, loads: Mapping[str, int]) -> Sequence[str | None]:
+    """The nodes with the fewest devices in use first."""
+    if unit.pin is not None or not snapshot.nodes:
+        return _nodes(snapshot, unit)
+    return sorted(snapshot.nodes, key=lambda node: loads.get(node, 0))
+
+
+def _new_devices(ledger: Usage, placed: Placement) -> Counter[str]:
+    """Devices of each node that a placement brings into use."""
+    devices = {e.device.index: e.device for e in placed.entries if not e.request.mode.is_admin}
+    pools = Counter(device.pool for device in devices.values() if not ledger.in_use(device))
+    return load_by_node(ledger.snapshot, pools)
+
+
+def _try_node(
+    snapshot: Snapshot, ledger: Usage, unit: PlacementUnit, node: str | None, placement: str
+) -> Sequence[Placement]:
+    try:
+        placed = place_on(snapshot, ledger, unit, node, placement=placement, steps=STEPS)
+    except StepsExhausted:
+        return ()
+    return () if placed is None else placed.placements

@@ -1,0 +1,186 @@
+"""Choose the values that match constraints agree on, for given alternatives on one node, then find the cover.
+
+Ties are settled one after the other. A value is left out if it has too few devices, if a counting bound refutes it,
+or if another value is equivalent.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from devalloc_solver.place.components import make_components
+from devalloc_solver.place.counting_bounds import CountingBounds
+from devalloc_solver.place.cover_dp import Cover, cover
+from devalloc_solver.place.demand_vector import DemandVector, make_demand_vector
+from devalloc_solver.place.remaining import RemainingSupply, serve_fixed_requests
+from devalloc_solver.place.requests import MatchConstraint
+from devalloc_solver.place.step_budget import SharesInterfere, StepBudget
+from devalloc_solver.problem.demand import AllocationMode
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MatchedCover:
+    """The best way to serve a choice of alternatives on one node."""
+
+    lanes: DemandVector
+    cover: Cover
+    chosen: int
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(pools, devices)"""
+        stock = self.lanes.stock
+        seen = sum(stock.site.lots[number].size for number in stock.seen)
+        return len(stock.opened) + self.cover.pools, seen + self.lanes.constant + self.cover.cost
+
+
+@dataclass(slots=True)
+class MatchValueSearch:
+    """Settles choices on one node."""
+
+    screen: CountingBounds
+    steps: StepBudget
+
+    def settle(self, chosen: int, *, any_will_do: bool = False) -> MatchedCover | None:
+        """The best over all values, or the first with ``any_will_do``; None when there is none."""
+        site = self.screen.site
+        takers = [lot.takers & chosen for lot in site.lots]
+        ties = []
+        for number, tie in enumerate(site.asks.ties):
+            if not tie.asks & chosen:
+                continue
+            if self._is_single(tie, chosen):
+                values = site.tie_values[number]
+                takers = [t if values[lot] else t & ~tie.asks for lot, t in enumerate(takers)]
+            else:
+                ties.append(number)
+        search = _ValueSearch(self.screen, self.steps, chosen, any_will_do)
+        search.go(ties, takers)
+        return search.best
+
+    def _is_single(self, tie: MatchConstraint, chosen: int) -> bool:
+        """One device agrees with itself: it must only have the attributes."""
+        asks = [*self.screen.site.asks.of(tie.asks & chosen)]
+        return len(asks) == 1 and not asks[0].is_fixed and asks[0].is_single
+
+
+@dataclass(slots=True)
+class _ValueSearch:
+    """Depth first over the ties."""
+
+    screen: CountingBounds
+    steps: StepBudget
+    chosen: int
+    any_will_do: bool
+    best: MatchedCover | None = None
+    done: bool = False
+
+    def go(self, ties: list[int], takers: list[int]) -> None:
+        self.steps.spend(10 + len(takers))
+        if not self.screen.may_fit(self.chosen, takers):
+            return
+        if not ties:
+            self._cover(takers)
+            return
+        site = self.screen.site
+        number = min(ties, key=lambda t: len(self._values(t, takers)))
+        tie = site.asks.ties[number]
+        rest = [other for other in ties if other != number]
+        for value in self._distinct_values(number, rest, takers):
+            self.steps.spend()
+            values = site.tie_values[number]
+            left = [t if value in values[lot] else t & ~tie.asks for lot, t in enumerate(takers)]
+            self.go(rest, left)
+            if self.done:
+                return
+
+    def _values(self, number: int, takers: list[int]) -> dict[object, int]:
+        """The values that every ask of the tie has enough devices of -> the first lot that has each."""
+        site = self.screen.site
+        asks = [*site.asks.of(site.asks.ties[number].asks & self.chosen)]
+        common: dict[object, int] | None = None
+        for ask in asks:
+            sizes: dict[object, int] = defaultdict(int)
+            first: dict[object, int] = {}
+            for lot in site.lots:
+                if takers[lot.number] & ask.bit:
+                    for value in site.tie_values[number][lot.number]:
+                        sizes[value] += lot.size
+                        first.setdefault(value, lot.number)
+            enough = {value: first[value] for value, size in sizes.items() if size >= ask.need}
+            common = enough if common is None else {value: lot for value, lot in common.items() if value in enough}
+        return common or {}
+
+    def _distinct_values(self, number: int, rest: list[int], takers: list[int]) -> Iterator[object]:
+        """Values in the order of their devices, one of each kind."""
+        site = self.screen.site
+        own_tie = site.asks.ties[number]
+        # What another rule reads tells values apart, but for rules on the very same attributes: they see a swap too.
+        others = [n for n in rest if site.asks.ties[n].names != own_tie.names]
+        differing = [n for n, tie in enumerate(site.asks.distincts) if tie.names != own_tie.names]
+        seen: set[object] = set()
+        first_lots = self._values(number, takers)
+        for value in sorted(first_lots, key=lambda v: (first_lots[v], repr(v))):
+            signature: Counter[object] = Counter()
+            for lot in site.lots:
+                values = site.tie_values[number][lot.number]
+                if value not in values:
+                    continue
+                signature[
+                    takers[lot.number],
+                    self.screen.kinds[lot.number],
+                    values - {value},
+                    tuple(site.tie_values[n][lot.number] for n in others),
+                    tuple(site.distinct_values[n][lot.number] for n in differing),
+                ] += lot.size
+            key = frozenset(signature.items())
+            if key not in seen:
+                seen.add(key)
+                yield value
+
+    def _cover(self, takers: list[int]) -> None:
+        stock = serve_fixed_requests(self.screen.site, takers, self.chosen)
+        if stock is None:
+            return
+        most = None if self.best is None else self.best.size[0] - len(stock.opened)
+        if most is not None and most < 0:
+            return
+        try:
+            settled = self._served(stock, self.chosen, most)
+        except SharesInterfere:
+            settled = self._served_unsplit(stock, most)
+        if settled is None:
+            return
+        if self.best is None or settled.size < self.best.size:
+            self.best = settled
+        least = self.screen.is_constant(self.chosen) and self.best.size[0] <= self.screen.fewest_pools(self.chosen)
+        self.done = self.any_will_do or least
+
+    def _served(
+        self, stock: RemainingSupply, chosen: int, most: int | None, *, unsplit: bool = False
+    ) -> MatchedCover | None:
+        lanes = make_demand_vector(stock, chosen, unsplit=unsplit)
+        covered = cover(lanes, make_components(lanes, self.steps), self.steps, most=most, any_will_do=self.any_will_do)
+        return None if covered is None else MatchedCover(lanes, covered, chosen)
+
+    def _served_unsplit(self, stock: RemainingSupply, most: int | None) -> MatchedCover | None:
+        """Shares that meet, each on one device: the best answer where a part of the question needs no less.
+
+        With one of the shares alone, which may be split, no fewer pools and devices will do than that needs.
+        """
+        shares = [ask for ask in self.screen.site.asks.of(self.chosen) if ask.request.mode is AllocationMode.SHARE]
+        bounds: list[tuple[int, int]] = []
+        for share in shares:
+            others = sum(ask.bit for ask in shares if ask is not share)
+            alone = self._served(stock, self.chosen & ~others, most)
+            if alone is None:
+                return None
+            bounds.append(alone.size)
+        if self.best is not None and max(bounds) >= self.best.size:
+            return None
+        settled = self._served(stock, self.chosen, most, unsplit=True)
+        if settled is None or (settled.size not in bounds and not self.any_will_do):
+            raise SharesInterfere("shares of several kinds meet, and splitting them might be better")
+        return settled

@@ -1,0 +1,281 @@
+"""The requests of a unit, read once for all nodes: each is a bit of a mask, with the constraints between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from devalloc_solver.place.step_budget import StepsExhausted
+from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
+from devalloc_solver.problem.snapshot import Device
+
+Portion = tuple[tuple[str, int], ...]
+"""(resource, nano units)"""
+
+_NOTHING: frozenset[object] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IndexedRequest:
+    """One request of the unit: one alternative of one detail of one claim."""
+
+    number: int
+    demand: int
+    detail: int
+    """position in ``UnitRequests.details``, which counts over all claims"""
+    request: Request
+    bit: int
+    """1 << number"""
+    kind: int
+    """equal for asks of one claim that ask for the same"""
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the node alone says which devices it gets."""
+        return self.request.mode in (AllocationMode.EVERY, AllocationMode.ADMIN_ALL)
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether it wants so many devices whatever their size: no more than the least ever helps."""
+        request = self.request
+        if request.mode is AllocationMode.WHOLE:
+            return not request.requests and not request.limits
+        return request.mode is AllocationMode.SHARE and request.most == 1
+
+    @property
+    def is_single(self) -> bool:
+        """Whether it gets one device only."""
+        request = self.request
+        return self.need == 1 and (self.is_counted or request.mode is AllocationMode.ADMIN_COUNT or request.most == 1)
+
+    @property
+    def need(self) -> int:
+        """The fewest devices that it must have for itself."""
+        return self.request.least if self.request.mode in (AllocationMode.WHOLE, AllocationMode.ADMIN_COUNT) else 1
+
+    def portion_of(self, device: Device) -> Portion:
+        """What one take of a device consumes: of shares, whole blocks; nothing of a device that is taken whole."""
+        request = self.request
+        if request.mode is AllocationMode.SHARE:
+            blocks = {name: device.resources[name].block for name in request.requests}
+            return tuple((n, -(-nano // blocks[n]) * blocks[n]) for n, nano in sorted(request.requests.items()))
+        return request.portions.get(device.index, ())
+
+
+@dataclass(frozen=True, slots=True)
+class MatchConstraint:
+    """Devices of several asks that agree on attributes, or (in ``UnitRequests.distincts``) differ in one."""
+
+    names: tuple[str, ...]
+    asks: int
+    """mask"""
+    listed: bool
+    """a list attribute has each of its members as a value"""
+
+    def values(self, device: Device) -> frozenset[object]:
+        """The values that devices may agree on; none where an attribute is missing (S15)."""
+        if self.listed:
+            return device.values(self.names[0])
+        attributes = device.attributes
+        if any(name not in attributes for name in self.names):
+            return _NOTHING
+        return frozenset((tuple(attributes[name] for name in self.names),))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UnitRequests:
+    """The unit as the search sees it."""
+
+    unit: PlacementUnit
+    asks: tuple[IndexedRequest, ...]
+    details: tuple[int, ...]
+    """per detail, claims in order: the mask of its alternatives; they have consecutive bits"""
+    twins: tuple[int | None, ...]
+    """per detail: the detail before it that asks for the same, so that the two may change places"""
+    ties: tuple[MatchConstraint, ...]
+    distincts: tuple[MatchConstraint, ...]
+    sets: tuple[tuple[Mapping[int, str | None], int], ...]
+    """(accepted devices, mask of the asks that accept them)"""
+    barred: tuple[tuple[frozenset[str], int], ...]
+    """(nodes, mask of the asks that can have nothing there)"""
+    portions: tuple[tuple[Mapping[int, Portion], int], ...]
+    """(what a portion takes of each device, mask of the asks that take it)"""
+    portioned: int
+    """mask of the asks that take portions of some device"""
+    resources: tuple[str, ...]
+    """names that some request or limit has"""
+    admin: int
+    share: int
+    least: tuple[int, ...]
+    """per ask: devices that no other ask has; shares may be of one device"""
+    exact: int
+    """mask of the asks that take so many devices and no more"""
+    alone: int
+    """mask of the asks that have no alternative and look at nothing, those for every device aside"""
+
+    def least_of(self, mask: int) -> int:
+        """Devices that the asks of a mask must have for themselves, all together."""
+        return sum([self.least[ask.number] for ask in self.of(mask)])
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The attributes that ties read."""
+        return tuple(dict.fromkeys(name for tie in (*self.ties, *self.distincts) for name in tie.names))
+
+    def barred_from(self, node: str | None) -> int:
+        """The mask of the asks that can have nothing on a node."""
+        barred = 0
+        for nodes, mask in self.barred:
+            if node in nodes:
+                barred |= mask
+        return barred
+
+    def of(self, mask: int) -> Iterator[IndexedRequest]:
+        """The asks of a mask, in order."""
+        while mask:
+            low = mask & -mask
+            yield self.asks[low.bit_length() - 1]
+            mask ^= low
+
+
+def read_unit(unit: PlacementUnit) -> UnitRequests:
+    """Raises OutOfSteps for the rare constructs that are left to CP-SAT."""
+    asks: list[IndexedRequest] = []
+    details: list[int] = []
+    shapes: list[tuple[object, ...]] = []
+    """per detail, of its alternatives"""
+    kinds: dict[object, int] = {}
+    for number, demand in enumerate(unit.demands):
+        for alternatives in demand.details:
+            mask = 0
+            shapes.append(tuple([_request_key(request, demand) for request in alternatives]))
+            for request, shape in zip(alternatives, shapes[-1], strict=True):
+                kind = kinds.setdefault((number, shape), len(kinds))
+                asks.append(IndexedRequest(len(asks), number, len(details), request, 1 << len(asks), kind))
+                mask |= asks[-1].bit
+            details.append(mask)
+    for ask in asks:
+        _reject_unsupported(ask, unit.demands[ask.demand])
+    ties, distincts = _constraints(unit, asks)
+    sets: dict[int, tuple[Mapping[int, str | None], int]] = {}
+    portions: dict[int, tuple[Mapping[int, Portion], int]] = {}
+    for ask in asks:
+        accepted = ask.request.candidates.accepted
+        sets[id(accepted)] = (accepted, sets.get(id(accepted), (accepted, 0))[1] | ask.bit)
+        if (taken := ask.request.portions) and not ask.request.mode.is_admin:
+            portions[id(taken)] = (taken, portions.get(id(taken), (taken, 0))[1] | ask.bit)
+    amounts = [ask.request for ask in asks if not ask.request.mode.is_admin]
+    open_to_all = (AllocationMode.WHOLE, AllocationMode.SHARE)
+    return UnitRequests(
+        unit=unit,
+        asks=tuple(asks),
+        details=tuple(details),
+        twins=_interchangeable(unit, shapes),
+        ties=ties,
+        distincts=distincts,
+        sets=tuple(sets.values()),
+        barred=tuple((ask.request.candidates.barred, ask.bit) for ask in asks if ask.request.candidates.barred),
+        portions=tuple(portions.values()),
+        portioned=sum(ask.bit for ask in asks if ask.request.portions),
+        resources=tuple(sorted({n for s in amounts for n in (*s.requests, *s.limits)})),
+        admin=sum(ask.bit for ask in asks if ask.request.mode.is_admin),
+        share=sum(ask.bit for ask in asks if ask.request.mode is AllocationMode.SHARE),
+        least=tuple([ask.request.least if ask.request.mode is AllocationMode.WHOLE else 0 for ask in asks]),
+        alone=sum([ask.bit for ask in asks if details[ask.detail] == ask.bit and ask.request.mode in open_to_all]),
+        exact=sum(ask.bit for ask in asks if ask.request.mode is AllocationMode.WHOLE and ask.is_counted),
+    )
+
+
+@dataclass(slots=True)
+class UnitReader:
+    """Reads units, and the same claims once when they are asked about again, with another fleet or elsewhere."""
+
+    _last: UnitRequests | None = None
+
+    def read(self, unit: PlacementUnit) -> UnitRequests:
+        """Raises OutOfSteps for the rare constructs that are left to CP-SAT."""
+        last = self._last
+        if last is None or last.unit.demands is not unit.demands:
+            last = self._last = read_unit(unit)
+        elif last.unit is not unit:
+            last = self._last = replace(last, unit=unit)
+        return last
+
+
+def indistinguishable(masks: Iterable[int], every: int) -> list[int]:
+    """The asks of a mask, those together that none of the ``masks`` tells apart."""
+    groups = [every] if every else []
+    for mask in dict.fromkeys(masks):
+        split = []
+        for group in groups:
+            inside = group & mask
+            if inside and inside != group:
+                split.append(inside)
+                split.append(group ^ inside)
+            else:
+                split.append(group)
+        groups = split
+    return groups
+
+
+def _reject_unsupported(ask: IndexedRequest, demand: Demand) -> None:
+    if demand.most is not None and ask.request.mode is AllocationMode.SHARE:
+        raise StepsExhausted("a cap on the entries of a claim with shares")
+
+
+def _constraints(
+    unit: PlacementUnit, asks: Sequence[IndexedRequest]
+) -> tuple[tuple[MatchConstraint, ...], tuple[MatchConstraint, ...]]:
+    """(what must agree, what must differ)"""
+    ties: list[MatchConstraint] = []
+    distincts: list[MatchConstraint] = []
+    for number, demand in enumerate(unit.demands):
+        own_asks = [ask for ask in asks if ask.demand == number]
+        if demand.match:
+            ties.append(MatchConstraint(demand.match, sum(ask.bit for ask in own_asks), listed=False))
+        for relation in demand.relations:
+            mask = sum(ask.bit for ask in own_asks if ask.request.label in relation.labels)
+            if mask:
+                (distincts if relation.distinct else ties).append(
+                    MatchConstraint((relation.attribute,), mask, listed=True)
+                )
+        ties += [MatchConstraint(ask.request.match, ask.bit, listed=False) for ask in own_asks if ask.request.match]
+    for name in dict.fromkeys(name for demand in unit.demands for name in demand.shared):
+        mask = sum(ask.bit for ask in asks if name in unit.demands[ask.demand].shared)
+        ties.append(MatchConstraint((name,), mask, listed=False))
+    return tuple(ties), tuple(distincts)
+
+
+def _interchangeable(unit: PlacementUnit, shapes: Sequence[tuple[object, ...]]) -> tuple[int | None, ...]:
+    """Equal details of a claim may change places, and so may claims that consist of one equal detail."""
+    seen: dict[object, int] = {}
+    twins: list[int | None] = []
+    for number, demand in enumerate(unit.demands):
+        alone = len(demand.details) == 1
+        scope: object = (demand.match, demand.shared, demand.most, demand.once) if alone else number
+        for _ in demand.details:
+            position = len(twins)
+            key = (scope, shapes[position])
+            twins.append(seen.get(key))
+            seen[key] = position
+    return tuple(twins)
+
+
+def _request_key(request: Request, demand: Demand) -> tuple[object, ...]:
+    """Equal for requests that ask for the same."""
+    return (
+        id(request.candidates.accepted),
+        request.mode,
+        request.least,
+        request.most,
+        tuple(sorted(request.requests.items())) if request.requests else (),
+        tuple(sorted(request.limits.items())) if request.limits else (),
+        request.match,
+        id(request.portions) if request.portions else None,
+        _constraints_of(request, demand) if demand.relations else (),
+    )
+
+
+def _constraints_of(request: Request, demand: Demand) -> tuple[object, ...]:
+    label = request.label
+    return tuple((r.attribute, r.distinct, number) for number, r in enumerate(demand.relations) if label in r.labels)

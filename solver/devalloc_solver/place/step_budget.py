@@ -1,0 +1,35 @@
+"""The budget of a search: counted steps instead of seconds, so that the same input always ends the same way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DEFAULT_STEPS = 50_000
+"""Steps that placing one unit may take; a step is a few microseconds."""
+
+
+class StepsExhausted(Exception):
+    """The question is open: the budget is spent, or the unit has something that this search does not handle."""
+
+
+class SharesInterfere(StepsExhausted):
+    """Shares of several asks meet in a way that this search cannot split."""
+
+
+@dataclass(slots=True)
+class StepBudget:
+    """What is left of the budget."""
+
+    left: int
+
+    def spend(self, count: int = 1) -> None:
+        """Raises OutOfSteps when nothing is left."""
+        self.left -= count
+        if self.left < 0:
+            raise StepsExhausted("the search is out of steps")
+
+    def spend_each(self, count: int) -> None:
+        """The same as to spend one step so many times."""
+        self.left = max(self.left - count, -1)
+        if self.left < 0:
+            raise StepsExhausted("the search is out of steps")

@@ -1,0 +1,8 @@
+"""The vocabulary of the solver: devices, requests, allocations, usage, and what is equal.
+
+- ``snapshot``: pools and devices, interned, with amounts as whole blocks
+- ``allocations``, ``overuse``: what allocated claims hold, and what is allocated beyond what exists
+- ``demand``: requests, and placement units
+- ``device_groups``, ``balance``, ``ordering``: interchangeable devices, loads, and the order of names and claims
+- ``placement``: the node and the devices of a claim
+"""

@@ -1,0 +1,255 @@
+"""The devices that allocated claims hold, read back from their status (S18)."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from devalloc.api.claim import DeviceAllocation, DeviceClaim
+from devalloc.api.device_class import DeviceClass
+from devalloc.api.problems import Problem
+from devalloc_solver.problem.snapshot import Device, Pool, Snapshot
+
+Key = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatedDevice:
+    """One device that a claim holds: whole when ``amounts`` is None, else the nano units of each resource.
+
+    A claim may hold several shares or portions of a device, each an item of its own: they add up.
+    """
+
+    device: int
+    amounts: tuple[tuple[str, int], ...] | None
+    is_certain: bool = True
+    """False for each of several devices when nobody can tell which of them it is."""
+
+    @property
+    def sums(self) -> dict[str, int] | None:
+        """The amounts, each resource once."""
+        if self.amounts is None:
+            return None
+        total: dict[str, int] = {}
+        for name, nano in self.amounts:
+            total[name] = total.get(name, 0) + nano
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """The devices one claim holds; devices of admin details are not among them."""
+
+    claim: Key
+    priority: int
+    items: tuple[AllocatedDevice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MissingDevice:
+    """An allocated device that no longer exists."""
+
+    claim: Key
+    pool: str
+    device: str
+
+
+@dataclass(slots=True)
+class Usage:
+    """All that is in use, added up. Amounts never go below zero: more held than there is leaves nothing (S18)."""
+
+    snapshot: Snapshot
+    whole: set[int] = field(default_factory=set)
+    shared: dict[int, dict[str, int]] = field(default_factory=dict)
+    """device -> resource -> nano units in use"""
+    drawn: dict[int, dict[str, int]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(int)))
+    """pool -> resource -> blocks in use"""
+    groups: dict[int, set[object]] = field(default_factory=lambda: defaultdict(set))
+    """pool -> compatibility groups in use (S12a)"""
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, holdings: Iterable[Allocation]) -> Usage:
+        ledger = cls(snapshot)
+        for holding in holdings:
+            ledger.add(holding)
+        return ledger
+
+    def add(self, holding: Allocation) -> None:
+        for item in holding.items:
+            device = self.snapshot.devices[item.device]
+            if not self.in_use(device):
+                for name, blocks in device.draws:
+                    self.drawn[device.pool][name] += blocks
+                if device.compatibility is not None:
+                    self.groups[device.pool].add(device.compatibility)
+            if item.amounts is None:
+                self.whole.add(item.device)
+            else:
+                used = self.shared.setdefault(item.device, defaultdict(int))
+                for name, nano in item.amounts:
+                    used[name] += nano
+
+    def in_use(self, device: Device) -> bool:
+        return device.index in self.whole or device.index in self.shared
+
+    def pools_in_use(self) -> set[int]:
+        return {self.snapshot.devices[index].pool for index in (*self.whole, *self.shared)}
+
+    def devices_in_use(self) -> Counter[int]:
+        """Of each pool."""
+        return Counter(self.snapshot.devices[index].pool for index in self.whole | self.shared.keys())
+
+    def free_blocks(self, device: Device, resource: str) -> int:
+        """Blocks that a new share may take."""
+        capacity = device.resources.get(resource)
+        if capacity is None or device.index in self.whole:
+            return 0
+        used = self.shared.get(device.index, {}).get(resource, 0)
+        return max(0, (capacity.nano - used) // capacity.block)
+
+    def free_nano(self, device: Device, resource: str) -> int:
+        """What is left of a resource in nano units; negative where more is held than there is."""
+        capacity = device.resources.get(resource)
+        return (0 if capacity is None else capacity.nano) - self.shared.get(device.index, {}).get(resource, 0)
+
+    def portions_left(self, device: Device, portion: Iterable[tuple[str, int]]) -> int | None:
+        """How many more times a portion can be taken of a shareable device; None for any number of times.
+
+        Where more is held than there is, nothing is left, not even portions of no size.
+        """
+        if device.index in self.whole:
+            return 0
+        fewest: int | None = None
+        for name, amount in portion:
+            left = self.free_nano(device, name)
+            times = 0 if left < amount else None if amount == 0 else left // amount
+            if times is not None and (fewest is None or times < fewest):
+                fewest = times
+        return fewest
+
+    def excludes(self, device: Device) -> bool:
+        """Whether a device is not in use, and its pool has not what it takes: resources, or its compatibility group."""
+        if self.in_use(device) or not (device.draws or device.compatibility is not None):
+            return False
+        free = {name: self.free_pool_blocks(device.pool, name) for name, _ in device.draws}
+        return not pool_allows(device, free, self.groups.get(device.pool))
+
+    def free_pool_blocks(self, pool: int, resource: str) -> int:
+        capacity = self.snapshot.pools[pool].resources[resource].blocks
+        return max(0, capacity - self.drawn[pool][resource] if pool in self.drawn else capacity)
+
+
+def pool_allows(device: Device, free: Mapping[str, int], groups: Collection[object] | None) -> bool:
+    """Pool resources and compatibility groups (S12, S12a), for a device that is not in use.
+
+    ``free``: blocks that its pool has left; ``groups``: those in use there.
+    """
+    for name, blocks in device.draws:
+        if blocks > free[name]:
+            return False
+    return device.compatibility is None or not groups or {*groups} == {device.compatibility}
+
+
+def node_of(claim: DeviceClaim, snapshot: Snapshot) -> str | None:
+    """The node of an allocated claim: as its annotations say, else the one that has its devices (S2)."""
+    named = claim.allocated_node or claim.pinned_node
+    if named is not None or claim.status is None:
+        return named
+    devices = [
+        d
+        for entry in claim.status.allocations
+        for d in _devices(snapshot, claim.allocated_node or claim.pinned_node, entry)
+    ]
+    nodes = {snapshot.pools[device.pool].node for device in devices} - {None}
+    return nodes.pop() if len(nodes) == 1 else None
+
+
+def read_allocations(
+    snapshot: Snapshot, claims: Iterable[DeviceClaim], classes: Mapping[str, DeviceClass]
+) -> tuple[list[Allocation], list[MissingDevice], list[Problem]]:
+    """What the allocated claims hold, the devices of theirs that are gone, and what could not be resolved."""
+    holdings: list[Allocation] = []
+    lost: list[MissingDevice] = []
+    problems: list[Problem] = []
+    for claim in claims:
+        assert claim.status is not None
+        held: list[AllocatedDevice] = []
+        for entry, admin in zip(claim.status.allocations, admin_entries(claim, classes), strict=True):
+            devices = _devices(snapshot, claim.allocated_node or claim.pinned_node, entry)
+            if not devices:
+                lost.append(MissingDevice(claim.key, entry.device_pool_name, entry.device_name))
+            if len(devices) > 1:
+                problems.append(_ambiguous_device(claim, entry, len(devices)))
+            if not admin:
+                amounts = allocated_amounts(entry)
+                held += [AllocatedDevice(device.index, amounts, len(devices) == 1) for device in devices]
+        holdings.append(Allocation(claim.key, claim.priority, tuple(held)))
+    return holdings, lost, problems
+
+
+def allocated_amounts(entry: DeviceAllocation) -> tuple[tuple[str, int], ...] | None:
+    """Nano units of each resource that an entry of a status holds; None when it holds the whole device.
+
+    An amount below zero tells nothing of what is held. It must not pay for what others hold, so it is the device (S13).
+    """
+    amounts = tuple((a.name, a.allocation.nano) for a in entry.allocations)
+    return None if any(nano < 0 for _, nano in amounts) else amounts or None
+
+
+def admin_entries(claim: DeviceClaim, classes: Mapping[str, DeviceClass]) -> list[bool]:
+    """For each allocation entry, whether it belongs to an admin detail and so holds nothing (S14, S18)."""
+    assert claim.status is not None
+
+    def is_admin(device_class: str | None) -> bool:
+        named_class = classes.get(device_class or "")
+        return named_class is not None and bool(named_class.spec.admin_access)
+
+    details = claim.allocation_details()
+    if details is None:
+        every = all(is_admin(d.device_class) for entry in claim.spec.claims for d in entry.alternatives)
+        return [every] * len(claim.status.allocations)
+    answers = []
+    for index, alternative in details:
+        entry = claim.spec.claims[index] if index < len(claim.spec.claims) else None
+        # An index that does not fit the spec says nothing: the entry counts as held, which is safe (S13).
+        fits = entry is not None and (alternative is None) == (not entry.one_of)
+        named = entry.alternatives[(alternative or 0) :][:1] if entry is not None and fits else []
+        answers.append(any(is_admin(detail.device_class) for detail in named))
+    return answers
+
+
+def recover_allocation(
+    snapshot: Snapshot, claim: Key, node: str | None, entries: Iterable[DeviceAllocation]
+) -> tuple[Allocation, list[MissingDevice]]:
+    """What an invalid claim holds all the same: giving its devices away would be worse than its error (S13)."""
+    held: list[AllocatedDevice] = []
+    lost: list[MissingDevice] = []
+    for entry in entries:
+        devices = _devices(snapshot, node, entry)
+        held += [AllocatedDevice(device.index, allocated_amounts(entry), len(devices) == 1) for device in devices]
+        if not devices:
+            lost.append(MissingDevice(claim, entry.device_pool_name, entry.device_name))
+    return Allocation(claim, 0, tuple(held)), lost
+
+
+def _devices(snapshot: Snapshot, node: str | None, entry: DeviceAllocation) -> list[Device]:
+    """The device of an entry. Where its node is unknown and the pool name is not unique, every one it may be:
+    holding too much is safe, giving a device twice is not (S13)."""
+    if node is not None:
+        pool = snapshot.find_pool(node, entry.device_pool_name)
+        pools: tuple[Pool, ...] = (pool,) if pool is not None else ()
+    else:
+        pools = snapshot.pools_by_name.get(entry.device_pool_name, ())
+    return [device for pool in pools for device in pool.devices if device.name == entry.device_name]
+
+
+def _ambiguous_device(claim: DeviceClaim, entry: DeviceAllocation, count: int) -> Problem:
+    return Problem(
+        f"{count} pools are named {entry.device_pool_name!r} and the claim does not say its node: "
+        f"device {entry.device_name!r} counts as held in all of them; set the annotation devalloc.io/allocated-node",
+        path="status.allocations",
+        kind="DeviceClaim",
+        namespace=claim.namespace,
+        name=claim.metadata.name,
+    )

@@ -1,0 +1,165 @@
+"""Devices and resources that are allocated more often, or to a larger amount, than they exist.
+
+No decision of this solver causes it. A forged or restored status, a late write or a bug does, and users must notice.
+The solver takes no device from a claim because of it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from devalloc.api.problems import Problem
+from devalloc_solver.problem.allocations import Allocation
+from devalloc_solver.problem.snapshot import Snapshot
+
+Claim = tuple[str, ...]
+"""What names a claim; namespace and name are the last parts."""
+D = TypeVar("D", bound=Hashable)
+"""What names a device."""
+P = TypeVar("P", bound=Hashable)
+"""What names a pool. A counter is a pool and the name of a resource that its devices draw on."""
+Amounts = Mapping[str, int]
+"""Nano units of each resource."""
+_NAMED = 8
+"""Claims that a message names."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceHold(Generic[D]):
+    """A device that a claim holds: all of it when ``amounts`` is None. Admin access holds nothing."""
+
+    claim: Claim
+    device: D
+    amounts: Amounts | None
+
+
+@dataclass(frozen=True, slots=True)
+class Overuse(Generic[D]):
+    """Claims that hold more together than there is."""
+
+    devices: tuple[D, ...]
+    claims: tuple[Claim, ...]
+    """In order; one alone may hold more of a device than it has."""
+    resource: str | None = None
+    """Of what there is too little; None for a device that is held whole and has several owners."""
+    is_of_pool: bool = False
+    """The resource is one that the devices of a pool draw on."""
+
+
+def find_overuse(
+    holds: Iterable[DeviceHold[D]],
+    capacity: Callable[[D], Amounts],
+    draws: Callable[[D], Iterable[tuple[tuple[P, str], int]]],
+    total: Callable[[tuple[P, str]], int | None],
+) -> list[Overuse[D]]:
+    """All that is held by more than there is of it.
+
+    ``capacity``: what shares of a device take from, as far as it is known. ``draws``: what a device that is in use
+    takes of its pool, and ``total`` how much of that there is, None if it is not known.
+    """
+    by_device: dict[D, list[DeviceHold[D]]] = defaultdict(list)
+    for hold in holds:
+        by_device[hold.device].append(hold)
+    return [*_of_devices(by_device, capacity), *_of_pools(by_device, draws, total)]
+
+
+def _of_devices(by_device: Mapping[D, list[DeviceHold[D]]], capacity: Callable[[D], Amounts]) -> Iterator[Overuse[D]]:
+    for device, held in by_device.items():
+        owners = _owners(held)
+        if len(owners) > 1 and any(hold.amounts is None for hold in held):
+            yield Overuse((device,), owners)
+            continue
+        used: dict[str, int] = defaultdict(int)
+        for hold in held:
+            for name, amount in (hold.amounts or {}).items():
+                used[name] += amount
+        there = capacity(device) if used else {}
+        short = next((name for name in sorted(used) if name in there and used[name] > there[name]), None)
+        if short is not None:
+            yield Overuse((device,), owners, short)
+
+
+def _of_pools(
+    by_device: Mapping[D, list[DeviceHold[D]]],
+    draws: Callable[[D], Iterable[tuple[tuple[P, str], int]]],
+    total: Callable[[tuple[P, str]], int | None],
+) -> Iterator[Overuse[D]]:
+    """A device draws once, however many shares of it there are."""
+    drawn: dict[tuple[P, str], int] = defaultdict(int)
+    drawing: dict[tuple[P, str], list[D]] = defaultdict(list)
+    for device in by_device:
+        for counter, amount in draws(device):
+            drawn[counter] += amount
+            drawing[counter].append(device)
+    overuses: dict[tuple[D, ...], Overuse[D]] = {}
+    for counter, amount in drawn.items():
+        there = total(counter)
+        if there is not None and amount > there:
+            devices = tuple(drawing[counter])
+            owners = _owners(hold for device in devices for hold in by_device[device])
+            overuses.setdefault(devices, Overuse(devices, owners, counter[1], is_of_pool=True))
+    yield from overuses.values()
+
+
+def _owners(held: Iterable[DeviceHold[D]]) -> tuple[Claim, ...]:
+    return tuple(sorted({hold.claim for hold in held}))
+
+
+# -- in words ----------------------------------------------------------------------------------------------------------
+
+
+def describe_overuse(overuse: Overuse[D], device: Callable[[D], str], claim: Callable[[Claim], str] = "/".join) -> str:
+    """A sentence that names what is held and by which claims, and what to do."""
+    names = [claim(each) for each in overuse.claims[:_NAMED]]
+    more = len(overuse.claims) - len(names)
+    names += [f"{more} more"] if more else []
+    claims = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    devices = [device(each) for each in overuse.devices[:_NAMED]]
+    if overuse.resource is None:
+        return f"device {devices[0]} has several owners: {claims}; release all but one of them"
+    held = "holds" if len(overuse.claims) == 1 else "hold"
+    if not overuse.is_of_pool:
+        what = f"more of its {overuse.resource} than it has"
+        return f"device {devices[0]} is over-committed: {claims} {held} {what}; release some of them"
+    rest = len(overuse.devices) - len(devices)
+    devices += [f"{rest} more"] if rest else []
+    what = f"draw more {overuse.resource} than their pool has"
+    return f"devices {', '.join(devices)} {what}: {claims} {held} them; release some of them"
+
+
+def overuse_problems(overuses: Iterable[Overuse[D]], kind: str, device: Callable[[D], str]) -> Iterator[Problem]:
+    """One of each claim that is concerned."""
+    for overuse in overuses:
+        message = describe_overuse(overuse, device)
+        for *_, namespace, name in overuse.claims:
+            yield Problem(message, path="status", kind=kind, namespace=namespace, name=name, severity="warning")
+
+
+# -- of a snapshot -----------------------------------------------------------------------------------------------------
+
+
+def overuse_of_allocations(snapshot: Snapshot, holdings: Iterable[Allocation]) -> list[Overuse[int]]:
+    """The same of holdings; devices are their numbers. What a claim only may hold is no alarm."""
+    devices, pools = snapshot.devices, snapshot.pools
+
+    def draws(index: int) -> Iterator[tuple[tuple[int, str], int]]:
+        return (((devices[index].pool, name), blocks) for name, blocks in devices[index].draws)
+
+    def total(counter: tuple[int, str]) -> int | None:
+        resource = pools[counter[0]].resources.get(counter[1])
+        return None if resource is None else resource.blocks
+
+    return find_overuse(
+        (DeviceHold(holding.claim, i.device, i.sums) for holding in holdings for i in holding.items if i.is_certain),
+        lambda index: {name: resource.nano for name, resource in devices[index].resources.items()},
+        draws,
+        total,
+    )
+
+
+def device_title(snapshot: Snapshot, index: int) -> str:
+    device = snapshot.devices[index]
+    return f"{snapshot.pools[device.pool].name}/{device.name}"

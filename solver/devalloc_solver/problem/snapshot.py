@@ -1,0 +1,194 @@
+"""The fleet as the solver sees it: pools and devices interned, amounts as whole blocks.
+
+A snapshot knows nothing of claims. Pools that are invalid together (S2) are left out and reported.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
+from devalloc.api.pool import AttributeValue, DevicePool, ResourceCapacity
+from devalloc.api.problems import Problem
+from devalloc.api.quantity import ceil_blocks, floor_blocks
+from devalloc_solver.problem.ordering import natural_key
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """An amount in whole blocks."""
+
+    block: int
+    """Size of a block in nano units."""
+    blocks: int
+
+    @classmethod
+    def of(cls, capacity: ResourceCapacity) -> Resource:
+        return cls(capacity.block.nano, floor_blocks(capacity.capacity, capacity.block))
+
+    @property
+    def nano(self) -> int:
+        """Usable capacity: rounded down to whole blocks (S11)."""
+        return self.block * self.blocks
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Device:
+    """A device with its effective attributes (S3)."""
+
+    index: int
+    pool: int
+    name: str
+    attributes: Mapping[str, Any]
+    """effective values; a list attribute is a frozenset of its members (resource.k8s.io only)"""
+    resources: Mapping[str, Resource]
+    draws: tuple[tuple[str, int], ...]
+    """(pool resource, blocks) that allocating the device consumes (S12)."""
+    undefined: str | None
+    """A pool resource the device requests and its pool does not define: it can never be allocated (S12)."""
+    shareable: bool = False
+    """taken in portions, by several at once, and never whole (resource.k8s.io ``allowMultipleAllocations``)"""
+    reach: frozenset[str] | None = None
+    """of a pool without node: the nodes that reach this device; None for all"""
+    traits: Hashable = None
+    """the dialect's own: equal for devices that nothing tells apart but names, and what stands here"""
+
+    @property
+    def unavailable(self) -> str | None:
+        """Why only admin claims may have the device (S6a), or None."""
+        value = self.attributes.get(UNAVAILABLE)
+        return None if value is None else str(value)
+
+    def values(self, name: str) -> frozenset[object]:
+        """The values of an attribute: none, one, or the members of a list attribute."""
+        value = self.attributes.get(name)
+        if isinstance(value, frozenset):
+            return value
+        return frozenset() if value is None else frozenset((value,))
+
+    @property
+    def compatibility(self) -> AttributeValue | None:
+        """The group that devices allocated together in a pool share (S12a)."""
+        return self.attributes.get(COMPATIBILITY_GROUP)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pool:
+    """A valid pool; ``node`` is None for devices that every node reaches."""
+
+    index: int
+    node: str | None
+    name: str
+    driver: str
+    resources: Mapping[str, Resource]
+    devices: tuple[Device, ...]
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        return (self.node is not None, natural_key(self.node or ""), natural_key(self.name))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """All valid pools and their devices, in natural order of node, pool and device names."""
+
+    pools: tuple[Pool, ...]
+    devices: tuple[Device, ...]
+    nodes: tuple[str, ...]
+    pools_by_node: Mapping[str | None, tuple[Pool, ...]]
+    pools_by_name: Mapping[str, tuple[Pool, ...]]
+
+    def find_pool(self, node: str, name: str) -> Pool | None:
+        """The pool of that name which the node reaches."""
+        return next((pool for pool in self.pools_by_name.get(name, ()) if pool.node in (node, None)), None)
+
+
+def take_snapshot(pools: Iterable[DevicePool]) -> tuple[Snapshot, list[Problem]]:
+    """Intern valid pools; report those that share a name on one node (S2)."""
+    valid, problems = without_duplicate_pools(list(pools))
+    valid.sort(
+        key=lambda p: (p.spec.node_name is not None, natural_key(p.spec.node_name or ""), natural_key(p.metadata.name))
+    )
+    views: list[Pool] = []
+    devices: list[Device] = []
+    for pool in valid:
+        resources = {r.name: Resource.of(r) for r in pool.spec.resources}
+        blocks = {r.name: r.block for r in pool.spec.resources}
+        common = {a.name: a.value for a in pool.spec.attributes}
+        members: list[Device] = []
+        for device in sorted(pool.spec.devices, key=lambda d: natural_key(d.name)):
+            own = {a.name: a.value for a in device.attributes}
+            undefined = next((name for name in sorted(device.requests) if name not in resources), None)
+            members.append(
+                Device(
+                    index=len(devices) + len(members),
+                    pool=len(views),
+                    name=device.name,
+                    attributes=common | own if own else common,
+                    resources={r.name: Resource.of(r) for r in device.resources},
+                    draws=tuple(
+                        (name, ceil_blocks(amount, blocks[name]))
+                        for name, amount in sorted(device.requests.items())
+                        if name in blocks and amount.nano > 0
+                    ),
+                    undefined=undefined,
+                )
+            )
+        view = Pool(len(views), pool.spec.node_name, pool.metadata.name, pool.spec.driver, resources, tuple(members))
+        views.append(view)
+        problems += _undefined_draws(view)
+        devices += members
+    by_node: dict[str | None, tuple[Pool, ...]] = {}
+    by_name: dict[str, tuple[Pool, ...]] = {}
+    for view in views:
+        by_node[view.node] = (*by_node.get(view.node, ()), view)
+        by_name[view.name] = (*by_name.get(view.name, ()), view)
+    nodes = tuple(node for node in by_node if node is not None)
+    return Snapshot(tuple(views), tuple(devices), nodes, by_node, by_name), problems
+
+
+def _undefined_draws(pool: Pool) -> Iterator[Problem]:
+    """Devices that request what their pool does not define can never be allocated (S12)."""
+    by_resource: dict[str, list[str]] = defaultdict(list)
+    for device in pool.devices:
+        if device.undefined is not None:
+            by_resource[device.undefined].append(device.name)
+    for resource, names in by_resource.items():
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        yield Problem(
+            f"never allocated: the devices {shown} request {resource!r}, which spec.resources does not define",
+            path="spec.devices",
+            kind="DevicePool",
+            name=pool.name,
+            severity="warning",
+        )
+
+
+def without_duplicate_pools(pools: list[DevicePool]) -> tuple[list[DevicePool], list[Problem]]:
+    by_name: dict[str, list[DevicePool]] = defaultdict(list)
+    for pool in pools:
+        by_name[pool.metadata.name].append(pool)
+    distinct: list[DevicePool] = []
+    problems: list[Problem] = []
+    for name, same in by_name.items():
+        nodes = [pool.spec.node_name for pool in same]
+        network = None in nodes
+        for pool in same:
+            clashes = len(same) > 1 and (network or nodes.count(pool.spec.node_name) > 1)
+            if not clashes:
+                distinct.append(pool)
+                continue
+            where = f"node {pool.spec.node_name}" if pool.spec.node_name else "every node"
+            problems.append(
+                Problem(
+                    f"{len(same)} pools are named {name!r} and {where} reaches more than one of them: "
+                    "all of them are ignored; rename one",
+                    path="metadata.name",
+                    kind="DevicePool",
+                    name=name,
+                )
+            )
+    return distinct, problems

@@ -1,0 +1,130 @@
+"""Our own gRPC service on a real socket, over the real engine, a toy host and toy machines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import grpc
+
+from devalloc.api.pool import DevicePool
+from devalloc_node.binding.binding import HealthState
+from devalloc_node.claims.dry_run import planned_steps
+from devalloc_node.machine.attachment import AttachmentKind
+from devalloc_node.machine.lifecycle import MachineLifecycle as RealMachines
+from devalloc_node.metrics.registry import NodeMetrics
+from devalloc_node.operations.claim_registry import ClaimRegistry
+from devalloc_node.operations.node_operations import NodeOperations
+from devalloc_node.operations.protocols import AttachmentControl, MachineControl
+from devalloc_node.pb import node_pb2 as pb
+from devalloc_node.pb.node_pb2_grpc import NodeStub
+from devalloc_node.service.change_feed import ChangeNotifier
+from devalloc_node.service.node_service import NodeService, ServiceInfo
+from devalloc_node.service.peer_credentials import PeerCredentialProxy, open_proxy
+from tests.support.machines import NoDeviceOwner
+from tests.support.toy_host import EngineBench
+from tests.support.toy_machines import ToyMachineAttachment, ToyMachines
+
+
+@dataclass
+class Served:
+    """A node plugin without a host, and a client of it."""
+
+    bench: EngineBench
+    machines: ToyMachines
+    operations: NodeOperations
+    metrics: NodeMetrics
+    notifier: ChangeNotifier
+    pools: list[DevicePool]
+    health: dict[tuple[str, str], HealthState]
+    door: PeerCredentialProxy
+    node: NodeStub
+
+    @property
+    def socket(self) -> Path:
+        return self.door.path
+
+
+def platform_of(
+    bench: EngineBench,
+    machines: MachineControl,
+    notifier: ChangeNotifier | None = None,
+    *,
+    attachments: AttachmentControl | None = None,
+) -> NodeOperations:
+    """The platform of a bench that was made with the machines' attachments; toy machines are those themselves."""
+
+    def uid_of(namespace: str, name: str) -> str | None:
+        grants = bench.grants.grants.values()
+        return next((g.ref.uid for g in grants if (g.ref.namespace, g.ref.name) == (namespace, name)), None)
+
+    held = ClaimRegistry(
+        bench.claims,
+        cast(AttachmentControl, machines) if attachments is None else attachments,
+        uid_of=uid_of,
+        exclusive=bench.claims.locks.named,
+        plan=lambda ref, due: planned_steps(bench.grants.get, lambda granted: bench.binding, bench.journal, ref, due),
+    )
+    return NodeOperations(
+        held,
+        machines,
+        node_name="node-a",
+        changed=notifier.beat if notifier is not None else lambda *changed: None,
+    )
+
+
+def toy_bench(folder: Path, machines: ToyMachines) -> EngineBench:
+    """An engine whose claims can be attached to toy machines."""
+    return EngineBench(folder / "state", extra={"kinds": {"attachment": ToyMachineAttachment(machines)}})
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[Served]:
+    """A service with its state and its socket in the folder."""
+    machines, notifier, metrics = ToyMachines(), ChangeNotifier(), NodeMetrics()
+    bench = toy_bench(folder, machines)
+    operations = platform_of(bench, machines, notifier)
+    pools: list[DevicePool] = []
+    health: dict[tuple[str, str], HealthState] = {}
+    service = NodeService(operations, _about(bench, pools, health), metrics, notifier)
+    door = open_proxy(folder / "node.sock", [service.service()])
+    channel = grpc.insecure_channel(f"unix:{door.path}")
+    try:
+        node = NodeStub(channel)
+        yield Served(bench, machines, operations, metrics, notifier, pools, health, door, node)
+    finally:
+        channel.close()
+        door.stop(0.5)
+
+
+@contextmanager
+def serving(folder: Path, machines: RealMachines, *claims: tuple[str, str]) -> Iterator[Path]:
+    """The service of real machines: its socket. ``claims``: names of claims, each with the device of the toy host that
+    it has (``pool/device``); what that is in a machine the test says."""
+    notifier = ChangeNotifier()
+    attachments = AttachmentKind(machines, NoDeviceOwner())
+    bench = EngineBench(folder / "claims", extra={"kinds": {"attachment": attachments}})
+    for name, device in claims:
+        bench.grants.add(f"uid-{name}", device, name=name)
+    operations = platform_of(bench, machines, notifier, attachments=attachments)
+    service = NodeService(operations, _about(bench, [], {}), NodeMetrics(), notifier)
+    door = open_proxy(folder / "node.sock", [service.service()])
+    try:
+        yield door.path
+    finally:
+        door.stop(0.5)
+
+
+def _about(bench: EngineBench, pools: list[DevicePool], health: dict[tuple[str, str], HealthState]) -> ServiceInfo:
+    return ServiceInfo(
+        version="1.2.3",
+        boot_id="boot-1",
+        started_ms=1_700_000_000_000,
+        journal=lambda: pb.Journal(path=str(bench.folder), prepared_claims=len(bench.claims.prepared())),
+        pools=lambda: pools,
+        rescan=lambda due: pools,
+        health=lambda: health,
+    )

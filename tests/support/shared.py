@@ -1,7 +1,0 @@
-"""Where this repository is."""
-
-from __future__ import annotations
-
-from pathlib import Path
-
-REPO = Path(__file__).resolve().parents[2]

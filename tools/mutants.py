@@ -1,0 +1,312 @@
+"""Mutants: a module is changed in one place at a time, and its unit tests must notice. ``make mutants`` runs this.
+
+What survives shows a rule that no test holds, or code that nobody needs. Each is printed as ``file:line: original ->
+mutant``; ``mutants.toml`` beside this file names those that are accepted, each with its reason.
+
+The libraries for this do not fit this tree. mutmut (3.8) derives the names of modules from folders called ``.``,
+``src`` or ``source``, and so does not find the packages in ``solver`` and ``node-plugin``. cosmic-ray (8.7) changes the
+files of the working tree, starts a new interpreter for each mutant, which costs seconds of imports, and has one test
+command for all modules; it removes no statements and has no list of accepted mutants. Here each run is a fork, in a
+copy of the tree, of a process that has the libraries imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import importlib
+import math
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOTS = {"devalloc": "devalloc", "solver/devalloc_solver": "solver", "node-plugin/devalloc_node": "node"}
+"""Where a package is, and the folder of its tests in tests/unit; of ``devalloc`` the next folder names it."""
+PATHS = (".", "solver", "node-plugin")
+LIBRARIES = (
+    "pytest",
+    "hypothesis",
+    "xdist",
+    "pydantic",
+    "yaml",
+    "click",
+    "rich",
+    "numpy",
+    "re2",
+    "ortools.sat.python.cp_model",
+)
+"""What is imported before the fork: slow, and without threads."""
+SETTINGS = "tools/mutants.toml"
+Settings = Mapping[str, Mapping[str, Any]]
+FACTOR, SLACK = 3, 20
+"""A run may take so many times as long as one without a mutant, and so many seconds more; then it hangs."""
+HUNG = -1000
+"""Instead of an exit code."""
+_COMPARED = {
+    ast.Eq: (ast.NotEq,), ast.NotEq: (ast.Eq,), ast.Is: (ast.IsNot,), ast.IsNot: (ast.Is,),
+    ast.In: (ast.NotIn,), ast.NotIn: (ast.In,), ast.Lt: (ast.LtE, ast.GtE), ast.LtE: (ast.Lt, ast.Gt),
+    ast.Gt: (ast.GtE, ast.LtE), ast.GtE: (ast.Gt, ast.Lt),
+}  # fmt: skip
+_LOGS = ("log", "_log", "LOG", "LOGGER", "logging")
+_SAME = {"strict", "slots", "frozen", "eq", "kw_only"}
+"""Arguments that change nothing which a right program does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    path: str
+    line: int
+    change: str
+    """for people: the lines as they were, and as they are"""
+    source: bytes
+    """of the whole module"""
+
+
+def mutants(path: str, source: bytes) -> Iterator[Mutant]:
+    """All mutants of a module, in the order of its lines."""
+    starts = [0]
+    for line in source.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    changes = []
+    for node, other in _changes(ast.parse(source)):
+        first, last = node.lineno, node.end_lineno or node.lineno
+        begin, end = starts[first - 1] + node.col_offset, starts[last - 1] + (node.end_col_offset or 0)
+        text = ast.unparse(other).encode()
+        text = b"(%s)" % text if isinstance(other, ast.BoolOp | ast.Compare) else text
+        before, after = source[starts[first - 1] : begin], source[end : starts[last]]
+        original, mutant = (" ".join((before + part + after).decode().split()) for part in (source[begin:end], text))
+        changes.append(Mutant(path, first, f"{original} -> {mutant}", source[:begin] + text + source[end:]))
+    yield from sorted(changes, key=lambda one: one.line)
+
+
+def _changes(tree: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, ast.expr | ast.stmt]]:
+    """Parts of a program, each with what takes its place. Annotations, assertions and the log are left alone."""
+    for node in _children(tree):
+        if isinstance(node, ast.Assert | ast.JoinedStr) or _is_logging(node) or _is_typing(node):
+            continue
+        if isinstance(node, ast.Compare):
+            for position, operator in enumerate(node.ops):
+                for kind in _COMPARED[type(operator)]:
+                    ops = [*node.ops[:position], kind(), *node.ops[position + 1 :]]
+                    yield node, ast.Compare(node.left, ops, node.comparators)
+        elif isinstance(node, ast.BoolOp):
+            yield node, ast.BoolOp(ast.Or() if isinstance(node.op, ast.And) else ast.And(), node.values)
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            yield node, node.operand
+        elif isinstance(node, ast.Constant) and isinstance(node.value, int) and node.value in (0, 1):
+            yield node, ast.Constant(type(node.value)(1 - node.value))
+        elif isinstance(node, ast.Return) and node.value is not None and ast.unparse(node.value) != "None":
+            yield node, ast.Return(ast.Constant(None))
+        elif isinstance(node, ast.Raise) or (
+            isinstance(node, ast.Expr) and isinstance(node.value, ast.Call | ast.Await)
+        ):
+            yield node, ast.Pass()
+        yield from _changes(node)
+
+
+def _children(node: ast.AST) -> Iterator[ast.AST]:
+    for name, value in ast.iter_fields(node):
+        for part in value if isinstance(value, list) else [value]:
+            is_same = isinstance(part, ast.keyword) and part.arg in _SAME
+            if isinstance(part, ast.AST) and name not in ("annotation", "returns") and not is_same:
+                yield part
+
+
+def _is_logging(node: ast.AST) -> bool:
+    called = node.value.func if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
+    return isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and called.value.id in _LOGS
+
+
+def _is_typing(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+# -- which modules, and which tests ----------------------------------------------------------------------------------
+
+
+def is_ours(path: str) -> bool:
+    return path.endswith(".py") and "_pb2" not in path and any(path.startswith(f"{root}/") for root in ROOTS)
+
+
+def changed(tree: Path, base: str) -> list[str]:
+    """The modules of ours that differ from where this branch left ``base``, uncommitted changes included."""
+    began = _git(tree, "merge-base", base, "HEAD")[0]
+    paths = {*_git(tree, "diff", "--name-only", began), *_git(tree, "ls-files", "--others", "--exclude-standard")}
+    return sorted(path for path in paths if is_ours(path) and (tree / path).exists())
+
+
+def unit_tests_of(tree: Path, path: str, more: Mapping[str, Sequence[str]]) -> list[str]:
+    """The unit tests of a module: those of its package that have its name or its folder's, those that import it, and
+    those that ``mutants.toml`` names."""
+    root = next(root for root in ROOTS if path.startswith(f"{root}/"))
+    parts = Path(path).relative_to(root).with_suffix("").parts
+    parts = parts[:-1] if parts[-1] == "__init__" else parts
+    if root == "devalloc":
+        folder, names = tree / "tests/unit" / "/".join(parts[:1]), parts[1:][-2:]
+    else:
+        folder, names = tree / "tests/unit" / ROOTS[root], parts[-2:]
+    package, _, name = (dotted := ".".join((Path(root).name, *parts))).rpartition(".")
+    whole, part = rf"(from|import) {re.escape(dotted)}\b(?!\.)", rf"from {re.escape(package)} import .*\b{name}\b"
+    imported = re.compile(rf"^ *({whole}|{part})", re.MULTILINE)
+    tests = set(more.get(path, ()))
+    for test in (tree / "tests/unit").rglob("test_*.py"):
+        words = "_".join(test.relative_to(folder).with_suffix("").parts) if folder in test.parents else ""
+        if any(f"_{name}_" in f"_{words}_" for name in names) or imported.search(test.read_text()):
+            tests.add(test.relative_to(tree).as_posix())
+    return sorted(tests)
+
+
+def _git(tree: Path, *words: str) -> list[str]:
+    return subprocess.run(["git", *words], cwd=tree, check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+# -- runs ------------------------------------------------------------------------------------------------------------
+
+
+class Copy:
+    """A copy of the tree, in which one run at a time goes on."""
+
+    def __init__(self, tree: Path, folder: Path) -> None:
+        self.folder = folder
+        self._child = 0
+        for name in _git(tree, "ls-files", "--cached", "--others", "--exclude-standard"):
+            if (tree / name).is_file():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(tree / name, folder / name)
+
+    def start(self, tests: Sequence[str], path: str, source: bytes, limit: float = math.inf, *, keep: bool) -> None:
+        """Run tests with a module of this source. ``keep``: the bytecode, of which an old one may be taken for new."""
+        file = self.folder / path
+        file.write_bytes(source)
+        for old in (file.parent / "__pycache__").glob(f"{file.stem}.*"):
+            old.unlink()
+        self._ends = time.monotonic() + limit
+        self._child = os.fork()
+        if not self._child:
+            self._test(tests, keep)
+
+    def poll(self) -> int | None:
+        """The exit code of pytest, HUNG, or None as long as it runs. What it has started ends with it."""
+        pid, status = os.waitpid(self._child, os.WNOHANG)
+        if not pid and time.monotonic() < self._ends:
+            return None
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._child, signal.SIGKILL)
+        if not pid:
+            os.waitpid(self._child, 0)
+        return os.waitstatus_to_exitcode(status) if pid else HUNG
+
+    def wait(self) -> int:
+        while (code := self.poll()) is None:
+            time.sleep(0.02)
+        return code
+
+    def _test(self, tests: Sequence[str], keep: bool) -> None:
+        """In the child."""
+        code = 3
+        try:
+            os.setsid()
+            os.chdir(self.folder)
+            output = os.open("output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            for descriptor in (1, 2):
+                os.dup2(output, descriptor)
+            sys.dont_write_bytecode = not keep
+            os.environ |= {} if keep else {"PYTHONDONTWRITEBYTECODE": "1"}
+            sources = [str(self.folder / path) for path in PATHS]
+            os.environ["PYTHONPATH"] = os.pathsep.join(sources)
+            sys.path[:0] = sources
+            for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+                del sys.modules[name]
+            pytest = importlib.import_module("pytest")
+            code = int(pytest.main(["-x", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]))
+            sys.stdout.flush()
+        finally:
+            os._exit(code)
+
+
+def outcomes(copies: Sequence[Copy], tests: Sequence[str], chosen: Sequence[Mutant], limit: float) -> list[int]:
+    """What became of each mutant: 0 is survived."""
+    codes, left, running = dict[int, int](), [*enumerate(chosen)], dict[Copy, int]()
+    while left or running:
+        for copy in copies:
+            if copy in running and (code := copy.poll()) is not None:
+                codes[running.pop(copy)] = code
+            if copy not in running and left:
+                number, mutant = left.pop(0)
+                copy.start(tests, mutant.path, mutant.source, limit, keep=False)
+                running[copy] = number
+        time.sleep(0.02)
+    return [codes[number] for number in range(len(chosen))]
+
+
+def judge(tree: Path, path: str, copies: Sequence[Copy], settings: Settings, most: int) -> bool | None:
+    """Whether all mutants of a module are noticed or accepted, with the others printed. None: nobody can tell."""
+    tests, source = unit_tests_of(tree, path, settings.get("tests", {})), (tree / path).read_bytes()
+    every = [*mutants(path, source)]
+    chosen = every if len(every) <= most else sorted(random.Random(path).sample(every, most), key=lambda one: one.line)
+    if not chosen:
+        return True
+    if not tests:
+        print(f"{path}: no unit tests have its name or import it; name them in {SETTINGS}", flush=True)
+        return None
+    began = time.monotonic()
+    for copy in copies:
+        copy.start(tests, path, source, keep=True)
+    if any(code != 0 for code in [copy.wait() for copy in copies]):
+        print(f"{path}: its tests fail without a mutant:", (copies[0].folder / "output").read_text()[-3000:], sep="\n")
+        return None
+    codes = outcomes(copies, tests, chosen, FACTOR * (time.monotonic() - began) + SLACK)
+    accepted = settings.get("accepted", {}).get(path, {})
+    alive = [one for one, code in zip(chosen, codes, strict=True) if code == 0]
+    left = [one for one in alive if one.change not in accepted]
+    for one in left:
+        print(f"{path}:{one.line}: {one.change}")
+    print(
+        f"{path}: {len(chosen)} of {len(every)} mutants, {len(left)} survived, {len(alive) - len(left)} accepted, "
+        f"{codes.count(HUNG)} hung; {len(tests)} test modules, {time.monotonic() - began:.0f} s",
+        flush=True,
+    )
+    return not left
+
+
+def main(arguments: Sequence[str]) -> int:
+    """0: no mutant survived; 1: some did; 2: of a module it could not be told."""
+    parser = argparse.ArgumentParser(
+        description="Change modules in one place at a time, and see their unit tests fail."
+    )
+    parser.add_argument("modules", nargs="*", help="files; without any those that differ from --base")
+    parser.add_argument("--base", default="main", help="a branch or commit (default: main)")
+    parser.add_argument(
+        "--most", type=int, default=60, help="mutants of a module, drawn; the same each time (default: 60)"
+    )
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time (default: 2)")
+    chosen = parser.parse_args(arguments)
+    tree = Path.cwd()
+    if others := [path for path in chosen.modules if not (is_ours(path) and (tree / path).is_file())]:
+        parser.error(f"{others[0]} is not a module of {', '.join(ROOTS)}")
+    for library in LIBRARIES:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(library)
+    settings = tomllib.loads((tree / SETTINGS).read_text())
+    with tempfile.TemporaryDirectory(prefix="devalloc-mutants-") as folder:
+        copies = [Copy(tree, Path(folder) / str(number)) for number in range(chosen.jobs)]
+        results = [
+            judge(tree, path, copies, settings, chosen.most) for path in chosen.modules or changed(tree, chosen.base)
+        ]
+    return 2 if None in results else int(False in results)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
