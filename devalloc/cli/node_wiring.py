@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from devalloc.backoff import Backoff
 
 if TYPE_CHECKING:
+    from devalloc.cli.options.capacity import CapacityOptions
     from devalloc.controller.permits import Host as Limits
     from devalloc.controller.permits import PermitServer
     from devalloc.controller.permits.hosts import FrozenHosts
@@ -182,7 +183,7 @@ def cluster_permits(client: Client, namespace: str) -> PermitEndpoint:
 
 
 def store_loops(
-    store: Store, node: Node, limits: dict[str, Any], *, alone: bool, say: Say, endpoint: PermitEndpoint | None = None
+    store: Store, node: Node, limits: CapacityOptions, *, alone: bool, say: Say, endpoint: PermitEndpoint | None = None
 ) -> list[Loop]:
     """All loops of the plugin for the VirtualMachines of a store. ``limits``: what the host may promise; ``alone``: no
     other process runs such loops on the store; ``endpoint``: the permit server that replaces the one of the settings.
@@ -239,9 +240,9 @@ def store_machines(
     return [machines.run, *(each.run for each in (scalers, runners) if each is not None)]
 
 
-def frozen_hosts(node: Node, limits: dict[str, Any]) -> FrozenHosts:
+def frozen_hosts(node: Node, limits: CapacityOptions) -> FrozenHosts:
     """This host's capacity, and the usage of machines without a VirtualMachine; inside, no machine can start."""
-    from devalloc.cli.options.host_capacity import capacity_config, discover_or_fail
+    from devalloc.cli.options.capacity import discover_or_fail
     from devalloc.controller.permits import Host
     from devalloc.scaling.resources import Resources
     from devalloc.store import Unavailable
@@ -254,7 +255,7 @@ def frozen_hosts(node: Node, limits: dict[str, Any]) -> FrozenHosts:
     def still() -> Iterator[dict[str, Host]]:
         nonlocal limit, looked
         if time.monotonic() - looked > CAPACITY_CACHE_SECONDS:
-            capacity = discover_or_fail(node.settings.root, capacity_config(limits, node.settings.state))
+            capacity = discover_or_fail(node.settings.root, limits.config(node.settings.state))
             limit, looked = Resources(capacity.cpu.effective_limit, capacity.memory.effective_limit), time.monotonic()
         try:
             with node.machines.still(node.operations.without_object, Deadline.after(MACHINE_START_SECONDS)) as uses:
@@ -268,7 +269,7 @@ def frozen_hosts(node: Node, limits: dict[str, Any]) -> FrozenHosts:
 
 
 def store_permits(
-    store: Store, node: Node, limits: dict[str, Any], not_ours: threading.Event, *, alone: bool, say: Say
+    store: Store, node: Node, limits: CapacityOptions, not_ours: threading.Event, *, alone: bool, say: Say
 ) -> Loop:
     """The permit server for the machines of this node, on loopback only.
 

@@ -8,9 +8,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from devalloc.cli.command import BadInput, CommandFailed
+from devalloc.settings import Setting
 
 if TYPE_CHECKING:
     import threading
@@ -21,16 +20,13 @@ TOKEN_FILE = "page-token"
 """Name of the token's file, beside the store."""
 
 
-def page_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """--page HOST:PORT, passed as ``page: str | None``."""
-    return click.option(
-        "--page",
-        metavar="HOST:PORT",
-        help="Serve a page with nodes, devices, claims and machines here, such as 127.0.0.1:10301. It asks for a "
-        f"token; a new one is printed at every start and kept in {TOKEN_FILE} beside the store. Addresses other than "
-        "those "
-        "of this machine itself use TLS.",
-    )(function)
+PAGE = Setting(
+    "Serve a page with nodes, devices, claims and machines here, such as 127.0.0.1:10301. It asks for a token; a new "
+    f"one is printed at every start and kept in {TOKEN_FILE} beside the store. Addresses other than those of this "
+    "machine itself use TLS.",
+    flag="--page",
+    metavar="HOST:PORT",
+)
 
 
 class StandalonePage:

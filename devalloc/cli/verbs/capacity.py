@@ -10,8 +10,9 @@ import click
 
 from devalloc.cli import shell_completion
 from devalloc.cli.command import BadInput, CommandFailed, verb
-from devalloc.cli.options import host_capacity
+from devalloc.cli.options.capacity import CapacityOptions
 from devalloc.cli.options.common import files_option, namespace_option, output_option
+from devalloc.cli.options.settings import settings_options
 from devalloc.cli.solver_input import load_solver_input, with_store_option
 from devalloc.cli.target import StoreTarget, target_options
 
@@ -47,7 +48,7 @@ CLAIM = "DeviceClaim"
     help="With --host: the socket of the node plugin, to count machines that have no object in the store, too [env: "
     "DEVALLOC_NODE_SOCKET; default: that of this host's plugin, if any].",
 )
-@host_capacity.capacity_options
+@settings_options(CapacityOptions, "limits")
 def capacity(
     name: str | None,
     files: tuple[str, ...],
@@ -59,7 +60,7 @@ def capacity(
     node_name: str | None,
     sysfs_root: Path,
     plugin: Path | None,
-    limits: dict[str, Any],
+    limits: CapacityOptions,
 ) -> int:
     """Count how many more claims like this one fit beside all allocated claims. Pending claims do not count.
 
@@ -110,24 +111,25 @@ def capacity(
 
 
 def _host(
-    node_name: str | None, root: Path, output: str, store: Path | None, plugin: Path | None, limits: dict[str, Any]
+    node_name: str | None, root: Path, output: str, store: Path | None, plugin: Path | None, limits: CapacityOptions
 ) -> int:
     import socket
 
     from devalloc.cli import node_machines
+    from devalloc.cli.render.host import print_status
     from devalloc.cli.render.output import print_content
     from devalloc.cli.storage import store_path
 
     where = store_path(store)
     # A recorded host's disk is not on this machine.
-    config = host_capacity.capacity_config(limits, data_dir=where.absolute().parent if root == Path("/") else None)
+    config = limits.config(where.absolute().parent if root == Path("/") else None)
     if plugin is None and root == Path("/"):
         plugin = node_machines.plugin_socket(where)
-    status = host_capacity.capacity_status(root, node_name or socket.gethostname().lower(), where, config, plugin)
+    status = node_machines.capacity_status(root, node_name or socket.gethostname().lower(), where, config, plugin)
     if output in ("json", "yaml"):
         print_content(status.to_dict(), output)
     else:
-        host_capacity.print_status(status)
+        print_status(status)
     return 0
 
 

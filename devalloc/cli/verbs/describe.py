@@ -172,7 +172,7 @@ def _machine_facts(machine: Object) -> list[tuple[str, str]]:
 
 
 def _claim(store: Store, claim: Object) -> None:
-    from devalloc.cli.options.inventory import effective_attribute
+    from devalloc.cli.render.host import effective_attribute
     from devalloc.cli.render.output import print_heading, print_table
 
     _print_yaml("Spec", claim["spec"])
@@ -234,7 +234,7 @@ def _print_reason(store: Store, claim: Object) -> None:
 
 
 def _pool(store: Store, pool: Object) -> None:
-    from devalloc.cli.options.inventory import effective_attribute
+    from devalloc.cli.render.host import effective_attribute
     from devalloc.cli.render.output import print_heading, print_table
 
     users: dict[str, list[str]] = {}
