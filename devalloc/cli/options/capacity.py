@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from devalloc.cli.command import CommandFailed
+from devalloc.cli.options.common import EXISTING_FOLDER
 from devalloc.settings import Setting, declared, setting
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class CapacityOptions:
     )
     data_dir: Path | None = setting(
         "Folder of machines' disks and images.",
-        type=click.Path(exists=True, file_okay=False, path_type=Path),
+        type=EXISTING_FOLDER,
         metavar="DIR",
         env="DEVALLOC_DATA_DIR",
         unset="the store's folder",

@@ -16,6 +16,7 @@ from devalloc.cli.render.output import FORMATS
 from devalloc.settings import Setting
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
+EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 EXISTING_FILE = click.Path(dir_okay=False, exists=True, path_type=Path)
 PORT = click.IntRange(0, 65535)
 

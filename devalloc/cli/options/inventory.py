@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from devalloc.cli.options.common import EXISTING_FOLDER
 from devalloc.settings import setting
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ class InventoryOptions:
 
     sysfs_root: Path = setting(
         "Read this tree instead of the host's: the folder that contains sys, or the sys folder itself.",
-        type=click.Path(exists=True, file_okay=False, path_type=Path),
+        type=EXISTING_FOLDER,
         default=Path("/"),
         metavar="DIR",
     )

@@ -220,10 +220,8 @@ def _settings(options: NodeOptions, store: Path) -> NodeSettings:
 
 
 def _kubelet(options: NodeOptions) -> KubeletSettings:
-    from devalloc_node.service import kubelet, resource_health
-    from devalloc_node.settings import KubeletSettings
+    from devalloc_node.settings import VERSIONS, KubeletSettings
 
-    apis = options.kubelet_api or _APIS
-    wanted = [version for version in kubelet.VERSIONS if version.partition(".")[0] in apis]
-    folder = options.kubelet_dir.absolute()
-    return KubeletSettings(folder, options.driver_name, options.pod_uid or None, (*wanted, *resource_health.VERSIONS))
+    left_out = {f"{api}.DRAPlugin" for api in _APIS if options.kubelet_api and api not in options.kubelet_api}
+    versions = tuple(version for version in VERSIONS if version not in left_out)
+    return KubeletSettings(options.kubelet_dir.absolute(), options.driver_name, options.pod_uid or None, versions)
