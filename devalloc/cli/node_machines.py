@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from devalloc.cli.command import CommandFailed
 from devalloc.cli.node_client import connect_plugin, default_socket, enum_text
+from devalloc.cli.options.capacity import discover_or_fail
+from devalloc.cli.storage import open_embedded_store
 from devalloc.inventory.capacity.machines import MachineUsage
 
 if TYPE_CHECKING:
@@ -80,7 +82,6 @@ def capacity_status(
 ) -> HostStatus:
     """The host's status, with the machines and claims of the store if there is one, and the other machines of the node
     plugin at this socket. Raises CommandFailed."""
-    from devalloc.cli.options.capacity import discover_or_fail
     from devalloc.inventory import InventoryConfig, discover
     from devalloc.inventory.capacity.gpus import gpu_status
     from devalloc.inventory.capacity.machines import machine_usage
@@ -105,7 +106,6 @@ def _machines_in_store(path: Path, node_name: str) -> tuple[list[VirtualMachine]
     store."""
     from devalloc.api.decode import decode
     from devalloc.api.virtual_machine import VirtualMachine
-    from devalloc.cli.storage import open_embedded_store
     from devalloc.controller.reconcile.availability import device_names_held_on
 
     if not path.exists():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
 import sys
@@ -15,6 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from devalloc.backoff import Backoff
+from devalloc.cli.options.capacity import discover_or_fail
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Failed, NodeError
 
 if TYPE_CHECKING:
     from devalloc.cli.options.capacity import CapacityOptions
@@ -85,7 +89,6 @@ def store_source(store: Store, node_name: str) -> ClaimSource:
     """The DeviceClaims of a store, for the plugin."""
     from devalloc.store import NotFound, StoreError
     from devalloc_node.claims.store_grants import KIND, StoreGrants
-    from devalloc_node.errors import Failed
     from devalloc_node.health.conditions import ClaimConditions
     from devalloc_node.node import ClaimSource
     from devalloc_node.vms.objects import permitted_on
@@ -140,7 +143,6 @@ def store_publishing(
 
 def node_reference(client: Client, node_name: str) -> Mapping[str, Any] | None:
     """An owner reference to the Node, so that its objects are deleted with it; None if there is no Node."""
-    import logging
 
     from devalloc.store.kubernetes.api_error import ApiError
     from devalloc.store.kubernetes.client import path_segment
@@ -163,7 +165,6 @@ def cluster_permits(client: Client, namespace: str) -> PermitEndpoint:
     from devalloc.store.kubernetes import ApiError
     from devalloc.store.kubernetes.client import path_segment
     from devalloc_node.agent.permit_endpoint import ClusterEndpoint
-    from devalloc_node.errors import Failed
 
     def read() -> tuple[PublishedEndpoint, str]:
         path = f"/api/v1/namespaces/{path_segment(namespace)}/configmaps/{NAME}"
@@ -242,12 +243,9 @@ def store_machines(
 
 def frozen_hosts(node: Node, limits: CapacityOptions) -> FrozenHosts:
     """This host's capacity, and the usage of machines without a VirtualMachine; inside, no machine can start."""
-    from devalloc.cli.options.capacity import discover_or_fail
     from devalloc.controller.permits import Host
     from devalloc.scaling.resources import Resources
     from devalloc.store import Unavailable
-    from devalloc_node.deadline import Deadline
-    from devalloc_node.errors import NodeError
 
     limit, looked = Resources(0, 0), -CAPACITY_CACHE_SECONDS
 
@@ -378,7 +376,6 @@ def cluster_source(client: Client, driver: str, node_name: str) -> ClaimSource:
     """The ResourceClaims of a cluster, for the plugin."""
     from devalloc.store.kubernetes.api_error import ApiError
     from devalloc.store.kubernetes.client import path_segment
-    from devalloc_node.errors import Failed
     from devalloc_node.kube.claim_status import ResourceClaimStatuses
     from devalloc_node.kube.grants import CLAIMS, ResourceClaimGrants
     from devalloc_node.node import ClaimSource

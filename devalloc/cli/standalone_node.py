@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from devalloc.backoff import Backoff
 from devalloc.cli.command import CommandFailed
+from devalloc_node.errors import NodeError
 
 if TYPE_CHECKING:
     from devalloc.cli.options.capacity import CapacityOptions
@@ -166,7 +167,6 @@ def _recorded(state: Path, store: Path, node_name: str) -> DeviceRecords:
     from devalloc_node.claims.existence import check_existence
     from devalloc_node.claims.inventory_facts import inventory_facts
     from devalloc_node.claims.store_grants import KIND, StoreGrants
-    from devalloc_node.errors import NodeError
     from devalloc_node.journal import open_journal
     from devalloc_node.journal.sqlite import FILE
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from ipaddress import ip_address
 from pathlib import Path
+from socket import gethostname
 from typing import TYPE_CHECKING, Any
 
 from devalloc.cli.command import BadInput, CommandFailed
@@ -72,13 +74,9 @@ class StandalonePage:
 
     @property
     def _is_local(self) -> bool:
-        from ipaddress import ip_address
-
         return self.host == "localhost" or ip_address(self.host).is_loopback
 
     def _tls(self) -> Any:
-        from socket import gethostname
-
         try:
             from devalloc.controller.certificate import self_signed
 
@@ -110,8 +108,6 @@ class StandalonePage:
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
-    from ipaddress import ip_address
-
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     try:

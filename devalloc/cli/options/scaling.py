@@ -8,8 +8,10 @@ import secrets
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from ipaddress import ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import click
 
@@ -208,8 +210,6 @@ def _port_of(metrics: str | None) -> int | None:
 
 
 def _url(text: str) -> str:
-    from urllib.parse import urlsplit
-
     try:
         parts = urlsplit(text)
         good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -292,8 +292,6 @@ def _token(path: Path) -> str:
 
 
 def parse_networks(option: str, texts: Sequence[str]) -> tuple[Network, ...]:
-    from ipaddress import ip_network
-
     try:
         return tuple(ip_network(text) for text in texts)
     except ValueError as error:

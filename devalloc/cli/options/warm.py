@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 import click
 
 from devalloc.cli.command import BadInput
+from devalloc.cli.documents import read_manifests
 from devalloc.cli.render.output import print_note
 from devalloc.settings import setting
+from devalloc_node.errors import Denied, NodeError
 
 if TYPE_CHECKING:
     from devalloc.api.virtual_machine import VirtualMachine
@@ -94,7 +96,6 @@ def _folder(run_dir: Path) -> Path:
 
 def warn_of_setups(run_dir: Path) -> None:
     """Warn about setups that outlive the plugin that made them: without --warm nothing manages them."""
-    from devalloc_node.errors import NodeError
     from devalloc_node.warm.records import SetupRecords
 
     records, left = SetupRecords(_folder(run_dir) / "records"), 0
@@ -110,8 +111,6 @@ def warn_of_setups(run_dir: Path) -> None:
 
 def _waiting_machine(file: str, node: str) -> VirtualMachine:
     from devalloc.api.virtual_machine import VirtualMachine
-    from devalloc.cli.documents import read_manifests
-    from devalloc_node.errors import Denied
     from devalloc_node.warm.paused_machine import check_template
 
     documents = [document.content for document in read_manifests([file], "default").good]

@@ -13,8 +13,10 @@ from devalloc.cli.command import BadInput, CommandFailed, verb
 from devalloc.cli.options.capacity import CapacityOptions
 from devalloc.cli.options.common import EXISTING_FOLDER, files_option, namespace_option, output_option
 from devalloc.cli.options.settings import settings_options
+from devalloc.cli.render.output import print_content, show_spinner
 from devalloc.cli.solver_input import load_solver_input, with_store_option
-from devalloc.cli.target import StoreTarget, target_options
+from devalloc.cli.storage import store_path
+from devalloc.cli.target import StoreTarget, open_target, target_options
 from devalloc.settings import group, setting
 
 if TYPE_CHECKING:
@@ -86,7 +88,6 @@ def capacity(
         if name is not None or files:
             raise BadInput("--host shows the host's capacity and counts no claims: leave the claim out")
         return _host(host, place.store, output)
-    from devalloc.cli.render.output import print_content, show_spinner
     from devalloc.controller.reconcile.foreign_objects import is_foreign
     from devalloc_solver import capacity as count
 
@@ -118,8 +119,6 @@ def _host(options: HostOptions, store: Path | None, output: str) -> int:
 
     from devalloc.cli import node_machines
     from devalloc.cli.render.host import print_status
-    from devalloc.cli.render.output import print_content
-    from devalloc.cli.storage import store_path
 
     where, root = store_path(store), options.sysfs_root
     is_here = root == Path("/")  # a recorded host's disk is not on this machine
@@ -175,7 +174,6 @@ def _claim_name(name: str | None, manifests: list[Object], namespace: str) -> st
 def _chosen(claims: list[Object], name: str | None, namespace: str, place: StoreTarget | None) -> Object:
     """The claim of that name, or the only one. ``place``: their store or cluster. Raises BadInput, Failed."""
     from devalloc.cli.object_names import not_found_hint, similar_names_hint
-    from devalloc.cli.target import open_target
     from devalloc.store.key import Key
 
     bare = name.rpartition("/")[2] if name else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,7 +109,6 @@ def controller(options: ControllerOptions) -> int:
     Several can run: one leads, the others stand by. A leader that loses its lease ends at once with exit code 1 and
     must be started again. Exit code 0 after a clean stop.
     """
-    import socket
 
     from devalloc.cli.cluster_access import connect_cluster
     from devalloc.controller.cluster_process import ClusterProcess, ClusterSettings
@@ -251,7 +251,6 @@ def _certificate_problem(certificate: Path, key: Path) -> str:
 
 
 def _tls(host: str, certificate: Path | None, key: Path | None) -> ssl.SSLContext:
-    import socket
     import ssl
 
     from devalloc.controller.certificate import self_signed

@@ -10,6 +10,7 @@ from devalloc.cli.command import verb
 from devalloc.cli.options.common import output_option
 from devalloc.cli.options.inventory import InventoryOptions
 from devalloc.cli.options.settings import settings_options
+from devalloc.cli.render.output import print_note, print_objects
 
 
 @verb("discover")
@@ -22,7 +23,6 @@ def discover(inventory: InventoryOptions, output: str) -> int:
     devalloc discover
     devalloc discover -o json | jq '.items[].metadata.name'
     """
-    from devalloc.cli.render.output import print_note, print_objects
     from devalloc.inventory import discover as look
 
     discovery = look(inventory.sysfs_root, node_name=inventory.node, config=inventory.config)

@@ -17,7 +17,9 @@ from devalloc.cli.options.node import PluginOptions
 from devalloc.cli.options.scaling import OF_PERMIT_SERVER
 from devalloc.cli.options.settings import settings_options
 from devalloc.cli.render.progress import open_display, show_published
+from devalloc.cli.storage import is_default_store, node_state_folder, store_path
 from devalloc.settings import declared, given_options, group, setting
+from devalloc_node.errors import NodeError
 
 if TYPE_CHECKING:
     from devalloc.store import Store
@@ -103,12 +105,10 @@ def node(options: NodeOptions) -> int:
     from devalloc.cli import node_wiring as on
     from devalloc.cli.cluster_access import connect_cluster
     from devalloc.cli.options.capacity import with_host_pool
-    from devalloc.cli.storage import store_path
     from devalloc.controller.standalone import handling_signals
     from devalloc.store.kubernetes.store import KubernetesStore
     from devalloc.store.sqlite import SQLiteStore
     from devalloc_node.daemon import run_daemon
-    from devalloc_node.errors import NodeError
     from devalloc_node.host import plugin_lock
     from devalloc_node.node import open_node
 
@@ -204,7 +204,6 @@ def _check(options: NodeOptions) -> None:
 def _settings(options: NodeOptions, store: Path) -> NodeSettings:
     """The settings of the plugin. Raises BadInput."""
     from devalloc.cli.options.node import node_settings
-    from devalloc.cli.storage import is_default_store, node_state_folder
 
     plugin = options.plugin
     if not options.is_cluster:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from devalloc.cli.command import BadInput, CommandFailed, require_packages, verb
 from devalloc.cli.options.capacity import HOST_CAPACITY
@@ -16,7 +19,9 @@ from devalloc.cli.options.inventory import InventoryOptions
 from devalloc.cli.options.node import PluginOptions
 from devalloc.cli.options.settings import settings_options
 from devalloc.cli.render.progress import ProgressDisplay, open_display, show_published
-from devalloc.cli.standalone_page import PAGE
+from devalloc.cli.standalone_node import LoopsAndPlugin, StandaloneNode, missing_requirement
+from devalloc.cli.standalone_page import PAGE, StandalonePage
+from devalloc.cli.storage import is_default_store, node_state_folder, store_path
 from devalloc.settings import declared, group, setting, settings_of
 
 if TYPE_CHECKING:
@@ -56,14 +61,10 @@ def up(options: UpOptions) -> int:
     Only one `devalloc up` can run on a store. You can kill it at any moment and start it again; machines keep running.
     SIGHUP makes it check the devices at once. Exit code 0 after a clean stop.
     """
-    import sys
 
     from devalloc.cli.node_wiring import abandon_hung_threads
     from devalloc.cli.options.capacity import with_host_pool
     from devalloc.cli.options.node import node_settings
-    from devalloc.cli.standalone_node import LoopsAndPlugin, StandaloneNode
-    from devalloc.cli.standalone_page import StandalonePage
-    from devalloc.cli.storage import is_default_store, node_state_folder, store_path
     from devalloc.controller.reconcile.device_claims import AllocatorSettings
     from devalloc.controller.standalone import InventorySource, Standalone, handling_signals
 
@@ -140,9 +141,6 @@ def _looks_elsewhere(options: UpOptions) -> bool:
 
 def _wants_node(options: UpOptions, display: ProgressDisplay) -> bool:
     """Whether to run the node plugin here; reports why not if that is not obvious."""
-    import os
-
-    from devalloc.cli.standalone_node import missing_requirement
 
     requested = options.with_node
     if requested is False or (requested is None and _looks_elsewhere(options)):
@@ -164,7 +162,6 @@ def _wants_node(options: UpOptions, display: ProgressDisplay) -> bool:
 def _given_node_options(*, env: bool) -> list[str]:
     """Options of the node plugin that were given. ``env``: include those that variables turn on, except limits and
     paths, which other verbs also read."""
-    from click.core import ParameterSource
 
     context, given = click.get_current_context(), []
     own = {each.parameter for each in (*settings_of(PluginOptions), HOST_CAPACITY)}

@@ -8,9 +8,18 @@ from pathlib import Path
 import click
 
 from devalloc.cli.command import BadInput, verb
-from devalloc.cli.node_client import force_option, print_result, socket_option, timeout_option
+from devalloc.cli.node_client import (
+    claim_ref,
+    connect_plugin,
+    force_option,
+    machine_ref,
+    print_result,
+    socket_option,
+    timeout_option,
+)
 from devalloc.cli.options.common import namespace_option
 from devalloc.cli.options.settings import settings_options
+from devalloc.cli.render.machines import plugged_device_text
 from devalloc.settings import setting
 
 
@@ -26,7 +35,6 @@ def attach(machine: str, claims: tuple[str, ...], namespace: str, socket: Path, 
     \b
     devalloc vm attach web train
     """
-    from devalloc.cli.node_client import claim_ref, connect_plugin, machine_ref
     from devalloc_node.pb.node_pb2 import AttachClaimRequest
 
     code = 0
@@ -52,7 +60,6 @@ def detach(machine: str, claims: tuple[str, ...], force: bool, namespace: str, s
     \b
     devalloc vm detach web train
     """
-    from devalloc.cli.node_client import claim_ref, connect_plugin, machine_ref
     from devalloc_node.pb.node_pb2 import DetachClaimRequest
 
     code = 0
@@ -97,8 +104,6 @@ def plug(machine: str, name: str, device: DeviceOptions, namespace: str, socket:
     devalloc vm plug web data --disk /images/data.qcow2 --format qcow2
     devalloc vm plug web lan --tap tap0
     """
-    from devalloc.cli.node_client import connect_plugin, machine_ref
-    from devalloc.cli.render.machines import plugged_device_text
     from devalloc_node.pb import node_pb2 as pb
 
     request = pb.PlugDeviceRequest(machine=machine_ref(machine, namespace), name=name)
@@ -133,7 +138,6 @@ def unplug(machine: str, names: tuple[str, ...], namespace: str, socket: Path, t
     \b
     devalloc vm unplug web data
     """
-    from devalloc.cli.node_client import connect_plugin, machine_ref
     from devalloc_node.pb.node_pb2 import UnplugDeviceRequest
 
     code = 0
@@ -163,7 +167,6 @@ def unprepare(claims: tuple[str, ...], uid: str, force: bool, namespace: str, so
     """
     if uid and len(claims) > 1:
         raise BadInput("--uid needs exactly one claim")
-    from devalloc.cli.node_client import claim_ref, connect_plugin
     from devalloc_node.pb.node_pb2 import UnprepareClaimRequest
 
     code = 0

@@ -13,6 +13,8 @@ from devalloc.cli.options.common import parse_duration
 from devalloc.cli.options.node import PluginOptions, state_folders
 from devalloc.cli.options.settings import option_of
 from devalloc.cli.render.output import print_note
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import NodeError
 
 
 @verb("power-down")
@@ -31,8 +33,6 @@ def power_down(state: Path | None, machine_dir: Path | None, socket: Path, timeo
     \b
     devalloc vm power-down --timeout 2m
     """
-    from devalloc_node.deadline import Deadline
-    from devalloc_node.errors import NodeError
     from devalloc_node.journal import open_journal
     from devalloc_node.machine.config import MachineConfig
     from devalloc_node.machine.powerdown import power_down_all
