@@ -39,15 +39,14 @@ def option_of(settings_class: type[Any], parameter: str) -> Decorator:
 
 def option(setting: Setting) -> Decorator:
     """The option of a setting, passed under the name of its parameter."""
-    more: dict[str, Any] = {"is_flag": True} if setting.is_switch else {"multiple": setting.is_repeatable}
-    if "/" in setting.flag or not (setting.default is None or setting.is_switch or setting.is_repeatable):
-        more["default"] = setting.default
+    kind: dict[str, Any] = {"is_flag": True} if setting.is_switch else {"multiple": setting.is_repeatable}
     return click.option(
         setting.flag,
         setting.parameter,
         type=setting.type,
+        default=setting.default,
         metavar=setting.metavar,
         envvar=setting.env or None,
         help=setting.full_help,
-        **more,
+        **kind,
     )
