@@ -15,8 +15,7 @@ from devalloc.cli.options.common import namespace_option
 from devalloc.cli.render.output import print_content, print_heading, print_table
 from devalloc.cli.solver_input import objects_for_solver
 from devalloc.cli.target import StoreTarget, missing_controller_note, open_readable_target, target_options
-from devalloc.store.errors import Forbidden
-from devalloc.store.key import Key
+from devalloc.store.errors import Forbidden, Key
 
 if TYPE_CHECKING:
     from devalloc.store import Store

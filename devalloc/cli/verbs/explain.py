@@ -12,7 +12,7 @@ from devalloc.cli.options.common import deadline_option, files_option, namespace
 from devalloc.cli.render.output import print_content, show_spinner
 from devalloc.cli.solver_input import SolverInput, load_solver_input, with_store_option
 from devalloc.cli.target import StoreTarget, open_target, target_options
-from devalloc.store.key import Key
+from devalloc.store.errors import Key
 
 CLAIM = "DeviceClaim"
 RESOURCE_CLAIM = "ResourceClaim"

@@ -21,7 +21,7 @@ from devalloc.cli.render.jsonpath import render_template
 from devalloc.cli.render.output import GrowingTable, print_content, print_note, print_objects, print_table
 from devalloc.cli.selector import LabelTest, selector_option
 from devalloc.cli.target import StoreTarget, missing_controller_note, open_target, target_options
-from devalloc.store.key import Key
+from devalloc.store.errors import Key
 
 if TYPE_CHECKING:
     from devalloc.api.kinds import ApiKind
