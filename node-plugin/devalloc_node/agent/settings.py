@@ -24,7 +24,7 @@ class ScalerTimeouts:
     lfc_interval: int = 15_000
     lfc_timeout: int = 5_000
     look_interval: int = 30_000
-    """The machine is looked at this often though nobody changed it,"""
+    """The machine is looked at this often even if nothing changed it,"""
     look_retry: int = 2_000
     """and again after this when it could not be."""
     look_timeout: int = 10_000
