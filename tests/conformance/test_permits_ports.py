@@ -82,7 +82,6 @@ def given_by_a_node(folder: Path, scaling: ScalingSettings) -> Iterator[None]:
             operations=SimpleNamespace(without_object=None),
         )
         limits = CapacityOptions()
-        limits |= {"data_dir": None, "image_fraction": None}
         stop, messages = threading.Event(), list[str]()
         loop = node_wiring.store_permits(store, node, limits, threading.Event(), alone=False, say=messages.append)
         thread = threading.Thread(target=loop, args=(stop,))
