@@ -14,7 +14,7 @@ from devalloc.api.pool import AttributeValue
 from devalloc_solver import Fleet, solve_manifests
 from devalloc_solver.cel import devmgmt
 from devalloc_solver.cel.devmgmt import build, operators, standard_functions, values
-from devalloc_solver.cel.devmgmt.errors import EvaluationError
+from devalloc_solver.cel.errors import EvaluationError
 from devalloc_solver.check import CelResults, cel_results, celpy_engine
 from devalloc_solver.check.celpy_engine import UNSUPPORTED_FORMS, TooCostly, UnreadableExpression, UnsupportedForm, Work
 from tests.support.cel_outcomes import DEVICE, outcome

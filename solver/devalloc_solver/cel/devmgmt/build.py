@@ -17,7 +17,6 @@ from functools import singledispatchmethod
 from typing import Any
 
 from devalloc_solver.cel.devmgmt import comprehensions, operators, quantities, standard_functions, string_functions
-from devalloc_solver.cel.devmgmt.errors import CompileError, EvaluationError
 from devalloc_solver.cel.devmgmt.functions import DYN, Overload, Table, function_table
 from devalloc_solver.cel.devmgmt.lexer import error_at
 from devalloc_solver.cel.devmgmt.operators import Frame, Run
@@ -37,6 +36,7 @@ from devalloc_solver.cel.devmgmt.syntax_tree import (
     Unary,
 )
 from devalloc_solver.cel.devmgmt.values import to_quantity, to_semver, type_name
+from devalloc_solver.cel.errors import CompileError, EvaluationError
 
 NEVER = "never"
 DEVICE = "device"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from devalloc_solver.cel.devmgmt.errors import EvaluationError
 from devalloc_solver.cel.devmgmt.operators import Frame, Run
 from devalloc_solver.cel.devmgmt.values import CelMap, type_name
+from devalloc_solver.cel.errors import EvaluationError
 
 
 def _elements(value: object) -> Sequence[Any]:

@@ -6,8 +6,8 @@ import math
 import re
 from dataclasses import dataclass
 
-from devalloc_solver.cel.devmgmt.errors import CompileError
 from devalloc_solver.cel.devmgmt.values import MAX_INT, MAX_UINT, Uint, shorten
+from devalloc_solver.cel.errors import CompileError
 
 _SKIP = re.compile(r"(?:[ \t\n\f\r]+|//[^\n]*)*")
 _NUMBER = re.compile(

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from devalloc.api.semver import SemVer
-from devalloc_solver.cel.devmgmt.errors import EvaluationError
 from devalloc_solver.cel.devmgmt.functions import Overload
 from devalloc_solver.cel.devmgmt.values import (
     CelMap,
@@ -19,6 +18,7 @@ from devalloc_solver.cel.devmgmt.values import (
     type_name,
     version_cost,
 )
+from devalloc_solver.cel.errors import EvaluationError
 
 Frame = list[Any]
 """``[attributes, budget, variable, variable, ...]`` of one evaluation."""

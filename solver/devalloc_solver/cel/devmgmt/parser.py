@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from devalloc_solver.cel.devmgmt.errors import CompileError
 from devalloc_solver.cel.devmgmt.lexer import Token, error_at, tokenize
 from devalloc_solver.cel.devmgmt.syntax_tree import (
     Binary,
@@ -26,6 +25,7 @@ from devalloc_solver.cel.devmgmt.syntax_tree import (
     Unary,
 )
 from devalloc_solver.cel.devmgmt.values import MAX_INT, MIN_INT, shorten
+from devalloc_solver.cel.errors import CompileError
 
 MAX_LENGTH = 10 * 1024
 """Bytes of UTF-8 of an expression."""

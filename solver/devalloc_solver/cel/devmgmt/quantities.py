@@ -11,10 +11,10 @@ from typing import Any
 
 from devalloc.api.quantity import NANO, Quantity, QuantityError
 from devalloc.api.semver import SemVer
-from devalloc_solver.cel.devmgmt.errors import EvaluationError
 from devalloc_solver.cel.devmgmt.functions import Overload, overload
 from devalloc_solver.cel.devmgmt.standard_functions import integer
 from devalloc_solver.cel.devmgmt.values import precedence, to_quantity, to_semver
+from devalloc_solver.cel.errors import EvaluationError
 
 
 def _is_quantity(text: str) -> bool:

@@ -23,7 +23,8 @@ from typing import Any
 
 from devalloc.api.quantity import Quantity, QuantityError
 from devalloc.api.semver import Precedence, SemVer, SemVerError
-from devalloc_solver.cel.devmgmt.errors import Budget, EvaluationError
+from devalloc_solver.cel.budget import Budget
+from devalloc_solver.cel.errors import EvaluationError
 
 MAX_INT = 2**63 - 1
 MIN_INT = -(2**63)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal as Only
 
-from devalloc_solver.cel.kubernetes.syntax_tree import (
+from devalloc_solver.cel.syntax_tree import (
     Call,
     Comprehension,
     ListOf,
@@ -18,6 +18,7 @@ from devalloc_solver.cel.kubernetes.syntax_tree import (
     Node,
     Select,
     children,
+    is_binding,
 )
 
 
@@ -140,11 +141,6 @@ def _collect_fold(fold: Comprehension, bound: dict[str, DevicePath], collected: 
         _collect(part, bound, collected)
     for part in (fold.condition, fold.step, fold.result):
         _collect(part, own, collected)
-
-
-def is_binding(fold: Comprehension) -> bool:
-    """Whether the comprehension is that of ``cel.bind``: over nothing, so that only its result counts."""
-    return isinstance(fold.range, ListOf) and not fold.range.elements
 
 
 def equalities(root: Node) -> tuple[Equality, ...]:

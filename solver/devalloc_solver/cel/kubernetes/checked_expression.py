@@ -1,4 +1,4 @@
-"""A type-checked expression: the abstract syntax tree, with the type of every node.
+"""A type-checked expression: its tree, with the type of every node.
 
 It is read from the serialized form of the official runtime (the protocol buffer ``cel.expr.CheckedExpr``), so that
 neither that form nor the protocol buffer library is known anywhere else.
@@ -7,12 +7,12 @@ neither that form nor the protocol buffer library is known anywhere else.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from devalloc_solver.cel.kubernetes.times import Duration, Timestamp
-from devalloc_solver.cel.kubernetes.values import UInt
+from devalloc_solver.cel.library.times import Duration, Timestamp
+from devalloc_solver.cel.syntax_tree import Call, Comprehension, Entry, ListOf, Literal, MapOf, Name, Node, Select
+from devalloc_solver.cel.values import UInt
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,87 +28,6 @@ class Type:
 
 DYN = Type("dyn")
 BOOL = Type("bool")
-
-
-@dataclass(frozen=True, slots=True)
-class Literal:
-    """A constant, as the value that it has at run time."""
-
-    id: int
-    value: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Name:
-    """A variable: of the environment by its full name (``device.driver``), or of a comprehension."""
-
-    id: int
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Select:
-    """``operand.field``; with ``test`` what ``has(operand.field)`` expands to."""
-
-    id: int
-    operand: Node
-    field: str
-    test: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A function or operator; the receiver of a method comes first among ``arguments``."""
-
-    id: int
-    function: str
-    arguments: tuple[Node, ...]
-    method: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ListOf:
-    """``[…]``; ``optional`` holds the positions written with a question mark."""
-
-    id: int
-    elements: tuple[Node, ...]
-    optional: frozenset[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One entry of a map; ``optional`` where the key is written with a question mark."""
-
-    key: Node
-    value: Node
-    optional: bool
-
-
-@dataclass(frozen=True, slots=True)
-class MapOf:
-    """``{…}``; with a ``message`` the construction of a protocol buffer message."""
-
-    id: int
-    entries: tuple[Entry, ...]
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Comprehension:
-    """What every comprehension macro expands to."""
-
-    id: int
-    variable: str
-    second_variable: str
-    range: Node
-    accumulator: str
-    start: Node
-    condition: Node
-    step: Node
-    result: Node
-
-
-Node = Literal | Name | Select | Call | ListOf | MapOf | Comprehension
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,31 +49,6 @@ class CheckedExpression:
             if _int64(entry.get(1, (0,))[0]) == node.id:
                 return int(entry.get(2, (0,))[0])
         return 0
-
-
-def children(node: Node) -> tuple[Node, ...]:
-    """The direct parts of a node, in the order of evaluation."""
-    match node:
-        case Select():
-            return (node.operand,)
-        case Call():
-            return node.arguments
-        case ListOf():
-            return node.elements
-        case MapOf():
-            return tuple(part for entry in node.entries for part in (entry.key, entry.value))
-        case Comprehension():
-            return node.range, node.start, node.condition, node.step, node.result
-    return ()
-
-
-def walk(node: Node) -> Iterator[Node]:
-    """The node and all below it."""
-    pending = [node]
-    while pending:
-        current = pending.pop()
-        yield current
-        pending.extend(children(current))
 
 
 def decode(serialized: bytes) -> CheckedExpression:

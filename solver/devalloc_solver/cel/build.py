@@ -1,31 +1,23 @@
-"""Compile a type-checked syntax tree to nested closures that evaluate it.
+"""Compile a syntax tree to nested closures that evaluate it.
 
-Each closure takes a Frame and returns a value or raises EvaluationError.
+Each closure takes a Frame and returns a value or raises EvaluationError. An environment says what is special about a
+dialect.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from devalloc_solver.cel import comprehensions
 from devalloc_solver.cel.budget import Budget
-from devalloc_solver.cel.kubernetes import comprehensions, field_access
-from devalloc_solver.cel.kubernetes.errors import CompileError, EvaluationError
-from devalloc_solver.cel.kubernetes.field_access import Run
-from devalloc_solver.cel.kubernetes.lazy_operators import OPERATORS
-from devalloc_solver.cel.kubernetes.library.registry import Function
-from devalloc_solver.cel.kubernetes.library.table import FUNCTIONS
-from devalloc_solver.cel.kubernetes.reads import is_optional, path_of
-from devalloc_solver.cel.kubernetes.syntax_tree import Call, Comprehension, ListOf, Literal, MapOf, Name, Node, Select
-from devalloc_solver.cel.kubernetes.values import (
-    Frame,
-    OptionalValue,
-    TypeValue,
-    contains,
-    equal,
-    equal_or_false,
-    map_key,
-)
+from devalloc_solver.cel.environment import Environment, Run
+from devalloc_solver.cel.errors import CompileError, EvaluationError
+from devalloc_solver.cel.operators import OPERATORS
+from devalloc_solver.cel.registry import Function
+from devalloc_solver.cel.syntax_tree import Call, Comprehension, ListOf, Literal, MapOf, Name, Node, Select
+from devalloc_solver.cel.values import Frame, OptionalValue, TypeValue, from_key
 
 _PURE = frozenset(("quantity", "semver", "ip", "cidr", "url", "duration", "timestamp"))
 _PURE_COST = 10**6
@@ -46,24 +38,15 @@ class VariableScope:
         return self.count[0] - 1
 
 
-def build(root: Node, allow_multiple: bool) -> tuple[Run, int]:
+def build(root: Node, environment: Environment) -> tuple[Run, int]:
     """The closure of a whole expression and the number of slots that its Frame needs. Raises CompileError."""
     scope = VariableScope()
-    return _Builder(allow_multiple).run(root, scope), scope.count[0]
+    return _Builder(environment).run(root, scope), scope.count[0]
 
 
 class _Builder:
-    def __init__(self, allow_multiple: bool) -> None:
-        self._variables: dict[str, Run] = {
-            "device.driver": lambda frame: frame.device.driver,
-            "device.attributes": field_access.device_attributes,
-            "device.capacity": field_access.device_capacity,
-            "device.allowMultipleAllocations": lambda frame: frame.device.allow_multiple,
-        }
-        fields = {name.removeprefix("device."): read for name, read in self._variables.items()}
-        if not allow_multiple:
-            del fields["allowMultipleAllocations"]
-        self._variables["device"] = lambda frame: {name: read(frame) for name, read in fields.items()}
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
 
     def run(self, node: Node, scope: VariableScope) -> Run:
         match node:
@@ -80,30 +63,25 @@ class _Builder:
             case MapOf():
                 return self._map(node, scope)
             case Comprehension():
-                return comprehensions.compile_comprehension(node, scope, self.run)
+                return comprehensions.compile_comprehension(node, scope, self.run, self._environment)
 
     def _name(self, node: Name, scope: VariableScope) -> Run:
         local = scope.slots.get(node.name)
         if local is not None:
             return local
-        variable = self._variables.get(node.name)
+        variable = self._environment.variables.get(node.name)
         if variable is not None:
             return variable
         kind = TypeValue(node.name)
         return lambda _: kind
 
     def _select(self, node: Select, scope: VariableScope) -> Run:
-        name, test = node.field, node.test
-        direct = _path_reader(node)
+        direct = self._environment.direct(node, scope.slots)
         if direct is not None:
             return direct
-        operand = self._operand(node.operand, scope)
-        if test:
-            return lambda frame: field_access.has(operand(frame), name)
-        return lambda frame: field_access.get(operand(frame), name)
-
-    def _operand(self, node: Node, scope: VariableScope) -> Run:
-        return _path_reader(node) or self.run(node, scope)
+        name, operand = node.field, self.run(node.operand, scope)
+        take = self._environment.has if node.test else self._environment.get
+        return lambda frame: take(operand(frame), name)
 
     def _list(self, node: ListOf, scope: VariableScope) -> Run:
         if all(isinstance(element, Literal) for element in node.elements) and not node.optional:
@@ -125,6 +103,7 @@ class _Builder:
 
     def _map(self, node: MapOf, scope: VariableScope) -> Run:
         parts = [(self.run(entry.key, scope), self.run(entry.value, scope), entry.optional) for entry in node.entries]
+        map_key, unique = self._environment.map_key, self._environment.unique_keys
 
         def entries(frame: Frame) -> dict[Any, Any]:
             mapping: dict[Any, Any] = {}
@@ -134,6 +113,8 @@ class _Builder:
                     if not _checked_optional(value).present:
                         continue
                     value = value.value
+                if unique and key in mapping:
+                    raise EvaluationError(f"the map has the key {from_key(key)!r} twice")
                 mapping[key] = value
             return mapping
 
@@ -142,31 +123,66 @@ class _Builder:
     # -- calls --------------------------------------------------------------------------------------------------------
 
     def _call(self, node: Call, scope: VariableScope) -> Run:
-        if node.function == "_[_]":
-            direct = _path_reader(node)
-            if direct is not None:
-                return direct
+        direct = self._environment.direct(node, scope.slots)
+        if direct is not None:
+            return direct
+        if node.function in ("_&&_", "_||_"):
+            return OPERATORS[node.function](self._environment, *[self.run(part, scope) for part in _chain(node)])
         arguments = [self.run(argument, scope) for argument in node.arguments]
+        if node.function in ("_==_", "_!=_") and (compared := self._text_equality(node, arguments[0])) is not None:
+            return compared
+        if node.function == "@in" and (member := self._member_of_literals(node, arguments[0])) is not None:
+            return member
         operator = OPERATORS.get(node.function)
         if operator is not None:
-            return operator(*arguments)
-        function = FUNCTIONS.get(node.function)
+            return operator(self._environment, *arguments)
+        function = self._environment.functions.get(node.function)
         if function is None:
             raise CompileError(f"the function {node.function!r} is not supported")
-        if node.function in ("_==_", "_!=_"):
-            return _equality(node, arguments)
-        if node.function == "@in" and (members := _member_of_literals(node, arguments)) is not None:
-            return members
         called = _function_call(function, arguments)
         if node.function in _PURE and all(isinstance(argument, Literal) for argument in node.arguments):
             return _constant(called)
         return called
 
+    def _text_equality(self, node: Call, compared: Run) -> Run | None:
+        """``x == 'text'`` and ``x != 'text'``."""
+        literal = node.arguments[1]
+        if not isinstance(literal, Literal) or not isinstance(literal.value, str):
+            return None
+        text, wanted = literal.value, node.function == "_==_"
+        otherwise = self._environment.equal if wanted else self._environment.unequal
 
-def _path_reader(node: Node) -> Run | None:
-    """How to read a place in the device without going through its maps; None for anything else."""
-    path = path_of(node)
-    return None if path is None or is_optional(node) else field_access.reader_of_path(path)
+        def same_text(frame: Frame) -> bool:
+            value = compared(frame)
+            return (value == text) is wanted if type(value) is str else otherwise(frame, value, text)
+
+        return same_text
+
+    def _member_of_literals(self, node: Call, searched: Run) -> Run | None:
+        """``x in [literals of one kind]`` by a set."""
+        items = node.arguments[1]
+        if not isinstance(items, ListOf) or items.optional:
+            return None
+        values = [item.value for item in items.elements if isinstance(item, Literal)]
+        kinds = {type(value) for value in values}
+        if len(values) != len(items.elements) or len(kinds) != 1 or not kinds <= {str, int}:
+            return None
+        kind, members, contains = kinds.pop(), frozenset(values), self._environment.contains
+
+        def member(frame: Frame) -> bool:
+            value = searched(frame)
+            return value in members if type(value) is kind else contains(frame, values, value)
+
+        return member
+
+
+def _chain(node: Call) -> Iterator[Node]:
+    """The operands of nested calls of one operator, ``(a && b) && c``, from the left."""
+    for argument in node.arguments:
+        if isinstance(argument, Call) and argument.function == node.function:
+            yield from _chain(argument)
+        else:
+            yield argument
 
 
 def _function_call(function: Function, arguments: list[Run]) -> Run:
@@ -191,41 +207,3 @@ def _checked_optional(value: Any) -> OptionalValue:
     if type(value) is not OptionalValue:
         raise EvaluationError("an element marked with a question mark is not optional")
     return value
-
-
-def _equality(node: Call, arguments: list[Run]) -> Run:
-    wanted = node.function == "_==_"
-    left, right = arguments
-    if isinstance(node.arguments[1], Literal) and isinstance(node.arguments[1].value, str):
-        text = node.arguments[1].value
-
-        def same_text(frame: Frame) -> bool:
-            value = left(frame)
-            if type(value) is str:
-                return (value == text) is wanted
-            return equal(frame, value, text) if wanted else not equal_or_false(frame, value, text)
-
-        return same_text
-    if wanted:
-        return lambda frame: equal(frame, left(frame), right(frame))
-    return lambda frame: not equal_or_false(frame, left(frame), right(frame))
-
-
-def _member_of_literals(node: Call, arguments: list[Run]) -> Run | None:
-    """``x in [literals of one kind]`` by a set."""
-    items = node.arguments[1]
-    if not isinstance(items, ListOf) or items.optional:
-        return None
-    if not items.elements:
-        return lambda _: False  # nothing is in it, not even what cannot be computed
-    values = [item.value for item in items.elements if isinstance(item, Literal)]
-    kinds = {type(value) for value in values}
-    if len(values) != len(items.elements) or len(kinds) != 1 or not kinds <= {str, int}:
-        return None
-    kind, members, searched = kinds.pop(), frozenset(values), arguments[0]
-
-    def member(frame: Frame) -> bool:
-        value = searched(frame)
-        return value in members if type(value) is kind else contains(frame, values, value)
-
-    return member

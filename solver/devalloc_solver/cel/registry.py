@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from devalloc_solver.cel.kubernetes.values import LISTS, MAPS, Frame, UInt, no_overload
+from devalloc_solver.cel.errors import EvaluationError
+from devalloc_solver.cel.values import LISTS, MAPS, Frame, UInt, no_overload
 
 Implementation = Callable[..., Any]
 """Takes the Frame, then the arguments (the receiver of a method first). Raises EvaluationError."""
@@ -29,10 +30,16 @@ ANY: Kind = None
 class Function:
     """All overloads of one name. A call picks the one for its arguments; raises EvaluationError if there is none."""
 
-    __slots__ = ("_chosen", "_overloads", "name")
+    __slots__ = ("_chosen", "_no_overload", "_overloads", "name")
 
-    def __init__(self, name: str, overloads: Iterable[tuple[tuple[Kind, ...], Implementation]]) -> None:
+    def __init__(
+        self,
+        name: str,
+        overloads: Iterable[tuple[tuple[Kind, ...], Implementation]],
+        no_overload: Callable[..., EvaluationError],
+    ) -> None:
         self.name = name
+        self._no_overload = no_overload
         self._overloads = tuple(overloads)
         self._chosen: dict[tuple[type, ...], Implementation] = {}
 
@@ -42,7 +49,7 @@ class Function:
         if implementation is None:
             implementation = self._find(types)
             if implementation is None:
-                raise no_overload(self.name, *arguments)
+                raise self._no_overload(self.name, *arguments)
             self._chosen[types] = implementation
         return implementation(frame, *arguments)
 
@@ -57,10 +64,12 @@ def _fits(kind: Kind, actual: type) -> bool:
     return kind is None or (actual in kind if isinstance(kind, tuple) else actual is kind)
 
 
-def functions_by_name(*tables: Iterable[Overload]) -> dict[str, Function]:
-    """One Function for each name in ``tables``."""
+def functions_by_name(
+    *tables: Iterable[Overload], no_overload: Callable[..., EvaluationError] = no_overload
+) -> dict[str, Function]:
+    """One Function for each name in ``tables``; ``no_overload`` gives its error for arguments that it does not take."""
     overloads: dict[str, list[tuple[tuple[Kind, ...], Implementation]]] = {}
     for table in tables:
         for name, kinds, implementation in table:
             overloads.setdefault(name, []).append((kinds, implementation))
-    return {name: Function(name, same_name) for name, same_name in overloads.items()}
+    return {name: Function(name, same_name, no_overload) for name, same_name in overloads.items()}

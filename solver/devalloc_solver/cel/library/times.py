@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import ClassVar
 from zoneinfo import ZoneInfo
 
-from devalloc_solver.cel.kubernetes.errors import EvaluationError
+from devalloc_solver.cel.errors import EvaluationError
 
 SECOND = 10**9
 _EARLIEST = -62135596800 * SECOND

@@ -10,12 +10,12 @@ import math
 import re
 from typing import Any
 
-from devalloc_solver.cel.kubernetes.errors import EvaluationError
-from devalloc_solver.cel.kubernetes.library.conversions import to_string
-from devalloc_solver.cel.kubernetes.library.registry import LIST, STRING, Overload
-from devalloc_solver.cel.kubernetes.library.strings import ESCAPES
-from devalloc_solver.cel.kubernetes.times import Duration, Timestamp
-from devalloc_solver.cel.kubernetes.values import LISTS, MAPS, Frame, TypeValue, from_key, type_name
+from devalloc_solver.cel.errors import EvaluationError
+from devalloc_solver.cel.library.conversions import to_string
+from devalloc_solver.cel.library.strings import ESCAPES
+from devalloc_solver.cel.library.times import Duration, Timestamp
+from devalloc_solver.cel.registry import LIST, STRING, Overload
+from devalloc_solver.cel.values import LISTS, MAPS, Frame, TypeValue, from_key, type_name
 
 CLAUSE = re.compile(r"%(?:(%)|(?:\.(\d*))?(.?))", re.ASCII | re.DOTALL)
 """A percent sign and what follows: another one, or a precision and a verb."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
 from typing import ClassVar
 
-from devalloc_solver.cel.kubernetes.errors import EvaluationError
-from devalloc_solver.cel.kubernetes.library.registry import STRING, Overload
-from devalloc_solver.cel.kubernetes.values import CHARACTERS_PER_UNIT, PARSING_COST, Frame
+from devalloc_solver.cel.errors import EvaluationError
+from devalloc_solver.cel.registry import STRING, Overload
+from devalloc_solver.cel.values import CHARACTERS_PER_UNIT, PARSING_COST, Frame
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from devalloc_solver.cel.budget import Budget, BudgetExceeded
-
-__all__ = ["Budget", "BudgetExceeded", "CompileError", "EvaluationError"]
-
 
 class CompileError(ValueError):
     """The expression is invalid: it does not parse, names something undeclared, or can never be a boolean.
@@ -21,4 +17,15 @@ class CompileError(ValueError):
 
 
 class EvaluationError(Exception):
-    """This device does not match: an attribute is missing, two types do not go together, a number overflows."""
+    """The expression has no answer for this device: an attribute is missing, two types do not go together, a number
+    overflows."""
+
+
+class ExhaustedError(EvaluationError):
+    """The evaluation costs more than it may. Most likely it does for every other device too."""
+
+
+def error_at(text: str, at: int, message: str) -> CompileError:
+    """The error at the offset ``at`` of ``text``, as line and column."""
+    before = text[:at]
+    return CompileError(message, before.count("\n") + 1, at - before.rfind("\n"))

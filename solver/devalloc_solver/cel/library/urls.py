@@ -8,9 +8,9 @@ from ipaddress import AddressValueError, IPv6Address
 from typing import ClassVar
 from urllib.parse import unquote_to_bytes
 
-from devalloc_solver.cel.kubernetes.errors import EvaluationError
-from devalloc_solver.cel.kubernetes.library.registry import STRING, Overload
-from devalloc_solver.cel.kubernetes.values import PARSING_COST, Frame
+from devalloc_solver.cel.errors import EvaluationError
+from devalloc_solver.cel.registry import STRING, Overload
+from devalloc_solver.cel.values import PARSING_COST, Frame
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):", re.ASCII)

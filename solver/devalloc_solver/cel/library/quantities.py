@@ -11,11 +11,10 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from devalloc_solver.cel.kubernetes.errors import EvaluationError
-from devalloc_solver.cel.kubernetes.library.registry import INT, STRING, Overload
-from devalloc_solver.cel.kubernetes.values import CHARACTERS_PER_UNIT, INT_MAX, INT_MIN, PARSING_COST, Frame
-
-NANO = 10**9
+from devalloc.api.quantity import NANO, Quantity
+from devalloc_solver.cel.errors import EvaluationError
+from devalloc_solver.cel.registry import INT, STRING, Overload
+from devalloc_solver.cel.values import CHARACTERS_PER_UNIT, INT_MAX, INT_MIN, PARSING_COST, Frame
 
 MAX_LENGTH = 1000
 """Characters of a quantity's text."""
@@ -34,6 +33,10 @@ class CelQuantity:
 
     type_name: ClassVar[str] = "kubernetes.Quantity"
     nano: int
+
+
+Amount = CelQuantity | Quantity
+"""A quantity of resource.k8s.io, or of DeviceClaims."""
 
 
 def parse(text: str) -> CelQuantity:
@@ -69,39 +72,46 @@ def _is_quantity(frame: Frame, text: str) -> bool:
     return True
 
 
-def _compare(_: Frame, left: CelQuantity, right: CelQuantity) -> int:
+def _compare(_: Frame, left: Amount, right: Amount) -> int:
     return (left.nano > right.nano) - (left.nano < right.nano)
 
 
-def _is_integer(_: Frame, amount: CelQuantity) -> bool:
+def _is_integer(_: Frame, amount: Amount) -> bool:
     return amount.nano % NANO == 0 and INT_MIN <= amount.nano // NANO <= INT_MAX
 
 
-def _as_integer(frame: Frame, amount: CelQuantity) -> int:
+def _as_integer(frame: Frame, amount: Amount) -> int:
     if not _is_integer(frame, amount):
         raise EvaluationError("cannot convert value to integer")
     return amount.nano // NANO
 
 
-def _as_float(_: Frame, amount: CelQuantity) -> float:
+def _as_float(_: Frame, amount: Amount) -> float:
     try:
         return amount.nano / NANO
     except OverflowError:
         return float("inf") if amount.nano > 0 else float("-inf")
 
 
+def amount_functions(kind: type) -> tuple[Overload, ...]:
+    """The functions of quantities that read only their amount; ``kind``: the class of a dialect's quantities."""
+    return (
+        ("sign", (kind,), lambda _, amount: (amount.nano > 0) - (amount.nano < 0)),
+        ("isGreaterThan", (kind, kind), lambda _, left, right: left.nano > right.nano),
+        ("isLessThan", (kind, kind), lambda _, left, right: left.nano < right.nano),
+        ("compareTo", (kind, kind), _compare),
+        ("isInteger", (kind,), _is_integer),
+        ("asInteger", (kind,), _as_integer),
+        ("asApproximateFloat", (kind,), _as_float),
+    )
+
+
 FUNCTIONS: tuple[Overload, ...] = (
     ("quantity", (STRING,), _quantity),
     ("isQuantity", (STRING,), _is_quantity),
-    ("sign", (CelQuantity,), lambda _, amount: (amount.nano > 0) - (amount.nano < 0)),
-    ("isGreaterThan", (CelQuantity, CelQuantity), lambda _, left, right: left.nano > right.nano),
-    ("isLessThan", (CelQuantity, CelQuantity), lambda _, left, right: left.nano < right.nano),
-    ("compareTo", (CelQuantity, CelQuantity), _compare),
+    *amount_functions(CelQuantity),
     ("add", (CelQuantity, CelQuantity), lambda _, left, right: CelQuantity(left.nano + right.nano)),
     ("add", (CelQuantity, INT), lambda _, left, right: CelQuantity(left.nano + right * NANO)),
     ("sub", (CelQuantity, CelQuantity), lambda _, left, right: CelQuantity(left.nano - right.nano)),
     ("sub", (CelQuantity, INT), lambda _, left, right: CelQuantity(left.nano - right * NANO)),
-    ("isInteger", (CelQuantity,), _is_integer),
-    ("asInteger", (CelQuantity,), _as_integer),
-    ("asApproximateFloat", (CelQuantity,), _as_float),
 )

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import date
 from typing import ClassVar
 
-from devalloc_solver.cel.kubernetes.library.registry import STRING, Overload
-from devalloc_solver.cel.kubernetes.library.urls import is_request
-from devalloc_solver.cel.kubernetes.values import NOTHING, Frame, OptionalValue
+from devalloc_solver.cel.library.urls import is_request
+from devalloc_solver.cel.registry import STRING, Overload
+from devalloc_solver.cel.values import NOTHING, Frame, OptionalValue
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ import math
 import re
 from typing import Any
 
-from devalloc_solver.cel.kubernetes.errors import EvaluationError
-from devalloc_solver.cel.kubernetes.library.registry import ANY, BOOL, BYTES, DOUBLE, INT, STRING, UINT, Overload
-from devalloc_solver.cel.kubernetes.times import SECOND, Duration, Timestamp, parse_duration, parse_timestamp
-from devalloc_solver.cel.kubernetes.values import (
+from devalloc_solver.cel.errors import EvaluationError
+from devalloc_solver.cel.library.times import SECOND, Duration, Timestamp, parse_duration, parse_timestamp
+from devalloc_solver.cel.registry import ANY, BOOL, BYTES, DOUBLE, INT, STRING, UINT, Overload
+from devalloc_solver.cel.values import (
     CHARACTERS_PER_UNIT,
     PARSING_COST,
     Frame,

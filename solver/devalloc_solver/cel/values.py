@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
+from devalloc.api.quantity import Quantity
 from devalloc.api.semver import Precedence, SemVer
 from devalloc_solver.cel.budget import Budget
-from devalloc_solver.cel.kubernetes.errors import EvaluationError
+from devalloc_solver.cel.errors import EvaluationError
 
 INT_MIN, INT_MAX, UINT_MAX = -(2**63), 2**63 - 1, 2**64 - 1
 
@@ -88,32 +89,24 @@ class MapWithDefault(dict[Any, Any]):
     __slots__ = ()
 
 
-class _BooleanKey:
-    """A boolean as the key of a map, where Python would take true for 1."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: bool) -> None:
-        self.value = value
-
-
 _KEYS = frozenset((str, int, UInt, float, type(None)))
-_BOOL_KEYS = {True: _BooleanKey(True), False: _BooleanKey(False)}
 
 
 def map_key(value: Any) -> Any:
-    """The form in which a ``dict`` holds a key. Raises EvaluationError for what cannot be one."""
+    """The form in which a ``dict`` holds a key, since Python takes true for 1: that of a boolean is a pair of its type
+    and itself. Raises EvaluationError for what cannot be a key.
+    """
     kind = type(value)
     if kind in _KEYS:
         return value
     if kind is bool:
-        return _BOOL_KEYS[value]
+        return kind, value
     raise EvaluationError(f"unsupported key type: {type_name(value)}")
 
 
 def from_key(key: Any) -> Any:
     """The value of a key that a ``dict`` holds."""
-    return key.value if type(key) is _BooleanKey else key
+    return key[1] if type(key) is tuple else key
 
 
 _NAMES = {
@@ -128,6 +121,7 @@ _NAMES = {
     tuple: "list",
     dict: "map",
     MapWithDefault: "map",
+    Quantity: "kubernetes.Quantity",
     SemVer: "kubernetes.Semver",
 }
 
@@ -140,6 +134,7 @@ def type_name(value: Any) -> str:
 
 def no_overload(function: str, *arguments: Any) -> EvaluationError:
     """The error for a function that does not take these types."""
+    function = "_?_:_" if function == "@condition" else function
     return EvaluationError(f"no such overload: {function}({', '.join(map(type_name, arguments))})")
 
 
@@ -147,14 +142,14 @@ def checked_int(value: int) -> int:
     """``value`` as int64. Raises EvaluationError when it does not fit."""
     if INT_MIN <= value <= INT_MAX:
         return value
-    raise EvaluationError("integer overflow")
+    raise EvaluationError("integer overflow: the result is beyond the range of a 64-bit integer")
 
 
 def checked_uint(value: int) -> UInt:
     """``value`` as uint64. Raises EvaluationError when it does not fit."""
     if 0 <= value <= UINT_MAX:
         return UInt(value)
-    raise EvaluationError("unsigned integer overflow")
+    raise EvaluationError("unsigned integer overflow: the result is beyond the range of a 64-bit unsigned integer")
 
 
 LISTS = (list, tuple)
@@ -217,6 +212,11 @@ def equal_or_false(frame: Frame, left: Any, right: Any) -> bool:
         return False
 
 
+def unequal(frame: Frame, left: Any, right: Any) -> bool:
+    """``!=``: what cannot be compared is unequal."""
+    return not equal_or_false(frame, left, right)
+
+
 def _equal_lists(frame: Frame, left: Any, right: Any) -> bool:
     if len(left) != len(right):
         return False
@@ -240,16 +240,14 @@ def contains(frame: Frame, items: Iterable[Any], value: Any) -> bool:
     return False
 
 
-def compare(function: str, left: Any, right: Any) -> int:
-    """-1, 0 or 1. Raises EvaluationError for types without an order, and for NaN."""
+def order_keys(_: Frame, function: str, left: Any, right: Any) -> tuple[Any, Any]:
+    """Two keys that order as the values do. Raises EvaluationError for types without an order, and for NaN."""
     kind, other = type(left), type(right)
     if kind in _NUMBERS and other in _NUMBERS:
         if left != left or right != right:
             raise EvaluationError("NaN values cannot be ordered")
         if kind is float or other is float:
-            left, right = float(left), float(right)
+            return float(left), float(right)
     elif kind is not other or not (kind in _PLAIN or getattr(kind, "ordered", False)):
         raise no_overload(function, left, right)
-    if left == right:
-        return 0
-    return -1 if left < right else 1
+    return left, right

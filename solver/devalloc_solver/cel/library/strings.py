@@ -6,9 +6,9 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
-from devalloc_solver.cel.kubernetes.errors import EvaluationError
-from devalloc_solver.cel.kubernetes.library.registry import INT, LIST, STRING, Overload
-from devalloc_solver.cel.kubernetes.values import CHARACTERS_PER_UNIT, Frame, no_overload
+from devalloc_solver.cel.errors import EvaluationError
+from devalloc_solver.cel.registry import INT, LIST, STRING, Overload
+from devalloc_solver.cel.values import CHARACTERS_PER_UNIT, Frame, no_overload
 
 _SPACES = "".join(
     map(chr, (*range(9, 14), 0x20, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
-from functools import cmp_to_key
+from functools import cmp_to_key, partial
 from itertools import pairwise
 from typing import Any
 
-from devalloc_solver.cel.kubernetes.errors import EvaluationError
-from devalloc_solver.cel.kubernetes.library.registry import ANY, INT, LIST, Implementation, Overload
-from devalloc_solver.cel.kubernetes.times import Duration
-from devalloc_solver.cel.kubernetes.values import (
+from devalloc_solver.cel.errors import EvaluationError
+from devalloc_solver.cel.library.times import Duration
+from devalloc_solver.cel.registry import ANY, INT, LIST, Implementation, Overload
+from devalloc_solver.cel.values import (
     LISTS,
     LONG,
     MAPS,
@@ -20,10 +21,9 @@ from devalloc_solver.cel.kubernetes.values import (
     UInt,
     checked_int,
     checked_uint,
-    compare,
     contains,
     equal_or_false,
-    no_overload,
+    order_keys,
     type_name,
 )
 
@@ -33,30 +33,54 @@ def _comparing(items: list[Any]) -> int:
     return len(items) + sum(len(item) // LONG for item in items if type(item) is str or type(item) is bytes)
 
 
-def _is_sorted(frame: Frame, items: list[Any]) -> bool:
-    frame.spend(_comparing(items))
-    return all(compare("isSorted", a, b) <= 0 for a, b in pairwise(items))
+def comparing_functions(
+    equal: Callable[[Frame, Any, Any], bool], order_keys: Callable[[Frame, str, Any, Any], tuple[Any, Any]]
+) -> tuple[Overload, ...]:
+    """The functions of lists whose elements compare as a dialect says."""
 
-
-def _best(name: str, sign: int) -> Implementation:
-    def best(frame: Frame, items: list[Any]) -> Any:
-        if not items:
-            raise EvaluationError(f"{name} called on empty list")
+    def is_sorted(frame: Frame, items: list[Any]) -> bool:
         frame.spend(_comparing(items))
-        best_item = items[0]
-        for item in items[1:]:
-            if sign * compare(name, item, best_item) > 0:
-                best_item = item
-        return best_item
+        for left, right in pairwise(items):
+            one, another = order_keys(frame, "isSorted", left, right)
+            if one > another:
+                return False
+        return True
 
-    return best
+    def extreme(name: str, is_better: Callable[[Any, Any], Any]) -> Implementation:
+        def best(frame: Frame, items: list[Any]) -> Any:
+            if not items:
+                raise EvaluationError(f"{name} called on empty list")
+            frame.spend(_comparing(items))
+            best_item = items[0]
+            for item in items[1:]:
+                if is_better(*order_keys(frame, name, item, best_item)):
+                    best_item = item
+            return best_item
+
+        return best
+
+    def index_of(frame: Frame, items: list[Any], value: Any) -> int:
+        frame.spend(len(items))
+        return next((index for index, item in enumerate(items) if equal(frame, item, value)), -1)
+
+    def last_index_of(frame: Frame, items: list[Any], value: Any) -> int:
+        frame.spend(len(items))
+        return next((at for at in range(len(items) - 1, -1, -1) if equal(frame, items[at], value)), -1)
+
+    return (
+        ("isSorted", (LIST,), is_sorted),
+        ("min", (LIST,), extreme("min", operator.lt)),
+        ("max", (LIST,), extreme("max", operator.gt)),
+        ("indexOf", (LIST, ANY), index_of),
+        ("lastIndexOf", (LIST, ANY), last_index_of),
+    )
 
 
 def _sum(frame: Frame, items: list[Any]) -> Any:
     frame.spend(len(items))
     kind = type(items[0]) if items else int
     if kind not in (int, UInt, float, Duration) or any(type(item) is not kind for item in items):
-        raise no_overload("sum", items)
+        raise EvaluationError(f"sum() adds numbers of one type, not {' and '.join(sorted({*map(type_name, items)}))}")
     if kind is Duration:
         return Duration(sum(item.nanoseconds for item in items))
     total: Any = kind(0)
@@ -67,16 +91,6 @@ def _sum(frame: Frame, items: list[Any]) -> Any:
 
 def _checked(kind: type, value: int) -> int:
     return checked_uint(value) if kind is UInt else checked_int(value)
-
-
-def _index_of(frame: Frame, items: list[Any], value: Any) -> int:
-    frame.spend(len(items))
-    return next((index for index, item in enumerate(items) if equal_or_false(frame, item, value)), -1)
-
-
-def _last_index_of(frame: Frame, items: list[Any], value: Any) -> int:
-    frame.spend(len(items))
-    return next((at for at in range(len(items) - 1, -1, -1) if equal_or_false(frame, items[at], value)), -1)
 
 
 def _includes(frame: Frame, target: Any, value: Any) -> bool:
@@ -113,12 +127,13 @@ def _sorted_by(frame: Frame, items: list[Any], keys: list[Any]) -> list[Any]:
         raise EvaluationError("list elements must have the same type")
     frame.spend(2 * _comparing(keys) * len(items).bit_length())
     pairs: list[tuple[Any, Any]] = list(zip(keys, items, strict=True))
-    pairs.sort(key=cmp_to_key(_by_key))
+    pairs.sort(key=cmp_to_key(partial(_by_key, frame)))
     return [item for _key, item in pairs]
 
 
-def _by_key(left: tuple[Any, Any], right: tuple[Any, Any]) -> int:
-    return compare("sort", left[0], right[0])
+def _by_key(frame: Frame, left: tuple[Any, Any], right: tuple[Any, Any]) -> int:
+    one, another = order_keys(frame, "sort", left[0], right[0])
+    return int(one > another) - int(one < another)
 
 
 def _range(frame: Frame, count: int) -> list[int]:
@@ -180,12 +195,7 @@ def _at(index: int) -> Callable[[Frame, list[Any]], OptionalValue]:
 
 
 FUNCTIONS: tuple[Overload, ...] = (
-    ("isSorted", (LIST,), _is_sorted),
-    ("min", (LIST,), _best("min", -1)),
-    ("max", (LIST,), _best("max", 1)),
     ("sum", (LIST,), _sum),
-    ("indexOf", (LIST, ANY), _index_of),
-    ("lastIndexOf", (LIST, ANY), _last_index_of),
     ("includes", (ANY, ANY), _includes),
     ("slice", (LIST, INT, INT), _slice),
     ("flatten", (LIST,), _flatten),

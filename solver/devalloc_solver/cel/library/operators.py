@@ -8,8 +8,9 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from devalloc_solver.cel.kubernetes.errors import EvaluationError
-from devalloc_solver.cel.kubernetes.library.registry import (
+from devalloc_solver.cel.errors import EvaluationError
+from devalloc_solver.cel.library.times import SECOND, Duration, Timestamp
+from devalloc_solver.cel.registry import (
     ANY,
     BYTES,
     DOUBLE,
@@ -21,16 +22,12 @@ from devalloc_solver.cel.kubernetes.library.registry import (
     Implementation,
     Overload,
 )
-from devalloc_solver.cel.kubernetes.times import SECOND, Duration, Timestamp
-from devalloc_solver.cel.kubernetes.values import (
+from devalloc_solver.cel.values import (
     PARSING_COST,
     Frame,
     checked_int,
     checked_uint,
-    compare,
     contains,
-    equal,
-    equal_or_false,
     map_key,
 )
 
@@ -86,15 +83,6 @@ def _moved(sign: int) -> Implementation:
     return lambda _, moment, span: moment.moved(sign * span.nanoseconds)
 
 
-def _order(name: str, holds: Callable[[int, int], bool]) -> Overload:
-    def ordered(frame: Frame, left: Any, right: Any) -> bool:
-        if type(left) is str or type(left) is bytes:
-            frame.pass_over(len(left))
-        return holds(compare(name, left, right), 0)
-
-    return name, (ANY, ANY), ordered
-
-
 def _in_map(frame: Frame, key: Any, entries: dict[Any, Any]) -> bool:
     try:
         return map_key(frame.look_up(key)) in entries
@@ -145,12 +133,6 @@ FUNCTIONS: tuple[Overload, ...] = (
     ("-_", (INT,), lambda _, value: checked_int(-value)),
     ("-_", (DOUBLE,), lambda _, value: -value),
     ("-_", (Duration,), lambda _, span: Duration(-span.nanoseconds)),
-    _order("_<_", operator.lt),
-    _order("_<=_", operator.le),
-    _order("_>_", operator.gt),
-    _order("_>=_", operator.ge),
-    ("_==_", (ANY, ANY), equal),
-    ("_!=_", (ANY, ANY), lambda frame, left, right: not equal_or_false(frame, left, right)),
     ("@in", (ANY, LIST), lambda frame, value, items: contains(frame, items, value)),
     ("@in", (ANY, MAP), _in_map),
     ("size", (STRING,), _size),

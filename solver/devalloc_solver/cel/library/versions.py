@@ -6,9 +6,9 @@ Equality and order are by precedence, which leaves build metadata aside.
 from __future__ import annotations
 
 from devalloc.api.semver import Precedence, SemVer, SemVerError
-from devalloc_solver.cel.kubernetes.errors import EvaluationError
-from devalloc_solver.cel.kubernetes.library.registry import BOOL, STRING, Overload
-from devalloc_solver.cel.kubernetes.values import CHARACTERS_PER_UNIT, PARSING_COST, UINT_MAX, Frame, precedence
+from devalloc_solver.cel.errors import EvaluationError
+from devalloc_solver.cel.registry import BOOL, STRING, Overload
+from devalloc_solver.cel.values import CHARACTERS_PER_UNIT, PARSING_COST, UINT_MAX, Frame, precedence
 
 
 def parse(text: str) -> SemVer:
