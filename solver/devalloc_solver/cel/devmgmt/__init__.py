@@ -4,8 +4,8 @@ The variable ``device`` is the map of a device's attributes. ``docs/cel.md`` des
 is its contract.
 """
 
-from devalloc_solver.cel.devmgmt.program import Program, compile
 from devalloc_solver.cel.budget import Budget, BudgetExceeded
+from devalloc_solver.cel.devmgmt.program import Program, compile
 from devalloc_solver.cel.errors import CompileError, EvaluationError
 
 __all__ = ["Budget", "BudgetExceeded", "CompileError", "EvaluationError", "Program", "compile"]

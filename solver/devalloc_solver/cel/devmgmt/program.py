@@ -8,10 +8,10 @@ from functools import lru_cache
 
 from devalloc.api.quantity import Quantity
 from devalloc.api.semver import SemVer
+from devalloc_solver.cel.budget import Budget
 from devalloc_solver.cel.devmgmt.build import CompiledExpression, build
 from devalloc_solver.cel.devmgmt.parser import parse
 from devalloc_solver.cel.devmgmt.values import type_name
-from devalloc_solver.cel.budget import Budget
 from devalloc_solver.cel.errors import EvaluationError
 
 

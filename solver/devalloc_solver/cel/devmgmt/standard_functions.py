@@ -8,9 +8,9 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
+from devalloc_solver.cel.budget import Budget
 from devalloc_solver.cel.devmgmt.functions import overload
 from devalloc_solver.cel.devmgmt.values import MAX_INT, MAX_UINT, MIN_INT, Uint, short_text
-from devalloc_solver.cel.budget import Budget
 from devalloc_solver.cel.errors import EvaluationError
 
 _INT = re.compile(r"[+-]?[0-9]{1,30}")

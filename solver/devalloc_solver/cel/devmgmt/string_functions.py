@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+from devalloc_solver.cel.budget import Budget
 from devalloc_solver.cel.devmgmt.functions import overload
 from devalloc_solver.cel.devmgmt.standard_functions import integer, unsigned
 from devalloc_solver.cel.devmgmt.values import Uint, equal, order_keys, type_name
-from devalloc_solver.cel.budget import Budget
 from devalloc_solver.cel.errors import EvaluationError
 
 _LOWER = {code: code + 32 for code in range(ord("A"), ord("Z") + 1)}

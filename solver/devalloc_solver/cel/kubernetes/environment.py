@@ -10,9 +10,10 @@ from devalloc.api.quantity import Quantity
 from devalloc_solver.cel import field_access, library, values
 from devalloc_solver.cel.environment import Environment, Run
 from devalloc_solver.cel.errors import EvaluationError
-from devalloc_solver.cel.kubernetes.reads import DevicePath, is_optional, path_of
+from devalloc_solver.cel.kubernetes.reads import PLACES
 from devalloc_solver.cel.library import lists
 from devalloc_solver.cel.library.quantities import CelQuantity
+from devalloc_solver.cel.reads import Place, is_optional, place_of
 from devalloc_solver.cel.registry import functions_by_name
 from devalloc_solver.cel.syntax_tree import Call, ListOf, Node, Select
 from devalloc_solver.cel.values import Frame, MapWithDefault
@@ -34,40 +35,40 @@ def _amounts(values: Mapping[str, Quantity]) -> dict[str, CelQuantity]:
     return {name: CelQuantity(quantity.nano) for name, quantity in values.items()}
 
 
-def _reader_of_path(path: DevicePath) -> Run | None:
+def _reader(place: Place) -> Run | None:
     """How to read a place in the device directly; None for a whole map. A missing identifier is an error."""
-    domain, name = path.domain, path.id
-    if domain is None:
-        return None
-    if path.kind == "attribute":
-        if name is None:
+    match place.path:
+        case ("attribute", domain):
             return lambda frame: dict(frame.device.attributes.get(domain, _EMPTY))
+        case ("attribute", domain, name):
 
-        def attribute(frame: Frame) -> Any:
-            try:
-                return frame.device.attributes[domain][name]
-            except KeyError:
-                raise EvaluationError(f"no such key: {name}") from None
+            def attribute(frame: Frame) -> Any:
+                try:
+                    return frame.device.attributes[domain][name]
+                except KeyError:
+                    raise EvaluationError(f"no such key: {name}") from None
 
-        return attribute
-    if name is None:
-        return lambda frame: _amounts(frame.device.capacity.get(domain, _EMPTY))
+            return attribute
+        case ("capacity", domain):
+            return lambda frame: _amounts(frame.device.capacity.get(domain, _EMPTY))
+        case ("capacity", domain, name):
 
-    def amount(frame: Frame) -> CelQuantity:
-        try:
-            return CelQuantity(frame.device.capacity[domain][name].nano)
-        except KeyError:
-            raise EvaluationError(f"no such key: {name}") from None
+            def amount(frame: Frame) -> CelQuantity:
+                try:
+                    return CelQuantity(frame.device.capacity[domain][name].nano)
+                except KeyError:
+                    raise EvaluationError(f"no such key: {name}") from None
 
-    return amount
+            return amount
+    return None
 
 
 def _direct(node: Node, _: Collection[str]) -> Run | None:
     """How to read a place in the device without going through its maps; None for anything else."""
     match node:
         case Select() | Call(function="_[_]"):
-            path = path_of(node)
-            return None if path is None or is_optional(node) else _reader_of_path(path)
+            place = place_of(node, PLACES)
+            return None if place is None or is_optional(node) else _reader(place)
         case Call(function="@in", arguments=(_, ListOf(elements=()))):
             return lambda _: False  # nothing is in it, not even what cannot be computed
     return None
