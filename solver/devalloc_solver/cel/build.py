@@ -17,7 +17,7 @@ from devalloc_solver.cel.errors import CompileError, EvaluationError
 from devalloc_solver.cel.operators import OPERATORS
 from devalloc_solver.cel.registry import Function
 from devalloc_solver.cel.syntax_tree import Call, Comprehension, ListOf, Literal, MapOf, Name, Node, Select
-from devalloc_solver.cel.values import Frame, OptionalValue, TypeValue, from_key
+from devalloc_solver.cel.values import Frame, OptionalValue, TypeValue, from_key, short_text
 
 _PURE = frozenset(("quantity", "semver", "ip", "cidr", "url", "duration", "timestamp"))
 _PURE_COST = 10**6
@@ -114,7 +114,7 @@ class _Builder:
                         continue
                     value = value.value
                 if unique and key in mapping:
-                    raise EvaluationError(f"the map has the key {from_key(key)!r} twice")
+                    raise EvaluationError(f"the map has the key {short_text(from_key(key))} twice")
                 mapping[key] = value
             return mapping
 
@@ -129,7 +129,7 @@ class _Builder:
         if node.function in ("_&&_", "_||_"):
             return OPERATORS[node.function](self._environment, *[self.run(part, scope) for part in _chain(node)])
         arguments = [self.run(argument, scope) for argument in node.arguments]
-        if node.function in ("_==_", "_!=_") and (compared := self._text_equality(node, arguments[0])) is not None:
+        if node.function in ("_==_", "_!=_") and (compared := self._literal_equality(node, arguments[0])) is not None:
             return compared
         if node.function == "@in" and (member := self._member_of_literals(node, arguments[0])) is not None:
             return member
@@ -144,19 +144,20 @@ class _Builder:
             return _constant(called)
         return called
 
-    def _text_equality(self, node: Call, compared: Run) -> Run | None:
-        """``x == 'text'`` and ``x != 'text'``."""
+    def _literal_equality(self, node: Call, compared: Run) -> Run | None:
+        """``x == 'text'``, ``x != 1``: two values of one of these types compare alike in every dialect."""
         literal = node.arguments[1]
-        if not isinstance(literal, Literal) or not isinstance(literal.value, str):
+        if not isinstance(literal, Literal) or type(literal.value) not in (str, int):
             return None
-        text, wanted = literal.value, node.function == "_==_"
+        constant, wanted = literal.value, node.function == "_==_"
+        kind = type(constant)
         otherwise = self._environment.equal if wanted else self._environment.unequal
 
-        def same_text(frame: Frame) -> bool:
+        def same(frame: Frame) -> bool:
             value = compared(frame)
-            return (value == text) is wanted if type(value) is str else otherwise(frame, value, text)
+            return (value == constant) is wanted if type(value) is kind else otherwise(frame, value, constant)
 
-        return same_text
+        return same
 
     def _member_of_literals(self, node: Call, searched: Run) -> Run | None:
         """``x in [literals of one kind]`` by a set."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from itertools import repeat
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from devalloc_solver.cel.environment import Environment, Run
@@ -30,6 +28,9 @@ Build = Callable[[Node, "VariableScope"], Run]
 
 _UNSET = object()
 
+TURN = 2
+"""What a turn costs besides what stands in it."""
+
 
 class _FailedAccumulator:
     """An accumulator whose last step failed; reading it fails again, until something absorbs that."""
@@ -44,54 +45,67 @@ def compile_comprehension(node: Comprehension, scope: VariableScope, build: Buil
     """The closure of a comprehension; ``all``, ``exists``, ``map`` and ``filter`` need no accumulator."""
     if is_binding(node):
         return _binding(node, scope, build)
-    variables = scope.new_slot(), scope.new_slot()
-    inner = scope.with_variable(node.variable, _reader(variables[0]))
+    slot, items = scope.new_slot(), _items(build(node.range, scope), bool(node.second_variable), environment)
     if node.second_variable:
-        inner = inner.with_variable(node.second_variable, _reader(variables[1]))
-    loop = _Loop(build(node.range, scope), variables, bool(node.second_variable), environment)
+        inner = scope.with_variable(node.variable, _part_reader(slot, 0))
+        inner = inner.with_variable(node.second_variable, _part_reader(slot, 1))
+    else:
+        inner = scope.with_variable(node.variable, _reader(slot))
     if (body := _quantified(node)) is not None:
-        return _quantifier(loop, 1 + cost_of(body), build(body, inner), _is_literal(node.start, False))
+        decisive = _is_literal(node.start, False)
+        return _quantifier(items, slot, TURN + cost_of(body), build(body, inner), decisive, environment)
     if (appended := _appended_value(node)) is not None:
         value, condition = appended
-        weight = 1 + cost_of(value) + (cost_of(condition) if condition else 0)
-        return _collect_into_list(loop, weight, build(value, inner), build(condition, inner) if condition else None)
-    return _general_loop(node, scope, inner, build, loop)
-
-
-@dataclass(frozen=True, slots=True)
-class _Loop:
-    """What is gone through, and the slots of the variables."""
-
-    source: Run
-    slots: tuple[int, int]
-    pairs: bool
-    environment: Environment
-
-    def items(self, frame: Frame) -> Iterator[tuple[Any, Any]]:
-        """Elements or keys; with two variables index and element, or key and value."""
-        value = self.source(frame)
-        kind = type(value)
-        if kind in LISTS:
-            return iter(enumerate(value)) if self.pairs else zip(value, repeat(None))
-        if kind in MAPS:
-            return ((from_key(key), item) for key, item in list(value.items()))
-        raise self.environment.no_overload("comprehension", value)
-
-
-def _general_loop(node: Comprehension, scope: VariableScope, inner: VariableScope, build: Build, loop: _Loop) -> Run:
-    """The general case: an accumulator, and a step that gives its next value."""
-    accumulator, (first, second) = scope.new_slot(), loop.slots
+        weight = TURN + cost_of(value) + (cost_of(condition) if condition else 0)
+        tested = build(condition, inner) if condition else None
+        return _collect_into_list(items, slot, weight, build(value, inner), tested, environment)
+    accumulator = scope.new_slot()
     held = _accumulator(accumulator)
     step_scope = inner.with_variable(node.accumulator, held)
-    start, result = build(node.start, scope), build(node.result, scope.with_variable(node.accumulator, held))
-    condition, step = build(node.condition, step_scope), _step(node, step_scope, build, accumulator, loop.environment)
-    weight = 1 + cost_of(node.condition) + cost_of(node.step)
+    return _general_loop(
+        items,
+        slot,
+        1 + cost_of(node.condition) + cost_of(node.step),
+        accumulator,
+        build(node.start, scope),
+        build(node.condition, step_scope),
+        _step(node, step_scope, build, accumulator, environment),
+        build(node.result, scope.with_variable(node.accumulator, held)),
+    )
+
+
+def _items(source: Run, pairs: bool, environment: Environment) -> Callable[[Frame], Iterable[Any]]:
+    """What is gone through: elements or keys; with two variables pairs of index and element, or of key and value."""
+
+    def items(frame: Frame) -> Iterable[Any]:
+        value = source(frame)
+        kind = type(value)
+        if kind in LISTS:
+            return enumerate(value) if pairs else value
+        if kind in MAPS:
+            return [(from_key(key), item) if pairs else from_key(key) for key, item in value.items()]
+        raise environment.no_overload("comprehension", value)
+
+    return items
+
+
+def _general_loop(
+    items: Callable[[Frame], Iterable[Any]],
+    slot: int,
+    weight: int,
+    accumulator: int,
+    start: Run,
+    condition: Run,
+    step: Run,
+    result: Run,
+) -> Run:
+    """The general case: an accumulator, and a step that gives its next value."""
 
     def run(frame: Frame) -> Any:
-        items = loop.items(frame)
+        elements = items(frame)
         slots = frame.slots
         slots[accumulator] = start(frame)
-        for slots[first], slots[second] in items:
+        for slots[slot] in elements:
             frame.spend(weight)
             if condition(frame) is not True:
                 break
@@ -116,16 +130,21 @@ def _quantified(node: Comprehension) -> Node | None:
     return None
 
 
-def _quantifier(loop: _Loop, weight: int, body: Run, decisive: bool) -> Run:
+def _quantifier(
+    items: Callable[[Frame], Iterable[Any]],
+    slot: int,
+    weight: int,
+    body: Run,
+    decisive: bool,
+    environment: Environment,
+) -> Run:
     """``exists``, which a true body decides, or ``all``, which a false one does, like || and &&."""
-    first, second = loop.slots
-    no_overload = loop.environment.no_overload
 
     def run(frame: Frame) -> bool:
         failure: EvaluationError | None = None
-        slots = frame.slots
-        for slots[first], slots[second] in loop.items(frame):
-            frame.spend(weight)
+        slots, spend = frame.slots, frame.spend
+        for slots[slot] in items(frame):
+            spend(weight)
             try:
                 value: object = body(frame)
             except EvaluationError as error:
@@ -134,7 +153,7 @@ def _quantifier(loop: _Loop, weight: int, body: Run, decisive: bool) -> Run:
             if value is decisive:
                 return decisive
             if failure is None and type(value) is not bool:
-                failure = no_overload("@condition", value)
+                failure = environment.no_overload("@condition", value)
         if failure is not None:
             raise failure
         return not decisive
@@ -144,6 +163,10 @@ def _quantifier(loop: _Loop, weight: int, body: Run, decisive: bool) -> Run:
 
 def _reader(slot: int) -> Run:
     return lambda frame: frame.slots[slot]
+
+
+def _part_reader(slot: int, part: int) -> Run:
+    return lambda frame: frame.slots[slot][part]
 
 
 def _accumulator(slot: int) -> Run:
@@ -188,7 +211,10 @@ def cost_of(node: Node) -> int:
         return 0
     if isinstance(node, Comprehension):
         return cost_of(node.range) + cost_of(node.start) + cost_of(node.result)
-    return 1 + sum(map(cost_of, children(node)))
+    cost = 1
+    for part in children(node):
+        cost += cost_of(part)
+    return cost
 
 
 def _appended_value(node: Comprehension) -> tuple[Node, Node | None] | None:
@@ -221,19 +247,26 @@ def _addition(node: Comprehension, call: Call) -> Node | None:
     return None
 
 
-def _collect_into_list(loop: _Loop, weight: int, value: Run, condition: Run | None) -> Run:
-    first, second = loop.slots
+def _collect_into_list(
+    items: Callable[[Frame], Iterable[Any]],
+    slot: int,
+    weight: int,
+    value: Run,
+    condition: Run | None,
+    environment: Environment,
+) -> Run:
+    """``map`` and ``filter``, with or without a condition."""
 
     def run(frame: Frame) -> list[Any]:
-        slots, values = frame.slots, []
-        for slots[first], slots[second] in loop.items(frame):
-            frame.spend(weight)
+        slots, spend, values = frame.slots, frame.spend, []
+        for slots[slot] in items(frame):
+            spend(weight)
             if condition is not None:
                 wanted = condition(frame)
                 if wanted is False:
                     continue
                 if wanted is not True:
-                    raise loop.environment.no_overload("@condition", wanted)
+                    raise environment.no_overload("@condition", wanted)
             values.append(value(frame))
         return values
 

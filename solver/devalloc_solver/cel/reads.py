@@ -58,29 +58,29 @@ def place_of(node: Node, variables: Places) -> Place | None:
     """The place in the device that ``node`` denotes."""
     if isinstance(node, Name):
         return variables.get(node.name)
-    step = _step(node)
-    place = place_of(step[0], variables) if step is not None else None
-    return None if step is None or place is None else place.below(step[1])
+    if (step := _step(node)) is None:
+        return None
+    place = place_of(step[0], variables)
+    return None if place is None else place.below(step[1])
 
 
 def _step(node: Node) -> tuple[Node, str] | None:
     """``x["key"]``, ``x.key`` and their optional forms, as (x, key)."""
-    match node:
-        case Select():
-            return node.operand, node.field
-        case Call(function=function, arguments=(base, Literal(value=str() as key))) if function in _INDEX:
-            return base, key
+    if isinstance(node, Select):
+        return node.operand, node.field
+    if isinstance(node, Call) and node.function in _INDEX:
+        base, key = node.arguments
+        if isinstance(key, Literal) and isinstance(key.value, str):
+            return base, key.value
     return None
 
 
 def _collect(node: Node, variables: Places, collected: set[tuple[str, ...]]) -> None:
+    if isinstance(node, Literal):
+        return
     place = place_of(node, variables)
-    if place is None:
-        match node:
-            case Call(function="@in", arguments=(Literal(value=str() as key), container)):
-                # That asks only whether x is present.
-                within = place_of(container, variables)
-                place = within.below(key) if within is not None and within.steps == 1 else None
+    if place is None and isinstance(node, Call) and node.function == "@in":
+        place = _place_of_member(node.arguments[0], node.arguments[1], variables)
     if place is not None:
         if place.steps != 0:
             raise _DependsOnDevice
@@ -90,6 +90,14 @@ def _collect(node: Node, variables: Places, collected: set[tuple[str, ...]]) -> 
     else:
         for part in children(node):
             _collect(part, variables, collected)
+
+
+def _place_of_member(key: Node, container: Node, variables: Places) -> Place | None:
+    """``"x" in container`` asks only whether x is present."""
+    within = place_of(container, variables)
+    if within is None or within.steps != 1 or not isinstance(key, Literal) or not isinstance(key.value, str):
+        return None
+    return within.below(key.value)
 
 
 def _collect_fold(fold: Comprehension, variables: Places, collected: set[tuple[str, ...]]) -> None:

@@ -98,17 +98,18 @@ Node = Literal | Name | Select | Call | ListOf | MapOf | Comprehension
 def children(node: Node) -> tuple[Node, ...]:
     """The direct parts of a node, in the order of evaluation."""
     match node:
-        case Select():
-            return (node.operand,)
+        case Literal() | Name():
+            return ()
         case Call():
             return node.arguments
+        case Select():
+            return (node.operand,)
         case ListOf():
             return node.elements
         case MapOf():
             return tuple(part for entry in node.entries for part in (entry.key, entry.value))
         case Comprehension():
             return node.range, node.start, node.condition, node.step, node.result
-    return ()
 
 
 def is_binding(fold: Comprehension) -> bool:

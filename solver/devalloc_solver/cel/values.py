@@ -132,6 +132,16 @@ def type_name(value: Any) -> str:
     return _NAMES.get(kind) or str(kind.type_name)
 
 
+def short_text(value: object) -> str:
+    """A short text of ``value`` for messages."""
+    return shorten(repr(value) if isinstance(value, str) else str(value))
+
+
+def shorten(text: str) -> str:
+    """``text``, cut to what fits into a message."""
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
 def no_overload(function: str, *arguments: Any) -> EvaluationError:
     """The error for a function that does not take these types."""
     function = "_?_:_" if function == "@condition" else function

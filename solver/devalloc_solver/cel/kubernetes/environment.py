@@ -13,6 +13,7 @@ from devalloc_solver.cel.errors import EvaluationError
 from devalloc_solver.cel.kubernetes.reads import PLACES
 from devalloc_solver.cel.library import lists
 from devalloc_solver.cel.library.quantities import CelQuantity
+from devalloc_solver.cel.library.strings import PatternBounds, pattern_functions
 from devalloc_solver.cel.reads import Place, is_optional, place_of
 from devalloc_solver.cel.registry import functions_by_name
 from devalloc_solver.cel.syntax_tree import Call, ListOf, Node, Select
@@ -74,7 +75,12 @@ def _direct(node: Node, _: Collection[str]) -> Run | None:
     return None
 
 
-FUNCTIONS = functions_by_name(library.FUNCTIONS, lists.comparing_functions(values.equal_or_false, values.order_keys))
+PATTERNS = PatternBounds(memory=8 << 20, too_large=40_000, instruction=1)
+FUNCTIONS = functions_by_name(
+    library.FUNCTIONS,
+    pattern_functions(PATTERNS),
+    lists.comparing_functions(values.equal_or_false, values.order_keys),
+)
 
 
 @lru_cache(maxsize=2)

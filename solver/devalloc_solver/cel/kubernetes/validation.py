@@ -14,7 +14,7 @@ from devalloc_solver.cel.build import build
 from devalloc_solver.cel.errors import CompileError, EvaluationError, error_at
 from devalloc_solver.cel.kubernetes.checked_expression import BOOL, DYN, CheckedExpression, Type
 from devalloc_solver.cel.kubernetes.declarations import SHARING_GATE
-from devalloc_solver.cel.kubernetes.environment import environment
+from devalloc_solver.cel.kubernetes.environment import PATTERNS, environment
 from devalloc_solver.cel.library.conversions import FUNCTIONS as CONVERSIONS
 from devalloc_solver.cel.library.formatting import CLAUSE, SHOWN, VERBS
 from devalloc_solver.cel.library.strings import compile_pattern
@@ -178,7 +178,7 @@ def _call_problem(types: Types, call: Call) -> str | None:
             return str(error)
     if call.function in _REGULAR and len(call.arguments) > 1 and isinstance(call.arguments[1], Literal):
         try:
-            compile_pattern(str(call.arguments[1].value))
+            compile_pattern(str(call.arguments[1].value), PATTERNS)
         except EvaluationError as error:
             return str(error)
     if call.function == "format" and len(call.arguments) == 2:

@@ -58,7 +58,7 @@ def _float_to_uint(_: Frame, value: float) -> UInt:
     return UInt(value)
 
 
-def _text_to_float(frame: Frame, text: str) -> float:
+def text_to_double(frame: Frame, text: str) -> float:
     frame.pass_over(len(text))
     if _HEX_FLOAT.fullmatch(text):
         try:
@@ -166,7 +166,7 @@ FUNCTIONS: tuple[Overload, ...] = (
     ("double", (DOUBLE,), _same),
     ("double", (INT,), lambda _, value: float(value)),
     ("double", (UINT,), lambda _, value: float(value)),
-    ("double", (STRING,), _text_to_float),
+    ("double", (STRING,), text_to_double),
     ("bool", (BOOL,), _same),
     ("bool", (STRING,), _text_to_bool),
     ("bytes", (BYTES,), _same),

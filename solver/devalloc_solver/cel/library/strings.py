@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
 from devalloc_solver.cel.errors import EvaluationError
 from devalloc_solver.cel.registry import INT, LIST, STRING, Overload
-from devalloc_solver.cel.values import CHARACTERS_PER_UNIT, Frame, no_overload
+from devalloc_solver.cel.values import CHARACTERS_PER_UNIT, Frame, short_text, type_name
 
 _SPACES = "".join(
     map(chr, (*range(9, 14), 0x20, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000))
@@ -30,69 +31,87 @@ ESCAPES = {
 
 _QUOTED = str.maketrans(ESCAPES)
 
-_PATTERN_MEMORY = 8 << 20
-"""Bytes for one compiled pattern; one that needs more is an error of the evaluation."""
-
 _PATTERN_COST = 25
 """What a pattern costs besides its instructions, kept or not: the cost must not depend on what a cache holds."""
-
-_TOO_LARGE_COST = 40_000
-"""What it costs to find out that a pattern needs too much memory."""
 
 _MATCH_COST = 10
 
 
+@dataclass(frozen=True, slots=True)
+class PatternBounds:
+    """What a pattern may need, and what it costs."""
+
+    memory: int
+    """bytes of a compiled pattern; one that needs more is an error of the evaluation"""
+    too_large: int
+    """what it costs to find that out"""
+    instruction: int
+    """what each instruction costs"""
+
+
 @lru_cache(maxsize=256)
-def compile_pattern(text: str) -> Any:
+def compile_pattern(text: str, bounds: PatternBounds) -> Any:
     """A compiled regular expression (RE2: linear time). Raises EvaluationError."""
-    re2: Any = import_module("re2")
+    re2: Any = import_module("re2")  # only expressions that match patterns pay for the import
     options = re2.Options()
     options.log_errors = False
-    options.max_mem = _PATTERN_MEMORY
+    options.max_mem = bounds.memory
     try:
         return re2.compile(text, options)
     except re2.error as error:
-        raise EvaluationError(f"invalid regular expression {text[:60]!r}: {error}") from None
+        why = error.args[0].decode(errors="replace") if isinstance(error.args[0], bytes) else error.args[0]
+        raise EvaluationError(f"invalid regular expression {short_text(text)}: {why}") from None
+    except UnicodeError:
+        raise EvaluationError(f"the regular expression {short_text(text)} is no valid Unicode") from None
 
 
-def _charged_pattern(frame: Frame, text: str, expression: str) -> Any:
-    """The pattern, with what it costs to compile it and to pass it over ``text`` spent: both grow with its program."""
-    frame.spend(_PATTERN_COST + len(expression) // CHARACTERS_PER_UNIT)
-    try:
-        compiled = compile_pattern(expression)
-    except EvaluationError as error:
-        if "too large" in str(error):
-            frame.spend(_TOO_LARGE_COST)
-        raise
-    size = compiled.programsize
-    passes = 1 + (1 + len(text)) // CHARACTERS_PER_UNIT
-    frame.spend(size + passes * (1 + max(len(expression), size) // 4))
-    return compiled
+def pattern_functions(bounds: PatternBounds) -> tuple[Overload, ...]:
+    """The functions that search for patterns. Both compiling and searching cost what the program of a pattern is."""
 
+    def charged(frame: Frame, text: str, expression: str) -> Any:
+        frame.spend(_PATTERN_COST + len(expression) // CHARACTERS_PER_UNIT)
+        try:
+            compiled = compile_pattern(expression, bounds)
+        except EvaluationError as error:
+            if "too large" in str(error):
+                frame.spend(bounds.too_large)
+            raise
+        size = compiled.programsize
+        passes = 1 + (1 + len(text)) // CHARACTERS_PER_UNIT
+        frame.spend(bounds.instruction * size + passes * (1 + max(len(expression), size) // 4))
+        return compiled
 
-def _matches(frame: Frame, text: str, expression: str) -> bool:
-    return _charged_pattern(frame, text, expression).search(text) is not None
+    def search(frame: Frame, text: str, expression: str) -> Any:
+        try:
+            return charged(frame, text, expression).search(text)
+        except UnicodeError:
+            raise EvaluationError(f"the string {short_text(text)} is no valid Unicode") from None
 
+    def find(frame: Frame, text: str, expression: str) -> str:
+        match = search(frame, text, expression)
+        return match.group(0) if match else ""
 
-def _find(frame: Frame, text: str, expression: str) -> str:
-    match = _charged_pattern(frame, text, expression).search(text)
-    return match.group(0) if match else ""
+    def find_all(frame: Frame, text: str, expression: str, limit: int = -1) -> list[str]:
+        compiled = charged(frame, text, expression)
+        matches: list[str] = []
+        last = -1
+        for match in compiled.finditer(text):
+            if len(matches) == limit:
+                break
+            start, end = match.span()
+            if start == end == last:  # no empty match right after another
+                continue
+            last = end
+            frame.spend(_MATCH_COST)
+            matches.append(match.group(0))
+        return matches
 
-
-def _find_all(frame: Frame, text: str, expression: str, limit: int = -1) -> list[str]:
-    compiled = _charged_pattern(frame, text, expression)
-    matches: list[str] = []
-    last = -1
-    for match in compiled.finditer(text):
-        if len(matches) == limit:
-            break
-        start, end = match.span()
-        if start == end == last:  # no empty match right after another
-            continue
-        last = end
-        frame.spend(_MATCH_COST)
-        matches.append(match.group(0))
-    return matches
+    return (
+        ("matches", (STRING, STRING), lambda *arguments: search(*arguments) is not None),
+        ("find", (STRING, STRING), find),
+        ("findAll", (STRING, STRING), find_all),
+        ("findAll", (STRING, STRING, INT), find_all),
+    )
 
 
 def _contains(frame: Frame, text: str, part: str) -> bool:
@@ -158,7 +177,7 @@ def _join(frame: Frame, items: list[Any], separator: str = "") -> str:
     frame.spend(len(items))
     for item in items:
         if type(item) is not str:
-            raise no_overload("join", items)
+            raise EvaluationError(f"join() puts strings together, not a {type_name(item)}")
     frame.pass_over(sum(map(len, items)) + len(separator) * len(items))
     return separator.join(items)
 
@@ -208,10 +227,6 @@ FUNCTIONS: tuple[Overload, ...] = (
     ("contains", (STRING, STRING), _contains),
     ("startsWith", (STRING, STRING), _starts_with),
     ("endsWith", (STRING, STRING), _ends_with),
-    ("matches", (STRING, STRING), _matches),
-    ("find", (STRING, STRING), _find),
-    ("findAll", (STRING, STRING), _find_all),
-    ("findAll", (STRING, STRING, INT), _find_all),
     ("charAt", (STRING, INT), _char_at),
     ("indexOf", (STRING, STRING), _index_of),
     ("indexOf", (STRING, STRING, INT), _index_of),
