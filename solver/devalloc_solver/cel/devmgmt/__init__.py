@@ -1,4 +1,4 @@
-"""CEL of DeviceClaims: an implementation of our own, with static checks and a budget.
+"""CEL of DeviceClaims: a parser and a static check of our own, and comparisons by S6.
 
 The variable ``device`` is the map of a device's attributes. ``docs/cel.md`` describes the language; claim-semantics S6
 is its contract.
