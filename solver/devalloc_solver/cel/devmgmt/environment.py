@@ -95,7 +95,8 @@ def _get(container: Any, key: Any) -> Any:
         except KeyError:
             raise EvaluationError(f"the map has no key {short_text(key)}") from None
     if kind not in LISTS:
-        raise EvaluationError(f"a {type_name(container)} has no fields or elements, so no {short_text(key)}")
+        missing = f"fields, so no {short_text(key)}" if isinstance(key, str) else "elements"
+        raise EvaluationError(f"a {type_name(container)} has no {missing}")
     if type(key) not in (int, UInt):
         raise EvaluationError(f"the index of a list is an int, not {type_name(key)}")
     if not 0 <= key < len(container):

@@ -108,6 +108,8 @@ class _Checker:
             if isinstance(name, str):
                 return StaticType("bool")
             return self.never(node, f"the names of attributes are strings, not a {type_name(name)}")
+        if function.isidentifier() and (function, node.method) not in FUNCTIONS:
+            raise self.error(node, _undeclared(function, node.method))
         operands = [self.check(argument, variables) for argument in node.arguments]
         if (function, False) in OPERATORS:
             return self.overloaded(node, OPERATORS[function, False], operands)
@@ -148,9 +150,7 @@ class _Checker:
         return self.never(node, message + _conversion_hint(left.type, right.type), left, right)
 
     def function(self, node: Call, operands: Sequence[StaticType]) -> StaticType:
-        overloads = FUNCTIONS.get((node.function, node.method), ())
-        if not overloads:
-            raise self.error(node, _undeclared(node.function, node.method))
+        overloads = FUNCTIONS[node.function, node.method]
         fitting = [row for row in overloads if len(row.params) == len(operands)]
         if not fitting:
             raise self.error(node, f"{node.function}() has other arguments: {_signatures(overloads)}")
