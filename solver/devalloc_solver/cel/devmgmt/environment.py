@@ -9,11 +9,11 @@ from typing import Any
 
 from devalloc.api.quantity import NANO, Quantity, QuantityError
 from devalloc.api.semver import SemVer
-from devalloc_solver.cel import library
 from devalloc_solver.cel.devmgmt import comparison, declarations
 from devalloc_solver.cel.devmgmt.comparison import map_key, to_quantity, to_semver, type_name
 from devalloc_solver.cel.environment import Environment, Run
 from devalloc_solver.cel.errors import EvaluationError
+from devalloc_solver.cel.library import conversions, lists, operators, strings, versions
 from devalloc_solver.cel.library.conversions import text_to_double
 from devalloc_solver.cel.library.lists import comparing_functions
 from devalloc_solver.cel.library.quantities import amount_functions
@@ -170,7 +170,7 @@ _OWN: tuple[Overload, ...] = (
     ("semver", (STRING,), partial(_read, to_semver)),
     ("isSemver", (STRING,), partial(_is_readable, to_semver)),
     *_QUANTITIES,
-    *_with_text((*_QUANTITIES, *library.FUNCTIONS)),
+    *_with_text((*_QUANTITIES, *versions.FUNCTIONS)),
 )
 _KINDS: dict[str, Kind] = {
     "bool": BOOL,
@@ -189,7 +189,7 @@ _KINDS: dict[str, Kind] = {
 def _functions() -> dict[str, Function]:
     """What is declared, by the functions of the library and our own."""
     tables = (
-        library.FUNCTIONS,
+        *(module.FUNCTIONS for module in (operators, conversions, strings, lists, versions)),
         pattern_functions(PATTERNS),
         comparing_functions(comparison.equal, comparison.order_keys),
         _OWN,

@@ -7,11 +7,24 @@ from functools import lru_cache
 from typing import Any
 
 from devalloc.api.quantity import Quantity
-from devalloc_solver.cel import field_access, library, values
+from devalloc_solver.cel import field_access, values
 from devalloc_solver.cel.environment import Environment, Run
 from devalloc_solver.cel.errors import EvaluationError
 from devalloc_solver.cel.kubernetes.reads import PLACES
-from devalloc_solver.cel.library import lists
+from devalloc_solver.cel.library import (
+    addresses,
+    conversions,
+    formats,
+    formatting,
+    lists,
+    operators,
+    optionals,
+    quantities,
+    strings,
+    times,
+    urls,
+    versions,
+)
 from devalloc_solver.cel.library.quantities import CelQuantity
 from devalloc_solver.cel.library.strings import PatternBounds, pattern_functions
 from devalloc_solver.cel.reads import Place, is_optional, place_of
@@ -77,7 +90,18 @@ def _direct(node: Node, _: Collection[str]) -> Run | None:
 
 PATTERNS = PatternBounds(memory=8 << 20, too_large=40_000, instruction=1)
 FUNCTIONS = functions_by_name(
-    library.FUNCTIONS,
+    operators.FUNCTIONS,
+    conversions.FUNCTIONS,
+    strings.FUNCTIONS,
+    formatting.FUNCTIONS,
+    lists.FUNCTIONS,
+    optionals.FUNCTIONS,
+    quantities.FUNCTIONS,
+    versions.FUNCTIONS,
+    times.FUNCTIONS,
+    addresses.FUNCTIONS,
+    urls.FUNCTIONS,
+    formats.FUNCTIONS,
     pattern_functions(PATTERNS),
     lists.comparing_functions(values.equal_or_false, values.order_keys),
 )

@@ -36,7 +36,7 @@ Types = dict[int, Type]
 """The static types of nodes by id."""
 
 _CONSTANT_COST = 10_000
-_CONVERSIONS = frozenset(name for name, _kinds, _implementation in CONVERSIONS)
+_CONVERSIONS = frozenset(("duration", "timestamp", *(name for name, _kinds, _implementation in CONVERSIONS)))
 _NARROWER: dict[str, Callable[[Type], bool]] = {
     "duration": lambda kind: kind.name != "int",
     "flatten": lambda kind: kind == DYN or (bool(kind.parameters) and kind.parameters[0].name in ("list", "dyn")),

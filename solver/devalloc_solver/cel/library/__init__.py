@@ -1,30 +1,4 @@
-"""All functions of the library, but for those whose outcome depends on how a dialect compares (``lists``)."""
+"""The functions of the language: one module for each subject, with a table ``FUNCTIONS``.
 
-from __future__ import annotations
-
-from devalloc_solver.cel.library import (
-    addresses,
-    conversions,
-    formats,
-    formatting,
-    lists,
-    operators,
-    quantities,
-    strings,
-    urls,
-    versions,
-)
-from devalloc_solver.cel.registry import Overload
-
-FUNCTIONS: tuple[Overload, ...] = (
-    *operators.FUNCTIONS,
-    *conversions.FUNCTIONS,
-    *strings.FUNCTIONS,
-    *formatting.FUNCTIONS,
-    *lists.FUNCTIONS,
-    *quantities.FUNCTIONS,
-    *versions.FUNCTIONS,
-    *addresses.FUNCTIONS,
-    *urls.FUNCTIONS,
-    *formats.FUNCTIONS,
-)
+A dialect takes what it needs of them; some tables depend on how a dialect compares or on its bounds.
+"""

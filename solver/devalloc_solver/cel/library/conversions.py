@@ -7,11 +7,8 @@ import re
 from typing import Any
 
 from devalloc_solver.cel.errors import EvaluationError
-from devalloc_solver.cel.library.times import SECOND, Duration, Timestamp, parse_duration, parse_timestamp
 from devalloc_solver.cel.registry import ANY, BOOL, BYTES, DOUBLE, INT, STRING, UINT, Overload
 from devalloc_solver.cel.values import (
-    CHARACTERS_PER_UNIT,
-    PARSING_COST,
     Frame,
     TypeValue,
     UInt,
@@ -133,19 +130,9 @@ def to_string(frame: Frame, value: Any) -> str:
         return _float_to_text(value)
     if kind is bytes:
         return _bytes_to_text(frame, value)
-    if kind in (int, UInt, Duration, Timestamp):
+    if kind in (int, UInt):
         return str(value)
     raise no_overload("string", value)
-
-
-def _text_to_duration(frame: Frame, text: str) -> Duration:
-    frame.spend(PARSING_COST + len(text))
-    return parse_duration(text)
-
-
-def _text_to_timestamp(frame: Frame, text: str) -> Timestamp:
-    frame.spend(PARSING_COST + len(text) // CHARACTERS_PER_UNIT)
-    return parse_timestamp(text)
 
 
 def _same(_: Frame, value: Any) -> Any:
@@ -157,8 +144,6 @@ FUNCTIONS: tuple[Overload, ...] = (
     ("int", (UINT,), lambda _, value: checked_int(int(value))),
     ("int", (DOUBLE,), _float_to_int),
     ("int", (STRING,), _text_to_int),
-    ("int", (Timestamp,), lambda _, moment: moment.nanoseconds // SECOND),
-    ("int", (Duration,), lambda _, span: span.nanoseconds),
     ("uint", (UINT,), _same),
     ("uint", (INT,), lambda _, value: checked_uint(value)),
     ("uint", (DOUBLE,), _float_to_uint),
@@ -171,13 +156,7 @@ FUNCTIONS: tuple[Overload, ...] = (
     ("bool", (STRING,), _text_to_bool),
     ("bytes", (BYTES,), _same),
     ("bytes", (STRING,), _text_to_bytes),
-    *(("string", (kind,), to_string) for kind in (STRING, BOOL, INT, UINT, DOUBLE, BYTES, Duration, Timestamp)),
-    ("duration", (Duration,), _same),
-    ("duration", (INT,), lambda _, value: Duration(value)),
-    ("duration", (STRING,), _text_to_duration),
-    ("timestamp", (Timestamp,), _same),
-    ("timestamp", (INT,), lambda _, seconds: Timestamp(seconds * SECOND)),
-    ("timestamp", (STRING,), _text_to_timestamp),
+    *(("string", (kind,), to_string) for kind in (STRING, BOOL, INT, UINT, DOUBLE, BYTES)),
     ("dyn", (ANY,), _same),
     ("type", (ANY,), lambda _, value: TypeValue(type_name(value))),
 )

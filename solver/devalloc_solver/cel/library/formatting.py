@@ -106,7 +106,7 @@ def _shown(frame: Frame, value: Any) -> str:
         return "null"
     if isinstance(value, TypeValue):
         return value.name
-    return to_string(frame, value)
+    return str(value) if kind in (Duration, Timestamp) else to_string(frame, value)
 
 
 def _key(key: Any) -> str:

@@ -1,4 +1,4 @@
-"""Lists, sets and optional values."""
+"""Lists and sets."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from itertools import pairwise
 from typing import Any
 
 from devalloc_solver.cel.errors import EvaluationError
-from devalloc_solver.cel.library.times import Duration
 from devalloc_solver.cel.registry import ANY, INT, LIST, Implementation, Overload
 from devalloc_solver.cel.values import (
     LISTS,
     LONG,
-    MAPS,
     NOTHING,
     Frame,
     OptionalValue,
@@ -78,11 +76,12 @@ def comparing_functions(
 
 def _sum(frame: Frame, items: list[Any]) -> Any:
     frame.spend(len(items))
-    kind = type(items[0]) if items else int
-    if kind not in (int, UInt, float, Duration) or any(type(item) is not kind for item in items):
+    kind: Any = type(items[0]) if items else int
+    is_number = kind in (int, UInt, float)
+    if any(type(item) is not kind for item in items) or not (is_number or hasattr(kind, "total")):
         raise EvaluationError(f"sum() adds numbers of one type, not {' and '.join(sorted({*map(type_name, items)}))}")
-    if kind is Duration:
-        return Duration(sum(item.nanoseconds for item in items))
+    if not is_number:
+        return kind.total(items)
     total: Any = kind(0)
     for item in items:
         total = total + item if kind is float else _checked(kind, int(total) + int(item))
@@ -168,28 +167,6 @@ def _equivalent(frame: Frame, left: list[Any], right: list[Any]) -> bool:
     return _contains_all(frame, left, right) and _contains_all(frame, right, left)
 
 
-def _value(_: Frame, optional: OptionalValue) -> Any:
-    if not optional.present:
-        raise EvaluationError("optional.none() dereference")
-    return optional.value
-
-
-def _of_non_zero(_: Frame, value: Any) -> OptionalValue:
-    kind = type(value)
-    if kind is Duration:
-        return OptionalValue(True, value) if value.nanoseconds else NOTHING
-    plain = kind in (bool, int, UInt, float, str, bytes, type(None)) or kind in LISTS or kind in MAPS
-    return NOTHING if plain and not value else OptionalValue(True, value)
-
-
-def _unwrap(frame: Frame, items: list[Any]) -> list[Any]:
-    frame.spend(len(items))
-    for item in items:
-        if type(item) is not OptionalValue:
-            raise EvaluationError(f"a {type_name(item)} is not optional")
-    return [item.value for item in items if item.present]
-
-
 def _at(index: int) -> Callable[[Frame, list[Any]], OptionalValue]:
     return lambda _, items: OptionalValue(True, items[index]) if items else NOTHING
 
@@ -210,11 +187,4 @@ FUNCTIONS: tuple[Overload, ...] = (
     ("sets.contains", (LIST, LIST), _contains_all),
     ("sets.intersects", (LIST, LIST), _intersects),
     ("sets.equivalent", (LIST, LIST), _equivalent),
-    ("optional.of", (ANY,), lambda _, value: OptionalValue(True, value)),
-    ("optional.ofNonZeroValue", (ANY,), _of_non_zero),
-    ("optional.none", (), lambda _: NOTHING),
-    ("optional.unwrap", (LIST,), _unwrap),
-    ("unwrapOpt", (LIST,), _unwrap),
-    ("value", (OptionalValue,), _value),
-    ("hasValue", (OptionalValue,), lambda _, optional: optional.present),
 )

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 from calendar import timegm
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import ClassVar
+from typing import Any, ClassVar
 from zoneinfo import ZoneInfo
 
 from devalloc_solver.cel.errors import EvaluationError
+from devalloc_solver.cel.library.operators import quotient
+from devalloc_solver.cel.registry import INT, STRING, Implementation, Overload
+from devalloc_solver.cel.values import CHARACTERS_PER_UNIT, PARSING_COST, Frame
 
 SECOND = 10**9
 _EARLIEST = -62135596800 * SECOND
@@ -29,6 +33,10 @@ class Duration:
     def __post_init__(self) -> None:
         if abs(self.nanoseconds) > _LONGEST:
             raise EvaluationError("duration out of range")
+
+    @classmethod
+    def total(cls, spans: Iterable[Duration]) -> Duration:
+        return cls(sum(span.nanoseconds for span in spans))
 
     def __str__(self) -> str:
         whole, rest = divmod(abs(self.nanoseconds), SECOND)
@@ -135,3 +143,70 @@ def parse_timestamp(text: str) -> Timestamp:
     offset = (int(hours) * 3600 + int(minutes) * 60) * (-1 if sign == "-" else 1) if sign else 0
     nanoseconds = int(((fraction or "") + "0" * 9)[:9])
     return Timestamp((timegm(moment.timetuple()) - offset) * SECOND + nanoseconds, offset)
+
+
+# -- functions --------------------------------------------------------------------------------------------------------
+
+
+def _spans(sign: int) -> Implementation:
+    return lambda _, left, right: Duration(left.nanoseconds + sign * right.nanoseconds)
+
+
+def _moved(sign: int) -> Implementation:
+    return lambda _, moment, span: moment.moved(sign * span.nanoseconds)
+
+
+def _local(frame: Frame, moment: Timestamp, zone: str) -> datetime:
+    frame.spend(4 * PARSING_COST)  # reads the zone's file when it is not kept
+    return moment.local(zone)
+
+
+def _date_part(name: str, part: Callable[[Any], int]) -> tuple[Overload, Overload]:
+    return (
+        (name, (Timestamp,), lambda _, moment: part(moment.local(None))),
+        (name, (Timestamp, STRING), lambda frame, moment, zone: part(_local(frame, moment, zone))),
+    )
+
+
+def _text_to_duration(frame: Frame, text: str) -> Duration:
+    frame.spend(PARSING_COST + len(text))
+    return parse_duration(text)
+
+
+def _text_to_timestamp(frame: Frame, text: str) -> Timestamp:
+    frame.spend(PARSING_COST + len(text) // CHARACTERS_PER_UNIT)
+    return parse_timestamp(text)
+
+
+FUNCTIONS: tuple[Overload, ...] = (
+    ("_+_", (Duration, Duration), _spans(1)),
+    ("_+_", (Timestamp, Duration), _moved(1)),
+    ("_+_", (Duration, Timestamp), lambda _, span, moment: moment.moved(span.nanoseconds)),
+    ("_-_", (Duration, Duration), _spans(-1)),
+    ("_-_", (Timestamp, Duration), _moved(-1)),
+    ("_-_", (Timestamp, Timestamp), lambda _, left, right: Duration(left.nanoseconds - right.nanoseconds)),
+    ("-_", (Duration,), lambda _, span: Duration(-span.nanoseconds)),
+    ("getHours", (Duration,), lambda _, span: quotient(span.nanoseconds, 3600 * SECOND)),
+    ("getMinutes", (Duration,), lambda _, span: quotient(span.nanoseconds, 60 * SECOND)),
+    ("getSeconds", (Duration,), lambda _, span: quotient(span.nanoseconds, SECOND)),
+    ("getMilliseconds", (Duration,), lambda _, span: quotient(span.nanoseconds, 10**6)),
+    ("int", (Timestamp,), lambda _, moment: moment.nanoseconds // SECOND),
+    ("int", (Duration,), lambda _, span: span.nanoseconds),
+    ("duration", (Duration,), lambda _, span: span),
+    ("duration", (INT,), lambda _, value: Duration(value)),
+    ("duration", (STRING,), _text_to_duration),
+    ("timestamp", (Timestamp,), lambda _, moment: moment),
+    ("timestamp", (INT,), lambda _, seconds: Timestamp(seconds * SECOND)),
+    ("timestamp", (STRING,), _text_to_timestamp),
+    *_date_part("getFullYear", lambda moment: moment.year),
+    *_date_part("getMonth", lambda moment: moment.month - 1),
+    *_date_part("getDate", lambda moment: moment.day),
+    *_date_part("getDayOfMonth", lambda moment: moment.day - 1),
+    *_date_part("getDayOfWeek", lambda moment: moment.isoweekday() % 7),
+    *_date_part("getDayOfYear", lambda moment: moment.timetuple().tm_yday - 1),
+    *_date_part("getHours", lambda moment: moment.hour),
+    *_date_part("getMinutes", lambda moment: moment.minute),
+    *_date_part("getSeconds", lambda moment: moment.second),
+    *_date_part("getMilliseconds", lambda moment: moment.microsecond // 1000),
+    *(("string", (kind,), lambda _, value: str(value)) for kind in (Duration, Timestamp)),
+)
