@@ -7,11 +7,10 @@ dialect.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
-from devalloc_solver.cel import comprehensions
 from devalloc_solver.cel.budget import Budget
+from devalloc_solver.cel.comprehensions import VariableScope, compile_comprehension
 from devalloc_solver.cel.environment import Environment, Run
 from devalloc_solver.cel.errors import CompileError, EvaluationError
 from devalloc_solver.cel.operators import OPERATORS
@@ -21,21 +20,6 @@ from devalloc_solver.cel.values import Frame, OptionalValue, TypeValue, from_key
 
 _PURE = frozenset(("quantity", "semver", "ip", "cidr", "url", "duration", "timestamp"))
 _PURE_COST = 10**6
-
-
-@dataclass(slots=True)
-class VariableScope:
-    """The variables of comprehensions in force: name to slot; and how many slots there are in all."""
-
-    slots: dict[str, Run] = field(default_factory=dict)
-    count: list[int] = field(default_factory=lambda: [0])
-
-    def with_variable(self, name: str, read: Run) -> VariableScope:
-        return VariableScope({**self.slots, name: read}, self.count)
-
-    def new_slot(self) -> int:
-        self.count[0] += 1
-        return self.count[0] - 1
 
 
 def build(root: Node, environment: Environment) -> tuple[Run, int]:
@@ -63,7 +47,7 @@ class _Builder:
             case MapOf():
                 return self._map(node, scope)
             case Comprehension():
-                return comprehensions.compile_comprehension(node, scope, self.run, self._environment)
+                return compile_comprehension(node, scope, self.run, self._environment)
 
     def _name(self, node: Name, scope: VariableScope) -> Run:
         local = scope.slots.get(node.name)

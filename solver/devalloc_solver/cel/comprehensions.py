@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 from devalloc_solver.cel.environment import Environment, Run
 from devalloc_solver.cel.errors import EvaluationError
@@ -21,10 +22,23 @@ from devalloc_solver.cel.syntax_tree import (
 )
 from devalloc_solver.cel.values import LISTS, MAPS, Frame, from_key
 
-if TYPE_CHECKING:
-    from devalloc_solver.cel.build import VariableScope
 
-Build = Callable[[Node, "VariableScope"], Run]
+@dataclass(slots=True)
+class VariableScope:
+    """The variables of comprehensions in force: name to slot; and how many slots there are in all."""
+
+    slots: dict[str, Run] = field(default_factory=dict)
+    count: list[int] = field(default_factory=lambda: [0])
+
+    def with_variable(self, name: str, read: Run) -> VariableScope:
+        return VariableScope({**self.slots, name: read}, self.count)
+
+    def new_slot(self) -> int:
+        self.count[0] += 1
+        return self.count[0] - 1
+
+
+Build = Callable[[Node, VariableScope], Run]
 
 _UNSET = object()
 
