@@ -57,6 +57,10 @@ def to_semver(text: str) -> SemVer:
 def equal(frame: Frame, left: Any, right: Any) -> bool:
     """``left == right``. Raises EvaluationError for two types that do not compare."""
     kind = type(left)
+    if kind is type(right) and kind in _PLAIN:
+        if kind is str and len(left) > LONG:
+            frame.spend(len(left) // LONG)
+        return left == right  # type: ignore[no-any-return]
     if left is None and right is None:
         return True
     if kind in LISTS and type(right) in LISTS:
@@ -65,8 +69,6 @@ def equal(frame: Frame, left: Any, right: Any) -> bool:
         if len(left) != len(right) or not all(frame.look_up(key) in right for key in left):
             return False
         return _all(frame, left, lambda key: (left[key], right[key]))
-    if kind is str and len(left) > LONG:
-        frame.spend(len(left) // LONG)
     keys = _keys(frame, left, right)
     if keys is None:
         raise EvaluationError(f"{type_name(left)} and {type_name(right)} are different types and never compare")
