@@ -17,7 +17,7 @@ semver       semver, string: by precedence
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -64,11 +64,11 @@ def equal(frame: Frame, left: Any, right: Any) -> bool:
     if left is None and right is None:
         return True
     if kind in LISTS and type(right) in LISTS:
-        return len(left) == len(right) and _all(frame, zip(left, right, strict=True), lambda pair: pair)
+        return len(left) == len(right) and _decided(frame, zip(left, right, strict=True), by=False)
     if kind in MAPS and type(right) in MAPS:
         if len(left) != len(right) or not all(frame.look_up(key) in right for key in left):
             return False
-        return _all(frame, left, lambda key: (left[key], right[key]))
+        return _decided(frame, ((left[key], right[key]) for key in left), by=False)
     keys = _keys(frame, left, right)
     if keys is None:
         raise EvaluationError(f"{type_name(left)} and {type_name(right)} are different types and never compare")
@@ -91,17 +91,7 @@ def order_keys(frame: Frame, _: str, left: Any, right: Any) -> tuple[Any, Any]:
 def contains(frame: Frame, items: Iterable[Any], wanted: Any) -> bool:
     """``wanted in items``: as ``items.exists(x, x == wanted)``, so an element of another type is an error unless
     another one is equal."""
-    failure: EvaluationError | None = None
-    for item in items:
-        frame.spend(1)
-        try:
-            if equal(frame, item, wanted):
-                return True
-        except EvaluationError as error:
-            failure = failure or error
-    if failure is not None:
-        raise failure
-    return False
+    return _decided(frame, ((item, wanted) for item in items), by=True)
 
 
 def map_key(key: Any) -> Any:
@@ -142,16 +132,16 @@ def _reading_cost(version: SemVer) -> int:
     return len(version.text) // 4 if len(version.text) > LONG else 0
 
 
-def _all(frame: Frame, items: Iterable[Any], pair_of: Callable[[Any], tuple[Any, Any]]) -> bool:
-    """Whether all pairs are equal: one that is not decides, whatever errors beside it."""
+def _decided(frame: Frame, pairs: Iterable[tuple[Any, Any]], *, by: bool) -> bool:
+    """Whether a pair is equal (decided ``by`` one that is), or all are (by one that is not), whatever errors beside."""
     failure: EvaluationError | None = None
-    for item in items:
+    for left, right in pairs:
         frame.spend(1)
         try:
-            if not equal(frame, *pair_of(item)):
-                return False
+            if equal(frame, left, right) is by:
+                return by
         except EvaluationError as error:
             failure = failure or error
     if failure is not None:
         raise failure
-    return True
+    return not by
