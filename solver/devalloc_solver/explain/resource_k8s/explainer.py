@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from devalloc_solver.cel.budget import Bound, OutOfTime
-from devalloc_solver.dialects.resource_k8s.candidates import RequestJudge
 from devalloc_solver.dialects.resource_k8s.duplicate_devices import is_counter
 from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice
 from devalloc_solver.explain.blocking_claims import BlockingClaimFinder
@@ -22,7 +21,7 @@ from devalloc_solver.explain.reasons import IMPOSSIBLE_VERDICT, VERDICTS, Reason
 from devalloc_solver.explain.relaxations import Relaxation, apply_relaxations, drop_unneeded, fewest_relaxations
 from devalloc_solver.explain.resource_k8s.availability import Availability
 from devalloc_solver.explain.resource_k8s.funnel import describe_funnel, make_funnel
-from devalloc_solver.explain.resource_k8s.relaxations import ANY_DEVICE, ResourceClaimRelaxations
+from devalloc_solver.explain.resource_k8s.relaxations import ResourceClaimRelaxations
 from devalloc_solver.explain.resource_k8s.typos import ResourceTypoFinder
 from devalloc_solver.place import StepsExhausted, place
 from devalloc_solver.problem.allocations import Allocation, Key, Usage
@@ -90,7 +89,6 @@ class ResourceClaimExplainer:
     """all that is held now"""
     _finder: FeasibilityChecker | None = field(init=False, default=None)
     _releases: BlockingClaimFinder | None = field(init=False, default=None)
-    _judge: RequestJudge | None = field(init=False, default=None)
     _findings: int = field(init=False, default=0)
     crowded: PlacementUnit | None = field(init=False, default=None)
     """the last unit, after what must change of it, where claims were looked for that are in its way besides"""
@@ -280,10 +278,13 @@ class ResourceClaimExplainer:
 
     def _tiers(self, question: FeasibilityQuestion, reason: Reason, key: Key) -> Iterable[Sequence[Relaxation]]:
         """Take constraints away and report the first that suffices. ``why`` tries all, in another order."""
-        made = ResourceClaimRelaxations(question.unit, self._get_judge(question.unit))
-        pins, constraints, counters = made.pins(), made.constraints(), made.counters(question)
+        made = ResourceClaimRelaxations(question.unit)
+        pins, constraints = made.pins(), made.constraints()
+        has_counters = any(is_counter(name) for pool in question.snapshot.pools for name in pool.resources)
+        counters = made.counters() if has_counters else []
         capacities, selectors, classes = made.capacities(), made.selectors(), made.classes()
         members, counts, requests = made.members(key), made.counts(), made.requests()
+        requests = requests if len(requests) > 1 else []
         if reason is Reason.NO_MATCHING_DEVICES:
             yield from (capacities, selectors, classes, requests, members)
         else:
@@ -293,13 +294,6 @@ class ResourceClaimExplainer:
             yield from (members, counts, requests, capacities, selectors, classes)
         rules = [*pins, *constraints, *counters, *capacities, *counts, *selectors]
         yield from (rules, [*rules, *classes], [*rules, *classes, *requests])
-
-    def _get_judge(self, unit: PlacementUnit) -> RequestJudge:
-        """The judge of the claims, and knows a class that every device belongs to besides."""
-        if self._judge is None:
-            judge: RequestJudge = next(request for demand in unit.demands for request in demand.requests).spec.judge
-            self._judge = judge.with_class(ANY_DEVICE)
-        return self._judge
 
     def _get_finder(self) -> FeasibilityChecker:
         if self._finder is None:
