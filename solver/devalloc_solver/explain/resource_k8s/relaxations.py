@@ -19,6 +19,7 @@ from devalloc_solver.dialects.resource_k8s.objects import (
     ResourceDeviceClass,
     SubRequest,
 )
+from devalloc_solver.dialects.resource_k8s.pools import ResourcePool
 from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice, overdrawn_counters
 from devalloc_solver.dialects.resource_k8s.quantities import Amount
 from devalloc_solver.dialects.resource_k8s.usage import DeviceId, DeviceUsage
@@ -284,7 +285,26 @@ def judged_beside(usage: DeviceUsage, question: FeasibilityQuestion) -> Feasibil
     judge = next((request.spec.judge for demand in question.unit.demands for request in demand.requests), None)
     if judge is None or not overdrawn_counters(judge.offers, usage):
         return question
-    return _judged_otherwise(lambda judge: replace(judge, usage=usage, _verdicts={}, _wider=None))(question)
+    offers = _with_counters_of(question.snapshot, judge.offers)
+    if not overdrawn_counters(offers, usage):
+        return question
+    return _judged_otherwise(lambda judge: replace(judge, offers=offers, usage=usage, _verdicts={}, _wider=None))(
+        question
+    )
+
+
+def _with_counters_of(snapshot: Snapshot, offers: Sequence[PublishedDevice]) -> list[PublishedDevice]:
+    """The devices in pools that have as much of each counter as the snapshot."""
+    pools: dict[int, ResourcePool] = {}
+    for offer in offers:
+        if id(offer.pool) not in pools:
+            resources = snapshot.pools[snapshot.devices[offer.index].pool].resources
+            counters = {
+                key: max(nano, resources["/".join(key)].nano) if "/".join(key) in resources else nano
+                for key, nano in offer.pool.counters.items()
+            }
+            pools[id(offer.pool)] = replace(offer.pool, counters=counters)
+    return [replace(offer, pool=pools[id(offer.pool)]) for offer in offers]
 
 
 def _without_taints(offer: PublishedDevice) -> PublishedDevice:
