@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -15,10 +15,10 @@ from devalloc_solver.dialects.resource_k8s.errors import AllocationError
 from devalloc_solver.dialects.resource_k8s.feature_gates import read_gates
 from devalloc_solver.dialects.resource_k8s.pools import ResourcePool
 from devalloc_solver.explain.blocking_claims import BlockingClaimFinder
+from devalloc_solver.explain.explainer import Finding, RelaxationTier, first_sufficient, unmatched_details
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion, Undecided
-from devalloc_solver.explain.impossibility import unmatched_details
 from devalloc_solver.explain.messages import join_sentences
-from devalloc_solver.explain.reasons import IMPOSSIBLE_VERDICT, VERDICTS, Reason
+from devalloc_solver.explain.reasons import VERDICTS, Reason
 from devalloc_solver.explain.relaxations import (
     MAX_TRIES,
     Relaxation,
@@ -95,7 +95,7 @@ def explain(
     return {
         "reason": None if diagnosis is None else str(diagnosis.reason),
         "message": None if diagnosis is None else _message(diagnosis, task),
-        "blockers": [] if diagnosis is None else [dict(blocker.entry) for blocker in diagnosis.blockers],
+        "blockers": [] if diagnosis is None else [dict(blocker.entry) for blocker in diagnosis.edits],
         "claims": [
             {
                 "namespace": demand.claim.claim.namespace,
@@ -109,7 +109,7 @@ def explain(
     }
 
 
-def _message(diagnosis: CallReason, task: AllocationTask) -> str:
+def _message(diagnosis: Finding, task: AllocationTask) -> str:
     """How final it is, the numbers of the request that is worst off, slips of the pen, and what makes it fit."""
     requests = [request for demand in task.unit.demands for request in demand.requests]
     ledger = Usage.of(task.snapshot, task.holdings)
@@ -117,7 +117,7 @@ def _message(diagnosis: CallReason, task: AllocationTask) -> str:
     worst = min(range(len(requests)), key=lambda i: funnels[i]["free"] - requests[i].least, default=None)
     parts = []
     if worst is not None:
-        is_empty = VERDICTS[diagnosis.reason] == IMPOSSIBLE_VERDICT
+        is_empty = diagnosis.is_impossible
         parts.append(f"request {funnels[worst]['request']}: {describe_funnel(funnels[worst], is_empty=is_empty)}")
     numbers = Availability(task.snapshot, task.offers, task.holdings)
     if diagnosis.reason in (Reason.NOT_ENOUGH_DEVICES, Reason.DEVICES_IN_USE):
@@ -126,24 +126,10 @@ def _message(diagnosis: CallReason, task: AllocationTask) -> str:
         parts.append(numbers.disagreement(task.unit))  # devices in use are not among those that are counted
     claims = (demand.claim.claim for demand in task.unit.demands)
     parts += ResourceTypoFinder(task.offers).of_claims(claims, class_selectors(task.unit), task.ends)
-    return f"{VERDICTS[diagnosis.reason]}: {join_sentences(*parts, diagnosis.remedy)}"
+    return f"{VERDICTS[diagnosis.reason]}: {join_sentences(*parts, diagnosis.text)}"
 
 
-@dataclass(frozen=True, slots=True)
-class CallReason:
-    """The reason of a call, and what is in the way. No blocker can be left out, and without all of them it fits."""
-
-    reason: Reason
-    blockers: tuple[Relaxation, ...] = ()
-    note: str = ""
-
-    @property
-    def remedy(self) -> str:
-        """Such as "it fits without the taints"; empty for nothing in the way."""
-        return self.note or (f"it fits {' and '.join(edit.words for edit in self.blockers)}" if self.blockers else "")
-
-
-def find_call_reason(source: CallInput, pools: Sequence[ResourcePool]) -> CallReason:
+def find_call_reason(source: CallInput, pools: Sequence[ResourcePool]) -> Finding:
     """The reason for input that is valid and does not fit. ``pools``: as the node sees them."""
     try:
         holders = list_holders(source)
@@ -151,25 +137,28 @@ def find_call_reason(source: CallInput, pools: Sequence[ResourcePool]) -> CallRe
         return _find_call_reason(source.question(), [relaxation for relaxation, _ in holders], source, pools)
     except (OutOfTime, Undecided):
         message = "time ran out before the solver found what would have to change; allow more time"
-        return CallReason(Reason.SEARCH_LIMIT, note=message)
+        return Finding(Reason.SEARCH_LIMIT, message)
 
 
 def _find_call_reason(
     question: FeasibilityQuestion, holders: Sequence[Relaxation], source: CallInput, pools: Sequence[ResourcePool]
-) -> CallReason:
+) -> Finding:
     finder = FeasibilityChecker(question.snapshot, lambda request: None, source.allowance.until, is_bounded=False)
     empty = replace(question, held=())
     if finder.works(empty):
-        return CallReason(Reason.DEVICES_IN_USE, _blocking_holders(question, holders, finder))
-    for reason, offered in _relaxation_tiers(empty, source, pools, finder):
-        structural = fewest_relaxations(empty, offered, finder)
-        if structural is None:
-            continue
-        structural = drop_unneeded(structural, lambda some: finder.works(apply_relaxations(empty, some)))
-        eased = apply_relaxations(question, structural)
-        in_use = () if finder.works(eased) else _blocking_holders(eased, holders, finder)
-        return CallReason(reason, (*structural, *in_use))
-    return CallReason(_short_reason(empty))
+        return _finding(Reason.DEVICES_IN_USE, _blocking_holders(question, holders, finder))
+    sufficient = first_sufficient(empty, _relaxation_tiers(empty, source, pools, finder), finder)
+    if sufficient is None:
+        return _finding(_short_reason(empty), ())
+    reason, edits = sufficient
+    structural = drop_unneeded(edits, lambda some: finder.works(apply_relaxations(empty, some)))
+    eased = apply_relaxations(question, structural)
+    in_use = () if finder.works(eased) else _blocking_holders(eased, holders, finder)
+    return _finding(reason, (*structural, *in_use))
+
+
+def _finding(reason: Reason, edits: tuple[Relaxation, ...]) -> Finding:
+    return Finding(reason, f"it fits {' and '.join(edit.words for edit in edits)}" if edits else "", edits)
 
 
 def _blocking_holders(
@@ -190,7 +179,7 @@ def _blocking_holders(
 
 def _relaxation_tiers(
     question: FeasibilityQuestion, source: CallInput, seen: Sequence[ResourcePool], finder: FeasibilityChecker
-) -> Iterator[tuple[Reason, Sequence[Relaxation]]]:
+) -> Iterator[RelaxationTier]:
     """What is taken away, the first that suffices is the reason."""
     made, short = ResourceClaimRelaxations(question.unit, quotes_claims=True), _short_reason(question)
     constraints, counters = made.constraints(), made.counters() if source.has_counters else []

@@ -184,7 +184,7 @@ class ClusterExplainer:
         holdings = part.holdings(self.state)
         ends = self.state.index.allowance.until
         numbers = ClusterAvailability(part.snapshot, part.offers, holdings, counts)
-        explainer = ResourceClaimExplainer(part.snapshot, part.offers, holdings, [], ends, self._get_slips(), numbers)
+        explainer = ResourceClaimExplainer(part.snapshot, holdings, [], ends, part.offers, self._get_slips(), numbers)
         (answer,) = explainer.explain(unit)
         return answer, explainer.crowded
 
