@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from devalloc.api.suggest import closest_match
 from devalloc_solver.cel import devmgmt as cel
@@ -24,7 +25,12 @@ from devalloc_solver.explain.funnel import Funnel, FunnelCounter, FunnelSource, 
 from devalloc_solver.explain.messages import describe_remedy, join_sentences
 from devalloc_solver.explain.reasons import VERDICTS, Reason
 from devalloc_solver.explain.relaxations import Relaxation, apply_relaxations, drop_unneeded
-from devalloc_solver.explain.supply_relaxations import relax_shared_limits, shares_limits, withheld_devices
+from devalloc_solver.explain.supply_relaxations import (
+    POOL_RESOURCES,
+    relax_shared_limits,
+    shares_limits,
+    withheld_devices,
+)
 from devalloc_solver.problem.allocations import Allocation, Key, node_of
 from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Device
@@ -59,7 +65,7 @@ class DeviceClaimExplainer(Explainer):
     funnels: FunnelSource = field(init=False)
     typos: TypoFinder = field(init=False)
     held_back: Sequence[Device] | None = field(init=False, default=None)
-    limits: Relaxation = field(init=False, default_factory=relax_shared_limits)
+    limits: Relaxation = field(init=False, default_factory=partial(relax_shared_limits, POOL_RESOURCES))
     _left_out: PlacementUnit | None = field(init=False, default=None)
     """the unit that is being explained"""
 

@@ -22,8 +22,9 @@ from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
 from devalloc_solver.dialects.resource_k8s.usage import DeviceId, DeviceUsage, add_allocation, read_usage
 from devalloc_solver.explain.feasibility import FeasibilityQuestion, ProblemSource
 from devalloc_solver.explain.relaxations import Relaxation
-from devalloc_solver.explain.resource_k8s.relaxations import judged_beside
 from devalloc_solver.pipeline.one_node import AllocationTask, Manifest, holder_key, prepare
+from devalloc_solver.problem.allocations import Usage
+from devalloc_solver.problem.demand import AllocationMode, Demand, Request
 
 ManifestContent = dict[str, Any]
 _REACH = ("nodeName", "nodeSelector", "perDeviceNodeSelection", "allNodes")
@@ -102,14 +103,26 @@ class CallInput(ProblemSource):
         return replace(decoded, held=tuple(holding for holding in decoded.held if holding.claim in held))
 
     def judge_beside_held(self, question: FeasibilityQuestion) -> FeasibilityQuestion:
-        """Nothing is to be had of a pool of which a counter is overdrawn."""
-        numbers = {holder_key(number): number for number in range(len(self.holders))}
-        usage = DeviceUsage()
-        for holder in (self.holders[numbers[holding.claim]] for holding in question.held):
-            usage.whole |= holder.whole
-            for device, amounts in holder.shared.items():
-                usage.add_share(device, None, amounts)
-        return judged_beside(usage, question)
+        """Nothing that draws counters is to be had of a pool of which a counter is overdrawn."""
+        ledger, devices = Usage.of(question.snapshot, question.held), question.snapshot.devices
+        overdrawn = {
+            pool
+            for pool, drawn in ledger.drawn.items()
+            for name, blocks in drawn.items()
+            if blocks > question.snapshot.pools[pool].resources[name].blocks
+        }
+
+        def left(_: Demand, request: Request) -> Request:
+            accepted, offers = request.candidates.accepted, request.spec.judge.offers
+            there = (index for index in accepted if devices[index].pool in overdrawn and index not in ledger.shared)
+            barred = {index for index in there if offers[index].device.consumes}  # be it nothing
+            if not barred or request.mode.is_admin:
+                return request
+            is_all = request.mode is AllocationMode.EVERY
+            rest = {} if is_all else {index: name for index, name in accepted.items() if index not in barred}
+            return replace(request, candidates=replace(request.candidates, accepted=rest))
+
+        return question.with_requests(left) if overdrawn else question
 
     def _changed_spec(self, spec: ManifestContent) -> ManifestContent:
         """The spec of a slice with the changes made."""

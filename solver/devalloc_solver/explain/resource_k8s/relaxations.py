@@ -5,11 +5,10 @@ A relaxation finds what it changes by name, not by identity: the problem may hav
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from devalloc.api.quantity import Format
 from devalloc_solver.dialects.resource_k8s.candidates import RequestCandidates, RequestJudge
 from devalloc_solver.dialects.resource_k8s.duplicate_devices import counter_name, is_counter
 from devalloc_solver.dialects.resource_k8s.errors import AllocationError
@@ -19,16 +18,14 @@ from devalloc_solver.dialects.resource_k8s.objects import (
     ResourceDeviceClass,
     SubRequest,
 )
-from devalloc_solver.dialects.resource_k8s.pools import ResourcePool
-from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice, overdrawn_counters
+from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice
 from devalloc_solver.dialects.resource_k8s.quantities import Amount
-from devalloc_solver.dialects.resource_k8s.usage import DeviceId, DeviceUsage
+from devalloc_solver.dialects.resource_k8s.usage import DeviceId
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
-from devalloc_solver.explain.minimal_overcommit import minimal_overcommit
 from devalloc_solver.explain.relaxations import Relaxation, apply_relaxations, drop_unneeded
+from devalloc_solver.explain.supply_relaxations import SharedLimits, quantity_format, relax_shared_limits
 from devalloc_solver.problem.allocations import Key
 from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
-from devalloc_solver.problem.placement import Placement
 from devalloc_solver.problem.snapshot import Pool, Resource, Snapshot
 
 ANY_DEVICE = ResourceDeviceClass("", (), ())
@@ -104,14 +101,7 @@ class ResourceClaimRelaxations:
 
     def counters(self) -> list[Relaxation]:
         """All counters raised at once, narrowed to those that fall short, and by how much."""
-        last: list[tuple[Snapshot, Snapshot]] = []
-
-        def apply(changed: FeasibilityQuestion) -> FeasibilityQuestion:
-            if not (last and last[0][0] is changed.snapshot):
-                last[:] = [(changed.snapshot, _without_counters(changed).snapshot)]
-            return replace(changed, snapshot=last[0][1])
-
-        return [Relaxation({"kind": "counter"}, "with more of the counters", apply, 1, _short_counters)]
+        return [relax_shared_limits(_COUNTERS)]
 
     def draws_counters(self, question: FeasibilityQuestion) -> bool:
         """Whether any device that the unit may take draws one."""
@@ -256,55 +246,22 @@ def _claim_entry(demand: Demand) -> dict[str, Any]:
 
 # -- taints ------------------------------------------------------------------------------------------------------------
 
-ChangeJudge = Callable[[RequestJudge], RequestJudge]
-ChangeDevice = Callable[[PublishedDevice], PublishedDevice]
 
-
-def _judged_otherwise(change: ChangeJudge) -> Callable[[FeasibilityQuestion], FeasibilityQuestion]:
-    """With all requests judged by another judge. The judges that it made are remembered."""
+def _changing_devices(
+    change: Callable[[PublishedDevice], PublishedDevice],
+) -> Callable[[FeasibilityQuestion], FeasibilityQuestion]:
+    """With all requests judged for devices that are changed. The judges that it made are remembered."""
     judges: dict[int, tuple[RequestJudge, RequestJudge]] = {}
     """by identity"""
 
     def changed(demand: Demand, request: Request) -> Request:
         judge: RequestJudge = request.spec.judge
         if id(judge) not in judges:
-            judges[id(judge)] = judge, change(judge)
+            offers = [change(offer) for offer in judge.offers]
+            judges[id(judge)] = judge, replace(judge, offers=offers, _verdicts={}, _wider=None)
         return _judged_by(judges[id(judge)][1], demand, request, request.spec.ask)
 
     return lambda question: question.with_requests(changed)
-
-
-def _changing_devices(change: ChangeDevice) -> Callable[[FeasibilityQuestion], FeasibilityQuestion]:
-    return _judged_otherwise(
-        lambda judge: replace(judge, offers=[change(offer) for offer in judge.offers], _verdicts={}, _wider=None)
-    )
-
-
-def judged_beside(usage: DeviceUsage, question: FeasibilityQuestion) -> FeasibilityQuestion:
-    """With requests judged by what is in use, if more of a counter is in use than there is."""
-    judge = next((request.spec.judge for demand in question.unit.demands for request in demand.requests), None)
-    if judge is None or not overdrawn_counters(judge.offers, usage):
-        return question
-    offers = _with_counters_of(question.snapshot, judge.offers)
-    if not overdrawn_counters(offers, usage):
-        return question
-    return _judged_otherwise(lambda judge: replace(judge, offers=offers, usage=usage, _verdicts={}, _wider=None))(
-        question
-    )
-
-
-def _with_counters_of(snapshot: Snapshot, offers: Sequence[PublishedDevice]) -> list[PublishedDevice]:
-    """The devices in pools that have as much of each counter as the snapshot."""
-    pools: dict[int, ResourcePool] = {}
-    for offer in offers:
-        if id(offer.pool) not in pools:
-            resources = snapshot.pools[snapshot.devices[offer.index].pool].resources
-            counters = {
-                key: max(nano, resources["/".join(key)].nano) if "/".join(key) in resources else nano
-                for key, nano in offer.pool.counters.items()
-            }
-            pools[id(offer.pool)] = replace(offer.pool, counters=counters)
-    return [replace(offer, pool=pools[id(offer.pool)]) for offer in offers]
 
 
 def _without_taints(offer: PublishedDevice) -> PublishedDevice:
@@ -337,18 +294,6 @@ def _taint(where: DeviceId, taint: DeviceTaint) -> Relaxation:
 # -- counters ----------------------------------------------------------------------------------------------------------
 
 
-def _without_counters(question: FeasibilityQuestion) -> FeasibilityQuestion:
-    """With devices that draw on no counter: to raise all counters would come to the same, and take longer to solve."""
-
-    def change(pool: Pool) -> Pool:
-        if not any(is_counter(name) for name in pool.resources):
-            return pool
-        free = (replace(d, draws=tuple(draw for draw in d.draws if not is_counter(draw[0]))) for d in pool.devices)
-        return replace(pool, devices=tuple(free))
-
-    return question.with_pools(change)
-
-
 def _with_counter_raised(raised: Pool, counter: str, nano: int) -> Callable[[FeasibilityQuestion], FeasibilityQuestion]:
     """With one counter raised, wherever it is seen and has less."""
 
@@ -365,56 +310,27 @@ def _with_counter_raised(raised: Pool, counter: str, nano: int) -> Callable[[Fea
     return lambda question: question.with_pools(change)
 
 
-def _short_counters(question: FeasibilityQuestion, finder: FeasibilityChecker) -> Sequence[Relaxation]:
-    """The counters that an answer without them draws too much of, where as much as fits keeps to them."""
-    free = _without_counters(question)
-    placements = finder.probe(free)
-    if not placements:
-        return []
-    edits = [*_counter_relaxations(question, _drawn_counters(question, placements))]
-    if len(edits) > 1:
-        spared = [
-            *_counter_relaxations(
-                question, _drawn_counters(question, minimal_overcommit(question, free, placements, finder))
-            )
-        ]
-        edits = min(spared, edits, key=len)
-    return edits
-
-
-def _drawn_counters(question: FeasibilityQuestion, placements: Sequence[Placement]) -> dict[tuple[int, str], int]:
-    """What the devices of these placements draw, by pool and counter."""
-    taken = {e.device.index for p in placements for e in p.entries if not e.request.mode.is_admin}
-    drawn: dict[tuple[int, str], int] = {}
-    for device in (question.snapshot.devices[index] for index in taken):
-        for name, blocks in device.draws:
-            drawn[device.pool, name] = drawn.get((device.pool, name), 0) + blocks
-    return drawn
-
-
-def _counter_relaxations(question: FeasibilityQuestion, drawn: dict[tuple[int, str], int]) -> Iterator[Relaxation]:
+def _raise_counters(snapshot: Snapshot, short: Mapping[tuple[int, str], int]) -> Iterator[Relaxation]:
     """One edit for each counter of which too much is drawn; nodes may see it differently."""
-    short: dict[tuple[int, str], tuple[int, int]] = {}
-    for (index, name), wanted in sorted(drawn.items()):
-        missing = wanted - question.snapshot.pools[index].resources[name].nano
-        if missing > 0:
-            worst = short.get((index, counter_name(name)), (0, 0))
-            short[index, counter_name(name)] = max(worst, (wanted, missing))
-    for (index, name), (wanted, missing) in short.items():
-        pool = question.snapshot.pools[index]
+    worst: dict[tuple[int, str], tuple[int, int]] = {}
+    for (index, name), missing in short.items():
+        wanted = snapshot.pools[index].resources[name].nano + missing
+        key = index, counter_name(name)
+        worst[key] = max(worst.get(key, (0, 0)), (wanted, missing))
+    for (index, name), (wanted, missing) in worst.items():
+        pool = snapshot.pools[index]
         title = pool.driver, pool.name.removeprefix(f"{pool.driver}/")
         entry, words = _counter_entry(title, name, wanted, missing)
         yield Relaxation(entry, words, _with_counter_raised(pool, name, wanted), 1)
 
 
+_COUNTERS = SharedLimits({"kind": "counter"}, "with more of the counters", is_counter, _raise_counters, nodes=0)
+
+
 def _counter_entry(pool: tuple[str, str], name: str, wanted: int, missing: int) -> tuple[dict[str, Any], str]:
     """The blocker for a counter that falls short, and the words. ``name`` is "set/counter"; amounts are in nano."""
     counter_set, _, counter = name.rpartition("/")
-    shown = [str(Amount(nano, _quantity_format(nano))) for nano in (wanted, missing)]
+    shown = [str(Amount(nano, quantity_format(nano))) for nano in (wanted, missing)]
     entry = {"kind": "counter", "driver": pool[0], "pool": pool[1], "counterSet": counter_set, "counter": counter}
     words = f"with {shown[1]} more of counter {name} in pool {'/'.join(pool)}"
     return {**entry, "needed": shown[0], "missing": shown[1]}, words
-
-
-def _quantity_format(nano: int) -> Format:
-    return Format.BINARY_SI if nano and nano % (2**20 * 10**9) == 0 else Format.DECIMAL_SI
