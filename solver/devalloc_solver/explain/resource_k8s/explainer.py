@@ -16,11 +16,11 @@ from devalloc_solver.dialects.resource_k8s.duplicate_devices import is_counter
 from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice
 from devalloc_solver.explain.explainer import NOT_PROVEN, Explainer, Finding, first_sufficient, unmatched_details
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion, Undecided
+from devalloc_solver.explain.funnel import FunnelCounter, describe_funnel
 from devalloc_solver.explain.messages import describe_remedy, join_sentences
 from devalloc_solver.explain.reasons import IMPOSSIBLE_VERDICT, VERDICTS, Reason
 from devalloc_solver.explain.relaxations import Relaxation, apply_relaxations, drop_unneeded
 from devalloc_solver.explain.resource_k8s.availability import Availability
-from devalloc_solver.explain.resource_k8s.funnel import describe_funnel, make_funnel
 from devalloc_solver.explain.resource_k8s.relaxations import ResourceClaimRelaxations
 from devalloc_solver.explain.resource_k8s.typos import ResourceTypoFinder
 from devalloc_solver.place import StepsExhausted, place
@@ -36,7 +36,7 @@ _IN_USE_REASONS = (Reason.DEVICES_IN_USE, Reason.LOST_TO_HIGHER_PRIORITY, Reason
 
 
 class ClusterTotals(Protocol):
-    """Counts devices of a whole cluster, for requests of a part of it; see ``Availability`` and ``make_funnel``."""
+    """Counts devices of a whole cluster, for requests of a part of it; see ``Availability`` and ``FunnelCounter``."""
 
     @property
     def errors(self) -> Sequence[str]:
@@ -59,8 +59,7 @@ class ResourceClaimExplainer(Explainer):
     """the numbers of the whole cluster, where the snapshot is but a part of it"""
     _funnels: dict[object, dict[str, Any]] = field(default_factory=dict)
     _numbers: Availability | ClusterTotals = field(init=False)
-    _held: Usage = field(init=False)
-    """all that is held now"""
+    _counter: FunnelCounter = field(init=False)
     _findings: int = field(init=False, default=0)
     crowded: PlacementUnit | None = field(init=False, default=None)
     """the last unit, after what must change of it, where claims were looked for that are in its way besides"""
@@ -68,7 +67,7 @@ class ResourceClaimExplainer(Explainer):
     def __post_init__(self) -> None:
         Explainer.__post_init__(self)
         self._numbers = self.fleet or Availability(self.snapshot, self.offers, self.in_use)
-        self._held = Usage.of(self.snapshot, self.in_use)
+        self._counter = FunnelCounter(self.snapshot, self.in_use)
 
     def explain(self, unit: PlacementUnit) -> list[dict[str, Any]]:
         """An answer for each claim of the unit."""
@@ -110,7 +109,7 @@ class ResourceClaimExplainer(Explainer):
         if key not in self._funnels and self.fleet is not None:
             self._funnels[key] = self.fleet.funnel(request)
         elif key not in self._funnels:
-            self._funnels[key] = make_funnel(request, self.offers, self.snapshot, self._held)
+            self._funnels[key] = self._counter.make(request).to_dict(with_users=False)
         return self._funnels[key] | {"request": request.spec.ask.name}
 
     # -- the reason ----------------------------------------------------------------------------------------------------
