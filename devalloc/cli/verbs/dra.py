@@ -140,7 +140,7 @@ def print_explanation(intake: ClusterInput, node: str, claims: Sequence[Any], cl
     from devalloc.cli.render.explanation import print_blockers
     from devalloc.cli.render.output import Cell, print_heading, print_table
     from devalloc_solver.dra import explain as explain_on
-    from devalloc_solver.explain.resource_k8s.funnel import describe_funnel
+    from devalloc_solver.explain.funnel import describe_funnel
 
     explanation = explain_on(intake.node_manifests.get(node, node), claims, classes, intake.slices)
     if not explanation["claims"]:

@@ -103,7 +103,10 @@ class FunnelCounter:
         self._holders = defaultdict(list)
         for holding in self.holdings:
             for item in holding.items:
-                self._holders[item.device].append(holding.claim)
+                holders = self._holders[item.device]
+                # A claim that has several portions of a device has one device.
+                if not (self.snapshot.devices[item.device].shareable and holders[-1:] == [holding.claim]):
+                    holders.append(holding.claim)
 
     def make(self, request: Request) -> Funnel:
         """The funnel of one request."""

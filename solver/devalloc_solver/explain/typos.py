@@ -138,21 +138,21 @@ def mistyped_name(
 
 
 def mistyped_comparison(
-    known: KnownNames[D], comparison: tuple[str, str, object], types: TypeNames, access: str
+    survey: KnownNames[D], comparison: tuple[str, str, object], types: TypeNames, access: str
 ) -> Typo | None:
     """A text that no device has while one has a similar one or contains it, or a value of another type than all have.
 
     ``comparison``: (operator, attribute, literal); ``access``: how an expression reads the attribute.
     """
     operator, name, literal = comparison
-    values, kind = known.values(name), types.of(literal)
-    if kind is None or not (values or name in known.identifiers):
+    values, kind = survey.values(name), types.of(literal)
+    if kind is None or not (values or name in survey.identifiers):
         return None
     kinds = {types.of(value) for value in values}
     if kind in kinds or not kinds:
         if not isinstance(literal, str) or operator != "==" or values[literal]:
             return None
-        return _mistyped_text(name, literal, known.texts(name), known.total, access)
+        return _mistyped_text(name, literal, survey.texts(name), survey.total, access)
     other = kinds.pop()
     return None if kinds or other is None else _mistyped_type(name, literal, values.total(), other, types)
 

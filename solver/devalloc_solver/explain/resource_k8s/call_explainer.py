@@ -17,7 +17,7 @@ from devalloc_solver.dialects.resource_k8s.pools import ResourcePool
 from devalloc_solver.explain.blocking_claims import BlockingClaimFinder
 from devalloc_solver.explain.explainer import Finding, RelaxationTier, first_sufficient, unmatched_details
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion, Undecided
-from devalloc_solver.explain.funnel import FunnelCounter, describe_funnel
+from devalloc_solver.explain.funnel import describe_funnel
 from devalloc_solver.explain.messages import join_sentences
 from devalloc_solver.explain.reasons import VERDICTS, Reason
 from devalloc_solver.explain.relaxations import (
@@ -42,7 +42,6 @@ from devalloc_solver.explain.resource_k8s.relaxations import ResourceClaimRelaxa
 from devalloc_solver.explain.resource_k8s.typos import ResourceTypoFinder
 from devalloc_solver.pipeline.one_node import AllocationTask, Manifest, as_manifests, holder_key
 from devalloc_solver.pipeline.unit_search import place_unit
-from devalloc_solver.problem.demand import Request
 
 
 def explain(
@@ -91,16 +90,16 @@ def explain(
     if task is None:
         return {"reason": None, "message": None, "blockers": [], "claims": [], "pools": [], "ignored": []}
     diagnosis = None if fits else find_call_reason(inputs, task.pools)
-    counter = FunnelCounter(task.snapshot, task.holdings)
+    numbers = Availability(task.snapshot, task.offers, task.holdings)
     return {
         "reason": None if diagnosis is None else str(diagnosis.reason),
-        "message": None if diagnosis is None else _message(diagnosis, task, counter),
+        "message": None if diagnosis is None else _message(diagnosis, task, numbers),
         "blockers": [] if diagnosis is None else [dict(blocker.entry) for blocker in diagnosis.edits],
         "claims": [
             {
                 "namespace": demand.claim.claim.namespace,
                 "name": demand.claim.claim.name,
-                "requests": [_funnel(counter, request) for request in demand.requests],
+                "requests": [numbers.funnel(request) for request in demand.requests],
             }
             for demand in task.unit.demands
         ],
@@ -109,16 +108,15 @@ def explain(
     }
 
 
-def _message(diagnosis: Finding, task: AllocationTask, counter: FunnelCounter) -> str:
+def _message(diagnosis: Finding, task: AllocationTask, numbers: Availability) -> str:
     """How final it is, the numbers of the request that is worst off, slips of the pen, and what makes it fit."""
     requests = [request for demand in task.unit.demands for request in demand.requests]
-    funnels = [_funnel(counter, request) for request in requests]
+    funnels = [numbers.funnel(request) for request in requests]
     worst = min(range(len(requests)), key=lambda i: funnels[i]["free"] - requests[i].least, default=None)
     parts = []
     if worst is not None:
         is_empty = diagnosis.is_impossible
         parts.append(f"request {funnels[worst]['request']}: {describe_funnel(funnels[worst], is_empty=is_empty)}")
-    numbers = Availability(task.snapshot, task.offers, task.holdings)
     if diagnosis.reason in (Reason.NOT_ENOUGH_DEVICES, Reason.DEVICES_IN_USE):
         parts.append(numbers.shortage(task.unit, is_empty=False))
     elif diagnosis.reason is Reason.MATCH_ATTRIBUTES_CONFLICT and not any(held.items for held in task.holdings):
@@ -126,10 +124,6 @@ def _message(diagnosis: Finding, task: AllocationTask, counter: FunnelCounter) -
     claims = (demand.claim.claim for demand in task.unit.demands)
     parts += ResourceTypoFinder(task.offers).of_claims(claims, class_selectors(task.unit), task.ends)
     return f"{VERDICTS[diagnosis.reason]}: {join_sentences(*parts, diagnosis.text)}"
-
-
-def _funnel(counter: FunnelCounter, request: Request) -> dict[str, Any]:
-    return counter.make(request).to_dict(request.spec.ask.name, with_users=False)
 
 
 def find_call_reason(source: CallInput, pools: Sequence[ResourcePool]) -> Finding:

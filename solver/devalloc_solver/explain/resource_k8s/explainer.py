@@ -16,7 +16,7 @@ from devalloc_solver.dialects.resource_k8s.duplicate_devices import is_counter
 from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice
 from devalloc_solver.explain.explainer import NOT_PROVEN, Explainer, Finding, first_sufficient, unmatched_details
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion, Undecided
-from devalloc_solver.explain.funnel import FunnelCounter, describe_funnel
+from devalloc_solver.explain.funnel import describe_funnel
 from devalloc_solver.explain.messages import describe_remedy, join_sentences
 from devalloc_solver.explain.reasons import IMPOSSIBLE_VERDICT, VERDICTS, Reason
 from devalloc_solver.explain.relaxations import Relaxation, apply_relaxations, drop_unneeded
@@ -36,7 +36,7 @@ _IN_USE_REASONS = (Reason.DEVICES_IN_USE, Reason.LOST_TO_HIGHER_PRIORITY, Reason
 
 
 class ClusterTotals(Protocol):
-    """Counts devices of a whole cluster, for requests of a part of it; see ``Availability`` and ``FunnelCounter``."""
+    """Counts devices of a whole cluster, for requests of a part of it; see ``Availability``."""
 
     @property
     def errors(self) -> Sequence[str]:
@@ -59,7 +59,6 @@ class ResourceClaimExplainer(Explainer):
     """the numbers of the whole cluster, where the snapshot is but a part of it"""
     _funnels: dict[object, dict[str, Any]] = field(default_factory=dict)
     _numbers: Availability | ClusterTotals = field(init=False)
-    _counter: FunnelCounter = field(init=False)
     _findings: int = field(init=False, default=0)
     crowded: PlacementUnit | None = field(init=False, default=None)
     """the last unit, after what must change of it, where claims were looked for that are in its way besides"""
@@ -67,7 +66,6 @@ class ResourceClaimExplainer(Explainer):
     def __post_init__(self) -> None:
         Explainer.__post_init__(self)
         self._numbers = self.fleet or Availability(self.snapshot, self.offers, self.in_use)
-        self._counter = FunnelCounter(self.snapshot, self.in_use)
 
     def explain(self, unit: PlacementUnit) -> list[dict[str, Any]]:
         """An answer for each claim of the unit."""
@@ -106,10 +104,8 @@ class ResourceClaimExplainer(Explainer):
 
     def _funnel(self, request: Request) -> dict[str, Any]:
         key = id(request.spec.verdict), request.spec.ask.class_name
-        if key not in self._funnels and self.fleet is not None:
-            self._funnels[key] = self.fleet.funnel(request)
-        elif key not in self._funnels:
-            self._funnels[key] = self._counter.make(request).to_dict(with_users=False)
+        if key not in self._funnels:
+            self._funnels[key] = self._numbers.funnel(request)
         return self._funnels[key] | {"request": request.spec.ask.name}
 
     # -- the reason ----------------------------------------------------------------------------------------------------

@@ -39,12 +39,12 @@ class ResourceTypoFinder:
     """how many devices each of the offers stands for; None: itself"""
     identifiers: Mapping[str, ValuesOf[PublishedDevice]] = field(default_factory=dict)
     """attributes of which the offers have but some of the values"""
-    _known: KnownNames[PublishedDevice] = field(init=False)
+    _survey: KnownNames[PublishedDevice] = field(init=False)
 
     def __post_init__(self) -> None:
         there = [number for number, offer in enumerate(self.offers) if offer.nodes]
         copies = None if self.copies is None else [self.copies[number] for number in there]
-        self._known = KnownNames([self.offers[number] for number in there], _values, copies, self.identifiers)
+        self._survey = KnownNames([self.offers[number] for number in there], _values, copies, self.identifiers)
 
     def of_claims(
         self, claims: Iterable[ResourceClaim], class_selectors: Iterable[str] = (), ends: float | None = None
@@ -61,18 +61,18 @@ class ResourceTypoFinder:
         return [*texts][:SHOWN]
 
     def _all(self, claims: Iterable[ResourceClaim], class_selectors: Iterable[str]) -> Iterator[Iterable[Typo | None]]:
-        known = self._known
+        survey = self._survey
         for claim in claims:
             for constraint in claim.constraints:
                 yield [self._name(_attributes, "", constraint.attribute)]
             for ask in (ask for request in claim.requests for ask in request.asks):
                 yield from map(self._of_expression, ask.selectors)
                 for name in ask.capacity:  # which is named as the devices name it
-                    yield [mistyped_name(name, known.names(_own_capacities), known.total, what="capacity ")]
+                    yield [mistyped_name(name, survey.names(_own_capacities), survey.total, what="capacity ")]
         yield from map(self._of_expression, class_selectors)
 
     def _of_expression(self, expression: str) -> tuple[Typo, ...]:
-        return self._known.expression(expression, partial(self._in_expression, expression))
+        return self._survey.expression(expression, partial(self._in_expression, expression))
 
     def _in_expression(self, expression: str) -> Iterator[Typo]:
         try:
@@ -87,12 +87,12 @@ class ResourceTypoFinder:
         for one in program.equalities:
             access = f"device.attributes['{one.domain}'].{one.id}"
             for value in sorted(one.values, key=repr):
-                typo = mistyped_comparison(self._known, ("==", f"{one.domain}/{one.id}", value), _TYPES, access)
+                typo = mistyped_comparison(self._survey, ("==", f"{one.domain}/{one.id}", value), _TYPES, access)
                 yield from () if typo is None else (typo,)
 
     def _name(self, names_of: Callable[[PublishedDevice], Iterable[str]], what: str, name: str) -> Typo | None:
-        known = self._known
-        return mistyped_name(name, known.names(names_of), known.total, what=what, nearest=nearest_name)
+        survey = self._survey
+        return mistyped_name(name, survey.names(names_of), survey.total, what=what, nearest=nearest_name)
 
 
 def _attributes(offer: PublishedDevice) -> Iterable[str]:
