@@ -21,15 +21,16 @@ from devalloc_node.machine import (
     hotplug,
     launch,
     machine_files,
+    orphans,
     paths,
     pci,
     preflight,
     resources,
     user_ids,
 )
+from devalloc_node.machine.capacity_check import CapacityCheck, without_object
 from devalloc_node.machine.exits import ExitHandler
 from devalloc_node.machine.paths import MachineConfig
-from devalloc_node.machine.preflight import CapacityCheck, without_object
 from devalloc_node.machine.process import Process, open_nodes
 from devalloc_node.machine.qmp import Connect, QmpMonitor
 from devalloc_node.machine.records import (
@@ -107,14 +108,14 @@ class MachineLifecycle(MachineRegistry):
                 self._settling.note_end(existing)  # who watches for that may come later
             if (survivor := machine_files.process_of(spec.id, self.config)) is not None:
                 # A journal was lost, or an older one put back.
-                raise adoption.orphan_refusal(spec.key, survivor)
+                raise orphans.orphan_refusal(spec.key, survivor)
             how = preflight.choose_accelerator(self.config)
             requested = existing.requested if as_it_was and existing is not None else UNKNOWN_AMOUNTS
             record = MachineRecord(machine.to_manifest(), "starting", "", requested=requested)
             spec = resources.spec_started_with(spec, resources.resources_at_start(record))
             began = False
             try:
-                with self._told_by(spec.key):  # an image that hangs holds up nobody else
+                with self._told_by(spec.key):  # an image that hangs delays no other machine
                     launch.check(spec, self.config, launch.LaunchOptions("", None, how))
                 with self._among_all(user_ids.LOCK, deadline, f"start {spec.key}"):
                     if self._room is not None:
@@ -136,7 +137,7 @@ class MachineLifecycle(MachineRegistry):
 
     @contextmanager
     def admitted(self, machine: VirtualMachine, spec: MachineSpec, deadline: Deadline) -> Iterator[None]:
-        """Inside, there is room for a machine that is none of these, and nobody else is admitted: write it down there
+        """Inside, there is capacity for one more machine, and no other one is admitted: record it there
         for ``others``. Raises Denied (``HostFull``), Failed."""
         with self._among_all(user_ids.LOCK, deadline, f"admit {spec.key}"):
             if self._room is not None:
@@ -145,7 +146,7 @@ class MachineLifecycle(MachineRegistry):
 
     def all_lost(self) -> Sequence[MachineView]:
         """Those that are ``orphans``, with their process and what can be done, as far as it is known what they are."""
-        return adoption.all_orphans(self)
+        return orphans.all_orphans(self)
 
     def take_up(self, key: str, machine: VirtualMachine | None, run: str, deadline: Deadline) -> None:
         """Keep one that is ``orphans`` again, as ``machine``, if it is the ``run`` that this was last seen as.
@@ -157,8 +158,8 @@ class MachineLifecycle(MachineRegistry):
         with self.hold(key, deadline, "take up"):
             if (process := self.lost(key)) is not None:
                 if machine is None:
-                    raise adoption.orphan_refusal(key, process)
-                self.put(adoption.recognised_record(self, machine, run, process, deadline))
+                    raise orphans.orphan_refusal(key, process)
+                self.put(orphans.recognised_record(self, machine, run, process, deadline))
                 self._settling.watch(key, process)
 
     def resume(self, key: str, deadline: Deadline) -> None:
@@ -188,7 +189,7 @@ class MachineLifecycle(MachineRegistry):
         and if QEMU does not answer: there may be a guest then.
         """
         with self.hold(key, deadline, "finish the start"):
-            if adoption.never_ran(self, self.record_for(key), Deadline.after(LOOK_SECONDS)):
+            if orphans.never_ran(self, self.record_for(key), Deadline.after(LOOK_SECONDS)):
                 return False
             self.resume(key, deadline)
             return True
@@ -242,7 +243,7 @@ class MachineLifecycle(MachineRegistry):
             record = self.record_for(key)
             process = self.process_of(record)
             if process is not None:
-                never_ran = adoption.is_without_guest(self, record)
+                never_ran = orphans.is_without_guest(self, record)
                 patience = record.spec.powerdown_seconds if seconds is None else seconds
                 patience = 0.0 if never_ran else min(patience, deadline.seconds)
                 if not never_ran:
@@ -250,8 +251,8 @@ class MachineLifecycle(MachineRegistry):
                 try:
                     self._end(record, process, patience, force or never_ran, deadline)
                 except (Denied, Failed):  # it goes on
-                    # One that did not answer before may do so now: without a guest nobody was asked.
-                    was_asked = patience > 0 and not adoption.is_without_guest(self, record)
+                    # One that did not answer before may do so now: without a guest nothing was asked.
+                    was_asked = patience > 0 and not orphans.is_without_guest(self, record)
                     self.put(record.asked_to_stop() if was_asked else record)
                     raise
             self.put(record.become("stopped", "StoppedOnRequest", "it was stopped on request"))
@@ -299,7 +300,7 @@ class MachineLifecycle(MachineRegistry):
                 try:
                     applied = resources.apply_change(record, self.config, monitor, process, what, amount, deadline)
                 except Denied as error:
-                    # No more is asked of it than what there is (T15); what it can never have nobody waits for.
+                    # Ask for no more than there is (T15), and do not wait for what it can never have.
                     requested = record.requested if error.retryable else before
                     self.put(
                         replace(record, requested=requested, applied=resources.amounts_reached(record, monitor, what))
@@ -333,7 +334,7 @@ class MachineLifecycle(MachineRegistry):
                     deadline,
                     namespace=record.spec.namespace,
                     owner=record.spec.owner,
-                    is_starting=adoption.never_ran(self, record, deadline),
+                    is_starting=orphans.never_ran(self, record, deadline),
                 )
 
     def unplug(self, key: str, name: str, deadline: Deadline) -> bool:
@@ -459,7 +460,7 @@ def run_maintenance(machines: MachineLifecycle, stop: threading.Event) -> None:
 def _is_tidy(machines: MachineRegistry, key: str) -> bool:
     """Take away what no device stands on; whether none is there that could leave something before a next change.
 
-    Looks before it locks: nobody is to wait for a machine that is tidy.
+    Looks before it locks, so that no caller waits for a machine that is tidy.
     """
     due = Deadline.after(LOOK_SECONDS)
     record = machines.record_for(key)
