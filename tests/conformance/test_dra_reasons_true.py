@@ -47,6 +47,11 @@ def _with_names_of_its_own(claim: Content) -> Content:
 
 HELD = {"driver": "gpu.io", "pool": "p", "device": "a"}
 HALVES = [device(f"h{i}", counters={"s": {"m": "6"}}) for i in range(2)]
+OVERDRAWING = [
+    device("a", counters={"s": {"m": "6"}}),
+    *(device(name, {"small": True}, counters={"s": {"n": "1"}}) for name in "bc"),
+]
+"""Nothing of the pool is to be had while its first device is in use."""
 TAINT = {"key": "k", "value": "v", "effect": "NoSchedule"}
 
 
@@ -80,6 +85,14 @@ def test_corpus(content: Content) -> None:
             _call(claim(request("r", 2)), slices=[slice_("s", [device("a", taints=[TAINT]), *devices("b")])]),
         ),
         (["device"], _call(claim(request()), slices=[slice_("s", devices("a"))], allocated={"devices": [HELD]})),
+        (
+            ["amount", "device"],
+            _call(
+                claim(request("r", 3, "'small' in device.attributes['gpu.io']")),
+                slices=[counter_slice("c", {"s": {"m": "5", "n": "5"}}, count=2), slice_("s", OVERDRAWING, count=2)],
+                allocated={"devices": [HELD]},
+            ),
+        ),
         (["selector"], _call(claim(request("r", 1, "false")), slices=[slice_("s", devices("a"))])),
         (
             ["request"],

@@ -135,7 +135,7 @@ def print_explanation(intake: ClusterInput, node: str, claims: Sequence[Any], cl
     """Print why the claims do not fit: the devices of the node, request by request."""
     from devalloc.cli.render.explanation import print_blockers
     from devalloc_solver.dra import explain as explain_on
-    from devalloc_solver.explain.resource_k8s.funnel import describe_funnel
+    from devalloc_solver.explain.funnel import describe_funnel
 
     explanation = explain_on(intake.node_manifests.get(node, node), claims, classes, intake.slices)
     if not explanation["claims"]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from devalloc_solver.bounds.node_counts import NodeCounts
 from devalloc_solver.explain.equal_nodes import EqualNodes
@@ -37,6 +37,10 @@ class FeasibilityQuestion:
     held: tuple[Allocation, ...] = ()
     touched: frozenset[str | None] = frozenset()
     """nodes with a pool that was edited on its own; edits of all pools alike leave alike what was"""
+    source: ProblemSource | None = None
+    """what all this was decoded from, if relaxations may change that"""
+    is_decoded: bool = True
+    """False: the source is wrong, so nothing fits"""
 
     def with_requests(self, change: Callable[[Demand, Request], Request | None]) -> FeasibilityQuestion:
         """The same with every request changed; a request that becomes None goes, as does a detail without any."""
@@ -112,6 +116,16 @@ class FeasibilityQuestion:
         return replace(self, held=tuple(holding for holding in self.held if holding.claim not in claims))
 
 
+class ProblemSource(Protocol):
+    """What a problem is decoded from, and what relaxations change of it."""
+
+    def decode(self, question: FeasibilityQuestion) -> FeasibilityQuestion:
+        """The question about the problem that this is, with the same claims released."""
+
+    def judge_beside_held(self, question: FeasibilityQuestion) -> FeasibilityQuestion:
+        """The question without the candidates that what is held rules out, and ``Usage`` does not know of."""
+
+
 @dataclass(slots=True)
 class FeasibilityChecker:
     """Answers questions about one fleet and what edits make of it, for certain or not at all."""
@@ -121,6 +135,8 @@ class FeasibilityChecker:
     """the attributes that the expressions of a request read; None: any"""
     ends: float | None = None
     """monotonic time of the deadline"""
+    is_bounded: bool = True
+    """probes may take so much work only; otherwise they search until they know. For fleets of one node"""
     counting: NodeCounts = field(init=False)
     alike: EqualNodes = field(init=False)
     searched: int = field(default=0, init=False)
@@ -161,6 +177,9 @@ class FeasibilityChecker:
         return self._left > 0
 
     def _probe(self, question: FeasibilityQuestion, ask: SearchFunction) -> Any:
+        if not self.is_bounded:
+            answer, hard = self._look(question, None, ask)
+            return self._search_all(question, hard) if answer is None else answer
         if self._left <= 0:
             self.is_cut_short = True
             return None
@@ -169,9 +188,12 @@ class FeasibilityChecker:
         answer, hard = self._look(question, budget, ask)
         self._left -= given - max(0, budget.left)
         if answer is None and hard and budget.left >= 0:  # not too hard: ``place`` does not know such units
-            return next((there for node in hard if (there := self._search(question, node)) is not None), None)
+            return self._search_all(question, hard)
         self.is_cut_short |= answer is None and bool(hard)
         return answer
+
+    def _search_all(self, question: FeasibilityQuestion, hard: Sequence[str | None]) -> Sequence[Placement] | None:
+        return next((there for node in hard if (there := self._search(question, node)) is not None), None)
 
     def _look(
         self, question: FeasibilityQuestion, budget: StepBudget | None, ask: SearchFunction
@@ -180,6 +202,10 @@ class FeasibilityChecker:
 
         ``budget`` is for all nodes together; without it each has one of its own.
         """
+        if not question.is_decoded:
+            return None, []
+        if question.source is not None and question.held:
+            question = question.source.judge_beside_held(question)
         details = [detail for demand in question.unit.demands for detail in demand.details]
         if not details:
             return (), []

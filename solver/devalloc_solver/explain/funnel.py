@@ -38,19 +38,20 @@ class Funnel:
     """matching devices that nobody has, and nobody can get: their card or its counters are taken"""
     free: int
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, name: str | None = None, *, with_users: bool = True) -> dict[str, Any]:
+        """As JSON; ``name``: of the request, if it is not its label."""
         steps = []
         for what, count, names, example in self.steps:
             step: dict[str, Any] = {"what": what, "count": count, "devices": list(names)}
             steps.append(step | ({"example": example} if example else {}))
+        used_by = [{"namespace": k[0], "name": k[1], "count": n} for k, n in self.holders[:MAX_USERS]]
         return {
-            "request": self.request.label,
+            "request": self.request.label if name is None else name,
             "devices": self.total,
             "steps": steps,
             "matching": self.matching,
             "inUse": self.in_use,
-            "users": len(self.holders),
-            "usedBy": [{"namespace": k[0], "name": k[1], "count": n} for k, n in self.holders[:MAX_USERS]],
+            **({"users": len(self.holders), "usedBy": used_by} if with_users else {}),
             "excluded": self.excluded,
             "free": self.free,
         }
@@ -89,6 +90,8 @@ class FunnelCounter:
     holdings: Sequence[Allocation]
     """all that is held now"""
     ledger: Usage = field(init=False)
+    total: int = field(init=False)
+    """devices that some node reaches"""
     _nothing_held: Usage = field(init=False)
     _holders: dict[int, list[Key]] = field(init=False)
     """device -> who holds it"""
@@ -96,10 +99,14 @@ class FunnelCounter:
 
     def __post_init__(self) -> None:
         self.ledger, self._nothing_held = Usage.of(self.snapshot, self.holdings), Usage(self.snapshot)
+        self.total = sum(device.reach is None or bool(device.reach) for device in self.snapshot.devices)
         self._holders = defaultdict(list)
         for holding in self.holdings:
             for item in holding.items:
-                self._holders[item.device].append(holding.claim)
+                holders = self._holders[item.device]
+                # A claim that has several portions of a device has one device.
+                if not (self.snapshot.devices[item.device].shareable and holders[-1:] == [holding.claim]):
+                    holders.append(holding.claim)
 
     def make(self, request: Request) -> Funnel:
         """The funnel of one request."""
@@ -128,7 +135,7 @@ class FunnelCounter:
         )
         ranked = tuple(sorted(users.items(), key=lambda item: (-item[1], item[0])))
         free = len(accepted) - len(taken) - excluded
-        return Funnel(request, len(snapshot.devices), steps, len(accepted), ranked, len(taken), excluded, free)
+        return Funnel(request, self.total, steps, len(accepted), ranked, len(taken), excluded, free)
 
 
 def count_unavailable(
@@ -201,3 +208,23 @@ def _agree_verb(what: str, count: int) -> str:
     }
     first, _, rest = what.partition(" ")
     return f"{forms.get(first, first)} {rest}"
+
+
+_STEPS_WITH_EXAMPLE = ("have a taint", "have too little", "do not offer", "are of a pool")
+"""Steps of which a sentence gives the example: those of selectors are expressions, which the claim has itself."""
+
+
+def describe_funnel(funnel: Mapping[str, Any], *, is_empty: bool = False) -> str:
+    """Such as "of 8 devices 6 fail a selector of the class, 2 are in use"; ``is_empty``: where nothing is in use."""
+    parts = [f"{step['count']} {step['what']}{_example(step)}" for step in funnel["steps"]]
+    if funnel["excluded"] and not is_empty:
+        parts.append(f"{funnel['excluded']} {ARE_EXCLUDED}")
+    losses = ", ".join(parts)
+    noun = "device" if funnel["devices"] == 1 else "devices"
+    if not funnel["devices"]:
+        return "there are no devices"
+    return f"of {funnel['devices']} {noun} {losses}" if losses else f"all {funnel['devices']} {noun} match"
+
+
+def _example(step: Mapping[str, Any]) -> str:
+    return f" ({step['example']})" if "example" in step and step["what"].startswith(_STEPS_WITH_EXAMPLE) else ""

@@ -22,7 +22,8 @@ class Relaxation:
     """completes "it fits ...", such as "without the pin to node n2" """
     apply: Callable[[FeasibilityQuestion], FeasibilityQuestion]
     order: int = 0
-    """edits of a claim's spec (0) come before those of the supply (1), which look at the requests that come out"""
+    """edits of the source (-1) come first, since the problem is decoded anew; edits of a claim's spec (0) come before
+    those of the supply (1), which look at the requests that come out"""
     narrow: Callable[[FeasibilityQuestion, FeasibilityChecker], Sequence[Relaxation]] | None = None
     """Of an edit that takes away more than it needs to: given the question with all else applied, what it takes."""
 
@@ -36,8 +37,14 @@ class Relaxation:
 
 def apply_relaxations(question: FeasibilityQuestion, edits: Sequence[Relaxation]) -> FeasibilityQuestion:
     """The question once all these are taken away."""
+    before = question.source
     for edit in sorted(edits, key=lambda e: e.order):
+        if edit.order >= 0 and question.source is not before:
+            assert question.source is not None
+            before, question = question.source, question.source.decode(question)
         question = edit.apply(question)
+    if question.source is not None and question.source is not before:
+        question = question.source.decode(question)
     return question
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
@@ -28,7 +28,21 @@ AcceptsDevice = Callable[[Request, Device], bool]
 # -- pool resources and compatibility groups ---------------------------------------------------------------------------
 
 
-def relax_shared_limits() -> Relaxation:
+@dataclass(frozen=True, slots=True)
+class SharedLimits:
+    """What the devices of a pool share in a dialect."""
+
+    entry: Mapping[str, str]
+    words: str
+    is_limit: Callable[[str], bool]
+    """whether a resource of a pool is one of them"""
+    raise_limits: Callable[[Snapshot, Mapping[tuple[int, str], int]], Iterable[Relaxation]]
+    """of (pool, resource) -> blocks that are missing"""
+    nodes: int = MAX_NODES
+    """nodes that are tried besides the best answer"""
+
+
+def relax_shared_limits(limits: SharedLimits) -> Relaxation:
     """All that the devices of a pool share, taken away at once; narrowed to pools, resources and amounts.
 
     One edit serves all units of a fleet: it remembers what the fleet is like without these limits.
@@ -38,17 +52,22 @@ def relax_shared_limits() -> Relaxation:
     def apply(question: FeasibilityQuestion) -> FeasibilityQuestion:
         if last and last[0][0] is question.snapshot:
             return replace(question, snapshot=last[0][1])
-        free = _without_limits(question)
+        free = question.with_pools(lambda pool: _without_draws(_ungrouped(pool), limits.is_limit))
         last[:] = [(question.snapshot, free.snapshot)]
         return free
 
     def narrow(question: FeasibilityQuestion, finder: FeasibilityChecker) -> Sequence[Relaxation]:
         """Which pools have too little of what, or would have to mix groups, where that is least."""
         return _fewest_relaxations(
-            question, finder, apply(question), _limits_of, partial(minimal_overcommit, finder=finder)
+            question,
+            finder,
+            apply(question),
+            partial(_limits_of, limits),
+            partial(minimal_overcommit, finder=finder),
+            limits.nodes,
         )
 
-    return Relaxation({"kind": "poolResource"}, "with more of the pools' resources", apply, order=1, narrow=narrow)
+    return Relaxation(limits.entry, limits.words, apply, order=1, narrow=narrow)
 
 
 def shares_limits(question: FeasibilityQuestion) -> bool:
@@ -60,15 +79,12 @@ def shares_limits(question: FeasibilityQuestion) -> bool:
     )
 
 
-def _without_limits(question: FeasibilityQuestion) -> FeasibilityQuestion:
-    return question.with_pools(lambda pool: _without_draws(_ungrouped(pool)))
-
-
-def _without_draws(pool: Pool) -> Pool:
-    """With devices that draw on nothing."""
+def _without_draws(pool: Pool, is_limit: Callable[[str], bool]) -> Pool:
+    """With devices that draw on none of these resources."""
     if not any(device.draws for device in pool.devices):
         return pool
-    return replace(pool, devices=tuple(replace(d, draws=()) if d.draws else d for d in pool.devices))
+    free = (replace(d, draws=tuple(draw for draw in d.draws if not is_limit(draw[0]))) for d in pool.devices)
+    return replace(pool, devices=tuple(free))
 
 
 def _ungrouped(pool: Pool) -> Pool:
@@ -81,7 +97,9 @@ def _without_attribute(device: Device, name: str) -> Device:
     return replace(device, attributes={key: value for key, value in device.attributes.items() if key != name})
 
 
-def _limits_of(question: FeasibilityQuestion, placements: Sequence[Placement]) -> list[Relaxation]:
+def _limits_of(
+    limits: SharedLimits, question: FeasibilityQuestion, placements: Sequence[Placement]
+) -> list[Relaxation]:
     snapshot, ledger = question.snapshot, Usage.of(question.snapshot, question.held)
     taken = {e.device.index for p in placements for e in p.entries if not e.request.mode.is_admin}
     new = [snapshot.devices[i] for i in sorted(taken) if not ledger.in_use(snapshot.devices[i])]
@@ -92,21 +110,31 @@ def _limits_of(question: FeasibilityQuestion, placements: Sequence[Placement]) -
             drawn[device.pool, name] += blocks
         if device.compatibility is not None:
             groups[device.pool].add(device.compatibility)
-    edits = []
+    short: dict[tuple[int, str], int] = {}
     for (pool, name), blocks in sorted(drawn.items()):
         missing = blocks - ledger.free_pool_blocks(pool, name)
         if missing > 0:
             more = max(0, ledger.drawn[pool][name] - snapshot.pools[pool].resources[name].blocks)
-            edits.append(_raise_resource(snapshot.pools[pool], name, missing + more))
+            short[pool, name] = missing + more
+    edits = [*limits.raise_limits(snapshot, short)]
     for pool, new_groups in sorted(groups.items()):
         if len(new_groups | ledger.groups.get(pool, set())) > 1:
             edits.append(_mix_groups(snapshot.pools[pool]))
     return edits
 
 
+def _raise_resources(snapshot: Snapshot, short: Mapping[tuple[int, str], int]) -> Iterator[Relaxation]:
+    return (_raise_resource(snapshot.pools[pool], name, blocks) for (pool, name), blocks in short.items())
+
+
+POOL_RESOURCES = SharedLimits(
+    {"kind": "poolResource"}, "with more of the pools' resources", lambda name: True, _raise_resources
+)
+
+
 def _raise_resource(pool: Pool, name: str, blocks: int) -> Relaxation:
     resource = pool.resources[name]
-    missing, whole = (str(Quantity(n, _format(n))) for n in (blocks * resource.block, resource.nano))
+    missing, whole = (str(Quantity(n, quantity_format(n))) for n in (blocks * resource.block, resource.nano))
 
     def change(other: Pool) -> Pool:
         if other.index != pool.index:
@@ -123,7 +151,7 @@ def _raise_resource(pool: Pool, name: str, blocks: int) -> Relaxation:
     )
 
 
-def _format(nano: int) -> Format:
+def quantity_format(nano: int) -> Format:
     """Binary suffixes for what is a multiple of 1Mi, as memory is."""
     return Format.BINARY_SI if nano and nano % (2**20 * 10**9) == 0 else Format.DECIMAL_SI
 
@@ -231,6 +259,7 @@ def _fewest_relaxations(
     edits_of: Callable[[FeasibilityQuestion, Sequence[Placement]], list[Relaxation]],
     better: Callable[[FeasibilityQuestion, FeasibilityQuestion, Sequence[Placement]], Sequence[Placement]]
     | None = None,
+    nodes: int = MAX_NODES,
 ) -> Sequence[Relaxation]:
     """Of some placements of the relaxed question, the one with the fewest edits, and of those the ones needed.
 
@@ -238,7 +267,7 @@ def _fewest_relaxations(
     """
     best: list[Relaxation] | None = None
     where: Sequence[Placement] = ()
-    for placements in _placements(relaxed, finder):
+    for placements in _placements(relaxed, finder, nodes):
         edits = edits_of(question, placements)
         if best is None or len(edits) < len(best):
             best, where = edits, placements
@@ -249,19 +278,19 @@ def _fewest_relaxations(
     return drop_unneeded(best or [], lambda chosen: finder.works(apply_relaxations(question, chosen)))
 
 
-def _placements(relaxed: FeasibilityQuestion, finder: FeasibilityChecker) -> Iterator[Sequence[Placement]]:
+def _placements(relaxed: FeasibilityQuestion, finder: FeasibilityChecker, most: int) -> Iterator[Sequence[Placement]]:
     """The best answer, and those on some other nodes."""
     first = finder.probe(relaxed)
     if first is None:
         return
     yield first
-    if relaxed.unit.pin is not None:
+    if relaxed.unit.pin is not None or not most:
         return
     snapshot = relaxed.snapshot
     accepted = {i for d in relaxed.unit.demands for request in d.requests for i in request.candidates.accepted}
     useful = {snapshot.pools[snapshot.devices[i].pool].node for i in accepted}
     nodes = [node for node in snapshot.nodes if node in useful and all(p.node != node for p in first)]
-    for node in nodes[:MAX_NODES]:
+    for node in nodes[:most]:
         placements = finder.probe(relaxed.pinned(node))
         if placements is not None:
             yield placements

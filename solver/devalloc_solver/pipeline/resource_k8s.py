@@ -281,7 +281,7 @@ def _answers(
         if claim.allocation is not None
     ]
     answers += [rejected_answer(refused) for refused in prepared.refused]
-    explainer = ResourceClaimExplainer(prepared.snapshot, prepared.offers, prepared.holdings, placements, ends)
+    explainer = ResourceClaimExplainer(prepared.snapshot, prepared.holdings, placements, ends, prepared.offers)
     placed = {placement.demand.key for placement in placements}
     for unit in prepared.units:
         if unit.demands[0].key in placed:

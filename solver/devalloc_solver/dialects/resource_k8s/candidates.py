@@ -68,11 +68,10 @@ class RequestVerdict:
     def candidates(self, class_name: str) -> Candidates:
         """The same for the core, one object for all that ask for the same."""
         if self._candidates is None:
-            steps = [
-                FunnelStep(what, tuple(i for i, _ in falls), falls[0][1] or None) for what, falls in self.fallen.items()
-            ]
+            by_step = {what: [*falls] for what, falls in self.fallen.items()}
             for index, fall in self.blocked.items():
-                steps.append(FunnelStep(fall.what, (index,), fall.why or None))
+                by_step.setdefault(fall.what, []).append((index, fall.why))
+            steps = [FunnelStep(w, tuple(i for i, _ in falls), falls[0][1] or None) for w, falls in by_step.items()]
             barred = self._barred()
             # A device that a barred node shares with others is to be had on these.
             offered = [index for index in self.accepted if not self.nodes[index] <= barred] if barred else self.accepted

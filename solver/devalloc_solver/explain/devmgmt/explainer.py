@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 from devalloc.api.suggest import closest_match
 from devalloc_solver.cel import devmgmt as cel
@@ -17,36 +16,29 @@ from devalloc_solver.dialects.devmgmt.answers import ClaimAnswer
 from devalloc_solver.dialects.devmgmt.candidates import CandidateFinder
 from devalloc_solver.dialects.devmgmt.manifests import ProblemInput
 from devalloc_solver.explain.blocking_claims import BlockingClaimFinder, BlockingClaims
+from devalloc_solver.explain.devmgmt.impossibility import short_reason, why_impossible
 from devalloc_solver.explain.devmgmt.relaxations import DeviceClaimRelaxations, member_relaxations, without_redundant
 from devalloc_solver.explain.devmgmt.typos import TypoFinder
-from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion, Undecided
+from devalloc_solver.explain.explainer import NOT_PROVEN, Explainer, Finding, unmatched_details
+from devalloc_solver.explain.feasibility import Undecided
 from devalloc_solver.explain.funnel import Funnel, FunnelCounter, FunnelSource, describe_shortage
-from devalloc_solver.explain.impossibility import short_reason, unmatched_details, why_impossible
 from devalloc_solver.explain.messages import describe_remedy, join_sentences
-from devalloc_solver.explain.reasons import IMPOSSIBLE_VERDICT, VERDICTS, Reason
+from devalloc_solver.explain.reasons import VERDICTS, Reason
 from devalloc_solver.explain.relaxations import Relaxation, apply_relaxations, drop_unneeded
-from devalloc_solver.explain.supply_relaxations import relax_shared_limits, shares_limits, withheld_devices
+from devalloc_solver.explain.supply_relaxations import (
+    POOL_RESOURCES,
+    relax_shared_limits,
+    shares_limits,
+    withheld_devices,
+)
 from devalloc_solver.problem.allocations import Allocation, Key, node_of
 from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
-from devalloc_solver.problem.placement import Placement
-from devalloc_solver.problem.snapshot import Device, Snapshot
+from devalloc_solver.problem.snapshot import Device
 
 _CUT_SHORT = "time ran out before the solver found what would have to change"
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceClaimFinding:
-    """The reason of a unit, or of one of its claims."""
-
-    reason: Reason
-    tail: str
-    """what stands in the way, after the numbers of the funnel"""
-    edits: tuple[Relaxation, ...] = ()
-    claims: tuple[Key, ...] = ()
-    """whose release makes room once the edits are made"""
-
-
-_SEARCH_LIMIT_FINDING = DeviceClaimFinding(Reason.SEARCH_LIMIT, "the search ended before it found the reason")
+_SEARCH_LIMIT_FINDING = Finding(Reason.SEARCH_LIMIT, "the search ended before it found the reason")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,45 +52,39 @@ class FleetTotals:
 
 
 @dataclass(slots=True)
-class DeviceClaimExplainer:
-    """Explains the units that a solution left out."""
+class DeviceClaimExplainer(Explainer):
+    """Explains units of DeviceClaims."""
 
-    snapshot: Snapshot
-    holdings: Sequence[Allocation]
-    """held before this batch"""
-    placements: Sequence[Placement]
-    """given in this batch"""
-    ends: float | None
     eligibility: CandidateFinder
     intake: ProblemInput
     fleet: FleetTotals | None = None
     """the numbers of the whole fleet, where the snapshot is but a part of it"""
     is_proven: bool = False
     """no unit that was left out fits beside the others: the search has shown that no more can be satisfied"""
-    given: tuple[Allocation, ...] = field(init=False)
     before: tuple[Allocation, ...] = field(init=False)
-    in_use: tuple[Allocation, ...] = field(init=False)
-    priorities: Mapping[Key, int] = field(init=False)
-    by_kind: dict[object, DeviceClaimFinding] = field(init=False, default_factory=dict)
-    """kind of a unit -> its reason, which is that of all its equals"""
-    finder: FeasibilityChecker = field(init=False)
     funnels: FunnelSource = field(init=False)
-    releases: BlockingClaimFinder = field(init=False)
     typos: TypoFinder = field(init=False)
     held_back: Sequence[Device] | None = field(init=False, default=None)
-    limits: Relaxation = field(init=False, default_factory=relax_shared_limits)
+    limits: Relaxation = field(init=False, default_factory=partial(relax_shared_limits, POOL_RESOURCES))
     _left_out: PlacementUnit | None = field(init=False, default=None)
     """the unit that is being explained"""
 
     def __post_init__(self) -> None:
-        self.given = tuple(placement.holding() for placement in self.placements)
-        self.before, self.in_use = tuple(self.holdings), (*self.holdings, *self.given)
-        held = self.in_use
-        self.priorities = {h.claim: h.priority for h in held}
-        self.finder = FeasibilityChecker(self.snapshot, partial(_attributes_read, self.eligibility), self.ends)
-        self.releases = BlockingClaimFinder(self.snapshot, held, frozenset(h.claim for h in self.given))
-        self.funnels = self.fleet.funnels if self.fleet else FunnelCounter(self.snapshot, held)
+        Explainer.__post_init__(self)
+        self.before = tuple(self.holdings)
+        self.funnels = self.fleet.funnels if self.fleet else FunnelCounter(self.snapshot, self.in_use)
         self.typos = self.fleet.typos if self.fleet else TypoFinder(self.snapshot, self.eligibility)
+
+    def reads(self, request: Request) -> frozenset[str] | None:
+        classes = self.eligibility.classes_of(request.spec) or ()
+        names: set[str] = set()
+        for expression in (request.spec.constraints, *(one.spec.constraints for one in classes)):
+            if expression and expression.strip():
+                read = cel.compile(expression).attributes
+                if read is None:
+                    return None
+                names |= read
+        return frozenset(names)
 
     def explain(self, unit: PlacementUnit, warnings: Mapping[Key, tuple[str, ...]]) -> list[ClaimAnswer]:
         """An answer for each claim of the unit."""
@@ -115,7 +101,7 @@ class DeviceClaimExplainer:
 
     # -- one claim -----------------------------------------------------------------------------------------------------
 
-    def _find_one(self, unit: PlacementUnit) -> DeviceClaimFinding:
+    def _find_one(self, unit: PlacementUnit) -> Finding:
         kind = unit.kind
         finding = self.by_kind.get(kind) if kind is not None else None
         if finding is None:
@@ -126,36 +112,34 @@ class DeviceClaimExplainer:
             self.by_kind[kind] = finding
         return finding
 
-    def _find(self, unit: PlacementUnit) -> DeviceClaimFinding:
+    def _find(self, unit: PlacementUnit) -> Finding:
         if unmatched_details(unit) or self._shortage(unit, ()) or not self._fits(unit, ()):
             return self._impossible(unit)
         if self._fits(unit, self.in_use):
-            return DeviceClaimFinding(Reason.SEARCH_LIMIT, "it fits, but the search ended before it found where")
+            return Finding(Reason.SEARCH_LIMIT, "it fits, but the search ended before it found where")
         return self._displaced(unit)
 
-    def _impossible(self, unit: PlacementUnit) -> DeviceClaimFinding:
+    def _impossible(self, unit: PlacementUnit) -> Finding:
         """Why it does not fit even when nothing is in use."""
         offers = self._offers(unit)
         try:
-            structure = why_impossible(self._question(unit, ()), offers, self.finder)
+            reason, edits = why_impossible(self.question(unit, ()), offers, self.finder)
         except Undecided:
             reason = self._counted_reason(unit)
-            return DeviceClaimFinding(reason, join_sentences(self._lack(unit, reason), _CUT_SHORT))
-        return self._structural(unit, structure.reason, structure.edits)
+            return Finding(reason, join_sentences(self._lack(unit, reason), _CUT_SHORT))
+        return self._structural(unit, reason, edits)
 
     def _counted_reason(self, unit: PlacementUnit) -> Reason:
         """As far as counting tells, without any search. It is certain that the unit fits no empty fleet."""
         if unmatched_details(unit):
             return Reason.NO_MATCHING_DEVICES
-        loose = self._question(unit, ()).with_requests(lambda _, request: replace(request, match=()))
+        loose = self.question(unit, ()).with_requests(lambda _, request: replace(request, match=()))
         loose = loose.with_demands(lambda demand: replace(demand, match=()))
         if self._shortage(unit, ()) and not self._shortage(loose.unit, ()):
             return Reason.MATCH_ATTRIBUTES_CONFLICT
         return short_reason(unit)
 
-    def _structural(
-        self, unit: PlacementUnit, reason: Reason, edits: Sequence[Relaxation], but: str = ""
-    ) -> DeviceClaimFinding:
+    def _structural(self, unit: PlacementUnit, reason: Reason, edits: Sequence[Relaxation], but: str = "") -> Finding:
         """The finding for a unit that fits an empty fleet after these edits; claims may be in the way even then."""
         marked = tuple(self.typos.marked(edit, unit) for edit in edits)
         try:
@@ -164,8 +148,8 @@ class DeviceClaimExplainer:
             claims, note = (), "time ran out before the solver knew whether other claims block it too"
         fix = describe_remedy(marked, claims)
         if self.finder.is_cut_short and not note:
-            note = _NOT_PROVEN if fix else _CUT_SHORT
-        return DeviceClaimFinding(
+            note = NOT_PROVEN if fix else _CUT_SHORT
+        return Finding(
             reason,
             join_sentences(but or self._lack(unit, reason), *self.typos.of_unit(unit), fix, note),
             marked,
@@ -175,13 +159,13 @@ class DeviceClaimExplainer:
     def _claims_besides(self, unit: PlacementUnit, edits: Sequence[Relaxation]) -> tuple[tuple[Key, ...], str]:
         """Claims in the way of the edited unit, and a word of caution."""
         self.finder.refill()
-        question = apply_relaxations(self._question(unit, self.in_use), edits)
+        question = apply_relaxations(self.question(unit, self.in_use), edits)
         if not edits or not self.in_use or self.finder.works(question):
             return (), ""
         blocking = self.releases.find(question, self.finder)
-        return blocking.claims, "" if blocking.smallest else _NOT_PROVEN
+        return blocking.claims, "" if blocking.smallest else NOT_PROVEN
 
-    def _displaced(self, unit: PlacementUnit) -> DeviceClaimFinding:
+    def _displaced(self, unit: PlacementUnit) -> Finding:
         """Who has what it needs. It fits an empty fleet."""
         in_batch = self._fits(unit, self.before)
         reason = Reason.LOST_TO_COMPETITION if in_batch else Reason.DEVICES_IN_USE
@@ -189,20 +173,18 @@ class DeviceClaimExplainer:
         try:
             blocking = self._in_the_way(unit)
         except Undecided:
-            return DeviceClaimFinding(
+            return Finding(
                 reason, join_sentences(short, "time ran out before the solver found the claims that block it")
             )
         own_priority = max(d.claim.priority for d in unit.demands)
         if in_batch and any(self.priorities[key] > own_priority for key in blocking.claims):
             reason = Reason.LOST_TO_HIGHER_PRIORITY
-        note = "" if blocking.smallest else _NOT_PROVEN
-        return DeviceClaimFinding(
-            reason, join_sentences(short, describe_remedy((), blocking.claims), note), (), blocking.claims
-        )
+        note = "" if blocking.smallest else NOT_PROVEN
+        return Finding(reason, join_sentences(short, describe_remedy((), blocking.claims), note), (), blocking.claims)
 
     def _in_the_way(self, unit: PlacementUnit) -> BlockingClaims:
         """Who must go so that the unit fits. It does not fit beside them."""
-        here = self.releases.find(self._question(unit, ()), self.finder)
+        here = self.releases.find(self.question(unit, ()), self.finder)
         binding = self._bound_by(unit)
         if not binding or any(d.claim.pinned_node for d in unit.demands) or not self.priorities.keys() >= {*binding}:
             return here
@@ -212,9 +194,9 @@ class DeviceClaimExplainer:
         stays = tuple(holding for holding in self.in_use if holding.claim not in binding)
         unbound = replace(unit, pin=None)
         anywhere = BlockingClaims((), smallest=True)
-        if not self.finder.works(self._question(unbound, stays)):
+        if not self.finder.works(self.question(unbound, stays)):
             anywhere = BlockingClaimFinder(self.snapshot, stays, self.releases.new).find(
-                self._question(unbound, ()), self.finder
+                self.question(unbound, ()), self.finder
             )
             if not anywhere.claims:
                 return here
@@ -225,7 +207,7 @@ class DeviceClaimExplainer:
 
     def _exhausted(self, unit: PlacementUnit) -> str:
         """Devices are free, and yet it does not fit."""
-        question = self._question(unit, self.in_use)
+        question = self.question(unit, self.in_use)
         try:
             drawn = shares_limits(question) and self.finder.works(apply_relaxations(question, [self.limits]))
             return _DRAWN if drawn else _NOT_TOGETHER
@@ -234,7 +216,7 @@ class DeviceClaimExplainer:
 
     # -- groups --------------------------------------------------------------------------------------------------------
 
-    def _find_members(self, unit: PlacementUnit) -> dict[Key, DeviceClaimFinding]:
+    def _find_members(self, unit: PlacementUnit) -> dict[Key, Finding]:
         """Reasons in a group, which is all or none: who cannot be helped fails the others, and blockers are common."""
         alone = {d.key: PlacementUnit((d,), unit.group, unit.pin) for d in unit.demands}
         hopeless = [key for key, single in alone.items() if not self._fits(single, ())]
@@ -243,26 +225,26 @@ class DeviceClaimExplainer:
         if not self._fits(unit, ()):
             return {key: self._apart(unit, key) for key in alone}
         together = (
-            DeviceClaimFinding(Reason.SEARCH_LIMIT, "it fits, but the search ended before it found where")
+            Finding(Reason.SEARCH_LIMIT, "it fits, but the search ended before it found where")
             if self._fits(unit, self.in_use)
             else self._displaced(unit)
         )
-        message = f"group {unit.group} is all-or-nothing and shares a node: {together.tail}"
-        return dict.fromkeys(alone, replace(together, tail=message))
+        message = f"group {unit.group} is all-or-nothing and shares a node: {together.text}"
+        return dict.fromkeys(alone, replace(together, text=message))
 
     def _hopeless_members(
         self, unit: PlacementUnit, alone: Mapping[Key, PlacementUnit], hopeless: Sequence[Key]
-    ) -> dict[Key, DeviceClaimFinding]:
+    ) -> dict[Key, Finding]:
         """Some members fit no node even on their own."""
         reasons: dict[Key, Reason] = {}
         edits: list[Relaxation] = []
         for key in hopeless:
-            structure = why_impossible(self._question(alone[key], ()), self._offers(unit, key), self.finder)
-            reasons[key], edits = structure.reason, [*edits, *structure.edits]
-        whole = self._question(unit, ())
+            reasons[key], own = why_impossible(self.question(alone[key], ()), self._offers(unit, key), self.finder)
+            edits += own
+        whole = self.question(unit, ())
         eased = apply_relaxations(whole, edits)
         if not self.finder.works(eased):
-            edits += why_impossible(eased, self._offers(eased.unit), self.finder).edits
+            edits += why_impossible(eased, self._offers(eased.unit), self.finder)[1]
         # What one member needs, such as another node, may be all that another one needs too.
         self.finder.refill()
         edits = drop_unneeded(
@@ -274,26 +256,23 @@ class DeviceClaimExplainer:
         findings = dict.fromkeys(alone, common)
         for key, reason in reasons.items():
             tail = join_sentences(self._lack(alone[key], reason), describe_remedy(common.edits, common.claims))
-            findings[key] = replace(common, reason=reason, tail=tail)
+            findings[key] = replace(common, reason=reason, text=tail)
         return findings
 
-    def _apart(self, unit: PlacementUnit, key: Key) -> DeviceClaimFinding:
+    def _apart(self, unit: PlacementUnit, key: Key) -> Finding:
         """Each member fits some node, and no node has room for all: as the member ``key`` sees it."""
-        structure = why_impossible(
-            self._question(unit, ()), self._offers(unit), self.finder, member_relaxations(unit, key)
+        reason, edits = why_impossible(
+            self.question(unit, ()), self._offers(unit), self.finder, member_relaxations(unit, key)
         )
-        message = f"group {unit.group} is all-or-nothing and shares a node: {self._lack(unit, structure.reason)}"
-        return self._structural(unit, Reason.GROUP_UNSATISFIABLE, structure.edits, message)
+        message = f"group {unit.group} is all-or-nothing and shares a node: {self._lack(unit, reason)}"
+        return self._structural(unit, Reason.GROUP_UNSATISFIABLE, edits, message)
 
     # -- questions -----------------------------------------------------------------------------------------------------
-
-    def _question(self, unit: PlacementUnit, held: tuple[Allocation, ...]) -> FeasibilityQuestion:
-        return FeasibilityQuestion(self.snapshot, unit, held)
 
     def _fits(self, unit: PlacementUnit, held: tuple[Allocation, ...]) -> bool:
         if self.is_proven and unit is self._left_out and len(held) == len(self.in_use):
             return False  # ``held`` is the first so many of ``in_use``
-        return self.finder.fits(self._question(unit, held))
+        return self.finder.fits(self.question(unit, held))
 
     def _offers(self, unit: PlacementUnit, member: Key | None = None) -> DeviceClaimRelaxations:
         """What the unit offers to be taken away, or one member of it."""
@@ -357,9 +336,7 @@ class DeviceClaimExplainer:
                     return shortages[0]
         return ""
 
-    def _answer(
-        self, demand: Demand, finding: DeviceClaimFinding, warnings: Mapping[Key, tuple[str, ...]]
-    ) -> ClaimAnswer:
+    def _answer(self, demand: Demand, finding: Finding, warnings: Mapping[Key, tuple[str, ...]]) -> ClaimAnswer:
         funnels = [self.funnels.make(request) for request in demand.requests]
         namespace, name = demand.key
         return ClaimAnswer(
@@ -370,11 +347,8 @@ class DeviceClaimExplainer:
             message=_message(funnels, finding),
             warnings=warnings.get(demand.key, ()),
             funnel=tuple(funnel.to_dict() for funnel in funnels),
-            blockers=(*(dict(e.entry) for e in finding.edits), *(self._claim_entry(key) for key in finding.claims)),
+            blockers=tuple(self.blockers(finding)),
         )
-
-    def _claim_entry(self, key: Key) -> dict[str, Any]:
-        return {"kind": "claim", "namespace": key[0], "name": key[1], "priority": self.priorities[key]}
 
 
 _EXCLUSIVE = (
@@ -383,25 +357,11 @@ _EXCLUSIVE = (
 )
 _DRAWN = "unclaimed devices need pool resources (or a compatibility group) that devices in use have taken"
 _NOT_TOGETHER = "no single node has everything free that is requested together"
-_NOT_PROVEN = "a smaller set may suffice; the search for it was cut short"
 
 
-def _message(funnels: Sequence[Funnel], finding: DeviceClaimFinding) -> str:
+def _message(funnels: Sequence[Funnel], finding: Finding) -> str:
     """One sentence: how final it is, the numbers of the request that is worst off, and what stands in the way."""
-    is_empty = VERDICTS[finding.reason] == IMPOSSIBLE_VERDICT
+    is_empty = finding.is_impossible
     worst = min(funnels, key=lambda f: ((f.matching if is_empty else f.free) - f.request.least, f.request.detail))
     label = f"request {worst.request.label}: " if len(funnels) > 1 else ""
-    return f"{VERDICTS[finding.reason]}: {label}{join_sentences(worst.sentence(is_empty=is_empty), finding.tail)}"
-
-
-def _attributes_read(eligibility: CandidateFinder, request: Request) -> frozenset[str] | None:
-    """The attributes that the expressions of a request and its classes read."""
-    expressions = [request.spec.constraints, *(c.spec.constraints for c in eligibility.classes_of(request.spec) or ())]
-    names: set[str] = set()
-    for expression in expressions:
-        if expression and expression.strip():
-            read = cel.compile(expression).attributes
-            if read is None:
-                return None
-            names |= read
-    return frozenset(names)
+    return f"{VERDICTS[finding.reason]}: {label}{join_sentences(worst.sentence(is_empty=is_empty), finding.text)}"

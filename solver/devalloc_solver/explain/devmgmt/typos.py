@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from functools import partial
 
 from devalloc.api.claim import COUNT, DeviceClaimDetail
-from devalloc.api.quantity import Quantity, QuantityError
-from devalloc.api.semver import SemVer, SemVerError
+from devalloc.api.quantity import Quantity
+from devalloc.api.semver import SemVer
 from devalloc.api.suggest import closest_match
 from devalloc_solver.cel.devmgmt.parser import parse
 from devalloc_solver.cel.errors import CompileError
@@ -19,100 +18,46 @@ from devalloc_solver.dialects.devmgmt.candidates import ARE_UNAVAILABLE, Candida
 from devalloc_solver.explain.devmgmt.relaxations import path_of
 from devalloc_solver.explain.messages import count_devices
 from devalloc_solver.explain.relaxations import Relaxation
+from devalloc_solver.explain.typos import (
+    SHOWN,
+    KnownNames,
+    TypeNames,
+    Typo,
+    ValuesOf,
+    mistyped_comparison,
+    mistyped_name,
+)
 from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Device, Snapshot
 
 MAX_TYPO_SHARE = 0.01
 """The part of the devices that may have an attribute and it still be a slip of the pen."""
-MAX_VALUES = 1_000
-"""Values among which one is looked for that was meant; identifiers have more, and each is like the next."""
 MAX_DEMANDS = 1_000
 """Demands whose slips are remembered; when there are more, all are forgotten."""
-MAX_EXPRESSIONS = 1_000
-"""The same of expressions, for each class of devices."""
-SHOWN = 3
-"""Slips that one message tells."""
-
-ValuesOf = Callable[[Sequence[Device]], Collection[object] | None]
-"""The values of one attribute on all that some devices stand for; None when they are too many to look among."""
-
-_T = TypeVar("_T")
-_KINDS: dict[type, str] = {str: "text", int: "number", Quantity: "quantity", SemVer: "version"}
+_TYPES = TypeNames(
+    {str: "text", int: "number", Quantity: "quantity", SemVer: "version"},
+    "a ",
+    {"quantity": Quantity.parse, "version": SemVer.parse},
+)
 _NESTED = ("attributes", "capacity")
 """Maps of domains that a device of resource.k8s.io has, and one here has not."""
 _SWAPPED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
-@dataclass(frozen=True, slots=True)
-class Typo:
-    """Something that was most likely mistyped."""
-
-    path: str
-    """of the field, below the claim"""
-    words: str
-    written: str
-    suggestion: str | None
-    """what stands there as it was most likely meant, or None where that cannot be told"""
+Survey = KnownNames[Device]
 
 
-@dataclass(slots=True)
-class KnownNames:
-    """What there is on some devices, counted when asked."""
+def _attributes(device: Device) -> Iterable[str]:
+    return device.attributes
 
-    devices: Sequence[Device]
-    copies: Mapping[int, int] | None = None
-    """device -> how many it stands for; None: each for itself"""
-    identifiers: Mapping[str, ValuesOf] = field(default_factory=dict)
-    """attributes of which the devices here have but some of the values"""
-    _names: Counter[str] | None = None
-    _resources: Counter[str] | None = None
-    _values: dict[str, Counter[object]] = field(default_factory=dict)
-    in_expressions: dict[str, tuple[Typo, ...]] = field(default_factory=dict)
-    """what is odd in expressions, wherever they stand"""
 
-    @property
-    def total(self) -> int:
-        return sum(self._count(device) for device in self.devices)
+def _resources(device: Device) -> Iterable[str]:
+    return device.resources
 
-    @property
-    def names(self) -> Counter[str]:
-        """attribute -> devices that have it"""
-        if self._names is None:
-            self._names = self._counted((device, device.attributes) for device in self.devices)
-        return self._names
 
-    @property
-    def resources(self) -> Counter[str]:
-        """resource -> devices that have it"""
-        if self._resources is None:
-            self._resources = self._counted((device, device.resources) for device in self.devices)
-        return self._resources
-
-    def values(self, name: str) -> Counter[object]:
-        """value of an attribute -> devices that have it"""
-        if name not in self._values:
-            having = ((d, value) for d in self.devices if (value := d.attributes.get(name)) is not None)
-            self._values[name] = self._counted((device, (value,)) for device, value in having)
-        return self._values[name]
-
-    def all_values(self, name: str) -> Collection[object] | None:
-        """All values of an attribute; None when they are too many to look among."""
-        if name in self.identifiers:
-            return self.identifiers[name](self.devices)
-        values = self.values(name)
-        return values if len(values) <= MAX_VALUES else None
-
-    def _counted(self, marked: Iterable[tuple[Device, Iterable[_T]]]) -> Counter[_T]:
-        if self.copies is None:
-            return Counter(mark for _, marks in marked for mark in marks)
-        counts: Counter[_T] = Counter()
-        for device, marks in marked:
-            for mark in marks:
-                counts[mark] += self._count(device)
-        return counts
-
-    def _count(self, device: Device) -> int:
-        return 1 if self.copies is None else self.copies[device.index]
+def _values(device: Device, name: str) -> Iterable[object]:
+    value = device.attributes.get(name)
+    return () if value is None else (value,)
 
 
 @dataclass(slots=True)
@@ -123,11 +68,11 @@ class TypoFinder:
     eligibility: CandidateFinder
     copies: Mapping[int, int] | None = None
     """device -> how many of the fleet it stands for, of some none; None: each for itself"""
-    identifiers: Mapping[str, ValuesOf] = field(default_factory=dict)
+    identifiers: Mapping[str, ValuesOf[Device]] = field(default_factory=dict)
     """attributes of which the devices here have but some of the values"""
     _there: dict[int, Device] = field(init=False)
     """those that stand for any, by index: what is gone from a fleet is not what anybody meant"""
-    _surveys: dict[object, KnownNames] = field(default_factory=dict)
+    _surveys: dict[object, Survey] = field(default_factory=dict)
     _by_demand: dict[Demand, tuple[Typo, ...]] = field(default_factory=dict)
     _of_class: dict[object, list[Device]] = field(default_factory=dict)
     """class and type of a detail -> their devices"""
@@ -199,15 +144,16 @@ class TypoFinder:
         elif (near := closest_match(written, types)) is not None:
             yield Typo(path, f"no class has deviceType {written!r}; did you mean {near!r}?", written, near)
 
-    def _survey(self, detail: DeviceClaimDetail) -> KnownNames:
+    def _survey(self, detail: DeviceClaimDetail) -> Survey:
         """The devices of the detail's class and type; where there are none, all."""
         key = detail.device_class, detail.device_type
         if key not in self._surveys:
             self._surveys[key] = self._survey_of(self._accepted(detail) or [*self._there.values()])
         return self._surveys[key]
 
-    def _survey_of(self, devices: Sequence[Device]) -> KnownNames:
-        return KnownNames(devices, self.copies, self.identifiers)
+    def _survey_of(self, devices: Sequence[Device]) -> Survey:
+        copies = None if self.copies is None else [self.copies[device.index] for device in devices]
+        return KnownNames(devices, _values, copies, self.identifiers)
 
     def _accepted(self, detail: DeviceClaimDetail) -> list[Device]:
         key = detail.device_class, detail.device_type
@@ -227,18 +173,14 @@ class TypoFinder:
 # -- expressions -------------------------------------------------------------------------------------------------------
 
 
-def _in_expression(survey: KnownNames, expression: str | None, path: str) -> Iterator[Typo]:
+def _in_expression(survey: Survey, expression: str | None, path: str) -> Iterator[Typo]:
     if not expression or not expression.strip():
         return
-    if expression not in survey.in_expressions:
-        if len(survey.in_expressions) >= MAX_EXPRESSIONS:
-            survey.in_expressions.clear()
-        survey.in_expressions[expression] = (*_suspicious_parts(survey, expression),)
-    for slip in survey.in_expressions[expression]:
+    for slip in survey.expression(expression, partial(_suspicious_parts, survey, expression)):
         yield replace(slip, path=path)
 
 
-def _suspicious_parts(survey: KnownNames, expression: str) -> Iterator[Typo]:
+def _suspicious_parts(survey: Survey, expression: str) -> Iterator[Typo]:
     """Without a path."""
     try:
         nodes = [*_walk(parse(expression))]
@@ -248,14 +190,14 @@ def _suspicious_parts(survey: KnownNames, expression: str) -> Iterator[Typo]:
     of_domains = {id(node.operand) for node in nodes if isinstance(node, Select)}
     written_so = (_nested(node) for node in nodes if not (_is_index(node) and id(node) in of_domains))
     for outer, name, written in dict.fromkeys(one for one in written_so if one is not None):
-        if not survey.names[outer]:
+        if not survey.names(_attributes)[outer]:
             names.pop(outer, None)
             yield Typo("", _flat_form(survey, name, written), outer, None)
     for name in names:
         if (slip := _unknown_attribute(survey, name, "")) is not None:
             yield slip
-    for operator, name, literal in (comparison for node in nodes for comparison in _comparisons(node)):
-        if (slip := _suspicious_value(survey, operator, name, literal, "")) is not None:
+    for comparison in (comparison for node in nodes for comparison in _comparisons(node)):
+        if (slip := mistyped_comparison(survey, comparison, _TYPES, f"device.{comparison[1]}")) is not None:
             yield slip
 
 
@@ -299,11 +241,12 @@ def _nested_name(outer: Node, name: str, written: str) -> tuple[str, str, str]:
     return of, name, f"device.{of}{written}"
 
 
-def _flat_form(survey: KnownNames, name: str, written: str) -> str:
+def _flat_form(survey: Survey, name: str, written: str) -> str:
     """How to write what is in a map of maps elsewhere."""
-    if survey.resources[name] and not survey.names[name]:
+    names = survey.names(_attributes)
+    if survey.names(_resources)[name] and not names[name]:
         return f"`{name}` is an amount that a claim requests: write requests: {{{name}: …}} instead of {written}"
-    name = name if survey.names[name] else closest_match(name, survey.names) or name
+    name = name if names[name] else closest_match(name, names) or name
     short = f"'{name}' in device" if " in " in written else f"device.{name}"
     return f"`device` is a flat map here: write {short} instead of {written}"
 
@@ -331,98 +274,19 @@ def _comparisons(node: Node) -> Iterator[tuple[str, str, object]]:
 # -- what is odd -------------------------------------------------------------------------------------------------------
 
 
-def _unknown_attribute(survey: KnownNames, name: str, path: str) -> Typo | None:
+def _unknown_attribute(survey: Survey, name: str, path: str) -> Typo | None:
     """An attribute that no device has, or next to none while another name is near."""
-    if (slip := _nearest_known(survey.names, survey.total, name, path)) is not None:
-        return slip
-    if survey.names[name] or not survey.total:
+    names = survey.names(_attributes)
+    if (slip := mistyped_name(name, names, survey.total, rare=MAX_TYPO_SHARE)) is not None:
+        return replace(slip, path=path)
+    if names[name] or not survey.total:
         return None
     return Typo(path, f"`{name}` exists on 0 of {count_devices(survey.total)}", name, None)
 
 
-def _unknown_resource(survey: KnownNames, name: str, path: str) -> Typo | None:
+def _unknown_resource(survey: Survey, name: str, path: str) -> Typo | None:
     if name == COUNT:
         return None
-    return _nearest_known(survey.resources + Counter({COUNT: survey.total}), survey.total, name, path)
-
-
-def _nearest_known(having: Counter[str], total: int, name: str, path: str) -> Typo | None:
-    count = having[name]
-    if not total or count > MAX_TYPO_SHARE * total:
-        return None
-    near = closest_match(
-        name, [other for other, number in having.items() if number > max(count, MAX_TYPO_SHARE * total)]
-    )
-    if near is None or near == name:
-        return None
-    message = f"`{name}` exists on {count} of {count_devices(total)}; did you mean `{near}`?"
-    return Typo(path, message, name, near)
-
-
-def _suspicious_value(survey: KnownNames, operator: str, name: str, literal: object, path: str) -> Typo | None:
-    """A value that no device has while another is near, and a value of another type than all devices have."""
-    values = survey.values(name)
-    kinds = {_kind(value) for value in values}
-    kind = _kind(literal)
-    if not values or kind is None:
-        return None
-    if kind in kinds:
-        return _unseen_value(survey, operator, name, literal, path) if isinstance(literal, str) else None
-    if len(kinds) > 1:
-        return None
-    (other,) = kinds
-    there = f"`{name}` is a {other} on {count_devices(values.total())}"
-    if kind == "text" and other in ("quantity", "version"):
-        fault = _format_error(str(literal), other)
-        return None if fault is None else Typo(path, f"{there}, and {literal!r} {fault}", str(literal), None)
-    written = repr(literal) if kind == "text" else str(literal)
-    if kind == "text" and other == "number":
-        meant = str(literal) if str(literal).lstrip("-").isdigit() else None
-        advice = f"; write {meant} without quotes" if meant else ""
-    else:
-        meant = f"'{literal}'" if other == "text" else None
-        advice = f"; write {meant} in quotes" if meant else f"; write it as a {other} in quotes"
-    return Typo(path, f"{there}, and is compared with the {kind} {written}{advice}", written, meant)
-
-
-def _unseen_value(survey: KnownNames, operator: str, name: str, literal: str, path: str) -> Typo | None:
-    if operator != "==" or survey.values(name)[literal]:
-        return None
-    values = [value for value in survey.all_values(name) or () if isinstance(value, str)]
-    wider = sorted(value for value in values if literal and literal.casefold() in value.casefold())
-    word = re.compile(rf"(?<![^\W_]){re.escape(literal)}(?![^\W_])", re.IGNORECASE)
-    is_case = any(len(value) == len(literal) for value in wider)
-    # As a word of a longer text it is nearer than any other spelling, but for another case of all of it.
-    as_word = [] if is_case else [value for value in wider if word.search(value)]
-    near = None if as_word else closest_match(literal, values) or _longest_word_match(literal, values)
-    if near is None:
-        wider = as_word or wider
-        if not wider:
-            return None
-        part = wider[0][(at := wider[0].casefold().index(literal.casefold())) : at + len(literal)]
-        words = f"`{name}` is {literal!r} on 0 of {count_devices(survey.total)}, and part of {wider[0]!r}"
-        return Typo(path, f"{words}: write device.{name}.contains({part!r})", repr(literal), None)
-    message = f"`{name}` is {literal!r} on 0 of {count_devices(survey.total)}; did you mean {near!r}?"
-    return Typo(path, message, repr(literal), repr(near))
-
-
-def _longest_word_match(literal: str, values: Iterable[str]) -> str | None:
-    """The longest value that is a word of the literal: L40S of 'AD102GL [L40S]'."""
-    parts = (value for value in values if re.search(rf"(?<![^\W_]){re.escape(value)}(?![^\W_])", literal))
-    return max(parts, key=lambda value: (len(value), value), default=None) or None
-
-
-def _kind(value: object) -> str | None:
-    return _KINDS.get(type(value))
-
-
-def _format_error(text: str, kind: str) -> str | None:
-    """What is wrong with a text that stands for a quantity or version, or None."""
-    try:
-        if kind == "quantity":
-            Quantity.parse(text)
-        else:
-            SemVer.parse(text)
-    except (QuantityError, SemVerError) as error:
-        return str(error)
-    return None
+    having = survey.names(_resources) + Counter({COUNT: survey.total})
+    slip = mistyped_name(name, having, survey.total, rare=MAX_TYPO_SHARE)
+    return None if slip is None else replace(slip, path=path)

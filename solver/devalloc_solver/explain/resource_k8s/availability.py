@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice
-from devalloc_solver.explain.funnel import count_unavailable, has_room_for
-from devalloc_solver.problem.allocations import Allocation, Key, Usage
+from devalloc_solver.explain.funnel import FunnelCounter, has_room_for
+from devalloc_solver.problem.allocations import Allocation, Key
 from devalloc_solver.problem.demand import AllocationMode, Constraint, Demand, PlacementUnit, Request
 from devalloc_solver.problem.snapshot import Snapshot
 
@@ -23,15 +24,14 @@ class Availability:
     snapshot: Snapshot
     offers: Sequence[PublishedDevice]
     held: Sequence[Allocation]
-    _holders: dict[int, list[Key]] = field(init=False)
-    _ledger: Usage = field(init=False)
+    _counter: FunnelCounter = field(init=False)
 
     def __post_init__(self) -> None:
-        self._ledger = Usage.of(self.snapshot, self.held)
-        self._holders = defaultdict(list)
-        for holding in self.held:
-            for item in holding.items:
-                self._holders[item.device].append(holding.claim)
+        self._counter = FunnelCounter(self.snapshot, self.held)
+
+    def funnel(self, request: Request) -> dict[str, Any]:
+        """As JSON."""
+        return self._counter.make(request).to_dict(request.spec.ask.name, with_users=False)
 
     def users(self, request: Request) -> str:
         """Such as "2 of the matching ones are used by default/a (2)"; empty when nobody has any."""
@@ -46,14 +46,12 @@ class Availability:
 
     def taken(self, request: Request) -> tuple[int, Sequence[tuple[Key, int]], int]:
         """(devices for a request that are in use, the first SHOWN of those who have most of them, how many have any)"""
-        taken = count_unavailable(request, self.snapshot, request.candidates.accepted, self._ledger)[0]
-        ranked = Counter(claim for index in taken for claim in dict.fromkeys(self._holders[index]))
-        users = sorted(ranked.items(), key=lambda item: (-item[1], item[0]))
-        return len(taken), users[:SHOWN], len(users)
+        funnel = self._counter.make(request)
+        return funnel.in_use, funnel.holders[:SHOWN], len(funnel.holders)
 
     def excluded(self, request: Request) -> int:
         """Free devices for a request that cannot be had: others have what they need of their counters."""
-        return count_unavailable(request, self.snapshot, request.candidates.accepted, self._ledger)[1]
+        return self._counter.make(request).excluded
 
     def shortage(self, unit: PlacementUnit, *, is_empty: bool) -> str:
         """Such as "no node has 4 free devices for request r (at most 3)"; empty when counting does not show it."""
@@ -68,7 +66,7 @@ class Availability:
     def most(self, unit: PlacementUnit, request: Request, *, is_empty: bool) -> int:
         """The most devices for a request that one node has, free or not (``is_empty``)."""
         accepted = request.candidates.accepted
-        devices = [i for i in accepted if is_empty or has_room_for(request, self.snapshot, i, self._ledger)]
+        devices = [i for i in accepted if is_empty or has_room_for(request, self.snapshot, i, self._counter.ledger)]
         return self._best(unit, devices, len)
 
     def having(self, request: Request, name: str) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import islice
 from typing import Any, cast
 
@@ -14,23 +14,35 @@ from devalloc_solver.cel.budget import Allowance, OutOfTime
 from devalloc_solver.deadline import ALLOCATE_SECONDS, end_time
 from devalloc_solver.dialects.resource_k8s.errors import AllocationError
 from devalloc_solver.dialects.resource_k8s.feature_gates import read_gates
+from devalloc_solver.dialects.resource_k8s.pools import ResourcePool
 from devalloc_solver.explain.blocking_claims import BlockingClaimFinder
+from devalloc_solver.explain.explainer import Finding, RelaxationTier, first_sufficient, unmatched_details
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion, Undecided
+from devalloc_solver.explain.funnel import describe_funnel
 from devalloc_solver.explain.messages import join_sentences
-from devalloc_solver.explain.reasons import IMPOSSIBLE_VERDICT, VERDICTS, Reason
-from devalloc_solver.explain.relaxations import drop_unneeded, relaxation_sets
-from devalloc_solver.explain.resource_k8s import call_relaxations
+from devalloc_solver.explain.reasons import VERDICTS, Reason
+from devalloc_solver.explain.relaxations import (
+    MAX_TRIES,
+    Relaxation,
+    apply_relaxations,
+    drop_unneeded,
+    fewest_relaxations,
+    relaxation_sets,
+)
 from devalloc_solver.explain.resource_k8s.availability import Availability
-from devalloc_solver.explain.resource_k8s.call_input import CallInput, sort_slices
-from devalloc_solver.explain.resource_k8s.call_relaxations import CallRelaxation, apply_relaxations
+from devalloc_solver.explain.resource_k8s.call_relaxations import (
+    CallInput,
+    complete_pools,
+    list_holders,
+    reach_pools,
+    sort_slices,
+    switch_on_features,
+)
 from devalloc_solver.explain.resource_k8s.explainer import class_selectors
-from devalloc_solver.explain.resource_k8s.funnel import describe_funnel, make_funnel
+from devalloc_solver.explain.resource_k8s.relaxations import ResourceClaimRelaxations
 from devalloc_solver.explain.resource_k8s.typos import ResourceTypoFinder
 from devalloc_solver.pipeline.one_node import AllocationTask, Manifest, as_manifests, holder_key
-from devalloc_solver.problem.allocations import Usage
-
-MAX_TRIES = 64
-"""Questions that the search for a smallest set may ask."""
+from devalloc_solver.pipeline.unit_search import place_unit
 
 
 def explain(
@@ -72,23 +84,23 @@ def explain(
     )
     try:
         task = inputs.task()
-        fits = task is None or inputs.fits()
+        fits = task is None or place_unit(task.snapshot, task.holdings, task.unit, ends=task.ends) is not None
     except OutOfTime as error:
         raise AllocationError(str(error), exceeded=error.bound) from None
     allowance.begin_search()
     if task is None:
         return {"reason": None, "message": None, "blockers": [], "claims": [], "pools": [], "ignored": []}
-    diagnosis = None if fits else find_call_reason(inputs)
-    ledger = Usage.of(task.snapshot, task.holdings)
+    diagnosis = None if fits else find_call_reason(inputs, task.pools)
+    numbers = Availability(task.snapshot, task.offers, task.holdings)
     answer: dict[str, Any] = {
         "reason": None if diagnosis is None else str(diagnosis.reason),
-        "message": None if diagnosis is None else _message(diagnosis, task),
-        "blockers": [] if diagnosis is None else [dict(blocker.entry) for blocker in diagnosis.blockers],
+        "message": None if diagnosis is None else _message(diagnosis, task, numbers),
+        "blockers": [] if diagnosis is None else [dict(blocker.entry) for blocker in diagnosis.edits],
         "claims": [
             {
                 "namespace": demand.claim.claim.namespace,
                 "name": demand.claim.claim.name,
-                "requests": [make_funnel(request, task.offers, task.snapshot, ledger) for request in demand.requests],
+                "requests": [numbers.funnel(request) for request in demand.requests],
             }
             for demand in task.unit.demands
         ],
@@ -98,89 +110,82 @@ def explain(
     return cast(ExplanationDict, answer)
 
 
-def _message(diagnosis: CallReason, task: AllocationTask) -> str:
+def _message(diagnosis: Finding, task: AllocationTask, numbers: Availability) -> str:
     """How final it is, the numbers of the request that is worst off, slips of the pen, and what makes it fit."""
     requests = [request for demand in task.unit.demands for request in demand.requests]
-    ledger = Usage.of(task.snapshot, task.holdings)
-    funnels = [make_funnel(request, task.offers, task.snapshot, ledger) for request in requests]
+    funnels = [numbers.funnel(request) for request in requests]
     worst = min(range(len(requests)), key=lambda i: funnels[i]["free"] - requests[i].least, default=None)
     parts = []
     if worst is not None:
-        is_empty = VERDICTS[diagnosis.reason] == IMPOSSIBLE_VERDICT
+        is_empty = diagnosis.is_impossible
         parts.append(f"request {funnels[worst]['request']}: {describe_funnel(funnels[worst], is_empty=is_empty)}")
-    numbers = Availability(task.snapshot, task.offers, task.holdings)
     if diagnosis.reason in (Reason.NOT_ENOUGH_DEVICES, Reason.DEVICES_IN_USE):
         parts.append(numbers.shortage(task.unit, is_empty=False))
     elif diagnosis.reason is Reason.MATCH_ATTRIBUTES_CONFLICT and not any(held.items for held in task.holdings):
         parts.append(numbers.disagreement(task.unit))  # devices in use are not among those that are counted
     claims = (demand.claim.claim for demand in task.unit.demands)
     parts += ResourceTypoFinder(task.offers).of_claims(claims, class_selectors(task.unit), task.ends)
-    verdict, _, remedy = diagnosis.message.partition(": ")
-    return f"{verdict}: {join_sentences(*parts, remedy)}"
+    return f"{VERDICTS[diagnosis.reason]}: {join_sentences(*parts, diagnosis.text)}"
 
 
-@dataclass(frozen=True, slots=True)
-class CallReason:
-    """The reason of a call, and what is in the way. No blocker can be left out, and without all of them it fits."""
-
-    reason: Reason
-    message: str
-    blockers: tuple[CallRelaxation, ...]
-
-
-def find_call_reason(inputs: CallInput) -> CallReason:
-    """The reason for input that is valid and does not fit."""
+def find_call_reason(source: CallInput, pools: Sequence[ResourcePool]) -> Finding:
+    """The reason for input that is valid and does not fit. ``pools``: as the node sees them."""
     try:
-        return _find_call_reason(inputs)
-    except OutOfTime:
+        holders = list_holders(source)
+        source = replace(source, holders=tuple(usage for _, usage in holders))
+        return _find_call_reason(source.question(), [relaxation for relaxation, _ in holders], source, pools)
+    except (OutOfTime, Undecided):
         message = "time ran out before the solver found what would have to change; allow more time"
-        return CallReason(Reason.SEARCH_LIMIT, f"{VERDICTS[Reason.SEARCH_LIMIT]}: {message}", ())
+        return Finding(Reason.SEARCH_LIMIT, message)
 
 
-def _find_call_reason(inputs: CallInput) -> CallReason:
-    empty = apply_relaxations(inputs, [remedy for remedy, _ in call_relaxations.holders(inputs)])
-    if empty.fits():
-        return _why_with(Reason.DEVICES_IN_USE, _blocking_claims(inputs))
-    for reason, offered in _relaxation_tiers(empty):
-        structural = _fewest_relaxations(empty, offered)
-        if structural is None:
-            continue
-        eased = apply_relaxations(inputs, structural)
-        in_use = () if eased.fits() else _blocking_claims(eased)
-        return _why_with(reason, (*structural, *in_use))
-    return _why_with(_has_too_few(empty), ())
+def _find_call_reason(
+    question: FeasibilityQuestion, holders: Sequence[Relaxation], source: CallInput, pools: Sequence[ResourcePool]
+) -> Finding:
+    finder = FeasibilityChecker(question.snapshot, lambda request: None, source.allowance.until, is_bounded=False)
+    empty = replace(question, held=())
+    if finder.works(empty):
+        return _finding(Reason.DEVICES_IN_USE, _blocking_holders(question, holders, finder))
+    sufficient = first_sufficient(empty, _relaxation_tiers(empty, source, pools, finder), finder)
+    if sufficient is None:
+        return _finding(_short_reason(empty), ())
+    reason, edits = sufficient
+    structural = drop_unneeded(edits, lambda some: finder.works(apply_relaxations(empty, some)))
+    eased = apply_relaxations(question, structural)
+    in_use = () if finder.works(eased) else _blocking_holders(eased, holders, finder)
+    return _finding(reason, (*structural, *in_use))
 
 
-def _blocking_claims(inputs: CallInput) -> Sequence[CallRelaxation]:
-    """The fewest owners whose release makes it fit, found by ``BlockingClaimFinder``, verified on the manifests."""
-    offered = call_relaxations.holders(inputs)
-    try:
-        task = inputs.task([usage for _, usage in offered])
-        assert task is not None
-        finder = FeasibilityChecker(task.snapshot, lambda request: None, task.ends)
-        releases = BlockingClaimFinder(task.snapshot, task.holdings, frozenset())
-        keys = releases.find(FeasibilityQuestion(task.snapshot, task.unit), finder).claims
-    except (AllocationError, Undecided):
-        keys = ()
-    chosen = [remedy for number, (remedy, _) in enumerate(offered) if holder_key(number) in keys]
+def _finding(reason: Reason, edits: tuple[Relaxation, ...]) -> Finding:
+    return Finding(reason, f"it fits {' and '.join(edit.words for edit in edits)}" if edits else "", edits)
 
-    def works(some: Sequence[CallRelaxation]) -> bool:
-        return apply_relaxations(inputs, some).fits()
+
+def _blocking_holders(
+    question: FeasibilityQuestion, holders: Sequence[Relaxation], finder: FeasibilityChecker
+) -> tuple[Relaxation, ...]:
+    """The fewest owners whose release makes it fit, found by ``BlockingClaimFinder``, verified without its bounds."""
+    bounded = FeasibilityChecker(question.snapshot, finder.reads, finder.ends)
+    keys = BlockingClaimFinder(question.snapshot, question.held, frozenset()).find(question, bounded).claims
+    chosen = [edit for number, edit in enumerate(holders) if holder_key(number) in keys]
+
+    def works(some: Sequence[Relaxation]) -> bool:
+        return finder.works(apply_relaxations(question, some))
 
     if not chosen or not works(chosen):
-        return _fewest_relaxations(inputs, [remedy for remedy, _ in offered]) or ()
-    return drop_unneeded(chosen, works) if len(chosen) > 1 else chosen
+        return tuple(fewest_relaxations(question, holders, finder) or ())
+    return tuple(drop_unneeded(chosen, works) if len(chosen) > 1 else chosen)
 
 
-def _relaxation_tiers(inputs: CallInput) -> Iterator[tuple[Reason, Sequence[CallRelaxation]]]:
+def _relaxation_tiers(
+    question: FeasibilityQuestion, source: CallInput, seen: Sequence[ResourcePool], finder: FeasibilityChecker
+) -> Iterator[RelaxationTier]:
     """What is taken away, the first that suffices is the reason."""
-    short = _has_too_few(inputs)
-    constraints, counters = [*call_relaxations.constraints(inputs)], call_relaxations.counters(inputs)
-    taints, capacities = call_relaxations.taints(inputs), [*call_relaxations.capacities(inputs)]
-    pools, requests = [*call_relaxations.pools(inputs)], call_relaxations.requests(inputs)
-    gates, counts = [*call_relaxations.gates(inputs)], [*call_relaxations.counts(inputs)]
-    selectors, classes = [*call_relaxations.selectors(inputs)], [*call_relaxations.classes(inputs)]
-    members, reaches = _claims_to_drop(inputs), [*call_relaxations.reaches(inputs)]
+    made, short = ResourceClaimRelaxations(question.unit, quotes_claims=True), _short_reason(question)
+    constraints, counters = made.constraints(), made.counters() if source.has_counters else []
+    taints, capacities = made.taints() if source.has_taints else [], made.capacities()
+    pools, gates = complete_pools(seen), switch_on_features(source)
+    counts, requests, selectors, classes = made.counts(), made.requests(), made.selectors(), made.classes()
+    reaches = reach_pools(source)
     lacking = short is Reason.NO_MATCHING_DEVICES
     yield Reason.MATCH_ATTRIBUTES_CONFLICT, constraints
     yield Reason.POOL_RESOURCES_EXHAUSTED, counters
@@ -190,6 +195,7 @@ def _relaxation_tiers(inputs: CallInput) -> Iterator[tuple[Reason, Sequence[Call
     yield short, pools
     yield short if lacking else Reason.INSUFFICIENT_CAPACITY, capacities
     yield short, gates
+    members = _members_to_drop(question, made.members(None), finder)
     fewer = [(Reason.GROUP_UNSATISFIABLE, members), (short, counts), (short, requests if len(requests) > 1 else [])]
     other = [(short, selectors), (Reason.NODE_UNAVAILABLE, reaches), (short, classes)]
     # To ask for less helps where there is something to have.
@@ -201,52 +207,16 @@ def _relaxation_tiers(inputs: CallInput) -> Iterator[tuple[Reason, Sequence[Call
     yield short, [*rules, *reaches, *classes, *requests]
 
 
-def _claims_to_drop(inputs: CallInput) -> Sequence[CallRelaxation]:
+def _members_to_drop(
+    question: FeasibilityQuestion, members: Sequence[Relaxation], finder: FeasibilityChecker
+) -> Sequence[Relaxation]:
     """The fewest claims without which the others fit; none when no part of them does."""
-    for some in islice(relaxation_sets(call_relaxations.members(inputs)), MAX_TRIES):
-        if apply_relaxations(inputs, some).fits():
+    for some in islice(relaxation_sets(members), MAX_TRIES):
+        if len(some) < len(members) and finder.works(apply_relaxations(question, some)):
             return some
     return []
 
 
-def _fewest_relaxations(inputs: CallInput, offered: Sequence[CallRelaxation]) -> list[CallRelaxation] | None:
-    """The fewest that make it fit; None when not even all do."""
-
-    def works(chosen: Sequence[CallRelaxation]) -> bool:
-        return apply_relaxations(inputs, chosen).fits()
-
-    if not offered or not works(offered):
-        return None
-    for chosen in islice(relaxation_sets(offered), MAX_TRIES):
-        if len(chosen) == len(offered) or works(chosen):
-            return _narrow_relaxations(inputs, chosen)
-    return _narrow_relaxations(inputs, drop_unneeded(offered, works))
-
-
-def _narrow_relaxations(inputs: CallInput, chosen: Sequence[CallRelaxation]) -> list[CallRelaxation]:
-    """The same with each that takes away too much replaced by what is needed of it."""
-    exact = [remedy for remedy in chosen if remedy.narrow is None]
-    vague = [remedy for remedy in chosen if remedy.narrow is not None]
-    while vague:
-        remedy = vague.pop(0)
-        assert remedy.narrow is not None
-        exact += remedy.narrow(apply_relaxations(inputs, [*exact, *vague]))
-    return drop_unneeded(exact, lambda some: apply_relaxations(inputs, some).fits()) if len(exact) > 1 else exact
-
-
-def _has_too_few(inputs: CallInput) -> Reason:
+def _short_reason(question: FeasibilityQuestion) -> Reason:
     """Nothing matches some request, or too little does."""
-    try:
-        task = inputs.task()
-    except AllocationError:
-        return Reason.NOT_ENOUGH_DEVICES
-    details = [detail for demand in task.unit.demands for detail in demand.details] if task is not None else []
-    if any(not any(request.candidates.accepted for request in detail) for detail in details):
-        return Reason.NO_MATCHING_DEVICES
-    return Reason.NOT_ENOUGH_DEVICES
-
-
-def _why_with(reason: Reason, blockers: Sequence[CallRelaxation]) -> CallReason:
-    verdict = VERDICTS[reason]
-    words = " and ".join(remedy.words for remedy in blockers)
-    return CallReason(reason, f"{verdict}: it fits {words}" if words else verdict, tuple(blockers))
+    return Reason.NO_MATCHING_DEVICES if unmatched_details(question.unit) else Reason.NOT_ENOUGH_DEVICES

@@ -1,427 +1,243 @@
-"""Relaxations of the input of ``dra.allocate``: of claims, of the fleet, of what is in use."""
+"""Relaxations of the input of ``dra.allocate`` that change what is decoded: pools, nodes, feature gates.
+
+Others change the decoded problem: ``relaxations``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
-from devalloc.api.quantity import Format
+from devalloc_solver.cel.budget import Allowance
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
+from devalloc_solver.dialects.resource_k8s.decode import read_slice
 from devalloc_solver.dialects.resource_k8s.errors import AllocationError
-from devalloc_solver.dialects.resource_k8s.feature_gates import read_gates
-from devalloc_solver.dialects.resource_k8s.fields import FieldError
-from devalloc_solver.dialects.resource_k8s.pools import PoolStatus, name_of
-from devalloc_solver.dialects.resource_k8s.quantities import Amount
-from devalloc_solver.dialects.resource_k8s.usage import DeviceUsage, add_allocation, read_usage
-from devalloc_solver.explain.relaxations import drop_unneeded
-from devalloc_solver.explain.resource_k8s.call_input import (
-    CallInput,
-    ManifestContent,
-    claim_title,
-    devices_spec,
-    is_allocated,
-    subrequests_of,
-)
+from devalloc_solver.dialects.resource_k8s.fields import FieldError, short_text
+from devalloc_solver.dialects.resource_k8s.pools import PoolId, PoolStatus, ResourcePool
+from devalloc_solver.dialects.resource_k8s.selectors import SelectorJudge
+from devalloc_solver.dialects.resource_k8s.usage import DeviceId, DeviceUsage, add_allocation, read_usage
+from devalloc_solver.explain.feasibility import FeasibilityQuestion, ProblemSource
+from devalloc_solver.explain.relaxations import Relaxation
+from devalloc_solver.pipeline.one_node import AllocationTask, Manifest, holder_key, prepare
 from devalloc_solver.problem.allocations import Usage
+from devalloc_solver.problem.demand import AllocationMode, Demand, Request
 
-UNLIMITED = "4E"
-"""More of a counter than any device draws."""
-
-DeviceId = tuple[str, str, str]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CallRelaxation:
-    """Something to take away. ``entry`` is the blocker's JSON."""
-
-    entry: Mapping[str, Any]
-    words: str
-    """completes "it fits ..." """
-    apply: Callable[[CallInput], CallInput]
-    narrow: Callable[[CallInput], Sequence[CallRelaxation]] | None = None
-    """of one that takes away too much: what is needed of it, given the input with all else taken away"""
-    alike: object | None = None
+ManifestContent = dict[str, Any]
+_REACH = ("nodeName", "nodeSelector", "perDeviceNodeSelection", "allNodes")
+"""Fields that say which nodes reach a slice or a device."""
 
 
-def apply_relaxations(inputs: CallInput, remedies: Sequence[CallRelaxation]) -> CallInput:
-    """The input once all these are taken away."""
-    for remedy in remedies:
-        inputs = remedy.apply(inputs)
-    return inputs
+@dataclass(frozen=True, slots=True)
+class CallInput(ProblemSource):
+    """The arguments of a call, and what is changed of them before they are decoded."""
 
+    node: Manifest | str
+    claims: tuple[Manifest, ...]
+    classes: tuple[Manifest, ...]
+    slices: tuple[Manifest, ...]
+    """those that can be read, in order of pool and name"""
+    allocated: Mapping[str, Sequence[Manifest]]
+    features: frozenset[str]
+    unread: tuple[Manifest, ...] = ()
+    """slices that cannot, and stay as they are"""
+    complete: frozenset[PoolId] = frozenset()
+    """pools whose slices are taken for all there are"""
+    reached: frozenset[PoolId] = frozenset()
+    """pools that the node is made to reach"""
+    holders: tuple[DeviceUsage, ...] = ()
+    """what each holder has; the claim of its allocation is ``holder_key`` of its number"""
+    allowance: Allowance = field(default_factory=Allowance)
+    """of the call that asks all these questions"""
+    _selectors: dict[frozenset[str], SelectorJudge] = field(default_factory=dict)
+    """feature gates -> what expressions said of devices, in whatever question"""
 
-# -- of claims ---------------------------------------------------------------------------------------------------------
+    @property
+    def node_name(self) -> str:
+        return self.node if isinstance(self.node, str) else str(self.node["metadata"]["name"])
 
+    @property
+    def has_taints(self) -> bool:
+        return any(device.get("taints") for one in self.slices for device in one["spec"].get("devices") or ())
 
-def constraints(inputs: CallInput) -> Iterator[CallRelaxation]:
-    """matchAttributes and distinctAttributes, one by one."""
-    for position, claim in inputs.waiting:
-        for index, one in enumerate(devices_spec(claim).get("constraints") or ()):
-            field = "matchAttribute" if one.get("matchAttribute") else "distinctAttribute"
-            path = f"spec.devices.constraints[{index}]"
-            entry = {"kind": "constraint", **_claim(claim), "path": path, field: one.get(field)}
-            spot = (position, index)
-            yield CallRelaxation(
-                entry,
-                f"without {path} ({field} {one.get(field)}) of {claim_title(claim)}",
-                partial(_drop_constraint, spot),
-            )
+    @property
+    def has_counters(self) -> bool:
+        return any(one["spec"].get("sharedCounters") for one in self.slices)
 
+    def task(self, holders: Sequence[DeviceUsage] | None = None) -> AllocationTask | None:
+        """Everything known before the search; None when no claim waits. Raises AllocationError and OutOfTime.
 
-def _drop_constraint(spot: tuple[int, int], inputs: CallInput) -> CallInput:
-    return replace(inputs, dropped_constraints=inputs.dropped_constraints | {spot})
-
-
-def requests(inputs: CallInput) -> list[CallRelaxation]:
-    """Whole requests."""
-    remedies = []
-    for position, claim in inputs.waiting:
-        for index, request in enumerate(devices_spec(claim).get("requests") or ()):
-            entry = {"kind": "request", **_claim(claim), "request": request["name"]}
-            entry["path"] = f"spec.devices.requests[{index}]"
-            words = f"without request {request['name']} of {claim_title(claim)}"
-            remedies.append(CallRelaxation(entry, words, partial(_drop_request, (position, index))))
-    return remedies
-
-
-def _drop_request(spot: tuple[int, int], inputs: CallInput) -> CallInput:
-    return replace(inputs, dropped_requests=inputs.dropped_requests | {spot})
-
-
-def members(inputs: CallInput) -> list[CallRelaxation]:
-    """Whole claims, where there are several."""
-    waiting = [*inputs.waiting]
-    if len(waiting) < 2:
-        return []
-    return [
-        CallRelaxation(
-            {"kind": "member", **_name(claim)}, f"without {claim_title(claim)}", partial(_drop_claim, position)
+        ``holders``: see ``prepare``.
+        """
+        self.allowance.begin_again()
+        slices = self.slices
+        if self.complete or self.reached:
+            slices = tuple({**one, "spec": self._changed_spec(dict(one["spec"]))} for one in slices)
+        return prepare(
+            self.node,
+            self.claims,
+            self.classes,
+            (*slices, *self.unread),
+            self.allowance,
+            allocated=self.allocated,
+            features=self.features,
+            selectors=self._selectors.setdefault(self.features, SelectorJudge(self.features, self.allowance)),
+            holders=holders,
         )
-        for position, claim in reversed(waiting)
+
+    def question(self) -> FeasibilityQuestion:
+        """Whether the waiting claims fit beside all holders. Raises as ``task``."""
+        task = self.task(self.holders)
+        assert task is not None
+        return FeasibilityQuestion(task.snapshot, task.unit, task.holdings, source=self)
+
+    def decode(self, question: FeasibilityQuestion) -> FeasibilityQuestion:
+        try:
+            decoded = self.question()
+        except AllocationError:
+            return replace(question, is_decoded=False)
+        held = {holding.claim for holding in question.held}
+        return replace(decoded, held=tuple(holding for holding in decoded.held if holding.claim in held))
+
+    def judge_beside_held(self, question: FeasibilityQuestion) -> FeasibilityQuestion:
+        """Nothing that draws counters is to be had of a pool of which a counter is overdrawn."""
+        ledger, devices = Usage.of(question.snapshot, question.held), question.snapshot.devices
+        overdrawn = {
+            pool
+            for pool, drawn in ledger.drawn.items()
+            for name, blocks in drawn.items()
+            if blocks > question.snapshot.pools[pool].resources[name].blocks
+        }
+
+        def left(_: Demand, request: Request) -> Request:
+            accepted, offers = request.candidates.accepted, request.spec.judge.offers
+            there = (index for index in accepted if devices[index].pool in overdrawn and index not in ledger.shared)
+            barred = {index for index in there if offers[index].device.consumes}  # be it nothing
+            if not barred or request.mode.is_admin:
+                return request
+            is_all = request.mode is AllocationMode.EVERY
+            rest = {} if is_all else {index: name for index, name in accepted.items() if index not in barred}
+            return replace(request, candidates=replace(request.candidates, accepted=rest))
+
+        return question.with_requests(left) if overdrawn else question
+
+    def _changed_spec(self, spec: ManifestContent) -> ManifestContent:
+        """The spec of a slice with the changes made."""
+        pool = _pool_of(spec)
+        if pool in self.complete:
+            spec = {**spec, "pool": {**spec["pool"], "resourceSliceCount": self._newest_slices(pool)}}
+        if pool in self.reached:
+            devices = [{k: v for k, v in d.items() if k not in _REACH} for d in spec.get("devices") or ()]
+            spec = {key: value for key, value in spec.items() if key not in _REACH} | {"allNodes": True}
+            spec |= {"devices": devices} if devices else {}
+        return spec
+
+    def _newest_slices(self, pool: PoolId) -> int:
+        generations = [
+            one["spec"]["pool"].get("generation") or 0 for one in self.slices if _pool_of(one["spec"]) == pool
+        ]
+        return generations.count(max(generations))
+
+
+def sort_slices(slices: Iterable[Manifest]) -> tuple[tuple[Manifest, ...], tuple[Manifest, ...]]:
+    """(slices that can be read, in an order that does not depend on theirs, and the others)"""
+    readable: list[tuple[object, Manifest]] = []
+    unread: list[Manifest] = []
+    for content in slices:
+        try:
+            resource_slice = read_slice(content)
+        except FieldError:
+            unread.append(content)
+            continue
+        place = resource_slice.reach.node_name or "", [device.name for device in resource_slice.devices]
+        readable.append(((*resource_slice.pool_id, resource_slice.generation, resource_slice.name, *place), content))
+    return tuple(content for _, content in sorted(readable, key=itemgetter(0))), tuple(unread)
+
+
+def _pool_of(spec: Mapping[str, Any]) -> PoolId:
+    return spec["driver"], spec["pool"]["name"]
+
+
+# -- what is decoded ---------------------------------------------------------------------------------------------------
+
+
+def _changing_source(change: Callable[[CallInput], CallInput]) -> Callable[[FeasibilityQuestion], FeasibilityQuestion]:
+    def apply(question: FeasibilityQuestion) -> FeasibilityQuestion:
+        assert isinstance(question.source, CallInput)
+        return replace(question, source=change(question.source))
+
+    return apply
+
+
+def complete_pools(pools: Iterable[ResourcePool]) -> list[Relaxation]:
+    """Pools that are incomplete: as if the slices there are were all."""
+    return [_complete_pool(pool) for pool in pools if pool.state is PoolStatus.INCOMPLETE]
+
+
+def _complete_pool(pool: ResourcePool) -> Relaxation:
+    entry = {"kind": "pool", "driver": pool.driver, "pool": pool.name, "state": pool.state.value, "why": pool.why}
+    change = _changing_source(lambda source: replace(source, complete=source.complete | {pool.id}))
+    return Relaxation(entry, f"once pool {pool.title} is complete", change, order=-1)
+
+
+def reach_pools(source: CallInput) -> list[Relaxation]:
+    """Pools of other nodes: as if every node reached them."""
+    return [_reach_pool(source.node_name, pool) for pool in dict.fromkeys(_pool_of(s["spec"]) for s in source.slices)]
+
+
+def _reach_pool(node: str, pool: PoolId) -> Relaxation:
+    entry = {"kind": "node", "node": node, "driver": pool[0], "pool": pool[1]}
+    change = _changing_source(lambda source: replace(source, reached=source.reached | {pool}))
+    return Relaxation(entry, f"if node {node} reached pool {'/'.join(pool)}", change, order=-1)
+
+
+def switch_on_features(source: CallInput) -> list[Relaxation]:
+    """Features that are off, of those that are on by default."""
+    return [_switch_on(name) for name in sorted(gate.DEFAULT_GATES - source.features)]
+
+
+def _switch_on(name: str) -> Relaxation:
+    change = _changing_source(lambda source: replace(source, features=source.features | {name}))
+    return Relaxation({"kind": "feature", "feature": name}, f"with feature {name}", change, order=-1)
+
+
+# -- what is in use ----------------------------------------------------------------------------------------------------
+
+
+def list_holders(source: CallInput) -> list[tuple[Relaxation, DeviceUsage]]:
+    """Claims that hold something, and devices that are in use without a claim that is known to hold them."""
+    listed: list[tuple[Mapping[str, Any], str, DeviceUsage]] = []
+    for claim in sorted(filter(_is_allocated, source.claims), key=lambda claim: "/".join(_name_of(claim))):
+        namespace, name = _name_of(claim)
+        entry = {"kind": "claim", "namespace": namespace, "name": name, "priority": 0}
+        usage = DeviceUsage()
+        with suppress(FieldError):  # all that names a device is added before
+            add_allocation(usage, claim["status"]["allocation"], "status.allocation")
+        listed.append((entry, f"once {namespace}/{name} is released", usage))
+    for where in sorted({_device_of(item) for part in source.allocated.values() for item in part or ()}):
+        entry = {"kind": "device", **dict(zip(("driver", "pool", "device"), where, strict=True))}
+        same = {part: [i for i in items or () if _device_of(i) == where] for part, items in source.allocated.items()}
+        listed.append((entry, f"once {'/'.join(where)} is free", read_usage(same, ())))
+    return [
+        (Relaxation(entry, words, partial(FeasibilityQuestion.without, claims=frozenset([holder_key(number)]))), usage)
+        for number, (entry, words, usage) in enumerate(listed)
     ]
 
 
-def _drop_claim(position: int, inputs: CallInput) -> CallInput:
-    return replace(inputs, dropped_claims=inputs.dropped_claims | {position})
+def _is_allocated(claim: Manifest) -> bool:
+    status = claim.get("status")
+    return isinstance(status, Mapping) and bool(status.get("allocation"))
 
 
-def capacities(inputs: CallInput) -> Iterator[CallRelaxation]:
-    """Requested capacities, one by one."""
-    for position, claim, (index, alternative, path, ask) in _subrequests(inputs):
-        for name, amount in ((ask.get("capacity") or {}).get("requests") or {}).items():
-            field = f"{path}.capacity.requests[{name}]"
-            entry = {"kind": "capacity", **_claim(claim), "path": field, "capacity": name, "requested": str(amount)}
-            change = partial(_without_capacity, position, index, alternative, name)
-            yield CallRelaxation(entry, f"without {field} of {claim_title(claim)}", change)
+def _name_of(claim: Manifest) -> tuple[str, str]:
+    """(namespace, name)"""
+    metadata = claim.get("metadata")
+    fields = metadata if isinstance(metadata, Mapping) else {}
+    return short_text(fields.get("namespace") or "default"), short_text(fields.get("name") or "")
 
 
-def _without_capacity(position: int, index: int, alternative: int | None, name: str, inputs: CallInput) -> CallInput:
-    def change(ask: ManifestContent) -> ManifestContent:
-        others = {key: value for key, value in ask["capacity"]["requests"].items() if key != name}
-        return {**ask, "capacity": {**ask["capacity"], "requests": others}}
-
-    return inputs.with_ask(position, index, alternative, change)
-
-
-def counts(inputs: CallInput) -> Iterator[CallRelaxation]:
-    """Counts, narrowed to the most that fits."""
-    several = len([*inputs.waiting]) > 1
-    for position, claim, (index, alternative, path, ask) in _subrequests(inputs):
-        count = ask.get("count") or 1
-        if count > 1 and ask.get("allocationMode") != "All":
-            entry = {"kind": "amount", **_claim(claim), "path": f"{path}.count", "requested": str(count)}
-            asking = partial(_with_count, position, index, alternative)
-            what = f"{path}.count" + (f" of {claim_title(claim)}" if several else "")
-            narrow = partial(_max_count_relaxation, entry, what, count, asking)
-            yield CallRelaxation(entry, f"with {what} of 1", partial(asking, 1), narrow)
-
-
-def _with_count(position: int, index: int, alternative: int | None, count: int, inputs: CallInput) -> CallInput:
-    return inputs.with_ask(position, index, alternative, lambda ask: {**ask, "count": count})
-
-
-def _max_count_relaxation(
-    entry: ManifestContent, what: str, count: int, asking: Callable[[int, CallInput], CallInput], inputs: CallInput
-) -> Sequence[CallRelaxation]:
-    fits, fails = 1, count
-    while fails - fits > 1:
-        middle = (fits + fails) // 2
-        fits, fails = (middle, fails) if asking(middle, inputs).fits() else (fits, middle)
-    words = f"with {what} of at most {fits}"
-    return [CallRelaxation({**entry, "most": str(fits)}, words, partial(asking, fits))]
-
-
-def selectors(inputs: CallInput) -> Iterator[CallRelaxation]:
-    """The selectors of a request."""
-    for position, claim, (index, alternative, path, ask) in _subrequests(inputs):
-        if ask.get("selectors"):
-            field = f"{path}.selectors"
-            expressions = [one["cel"]["expression"] for one in ask["selectors"] if one.get("cel")]
-            entry = {"kind": "selector", **_claim(claim), "path": field, "expressions": expressions}
-            change = partial(_without_selectors, position, index, alternative)
-            yield CallRelaxation(entry, f"without {field} of {claim_title(claim)}", change)
-
-
-def _without_selectors(position: int, index: int, alternative: int | None, inputs: CallInput) -> CallInput:
-    return inputs.with_ask(position, index, alternative, lambda ask: {**ask, "selectors": []})
-
-
-def classes(inputs: CallInput) -> Iterator[CallRelaxation]:
-    """The selectors of a class, for all requests that name it."""
-    named = dict.fromkeys(ask["deviceClassName"] for _, _, (_, _, _, ask) in _subrequests(inputs))
-    for name in named:
-        entry = {"kind": "class", "deviceClassName": name}
-        yield CallRelaxation(entry, f"without the selectors of class {name}", partial(_without_class_selectors, name))
-
-
-def _without_class_selectors(name: str, inputs: CallInput) -> CallInput:
-    def change(content: Mapping[str, Any]) -> Mapping[str, Any]:
-        if name_of(content) != name:
-            return content
-        return {**content, "spec": {**(content.get("spec") or {}), "selectors": []}}
-
-    return replace(inputs, classes=tuple(map(change, inputs.classes)))
-
-
-# -- of the fleet ------------------------------------------------------------------------------------------------------
-
-
-def taints(inputs: CallInput) -> list[CallRelaxation]:
-    """All taints at once, narrowed to those of the devices that are needed."""
-    has_taints = any(d.get("taints") for s in inputs.slices for d in s["spec"].get("devices") or ())
-    words = "without the taints"
-    return (
-        [CallRelaxation({"kind": "taint"}, words, lambda i: i.with_devices(_without_taints), _needed_taints)]
-        if has_taints
-        else []
-    )
-
-
-def _without_taints(_: ManifestContent, device: ManifestContent) -> ManifestContent:
-    return {key: value for key, value in device.items() if key != "taints"}
-
-
-def _needed_taints(inputs: CallInput) -> Sequence[CallRelaxation]:
-    taken = _devices_of(inputs.with_devices(_without_taints))
-    remedies: list[CallRelaxation] = []
-    for content in inputs.slices:
-        spec = content["spec"]
-        for device in spec.get("devices") or ():
-            remedies += [_taint(spec, device, t) for t in device.get("taints") or () if _id(spec, device) in taken]
-    return drop_unneeded(remedies, lambda some: apply_relaxations(inputs, some).fits())
-
-
-def _taint(spec: ManifestContent, device: ManifestContent, taint: ManifestContent) -> CallRelaxation:
-    driver, pool, name = where = _id(spec, device)
-    text = f"{taint.get('key')}={taint.get('value', '')}:{taint.get('effect')}"
-    entry = {"kind": "taint", "driver": driver, "pool": pool, "device": name}
-    entry |= {field: taint[field] for field in ("key", "value", "effect") if field in taint}
-
-    def change(spec: ManifestContent, other: ManifestContent) -> ManifestContent:
-        if _id(spec, other) != where:
-            return other
-        return {**other, "taints": [t for t in other.get("taints") or () if t != taint]}
-
-    return CallRelaxation(entry, f"without the taint {text} of {'/'.join(where)}", lambda i: i.with_devices(change))
-
-
-def counters(inputs: CallInput) -> list[CallRelaxation]:
-    """All counters raised at once, narrowed to those that fall short, and by how much."""
-    if not any(s["spec"].get("sharedCounters") for s in inputs.slices):
-        return []
-    return [CallRelaxation({"kind": "counter"}, "with more of the counters", _raise_all_counters, _short_counters)]
-
-
-def _raise_all_counters(inputs: CallInput) -> CallInput:
-    return inputs.with_slices(lambda spec: _counted(spec, lambda *_: UNLIMITED))
-
-
-def _counted(spec: ManifestContent, value: Callable[[str, str, Any], Any]) -> ManifestContent:
-    """A slice with other values of its counters, by set, counter and old value."""
-    if not spec.get("sharedCounters"):
-        return spec
-
-    def counted(one: ManifestContent) -> ManifestContent:
-        counts = (one.get("counters") or {}).items()
-        return {**one, "counters": {n: {**c, "value": value(one["name"], n, c.get("value"))} for n, c in counts}}
-
-    sets = [counted(one) for one in spec["sharedCounters"]]
-    return {**spec, "sharedCounters": sets}
-
-
-def _short_counters(inputs: CallInput) -> Sequence[CallRelaxation]:
-    task, placements = inputs.task(), _raise_all_counters(inputs).placements()
-    if task is None or placements is None:
-        return []
-    ledger = Usage.of(task.snapshot, task.holdings)
-    taken = {e.device.index for p in placements for e in p.entries if not e.request.mode.is_admin}
-    new = [task.snapshot.devices[i] for i in sorted(taken) if not ledger.in_use(task.snapshot.devices[i])]
-    remedies = []
-    for pool in [task.snapshot.pools[p] for p in sorted({d.pool for d in new if d.draws})]:
-        offer = next(offer for offer in task.offers if offer.index == pool.devices[0].index)
-        for name, resource in pool.resources.items():
-            drawn = ledger.drawn[pool.index][name] + sum(
-                dict(d.draws).get(name, 0) for d in new if d.pool == pool.index
-            )
-            if drawn > resource.nano:
-                remedies.append(_counter((offer.pool.driver, offer.pool.name), name, drawn, drawn - resource.nano))
-    return drop_unneeded(remedies, lambda some: apply_relaxations(inputs, some).fits())
-
-
-def _counter(pool: tuple[str, str], name: str, wanted: int, missing: int) -> CallRelaxation:
-    entry, words = counter_entry(pool, name, wanted, missing)
-    counter_set, counter = entry["counterSet"], entry["counter"]
-
-    def change(spec: ManifestContent) -> ManifestContent:
-        if (spec["driver"], spec["pool"]["name"]) != pool:
-            return spec
-        return _counted(spec, lambda s, n, old: entry["needed"] if (s, n) == (counter_set, counter) else old)
-
-    return CallRelaxation(entry, words, lambda i: i.with_slices(change))
-
-
-def counter_entry(pool: tuple[str, str], name: str, wanted: int, missing: int) -> tuple[ManifestContent, str]:
-    """The blocker for a counter that falls short, and the words. ``name`` is "set/counter"; amounts are in nano."""
-    counter_set, _, counter = name.rpartition("/")
-    shown = [str(Amount(nano, _quantity_format(nano))) for nano in (wanted, missing)]
-    entry = {"kind": "counter", "driver": pool[0], "pool": pool[1], "counterSet": counter_set, "counter": counter}
-    words = f"with {shown[1]} more of counter {name} in pool {'/'.join(pool)}"
-    return {**entry, "needed": shown[0], "missing": shown[1]}, words
-
-
-def _quantity_format(nano: int) -> Format:
-    return Format.BINARY_SI if nano and nano % (2**20 * 10**9) == 0 else Format.DECIMAL_SI
-
-
-def pools(inputs: CallInput) -> Iterator[CallRelaxation]:
-    """Pools that are incomplete: as if the slices there are were all."""
-    try:
-        task = inputs.task()
-    except AllocationError:
-        return
-    for pool in task.pools if task is not None else ():
-        if pool.state is PoolStatus.INCOMPLETE:
-            key = pool.driver, pool.name
-            entry = {
-                "kind": "pool",
-                "driver": pool.driver,
-                "pool": pool.name,
-                "state": pool.state.value,
-                "why": pool.why,
-            }
-            words = f"once pool {pool.title} is complete"
-            yield CallRelaxation(entry, words, partial(_complete_pool, key))
-
-
-def _complete_pool(key: tuple[str, str], inputs: CallInput) -> CallInput:
-    specs = [s["spec"] for s in inputs.slices if (s["spec"]["driver"], s["spec"]["pool"]["name"]) == key]
-    newest = max(spec["pool"].get("generation") or 0 for spec in specs)
-    count = sum((spec["pool"].get("generation") or 0) == newest for spec in specs)
-
-    def change(spec: ManifestContent) -> ManifestContent:
-        if (spec["driver"], spec["pool"]["name"]) != key:
-            return spec
-        return {**spec, "pool": {**spec["pool"], "resourceSliceCount": count}}
-
-    return inputs.with_slices(change)
-
-
-def reaches(inputs: CallInput) -> Iterator[CallRelaxation]:
-    """Pools of other nodes: as if every node reached them."""
-    for key in dict.fromkeys((s["spec"]["driver"], s["spec"]["pool"]["name"]) for s in inputs.slices):
-        entry = {"kind": "node", "node": inputs.node_name, "driver": key[0], "pool": key[1]}
-        yield CallRelaxation(
-            entry, f"if node {inputs.node_name} reached pool {'/'.join(key)}", partial(_reach_pool_from_all, key)
-        )
-
-
-def _reach_pool_from_all(key: tuple[str, str], inputs: CallInput) -> CallInput:
-    where = ("nodeName", "nodeSelector", "perDeviceNodeSelection", "allNodes")
-
-    def change(spec: ManifestContent) -> ManifestContent:
-        if (spec["driver"], spec["pool"]["name"]) != key:
-            return spec
-        devices = [{k: v for k, v in d.items() if k not in where} for d in spec.get("devices") or ()]
-        rest = {k: v for k, v in spec.items() if k not in where}
-        return {**rest, "allNodes": True, **({"devices": devices} if devices else {})}
-
-    return inputs.with_slices(change)
-
-
-def gates(inputs: CallInput) -> Iterator[CallRelaxation]:
-    """Features that are off, of those that are on by default."""
-    for name in sorted(gate.DEFAULT_GATES - read_gates(inputs.features)):
-        change = partial(_switch_on, name)
-        yield CallRelaxation({"kind": "feature", "feature": name}, f"with feature {name}", change)
-
-
-def _switch_on(name: str, inputs: CallInput) -> CallInput:
-    return replace(inputs, features=inputs.features | {name})
-
-
-# -- of what is in use -------------------------------------------------------------------------------------------------
-
-
-def holders(inputs: CallInput) -> list[tuple[CallRelaxation, DeviceUsage]]:
-    """Claims that hold something, and devices that are in use without a claim that is known to hold them."""
-    remedies = []
-    for position, claim in sorted(enumerate(inputs.claims), key=lambda one: claim_title(one[1])):
-        if is_allocated(claim):
-            entry = {"kind": "claim", **_name(claim), "priority": 0}
-            remedy = CallRelaxation(entry, f"once {claim_title(claim)} is released", partial(_drop_claim, position))
-            usage = DeviceUsage()
-            with suppress(FieldError):  # all that names a device is added before
-                add_allocation(usage, claim["status"]["allocation"], "status.allocation")
-            remedies.append((remedy, usage))
-    used = [_used(item) for part in inputs.allocated.values() for item in part or ()]
-    for where in sorted(set(used)):
-        entry = {"kind": "device", **dict(zip(("driver", "pool", "device"), where, strict=True))}
-        remedy = CallRelaxation(entry, f"once {'/'.join(where)} is free", partial(_release_holder, where))
-        same = {part: [i for i in items or () if _used(i) == where] for part, items in inputs.allocated.items()}
-        remedies.append((remedy, read_usage(same, ())))
-    return remedies
-
-
-def _release_holder(where: DeviceId, inputs: CallInput) -> CallInput:
-    remaining = {part: [i for i in items or () if _used(i) != where] for part, items in inputs.allocated.items()}
-    return replace(inputs, allocated=remaining)
-
-
-def _used(item: Mapping[str, Any]) -> DeviceId:
+def _device_of(item: Mapping[str, Any]) -> DeviceId:
     return item["driver"], item["pool"], item["device"]
-
-
-# -- small things ------------------------------------------------------------------------------------------------------
-
-
-def _subrequests(
-    inputs: CallInput,
-) -> Iterator[tuple[int, Mapping[str, Any], tuple[int, int | None, str, ManifestContent]]]:
-    for position, claim in inputs.waiting:
-        for ask in subrequests_of(claim):
-            yield position, claim, ask
-
-
-def _devices_of(inputs: CallInput) -> set[DeviceId]:
-    """The devices of an answer."""
-    task, placements = inputs.task(), inputs.placements()
-    if task is None:
-        return set()
-    offers = {offer.index: offer.id for offer in task.offers}
-    return {offers[entry.device.index] for placement in placements or () for entry in placement.entries}
-
-
-def _id(spec: Mapping[str, Any], device: Mapping[str, Any]) -> DeviceId:
-    return spec["driver"], spec["pool"]["name"], device["name"]
-
-
-def _claim(claim: Mapping[str, Any]) -> dict[str, str]:
-    return {"claim": claim_title(claim)}
-
-
-def _name(claim: Mapping[str, Any]) -> dict[str, str]:
-    namespace, _, name = claim_title(claim).partition("/")
-    return {"namespace": namespace, "name": name}

@@ -12,23 +12,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from devalloc_solver.cel.budget import Bound, OutOfTime
-from devalloc_solver.dialects.resource_k8s.candidates import RequestJudge
 from devalloc_solver.dialects.resource_k8s.duplicate_devices import is_counter
 from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice
-from devalloc_solver.explain.blocking_claims import BlockingClaimFinder
+from devalloc_solver.explain.explainer import NOT_PROVEN, Explainer, Finding, first_sufficient, unmatched_details
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion, Undecided
+from devalloc_solver.explain.funnel import describe_funnel
 from devalloc_solver.explain.messages import describe_remedy, join_sentences
 from devalloc_solver.explain.reasons import IMPOSSIBLE_VERDICT, VERDICTS, Reason
-from devalloc_solver.explain.relaxations import Relaxation, apply_relaxations, drop_unneeded, fewest_relaxations
+from devalloc_solver.explain.relaxations import Relaxation, apply_relaxations, drop_unneeded
 from devalloc_solver.explain.resource_k8s.availability import Availability
-from devalloc_solver.explain.resource_k8s.funnel import describe_funnel, make_funnel
-from devalloc_solver.explain.resource_k8s.relaxations import ANY_DEVICE, ResourceClaimRelaxations
+from devalloc_solver.explain.resource_k8s.relaxations import ResourceClaimRelaxations
 from devalloc_solver.explain.resource_k8s.typos import ResourceTypoFinder
 from devalloc_solver.place import StepsExhausted, place
-from devalloc_solver.problem.allocations import Allocation, Key, Usage
+from devalloc_solver.problem.allocations import Key, Usage
 from devalloc_solver.problem.demand import Demand, PlacementUnit, Request
-from devalloc_solver.problem.placement import Placement
-from devalloc_solver.problem.snapshot import Snapshot
 
 MAX_FINDINGS = 40
 """Different units of one call for which what is in the way is looked for; the reasons of all others have numbers."""
@@ -38,21 +35,8 @@ MAX_SEARCHES = 5_000
 _IN_USE_REASONS = (Reason.DEVICES_IN_USE, Reason.LOST_TO_HIGHER_PRIORITY, Reason.LOST_TO_COMPETITION)
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceClaimFinding:
-    """What is found out about a unit, and holds for its equals."""
-
-    reason: Reason
-    text: str
-    blockers: tuple[dict[str, Any], ...] = ()
-
-    def is_about(self, key: Key) -> bool:
-        """Whether a member of the group is in the way, and it is this one."""
-        return any(b["kind"] == "member" and (b["namespace"], b["name"]) == key for b in self.blockers)
-
-
 class ClusterTotals(Protocol):
-    """Counts devices of a whole cluster, for requests of a part of it; see ``Availability`` and ``make_funnel``."""
+    """Counts devices of a whole cluster, for requests of a part of it; see ``Availability``."""
 
     @property
     def errors(self) -> Sequence[str]:
@@ -65,56 +49,37 @@ class ClusterTotals(Protocol):
 
 
 @dataclass(slots=True)
-class ResourceClaimExplainer:
-    """Explains units that got nothing, each by solving it again under better circumstances."""
+class ResourceClaimExplainer(Explainer):
+    """Explains units of ResourceClaims."""
 
-    snapshot: Snapshot
     offers: Sequence[PublishedDevice]
-    holdings: Sequence[Allocation]
-    """held before"""
-    placements: Sequence[Placement]
-    """given in this batch"""
-    ends: float | None
-    """monotonic time after which nothing is solved any more"""
     typos: ResourceTypoFinder | None = None
     """of these offers, where somebody has them already"""
     fleet: ClusterTotals | None = None
     """the numbers of the whole cluster, where the snapshot is but a part of it"""
-    _by_kind: dict[object, ResourceClaimFinding] = field(default_factory=dict)
     _funnels: dict[object, dict[str, Any]] = field(default_factory=dict)
-    _given: tuple[Allocation, ...] = field(init=False)
-    _in_use: tuple[Allocation, ...] = field(init=False)
-    _priorities: dict[Key, int] = field(init=False)
     _numbers: Availability | ClusterTotals = field(init=False)
-    _held: Usage = field(init=False)
-    """all that is held now"""
-    _finder: FeasibilityChecker | None = field(init=False, default=None)
-    _releases: BlockingClaimFinder | None = field(init=False, default=None)
-    _judge: RequestJudge | None = field(init=False, default=None)
     _findings: int = field(init=False, default=0)
     crowded: PlacementUnit | None = field(init=False, default=None)
     """the last unit, after what must change of it, where claims were looked for that are in its way besides"""
 
     def __post_init__(self) -> None:
-        self._given = tuple(placement.holding() for placement in self.placements)
-        self._in_use = (*self.holdings, *self._given)
-        self._priorities = {holding.claim: holding.priority for holding in self._in_use}
-        self._numbers = self.fleet or Availability(self.snapshot, self.offers, self._in_use)
-        self._held = Usage.of(self.snapshot, self._in_use)
+        Explainer.__post_init__(self)
+        self._numbers = self.fleet or Availability(self.snapshot, self.offers, self.in_use)
 
     def explain(self, unit: PlacementUnit) -> list[dict[str, Any]]:
         """An answer for each claim of the unit."""
         kind = unit.kind
-        finding = self._by_kind.get(kind) if kind is not None else None
+        finding = self.by_kind.get(kind) if kind is not None else None
         if finding is None and len(unit.demands) > 1:
             return [self._answer(demand, unit, one) for demand, one in self._find_members(unit)]
         if finding is None:
             finding = self._find(unit, self._reason(unit), unit.demands[0].key)
             if kind is not None:
-                self._by_kind[kind] = finding
+                self.by_kind[kind] = finding
         return [self._answer(demand, unit, finding) for demand in unit.demands]
 
-    def _answer(self, demand: Demand, unit: PlacementUnit, finding: ResourceClaimFinding) -> dict[str, Any]:
+    def _answer(self, demand: Demand, unit: PlacementUnit, finding: Finding) -> dict[str, Any]:
         if self.fleet is None:
             errors = sorted({error for request in demand.requests for error in request.spec.verdict.errors})
         else:
@@ -129,7 +94,7 @@ class ResourceClaimExplainer:
             "reason": str(finding.reason),
             "message": f"{VERDICTS[finding.reason]}: {finding.text}" + (f"; {errors[0]}" if errors else ""),
             "funnel": [self._funnel(request) for request in demand.requests],
-            "blockers": [_blocker_of(demand, unit, blocker) for blocker in finding.blockers],
+            "blockers": [_blocker_of(demand, unit, blocker) for blocker in self.blockers(finding)],
         }
         if finding.reason is Reason.NO_MATCHING_DEVICES and any(
             request.spec.is_exhausting for request in demand.requests
@@ -139,18 +104,16 @@ class ResourceClaimExplainer:
 
     def _funnel(self, request: Request) -> dict[str, Any]:
         key = id(request.spec.verdict), request.spec.ask.class_name
-        if key not in self._funnels and self.fleet is not None:
-            self._funnels[key] = self.fleet.funnel(request)
-        elif key not in self._funnels:
-            self._funnels[key] = make_funnel(request, self.offers, self.snapshot, self._held)
+        if key not in self._funnels:
+            self._funnels[key] = self._numbers.funnel(request)
         return self._funnels[key] | {"request": request.spec.ask.name}
 
     # -- the reason ----------------------------------------------------------------------------------------------------
 
-    def _find_members(self, unit: PlacementUnit) -> Iterator[tuple[Demand, ResourceClaimFinding]]:
+    def _find_members(self, unit: PlacementUnit) -> Iterator[tuple[Demand, Finding]]:
         """The reason of a group, for each member: what is in the way of one may be another, and never itself."""
         given = self._reason(unit)
-        findings: list[ResourceClaimFinding] = []
+        findings: list[Finding] = []
         for demand in unit.demands:
             finding = next((one for one in findings if not one.is_about(demand.key)), None)
             if finding is None:
@@ -158,13 +121,12 @@ class ResourceClaimExplainer:
                 findings.append(finding)
             yield demand, finding
 
-    def _find(self, unit: PlacementUnit, given: tuple[Reason, str], key: Key) -> ResourceClaimFinding:
+    def _find(self, unit: PlacementUnit, given: tuple[Reason, str], key: Key) -> Finding:
         """What is in the way of a unit that has this reason, as the claim ``key`` sees it."""
         reason, text = given
         if reason is Reason.SEARCH_LIMIT:
-            return ResourceClaimFinding(reason, text)
+            return Finding(reason, text)
         edits, claims, doubt = self._in_the_way(unit, reason, key)
-        blockers = [*(dict(edit.entry) for edit in edits), *(self._claim_entry(key) for key in claims)]
         if self.typos is None:
             self.typos = ResourceTypoFinder(self.offers)
         slips = self.typos.of_claims((d.claim.claim for d in unit.demands), class_selectors(unit), self.ends)
@@ -175,13 +137,11 @@ class ResourceClaimExplainer:
             describe_remedy(edits, claims),
             doubt,
         )
-        return ResourceClaimFinding(reason, message, tuple(blockers))
+        return Finding(reason, message, tuple(edits), claims)
 
     def _reason(self, unit: PlacementUnit) -> tuple[Reason, str]:
-        for demand in unit.demands:
-            for requests in demand.details:
-                if not any(request.candidates.accepted for request in requests):
-                    return Reason.NO_MATCHING_DEVICES, "no device matches"
+        if unmatched_details(unit):
+            return Reason.NO_MATCHING_DEVICES, "no device matches"
         anywhere = replace(unit, pin=None)
         tests: list[tuple[PlacementUnit, Callable[[], tuple[Reason, str] | None]]] = [(unit, lambda: self._taken(unit))]
         if unit.pin is not None:
@@ -242,7 +202,7 @@ class ResourceClaimExplainer:
         self, unit: PlacementUnit, reason: Reason, key: Key
     ) -> tuple[Sequence[Relaxation], tuple[Key, ...], str]:
         """(what must change, whose release makes room, what is not certain of it); nothing where it was not found."""
-        finder = self._get_finder()
+        finder = self.finder
         if self._findings >= MAX_FINDINGS or finder.searched >= MAX_SEARCHES:
             return (), (), ""
         self._findings += 1
@@ -258,32 +218,35 @@ class ResourceClaimExplainer:
     ) -> tuple[Sequence[Relaxation], tuple[Key, ...], str]:
         edits: Sequence[Relaxation] = ()
         if reason not in _IN_USE_REASONS:
-            tiers = self._tiers(question, reason, key)
-            sufficient = next((f for tier in tiers if (f := fewest_relaxations(question, tier, finder))), None)
+            tiers = ((reason, tier) for tier in self._tiers(question, reason, key))
+            sufficient = first_sufficient(question, tiers, finder)
             if sufficient is None:
                 return (), (), ""
-            edits = drop_unneeded(sufficient, lambda some: finder.works(apply_relaxations(question, some)))
+            edits = drop_unneeded(sufficient[1], lambda some: finder.works(apply_relaxations(question, some)))
         eased = apply_relaxations(question, edits)
         claims: tuple[Key, ...] = ()
         is_full = reason is Reason.DEVICES_IN_USE  # it has been placed beside what is in use, and does not fit
-        if self._in_use and (is_full or not finder.works(replace(eased, held=self._in_use))):
+        if self.in_use and (is_full or not finder.works(replace(eased, held=self.in_use))):
             finder.refill()
             self.crowded = eased.unit
-            claims = self._get_releases().find(eased, finder).claims
+            claims = self.releases.find(eased, finder).claims
             if not claims:
                 return (), (), ""
         return (
             edits,
             claims,
-            "a smaller set may suffice; the search for it was cut short" if finder.is_cut_short else "",
+            NOT_PROVEN if finder.is_cut_short else "",
         )
 
     def _tiers(self, question: FeasibilityQuestion, reason: Reason, key: Key) -> Iterable[Sequence[Relaxation]]:
         """Take constraints away and report the first that suffices. ``why`` tries all, in another order."""
-        made = ResourceClaimRelaxations(question.unit, self._get_judge(question.unit))
-        pins, constraints, counters = made.pins(), made.constraints(), made.counters(question)
+        made = ResourceClaimRelaxations(question.unit)
+        pins, constraints = made.pins(), made.constraints()
+        has_counters = any(is_counter(name) for pool in question.snapshot.pools for name in pool.resources)
+        counters = made.counters() if has_counters else []
         capacities, selectors, classes = made.capacities(), made.selectors(), made.classes()
         members, counts, requests = made.members(key), made.counts(), made.requests()
+        requests = requests if len(requests) > 1 else []
         if reason is Reason.NO_MATCHING_DEVICES:
             yield from (capacities, selectors, classes, requests, members)
         else:
@@ -293,26 +256,6 @@ class ResourceClaimExplainer:
             yield from (members, counts, requests, capacities, selectors, classes)
         rules = [*pins, *constraints, *counters, *capacities, *counts, *selectors]
         yield from (rules, [*rules, *classes], [*rules, *classes, *requests])
-
-    def _get_judge(self, unit: PlacementUnit) -> RequestJudge:
-        """The judge of the claims, and knows a class that every device belongs to besides."""
-        if self._judge is None:
-            judge: RequestJudge = next(request for demand in unit.demands for request in demand.requests).spec.judge
-            self._judge = judge.with_class(ANY_DEVICE)
-        return self._judge
-
-    def _get_finder(self) -> FeasibilityChecker:
-        if self._finder is None:
-            self._finder = FeasibilityChecker(self.snapshot, lambda request: None, self.ends)
-        return self._finder
-
-    def _get_releases(self) -> BlockingClaimFinder:
-        if self._releases is None:
-            self._releases = BlockingClaimFinder(self.snapshot, self._in_use, frozenset(h.claim for h in self._given))
-        return self._releases
-
-    def _claim_entry(self, key: Key) -> dict[str, Any]:
-        return {"kind": "claim", "namespace": key[0], "name": key[1], "priority": self._priorities[key]}
 
     # -- words ---------------------------------------------------------------------------------------------------------
 

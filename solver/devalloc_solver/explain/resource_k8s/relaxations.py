@@ -1,25 +1,31 @@
-"""Relaxations of a ResourceClaim: what can be dropped from a unit to make it fit (S19).
+"""Relaxations of ResourceClaims: what can be dropped from a unit to make it fit (S19).
 
-The entries have the kinds that ``dra.explain`` reports. There they come from changed manifests, here from the unit.
+A relaxation finds what it changes by name, not by identity: the problem may have been decoded anew before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from devalloc_solver.dialects.resource_k8s.candidates import RequestCandidates, RequestJudge
 from devalloc_solver.dialects.resource_k8s.duplicate_devices import counter_name, is_counter
 from devalloc_solver.dialects.resource_k8s.errors import AllocationError
-from devalloc_solver.dialects.resource_k8s.objects import DeviceConstraint, ResourceDeviceClass, SubRequest
+from devalloc_solver.dialects.resource_k8s.objects import (
+    DeviceConstraint,
+    DeviceTaint,
+    ResourceDeviceClass,
+    SubRequest,
+)
+from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice
+from devalloc_solver.dialects.resource_k8s.quantities import Amount
+from devalloc_solver.dialects.resource_k8s.usage import DeviceId
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
-from devalloc_solver.explain.minimal_overcommit import minimal_overcommit
-from devalloc_solver.explain.relaxations import Relaxation
-from devalloc_solver.explain.resource_k8s.call_relaxations import counter_entry
+from devalloc_solver.explain.relaxations import Relaxation, apply_relaxations, drop_unneeded
+from devalloc_solver.explain.supply_relaxations import SharedLimits, quantity_format, relax_shared_limits
 from devalloc_solver.problem.allocations import Key
 from devalloc_solver.problem.demand import AllocationMode, Demand, PlacementUnit, Request
-from devalloc_solver.problem.placement import Placement
 from devalloc_solver.problem.snapshot import Pool, Resource, Snapshot
 
 ANY_DEVICE = ResourceDeviceClass("", (), ())
@@ -31,8 +37,8 @@ class ResourceClaimRelaxations:
     """Makes the edits of one unit."""
 
     unit: PlacementUnit
-    judge: RequestJudge
-    """judges what is asked for otherwise; it knows the class ANY"""
+    quotes_claims: bool = False
+    """amounts as the claims have them, not in normal form: no equal claim gets this answer"""
 
     def constraints(self) -> list[Relaxation]:
         """Constraints, one by one; the relations of a demand are in the order of its claim's constraints."""
@@ -54,14 +60,11 @@ class ResourceClaimRelaxations:
     def requests(self) -> list[Relaxation]:
         """Whole requests."""
         return [
-            self._request(demand, requests[0].detail)
-            for demand in self.unit.demands
-            for requests in demand.details
-            if sum(len(demand.details) for demand in self.unit.demands) > 1
+            self._request(demand, requests[0].detail) for demand in self.unit.demands for requests in demand.details
         ]
 
-    def members(self, key: Key) -> list[Relaxation]:
-        """The other claims of a group, as the claim ``key`` sees it."""
+    def members(self, key: Key | None) -> list[Relaxation]:
+        """The other claims of a group, as the claim ``key`` sees it; None: all of them."""
         return [self._member(demand) for demand in reversed(self.unit.demands) if demand.key != key]
 
     def pins(self) -> list[Relaxation]:
@@ -87,21 +90,18 @@ class ResourceClaimRelaxations:
             self._capacity(d, request, name) for d, request in self._requests() for name in request.spec.ask.capacity
         ]
 
+    def taints(self) -> list[Relaxation]:
+        """All taints at once, narrowed to those of the devices that are needed."""
+        return [
+            Relaxation({"kind": "taint"}, "without the taints", _changing_devices(_without_taints), 0, _needed_taints)
+        ]
+
     def _requests(self) -> Iterator[tuple[Demand, Request]]:
         return ((demand, request) for demand in self.unit.demands for request in demand.requests)
 
-    def counters(self, question: FeasibilityQuestion) -> list[Relaxation]:
+    def counters(self) -> list[Relaxation]:
         """All counters raised at once, narrowed to those that fall short, and by how much."""
-        if not any(is_counter(name) for pool in question.snapshot.pools for name in pool.resources):
-            return []
-        last: list[tuple[Snapshot, Snapshot]] = []
-
-        def apply(changed: FeasibilityQuestion) -> FeasibilityQuestion:
-            if not (last and last[0][0] is changed.snapshot):
-                last[:] = [(changed.snapshot, _without_counters(changed).snapshot)]
-            return replace(changed, snapshot=last[0][1])
-
-        return [Relaxation({"kind": "counter"}, "with more of the counters", apply, 1, _short_counters)]
+        return [relax_shared_limits(_COUNTERS)]
 
     def draws_counters(self, question: FeasibilityQuestion) -> bool:
         """Whether any device that the unit may take draws one."""
@@ -113,16 +113,17 @@ class ResourceClaimRelaxations:
     # -- one edit each -------------------------------------------------------------------------------------------------
 
     def _constraint(self, demand: Demand, index: int, constraint: DeviceConstraint) -> Relaxation:
-        gone = demand.relations[index]
+        relation = demand.relations[index]
         name = "distinctAttribute" if constraint.distinct else "matchAttribute"
         path = f"spec.devices.constraints[{index}]"
         entry = {"kind": "constraint", **_claim_entry(demand), "path": path, name: constraint.attribute}
         words = f"without {path} ({name} {constraint.attribute}){self._of(demand)}"
 
         def change(other: Demand) -> Demand:
-            if other.key != demand.key:
+            if other.key != demand.key or relation not in other.relations:
                 return other
-            return replace(other, relations=tuple(r for r in other.relations if r is not gone), shape=None)
+            number = other.relations.index(relation)
+            return replace(other, relations=(*other.relations[:number], *other.relations[number + 1 :]), shape=None)
 
         return Relaxation(entry, words, lambda question: question.with_demands(change))
 
@@ -151,7 +152,7 @@ class ResourceClaimRelaxations:
     def _selectors(self, demand: Demand, request: Request) -> Relaxation:
         path = f"{request.spec.ask.path}.selectors"
         entry = {"kind": "selector", **_claim_entry(demand), "path": path, "expressions": [*request.spec.ask.selectors]}
-        change = self._asking(_same_request(demand, request), lambda ask: replace(ask, selectors=()))
+        change = _asking(_same_request(demand, request), lambda ask: replace(ask, selectors=()))
         return Relaxation(entry, f"without {path}{self._of(demand)}", change)
 
     def _class(self, name: str) -> Relaxation:
@@ -159,35 +160,18 @@ class ResourceClaimRelaxations:
             return replace(ask, class_name=ANY_DEVICE.name) if ask.class_name == name else ask
 
         words = f"without the selectors of class {name}"
-        return Relaxation({"kind": "class", "deviceClassName": name}, words, self._asking(lambda *_: True, change))
+        return Relaxation({"kind": "class", "deviceClassName": name}, words, _asking(lambda *_: True, change))
 
     def _capacity(self, demand: Demand, request: Request, name: str) -> Relaxation:
-        amount = str(request.spec.ask.capacity[name])
+        amount = _written_amount(demand, request, name) if self.quotes_claims else request.spec.ask.capacity[name]
         path = f"{request.spec.ask.path}.capacity.requests[{name}]"
-        entry = {"kind": "capacity", **_claim_entry(demand), "path": path, "capacity": name, "requested": amount}
+        entry = {"kind": "capacity", **_claim_entry(demand), "path": path, "capacity": name, "requested": str(amount)}
 
         def change(ask: SubRequest) -> SubRequest:
             return replace(ask, capacity={other: a for other, a in ask.capacity.items() if other != name})
 
-        return Relaxation(
-            entry, f"without {path}{self._of(demand)}", self._asking(_same_request(demand, request), change)
-        )
-
-    def _asking(
-        self, about: Callable[[Demand, Request], bool], change: Callable[[SubRequest], SubRequest]
-    ) -> Callable[[FeasibilityQuestion], FeasibilityQuestion]:
-        """With what some requests ask for changed, and judged again."""
-
-        def changed(demand: Demand, request: Request) -> Request:
-            if not about(demand, request):
-                return request
-            try:
-                choice = self.judge.choose(demand.claim.claim, change(request.spec.ask))
-            except AllocationError:  # what is asked for now cannot be judged: no remedy
-                return request
-            return with_candidates(request, choice)
-
-        return lambda question: question.with_requests(changed)
+        words = f"without {path}{self._of(demand)}"
+        return Relaxation(entry, words, _asking(_same_request(demand, request), change))
 
     def _request(self, demand: Demand, detail: int) -> Relaxation:
         name = demand.claim.claim.requests[detail].name
@@ -199,46 +183,118 @@ class ResourceClaimRelaxations:
         return Relaxation(entry, f"without request {name}{self._of(demand)}", lambda q: q.with_requests(change))
 
     def _member(self, demand: Demand) -> Relaxation:
-        namespace, name = demand.key
-        entry = {"kind": "member", "namespace": namespace, "name": name}
-        words = f"without {namespace}/{name}"
+        entry = {"kind": "member", **dict(zip(("namespace", "name"), _name_of(demand), strict=True))}
+        words = f"without {'/'.join(_name_of(demand))}"
         return Relaxation(entry, words, lambda question: question.without_member(demand.key))
 
     def _of(self, demand: Demand) -> str:
-        return f" of {'/'.join(demand.key)}" if len(self.unit.demands) > 1 else ""
+        return f" of {'/'.join(_name_of(demand))}" if len(self.unit.demands) > 1 else ""
 
 
 def _same_request(demand: Demand, request: Request) -> Callable[[Demand, Request], bool]:
     return lambda other, now: other.key == demand.key and now.label == request.label
 
 
-def with_candidates(request: Request, choice: RequestCandidates) -> Request:
+def _asking(
+    about: Callable[[Demand, Request], bool], change: Callable[[SubRequest], SubRequest]
+) -> Callable[[FeasibilityQuestion], FeasibilityQuestion]:
+    """With what some requests ask for changed, and judged again."""
+
+    def changed(demand: Demand, request: Request) -> Request:
+        if not about(demand, request):
+            return request
+        return _judged_by(_wider_judge(request.spec.judge), demand, request, change(request.spec.ask))
+
+    return lambda question: question.with_requests(changed)
+
+
+def _wider_judge(judge: RequestJudge) -> RequestJudge:
+    """The same judge, who knows ANY_DEVICE."""
+    return judge if ANY_DEVICE.name in judge.classes else judge.with_class(ANY_DEVICE)
+
+
+def _judged_by(judge: RequestJudge, demand: Demand, request: Request, ask: SubRequest) -> Request:
+    try:
+        choice = judge.choose(demand.claim.claim, ask)
+    except AllocationError:  # what is asked for now cannot be judged: no remedy
+        return request
+    return _with_candidates(request, choice)
+
+
+def _with_candidates(request: Request, choice: RequestCandidates) -> Request:
     """The request with other devices to choose from."""
     takes = {} if choice.ask.admin else choice.verdict.takes
     portions = {i: tuple(sorted((n, a.nano) for n, a in take.items())) for i, take in takes.items()}
     return replace(request, spec=choice, candidates=choice.candidates(), portions=portions)
 
 
+def _name_of(demand: Demand) -> Key:
+    """The name of a claim, which claims of one call may share (D1)."""
+    claim = demand.claim.claim
+    return claim.namespace or "default", claim.name
+
+
+def _written_amount(demand: Demand, request: Request, name: str) -> object:
+    written = demand.claim.claim.spec["devices"]["requests"][request.detail]
+    ask = written["exactly"] if request.alternative is None else written["firstAvailable"][request.alternative]
+    return ask["capacity"]["requests"][name]
+
+
 def _claim_entry(demand: Demand) -> dict[str, Any]:
-    return {"claim": "/".join(demand.key)}
+    return {"claim": "/".join(_name_of(demand))}
+
+
+# -- taints ------------------------------------------------------------------------------------------------------------
+
+
+def _changing_devices(
+    change: Callable[[PublishedDevice], PublishedDevice],
+) -> Callable[[FeasibilityQuestion], FeasibilityQuestion]:
+    """With all requests judged for devices that are changed. The judges that it made are remembered."""
+    judges: dict[int, tuple[RequestJudge, RequestJudge]] = {}
+    """by identity"""
+
+    def changed(demand: Demand, request: Request) -> Request:
+        judge: RequestJudge = request.spec.judge
+        if id(judge) not in judges:
+            offers = [change(offer) for offer in judge.offers]
+            judges[id(judge)] = judge, replace(judge, offers=offers, _verdicts={}, _wider=None)
+        return _judged_by(judges[id(judge)][1], demand, request, request.spec.ask)
+
+    return lambda question: question.with_requests(changed)
+
+
+def _without_taints(offer: PublishedDevice) -> PublishedDevice:
+    return replace(offer, device=replace(offer.device, taints=())) if offer.device.taints else offer
+
+
+def _needed_taints(question: FeasibilityQuestion, finder: FeasibilityChecker) -> Sequence[Relaxation]:
+    placements = finder.probe(_changing_devices(_without_taints)(question)) or ()
+    taken = {entry.device.index for placement in placements for entry in placement.entries}
+    requests = (request for demand in question.unit.demands for request in demand.requests)
+    offers: Sequence[PublishedDevice] = next((request.spec.judge.offers for request in requests), ())
+    edits = [_taint(offer.id, t) for offer in offers if offer.index in taken for t in offer.device.taints]
+    return drop_unneeded(edits, lambda some: finder.works(apply_relaxations(question, some)))
+
+
+def _taint(where: DeviceId, taint: DeviceTaint) -> Relaxation:
+    fields = {"key": taint.key, "value": taint.value, "effect": taint.effect}
+    entry = {"kind": "taint", **dict(zip(("driver", "pool", "device"), where, strict=True))}
+    entry |= {name: value for name, value in fields.items() if value}
+
+    def change(offer: PublishedDevice) -> PublishedDevice:
+        if offer.id != where:
+            return offer
+        return replace(offer, device=replace(offer.device, taints=tuple(t for t in offer.device.taints if t != taint)))
+
+    words = f"without the taint {taint.key}={taint.value}:{taint.effect} of {'/'.join(where)}"
+    return Relaxation(entry, words, _changing_devices(change))
 
 
 # -- counters ----------------------------------------------------------------------------------------------------------
 
 
-def _without_counters(question: FeasibilityQuestion) -> FeasibilityQuestion:
-    """With devices that draw on no counter: to raise all counters would come to the same, and take longer to solve."""
-
-    def change(pool: Pool) -> Pool:
-        if not any(is_counter(name) for name in pool.resources):
-            return pool
-        free = (replace(d, draws=tuple(draw for draw in d.draws if not is_counter(draw[0]))) for d in pool.devices)
-        return replace(pool, devices=tuple(free))
-
-    return question.with_pools(change)
-
-
-def _with_counter_raised(index: int, counter: str, nano: int) -> Callable[[FeasibilityQuestion], FeasibilityQuestion]:
+def _with_counter_raised(raised: Pool, counter: str, nano: int) -> Callable[[FeasibilityQuestion], FeasibilityQuestion]:
     """With one counter raised, wherever it is seen and has less."""
 
     def more(name: str, resource: Resource) -> Resource:
@@ -247,50 +303,34 @@ def _with_counter_raised(index: int, counter: str, nano: int) -> Callable[[Feasi
         return replace(resource, blocks=-(-nano // resource.block))
 
     def change(pool: Pool) -> Pool:
-        if pool.index != index:
+        if (pool.name, pool.node) != (raised.name, raised.node):
             return pool
         return replace(pool, resources={name: more(name, current) for name, current in pool.resources.items()})
 
     return lambda question: question.with_pools(change)
 
 
-def _short_counters(question: FeasibilityQuestion, finder: FeasibilityChecker) -> Sequence[Relaxation]:
-    """The counters that an answer without them draws too much of, where as much as fits keeps to them."""
-    free = _without_counters(question)
-    placements = finder.probe(free)
-    if not placements:
-        return []
-    edits = [*_counter_relaxations(question, _drawn_counters(question, placements))]
-    if len(edits) > 1:
-        spared = [
-            *_counter_relaxations(
-                question, _drawn_counters(question, minimal_overcommit(question, free, placements, finder))
-            )
-        ]
-        edits = min(spared, edits, key=len)
-    return edits
-
-
-def _drawn_counters(question: FeasibilityQuestion, placements: Sequence[Placement]) -> dict[tuple[int, str], int]:
-    """What the devices of these placements draw, by pool and counter."""
-    taken = {e.device.index for p in placements for e in p.entries if not e.request.mode.is_admin}
-    drawn: dict[tuple[int, str], int] = {}
-    for device in (question.snapshot.devices[index] for index in taken):
-        for name, blocks in device.draws:
-            drawn[device.pool, name] = drawn.get((device.pool, name), 0) + blocks
-    return drawn
-
-
-def _counter_relaxations(question: FeasibilityQuestion, drawn: dict[tuple[int, str], int]) -> Iterator[Relaxation]:
+def _raise_counters(snapshot: Snapshot, short: Mapping[tuple[int, str], int]) -> Iterator[Relaxation]:
     """One edit for each counter of which too much is drawn; nodes may see it differently."""
-    short: dict[tuple[int, str], tuple[int, int]] = {}
-    for (index, name), wanted in sorted(drawn.items()):
-        missing = wanted - question.snapshot.pools[index].resources[name].nano
-        if missing > 0:
-            worst = short.get((index, counter_name(name)), (0, 0))
-            short[index, counter_name(name)] = max(worst, (wanted, missing))
-    for (index, name), (wanted, missing) in short.items():
-        pool = question.snapshot.pools[index]
+    worst: dict[tuple[int, str], tuple[int, int]] = {}
+    for (index, name), missing in short.items():
+        wanted = snapshot.pools[index].resources[name].nano + missing
+        key = index, counter_name(name)
+        worst[key] = max(worst.get(key, (0, 0)), (wanted, missing))
+    for (index, name), (wanted, missing) in worst.items():
+        pool = snapshot.pools[index]
         title = pool.driver, pool.name.removeprefix(f"{pool.driver}/")
-        entry, words = counter_entry(title, name, wanted, missing)
-        yield Relaxation(entry, words, _with_counter_raised(index, name, wanted), 1)
+        entry, words = _counter_entry(title, name, wanted, missing)
+        yield Relaxation(entry, words, _with_counter_raised(pool, name, wanted), 1)
+
+
+_COUNTERS = SharedLimits({"kind": "counter"}, "with more of the counters", is_counter, _raise_counters, nodes=0)
+
+
+def _counter_entry(pool: tuple[str, str], name: str, wanted: int, missing: int) -> tuple[dict[str, Any], str]:
+    """The blocker for a counter that falls short, and the words. ``name`` is "set/counter"; amounts are in nano."""
+    counter_set, _, counter = name.rpartition("/")
+    shown = [str(Amount(nano, quantity_format(nano))) for nano in (wanted, missing)]
+    entry = {"kind": "counter", "driver": pool[0], "pool": pool[1], "counterSet": counter_set, "counter": counter}
+    words = f"with {shown[1]} more of counter {name} in pool {'/'.join(pool)}"
+    return {**entry, "needed": shown[0], "missing": shown[1]}, words

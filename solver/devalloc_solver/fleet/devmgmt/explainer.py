@@ -16,9 +16,10 @@ from devalloc.api.claim import DeviceClaim
 from devalloc_solver.dialects.devmgmt.answers import ClaimAnswer
 from devalloc_solver.dialects.devmgmt.candidates import CandidateFinder
 from devalloc_solver.explain.devmgmt.explainer import DeviceClaimExplainer, FleetTotals
-from devalloc_solver.explain.devmgmt.typos import MAX_VALUES, TypoFinder
+from devalloc_solver.explain.devmgmt.typos import TypoFinder
 from devalloc_solver.explain.feasibility import FeasibilityQuestion
 from devalloc_solver.explain.relaxations import Relaxation, apply_relaxations
+from devalloc_solver.explain.typos import MAX_VALUES
 from devalloc_solver.fleet.devmgmt.refined_kinds import RefinedFunnels, RefinedKinds
 from devalloc_solver.fleet.devmgmt.representative_nodes import MAX_KINDS, NodeSelection
 from devalloc_solver.fleet.devmgmt.rules import DeviceClaimQuery, DeviceClaimRules

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from devalloc_solver.explain.devmgmt.typos import MAX_VALUES
+from devalloc_solver.explain.typos import MAX_VALUES
 from devalloc_solver.fleet.device_kinds import DeviceKind, DeviceKinds
 from devalloc_solver.fleet.fleet_stats import NAMED_PER_KIND, NETWORK, DevicePosition, FleetStats
 from devalloc_solver.fleet.funnels import KindFunnels

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from devalloc_solver.dialects.resource_k8s.demands import make_claim_demand, pending_claim, single_claim_unit
@@ -22,7 +23,7 @@ from devalloc_solver.fleet.fleet_stats import FleetStats
 from devalloc_solver.fleet.pool_states import NodeRecord
 from devalloc_solver.fleet.resource_k8s.cluster_counts import ClusterAvailability, ClusterCounts, FirstDevices
 from devalloc_solver.fleet.resource_k8s.device_properties import published_device
-from devalloc_solver.fleet.resource_k8s.named_devices import KindTypoFinder, NamedDevices
+from devalloc_solver.fleet.resource_k8s.named_devices import NamedDevices, all_texts
 from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimQuery, ResourceClaimRules
 from devalloc_solver.fleet.resource_k8s.state import ClusterState
 from devalloc_solver.fleet.resource_k8s.subset import ClusterSubset
@@ -183,7 +184,7 @@ class ClusterExplainer:
         holdings = part.holdings(self.state)
         ends = self.state.index.allowance.until
         numbers = ClusterAvailability(part.snapshot, part.offers, holdings, counts)
-        explainer = ResourceClaimExplainer(part.snapshot, part.offers, holdings, [], ends, self._get_slips(), numbers)
+        explainer = ResourceClaimExplainer(part.snapshot, holdings, [], ends, part.offers, self._get_slips(), numbers)
         (answer,) = explainer.explain(unit)
         return answer, explainer.crowded
 
@@ -204,9 +205,9 @@ class ClusterExplainer:
             offers, copies = [published_device(kind.one) for kind in kinds], [sizes[kind.index] for kind in kinds]
             commons = self.state.rules.shared_devices.offers
             copies += [1] * len(commons)
-            self._slips = KindTypoFinder(
-                [*offers, *commons], copies, kinds=self.state.index.kinds, shared_devices=commons
-            )
+            all_kinds = self.state.index.kinds
+            unique = {name: partial(all_texts, all_kinds, commons, name) for name in all_kinds.varied}
+            self._slips = ResourceTypoFinder([*offers, *commons], copies, unique)
         return self._slips
 
 

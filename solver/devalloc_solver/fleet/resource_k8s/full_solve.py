@@ -132,7 +132,7 @@ class FullCluster:
         if answer is None:
             holdings = [self.holdings[key] for key in sorted(self.holdings)]
             allowance = self.selectors.allowance
-            explainer = ResourceClaimExplainer(self.snapshot, self.offers, holdings, [], allowance.until, self._slips)
+            explainer = ResourceClaimExplainer(self.snapshot, holdings, [], allowance.until, self.offers, self._slips)
             (answer,) = explainer.explain(unit)
             if unit.kind is not None and not allowance.is_over:
                 self._explanations[cache_key] = answer

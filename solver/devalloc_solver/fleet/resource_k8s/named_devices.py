@@ -7,11 +7,11 @@ what is true of one is true of all: they fail the expressions that name others.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from devalloc_solver.dialects.resource_k8s.published_devices import PublishedDevice, find_attribute
-from devalloc_solver.explain.resource_k8s.typos import ResourceTypoFinder
+from devalloc_solver.explain.typos import MAX_VALUES
 from devalloc_solver.fleet.device_kinds import DeviceKinds
 from devalloc_solver.fleet.pool_states import NodeRecord
 from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimQuery
@@ -84,20 +84,12 @@ class NamedDevices:
         return None if any(map(any, present)) else False
 
 
-@dataclass(slots=True)
-class KindTypoFinder(ResourceTypoFinder):
-    """Slips told from one device of each kind and all commons, and from all values of what kinds do not have."""
-
-    kinds: DeviceKinds | None = None
-    shared_devices: Sequence[PublishedDevice] = ()
-
-    def _value(self, name: str, value: str) -> Iterator[str]:
-        if self.kinds is not None and name in self.kinds.varied and name not in self._values:
-            counts = Counter(
-                {str(v[1]): 1 for v in self.kinds.values(name) if isinstance(v, tuple) and v[0] == "string"}
-            )
-            for attribute in (find_attribute(offer, name) for offer in self.shared_devices):
-                if attribute is not None and attribute.kind == "string":
-                    counts.update(map(str, attribute.values))
-            self._values[name] = counts
-        yield from ResourceTypoFinder._value(self, name, value)
+def all_texts(
+    kinds: DeviceKinds, shared_devices: Sequence[PublishedDevice], name: str, _: object
+) -> Collection[object] | None:
+    """The texts that a unique attribute has on any device; None when they are too many to look among for a typo."""
+    texts = dict.fromkeys(str(v[1]) for v in kinds.values(name) if isinstance(v, tuple) and v[0] == "string")
+    for attribute in (find_attribute(offer, name) for offer in shared_devices):
+        if attribute is not None and attribute.kind == "string":
+            texts |= dict.fromkeys(map(str, attribute.values))
+    return texts if len(texts) <= MAX_VALUES else None

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from devalloc_solver.dra import explain
-from devalloc_solver.explain.resource_k8s.funnel import describe_funnel
+from devalloc_solver.explain.funnel import describe_funnel
 from tests.support.dra_builders import claim, counter_slice, device, devices, request, selector, slice_
 
 IS_BIG = "device.attributes['gpu.io'].size == 'big'"

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from devalloc_solver.explain.devmgmt.relaxations import DeviceClaimRelaxations, detail_key
+from devalloc_solver.explain.explainer import RelaxationTier, first_sufficient, unmatched_details
 from devalloc_solver.explain.feasibility import FeasibilityChecker, FeasibilityQuestion
 from devalloc_solver.explain.reasons import Reason
-from devalloc_solver.explain.relaxations import Relaxation, fewest_relaxations
+from devalloc_solver.explain.relaxations import Relaxation
 from devalloc_solver.problem.allocations import Key
 from devalloc_solver.problem.demand import AllocationMode, PlacementUnit, Request
-
-
-@dataclass(frozen=True, slots=True)
-class Impossibility:
-    """What makes it impossible. No edit can be left out, and together they make it fit an empty fleet."""
-
-    reason: Reason
-    edits: tuple[Relaxation, ...]
-
-
-RelaxationTier = tuple[Reason, list[Relaxation]]
 
 
 def why_impossible(
@@ -29,8 +18,10 @@ def why_impossible(
     offers: DeviceClaimRelaxations,
     finder: FeasibilityChecker,
     members: Sequence[Relaxation] = (),
-) -> Impossibility:
-    """Which rules to take away. The question, on a fleet where nothing is held, has no answer. Raises Undecided.
+) -> tuple[Reason, list[Relaxation]]:
+    """The reason, and which rules to take away: none can be left out, and without all of them it fits.
+
+    The question, on a fleet where nothing is held, has no answer. Raises Undecided.
 
     ``members`` of the unit's group may be left out, once no rule alone will do.
     """
@@ -38,17 +29,8 @@ def why_impossible(
     tiers: Iterable[RelaxationTier] = _tiers(question, offers, finder, members)
     if unmatched:
         tiers = _tiers_without_match(offers, {str(number) for number in unmatched})
-    for reason, edits in tiers:
-        edits_needed = fewest_relaxations(question, edits, finder)
-        if edits_needed is not None:
-            return Impossibility(reason, tuple(edits_needed))
-    return Impossibility(Reason.NO_MATCHING_DEVICES if unmatched else short_reason(question.unit), ())
-
-
-def unmatched_details(unit: PlacementUnit) -> list[int]:
-    """Details for which no device passes class, type and constraints."""
-    details = (detail for demand in unit.demands for detail in demand.details)
-    return [detail[0].detail for detail in details if not any(request.candidates.accepted for request in detail)]
+    sufficient = first_sufficient(question, tiers, finder)
+    return sufficient or (Reason.NO_MATCHING_DEVICES if unmatched else short_reason(question.unit), [])
 
 
 def short_reason(unit: PlacementUnit) -> Reason:
