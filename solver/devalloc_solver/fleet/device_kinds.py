@@ -69,6 +69,8 @@ class DeviceKinds:
     """whether any device met is taken in portions"""
     _repeats: dict[str, dict[str | None, int]] = field(default_factory=dict)
     """varied attribute -> node -> the most devices there with one value, as far as anybody asked"""
+    _longest: dict[str, int] = field(default_factory=dict)
+    """varied attribute -> characters of its longest text, as far as anybody asked"""
 
     @property
     def varied(self) -> frozenset[str]:
@@ -101,19 +103,22 @@ class DeviceKinds:
 
     def enter(self, node: str | None, snapshot: Snapshot) -> None:
         """Note where the values of varied attributes are."""
-        self._repeats.clear()
-        self.edition += 1
+        self._changed()
         for name, value in self._varied_values(snapshot):
             self.places.setdefault(name, {}).setdefault(value, []).append(node)
 
     def leave(self, node: str | None, snapshot: Snapshot) -> None:
-        self._repeats.clear()
-        self.edition += 1
+        self._changed()
         for name, value in dict.fromkeys(self._varied_values(snapshot)):
             by_value = self.places[name]
             by_value[value] = [each for each in by_value[value] if each != node]
             if not by_value[value]:
                 del by_value[value]
+
+    def _changed(self) -> None:
+        self._repeats.clear()
+        self._longest.clear()
+        self.edition += 1
 
     def find(self, name: str, values: Iterable[object]) -> Mapping[str | None, int] | None:
         """Nodes that have devices whose attribute has one of the values, and at most how many such devices; None when
@@ -144,6 +149,13 @@ class DeviceKinds:
                         most[node] = count
             self._repeats[name] = most
         return self._repeats[name]
+
+    def longest(self, name: str) -> int:
+        """Characters of the longest text among the typed values of a varied attribute."""
+        if name not in self._longest:
+            texts = [value[1] for value in self.values(name) if type(value) is tuple and type(value[1]) is str]
+            self._longest[name] = max(map(len, texts), default=0)
+        return self._longest[name]
 
     def drivers(self) -> list[str]:
         return list(dict.fromkeys(kind.driver for kind in self.kinds))

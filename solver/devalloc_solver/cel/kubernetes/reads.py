@@ -208,3 +208,36 @@ def is_optional(node: Node) -> bool:
             return True
         node = step[0]
     return False
+
+
+_TEXT_TESTS = frozenset(("_==_", "_!=_", "_<_", "_<=_", "_>_", "_>=_", "startsWith", "endsWith", "contains"))
+
+
+def needs_only_texts(root: Node) -> frozenset[DeviceField] | None:
+    """The attributes on which an expression cannot fail, if each is there and is one string; None if it may fail.
+
+    It must be made of comparisons of such attributes with short literals. All that these cost is known beforehand.
+    """
+    texts: set[DeviceField] = set()
+    return frozenset(texts) if _is_safe(root, texts) else None
+
+
+def _is_safe(node: Node, texts: set[DeviceField]) -> bool:
+    match node:
+        case Call(function="_&&_" | "_||_" | "!_", arguments=parts):
+            return all(_is_safe(part, texts) for part in parts)
+        case Call(function="@in", arguments=(left, ListOf(elements=elements))):
+            return _is_text(left, texts) and all(isinstance(one, Literal) for one in elements)
+        case Call(function=function, arguments=(left, right)) if function in _TEXT_TESTS:
+            return _is_text(left, texts) and _is_text(right, texts)
+    return False
+
+
+def _is_text(node: Node, texts: set[DeviceField]) -> bool:
+    if isinstance(node, Literal):
+        return isinstance(node.value, str)
+    path = path_of(node)
+    if path is None or path.kind != "attribute" or path.domain is None or path.id is None or is_optional(node):
+        return False
+    texts.add(DeviceField("attribute", path.domain, path.id))
+    return True
