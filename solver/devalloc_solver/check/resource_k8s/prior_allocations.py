@@ -10,8 +10,6 @@ from devalloc_solver.check.resource_k8s.quantities import UncountableAmount, to_
 
 Manifest = Mapping[str, Any]
 
-_NAMES = ("driver", "pool", "device")
-
 
 class PriorUsage:
     """Devices in use, counted, so that holders come and go; admin access holds nothing."""
@@ -72,8 +70,13 @@ def _results_with_device(allocation: Manifest) -> Iterator[Manifest]:
     devices = allocation.get("devices")
     results = devices.get("results") if isinstance(devices, Mapping) else None
     for one in results if isinstance(results, list) else ():
-        if isinstance(one, Mapping) and all(one.get(part) and isinstance(one[part], str) for part in _NAMES):
+        if isinstance(one, Mapping) and _is_text(one, "driver") and _is_text(one, "pool") and _is_text(one, "device"):
             yield one
+
+
+def _is_text(one: Manifest, part: str) -> bool:
+    value = one.get(part)
+    return isinstance(value, str) and bool(value)
 
 
 def _amounts(one: Manifest) -> dict[str, int] | None:
@@ -91,9 +94,11 @@ def _amounts(one: Manifest) -> dict[str, int] | None:
 
 
 def _add_count(counts: dict[Any, int], key: object, number: int) -> None:
-    counts[key] = counts.get(key, 0) + number
-    if not counts[key]:
-        del counts[key]
+    count = counts.get(key, 0) + number
+    if count:
+        counts[key] = count
+    else:
+        counts.pop(key, None)
 
 
 def _device_id(one: Manifest) -> DeviceId:
