@@ -72,6 +72,9 @@ class DeviceKinds:
     _longest: dict[str, int] = field(default_factory=dict)
     """varied attribute -> characters of its longest text, as far as anybody asked"""
 
+    def __post_init__(self) -> None:
+        self._values.update(self.choice.values)
+
     @property
     def varied(self) -> frozenset[str]:
         """Attributes that are no part of kinds by value."""
@@ -163,9 +166,9 @@ class DeviceKinds:
     def _varied_values(self, snapshot: Snapshot) -> Iterable[tuple[str, object]]:
         varied = self.varied
         for device in snapshot.devices:
-            for name in device.attributes:
+            for name, listed in device.attributes.items():
                 if name in varied:
-                    for value in device.values(name):
+                    for value in device.values(name) if isinstance(listed, frozenset) else (listed,):
                         yield name, type(value) if isinstance(value, _TYPED_VALUES) else value
 
     def _marks(self, snapshot: Snapshot) -> list[ValueGroups]:
@@ -188,12 +191,12 @@ class DeviceKinds:
         varied, scattered = self.choice.varied, self.choice.scattered
         key = (
             pool.driver,
-            frozenset((name, value) for name, value in device.attributes.items() if name not in varied),
+            frozenset([item for item in device.attributes.items() if item[0] not in varied]),
             marks,
             scattered and tuple(sorted(scattered.intersection(device.attributes))),
             UNAVAILABLE in device.attributes,
             device.attributes.get(ONLY_CLASS),
-            frozenset((name, r.block, r.blocks) for name, r in device.resources.items()),
+            frozenset([(name, r.block, r.blocks) for name, r in device.resources.items()]) if device.resources else (),
             device.draws,
             device.undefined,
             device.shareable,

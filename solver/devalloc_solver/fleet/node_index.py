@@ -87,8 +87,6 @@ class NodeIndex:
         """Begin kinds anew, for all nodes that there are."""
         nodes = [snapshot for node, snapshot in snapshots.items() if node is not None]
         self.kinds = DeviceKinds(choose_group_attributes(nodes, snapshots.get(None), self.read))
-        for snapshot in snapshots.values():
-            self.kinds.note(snapshot)
 
     def put(self, node: str | None, snapshot: Snapshot) -> None:
         """A node (None: the network) has these pools now, and they are free: call ``hold`` again for each owner."""

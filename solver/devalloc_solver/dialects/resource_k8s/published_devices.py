@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeVar
 
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
@@ -19,6 +20,7 @@ from devalloc_solver.dialects.resource_k8s.duplicate_devices import (
 from devalloc_solver.dialects.resource_k8s.node_selectors import is_reachable
 from devalloc_solver.dialects.resource_k8s.objects import (
     ClusterNode,
+    CounterConsumption,
     DeviceAttribute,
     NodeAccess,
     ResourceSlice,
@@ -84,9 +86,11 @@ def list_published_devices(
     sharing = gate.CONSUMABLE_CAPACITY in gates
     for view in views:
         pool = view.pool
+        reach, nodes = None, frozenset[str]()
         for resource_slice, device in _devices(pool):
-            reach = device.reach if resource_slice.per_device else resource_slice.reach
-            nodes = frozenset(node.name for node in view.nodes if is_reachable(node, reach))
+            own_reach = device.reach if resource_slice.per_device else resource_slice.reach
+            if own_reach is not reach:  # devices of one slice are mostly reached alike
+                reach, nodes = own_reach, frozenset(node.name for node in view.nodes if is_reachable(node, own_reach))
             used = usage is None or usage.is_used((pool.driver, pool.name, device.name))
             if nodes or (device.consumes and used):
                 offer = PublishedDevice(
@@ -125,9 +129,17 @@ def find_attribute(offer: PublishedDevice, name: str) -> DeviceAttribute | None:
 
 def qualified_attributes(offer: PublishedDevice) -> dict[str, DeviceAttribute]:
     """All attributes by their full names; where a device has a short name besides, the full one counts."""
-    attributes, driver = offer.device.attributes, offer.pool.driver
-    qualified = {f"{driver}/{name}": attribute for name, attribute in attributes.items() if "/" not in name}
-    return qualified | {name: attribute for name, attribute in attributes.items() if "/" in name}
+    attributes = offer.device.attributes
+    qualified = dict(zip(full_names(tuple(attributes), offer.pool.driver), attributes.values(), strict=True))
+    if len(qualified) < len(attributes):
+        qualified |= {name: attribute for name, attribute in attributes.items() if "/" in name}
+    return qualified
+
+
+@lru_cache(maxsize=1024)
+def full_names(names: tuple[str, ...], driver: str) -> tuple[str, ...]:
+    """Names of attributes with the driver's domain where they have none; many devices have the same."""
+    return tuple(name if "/" in name else f"{driver}/{name}" for name in names)
 
 
 def constraint_value(attribute: DeviceAttribute | None, gates: frozenset[str]) -> object | None:
@@ -245,12 +257,13 @@ def resources_of(offer: PublishedDevice) -> dict[str, core.Resource]:
 def draws_of(offer: PublishedDevice, gates: frozenset[str]) -> Draws:
     """What taking a device draws of the counters of its pool."""
     counts = offer.device.consumes and offer.pool.state is PoolStatus.COMPLETE and gate.PARTITIONABLE_DEVICES in gates
-    return _draws(offer) if counts else ()
+    return _draws(offer.device.consumes) if counts else ()
 
 
-def _draws(offer: PublishedDevice) -> Draws:
+@lru_cache(maxsize=4096)
+def _draws(consumes: tuple[CounterConsumption, ...]) -> Draws:
     total: dict[str, int] = {}
-    for use in offer.device.consumes:
+    for use in consumes:
         for counter, amount in use.counters.items():
             name = f"{use.counter_set}/{counter}"
             total[name] = total.get(name, 0) + amount.nano
@@ -302,7 +315,7 @@ def overdrawn_counters(offers: Sequence[PublishedDevice], usage: DeviceUsage) ->
         left = {"/".join(key): nano for key, nano in pool.counters.items()}
         for offer in members:
             if pool.state is PoolStatus.COMPLETE and usage.is_used(offer.id):
-                for name, nano in _draws(offer):
+                for name, nano in _draws(offer.device.consumes):
                     left[name] = left.get(name, nano) - nano
         worst = next((name for name in sorted(left) if left[name] < 0), None)
         if worst is not None:
