@@ -18,7 +18,7 @@ from devalloc.api.quantity import Quantity
 from devalloc.api.semver import SemVer
 from devalloc_solver.fleet import group_attributes
 from devalloc_solver.fleet.group_attributes import GroupAttributes
-from devalloc_solver.problem.snapshot import Device, Pool, Snapshot
+from devalloc_solver.problem.snapshot import Device, Pool, Snapshot, join_pools, renumber, with_index
 
 UNSHARED = -1
 """Mark of a value that no other device of the node has."""
@@ -215,48 +215,19 @@ class DeviceKinds:
         drivers = self.drivers()
         number = {driver: position for position, driver in enumerate(drivers)}
         devices = tuple(with_index(kind.one, kind.index, number[kind.driver]) for kind in self.kinds)
-        pools = tuple(
+        pools = [
             Pool(position, "", f"of driver {driver}", driver, {}, tuple(d for d in devices if d.pool == position))
             for position, driver in enumerate(drivers)
-        )
-        return Snapshot(pools, devices, ("",), {"": pools}, {pool.name: (pool,) for pool in pools})
-
-
-def with_index(device: Device, index: int, pool: int) -> Device:
-    return Device(
-        index,
-        pool,
-        device.name,
-        device.attributes,
-        device.resources,
-        device.draws,
-        device.undefined,
-        device.shareable,
-        device.reach,
-        device.traits,
-    )
+        ]
+        return join_pools(pools, ("",))
 
 
 def reachable_snapshot(own: Snapshot | None, network: Snapshot, node: str | None) -> Snapshot:
     """What a node reaches as one snapshot: first the network's pools, then its own (the natural order of pools)."""
-    pools: list[Pool] = []
-    devices: list[Device] = []
-    for part in (network, own):
-        for pool in part.pools if part is not None else ():
-            members = tuple(
-                with_index(device, len(devices) + position, len(pools)) for position, device in enumerate(pool.devices)
-            )
-            pools.append(Pool(len(pools), pool.node, pool.name, pool.driver, pool.resources, members))
-            devices += members
-    by_node: dict[str | None, tuple[Pool, ...]] = {}
-    by_name: dict[str, tuple[Pool, ...]] = {}
-    for pool in pools:
-        by_node[pool.node] = (*by_node.get(pool.node, ()), pool)
-        by_name[pool.name] = (*by_name.get(pool.name, ()), pool)
-    nodes = (node,) if own is not None and own.pools and node is not None else ()
-    return Snapshot(tuple(pools), tuple(devices), nodes, by_node, by_name)
+    pools = renumber((*network.pools, *(own.pools if own is not None else ())))
+    return join_pools(pools, (node,) if own is not None and own.pools and node is not None else ())
 
 
 def empty_snapshot() -> Snapshot:
     """A snapshot of nothing."""
-    return Snapshot((), (), (), {}, {})
+    return join_pools(())

@@ -240,7 +240,7 @@ class NodeIndex:
         record.member_of = node
         self.classes.enter(node, record.rank, self.by_rank)
         if first is None or record.rank < first:
-            self.log.add(record.rank, node)
+            self.log.enter(record.rank, node)
         if len(self.classes.by_index) > 4 * len(self.records) + SPARE_CLASSES:
             self.classes.forget_empty()
             self._forget_shapes()

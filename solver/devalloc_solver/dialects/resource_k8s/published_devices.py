@@ -180,7 +180,7 @@ def make_snapshot(
             for offer in members
         )
         pools.append(core.Pool(len(pools), where, pool.title, pool.driver, resources, devices))
-    return number_pools(pools, tuple(nodes))
+    return core.join_pools(pools, nodes)
 
 
 def _merge_duplicates(
@@ -268,17 +268,6 @@ def _draws(consumes: tuple[CounterConsumption, ...]) -> Draws:
             name = f"{use.counter_set}/{counter}"
             total[name] = total.get(name, 0) + amount.nano
     return tuple((name, nano) for name, nano in sorted(total.items()) if nano > 0)
-
-
-def number_pools(pools: Sequence[core.Pool], nodes: tuple[str, ...]) -> core.Snapshot:
-    """Pools, numbered with their devices, as a snapshot."""
-    by_node: dict[str | None, tuple[core.Pool, ...]] = {}
-    by_name: dict[str, tuple[core.Pool, ...]] = {}
-    for pool in pools:
-        by_node[pool.node] = (*by_node.get(pool.node, ()), pool)
-        by_name[pool.name] = (*by_name.get(pool.name, ()), pool)
-    devices = tuple(sorted((device for pool in pools for device in pool.devices), key=lambda device: device.index))
-    return core.Snapshot(tuple(pools), devices, nodes, by_node, by_name)
 
 
 class DevicesInUse:

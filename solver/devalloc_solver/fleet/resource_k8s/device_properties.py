@@ -19,7 +19,6 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
     draws_of,
     full_names,
     list_published_devices,
-    number_pools,
     overdrawn_counters,
     qualified_attributes,
     resources_of,
@@ -107,7 +106,7 @@ def local_snapshot(
             )
         counters = {"/".join(key): core.Resource(1, max(0, nano)) for key, nano in pool.counters.items()}
         local_pools.append(core.Pool(len(local_pools), node, pool.title, pool.driver, counters, tuple(devices)))
-    return number_pools(local_pools, (node,))
+    return core.join_pools(local_pools, (node,))
 
 
 def _read(offer: PublishedDevice, gates: frozenset[str]) -> tuple[Mapping[str, Any], Hashable]:
@@ -115,7 +114,7 @@ def _read(offer: PublishedDevice, gates: frozenset[str]) -> tuple[Mapping[str, A
     device = offer.device
     names, own = full_names(tuple(device.attributes), offer.pool.driver), device.attributes.values()
     is_faulty = False
-    if any([one.is_list or one.fault is not None for one in own]) or not _are_usual(names):
+    if any(one.is_list or one.fault is not None for one in own) or not _are_usual(names):
         attributes, types = _read_unusual(offer, gates)
         is_faulty = any(attribute.fault is not None for attribute in own)
     else:

@@ -157,7 +157,15 @@ def test_the_texts_on_which_an_expression_cannot_fail(expression: str, texts: se
     assert compile(expression, GATES).safe_texts == texts
 
 
-TEXT_TESTS = ("{}.startsWith({})", "{}.endsWith({})", "{}.contains({})", "{} == {}", "{} != {}", "{} < {}", "{} in [{}]")
+TEXT_TESTS = (
+    "{}.startsWith({})",
+    "{}.endsWith({})",
+    "{}.contains({})",
+    "{} == {}",
+    "{} != {}",
+    "{} < {}",
+    "{} in [{}]",
+)
 
 
 def text_test(random: Random, depth: int = 3) -> str:
