@@ -14,6 +14,8 @@ Manifest = Mapping[str, Any]
 
 MAX_DEVICES = 32
 """Devices of a claim."""
+_NAMES = ("request", "driver", "pool", "device")
+"""What each entry of a result has."""
 
 
 class AnsweredRequest(NamedTuple):
@@ -88,18 +90,21 @@ def read_claim(
     for entry, request in _match_entries(entries, requests):
         pool = offer.pool(entry["driver"], entry["pool"])
         device = None if pool is None else pool.devices.get(entry["device"])
-        where = "/".join((entry["driver"], entry["pool"], entry["device"]))
         if request is None:
-            violations.append(f"{where} is given to {entry['request']}, and the claim has no such request")
+            violations.append(f"{_where(entry)} is given to {entry['request']}, and the claim has no such request")
         elif pool is None or device is None:
-            violations.append(f"{entry['request']}: the node reaches no device {where}")
+            violations.append(f"{entry['request']}: the node reaches no device {_where(entry)}")
         elif pool.problem is not None:
-            violations.append(f"{entry['request']}: {where}: the pool {pool.problem}")
+            violations.append(f"{entry['request']}: {_where(entry)}: the pool {pool.problem}")
         else:
             taken.append(AllocatedResult(request, device, entry))
     if len(entries) > MAX_DEVICES:
         violations.append(f"has {len(entries)} devices, more than {MAX_DEVICES}")
     return AnsweredClaim(number, claim, result, tuple(requests), tuple(taken)), violations
+
+
+def _where(entry: Manifest) -> str:
+    return "/".join((entry["driver"], entry["pool"], entry["device"]))
 
 
 def _match_entries(
@@ -190,6 +195,7 @@ class _RequestJudge:
         self.expressions = [selector["cel"]["expression"] for selector in selectors]
         self.requested: Mapping[str, object] = (spec.get("capacity") or {}).get("requests") or {}
         self.tolerations = spec.get("tolerations") or []
+        self.is_ordinary = not (self.requested or self.tolerations or request.is_admin)
         self.taints, self.binding = "DRADeviceTaints" in features, "DRADeviceBindingConditions" in features
         self.partitions, self.sharing = "DRAPartitionableDevices" in features, "DRAConsumableCapacity" in features
         self.fractional = "DRAFractionalCapacityRange" in features
@@ -207,6 +213,8 @@ class _RequestJudge:
         device, manifest = one.device, one.device.manifest
         if not self._is_selected(device):
             yield "does not match the selectors, or its conditions are not supported"
+        if self.is_ordinary and device.is_ordinary and len(one.entry) == len(_NAMES):
+            return  # the entry says nothing but which device, and there is nothing else to say of it
         if self.taints:
             for taint in manifest.get("taints") or ():
                 if taint.get("effect") in ("NoSchedule", "NoExecute") and not self._tolerates(taint):

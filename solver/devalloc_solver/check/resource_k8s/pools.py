@@ -16,12 +16,27 @@ CounterId = tuple[str, str, str, str]
 """driver, pool, counter set, counter"""
 _TYPES = {"string": str, "int": int, "bool": bool}
 """of an attribute of one value"""
+_UNUSUAL = frozenset(
+    ("taints", "bindingConditions", "bindingFailureConditions", "allowMultipleAllocations", "consumesCounters")
+)
+"""Fields of devices that few have."""
 
 
 class NodeDevice:
     """A device of a pool's newest generation, as its slice has it."""
 
-    __slots__ = ("_draws", "_is_plain", "driver", "id", "manifest", "place", "pool", "skips_operations", "verdicts")
+    __slots__ = (
+        "_draws",
+        "_is_ordinary",
+        "_is_plain",
+        "driver",
+        "id",
+        "manifest",
+        "place",
+        "pool",
+        "skips_operations",
+        "verdicts",
+    )
 
     def __init__(self, driver: str, pool: str, manifest: Manifest, place: Manifest, skips_operations: bool) -> None:
         """``place``: what says which nodes reach it, its slice's spec or itself; ``skips_operations``: whether its
@@ -33,6 +48,7 @@ class NodeDevice:
         """what expressions said of it"""
         self._draws: tuple[tuple[CounterId, int], ...] | None = None
         self._is_plain: bool | None = None
+        self._is_ordinary: bool | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -40,6 +56,16 @@ class NodeDevice:
         if self._is_plain is None:
             self._is_plain = _is_plain(self.manifest, f"{self.driver}/")
         return self._is_plain
+
+    @property
+    def is_ordinary(self) -> bool:
+        """Whether nothing but selectors can keep it from a request that takes it whole and asks for no amounts."""
+        if self._is_ordinary is None:
+            policies = (one.get("requestPolicy") for one in (self.manifest.get("capacity") or {}).values())
+            self._is_ordinary = (
+                self.is_plain and not self.skips_operations and _UNUSUAL.isdisjoint(self.manifest) and not any(policies)
+            )
+        return self._is_ordinary
 
     @property
     def draws(self) -> tuple[tuple[CounterId, int], ...]:
@@ -79,7 +105,8 @@ def _is_plain(manifest: Manifest, prefix: str) -> bool:
         for name, content in capacity.items():
             if name.startswith(prefix):
                 return False
-            to_nano(content["value"])
+            if to_nano(content["value"]) < 0:
+                return False
     except UncountableAmount:
         return False
     return True

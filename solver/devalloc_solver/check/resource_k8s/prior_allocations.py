@@ -70,13 +70,11 @@ def _results_with_device(allocation: Manifest) -> Iterator[Manifest]:
     devices = allocation.get("devices")
     results = devices.get("results") if isinstance(devices, Mapping) else None
     for one in results if isinstance(results, list) else ():
-        if isinstance(one, Mapping) and _is_text(one, "driver") and _is_text(one, "pool") and _is_text(one, "device"):
-            yield one
-
-
-def _is_text(one: Manifest, part: str) -> bool:
-    value = one.get(part)
-    return isinstance(value, str) and bool(value)
+        if type(one) is dict or isinstance(one, Mapping):
+            driver, pool, device = one.get("driver"), one.get("pool"), one.get("device")
+            names = isinstance(driver, str) and isinstance(pool, str) and isinstance(device, str)
+            if names and driver and pool and device:
+                yield one
 
 
 def _amounts(one: Manifest) -> dict[str, int] | None:

@@ -88,8 +88,9 @@ def _counter_violations(devices: dict[DeviceId, NodeDevice], offer: PublishedPoo
         if pool is None:
             continue
         drawn: dict[CounterId, int] = defaultdict(int)
+        whole, shared = held.whole, held.shared
         for device in pool.every:
-            if device.id in held:
+            if device.id in whole or device.id in shared:
                 for counter, amount in device.draws:
                     drawn[counter] += amount
         touched = set()
