@@ -91,12 +91,13 @@ def list_published_devices(
             own_reach = device.reach if resource_slice.per_device else resource_slice.reach
             if own_reach is not reach:  # devices of one slice are mostly reached alike
                 reach, nodes = own_reach, frozenset(node.name for node in view.nodes if is_reachable(node, own_reach))
-            used = usage is None or usage.is_used((pool.driver, pool.name, device.name))
+            device_id = pool.driver, pool.name, device.name
+            used = usage is None or usage.is_used(device_id)
             if nodes or (device.consumes and used):
                 offer = PublishedDevice(
                     len(offers), pool, resource_slice, device, sharing and device.allow_multiple, nodes
                 )
-                first = first_index.setdefault(offer.id, offer.index)
+                first = first_index.setdefault(device_id, offer.index)
                 merged = None if first == offer.index else merge_duplicate(offers[first], offer)
                 if merged is None:
                     offers.append(offer)
