@@ -83,7 +83,7 @@ class Fleet:
                     fleet._note_other(document)
         return fleet
 
-    def _make(self, group: str, documents: Iterable[Manifest]) -> FleetBackend:
+    def _make(self, group: str, documents: list[Manifest]) -> FleetBackend:
         if group == RESOURCE_CLAIMS:
             from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet  # with its CEL runtime
 
@@ -103,7 +103,7 @@ class Fleet:
         if not group:
             group = RESOURCE_CLAIMS if RESOURCE_CLAIMS in self._backends else DEVICE_CLAIMS
         backend = self._backends.get(group)
-        return self._make(group, self._others.values()) if backend is None else backend
+        return self._make(group, [*self._others.values()]) if backend is None else backend
 
     # -- claims --------------------------------------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class Fleet:
         claims = as_manifest_list(claims, "claims")
         return self._backend_of_all(claims).parts(claims, deadline)
 
-    def _backend_of_all(self, claims: Iterable[Manifest]) -> FleetBackend:
+    def _backend_of_all(self, claims: list[Manifest]) -> FleetBackend:
         backends = [*dict.fromkeys(map(self._backend, claims))]
         if len(backends) > 1:
             raise ValueError("the claims are of both dialects, which are solved separately: make a call for each")
