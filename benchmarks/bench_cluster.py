@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import gc
-import random
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from benchmarks.bench_fleet import DEVICES, MODELS, PROFILES, USED, memory, timed
+from benchmarks.bench_fleet import DEVICES, MODELS, PROFILES, Dialect, claim_rows, memory, refusal_rows, timed
 from benchmarks.harness import Row, benchmark
 from devalloc_solver import Fleet
 
@@ -17,10 +16,8 @@ Manifest = dict[str, Any]
 API = "resource.k8s.io/v1"
 SIZES = (500, 5_000)
 """Nodes; 16 devices each on most of them."""
-OPERATIONS = 6_000
 CHANGES = 20
 """Slices that change."""
-REFUSALS = 5
 ROOT = "resource.kubernetes.io/pcieRoot"
 
 
@@ -45,66 +42,16 @@ def _rows(nodes: int) -> Iterator[Row]:
     devices = sum(len(d["spec"].get("devices", ())) for d in documents if d["kind"] == "ResourceSlice")
     what: dict[str, str | int] = {"nodes": nodes, "devices": devices}
 
-    def row(name: str, *seconds: float, p99: bool = False) -> Row:
-        slow = sorted(seconds)[int(len(seconds) * 0.99)]
-        return Row({**what, "what": name, "p99": f"{slow * 1000:.3f}" if p99 else ""}, seconds)
-
     gc.collect()
     before = memory()
     took, warm = timed(partial(Fleet.from_manifests, documents))
-    yield row(f"load, {memory() - before} MB beyond the manifests", took)
+    yield Row({**what, "what": f"load, {memory() - before} MB beyond the manifests", "p99": ""}, (took,))
     del documents
-    for name, seconds in sorted(_churn(warm, nodes).items()):
-        yield row(name, *seconds, p99=True)
-    for name, spec in unseen(nodes):
-        yield row(f"new shape: {name}", _once(warm, spec))
+    dialect = Dialect(claim, mix, unseen, refused, lambda answer: len(answer["allocations"]["devices"]["results"]))
+    yield from claim_rows(warm, nodes, what, dialect)
     for name, seconds in _changes(warm, nodes).items():
-        yield row(name, *seconds)
-    for name, spec in refused():
-        first, *again = _refusals(warm, spec)
-        yield row(f"refused, new shape: {name}", first)
-        yield row(f"refused, known shape: {name}", *again)
-
-
-def _once(warm: Fleet, spec: Manifest) -> float:
-    pending = claim("once", spec)
-    seconds, answer = timed(lambda: warm.allocate(pending))
-    if not answer["allocated"]:
-        raise RuntimeError(f"nothing fits {spec}: {answer['message']}")
-    warm.delete(pending)
-    return float(seconds)
-
-
-def _churn(warm: Fleet, nodes: int) -> dict[str, list[float]]:
-    """Fill the fleet half-way, then let claims come and go. Releasing is timed, too."""
-    rng = random.Random(1)
-    specs = [*mix()]
-    live: list[tuple[str, int]] = []
-    used, number = 0, 0
-    times: dict[str, list[float]] = {"allocate, check, commit": [], "release": []}
-    capacity = USED * DEVICES * nodes
-    while number < capacity / 3 + OPERATIONS:
-        is_timed = number > capacity / 3
-        if used > capacity or (is_timed and live and rng.random() < 0.4):
-            position = rng.randrange(len(live))
-            live[position], live[-1] = live[-1], live[position]
-            name, size = live.pop()
-            seconds, _ = timed(partial(warm.release, "default", name))
-            warm.delete(claim(name, {}))
-            used -= size
-            times["release"].append(seconds)
-            continue
-        number += 1
-        pending = claim(f"c{number}", rng.choice(specs))
-        seconds, answer = timed(partial(warm.allocate, pending))
-        if not answer["allocated"]:
-            raise RuntimeError(f"nothing fits: {answer['message']}")
-        size = len(answer["allocations"]["devices"]["results"])
-        live.append((pending["metadata"]["name"], size))
-        used += size
-        if is_timed:
-            times["allocate, check, commit"].append(seconds)
-    return times
+        yield Row({**what, "what": name, "p99": ""}, tuple(seconds))
+    yield from refusal_rows(warm, what, dialect)
 
 
 def _changes(warm: Fleet, nodes: int) -> dict[str, list[float]]:
@@ -120,20 +67,6 @@ def _changes(warm: Fleet, nodes: int) -> dict[str, list[float]]:
         times["allocate, after a slice has changed"].append(timed(partial(warm.allocate, pending))[0])
         warm.delete(pending)
     return times
-
-
-def _refusals(warm: Fleet, spec: Manifest) -> list[float]:
-    """The first time is that of a new shape. Another claim comes or goes before each, so that no answer is at hand."""
-    seconds = []
-    for number in range(1 + REFUSALS):
-        other = claim(f"other-{number}", next(mix()))
-        warm.allocate(other)
-        took, answer = timed(lambda: warm.allocate(claim("refused", spec)))
-        if answer["allocated"]:
-            raise RuntimeError(f"there is room for {spec}")
-        seconds.append(took)
-        warm.delete(other)
-    return seconds
 
 
 # -- manifests -------------------------------------------------------------------------------------------------------

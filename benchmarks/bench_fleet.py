@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.harness import Row, benchmark
 from devalloc.api.meta import DEVMGMT
@@ -57,35 +57,55 @@ def _rows(nodes: int) -> Iterator[Row]:
     what: dict[str, str | int] = {"nodes": nodes, "devices": devices}
     yield Row({**what, "what": f"load, {memory() - before} MB beyond the manifests", "p99": ""}, (took,))
     del documents
-    shapes = [("new shape: " + name, spec) for name, spec in unseen(nodes)]
-    times = _churn(warm, nodes)
+    dialect = Dialect(claim, mix, unseen, refused, lambda answer: len(answer["allocations"]))
+    yield from claim_rows(warm, nodes, what, dialect)
+    yield from refusal_rows(warm, what, dialect)
+
+
+class Dialect(NamedTuple):
+    """What runs differ in from one dialect to the other."""
+
+    claim: Callable[[str, Manifest], Manifest]
+    mix: Callable[[], Iterator[Manifest]]
+    unseen: Callable[[int], Iterator[tuple[str, Manifest]]]
+    refused: Callable[[], Iterator[tuple[str, Manifest]]]
+    size: Callable[[Manifest], int]
+    """devices of an answer"""
+
+
+def claim_rows(warm: Fleet, nodes: int, what: dict[str, str | int], dialect: Dialect) -> Iterator[Row]:
+    """Claims that come and go, and new shapes."""
+    times = _churn(warm, nodes, dialect)
     for name in sorted(times):
         slow = sorted(times[name])[int(len(times[name]) * 0.99)]
         yield Row({**what, "what": name, "p99": f"{slow * 1000:.3f}"}, tuple(times[name]))
-    for name, spec in shapes:
-        yield Row({**what, "what": name, "p99": ""}, (_once(warm, spec),))
-    for name, spec in refused():
-        first, *again = _refusals(warm, spec)
+    for name, spec in dialect.unseen(nodes):
+        yield Row({**what, "what": f"new shape: {name}", "p99": ""}, (_once(warm, dialect.claim("once", spec)),))
+
+
+def refusal_rows(warm: Fleet, what: dict[str, str | int], dialect: Dialect) -> Iterator[Row]:
+    """Claims that fit nowhere."""
+    for name, spec in dialect.refused():
+        first, *again = _refusals(warm, spec, dialect)
         yield Row({**what, "what": f"refused, new shape: {name}", "p99": ""}, (first,))
         yield Row({**what, "what": f"refused, known shape: {name}", "p99": ""}, tuple(again))
 
 
-def _once(warm: Fleet, spec: Manifest) -> float:
-    pending = claim("once", spec)
+def _once(warm: Fleet, pending: Manifest) -> float:
     seconds, answer = timed(lambda: warm.allocate(pending))
     if not answer["allocated"]:
-        raise RuntimeError(f"nothing fits {spec}: {answer['message']}")
+        raise RuntimeError(f"nothing fits {pending['spec']}: {answer['message']}")
     warm.delete(pending)
     return seconds
 
 
-def _refusals(warm: Fleet, spec: Manifest) -> list[float]:
+def _refusals(warm: Fleet, spec: Manifest, dialect: Dialect) -> list[float]:
     """The first time is that of a new shape. Another claim comes or goes before each, so that no answer is at hand."""
     seconds = []
     for number in range(1 + REFUSALS):
-        other = claim(f"other-{number}", next(mix()))
+        other = dialect.claim(f"other-{number}", next(dialect.mix()))
         warm.allocate(other)
-        took, answer = timed(lambda: warm.allocate(claim("refused", spec)))
+        took, answer = timed(lambda: warm.allocate(dialect.claim("refused", spec)))
         if answer["allocated"]:
             raise RuntimeError(f"there is room for {spec}")
         seconds.append(took)
@@ -93,10 +113,10 @@ def _refusals(warm: Fleet, spec: Manifest) -> list[float]:
     return seconds
 
 
-def _churn(warm: Fleet, nodes: int) -> dict[str, list[float]]:
+def _churn(warm: Fleet, nodes: int, dialect: Dialect) -> dict[str, list[float]]:
     """Fill the fleet half-way, then let claims come and go. Releasing is timed, too."""
     rng = random.Random(1)
-    specs = list(mix())
+    specs = list(dialect.mix())
     live: list[tuple[str, int]] = []
     used, number = 0, 0
     times: dict[str, list[float]] = {"allocate, check, commit": [], "release": []}
@@ -108,17 +128,18 @@ def _churn(warm: Fleet, nodes: int) -> dict[str, list[float]]:
             live[position], live[-1] = live[-1], live[position]
             name, size = live.pop()
             seconds, _ = timed(partial(warm.release, "default", name))
-            warm.delete(claim(name, {}))
+            warm.delete(dialect.claim(name, {}))
             used -= size
             times["release"].append(seconds)
             continue
         number += 1
-        pending = claim(f"c{number}", rng.choice(specs))
+        pending = dialect.claim(f"c{number}", rng.choice(specs))
         seconds, answer = timed(partial(warm.allocate, pending))
         if not answer["allocated"]:
             raise RuntimeError(f"nothing fits: {answer['message']}")
-        live.append((pending["metadata"]["name"], len(answer["allocations"])))
-        used += len(answer["allocations"])
+        size = dialect.size(answer)
+        live.append((pending["metadata"]["name"], size))
+        used += size
         if is_timed:
             times["allocate, check, commit"].append(seconds)
     return times

@@ -66,7 +66,7 @@ def goals(answer: dict[str, Any]) -> tuple[object, ...]:
 
 
 def state_of(fleet: Fleet) -> DeviceFleetState:
-    warm = fleet._warm
+    warm = fleet._backend({"kind": "DeviceClaim"})
     assert isinstance(warm, DeviceClaimFleet)
     return warm._state
 

@@ -18,7 +18,7 @@ from devalloc.api.quantity import Quantity
 from devalloc.api.semver import SemVer
 from devalloc_solver.fleet import group_attributes
 from devalloc_solver.fleet.group_attributes import GroupAttributes
-from devalloc_solver.problem.snapshot import Device, Pool, Snapshot
+from devalloc_solver.problem.snapshot import Device, Pool, Snapshot, join_pools, renumber, with_index
 
 UNSHARED = -1
 """Mark of a value that no other device of the node has."""
@@ -69,6 +69,11 @@ class DeviceKinds:
     """whether any device met is taken in portions"""
     _repeats: dict[str, dict[str | None, int]] = field(default_factory=dict)
     """varied attribute -> node -> the most devices there with one value, as far as anybody asked"""
+    _longest: dict[str, int] = field(default_factory=dict)
+    """varied attribute -> characters of its longest text, as far as anybody asked"""
+
+    def __post_init__(self) -> None:
+        self._values.update(self.choice.values)
 
     @property
     def varied(self) -> frozenset[str]:
@@ -101,19 +106,22 @@ class DeviceKinds:
 
     def enter(self, node: str | None, snapshot: Snapshot) -> None:
         """Note where the values of varied attributes are."""
-        self._repeats.clear()
-        self.edition += 1
+        self._changed()
         for name, value in self._varied_values(snapshot):
             self.places.setdefault(name, {}).setdefault(value, []).append(node)
 
     def leave(self, node: str | None, snapshot: Snapshot) -> None:
-        self._repeats.clear()
-        self.edition += 1
+        self._changed()
         for name, value in dict.fromkeys(self._varied_values(snapshot)):
             by_value = self.places[name]
             by_value[value] = [each for each in by_value[value] if each != node]
             if not by_value[value]:
                 del by_value[value]
+
+    def _changed(self) -> None:
+        self._repeats.clear()
+        self._longest.clear()
+        self.edition += 1
 
     def find(self, name: str, values: Iterable[object]) -> Mapping[str | None, int] | None:
         """Nodes that have devices whose attribute has one of the values, and at most how many such devices; None when
@@ -145,15 +153,22 @@ class DeviceKinds:
             self._repeats[name] = most
         return self._repeats[name]
 
+    def longest(self, name: str) -> int:
+        """Characters of the longest text among the typed values of a varied attribute."""
+        if name not in self._longest:
+            texts = [value[1] for value in self.values(name) if type(value) is tuple and type(value[1]) is str]
+            self._longest[name] = max(map(len, texts), default=0)
+        return self._longest[name]
+
     def drivers(self) -> list[str]:
         return list(dict.fromkeys(kind.driver for kind in self.kinds))
 
     def _varied_values(self, snapshot: Snapshot) -> Iterable[tuple[str, object]]:
         varied = self.varied
         for device in snapshot.devices:
-            for name in device.attributes:
+            for name, listed in device.attributes.items():
                 if name in varied:
-                    for value in device.values(name):
+                    for value in device.values(name) if isinstance(listed, frozenset) else (listed,):
                         yield name, type(value) if isinstance(value, _TYPED_VALUES) else value
 
     def _marks(self, snapshot: Snapshot) -> list[ValueGroups]:
@@ -176,12 +191,12 @@ class DeviceKinds:
         varied, scattered = self.choice.varied, self.choice.scattered
         key = (
             pool.driver,
-            frozenset((name, value) for name, value in device.attributes.items() if name not in varied),
+            frozenset([item for item in device.attributes.items() if item[0] not in varied]),
             marks,
             scattered and tuple(sorted(scattered.intersection(device.attributes))),
             UNAVAILABLE in device.attributes,
             device.attributes.get(ONLY_CLASS),
-            frozenset((name, r.block, r.blocks) for name, r in device.resources.items()),
+            frozenset([(name, r.block, r.blocks) for name, r in device.resources.items()]) if device.resources else (),
             device.draws,
             device.undefined,
             device.shareable,
@@ -200,48 +215,19 @@ class DeviceKinds:
         drivers = self.drivers()
         number = {driver: position for position, driver in enumerate(drivers)}
         devices = tuple(with_index(kind.one, kind.index, number[kind.driver]) for kind in self.kinds)
-        pools = tuple(
+        pools = [
             Pool(position, "", f"of driver {driver}", driver, {}, tuple(d for d in devices if d.pool == position))
             for position, driver in enumerate(drivers)
-        )
-        return Snapshot(pools, devices, ("",), {"": pools}, {pool.name: (pool,) for pool in pools})
-
-
-def with_index(device: Device, index: int, pool: int) -> Device:
-    return Device(
-        index,
-        pool,
-        device.name,
-        device.attributes,
-        device.resources,
-        device.draws,
-        device.undefined,
-        device.shareable,
-        device.reach,
-        device.traits,
-    )
+        ]
+        return join_pools(pools, ("",))
 
 
 def reachable_snapshot(own: Snapshot | None, network: Snapshot, node: str | None) -> Snapshot:
     """What a node reaches as one snapshot: first the network's pools, then its own (the natural order of pools)."""
-    pools: list[Pool] = []
-    devices: list[Device] = []
-    for part in (network, own):
-        for pool in part.pools if part is not None else ():
-            members = tuple(
-                with_index(device, len(devices) + position, len(pools)) for position, device in enumerate(pool.devices)
-            )
-            pools.append(Pool(len(pools), pool.node, pool.name, pool.driver, pool.resources, members))
-            devices += members
-    by_node: dict[str | None, tuple[Pool, ...]] = {}
-    by_name: dict[str, tuple[Pool, ...]] = {}
-    for pool in pools:
-        by_node[pool.node] = (*by_node.get(pool.node, ()), pool)
-        by_name[pool.name] = (*by_name.get(pool.name, ()), pool)
-    nodes = (node,) if own is not None and own.pools and node is not None else ()
-    return Snapshot(tuple(pools), tuple(devices), nodes, by_node, by_name)
+    pools = renumber((*network.pools, *(own.pools if own is not None else ())))
+    return join_pools(pools, (node,) if own is not None and own.pools and node is not None else ())
 
 
 def empty_snapshot() -> Snapshot:
     """A snapshot of nothing."""
-    return Snapshot((), (), (), {}, {})
+    return join_pools(())

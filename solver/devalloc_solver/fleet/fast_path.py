@@ -6,7 +6,7 @@ is not simple on some kind of node goes to the exact search there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -280,9 +280,11 @@ class FastPath:
                 if count
                 else None
             )
-        fitting = [(self._loss(state, group, 1), group) for group in groups if _fits(state, kinds[group])]
-        least = min((loss for loss, _ in fitting), default=0)
-        return PoolOption(1, tuple(group for loss, group in fitting if loss == least), least) if fitting else None
+        fitting = [(self._loss(state, group, 1), group) for group in _fitting(state, groups)]
+        if not fitting:
+            return None
+        least = min([loss for loss, _ in fitting])
+        return PoolOption(1, tuple([group for loss, group in fitting if loss == least]), least)
 
     def _cost(self, state: PoolState, more: int) -> int:
         """How little the policy likes that so many more devices of a pool are in use; see ``Ground.cost_of_pool``."""
@@ -305,8 +307,15 @@ def _combined_rank(choices: tuple[RequestOption, ...]) -> tuple[object, ...]:
     return pools, idle, loss, [choice.places for choice in choices]
 
 
-def _fits(state: PoolState, kind: DeviceKind) -> bool:
-    return all(blocks <= state.left[name] for name, blocks in kind.one.draws)
+def _fitting(state: PoolState, groups: Iterable[int]) -> Iterator[int]:
+    """The groups of a pool of which one more device leaves enough of all that it draws."""
+    kinds, left = state.kind.kinds, state.left
+    for group in groups:
+        for name, blocks in kinds[group].one.draws:
+            if blocks > left[name]:
+                break
+        else:
+            yield group
 
 
 def _is_list_attribute(kind: DeviceKind, name: str) -> bool:

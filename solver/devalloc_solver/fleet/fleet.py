@@ -1,4 +1,4 @@
-"""``Fleet``: the public class of a fleet that stays in memory. It delegates to the back end of its dialect."""
+"""``Fleet``: the public class of a fleet that stays in memory. It delegates to the back end of each dialect."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class Fleet:
     Every answer is what ``solve_manifests`` would say of the same state, passes the same independent check, and is
     remembered: what was given is in use until it is released. The same calls in the same order give the same bytes.
 
-    A Fleet speaks one dialect: that of its manifests, DeviceClaims or resource.k8s.io.
+    A Fleet holds both dialects, DeviceClaims and resource.k8s.io. No device is in both (T1), and each is solved on its
+    own.
 
     A Fleet counts no ResourceQuotas: ``problems`` of ``update`` and ``allocate_all`` say so where there are any.
     ``solve_manifests`` does.
@@ -46,41 +47,64 @@ class Fleet:
     A Fleet is not thread-safe: call it from one thread at a time.
     """
 
-    def __init__(self, warm: FleetBackend, group: str) -> None:
+    def __init__(self, placement: str) -> None:
         """Use ``from_manifests``."""
-        self._warm = warm
-        self._group = group
-        """the API group of its dialect"""
+        self._placement = placement
+        self._backends: dict[str, FleetBackend] = {}
+        """API group -> the back end of its dialect, as far as there is anything of it"""
+        self._others: dict[tuple[object, ...], Manifest] = {}
+        """objects of other groups (Nodes), for the back end that is yet to be made"""
         self._quotas: dict[tuple[str, str], dict[str, Any]] = {}
         """ResourceQuotas of devices, by namespace and name: that they do not count"""
 
     @classmethod
     @gc_paused(settle=True)
     def from_manifests(cls, documents: Iterable[Manifest], *, placement: str = "pack") -> Fleet:
-        """A fleet of what ``solve_manifests`` takes. Pending claims among it are kept, and not solved.
+        """A fleet of what ``solve_manifests`` takes, of either dialect or both. Pending claims among it are kept, and
+        not solved.
 
-        Content that is invalid is left out, as everywhere. Without any manifest of resource.k8s.io the dialect is that
-        of DeviceClaims.
+        Content that is invalid is left out, as everywhere.
 
         Raises:
-            ValueError: when ``placement`` is neither ``pack`` nor ``spread``, ``documents`` are one manifest or text,
-                or of both dialects.
+            ValueError: when ``placement`` is neither ``pack`` nor ``spread``, or ``documents`` are one manifest or
+                text.
         """
         if placement not in PLACEMENTS:
             raise ValueError(f"placement must be one of {', '.join(PLACEMENTS)}, not {placement!r}")
-        documents = as_manifest_list(documents)
-        groups = {api_group_of(document) for document in documents}
-        if {DEVICE_CLAIMS, RESOURCE_CLAIMS} <= groups:
-            message = f"documents are of both {DEVICE_CLAIMS} and {RESOURCE_CLAIMS}"
-            raise ValueError(f"{message}: a Fleet reads one dialect; make two")
-        if RESOURCE_CLAIMS not in groups:
-            fleet = cls(DeviceClaimFleet.from_manifests(documents, placement=placement), DEVICE_CLAIMS)
-            for document in documents:
-                fleet._note_quota(document)
-            return fleet
-        from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet  # with its CEL runtime
+        fleet = cls(placement)
+        numbered = [(api_group_of(document), document) for document in as_manifest_list(documents)]
+        met = {group for group, _ in numbered}
+        groups = [group for group in (RESOURCE_CLAIMS, DEVICE_CLAIMS) if group in met] or [DEVICE_CLAIMS]
+        for group in groups:
+            foreign = {RESOURCE_CLAIMS, DEVICE_CLAIMS} - {group} if group == groups[0] else met - {group}
+            fleet._make(group, [document for own, document in numbered if own not in foreign])
+        if DEVICE_CLAIMS in groups:
+            for group, document in numbered:
+                if group not in groups:
+                    fleet._note_other(document)
+        return fleet
 
-        return cls(ResourceClaimFleet.from_manifests(documents, placement=placement), RESOURCE_CLAIMS)
+    def _make(self, group: str, documents: list[Manifest]) -> FleetBackend:
+        if group == RESOURCE_CLAIMS:
+            from devalloc_solver.fleet.resource_k8s.backend import ResourceClaimFleet  # with its CEL runtime
+
+            self._backends[group] = ResourceClaimFleet.from_manifests(documents, placement=self._placement)
+        else:
+            self._backends[group] = DeviceClaimFleet.from_manifests(documents, placement=self._placement)
+        return self._backends[group]
+
+    def _backend(self, document: object) -> FleetBackend:
+        """Of the dialect of a manifest, or of what is named by its kind; of anything else, that which has Nodes."""
+        group = api_group_of(document)
+        if group not in (RESOURCE_CLAIMS, DEVICE_CLAIMS):
+            kind = document.get("kind") if isinstance(document, Mapping) else None
+            group = _GROUPS.get(kind, "") if isinstance(kind, str) else ""
+            if kind == "DeviceClass" and len(self._backends) > 1:
+                raise ValueError("a DeviceClass can be of either dialect: give its apiVersion")
+        if not group:
+            group = RESOURCE_CLAIMS if RESOURCE_CLAIMS in self._backends else DEVICE_CLAIMS
+        backend = self._backends.get(group)
+        return self._make(group, [*self._others.values()]) if backend is None else backend
 
     # -- claims --------------------------------------------------------------------------------------------------------
 
@@ -99,11 +123,10 @@ class Fleet:
             as a whole, with ``allocate_all``.
 
         Raises:
-            ValueError: if it is not the manifest of a claim of this dialect, or ``deadline`` is invalid.
+            ValueError: if it is not the manifest of a claim, or ``deadline`` is invalid.
             KeyError: when only the name is given and no such claim is kept.
         """
-        self._refuse_foreign(claim)
-        return cast(ClaimAnswerDict, self._warm.allocate(claim, deadline))
+        return cast(ClaimAnswerDict, self._backend(claim).allocate(claim, deadline))
 
     @gc_paused()
     def allocate_all(
@@ -112,8 +135,8 @@ class Fleet:
         """Place claims jointly, and keep what they got.
 
         Args:
-            claims: manifests, or names of kept claims, as for ``allocate``. Members of their groups that are kept are
-                placed with them.
+            claims: manifests, or names of kept claims, as for ``allocate``, all of one dialect. Members of their groups
+                that are kept are placed with them.
             deadline: seconds after which the best answer found is taken; None for as long as it takes.
             is_quick: leave claims that take long to search, so that the others do not wait: they are answered with
                 ``SearchLimit``, and ``unproven`` names them. The search then has all of ``deadline``, and on a
@@ -129,9 +152,7 @@ class Fleet:
         if isinstance(claims, Mapping):
             raise ValueError("claims must be several manifests, not one: use allocate")
         claims = as_manifest_list(claims, "claims")
-        for claim in claims:
-            self._refuse_foreign(claim)
-        answer = self._warm.allocate_all(claims, deadline, is_quick=is_quick)
+        answer = self._backend_of_all(claims).allocate_all(claims, deadline, is_quick=is_quick)
         if is_quick:
             answer = {"unproven": [], **answer}
         if self._quotas:
@@ -150,21 +171,36 @@ class Fleet:
             ValueError, KeyError: as ``allocate``.
         """
         claims = as_manifest_list(claims, "claims")
-        for claim in claims:
-            self._refuse_foreign(claim)
-        return self._warm.parts(claims, deadline)
+        return self._backend_of_all(claims).parts(claims, deadline)
 
-    def release(self, namespace: str, name: str) -> None:
+    def _backend_of_all(self, claims: list[Manifest]) -> FleetBackend:
+        backends = [*dict.fromkeys(map(self._backend, claims))]
+        if len(backends) > 1:
+            raise ValueError("the claims are of both dialects, which are solved separately: make a call for each")
+        return backends[0] if backends else self._backend(None)
+
+    def release(self, namespace: str, name: str, kind: str | None = None) -> None:
         """Take its devices from a claim; the claim itself is kept as pending.
+
+        Args:
+            kind: ``DeviceClaim`` or ``ResourceClaim``; only needed if claims of both kinds have that name.
 
         Raises:
             KeyError: when no claim of that name holds devices.
+            ValueError: when two claims of that name do, and ``kind`` does not say which one is meant.
         """
-        self._warm.release(namespace, name)
+        holders = [backend for backend in self._of_kind(kind) if backend.holds(namespace, name)]
+        if len(holders) > 1:
+            raise ValueError(f"a DeviceClaim and a ResourceClaim named {namespace}/{name} hold devices: give the kind")
+        (holders[0] if holders else self._backend({"kind": kind})).release(namespace, name)
 
-    def holds(self, namespace: str, name: str) -> bool:
-        """Whether a claim of that name has devices: it was given them here, or came in with them."""
-        return self._warm.holds(namespace, name)
+    def holds(self, namespace: str, name: str, kind: str | None = None) -> bool:
+        """Whether a claim of that name, and of the kind if it is given, has devices: it was given them here, or came in
+        with them."""
+        return any(backend.holds(namespace, name) for backend in self._of_kind(kind))
+
+    def _of_kind(self, kind: str | None) -> list[FleetBackend]:
+        return [*self._backends.values()] if kind is None else [self._backend({"kind": kind})]
 
     # -- objects -------------------------------------------------------------------------------------------------------
 
@@ -179,10 +215,10 @@ class Fleet:
             What is wrong with it, as in ``problems`` of ``solve_manifests``. An invalid object counts as such.
 
         Raises:
-            ValueError: if it is not a manifest, has no kind and name, or is of the other dialect.
+            ValueError: if it is not a manifest, or has no kind and name.
         """
-        self._refuse_foreign(document)
-        return cast(list[ProblemDict], [*self._warm.update(document), *self._note_quota(document)])
+        problems = self._backend(document).update(document)
+        return cast(list[ProblemDict], [*problems, *self._note_other(document)])
 
     def delete(self, document: Manifest) -> None:
         """Forget an object; of a claim also what it holds. Only kind, namespace and name are looked at.
@@ -191,9 +227,17 @@ class Fleet:
             ValueError: when kind or name is missing.
             KeyError: when there is no such object.
         """
-        self._warm.delete(document)
+        self._backend(document).delete(document)
+        self._others.pop(_full_name(document), None)
         if self._quotas and document.get("kind") == quota.KIND:
             self._quotas.pop(_object_key(document), None)
+
+    def _note_other(self, document: Manifest) -> list[dict[str, Any]]:
+        """Remember an object of no dialect; what to say of it."""
+        is_other = isinstance(document, Mapping) and api_group_of(document) not in (RESOURCE_CLAIMS, DEVICE_CLAIMS)
+        if is_other and RESOURCE_CLAIMS not in self._backends:
+            self._others[_full_name(document)] = document
+        return self._note_quota(document)
 
     def _note_quota(self, document: Manifest) -> list[dict[str, Any]]:
         """What to say of a ResourceQuota of devices; nothing of anything else."""
@@ -208,13 +252,17 @@ class Fleet:
         self._quotas[place] = problem.to_dict()
         return [self._quotas[place]]
 
-    def _refuse_foreign(self, document: object) -> None:
-        group = api_group_of(document)
-        if group != self._group and group in (DEVICE_CLAIMS, RESOURCE_CLAIMS):
-            raise ValueError(f"this Fleet reads {self._group}, not {group}: make another Fleet for this manifest")
+
+_GROUPS = {"DevicePool": DEVICE_CLAIMS, "DeviceClaim": DEVICE_CLAIMS}
+_GROUPS |= {"ResourceSlice": RESOURCE_CLAIMS, "ResourceClaim": RESOURCE_CLAIMS}
+"""kind -> API group, of kinds that only one dialect has"""
 
 
 def _object_key(document: Manifest) -> tuple[str, str]:
     metadata = document.get("metadata")
     names = metadata if isinstance(metadata, Mapping) else {}
     return str(names.get("namespace") or "default"), str(names.get("name"))
+
+
+def _full_name(document: Manifest) -> tuple[str, ...]:
+    return str(document.get("kind")), *_object_key(document)

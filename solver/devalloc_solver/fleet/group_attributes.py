@@ -8,7 +8,7 @@ card. Attributes that are left out are read device by device, for the few claims
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from devalloc.api.meta import COMPATIBILITY_GROUP
 from devalloc_solver.problem.snapshot import Snapshot
@@ -27,6 +27,8 @@ class GroupAttributes:
     """attributes that are no part of kinds by value"""
     scattered: frozenset[str] = frozenset()
     """those of them of which kinds do not even have which devices of a node share a value"""
+    values: Mapping[str, set[object]] = field(default_factory=dict, compare=False)
+    """the values of all others, as far as they were read"""
 
 
 def choose_group_attributes(
@@ -60,7 +62,8 @@ def choose_group_attributes(
             groups = finer
         else:
             scattered.add(name)
-    return GroupAttributes(frozenset(varied), frozenset(scattered))
+    fixed = {name: met for name, met in values.items() if name not in varied}
+    return GroupAttributes(frozenset(varied), frozenset(scattered), fixed)
 
 
 _Column = tuple[Hashable, ...]

@@ -87,8 +87,6 @@ class NodeIndex:
         """Begin kinds anew, for all nodes that there are."""
         nodes = [snapshot for node, snapshot in snapshots.items() if node is not None]
         self.kinds = DeviceKinds(choose_group_attributes(nodes, snapshots.get(None), self.read))
-        for snapshot in snapshots.values():
-            self.kinds.note(snapshot)
 
     def put(self, node: str | None, snapshot: Snapshot) -> None:
         """A node (None: the network) has these pools now, and they are free: call ``hold`` again for each owner."""
@@ -242,7 +240,7 @@ class NodeIndex:
         record.member_of = node
         self.classes.enter(node, record.rank, self.by_rank)
         if first is None or record.rank < first:
-            self.log.add(record.rank, node)
+            self.log.enter(record.rank, node)
         if len(self.classes.by_index) > 4 * len(self.records) + SPARE_CLASSES:
             self.classes.forget_empty()
             self._forget_shapes()

@@ -6,8 +6,9 @@ A snapshot knows nothing of claims. Pools that are invalid together (S2) are lef
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
@@ -141,13 +142,47 @@ def take_snapshot(pools: Iterable[DevicePool]) -> tuple[Snapshot, list[Problem]]
         views.append(view)
         problems += _undefined_draws(view)
         devices += members
+    return join_pools(views), problems
+
+
+def join_pools(pools: Sequence[Pool], nodes: Iterable[str] | None = None) -> Snapshot:
+    """Numbered pools as a snapshot; ``nodes`` None: those that pools are of."""
     by_node: dict[str | None, tuple[Pool, ...]] = {}
     by_name: dict[str, tuple[Pool, ...]] = {}
-    for view in views:
-        by_node[view.node] = (*by_node.get(view.node, ()), view)
-        by_name[view.name] = (*by_name.get(view.name, ()), view)
-    nodes = tuple(node for node in by_node if node is not None)
-    return Snapshot(tuple(views), tuple(devices), nodes, by_node, by_name), problems
+    for pool in pools:
+        by_node[pool.node] = (*by_node.get(pool.node, ()), pool)
+        by_name[pool.name] = (*by_name.get(pool.name, ()), pool)
+    devices = sorted([device for pool in pools for device in pool.devices], key=attrgetter("index"))
+    names = [node for node in by_node if node is not None] if nodes is None else nodes
+    return Snapshot(tuple(pools), tuple(devices), tuple(names), by_node, by_name)
+
+
+def renumber(pools: Iterable[Pool]) -> list[Pool]:
+    """Pools of any snapshots, numbered in this order, and so are their devices."""
+    renumbered: list[Pool] = []
+    first = 0
+    for pool in pools:
+        number = len(renumbered)
+        members = tuple([with_index(device, n, number) for n, device in enumerate(pool.devices, first)])
+        renumbered.append(Pool(number, pool.node, pool.name, pool.driver, pool.resources, members))
+        first += len(members)
+    return renumbered
+
+
+def with_index(device: Device, index: int, pool: int) -> Device:
+    """The device under another number; ``dataclasses.replace`` takes several times as long."""
+    return Device(
+        index,
+        pool,
+        device.name,
+        device.attributes,
+        device.resources,
+        device.draws,
+        device.undefined,
+        device.shareable,
+        device.reach,
+        device.traits,
+    )
 
 
 def _undefined_draws(pool: Pool) -> Iterator[Problem]:

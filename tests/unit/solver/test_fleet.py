@@ -43,7 +43,7 @@ def devices_of(answer: dict[str, Any]) -> list[str]:
 
 
 def state_of(fleet: Fleet) -> DeviceFleetState:
-    warm = fleet._warm
+    warm = fleet._backend({"kind": "DeviceClaim"})
     assert isinstance(warm, DeviceClaimFleet)
     return warm._state
 
@@ -383,21 +383,70 @@ def resource_claim(name: str) -> Manifest:
     }
 
 
-def test_a_fleet_speaks_the_dialect_of_its_manifests() -> None:
-    kubernetes = [
-        slice_of("n0"),
-        {"apiVersion": RESOURCE, "kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {}},
-    ]
-    fleet = Fleet.from_manifests(kubernetes)
+KUBERNETES = [
+    {"apiVersion": RESOURCE, "kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {}},
+]
+
+
+def test_a_fleet_reads_resource_claims() -> None:
+    fleet = Fleet.from_manifests([slice_of("n0"), *KUBERNETES])
     assert [fleet.allocate(resource_claim(f"c{n}"))["allocated"] for n in range(3)] == [True, True, False]
     fleet.release("default", "c0")
     assert fleet.allocate_all([resource_claim("late")])["claims"][-1]["allocated"]
-    with pytest.raises(ValueError, match=r"this Fleet reads .*, not "):
-        fleet.allocate(wants("a"))
-    with pytest.raises(ValueError, match=r"this Fleet reads .*, not "):
-        Fleet.from_manifests(fleet_of(1)).update(kubernetes[0])
-    with pytest.raises(ValueError, match="make two"):
-        Fleet.from_manifests([*fleet_of(1), *kubernetes])
+
+
+@pytest.mark.parametrize("is_mixed", [True, False])
+def test_a_fleet_holds_both_dialects(is_mixed: bool) -> None:
+    """Each answers as if it were alone, whether it was there at first or came later."""
+    kubernetes = [slice_of("k0"), *KUBERNETES]
+    alone = Fleet.from_manifests(fleet_of(1)), Fleet.from_manifests(kubernetes)
+    fleet = Fleet.from_manifests([*fleet_of(1), *kubernetes] if is_mixed else fleet_of(1))
+    for document in () if is_mixed else kubernetes:
+        assert fleet.update(document) == []
+    for number in range(6):
+        for own, pending in zip(alone, (wants(f"c{number}"), resource_claim(f"c{number}")), strict=True):
+            assert fleet.allocate(pending) == own.allocate(pending)
+    for own, pending in zip(alone, (wants("late", 9), resource_claim("late")), strict=True):
+        answer, expected = fleet.allocate_all([pending]), own.allocate_all([pending])
+        assert {**answer, "seconds": 0} == {**expected, "seconds": 0}
+        assert [*map(repr, fleet.parts([pending]))] == [*map(repr, own.parts([pending]))]
+
+
+def test_what_is_of_both_dialects_must_say_which_one_is_meant() -> None:
+    fleet = Fleet.from_manifests([*fleet_of(1), slice_of("k0"), *KUBERNETES])
+    for pending in (wants("c"), resource_claim("c")):
+        assert fleet.allocate(pending)["allocated"]
+    with pytest.raises(ValueError, match="give the kind"):
+        fleet.release("default", "c")
+    fleet.release("default", "c", "DeviceClaim")
+    assert not fleet.holds("default", "c", "DeviceClaim")
+    assert fleet.holds("default", "c", "ResourceClaim")
+    fleet.release("default", "c")
+    assert not fleet.holds("default", "c")
+    with pytest.raises(KeyError, match="default/c"):
+        fleet.release("default", "c")
+    with pytest.raises(ValueError, match="a call for each"):
+        fleet.allocate_all([wants("a"), resource_claim("b")])
+    with pytest.raises(ValueError, match="give its apiVersion"):
+        fleet.delete({"kind": "DeviceClass", "metadata": {"name": "gpu"}})
+    fleet.delete(KUBERNETES[0])
+    assert fleet.allocate(resource_claim("d"))["reason"] == "ClassNotFound"
+    assert fleet.allocate(wants("d"))["allocated"]
+
+
+def test_nodes_that_came_before_the_first_slice_count() -> None:
+    """The back end of resource.k8s.io is made when it is first needed."""
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n0", "labels": {"zone": "a"}}}
+    gone = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1", "labels": {"zone": "a"}}}
+    everywhere = slice_of("n0")
+    del everywhere["spec"]["nodeName"]
+    term = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
+    everywhere["spec"]["nodeSelector"] = {"nodeSelectorTerms": [term]}
+    fleet = Fleet.from_manifests([*fleet_of(1), gone, node])
+    fleet.delete(gone)
+    for document in (everywhere, *KUBERNETES):
+        fleet.update(document)
+    assert fleet.allocate(resource_claim("c"))["allocated"]
 
 
 def test_the_caller_may_do_with_manifests_and_answers_what_it_likes() -> None:

@@ -80,7 +80,7 @@ def test_a_census_that_keeps_up_counts_what_is_there(seed: int, spare: int, monk
     monkeypatch.setattr(change_log, "SPARE_CLASSES", spare)
     random = Random(seed)
     fleet = Fleet.from_manifests(documents(random))
-    warm = fleet._warm
+    warm = fleet._backend({"kind": "DeviceClaim"})
     assert isinstance(warm, DeviceClaimFleet)
     state = warm._state
     census = state.refusals.census

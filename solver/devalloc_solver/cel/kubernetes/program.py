@@ -14,7 +14,7 @@ from devalloc_solver.cel.errors import CompileError, EvaluationError, ExhaustedE
 from devalloc_solver.cel.kubernetes.declarations import GATES, SHARING_GATE
 from devalloc_solver.cel.kubernetes.device import CelDevice
 from devalloc_solver.cel.kubernetes.environment import environment
-from devalloc_solver.cel.kubernetes.reads import DeviceField, Equality, equalities, reads
+from devalloc_solver.cel.kubernetes.reads import DeviceField, Equality, equalities, needs_only_texts, reads
 from devalloc_solver.cel.kubernetes.type_checker import parse_and_check
 from devalloc_solver.cel.values import Frame, type_name
 
@@ -33,6 +33,8 @@ class Program:
     """Everything of a device that can influence the answer; None when that is not known beforehand."""
     equalities: tuple[Equality, ...]
     """What every matching device fulfils; a device that lacks such an attribute does not match either."""
+    safe_texts: frozenset[DeviceField] | None
+    """The expression cannot fail on a device of which each of these attributes is one string; None if it may."""
     cost: int
     """Steps of an evaluation that no operation counts: a part of its nodes, since most evaluations do not reach all."""
     _run: Run = field(repr=False)
@@ -77,7 +79,13 @@ def _compiled(expression: str, gates: frozenset[str]) -> Program | CompileError:
         checked = parse_and_check(expression, gates)
         run, slots = build(checked.root, environment(SHARING_GATE in gates))
         return Program(
-            expression, reads(checked.root), equalities(checked.root), cost_of(checked.root) // 4, run, slots
+            expression,
+            reads(checked.root),
+            equalities(checked.root),
+            needs_only_texts(checked.root),
+            cost_of(checked.root) // 4,
+            run,
+            slots,
         )
     except CompileError as error:
         return error

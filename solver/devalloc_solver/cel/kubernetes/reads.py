@@ -8,7 +8,7 @@ from typing import Literal as Only
 
 from devalloc_solver.cel import reads as analysis
 from devalloc_solver.cel.reads import Place
-from devalloc_solver.cel.syntax_tree import Node
+from devalloc_solver.cel.syntax_tree import Call, ListOf, Literal, Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,3 +62,36 @@ def equalities(root: Node) -> tuple[Equality, ...]:
 def _is_indexed(path: tuple[str, ...], values: Sequence[object]) -> bool:
     kinds = {type(value) for value in values}
     return path[0] == "attribute" and len(kinds) == 1 and kinds <= {str, int, bool}
+
+
+_TEXT_TESTS = frozenset(("_==_", "_!=_", "_<_", "_<=_", "_>_", "_>=_", "startsWith", "endsWith", "contains"))
+
+
+def needs_only_texts(root: Node) -> frozenset[DeviceField] | None:
+    """The attributes on which an expression cannot fail, if each is there and is one string; None if it may fail.
+
+    It must be made of comparisons of such attributes with short literals. All that these cost is known beforehand.
+    """
+    texts: set[DeviceField] = set()
+    return frozenset(texts) if _is_safe(root, texts) else None
+
+
+def _is_safe(node: Node, texts: set[DeviceField]) -> bool:
+    match node:
+        case Call(function="_&&_" | "_||_" | "!_", arguments=parts):
+            return all(_is_safe(part, texts) for part in parts)
+        case Call(function="@in", arguments=(left, ListOf(elements=elements))):
+            return _is_text(left, texts) and all(isinstance(one, Literal) for one in elements)
+        case Call(function=function, arguments=(left, right)) if function in _TEXT_TESTS:
+            return _is_text(left, texts) and _is_text(right, texts)
+    return False
+
+
+def _is_text(node: Node, texts: set[DeviceField]) -> bool:
+    if isinstance(node, Literal):
+        return isinstance(node.value, str)
+    place = analysis.place_of(node, PLACES)
+    if place is None or place.steps != 0 or place.path[0] != "attribute" or analysis.is_optional(node):
+        return False
+    texts.add(DeviceField("attribute", *place.path[1:]))
+    return True

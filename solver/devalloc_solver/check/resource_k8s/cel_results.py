@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container
+from collections.abc import Container, Hashable
 from typing import TYPE_CHECKING, Any
 
 from devalloc.api.quantity import Quantity
@@ -12,7 +12,7 @@ from devalloc_solver.check.resource_k8s.pools import NodeDevice
 from devalloc_solver.check.resource_k8s.quantities import UncountableAmount, to_nano
 
 if TYPE_CHECKING:
-    from devalloc_solver.cel.kubernetes import CelDevice, Program, Value
+    from devalloc_solver.cel.kubernetes import CelDevice, DeviceField, Program, Value
 
 
 class SelectorResults:
@@ -21,7 +21,7 @@ class SelectorResults:
     def __init__(self, features: Container[str]) -> None:
         self._features = features
         self._programs: dict[str, Program | None] = {}
-        self._evaluated: dict[tuple[str, str], bool] = {}
+        self._evaluated: dict[tuple[str, Hashable], bool] = {}
         self.ends: float | None = None
         """monotonic time after which nothing is evaluated any more: OutOfTime then"""
 
@@ -33,28 +33,56 @@ class SelectorResults:
         return verdict
 
     def _matches(self, expression: str, device: NodeDevice) -> bool:
-        """The same, whatever device had that content."""
-        manifest = device.manifest
-        seen = [manifest.get(name) for name in ("attributes", "capacity", "allowMultipleAllocations")]
-        key = (expression, json.dumps([device.driver, *seen], sort_keys=True, default=str))
+        """The same, whatever device had the content that the expression reads."""
+        program = self._program(expression)
+        if program is None:
+            return False
+        key = (expression, _content(program, device))
         if key not in self._evaluated:
-            self._evaluated[key] = self._evaluate(expression, device)
+            self._evaluated[key] = self._evaluate(program, device)
         return self._evaluated[key]
 
-    def _evaluate(self, expression: str, device: NodeDevice) -> bool:
+    def _program(self, expression: str) -> Program | None:
+        """None for an expression that does not compile."""
         # Importing the dialect's package imports what imports this check.
-        from devalloc_solver.cel.kubernetes import COST_LIMIT, Budget, CompileError, EvaluationError, compile
+        from devalloc_solver.cel.kubernetes import CompileError, compile
 
         if expression not in self._programs:
             try:
                 self._programs[expression] = compile(expression, self._features)
             except CompileError:
                 self._programs[expression] = None
-        program = self._programs[expression]
+        return self._programs[expression]
+
+    def _evaluate(self, program: Program, device: NodeDevice) -> bool:
+        from devalloc_solver.cel.kubernetes import COST_LIMIT, Budget, EvaluationError
+
         try:
-            return program is not None and program.matches(_cel_device(device), Budget(COST_LIMIT, self.ends))
+            return program.matches(_cel_device(device), Budget(COST_LIMIT, self.ends))
         except (EvaluationError, UncountableAmount, ValueError):
             return False
+
+
+def _content(program: Program, device: NodeDevice) -> Hashable:
+    """What an expression reads of a device; all of it if that is not known, or if a part cannot be read."""
+    manifest = device.manifest
+    if program.reads is None or not device.is_plain:
+        seen = [manifest.get(name) for name in ("attributes", "capacity", "allowMultipleAllocations")]
+        return json.dumps([device.driver, *seen], sort_keys=True, default=str)
+    return tuple([_part(device, read) for read in program.reads])
+
+
+def _part(device: NodeDevice, read: DeviceField) -> Hashable:
+    """One part of a device that is plain."""
+    if read.kind == "driver":
+        return device.driver
+    if read.kind == "allow_multiple":
+        return bool(device.manifest.get("allowMultipleAllocations"))
+    named = device.manifest.get("attributes" if read.kind == "attribute" else "capacity") or {}
+    content = named.get(read.id if read.domain == device.driver else f"{read.domain}/{read.id}")
+    if content is None:
+        return None
+    return tuple(content.items()) if read.kind == "attribute" else str(content["value"])
 
 
 class _AnyQuantity(Quantity):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Container, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from devalloc_solver.check.resource_k8s.cel_results import SelectorResults
 from devalloc_solver.check.resource_k8s.pools import DeviceId, NodeDevice, PublishedPools
@@ -15,10 +14,11 @@ Manifest = Mapping[str, Any]
 
 MAX_DEVICES = 32
 """Devices of a claim."""
+_NAMES = ("request", "driver", "pool", "device")
+"""What each entry of a result has."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class AnsweredRequest:
+class AnsweredRequest(NamedTuple):
     """A request without alternatives, or the chosen alternative of one."""
 
     parent: str
@@ -38,8 +38,7 @@ class AnsweredRequest:
         return not names or self.parent in names or self.name in names
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class AllocatedResult:
+class AllocatedResult(NamedTuple):
     """An entry of the result whose request and device exist."""
 
     request: AnsweredRequest
@@ -47,8 +46,7 @@ class AllocatedResult:
     entry: Manifest
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class AnsweredClaim:
+class AnsweredClaim(NamedTuple):
     """A claim without allocation, and what it was given."""
 
     number: int
@@ -82,7 +80,7 @@ def read_claim(
             continue
         chosen = [option for option in options if option.name in named]
         if len({option.name for option in chosen}) == 1:
-            chosen = [replace(chosen[0], twins=tuple(option.spec for option in chosen[1:]))]
+            chosen = [chosen[0]._replace(twins=tuple(option.spec for option in chosen[1:]))]
         if len(chosen) > 1:
             violations.append(f"request {spec['name']} is given {len(chosen)} of its alternatives")
         elif not chosen and all(option.spec.get("count", 1) for option in options):
@@ -92,18 +90,21 @@ def read_claim(
     for entry, request in _match_entries(entries, requests):
         pool = offer.pool(entry["driver"], entry["pool"])
         device = None if pool is None else pool.devices.get(entry["device"])
-        where = "/".join((entry["driver"], entry["pool"], entry["device"]))
         if request is None:
-            violations.append(f"{where} is given to {entry['request']}, and the claim has no such request")
+            violations.append(f"{_where(entry)} is given to {entry['request']}, and the claim has no such request")
         elif pool is None or device is None:
-            violations.append(f"{entry['request']}: the node reaches no device {where}")
+            violations.append(f"{entry['request']}: the node reaches no device {_where(entry)}")
         elif pool.problem is not None:
-            violations.append(f"{entry['request']}: {where}: the pool {pool.problem}")
+            violations.append(f"{entry['request']}: {_where(entry)}: the pool {pool.problem}")
         else:
             taken.append(AllocatedResult(request, device, entry))
     if len(entries) > MAX_DEVICES:
         violations.append(f"has {len(entries)} devices, more than {MAX_DEVICES}")
     return AnsweredClaim(number, claim, result, tuple(requests), tuple(taken)), violations
+
+
+def _where(entry: Manifest) -> str:
+    return "/".join((entry["driver"], entry["pool"], entry["device"]))
 
 
 def _match_entries(
@@ -113,13 +114,14 @@ def _match_entries(
     by_name: dict[str, list[AnsweredRequest]] = {}
     for request in requests:
         by_name.setdefault(request.name, []).append(request)
-    given: Counter[str] = Counter()
+    given: dict[str, int] = {}
     for entry in entries:
-        same = by_name.get(entry["request"])
-        if same is not None and len(same) > 1 and given[entry["request"]] == same[0].spec.get("count", 1):
+        name = entry["request"]
+        same, number = by_name.get(name), given.get(name, 0)
+        if same is not None and len(same) > 1 and number == same[0].spec.get("count", 1):
             del same[0]
-            given[entry["request"]] = 0
-        given[entry["request"]] += 1
+            number = 0
+        given[name] = number + 1
         yield entry, same[0] if same else None
 
 
@@ -140,7 +142,7 @@ def request_violations(
             if device_class is None:
                 readings.append(["its class does not exist"])
             else:
-                one = request if spec is request.spec else replace(request, spec=spec)
+                one = request if spec is request.spec else request._replace(spec=spec)
                 judge = _RequestJudge(one, device_class, verdicts, features)
                 readings.append(list(_violations(own_devices, judge, offer)))
         violations += [f"{request.name}: {sentence}" for sentence in min(readings, key=len)]
@@ -149,19 +151,19 @@ def request_violations(
 
 def _violations(own_devices: list[AllocatedResult], judge: _RequestJudge, offer: PublishedPools) -> Iterator[str]:
     spec = judge.request.spec
-    for key, times in duplicate_devices(one.device.id for one in own_devices):
+    for key, times in duplicate_devices([one.device.id for one in own_devices]):
         yield f"has {'/'.join(key)} {times} times"
     if spec.get("allocationMode", "ExactCount") == "All":
         yield from _all_violations(own_devices, judge, offer)
     elif len(own_devices) != spec.get("count", 1):
         yield f"has {len(own_devices)} devices instead of {spec.get('count', 1)}"
     for one in own_devices:
-        yield from (f"{'/'.join(one.device.id)} {sentence}" for sentence in judge.violations(one))
+        for sentence in judge.violations(one):
+            yield f"{'/'.join(one.device.id)} {sentence}"
 
 
-def duplicate_devices(devices: Iterable[DeviceId]) -> list[tuple[DeviceId, int]]:
+def duplicate_devices(given: Sequence[DeviceId]) -> list[tuple[DeviceId, int]]:
     """Devices that are there more than once, and how often."""
-    given = [*devices]
     if len({*given}) == len(given):
         return []
     return [(key, times) for key, times in Counter(given).items() if times > 1]
@@ -181,21 +183,29 @@ def _all_violations(own_devices: list[AllocatedResult], judge: _RequestJudge, of
         yield f"asks for all devices, and lacks {'/'.join(lacking)}"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class _RequestJudge:
     """What one request says of single devices."""
 
-    request: AnsweredRequest
-    device_class: Manifest
-    verdicts: SelectorResults
-    features: Container[str]
+    def __init__(
+        self, request: AnsweredRequest, device_class: Manifest, verdicts: SelectorResults, features: Container[str]
+    ) -> None:
+        spec = request.spec
+        self.request, self.verdicts = request, verdicts
+        selectors = (*((device_class.get("spec") or {}).get("selectors") or ()), *(spec.get("selectors") or ()))
+        self.expressions = [selector["cel"]["expression"] for selector in selectors]
+        self.requested: Mapping[str, object] = (spec.get("capacity") or {}).get("requests") or {}
+        self.tolerations = spec.get("tolerations") or []
+        self.is_ordinary = not (self.requested or self.tolerations or request.is_admin)
+        self.taints, self.binding = "DRADeviceTaints" in features, "DRADeviceBindingConditions" in features
+        self.partitions, self.sharing = "DRAPartitionableDevices" in features, "DRAConsumableCapacity" in features
+        self.fractional = "DRAFractionalCapacityRange" in features
 
     def wants(self, device: NodeDevice) -> bool:
         """Whether an ``All`` request is about this device, in use or not."""
         if not self._is_selected(device):
             return False
         try:
-            return "DRAConsumableCapacity" not in self.features or self._amounts(device) is not None
+            return not self.sharing or self._amounts(device) is not None
         except UncountableAmount:
             return True
 
@@ -203,26 +213,27 @@ class _RequestJudge:
         device, manifest = one.device, one.device.manifest
         if not self._is_selected(device):
             yield "does not match the selectors, or its conditions are not supported"
-        if "DRADeviceTaints" in self.features:
+        if self.is_ordinary and device.is_ordinary and len(one.entry) == len(_NAMES):
+            return  # the entry says nothing but which device, and there is nothing else to say of it
+        if self.taints:
             for taint in manifest.get("taints") or ():
                 if taint.get("effect") in ("NoSchedule", "NoExecute") and not self._tolerates(taint):
                     yield f"has the taint {taint['key']}, which is not tolerated"
         if device.skips_operations:
             yield "skips operations of the node, which is not supported"
-        if manifest.get("consumesCounters") and "DRAPartitionableDevices" not in self.features:
+        if not self.partitions and manifest.get("consumesCounters"):
             yield "draws on counters, which are not supported"
         if bool(one.entry.get("adminAccess")) is not self.request.is_admin:
             yield "does not have the request's adminAccess"
-        if (one.entry.get("tolerations") or []) != (self.request.spec.get("tolerations") or []):
+        if (one.entry.get("tolerations") or []) != self.tolerations:
             yield "does not have the request's tolerations"
-        binding = "DRADeviceBindingConditions" in self.features
         for name in ("bindingConditions", "bindingFailureConditions"):
-            if (one.entry.get(name) or []) != ((manifest.get(name) if binding else None) or []):
+            if (one.entry.get(name) or []) != ((manifest.get(name) if self.binding else None) or []):
                 yield f"does not have the device's {name}"
         yield from self._share_violations(one)
 
     def _share_violations(self, one: AllocatedResult) -> Iterator[str]:
-        if "DRAConsumableCapacity" not in self.features:
+        if not self.sharing:
             if one.entry.get("shareID") or one.entry.get("consumedCapacity"):
                 yield "is shared, which is not supported"
             return
@@ -245,21 +256,16 @@ class _RequestJudge:
             yield f"consumes {consumed} instead of {amounts} (nano units)"
 
     def _is_selected(self, device: NodeDevice) -> bool:
-        if device.manifest.get("bindingConditions") and "DRADeviceBindingConditions" not in self.features:
+        if not self.binding and device.manifest.get("bindingConditions"):
             return False
-        selectors = [
-            *((self.device_class.get("spec") or {}).get("selectors") or ()),
-            *(self.request.spec.get("selectors") or ()),
-        ]
-        return all(self.verdicts.matches(selector["cel"]["expression"], device) for selector in selectors)
+        return all(self.verdicts.matches(expression, device) for expression in self.expressions)
 
     def _amounts(self, device: NodeDevice) -> dict[str, int] | None:
-        requested = (self.request.spec.get("capacity") or {}).get("requests") or {}
         capacities = device.manifest.get("capacity") or {}
-        return amounts_to_take(requested, capacities, fractional="DRAFractionalCapacityRange" in self.features)
+        return amounts_to_take(self.requested, capacities, fractional=self.fractional)
 
     def _tolerates(self, taint: Manifest) -> bool:
-        return any(_is_tolerated(taint, one) for one in self.request.spec.get("tolerations") or ())
+        return any(_is_tolerated(taint, one) for one in self.tolerations)
 
 
 def _is_tolerated(taint: Manifest, toleration: Manifest) -> bool:

@@ -5,44 +5,77 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
-from devalloc_solver.check.resource_k8s.quantities import to_nano
+from devalloc_solver.check.resource_k8s.quantities import UncountableAmount, to_nano
 
 Manifest = Mapping[str, Any]
 DeviceId = tuple[str, str, str]
 """driver, pool, device"""
 CounterId = tuple[str, str, str, str]
 """driver, pool, counter set, counter"""
+_TYPES = {"string": str, "int": int, "bool": bool}
+"""of an attribute of one value"""
+_UNUSUAL = frozenset(
+    ("taints", "bindingConditions", "bindingFailureConditions", "allowMultipleAllocations", "consumesCounters")
+)
+"""Fields of devices that few have."""
 
 
-@dataclass(frozen=True, eq=False)
 class NodeDevice:
     """A device of a pool's newest generation, as its slice has it."""
 
-    driver: str
-    pool: str
-    manifest: Manifest
-    place: Manifest
-    """what says which nodes reach it: its slice's spec, or itself"""
-    skips_operations: bool
-    """whether its slice has skipNodeOperations, an alpha feature"""
+    __slots__ = (
+        "_draws",
+        "_is_ordinary",
+        "_is_plain",
+        "driver",
+        "id",
+        "manifest",
+        "place",
+        "pool",
+        "skips_operations",
+        "verdicts",
+    )
 
-    verdicts: dict[str, bool] = field(default_factory=dict)
-    """what expressions said of it"""
+    def __init__(self, driver: str, pool: str, manifest: Manifest, place: Manifest, skips_operations: bool) -> None:
+        """``place``: what says which nodes reach it, its slice's spec or itself; ``skips_operations``: whether its
+        slice has skipNodeOperations, an alpha feature."""
+        self.driver, self.pool, self.manifest, self.place = driver, pool, manifest, place
+        self.skips_operations = skips_operations
+        self.id: DeviceId = (driver, pool, manifest["name"])
+        self.verdicts: dict[str, bool] = {}
+        """what expressions said of it"""
+        self._draws: tuple[tuple[CounterId, int], ...] | None = None
+        self._is_plain: bool | None = None
+        self._is_ordinary: bool | None = None
 
-    @cached_property
-    def id(self) -> DeviceId:
-        return self.driver, self.pool, self.manifest["name"]
+    @property
+    def is_plain(self) -> bool:
+        """Whether all that expressions read can be read: single values of the usual types, each under one name."""
+        if self._is_plain is None:
+            self._is_plain = _is_plain(self.manifest, f"{self.driver}/")
+        return self._is_plain
 
-    @cached_property
+    @property
+    def is_ordinary(self) -> bool:
+        """Whether nothing but selectors can keep it from a request that takes it whole and asks for no amounts."""
+        if self._is_ordinary is None:
+            policies = (one.get("requestPolicy") for one in (self.manifest.get("capacity") or {}).values())
+            self._is_ordinary = (
+                self.is_plain and not self.skips_operations and _UNUSUAL.isdisjoint(self.manifest) and not any(policies)
+            )
+        return self._is_ordinary
+
+    @property
     def draws(self) -> tuple[tuple[CounterId, int], ...]:
-        return tuple(
-            ((self.driver, self.pool, entry["counterSet"], counter), to_nano(amount["value"]))
-            for entry in self.manifest.get("consumesCounters") or ()
-            for counter, amount in (entry.get("counters") or {}).items()
-        )
+        if self._draws is None:
+            self._draws = tuple(
+                ((self.driver, self.pool, entry["counterSet"], counter), to_nano(amount["value"]))
+                for entry in self.manifest.get("consumesCounters") or ()
+                for counter, amount in (entry.get("counters") or {}).items()
+            )
+        return self._draws
 
     def values(self, name: str, *, lists: bool) -> frozenset[tuple[str, object]]:
         """The typed values of an attribute by its full name: none, one, or those of a list where `lists` count."""
@@ -58,6 +91,25 @@ class NodeDevice:
             elif value is not None:
                 typed.add((kind, value))
         return frozenset(typed)
+
+
+def _is_plain(manifest: Manifest, prefix: str) -> bool:
+    attributes, capacity = manifest.get("attributes") or {}, manifest.get("capacity") or {}
+    for name, content in attributes.items():
+        if name.startswith(prefix) or len(content) != 1:
+            return False
+        for kind, value in content.items():
+            if _TYPES.get(kind) is not type(value):
+                return False
+    try:
+        for name, content in capacity.items():
+            if name.startswith(prefix):
+                return False
+            if to_nano(content["value"]) < 0:
+                return False
+    except UncountableAmount:
+        return False
+    return True
 
 
 @dataclass(slots=True, eq=False)
@@ -134,9 +186,12 @@ class PublishedPools:
             pool.problem = "is invalid: it has a device twice"
         if self._partitions:
             self._count(pool, driver, name, current)
+        reached: dict[int, bool] = {}
         for device in pool.every:
-            if self.reaches(device.place):
-                pool.devices.setdefault(device.manifest["name"], device)
+            if id(device.place) not in reached:
+                reached[id(device.place)] = self.reaches(device.place)
+            if reached[id(device.place)]:
+                pool.devices.setdefault(device.id[2], device)
         return pool
 
     def _is_relevant(self, spec: Manifest) -> bool:
@@ -156,7 +211,9 @@ class PublishedPools:
             for counter, amount in (one.get("counters") or {}).items():
                 pool.counters[driver, name, one["name"], counter] = to_nano(amount["value"])
         for device in pool.every:
-            entries = device.manifest.get("consumesCounters") or ()
+            entries = device.manifest.get("consumesCounters")
+            if not entries:
+                continue
             lost = [entry["counterSet"] for entry in entries if entry["counterSet"] not in set_names]
             lost += [counter[3] for counter, _ in device.draws if counter not in pool.counters]
             if lost:

@@ -10,8 +10,6 @@ from devalloc_solver.check.resource_k8s.quantities import UncountableAmount, to_
 
 Manifest = Mapping[str, Any]
 
-_NAMES = ("driver", "pool", "device")
-
 
 class PriorUsage:
     """Devices in use, counted, so that holders come and go; admin access holds nothing."""
@@ -72,8 +70,11 @@ def _results_with_device(allocation: Manifest) -> Iterator[Manifest]:
     devices = allocation.get("devices")
     results = devices.get("results") if isinstance(devices, Mapping) else None
     for one in results if isinstance(results, list) else ():
-        if isinstance(one, Mapping) and all(one.get(part) and isinstance(one[part], str) for part in _NAMES):
-            yield one
+        if type(one) is dict or isinstance(one, Mapping):
+            driver, pool, device = one.get("driver"), one.get("pool"), one.get("device")
+            names = isinstance(driver, str) and isinstance(pool, str) and isinstance(device, str)
+            if names and driver and pool and device:
+                yield one
 
 
 def _amounts(one: Manifest) -> dict[str, int] | None:
@@ -91,9 +92,11 @@ def _amounts(one: Manifest) -> dict[str, int] | None:
 
 
 def _add_count(counts: dict[Any, int], key: object, number: int) -> None:
-    counts[key] = counts.get(key, 0) + number
-    if not counts[key]:
-        del counts[key]
+    count = counts.get(key, 0) + number
+    if count:
+        counts[key] = count
+    else:
+        counts.pop(key, None)
 
 
 def _device_id(one: Manifest) -> DeviceId:

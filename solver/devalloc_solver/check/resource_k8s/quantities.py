@@ -54,14 +54,19 @@ def amounts_to_take(
     """
     if not requested.keys() <= capacities.keys():
         return None
-    amounts = {
-        name: _amount_to_take(requested.get(name), capacity, fractional) for name, capacity in capacities.items()
-    }
-    if any(amount is not None and amount < 0 for amount in amounts.values()):
-        raise UncountableAmount("an amount is negative")
-    sound = {name: amount for name, amount in amounts.items() if amount is not None}
-    fits = all(amount <= to_nano(capacities[name]["value"]) for name, amount in sound.items())
-    return sound if fits and len(sound) == len(amounts) else None
+    sound: dict[str, int] = {}
+    for name, capacity in capacities.items():
+        amount = _amount_to_take(requested.get(name), capacity, fractional)
+        if amount is not None:
+            if amount < 0:
+                raise UncountableAmount("an amount is negative")
+            sound[name] = amount
+    if len(sound) != len(capacities):
+        return None
+    for name, amount in sound.items():
+        if amount > to_nano(capacities[name]["value"]):
+            return None
+    return sound
 
 
 def _amount_to_take(requested: object, capacity: Mapping[str, Any], fractional: bool) -> int | None:

@@ -19,7 +19,7 @@ def use_violations(
     ordinary = [one for answer in answered for one in answer.taken if not one.request.is_admin]
     devices: dict[DeviceId, NodeDevice] = {one.device.id: one.device for one in ordinary}
     violations = [*_claim_violations(answered, shareable), *_share_id_violations(answered, held)]
-    times = dict(duplicate_devices(one.device.id for one in ordinary))
+    times = dict(duplicate_devices([one.device.id for one in ordinary]))
     for key, device in devices.items():
         where = "/".join(key)
         if key in held.whole:
@@ -39,9 +39,11 @@ def _claim_violations(answered: Sequence[AnsweredClaim], shareable: bool) -> Ite
     """Not even admin access has a device twice in one claim, unless it is shareable."""
     for answer in answered:
         times = duplicate_devices(
-            one.device.id
-            for one in answer.taken
-            if not (shareable and one.device.manifest.get("allowMultipleAllocations"))
+            [
+                one.device.id
+                for one in answer.taken
+                if not (shareable and one.device.manifest.get("allowMultipleAllocations"))
+            ]
         )
         for key, number in times:
             yield f"{answer.title}: has {'/'.join(key)} {number} times"
@@ -51,8 +53,10 @@ def _share_id_violations(answered: Sequence[AnsweredClaim], held: PriorUsage) ->
     seen: set[tuple[DeviceId, str]] = set()
     for answer in answered:
         for one in answer.taken:
-            share = (one.device.id, str(one.entry.get("shareID")))
-            if one.entry.get("shareID") and (share in seen or share in held.share_ids):
+            if not one.entry.get("shareID"):
+                continue
+            share = (one.device.id, str(one.entry["shareID"]))
+            if share in seen or share in held.share_ids:
                 yield f"{answer.title}: {'/'.join(one.device.id)}: the share {share[1]} exists already"
             seen.add(share)
 
@@ -60,15 +64,16 @@ def _share_id_violations(answered: Sequence[AnsweredClaim], held: PriorUsage) ->
 def _capacity_violations(ordinary: Sequence[AllocatedResult], held: PriorUsage) -> Iterator[str]:
     used: dict[DeviceId, dict[str, int]] = defaultdict(dict)
     capacities = {}
-    for one in ordinary:
+    consuming = [one for one in ordinary if one.entry.get("consumedCapacity")]
+    for one in consuming:
         key = one.device.id
         capacities[key] = one.device.manifest.get("capacity") or {}
         amounts = used.setdefault(key, dict(held.consumed.get(key, {})))
-        for name, amount in (one.entry.get("consumedCapacity") or {}).items():
+        for name, amount in one.entry["consumedCapacity"].items():
             amounts[name] = amounts.get(name, 0) + to_nano(amount)
-    for one in ordinary:
+    for one in consuming:
         # What is in use of a capacity that nobody takes any of is not this answer's concern.
-        for name in one.entry.get("consumedCapacity") or {}:
+        for name in one.entry["consumedCapacity"]:
             amounts, key = used[one.device.id], one.device.id
             total = to_nano(capacities[key][name]["value"]) if name in capacities[key] else 0
             if amounts[name] > total:
@@ -83,8 +88,9 @@ def _counter_violations(devices: dict[DeviceId, NodeDevice], offer: PublishedPoo
         if pool is None:
             continue
         drawn: dict[CounterId, int] = defaultdict(int)
+        whole, shared = held.whole, held.shared
         for device in pool.every:
-            if device.id in held:
+            if device.id in whole or device.id in shared:
                 for counter, amount in device.draws:
                     drawn[counter] += amount
         touched = set()

@@ -6,6 +6,7 @@ status of slices, opaque parameters) is not decoded.
 
 from __future__ import annotations
 
+import marshal
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -124,7 +125,60 @@ def _counters(fields: Fields) -> dict[str, Amount]:
     return amounts
 
 
+_PLAIN_FIELDS = frozenset(("name", "attributes", "capacity", "consumesCounters"))
+
+
+def _plain_device(content: Any) -> SliceDevice | None:
+    """What ``_device`` would read, of the form that most devices have; None for any other form, valid or not.
+
+    A cluster has devices by the hundred thousand, and most of what they say is said by many of them.
+    """
+    if type(content) is not dict or not content.keys() <= _PLAIN_FIELDS:
+        return None
+    name, named = content.get("name"), content.get("attributes", {})
+    if type(name) is not str or not name or not name.isascii() or type(named) is not dict:
+        return None
+    if not _are_ascii(tuple(named)):
+        return None
+    attributes: dict[str, DeviceAttribute] = {}
+    for key, value in named.items():
+        if type(value) is not dict or len(value) != 1:
+            return None
+        ((kind, given),) = value.items()
+        if _SCALARS.get(kind) is not type(given) or (type(given) is str and not given.isascii()):
+            return None
+        attributes[key] = _shared_attribute(kind, given)
+    try:
+        amounts = marshal.dumps((content.get("capacity"), content.get("consumesCounters")), 0)
+    except ValueError:
+        return None
+    shared = _plain_amounts(amounts)
+    if shared is None:
+        return None
+    return SliceDevice(name, attributes, *shared, _UNSPECIFIED, (), False, (), (), False, False, False)
+
+
+@lru_cache(maxsize=1024)
+def _are_ascii(names: tuple[object, ...]) -> bool:
+    return all(type(name) is str and name.isascii() for name in names)
+
+
+@lru_cache(maxsize=4096)
+def _plain_amounts(text: bytes) -> tuple[Mapping[str, DeviceCapacity], tuple[CounterConsumption, ...]] | None:
+    """Capacities and consumed counters of a device; None if they are invalid, or not plain."""
+    capacity, consumes = marshal.loads(text)
+    try:
+        device = _read_device({"name": "any", "capacity": capacity, "consumesCounters": consumes}, "")
+    except FieldError:
+        return None
+    return None if device.uses_groups else (device.capacity, device.consumes)
+
+
 def _device(content: object, path: str) -> SliceDevice:
+    return _plain_device(content) or _read_device(content, path)
+
+
+def _read_device(content: object, path: str) -> SliceDevice:
     fields = Fields(content, path)
     consumes = [Fields(item, at) for item, at in fields.items("consumesCounters")]
     groups = [one.texts("compatibilityGroups") for one in consumes]

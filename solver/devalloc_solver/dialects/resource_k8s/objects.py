@@ -111,7 +111,7 @@ class DeviceTaint:
     effect: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class CounterConsumption:
     """What a device draws from one counter set of its pool."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeVar
 
 from devalloc_solver.dialects.resource_k8s import feature_gates as gate
@@ -19,6 +20,7 @@ from devalloc_solver.dialects.resource_k8s.duplicate_devices import (
 from devalloc_solver.dialects.resource_k8s.node_selectors import is_reachable
 from devalloc_solver.dialects.resource_k8s.objects import (
     ClusterNode,
+    CounterConsumption,
     DeviceAttribute,
     NodeAccess,
     ResourceSlice,
@@ -84,15 +86,18 @@ def list_published_devices(
     sharing = gate.CONSUMABLE_CAPACITY in gates
     for view in views:
         pool = view.pool
+        reach, nodes = None, frozenset[str]()
         for resource_slice, device in _devices(pool):
-            reach = device.reach if resource_slice.per_device else resource_slice.reach
-            nodes = frozenset(node.name for node in view.nodes if is_reachable(node, reach))
-            used = usage is None or usage.is_used((pool.driver, pool.name, device.name))
+            own_reach = device.reach if resource_slice.per_device else resource_slice.reach
+            if own_reach is not reach:  # devices of one slice are mostly reached alike
+                reach, nodes = own_reach, frozenset(node.name for node in view.nodes if is_reachable(node, own_reach))
+            device_id = pool.driver, pool.name, device.name
+            used = usage is None or usage.is_used(device_id)
             if nodes or (device.consumes and used):
                 offer = PublishedDevice(
                     len(offers), pool, resource_slice, device, sharing and device.allow_multiple, nodes
                 )
-                first = first_index.setdefault(offer.id, offer.index)
+                first = first_index.setdefault(device_id, offer.index)
                 merged = None if first == offer.index else merge_duplicate(offers[first], offer)
                 if merged is None:
                     offers.append(offer)
@@ -125,9 +130,17 @@ def find_attribute(offer: PublishedDevice, name: str) -> DeviceAttribute | None:
 
 def qualified_attributes(offer: PublishedDevice) -> dict[str, DeviceAttribute]:
     """All attributes by their full names; where a device has a short name besides, the full one counts."""
-    attributes, driver = offer.device.attributes, offer.pool.driver
-    qualified = {f"{driver}/{name}": attribute for name, attribute in attributes.items() if "/" not in name}
-    return qualified | {name: attribute for name, attribute in attributes.items() if "/" in name}
+    attributes = offer.device.attributes
+    qualified = dict(zip(full_names(tuple(attributes), offer.pool.driver), attributes.values(), strict=True))
+    if len(qualified) < len(attributes):
+        qualified |= {name: attribute for name, attribute in attributes.items() if "/" in name}
+    return qualified
+
+
+@lru_cache(maxsize=1024)
+def full_names(names: tuple[str, ...], driver: str) -> tuple[str, ...]:
+    """Names of attributes with the driver's domain where they have none; many devices have the same."""
+    return tuple(name if "/" in name else f"{driver}/{name}" for name in names)
 
 
 def constraint_value(attribute: DeviceAttribute | None, gates: frozenset[str]) -> object | None:
@@ -168,7 +181,7 @@ def make_snapshot(
             for offer in members
         )
         pools.append(core.Pool(len(pools), where, pool.title, pool.driver, resources, devices))
-    return number_pools(pools, tuple(nodes))
+    return core.join_pools(pools, nodes)
 
 
 def _merge_duplicates(
@@ -245,27 +258,17 @@ def resources_of(offer: PublishedDevice) -> dict[str, core.Resource]:
 def draws_of(offer: PublishedDevice, gates: frozenset[str]) -> Draws:
     """What taking a device draws of the counters of its pool."""
     counts = offer.device.consumes and offer.pool.state is PoolStatus.COMPLETE and gate.PARTITIONABLE_DEVICES in gates
-    return _draws(offer) if counts else ()
+    return _draws(offer.device.consumes) if counts else ()
 
 
-def _draws(offer: PublishedDevice) -> Draws:
+@lru_cache(maxsize=4096)
+def _draws(consumes: tuple[CounterConsumption, ...]) -> Draws:
     total: dict[str, int] = {}
-    for use in offer.device.consumes:
+    for use in consumes:
         for counter, amount in use.counters.items():
             name = f"{use.counter_set}/{counter}"
             total[name] = total.get(name, 0) + amount.nano
     return tuple((name, nano) for name, nano in sorted(total.items()) if nano > 0)
-
-
-def number_pools(pools: Sequence[core.Pool], nodes: tuple[str, ...]) -> core.Snapshot:
-    """Pools, numbered with their devices, as a snapshot."""
-    by_node: dict[str | None, tuple[core.Pool, ...]] = {}
-    by_name: dict[str, tuple[core.Pool, ...]] = {}
-    for pool in pools:
-        by_node[pool.node] = (*by_node.get(pool.node, ()), pool)
-        by_name[pool.name] = (*by_name.get(pool.name, ()), pool)
-    devices = tuple(sorted((device for pool in pools for device in pool.devices), key=lambda device: device.index))
-    return core.Snapshot(tuple(pools), devices, nodes, by_node, by_name)
 
 
 class DevicesInUse:
@@ -302,7 +305,7 @@ def overdrawn_counters(offers: Sequence[PublishedDevice], usage: DeviceUsage) ->
         left = {"/".join(key): nano for key, nano in pool.counters.items()}
         for offer in members:
             if pool.state is PoolStatus.COMPLETE and usage.is_used(offer.id):
-                for name, nano in _draws(offer):
+                for name, nano in _draws(offer.device.consumes):
                     left[name] = left.get(name, nano) - nano
         worst = next((name for name in sorted(left) if left[name] < 0), None)
         if worst is not None:

@@ -1,8 +1,7 @@
-"""Read DeviceClaim manifests; a spec that was read before is not validated again."""
+"""Read DeviceClaim manifests; a spec that was validated before is not validated again."""
 
 from __future__ import annotations
 
-import marshal
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -10,10 +9,8 @@ from devalloc.api.claim import DeviceClaim, check_annotations
 from devalloc.api.fields import copy_with, label_name, subdomain_name
 from devalloc.api.meta import DEVMGMT, ObjectMeta
 from devalloc.api.problems import Problem
+from devalloc_solver.fleet.claim_reader import ClaimReader
 from devalloc_solver.fleet.devmgmt.documents import ManifestRecord, read_manifest
-
-MAX_SPECS = 4_096
-"""Specs remembered; when there are more, all are forgotten."""
 
 ReadDeviceClaim = tuple[ManifestRecord, DeviceClaim | None, str | None]
 """The document, the claim where it is valid, and its shape: equal for claims that ask for the same"""
@@ -29,81 +26,47 @@ class _CachedSpec(NamedTuple):
     """(message, path) of each warning"""
 
 
-_FIELDS = {"apiVersion", "kind", "metadata", "spec"}
-_METADATA_FIELDS = {
-    "name",
-    "namespace",
-    "annotations",
-    "labels",
-    "uid",
-    "creationTimestamp",
-    "resourceVersion",
-    "generation",
-}
 _PLAIN_METADATA = {"name", "namespace", "annotations"}
 _MINIMAL_METADATA = ObjectMeta(name="x")
 
 
-class DeviceClaimReader:
-    """Remembers the specs it has read."""
+class DeviceClaimReader(ClaimReader[ReadDeviceClaim, _CachedSpec]):
+    """Of DeviceClaims."""
 
-    def __init__(self) -> None:
-        self._specs: dict[bytes, _CachedSpec] = {}
-
-    def read(self, manifest: Mapping[str, Any]) -> ReadDeviceClaim:
-        """Read a manifest, valid or not."""
-        key = _spec_key(manifest)
-        cached = None if key is None else self._specs.get(key)
-        if cached is not None:
-            outcome = _with_known_spec(manifest, cached)
-            if outcome is not None:
-                return outcome
-        document = read_manifest(manifest)
-        outcome = self.again(document)
-        shape = outcome[2]
-        if key is not None and isinstance(document.object, DeviceClaim) and shape is not None:
-            if len(self._specs) >= MAX_SPECS:
-                self._specs.clear()
-            if all(problem.path.startswith("spec.") for problem in document.problems):
-                warnings = tuple((p.message, p.path) for p in document.problems)
-                plain = DeviceClaim(metadata=_MINIMAL_METADATA, spec=document.object.spec)
-                self._specs[key] = _CachedSpec(plain, shape, warnings)
-        return outcome
+    api_version = DEVMGMT
 
     def again(self, document: ManifestRecord) -> ReadDeviceClaim:
-        """The same of a document that was read before."""
+        """What ``read`` gives for a document that was read before."""
         claim = document.object if isinstance(document.object, DeviceClaim) else None
         return document, claim, None if claim is None else claim.spec.model_dump_json()
 
+    def _read_anew(self, manifest: Mapping[str, Any], *, is_kept: bool) -> tuple[ReadDeviceClaim, _CachedSpec | None]:
+        document = read_manifest(manifest)
+        outcome = self.again(document)
+        _, claim, shape = outcome
+        if not is_kept or claim is None or shape is None:
+            return outcome, None
+        if not all(problem.path.startswith("spec.") for problem in document.problems):
+            return outcome, None
+        warnings = tuple((p.message, p.path) for p in document.problems)
+        return outcome, _CachedSpec(DeviceClaim(metadata=_MINIMAL_METADATA, spec=claim.spec), shape, warnings)
 
-def _spec_key(manifest: Mapping[str, Any]) -> bytes | None:
-    """A text of the spec; None when it has what no text tells apart, such as numbers that remember their digits."""
-    if type(manifest) is not dict or not manifest.keys() <= _FIELDS or manifest.get("apiVersion") != DEVMGMT:
-        return None
-    try:
-        return marshal.dumps(manifest.get("spec"), 0)
-    except ValueError:
-        return None
-
-
-def _with_known_spec(manifest: Mapping[str, Any], cached: _CachedSpec) -> ReadDeviceClaim | None:
-    """A claim whose spec is known: only its metadata are read. None when these are not of the common form."""
-    metadata = manifest.get("metadata")
-    if type(metadata) is not dict or not metadata.keys() <= _METADATA_FIELDS or not _is_ascii(metadata):
-        return None
-    try:
-        claim = copy_with(cached.claim, {"metadata": _read_metadata(metadata)})
-        check_annotations(claim.metadata.annotations)
-    except ValueError:  # pydantic's own error among them
-        return None
-    namespace, name = claim.key
-    problems = tuple(
-        [
-            Problem(message, path, "DeviceClaim", metadata.get("namespace"), name, severity="warning")
-            for message, path in cached.warnings
-        ]
-    )
-    return ManifestRecord(("DeviceClaim", namespace, name), None, claim, None, problems), claim, cached.shape
+    def _with_metadata(self, metadata: dict[str, Any], template: _CachedSpec) -> ReadDeviceClaim | None:
+        if not _is_ascii(metadata):
+            return None
+        try:
+            claim = copy_with(template.claim, {"metadata": _read_metadata(metadata)})
+            check_annotations(claim.metadata.annotations)
+        except ValueError:  # pydantic's own error among them
+            return None
+        namespace, name = claim.key
+        problems = tuple(
+            [
+                Problem(message, path, "DeviceClaim", metadata.get("namespace"), name, severity="warning")
+                for message, path in template.warnings
+            ]
+        )
+        return ManifestRecord(("DeviceClaim", namespace, name), None, claim, None, problems), claim, template.shape
 
 
 def _read_metadata(content: dict[str, Any]) -> ObjectMeta:

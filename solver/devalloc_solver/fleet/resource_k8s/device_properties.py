@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
@@ -16,8 +17,8 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
     PublishedDevice,
     constraint_value,
     draws_of,
+    full_names,
     list_published_devices,
-    number_pools,
     overdrawn_counters,
     qualified_attributes,
     resources_of,
@@ -105,32 +106,57 @@ def local_snapshot(
             )
         counters = {"/".join(key): core.Resource(1, max(0, nano)) for key, nano in pool.counters.items()}
         local_pools.append(core.Pool(len(local_pools), node, pool.title, pool.driver, counters, tuple(devices)))
-    return number_pools(local_pools, (node,))
+    return core.join_pools(local_pools, (node,))
 
 
 def _read(offer: PublishedDevice, gates: frozenset[str]) -> tuple[Mapping[str, Any], Hashable]:
     """The attributes of a device that relations and selectors read, and what else there is to it."""
     device = offer.device
+    names, own = full_names(tuple(device.attributes), offer.pool.driver), device.attributes.values()
+    is_faulty = False
+    if any(one.is_list or one.fault is not None for one in own) or not _are_usual(names):
+        attributes, types = _read_unusual(offer, gates)
+        is_faulty = any(attribute.fault is not None for attribute in own)
+    else:
+        attributes = {name: (one.kind, one.values[0]) for name, one in zip(names, own, strict=True)}
+        types = _types_of(names, tuple([one.kind for one in own]))
+    return attributes, (
+        types,
+        cel_device(offer) if is_faulty else None,
+        offer.slice.skip_node_operations,
+        offer.pool.state,
+        _own_device(device),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _are_usual(names: tuple[str, ...]) -> bool:
+    """Whether attributes have a name each, and none has a meaning to the core."""
+    return RESERVED.isdisjoint(names) and len({*names}) == len(names)
+
+
+@lru_cache(maxsize=1024)
+def _types_of(names: tuple[str, ...], kinds: tuple[str, ...]) -> frozenset[tuple[str, Hashable]]:
+    return frozenset(zip(names, kinds, strict=True))
+
+
+def _read_unusual(
+    offer: PublishedDevice, gates: frozenset[str]
+) -> tuple[dict[str, Any], frozenset[tuple[str, Hashable]]]:
+    """The attributes that claims can read, and the type of each; lists, and those with a meaning to the core too."""
     attributes: dict[str, Any] = {}
-    types: dict[str, object] = {}
+    types: set[tuple[str, Hashable]] = set()
     for name, attribute in qualified_attributes(offer).items():
-        value = constraint_value(attribute, gates)
         if name in RESERVED:
-            types[name] = attribute.kind, attribute.is_list, attribute.values
+            types.add((name, (attribute.kind, attribute.is_list, attribute.values)))
             continue
-        types[name] = attribute.kind, attribute.is_list
+        types.add((name, (attribute.kind, True) if attribute.is_list else attribute.kind))
+        value = constraint_value(attribute, gates)
         if value is not None:
             attributes[name] = value
         if attribute.is_list and attribute.values:
             attributes[order_attribute(name)] = attribute.kind, attribute.values
-    is_faulty = any(attribute.fault is not None for attribute in device.attributes.values())
-    return attributes, (
-        frozenset(types.items()),
-        cel_device(offer) if is_faulty else None,
-        offer.slice.skip_node_operations,
-        offer.pool.state,
-        *_own_device(device),
-    )
+    return attributes, frozenset(types)
 
 
 def _own_device(device: SliceDevice) -> tuple[Hashable, ...]:

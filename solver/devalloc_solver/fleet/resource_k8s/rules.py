@@ -37,6 +37,8 @@ from devalloc_solver.problem.snapshot import Snapshot
 
 MAX_SHAPES = 1_000
 """Shapes remembered; when there are more, all are forgotten."""
+MAX_TEXT = 1_000
+"""Characters of an attribute that are compared with a literal at no cost to speak of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,8 +327,22 @@ class ResourceClaimRules:
                     # A device with another value is not selected, whatever the rest of the expression would say.
                     nodes.update(node for node in places if node is not None)
                     return False
-            return True
+            if program.safe_texts is None or not self._are_texts(kind, program.safe_texts):
+                return True
         return False
+
+    def _are_texts(self, kind: DeviceKind, reads: Iterable[CelRead]) -> bool:
+        """Whether each device of a kind has these attributes, as one short string each, and all others are readable."""
+        if _has_unreadable_attribute(kind):
+            return False
+        for name in (f"{read.domain}/{read.id}" for read in reads):
+            value = kind.one.attributes.get(name)
+            if not isinstance(value, tuple) or value[0] != "string":
+                return False
+            longest = self.index.kinds.longest(name) if name in self.index.kinds.varied else len(value[1])
+            if longest > MAX_TEXT:
+                return False
+        return True
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -292,7 +292,7 @@ class ClusterState:
                 usage.whole.add(offer.id)
             else:
                 usage.add_share(offer.id, None, dict(amounts))
-        for result in allocation["devices"]["results"]:
+        for result in allocation["devices"]["results"] if usage.shared else ():
             if "shareID" in result and "adminAccess" not in result:
                 usage.share_ids[result["driver"], result["pool"], result["device"]].add(result["shareID"])
         self._enter(key, HeldUsage(priority, usage), items)

@@ -11,15 +11,13 @@ from devalloc_solver.dialects.resource_k8s.published_devices import (
     DevicesInUse,
     PublishedDevice,
     make_snapshot,
-    number_pools,
 )
-from devalloc_solver.fleet.device_kinds import with_index
 from devalloc_solver.fleet.pool_states import NodeRecord, PoolKind
 from devalloc_solver.fleet.resource_k8s.device_properties import published_device
 from devalloc_solver.fleet.resource_k8s.rules import ResourceClaimRules, is_broken
 from devalloc_solver.fleet.resource_k8s.state import ClusterState
-from devalloc_solver.problem import snapshot as core
 from devalloc_solver.problem.allocations import AllocatedDevice, Allocation
+from devalloc_solver.problem.snapshot import Snapshot, join_pools, renumber
 
 PoolOrder = tuple[bool, str, str]
 """The place of a pool among those of a cluster: (whether it has binding conditions, driver, driver and name)"""
@@ -34,7 +32,7 @@ def has_binding_conditions(pool: PoolKind) -> bool:
 class ClusterSubset:
     """Nodes that have pools of their own, for one layout of the cluster and one set of classes."""
 
-    snapshot: core.Snapshot
+    snapshot: Snapshot
     offers: Sequence[PublishedDevice]
     judge: RequestJudge
     places: Mapping[str | None, Sequence[int]]
@@ -53,28 +51,26 @@ class ClusterSubset:
             for pool, kind in zip(record.snapshot.pools, record.pools, strict=True)
             if pool.devices
         ]
+        numbered.sort(key=lambda one: one[:2])
+        pools = renumber(pool for _, _, pool in numbered)
         offers: list[PublishedDevice] = []
         kinds: list[int] = []
-        pools: list[core.Pool] = []
-        for _, number, pool in sorted(numbered, key=lambda one: one[:2]):
-            members = []
-            own_places = places[records[number].name]
+        for _, number, pool in numbered:
+            own_places, own_kinds = places[records[number].name], records[number].kinds
             for device in pool.devices:
-                index, offer = len(offers), published_device(device)
-                own_places[device.index] = index
+                offer = published_device(device)
+                own_places[device.index] = len(offers)
+                kinds.append(own_kinds[device.index].index)
                 offers.append(
-                    PublishedDevice(index, offer.pool, offer.slice, offer.device, offer.is_shareable, offer.nodes)
+                    PublishedDevice(len(offers), offer.pool, offer.slice, offer.device, offer.is_shareable, offer.nodes)
                 )
-                kinds.append(records[number].kinds[device.index].index)
-                members.append(with_index(device, index, len(pools)))
-            pools.append(core.Pool(len(pools), pool.node, pool.name, pool.driver, pool.resources, tuple(members)))
         first = len(offers)
         offers += [replace(offer, index=first + n) for n, offer in enumerate(rules.shared_devices.offers)]
         for pool in make_snapshot(offers[first:], (), None, rules.gates).pools:
             here = tuple(replace(device, pool=len(pools)) for device in pool.devices)
             pools.append(replace(pool, index=len(pools), devices=here))
         kinds += [-1] * (len(offers) - first)
-        snapshot = number_pools(pools, tuple(str(record.name) for record in records))
+        snapshot = join_pools(pools, [str(record.name) for record in records])
         broken = {str(record.name) for record in records if any(is_broken(d.traits) for d in record.snapshot.devices)}
         return cls(
             snapshot, offers, rules.judge(offers, frozenset(broken)), places, kinds, DevicesInUse(offers[first:])

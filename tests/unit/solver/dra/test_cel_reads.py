@@ -133,6 +133,67 @@ def test_the_equalities_among_the_conjuncts(
     assert [tuple(map(type, values)) for *_name, values in parts] == [tuple(map(type, v)) for *_name, v in equalities]
 
 
+@pytest.mark.parametrize(
+    ("expression", "texts"),
+    [
+        ('device.attributes["d"].x.endsWith("a")', {X}),
+        ('device.attributes["d"].x.startsWith("a") && !device.attributes["d"]["y"].contains("b")', {X, Y}),
+        ('device.attributes["d"].x != "a" || device.attributes["d"].y in ["a", "b"]', {X, Y}),
+        ('device.attributes["d"].x == device.attributes["d"].y', {X, Y}),
+        ('device.attributes["d"].x < "b"', {X}),
+        ('device.attributes["d"].x == 1', None),
+        ('device.attributes["d"].x.matches("a")', None),
+        ('device.attributes["d"].x.size() > 1', None),
+        ('device.attributes["d"].?x.orValue("") == "a"', None),
+        ('has(device.attributes["d"].x)', None),
+        ('device.capacity["d"].memory == device.capacity["d"].memory', None),
+        ('device.attributes["d"].x in [device.driver]', None),
+        ('int(device.attributes["d"].x) == 1', None),
+        ('device.attributes["d"].x', None),
+        ('"a" in device.attributes["d"].x', None),
+    ],
+)
+def test_the_texts_on_which_an_expression_cannot_fail(expression: str, texts: set[DeviceField] | None) -> None:
+    assert compile(expression, GATES).safe_texts == texts
+
+
+TEXT_TESTS = (
+    "{}.startsWith({})",
+    "{}.endsWith({})",
+    "{}.contains({})",
+    "{} == {}",
+    "{} != {}",
+    "{} < {}",
+    "{} in [{}]",
+)
+
+
+def text_test(random: Random, depth: int = 3) -> str:
+    """A random expression, most of which compare texts only."""
+    if depth and random.random() < 0.7:
+        left, right = text_test(random, depth - 1), text_test(random, depth - 1)
+        return random.choice((f"({left} && {right})", f"({left} || {right})", f"!({left})"))
+    operands = ['device.attributes["d"].x', "device.attributes.d.y", "'a'", "'ab'", "1", "device.attributes.d.?x"]
+    return random.choice(TEXT_TESTS).format(random.choice(operands[:2]), random.choice(operands))
+
+
+def test_no_expression_fails_on_the_texts_that_it_needs() -> None:
+    random, checked = Random(1), 0
+    values = ("", "a", "ab", "x" * 1000)
+    for _ in range(400):
+        try:
+            program = compile(text_test(random), GATES)
+        except CompileError:
+            continue
+        if program.safe_texts is not None:
+            texts = {domain: {} for domain in ("d",)}
+            for read in program.safe_texts:
+                texts[read.domain][read.id] = random.choice(values)
+            assert program.matches(CelDevice("d", texts, {}, False)) in (True, False)
+            checked += 1
+    assert checked > 100
+
+
 DEVICES = cel_devices(kept_answers()["devices"])
 VALUES = (0, 3, True, "b", "A100-SXM4-80GB", SemVer("1.0.0"), ("a", "b"), (3, 1), None)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
 
+from devalloc_solver.dialects.resource_k8s import decode
+from devalloc_solver.dialects.resource_k8s.fields import FieldError
 from devalloc_solver.dra import AllocationError
 from tests.support.dra_builders import answer, ask, claim, devices, first_of, request, slice_
 
@@ -78,3 +81,69 @@ def test_a_class_is_read_only_when_it_is_named() -> None:
     assert answer(claim(request()), SLICE, classes=[{"metadata": {"name": "any"}}, broken]) is not None
     with pytest.raises(AllocationError, match=r"class broken: spec\.future is not a known field"):
         answer(claim(request(class_name="broken")), SLICE, classes=[broken])
+
+
+PARTS: dict[str, list[Any]] = {
+    "name": ["d", "d", "", None, 1, "ü", "\ud800"],
+    "attributes": [
+        None,
+        {},
+        {"x": {"string": "a"}, "d/y": {"int": 1}},
+        {"x": {"bool": True}, "v": {"version": "1.0.0"}},
+        {"v": {"version": "one"}},
+        {"x": {"int": True}},
+        {"x": {"int": 2**70}},
+        {"x": {"string": "\ud800"}},
+        {"x": {"strings": ["a"]}},
+        {"x": {"string": "a", "int": 1}},
+        {"x": None},
+        {1: {"string": "a"}},
+        [],
+    ],
+    "capacity": [
+        None,
+        {"m": {"value": "80Gi"}},
+        {"m": {"value": 1}},
+        {"m": {"value": "1GB"}},
+        {"m": {"value": "1Gi", "requestPolicy": {"default": "1Gi"}}},
+        [],
+    ],
+    "consumesCounters": [
+        None,
+        [],
+        [{"counterSet": "s", "counters": {"c": {"value": "1"}}}],
+        [{"counterSet": "s", "counters": {"c": {"value": "x"}}}],
+        [{"counterSet": "s", "counters": {}, "compatibilityGroups": ["g"]}],
+        {},
+    ],
+    "taints": [None, [{"key": "k", "effect": "NoSchedule"}]],
+    "future": [None, 1],
+}
+
+
+def test_devices_of_the_usual_form_are_read_as_all_others() -> None:
+    random, plain, errors = Random(1), 0, 0
+    for _ in range(3000):
+        likely = random.random() < 0.5
+        content = {
+            name: values[random.randrange(min(4, len(values)) if likely else len(values))]
+            for name, values in PARTS.items()
+            if name == "name" or random.random() < (0.7 if name in ("attributes", "capacity") else 0.3)
+        }
+        try:
+            expected = described(decode._read_device(content, "at"))
+        except FieldError:
+            assert decode._plain_device(content) is None, content
+            errors += 1
+            continue
+        device = decode._plain_device(content)
+        if device is not None:
+            assert described(device) == expected, content
+            plain += 1
+    assert plain > 200
+    assert errors > 200
+
+
+def described(device: Any) -> list[object]:
+    values = [(name, getattr(device, name)) for name in device.__slots__ if name != "consumes"]
+    return [*values, [(one.counter_set, one.counters) for one in device.consumes]]

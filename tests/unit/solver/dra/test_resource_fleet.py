@@ -134,3 +134,37 @@ def test_a_device_that_some_nodes_do_not_see_counts_there_only_while_it_is_in_us
         assert [answer] == [one for one in whole if one["name"] == pending["metadata"]["name"]]
         if answer["allocated"]:
             held[pending["metadata"]["name"]] = {**pending, "status": {"allocation": answer["allocations"]}}
+
+
+TEXT_SELECTORS = [
+    'device.attributes["gpu.example.com"].uuid.endsWith("-7")',
+    'device.attributes["gpu.example.com"].uuid.contains("n2") || device.attributes["gpu.example.com"].uuid < "a"',
+    'device.attributes["gpu.example.com"].uuid != "n0-3" && device.attributes["gpu.example.com"].model == "b"',
+    'device.attributes["gpu.example.com"].uuid.endsWith("nowhere")',
+    'device.attributes["gpu.example.com"].uuid.size() > 3',
+]
+
+
+@pytest.mark.parametrize("selector", TEXT_SELECTORS)
+@pytest.mark.parametrize(
+    "odd", [{}, {"uuid": {"int": 7}}, {"uuid": {"string": "x" * 2000}}, {"uuid": {"version": "1"}}]
+)
+def test_devices_that_selectors_of_texts_fail_on_are_reported(selector: str, odd: dict[str, Any]) -> None:
+    """Whether the identifier is there, is another type, is long, or cannot be read."""
+    slices = []
+    for node in range(4):
+        devices = [
+            {"name": f"d{n}", "attributes": {"uuid": {"string": f"n{node}-{n}"}, "model": {"string": "ab"[n % 2]}}}
+            for n in range(12)
+        ]
+        spec = {"driver": "gpu.example.com", "nodeName": f"n{node}", "devices": devices}
+        spec["pool"] = {"name": f"n{node}", "generation": 1, "resourceSliceCount": 1}
+        slices.append(object_("ResourceSlice", {"metadata": {"name": f"n{node}"}, "spec": spec}))
+    slices[1]["spec"]["devices"][5]["attributes"] = odd
+    exactly = {"deviceClassName": CLASS["metadata"]["name"], "selectors": [{"cel": {"expression": selector}}]}
+    pending = wants("x")
+    pending["spec"] = {"devices": {"requests": [{"name": "r", "exactly": exactly}]}}
+    fleet = ResourceClaimFleet.from_manifests([CLASS, *slices])
+    assert "gpu.example.com/uuid" in fleet._state.index.kinds.varied
+    (whole,) = solve_manifests([CLASS, *slices, pending])["claims"]
+    assert fleet.allocate(pending) == whole
