@@ -17,7 +17,8 @@ from devalloc.cli.render.progress import open_display
 if TYPE_CHECKING:
     import ssl
 
-    from devalloc.controller.page.html import Markup
+    from markupsafe import Markup
+
     from devalloc.controller.permits.leader_server import PermitListenAddress
     from devalloc.controller.reconcile.device_claims import DeviceClaimRound
     from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimRound as ResourceRound
@@ -243,14 +244,13 @@ def controller(
 
 def _hint(audience: str) -> Markup:
     """How to get a token for the page."""
-    from devalloc.controller.page.html import tag
+    from markupsafe import Markup
 
-    return tag(
-        "p",
-        "To get a token, run ",
-        tag("code", "kubectl create token NAME" + (f" --audience {audience}" if audience else "")),
-        " for a service account that may get the path ",
-        tag("code", "/devalloc/"),
+    return Markup(
+        "<p>To get a token, run <code>kubectl create token NAME{}</code> for a service account that may get the path "
+        "<code>/devalloc/</code>{}</p>"
+    ).format(
+        f" --audience {audience}" if audience else "",
         ". The token works for this page only." if audience else ", or use your own.",
     )
 

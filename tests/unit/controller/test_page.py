@@ -19,16 +19,15 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 from hypothesis import given
 from hypothesis import strategies as st
+from markupsafe import Markup
 
 from devalloc.controller import authorization
 from devalloc.controller.certificate import self_signed
 from devalloc.controller.overview import Overview, build_overview
 from devalloc.controller.overview.cache import OverviewCache
 from devalloc.controller.page import login, pages
-from devalloc.controller.page.components import PageQuery
-from devalloc.controller.page.html import tag
-from devalloc.controller.page.render import MAX_ROWS, render_document, render_overview
-from devalloc.controller.page.tree import MAX_NODES
+from devalloc.controller.page.render import render_document, render_overview, render_problem
+from devalloc.controller.page.view import MAX_NODES, MAX_ROWS, PageQuery
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store import Event, Listing, Store, Unavailable
 from devalloc.store.sqlite import SQLiteStore
@@ -74,8 +73,10 @@ texts = st.text(st.sampled_from("<>&\"'`/=!-;:#x1 \n\u202e\x00"))
 
 @given(texts, texts)
 def test_whatever_text_there_is_stays_text(text: str, value: str) -> None:
-    read = Read(tag("p", text, title=value))
-    assert (read.tags, "".join(read.text), read.attributes) == ({"p"}, text, [("title", value)])
+    read = Read(render_problem(text, value))
+    assert (read.tags, read.text) == ({"main", "h2", "p"}, [each for each in (text, value) if each])
+    read = Read(render_document(Markup(), signed_in=False, query=PageQuery(text)))
+    assert ("value", text) in read.attributes
 
 
 TAGS = {
