@@ -203,7 +203,7 @@ def store_machines(
     ``not_ours``: set while another process listens on the port of our own permit server. It may have other accounts,
     so the agent does not ask it.
     """
-    from devalloc_node.service.change_feed import machine_change
+    from devalloc_node.operations.change_feed import machine_change
     from devalloc_node.vms import LoopSettings, VirtualMachineLoop
 
     settings = LoopSettings(resync=node.settings.resync, grace=node.settings.grace)
