@@ -9,8 +9,9 @@ import click
 from devalloc.cli import shell_completion
 from devalloc.cli.command import BadInput, CommandFailed, verb
 from devalloc.cli.options.common import deadline_option, files_option, namespace_option, output_option, placement_option
+from devalloc.cli.render.output import print_content, show_spinner
 from devalloc.cli.solver_input import SolverInput, load_solver_input, with_store_option
-from devalloc.cli.target import StoreTarget, target_options
+from devalloc.cli.target import StoreTarget, open_target, target_options
 from devalloc.store.errors import Key
 
 CLAIM = "DeviceClaim"
@@ -59,7 +60,6 @@ def explain(
     """
     from devalloc.cli.render.answers import print_answer_problems
     from devalloc.cli.render.explanation import print_explanation
-    from devalloc.cli.render.output import print_content, show_spinner
     from devalloc.controller.reconcile.vm_scheduling import solve_with_machines
 
     if len(words) == 1 and not files and _explain_field(words[0], place, namespace, output):
@@ -182,7 +182,6 @@ def _names_of_kind(contents: list[Any], kind: str) -> list[tuple[str, str]]:
 def _not_answered(place: StoreTarget, key: Key) -> str:
     """Why `explain` cannot explain a ResourceClaim of a store or cluster, and what to do instead."""
     from devalloc.cli.object_names import fetch_object
-    from devalloc.cli.target import open_target
     from devalloc.controller.reconcile.foreign_objects import ignored_reason
     from devalloc_solver.dialects.api_groups import RESOURCE_CLAIMS
 
@@ -197,7 +196,6 @@ def _not_answered(place: StoreTarget, key: Key) -> str:
 def _no_such(place: StoreTarget, question: SolverInput, key: Key, names: list[str]) -> str:
     """The message for a claim or machine that does not exist, with suggestions. ``names``: those that exist."""
     from devalloc.cli.object_names import not_found_hint, similar_names_hint
-    from devalloc.cli.target import open_target
 
     what = "machine" if key.kind == "VirtualMachine" else "claim"
     message = f"there is no {what} {key.namespace}/{key.name}"

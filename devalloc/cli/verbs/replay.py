@@ -11,6 +11,7 @@ import click
 
 from devalloc.cli.command import BadInput, verb
 from devalloc.cli.render.output import print_note, show_spinner
+from devalloc.version import VERSION
 
 Answer = Mapping[str, Any]
 
@@ -31,7 +32,6 @@ def replay(path: Path) -> int:
     \b
     devalloc replay answer.json
     """
-    from devalloc.version import VERSION
     from devalloc_solver import solve_manifests
 
     content = _read(path)
