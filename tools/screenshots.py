@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from playwright.sync_api import Page
 from rich.console import Console
 
 from devalloc.api.manifests import load
@@ -24,7 +25,7 @@ from devalloc.controller.overview.cache import CachedOverview
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store import Key
 from devalloc.store.sqlite import SQLiteStore
-from tests.support.browser import Page, running
+from tests.support.browser import new_page, running, wait_until
 from tests.support.chromium import chromium
 from tests.support.go_build import Unavailable
 from tests.support.resource_manifests import counters, device, resource_claim, resource_quota, slice_of, warning
@@ -123,9 +124,9 @@ def opened(page: Page, *rows: str) -> None:
     """Rows of the tree, one below the other."""
     for row in rows:
         element = f"document.getElementById({row!r})"
-        page.wait(element)
+        wait_until(page, element)
         page.evaluate(f"{element}.click()")
-        page.wait(f"{element}.nextElementSibling.ariaLevel > {element}.ariaLevel")
+        wait_until(page, f"{element}.nextElementSibling.ariaLevel > {element}.ariaLevel")
 
 
 def main() -> None:
@@ -138,23 +139,19 @@ def main() -> None:
         served(FixedStore(aged(documents, NOON))) as url,
         running(chromium(lambda line: print(line, file=sys.stderr)), Path(folder)) as browser,
     ):
-        page = browser.page()
-        page.size(1280, 1440)
-        page.send("Emulation.setTimezoneOverride", timezoneId="UTC")
-        page.send("Page.addScriptToEvaluateOnNewDocument", source=STILL)
-        page.go(url)
-        page.wait("document.activeElement.id === 'token'")
-        page.type(TOKEN)
-        page.press("Enter")
-        page.wait("document.querySelector('.live.on')")
+        page = new_page(browser.new_context(timezone_id="UTC"), 1280, 1440)
+        page.add_init_script(STILL)
+        page.goto(url)
+        wait_until(page, "document.activeElement.id === 'token'")
+        page.keyboard.insert_text(TOKEN)
+        page.keyboard.press("Enter")
+        wait_until(page, "document.querySelector('.live.on')")
         opened(page, "node:pod-a", "card:slices:pod-a-0000-07-00")
-        page.size(1280, page.evaluate("document.documentElement.scrollHeight"))
         page.evaluate("scrollTo(0, 0)")
-        for scheme in ("light", "dark"):
-            page.colours(scheme)
-            page.evaluate("new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
-            (DOCS / f"page-{scheme}.png").write_bytes(page.picture())
-        page.close()
+        schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+        for scheme in schemes:
+            page.emulate_media(color_scheme=scheme)
+            page.screenshot(path=DOCS / f"page-{scheme}.png", full_page=True)
 
 
 if __name__ == "__main__":

@@ -205,7 +205,7 @@ def translate_error(error: Exception) -> click.ClickException:
 
 _EXTRAS = {
     "node": ("grpc", "grpc_health", "grpc_reflection", "google.protobuf", "pyroute2", "pyudev", "qemu"),
-    "permits": ("aiohttp", "prometheus_client"),
+    "permits": ("aiohttp", "jinja2", "markupsafe", "prometheus_client"),
     "guest": ("websockets", "h11"),
     "kubernetes": ("kubernetes",),
     "controller": ("cryptography",),

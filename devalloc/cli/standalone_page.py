@@ -46,12 +46,13 @@ class StandalonePage:
 
     def run(self, store: Store, stop: threading.Event) -> None:
         """Serve until ``stop`` is set. Raises Failed if it cannot listen."""
+        from markupsafe import Markup
+
         from devalloc.controller.page import FleetPage, SingleTokenAuthorizer
-        from devalloc.controller.page.html import tag
         from devalloc.controller.site import HttpSite
 
-        hint = tag(
-            "p", "devalloc up printed it at its start; it is also in the file ", tag("code", str(self._file)), "."
+        hint = Markup("<p>devalloc up printed it at its start; it is also in the file <code>{}</code>.</p>").format(
+            self._file
         )
         pages = FleetPage(store, SingleTokenAuthorizer(self._token), hint=hint)
         site = HttpSite(

@@ -90,8 +90,8 @@ def test_up_answers_claims_beside_a_resource_claim(devalloc: Shell) -> None:
 
 BASE_ONLY = """
 import importlib.abc, sys
-EXTRAS = {"aiohttp", "cryptography", "grpc", "grpc_health", "grpc_reflection", "h11", "kubernetes", "prometheus_client"}
-EXTRAS |= {"pyroute2", "pyudev", "qemu", "websockets"}
+EXTRAS = {"aiohttp", "cryptography", "grpc", "grpc_health", "grpc_reflection", "h11", "jinja2", "kubernetes"}
+EXTRAS |= {"markupsafe", "prometheus_client", "pyroute2", "pyudev", "qemu", "websockets"}
 class Hidden(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in EXTRAS:

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from playwright.sync_api import Browser, Page
 
 from devalloc.api.manifests import load
 from devalloc.controller.certificate import self_signed
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store import Key
 from devalloc.store.sqlite import SQLiteStore
-from tests.support.browser import Browser, Page, running
+from tests.support.browser import Complaints, focused, new_page, press, running, wait_until
 from tests.support.chromium import chromium
 from tests.support.fleet_manifests import fill, gpu_claim, gpu_class, gpu_pool
 from tests.support.go_build import Unavailable
@@ -63,16 +64,24 @@ def store(tmp_path: Path) -> Iterator[SQLiteStore]:
         yield opened
 
 
+@pytest.fixture
+def complaints() -> Complaints:
+    return Complaints()
+
+
 # Before the server goes, which a page would complain of: `url` stands before `page` in a test's arguments.
 @pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
+def page(request: pytest.FixtureRequest, browser: Browser, complaints: Complaints) -> Iterator[Page]:
     """At the end nothing may have been complained of, nor asked of anybody else."""
-    with closing(browser.page()) as opened:
-        opened.size(1280, 900)
+    settings = getattr(request, "param", {})
+    with browser.new_context(ignore_https_errors=True, **settings) as context:  # the controller signs its certificate
+        opened = new_page(context)
+        complaints.listen(opened)
         yield opened
-        assert opened.complaints == []
+        opened.evaluate("0")  # what it said so far has come
+        assert complaints.texts == []
         assert all(
-            each.startswith(("http://127.0.0.1:", "https://127.0.0.1:", "data:")) for each in opened.requested_urls
+            each.startswith(("http://127.0.0.1:", "https://127.0.0.1:", "data:")) for each in complaints.requested_urls
         )
 
 
@@ -83,11 +92,11 @@ def url(store: SQLiteStore) -> Iterator[str]:
 
 
 def sign_in(page: Page, url: str) -> None:
-    page.go(url)
-    page.wait("document.activeElement.id === 'token'")  # who comes types at once
-    page.type(TOKEN)
-    page.press("Enter")
-    page.wait("document.querySelector('.live.on')")
+    page.goto(url)
+    wait_until(page, "document.activeElement.id === 'token'")  # who comes types at once
+    page.keyboard.insert_text(TOKEN)
+    press(page, "Enter")
+    wait_until(page, "document.querySelector('.live.on')")
 
 
 def example(store: SQLiteStore, *names: str) -> None:
@@ -105,72 +114,72 @@ def total(page: Page, what: str) -> str:
     return str(page.evaluate(f"document.getElementById('total:{what}').querySelector('dd').textContent"))
 
 
-def test_signing_in_and_out(page: Page, store: SQLiteStore) -> None:
+def test_signing_in_and_out(page: Page, complaints: Complaints, store: SQLiteStore) -> None:
     """With TLS, as the controller serves it."""
     with served(store, tls=self_signed(["127.0.0.1"])) as url:
-        page.go(url)
-        page.wait("document.activeElement.id === 'token'")
-        page.type("wrong")
-        page.press("Enter")
-        page.wait("document.querySelector('[role=alert]')")
-        assert "This token is unknown" in page.text()
-        (complaint,) = page.complaints
+        page.goto(url)
+        wait_until(page, "document.activeElement.id === 'token'")
+        page.keyboard.insert_text("wrong")
+        press(page, "Enter")
+        wait_until(page, "document.querySelector('[role=alert]')")
+        assert "This token is unknown" in page.inner_text("body")
+        (complaint,) = complaints.texts
         assert "401" in complaint
-        page.complaints.clear()
+        complaints.texts.clear()
         sign_in(page, url)
-        (cookie,) = page.cookies()
+        (cookie,) = page.context.cookies()
         attributes = (cookie["name"], cookie["httpOnly"], cookie["secure"], cookie["sameSite"])
         assert attributes == ("__Host-devalloc", True, True, "Strict")
         assert page.evaluate("document.cookie") == "", "no script gets at the token"
         assert TOKEN not in page.evaluate("location.href + document.documentElement.outerHTML")
         page.evaluate("document.querySelector('form[action=logout] button').click()")
-        page.wait("document.getElementById('token')")
-        assert page.cookies() == []
+        wait_until(page, "document.getElementById('token')")
+        assert page.context.cookies() == []
 
 
 def test_keys_alone_go_everywhere(url: str, page: Page, store: SQLiteStore) -> None:
     example(store, "mig-partitions", "sriov-vfs")
     sign_in(page, url)
     for target in ("claims", "nodes", "machines", "q"):
-        page.press("Tab")
+        press(page, "Tab")
         assert page.evaluate("document.activeElement.hash") == f"#{target}"
         shown = "document.activeElement.getBoundingClientRect()"
         assert page.evaluate(f"{shown}.left >= 0 && {shown}.top >= 0"), "where the focus is, is seen"
-    page.press("Tab", "Tab", "Tab", "Tab")
+    press(page, "Tab", "Tab", "Tab", "Tab")
     nodes = page.evaluate("[...document.querySelectorAll('[id^=\"node:\"]')].map((each) => each.id)")
-    assert page.focused() == nodes[0], "the tree is one stop"
+    assert focused(page) == nodes[0], "the tree is one stop"
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
-    page.press("ArrowRight")
-    page.wait("document.querySelector('[id^=\"card:dgx-a\"]')")
-    page.press("ArrowDown")
-    card = page.focused()
+    press(page, "ArrowRight")
+    wait_until(page, "document.querySelector('[id^=\"card:dgx-a\"]')")
+    press(page, "ArrowDown")
+    card = focused(page)
     assert card.startswith("card:dgx-a")
-    page.press("Enter")
+    press(page, "Enter")
     device = f"device:{card.removeprefix('card:')}/whole"
-    page.wait(f"document.getElementById('{device}')")
-    page.press("ArrowRight")
-    assert page.focused() == device
-    page.press("ArrowUp", "ArrowDown", "ArrowLeft")
-    assert page.focused() == card
-    page.press("ArrowLeft")
-    page.wait(f"!document.getElementById('{device}')")
-    page.press("ArrowLeft", "ArrowLeft")
-    page.wait("!document.querySelector('[id^=\"card:\"]')")
-    assert page.focused() == nodes[0]
-    page.press("End")
-    assert page.focused() == nodes[-1]
-    page.press("Home", "/")
-    assert page.focused() == "q"
-    page.type("router")
-    page.wait("document.querySelectorAll('[id^=\"claim:\"]').length === 1")
+    wait_until(page, f"document.getElementById('{device}')")
+    press(page, "ArrowRight")
+    assert focused(page) == device
+    press(page, "ArrowUp", "ArrowDown", "ArrowLeft")
+    assert focused(page) == card
+    press(page, "ArrowLeft")
+    wait_until(page, f"!document.getElementById('{device}')")
+    press(page, "ArrowLeft", "ArrowLeft")
+    wait_until(page, "!document.querySelector('[id^=\"card:\"]')")
+    assert focused(page) == nodes[0]
+    press(page, "End")
+    assert focused(page) == nodes[-1]
+    press(page, "Home", "/")
+    assert focused(page) == "q"
+    page.keyboard.insert_text("router")
+    wait_until(page, "document.querySelectorAll('[id^=\"claim:\"]').length === 1")
     assert page.evaluate("document.querySelector('tbody tr').id") == "claim:default/router"
-    page.wait("document.querySelector('[id^=\"device:node-b\"]')")  # what it holds is shown at once
+    wait_until(page, "document.querySelector('[id^=\"device:node-b\"]')")  # what it holds is shown at once
     assert page.evaluate("location.search") == "?q=router"
-    page.go(page.evaluate("location.href"))
-    page.wait("document.querySelector('.live.on')")
+    page.goto(page.evaluate("location.href"))
+    wait_until(page, "document.querySelector('.live.on')")
     assert page.evaluate("document.querySelectorAll('[id^=\"claim:\"]').length") == 1, "a link shows the same"
-    page.press("/", "Escape")
-    page.wait("document.querySelectorAll('[id^=\"claim:\"]').length > 1")
+    press(page, "/", "Escape")
+    wait_until(page, "document.querySelectorAll('[id^=\"claim:\"]').length > 1")
 
 
 def test_roles_and_names_are_those_of_a_tree(url: str, page: Page, store: SQLiteStore) -> None:
@@ -178,8 +187,8 @@ def test_roles_and_names_are_those_of_a_tree(url: str, page: Page, store: SQLite
     fill(store, gpu_class(), gpu_pool("p", 2))
     sign_in(page, url)
     page.evaluate("document.getElementById('node:n').click()")
-    page.wait("document.getElementById('card:p')")
-    nodes = page.send("Accessibility.getFullAXTree")["nodes"]
+    wait_until(page, "document.getElementById('card:p')")
+    nodes = page.context.new_cdp_session(page).send("Accessibility.getFullAXTree")["nodes"]
     roles: dict[str, list[str]] = {}
     for node in nodes:
         roles.setdefault(node["role"]["value"], []).append(node.get("name", {}).get("value", ""))
@@ -199,20 +208,20 @@ def all_kinds() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_light_and_dark_are_both_to_be_read(all_kinds: str, page: Page, scheme: str) -> None:
-    page.colours(scheme)
-    page.go(all_kinds)
+def test_light_and_dark_are_both_to_be_read(all_kinds: str, page: Page, scheme: Literal["light", "dark"]) -> None:
+    page.emulate_media(color_scheme=scheme)
+    page.goto(all_kinds)
     assert page.evaluate(CONTRAST) == []
     sign_in(page, all_kinds)
     page.evaluate("document.getElementById('node:dgx-a').click()")
-    page.wait("document.querySelector('[id^=\"card:dgx-a\"]')")
+    wait_until(page, "document.querySelector('[id^=\"card:dgx-a\"]')")
     page.evaluate("document.querySelector('[id^=\"card:dgx-a\"]').click()")
-    page.wait("document.querySelector('.badge.excluded')")
+    wait_until(page, "document.querySelector('.badge.excluded')")
     assert page.evaluate(CONTRAST) == []
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, background.removeprefix("rgb(").removesuffix(")").split(","))) > 382) == (scheme == "light")
-    assert "pod notebook-0" in page.text()
-    page.size(400, 900)
+    assert "pod notebook-0" in page.inner_text("body")
+    page.set_viewport_size({"width": 400, "height": 900})
     assert page.evaluate("document.documentElement.scrollWidth") == 400, "in a narrow window nothing is beside it"
     messages = "[...document.querySelectorAll('#claims-table .long')]"
     assert page.evaluate(f"{messages}.every((each) => each.getBoundingClientRect().right <= 400)")
@@ -224,23 +233,23 @@ def test_what_happens_shows_without_a_word(url: str, page: Page, store: SQLiteSt
     sign_in(page, url)
     assert (total(page, "Available"), total(page, "Claims pending")) == ("2", "1")
     page.evaluate("document.getElementById('node:n').click()")
-    page.wait("document.getElementById('card:p')")
-    page.press("ArrowDown")
+    wait_until(page, "document.getElementById('card:p')")
+    press(page, "ArrowDown")
     page.evaluate("document.getElementById('total:Available').isSame = true")
     DeviceClaimAllocator(store).round()
-    page.wait("document.querySelector('[id=\"claim:default/first\"] .badge').textContent === 'Allocated'")
+    wait_until(page, "document.querySelector('[id=\"claim:default/first\"] .badge').textContent === 'Allocated'")
     assert (total(page, "Available"), total(page, "Claims pending")) == ("1", "0")
     assert page.evaluate("document.getElementById('news').textContent") == "0 claims pending, 1 of 2 devices available"
     assert page.evaluate("document.getElementById('total:Available').isSame"), "what stays is not made anew"
-    assert page.focused() == "card:p", "nor does the focus go"
+    assert focused(page) == "card:p", "nor does the focus go"
     pool = store.get("DevicePool", None, "p")
     store.delete("DeviceClaim", "default", "first")
     store.delete("DevicePool", None, pool["metadata"]["name"])
-    page.wait("!document.getElementById('node:n')")
+    wait_until(page, "!document.getElementById('node:n')")
     assert total(page, "Devices") == "0"
 
 
-def test_who_is_not_let_in_any_more_sees_why(page: Page, store: SQLiteStore) -> None:
+def test_who_is_not_let_in_any_more_sees_why(page: Page, complaints: Complaints, store: SQLiteStore) -> None:
     class Barred:
         status_now = 200
 
@@ -252,20 +261,20 @@ def test_who_is_not_let_in_any_more_sees_why(page: Page, store: SQLiteStore) -> 
         sign_in(page, url)
         access.status_now = 403
         look_now(page)
-        page.wait("document.body.innerText.includes('no permission to see this page')")
-        page.complaints = [each for each in page.complaints if "403" not in each]
+        wait_until(page, "document.body.innerText.includes('no permission to see this page')")
+        complaints.texts[:] = [each for each in complaints.texts if "403" not in each]
 
 
-def test_a_controller_that_is_gone_is_told(page: Page, store: SQLiteStore) -> None:
+def test_a_controller_that_is_gone_is_told(page: Page, complaints: Complaints, store: SQLiteStore) -> None:
     with served(store) as url:
         sign_in(page, url)
     look_now(page)
-    page.wait("document.querySelector('.live.off')")
-    assert "Not up to date" in page.text()
-    page.complaints = [each for each in page.complaints if "ERR_" not in each]
+    wait_until(page, "document.querySelector('.live.off')")
+    assert "Not up to date" in page.inner_text("body")
+    complaints.texts[:] = [each for each in complaints.texts if "ERR_" not in each]
 
 
-def test_names_of_others_do_nothing(url: str, page: Page, store: SQLiteStore) -> None:
+def test_names_of_others_do_nothing(url: str, page: Page, complaints: Complaints, store: SQLiteStore) -> None:
     hostile = '"><script>window.hurt = 1</script><img src=x onerror="window.hurt = 1"><b id=view>'
     pool = gpu_pool("p", node="n", model=hostile)
     pool["spec"]["nodeName"] = hostile
@@ -274,41 +283,41 @@ def test_names_of_others_do_nothing(url: str, page: Page, store: SQLiteStore) ->
     fill(store, gpu_class(), pool, claim)
     sign_in(page, url)
     page.evaluate("document.querySelector('#tree tbody tr').click()")
-    page.wait("document.getElementById('card:p')")
-    page.press("/")
-    page.type(hostile)
-    page.wait("location.search.includes('script')")
-    page.wait("document.querySelector('.live.on')")
+    wait_until(page, "document.getElementById('card:p')")
+    press(page, "/")
+    page.keyboard.insert_text(hostile)
+    wait_until(page, "location.search.includes('script')")
+    wait_until(page, "document.querySelector('.live.on')")
     assert page.evaluate("window.hurt === undefined")
     assert page.evaluate("document.querySelectorAll('img, b[id]').length") == 0
     assert page.evaluate("document.scripts.length") == 1
     assert hostile in page.evaluate("document.querySelector('#tree tbody th').textContent")
-    assert page.complaints == []
+    assert complaints.texts == []
     # Were one of them to get into the page as HTML, the policy would still keep it from doing anything.
     page.evaluate("""document.body.insertAdjacentHTML("beforeend", '<img src="data:," onerror="window.hurt = 1">')""")
     page.evaluate("document.body.append(Object.assign(document.createElement('script'), {text: 'window.hurt = 1'}))")
     page.evaluate("new Promise((done) => setTimeout(done, 100))")
     assert page.evaluate("window.hurt === undefined")
-    assert all("Content Security Policy" in each for each in page.complaints)
-    assert len(page.complaints) >= 2
-    page.complaints.clear()
+    assert all("Content Security Policy" in each for each in complaints.texts)
+    assert len(complaints.texts) >= 2
+    complaints.texts.clear()
 
 
+@pytest.mark.parametrize("page", [{"java_script_enabled": False}], indirect=True)
 def test_without_scripts_it_shows_all_the_same(url: str, page: Page, store: SQLiteStore) -> None:
     example(store, "mig-partitions")
-    page.send("Emulation.setScriptExecutionDisabled", value=True)
-    page.go(url)
-    page.wait("document.activeElement.id === 'token'")
-    page.type(TOKEN)
-    page.press("Enter")
-    page.wait("document.querySelector('#tree')")
+    page.goto(url)
+    wait_until(page, "document.activeElement.id === 'token'")
+    page.keyboard.insert_text(TOKEN)
+    press(page, "Enter")
+    wait_until(page, "document.querySelector('#tree')")
     page.evaluate("document.querySelector('#tree .toggle').click()")
-    page.wait("document.querySelector('[id^=\"card:dgx-a\"]')")
+    wait_until(page, "document.querySelector('[id^=\"card:dgx-a\"]')")
     assert "open=node" in page.evaluate("location.search")
     page.evaluate("document.getElementById('q').focus()")
-    page.type("train")
-    page.press("Enter")
-    page.wait("document.querySelectorAll('[id^=\"claim:\"]').length === 1")
+    page.keyboard.insert_text("train")
+    press(page, "Enter")
+    wait_until(page, "document.querySelectorAll('[id^=\"claim:\"]').length === 1")
 
 
 @pytest.fixture
@@ -331,14 +340,14 @@ def test_a_thousand_nodes_are_walked_and_searched(large: str, page: Page) -> Non
     assert (total(page, "Nodes"), total(page, "Devices")) == ("1000", "16000")
     assert page.evaluate("document.querySelectorAll('#tree tbody tr').length") == 1000
     page.evaluate("document.getElementById('node:node-0').focus()")
-    page.press("End")
-    assert page.focused() == "node:node-999"
-    page.press("ArrowRight")
-    page.wait("document.getElementById('card:node-999-c1')")
-    page.press("ArrowDown", "ArrowRight")
-    page.wait("document.getElementById('device:node-999-c0/d7')")
-    page.press("/")
-    page.type("node-500-c1")
-    page.wait("document.querySelectorAll('[id^=\"node:\"]').length === 1")
-    page.wait("document.getElementById('device:slices:node-500-c1/d7')")
+    press(page, "End")
+    assert focused(page) == "node:node-999"
+    press(page, "ArrowRight")
+    wait_until(page, "document.getElementById('card:node-999-c1')")
+    press(page, "ArrowDown", "ArrowRight")
+    wait_until(page, "document.getElementById('device:node-999-c0/d7')")
+    press(page, "/")
+    page.keyboard.insert_text("node-500-c1")
+    wait_until(page, "document.querySelectorAll('[id^=\"node:\"]').length === 1")
+    wait_until(page, "document.getElementById('device:slices:node-500-c1/d7')")
     assert len(page.evaluate("document.documentElement.outerHTML")) < 1_000_000

@@ -19,7 +19,8 @@ from devalloc.settings import declared, setting
 if TYPE_CHECKING:
     import ssl
 
-    from devalloc.controller.page.html import Markup
+    from markupsafe import Markup
+
     from devalloc.controller.permits.leader_server import PermitListenAddress
     from devalloc.controller.reconcile.device_claims import DeviceClaimRound
     from devalloc.controller.reconcile.resource_claims.allocator import ResourceClaimRound as ResourceRound
@@ -199,14 +200,13 @@ def controller(options: ControllerOptions) -> int:
 
 def _hint(audience: str) -> Markup:
     """How to get a token for the page."""
-    from devalloc.controller.page.html import tag
+    from markupsafe import Markup
 
-    return tag(
-        "p",
-        "To get a token, run ",
-        tag("code", "kubectl create token NAME" + (f" --audience {audience}" if audience else "")),
-        " for a service account that may get the path ",
-        tag("code", "/devalloc/"),
+    return Markup(
+        "<p>To get a token, run <code>kubectl create token NAME{}</code> for a service account that may get the path "
+        "<code>/devalloc/</code>{}</p>"
+    ).format(
+        f" --audience {audience}" if audience else "",
         ". The token works for this page only." if audience else ", or use your own.",
     )
 

@@ -89,7 +89,7 @@ def up(options: UpOptions) -> int:
     if options.with_node is False and (idle := _given_node_options(env=False)):
         raise BadInput(f"{' and '.join(idle)}: only for the node plugin, which does not run with --no-node")
     if page is not None:
-        require_packages("aiohttp")
+        require_packages("aiohttp", "jinja2")
     with open_display() as display, abandon_hung_threads(display.say):
         display.say(f"node {name}, store {path}; Ctrl-C stops")
         runs_node = _wants_node(options, display)

@@ -3,7 +3,7 @@
 The page works without scripts; ``static/page.js`` keeps it up to date.
 
 - ``pages``: requests and responses; ``login``: who may see it
-- ``render``, ``tree``, ``components``: from an overview to HTML, with the elements of ``html``
+- ``view``, ``tree``: what is shown of an overview; ``render``: that as HTML, by the templates in ``templates/``
 """
 
 from devalloc.controller.page.login import SingleTokenAuthorizer

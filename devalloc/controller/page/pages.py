@@ -13,12 +13,12 @@ from typing import TypeVar
 from urllib.parse import quote
 
 from aiohttp import web
+from markupsafe import Markup
 
 from devalloc.controller.authorization import REFILL_SECONDS, Authorizer, BoundedAuthorizer, RateLimitedAuthorizer
 from devalloc.controller.overview.cache import CachedOverview, OverviewCache
 from devalloc.controller.page import login, render
-from devalloc.controller.page.components import PageQuery
-from devalloc.controller.page.html import Markup
+from devalloc.controller.page.view import PageQuery
 from devalloc.controller.site import SitePage
 from devalloc.net.http_server import HttpResponse, read_body
 from devalloc.store import Store, StoreError

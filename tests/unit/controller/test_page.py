@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from html.parser import HTMLParser
+from importlib import resources
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,16 +20,16 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 from hypothesis import given
 from hypothesis import strategies as st
+from jinja2 import UndefinedError
+from markupsafe import Markup
 
 from devalloc.controller import authorization
 from devalloc.controller.certificate import self_signed
 from devalloc.controller.overview import Overview, build_overview
 from devalloc.controller.overview.cache import OverviewCache
 from devalloc.controller.page import login, pages
-from devalloc.controller.page.components import PageQuery
-from devalloc.controller.page.html import tag
-from devalloc.controller.page.render import MAX_ROWS, render_document, render_overview
-from devalloc.controller.page.tree import MAX_NODES
+from devalloc.controller.page.render import _TEMPLATES, render_document, render_overview, render_problem
+from devalloc.controller.page.view import MAX_NODES, MAX_ROWS, PageQuery
 from devalloc.controller.reconcile.device_claims import DeviceClaimAllocator
 from devalloc.store import Event, Listing, Store, Unavailable
 from devalloc.store.sqlite import SQLiteStore
@@ -74,8 +75,20 @@ texts = st.text(st.sampled_from("<>&\"'`/=!-;:#x1 \n\u202e\x00"))
 
 @given(texts, texts)
 def test_whatever_text_there_is_stays_text(text: str, value: str) -> None:
-    read = Read(tag("p", text, title=value))
-    assert (read.tags, "".join(read.text), read.attributes) == ({"p"}, text, [("title", value)])
+    read = Read(render_problem(text, value))
+    assert (read.tags, read.text) == ({"main", "h2", "p"}, [each for each in (text, value) if each])
+    read = Read(render_document(Markup(), signed_in=False, query=PageQuery(text)))
+    assert ("value", text) in read.attributes
+
+
+def test_templates_escape_everything_and_have_all_that_they_name() -> None:
+    folder = resources.files("devalloc.controller.page").joinpath("templates")
+    sources = {path.name: path.read_text() for path in folder.iterdir()}
+    assert not [name for name, source in sources.items() if re.search(r"\|\s*safe|autoescape", source)]
+    for name in sources:
+        _TEMPLATES.get_template(name.removesuffix(".html.j2"))
+    with pytest.raises(UndefinedError):
+        _TEMPLATES.get_template("problem").render(title="the text is missing")
 
 
 TAGS = {
