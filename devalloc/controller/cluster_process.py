@@ -31,11 +31,11 @@ from devalloc.controller.reconcile.resource_claims.allocator import ResourceClai
 from devalloc.controller.site import HttpSite, SitePage
 from devalloc.net.http_server import JSON, HttpResponse
 from devalloc.store import Object
-from devalloc.store.key import Key
+from devalloc.store.errors import Key
 from devalloc.store.kubernetes import NAMESPACE, ApiError, Client, KubernetesStore
 from devalloc.store.kubernetes.object_writer import ObjectWriter
-from devalloc.store.kubernetes.open_transactions import RECORDS
 from devalloc.store.kubernetes.resources import CORE_KINDS, OWN_KINDS, ResourceRegistry, lease_resource
+from devalloc.store.kubernetes.transaction import RECORDS
 
 log = logging.getLogger(__name__)
 
@@ -250,7 +250,7 @@ class ClusterProcess:
         return loops
 
     def _aside(self, loop: Loop, over: threading.Event) -> None:
-        """What shows how it is: without it nobody would know, so that its end is the end of all."""
+        """The server of metrics and health. Without it the process could not be observed, so if it ends, all ends."""
         try:
             loop(over)
         except BaseException as error:

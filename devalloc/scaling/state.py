@@ -10,12 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from devalloc.scaling.bounds import ScalingBounds
-from devalloc.scaling.compat import ProtocolEra
 from devalloc.scaling.config import ScalingConfig
 from devalloc.scaling.desired import DeniedDownscale, RequestedUpscale
 from devalloc.scaling.metrics import LfcMetrics, SystemMetrics
-from devalloc.scaling.resources import ResourceFlags, Resources
+from devalloc.scaling.resources import ResourceFlags, Resources, ScalingBounds
+from devalloc.scaling.versions import ProtocolEra
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +283,7 @@ def monitor_lost(state: ScalingState) -> ScalingState:
 
 
 def upscale_requested(state: ScalingState, now: int, more: ResourceFlags) -> ScalingState:
-    """The guest asks for more. Without a connection there is nobody who could ask."""
+    """The guest asks for more. Without a connection it cannot ask."""
     approved = state.monitor.approved
     if approved is None:
         return state

@@ -9,7 +9,7 @@ from devalloc.inventory import InventoryConfig
 from devalloc.inventory.capacity import HostCapacity
 from devalloc_node.agent.settings import Network, ScalingSettings
 from devalloc_node.binding.config import BindingConfig
-from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.paths import MachineConfig
 from devalloc_node.warm.setup import WarmConfig
 
 VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
@@ -57,7 +57,7 @@ class NodeSettings:
     machines: MachineConfig = field(default_factory=MachineConfig)
     """Where machines live, and what they may name."""
     capacity: HostCapacity | None = None
-    """What machines may have of the host in all; one that does not fit is not started. None: nobody counts."""
+    """What machines may have of the host in all; one that does not fit is not started. None: no limit."""
     scaling: ScalingSettings | None = None
     """How machines whose objects ask for it follow what their guests do. None: they do not."""
     runners: tuple[Network, ...] = ()

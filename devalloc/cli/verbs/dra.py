@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -120,7 +120,7 @@ def _is_read(content: Any) -> bool:
     return not isinstance(kind, str) or kind in KINDS or is_list
 
 
-def print_results(intake: ClusterInput, answer: Sequence[dict[str, Any]]) -> None:
+def print_results(intake: ClusterInput, answer: Sequence[Mapping[str, Any]]) -> None:
     """Print a row for each device."""
     from devalloc.cli.render.output import Cell, print_table
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import click
 from devalloc.cli.command import BadInput, verb
 from devalloc.cli.render.output import print_note, show_spinner
 
-Answer = dict[str, Any]
+Answer = Mapping[str, Any]
 
 SNAPSHOT_FIELDS = frozenset({"format", "devalloc", "options", "documents", "answer"})
 """The parts of a snapshot."""

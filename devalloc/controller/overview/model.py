@@ -1,19 +1,95 @@
 """The model of an overview. Each device is in one state:
 
-* ``free``: nobody has it, and a claim could get it;
+* ``free``: it has no owner, and a claim could get it;
 * ``shared``: claims have parts of it, and more can be had;
 * ``held``: a claim has it, or claims have all of it;
-* ``unavailable``: nobody has it, and it is not to be had, for the reason that it says (S6a, a taint; cordoned, too);
-* ``excluded``: nobody has it, and what it needs of its card is taken by others.
+* ``unavailable``: it has no owner and cannot be allocated, for the reason that it states (S6a, a taint; cordoned, too);
+* ``excluded``: it has no owner, but others hold what it needs of its card.
 
 So devices = free + shared + held + unavailable + excluded, available = free + shared, and in use = shared + held.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
+
+from devalloc.api import summaries
+from devalloc.api.fields import escape_unprintable
+from devalloc.store import Object
+from devalloc_solver.problem.ordering import natural_key
+
+MAX_TEXT = 2000
+"""Characters of a message that are shown."""
+UNREADABLE = "(unreadable)"
+"""Where another program wrote what the API does not have."""
+
+
+def safe_text(tell: Callable[[Object], str], doc: Object) -> str:
+    try:
+        return shorten(tell(doc))
+    except (AttributeError, KeyError, TypeError, ValueError, StopIteration):
+        return UNREADABLE
+
+
+def short_annotation(doc: Object, name: str) -> str:
+    return safe_text(lambda doc: summaries.annotation_text(doc, name), doc)
+
+
+def shorten(value: object) -> str:
+    text = value if isinstance(value, str) else str(value)
+    return escape_unprintable(text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…")
+
+
+def as_mapping(value: object) -> Mapping[str, Any]:
+    """Content as it should be; empty where it is something else."""
+    return value if isinstance(value, dict) else {}
+
+
+def as_mappings(value: object) -> list[Mapping[str, Any]]:
+    """Of a list those entries that are as they should be."""
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def count_noun(number: int, what: str) -> str:
+    """ "1 node", "2 nodes" """
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+_PARTS = ("vf", "mdev", "pf")
+
+
+def nested_devices(names: Iterable[str], attributes: Mapping[str, Mapping[str, str]]) -> list[tuple[str, int]]:
+    """The devices with their levels, the whole card first, each behind what it is a part of: functions behind their
+    port, vGPUs behind their function."""
+    at: dict[str, str] = {}
+    names = list(names)
+    for name in names:
+        own = attributes[name]
+        if own.get("function") != "mdev" and (address := own.get("pciBusID")):
+            at.setdefault(address, name)
+    below: dict[str, list[str]] = defaultdict(list)
+    for name in sorted(names, key=lambda name: (attributes[name].get("function") != "whole", natural_key(name))):
+        own = attributes[name]
+        addresses = [own.get("pciBusID"), own.get("pfPciBusID")] if own.get("function") in _PARTS else []
+        above = (at.get(address) for address in addresses if address)
+        below[next((other for other in above if other not in (None, name)), "") or ""].append(name)
+    ordered: list[tuple[str, int]] = []
+    waiting = [(name, 0) for name in reversed(below.pop("", []))]
+    while waiting:
+        name, level = waiting.pop()
+        ordered.append((name, level))
+        waiting += [(part, level + 1) for part in reversed(below.pop(name, []))]
+    return ordered + [(name, 0) for parts in below.values() for name in parts]  # of a circle in the input
+
+
+def device_kind(attributes: Mapping[str, str]) -> str:
+    """What a device is, in a word or two."""
+    words = [attributes.get("function", ""), attributes.get("profile", "")]
+    return " ".join(filter(None, words))
+
 
 DeviceState = Literal["free", "shared", "held", "unavailable", "excluded"]
 STATES: tuple[DeviceState, ...] = get_args(DeviceState)
@@ -45,7 +121,7 @@ class DeviceCounts:
 
     @property
     def in_use(self) -> int:
-        """That somebody has, or has a part of."""
+        """Devices that have an owner, at least of a part."""
         return self.shared + self.held
 
     def __add__(self, other: DeviceCounts) -> DeviceCounts:
@@ -87,14 +163,14 @@ class DeviceSummary:
     """Its function and profile, as far as it says: "vf", "1g.5gb"."""
     state: DeviceState
     why: str
-    """Why it is excluded or unavailable; also of one that is broken while somebody has it."""
+    """Why it is excluded or unavailable; also of one that breaks while it has an owner."""
     holders: tuple[DeviceHolder, ...]
     level: int
     """0, or one more than that of the device that it is a part of; those follow it."""
 
 
 def format_users(machine: str, pods: Sequence[str]) -> str:
-    """Who a claim is for: " for machine web"; "" where nobody is."""
+    """Who a claim is for: " for machine web"; "" if there is none."""
     return (f" for machine {machine}" if machine else "") + (f" for pod {', '.join(pods)}" if pods else "")
 
 
@@ -131,7 +207,7 @@ class CardSummary:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What else is said of it: of what it shares out, that of which somebody has some, and no more than a few."""
+        """What else is said of it: of its shared capacity, the parts in use, and no more than a few."""
         drawn = [each.text for each in self.supplies if each.left != each.total]
         more = [f"{len(drawn) - MAX_SUPPLIES} more are drawn on"] if len(drawn) > MAX_SUPPLIES else []
         return (*([self.note] if self.note else []), *drawn[:MAX_SUPPLIES], *more)

@@ -18,9 +18,11 @@ from devalloc.controller.overview.model import (
     DeviceHolder,
     DeviceState,
     DeviceSummary,
+    device_kind,
+    nested_devices,
+    safe_text,
+    shorten,
 )
-from devalloc.controller.overview.nesting import device_kind, nested_devices
-from devalloc.controller.overview.text import safe_text, shorten
 from devalloc.controller.reconcile.availability import CountedPool, FleetCounts, HeldDevice
 from devalloc.controller.reconcile.claims import ClaimKey
 
@@ -86,7 +88,7 @@ def _supplies(one: CountedPool) -> tuple[CardSupply, ...]:
                 for name, amount in device.requests.items():
                     if name in left:
                         left[name] -= amount
-    except QuantityError:  # somebody gave out more than numbers can say
+    except QuantityError:  # the sum exceeds what a quantity can express
         return ()
     nothing = Quantity(0)
     return tuple(

@@ -27,9 +27,12 @@ from devalloc.controller.overview.model import (
     DeviceHolder,
     DeviceState,
     DeviceSummary,
+    as_mapping,
+    as_mappings,
+    device_kind,
+    nested_devices,
+    shorten,
 )
-from devalloc.controller.overview.nesting import device_kind, nested_devices
-from devalloc.controller.overview.text import as_mapping, as_mappings, shorten
 from devalloc.controller.reconcile.claims import ClaimKey, claim_key
 from devalloc.store import Object
 from devalloc_solver.problem.ordering import natural_key
@@ -96,7 +99,7 @@ class SliceDeviceUse:
     shares: list[DeviceShare] = field(default_factory=list)
     holders: list[DeviceHolder] = field(default_factory=list)
     is_held: bool = False
-    """By somebody who does not only look on."""
+    """By a claim without admin access."""
     is_whole: bool = False
     nano: Counter[str] = field(default_factory=Counter)
     """Of shares: how much of each capacity."""

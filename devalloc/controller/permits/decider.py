@@ -128,18 +128,19 @@ class PermitDecider:
         self._metrics = metrics
         self._writer = writer
         self._queue: asyncio.Queue[_QueuedRequest | StoreChanges | _WakeUp] = asyncio.Queue()
+        self._waiting = 0
         self._due: dict[MachineKey, _PendingWrite] = {}
         self._listed = 0
         """The resourceVersion of the last listing: news that are older are none."""
         self._stale = False
-        """Whether the store may have what the book has not: a write ended and nobody knows how."""
+        """Whether the store may have what the ledgers lack: a write whose outcome is unknown."""
         self._is_certain = True
         """Whether no such write may still arrive, though all was read since: the next one that is done says so."""
 
     @property
     def waiting(self) -> int:
-        """Requests and news that nobody has begun with."""
-        return self._queue.qsize()
+        """Requests in the queue. Changes of the store wait there too, and are not counted."""
+        return self._waiting
 
     async def load(self, hosts: Mapping[str, Host]) -> None:
         """Begin with these hosts and all objects. Raises StoreError, Lost."""
@@ -147,7 +148,7 @@ class PermitDecider:
         self.book.begin(hosts)
         await self._reload(starting=True)
         for key, record in self.book.records.items():
-            if record.permit is not None and not record.scaled:  # nobody knows any more whether that was to be written
+            if record.permit is not None and not record.scaled:  # it is unknown whether that had to be written
                 self._due[key] = _PendingWrite(retract=True)
 
     def see(self, seen: StoreChanges) -> None:
@@ -162,12 +163,13 @@ class PermitDecider:
     async def ask(
         self, request: PermitRequest, has_gone: Callable[[], bool], node: str | None = None
     ) -> HttpResponse | PermitGrant:
-        """What is answered, after it is written. ``has_gone``: whether nobody is there any more to hear it. ``node``:
+        """The answer, after it was written. ``has_gone``: whether the caller has gone. ``node``:
         the one whose machines may be asked for; None: all."""
         if self._queue.qsize() >= MAX_WAITING:
             return HttpResponse(503, b"too many are waiting; ask again")
         answer: asyncio.Future[HttpResponse | PermitGrant] = asyncio.get_running_loop().create_future()
         self._queue.put_nowait(_QueuedRequest(request, node, has_gone, answer))
+        self._waiting += 1
         return await answer
 
     async def run_in_writer(self, work: Callable[[], T]) -> T:
@@ -175,10 +177,11 @@ class PermitDecider:
         return await asyncio.get_running_loop().run_in_executor(self._writer, work)
 
     def reject_waiting(self) -> None:
-        """Nobody is left waiting for an answer that does not come."""
+        """Answer all waiting requests, so that no caller waits in vain."""
         while not self._queue.empty():
             item = self._queue.get_nowait()
             if isinstance(item, _QueuedRequest):
+                self._waiting -= 1
                 _answer_all([item], HttpResponse(503, b"this server does not answer any more; ask again"))
 
     async def run(self) -> None:
@@ -186,6 +189,7 @@ class PermitDecider:
         while True:
             items = await self._next()
             requests = [item for item in items if isinstance(item, _QueuedRequest)]
+            self._waiting -= len(requests)
             try:
                 for item in items:
                     if isinstance(item, StoreChanges):
@@ -196,7 +200,7 @@ class PermitDecider:
                 _answer_all(requests, HttpResponse(503, b"another server answers now; ask again"))
                 raise
             except StoreError as error:
-                # Nobody knows whether it was written. All is read again before anything else is decided.
+                # It is unknown whether it was written. Read everything again before the next decision.
                 log.warning("cannot write permits: %s", error)
                 self._stale, self._is_certain = True, False
                 self._metrics.commits.labels("failed").inc()
@@ -413,7 +417,7 @@ class PermitDecider:
         self._stale = False
 
     async def _reread(self, keys: Iterable[MachineKey]) -> None:
-        """The objects that somebody else changed, as they are now."""
+        """The objects that others changed, as they are now."""
         for namespace, name in keys:
             try:
                 obj = await self.run_in_writer(partial(self._store.get, KIND, namespace, name))
@@ -424,7 +428,7 @@ class PermitDecider:
 
 
 def _is_abandoned(item: _QueuedRequest) -> bool:
-    """Whether nobody waits for the answer any more. What such a request asks for may be long ago: a newer one may have
+    """Whether the caller has gone. Such a request may be outdated: a newer one may have
     come by another way, so it is not decided."""
     if item.answer.done() or not item.has_gone():
         return item.answer.cancelled()

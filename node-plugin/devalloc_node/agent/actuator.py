@@ -17,8 +17,8 @@ from devalloc_node.agent.channels import ChangeRefused
 from devalloc_node.agent.executors import MachineExecutors
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
+from devalloc_node.machine.records import MachineAmounts, MachineView
 from devalloc_node.machine.spec import CPU, MachineSpec, whole_cpus
-from devalloc_node.machine.view import MachineAmounts, MachineView
 from devalloc_node.operations.node_operations import NodeOperations
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class MachineActuator:
         return await self._executors.look(self._key, self._look)
 
     def _change(self, target: Resources, given_up: threading.Event) -> Resources | ChangeRefused:
-        """``given_up``: set when nobody waits for it any more. Then no further step is begun."""
+        """``given_up``: set when no caller waits any longer. Then no further step begins."""
         errors: list[tuple[str, NodeError]] = []
         machine, is_bounded, began = self._seen(), True, time.monotonic()
         for what, amount in scaling_steps(machine.observed, target, machine.started):

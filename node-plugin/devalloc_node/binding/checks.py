@@ -1,7 +1,7 @@
 """Checks before a device is taken from the host: before the first step, and again by every binding.
 
-The inventory publishes these devices as unavailable, so the solver does not give them away. Nobody relies on that here.
-"""
+The inventory publishes these devices as unavailable, so the solver does not allocate them. This module does not rely
+on that."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from collections.abc import Collection, Iterable
 
 from devalloc.inventory import nic, storage, vgpu
 from devalloc.inventory.cards import PciPort, kind_of
-from devalloc.inventory.device_users import DeviceUsers
+from devalloc.inventory.device_users import DeviceUsers, visibility_problem
 from devalloc.inventory.iommu_groups import IommuGroups
 from devalloc.inventory.locate import group_members
 from devalloc.inventory.pci import BRIDGE, Address, PciFunction
-from devalloc.inventory.process_visibility import visibility_problem
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.binding.config import BindingConfig
 from devalloc_node.binding.device_users import refuse_kernel_use, refuse_open, vfio_nodes

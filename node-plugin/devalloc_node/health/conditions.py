@@ -3,19 +3,59 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from devalloc.api.meta import ALLOCATED_NODE
 from devalloc.store import Object, Store, StoreError
 from devalloc_node.binding.binding import HealthState
 from devalloc_node.claims.finalizers import set_conditions
 from devalloc_node.claims.store_grants import claim_ref
+from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError
-from devalloc_node.health.snapshot import HealthSnapshot
+from devalloc_node.health.watch import HealthSnapshot, HealthWatch
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.prepared import Prepared, PreparedDevice
 
 log = logging.getLogger(__name__)
+
+STATUS_SECONDS = 5.0
+"""How often it is looked whether claims are to be told something about their devices."""
+_TICK_SECONDS = 0.5
+
+
+class ConditionReporter:
+    """Run it in a thread of its own."""
+
+    def __init__(
+        self,
+        tell: Callable[[Iterable[Prepared], HealthSnapshot], None],
+        prepared: Callable[[], Iterable[Prepared]],
+        health: HealthWatch,
+    ) -> None:
+        self._tell = tell
+        self._prepared = prepared
+        self._health = health
+        self._soon = threading.Event()
+
+    def soon(self) -> None:
+        """Other claims are prepared than before, or their devices are otherwise."""
+        self._soon.set()
+
+    def run(self, stop: threading.Event) -> None:
+        """Until ``stop`` is set."""
+        while not stop.is_set():
+            self._soon.clear()
+            checkup = self._health.snapshot()
+            try:
+                self._tell(self._prepared(), checkup)
+            except Exception:
+                log.exception("cannot write the health of devices to claims; trying again")
+            until = Deadline.after(STATUS_SECONDS)
+            while not (stop.is_set() or until.passed or self._health.wait(checkup.version, 0.0)):
+                if self._soon.wait(_TICK_SECONDS):
+                    break
+
 
 READY = "Ready"
 HEALTHY = "Healthy"
@@ -62,7 +102,7 @@ class ClaimConditions:
         try:
             set_conditions(self._store, ref, conditions)
         except Denied:
-            return True  # gone, or a claim of another dialect: nobody to tell
+            return True  # gone, or a claim of another dialect: no object to write to
         except NodeError as error:
             log.warning("cannot write the health of the devices of claim %s: %s", ref, error)
             return False
@@ -82,19 +122,19 @@ def _ready_before(claims: Iterable[Object], node_name: str) -> Iterator[tuple[Cl
                     device = status["devicePoolName"], status["deviceName"]
                     by_device[device] = [{key: each[key] for key in _MEMBERS} for each in ours]
         except (KeyError, TypeError, AttributeError):
-            continue  # none of ours, or somebody else wrote there
+            continue  # not ours, or others wrote there
         if by_device:
             yield claim_ref(claim), by_device
 
 
 def _final_conditions(conditions: Iterable[Mapping[str, str]]) -> list[Mapping[str, str]]:
-    """What is left to say of a device that is no longer prepared; nobody looks at it for this claim any more."""
+    """The last condition of a device that is no longer prepared, and no longer watched for this claim."""
     over = {READY: "False", HEALTHY: "Unknown"}
     return [_condition(each["type"], over[each["type"]], "Unprepared", "") for each in conditions]
 
 
 def conditions_of(device: PreparedDevice, health: HealthState | None) -> list[Mapping[str, str]]:
-    """``Ready`` of a prepared device, and ``Healthy`` where somebody has looked: type, status, reason and message."""
+    """``Ready`` of a prepared device, and ``Healthy`` if its health was observed: type, status, reason and message."""
     return [_ready(device)] + ([] if health is None else [_healthy(health.state, health.message)])
 
 

@@ -1,4 +1,4 @@
-"""Adopt machines that somebody else started: prove their identity before speaking to them, and change nothing."""
+"""Adopt machines that others started: prove their identity before speaking to them, and change nothing."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from uuid import UUID
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.machine import launch, memory, paths, vcpu
-from devalloc_node.machine.config import AllowedFolder, MachineConfig
+from devalloc_node.machine.paths import AllowedFolder, MachineConfig
 from devalloc_node.machine.process import Process, memlock, process
 from devalloc_node.machine.qmp import Connect, Monitor, SocketPeer, malformed_as_failed
+from devalloc_node.machine.records import MachineAmounts
 from devalloc_node.machine.spec import MIB, MachineSpec
-from devalloc_node.machine.view import MachineAmounts
 
 
 @dataclass(frozen=True, slots=True)

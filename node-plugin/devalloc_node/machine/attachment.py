@@ -12,15 +12,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from devalloc.inventory.bars import BarSizes
+from devalloc.inventory.pci import BarSizes
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from devalloc_node.machine import adoption, hotplug, orphans, pci
 from devalloc_node.machine.lifecycle import MachineLifecycle
 from devalloc_node.machine.process import Process, open_nodes
-from devalloc_node.machine.records import PLUGS, MachineRecord, host_device_of
-from devalloc_node.machine.status_cache import LOOK_SECONDS
-from devalloc_node.machine.view import PluggedDevice
+from devalloc_node.machine.records import PLUGS, MachineRecord, PluggedDevice, host_device_of
+from devalloc_node.machine.registry import LOOK_SECONDS
 from devalloc_node.model.grant import ClaimRef
 from devalloc_node.model.prepared import Prepared, PreparedDevice
 from devalloc_node.model.step import ATTACHMENT, Step, Value
@@ -113,7 +112,7 @@ class AttachmentKind:
     def apply(self, target: str, value: Value, deadline: Deadline) -> None:
         """Plug it in and see the guest give it addresses, or (None) take it out and see QEMU let go of its nodes.
 
-        Before its CPUs run nobody gives addresses: ``MachineLifecycle.resume`` sees to that. Raises Denied:
+        Before its CPUs run, no guest assigns addresses: ``MachineLifecycle.resume`` sees to that. Raises Denied:
         ``GuestRefused`` (retryable) where the guest keeps it, ``NoPciWindow``, ``GuestNotReady`` (retryable) where it
         gives no addresses; Unknown where QEMU does not answer.
         """

@@ -10,12 +10,18 @@ from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.capacity import HostCapacity
 from devalloc.inventory.capacity.admission import Admission, Insufficient, Request
 from devalloc.inventory.capacity.machines import MachineUsage, minimum_usage
-from devalloc.inventory.capacity.usage import UsageUnknown
+from devalloc.inventory.capacity.status import UsageUnknown
 from devalloc_node.errors import Denied, Failed, NodeError
-from devalloc_node.machine.records import MACHINES, MachineRecord, MachineRecords, record_of
+from devalloc_node.machine.records import (
+    MACHINES,
+    UNKNOWN_AMOUNTS,
+    MachineAmounts,
+    MachineRecord,
+    MachineRecords,
+    record_of,
+)
 from devalloc_node.machine.resources import requested_in_spec, resources_at_start, wanted_while_running
 from devalloc_node.machine.spec import CPU, MachineSpec
-from devalloc_node.machine.view import UNKNOWN_AMOUNTS, MachineAmounts
 
 _COUNTED_STATES = ("starting", "running", "stopping")
 """States in which a machine has what it was given: from before QEMU is started until it is known to have ended."""

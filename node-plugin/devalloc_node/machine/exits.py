@@ -15,9 +15,8 @@ from devalloc_node.journal.audit_log import audit
 from devalloc_node.machine import hotplug, launch, machine_files, orphans, pci
 from devalloc_node.machine.process import Process, pidfd
 from devalloc_node.machine.records import MACHINES, MachineRecord, record_of
-from devalloc_node.machine.registry import MachineRegistry, suppress_and_log
+from devalloc_node.machine.registry import LOOK_SECONDS, MachineRegistry, record_after_end, suppress_and_log
 from devalloc_node.machine.spec import machine_id
-from devalloc_node.machine.status_cache import LOOK_SECONDS, record_after_end
 
 LOG = logging.getLogger(__name__)
 
@@ -105,7 +104,7 @@ class ExitHandler:
     """Safe for threads."""
 
     def __init__(self, registry: MachineRegistry, ended: Callable[[], None]) -> None:
-        """``record_after_end`` is called for each machine that ended though nobody asked for it."""
+        """``record_after_end`` is called for each machine that ended without a request."""
         self._registry = registry
         self._ended = ended
         self._deaths = ExitWatcher(self._died)
@@ -167,7 +166,7 @@ class ExitHandler:
         self._deaths.leave(key)
 
     def note_end(self, record: MachineRecord) -> None:
-        """Of one that does not live: that it ended, where that is not known yet; said where nobody asked for it."""
+        """Record that a machine ended, if that is not recorded yet; log it if no one requested it."""
         if record.state in ("stopped", "failed"):
             return
         noted = record_after_end(record, self._registry.config)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 import uuid
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -27,15 +29,22 @@ from devalloc_node.machine import (
     user_ids,
 )
 from devalloc_node.machine.capacity_check import CapacityCheck, without_object
-from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.exits import ExitHandler
+from devalloc_node.machine.paths import MachineConfig
 from devalloc_node.machine.process import Process, open_nodes
 from devalloc_node.machine.qmp import Connect, QmpMonitor
-from devalloc_node.machine.records import MACHINES, PLUGS, MachineRecord, MachineRecords, host_device_of
-from devalloc_node.machine.registry import MachineRegistry
-from devalloc_node.machine.spec import HOST_SANDBOX, EmulatedDevice, MachineSpec, SandboxProvider, spec_of
-from devalloc_node.machine.status_cache import LOOK_SECONDS, SLEEPING
-from devalloc_node.machine.view import UNKNOWN_AMOUNTS, MachineAmounts, MachineView
+from devalloc_node.machine.records import (
+    MACHINES,
+    PLUGS,
+    UNKNOWN_AMOUNTS,
+    MachineAmounts,
+    MachineRecord,
+    MachineRecords,
+    MachineView,
+    host_device_of,
+)
+from devalloc_node.machine.registry import LOOK_SECONDS, SLEEPING, MachineRegistry, suppress_and_log
+from devalloc_node.machine.spec import HOST_SANDBOX, EmulatedDevice, MachineSpec, SandboxProvider, machine_id, spec_of
 
 LOG = logging.getLogger(__name__)
 _ADOPTING = "adopting"
@@ -106,7 +115,7 @@ class MachineLifecycle(MachineRegistry):
             spec = resources.spec_started_with(spec, resources.resources_at_start(record))
             began = False
             try:
-                with self._told_by(spec.key):  # an image that hangs holds up nobody else
+                with self._told_by(spec.key):  # an image that hangs delays no other machine
                     launch.check(spec, self.config, launch.LaunchOptions("", None, how))
                 with self._among_all(user_ids.LOCK, deadline, f"start {spec.key}"):
                     if self._room is not None:
@@ -128,7 +137,7 @@ class MachineLifecycle(MachineRegistry):
 
     @contextmanager
     def admitted(self, machine: VirtualMachine, spec: MachineSpec, deadline: Deadline) -> Iterator[None]:
-        """Inside, there is room for a machine that is none of these, and nobody else is admitted: write it down there
+        """Inside, there is capacity for one more machine, and no other one is admitted: record it there
         for ``others``. Raises Denied (``HostFull``), Failed."""
         with self._among_all(user_ids.LOCK, deadline, f"admit {spec.key}"):
             if self._room is not None:
@@ -242,7 +251,7 @@ class MachineLifecycle(MachineRegistry):
                 try:
                     self._end(record, process, patience, force or never_ran, deadline)
                 except (Denied, Failed):  # it goes on
-                    # One that did not answer before may do so now: without a guest nobody was asked.
+                    # One that did not answer before may do so now: without a guest nothing was asked.
                     was_asked = patience > 0 and not orphans.is_without_guest(self, record)
                     self.put(record.asked_to_stop() if was_asked else record)
                     raise
@@ -291,7 +300,7 @@ class MachineLifecycle(MachineRegistry):
                 try:
                     applied = resources.apply_change(record, self.config, monitor, process, what, amount, deadline)
                 except Denied as error:
-                    # No more is asked of it than what there is (T15); what it can never have nobody waits for.
+                    # Ask for no more than there is (T15), and do not wait for what it can never have.
                     requested = record.requested if error.retryable else before
                     self.put(
                         replace(record, requested=requested, applied=resources.amounts_reached(record, monitor, what))
@@ -410,3 +419,55 @@ class MachineLifecycle(MachineRegistry):
 def _refused_by_host(key: str, error: OSError) -> Failed:
     """A full disk, a folder that is not writable, a file that went away between two looks."""
     return Failed("MachineDidNotStart", f"machine {key} did not start: {error}")
+
+
+LOG_SECONDS = 10.0
+"""How often it is looked whether a guest has filled a log: a guest writes as much as it likes."""
+TIDY_SECONDS = 300.0
+"""How often QEMU is looked at for what no device stands on any more, of machines that were changed since the last look,
+or have devices that their guests may let go."""
+TIDY_ALL_SECONDS = 3600.0
+"""The same of all machines: another plugin on this state folder may have been cut off."""
+
+
+def run_maintenance(machines: MachineLifecycle, stop: threading.Event) -> None:
+    """Until ``stop``: empty the logs that guests have filled, settle machines that others have changed, and take away
+    what calls that were cut off, and devices that guests let go by themselves, have left in QEMU."""
+    if machines.config.dry_run:
+        return
+    tidied, all_tidied = float("-inf"), float("-inf")
+    untidy: set[str] = set()
+    """Keys of machines that may have something to take away."""
+    while not stop.wait(LOG_SECONDS):
+        try:
+            now, keys = time.monotonic(), machines.settle()
+            untidy.update(machines.take_held())
+            if now >= all_tidied + TIDY_ALL_SECONDS:
+                untidy, all_tidied = set(keys), now
+            is_due = now >= tidied + TIDY_SECONDS
+            tidied = now if is_due else tidied
+            for key in keys:
+                machine_files.trim(machines.config, machine_id(key))
+                if is_due and key in untidy:
+                    with suppress_and_log(key):
+                        if _is_tidy(machines, key):
+                            untidy.discard(key)
+            untidy.intersection_update(keys)
+        except Exception:  # what is done unasked must not end what was asked for
+            LOG.exception("cannot maintain the machines; trying again in %.0f s", LOG_SECONDS)
+
+
+def _is_tidy(machines: MachineRegistry, key: str) -> bool:
+    """Take away what no device stands on; whether none is there that could leave something before a next change.
+
+    Looks before it locks, so that no caller waits for a machine that is tidy.
+    """
+    due = Deadline.after(LOOK_SECONDS)
+    record = machines.record_for(key)
+    if record.state != "running" or machines.process_of(record) is None:
+        return False
+    with machines.line(record) as monitor:
+        if emulated_devices.has_leftovers(seen := emulated_devices.observe_emulated(monitor, due)):
+            with machines.hold(key, due, "tidy up"):
+                emulated_devices.remove_leftovers(monitor, due)
+        return emulated_devices.is_empty(seen)

@@ -14,14 +14,12 @@ from devalloc.api.virtual_machine import VirtualMachine
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.machine import adoption, machine_files
-from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.paths import MachineConfig
 from devalloc_node.machine.process import Process
 from devalloc_node.machine.qmp import Monitor
-from devalloc_node.machine.records import MACHINES, MachineRecord
-from devalloc_node.machine.registry import MachineRegistry
+from devalloc_node.machine.records import MACHINES, UNKNOWN_AMOUNTS, MachineRecord, MachineView
+from devalloc_node.machine.registry import LOOK_SECONDS, MachineRegistry
 from devalloc_node.machine.spec import machine_id, spec_of
-from devalloc_node.machine.status_cache import LOOK_SECONDS
-from devalloc_node.machine.view import UNKNOWN_AMOUNTS, MachineView
 
 LOG = logging.getLogger(__name__)
 PAUSED = "prelaunch"

@@ -1,8 +1,6 @@
-"""Whether this host, or its QEMU, can ever have a machine so large: told before it is started where it can be.
+"""Checks before a machine starts: KVM works (a real boot proves it), and the host and its QEMU are large enough.
 
-What is refused before a machine begins: what it could never have, and to be another one than runs.
-
-Checks before a machine starts: whether KVM works (a real boot proves it), the host is large enough and devices fit.
+It also refuses a machine under the name of another one that still runs.
 """
 
 from __future__ import annotations
@@ -25,9 +23,11 @@ from devalloc.api.virtual_machine import VirtualMachine
 from devalloc.inventory.capacity.cpus import parse_cpu_list
 from devalloc_node.errors import Denied
 from devalloc_node.machine import die_with_parent
-from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.paths import MachineConfig
+from devalloc_node.machine.records import (
+    MachineView,
+)
 from devalloc_node.machine.spec import MIB, MachineSpec
-from devalloc_node.machine.view import MachineView
 from devalloc_node.model.prepared import Prepared
 
 

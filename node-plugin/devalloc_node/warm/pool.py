@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,16 +23,99 @@ from devalloc.inventory.sysfs import Tree
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.model.names import shown
-from devalloc_node.warm.builder import Admit, SetupBuilder
+from devalloc_node.warm.builder import Admit, Leftover, SetupBuilder, SetupTeardown
 from devalloc_node.warm.cpu_pinning import CpuPinning, choose_cpus
 from devalloc_node.warm.errors import NotEnoughSetups
 from devalloc_node.warm.parts import SetupPart
 from devalloc_node.warm.pool_state import PoolState, pool_closed_error
 from devalloc_node.warm.records import SetupRecord, SetupRecords
-from devalloc_node.warm.refill import PoolRefill
-from devalloc_node.warm.setup import WarmConfig
-from devalloc_node.warm.status import PoolStatus, TakenSetup
-from devalloc_node.warm.teardown import SetupTeardown
+from devalloc_node.warm.setup import PoolStatus, TakenSetup, WarmConfig
+
+
+class PoolRefill:
+    """Safe for threads."""
+
+    def __init__(
+        self, config: WarmConfig, pool_state: PoolState, builder: SetupBuilder, clearing: SetupTeardown
+    ) -> None:
+        self._config = config
+        self._pool_state = pool_state
+        self._builder = builder
+        self._clearing = clearing
+
+    def fill(self, number: int) -> None:
+        """As ``Pool.fill``."""
+        if number < 1:
+            return
+        with self._pool_state.mutex:
+            self._pool_state.check_open()
+            self._pool_state.begin_making(number)
+        left, first = iter(range(number)), None
+        counting = threading.Lock()
+        stopped = threading.Event()
+        begun = 0
+
+        def work() -> None:
+            nonlocal begun
+            while not stopped.is_set():
+                with counting:
+                    if next(left, None) is None:
+                        return
+                    begun += 1
+                try:
+                    record = self.make_one()
+                    if record is not None:
+                        self._pool_state.finish_making(record)
+                except BaseException:
+                    stopped.set()
+                    raise
+
+        try:
+            with ThreadPoolExecutor(min(self._config.workers, number), thread_name_prefix="warm") as workers:
+                for done in as_completed([workers.submit(work) for _ in range(min(self._config.workers, number))]):
+                    first = first or done.exception()
+        finally:  # also where no thread can be had
+            with self._pool_state.mutex:
+                self._pool_state.making -= number - begun
+                self._pool_state.mutex.notify_all()
+        if first is not None:
+            raise first
+
+    def refill(self) -> None:
+        """As ``Pool.refill``."""
+        with self._pool_state.mutex:
+            room = self._config.most - self._pool_state.total
+            ready = len(self._pool_state.ready) + self._pool_state.making
+            missing = self._config.target - ready if self._pool_state.is_open else 0
+        with suppress(NotEnoughSetups):  # another caller was faster
+            self.fill(min(missing, room))
+
+    def make_one(self, *, bare: bool = False) -> SetupRecord | None:
+        """One of those that room was made for, still counted as being made; None where it is not wanted any more.
+        ``bare``: no machine is to wait in it. Without the lock. Raises Failed, NotEnoughSetups."""
+        pool_state = self._pool_state
+        try:
+            if not pool_state.is_open:
+                pool_state.finish_making(None)
+                return None
+            _, record = self._builder.make(bare=bare)
+        except BaseException as error:
+            with pool_state.mutex:
+                pool_state.finish_making(None)
+                pool_state.failed(error)
+                if isinstance(error, Leftover):
+                    pool_state.discard(error.record)
+            raise
+        with pool_state.mutex:
+            pool_state.made += 1
+            pool_state.problem = ""
+            if pool_state.is_open:
+                return record
+            record = pool_state.discard(record)
+            pool_state.finish_making(None)
+        self._clearing.remove(record, {})
+        return None
+
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +158,7 @@ class Pool:
         """Take up what an earlier run has left: what is taken stays so, what is ready and whole is ready, and the rest
         is removed. Nothing else in these folders is touched.
 
-        Raises Denied ``PoolInUse`` (retryable) where another plugin has it, ``ProcessesUnseen`` where nobody could tell
+        Raises Denied ``PoolInUse`` (retryable) where another plugin has it, ``ProcessesUnseen`` if it could not see
         who lives in a setup; Failed ``RecordsUnavailable``.
         """
         if (why := self._blind()) is not None:
@@ -110,8 +194,8 @@ class Pool:
             self._pool_state.is_open = True
 
     def close(self, deadline: Deadline) -> PoolStatus:
-        """Remove all that nobody has taken; the status then. What is taken stays, and is known again after ``open``,
-        and so is what could not be removed before the deadline."""
+        """Remove all that have no owner; returns the status then. Taken setups stay, and are known again after
+        ``open``, and so is what could not be removed before the deadline."""
         pool_state = self._pool_state
         with pool_state.mutex:
             if not pool_state.is_open:
@@ -243,21 +327,21 @@ class Pool:
         self._wake.set()
 
     def _put_back(self, record: SetupRecord) -> None:
-        """One that nobody has had, among those that are ready, if it is as they are. With the lock."""
+        """Put an unused one among the ready ones, if it is like them. With the lock."""
         if self._builder.has_all(record):
             self._pool_state.ready.appendleft(record)
         else:
             self._pool_state.discard(record)
 
     def _disown(self, record: SetupRecord) -> SetupRecord:
-        """Nobody was told that it is his: it is ready, on disk too where that can be."""
+        """Its owner never got an answer: it is ready again, on disk too if possible."""
         record = replace(record, state="ready", owner="", request="", since_ms=0, cpus=(), nodes=())
         with suppress(NodeError):  # or it counts as taken after a crash, until its lease is over
             self._records.put(record)
         return record
 
     def give_back(self, setup: str, deadline: Deadline) -> None:
-        """Take a setup from its owner and remove it, once nobody lives in it any more.
+        """Take a setup from its owner, and remove it once it has no users.
 
         Raises SetupNotTaken if it is not taken (also the second time), and Denied ``SetupInUse`` (retryable) if a
         process still uses it at the deadline: then it stays taken.
@@ -267,7 +351,7 @@ class Pool:
             with pool_state.changing(setup) as record:
                 self._await_quiet(record, deadline)
                 record = replace(record, state="removing")
-                self._records.put(record)  # from here on nobody has it, whatever becomes of the plugin
+                self._records.put(record)  # from here on it has no owner, whatever becomes of the plugin
                 with pool_state.mutex:
                     del pool_state.taken[setup]
                     pool_state.discard(record)
@@ -355,7 +439,7 @@ class Pool:
         return [self._taken_of(record) for record in taken if record.id not in lived_in]
 
     def uses(self) -> Iterator[MachineUsage]:
-        """What the machines in setups take of the host, those that somebody has taken, too. Also of a pool that another
+        """What the machines in setups take of the host, taken setups included. Also of a pool that another
         plugin has. Raises Failed (``RecordsUnavailable``)."""
         return self._builder.uses()
 
@@ -364,7 +448,7 @@ class Pool:
         return TakenSetup(self._builder.setup_of(record), record.owner, record.since_ms, record.request, where)
 
     def _oldest(self) -> SetupRecord | None:
-        """Of those that are ready. One that has died, or that somebody has taken away, is to be removed. With the
+        """Of those that are ready. One that has died, or that is gone, must be removed. With the
         lock."""
         while self._pool_state.ready:
             record = self._pool_state.ready.popleft()
