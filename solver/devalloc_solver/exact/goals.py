@@ -310,7 +310,7 @@ def _maximize_satisfied(search: GoalSearch) -> list[GoalLevel]:
         value, bound = search.maximize(terms, best=len(numbers))
         certain = value == bound and all(level.choice for level in levels)
         undecided = [number for number in dict.fromkeys(numbers) if number not in settled]
-        certain &= _prefer_units(search, undecided, denied, proven=value == bound == 0)
+        certain &= _prefer_units(search, undecided, denied, proven=search.is_warm and value == bound == 0)
         settled.update(numbers)
         levels.append(GoalLevel("satisfied", value, bound, priority, choice=certain))
         below = [number for order, number, _ in members if -order[0] < priority]
@@ -417,7 +417,7 @@ def _minimize_in_turn(search: GoalSearch, sums: Sequence[LinearTerms]) -> list[t
     one by one.
     """
     reached: list[tuple[int, int]] = []
-    together, left = True, list(sums)
+    together, left = search.is_warm, list(sums)
     while left:
         weighted: LinearTerms = []
         number, weight = 0, 1
