@@ -1,15 +1,21 @@
-"""How a large batch is allocated jointly: what is proven, how long it takes, and what a plain first fit finds."""
+"""How batches are allocated: what is proven, how long it takes, and what a plain first fit finds.
+
+``batch`` is about large ones, level by level; ``batches`` sweeps over sizes and kinds of 10 to 1,000 claims.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from typing import Any
 
+from benchmarks.batches import BatchCase, cases
 from benchmarks.first_fit import first_fit
 from benchmarks.fleets import scenario
 from benchmarks.harness import Row, benchmark, timed
+from devalloc_solver import dra, solve_manifests
 from devalloc_solver.columns import allocate_batch
 from devalloc_solver.dialects.devmgmt.manifests import read_documents
 from devalloc_solver.exact.goals import GoalLevel
@@ -19,6 +25,8 @@ from tests.support.column_batches import Batch
 
 SIZES = ((1000, 1000, 0.6), (1000, 2000, 0.7), (5000, 1000, 0.6))
 """(nodes, claims that wait, mean part of a node that is held already)"""
+LONGEST = 1.0
+"""Seconds that no batch of ``batches`` may take."""
 
 
 @benchmark(
@@ -57,6 +65,50 @@ def batch(runs: int) -> Iterator[Row]:
             "check, s": f"{checked - begun:.2f}",
         }
         yield Row(what, timed(partial(solve, prepared), min(runs, 3)))
+
+
+@benchmark(
+    "batches",
+    "Batches of 10 to 1,000 claims",
+    method="One `solve_manifests()` for each batch: decoding, the search, the independent check and the reasons. Ten "
+    "kinds of claims (`benchmarks/batches.py`), each with as many nodes as claims and with a tenth of that, so that "
+    "all fit or devices are contended for. One column marks what takes more than 1 s. The time is CPU time, so that "
+    "other work on the machine hardly counts. Satisfied, pools and devices are what was reached.",
+    packages=("ortools", "numpy"),
+)
+def batches(runs: int) -> Iterator[Row]:
+    for case in cases():
+        documents = case.documents()
+        answer, seconds = _solved(case, documents, min(runs, 3))
+        levels = answer["objective"]["levels"]
+        counts = [level for level in levels if level["goal"] == "satisfied"]
+        reached = {level["goal"]: level["value"] for level in levels}
+        yield Row(
+            {
+                "kind": case.kind,
+                "nodes": case.nodes,
+                "claims": case.claims,
+                "satisfied": sum(level["value"] for level in counts),
+                "counts proven": "yes" if answer["optimal"] else "no",
+                "choice": "exact" if all(level["choice"] == "exact" for level in counts) else "best effort",
+                "pools": reached["pools"],
+                "devices": reached["devices"],
+                "over 1 s": "yes" if min(seconds) > LONGEST else "",
+            },
+            seconds,
+        )
+
+
+def _solved(case: BatchCase, documents: list[dict[str, Any]], runs: int) -> tuple[dict[str, Any], tuple[float, ...]]:
+    """The answer to a batch, and the CPU seconds of each run after one to warm up."""
+    solve_all: Callable[..., dict[str, Any]] = dra.solve_manifests if case.is_resource_claims else solve_manifests
+    answer = solve_all(documents)
+    seconds = []
+    for _ in range(max(1, runs)):
+        start = time.process_time()
+        solve_all(documents)
+        seconds.append(time.process_time() - start)
+    return answer, tuple(seconds)
 
 
 def solve(prepared: PreparedProblem) -> tuple[list[Placement], list[GoalLevel]]:

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import product
 from math import prod
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from devalloc_solver.exact.builder import ModelBuilder, sum_terms
@@ -116,22 +117,28 @@ class _GroupBuilder:
         labels = {request.label for request in demand.requests}
         self.shared = demand.match, [r.attribute for r in demand.relations if labels <= r.labels]
         self.partial = [r for r in demand.relations if not labels <= r.labels]
+        self.usable = [(key, self.usable_groups(request)) for key, request in self.requests()]
+        """of each request by node"""
+
+    def usable_groups(self, request: Request) -> dict[Place, list[tuple[int, object, object]]]:
+        """node -> device groups that a request may use, each with the values that all devices of a member and those of
+        this request share."""
+        own = request.match, [r.attribute for r in self.partial if request.label in r.labels]
+        usable: dict[Place, list[tuple[int, object, object]]] = defaultdict(list)
+        for b in self.draft.eligible(request):
+            device_group = self.device_groups[b]
+            shared, own_key = _values(device_group, *self.shared), _values(device_group, *own)
+            if shared is not None and own_key is not None and self.suits(request, device_group):
+                usable[device_group.node].append((b, shared, own_key))
+        return usable
 
     def sites_at(self, place: Place) -> list[GroupSiteVars]:
         """The sites of a place where at least one member has room."""
         by_value: dict[object, dict[RequestIndex, dict[object, list[int]]]] = defaultdict(dict)
-        for key, request in self.requests():
-            own = request.match, [r.attribute for r in self.partial if request.label in r.labels]
-            for b in self.draft.eligible(request):
-                device_group = self.device_groups[b]
-                shared, own_key = _values(device_group, *self.shared), _values(device_group, *own)
-                if (
-                    shared is None
-                    or own_key is None
-                    or not device_group.is_reached_from(place)
-                    or not self.suits(request, device_group)
-                ):
-                    continue
+        for key, by_node in self.usable:
+            own = by_node.get(place, []) if place is not None else []
+            network = [cell for cell in by_node.get(None, []) if self.device_groups[cell[0]].is_reached_from(place)]
+            for b, shared, own_key in sorted([*own, *network], key=itemgetter(0)) if network else own:
                 by_value[shared].setdefault(key, {}).setdefault(own_key, []).append(b)
         return [site for cells in by_value.values() if (site := self.new_site(place, cells)) is not None]
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from devalloc_solver.bounds.minimum_use import min_pools
 from devalloc_solver.exact.claim_groups import request_key
 from devalloc_solver.exact.policy import order_cost, policy_cost, share_cost, spread_costs
 from devalloc_solver.exact.variables import BatchModel, ClaimGroupVars, LinearTerms, RequestVars
@@ -25,13 +27,19 @@ STEP_LIMIT = 20.0
 SMALL_MODEL = 1_000
 """Variables up to which every goal gets STEP_LIMIT."""
 LARGE_MODEL_LIMIT = 1.0
-"""The same for every step but the counts of larger models, which are improved and not always proven (S17)."""
+"""The same for the choices of larger models, which are improved and not always proven (S17)."""
+POOLS_LIMITS = ((400, STEP_LIMIT), (2 * SMALL_MODEL, 0.5))
+"""(variables, the same for pools and devices) of models up to that size."""
+LARGE_POOLS_LIMIT = 0.2
+"""The same for larger models: what claims take that were placed one by one is few already (``warm_start``)."""
 UNITS_PER_STEP = 24
 """Units that are decided together."""
+MAX_TOGETHER = 2**24
+"""The same for alternatives: the product of their numbers."""
 SMALL_TO_SPREAD = 400
 """Variables up to which it is searched how to spread devices evenly; beyond, first fits do it better (``search``)."""
-POLICY_LIMIT = 0.3
-"""The same for the placement policy, which is a preference."""
+POLICY_LIMIT, LARGE_POLICY_LIMIT = 0.3, 0.05
+"""The same for the placement policy, which is a preference; and for models of more than 400 variables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +83,8 @@ class GoalSearch:
     """monotonic time of the deadline"""
     values: list[int] = field(default_factory=list)
     """the incumbent: a value per variable"""
+    is_warm: bool = False
+    """whether the incumbent was no empty one at first"""
 
     def __post_init__(self) -> None:
         self.values = [0] * len(self.model.cp.proto.variables)
@@ -93,6 +103,17 @@ class GoalSearch:
     def choice_limit(self) -> float:
         """Deterministic time of a choice among solutions that satisfy equally many."""
         return STEP_LIMIT if len(self.model.cp.proto.variables) <= SMALL_MODEL else LARGE_MODEL_LIMIT
+
+    @property
+    def pools_limit(self) -> float:
+        """The same for goals 3 and 4."""
+        size = len(self.model.cp.proto.variables)
+        return next((limit for variables, limit in POOLS_LIMITS if size <= variables), LARGE_POOLS_LIMIT)
+
+    @property
+    def policy_limit(self) -> float:
+        """The same for goals 5 and 6."""
+        return POLICY_LIMIT if len(self.model.cp.proto.variables) <= POOLS_LIMITS[0][0] else LARGE_POLICY_LIMIT
 
     # -- one step ------------------------------------------------------------------------------------------------------
 
@@ -149,11 +170,49 @@ class GoalSearch:
         """Improve the incumbent; returns a lower bound of the objective, or None when none was found."""
         from ortools.sat.python import cp_model
 
+        solver = self._solver(limit)
+        if solver is None:
+            return None
+        self.model.cp.minimize(_sum(terms))
+        status = self._run(solver, enumerate(self.values))
+        if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            solved = list(solver.response_proto.solution)
+            if self.improves(solved, terms):
+                self.values = solved
+            # The response's objective is a float; the bound of an optimal answer is recomputed in integers.
+            if status == cp_model.OPTIMAL:
+                return self.total(terms)
+            return round(solver.best_objective_bound)
+        if status != cp_model.UNKNOWN:
+            name, problem = solver.status_name(status), self.model.cp.validate()
+            raise AssertionError(f"a model with a known solution is {name}: {problem}")
+        return None
+
+    def complete(self, hints: Mapping[int, int], *, limit: float) -> None:
+        """Make a solution with these values of variables the incumbent, if there is one."""
+        from ortools.sat.python import cp_model
+
+        solver = self._solver(limit)
+        if solver is None:
+            return
+        model = self.model
+        solver.parameters.fix_variables_to_their_hinted_value = True
+        model.cp.minimize(sum(model.pools_used.values()) + sum(model.devices_used.values()))
+        if self._run(solver, hints.items()) in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            self.values = list(solver.response_proto.solution)
+            self.is_warm = True
+
+    def is_late(self) -> bool:
+        """Whether the deadline is over."""
+        return self.ends is not None and time.monotonic() >= self.ends
+
+    def _solver(self, limit: float) -> cp_model.CpSolver | None:
+        """CP-SAT for one step, or None when the deadline is over."""
+        from ortools.sat.python import cp_model
+
         left = None if self.ends is None else self.ends - time.monotonic()
         if left is not None and left <= 0:
             return None
-        cp = self.model.cp
-        cp.minimize(_sum(terms))
         solver = cp_model.CpSolver()
         parameters = solver.parameters
         parameters.num_workers = 1
@@ -165,40 +224,41 @@ class GoalSearch:
         parameters.max_deterministic_time = limit
         if left is not None:
             parameters.max_time_in_seconds = left
+        return solver
+
+    def _run(self, solver: cp_model.CpSolver, hints: Iterable[tuple[int, int]]) -> cp_model.CpSolverStatus:
+        cp = self.model.cp
         cp.clear_hints()  # type: ignore[no-untyped-call]  # OR-Tools left out its types
-        for index, value in enumerate(self.values):
+        for index, value in hints:
             cp.add_hint(cp.get_int_var_from_proto_index(index), value)
-        status = solver.solve(cp)
-        if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            solved = list(solver.response_proto.solution)
-            if self.improves(solved, terms):
-                self.values = solved
-            # The response's objective is a float; the bound of an optimal answer is recomputed in integers.
-            if status == cp_model.OPTIMAL:
-                return self.total(terms)
-            return round(solver.best_objective_bound)
-        if status != cp_model.UNKNOWN:
-            raise AssertionError(f"a model with a known solution is {solver.status_name(status)}: {cp.validate()}")
-        return None
+        return solver.solve(cp)
 
     def improves(self, solved: Sequence[int], terms: LinearTerms) -> bool:
-        """Whether values of all variables are no worse than the incumbent's."""
+        """Whether values of all variables are better than the incumbent's. In larger models one that is as good stays:
+        it may be better in goals to come."""
         new = sum(weight * solved[v.index] for weight, v in terms)
-        return new <= self.total(terms)
+        return new < self.total(terms) or (new == self.total(terms) and not self.is_warm)
 
     def fix(self, variable: cp_model.IntVar, value: int) -> None:
         """Keep the value from now on."""
         self.model.cp.add(variable == value)
 
 
-def optimize_goals(model: BatchModel, *, placement: str, ends: float | None) -> tuple[GoalSearch, list[GoalLevel]]:
-    """All goals in order. The counts of goal 1 come with their bounds; the rest as far as it could be proven."""
-    search = GoalSearch(model, ends)
+def optimize_goals(
+    model: BatchModel, *, placement: str, ends: float | None, search: GoalSearch | None = None
+) -> tuple[GoalSearch, list[GoalLevel]]:
+    """All goals in order. The counts of goal 1 come with their bounds; the rest as far as it could be proven.
+
+    ``search``: one of the model that has an incumbent already (``warm_start``).
+    """
+    search = search or GoalSearch(model, ends)
     levels = _maximize_satisfied(search)
     levels += _alternatives(search)
-    limit = search.choice_limit
+    limit = search.pools_limit
     value, bound = search.minimize(
-        [(1, used) for used in model.pools_used.values()], best=int(any(True for _ in search.filled())), limit=limit
+        [(1, used) for used in model.pools_used.values()],
+        best=_min_pools(search, levels),
+        limit=limit,
     )
     levels.append(GoalLevel("pools", value, bound))
     value, bound = search.minimize(
@@ -206,14 +266,23 @@ def optimize_goals(model: BatchModel, *, placement: str, ends: float | None) -> 
     )
     levels.append(GoalLevel("devices", value, bound))
     if placement == "spread":
-        search.minimize(share_cost(model), limit=POLICY_LIMIT)
+        search.minimize(share_cost(model), limit=search.policy_limit)
         if len(model.cp.proto.variables) <= SMALL_TO_SPREAD:
             for cost, least in spread_costs(search):
-                search.minimize(cost, best=least, limit=POLICY_LIMIT)
-    search.minimize(policy_cost(model, placement), best=None, limit=POLICY_LIMIT)
+                search.minimize(cost, best=least, limit=search.policy_limit)
+    search.minimize(policy_cost(model, placement), best=None, limit=search.policy_limit)
     if len(model.units) > 1 and len(model.cp.proto.variables) <= SMALL_MODEL:
-        search.minimize(order_cost(model), limit=POLICY_LIMIT)
+        search.minimize(order_cost(model), limit=search.policy_limit)
     return search, levels
+
+
+def _min_pools(search: GoalSearch, levels: Sequence[GoalLevel]) -> int:
+    """One pool if any claim is satisfied; in larger models, where it pays, what free devices of all pools come to."""
+    if not search.is_warm:
+        return int(any(True for _ in search.filled()))
+    model = search.model
+    satisfied = {level.priority: level.value for level in levels if level.priority is not None}
+    return min_pools(model.snapshot, model.ledger, model.units, satisfied)
 
 
 def _min_devices(search: GoalSearch) -> int:
@@ -235,14 +304,23 @@ def _maximize_satisfied(search: GoalSearch) -> list[GoalLevel]:
     levels: list[GoalLevel] = []
     settled: set[int] = set()
     denied: set[object] = set()
-    for priority in priorities:
+    for position, priority in enumerate(priorities):
         numbers = [number for order, number, _ in members if -order[0] == priority]
         terms = [(numbers.count(number), model.satisfied[number]) for number in dict.fromkeys(numbers)]
         value, bound = search.maximize(terms, best=len(numbers))
         certain = value == bound and all(level.choice for level in levels)
-        certain &= _prefer_units(search, [number for number in dict.fromkeys(numbers) if number not in settled], denied)
+        undecided = [number for number in dict.fromkeys(numbers) if number not in settled]
+        certain &= _prefer_units(search, undecided, denied, proven=search.is_warm and value == bound == 0)
         settled.update(numbers)
         levels.append(GoalLevel("satisfied", value, bound, priority, choice=certain))
+        below = [number for order, number, _ in members if -order[0] < priority]
+        if search.is_warm and value == bound == 0 and position + 2 < len(priorities):
+            # Lower levels are often as empty: one search for all of them.
+            rest = [(below.count(number), model.satisfied[number]) for number in dict.fromkeys(below)]
+            if search.maximize(rest, best=len(below)) == (0, 0):
+                certain &= _prefer_units(search, [*dict.fromkeys(below)], denied, proven=True)
+                levels += [GoalLevel("satisfied", 0, 0, lower, choice=certain) for lower in priorities[position + 1 :]]
+                break
     return levels
 
 
@@ -252,26 +330,28 @@ def _in_order(model: BatchModel) -> list[tuple[ClaimOrder, int, Demand]]:
     return sorted(ordered, key=lambda item: item[:2])
 
 
-def _prefer_units(search: GoalSearch, numbers: Sequence[int], denied: set[object]) -> bool:
+def _prefer_units(search: GoalSearch, numbers: Sequence[int], denied: set[object], *, proven: bool = False) -> bool:
     """Satisfy each of these units if the counts allow it, whatever becomes of later ones. False when that remains open.
 
     Those that follow each other are decided together, by weights: each counts more than all after it. That says the
     same as one after the other, in fewer searches; where one of these proves nothing they are asked one by one.
+
+    ``proven``: what the incumbent says of all of them is proven.
     """
-    certain, together, left = True, UNITS_PER_STEP, list(numbers)
+    certain, together, left = True, len(numbers) if proven else UNITS_PER_STEP, list(numbers)
     while left:
         now, left = left[:together], left[together:]
         wishes = {number: request_key(search.model.units[number]) for number in now}
         open_numbers = [number for number, wish in wishes.items() if wish is None or wish not in denied]
         literals = [search.model.satisfied[number] for number in open_numbers]
-        proven = False
-        if len(open_numbers) > 1 and not all(map(search.value, literals)):
+        are_proven = proven
+        if not proven and len(open_numbers) > 1 and not all(map(search.value, literals)):
             terms = [(1 << n, literal) for n, literal in enumerate(reversed(literals))]
             value, bound = search.maximize(terms, best=(1 << len(terms)) - 1, limit=search.choice_limit)
-            proven = value == bound
-            together = together if proven else 1
+            are_proven = value == bound
+            together = together if are_proven else 1
         for number in now:
-            certain &= _prefer_unit(search, number, denied, proven=proven)
+            certain &= _prefer_unit(search, number, denied, proven=are_proven)
     return certain
 
 
@@ -315,17 +395,52 @@ def _alternatives(search: GoalSearch) -> list[GoalLevel]:
             steps.append(by_demand[id(demand)])
     value = bound = 0
     settled: dict[int, int] = defaultdict(int)
-    for step in steps:
-        if isinstance(step, tuple):
-            claim_group, upto = step
-            preferred = _prefer_alternatives(search, claim_group, settled[id(claim_group)], upto)
-            settled[id(claim_group)] = upto
-            value, bound = value + preferred[0], bound + preferred[1]
-            continue
-        for detail in sorted(step):
-            reached = search.minimize([(w, v) for w, v in step[detail] if w], limit=search.choice_limit)
-            value, bound = value + reached[0], bound + reached[1]
+    for counted, group in groupby(steps, key=lambda step: isinstance(step, tuple)):
+        reached: list[tuple[int, int]] = []
+        entries: list[LinearTerms] = []
+        for step in group:
+            if isinstance(step, tuple):
+                claim_group, upto = step
+                reached.append(_prefer_alternatives(search, claim_group, settled[id(claim_group)], upto))
+                settled[id(claim_group)] = upto
+            else:
+                entries += [[(w, v) for w, v in step[detail] if w] for detail in sorted(step)]
+        reached += [] if counted else _minimize_in_turn(search, entries)
+        value, bound = value + sum(each for each, _ in reached), bound + sum(each for _, each in reached)
     return [GoalLevel("oneOf", value, bound)] if steps else []
+
+
+def _minimize_in_turn(search: GoalSearch, sums: Sequence[LinearTerms]) -> list[tuple[int, int]]:
+    """Minimise these sums of 0/1 variables one after the other: (value, bound) of each.
+
+    Those that follow each other are minimised together, by weights as in ``_prefer_units``; where that proves nothing,
+    one by one.
+    """
+    reached: list[tuple[int, int]] = []
+    together, left = search.is_warm, list(sums)
+    while left:
+        weighted: LinearTerms = []
+        number, weight = 0, 1
+        while number < len(left) and (not number or (together and weight < MAX_TOGETHER)):
+            # What is counted so far weighs less than one step of the next sum, seen from the last of them.
+            weighted = [(w * _span(left[number]), v) for w, v in weighted] + left[number]
+            weight *= _span(left[number])
+            number += 1
+        now, left = left[:number], left[number:]
+        proven = False
+        if len(now) > 1 and any(map(search.total, now)):
+            value, bound = search.minimize(weighted, limit=search.choice_limit)
+            together = proven = value == bound
+        reached += [
+            search.minimize(terms, best=search.total(terms) if proven else 0, limit=search.choice_limit)
+            for terms in now
+        ]
+    return reached
+
+
+def _span(terms: LinearTerms) -> int:
+    """More than a sum of 0/1 variables, of which one is 1 at the most, can be."""
+    return 1 + max((weight for weight, _ in terms), default=0)
 
 
 def _prefer_alternatives(search: GoalSearch, claim_group: ClaimGroupVars, settled: int, upto: int) -> tuple[int, int]:

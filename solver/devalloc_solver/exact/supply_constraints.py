@@ -113,6 +113,8 @@ class _SupplyBuilder:
             return
         distinct = self.draft.new_int(device_group.size)
         self.model.devices_used[b] = distinct
+        if not watchers:
+            self.model.unwatched.append(b)
         for terms in (users, *watchers):
             if terms:
                 self.cp.add(sum_terms(terms) <= distinct)

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from devalloc_solver.cel.budget import SEARCH_CUT_SHORT, SearchCutShort
-from devalloc_solver.exact.goals import GoalLevel, optimize_goals
+from devalloc_solver.exact.goals import GoalLevel, GoalSearch, optimize_goals
 from devalloc_solver.exact.model import build_model, is_solver_loaded, model_size
+from devalloc_solver.exact.warm_start import start_search
 from devalloc_solver.pipeline.decomposition import Subproblem, join_subproblems, split_by_device, split_by_pool
 from devalloc_solver.place import StepsExhausted, place
 from devalloc_solver.place.greedy import place_evenly, place_greedily
@@ -326,8 +327,10 @@ def _place_jointly(
     if model_size(snapshot, Usage.of(snapshot, holdings), units, enough=EXACT_SIZE) > EXACT_SIZE:
         return _place_by_columns(snapshot, holdings, units, placement, ends)
     model = build_model(snapshot, holdings, units, placement=placement)
-    solved, levels = optimize_goals(model, placement=placement, ends=ends)
-    return name_devices(solved), levels
+    search = GoalSearch(model, ends)
+    start_search(search, holdings, placement=placement)
+    _, levels = optimize_goals(model, placement=placement, ends=ends, search=search)
+    return name_devices(search), levels
 
 
 def _is_proven_best(levels: Sequence[GoalLevel]) -> bool:

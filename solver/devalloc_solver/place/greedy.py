@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -64,6 +64,66 @@ def place_greedily(
         if kind is not None:
             hopeless[kind] = position
     return placements
+
+
+def place_compactly(
+    snapshot: Snapshot,
+    holdings: Sequence[Allocation],
+    units: Sequence[PlacementUnit],
+    *,
+    placement: str,
+    ends: float | None,
+) -> list[Placement]:
+    """Each unit in pools that units before it have opened, as long as these have room for its first alternatives; else
+    where it is best on what those before it leave."""
+    ledger = Usage.of(snapshot, holdings)
+    rooms = _FreeDevices(snapshot, ledger)
+    placements: list[Placement] = []
+    pools: set[int] = set()
+    opened: list[str | None] = []
+    """nodes with such pools"""
+    full: Counter[object] = Counter()
+    """kind of units -> how many of these have no room for one"""
+    denied: set[object] = set()
+    for unit in units:
+        if ends is not None and time.monotonic() > ends:
+            break
+        kind, needs = _unit_key(unit), _whole_device_needs(unit)
+        if kind is not None and kind in denied:
+            continue
+        placed: Sequence[Placement] = ()
+        for start in range(full[kind] if kind is not None else 0, len(opened)):
+            if unit.pin in (None, opened[start]) and rooms.may_have(opened[start], needs):
+                tried = _try_node(snapshot, ledger, unit, opened[start], placement)
+                inside = pools.issuperset(entry.device.pool for one in tried for entry in one.entries)
+                placed = tried if inside and not has_later_choice(tried) else ()
+            full[kind] = start + (not placed)
+            if placed:
+                break
+        placed = placed or _best_node(snapshot, ledger, unit, placement)
+        if not placed:
+            denied.add(kind)
+        for one in placed:
+            ledger.add(one.holding())
+            rooms.take(one)
+            pools.update(entry.device.pool for entry in one.entries)
+            if one.node not in opened:
+                opened.append(one.node)
+        placements += placed
+    return placements
+
+
+def has_later_choice(placements: Iterable[Placement]) -> bool:
+    """Whether claims have other alternatives than their first ones."""
+    return any(entry.request.alternative for one in placements for entry in one.entries)
+
+
+def _best_node(snapshot: Snapshot, ledger: Usage, unit: PlacementUnit, placement: str) -> Sequence[Placement]:
+    try:
+        placed = place(snapshot, ledger, unit, placement=placement, steps=STEPS)
+    except StepsExhausted:
+        return ()
+    return () if placed is None else placed.placements
 
 
 def place_evenly(

@@ -237,6 +237,7 @@ def test_a_search_that_finds_nothing_in_time_proves_nothing(monkeypatch: pytest.
     monkeypatch.setattr(
         GoalSearch, "_solve", lambda search, terms, limit: sum(weight for weight, _ in terms if weight < 0)
     )
+    monkeypatch.setattr(GoalSearch, "complete", lambda search, hints, limit: None)
     held = allocated(claim("held", {"deviceClass": "gpu"}), [entry("n0-gpus", "g0")], node="n0")
     answer = solve_manifests([GPU, *fleet(2), held, *claims(6)])
     assert {c["reason"] for c in answer["claims"] if not c["allocated"]} == {"SearchLimit", BY_COUNTING}

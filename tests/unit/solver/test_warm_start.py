@@ -1,0 +1,66 @@
+"""The first incumbent of larger exact models: right, and never to the worse."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.batches import BatchCase
+from devalloc_solver.dialects.devmgmt.manifests import read_documents
+from devalloc_solver.exact.goals import GoalLevel, GoalSearch, optimize_goals
+from devalloc_solver.exact.model import build_model
+from devalloc_solver.exact.warm_start import LEAST_SIZE, start_search
+from devalloc_solver.pipeline.devmgmt import PreparedProblem, prepare
+from devalloc_solver.problem.placement import name_devices
+from tests.support.column_batches import Batch
+
+KINDS = ("mixed", "half full", "unlike", "groups", "oneOf", "partitions", "shares")
+
+
+def warm_search(prepared: PreparedProblem) -> GoalSearch:
+    search = GoalSearch(build_model(prepared.snapshot, prepared.holdings, prepared.units))
+    start_search(search, prepared.holdings, placement="pack")
+    return search
+
+
+def problem(kind: str, nodes: int, claims: int) -> PreparedProblem:
+    return prepare(read_documents(BatchCase(kind, nodes, claims).documents()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_incumbent_is_an_answer_that_the_check_accepts(kind: str) -> None:
+    prepared = problem(kind, 20, 20)
+    search = warm_search(prepared)
+    assert search.is_warm
+    placements = name_devices(search)
+    assert placements
+    assert not Batch(prepared, placements, []).violations()
+
+
+def test_small_models_begin_with_nothing() -> None:
+    search = warm_search(problem("mixed", 2, 4))
+    assert len(search.values) < LEAST_SIZE
+    assert not search.is_warm
+    assert not any(search.values)
+
+
+def test_a_search_after_its_deadline_begins_with_nothing() -> None:
+    prepared = problem("mixed", 20, 20)
+    search = GoalSearch(build_model(prepared.snapshot, prepared.holdings, prepared.units), ends=0.0)
+    start_search(search, prepared.holdings, placement="pack")
+    assert not any(search.values)
+
+
+@pytest.mark.parametrize("kind", ["half full", "oneOf", "groups"])
+def test_goals_end_where_they_do_without_a_first_incumbent(kind: str) -> None:
+    prepared = problem(kind, 12, 18)
+
+    def goals(search: GoalSearch) -> list[GoalLevel]:
+        return optimize_goals(search.model, placement="pack", ends=None, search=search)[1]
+
+    cold = goals(GoalSearch(build_model(prepared.snapshot, prepared.holdings, prepared.units)))
+    warm = goals(warm_search(prepared))
+    assert [level for level in warm if level.goal in ("satisfied", "oneOf")] == [
+        level for level in cold if level.goal in ("satisfied", "oneOf")
+    ]
+    (devices,) = (level for level in warm if level.goal == "devices")
+    assert devices.is_proven
